@@ -1,0 +1,1 @@
+//! Raw C ABI of Ascend CANN.
