@@ -1,1 +1,50 @@
-//! The operators' contract.
+//! The contract of the Ascend CANN attention operators, as pure data and functions.
+//!
+//! What a call may look like and what it computes is written here once: the safe layer asks before a call, the emulator
+//! inside it, and the kernels ask which keys a query row sees. Nothing here touches memory or a device, and checking a
+//! call that holds every rule allocates nothing.
+//!
+//! ```
+//! use ascend_spec::fia::{FiaCall, Version};
+//! use ascend_spec::{DType, Refusal, Soc, TensorDesc};
+//!
+//! let shape = |s| TensorDesc::contiguous(DType::Float16, &[1, 8, s, 128]);
+//! let (key, value) = ([shape(512).unwrap()], [shape(512).unwrap()]);
+//! let mut call = FiaCall::new("BNSD");
+//! call.num_heads = 8;
+//! call.query = shape(64);
+//! call.attention_out = shape(64);
+//! (call.key, call.value) = (&key, &value);
+//! assert_eq!(call.check(Version::V1, Soc::AtlasA2)?.kv_len(0), 512);
+//!
+//! call.sparse_mode = 3; // causal, but no mask is given
+//! let refusal = call.check(Version::V1, Soc::AtlasA2).unwrap_err();
+//! assert!(matches!(refusal, Refusal::Violation(v) if v.rule.id == "atten_mask.required"));
+//! # Ok::<(), Refusal>(())
+//! ```
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod dims;
+mod dtype;
+pub mod fia;
+mod format;
+mod geometry;
+mod layout;
+mod rule;
+mod soc;
+mod sparse;
+mod tensor;
+
+pub use dims::Dims;
+pub use dtype::DType;
+pub use format::Format;
+pub use geometry::{MaskGeometry, TOKENS_UNBOUNDED, Tile};
+pub use layout::{Axes, Extents, Layout, View};
+pub use rule::{
+    FIND_KERNEL_ERROR, Level, PARAM_INVALID, PARAM_NULLPTR, Refusal, Rule, TILING_ERROR,
+    Unsupported, Violation,
+};
+pub use soc::Soc;
+pub use sparse::SparseMode;
+pub use tensor::TensorDesc;

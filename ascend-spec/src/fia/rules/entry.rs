@@ -1,0 +1,320 @@
+//! First checks: required arguments, product, dtypes, formats, layout, and what this release does not support yet.
+
+use crate::fia::{FiaCall, Route, Version};
+use crate::layout::Extents;
+use crate::rule::{require, rules};
+use crate::{DType, Layout, Refusal, Soc, TensorDesc, Unsupported};
+
+rules! {
+    REQUIRED = "call.required", PARAM_NULLPTR, V1, "check A1",
+        "query, key, value and attentionOut are given";
+    PRODUCT = "call.product", FIND_KERNEL_ERROR, V1, "FusedInferAttentionScore documentation, products",
+        "the product has this version of the operator";
+    DTYPE = "dtype.registered", PARAM_INVALID, V1, "check A2",
+        "the tensor's dtype is one that the operator takes there";
+    FORMAT = "format.plain", PARAM_INVALID, V1, "check A3",
+        "the tensor's format is ND, NCHW, NHWC or NCDHW";
+    COUNTABLE = "shape.countable", TILING_ERROR, V1, "check B3",
+        "no dimension is negative, each has a stride, and the number of elements fits in 63 bits";
+    LAYOUT = "input_layout.known", TILING_ERROR, V1, "check B4",
+        "inputLayout is one that the operator takes";
+    QUERY_RANK = "query.rank", TILING_ERROR, V1, "check B7",
+        "the query has as many axes as the layout";
+    QUERY_HIDDEN = "query.hidden_size", TILING_ERROR, V1, "checks D2, F11",
+        "the query's hidden size divides by numHeads";
+    HEADS_POSITIVE = "num_heads.positive", TILING_ERROR, V1, "checks B6, D1",
+        "numHeads is at least 1";
+    ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17",
+        "BNSD_BSND has more than one query row";
+    EMPTY_OUT = "query.empty_output", TILING_ERROR, V1, "check B2",
+        "an empty query has an empty attentionOut";
+    EMPTY_DECODE = "query.empty_decode", TILING_ERROR, V1, "checks F1, J3",
+        "a call with one query row a sequence has a query that is not empty";
+}
+
+/// The required tensors: query, first key, first value, output.
+pub(in crate::fia) struct Operands<'a> {
+    pub(in crate::fia) query: &'a TensorDesc,
+    pub(in crate::fia) key: &'a TensorDesc,
+    pub(in crate::fia) value: &'a TensorDesc,
+    pub(in crate::fia) out: &'a TensorDesc,
+}
+
+pub(in crate::fia) fn operands<'a>(call: &'a FiaCall<'a>) -> Result<Operands<'a>, Refusal> {
+    let missing = |name: &str| {
+        crate::rule::broken(
+            &REQUIRED,
+            format_args!("no {name}"),
+            "a tensor, or for key and value a list of at least one",
+            format_args!("pass {name}"),
+        )
+    };
+    Ok(Operands {
+        query: call.query.as_ref().ok_or_else(|| missing("query"))?,
+        key: call.key.first().ok_or_else(|| missing("key"))?,
+        value: call.value.first().ok_or_else(|| missing("value"))?,
+        out: call
+            .attention_out
+            .as_ref()
+            .ok_or_else(|| missing("attentionOut"))?,
+    })
+}
+
+pub(in crate::fia) fn product(version: Version, soc: Soc) -> Result<(), Refusal> {
+    require!(
+        version.runs_on(soc),
+        PRODUCT,
+        format_args!("{} on {soc}", version.symbol()),
+        "V1 to V4 on Atlas A2 and Atlas A3, V5 on Ascend 950",
+        "run on one of these products, with its version",
+    );
+    Ok(())
+}
+
+/// Dtypes and formats of the tensors that the API layer looks at.
+pub(in crate::fia) fn types(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
+    use DType::{Bf16, Bool, Float16, Int4, Int8, Int32, UInt8};
+    one(at.query, "query", &[Float16, Bf16, Int8])?;
+    for key in call.key {
+        one(key, "key", &[Float16, Bf16, Int8, Int4, Int32])?;
+    }
+    for value in call.value {
+        one(value, "value", &[Float16, Bf16, Int8, Int4, Int32])?;
+    }
+    if let Some(pse_shift) = &call.pse_shift {
+        one(pse_shift, "pseShift", &[Float16, Bf16])?;
+    }
+    if let Some(mask) = &call.atten_mask {
+        one(mask, "attenMask", &[Bool, Int8, UInt8])?;
+    }
+    one(at.out, "attentionOut", &[Float16, Bf16, Int8])
+}
+
+fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Refusal> {
+    require!(
+        allowed.contains(&desc.dtype),
+        DTYPE,
+        format_args!("{name} {}", desc.dtype),
+        Names(allowed),
+        format_args!("convert {name} to one of the allowed dtypes"),
+    );
+    require!(
+        desc.format.is_plain(),
+        FORMAT,
+        format_args!("{name} in format {}", desc.format),
+        "ND (also NCHW, NHWC, NCDHW, which mean the same here)",
+        format_args!("describe {name} as ND"),
+    );
+    Ok(())
+}
+
+/// Dtypes as a list in a message.
+pub(super) struct Names<'a>(pub(super) &'a [DType]);
+
+impl std::fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, dtype) in self.0.iter().enumerate() {
+            write!(f, "{}{dtype}", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+pub(in crate::fia) fn countable(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
+    let mask = call.atten_mask.as_ref().map(|mask| (mask, "attenMask"));
+    let lse = call.softmax_lse.as_ref().map(|lse| (lse, "softmaxLse"));
+    let lists = (call.key.iter().map(|key| (key, "key")))
+        .chain(call.value.iter().map(|value| (value, "value")));
+    for (desc, name) in [(at.query, "query"), (at.out, "attentionOut")]
+        .into_iter()
+        .chain(lists)
+        .chain(mask)
+        .chain(lse)
+    {
+        require!(
+            desc.strides.rank() == desc.shape.rank()
+                && desc
+                    .elements()
+                    .is_some_and(|count| i64::try_from(count).is_ok()),
+            COUNTABLE,
+            format_args!("{name} {} strides {}", desc.shape, desc.strides),
+            "dimensions of at least 0 with a product below 2^63",
+            format_args!("correct the shape of {name}"),
+        );
+    }
+    Ok(())
+}
+
+pub(in crate::fia) fn layout(call: &FiaCall<'_>) -> Result<Layout, Refusal> {
+    match Layout::parse(call.input_layout) {
+        Some(layout) => Ok(layout),
+        None => Err(crate::rule::broken(
+            &LAYOUT,
+            format_args!("{:?}", call.input_layout),
+            LayoutNames,
+            "spell the layout as CANN does, in capitals",
+        )
+        .into()),
+    }
+}
+
+struct LayoutNames;
+
+impl std::fmt::Display for LayoutNames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, layout) in Layout::ALL.iter().enumerate() {
+            write!(f, "{}{layout}", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// What this release does not compute yet; named rather than guessed.
+pub(in crate::fia) fn supported(call: &FiaCall<'_>, layout: Layout) -> Result<(), Refusal> {
+    let tensor = |tensor: &Option<TensorDesc>| tensor.is_some();
+    let features = [
+        (tensor(&call.block_table), "page attention (blockTable)"),
+        (
+            tensor(&call.query_rope) || tensor(&call.key_rope),
+            "multi-head latent attention (queryRope, keyRope)",
+        ),
+        (
+            layout.is_packed(),
+            "packed sequences (inputLayout TND, NTD_TND, TND_NTD)",
+        ),
+        (
+            matches!(
+                layout,
+                Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd
+            ),
+            "heads-first output (inputLayout *_NBSD)",
+        ),
+        (
+            tensor(&call.key_shared_prefix)
+                || tensor(&call.value_shared_prefix)
+                || call.actual_shared_prefix_len.is_some(),
+            "shared prefix (keySharedPrefix, valueSharedPrefix, actualSharedPrefixLen)",
+        ),
+        (
+            tensor(&call.query_padding_size) || tensor(&call.kv_padding_size),
+            "left padding (queryPaddingSize, kvPaddingSize)",
+        ),
+        (
+            tensor(&call.pse_shift) || call.pse_type != 0,
+            "position bias (pseShift, pseType)",
+        ),
+        (
+            tensor(&call.learnable_sink),
+            "learnable sink (learnableSink)",
+        ),
+        (
+            tensor(&call.deq_scale1) || tensor(&call.quant_scale1) || tensor(&call.deq_scale2),
+            "quantised input (deqScale1, quantScale1, deqScale2)",
+        ),
+        (
+            tensor(&call.quant_scale2) || tensor(&call.quant_offset2),
+            "quantised output (quantScale2, quantOffset2)",
+        ),
+        (
+            tensor(&call.antiquant_scale)
+                || tensor(&call.antiquant_offset)
+                || tensor(&call.key_antiquant_scale)
+                || tensor(&call.key_antiquant_offset)
+                || tensor(&call.value_antiquant_scale)
+                || tensor(&call.value_antiquant_offset)
+                || tensor(&call.key_rope_antiquant_scale),
+            "quantised key and value (antiquantScale and its kin)",
+        ),
+        (
+            tensor(&call.dequant_scale_query) || call.query_quant_mode != 0,
+            "quantised query (dequantScaleQuery, queryQuantMode)",
+        ),
+        (
+            call.q_start_idx.is_some() || call.kv_start_idx.is_some(),
+            "start positions (qStartIdx, kvStartIdx)",
+        ),
+        (
+            call.key
+                .iter()
+                .chain(call.value)
+                .chain(&call.query)
+                .chain(&call.attention_out)
+                .any(|desc| !desc.dtype.is_half()),
+            "dtypes other than FLOAT16 and BF16 for query, key, value and attentionOut",
+        ),
+    ];
+    match features.into_iter().find(|&(asked, _)| asked) {
+        Some((_, feature)) => Err(Unsupported { feature }.into()),
+        None => Ok(()),
+    }
+}
+
+/// Extents of the query, and the path that takes the call.
+pub(in crate::fia) fn query(
+    call: &FiaCall<'_>,
+    layout: Layout,
+    query: &TensorDesc,
+) -> Result<(Extents, Route), Refusal> {
+    let axes = layout.input();
+    require!(
+        call.num_heads > 0,
+        HEADS_POSITIVE,
+        call.num_heads,
+        "1 to 256",
+        "set numHeads to the query's number of heads",
+    );
+    require!(
+        query.shape.rank() == axes.rank(),
+        QUERY_RANK,
+        format_args!("{} with {layout}", query.shape),
+        format_args!("{} axes", axes.rank()),
+        "reshape the query or choose the layout that it has",
+    );
+    let Some(extents) = axes.extents(&query.shape, call.num_heads) else {
+        return Err(crate::rule::broken(
+            &QUERY_HIDDEN,
+            format_args!("{} with numHeads {}", query.shape, call.num_heads),
+            "a hidden size that is numHeads times the head dimension",
+            "correct numHeads or the query's last axis",
+        )
+        .into());
+    };
+    require!(
+        layout != Layout::BnsdBsnd || extents.rows != 1,
+        ROWS,
+        "1 query row",
+        "2 or more",
+        "use BNSD for single rows: the two are the same there but for the order of two axes",
+    );
+    let route = if extents.rows == 1 {
+        Route::Decode
+    } else {
+        Route::Prefill
+    };
+    Ok((extents, route))
+}
+
+/// Whether the query is empty, which the prefill path takes as no work.
+pub(in crate::fia) fn empty_query(at: &Operands<'_>, route: Route) -> Result<bool, Refusal> {
+    if !at.query.is_empty() {
+        return Ok(false);
+    }
+    require!(
+        at.out.is_empty(),
+        EMPTY_OUT,
+        format_args!(
+            "query {} with attentionOut {}",
+            at.query.shape, at.out.shape
+        ),
+        "an attentionOut without elements",
+        "give both tensors the same empty shape",
+    );
+    require!(
+        route == Route::Prefill,
+        EMPTY_DECODE,
+        at.query.shape,
+        "at least one sequence",
+        "skip the call when there is nothing to decode",
+    );
+    Ok(true)
+}

@@ -1,0 +1,134 @@
+//! Head counts and head dimensions.
+
+use super::Facts;
+use crate::fia::{FiaCall, Route};
+use crate::layout::Extents;
+use crate::rule::{require, rules};
+use crate::{Layout, Refusal, TensorDesc};
+
+rules! {
+    HEADS_MAX = "num_heads.max", TILING_ERROR, V1, "check D1",
+        "numHeads is at most 256 in the prefill path";
+    KV_HEADS = "num_key_value_heads.range", TILING_ERROR, V1, "checks D1, F2",
+        "numKeyValueHeads is 0 (meaning numHeads) or from 1 to numHeads, at most 256";
+    HEADS_DIVIDE = "num_key_value_heads.divides", TILING_ERROR, V1, "checks D1, F2",
+        "numHeads divides by numKeyValueHeads";
+    GROUP_MAX = "num_key_value_heads.group", TILING_ERROR, V1, "checks D1, F2",
+        "at most 64 query heads share one key head";
+    HEADS_QUERY = "num_heads.query", TILING_ERROR, V1, "check D2",
+        "numHeads is the query's number of heads";
+    HEADS_KEY = "num_key_value_heads.key", TILING_ERROR, V1, "check D2",
+        "numKeyValueHeads is the number of heads of key and value";
+    DIM_MAX = "head_dim.max", TILING_ERROR, V1, "checks B16, F2",
+        "the head dimension is at least 1 and at most 512";
+    DIM_EQUAL = "head_dim.equal", TILING_ERROR, V1, "check D14",
+        "query, key and value have one head dimension";
+    DIM_ALIGNED = "head_dim.aligned", TILING_ERROR, V1, "checks C4, D12",
+        "the head dimension is a multiple of 16 in the prefill path";
+}
+
+/// Heads of key and value: what 0 stands for resolved.
+pub(in crate::fia) fn kv_heads(call: &FiaCall<'_>) -> i64 {
+    match call.num_key_value_heads {
+        0 => call.num_heads,
+        heads => heads,
+    }
+}
+
+/// Head counts of the attributes against each other and against the query.
+pub(in crate::fia) fn counts(
+    call: &FiaCall<'_>,
+    query: Extents,
+    route: Route,
+) -> Result<(), Refusal> {
+    let (heads, kv_heads) = (call.num_heads, kv_heads(call));
+    require!(
+        query.heads == heads,
+        HEADS_QUERY,
+        format_args!("numHeads {heads} with {} heads in the query", query.heads),
+        query.heads,
+        "set numHeads to the query's number of heads",
+    );
+    require!(
+        route == Route::Decode || heads <= 256,
+        HEADS_MAX,
+        heads,
+        "1 to 256",
+        "split the heads over several calls",
+    );
+    require!(
+        (1..=heads.min(256)).contains(&kv_heads),
+        KV_HEADS,
+        call.num_key_value_heads,
+        format_args!("0, or 1 to {}", heads.min(256)),
+        "set numKeyValueHeads to the key's number of heads",
+    );
+    require!(
+        heads % kv_heads == 0,
+        HEADS_DIVIDE,
+        format_args!("{heads} query heads over {kv_heads}"),
+        format_args!("a divisor of {heads}"),
+        "every key head must serve the same number of query heads",
+    );
+    require!(
+        heads / kv_heads <= 64,
+        GROUP_MAX,
+        format_args!("{} query heads a key head", heads / kv_heads),
+        "at most 64",
+        "repeat the key heads, or split the query heads over several calls",
+    );
+    Ok(())
+}
+
+/// Heads and head dimensions of one key and value.
+pub(in crate::fia) fn key_value(
+    call: &FiaCall<'_>,
+    facts: &Facts,
+    key: &TensorDesc,
+    value: &TensorDesc,
+) -> Result<(), Refusal> {
+    let axes = facts.layout.input();
+    let want = kv_heads(call);
+    for (desc, name) in [(key, "key"), (value, "value")] {
+        let heads = axes.extents(&desc.shape, want).map(|extents| extents.heads);
+        require!(
+            heads == Some(want),
+            HEADS_KEY,
+            format_args!("{name} {} with numKeyValueHeads {want}", desc.shape),
+            format_args!("{want} heads in {} order", facts.layout),
+            format_args!("correct numKeyValueHeads or the shape of {name}"),
+        );
+    }
+    Ok(())
+}
+
+/// Head dimensions of query, key and value against each other.
+pub(in crate::fia) fn equal_dims(query: Extents, key: i64, value: i64) -> Result<(), Refusal> {
+    require!(
+        query.dim == key && key == value,
+        DIM_EQUAL,
+        format_args!("query {}, key {key}, value {value}", query.dim),
+        format_args!("{} three times", query.dim),
+        "pad the narrower tensors with zeros to one head dimension",
+    );
+    Ok(())
+}
+
+/// Size and alignment of the head dimension.
+pub(in crate::fia) fn dim(query: Extents, route: Route, layout: Layout) -> Result<(), Refusal> {
+    require!(
+        (1..=512).contains(&query.dim),
+        DIM_MAX,
+        query.dim,
+        "1 to 512",
+        "split the head dimension over several heads",
+    );
+    require!(
+        route == Route::Decode || query.dim % 16 == 0,
+        DIM_ALIGNED,
+        format_args!("{} with {layout}", query.dim),
+        "16, 32, ... 512",
+        "pad the head dimension of query, key and value with zeros to a multiple of 16; the scale stays",
+    );
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! Mask tensor, sparse mode and token window.
+
+use super::{Facts, lengths};
+use crate::fia::{FiaCall, MaskTensor, MaskUse, Route};
+use crate::geometry::TOKENS_UNBOUNDED;
+use crate::rule::{broken, require, rules};
+use crate::{Dims, Refusal, SparseMode, TensorDesc};
+
+rules! {
+    MODE = "sparse_mode.known", TILING_ERROR, V1, "check D10",
+        "sparseMode is from 0 to 4 in the prefill path";
+    REQUIRED = "atten_mask.required", TILING_ERROR, V1, "check E4.1",
+        "sparse modes 1 to 4 have a mask in the prefill path";
+    COMPRESSED = "atten_mask.compressed_shape", TILING_ERROR, V1, "check E4.2",
+        "the mask of sparse modes 2, 3 and 4 is [2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]";
+    COMPRESSED_DECODE = "atten_mask.compressed_shape_decode", TILING_ERROR, V1, "checks F14, J12",
+        "in the decode path the mask of sparse modes 3 and 4 is [2048, 2048]";
+    FULL = "atten_mask.full_shape", TILING_ERROR, V1, "check E4.3",
+        "the mask of sparse modes 0 and 1 covers every query row and key, with batch 1 or the query's";
+    FULL_DECODE = "atten_mask.full_shape_decode", TILING_ERROR, V1, "checks F14, J12",
+        "in the decode path the mask has one entry for each sequence and covers the longest key length";
+    TOKENS_NEGATIVE = "tokens.both_negative", TILING_ERROR, V1, "check E4.5",
+        "preTokens and nextTokens are not both negative";
+    TOKENS_EMPTY = "tokens.empty_band", TILING_ERROR, V1, "check E4.5",
+        "the band from -preTokens to nextTokens is not empty";
+    NEXT_REACH = "next_tokens.reach", TILING_ERROR, V1, "checks E4.6, E4.7",
+        "a negative nextTokens leaves every sequence a row (mode 0) or a key (mode 4) to see";
+    PRE_REACH = "pre_tokens.reach", TILING_ERROR, V1, "checks E4.6, E4.7",
+        "a negative preTokens leaves every sequence a key (mode 0) or a row (mode 4) to see";
+}
+
+/// Checks mask, mode and tokens, and says which mode is in force and what the tensor is for.
+pub(in crate::fia) fn check(
+    call: &FiaCall<'_>,
+    facts: &Facts,
+) -> Result<(SparseMode, MaskUse), Refusal> {
+    match facts.route {
+        Route::Decode => decode(call, facts),
+        Route::Prefill => prefill(call, facts),
+    }
+}
+
+/// The decode path looks at the mode only to tell compressed masks from full ones, and at the tokens never, except
+/// for the band of mode 4.
+fn decode(call: &FiaCall<'_>, facts: &Facts) -> Result<(SparseMode, MaskUse), Refusal> {
+    let Some(mask) = call.mask() else {
+        return Ok((SparseMode::DefaultMask, MaskUse::None));
+    };
+    if let Some(mode @ (SparseMode::RightDownCausal | SparseMode::Band)) =
+        SparseMode::from_acl(call.sparse_mode)
+    {
+        let size = SparseMode::COMPRESSED_MASK_SIZE;
+        require!(
+            *mask.shape == [size, size],
+            COMPRESSED_DECODE,
+            format_args!("{} in mode {mode}", mask.shape),
+            "[2048, 2048]",
+            "pass the compressed mask with two axes, or no mask and mode 0: one row sees all its keys",
+        );
+        return Ok((mode, MaskUse::Compressed));
+    }
+    let longest = lengths::longest_key(call, facts);
+    let shape = &mask.shape;
+    let covers = shape.first() == Some(&facts.query.batch)
+        && shape.last().is_some_and(|&last| last >= longest);
+    require!(
+        covers,
+        FULL_DECODE,
+        shape,
+        format_args!(
+            "[{0}, S], [{0}, 1, S] or [{0}, 1, 1, S] with S at least {longest}",
+            facts.query.batch
+        ),
+        "give every sequence its own mask row of the longest key length",
+    );
+    let key = mask.strides.last().copied().unwrap_or(0);
+    // With a single axis the first axis is the last: there are no rows to step over.
+    let batch = match mask.strides[..] {
+        [batch, _, ..] => batch,
+        _ => 0,
+    };
+    let tensor = MaskTensor {
+        offset: mask.offset,
+        batch,
+        row: 0,
+        key,
+    };
+    Ok((SparseMode::AllMask, MaskUse::Full(tensor)))
+}
+
+fn prefill(call: &FiaCall<'_>, facts: &Facts) -> Result<(SparseMode, MaskUse), Refusal> {
+    let Some(mode) = SparseMode::from_acl(call.sparse_mode) else {
+        return Err(broken(
+            &MODE,
+            call.sparse_mode,
+            "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)",
+            "modes 5 to 8 belong to the training operators",
+        )
+        .into());
+    };
+    let usage = match call.mask() {
+        None => {
+            require!(
+                mode == SparseMode::DefaultMask,
+                REQUIRED,
+                format_args!("no mask in mode {mode}"),
+                "the compressed [2048, 2048] mask for modes 2, 3 and 4, a full mask for mode 1",
+                "pass the mask, or use mode 0 without one to let every row see every key",
+            );
+            MaskUse::None
+        }
+        Some(mask) if mode.takes_compressed_mask() => {
+            let size = SparseMode::COMPRESSED_MASK_SIZE;
+            let shapes = [
+                Dims::of([size, size]),
+                Dims::of([1, size, size]),
+                Dims::of([1, 1, size, size]),
+            ];
+            require!(
+                shapes.contains(&mask.shape),
+                COMPRESSED,
+                format_args!("{} in mode {mode}", mask.shape),
+                "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
+                "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, \
+                 or use mode 1 for a full mask",
+            );
+            MaskUse::Compressed
+        }
+        Some(mask) => MaskUse::Full(full(facts, mask)?),
+    };
+    tokens(call, facts, mode, usage != MaskUse::None)?;
+    Ok((mode, usage))
+}
+
+/// A full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not looked at.
+fn full(facts: &Facts, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
+    let (rows, keys, batch) = (facts.query.rows, facts.key_rows, facts.query.batch);
+    let covers = match mask.shape[..] {
+        [i, j] => i >= rows && j >= keys,
+        [b, i, j] | [b, _, i, j] => (b == 1 || b == batch) && i >= rows && j >= keys,
+        _ => false,
+    };
+    require!(
+        covers,
+        FULL,
+        mask.shape,
+        format_args!(
+            "[Sq, Skv], [1 or {batch}, Sq, Skv] or [1 or {batch}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}"
+        ),
+        "expand the mask to every query row and key of the padded tensors",
+    );
+    let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {
+        ([_, _], &[i, j]) => (0, i, j),
+        ([b, ..], &[s, i, j] | &[s, _, i, j]) => (if *b == 1 { 0 } else { s }, i, j),
+        _ => (0, 0, 0),
+    };
+    Ok(MaskTensor {
+        offset: mask.offset,
+        batch: batch_stride,
+        row,
+        key,
+    })
+}
+
+fn tokens(
+    call: &FiaCall<'_>,
+    facts: &Facts,
+    mode: SparseMode,
+    masked: bool,
+) -> Result<(), Refusal> {
+    let (pre, next) = match mode {
+        SparseMode::DefaultMask if masked => (call.pre_tokens, call.next_tokens),
+        SparseMode::DefaultMask | SparseMode::AllMask => (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED),
+        SparseMode::LeftUpCausal => (TOKENS_UNBOUNDED, 0),
+        SparseMode::RightDownCausal => (TOKENS_UNBOUNDED, call.next_tokens),
+        SparseMode::Band => (call.pre_tokens, call.next_tokens),
+    };
+    let given = format_args!(
+        "preTokens {}, nextTokens {} in mode {mode}",
+        call.pre_tokens, call.next_tokens
+    );
+    require!(
+        pre >= 0 || next >= 0,
+        TOKENS_NEGATIVE,
+        given,
+        "at most one negative",
+        "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal",
+    );
+    require!(
+        next.saturating_add(pre) >= 0,
+        TOKENS_EMPTY,
+        given,
+        "preTokens + nextTokens of at least 0",
+        "widen the band: it shows preTokens + nextTokens + 1 keys a row",
+    );
+    let (next_limit, pre_limit) = match mode {
+        SparseMode::DefaultMask => (Limit::Rows, Limit::Keys),
+        SparseMode::Band => (Limit::Keys, Limit::Rows),
+        _ => return Ok(()),
+    };
+    for (tokens, limit, rule) in [
+        (next, next_limit, &NEXT_REACH),
+        (pre, pre_limit, &PRE_REACH),
+    ] {
+        if tokens < 0 {
+            let shortest = limit.shortest(call, facts, mode);
+            if tokens <= shortest.saturating_neg() {
+                return Err(broken(
+                    rule,
+                    given,
+                    format_args!("above {}", shortest.saturating_neg()),
+                    "the band must reach into the shortest sequence",
+                )
+                .into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Which lengths a negative token count must stay below.
+enum Limit {
+    Rows,
+    Keys,
+}
+
+impl Limit {
+    /// The shortest of them, over the batch; for mode 0 the padded size counts too.
+    fn shortest(&self, call: &FiaCall<'_>, facts: &Facts, mode: SparseMode) -> i64 {
+        let batch = usize::try_from(facts.query.batch).unwrap_or(usize::MAX);
+        let (lengths, all) = match self {
+            Limit::Rows => (call.actual_seq_lengths, facts.query.rows),
+            Limit::Keys => (call.actual_seq_lengths_kv, facts.key_rows),
+        };
+        let shortest = match lengths {
+            None | Some([]) => all,
+            Some(lengths) => lengths.iter().take(batch).copied().min().unwrap_or(all),
+        };
+        let shortest = match (self, facts.kv_list, lengths) {
+            (Limit::Keys, true, None | Some([])) => shortest_tensor(call, facts).min(shortest),
+            _ => shortest,
+        };
+        if mode == SparseMode::DefaultMask {
+            shortest.min(all)
+        } else {
+            shortest
+        }
+    }
+}
+
+fn shortest_tensor(call: &FiaCall<'_>, facts: &Facts) -> i64 {
+    let rows = |key: &TensorDesc| {
+        let extents = facts
+            .layout
+            .input()
+            .extents(&key.shape, super::heads::kv_heads(call))?;
+        Some(extents.rows)
+    };
+    call.key.iter().filter_map(rows).min().unwrap_or(0)
+}

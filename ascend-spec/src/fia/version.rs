@@ -1,0 +1,96 @@
+//! Versions of the operator, and which one a call needs.
+
+use crate::Soc;
+use crate::fia::FiaCall;
+use std::fmt;
+
+/// A version of FusedInferAttentionScore: each adds arguments to the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Version {
+    /// CANN 7.0 and later.
+    V1,
+    /// Adds separate key and value antiquantisation and the shared prefix.
+    V2,
+    /// Adds the rotary parts of multi-head latent attention.
+    V3,
+    /// Adds the query's dequantisation scale and learnable sinks.
+    V4,
+    /// Adds position start indices and position bias types; the version of Ascend 950.
+    V5,
+}
+
+impl Version {
+    /// Every version, oldest first.
+    pub const ALL: [Version; 5] = [
+        Version::V1,
+        Version::V2,
+        Version::V3,
+        Version::V4,
+        Version::V5,
+    ];
+
+    /// Name of the phase-two function; phase one appends `GetWorkspaceSize`.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Version::V1 => "aclnnFusedInferAttentionScore",
+            Version::V2 => "aclnnFusedInferAttentionScoreV2",
+            Version::V3 => "aclnnFusedInferAttentionScoreV3",
+            Version::V4 => "aclnnFusedInferAttentionScoreV4",
+            Version::V5 => "aclnnFusedInferAttentionScoreV5",
+        }
+    }
+
+    /// The first CANN release known to export this version.
+    pub const fn since_cann(self) -> &'static str {
+        match self {
+            Version::V1 | Version::V2 | Version::V3 => "8.1",
+            Version::V4 => "8.3",
+            Version::V5 => "the first release for Ascend 950",
+        }
+    }
+
+    /// Whether a product has this version.
+    pub const fn runs_on(self, soc: Soc) -> bool {
+        match soc {
+            Soc::AtlasA2 | Soc::AtlasA3 => !matches!(self, Version::V5),
+            Soc::Ascend950 => matches!(self, Version::V5),
+            Soc::AtlasInference | Soc::AtlasTraining | Soc::Atlas200I500A2 => false,
+        }
+    }
+
+    /// The oldest version whose arguments can express `call`, whatever the product.
+    pub fn oldest_for(call: &FiaCall<'_>) -> Version {
+        if call.q_start_idx.is_some() || call.kv_start_idx.is_some() || call.pse_type != 0 {
+            Version::V5
+        } else if call.dequant_scale_query.is_some()
+            || call.learnable_sink.is_some()
+            || call.query_quant_mode != 0
+        {
+            Version::V4
+        } else if call.query_rope.is_some()
+            || call.key_rope.is_some()
+            || call.key_rope_antiquant_scale.is_some()
+        {
+            Version::V3
+        } else if call.key_antiquant_scale.is_some()
+            || call.key_antiquant_offset.is_some()
+            || call.value_antiquant_scale.is_some()
+            || call.value_antiquant_offset.is_some()
+            || call.key_shared_prefix.is_some()
+            || call.value_shared_prefix.is_some()
+            || call.actual_shared_prefix_len.is_some()
+            || call.key_antiquant_mode != 0
+            || call.value_antiquant_mode != 0
+        {
+            Version::V2
+        } else {
+            Version::V1
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "V{}", *self as u8 + 1)
+    }
+}

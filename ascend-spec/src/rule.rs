@@ -1,0 +1,136 @@
+//! Rules, and what a call that breaks one is told.
+
+use crate::fia::Version;
+use std::fmt;
+
+/// What breaking a [`Rule`] means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Level {
+    /// The operator itself refuses the call with the rule's status.
+    Rule,
+    /// The operator takes the call and then ignores, misreads or overruns something. The emulator takes it too; the
+    /// safe layer stops it unless the caller allows the lint by name.
+    Lint,
+}
+
+/// One condition that a call must hold, with a stable name.
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rule {
+    /// Stable name, for example `atten_mask.compressed_shape`.
+    pub id: &'static str,
+    /// The condition that must hold, in one sentence.
+    pub holds: &'static str,
+    /// Where the condition comes from: an entry of the operator's check list, or a section of its documentation.
+    pub source: &'static str,
+    /// CANN's status for a call that breaks it; 0 for a lint.
+    pub status: i32,
+    /// First operator version the condition applies to.
+    pub since: Version,
+    /// Rule or lint.
+    pub level: Level,
+}
+
+/// Status of a null required argument.
+pub const PARAM_NULLPTR: i32 = 161_001;
+/// Status of an argument outside the operator's registered dtypes and formats.
+pub const PARAM_INVALID: i32 = 161_002;
+/// Status of a call that the operator's tiling refuses.
+pub const TILING_ERROR: i32 = 561_002;
+/// Status of a call for which no kernel exists.
+pub const FIND_KERNEL_ERROR: i32 = 561_003;
+
+/// A call that breaks a rule: which, by what value, what is allowed, and how to mend it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {holds}; given {given}, allowed: {allowed}; fix: {fix}", rule.id, holds = rule.holds)]
+#[non_exhaustive]
+pub struct Violation {
+    /// The broken rule.
+    pub rule: &'static Rule,
+    /// The value that breaks it.
+    pub given: String,
+    /// The values that would not.
+    pub allowed: String,
+    /// What to change.
+    pub fix: String,
+}
+
+/// A call that may be right but that this release cannot check or compute yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unsupported: {feature} is not supported by this release")]
+#[non_exhaustive]
+pub struct Unsupported {
+    /// The feature, by the name of the argument or value that asks for it.
+    pub feature: &'static str,
+}
+
+/// Why a call goes no further.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It breaks a rule.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    /// It asks for something not supported yet.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+}
+
+impl Refusal {
+    /// CANN's status for this refusal.
+    pub fn status(&self) -> i32 {
+        match self {
+            Refusal::Violation(violation) => violation.rule.status,
+            Refusal::Unsupported(_) => FIND_KERNEL_ERROR,
+        }
+    }
+}
+
+/// Builds the violation of `rule`; the only place where the contract allocates.
+#[cold]
+pub(crate) fn broken(
+    rule: &'static Rule,
+    given: impl fmt::Display,
+    allowed: impl fmt::Display,
+    fix: impl fmt::Display,
+) -> Violation {
+    Violation {
+        rule,
+        given: given.to_string(),
+        allowed: allowed.to_string(),
+        fix: fix.to_string(),
+    }
+}
+
+/// Returns the violation of a rule unless its condition holds. The texts are evaluated only when it does not.
+macro_rules! require {
+    ($holds:expr, $rule:ident, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
+        if !$holds {
+            return Err($crate::rule::broken(&$rule, $given, $allowed, $fix).into());
+        }
+    };
+}
+
+/// Declares the rules of one file: a static for each and the file's table `RULES`.
+macro_rules! rules {
+    ($($name:ident = $id:literal, $status:ident, $since:ident, $source:literal, $holds:literal;)*) => {
+        $(
+            #[doc = concat!("`", $id, "`: ", $holds, " (", $source, ").")]
+            pub static $name: $crate::rule::Rule = $crate::rule::Rule {
+                id: $id,
+                holds: $holds,
+                source: $source,
+                status: rules!(@status $status),
+                since: $crate::fia::Version::$since,
+                level: rules!(@level $status),
+            };
+        )*
+        /// Every rule of this file.
+        pub static RULES: &[&$crate::rule::Rule] = &[$(&$name,)*];
+    };
+    (@status Lint) => { 0 };
+    (@status $status:ident) => { $crate::rule::$status };
+    (@level Lint) => { $crate::rule::Level::Lint };
+    (@level $status:ident) => { $crate::rule::Level::Rule };
+}
+
+pub(crate) use {require, rules};

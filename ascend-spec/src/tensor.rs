@@ -1,0 +1,149 @@
+//! What an operator is told about a tensor: everything but its data.
+
+use crate::{DType, Dims, Format};
+use std::fmt;
+use std::ops::Range;
+
+/// Element type, shape and place in memory of one tensor (`aclTensor` without its address).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorDesc {
+    /// Element type.
+    pub dtype: DType,
+    /// Storage format; attention takes [`Format::Nd`].
+    pub format: Format,
+    /// View shape.
+    pub shape: Dims,
+    /// View strides in elements, one an axis.
+    pub strides: Dims,
+    /// First element of the view, in elements from the base address.
+    pub offset: i64,
+}
+
+impl TensorDesc {
+    /// A contiguous tensor at offset 0, or `None` if `shape` has more than [`Dims::MAX_RANK`] axes.
+    pub fn contiguous(dtype: DType, shape: &[i64]) -> Option<Self> {
+        Some(Self::packed(dtype, Dims::new(shape)?))
+    }
+
+    /// A contiguous tensor of a shape already known to be one.
+    pub fn packed(dtype: DType, shape: Dims) -> Self {
+        TensorDesc {
+            dtype,
+            format: Format::Nd,
+            strides: shape.contiguous_strides(),
+            shape,
+            offset: 0,
+        }
+    }
+
+    /// Number of elements of the view; `None` if the shape is no shape.
+    pub fn elements(&self) -> Option<u64> {
+        self.shape.elements()
+    }
+
+    /// Whether the view has no element. A shape that is none counts as not empty, so that rules look at it.
+    pub fn is_empty(&self) -> bool {
+        self.elements() == Some(0)
+    }
+
+    /// Whether the elements lie packed in row-major order (axes of size 1 may have any stride).
+    pub fn is_contiguous(&self) -> bool {
+        if self.strides.rank() != self.shape.rank() {
+            return false;
+        }
+        let packed = self.shape.contiguous_strides();
+        self.shape
+            .iter()
+            .zip(self.strides.iter().zip(packed.iter()))
+            .all(|(&dim, (&stride, &want))| dim <= 1 || stride == want)
+    }
+
+    /// The bytes that the view touches, from its base address: empty for a view without elements, `None` if the
+    /// view reaches below the base address, is no shape, or does not fit in 64 bits.
+    pub fn byte_range(&self) -> Option<Range<u64>> {
+        if self.elements()? == 0 {
+            return Some(0..0);
+        }
+        if self.strides.rank() != self.shape.rank() {
+            return None;
+        }
+        let (mut first, mut last) = (self.offset, self.offset);
+        for (&dim, &stride) in self.shape.iter().zip(self.strides.iter()) {
+            let reach = (dim - 1).checked_mul(stride)?;
+            if reach < 0 {
+                first = first.checked_add(reach)?;
+            } else {
+                last = last.checked_add(reach)?;
+            }
+        }
+        let bits = u64::from(self.dtype.bits());
+        if bits == 0 {
+            return None;
+        }
+        let first_bit = u64::try_from(first).ok()?.checked_mul(bits)?;
+        let end_bit = u64::try_from(last)
+            .ok()?
+            .checked_add(1)?
+            .checked_mul(bits)?;
+        Some(first_bit / 8..end_bit.div_ceil(8))
+    }
+}
+
+impl fmt::Display for TensorDesc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.dtype, self.shape)?;
+        if !self.is_contiguous() {
+            write!(f, " strides {}", self.strides)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_range_follows_strides_and_offset() {
+        let mut desc = TensorDesc::packed(DType::Float16, Dims::of([2, 3]));
+        assert_eq!(desc.byte_range(), Some(0..12));
+        desc.offset = 4;
+        assert_eq!(desc.byte_range(), Some(8..20));
+        desc.strides = Dims::of([10, 1]);
+        assert_eq!(desc.byte_range(), Some(8..34));
+        assert!(!desc.is_contiguous());
+        desc.strides = Dims::of([-3, 1]);
+        assert_eq!(desc.byte_range(), Some(2..14));
+        desc.offset = 2;
+        assert_eq!(desc.byte_range(), None);
+    }
+
+    #[test]
+    fn packed_nibbles_share_bytes() {
+        assert_eq!(
+            TensorDesc::packed(DType::Int4, Dims::of([3])).byte_range(),
+            Some(0..2)
+        );
+    }
+
+    #[test]
+    fn axes_of_size_one_have_any_stride() {
+        let mut desc = TensorDesc::packed(DType::Float, Dims::of([1, 4]));
+        desc.strides = Dims::of([99, 1]);
+        assert!(desc.is_contiguous());
+        desc.strides = Dims::of([1]);
+        assert!(!desc.is_contiguous());
+        assert_eq!(desc.byte_range(), None);
+    }
+
+    #[test]
+    fn extreme_strides_do_not_overflow() {
+        let mut desc = TensorDesc::packed(DType::Float, Dims::of([i64::MAX, 2]));
+        assert_eq!(desc.byte_range(), None);
+        desc.shape = Dims::of([2, 2]);
+        desc.strides = Dims::of([i64::MAX, i64::MAX]);
+        assert_eq!(desc.byte_range(), None);
+        desc.strides = Dims::of([i64::MIN, 1]);
+        assert_eq!(desc.byte_range(), None);
+    }
+}

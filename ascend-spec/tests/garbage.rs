@@ -1,0 +1,155 @@
+//! No call, however absurd, makes the contract panic; what it accepts stays within its own bounds.
+
+#![allow(clippy::expect_used)]
+
+use ascend_spec::fia::{FiaCall, Version, Work};
+use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
+use proptest::prelude::*;
+
+fn number() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        4 => -2i64..70,
+        1 => proptest::sample::select(vec![
+            128i64, 256, 2048, 4096, 65_536, 214_748_647, 2_147_483_647, -2_147_483_648, i64::MAX, i64::MIN,
+        ]),
+        1 => any::<i64>(),
+    ]
+}
+
+fn small() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        8 => proptest::sample::select(vec![1i64, 2, 4, 16, 32, 64]),
+        1 => number(),
+    ]
+}
+
+fn desc() -> impl Strategy<Value = TensorDesc> {
+    let dtype = proptest::sample::select(vec![
+        DType::Float16,
+        DType::Float16,
+        DType::Float16,
+        DType::Bf16,
+        DType::Bool,
+        DType::Int4,
+        DType::String,
+    ]);
+    let format =
+        proptest::sample::select(vec![Format::Nd, Format::Nd, Format::Nd, Format::FractalNz]);
+    let odd_strides = proptest::option::weighted(0.2, proptest::collection::vec(number(), 0..=8));
+    (
+        dtype,
+        format,
+        proptest::collection::vec(small(), 0..=8),
+        odd_strides,
+        prop_oneof![5 => Just(0), 1 => number()],
+    )
+        .prop_map(|(dtype, format, shape, strides, offset)| {
+            let shape = Dims::new(&shape).expect("at most 8 axes");
+            let strides = strides
+                .and_then(|s| Dims::new(&s))
+                .unwrap_or(shape.contiguous_strides());
+            TensorDesc {
+                dtype,
+                format,
+                shape,
+                strides,
+                offset,
+            }
+        })
+}
+
+/// Tensors that could belong together, so that calls get past the first rules.
+fn family() -> impl Strategy<Value = (String, [TensorDesc; 4], i64)> {
+    let layout =
+        proptest::sample::select(vec!["BNSD", "BSND", "BSH", "BNSD_BSND", "TND", "SH", ""]);
+    let size = || proptest::sample::select(vec![0i64, 1, 2, 3, 5]);
+    (
+        layout,
+        size(),
+        size(),
+        size(),
+        size(),
+        proptest::sample::select(vec![16i64, 32, 17]),
+    )
+        .prop_map(|(layout, b, n, s, t, d)| {
+            let shape = |rows: i64, out: bool| match layout {
+                "BSH" => Dims::of([b, rows, n * d]),
+                "BSND" => Dims::of([b, rows, n, d]),
+                "BNSD_BSND" if out => Dims::of([b, rows, n, d]),
+                _ => Dims::of([b, n, rows, d]),
+            };
+            let half = |shape| TensorDesc::packed(DType::Float16, shape);
+            let mask = TensorDesc::packed(DType::Bool, Dims::of([b, 1, s, t]));
+            (
+                layout.to_owned(),
+                [
+                    half(shape(s, false)),
+                    half(shape(t, false)),
+                    half(shape(s, true)),
+                    mask,
+                ],
+                n,
+            )
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn any_call_is_answered(
+        (layout, tensors, heads) in family(),
+        odd in proptest::collection::vec(proptest::option::weighted(0.1, desc()), 6),
+        keys in 0usize..4,
+        lengths in proptest::option::weighted(0.4, proptest::collection::vec(number(), 0..6)),
+        kv_lengths in proptest::option::weighted(0.4, proptest::collection::vec(number(), 0..6)),
+        attrs in proptest::collection::vec(proptest::option::weighted(0.3, number()), 6),
+        mode in prop_oneof![4 => 0i64..5, 1 => number()],
+        (masked, lse) in any::<(bool, bool)>(),
+        scale in any::<f64>(),
+    ) {
+        let or = |index: usize, usual: TensorDesc| odd[index].unwrap_or(usual);
+        let key = vec![or(1, tensors[1]); keys];
+        let value = vec![or(2, tensors[1]); keys];
+        let call = FiaCall {
+            query: Some(or(0, tensors[0])),
+            key: &key,
+            value: &value,
+            atten_mask: masked.then(|| or(3, tensors[3])),
+            attention_out: Some(or(4, tensors[2])),
+            softmax_lse: odd[5],
+            softmax_lse_flag: lse,
+            actual_seq_lengths: lengths.as_deref(),
+            actual_seq_lengths_kv: kv_lengths.as_deref(),
+            num_heads: attrs[0].unwrap_or(heads),
+            num_key_value_heads: attrs[1].unwrap_or(0),
+            pre_tokens: attrs[2].unwrap_or(FiaCall::ALL_TOKENS),
+            next_tokens: attrs[3].unwrap_or(FiaCall::ALL_TOKENS),
+            inner_precise: attrs[4].unwrap_or(0),
+            antiquant_mode: attrs[5].unwrap_or(0),
+            sparse_mode: mode,
+            scale,
+            ..FiaCall::new(&layout)
+        };
+        let _ = Version::oldest_for(&call);
+        let problem = match call.check(Version::V1, Soc::AtlasA2) {
+            Ok(problem) => problem,
+            Err(refusal) => {
+                prop_assert_ne!(refusal.status(), 0);
+                prop_assert!(!refusal.to_string().is_empty());
+                return Ok(());
+            }
+        };
+        problem.each_lint(&mut |_| ());
+        problem.touches(&mut |_, _| ());
+        if problem.work == Work::Attend {
+            prop_assert_eq!(problem.kv_heads * problem.group(), problem.heads);
+            for b in 0..problem.batch.min(8) {
+                prop_assert!(problem.q_len(b) <= problem.query_rows);
+                prop_assert!(problem.kv_len(b) <= problem.key_rows);
+                prop_assert!(problem.key_value(b).is_some());
+                prop_assert!(problem.geometry(b).span(0..u64::MAX).end <= problem.kv_len(b) as u64);
+            }
+        }
+    }
+}
