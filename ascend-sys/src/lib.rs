@@ -1,1 +1,95 @@
-//! Raw C ABI of Ascend CANN.
+//! Raw bindings to the C ABI of Huawei Ascend CANN: types, constants and functions for running the fused attention
+//! operators.
+//!
+//! Most programs want the safe layer, the crate `ascend-attention`. This one is for those who build such a layer, who
+//! call a function that it does not cover, or who bring another implementation of the ABI.
+//!
+//! - [`bindings`]: the declarations, as `bindgen` reads them from the headers. The names are those of C. C
+//!   enumerations are newtypes with constants, so that a value that a newer CANN returns is not undefined behaviour.
+//! - [`Api`]: the functions as a table, found one by one on first use. An older CANN that lacks a function gives
+//!   [`MissingSymbol`] for that one; a machine without CANN gives [`LoadError`], which is plain data.
+//! - [`for_each_function!`]: the same table for macros, so that implementations and wrappers cannot drift from it.
+//!
+//! # Three ways to fill the table
+//!
+//! | | needs at build time | needs at run time |
+//! |---|---|---|
+//! | [`Api::load`], [`Api::load_from`], [`Api::load_with`] | nothing | CANN's libraries in a folder, by the environment or on the loader's path |
+//! | `Api::linked` (feature `link`) | an installed toolkit | the same libraries, or the program does not start |
+//! | [`Api::from_functions`] | an implementation in Rust or C | nothing |
+//!
+//! ```
+//! use std::ffi::c_char;
+//!
+//! use ascend_sys::bindings::{ACL_SUCCESS, aclError};
+//! use ascend_sys::{Api, Functions};
+//!
+//! unsafe extern "C" fn init(_config_path: *const c_char) -> aclError {
+//!     ACL_SUCCESS
+//! }
+//!
+//! let functions = Functions { aclInit: Some(init), ..Functions::default() };
+//! let api = Api::from_functions(functions, "an example");
+//!
+//! let acl_init = api.aclInit()?;
+//! // SAFETY: a null path is allowed.
+//! assert_eq!(unsafe { acl_init(std::ptr::null()) }, ACL_SUCCESS);
+//!
+//! let missing = api.aclFinalize().unwrap_err();
+//! assert_eq!((missing.library, missing.symbol), ("libascendcl.so", "aclFinalize"));
+//! # Ok::<(), ascend_sys::MissingSymbol>(())
+//! ```
+//!
+//! Loading looks the same but for the first line: `let api = unsafe { Api::load() }?;`.
+//!
+//! # Features
+//!
+//! None is on by default, and without any the build script looks at nothing: no toolkit, no libclang.
+//!
+//! - `link`: the linker binds `libascendcl`, `libnnopbase` and `libopapi` of the toolkit that `ASCEND_HOME_PATH` or
+//!   `ASCEND_TOOLKIT_HOME` names. Costs: the program builds and starts only where these are.
+//! - `bindgen`: makes the bindings anew at build time, from the headers of the toolkit that `ASCEND_HOME_PATH` names
+//!   (what those lack comes from ours), or from ours alone. Costs: libclang, and a slower build.
+
+#![warn(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(not(feature = "bindgen"))]
+#[rustfmt::skip]
+#[allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals)]
+pub mod bindings;
+
+/// Types, constants and functions, made from the headers when this crate was built.
+#[cfg(feature = "bindgen")]
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals
+)]
+pub mod bindings {
+    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+}
+
+#[cfg(not(feature = "bindgen"))]
+#[macro_use]
+#[rustfmt::skip]
+mod table;
+
+#[cfg(feature = "bindgen")]
+#[macro_use]
+mod table {
+    include!(concat!(env!("OUT_DIR"), "/table.rs"));
+}
+
+mod api;
+mod functions;
+mod library;
+mod load;
+mod search;
+
+pub use api::{Api, FUNCTIONS, MissingSymbol, Origin};
+pub use functions::Functions;
+pub use library::Library;
+pub use load::{Attempt, LoadError, Outcome};
+pub use search::Search;

@@ -1,2 +1,49 @@
-//! Tasks.
-fn main() {}
+//! Development tasks of this workspace; run without arguments for the list.
+
+mod bindgen_task;
+mod emu_libs;
+#[path = "../../ascend-sys/build/generate.rs"]
+mod generate;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo run -p xtask -- TASK
+
+tasks:
+  bindgen [--check]          regenerate ascend-sys/src/{bindings,table}.rs from include/ (needs libclang);
+                             with --check write nothing and fail if they differ
+  emu-libs DIR [--release]   build the emulator as a shared library and lay it out in DIR under the names of
+                             CANN's libraries
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments.as_slice() {
+        ["bindgen"] => bindgen_task::write(&root()),
+        ["bindgen", "--check"] => bindgen_task::check(&root()),
+        ["emu-libs", dir] => emu_libs::lay_out(&root(), Path::new(dir), false),
+        ["emu-libs", dir, "--release"] | ["emu-libs", "--release", dir] => {
+            emu_libs::lay_out(&root(), Path::new(dir), true)
+        }
+        _ => Err(USAGE.to_owned()),
+    };
+    match done {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The folder of the workspace.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}

@@ -1,0 +1,455 @@
+//! Generator of the raw bindings and of the function table.
+//!
+//! One file, two users: `cargo run -p xtask -- bindgen` writes the checked-in sources with it, and the build script
+//! of `ascend-sys` runs it under feature `bindgen`.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::rc::Rc;
+
+use bindgen::callbacks::{
+    DiscoveredItem, DiscoveredItemId, IntKind, ParseCallbacks, SourceLocation,
+};
+use quote::ToTokens;
+use syn::{FnArg, ForeignItem, ImplItem, Item, Pat, ReturnType, Type};
+
+/// The headers that are read, relative to a folder `include`.
+const HEADERS: [&str; 11] = [
+    "acl/acl_base.h",
+    "acl/acl_rt.h",
+    "acl/acl_mdl.h",
+    "acl/acl.h",
+    "aclnn/aclnn_base.h",
+    "aclnn/acl_meta.h",
+    "aclnnop/aclnn_fused_infer_attention_score.h",
+    "aclnnop/aclnn_fused_infer_attention_score_v2.h",
+    "aclnnop/aclnn_fused_infer_attention_score_v3.h",
+    "aclnnop/aclnn_fused_infer_attention_score_v4.h",
+    "aclnnop/aclnn_fused_infer_attention_score_v5.h",
+];
+
+/// Functions that the libraries of CANN 8.1.RC1 need not export: a program linked against those libraries looks them
+/// up when it runs instead.
+const OPTIONAL: [&str; 17] = [
+    "AclSetDynamicInputTensorAddr",
+    "AclSetDynamicOutputTensorAddr",
+    "AclSetDynamicTensorAddr",
+    "AclSetInputTensorAddr",
+    "AclSetOutputTensorAddr",
+    "AclSetTensorAddr",
+    "aclFinalizeReference",
+    "aclmdlRIExecute",
+    "aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize",
+    "aclnnFusedInferAttentionScoreV4",
+    "aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize",
+    "aclnnFusedInferAttentionScoreV4GetWorkspaceSize",
+    "aclnnFusedInferAttentionScoreV5",
+    "aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize",
+    "aclnnFusedInferAttentionScoreV5GetWorkspaceSize",
+    "aclsysGetVersionNum",
+    "aclsysGetVersionStr",
+];
+
+/// The two generated sources.
+pub(crate) struct Generated {
+    /// `bindings.rs`: types, constants and `extern "C"` functions.
+    pub(crate) bindings: String,
+    /// `table.rs`: the macro over all functions.
+    pub(crate) table: String,
+}
+
+/// Reads our headers under `include`, and those of an installed toolkit under `toolkit` when given. What the toolkit
+/// declares wins; what it lacks comes from ours.
+pub(crate) fn generate(include: &Path, toolkit: Option<&Path>) -> Result<Generated, String> {
+    let ours = Bound::read(include, Flavour::Ours)?;
+    let mut items = match toolkit {
+        Some(toolkit) => {
+            let names = ours.items.iter().flat_map(names_of);
+            let names = names.filter(|name| !name.contains("::")).collect();
+            let theirs = Bound::read(toolkit, Flavour::Toolkit(names))?;
+            merge(theirs.items, &ours.items)
+        }
+        None => ours.items,
+    };
+    items.iter_mut().for_each(make_opaque);
+    let known: BTreeSet<String> = items.iter().flat_map(names_of).collect();
+    let functions = functions(&items, &ours.headers, &known)?;
+    Ok(Generated {
+        bindings: print_bindings(items),
+        table: print_table(&functions)?,
+    })
+}
+
+enum Flavour {
+    /// Our headers, as C, with their comments.
+    Ours,
+    /// A toolkit's headers, as C++ since not all are C, restricted to these names, without their comments.
+    Toolkit(BTreeSet<String>),
+}
+
+/// What bindgen made of a set of headers.
+struct Bound {
+    items: Vec<Item>,
+    /// Which header declares a function.
+    headers: BTreeMap<String, String>,
+}
+
+impl Bound {
+    fn read(include: &Path, flavour: Flavour) -> Result<Self, String> {
+        let mut source = String::new();
+        for header in HEADERS {
+            if include.join(header).is_file() {
+                let _ = writeln!(source, "#include \"{header}\"");
+            }
+        }
+        if source.is_empty() {
+            return Err(format!("no ACL headers under {}", include.display()));
+        }
+        let rust =
+            bindgen::RustTarget::stable(85, 0).map_err(|error| format!("Rust 1.85: {error}"))?;
+        let found = Rc::new(RefCell::new(BTreeMap::new()));
+        let mut builder = bindgen::Builder::default()
+            .header_contents("ascend.h", &source)
+            .clang_arg(format!("-I{}", include.display()))
+            .parse_callbacks(Box::new(Watch(Rc::clone(&found))))
+            .rust_target(rust)
+            .rust_edition(bindgen::RustEdition::Edition2024)
+            .use_core()
+            .ctypes_prefix("::core::ffi")
+            .default_enum_style(bindgen::EnumVariation::NewType {
+                is_bitfield: false,
+                is_global: false,
+            })
+            .default_macro_constant_type(bindgen::MacroTypeVariation::Signed)
+            .layout_tests(false)
+            .merge_extern_blocks(true)
+            .disable_header_comment()
+            .formatter(bindgen::Formatter::None);
+        builder = match flavour {
+            // A fixed target and no system headers, so that the output does not depend on the machine that generates
+            // it. The ABI is the same on every target that CANN has: LP64, little-endian.
+            Flavour::Ours => builder
+                .clang_args(["-x", "c", "-std=c99", "-ffreestanding"])
+                .clang_arg("--target=x86_64-unknown-linux-gnu")
+                .generate_comments(true)
+                .allowlist_function("[aA]cl.*")
+                .allowlist_type("acl.*")
+                .allowlist_var("ACL.*"),
+            Flavour::Toolkit(names) => {
+                let names = names.into_iter().collect::<Vec<_>>().join("|");
+                builder
+                    .clang_args(["-x", "c++", "-std=c++11"])
+                    .generate_comments(false)
+                    .allowlist_function(&names)
+                    .allowlist_type(&names)
+                    .allowlist_var(&names)
+            }
+        };
+        let bound = builder.generate().map_err(|error| error.to_string())?;
+        let file = syn::parse_file(&bound.to_string()).map_err(|error| error.to_string())?;
+        let headers = found.take();
+        Ok(Self {
+            items: file.items,
+            headers,
+        })
+    }
+}
+
+/// Notes the header of each function and types the flags.
+#[derive(Debug)]
+struct Watch(Rc<RefCell<BTreeMap<String, String>>>);
+
+impl ParseCallbacks for Watch {
+    fn int_macro(&self, name: &str, _value: i64) -> Option<IntKind> {
+        let flag = name.starts_with("ACL_EVENT_") || name.starts_with("ACL_STREAM_");
+        flag.then_some(IntKind::U32)
+    }
+
+    fn new_item_found(
+        &self,
+        _id: DiscoveredItemId,
+        item: DiscoveredItem,
+        location: Option<&SourceLocation>,
+    ) {
+        if let (DiscoveredItem::Function { final_name }, Some(location)) = (item, location)
+            && let Some(file) = &location.file_name
+        {
+            self.0.borrow_mut().insert(final_name, file.clone());
+        }
+    }
+}
+
+/// The names that an item of a bindings file defines; constants of an enumeration are `Type::NAME`.
+fn names_of(item: &Item) -> Vec<String> {
+    match item {
+        Item::Const(item) => vec![item.ident.to_string()],
+        Item::Struct(item) => vec![item.ident.to_string()],
+        Item::Type(item) => vec![item.ident.to_string()],
+        Item::Union(item) => vec![item.ident.to_string()],
+        Item::Impl(item) => {
+            let owner = item.self_ty.to_token_stream();
+            let constants = item.items.iter().filter_map(|inner| match inner {
+                ImplItem::Const(constant) => Some(format!("{owner}::{}", constant.ident)),
+                _ => None,
+            });
+            constants.collect()
+        }
+        Item::ForeignMod(block) => block
+            .items
+            .iter()
+            .filter_map(|inner| match inner {
+                ForeignItem::Fn(function) => Some(function.sig.ident.to_string()),
+                _ => None,
+            })
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// All of `theirs`, then what only `ours` define.
+fn merge(mut theirs: Vec<Item>, ours: &[Item]) -> Vec<Item> {
+    let known: BTreeSet<String> = theirs.iter().flat_map(names_of).collect();
+    let types: BTreeSet<String> = known
+        .iter()
+        .filter(|n| !n.contains("::"))
+        .cloned()
+        .collect();
+    for item in ours {
+        match item {
+            Item::ForeignMod(block) => {
+                let mut block = block.clone();
+                block.items.retain(
+                    |item| matches!(item, ForeignItem::Fn(f) if !known.contains(&f.sig.ident.to_string())),
+                );
+                if !block.items.is_empty() {
+                    theirs.push(Item::ForeignMod(block));
+                }
+            }
+            Item::Impl(block) => {
+                let owner = block.self_ty.to_token_stream();
+                let mut block = block.clone();
+                block.items.retain(|item| {
+                    matches!(item, ImplItem::Const(c) if !known.contains(&format!("{owner}::{}", c.ident)))
+                });
+                if !block.items.is_empty() {
+                    theirs.push(Item::Impl(block));
+                }
+            }
+            other => {
+                if names_of(other).iter().all(|name| !types.contains(name)) {
+                    theirs.push(other.clone());
+                }
+            }
+        }
+    }
+    theirs
+}
+
+/// Gives an opaque C structure a form that cannot be copied, moved out, sent or shared by mistake.
+fn make_opaque(item: &mut Item) {
+    let Item::Struct(structure) = item else {
+        return;
+    };
+    let opaque = structure
+        .fields
+        .iter()
+        .all(|field| field.ident.as_ref().is_some_and(|name| name == "_unused"));
+    if !opaque || structure.fields.len() != 1 {
+        return;
+    }
+    let docs = structure
+        .attrs
+        .iter()
+        .filter(|attr| attr.path().is_ident("doc"));
+    let name = &structure.ident;
+    *item = syn::parse_quote! {
+        #(#docs)*
+        #[repr(C)]
+        #[derive(Debug)]
+        pub struct #name {
+            _data: [u8; 0],
+            _marker: ::core::marker::PhantomData<(*mut u8, ::core::marker::PhantomPinned)>,
+        }
+    };
+}
+
+/// One function of the table.
+struct Function {
+    name: String,
+    library: &'static str,
+    arguments: Vec<(String, String)>,
+    result: String,
+}
+
+fn functions(
+    items: &[Item],
+    headers: &BTreeMap<String, String>,
+    known: &BTreeSet<String>,
+) -> Result<Vec<Function>, String> {
+    let mut functions = Vec::new();
+    for item in items {
+        let Item::ForeignMod(block) = item else {
+            continue;
+        };
+        for inner in &block.items {
+            let ForeignItem::Fn(function) = inner else {
+                continue;
+            };
+            let name = function.sig.ident.to_string();
+            let header = headers
+                .get(&name)
+                .ok_or_else(|| format!("no header of ours declares {name}"))?;
+            let mut arguments = Vec::new();
+            for argument in &function.sig.inputs {
+                let FnArg::Typed(argument) = argument else {
+                    return Err(format!("{name} has a self argument"));
+                };
+                let Pat::Ident(pattern) = &*argument.pat else {
+                    return Err(format!("{name} has an argument without a name"));
+                };
+                arguments.push((pattern.ident.to_string(), print_type(&argument.ty, known)?));
+            }
+            let result = match &function.sig.output {
+                ReturnType::Default => "()".to_owned(),
+                ReturnType::Type(_, ty) => print_type(ty, known)?,
+            };
+            let library = library_of(header)?;
+            functions.push(Function {
+                name,
+                library,
+                arguments,
+                result,
+            });
+        }
+    }
+    // The order of the headers, whichever headers declared a function.
+    let order = |function: &Function| match function.library {
+        "Ascendcl" => 0,
+        "Nnopbase" => 1,
+        _ => 2,
+    };
+    functions.sort_by_key(order);
+    Ok(functions)
+}
+
+/// The library that exports what a header declares.
+fn library_of(header: &str) -> Result<&'static str, String> {
+    let folder = Path::new(header)
+        .parent()
+        .and_then(Path::file_name)
+        .and_then(|name| name.to_str());
+    match folder {
+        Some("acl") => Ok("Ascendcl"),
+        Some("aclnn") => Ok("Nnopbase"),
+        Some("aclnnop") => Ok("Opapi"),
+        _ => Err(format!("no library is known for {header}")),
+    }
+}
+
+/// A type as it is written in the table: names of the bindings get their full path.
+fn print_type(ty: &Type, known: &BTreeSet<String>) -> Result<String, String> {
+    match ty {
+        Type::Ptr(pointer) => {
+            let inner = print_type(&pointer.elem, known)?;
+            let mutability = match pointer.mutability {
+                syn::PointerMutability::Mut(_) => "mut",
+                syn::PointerMutability::Const(_) => "const",
+            };
+            Ok(format!("*{mutability} {inner}"))
+        }
+        Type::Path(path) => {
+            let text = path.to_token_stream().to_string().replace(' ', "");
+            match known.contains(&text) {
+                true => Ok(format!("$crate::bindings::{text}")),
+                false => Ok(text),
+            }
+        }
+        other => Err(format!(
+            "the table cannot express {}",
+            other.to_token_stream()
+        )),
+    }
+}
+
+const NOTICE: &str =
+    "// Generated by `cargo run -p xtask -- bindgen` from the headers; edit those, not this.\n\n";
+
+fn print_bindings(items: Vec<Item>) -> String {
+    let file = syn::File {
+        shebang: None,
+        frontmatter: None,
+        attrs: Vec::new(),
+        items,
+    };
+    format!("{NOTICE}{}", prettyplease::unparse(&file))
+}
+
+fn print_table(functions: &[Function]) -> Result<String, String> {
+    let names: BTreeSet<&str> = functions.iter().map(|f| f.name.as_str()).collect();
+    if let Some(unknown) = OPTIONAL.iter().find(|name| !names.contains(*name)) {
+        return Err(format!("the optional function {unknown} is not declared"));
+    }
+    let mut text = NOTICE.to_owned();
+    text.push_str(
+        "/// Hands every function of the C ABI to another macro.\n\
+         ///\n\
+         /// `for_each_function! { callback }` expands to `callback! { ... }` with one entry a function:\n\
+         /// `[Library] fn name(argument: Type, ...) -> Type;`, where `Library` is a variant of [`Library`](crate::Library)\n\
+         /// and the types carry full paths. A macro with this pattern takes them:\n\
+         ///\n\
+         /// ```\n\
+         /// macro_rules! count {\n\
+         ///     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {\n\
+         ///         [$( stringify!($name) ),*].len()\n\
+         ///     };\n\
+         /// }\n\
+         /// assert!(ascend_sys::for_each_function! { count } > 100);\n\
+         /// ```\n\
+         #[macro_export]\n\
+         macro_rules! for_each_function {\n    ($($callback:ident)::+) => {\n        $($callback)::+! {\n",
+    );
+    for function in functions {
+        let Function {
+            name,
+            library,
+            result,
+            ..
+        } = function;
+        let arguments: Vec<String> = function
+            .arguments
+            .iter()
+            .map(|(name, ty)| format!("{name}: {ty}"))
+            .collect();
+        let line = format!(
+            "            [{library}] fn {name}({}) -> {result};\n",
+            arguments.join(", ")
+        );
+        if line.len() <= 121 {
+            text.push_str(&line);
+        } else {
+            let _ = writeln!(text, "            [{library}] fn {name}(");
+            let _ = writeln!(
+                text,
+                "                {}",
+                arguments.join(",\n                ")
+            );
+            let _ = writeln!(text, "            ) -> {result};");
+        }
+    }
+    text.push_str("        }\n    };\n}\n\n");
+    text.push_str(
+        "/// The functions that the linker binds; those that CANN 8.1 need not export are left open.\n\
+         #[cfg(feature = \"link\")]\n\
+         pub(crate) fn linked() -> crate::Functions {\n    crate::Functions {\n",
+    );
+    for Function { name, .. } in functions {
+        let _ = match OPTIONAL.contains(&name.as_str()) {
+            true => writeln!(text, "        {name}: None,"),
+            false => writeln!(text, "        {name}: Some(crate::bindings::{name}),"),
+        };
+    }
+    text.push_str("    }\n}\n");
+    Ok(text)
+}

@@ -1,0 +1,47 @@
+//! The libraries that make up the C ABI.
+
+use std::fmt;
+
+/// The library that exports a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Library {
+    /// Runtime: devices, streams, events, memory, graphs.
+    Ascendcl,
+    /// Descriptors and executors of operators.
+    Nnopbase,
+    /// The operators.
+    Opapi,
+}
+
+impl Library {
+    /// All of them, in the order in which they have to be opened: each needs those before it.
+    pub const ALL: [Self; 3] = [Self::Ascendcl, Self::Nnopbase, Self::Opapi];
+
+    /// Its usual file.
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Self::Ascendcl => "libascendcl.so",
+            Self::Nnopbase => "libnnopbase.so",
+            Self::Opapi => "libopapi.so",
+        }
+    }
+
+    /// The files any one of which can stand for it, in the order in which they are opened.
+    pub(crate) const fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Ascendcl => &["libascendcl.so"],
+            Self::Nnopbase => &["libnnopbase.so"],
+            // Newer releases keep attention in a library of its own.
+            Self::Opapi => &["libopapi_transformer.so", "libopapi.so"],
+        }
+    }
+}
+
+/// Operators that users built and installed; optional.
+pub(crate) const CUSTOM: &str = "libcust_opapi.so";
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.file_name())
+    }
+}

@@ -1,0 +1,128 @@
+//! `emu-libs`: lays the emulator out as the libraries of CANN.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What cargo builds.
+const BUILT: &str = "libascend_emu_c.so";
+/// The one real file in the folder.
+const FILE: &str = "libascend_emu.so";
+/// The names that programs link and load. All lead to one file, so that a process has one emulator.
+const NAMES: [&str; 3] = ["libascendcl.so", "libnnopbase.so", "libopapi.so"];
+
+/// Builds the shared library and puts it into `folder` under the names of CANN's libraries.
+pub(crate) fn lay_out(root: &Path, folder: &Path, release: bool) -> Result<String, String> {
+    let library = build(root, release)?;
+    place(&library, folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let folder =
+        fs::canonicalize(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let (folder, include) = (folder.display(), root.join("include"));
+    Ok(format!(
+        "{folder} holds {FILE} and, leading to it, {}\n\
+         compile:  cc -I{} program.c -L{folder} -lopapi -lnnopbase -lascendcl\n\
+         run:      LD_LIBRARY_PATH={folder} ./a.out",
+        NAMES.join(", "),
+        include.display(),
+    ))
+}
+
+/// Runs cargo and returns the file that it made.
+fn build(root: &Path, release: bool) -> Result<PathBuf, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .current_dir(root)
+        .args([
+            "build",
+            "-p",
+            "ascend-emu-c",
+            "--message-format=json-render-diagnostics",
+        ])
+        .args(release.then_some("--release"))
+        .stderr(Stdio::inherit());
+    let output = command
+        .output()
+        .map_err(|error| format!("cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo build -p ascend-emu-c: {}", output.status));
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    built_file(&messages).ok_or_else(|| format!("cargo build -p ascend-emu-c made no {BUILT}"))
+}
+
+/// The path of the library in cargo's messages, where it stands as a JSON string.
+fn built_file(messages: &str) -> Option<PathBuf> {
+    let path = messages.split('"').find(|text| {
+        let path = Path::new(text);
+        path.is_absolute() && path.file_name().is_some_and(|name| name == BUILT)
+    });
+    path.map(PathBuf::from)
+}
+
+/// Copies the library and links the names to the copy, relative to the folder so that it can be moved.
+fn place(library: &Path, folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for name in NAMES.into_iter().chain([FILE]) {
+        // A new file instead of new content: programs that have the old one open keep it.
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    fs::copy(library, folder.join(FILE))?;
+    for name in NAMES {
+        link(folder, name)?;
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn link(folder: &Path, name: &str) -> io::Result<()> {
+    std::os::unix::fs::symlink(FILE, folder.join(name))
+}
+
+#[cfg(not(unix))]
+fn link(_folder: &Path, _name: &str) -> io::Result<()> {
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "the libraries exist on Linux only",
+    ))
+}
+
+#[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_leads_to_one_file_also_when_laid_out_again_and_moved() {
+        let home = tempfile::tempdir().unwrap();
+        let (library, folder) = (home.path().join("built.so"), home.path().join("a/b"));
+        for content in ["old", "new"] {
+            fs::write(&library, content).unwrap();
+            place(&library, &folder).unwrap();
+        }
+        let moved = home.path().join("c");
+        fs::rename(&folder, &moved).unwrap();
+        for name in NAMES {
+            assert_eq!(
+                fs::canonicalize(moved.join(name)).unwrap(),
+                moved.canonicalize().unwrap().join(FILE)
+            );
+            assert_eq!(fs::read_to_string(moved.join(name)).unwrap(), "new");
+        }
+    }
+
+    #[test]
+    fn the_library_is_found_in_cargo_s_messages() {
+        let messages = r#"{"reason":"compiler-artifact","filenames":["/t/debug/libother.rlib"]}
+{"reason":"compiler-artifact","filenames":["/t/debug/libascend_emu_c.so"],"executable":null}"#;
+        assert_eq!(
+            built_file(messages),
+            Some("/t/debug/libascend_emu_c.so".into())
+        );
+        assert_eq!(built_file(""), None);
+    }
+}
