@@ -36,6 +36,15 @@ impl Axes {
         }
     }
 
+    /// Index of the axis of rows.
+    pub const fn row_axis(self) -> usize {
+        match self {
+            Axes::Tnd => 0,
+            Axes::Bsh | Axes::Bsnd | Axes::Ntd => 1,
+            Axes::Bnsd | Axes::Nbsd => 2,
+        }
+    }
+
     /// Whether sequences are packed one behind the other without a batch axis.
     pub const fn is_packed(self) -> bool {
         matches!(self, Axes::Tnd | Axes::Ntd)

@@ -103,7 +103,7 @@ pub(crate) fn broken(
 
 /// Returns the violation of a rule unless its condition holds. The texts are evaluated only when it does not.
 macro_rules! require {
-    ($holds:expr, $rule:ident, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
+    ($holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
         if !$holds {
             return Err($crate::rule::broken(&$rule, $given, $allowed, $fix).into());
         }

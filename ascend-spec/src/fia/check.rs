@@ -1,10 +1,15 @@
 //! The order of the rules, and the resolution of a call that holds them.
 
-use super::rules::{Facts, entry, heads, lengths, mask, output, tensors};
-use super::{FiaCall, Problem, Route, Version, Work};
-use crate::fia::MaskUse;
+use super::rules::{
+    Facts, antiquant, entry, heads, lengths, lists, mask, mla, output, packed, padding, paged,
+    prefix, pse, quant, sink,
+};
+use super::{FiaCall, MaskUse, Problem, Route, Version, Work};
 use crate::layout::Extents;
 use crate::{Axes, DType, Refusal, Soc, SparseMode, TensorDesc, View};
+
+/// What is to be done, with the mode in force and the use of the mask.
+type Verdict = (Work, SparseMode, MaskUse);
 
 impl<'a> FiaCall<'a> {
     /// Checks the call against the contract of `version` on `soc`, and resolves it.
@@ -15,140 +20,215 @@ impl<'a> FiaCall<'a> {
     /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this release does not
     /// compute.
     pub fn check(&'a self, version: Version, soc: Soc) -> Result<Problem<'a>, Refusal> {
+        let facts = self.facts(version, soc)?;
+        let verdict = match facts.route {
+            Route::Prefill => prefill(&facts),
+            Route::Decode => decode(&facts),
+        }?;
+        entry::supported(self, facts.layout)?;
+        Ok(resolve(&facts, verdict))
+    }
+
+    /// First checks, and what the rest needs to know.
+    fn facts(&'a self, version: Version, soc: Soc) -> Result<Facts<'a>, Refusal> {
         let at = entry::operands(self)?;
         entry::product(version, soc)?;
         entry::types(self, &at)?;
         let layout = entry::layout(self)?;
-        entry::supported(self, layout)?;
         entry::countable(self, &at)?;
-        let (query, route) = entry::query(self, layout, at.query)?;
-        let resolve = Resolve {
-            call: self,
-            layout_query: query,
-            route,
-            out: at.out,
-        };
-        output::dtype(&at)?;
-        tensors::rank(layout, &at)?;
+        let q = entry::query(self, layout, at.query)?;
+        let route = entry::route(self, layout, q, &at);
         let kv_heads = heads::kv_heads(self);
-        let extents = |desc: &TensorDesc| {
-            let none = Extents {
-                batch: 0,
-                heads: 0,
-                rows: 0,
-                dim: 0,
-            };
-            layout
-                .input()
-                .extents(&desc.shape, kv_heads)
-                .unwrap_or(none)
+        // The decode path tells the cache's format by the value.
+        let cache = match route {
+            Route::Decode => paged::cache(self, at.value)?,
+            Route::Prefill => paged::cache(self, at.key)?,
         };
-        let value_dim = extents(at.value).dim;
-        output::shape(layout, route, query, &at, value_dim)?;
-        output::lse(self, layout, route, query)?;
-        if entry::empty_query(&at, route)? {
-            return Ok(resolve.problem(layout, Work::Nothing, value_dim, None));
+        let none = Extents {
+            batch: 0,
+            heads: 0,
+            rows: 0,
+            dim: 0,
+        };
+        let extents = |desc: &TensorDesc| match cache {
+            Some(cache) => paged::extents(cache, desc, kv_heads),
+            None => lists::extents(layout, desc, kv_heads),
+        };
+        if cache.is_none() {
+            lists::rank(layout, at.key, at.value)?;
         }
-        heads::equal_dims(query, extents(at.key).dim, value_dim)?;
-        // The prefill path leaves here; the decode path checks everything first.
-        let empty = at.key.is_empty() || at.value.is_empty();
-        if empty && route == Route::Prefill {
-            return Ok(resolve.problem(layout, Work::Fill, value_dim, None));
-        }
-        heads::counts(self, query, route)?;
-        heads::dim(query, route, layout)?;
-        let kv_list = tensors::is_list(self, query.batch, route, at.key);
-        tensors::dtypes(self, &at, kv_list)?;
-        let facts = Facts {
+        let batch = if layout.is_packed() {
+            packed::batch(self)
+        } else {
+            q.batch
+        };
+        let kv_list = lists::is_list(self, layout, batch, route, at.key);
+        let prefix = self.key_shared_prefix.as_ref().and_then(extents);
+        Ok(Facts {
+            call: self,
+            query: at.query,
+            key: at.key,
+            value: at.value,
+            out: at.out,
             layout,
             route,
-            query,
-            key: extents(at.key),
+            batch,
+            q,
+            kv_heads,
+            cache,
+            k: extents(at.key).unwrap_or(none),
+            v: extents(at.value).unwrap_or(none),
             kv_list,
-            key_rows: tensors::longest(self, layout, kv_list),
-        };
-        tensors::shapes(self, &facts, &at)?;
-        tensors::batch(&facts)?;
-        output::precision(self, route)?;
-        lengths::query(self, &facts)?;
-        lengths::key(self, &facts)?;
-        let masked = mask::check(self, &facts)?;
-        let work = if empty { Work::Fill } else { Work::Attend };
-        Ok(resolve.problem(layout, work, value_dim, Some((facts, masked))))
+            key_rows: match cache {
+                Some(_) => paged::capacity(self),
+                None => lists::longest(self, layout, kv_heads, kv_list),
+            },
+            prefix: prefix.map_or(0, |of| of.rows),
+        })
     }
 }
 
-/// What a problem is made of.
-struct Resolve<'a> {
-    call: &'a FiaCall<'a>,
-    layout_query: Extents,
-    route: Route,
-    out: &'a TensorDesc,
+/// The path of several query rows a sequence.
+fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+    let unmasked = (SparseMode::DefaultMask, MaskUse::None);
+    output::dtype(f)?;
+    output::shape(f)?;
+    output::lse(f)?;
+    sink::check(f)?;
+    mla::prefill_layout(f)?;
+    packed::no_bias(f)?;
+    if entry::empty_query(&operands(f), f.route)? {
+        return Ok((Work::Nothing, unmasked.0, unmasked.1));
+    }
+    if !f.packed() {
+        heads::equal_dims(f.q, f.k.dim, f.v.dim)?;
+    }
+    if f.key.is_empty() || f.value.is_empty() {
+        return Ok((Work::Fill, unmasked.0, unmasked.1));
+    }
+    output::precision(f)?;
+    entry::query_scale(f.call, true)?;
+    heads::counts(f)?;
+    heads::dim(f)?;
+    lists::dtypes(f)?;
+    if !f.paged() {
+        heads::key_value(f)?;
+    }
+    lists::shapes(f)?;
+    lists::batch(f)?;
+    padding::prefill(f)?;
+    prefix::check(f)?;
+    mla::prefill(f)?;
+    if f.packed() {
+        packed::prefill(f)?;
+    } else {
+        lengths::query(f)?;
+        lengths::key(f)?;
+    }
+    paged::prefill(f)?;
+    quant::prefill(f)?;
+    if f.antiquant() {
+        antiquant::prefill(f)?;
+    } else {
+        antiquant::none_prefill(f)?;
+    }
+    pse::check(f)?;
+    let (mode, usage) = mask::check(f)?;
+    Ok((Work::Attend, mode, usage))
 }
 
-impl<'a> Resolve<'a> {
-    fn problem(
-        &self,
-        layout: crate::Layout,
-        work: Work,
-        value_dim: i64,
-        attend: Option<(Facts, (SparseMode, MaskUse))>,
-    ) -> Problem<'a> {
-        let query = self.layout_query;
-        let facts = attend.map(|(facts, _)| facts);
-        let (mode, mask) = attend
-            .map_or((SparseMode::DefaultMask, MaskUse::None), |(_, masked)| {
-                masked
-            });
-        let out_extents = output::expected(query, value_dim);
-        let out_dtype = self.out.dtype;
-        let size = |value: i64| usize::try_from(value).unwrap_or(0);
-        let lse = output::written_lse(self.call).map(|lse| {
-            let packed = TensorDesc::packed(DType::Float, layout.lse_shape(query));
-            let desc = if lse.shape == packed.shape && lse.dtype == DType::Float {
-                *lse
-            } else {
-                packed
-            };
-            view(layout.lse_axes(), &desc, 1)
-        });
-        let out = TensorDesc::packed(out_dtype, layout.out_shape(out_extents));
-        let out = if self.out.shape == out.shape {
-            *self.out
+/// The path of one query row a sequence, and of the absorbed form.
+fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+    output::dtype(f)?;
+    output::shape(f)?;
+    sink::check(f)?;
+    mla::decode_ropes(f)?;
+    entry::empty_query(&operands(f), f.route)?;
+    let full_quant = f.query.dtype == DType::Int8 && f.rope();
+    if mla::unified(f) || full_quant {
+        if full_quant {
+            mla::full_quant(f)?;
         } else {
-            out
-        };
-        Problem {
-            call: self.call,
-            work,
-            route: self.route,
-            layout,
-            batch: size(query.batch),
-            heads: size(query.heads),
-            kv_heads: size(heads::kv_heads(self.call)),
-            query_rows: size(query.rows),
-            key_rows: size(facts.map_or(0, |facts| facts.key_rows)),
-            head_dim: size(query.dim),
-            value_dim: size(value_dim),
-            mode,
-            mask,
-            query: self
-                .call
-                .query
-                .as_ref()
-                .map_or(view(layout.input(), &out, 0), |desc| {
-                    view(layout.input(), desc, query.dim)
-                }),
-            out: view(layout.output(), &out, value_dim),
-            lse,
-            kv_list: facts.is_some_and(|facts| facts.kv_list),
-            query_dtype: self
-                .call
-                .query
-                .as_ref()
-                .map_or(out_dtype, |desc| desc.dtype),
-            out_dtype,
+            mla::absorbed(f)?;
         }
+        let usage = match f.call.mask() {
+            Some(_) => MaskUse::Compressed,
+            None => MaskUse::None,
+        };
+        let mode = SparseMode::from_acl(f.call.sparse_mode).unwrap_or(SparseMode::DefaultMask);
+        return Ok((Work::Attend, mode, usage));
+    }
+    if paged::unchecked(f) {
+        paged::unchecked_layout(f)?;
+        return Ok((Work::Attend, SparseMode::DefaultMask, MaskUse::None));
+    }
+    entry::query_scale(f.call, f.antiquant())?;
+    heads::counts(f)?;
+    heads::dim(f)?;
+    lists::dtypes(f)?;
+    if !f.paged() {
+        heads::key_value(f)?;
+        heads::equal_dims(f.q, f.k.dim, f.v.dim)?;
+    }
+    lists::shapes(f)?;
+    lists::batch(f)?;
+    output::precision(f)?;
+    padding::decode(f)?;
+    prefix::check(f)?;
+    paged::decode(f)?;
+    lengths::key(f)?;
+    quant::decode(f)?;
+    antiquant::decode(f)?;
+    pse::check(f)?;
+    let (mode, usage) = mask::check(f)?;
+    let empty = f.key.is_empty() || f.value.is_empty();
+    let work = if empty { Work::Fill } else { Work::Attend };
+    Ok((work, mode, usage))
+}
+
+fn operands<'a>(f: &Facts<'a>) -> entry::Operands<'a> {
+    entry::Operands {
+        query: f.query,
+        key: f.key,
+        value: f.value,
+        out: f.out,
+    }
+}
+
+fn resolve<'a>(f: &Facts<'a>, (work, mode, mask): Verdict) -> Problem<'a> {
+    let size = |value: i64| usize::try_from(value).unwrap_or(0);
+    let out_extents = output::expected(f.q, f.v.dim);
+    let lse = output::written_lse(f.call).map(|lse| {
+        let packed = TensorDesc::packed(DType::Float, f.layout.lse_shape(f.q));
+        let usable = lse.shape == packed.shape && lse.dtype == DType::Float;
+        view(f.layout.lse_axes(), if usable { lse } else { &packed }, 1)
+    });
+    let out = TensorDesc::packed(f.out.dtype, f.layout.out_shape(out_extents));
+    let out = if f.out.shape == out.shape {
+        f.out
+    } else {
+        &out
+    };
+    Problem {
+        call: f.call,
+        work,
+        route: f.route,
+        layout: f.layout,
+        batch: size(f.batch),
+        heads: size(f.call.num_heads),
+        kv_heads: size(f.kv_heads),
+        query_rows: size(f.q.rows),
+        key_rows: size(f.key_rows),
+        head_dim: size(f.q.dim),
+        value_dim: size(f.v.dim),
+        mode,
+        mask,
+        query: view(f.layout.input(), f.query, f.q.dim),
+        out: view(f.layout.output(), out, f.v.dim),
+        lse,
+        kv_list: f.kv_list,
+        query_dtype: f.query.dtype,
+        out_dtype: f.out.dtype,
     }
 }
 

@@ -7,5 +7,5 @@ pub mod rules;
 mod version;
 
 pub use call::FiaCall;
-pub use problem::{KeyValue, MaskTensor, MaskUse, Operand, Problem, Route, Work};
+pub use problem::{Cache, KeyValue, MaskTensor, MaskUse, Operand, Problem, Route, Work};
 pub use version::Version;

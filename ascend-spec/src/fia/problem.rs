@@ -14,6 +14,27 @@ pub enum Route {
     Decode,
 }
 
+/// How a paged cache lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cache {
+    /// `[blocks, block size, heads * dim]`.
+    BnBsH,
+    /// `[blocks, heads, block size, dim]`.
+    BnNBsD,
+    /// `[blocks, heads, dim / c, block size, c]` with `c` elements in 32 bytes.
+    Nz,
+}
+
+impl std::fmt::Display for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Cache::BnBsH => "BnBsH",
+            Cache::BnNBsD => "BnNBsD",
+            Cache::Nz => "NZ",
+        })
+    }
+}
+
 /// How much there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {

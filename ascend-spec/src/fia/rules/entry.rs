@@ -26,6 +26,8 @@ rules! {
         "numHeads is at least 1";
     ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17",
         "BNSD_BSND has more than one query row";
+    DEQUANT_QUERY = "dequant_scale_query.unused", TILING_ERROR, V4, "checks C2, F14d",
+        "dequantScaleQuery and queryQuantMode go with multi-head latent attention of an INT8 query";
     EMPTY_OUT = "query.empty_output", TILING_ERROR, V1, "check B2",
         "an empty query has an empty attentionOut";
     EMPTY_DECODE = "query.empty_decode", TILING_ERROR, V1, "checks F1, J3",
@@ -169,7 +171,7 @@ impl std::fmt::Display for LayoutNames {
     }
 }
 
-/// What this release does not compute yet; named rather than guessed.
+/// What this release checks but does not compute yet; named rather than guessed.
 pub(in crate::fia) fn supported(call: &FiaCall<'_>, layout: Layout) -> Result<(), Refusal> {
     let tensor = |tensor: &Option<TensorDesc>| tensor.is_some();
     let features = [
@@ -249,12 +251,12 @@ pub(in crate::fia) fn supported(call: &FiaCall<'_>, layout: Layout) -> Result<()
     }
 }
 
-/// Extents of the query, and the path that takes the call.
+/// Extents of the query.
 pub(in crate::fia) fn query(
     call: &FiaCall<'_>,
     layout: Layout,
     query: &TensorDesc,
-) -> Result<(Extents, Route), Refusal> {
+) -> Result<Extents, Refusal> {
     let axes = layout.input();
     require!(
         call.num_heads > 0,
@@ -286,12 +288,41 @@ pub(in crate::fia) fn query(
         "2 or more",
         "use BNSD for single rows: the two are the same there but for the order of two axes",
     );
-    let route = if extents.rows == 1 {
+    Ok(extents)
+}
+
+/// The path that takes a call.
+pub(in crate::fia) fn route(
+    call: &FiaCall<'_>,
+    layout: Layout,
+    q: Extents,
+    at: &Operands<'_>,
+) -> Route {
+    let rope = call.query_rope.is_some();
+    let float =
+        |tensor: &Option<TensorDesc>| tensor.is_some_and(|tensor| tensor.dtype == DType::Float);
+    let decode = match layout {
+        Layout::NtdTnd | Layout::BnsdBsnd => false,
+        Layout::Tnd | Layout::TndNtd => {
+            q.dim == 512
+                || (call.block_table.is_some()
+                    && at.key.dtype == DType::Int8
+                    && at.query.dtype != DType::Int8
+                    && float(&call.antiquant_scale)
+                    && float(&call.antiquant_offset))
+        }
+        _ => {
+            let several = (2..=16).contains(&q.rows);
+            q.rows == 1
+                || (several && (q.dim == 512 && rope || at.key.shape.rank() == 5))
+                || (call.sparse_mode == 4 && rope && q.dim == 512)
+        }
+    };
+    if decode {
         Route::Decode
     } else {
         Route::Prefill
-    };
-    Ok((extents, route))
+    }
 }
 
 /// Whether the query is empty, which the prefill path takes as no work.
@@ -317,4 +348,17 @@ pub(in crate::fia) fn empty_query(at: &Operands<'_>, route: Route) -> Result<boo
         "skip the call when there is nothing to decode",
     );
     Ok(true)
+}
+
+/// A dequantisation scale of the query outside of the quantised absorbed form; `mode_counts` where the mode is looked
+/// at as well.
+pub(in crate::fia) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Result<(), Refusal> {
+    require!(
+        call.dequant_scale_query.is_none() && !(mode_counts && call.query_quant_mode != 0),
+        DEQUANT_QUERY,
+        format_args!("queryQuantMode {}", call.query_quant_mode),
+        "no dequantScaleQuery, queryQuantMode 0",
+        "drop it and set queryQuantMode to 0",
+    );
+    Ok(())
 }

@@ -1,10 +1,10 @@
 //! Head counts and head dimensions.
 
 use super::Facts;
-use crate::fia::{FiaCall, Route};
+use crate::fia::FiaCall;
 use crate::layout::Extents;
 use crate::rule::{require, rules};
-use crate::{Layout, Refusal, TensorDesc};
+use crate::{DType, Refusal};
 
 rules! {
     HEADS_MAX = "num_heads.max", TILING_ERROR, V1, "check D1",
@@ -24,7 +24,7 @@ rules! {
     DIM_EQUAL = "head_dim.equal", TILING_ERROR, V1, "check D14",
         "query, key and value have one head dimension";
     DIM_ALIGNED = "head_dim.aligned", TILING_ERROR, V1, "checks C4, D12",
-        "the head dimension is a multiple of 16 in the prefill path";
+        "the head dimension is a multiple of 16 in the prefill path, of 32 with INT8 tensors";
 }
 
 /// Heads of key and value: what 0 stands for resolved.
@@ -36,21 +36,17 @@ pub(in crate::fia) fn kv_heads(call: &FiaCall<'_>) -> i64 {
 }
 
 /// Head counts of the attributes against each other and against the query.
-pub(in crate::fia) fn counts(
-    call: &FiaCall<'_>,
-    query: Extents,
-    route: Route,
-) -> Result<(), Refusal> {
-    let (heads, kv_heads) = (call.num_heads, kv_heads(call));
+pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
+    let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(
-        query.heads == heads,
+        f.q.heads == heads,
         HEADS_QUERY,
-        format_args!("numHeads {heads} with {} heads in the query", query.heads),
-        query.heads,
+        format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
+        f.q.heads,
         "set numHeads to the query's number of heads",
     );
     require!(
-        route == Route::Decode || heads <= 256,
+        !f.prefill() || heads <= 256,
         HEADS_MAX,
         heads,
         "1 to 256",
@@ -59,7 +55,7 @@ pub(in crate::fia) fn counts(
     require!(
         (1..=heads.min(256)).contains(&kv_heads),
         KV_HEADS,
-        call.num_key_value_heads,
+        f.call.num_key_value_heads,
         format_args!("0, or 1 to {}", heads.min(256)),
         "set numKeyValueHeads to the key's number of heads",
     );
@@ -71,7 +67,7 @@ pub(in crate::fia) fn counts(
         "every key head must serve the same number of query heads",
     );
     require!(
-        heads / kv_heads <= 64,
+        f.absorbed() || heads / kv_heads <= 64,
         GROUP_MAX,
         format_args!("{} query heads a key head", heads / kv_heads),
         "at most 64",
@@ -80,22 +76,14 @@ pub(in crate::fia) fn counts(
     Ok(())
 }
 
-/// Heads and head dimensions of one key and value.
-pub(in crate::fia) fn key_value(
-    call: &FiaCall<'_>,
-    facts: &Facts,
-    key: &TensorDesc,
-    value: &TensorDesc,
-) -> Result<(), Refusal> {
-    let axes = facts.layout.input();
-    let want = kv_heads(call);
-    for (desc, name) in [(key, "key"), (value, "value")] {
-        let heads = axes.extents(&desc.shape, want).map(|extents| extents.heads);
+/// Heads of dense keys and values.
+pub(in crate::fia) fn key_value(f: &Facts<'_>) -> Result<(), Refusal> {
+    for (desc, heads, name) in [(f.key, f.k.heads, "key"), (f.value, f.v.heads, "value")] {
         require!(
-            heads == Some(want),
+            heads == f.kv_heads,
             HEADS_KEY,
-            format_args!("{name} {} with numKeyValueHeads {want}", desc.shape),
-            format_args!("{want} heads in {} order", facts.layout),
+            format_args!("{name} {} with numKeyValueHeads {}", desc.shape, f.kv_heads),
+            format_args!("{} heads in {} order", f.kv_heads, f.layout),
             format_args!("correct numKeyValueHeads or the shape of {name}"),
         );
     }
@@ -115,20 +103,22 @@ pub(in crate::fia) fn equal_dims(query: Extents, key: i64, value: i64) -> Result
 }
 
 /// Size and alignment of the head dimension.
-pub(in crate::fia) fn dim(query: Extents, route: Route, layout: Layout) -> Result<(), Refusal> {
+pub(in crate::fia) fn dim(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(
-        (1..=512).contains(&query.dim),
+        (1..=512).contains(&f.q.dim),
         DIM_MAX,
-        query.dim,
+        f.q.dim,
         "1 to 512",
         "split the head dimension over several heads",
     );
+    let int8 = [f.query.dtype, f.key.dtype, f.out.dtype].contains(&DType::Int8);
+    let step = if int8 { 32 } else { 16 };
     require!(
-        route == Route::Decode || query.dim % 16 == 0,
+        !f.prefill() || f.q.dim % step == 0,
         DIM_ALIGNED,
-        format_args!("{} with {layout}", query.dim),
-        "16, 32, ... 512",
-        "pad the head dimension of query, key and value with zeros to a multiple of 16; the scale stays",
+        format_args!("{} with {}", f.q.dim, f.layout),
+        format_args!("multiples of {step} up to 512"),
+        "pad the head dimension of query, key and value with zeros; the scale stays",
     );
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! Actual sequence lengths.
+//! Actual sequence lengths of layouts with a batch axis, and what a length array says.
 
-use super::{Facts, heads};
-use crate::Refusal;
-use crate::fia::{FiaCall, Route};
+use super::Facts;
+use crate::fia::FiaCall;
 use crate::rule::{broken, require, rules};
+use crate::{Layout, Refusal};
 
 rules! {
     Q_COUNT = "actual_seq_lengths.count", TILING_ERROR, V1, "check E1.1",
@@ -12,31 +12,71 @@ rules! {
         "each query length is from 0 to the rows of the query";
     KV_COUNT = "actual_seq_lengths_kv.count", TILING_ERROR, V1, "checks E1.2, F7",
         "actualSeqLengthsKv has one entry, or one for each batch entry";
-    KV_RANGE = "actual_seq_lengths_kv.range", TILING_ERROR, V1, "checks E1.2, F7",
-        "each key length is from 0 to the rows of the key";
+    KV_RANGE = "actual_seq_lengths_kv.range", TILING_ERROR, V1, "checks E1.2, F7, J7",
+        "each key length is from 0 to the rows of the key, or to what the block table holds";
 }
 
-pub(in crate::fia) fn query(call: &FiaCall<'_>, facts: &Facts) -> Result<(), Refusal> {
-    let Some(lengths) = call
-        .actual_seq_lengths
-        .filter(|_| facts.route == Route::Prefill)
-    else {
+/// Entry `b` of a length array: an empty one means `all`, one entry stands for every sequence.
+pub(in crate::fia) fn entry(lengths: Option<&[i64]>, all: i64, b: usize) -> i64 {
+    match lengths {
+        None | Some([]) => all,
+        Some(&[one]) => one,
+        Some(several) => several.get(b).copied().unwrap_or(0),
+    }
+}
+
+/// Length of sequence `b` in an array of cumulative ends.
+pub(in crate::fia) fn between_ends(ends: Option<&[i64]>, b: usize) -> i64 {
+    let ends = ends.unwrap_or(&[]);
+    let end = ends.get(b).copied().unwrap_or(0);
+    let start = match b.checked_sub(1) {
+        Some(before) => ends.get(before).copied().unwrap_or(0),
+        None => 0,
+    };
+    end.saturating_sub(start)
+}
+
+/// Query length of sequence `b` of `rows` rows.
+pub(in crate::fia) fn q_len(call: &FiaCall<'_>, layout: Layout, rows: i64, b: usize) -> i64 {
+    if layout.is_packed() {
+        between_ends(call.actual_seq_lengths, b)
+    } else {
+        entry(call.actual_seq_lengths, rows, b)
+    }
+}
+
+/// Key length of sequence `b`, whose tensor has `rows` rows.
+pub(in crate::fia) fn kv_len(
+    call: &FiaCall<'_>,
+    layout: Layout,
+    paged: bool,
+    rows: i64,
+    b: usize,
+) -> i64 {
+    if layout.is_packed() && !paged {
+        between_ends(call.actual_seq_lengths_kv, b)
+    } else {
+        entry(call.actual_seq_lengths_kv, rows, b)
+    }
+}
+
+pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
+    let Some(lengths) = f.call.actual_seq_lengths.filter(|_| f.prefill()) else {
         return Ok(());
     };
-    let batch = batch(facts);
     require!(
-        counted(lengths, batch),
+        counted(lengths, f.batch()),
         Q_COUNT,
         format_args!("{} entries", lengths.len()),
-        format_args!("1 or {batch}"),
+        format_args!("1 or {}", f.batch),
         "pass one length a sequence",
     );
-    for (b, &len) in lengths.iter().take(batch).enumerate() {
-        if !(0..=facts.query.rows).contains(&len) {
+    for (b, &len) in lengths.iter().take(f.batch()).enumerate() {
+        if !(0..=f.q.rows).contains(&len) {
             return Err(broken(
                 &Q_RANGE,
                 format_args!("entry {b} is {len}"),
-                format_args!("0 to {}", facts.query.rows),
+                format_args!("0 to {}", f.q.rows),
                 "pass lengths of each sequence (not cumulative) within the query's rows",
             )
             .into());
@@ -45,34 +85,29 @@ pub(in crate::fia) fn query(call: &FiaCall<'_>, facts: &Facts) -> Result<(), Ref
     Ok(())
 }
 
-pub(in crate::fia) fn key(call: &FiaCall<'_>, facts: &Facts) -> Result<(), Refusal> {
-    let Some(lengths) = call.actual_seq_lengths_kv else {
+pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
+    let Some(lengths) = f
+        .call
+        .actual_seq_lengths_kv
+        .filter(|lengths| !lengths.is_empty())
+    else {
         return Ok(());
     };
-    let batch = batch(facts);
     require!(
-        counted(lengths, batch),
+        counted(lengths, f.batch()),
         KV_COUNT,
         format_args!("{} entries", lengths.len()),
-        format_args!("1 or {batch}"),
+        format_args!("1 or {}", f.batch),
         "pass one length a sequence",
     );
-    for b in 0..if lengths.is_empty() { 0 } else { batch } {
-        let len = match lengths {
-            &[one] => one,
-            several => several.get(b).copied().unwrap_or(0),
-        };
-        let rows = if facts.kv_list {
-            let of = call.key.get(b).and_then(|key| {
-                facts
-                    .layout
-                    .input()
-                    .extents(&key.shape, heads::kv_heads(call))
-            });
-            of.map_or(0, |extents| extents.rows)
+    for b in 0..f.batch() {
+        // The prefill path holds one entry for a whole list against its longest tensor.
+        let rows = if lengths.len() == 1 && f.prefill() {
+            f.key_rows
         } else {
-            facts.key.rows
+            f.rows_of(b)
         };
+        let len = f.kv_len(b);
         if !(0..=rows).contains(&len) {
             return Err(broken(
                 &KV_RANGE,
@@ -84,24 +119,6 @@ pub(in crate::fia) fn key(call: &FiaCall<'_>, facts: &Facts) -> Result<(), Refus
         }
     }
     Ok(())
-}
-
-/// Longest key length in force: what the decode path measures masks by.
-pub(in crate::fia) fn longest_key(call: &FiaCall<'_>, facts: &Facts) -> i64 {
-    match call.actual_seq_lengths_kv {
-        None | Some([]) => facts.key_rows,
-        Some(&[one]) => one,
-        Some(several) => several
-            .iter()
-            .take(batch(facts))
-            .copied()
-            .max()
-            .unwrap_or(0),
-    }
-}
-
-fn batch(facts: &Facts) -> usize {
-    usize::try_from(facts.query.batch).unwrap_or(usize::MAX)
 }
 
 /// An empty array counts as none.

@@ -1,7 +1,7 @@
 //! Mask tensor, sparse mode and token window.
 
-use super::{Facts, lengths};
-use crate::fia::{FiaCall, MaskTensor, MaskUse, Route};
+use super::{Facts, packed, padding, prefix, quant};
+use crate::fia::{MaskTensor, MaskUse, Route};
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
 use crate::{Dims, Refusal, SparseMode, TensorDesc};
@@ -19,6 +19,8 @@ rules! {
         "the mask of sparse modes 0 and 1 covers every query row and key, with batch 1 or the query's";
     FULL_DECODE = "atten_mask.full_shape_decode", TILING_ERROR, V1, "checks F14, J12",
         "in the decode path the mask has one entry for each sequence and covers the longest key length";
+    PREFIX_DECODE = "atten_mask.prefix_decode", TILING_ERROR, V2, "check J6",
+        "in the decode path a compressed mask goes with no shared prefix whose length is given";
     TOKENS_NEGATIVE = "tokens.both_negative", TILING_ERROR, V1, "check E4.5",
         "preTokens and nextTokens are not both negative";
     TOKENS_EMPTY = "tokens.empty_band", TILING_ERROR, V1, "check E4.5",
@@ -30,26 +32,23 @@ rules! {
 }
 
 /// Checks mask, mode and tokens, and says which mode is in force and what the tensor is for.
-pub(in crate::fia) fn check(
-    call: &FiaCall<'_>,
-    facts: &Facts,
-) -> Result<(SparseMode, MaskUse), Refusal> {
-    match facts.route {
-        Route::Decode => decode(call, facts),
-        Route::Prefill => prefill(call, facts),
+pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
+    match f.route {
+        Route::Decode => decode(f),
+        Route::Prefill => prefill(f),
     }
 }
 
 /// The decode path looks at the mode only to tell compressed masks from full ones, and at the tokens never, except
 /// for the band of mode 4.
-fn decode(call: &FiaCall<'_>, facts: &Facts) -> Result<(SparseMode, MaskUse), Refusal> {
-    let Some(mask) = call.mask() else {
+fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
+    let Some(mask) = f.call.mask() else {
         return Ok((SparseMode::DefaultMask, MaskUse::None));
     };
+    let size = SparseMode::COMPRESSED_MASK_SIZE;
     if let Some(mode @ (SparseMode::RightDownCausal | SparseMode::Band)) =
-        SparseMode::from_acl(call.sparse_mode)
+        SparseMode::from_acl(f.call.sparse_mode)
     {
-        let size = SparseMode::COMPRESSED_MASK_SIZE;
         require!(
             *mask.shape == [size, size],
             COMPRESSED_DECODE,
@@ -57,19 +56,37 @@ fn decode(call: &FiaCall<'_>, facts: &Facts) -> Result<(SparseMode, MaskUse), Re
             "[2048, 2048]",
             "pass the compressed mask with two axes, or no mask and mode 0: one row sees all its keys",
         );
+        let given = f
+            .call
+            .actual_shared_prefix_len
+            .is_some_and(|lengths| !lengths.is_empty());
+        require!(
+            f.call.key_shared_prefix.is_none()
+                || !given
+                || prefix::length(f) + f.longest_key() <= 0,
+            PREFIX_DECODE,
+            "actualSharedPrefixLen",
+            "none",
+            "pass no mask and mode 0: one row sees all its keys",
+        );
         return Ok((mode, MaskUse::Compressed));
     }
-    let longest = lengths::longest_key(call, facts);
+    let keys = if f.paged() {
+        f.key_rows
+    } else {
+        f.longest_key()
+    };
+    let longest = keys.saturating_add(prefix::length(f));
     let shape = &mask.shape;
-    let covers = shape.first() == Some(&facts.query.batch)
-        && shape.last().is_some_and(|&last| last >= longest);
+    let covers =
+        shape.first() == Some(&f.batch) && shape.last().is_some_and(|&last| last >= longest);
     require!(
         covers,
         FULL_DECODE,
         shape,
         format_args!(
             "[{0}, S], [{0}, 1, S] or [{0}, 1, 1, S] with S at least {longest}",
-            facts.query.batch
+            f.batch
         ),
         "give every sequence its own mask row of the longest key length",
     );
@@ -88,17 +105,20 @@ fn decode(call: &FiaCall<'_>, facts: &Facts) -> Result<(SparseMode, MaskUse), Re
     Ok((SparseMode::AllMask, MaskUse::Full(tensor)))
 }
 
-fn prefill(call: &FiaCall<'_>, facts: &Facts) -> Result<(SparseMode, MaskUse), Refusal> {
-    let Some(mode) = SparseMode::from_acl(call.sparse_mode) else {
+fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
+    let Some(mode) = SparseMode::from_acl(f.call.sparse_mode) else {
         return Err(broken(
             &MODE,
-            call.sparse_mode,
+            f.call.sparse_mode,
             "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)",
             "modes 5 to 8 belong to the training operators",
         )
         .into());
     };
-    let usage = match call.mask() {
+    if f.packed() {
+        packed::masked(f, mode)?;
+    }
+    let usage = match f.call.mask() {
         None => {
             require!(
                 mode == SparseMode::DefaultMask,
@@ -126,15 +146,27 @@ fn prefill(call: &FiaCall<'_>, facts: &Facts) -> Result<(SparseMode, MaskUse), R
             );
             MaskUse::Compressed
         }
-        Some(mask) => MaskUse::Full(full(facts, mask)?),
+        Some(mask) => MaskUse::Full(full(f, mask)?),
     };
-    tokens(call, facts, mode, usage != MaskUse::None)?;
+    let (pre, next) = tokens(f, mode, usage != MaskUse::None)?;
+    quant::rows(f, mode, pre, next)?;
     Ok((mode, usage))
 }
 
+/// Keys that a row of a full mask or position bias covers in the prefill path.
+pub(in crate::fia) fn width(f: &Facts<'_>) -> i64 {
+    if f.paged() {
+        let bs = f.call.block_size.max(1);
+        let longest = f.longest_key().max(0);
+        (longest / bs + i64::from(longest % bs != 0)).saturating_mul(bs)
+    } else {
+        f.key_rows.saturating_add(f.prefix)
+    }
+}
+
 /// A full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not looked at.
-fn full(facts: &Facts, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
-    let (rows, keys, batch) = (facts.query.rows, facts.key_rows, facts.query.batch);
+fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
+    let (rows, batch, keys) = (f.q.rows, f.batch, width(f));
     let covers = match mask.shape[..] {
         [i, j] => i >= rows && j >= keys,
         [b, i, j] | [b, _, i, j] => (b == 1 || b == batch) && i >= rows && j >= keys,
@@ -145,7 +177,8 @@ fn full(facts: &Facts, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
         FULL,
         mask.shape,
         format_args!(
-            "[Sq, Skv], [1 or {batch}, Sq, Skv] or [1 or {batch}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}"
+            "[Sq, Skv], [1 or {batch}, Sq, Skv] or [1 or {batch}, 1, Sq, Skv] with Sq at least {rows}, \
+             Skv at least {keys}"
         ),
         "expand the mask to every query row and key of the padded tensors",
     );
@@ -162,14 +195,13 @@ fn full(facts: &Facts, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
     })
 }
 
-fn tokens(
-    call: &FiaCall<'_>,
-    facts: &Facts,
-    mode: SparseMode,
-    masked: bool,
-) -> Result<(), Refusal> {
+/// Checks the token counts and gives those in force.
+fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Refusal> {
+    let call = f.call;
     let (pre, next) = match mode {
-        SparseMode::DefaultMask if masked => (call.pre_tokens, call.next_tokens),
+        SparseMode::DefaultMask if masked && !padding::given(f) => {
+            (call.pre_tokens, call.next_tokens)
+        }
         SparseMode::DefaultMask | SparseMode::AllMask => (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED),
         SparseMode::LeftUpCausal => (TOKENS_UNBOUNDED, 0),
         SparseMode::RightDownCausal => (TOKENS_UNBOUNDED, call.next_tokens),
@@ -195,15 +227,15 @@ fn tokens(
     );
     let (next_limit, pre_limit) = match mode {
         SparseMode::DefaultMask => (Limit::Rows, Limit::Keys),
-        SparseMode::Band => (Limit::Keys, Limit::Rows),
-        _ => return Ok(()),
+        SparseMode::Band if !f.packed() => (Limit::Keys, Limit::Rows),
+        _ => return Ok((pre, next)),
     };
     for (tokens, limit, rule) in [
         (next, next_limit, &NEXT_REACH),
         (pre, pre_limit, &PRE_REACH),
     ] {
         if tokens < 0 {
-            let shortest = limit.shortest(call, facts, mode);
+            let shortest = limit.shortest(f, mode);
             if tokens <= shortest.saturating_neg() {
                 return Err(broken(
                     rule,
@@ -215,7 +247,7 @@ fn tokens(
             }
         }
     }
-    Ok(())
+    Ok((pre, next))
 }
 
 /// Which lengths a negative token count must stay below.
@@ -226,35 +258,20 @@ enum Limit {
 
 impl Limit {
     /// The shortest of them, over the batch; for mode 0 the padded size counts too.
-    fn shortest(&self, call: &FiaCall<'_>, facts: &Facts, mode: SparseMode) -> i64 {
-        let batch = usize::try_from(facts.query.batch).unwrap_or(usize::MAX);
-        let (lengths, all) = match self {
-            Limit::Rows => (call.actual_seq_lengths, facts.query.rows),
-            Limit::Keys => (call.actual_seq_lengths_kv, facts.key_rows),
+    fn shortest(&self, f: &Facts<'_>, mode: SparseMode) -> i64 {
+        let (shortest, all) = match self {
+            Limit::Rows => ((0..f.batch()).map(|b| f.q_len(b)).min(), f.q.rows),
+            Limit::Keys => {
+                let len = |b| f.kv_len(b).saturating_add(prefix::length(f));
+                let all = f.key_rows.saturating_add(f.prefix);
+                ((0..f.batch()).map(len).min(), all)
+            }
         };
-        let shortest = match lengths {
-            None | Some([]) => all,
-            Some(lengths) => lengths.iter().take(batch).copied().min().unwrap_or(all),
-        };
-        let shortest = match (self, facts.kv_list, lengths) {
-            (Limit::Keys, true, None | Some([])) => shortest_tensor(call, facts).min(shortest),
-            _ => shortest,
-        };
+        let shortest = shortest.unwrap_or(all);
         if mode == SparseMode::DefaultMask {
             shortest.min(all)
         } else {
             shortest
         }
     }
-}
-
-fn shortest_tensor(call: &FiaCall<'_>, facts: &Facts) -> i64 {
-    let rows = |key: &TensorDesc| {
-        let extents = facts
-            .layout
-            .input()
-            .extents(&key.shape, super::heads::kv_heads(call))?;
-        Some(extents.rows)
-    };
-    call.key.iter().filter_map(rows).min().unwrap_or(0)
 }

@@ -2,28 +2,45 @@
 //!
 //! Each file declares its rules as data and, below them, the code that applies them.
 
+pub mod antiquant;
 pub mod entry;
 pub mod heads;
 pub mod lengths;
 pub mod lints;
+pub mod lists;
 pub mod mask;
+pub mod mla;
 pub mod output;
-pub mod tensors;
+pub mod packed;
+pub mod padding;
+pub mod paged;
+pub mod prefix;
+pub mod pse;
+pub mod quant;
+pub mod sink;
 
-use crate::Layout;
-use crate::Rule;
-use crate::fia::Route;
+use crate::fia::{Cache, FiaCall, Route};
 use crate::layout::Extents;
+use crate::{DType, Layout, Rule, TensorDesc};
 
 /// Every rule, in the order of the files.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
     [
         entry::RULES,
         heads::RULES,
-        tensors::RULES,
+        lists::RULES,
         lengths::RULES,
+        packed::RULES,
+        paged::RULES,
         mask::RULES,
         output::RULES,
+        padding::RULES,
+        prefix::RULES,
+        pse::RULES,
+        sink::RULES,
+        quant::RULES,
+        antiquant::RULES,
+        mla::RULES,
         lints::RULES,
     ]
     .into_iter()
@@ -33,17 +50,109 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
 
 /// What the rules have learnt about a call so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Facts {
-    pub(super) layout: Layout,
-    pub(super) route: Route,
-    /// Extents of the query.
-    pub(super) query: Extents,
-    /// Extents of the first key.
-    pub(super) key: Extents,
+pub(in crate::fia) struct Facts<'a> {
+    pub(in crate::fia) call: &'a FiaCall<'a>,
+    pub(in crate::fia) query: &'a TensorDesc,
+    pub(in crate::fia) key: &'a TensorDesc,
+    pub(in crate::fia) value: &'a TensorDesc,
+    pub(in crate::fia) out: &'a TensorDesc,
+    pub(in crate::fia) layout: Layout,
+    pub(in crate::fia) route: Route,
+    /// Number of sequences; packed layouts have it in the length array alone.
+    pub(in crate::fia) batch: i64,
+    /// Extents of the query; packed layouts have batch 1 and all rows.
+    pub(in crate::fia) q: Extents,
+    /// Heads of key and value, with 0 resolved.
+    pub(in crate::fia) kv_heads: i64,
+    /// How the cache lies, if it is paged.
+    pub(in crate::fia) cache: Option<Cache>,
+    /// Extents of the first key; of a paged cache: blocks and tokens in a block.
+    pub(in crate::fia) k: Extents,
+    /// Extents of the first value.
+    pub(in crate::fia) v: Extents,
     /// Whether every batch entry has its own key and value.
-    pub(super) kv_list: bool,
-    /// Rows of the longest key.
-    pub(super) key_rows: i64,
+    pub(in crate::fia) kv_list: bool,
+    /// Most keys a sequence can have: rows of the longest key, or of a block table's row.
+    pub(in crate::fia) key_rows: i64,
+    /// Rows of the shared prefix.
+    pub(in crate::fia) prefix: i64,
+}
+
+impl Facts<'_> {
+    pub(in crate::fia) fn paged(&self) -> bool {
+        self.cache.is_some()
+    }
+
+    pub(in crate::fia) fn packed(&self) -> bool {
+        self.layout.is_packed()
+    }
+
+    pub(in crate::fia) fn rope(&self) -> bool {
+        self.call.query_rope.is_some()
+    }
+
+    pub(in crate::fia) fn prefill(&self) -> bool {
+        self.route == Route::Prefill
+    }
+
+    /// Dtype of key and value, with packed nibbles named for what they are.
+    pub(in crate::fia) fn kv_dtype(&self) -> DType {
+        unpacked(self.key.dtype)
+    }
+
+    /// Whether key and value are quantised and the query is not.
+    pub(in crate::fia) fn antiquant(&self) -> bool {
+        matches!(self.kv_dtype(), DType::Int8 | DType::Int4) && self.query.dtype != DType::Int8
+    }
+
+    /// Whether the call is multi-head latent attention over the compressed cache.
+    pub(in crate::fia) fn absorbed(&self) -> bool {
+        self.rope() && self.q.dim == 512
+    }
+
+    /// Query length of sequence `b`.
+    pub(in crate::fia) fn q_len(&self, b: usize) -> i64 {
+        lengths::q_len(self.call, self.layout, self.q.rows, b)
+    }
+
+    /// Key length of sequence `b`, without a shared prefix.
+    pub(in crate::fia) fn kv_len(&self, b: usize) -> i64 {
+        lengths::kv_len(self.call, self.layout, self.paged(), self.rows_of(b), b)
+    }
+
+    /// Rows that the key of sequence `b` could have.
+    pub(in crate::fia) fn rows_of(&self, b: usize) -> i64 {
+        if !self.kv_list {
+            return self.key_rows;
+        }
+        let extents = |key| lists::extents(self.layout, key, self.kv_heads);
+        self.call
+            .key
+            .get(b)
+            .and_then(extents)
+            .map_or(0, |of| of.rows)
+    }
+
+    pub(in crate::fia) fn batch(&self) -> usize {
+        usize::try_from(self.batch).unwrap_or(usize::MAX)
+    }
+
+    /// The longest key length, without a shared prefix.
+    pub(in crate::fia) fn longest_key(&self) -> i64 {
+        match self.call.actual_seq_lengths_kv {
+            None | Some([]) => self.key_rows,
+            Some(_) => (0..self.batch()).map(|b| self.kv_len(b)).max().unwrap_or(0),
+        }
+    }
+}
+
+/// `INT32` keys and values are eight packed `INT4` each.
+pub(in crate::fia) fn unpacked(dtype: DType) -> DType {
+    if dtype == DType::Int32 {
+        DType::Int4
+    } else {
+        dtype
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Output, log-sum-exp and precision.
 
-use crate::fia::rules::entry::{Names, Operands};
-use crate::fia::{FiaCall, Route};
+use super::Facts;
+use crate::fia::rules::entry::Names;
+use crate::fia::{Cache, FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal, TensorDesc};
@@ -23,18 +24,24 @@ rules! {
         "antiquantMode is 0 in the prefill path";
 }
 
-pub(in crate::fia) fn dtype(at: &Operands<'_>) -> Result<(), Refusal> {
+pub(in crate::fia) fn dtype(f: &Facts<'_>) -> Result<(), Refusal> {
+    let allowed: &[DType] = match (f.query.dtype, f.route) {
+        (DType::Int8, Route::Prefill) => &[DType::Float16, DType::Int8],
+        (DType::Int8, Route::Decode) => &[DType::Bf16],
+        (DType::Bf16, _) => &[DType::Bf16, DType::Int8],
+        _ => &[DType::Float16, DType::Int8],
+    };
     require!(
-        at.out.dtype == at.query.dtype,
+        allowed.contains(&f.out.dtype),
         OUT_DTYPE,
-        format_args!("{} for a {} query", at.out.dtype, at.query.dtype),
-        Names(&[at.query.dtype]),
-        "make attentionOut of the query's dtype",
+        format_args!("{} for a {} query", f.out.dtype, f.query.dtype),
+        Names(allowed),
+        "make attentionOut of the query's dtype, or INT8 with quantScale2",
     );
     Ok(())
 }
 
-/// The shape that the output should have.
+/// The extents that the output should have.
 pub(in crate::fia) fn expected(query: Extents, value_dim: i64) -> Extents {
     Extents {
         dim: value_dim,
@@ -42,44 +49,43 @@ pub(in crate::fia) fn expected(query: Extents, value_dim: i64) -> Extents {
     }
 }
 
-pub(in crate::fia) fn shape(
-    layout: Layout,
-    route: Route,
-    query: Extents,
-    at: &Operands<'_>,
-    value_dim: i64,
-) -> Result<(), Refusal> {
-    let want = match layout {
-        Layout::Bsh => at.query.shape,
-        _ => layout.out_shape(expected(query, value_dim)),
+pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
+    let out = &f.out.shape;
+    let implied = f.layout.out_shape(expected(f.q, f.v.dim));
+    let of_query = f.layout.out_shape(f.q);
+    let want = match f.layout {
+        // A single row over a paged cache may have a value dimension of its own.
+        Layout::Bsh if !f.prefill() && f.cache == Some(Cache::BnBsH) && !f.rope() => implied,
+        Layout::Bnsd if f.paged() => of_query,
+        Layout::Bsh | Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd | Layout::TndNtd => {
+            of_query
+        }
+        _ => implied,
     };
-    let holds = match (layout, route) {
+    let holds = match (f.layout, f.route) {
         // The operator looks at nothing here in the prefill path, and at the rank alone in the decode path.
         (Layout::Bsnd, Route::Prefill) => true,
-        (Layout::Bsnd, Route::Decode) => at.out.shape.rank() == 4,
-        _ => at.out.shape == want,
+        (Layout::Bsnd, Route::Decode) => f.paged() || out.rank() == 4,
+        // The prefill path compares the four axes and no others.
+        (Layout::Bnsd, Route::Prefill) if !f.paged() => out.starts_with(&want),
+        _ => *out == want,
     };
     require!(
         holds,
         OUT_SHAPE,
-        format_args!("{} with {layout}", at.out.shape),
+        format_args!("{out} with {}", f.layout),
         want,
         "make attentionOut of this shape",
     );
     Ok(())
 }
 
-pub(in crate::fia) fn lse(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    route: Route,
-    query: Extents,
-) -> Result<(), Refusal> {
-    if !call.softmax_lse_flag || route == Route::Decode {
+pub(in crate::fia) fn lse(f: &Facts<'_>) -> Result<(), Refusal> {
+    if !f.call.softmax_lse_flag || !f.prefill() {
         return Ok(());
     }
-    let want = layout.lse_shape(query);
-    let Some(lse) = &call.softmax_lse else {
+    let want = f.layout.lse_shape(f.q);
+    let Some(lse) = &f.call.softmax_lse else {
         return Err(crate::rule::broken(
             &LSE_REQUIRED,
             "no softmaxLse with softmaxLseFlag true",
@@ -112,7 +118,8 @@ pub(in crate::fia) fn written_lse<'a>(call: &'a FiaCall<'a>) -> Option<&'a Tenso
         .filter(|lse| call.softmax_lse_flag && !lse.is_empty())
 }
 
-pub(in crate::fia) fn precision(call: &FiaCall<'_>, route: Route) -> Result<(), Refusal> {
+pub(in crate::fia) fn precision(f: &Facts<'_>) -> Result<(), Refusal> {
+    let (call, route) = (f.call, f.route);
     let (holds, allowed) = match route {
         Route::Decode => (matches!(call.inner_precise, 0 | 1), "0 or 1"),
         Route::Prefill => (call.inner_precise != 4, "0 to 3"),

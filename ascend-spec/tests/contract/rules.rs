@@ -1,7 +1,6 @@
 //! Every rule has a call that breaks it, and it alone is named.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
-
+use crate::recorded;
 use ascend_spec::fia::{FiaCall, Version, rules};
 use ascend_spec::{DType, Format, Level, Refusal, Soc, TensorDesc};
 use std::collections::BTreeSet;
@@ -508,6 +507,147 @@ fn every_rule_is_broken_by_some_call() {
             ..prefill.clone()
         },
     );
+    let int4 = |shape: &[i64]| TensorDesc::contiguous(DType::Int4, shape).unwrap();
+    let nibbles = [int4(&[2, 4, 64, 32])];
+    expect(
+        "antiquant.head_dim",
+        FiaCall {
+            key: &nibbles,
+            value: &nibbles,
+            antiquant_scale: Some(half(&[2])),
+            ..prefill.clone()
+        },
+    );
+    let cache = [half(&[3, 128, 128])];
+    let paged = FiaCall {
+        key: &cache,
+        value: &cache,
+        block_table: TensorDesc::contiguous(DType::Int32, &[2, 2]),
+        block_size: 128,
+        actual_seq_lengths_kv: Some(&[200, 200]),
+        ..prefill.clone()
+    };
+    expect("cache.blocks", paged.clone());
+    let wide = [half(&[4, 128, 65_536])];
+    expect(
+        "cache.hidden_size",
+        FiaCall {
+            query: Some(half(&[2, 128, 16, 512])),
+            attention_out: Some(half(&[2, 128, 16, 512])),
+            num_heads: 128,
+            num_key_value_heads: 128,
+            key: &wide,
+            value: &wide,
+            ..paged.clone()
+        },
+    );
+    let heads_first = [half(&[4, 4, 128, 32])];
+    expect(
+        "cache.layout",
+        FiaCall {
+            query: Some(half(&[2, 16, 8, 32])),
+            attention_out: Some(half(&[2, 16, 8, 32])),
+            input_layout: "BSND",
+            key: &heads_first,
+            value: &heads_first,
+            ..paged.clone()
+        },
+    );
+    let bytes = [TensorDesc::contiguous(DType::Int8, &[4, 128, 32]).unwrap()];
+    expect(
+        "inner_precise.int8_cache",
+        FiaCall {
+            query: Some(half(&[3, 8, 512])),
+            attention_out: Some(half(&[8, 3, 512])),
+            input_layout: "TND_NTD",
+            key: &bytes,
+            value: &bytes,
+            inner_precise: 2,
+            actual_seq_lengths: Some(&[1, 3]),
+            query_rope: Some(half(&[3, 8, 64])),
+            key_rope: Some(half(&[4, 128, 64])),
+            ..paged.clone()
+        },
+    );
+    let bf16 = |shape: &[i64]| TensorDesc::contiguous(DType::Bf16, shape).unwrap();
+    let rows = [bf16(&[9, 4, 64])];
+    let packed = FiaCall {
+        query: Some(bf16(&[5, 4, 64])),
+        attention_out: Some(bf16(&[5, 4, 64])),
+        key: &rows,
+        value: &rows,
+        input_layout: "TND",
+        num_heads: 4,
+        actual_seq_lengths: Some(&[2, 5]),
+        actual_seq_lengths_kv: Some(&[4, 9]),
+        ..FiaCall::new("TND")
+    };
+    assert!(matches!(
+        packed.check(Version::V4, Soc::AtlasA2),
+        Err(Refusal::Unsupported(_))
+    ));
+    let sink = TensorDesc::contiguous(DType::Float, &[4]);
+    expect(
+        "learnable_sink.dtype",
+        FiaCall {
+            learnable_sink: sink,
+            ..packed.clone()
+        },
+    );
+    let banded = FiaCall {
+        sparse_mode: 4,
+        atten_mask: mask(&[2048, 2048]),
+        ..packed.clone()
+    };
+    expect(
+        "packed.band",
+        FiaCall {
+            pre_tokens: -3,
+            ..banded.clone()
+        },
+    );
+    let (wide, narrow) = ([bf16(&[9, 4, 192])], [bf16(&[9, 4, 192])]);
+    expect(
+        "packed.band_head_dim",
+        FiaCall {
+            query: Some(bf16(&[5, 4, 192])),
+            attention_out: Some(bf16(&[5, 4, 192])),
+            key: &wide,
+            value: &narrow,
+            ..banded.clone()
+        },
+    );
+    expect(
+        "packed.value_rows",
+        FiaCall {
+            value: &[bf16(&[8, 4, 64])],
+            ..packed.clone()
+        },
+    );
+    let int8 = |shape: &[i64]| TensorDesc::contiguous(DType::Int8, shape).unwrap();
+    let quantised = [int8(&[2, 4, 64, 32])];
+    expect(
+        "quant.int8_query_decode",
+        FiaCall {
+            query: Some(int8(&[2, 8, 1, 32])),
+            attention_out: Some(bf16(&[2, 8, 1, 32])),
+            key: &quantised,
+            value: &quantised,
+            ..decode.clone()
+        },
+    );
+    expect(
+        "quant.output_band",
+        FiaCall {
+            attention_out: Some(int8(&[2, 8, 16, 32])),
+            quant_scale2: TensorDesc::contiguous(DType::Float, &[1]),
+            sparse_mode: 4,
+            atten_mask: mask(&[2048, 2048]),
+            pre_tokens: 10,
+            next_tokens: -1,
+            ..prefill.clone()
+        },
+    );
     for (version, soc) in [
         (Version::V5, Soc::AtlasA2),
         (Version::V4, Soc::Ascend950),
@@ -516,6 +656,12 @@ fn every_rule_is_broken_by_some_call() {
         (Version::V1, Soc::Atlas200I500A2),
     ] {
         seen.insert(refused_on(&prefill, version, soc));
+    }
+
+    for recorded in recorded::sample() {
+        if let Err(Refusal::Violation(violation)) = recorded.check() {
+            seen.insert(violation.rule.id);
+        }
     }
 
     let all: BTreeSet<_> = rules::all()

@@ -1,0 +1,206 @@
+//! Key and value: dtype, rank, batch, and lists of one tensor a sequence.
+
+use super::{Facts, unpacked};
+use crate::fia::{FiaCall, Route};
+use crate::layout::Extents;
+use crate::rule::{require, rules};
+use crate::{DType, Layout, Refusal, TensorDesc};
+
+rules! {
+    KEY_VALUE_DTYPE = "value.dtype_of_key", TILING_ERROR, V1, "check D3",
+        "key and value have one dtype";
+    KEY_DTYPE = "key.dtype_of_query", TILING_ERROR, V1, "checks D3, F3",
+        "key and value have the query's dtype, or are INT8 or INT4 with antiquantisation";
+    KEY_RANK = "key.rank", TILING_ERROR, V1, "checks B13, D13",
+        "key and value have as many axes as the layout";
+    BATCH = "key.batch", TILING_ERROR, V1, "check D15",
+        "query and key have one batch size";
+    BATCH_MAX = "query.batch_max", TILING_ERROR, V1, "checks D15, F2",
+        "the batch size is at least 1 and at most 65536";
+    VALUE_SHAPE = "value.shape_of_key", TILING_ERROR, V1, "check F10",
+        "each value of a list, and in the decode path every value, has its key's shape";
+    LIST_LENGTH = "key.list_length", TILING_ERROR, V1, "checks C5, F10, J16",
+        "a list of keys or values has one tensor for each batch entry";
+    LIST_BATCH = "key.list_batch", TILING_ERROR, V1, "checks C5, F10",
+        "each tensor of a list has batch 1 and at least one element";
+    LIST_SHAPE = "key.list_shape", TILING_ERROR, V1, "checks C5, F10",
+        "the tensors of a list differ in their number of rows only";
+}
+
+/// Extents of a key or value that is not paged, packed nibbles counted one by one.
+pub(in crate::fia) fn extents(layout: Layout, desc: &TensorDesc, kv_heads: i64) -> Option<Extents> {
+    let mut of = layout.input().extents(&desc.shape, kv_heads)?;
+    if desc.dtype == DType::Int32 {
+        of.dim = of.dim.saturating_mul(8);
+    }
+    Some(of)
+}
+
+/// Whether every batch entry has its own key and value tensor.
+pub(in crate::fia) fn is_list(
+    call: &FiaCall<'_>,
+    layout: Layout,
+    batch: i64,
+    route: Route,
+    key: &TensorDesc,
+) -> bool {
+    !layout.is_packed()
+        && call.block_table.is_none()
+        && key.shape.first() != Some(&batch)
+        && (route == Route::Decode || call.key.len() >= 2)
+}
+
+/// Dtypes of key and value against each other and the query.
+pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
+    // The prefill path looks at the first tensors of a list alone.
+    let used = if f.kv_list && !f.prefill() {
+        usize::MAX
+    } else {
+        1
+    };
+    let first = unpacked(f.key.dtype);
+    let mut all = f
+        .call
+        .key
+        .iter()
+        .take(used)
+        .chain(f.call.value.iter().take(used));
+    if let Some(desc) = all.find(|desc| unpacked(desc.dtype) != first) {
+        return Err(crate::rule::broken(
+            &KEY_VALUE_DTYPE,
+            format_args!("{} beside {}", desc.dtype, f.key.dtype),
+            f.key.dtype,
+            "convert every key and value to one dtype",
+        )
+        .into());
+    }
+    let fits = match f.query.dtype {
+        DType::Int8 => first == DType::Int8,
+        half => first == half || matches!(first, DType::Int8 | DType::Int4),
+    };
+    require!(
+        fits,
+        KEY_DTYPE,
+        format_args!("{} with a {} query", f.key.dtype, f.query.dtype),
+        f.query.dtype,
+        "convert key and value to the query's dtype",
+    );
+    Ok(())
+}
+
+pub(in crate::fia) fn rank(
+    layout: Layout,
+    key: &TensorDesc,
+    value: &TensorDesc,
+) -> Result<(), Refusal> {
+    let rank = layout.input().rank();
+    for (desc, name) in [(key, "key"), (value, "value")] {
+        require!(
+            desc.shape.rank() == rank,
+            KEY_RANK,
+            format_args!("{name} {} with {layout}", desc.shape),
+            format_args!("{rank} axes"),
+            format_args!("reshape {name} or choose the layout that it has"),
+        );
+    }
+    Ok(())
+}
+
+pub(in crate::fia) fn batch_max(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(
+        (1..=65_536).contains(&f.batch),
+        BATCH_MAX,
+        f.batch,
+        "1 to 65536",
+        "split the batch over several calls",
+    );
+    Ok(())
+}
+
+pub(in crate::fia) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
+    batch_max(f)?;
+    require!(
+        f.kv_list || f.paged() || f.packed() || f.k.batch == f.batch,
+        BATCH,
+        format_args!("{} in the key, {} in the query", f.k.batch, f.batch),
+        f.batch,
+        "give query and key one batch size, or a list of one key and value for each sequence",
+    );
+    Ok(())
+}
+
+/// Shapes of dense keys and values beyond heads and head dimension; for lists, of every tensor.
+pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
+    if !f.kv_list {
+        // The prefill path compares heads and head dimension only.
+        require!(
+            f.prefill() || f.paged() || f.key.shape == f.value.shape,
+            VALUE_SHAPE,
+            format_args!("key {}, value {}", f.key.shape, f.value.shape),
+            f.key.shape,
+            "give the value its key's shape",
+        );
+        return Ok(());
+    }
+    for (list, name) in [(f.call.key, "key"), (f.call.value, "value")] {
+        let long_enough = match f.route {
+            Route::Prefill => list.len() == f.batch(),
+            Route::Decode => list.len() >= f.batch(),
+        };
+        require!(
+            long_enough,
+            LIST_LENGTH,
+            format_args!("{} tensors in {name} for {} sequences", list.len(), f.batch),
+            f.batch,
+            "pass one tensor a sequence, or one tensor with the query's batch size",
+        );
+    }
+    let rows = f.layout.input().row_axis();
+    for (index, (key, value)) in f.call.key.iter().zip(f.call.value).enumerate() {
+        for (desc, name) in [(key, "key"), (value, "value")] {
+            require!(
+                desc.shape.first() == Some(&1) && !desc.is_empty(),
+                LIST_BATCH,
+                format_args!("{name} {index} is {}", desc.shape),
+                "batch 1, no axis of size 0",
+                "give each sequence a tensor of its own with at least one row",
+            );
+        }
+        require!(
+            key.shape == value.shape,
+            VALUE_SHAPE,
+            format_args!(
+                "key {index} is {}, value {index} is {}",
+                key.shape, value.shape
+            ),
+            key.shape,
+            "give each value its key's shape",
+        );
+        require!(
+            key.shape.rank() == f.key.shape.rank()
+                && key.shape.with(rows, 0) == f.key.shape.with(rows, 0),
+            LIST_SHAPE,
+            format_args!("key {index} is {}, key 0 is {}", key.shape, f.key.shape),
+            "shapes that differ in the number of rows only",
+            "give all tensors of the list the same heads and head dimension",
+        );
+    }
+    Ok(())
+}
+
+/// Rows of the longest dense key.
+pub(in crate::fia) fn longest(
+    call: &FiaCall<'_>,
+    layout: Layout,
+    kv_heads: i64,
+    list: bool,
+) -> i64 {
+    let used = if list { usize::MAX } else { 1 };
+    let rows = |key: &TensorDesc| Some(extents(layout, key, kv_heads)?.rows);
+    call.key
+        .iter()
+        .take(used)
+        .filter_map(rows)
+        .max()
+        .unwrap_or(0)
+}

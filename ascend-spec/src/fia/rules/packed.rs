@@ -1,0 +1,233 @@
+//! Packed sequences (TND, NTD_TND) in the prefill path.
+
+use super::{Facts, lengths};
+use crate::rule::{broken, require, rules};
+use crate::{DType, Layout, Refusal, SparseMode};
+
+rules! {
+    ARRAYS = "packed.lengths_required", TILING_ERROR, V1, "check E2.1",
+        "packed layouts have both length arrays, with the same number of entries from 1 to 4096";
+    Q_ENDS = "packed.q_ends", TILING_ERROR, V1, "check E2.2",
+        "actualSeqLengths of a packed layout is cumulative: not negative, not decreasing";
+    Q_TOTAL = "packed.q_total", TILING_ERROR, V1, "check E2.2",
+        "the last entry of actualSeqLengths is the number of packed query rows, at most 1048576";
+    KV_ENDS = "packed.kv_ends", TILING_ERROR, V1, "check E2.3",
+        "actualSeqLengthsKv of a packed layout without paging is cumulative and ends at the number of packed key rows";
+    KV_RANGE = "packed.kv_range", TILING_ERROR, V1, "check E2.4",
+        "actualSeqLengthsKv of a packed layout with paging has each sequence's own length, within its block table row";
+    DTYPE = "packed.dtype", TILING_ERROR, V1, "check E2.6",
+        "packed sequences are BF16 in the prefill path";
+    DIMS = "packed.head_dim", TILING_ERROR, V1, "check E2.8",
+        "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as many key heads as query heads";
+    ROWS = "packed.value_rows", TILING_ERROR, V1, "check E2.3",
+        "packed key and value have the same number of rows";
+    MODE = "packed.sparse_mode", TILING_ERROR, V1, "checks E2.10, J27",
+        "packed sequences take sparse modes 0 (without a mask), 3 and 4";
+    BAND_DIM = "packed.band_head_dim", TILING_ERROR, V1, "check J28",
+        "sparse mode 4 over packed sequences has a value head dimension of 64 or 128";
+    BAND = "packed.band", TILING_ERROR, V1, "check E2.11",
+        "the band reaches into every packed sequence";
+    CAUSAL = "packed.causal_rows", TILING_ERROR, V1, "check J28",
+        "sparse mode 3 over packed sequences has no more query rows than keys in any of them";
+    KV_HEADS = "packed.cache_heads", TILING_ERROR, V1, "check J28",
+        "a BnBsH cache with packed queries needs numKeyValueHeads to be given";
+    ALONE = "packed.alone", TILING_ERROR, V1, "checks C6, E2.9",
+        "packed sequences go with no position bias, prefix, padding, tensor list or quantisation in the prefill path";
+}
+
+/// Length arrays of packed sequences, whatever the path.
+pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(), Refusal> {
+    let (Some(q), Some(kv)) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv) else {
+        return Err(broken(
+            &ARRAYS,
+            "a null array",
+            "both arrays",
+            "pass cumulative query ends, and key ends (key lengths with paging)",
+        )
+        .into());
+    };
+    require!(
+        (1..=most).contains(&q.len())
+            && (kv.len() == q.len() || (f.paged() && !f.prefill() && kv.is_empty())),
+        ARRAYS,
+        format_args!("{} and {} entries", q.len(), kv.len()),
+        format_args!("as many of each, 1 to {most}"),
+        "pass one entry of each for every sequence",
+    );
+    ends(q, &Q_ENDS, "actualSeqLengths")?;
+    let last = q.last().copied().unwrap_or(0);
+    require!(
+        last == f.q.rows && last <= rows,
+        Q_TOTAL,
+        last,
+        format_args!("{}, at most {rows}", f.q.rows),
+        "trim the query to the rows in use, or add a sequence for the padding rows",
+    );
+    if f.paged() {
+        let capacity = f.key_rows;
+        if let Some(b) = kv.iter().position(|len| !(0..=capacity).contains(len)) {
+            return Err(broken(
+                &KV_RANGE,
+                format_args!("entry {b} is {}", kv.get(b).copied().unwrap_or(0)),
+                format_args!("0 to {capacity}"),
+                "pass each sequence's own length (not cumulative), and a block table wide enough for it",
+            )
+            .into());
+        }
+        return Ok(());
+    }
+    ends(kv, &KV_ENDS, "actualSeqLengthsKv")?;
+    let last = kv.last().copied().unwrap_or(0);
+    require!(
+        last == f.k.rows,
+        KV_ENDS,
+        format_args!("last entry {last}"),
+        f.k.rows,
+        "trim key and value to the rows in use",
+    );
+    require!(
+        f.v.rows == f.k.rows,
+        ROWS,
+        format_args!("key {}, value {}", f.k.rows, f.v.rows),
+        f.k.rows,
+        "pack key and value alike",
+    );
+    Ok(())
+}
+
+fn ends(ends: &[i64], rule: &'static crate::Rule, name: &str) -> Result<(), Refusal> {
+    let mut before = 0;
+    for (b, &end) in ends.iter().enumerate() {
+        if end < before {
+            return Err(broken(
+                rule,
+                format_args!("{name} {b} is {end} after {before}"),
+                "ends of sequences, each at least the one before",
+                "pass cumulative sums, without a leading 0",
+            )
+            .into());
+        }
+        before = end;
+    }
+    Ok(())
+}
+
+/// TND takes no position bias, whatever else there is to do.
+pub(in crate::fia) fn no_bias(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(
+        f.layout != Layout::Tnd || f.call.pse_shift.is_none(),
+        ALONE,
+        "pseShift",
+        "none",
+        "drop the argument, or use a layout with a batch axis",
+    );
+    Ok(())
+}
+
+/// Rules of the prefill path.
+pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    require!(
+        call.key_shared_prefix.is_none()
+            && call.value_shared_prefix.is_none()
+            && (call.query_padding_size.is_none() || f.layout == Layout::NtdTnd)
+            && call.kv_padding_size.is_none()
+            && f.query.dtype != DType::Int8
+            && f.out.dtype != DType::Int8
+            && !f.antiquant()
+            && (f.paged() || call.key.len() <= 1 || f.query.shape.first() == f.key.shape.first()),
+        ALONE,
+        "packed sequences with one of them",
+        "none of them",
+        "drop the argument, or use a layout with a batch axis",
+    );
+    require!(
+        f.query.dtype == DType::Bf16 && f.key.dtype == DType::Bf16 && f.value.dtype == DType::Bf16,
+        DTYPE,
+        format_args!("{} query, {} key", f.query.dtype, f.key.dtype),
+        "BF16",
+        "convert to BF16, or use a layout with a batch axis",
+    );
+    require!(
+        f.cache != Some(crate::fia::Cache::BnBsH) || call.num_key_value_heads != 0,
+        KV_HEADS,
+        0,
+        "the number of key heads",
+        "set numKeyValueHeads: 0 is not expanded here",
+    );
+    lengths(f, 4096, 1_048_576)?;
+    if !f.rope() {
+        let dims = (f.q.dim, f.k.dim, f.v.dim);
+        let alike = f.layout == Layout::Tnd && f.kv_heads == call.num_heads;
+        require!(
+            matches!(dims, (64, 64, 64) | (128, 128, 128) | (192, 192, 128))
+                || (dims == (192, 192, 192) && alike),
+            DIMS,
+            format_args!("{}, {}, {}", dims.0, dims.1, dims.2),
+            "64 or 128 three times; 192, 192, 128; 192 three times with TND and numHeads key heads",
+            "pad the head dimension with zeros to 64 or 128, or use a layout with a batch axis",
+        );
+    }
+    Ok(())
+}
+
+/// Sparse mode, tokens and lengths together.
+pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
+    let unmasked = f.call.atten_mask.is_none();
+    require!(
+        matches!(
+            (mode, unmasked),
+            (SparseMode::DefaultMask, true)
+                | (SparseMode::RightDownCausal | SparseMode::Band, false)
+        ),
+        MODE,
+        format_args!(
+            "mode {mode} {} a mask",
+            if unmasked { "without" } else { "with" }
+        ),
+        "mode 0 without a mask, modes 3 and 4 with the compressed one",
+        "use mode 3 for causal attention, mode 4 for a window, mode 0 without a mask for neither",
+    );
+    let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
+    for b in 0..f.batch() {
+        let (q, kv) = (f.q_len(b), f.kv_len(b));
+        match mode {
+            SparseMode::RightDownCausal => require!(
+                q <= kv,
+                CAUSAL,
+                format_args!("sequence {b} has {q} query rows and {kv} keys"),
+                "at least as many keys as query rows",
+                "count the new tokens as keys too",
+            ),
+            SparseMode::Band if q > 0 && kv > 0 => require!(
+                pre.saturating_add(next) >= 0 && pre >= -q && next >= -kv,
+                BAND,
+                format_args!(
+                    "preTokens {pre}, nextTokens {next}, sequence {b} of {q} rows and {kv} keys"
+                ),
+                "preTokens from minus the rows, nextTokens from minus the keys",
+                "widen the band",
+            ),
+            _ => {}
+        }
+    }
+    require!(
+        mode != SparseMode::Band || matches!(f.v.dim, 64 | 128),
+        BAND_DIM,
+        f.v.dim,
+        "64 or 128",
+        "use mode 3, or a layout with a batch axis",
+    );
+    Ok(())
+}
+
+/// Number of sequences: only the length array says it.
+pub(in crate::fia) fn batch(call: &crate::fia::FiaCall<'_>) -> i64 {
+    i64::try_from(call.actual_seq_lengths.map_or(0, <[i64]>::len)).unwrap_or(i64::MAX)
+}
+
+/// Longest query of a batch.
+pub(in crate::fia) fn longest_query(f: &Facts<'_>) -> i64 {
+    let len = |b| lengths::between_ends(f.call.actual_seq_lengths, b);
+    (0..f.batch()).map(len).max().unwrap_or(0)
+}

@@ -1,0 +1,87 @@
+//! Left padding of query and key.
+
+use super::Facts;
+use crate::rule::{require, rules};
+use crate::{DType, Refusal, TensorDesc};
+
+rules! {
+    SHAPE = "padding_size.shape", TILING_ERROR, V1, "check C7",
+        "in the prefill path queryPaddingSize and kvPaddingSize have one axis of one element";
+    LENGTHS = "padding_size.lengths", TILING_ERROR, V1, "check C7",
+        "in the prefill path queryPaddingSize needs actualSeqLengths, kvPaddingSize needs actualSeqLengthsKv";
+    ALONE = "padding_size.alone", TILING_ERROR, V1, "checks C6, C7",
+        "left padding goes with no tensor list, paging, packed layout or shared prefix in the prefill path";
+    DECODE = "padding_size.decode", TILING_ERROR, V1, "check J10",
+        "in the decode path kvPaddingSize goes with neither INT4 keys, rotary parts nor a shared prefix";
+}
+
+/// Whether a call pads its query or its keys on the left.
+pub(in crate::fia) fn given(f: &Facts<'_>) -> bool {
+    f.call.query_padding_size.is_some() || f.call.kv_padding_size.is_some()
+}
+
+pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    // NTD_TND ignores the padding of its query.
+    if !given(f) || (f.layout == crate::Layout::NtdTnd && call.kv_padding_size.is_none()) {
+        return Ok(());
+    }
+    require!(
+        !f.kv_list
+            && !f.paged()
+            && !f.packed()
+            && call.key_shared_prefix.is_none()
+            && call.value_shared_prefix.is_none(),
+        ALONE,
+        "left padding with one of them",
+        "none of them",
+        "pad on the right and give the lengths",
+    );
+    let sizes: [(&Option<TensorDesc>, _, _); 2] = [
+        (
+            &call.query_padding_size,
+            "queryPaddingSize",
+            call.actual_seq_lengths,
+        ),
+        (
+            &call.kv_padding_size,
+            "kvPaddingSize",
+            call.actual_seq_lengths_kv,
+        ),
+    ];
+    for (size, name, lengths) in sizes {
+        let Some(size) = size else { continue };
+        require!(
+            *size.shape == [1],
+            SHAPE,
+            format_args!("{name} {}", size.shape),
+            "[1]",
+            "pass one INT64: the padding is the same for every sequence",
+        );
+        require!(
+            lengths.is_some(),
+            LENGTHS,
+            format_args!("{name} without lengths"),
+            "the lengths of the sequences",
+            "pass the matching length array",
+        );
+    }
+    Ok(())
+}
+
+/// The decode path ignores padding where it does not refuse it.
+pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+    let ignored = f.paged() || f.kv_list || f.call.actual_seq_lengths_kv.is_none();
+    if f.call.kv_padding_size.is_none() {
+        return Ok(());
+    }
+    let prefix = f.call.key_shared_prefix.is_some() && f.call.actual_seq_lengths_kv.is_some();
+    require!(
+        !prefix && f.kv_dtype() != DType::Int4 && (ignored || !f.rope()),
+        DECODE,
+        "kvPaddingSize with one of them",
+        "none of them",
+        "pad on the right and give the lengths",
+    );
+    Ok(())
+}

@@ -1,0 +1,278 @@
+//! Page attention: block size, block table, cache shapes.
+
+use super::Facts;
+use crate::fia::{Cache, FiaCall};
+use crate::layout::Extents;
+use crate::rule::{broken, require, rules};
+use crate::{DType, Layout, Refusal, TensorDesc};
+
+rules! {
+    CACHE_RANK = "cache.rank", TILING_ERROR, V1, "checks E3.4, G0.3",
+        "a paged cache has 3 axes (BnBsH), 4 (BnNBsD) or, where the path takes it, 5 (NZ)";
+    BLOCK_SIZE = "block_size.prefill", TILING_ERROR, V1, "check E3.1",
+        "in the prefill path blockSize is a multiple of 128 from 128 to 1024";
+    BLOCK_SIZE_DECODE = "block_size.decode", TILING_ERROR, V1, "check F6",
+        "in the decode path blockSize is a multiple of 16 (32 for INT8 caches) from 16 to 512";
+    TABLE = "block_table.shape", TILING_ERROR, V1, "check E3.2",
+        "blockTable is INT32 [B, M] with M blocks enough for the longest sequence";
+    TABLE_EMPTY = "block_table.empty", TILING_ERROR, V1, "checks F6, J8",
+        "blockTable is not empty";
+    BLOCKS = "cache.blocks", TILING_ERROR, V1, "check E3.3",
+        "the cache has at least as many blocks as the sequences need together";
+    CACHE_SHAPE = "cache.shape", TILING_ERROR, V1, "checks E3.4, F6",
+        "key and value cache have the shape that block size, heads and head dimension imply";
+    CACHE_LAYOUT = "cache.layout", TILING_ERROR, V1, "checks E3.5, F6",
+        "the cache's format goes with the query's layout";
+    HIDDEN = "cache.hidden_size", TILING_ERROR, V1, "check E3.4",
+        "the last axis of a BnBsH cache is at most 65535";
+    LENGTHS = "actual_seq_lengths_kv.required", TILING_ERROR, V1, "checks E3.6, F6",
+        "a paged call has actualSeqLengthsKv";
+    UNCHECKED = "inner_precise.int8_cache", TILING_ERROR, V1, "check J1",
+        "innerPrecise 2 over an INT8 cache in the decode path goes with BSH, BSND, BNSD and TND";
+    ALONE = "block_table.alone", TILING_ERROR, V1, "check E3.6",
+        "page attention goes with no tensor list, left padding, shared prefix or INT8 query in the prefill path";
+}
+
+/// Whether the decode path leaves the call unchecked: `innerPrecise` 2 over an INT8 cache with query lengths.
+pub(in crate::fia) fn unchecked(f: &Facts<'_>) -> bool {
+    f.paged()
+        && f.call.inner_precise == 2
+        && f.key.dtype == DType::Int8
+        && f.call
+            .actual_seq_lengths
+            .is_some_and(|lengths| !lengths.is_empty())
+}
+
+pub(in crate::fia) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(
+        matches!(
+            f.layout,
+            Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::Tnd
+        ),
+        UNCHECKED,
+        f.layout,
+        "BSH, BSND, BNSD, TND",
+        "use innerPrecise 0 or 1",
+    );
+    Ok(())
+}
+
+/// How the cache lies.
+pub(in crate::fia) fn cache(
+    call: &FiaCall<'_>,
+    key: &TensorDesc,
+) -> Result<Option<Cache>, Refusal> {
+    if call.block_table.is_none() {
+        return Ok(None);
+    }
+    match key.shape.rank() {
+        3 => Ok(Some(Cache::BnBsH)),
+        4 => Ok(Some(Cache::BnNBsD)),
+        5 => Ok(Some(Cache::Nz)),
+        _ => Err(broken(
+            &CACHE_RANK,
+            key.shape,
+            "3, 4 or 5 axes",
+            "shape the cache as [blocks, block size, heads * dim] or [blocks, heads, block size, dim]",
+        )
+        .into()),
+    }
+}
+
+/// Extents of a cache: blocks, heads, tokens in a block, head dimension.
+pub(in crate::fia) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) -> Option<Extents> {
+    let of = |batch, heads, rows, dim| {
+        Some(Extents {
+            batch,
+            heads,
+            rows,
+            dim,
+        })
+    };
+    let mut of = match (cache, &desc.shape[..]) {
+        (Cache::BnBsH, &[bn, bs, h]) if kv_heads > 0 && h % kv_heads == 0 => {
+            of(bn, kv_heads, bs, h / kv_heads)
+        }
+        (Cache::BnNBsD, &[bn, n, bs, d]) => of(bn, n, bs, d),
+        (Cache::Nz, &[bn, n, d1, bs, d0]) => of(bn, n, bs, d1.saturating_mul(d0)),
+        _ => None,
+    }?;
+    if desc.dtype == DType::Int32 {
+        of.dim = of.dim.saturating_mul(8);
+    }
+    Some(of)
+}
+
+/// Keys that a row of the block table can hold.
+pub(in crate::fia) fn capacity(call: &FiaCall<'_>) -> i64 {
+    let columns = call
+        .block_table
+        .as_ref()
+        .and_then(|table| table.shape.get(1).copied());
+    columns.unwrap_or(0).saturating_mul(call.block_size)
+}
+
+/// Rules of the prefill path.
+pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+    let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
+        return Ok(());
+    };
+    let bs = f.call.block_size;
+    require!(
+        (128..=1024).contains(&bs) && bs % 128 == 0,
+        BLOCK_SIZE,
+        bs,
+        "128, 256, ... 1024",
+        "choose a cache block of a multiple of 128 tokens: 128 to 512 serve prefill and decode",
+    );
+    require!(
+        !f.kv_list
+            && f.call.query_padding_size.is_none()
+            && f.call.kv_padding_size.is_none()
+            && f.call.key_shared_prefix.is_none()
+            && f.call.value_shared_prefix.is_none()
+            && f.query.dtype != DType::Int8,
+        ALONE,
+        "page attention with one of them",
+        "none of them",
+        "drop the argument, or the block table",
+    );
+    require!(
+        f.call
+            .actual_seq_lengths_kv
+            .is_some_and(|lengths| !lengths.is_empty()),
+        LENGTHS,
+        "none",
+        "one length a sequence",
+        "pass the number of cached tokens of each sequence",
+    );
+    let blocks = |len: i64| len.max(0).div_euclid(bs) + i64::from(len.max(0) % bs != 0);
+    let needed = (0..f.batch()).map(|b| blocks(f.kv_len(b)));
+    let longest = needed.clone().max().unwrap_or(0);
+    require!(
+        table.dtype == DType::Int32
+            && matches!(table.shape[..], [rows, m] if rows == f.batch && m >= longest && m > 0),
+        TABLE,
+        table,
+        format_args!("INT32 [{}, {longest} or more]", f.batch),
+        "one row of block ids for each sequence, as many as its length needs",
+    );
+    let total = needed.fold(0i64, i64::saturating_add);
+    require!(
+        f.k.batch >= total,
+        BLOCKS,
+        format_args!("{} blocks", f.k.batch),
+        format_args!("{total} or more"),
+        "pass the whole cache",
+    );
+    require!(
+        cache != Cache::Nz || f.packed(),
+        CACHE_RANK,
+        f.key.shape,
+        "3 or 4 axes",
+        "use BnBsH or BnNBsD here: NZ goes with TND, or with the decode path",
+    );
+    shapes(f, cache)?;
+    require!(
+        cache == Cache::BnBsH || !matches!(f.layout, Layout::Bsh | Layout::Bsnd),
+        CACHE_LAYOUT,
+        format_args!("{} with {}", cache, f.layout),
+        "BnBsH",
+        "use a BnBsH cache with BSH and BSND, or BNSD queries",
+    );
+    Ok(())
+}
+
+fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
+    let (k, v, bs) = (f.k, f.v, f.call.block_size);
+    let same = f.key.shape.rank() == f.value.shape.rank()
+        && (k.batch, k.rows, k.heads) == (v.batch, v.rows, v.heads);
+    let nz = cache != Cache::Nz
+        || (f.key.shape.last() == Some(&16)
+            && f.key.dtype.bits() == 16
+            && f.value.shape.last() == Some(&16));
+    require!(
+        same && nz && k.rows == bs && k.heads == f.kv_heads && k.dim == f.q.dim,
+        CACHE_SHAPE,
+        format_args!("key {}, value {}", f.key.shape, f.value.shape),
+        format_args!(
+            "{cache} with block size {bs}, {} heads of {}",
+            f.kv_heads, f.q.dim
+        ),
+        "shape both caches by blockSize, numKeyValueHeads and the query's head dimension",
+    );
+    if cache == Cache::BnBsH {
+        let hidden = f.kv_heads.saturating_mul(f.q.dim);
+        require!(
+            hidden <= 65_535,
+            HIDDEN,
+            hidden,
+            "65535 or less",
+            "use a BnNBsD cache with BNSD or TND queries",
+        );
+    }
+    Ok(())
+}
+
+/// Rules of the decode path.
+pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+    let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
+        return Ok(());
+    };
+    let bs = f.call.block_size;
+    let step = if f.kv_dtype() == DType::Int8 { 32 } else { 16 };
+    require!(
+        (1..=512).contains(&bs) && bs % step == 0,
+        BLOCK_SIZE_DECODE,
+        bs,
+        format_args!("multiples of {step} up to 512"),
+        "choose a cache block of a multiple of 128 tokens up to 512: they serve prefill and decode",
+    );
+    require!(
+        !table.is_empty() && table.elements().is_some(),
+        TABLE_EMPTY,
+        table.shape,
+        "[B, M]",
+        "pass one row of block ids for each sequence",
+    );
+    require!(
+        f.call.actual_seq_lengths_kv.is_some(),
+        LENGTHS,
+        "none",
+        "one length a sequence",
+        "pass the number of cached tokens of each sequence",
+    );
+    let heads_first = matches!(
+        f.layout,
+        Layout::Bnsd | Layout::BnsdNbsd | Layout::Tnd | Layout::TndNtd
+    );
+    let fits = match cache {
+        Cache::BnBsH => true,
+        Cache::BnNBsD => heads_first,
+        Cache::Nz => true,
+    };
+    require!(
+        fits && (f.kv_dtype() != DType::Int4 || matches!(f.layout, Layout::Bsh | Layout::Bsnd)),
+        CACHE_LAYOUT,
+        format_args!("{} {} with {}", f.key.dtype, cache, f.layout),
+        "BnBsH; BnNBsD with BNSD and packed layouts; INT4 with BSH and BSND",
+        "change the cache's format or the query's layout",
+    );
+    decode_shapes(f, cache)
+}
+
+/// The decode path takes a BnBsH cache as it is and compares the axes of the others.
+fn decode_shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
+    let bs = f.call.block_size;
+    require!(
+        cache == Cache::BnBsH || (f.k.rows == bs && f.k.heads == f.kv_heads && f.k.dim == f.q.dim),
+        CACHE_SHAPE,
+        format_args!("key {}", f.key.shape),
+        format_args!(
+            "{cache} with block size {bs}, {} heads of {}",
+            f.kv_heads, f.q.dim
+        ),
+        "shape the cache by blockSize, numKeyValueHeads and the query's head dimension",
+    );
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! Quantised query and quantised output.
+
+use super::Facts;
+use crate::rule::{require, rules};
+use crate::{DType, Refusal, SparseMode, TensorDesc};
+
+rules! {
+    INT8_IN = "quant.int8_query", TILING_ERROR, V1, "check D5",
+        "an INT8 query has deqScale1, quantScale1 and deqScale2";
+    INT8_DECODE = "quant.int8_query_decode", TILING_ERROR, V1, "check F3",
+        "an INT8 query with one row a sequence is multi-head latent attention";
+    FP_OUT = "quant.half_output", TILING_ERROR, V1, "check D6",
+        "an INT8 query with a FLOAT16 output has no quantScale2 and no quantOffset2";
+    FP_IN = "quant.half_query", TILING_ERROR, V1, "checks J18, F8",
+        "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode path";
+    OUT_SCALE = "quant_scale2.required", TILING_ERROR, V1, "checks D7, F9",
+        "an INT8 output has quantScale2";
+    OUT_UNUSED = "quant_scale2.unused", TILING_ERROR, V1, "check F9",
+        "in the decode path quantScale2 and quantOffset2 go with an INT8 output only";
+    OUT_DTYPE = "quant_scale2.dtype", TILING_ERROR, V1, "checks D7, J18, F9",
+        "quantScale2 is FLOAT, or BF16 with a BF16 query";
+    OUT_SIZE = "quant_scale2.size", TILING_ERROR, V1, "check D8",
+        "quantScale2 has one element, or one for each head and dimension";
+    OFFSET = "quant_offset2.like_scale", TILING_ERROR, V1, "checks D7, F9",
+        "quantOffset2 has the dtype and size of quantScale2";
+    CHANNEL = "quant_scale2.channel", TILING_ERROR, V1, "check D9",
+        "a quantScale2 for each channel goes with no left padding, no softmaxLse, and no band with a negative token";
+    BAND = "quant.output_band", TILING_ERROR, V1, "check E4.8",
+        "an INT8 output with sparse mode 4 has no negative token";
+    ROWS = "quant_offset2.rows", TILING_ERROR, V1, "check E4.9",
+        "quantOffset2 goes with calls in which every query row sees a key";
+    INT4_OUT = "quant.int4_output", TILING_ERROR, V1, "check F9",
+        "INT4 keys go with no INT8 output";
+}
+
+fn given(tensor: &Option<TensorDesc>) -> bool {
+    tensor.is_some()
+}
+
+/// Elements of a tensor; 0 for none.
+fn count(tensor: &Option<TensorDesc>) -> u64 {
+    tensor.as_ref().and_then(TensorDesc::elements).unwrap_or(0)
+}
+
+fn dequantised<'a>(f: &Facts<'a>) -> [&'a Option<TensorDesc>; 3] {
+    [&f.call.deq_scale1, &f.call.quant_scale1, &f.call.deq_scale2]
+}
+
+pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let int8_out = f.out.dtype == DType::Int8;
+    if f.query.dtype == DType::Int8 {
+        require!(
+            dequantised(f).into_iter().all(|tensor| count(tensor) > 0),
+            INT8_IN,
+            "not all of them",
+            "three tensors",
+            "pass the scales of Q K^T, of the probabilities and of P V",
+        );
+        require!(
+            int8_out || !(given(&call.quant_scale2) || given(&call.quant_offset2)),
+            FP_OUT,
+            "one of them",
+            "neither",
+            "drop them, or make the output INT8",
+        );
+    } else {
+        require!(
+            !(int8_out && f.query.dtype == DType::Float16 && dequantised(f).into_iter().any(given)),
+            FP_IN,
+            "one of them",
+            "none of them",
+            "drop them: they belong to an INT8 query",
+        );
+    }
+    if !int8_out {
+        return Ok(());
+    }
+    output(f, true)?;
+    let channel = count(&call.quant_scale2) > 1;
+    let band = SparseMode::from_acl(call.sparse_mode) == Some(SparseMode::Band);
+    let negative = band && (call.pre_tokens < 0 || call.next_tokens < 0);
+    require!(
+        !channel || !(super::padding::given(f) || call.softmax_lse_flag || negative),
+        CHANNEL,
+        "one of them",
+        "none of them",
+        "use one scale for the whole output",
+    );
+    require!(
+        !negative,
+        BAND,
+        format_args!(
+            "preTokens {}, nextTokens {}",
+            call.pre_tokens, call.next_tokens
+        ),
+        "0 or more",
+        "use a band around the diagonal",
+    );
+    Ok(())
+}
+
+/// Whether every row sees a key, once the mask's mode is known; only an output offset asks.
+pub(in crate::fia) fn rows(
+    f: &Facts<'_>,
+    mode: SparseMode,
+    pre: i64,
+    next: i64,
+) -> Result<(), Refusal> {
+    if f.out.dtype != DType::Int8 || count(&f.call.quant_offset2) == 0 {
+        return Ok(());
+    }
+    let prefix = super::prefix::length(f);
+    for b in 0..f.batch() {
+        let (q, kv) = (f.q_len(b), f.kv_len(b).saturating_add(prefix));
+        let (pre, next) = match mode {
+            SparseMode::RightDownCausal => (pre, kv - q),
+            SparseMode::Band => (
+                pre.saturating_sub(kv).saturating_add(q),
+                next.saturating_add(kv).saturating_sub(q),
+            ),
+            _ => (pre, next),
+        };
+        require!(
+            pre.saturating_add(kv).saturating_sub(q) >= 0 && next >= 0,
+            ROWS,
+            format_args!("sequence {b}: {q} rows, {kv} keys"),
+            "no row without a key",
+            "drop the offset, or the rows",
+        );
+    }
+    Ok(())
+}
+
+fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
+    let call = f.call;
+    let Some(scale) = &call.quant_scale2 else {
+        return Err(crate::rule::broken(
+            &OUT_SCALE,
+            "none",
+            "a FLOAT or BF16 tensor",
+            "pass the scale of the output",
+        )
+        .into());
+    };
+    let dtype = match scale.dtype {
+        DType::Float => true,
+        DType::Bf16 => f.query.dtype == DType::Bf16,
+        DType::Float16 => prefill && f.query.dtype == DType::Float16,
+        _ => false,
+    };
+    require!(
+        dtype,
+        OUT_DTYPE,
+        format_args!("{} with a {} query", scale.dtype, f.query.dtype),
+        "FLOAT, or BF16 with a BF16 query",
+        "convert quantScale2",
+    );
+    let size = count(&call.quant_scale2);
+    let channels = u64::try_from(call.num_heads.saturating_mul(f.v.dim)).unwrap_or(0);
+    require!(
+        size == 1 || size == channels,
+        OUT_SIZE,
+        size,
+        format_args!("1 or {channels}"),
+        "pass one scale, or one for each head and dimension",
+    );
+    if let Some(offset) = call
+        .quant_offset2
+        .as_ref()
+        .filter(|offset| !(prefill && offset.is_empty()))
+    {
+        require!(
+            offset.dtype == scale.dtype
+                && if prefill {
+                    offset.elements() == scale.elements()
+                } else {
+                    // The decode path compares the axes that the offset has.
+                    scale.shape.starts_with(&offset.shape)
+                },
+            OFFSET,
+            offset,
+            scale,
+            "shape the offset as the scale",
+        );
+    }
+    Ok(())
+}
+
+pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    require!(
+        f.query.dtype != DType::Int8 || f.rope(),
+        INT8_DECODE,
+        "INT8 without queryRope",
+        "FLOAT16 or BF16",
+        "dequantise the query",
+    );
+    require!(
+        !dequantised(f).into_iter().any(given),
+        FP_IN,
+        "one of them",
+        "none of them",
+        "drop them: they belong to an INT8 query with several rows",
+    );
+    if f.out.dtype != DType::Int8 {
+        require!(
+            !(given(&call.quant_scale2) || given(&call.quant_offset2)),
+            OUT_UNUSED,
+            "one of them",
+            "neither",
+            "drop them, or make the output INT8",
+        );
+        return Ok(());
+    }
+    require!(
+        f.kv_dtype() != DType::Int4,
+        INT4_OUT,
+        "INT8 output",
+        "the query's dtype",
+        "quantise the output in a step of its own",
+    );
+    output(f, false)
+}

@@ -1,0 +1,7 @@
+//! The contract of FusedInferAttentionScore: the operator's verdicts, and a call for every rule.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod recorded;
+mod rules;
+mod verdicts;
