@@ -1,1 +1,109 @@
-//! Safe layer.
+//! The fused attention operators of Huawei Ascend CANN, called directly and safely, and testable on a machine without an
+//! NPU.
+//!
+//! The crate calls `aclnnFusedInferAttentionScore` through CANN's own C ABI. The functions behind that ABI are either
+//! CANN's libraries, found at run time, or an emulation of them on the CPU that is part of the crate: the same two-phase
+//! calls, status codes, asynchronous streams, and device memory that the host cannot touch. One program runs on both.
+//!
+//! ```
+//! use ascend_attention::{CausalOrigin, FusedInferAttention, Layout, Runtime, f16};
+//!
+//! # fn main() -> ascend_attention::Result<()> {
+//! let runtime = Runtime::auto()?; // an NPU if there is one; otherwise the emulation
+//! let device = runtime.device(0)?;
+//! let stream = device.stream()?;
+//!
+//! let half = |n: usize| (0..n).map(|i| f16::from_f32((i % 7) as f32 * 0.1)).collect::<Vec<_>>();
+//! let query = stream.upload(&half(8 * 16 * 64), [1, 8, 16, 64])?; // batch, heads, rows, head dimension
+//! let key = stream.upload(&half(2 * 48 * 64), [1, 2, 48, 64])?; // four query heads share a key head
+//! let value = stream.upload(&half(2 * 48 * 64), [1, 2, 48, 64])?;
+//!
+//! let plan = FusedInferAttention::new(Layout::Bnsd)
+//!     .heads(8)
+//!     .kv_heads(2)
+//!     .scale(1.0 / 64f64.sqrt())
+//!     .mask(device.masks().causal(CausalOrigin::RightDown)?)
+//!     .plan(&query, &key, &value)?; // every rule of the operator is checked here
+//! let output = plan.launch(&stream, &query, &key, &value)?; // once a layer; returns at once
+//!
+//! let attention: Vec<f16> = output.attention.download(&stream)?; // waits for this stream alone
+//! assert_eq!(attention.len(), 8 * 16 * 64);
+//! assert!(attention.iter().all(|x| x.is_finite()));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where to look
+//!
+//! - [`Runtime`], [`Device`], [`Stream`], [`Event`]: what executes the work, and in which order.
+//! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
+//! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator. [`attention::Arguments`] takes every argument by name.
+//! - [`Error`]: everything that can go wrong, as one type.
+//! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
+//! - [`spec`]: the operator's contract, as data. [`sys`]: the raw C ABI.
+//!
+//! # Ownership
+//!
+//! Every handle is destroyed once, by its last owner, and may be dropped at any time. Memory that queued work still uses
+//! stays allocated until that work is over, without the drop waiting for it; the stream's progress is looked at when
+//! memory is allocated, dropped or waited for. Dropping a [`Stream`] waits for its work. Failures while dropping are
+//! reported by [`tracing`].
+//!
+//! Every handle has `as_raw`, and those that other frameworks may own `from_raw_borrowed`, so that streams and memory of
+//! another framework can be used without owning them. No safe function takes a raw pointer.
+//!
+//! # Threads
+//!
+//! Everything is `Send` and `Sync`. CANN's current device is a property of each thread: every function here makes its own
+//! device the calling thread's before it calls CANN, and leaves it so. What is queued on one stream happens in the order
+//! of the calls; what is queued on two is ordered by [`Event`]s alone, and two streams that touch the same tensor, at
+//! least one of them writing, without an event in between compute unspecified values. The emulation names such races.
+//!
+//! # Errors and panics
+//!
+//! A call that breaks a rule of the operator is an [`Error::Violation`] before any of the operator's functions is called:
+//! it names the rule, the value, what is allowed and how to mend it. What CANN refuses has the function, its status with
+//! CANN's name for it, and the text of `aclGetRecentErrMsg`. No function of this crate panics, on any input.
+//!
+//! # Features
+//!
+//! | feature | default | gives | costs |
+//! |---|---|---|---|
+//! | `emulation` | yes | [`Runtime::emulated`], and `auto` where there is no NPU | the crates `ascend-emu`, `rayon`, `libc`; about 10 s of build time |
+//! | `link` | no | CANN's libraries linked at build time | builds and starts only where CANN is installed |
+//! | `bindgen` | no | raw bindings made anew at build time | needs libclang; slower builds |
+//! | `cli` | no | the program `ascend-attn` | the crate `clap` |
+//!
+//! Without any of them the crate needs neither CANN nor libclang nor a C compiler to build, and CANN only to run.
+//!
+//! # Environment
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `ASCEND_BACKEND` | `auto` (default), `npu` or `emulated`, for [`Runtime::auto`] |
+//! | `ASCEND_HOME_PATH`, `ASCEND_TOOLKIT_HOME` | the folder of the CANN toolkit |
+//! | `ASCEND_EMU_*` | the emulated machine; see the crate `ascend-emu` |
+
+#![warn(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod attention;
+pub mod case;
+mod error;
+mod mask;
+mod memory;
+mod runtime;
+mod status;
+mod tensor;
+
+pub use ascend_spec as spec;
+pub use ascend_spec::{DType, Layout, SparseMode};
+pub use ascend_sys as sys;
+pub use attention::{FusedInferAttention, InnerPrecise, Output, Plan};
+pub use error::{Error, Result};
+pub use half::{bf16, f16};
+pub use mask::{CausalOrigin, Mask, Masks};
+pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
+pub use runtime::{BACKEND_VARIABLE, Backend, Device, Event, MemoryInfo, Runtime, Stream, Version};
+pub use status::{AclStatus, AclnnStatus};
+pub use tensor::{AnyTensor, Tensor};

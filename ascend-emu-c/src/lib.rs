@@ -1,1 +1,26 @@
-//! C exports.
+//! The emulator as a shared library: `libascend_emu_c.so` exports the C names of CANN's libraries.
+//!
+//! `cargo run -p xtask -- emu-libs DIR` lays it out as `libascendcl.so`, `libnnopbase.so` and `libopapi.so`, for programs
+//! that link these and for loaders that look for them. Nothing is implemented here.
+
+macro_rules! export {
+    ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
+        $(
+            /// The C function of this name; see [`ascend_emu::abi`].
+            ///
+            /// # Safety
+            ///
+            /// That of [`ascend_emu::abi`].
+            // SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, reason = "the names are those of the C functions")]
+            #[allow(clippy::too_many_arguments, reason = "the C signatures")]
+            pub unsafe extern "C" fn $name($( $argument: $type ),*) -> $result {
+                // SAFETY: the caller keeps the same contract.
+                unsafe { ascend_emu::abi::$name($( $argument ),*) }
+            }
+        )*
+    };
+}
+
+ascend_sys::for_each_function! { export }

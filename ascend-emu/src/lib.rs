@@ -1,1 +1,106 @@
-//! CPU emulation.
+//! The C ABI of Huawei Ascend CANN on a CPU: runtime, streams, memory, and the fused attention operator.
+//!
+//! Not a mock: the same functions, the same two-phase calls, the same status codes, asynchronous streams on threads of
+//! their own, and device memory that the host cannot touch. A program written for CANN runs against it, and learns what
+//! it does wrong where hardware only computes wrong numbers.
+//!
+//! There are two ways in:
+//!
+//! - In process: [`functions`] fills an [`ascend_sys::Functions`] table, for [`ascend_sys::Api::from_functions`].
+//! - As a shared library: the crate `ascend-emu-c` exports the C names, for programs in C and C++ and for loaders. They
+//!   exist only there, so that a process can hold the emulator and CANN's own libraries side by side.
+//!
+//! ```
+//! use ascend_sys::Api;
+//!
+//! let api = Api::from_functions(ascend_emu::functions(), "emulation");
+//! let mut count = 0;
+//! // SAFETY: `count` is valid for writing.
+//! assert_eq!(unsafe { (api.aclrtGetDeviceCount()?)(&mut count) }, 0);
+//! assert!(count >= 1);
+//! # Ok::<(), ascend_sys::MissingSymbol>(())
+//! ```
+//!
+//! # Environment
+//!
+//! Read once, at the first call. A value that is not allowed makes `aclInit` fail with a message that names it.
+//!
+//! | variable | values | default |
+//! |---|---|---|
+//! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ... | `Ascend910B3` |
+//! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
+//! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
+//! | `ASCEND_EMU_MEMORY` | bytes of memory of each device | what the reserved addresses hold, 64 GiB at most |
+//! | `ASCEND_EMU_THREADS` | threads that operators compute on, shared by all streams | the machine's |
+//! | `ASCEND_EMU_FAULT` | faults on demand, such as `malloc:3=207001,launch:1=507015,sync:2=507014` | none |
+//!
+//! # Compat and strict
+//!
+//! The emulator knows which bytes each queued piece of work reads and writes, and what comes after what. From that it
+//! names misuse, as [`findings`]:
+//!
+//! | [`FindingKind`] | `compat` | `strict` |
+//! |---|---|---|
+//! | [`OutOfBounds`](FindingKind::OutOfBounds), at most one page past an allocation's last | goes on: hardware rounds allocations up | error |
+//! | [`OutOfBounds`](FindingKind::OutOfBounds) beyond that, [`UseAfterFree`](FindingKind::UseAfterFree) | device fault 507015 at the next synchronisation; a copy by the host fails at once | error of the call |
+//! | [`FreeInUse`](FindingKind::FreeInUse) | the memory is freed once that work is over | error, nothing is freed |
+//! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
+//! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies | error |
+//! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
+//! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
+//!
+//! In `compat` each kind at each place is told on stderr once. A race is found from what was queued and waited for,
+//! not from timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one
+//! thread, [`inject`] makes one of its calls fail, [`live`] counts handles and memory not given back.
+//!
+//! # Differences from hardware
+//!
+//! - A wrong handle, a second destruction or a consumed executor is an error with a message; hardware crashes.
+//! - A device fault leaves the device usable.
+//! - `aclFinalize` releases nothing, and `aclInit` cannot be called again after it.
+//! - `aclrtSynchronizeDevice` waits for the streams of the calling thread's context.
+//! - Workspaces are checked and not written.
+//! - A captured graph is replayed in one stream, in the order of recording.
+
+#![warn(missing_docs)]
+
+pub mod abi;
+mod capture;
+mod claims;
+mod config;
+mod context;
+mod descriptor;
+mod event;
+mod executor;
+mod fault;
+mod graph;
+mod handle;
+pub mod kernel;
+mod ledger;
+mod live;
+mod lock;
+mod memory;
+mod op;
+mod operator;
+mod queue;
+mod sanitizer;
+mod status;
+mod stream;
+mod task;
+
+pub use config::{Check, CheckScope, check_scope};
+pub use fault::{Injection, Site, inject};
+pub use ledger::{Allocation, Place, allocation_at};
+pub use live::{Live, live};
+pub use sanitizer::{Finding, FindingKind, findings};
+
+macro_rules! fill {
+    ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
+        /// Every function of the C ABI, as this crate implements it.
+        pub fn functions() -> ascend_sys::Functions {
+            ascend_sys::Functions { $( $name: Some(abi::$name), )* }
+        }
+    };
+}
+
+ascend_sys::for_each_function! { fill }

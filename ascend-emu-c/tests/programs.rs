@@ -1,0 +1,313 @@
+//! Programs in C and C++, written for CANN, link against the emulator's library and print the right numbers.
+//!
+//! A statically linked test program belongs to a target without shared libraries to link: nothing to show there.
+#![cfg(not(target_feature = "crt-static"))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use tempfile::TempDir;
+
+const TARGET: &str = env!("ASCEND_EMU_TARGET");
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Builds the shared library as this test was built, and tells where it is.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        // TARGET_DIR[/TRIPLE]/PROFILE/deps/THIS
+        let this = std::env::current_exe().unwrap();
+        let profile = this.parent().and_then(Path::parent).unwrap();
+        let base = profile.parent().unwrap();
+        let cross = base.ends_with(TARGET);
+        let target_dir = if cross { base.parent().unwrap() } else { base };
+        let profile_name = match profile.file_name().unwrap().to_str().unwrap() {
+            "debug" => "dev",
+            other => other,
+        };
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from(env!("CARGO")));
+        let mut build = Command::new(cargo);
+        build
+            .args([
+                "build",
+                "--package",
+                "ascend-emu-c",
+                "--profile",
+                profile_name,
+            ])
+            .arg("--target-dir")
+            .arg(target_dir)
+            .current_dir(repository());
+        if cross {
+            build.args(["--target", TARGET]);
+        }
+        succeed(&mut build);
+        profile.join("libascend_emu_c.so")
+    })
+}
+
+/// Runs a command to success.
+fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+/// A folder that looks like a toolkit's `lib64`.
+fn lay_out() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(library(), folder.path().join("libascend_emu.so")).unwrap();
+    for name in ["libascendcl.so", "libnnopbase.so", "libopapi.so"] {
+        symlink("libascend_emu.so", folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+/// Compiles a program of `tests/c` against the headers and the libraries.
+fn compile(source: &str, flags: &[&str], libraries: &Path) -> PathBuf {
+    let program = libraries.join(source.replace('.', "_"));
+    let mut build = cc::Build::new();
+    build
+        .cargo_metadata(false)
+        .cpp(source.ends_with(".cpp"))
+        .target(TARGET)
+        .host(env!("ASCEND_EMU_HOST"))
+        .opt_level(1)
+        .debug(false)
+        .warnings(false);
+    let mut command = build.get_compiler().to_command();
+    command
+        .args(flags)
+        .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"])
+        .arg(repository().join("include"))
+        .arg(repository().join("tests/c").join(source))
+        .arg("-L")
+        .arg(libraries)
+        .args(["-lascendcl", "-lnnopbase", "-lopapi", "-o"])
+        .arg(&program);
+    succeed(&mut command);
+    program
+}
+
+/// What a program prints: lines of words, and numbers by name and index.
+struct Printed {
+    lines: Vec<String>,
+    numbers: BTreeMap<(String, usize), f64>,
+}
+
+/// The command that runs a program, in an environment without the emulator's variables.
+fn command(program: &Path, libraries: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", libraries);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ASCEND_EMU_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn run(program: &Path, libraries: &Path) -> Printed {
+    let output = succeed(&mut command(program, libraries));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut printed = Printed {
+        lines: text.lines().map(str::to_owned).collect(),
+        numbers: BTreeMap::new(),
+    };
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let [name @ ("out" | "lse"), index, value] = words[..] {
+            let key = (name.to_owned(), index.parse().unwrap());
+            printed.numbers.insert(key, value.parse().unwrap());
+        }
+    }
+    assert_eq!(printed.lines.last().map(String::as_str), Some("done"));
+    printed
+}
+
+impl Printed {
+    /// Checks every number of a name.
+    fn check(&self, name: &str, expected: &[f64], tolerance: f64) {
+        for (index, want) in expected.iter().enumerate() {
+            let got = self.numbers.get(&(name.to_owned(), index)).copied();
+            let got = got.unwrap_or_else(|| panic!("{name} {index} is not printed"));
+            assert!(
+                (got - want).abs() <= tolerance,
+                "{name} {index}: {got} is not {want}"
+            );
+        }
+        let count = self.numbers.keys().filter(|(of, _)| of == name).count();
+        assert_eq!(count, expected.len());
+    }
+}
+
+/// Element of the tensor with a seed, as the programs make it; half precision holds it exactly.
+fn element(seed: usize, index: usize) -> f64 {
+    ((index * 37 + seed * 101) % 65) as f64 / 32.0 - 1.0
+}
+
+const HEADS: usize = 2;
+const QUERIES: usize = 3;
+const KEYS: usize = 5;
+const DIM: usize = 16;
+const SCALE: f64 = 0.25;
+
+/// Attention of one row in double precision, over the first `visible` keys: the row, and its log-sum-exp.
+fn row(
+    visible: usize,
+    q: impl Fn(usize) -> f64,
+    k: impl Fn(usize, usize) -> f64,
+    v: impl Fn(usize, usize) -> f64,
+) -> (Vec<f64>, f64) {
+    let score = |j: usize| (0..DIM).map(|d| q(d) * k(j, d)).sum::<f64>() * SCALE;
+    let weights: Vec<f64> = (0..visible).map(|j| score(j).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let out = (0..DIM)
+        .map(|d| (0..visible).map(|j| weights[j] * v(j, d)).sum::<f64>() / sum)
+        .collect();
+    (out, sum.ln())
+}
+
+#[test]
+fn a_c_program_computes_attention() {
+    let libraries = lay_out();
+    let program = compile("two_phase.c", &["-std=c99"], libraries.path());
+    let printed = run(&program, libraries.path());
+    let (mut out, mut lse) = (Vec::new(), Vec::new());
+    for head in 0..HEADS {
+        for i in 0..QUERIES {
+            // Both heads share the one key head.
+            let q = |d| element(1, (head * QUERIES + i) * DIM + d);
+            let (values, sum) = row(
+                KEYS,
+                q,
+                |j, d| element(2, j * DIM + d),
+                |j, d| element(3, j * DIM + d),
+            );
+            out.extend(values);
+            lse.push(sum);
+        }
+    }
+    printed.check("out", &out, 1e-3);
+    printed.check("lse", &lse, 1e-5);
+    assert!(
+        printed
+            .lines
+            .contains(&"refused 161001 with a message".to_owned())
+    );
+}
+
+#[test]
+fn a_cpp_program_with_the_usual_habits_computes_causal_attention() {
+    let libraries = lay_out();
+    let program = compile("habits.cpp", &["-std=c++11"], libraries.path());
+    let printed = run(&program, libraries.path());
+    let mut out = Vec::new();
+    for i in 0..QUERIES {
+        for head in 0..HEADS {
+            let at = |row: usize, d: usize| (row * HEADS + head) * DIM + d;
+            // The last query sees every key.
+            let (values, _) = row(
+                i + KEYS - QUERIES + 1,
+                |d| element(4, at(i, d)),
+                |j, d| element(5, at(j, d)),
+                |j, d| element(6, at(j, d)),
+            );
+            out.extend(values);
+        }
+    }
+    printed.check("out", &out, 1e-3);
+    assert!(printed.lines.contains(&"shape 1 5 2 16".to_owned()));
+}
+
+#[test]
+fn the_environment_chooses() {
+    let libraries = lay_out();
+    let habits = compile("habits.cpp", &["-std=c++11"], libraries.path());
+    let two_phase = compile("two_phase.c", &["-std=c99"], libraries.path());
+    for (program, name, value, told) in [
+        // Reading past an allocation.
+        (&habits, "ASCEND_EMU_CHECK", "strict", "out of bounds"),
+        (&habits, "ASCEND_EMU_CHECK", "lax", "compat, strict"),
+        (&two_phase, "ASCEND_EMU_FAULT", "malloc:2=207001", "207001"),
+        (&two_phase, "ASCEND_EMU_FAULT", "launch:1=507015", "507015"),
+        (&two_phase, "ASCEND_EMU_FAULT", "sync:1=507014", "507014"),
+        (&two_phase, "ASCEND_EMU_MEMORY", "1048576", "out of memory"),
+        (
+            &two_phase,
+            "ASCEND_EMU_SOC",
+            "Ascend310P3",
+            "Atlas inference",
+        ),
+        (&two_phase, "ASCEND_EMU_DEVICES", "none", "1 to 64"),
+    ] {
+        let output = command(program, libraries.path())
+            .env(name, value)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{name}={value}: {text}");
+        assert!(text.contains(told), "{name}={value}: {text}");
+    }
+    let output = command(&two_phase, libraries.path())
+        .env("ASCEND_EMU_THREADS", "1")
+        .env("ASCEND_EMU_CHECK", "strict")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert!(output.stderr.is_empty(), "a right program is told nothing");
+}
+
+macro_rules! names {
+    ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
+        &[ $( stringify!($name) ),* ]
+    };
+}
+
+#[test]
+fn the_library_exports_the_whole_table_and_nothing_else() {
+    const NAMES: &[&str] = ascend_sys::for_each_function! { names };
+    let path = std::ffi::CString::new(library().to_str().unwrap()).unwrap();
+    // SAFETY: loading the library runs no code of its own.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    assert!(!handle.is_null());
+    for name in NAMES {
+        let symbol = std::ffi::CString::new(*name).unwrap();
+        // SAFETY: a live handle and a NUL-terminated text; the result is not called.
+        let found = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
+        assert!(!found.is_null(), "{name} is missing");
+        // SAFETY: as above.
+        let here = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
+        assert!(here.is_null(), "{name} is defined in this program");
+    }
+    let listed = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(library())
+        .output();
+    // Where there is no nm, the names above are what can be shown.
+    if let Ok(listed) = listed {
+        let text = String::from_utf8(listed.stdout).unwrap();
+        let mut exported: Vec<&str> = text
+            .lines()
+            .filter_map(|l| l.split(' ').next_back())
+            .collect();
+        exported.sort_unstable();
+        let mut names = NAMES.to_vec();
+        names.sort_unstable();
+        assert_eq!(exported, names);
+    }
+}

@@ -1,0 +1,122 @@
+//! Devices and contexts.
+
+use super::{deadline, not_null, refuse, store};
+use crate::config::config;
+use crate::context::{self, Options};
+use crate::fault::{Site, strike};
+use crate::status::{Outcome, acl};
+use ascend_sys::bindings::{aclError, aclSysParamOpt, aclrtContext, aclrtRunMode};
+use std::time::Instant;
+
+pub unsafe extern "C" fn aclrtSetDevice(deviceId: i32) -> aclError {
+    acl(|| context::set_device(deviceId))
+}
+
+pub unsafe extern "C" fn aclrtResetDevice(deviceId: i32) -> aclError {
+    acl(|| context::reset_device(deviceId, false))
+}
+
+pub unsafe extern "C" fn aclrtResetDeviceForce(deviceId: i32) -> aclError {
+    acl(|| context::reset_device(deviceId, true))
+}
+
+pub unsafe extern "C" fn aclrtGetDevice(deviceId: *mut i32) -> aclError {
+    acl(|| {
+        let device = context::current()?.device;
+        // SAFETY: the caller's promise.
+        unsafe { store("deviceId", deviceId, device) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtGetDeviceCount(count: *mut u32) -> aclError {
+    // SAFETY: the caller's promise.
+    acl(|| unsafe { store("count", count, config().devices) })
+}
+
+pub unsafe extern "C" fn aclrtGetRunMode(runMode: *mut aclrtRunMode) -> aclError {
+    // SAFETY: the caller's promise.
+    acl(|| unsafe { store("runMode", runMode, aclrtRunMode::ACL_HOST) })
+}
+
+fn synchronize(name: &str, deadline: Option<Instant>) -> Outcome {
+    let outcome = context::current()?.synchronize(name, deadline);
+    strike(Site::Sync)?;
+    outcome
+}
+
+pub unsafe extern "C" fn aclrtSynchronizeDevice() -> aclError {
+    acl(|| synchronize("aclrtSynchronizeDevice", None))
+}
+
+pub unsafe extern "C" fn aclrtSynchronizeDeviceWithTimeout(timeout: i32) -> aclError {
+    const NAME: &str = "aclrtSynchronizeDeviceWithTimeout";
+    acl(|| synchronize(NAME, deadline(NAME, timeout)?))
+}
+
+pub unsafe extern "C" fn aclrtCreateContext(context: *mut aclrtContext, deviceId: i32) -> aclError {
+    acl(|| {
+        not_null("context", context)?;
+        let id = context::create(deviceId)?;
+        // SAFETY: the caller's promise.
+        unsafe { store("context", context, id.raw()) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtDestroyContext(context: aclrtContext) -> aclError {
+    acl(|| context::destroy(context))
+}
+
+pub unsafe extern "C" fn aclrtSetCurrentContext(context: aclrtContext) -> aclError {
+    acl(|| context::set_current(context))
+}
+
+pub unsafe extern "C" fn aclrtGetCurrentContext(context: *mut aclrtContext) -> aclError {
+    acl(|| {
+        let (id, _) = context::current_with_id()?;
+        // SAFETY: the caller's promise.
+        unsafe { store("context", context, id.raw()) }
+    })
+}
+
+static PROCESS: Options = Options::new();
+
+pub unsafe extern "C" fn aclrtCtxSetSysParamOpt(opt: aclSysParamOpt, value: i64) -> aclError {
+    acl(|| {
+        context::current()?
+            .options
+            .set("aclrtCtxSetSysParamOpt", i64::from(opt.0), value)
+    })
+}
+
+pub unsafe extern "C" fn aclrtCtxGetSysParamOpt(opt: aclSysParamOpt, value: *mut i64) -> aclError {
+    acl(|| {
+        let found = context::current()?
+            .options
+            .get("aclrtCtxGetSysParamOpt", i64::from(opt.0))?;
+        // SAFETY: the caller's promise.
+        unsafe { store("value", value, found) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtSetSysParamOpt(opt: aclSysParamOpt, value: i64) -> aclError {
+    acl(|| PROCESS.set("aclrtSetSysParamOpt", i64::from(opt.0), value))
+}
+
+pub unsafe extern "C" fn aclrtGetSysParamOpt(opt: aclSysParamOpt, value: *mut i64) -> aclError {
+    acl(|| {
+        let found = PROCESS.get("aclrtGetSysParamOpt", i64::from(opt.0))?;
+        // SAFETY: the caller's promise.
+        unsafe { store("value", value, found) }
+    })
+}
+
+/// The limit is noted nowhere: the emulator's operators end.
+pub unsafe extern "C" fn aclrtSetOpExecuteTimeOut(timeout: u32) -> aclError {
+    acl(|| {
+        context::initialized()?;
+        if timeout == 0 {
+            return Err(refuse("timeout", timeout, "seconds from 1 on"));
+        }
+        Ok(())
+    })
+}

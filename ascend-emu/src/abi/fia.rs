@@ -1,0 +1,528 @@
+//! FusedInferAttentionScore, versions 1 to 5.
+
+use super::not_null_or;
+use crate::config::config;
+use crate::descriptor::{Described, optional_ints, optional_list, optional_tensor};
+use crate::executor::{Executor, launch};
+use crate::op::fia::FiaOperator;
+use crate::op::owned_call::{Attributes, Inputs, OwnedCall, place};
+use crate::operator::Addresses;
+use crate::status::{ACLNN_NULLPTR, Failure, Outcome, aclnn};
+use ascend_spec::fia::Version;
+use ascend_sys::bindings::{
+    aclIntArray, aclOpExecutor, aclTensor, aclTensorList, aclnnStatus, aclrtStream,
+};
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+/// Device workspace of a call that computes something: what the operator asks for its system workspace.
+const WORKSPACE_BYTES: u64 = 16 << 20;
+
+type Tensor = *const aclTensor;
+type TensorList = *const aclTensorList;
+type IntArray = *const aclIntArray;
+
+/// Every argument of the newest version, under C's names; an older version leaves out the rest.
+#[derive(Clone, Copy)]
+struct Raw {
+    query: Tensor,
+    key: TensorList,
+    value: TensorList,
+    pseShiftOptional: Tensor,
+    attenMaskOptional: Tensor,
+    actualSeqLengthsOptional: IntArray,
+    actualSeqLengthsKvOptional: IntArray,
+    deqScale1Optional: Tensor,
+    quantScale1Optional: Tensor,
+    deqScale2Optional: Tensor,
+    quantScale2Optional: Tensor,
+    quantOffset2Optional: Tensor,
+    antiquantScaleOptional: Tensor,
+    antiquantOffsetOptional: Tensor,
+    blockTableOptional: Tensor,
+    queryPaddingSizeOptional: Tensor,
+    kvPaddingSizeOptional: Tensor,
+    keyAntiquantScaleOptional: Tensor,
+    keyAntiquantOffsetOptional: Tensor,
+    valueAntiquantScaleOptional: Tensor,
+    valueAntiquantOffsetOptional: Tensor,
+    keySharedPrefixOptional: Tensor,
+    valueSharedPrefixOptional: Tensor,
+    actualSharedPrefixLenOptional: IntArray,
+    queryRopeOptional: Tensor,
+    keyRopeOptional: Tensor,
+    keyRopeAntiquantScaleOptional: Tensor,
+    dequantScaleQueryOptional: Tensor,
+    learnableSinkOptional: Tensor,
+    qStartIdxOptional: IntArray,
+    kvStartIdxOptional: IntArray,
+    numHeads: i64,
+    scaleValue: f64,
+    preTokens: i64,
+    nextTokens: i64,
+    inputLayout: *mut c_char,
+    numKeyValueHeads: i64,
+    sparseMode: i64,
+    innerPrecise: i64,
+    blockSize: i64,
+    antiquantMode: i64,
+    softmaxLseFlag: bool,
+    keyAntiquantMode: i64,
+    valueAntiquantMode: i64,
+    queryQuantMode: i64,
+    pseType: i64,
+    attentionOut: Tensor,
+    softmaxLse: Tensor,
+}
+
+impl Raw {
+    /// No tensors; attributes that older versions lack are 0.
+    const fn new() -> Self {
+        Raw {
+            query: ptr::null(),
+            key: ptr::null(),
+            value: ptr::null(),
+            pseShiftOptional: ptr::null(),
+            attenMaskOptional: ptr::null(),
+            actualSeqLengthsOptional: ptr::null(),
+            actualSeqLengthsKvOptional: ptr::null(),
+            deqScale1Optional: ptr::null(),
+            quantScale1Optional: ptr::null(),
+            deqScale2Optional: ptr::null(),
+            quantScale2Optional: ptr::null(),
+            quantOffset2Optional: ptr::null(),
+            antiquantScaleOptional: ptr::null(),
+            antiquantOffsetOptional: ptr::null(),
+            blockTableOptional: ptr::null(),
+            queryPaddingSizeOptional: ptr::null(),
+            kvPaddingSizeOptional: ptr::null(),
+            keyAntiquantScaleOptional: ptr::null(),
+            keyAntiquantOffsetOptional: ptr::null(),
+            valueAntiquantScaleOptional: ptr::null(),
+            valueAntiquantOffsetOptional: ptr::null(),
+            keySharedPrefixOptional: ptr::null(),
+            valueSharedPrefixOptional: ptr::null(),
+            actualSharedPrefixLenOptional: ptr::null(),
+            queryRopeOptional: ptr::null(),
+            keyRopeOptional: ptr::null(),
+            keyRopeAntiquantScaleOptional: ptr::null(),
+            dequantScaleQueryOptional: ptr::null(),
+            learnableSinkOptional: ptr::null(),
+            qStartIdxOptional: ptr::null(),
+            kvStartIdxOptional: ptr::null(),
+            numHeads: 0,
+            scaleValue: 1.0,
+            preTokens: 0,
+            nextTokens: 0,
+            inputLayout: ptr::null_mut(),
+            numKeyValueHeads: 0,
+            sparseMode: 0,
+            innerPrecise: 0,
+            blockSize: 0,
+            antiquantMode: 0,
+            softmaxLseFlag: false,
+            keyAntiquantMode: 0,
+            valueAntiquantMode: 0,
+            queryQuantMode: 0,
+            pseType: 0,
+            attentionOut: ptr::null(),
+            softmaxLse: ptr::null(),
+        }
+    }
+
+    /// Copies what the handles stand for: the call, and the addresses of its tensors.
+    ///
+    /// # Safety
+    ///
+    /// `inputLayout` is null or a NUL-terminated text.
+    unsafe fn read(&self) -> Outcome<(OwnedCall, Addresses)> {
+        not_null_or(ACLNN_NULLPTR, "inputLayout", self.inputLayout)?;
+        // SAFETY: not null, so a NUL-terminated text.
+        let input_layout = unsafe { CStr::from_ptr(self.inputLayout) };
+        let mut addresses = Addresses::default();
+        let mut inputs: Inputs<_> = [None; _];
+        let tensors = [
+            (place::QUERY, self.query),
+            (place::PSE_SHIFT, self.pseShiftOptional),
+            (place::ATTEN_MASK, self.attenMaskOptional),
+            (place::DEQ_SCALE1, self.deqScale1Optional),
+            (place::QUANT_SCALE1, self.quantScale1Optional),
+            (place::DEQ_SCALE2, self.deqScale2Optional),
+            (place::QUANT_SCALE2, self.quantScale2Optional),
+            (place::QUANT_OFFSET2, self.quantOffset2Optional),
+            (place::ANTIQUANT_SCALE, self.antiquantScaleOptional),
+            (place::ANTIQUANT_OFFSET, self.antiquantOffsetOptional),
+            (place::BLOCK_TABLE, self.blockTableOptional),
+            (place::QUERY_PADDING_SIZE, self.queryPaddingSizeOptional),
+            (place::KV_PADDING_SIZE, self.kvPaddingSizeOptional),
+            (place::KEY_ANTIQUANT_SCALE, self.keyAntiquantScaleOptional),
+            (place::KEY_ANTIQUANT_OFFSET, self.keyAntiquantOffsetOptional),
+            (
+                place::VALUE_ANTIQUANT_SCALE,
+                self.valueAntiquantScaleOptional,
+            ),
+            (
+                place::VALUE_ANTIQUANT_OFFSET,
+                self.valueAntiquantOffsetOptional,
+            ),
+            (place::KEY_SHARED_PREFIX, self.keySharedPrefixOptional),
+            (place::VALUE_SHARED_PREFIX, self.valueSharedPrefixOptional),
+            (place::QUERY_ROPE, self.queryRopeOptional),
+            (place::KEY_ROPE, self.keyRopeOptional),
+            (
+                place::KEY_ROPE_ANTIQUANT_SCALE,
+                self.keyRopeAntiquantScaleOptional,
+            ),
+            (place::DEQUANT_SCALE_QUERY, self.dequantScaleQueryOptional),
+            (place::LEARNABLE_SINK, self.learnableSinkOptional),
+        ];
+        for (place, raw) in tensors {
+            if let (Some(tensor), Some(desc), Some(address)) = (
+                optional_tensor(raw)?,
+                inputs.get_mut(place),
+                addresses.inputs.get_mut(place),
+            ) {
+                (*desc, *address) = (Some(tensor.desc), tensor.address);
+            }
+        }
+        let mut outputs = [None; _];
+        let raw_outputs = [
+            (place::ATTENTION_OUT, self.attentionOut),
+            (place::SOFTMAX_LSE, self.softmaxLse),
+        ];
+        for (place, raw) in raw_outputs {
+            if let (Some(tensor), Some(desc), Some(address)) = (
+                optional_tensor(raw)?,
+                outputs.get_mut(place),
+                addresses.outputs.get_mut(place),
+            ) {
+                (*desc, *address) = (Some(tensor.desc), tensor.address);
+            }
+        }
+        let key = optional_list("key", self.key)?.unwrap_or_default();
+        let value = optional_list("value", self.value)?.unwrap_or_default();
+        for (list, tensors) in addresses.lists.iter_mut().zip([&key, &value]) {
+            list.extend(tensors.iter().map(|tensor| tensor.address));
+        }
+        let descs = |tensors: Vec<Described>| tensors.iter().map(|t| t.desc).collect();
+        let call = OwnedCall {
+            inputs,
+            key: descs(key),
+            value: descs(value),
+            outputs,
+            actual_seq_lengths: optional_ints(self.actualSeqLengthsOptional)?,
+            actual_seq_lengths_kv: optional_ints(self.actualSeqLengthsKvOptional)?,
+            actual_shared_prefix_len: optional_ints(self.actualSharedPrefixLenOptional)?,
+            q_start_idx: optional_ints(self.qStartIdxOptional)?,
+            kv_start_idx: optional_ints(self.kvStartIdxOptional)?,
+            input_layout: input_layout.to_string_lossy().into_owned(),
+            attributes: Attributes {
+                num_heads: self.numHeads,
+                scale: self.scaleValue,
+                pre_tokens: self.preTokens,
+                next_tokens: self.nextTokens,
+                num_key_value_heads: self.numKeyValueHeads,
+                sparse_mode: self.sparseMode,
+                inner_precise: self.innerPrecise,
+                block_size: self.blockSize,
+                antiquant_mode: self.antiquantMode,
+                softmax_lse_flag: self.softmaxLseFlag,
+                key_antiquant_mode: self.keyAntiquantMode,
+                value_antiquant_mode: self.valueAntiquantMode,
+                query_quant_mode: self.queryQuantMode,
+                pse_type: self.pseType,
+            },
+        };
+        Ok((call, addresses))
+    }
+
+    /// Phase one.
+    ///
+    /// # Safety
+    ///
+    /// As [`Raw::read`]; the last two pointers are null or valid for writing.
+    unsafe fn prepare(
+        &self,
+        version: Version,
+        workspace_size: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> Outcome {
+        not_null_or(ACLNN_NULLPTR, "workspaceSize", workspace_size)?;
+        not_null_or(ACLNN_NULLPTR, "executor", executor)?;
+        // SAFETY: the caller's promise.
+        let (call, addresses) = unsafe { self.read() }?;
+        let op = FiaOperator::new(call, version, config().soc)
+            .map_err(|refusal| Failure::new(refusal.status(), refusal.to_string()))?;
+        let bytes = if op.is_empty() { 0 } else { WORKSPACE_BYTES };
+        let id = Executor::create(Arc::new(op), addresses, bytes);
+        // SAFETY: not null, so valid for writing.
+        unsafe {
+            workspace_size.write_unaligned(bytes);
+            executor.write_unaligned(id.raw());
+        }
+        Ok(())
+    }
+}
+
+/// Defines the functions of one version: phase one under one or two names, and phase two.
+macro_rules! version {
+    ($version:ident: $($one:ident),+; $two:ident; $($argument:ident: $type:ty,)*) => {
+        version! { @one $version ($($one)+) ($($argument: $type,)*) }
+
+        pub unsafe extern "C" fn $two(
+            workspace: *mut c_void,
+            workspaceSize: u64,
+            executor: *mut aclOpExecutor,
+            stream: aclrtStream,
+        ) -> aclnnStatus {
+            let name = Version::$version.symbol();
+            aclnn(|| launch(name, workspace.addr(), workspaceSize, executor.cast(), stream))
+        }
+    };
+    (@one $version:ident ($($one:ident)+) $arguments:tt) => {
+        $( version! { @define $version $one $arguments } )+
+    };
+    (@define $version:ident $one:ident ($($argument:ident: $type:ty,)*)) => {
+        #[allow(clippy::too_many_arguments, reason = "the C signature")]
+        pub unsafe extern "C" fn $one(
+            $($argument: $type,)*
+            workspaceSize: *mut u64,
+            executor: *mut *mut aclOpExecutor,
+        ) -> aclnnStatus {
+            #[allow(clippy::needless_update, reason = "the newest version has them all")]
+            let raw = Raw { $($argument,)* ..Raw::new() };
+            // SAFETY: the caller's promise.
+            aclnn(|| unsafe { raw.prepare(Version::$version, workspaceSize, executor) })
+        }
+    };
+}
+
+version! {
+    V1: aclnnFusedInferAttentionScoreGetWorkspaceSize;
+    aclnnFusedInferAttentionScore;
+    query: Tensor,
+    key: TensorList,
+    value: TensorList,
+    pseShiftOptional: Tensor,
+    attenMaskOptional: Tensor,
+    actualSeqLengthsOptional: IntArray,
+    actualSeqLengthsKvOptional: IntArray,
+    deqScale1Optional: Tensor,
+    quantScale1Optional: Tensor,
+    deqScale2Optional: Tensor,
+    quantScale2Optional: Tensor,
+    quantOffset2Optional: Tensor,
+    antiquantScaleOptional: Tensor,
+    antiquantOffsetOptional: Tensor,
+    blockTableOptional: Tensor,
+    queryPaddingSizeOptional: Tensor,
+    kvPaddingSizeOptional: Tensor,
+    numHeads: i64,
+    scaleValue: f64,
+    preTokens: i64,
+    nextTokens: i64,
+    inputLayout: *mut c_char,
+    numKeyValueHeads: i64,
+    sparseMode: i64,
+    innerPrecise: i64,
+    blockSize: i64,
+    antiquantMode: i64,
+    softmaxLseFlag: bool,
+    attentionOut: Tensor,
+    softmaxLse: Tensor,
+}
+
+version! {
+    V2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize;
+    aclnnFusedInferAttentionScoreV2;
+    query: Tensor,
+    key: TensorList,
+    value: TensorList,
+    pseShiftOptional: Tensor,
+    attenMaskOptional: Tensor,
+    actualSeqLengthsOptional: IntArray,
+    actualSeqLengthsKvOptional: IntArray,
+    deqScale1Optional: Tensor,
+    quantScale1Optional: Tensor,
+    deqScale2Optional: Tensor,
+    quantScale2Optional: Tensor,
+    quantOffset2Optional: Tensor,
+    antiquantScaleOptional: Tensor,
+    antiquantOffsetOptional: Tensor,
+    blockTableOptional: Tensor,
+    queryPaddingSizeOptional: Tensor,
+    kvPaddingSizeOptional: Tensor,
+    keyAntiquantScaleOptional: Tensor,
+    keyAntiquantOffsetOptional: Tensor,
+    valueAntiquantScaleOptional: Tensor,
+    valueAntiquantOffsetOptional: Tensor,
+    keySharedPrefixOptional: Tensor,
+    valueSharedPrefixOptional: Tensor,
+    actualSharedPrefixLenOptional: IntArray,
+    numHeads: i64,
+    scaleValue: f64,
+    preTokens: i64,
+    nextTokens: i64,
+    inputLayout: *mut c_char,
+    numKeyValueHeads: i64,
+    sparseMode: i64,
+    innerPrecise: i64,
+    blockSize: i64,
+    antiquantMode: i64,
+    softmaxLseFlag: bool,
+    keyAntiquantMode: i64,
+    valueAntiquantMode: i64,
+    attentionOut: Tensor,
+    softmaxLse: Tensor,
+}
+
+version! {
+    V3: aclnnFusedInferAttentionScoreV3GetWorkspaceSize, aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize;
+    aclnnFusedInferAttentionScoreV3;
+    query: Tensor,
+    key: TensorList,
+    value: TensorList,
+    pseShiftOptional: Tensor,
+    attenMaskOptional: Tensor,
+    actualSeqLengthsOptional: IntArray,
+    actualSeqLengthsKvOptional: IntArray,
+    deqScale1Optional: Tensor,
+    quantScale1Optional: Tensor,
+    deqScale2Optional: Tensor,
+    quantScale2Optional: Tensor,
+    quantOffset2Optional: Tensor,
+    antiquantScaleOptional: Tensor,
+    antiquantOffsetOptional: Tensor,
+    blockTableOptional: Tensor,
+    queryPaddingSizeOptional: Tensor,
+    kvPaddingSizeOptional: Tensor,
+    keyAntiquantScaleOptional: Tensor,
+    keyAntiquantOffsetOptional: Tensor,
+    valueAntiquantScaleOptional: Tensor,
+    valueAntiquantOffsetOptional: Tensor,
+    keySharedPrefixOptional: Tensor,
+    valueSharedPrefixOptional: Tensor,
+    actualSharedPrefixLenOptional: IntArray,
+    queryRopeOptional: Tensor,
+    keyRopeOptional: Tensor,
+    keyRopeAntiquantScaleOptional: Tensor,
+    numHeads: i64,
+    scaleValue: f64,
+    preTokens: i64,
+    nextTokens: i64,
+    inputLayout: *mut c_char,
+    numKeyValueHeads: i64,
+    sparseMode: i64,
+    innerPrecise: i64,
+    blockSize: i64,
+    antiquantMode: i64,
+    softmaxLseFlag: bool,
+    keyAntiquantMode: i64,
+    valueAntiquantMode: i64,
+    attentionOut: Tensor,
+    softmaxLse: Tensor,
+}
+
+version! {
+    V4: aclnnFusedInferAttentionScoreV4GetWorkspaceSize, aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize;
+    aclnnFusedInferAttentionScoreV4;
+    query: Tensor,
+    key: TensorList,
+    value: TensorList,
+    pseShiftOptional: Tensor,
+    attenMaskOptional: Tensor,
+    actualSeqLengthsOptional: IntArray,
+    actualSeqLengthsKvOptional: IntArray,
+    deqScale1Optional: Tensor,
+    quantScale1Optional: Tensor,
+    deqScale2Optional: Tensor,
+    quantScale2Optional: Tensor,
+    quantOffset2Optional: Tensor,
+    antiquantScaleOptional: Tensor,
+    antiquantOffsetOptional: Tensor,
+    blockTableOptional: Tensor,
+    queryPaddingSizeOptional: Tensor,
+    kvPaddingSizeOptional: Tensor,
+    keyAntiquantScaleOptional: Tensor,
+    keyAntiquantOffsetOptional: Tensor,
+    valueAntiquantScaleOptional: Tensor,
+    valueAntiquantOffsetOptional: Tensor,
+    keySharedPrefixOptional: Tensor,
+    valueSharedPrefixOptional: Tensor,
+    actualSharedPrefixLenOptional: IntArray,
+    queryRopeOptional: Tensor,
+    keyRopeOptional: Tensor,
+    keyRopeAntiquantScaleOptional: Tensor,
+    dequantScaleQueryOptional: Tensor,
+    learnableSinkOptional: Tensor,
+    numHeads: i64,
+    scaleValue: f64,
+    preTokens: i64,
+    nextTokens: i64,
+    inputLayout: *mut c_char,
+    numKeyValueHeads: i64,
+    sparseMode: i64,
+    innerPrecise: i64,
+    blockSize: i64,
+    antiquantMode: i64,
+    softmaxLseFlag: bool,
+    keyAntiquantMode: i64,
+    valueAntiquantMode: i64,
+    queryQuantMode: i64,
+    attentionOut: Tensor,
+    softmaxLse: Tensor,
+}
+
+version! {
+    V5: aclnnFusedInferAttentionScoreV5GetWorkspaceSize, aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize;
+    aclnnFusedInferAttentionScoreV5;
+    query: Tensor,
+    key: TensorList,
+    value: TensorList,
+    pseShiftOptional: Tensor,
+    attenMaskOptional: Tensor,
+    actualSeqLengthsOptional: IntArray,
+    actualSeqLengthsKvOptional: IntArray,
+    deqScale1Optional: Tensor,
+    quantScale1Optional: Tensor,
+    deqScale2Optional: Tensor,
+    quantScale2Optional: Tensor,
+    quantOffset2Optional: Tensor,
+    antiquantScaleOptional: Tensor,
+    antiquantOffsetOptional: Tensor,
+    blockTableOptional: Tensor,
+    queryPaddingSizeOptional: Tensor,
+    kvPaddingSizeOptional: Tensor,
+    keyAntiquantScaleOptional: Tensor,
+    keyAntiquantOffsetOptional: Tensor,
+    valueAntiquantScaleOptional: Tensor,
+    valueAntiquantOffsetOptional: Tensor,
+    keySharedPrefixOptional: Tensor,
+    valueSharedPrefixOptional: Tensor,
+    actualSharedPrefixLenOptional: IntArray,
+    queryRopeOptional: Tensor,
+    keyRopeOptional: Tensor,
+    keyRopeAntiquantScaleOptional: Tensor,
+    dequantScaleQueryOptional: Tensor,
+    learnableSinkOptional: Tensor,
+    qStartIdxOptional: IntArray,
+    kvStartIdxOptional: IntArray,
+    numHeads: i64,
+    scaleValue: f64,
+    preTokens: i64,
+    nextTokens: i64,
+    inputLayout: *mut c_char,
+    numKeyValueHeads: i64,
+    sparseMode: i64,
+    innerPrecise: i64,
+    blockSize: i64,
+    antiquantMode: i64,
+    softmaxLseFlag: bool,
+    keyAntiquantMode: i64,
+    valueAntiquantMode: i64,
+    queryQuantMode: i64,
+    pseType: i64,
+    attentionOut: Tensor,
+    softmaxLse: Tensor,
+}

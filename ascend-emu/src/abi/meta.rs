@@ -1,0 +1,450 @@
+//! Descriptors.
+
+use super::not_null_or;
+use crate::descriptor::{
+    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, List, SCALAR_LISTS, SCALARS, Scalar,
+    TENSOR_LISTS, TENSORS, Tensor,
+};
+use crate::handle::Table;
+use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Outcome, aclnn, failure, value};
+use ascend_sys::bindings::{
+    aclBoolArray, aclDataType, aclFloatArray, aclFormat, aclIntArray, aclScalar, aclScalarList,
+    aclTensor, aclTensorList, aclnnStatus,
+};
+use std::ffi::c_void;
+use std::ptr;
+
+/// Most elements of an array or list.
+const MOST: u64 = 1 << 24;
+
+/// Copies an array.
+///
+/// # Safety
+///
+/// `from` is null or valid for reading `count` elements.
+unsafe fn copy<T: Copy>(name: &str, from: *const T, count: u64) -> Outcome<Vec<T>> {
+    let count = usize::try_from(count)
+        .ok()
+        .filter(|&count| count as u64 <= MOST)
+        .ok_or_else(|| {
+            failure!(
+                ACLNN_INVALID,
+                "{name}: given {count} elements, allowed: at most {MOST}"
+            )
+        })?;
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    not_null_or(ACLNN_NULLPTR, name, from)?;
+    // SAFETY: not null, so valid for reading `count` elements; unaligned, since nothing says they are aligned.
+    Ok((0..count)
+        .map(|i| unsafe { from.add(i).read_unaligned() })
+        .collect())
+}
+
+/// Writes a result of an `aclnn` function.
+///
+/// # Safety
+///
+/// `to` is null or valid for writing one value.
+unsafe fn store<T>(name: &str, to: *mut T, value: T) -> Outcome {
+    not_null_or(ACLNN_NULLPTR, name, to)?;
+    // SAFETY: not null, so valid for writing one value.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// The arguments of `aclCreateTensor`.
+struct Arguments {
+    view: *const i64,
+    view_rank: u64,
+    dtype: aclDataType,
+    strides: *const i64,
+    offset: i64,
+    format: aclFormat,
+    storage: *const i64,
+    storage_rank: u64,
+    data: *mut c_void,
+}
+
+impl Arguments {
+    /// # Safety
+    ///
+    /// The arrays are null or have as many elements as their ranks say; the strides, as the view.
+    unsafe fn read(&self) -> Outcome<Described> {
+        // SAFETY: the caller's promise.
+        let (view, storage) = unsafe {
+            (
+                copy("viewDims", self.view, self.view_rank)?,
+                copy("storageDims", self.storage, self.storage_rank)?,
+            )
+        };
+        let strides = if self.strides.is_null() {
+            None
+        } else {
+            // SAFETY: the caller's promise.
+            Some(unsafe { copy("stride", self.strides, self.view_rank) }?)
+        };
+        Described::new(
+            &view,
+            self.dtype.0,
+            strides.as_deref(),
+            self.offset,
+            self.format.0,
+            &storage,
+            self.data.addr(),
+        )
+    }
+}
+
+pub unsafe extern "C" fn aclCreateTensor(
+    viewDims: *const i64,
+    viewDimsNum: u64,
+    dataType: aclDataType,
+    stride: *const i64,
+    offset: i64,
+    format: aclFormat,
+    storageDims: *const i64,
+    storageDimsNum: u64,
+    tensorData: *mut c_void,
+) -> *mut aclTensor {
+    let arguments = Arguments {
+        view: viewDims,
+        view_rank: viewDimsNum,
+        dtype: dataType,
+        strides: stride,
+        offset,
+        format,
+        storage: storageDims,
+        storage_rank: storageDimsNum,
+        data: tensorData,
+    };
+    value(ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let described = unsafe { arguments.read() }?;
+        Ok(Tensor::create(described).raw())
+    })
+}
+
+pub unsafe extern "C" fn aclInitTensor(
+    tensor: *mut aclTensor,
+    viewDims: *const i64,
+    viewDimsNum: u64,
+    dataType: aclDataType,
+    stride: *const i64,
+    offset: i64,
+    format: aclFormat,
+    storageDims: *const i64,
+    storageDimsNum: u64,
+    tensorDataAddr: *mut c_void,
+) -> aclnnStatus {
+    let arguments = Arguments {
+        view: viewDims,
+        view_rank: viewDimsNum,
+        dtype: dataType,
+        strides: stride,
+        offset,
+        format,
+        storage: storageDims,
+        storage_rank: storageDimsNum,
+        data: tensorDataAddr,
+    };
+    aclnn(|| {
+        let tensor = TENSORS.get(tensor)?;
+        // SAFETY: the caller's promise.
+        tensor.set(unsafe { arguments.read() }?);
+        Ok(())
+    })
+}
+
+pub unsafe extern "C" fn aclCreateScalar(
+    value: *mut c_void,
+    dataType: aclDataType,
+) -> *mut aclScalar {
+    self::value(ptr::null_mut(), || {
+        let size = Scalar::size(dataType.0).ok_or_else(|| {
+            failure!(
+                ACLNN_INVALID,
+                "aclCreateScalar: dataType: {} is not the type of a scalar",
+                dataType.0
+            )
+        })?;
+        // SAFETY: the caller's promise: null, or one value of the type.
+        let bytes = unsafe { copy("value", value.cast::<u8>().cast_const(), size as u64) }?;
+        Ok(SCALARS.insert(Scalar::new(&bytes)).raw())
+    })
+}
+
+/// Makes an array object.
+///
+/// # Safety
+///
+/// `from` is null or valid for reading `count` elements.
+unsafe fn create_array<T: Copy, H>(table: &Table<Box<[T]>>, from: *const T, count: u64) -> *mut H {
+    value(ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let values = unsafe { copy("value", from, count) }?;
+        Ok(table.insert(values.into_boxed_slice()).raw())
+    })
+}
+
+pub unsafe extern "C" fn aclCreateIntArray(value: *const i64, size: u64) -> *mut aclIntArray {
+    // SAFETY: the caller's promise.
+    unsafe { create_array(&INT_ARRAYS, value, size) }
+}
+
+pub unsafe extern "C" fn aclCreateFloatArray(value: *const f32, size: u64) -> *mut aclFloatArray {
+    // SAFETY: the caller's promise.
+    unsafe { create_array(&FLOAT_ARRAYS, value, size) }
+}
+
+pub unsafe extern "C" fn aclCreateBoolArray(value: *const bool, size: u64) -> *mut aclBoolArray {
+    // Read as bytes: C lets a bool hold more than 0 and 1.
+    self::value(ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { copy("value", value.cast::<u8>(), size) }?;
+        let values: Box<[bool]> = bytes.into_iter().map(|byte| byte != 0).collect();
+        Ok(BOOL_ARRAYS.insert(values).raw())
+    })
+}
+
+/// Makes a list object.
+///
+/// # Safety
+///
+/// `from` is null or valid for reading `count` handles.
+unsafe fn create_list<T, M, H>(
+    lists: &Table<List<T>>,
+    members: &Table<T>,
+    from: *const *const M,
+    count: u64,
+) -> *mut H {
+    value(ptr::null_mut(), || {
+        // SAFETY: the caller's promise; handles are pointers, whatever they are said to point to.
+        let handles = unsafe { copy("value", from.cast::<*const c_void>(), count) }?;
+        Ok(lists.insert(List::new(members, &handles)?).raw())
+    })
+}
+
+pub unsafe extern "C" fn aclCreateTensorList(
+    value: *const *const aclTensor,
+    size: u64,
+) -> *mut aclTensorList {
+    // SAFETY: the caller's promise.
+    unsafe { create_list(&TENSOR_LISTS, &TENSORS, value, size) }
+}
+
+pub unsafe extern "C" fn aclCreateScalarList(
+    value: *const *const aclScalar,
+    size: u64,
+) -> *mut aclScalarList {
+    // SAFETY: the caller's promise.
+    unsafe { create_list(&SCALAR_LISTS, &SCALARS, value, size) }
+}
+
+fn destroy<T, H>(table: &Table<T>, raw: *const H) -> aclnnStatus {
+    aclnn(|| table.remove(raw).map(drop))
+}
+
+pub unsafe extern "C" fn aclDestroyTensor(tensor: *const aclTensor) -> aclnnStatus {
+    destroy(&TENSORS, tensor)
+}
+
+pub unsafe extern "C" fn aclDestroyScalar(scalar: *const aclScalar) -> aclnnStatus {
+    destroy(&SCALARS, scalar)
+}
+
+pub unsafe extern "C" fn aclDestroyIntArray(array: *const aclIntArray) -> aclnnStatus {
+    destroy(&INT_ARRAYS, array)
+}
+
+pub unsafe extern "C" fn aclDestroyFloatArray(array: *const aclFloatArray) -> aclnnStatus {
+    destroy(&FLOAT_ARRAYS, array)
+}
+
+pub unsafe extern "C" fn aclDestroyBoolArray(array: *const aclBoolArray) -> aclnnStatus {
+    destroy(&BOOL_ARRAYS, array)
+}
+
+pub unsafe extern "C" fn aclDestroyTensorList(array: *const aclTensorList) -> aclnnStatus {
+    aclnn(|| TENSOR_LISTS.remove(array)?.destroy_members(&TENSORS))
+}
+
+pub unsafe extern "C" fn aclDestroyScalarList(array: *const aclScalarList) -> aclnnStatus {
+    aclnn(|| SCALAR_LISTS.remove(array)?.destroy_members(&SCALARS))
+}
+
+/// Hands numbers to a caller who frees the array: with C++'s `delete[]`, which is `free` for an array of integers.
+///
+/// # Safety
+///
+/// Both pointers are null or valid for writing.
+unsafe fn hand_out(values: &[i64], to: *mut *mut i64, count: *mut u64) -> Outcome {
+    not_null_or(ACLNN_NULLPTR, "the result's pointer", to)?;
+    not_null_or(ACLNN_NULLPTR, "the result's length", count)?;
+    // SAFETY: `malloc` has no precondition. At least one byte, so that null means failure.
+    let array = unsafe { libc::malloc(size_of_val(values).max(1)) }.cast::<i64>();
+    if array.is_null() {
+        return Err(failure!(ACLNN_INNER, "no host memory for an array"));
+    }
+    // SAFETY: the array was made for this many numbers just now, aligned for any type.
+    unsafe { ptr::copy_nonoverlapping(values.as_ptr(), array, values.len()) };
+    // SAFETY: not null, so valid for writing.
+    unsafe {
+        store("the result's pointer", to, array)?;
+        store("the result's length", count, values.len() as u64)
+    }
+}
+
+pub unsafe extern "C" fn aclGetViewShape(
+    tensor: *const aclTensor,
+    viewDims: *mut *mut i64,
+    viewDimsNum: *mut u64,
+) -> aclnnStatus {
+    aclnn(|| {
+        let described = TENSORS.get(tensor)?.get();
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(&described.desc.shape, viewDims, viewDimsNum) }
+    })
+}
+
+pub unsafe extern "C" fn aclGetStorageShape(
+    tensor: *const aclTensor,
+    storageDims: *mut *mut i64,
+    storageDimsNum: *mut u64,
+) -> aclnnStatus {
+    aclnn(|| {
+        let described = TENSORS.get(tensor)?.get();
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(&described.storage, storageDims, storageDimsNum) }
+    })
+}
+
+pub unsafe extern "C" fn aclGetViewStrides(
+    tensor: *const aclTensor,
+    stridesValue: *mut *mut i64,
+    stridesNum: *mut u64,
+) -> aclnnStatus {
+    aclnn(|| {
+        let described = TENSORS.get(tensor)?.get();
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(&described.desc.strides, stridesValue, stridesNum) }
+    })
+}
+
+pub unsafe extern "C" fn aclGetViewOffset(
+    tensor: *const aclTensor,
+    offset: *mut i64,
+) -> aclnnStatus {
+    aclnn(|| {
+        let described = TENSORS.get(tensor)?.get();
+        // SAFETY: the caller's promise.
+        unsafe { store("offset", offset, described.desc.offset) }
+    })
+}
+
+pub unsafe extern "C" fn aclGetFormat(
+    tensor: *const aclTensor,
+    format: *mut aclFormat,
+) -> aclnnStatus {
+    aclnn(|| {
+        let described = TENSORS.get(tensor)?.get();
+        // SAFETY: the caller's promise.
+        unsafe { store("format", format, aclFormat(described.desc.format.acl())) }
+    })
+}
+
+pub unsafe extern "C" fn aclGetDataType(
+    tensor: *const aclTensor,
+    dataType: *mut aclDataType,
+) -> aclnnStatus {
+    aclnn(|| {
+        let described = TENSORS.get(tensor)?.get();
+        // SAFETY: the caller's promise.
+        unsafe {
+            store(
+                "dataType",
+                dataType,
+                aclDataType(described.desc.dtype.acl()),
+            )
+        }
+    })
+}
+
+/// # Safety
+///
+/// `size` is null or valid for writing.
+unsafe fn count<T, H>(
+    table: &Table<T>,
+    raw: *const H,
+    size: *mut u64,
+    len: impl FnOnce(&T) -> usize,
+) -> aclnnStatus {
+    aclnn(|| {
+        let len = len(&*table.get(raw)?);
+        // SAFETY: the caller's promise.
+        unsafe { store("size", size, len as u64) }
+    })
+}
+
+pub unsafe extern "C" fn aclGetIntArraySize(
+    array: *const aclIntArray,
+    size: *mut u64,
+) -> aclnnStatus {
+    // SAFETY: the caller's promise.
+    unsafe { count(&INT_ARRAYS, array, size, |array| array.len()) }
+}
+
+pub unsafe extern "C" fn aclGetFloatArraySize(
+    array: *const aclFloatArray,
+    size: *mut u64,
+) -> aclnnStatus {
+    // SAFETY: the caller's promise.
+    unsafe { count(&FLOAT_ARRAYS, array, size, |array| array.len()) }
+}
+
+pub unsafe extern "C" fn aclGetBoolArraySize(
+    array: *const aclBoolArray,
+    size: *mut u64,
+) -> aclnnStatus {
+    // SAFETY: the caller's promise.
+    unsafe { count(&BOOL_ARRAYS, array, size, |array| array.len()) }
+}
+
+pub unsafe extern "C" fn aclGetTensorListSize(
+    tensorList: *const aclTensorList,
+    size: *mut u64,
+) -> aclnnStatus {
+    // SAFETY: the caller's promise.
+    unsafe { count(&TENSOR_LISTS, tensorList, size, List::len) }
+}
+
+pub unsafe extern "C" fn aclGetScalarListSize(
+    scalarList: *const aclScalarList,
+    size: *mut u64,
+) -> aclnnStatus {
+    // SAFETY: the caller's promise.
+    unsafe { count(&SCALAR_LISTS, scalarList, size, List::len) }
+}
+
+pub unsafe extern "C" fn aclSetRawTensorAddr(
+    tensor: *mut aclTensor,
+    addr: *mut c_void,
+) -> aclnnStatus {
+    aclnn(|| {
+        TENSORS.get(tensor)?.set_address(addr.addr());
+        Ok(())
+    })
+}
+
+pub unsafe extern "C" fn aclGetRawTensorAddr(
+    tensor: *const aclTensor,
+    addr: *mut *mut c_void,
+) -> aclnnStatus {
+    aclnn(|| {
+        let described = TENSORS.get(tensor)?.get();
+        let address = ptr::with_exposed_provenance_mut(described.address);
+        // SAFETY: the caller's promise.
+        unsafe { store("addr", addr, address) }
+    })
+}

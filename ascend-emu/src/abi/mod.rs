@@ -1,0 +1,90 @@
+//! The functions of the C ABI, one file for each area of the headers.
+//!
+//! They carry C's names and types and can be called through [`functions`](crate::functions), or one by one. No
+//! unmangled symbol comes from here: a process may hold the emulator and CANN's own libraries side by side.
+//!
+//! # Safety
+//!
+//! All of them share one contract, that of the C headers. Pointers that a function reads or writes through are null
+//! where that is said to be allowed, or valid for what the header says: one value, the number of elements given beside
+//! them, or a NUL-terminated text. Handles need no care: they are numbers, and a wrong one is an error. Device
+//! addresses need none either, except that host memory named by a copy is valid, and stays so until an asynchronous
+//! copy is over.
+//!
+//! No panic leaves these functions; it becomes the status of an internal error.
+
+#![allow(non_snake_case, reason = "the names are those of the C functions")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "one contract for all, in the module's documentation"
+)]
+#![allow(
+    missing_docs,
+    reason = "the headers and ascend_sys::bindings document them"
+)]
+
+mod device;
+mod event;
+mod executor;
+mod fia;
+mod graph;
+mod memory;
+mod meta;
+mod runtime;
+mod stream;
+
+pub use device::*;
+pub use event::*;
+pub use executor::*;
+pub use fia::*;
+pub use graph::*;
+pub use memory::*;
+pub use meta::*;
+pub use runtime::*;
+pub use stream::*;
+
+use crate::status::{Failure, NULL_PARAM, Outcome, PARAM_INVALID, failure};
+use std::time::{Duration, Instant};
+
+/// Refuses a null pointer.
+fn not_null<T>(name: &str, pointer: *const T) -> Outcome {
+    not_null_or(NULL_PARAM, name, pointer)
+}
+
+fn not_null_or<T>(code: i32, name: &str, pointer: *const T) -> Outcome {
+    if pointer.is_null() {
+        Err(failure!(code, "{name} is null"))
+    } else {
+        Ok(())
+    }
+}
+
+/// Writes a result.
+///
+/// # Safety
+///
+/// `to` is null or valid for writing one value.
+unsafe fn store<T>(name: &str, to: *mut T, value: T) -> Outcome {
+    not_null(name, to)?;
+    // SAFETY: not null, so valid for writing. Callers in C may give it any alignment.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// The end of a timeout in milliseconds; -1 is none.
+fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
+    match u64::try_from(milliseconds) {
+        Ok(ms) => Ok(Instant::now().checked_add(Duration::from_millis(ms))),
+        Err(_) if milliseconds == -1 => Ok(None),
+        Err(_) => Err(refuse(
+            &format!("{name}: timeout"),
+            milliseconds,
+            "-1 (for ever), or milliseconds from 0 on",
+        )),
+    }
+}
+
+/// A value that is not one of those allowed.
+fn refuse(what: &str, given: impl std::fmt::Display, allowed: &str) -> Failure {
+    failure!(PARAM_INVALID, "{what}: given {given}, allowed: {allowed}")
+}

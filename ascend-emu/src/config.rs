@@ -1,0 +1,248 @@
+//! What the environment chooses: see the table in the crate's documentation.
+
+use crate::fault::Plan;
+use crate::status::{Failure, Outcome, PARAM_INVALID, failure};
+use ascend_spec::Soc;
+use std::cell::Cell;
+use std::env;
+use std::ffi::CString;
+use std::marker::PhantomData;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+/// How far misuse that hardware would let pass is let pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Warn on stderr and go on where the real runtime would get away with it.
+    Compat,
+    /// Every finding is an error of the call that shows it.
+    Strict,
+}
+
+impl FromStr for Check {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "compat" => Ok(Check::Compat),
+            "strict" => Ok(Check::Strict),
+            _ => Err(()),
+        }
+    }
+}
+
+/// Most devices that `ASCEND_EMU_DEVICES` may ask for.
+const MAX_DEVICES: u32 = 64;
+
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub check: Check,
+    pub soc_name: CString,
+    pub soc: Soc,
+    pub devices: u32,
+    /// Threads of the kernel pool.
+    pub threads: usize,
+    /// Bytes of memory of one device, if chosen.
+    pub memory: Option<u64>,
+    pub faults: Plan,
+}
+
+/// A variable whose value is not one of those allowed.
+fn refuse(name: &str, given: &str, allowed: &str) -> Failure {
+    failure!(PARAM_INVALID, "{name}: given `{given}`, allowed: {allowed}")
+}
+
+impl Config {
+    /// Reads the variables through `var`, which gives `None` for those not set.
+    fn read(var: impl Fn(&str) -> Option<String>) -> Outcome<Self> {
+        let number = |name: &str, least: u64, most: u64| -> Outcome<Option<u64>> {
+            let Some(text) = var(name) else {
+                return Ok(None);
+            };
+            match text.trim().parse() {
+                Ok(value) if (least..=most).contains(&value) => Ok(Some(value)),
+                _ => Err(refuse(name, &text, &format!("{least} to {most}"))),
+            }
+        };
+        let check = match var("ASCEND_EMU_CHECK") {
+            None => Check::Compat,
+            Some(text) => text
+                .trim()
+                .parse()
+                .map_err(|()| refuse("ASCEND_EMU_CHECK", &text, "compat, strict"))?,
+        };
+        let soc_text = var("ASCEND_EMU_SOC").unwrap_or_else(|| "Ascend910B3".to_owned());
+        let soc = Soc::from_name(&soc_text);
+        let (Some(soc), Ok(soc_name)) = (soc, CString::new(soc_text.trim())) else {
+            let allowed = "a product name such as Ascend910B3, Ascend910_9391, Ascend950PR_9599";
+            return Err(refuse("ASCEND_EMU_SOC", &soc_text, allowed));
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let faults = match var("ASCEND_EMU_FAULT") {
+            None => Plan::default(),
+            Some(text) => {
+                Plan::parse(&text).map_err(|allowed| refuse("ASCEND_EMU_FAULT", &text, allowed))?
+            }
+        };
+        Ok(Config {
+            check,
+            soc_name,
+            soc,
+            devices: number("ASCEND_EMU_DEVICES", 1, u64::from(MAX_DEVICES))?
+                .and_then(|n| u32::try_from(n).ok())
+                .unwrap_or(2),
+            threads: number("ASCEND_EMU_THREADS", 1, 4096)?
+                .and_then(|n| usize::try_from(n).ok())
+                .unwrap_or(cores),
+            memory: number("ASCEND_EMU_MEMORY", 1 << 12, 1 << 44)?,
+            faults,
+        })
+    }
+
+    fn or_default(outcome: Outcome<Self>) -> (Self, Option<Failure>) {
+        match outcome {
+            Ok(config) => (config, None),
+            Err(failure) => {
+                let config = Config {
+                    check: Check::Compat,
+                    soc_name: c"Ascend910B3".to_owned(),
+                    soc: Soc::AtlasA2,
+                    devices: 2,
+                    threads: 1,
+                    memory: None,
+                    faults: Plan::default(),
+                };
+                (config, Some(failure))
+            }
+        }
+    }
+}
+
+fn loaded() -> &'static (Config, Option<Failure>) {
+    static CONFIG: OnceLock<(Config, Option<Failure>)> = OnceLock::new();
+    CONFIG.get_or_init(|| Config::or_default(Config::read(|name| env::var(name).ok())))
+}
+
+/// The process's configuration: the environment as it was when first asked for.
+pub(crate) fn config() -> &'static Config {
+    &loaded().0
+}
+
+/// What is wrong with the environment, for `aclInit` to report.
+pub(crate) fn validate() -> Outcome {
+    loaded().1.clone().map_or(Ok(()), Err)
+}
+
+thread_local! {
+    static CHECK: Cell<Option<Check>> = const { Cell::new(None) };
+}
+
+/// The check mode in force on the calling thread.
+pub(crate) fn check() -> Check {
+    CHECK
+        .try_with(Cell::get)
+        .ok()
+        .flatten()
+        .unwrap_or_else(|| config().check)
+}
+
+/// Chooses the check mode of the calling thread's calls until the result is dropped, whatever `ASCEND_EMU_CHECK` says.
+///
+/// ```
+/// let strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+/// // calls on this thread are checked strictly
+/// drop(strict);
+/// ```
+pub fn check_scope(check: Check) -> CheckScope {
+    CheckScope {
+        before: CHECK.replace(Some(check)),
+        thread: PhantomData,
+    }
+}
+
+/// Restores the thread's check mode when dropped; made by [`check_scope`].
+#[derive(Debug)]
+#[must_use = "the mode holds only until this is dropped"]
+pub struct CheckScope {
+    before: Option<Check>,
+    /// Not `Send`: the mode is the thread's.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for CheckScope {
+    fn drop(&mut self) {
+        let before = self.before;
+        // Fails only while the thread ends, when no call can follow.
+        let _ = CHECK.try_with(|check| check.set(before));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(set: &[(&str, &str)]) -> Outcome<Config> {
+        Config::read(|name| {
+            set.iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn nothing_set_is_the_default() {
+        let config = read(&[]).unwrap();
+        assert_eq!(config.check, Check::Compat);
+        assert_eq!(config.soc_name.to_str(), Ok("Ascend910B3"));
+        assert_eq!(config.soc, Soc::AtlasA2);
+        assert_eq!(config.devices, 2);
+        assert!(config.threads >= 1);
+        assert_eq!(config.memory, None);
+    }
+
+    #[test]
+    fn values_are_taken() {
+        let config = read(&[
+            ("ASCEND_EMU_CHECK", "strict"),
+            ("ASCEND_EMU_SOC", "Ascend910_9391"),
+            ("ASCEND_EMU_DEVICES", "8"),
+            ("ASCEND_EMU_THREADS", "3"),
+            ("ASCEND_EMU_MEMORY", "1048576"),
+        ])
+        .unwrap();
+        assert_eq!(config.check, Check::Strict);
+        assert_eq!(config.soc, Soc::AtlasA3);
+        assert_eq!((config.devices, config.threads), (8, 3));
+        assert_eq!(config.memory, Some(1 << 20));
+    }
+
+    #[test]
+    fn a_wrong_value_names_variable_and_alternatives() {
+        for (name, value) in [
+            ("ASCEND_EMU_CHECK", "Strict"),
+            ("ASCEND_EMU_SOC", "H100"),
+            ("ASCEND_EMU_DEVICES", "0"),
+            ("ASCEND_EMU_DEVICES", "65"),
+            ("ASCEND_EMU_THREADS", "many"),
+            ("ASCEND_EMU_MEMORY", "-1"),
+            ("ASCEND_EMU_FAULT", "malloc"),
+        ] {
+            let failure = read(&[(name, value)]).unwrap_err();
+            assert_eq!(failure.code, PARAM_INVALID);
+            assert!(failure.message.starts_with(name), "{}", failure.message);
+            assert!(failure.message.contains(value), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn scopes_nest() {
+        let outer = check_scope(Check::Strict);
+        assert_eq!(check(), Check::Strict);
+        let inner = check_scope(Check::Compat);
+        assert_eq!(check(), Check::Compat);
+        drop(inner);
+        assert_eq!(check(), Check::Strict);
+        drop(outer);
+        assert_eq!(check(), config().check);
+    }
+}

@@ -1,0 +1,347 @@
+//! Devices and contexts, and which one is the calling thread's.
+
+use crate::config::{check, config, validate};
+use crate::handle::{Id, Kind, Table};
+use crate::ledger;
+use crate::lock::Lock;
+use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::status::{
+    CONTEXT_NULL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
+    REPEAT_INITIALIZE, STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure,
+};
+use crate::stream::{STREAMS, Stream, refuse_default};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+pub(crate) static CONTEXTS: Table<Context> = Table::new(Kind::Context);
+
+/// Number of `aclSysParamOpt` options.
+const OPTIONS: usize = 4;
+
+/// Values of `aclSysParamOpt` options.
+#[derive(Debug, Default)]
+pub(crate) struct Options(Lock<[Option<i64>; OPTIONS]>);
+
+impl Options {
+    pub(crate) const fn new() -> Self {
+        Options(Lock::new([None; OPTIONS]))
+    }
+
+    fn place(name: &str, option: i64) -> Outcome<usize> {
+        usize::try_from(option)
+            .ok()
+            .filter(|&place| place < OPTIONS)
+            .ok_or_else(|| {
+                failure!(
+                    PARAM_INVALID,
+                    "{name}: opt: given {option}, allowed: 0 to {}",
+                    OPTIONS - 1
+                )
+            })
+    }
+
+    pub(crate) fn set(&self, name: &str, option: i64, value: i64) -> Outcome {
+        let place = Self::place(name, option)?;
+        if let Some(kept) = self.0.lock().get_mut(place) {
+            *kept = Some(value);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, name: &str, option: i64) -> Outcome<i64> {
+        let place = Self::place(name, option)?;
+        let value = self.0.lock().get(place).copied().flatten();
+        value.ok_or_else(|| failure!(SYSPARAM_NOT_SET, "{name}: option {option} was not set"))
+    }
+}
+
+/// A context of a device: the home of streams.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub device: i32,
+    /// Made by `aclrtCreateContext` rather than by `aclrtSetDevice`.
+    explicit: bool,
+    default_stream: Lock<Option<Arc<Stream>>>,
+    /// Explicitly created streams, by handle.
+    streams: Lock<Vec<(Id, Weak<Stream>)>>,
+    pub options: Options,
+}
+
+#[derive(Debug, Default)]
+struct Device {
+    /// `aclrtSetDevice` calls without their `aclrtResetDevice`.
+    uses: u64,
+    primary: Option<Id>,
+}
+
+static DEVICES: Lock<BTreeMap<i32, Device>> = Lock::new(BTreeMap::new());
+
+const BEFORE: u8 = 0;
+const DURING: u8 = 1;
+const AFTER: u8 = 2;
+static PHASE: AtomicU8 = AtomicU8::new(BEFORE);
+
+thread_local! {
+    static CURRENT: Cell<Option<Id>> = const { Cell::new(None) };
+}
+
+/// `aclInit`.
+pub(crate) fn initialize() -> Outcome {
+    validate()?;
+    match PHASE.compare_exchange(BEFORE, DURING, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(()),
+        Err(DURING) => Err(failure!(
+            REPEAT_INITIALIZE,
+            "aclInit was already called in this process"
+        )),
+        Err(_) => Err(failure!(
+            REPEAT_INITIALIZE,
+            "aclInit cannot be called again after aclFinalize in the same process"
+        )),
+    }
+}
+
+/// `aclFinalize`.
+pub(crate) fn finalize() -> Outcome {
+    match PHASE.compare_exchange(DURING, AFTER, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(()),
+        Err(BEFORE) => Err(failure!(UNINITIALIZED, "aclInit was not called")),
+        Err(_) => Err(failure!(REPEAT_FINALIZE, "aclFinalize was already called")),
+    }
+}
+
+/// Refuses calls outside of the time between `aclInit` and `aclFinalize`.
+pub(crate) fn initialized() -> Outcome {
+    match PHASE.load(Ordering::Acquire) {
+        DURING => Ok(()),
+        BEFORE => Err(failure!(UNINITIALIZED, "aclInit was not called")),
+        _ => Err(failure!(UNINITIALIZED, "aclFinalize was already called")),
+    }
+}
+
+fn device_exists(device: i32) -> Outcome {
+    let count = config().devices;
+    if u32::try_from(device).is_ok_and(|device| device < count) {
+        return Ok(());
+    }
+    Err(failure!(
+        INVALID_DEVICE,
+        "device {device}: there are {count} devices, numbered from 0; ASCEND_EMU_DEVICES changes that"
+    ))
+}
+
+/// `aclrtSetDevice`.
+pub(crate) fn set_device(device: i32) -> Outcome {
+    initialized()?;
+    device_exists(device)?;
+    let mut devices = DEVICES.lock();
+    let state = devices.entry(device).or_default();
+    state.uses = state.uses.saturating_add(1);
+    let primary = *state
+        .primary
+        .get_or_insert_with(|| CONTEXTS.insert(Context::new(device, false)));
+    CURRENT.set(Some(primary));
+    Ok(())
+}
+
+/// `aclrtResetDevice` and `aclrtResetDeviceForce`: gives up one use of a device, or all. With the last one, the default
+/// context ends with its streams, and, unless other contexts are on the device, so does its memory.
+pub(crate) fn reset_device(device: i32, force: bool) -> Outcome {
+    initialized()?;
+    device_exists(device)?;
+    let primary = {
+        let mut devices = DEVICES.lock();
+        let state = devices.entry(device).or_default();
+        state.uses = if force {
+            0
+        } else {
+            state.uses.saturating_sub(1)
+        };
+        if state.uses > 0 {
+            return Ok(());
+        }
+        state.primary.take()
+    };
+    if let Some(context) = primary.and_then(|id| CONTEXTS.remove_id(id).ok()) {
+        context.end(force);
+    }
+    if CONTEXTS.any(|context| context.device == device) {
+        return Ok(());
+    }
+    let (count, bytes) = ledger::clear_device(device);
+    if count > 0 {
+        let suspicion = Suspicion {
+            kind: FindingKind::Leak,
+            site: ("aclrtResetDevice", "memory"),
+            message: format!(
+                "device {device} was reset with {count} allocations of {bytes} bytes not freed"
+            ),
+        };
+        // A leak is told, but the reset has happened: it is no failure in either mode.
+        let _ = report(check(), PARAM_INVALID, suspicion);
+    }
+    Ok(())
+}
+
+/// `aclrtCreateContext`: the context becomes the thread's.
+pub(crate) fn create(device: i32) -> Outcome<Id> {
+    initialized()?;
+    device_exists(device)?;
+    let id = CONTEXTS.insert(Context::new(device, true));
+    CURRENT.set(Some(id));
+    Ok(id)
+}
+
+/// `aclrtDestroyContext`.
+pub(crate) fn destroy(raw: *const c_void) -> Outcome {
+    initialized()?;
+    if !CONTEXTS.get(raw)?.explicit {
+        return Err(failure!(
+            PARAM_INVALID,
+            "aclrtDestroyContext: this is a device's default context; aclrtResetDevice ends it"
+        ));
+    }
+    let context = CONTEXTS.remove(raw)?;
+    if CURRENT.get() == Some(Id::of_raw(raw)) {
+        CURRENT.set(None);
+    }
+    context.end(false);
+    Ok(())
+}
+
+/// `aclrtSetCurrentContext`.
+pub(crate) fn set_current(raw: *const c_void) -> Outcome {
+    initialized()?;
+    CONTEXTS.get(raw)?;
+    CURRENT.set(Some(Id::of_raw(raw)));
+    Ok(())
+}
+
+/// The calling thread's context and its handle.
+pub(crate) fn current_with_id() -> Outcome<(Id, Arc<Context>)> {
+    initialized()?;
+    let id = CURRENT.try_with(Cell::get).ok().flatten().ok_or_else(|| {
+        failure!(
+            CONTEXT_NULL,
+            "this thread has no context: call aclrtSetDevice or aclrtSetCurrentContext in it"
+        )
+    })?;
+    let context = CONTEXTS.get(id.raw::<c_void>()).map_err(|_| {
+        failure!(
+            CONTEXT_NULL,
+            "this thread's context was destroyed, or its device was reset"
+        )
+    })?;
+    Ok((id, context))
+}
+
+/// The calling thread's context.
+pub(crate) fn current() -> Outcome<Arc<Context>> {
+    current_with_id().map(|(_, context)| context)
+}
+
+/// The stream behind a handle, which has to belong to the calling thread's context; null is that context's default.
+pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
+    let context = current()?;
+    if raw.is_null() {
+        return context.default_stream();
+    }
+    let stream = STREAMS.get(raw)?;
+    if !stream.belongs_to(&context) {
+        return Err(failure!(
+            STREAM_CONTEXT,
+            "{name}: the stream belongs to another context than this thread's"
+        ));
+    }
+    Ok(stream)
+}
+
+impl Context {
+    fn new(device: i32, explicit: bool) -> Self {
+        Context {
+            device,
+            explicit,
+            default_stream: Lock::new(None),
+            streams: Lock::new(Vec::new()),
+            options: Options::new(),
+        }
+    }
+
+    fn default_stream(self: &Arc<Self>) -> Outcome<Arc<Stream>> {
+        let mut kept = self.default_stream.lock();
+        if let Some(stream) = &*kept {
+            return Ok(Arc::clone(stream));
+        }
+        let stream = Stream::start(self)?;
+        *kept = Some(Arc::clone(&stream));
+        Ok(stream)
+    }
+
+    /// `aclrtCreateStream`.
+    pub(crate) fn create_stream(self: &Arc<Self>) -> Outcome<Id> {
+        let stream = Stream::start(self)?;
+        let weak = Arc::downgrade(&stream);
+        let id = STREAMS.reserve();
+        STREAMS.insert_at(id, stream);
+        self.streams.lock().push((id, weak));
+        Ok(id)
+    }
+
+    /// `aclrtDestroyStream` and `aclrtDestroyStreamForce`.
+    pub(crate) fn destroy_stream(
+        self: &Arc<Self>,
+        name: &str,
+        raw: *const c_void,
+        at_once: bool,
+    ) -> Outcome {
+        if raw.is_null() {
+            return Err(refuse_default(NULL_PARAM, name));
+        }
+        stream(name, raw)?;
+        let stream = STREAMS.remove(raw)?;
+        self.streams.lock().retain(|(id, _)| *id != Id::of_raw(raw));
+        stream.end(at_once);
+        Ok(())
+    }
+
+    fn all_streams(&self) -> Vec<Arc<Stream>> {
+        let mut streams: Vec<_> = self.default_stream.lock().iter().cloned().collect();
+        streams.extend(
+            self.streams
+                .lock()
+                .iter()
+                .filter_map(|(_, weak)| weak.upgrade()),
+        );
+        streams
+    }
+
+    /// Waits for the work of every stream; the first fault found is reported.
+    pub(crate) fn synchronize(&self, name: &str, deadline: Option<Instant>) -> Outcome {
+        let mut outcome = Ok(());
+        for stream in self.all_streams() {
+            let one = stream.synchronize(name, deadline);
+            outcome = outcome.and(one);
+        }
+        outcome
+    }
+
+    /// Ends every stream.
+    fn end(&self, at_once: bool) {
+        let streams = std::mem::take(&mut *self.streams.lock());
+        for (id, weak) in streams {
+            // Gone already if the caller destroyed it.
+            let _ = STREAMS.remove_id(id);
+            if let Some(stream) = weak.upgrade() {
+                stream.end(at_once);
+            }
+        }
+        let default = self.default_stream.lock().take();
+        if let Some(stream) = default {
+            stream.end(at_once);
+        }
+    }
+}

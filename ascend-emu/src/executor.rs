@@ -1,0 +1,254 @@
+//! Executors: what phase one prepares and phase two runs.
+
+use crate::context;
+use crate::descriptor::TENSORS;
+use crate::fault::{Fault, Site, strike};
+use crate::handle::{Id, Kind, Table};
+use crate::ledger::{Place, lookup};
+use crate::lock::Lock;
+use crate::operator::{Addresses, Operator, Slot};
+use crate::status::{ACLNN_INVALID, ACLNN_NULLPTR, ACLNN_RUNTIME, Failure, Outcome, failure};
+use crate::task::Task;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) static EXECUTORS: Table<Executor> = Table::new(Kind::Executor);
+
+/// A prepared call.
+pub(crate) struct Executor {
+    op: Arc<dyn Operator>,
+    addresses: Lock<Addresses>,
+    workspace_bytes: u64,
+    repeatable: AtomicBool,
+    /// Used by phase two, and not repeatable.
+    consumed: AtomicBool,
+}
+
+/// Device faults, which show at the next synchronisation.
+const DEVICE_FAULTS: std::ops::RangeInclusive<i32> = 507_000..=507_899;
+
+impl Executor {
+    pub(crate) fn create(op: Arc<dyn Operator>, addresses: Addresses, workspace_bytes: u64) -> Id {
+        EXECUTORS.insert(Executor {
+            op,
+            addresses: Lock::new(addresses),
+            workspace_bytes,
+            repeatable: AtomicBool::new(false),
+            consumed: AtomicBool::new(false),
+        })
+    }
+
+    /// `aclSetAclOpExecutorRepeatable`.
+    pub(crate) fn make_repeatable(&self) {
+        self.repeatable.store(true, Ordering::Release);
+    }
+
+    /// Refuses a workspace that the operator would overrun.
+    fn check_workspace(&self, name: &str, workspace: usize, bytes: u64) -> Outcome {
+        let needed = self.workspace_bytes;
+        if needed == 0 {
+            return Ok(());
+        }
+        if bytes < needed {
+            return Err(failure!(
+                ACLNN_INVALID,
+                "{name}: workspaceSize: given {bytes} bytes, allowed: at least the {needed} that phase one asked for"
+            ));
+        }
+        if workspace == 0 {
+            return Err(failure!(
+                ACLNN_NULLPTR,
+                "{name}: workspace is null, but phase one asked for {needed} bytes"
+            ));
+        }
+        let block = lookup(workspace).filter(|block| matches!(block.place, Place::Device(_)));
+        let Some(block) = block else {
+            return Err(failure!(
+                ACLNN_INVALID,
+                "{name}: workspace at {workspace:#x} is not device memory from aclrtMalloc"
+            ));
+        };
+        let room = block
+            .bytes
+            .saturating_sub(workspace.saturating_sub(block.base) as u64);
+        if room < needed {
+            return Err(failure!(
+                ACLNN_INVALID,
+                "{name}: workspace at {workspace:#x} has {room} bytes left in its allocation, allowed: at least \
+                 {needed}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Queues the call with the addresses it has now.
+    fn queue(&self, name: &str, workspace: usize, bytes: u64, stream: *const c_void) -> Outcome {
+        self.check_workspace(name, workspace, bytes)?;
+        let stream = context::stream(name, stream).map_err(Failure::of_runtime)?;
+        if let Err(failure) = strike(Site::Launch) {
+            if !DEVICE_FAULTS.contains(&failure.code) {
+                return Err(failure);
+            }
+            stream.submit_fault(Fault {
+                code: failure.code,
+                message: failure.message.into_owned(),
+            });
+            return Ok(());
+        }
+        let task = Task::Launch {
+            op: Arc::clone(&self.op),
+            workspace,
+            workspace_bytes: self.workspace_bytes,
+        };
+        let addresses = self.addresses.lock();
+        stream.submit(task, Some(&addresses), ACLNN_RUNTIME)
+    }
+
+    fn change(
+        &self,
+        name: &str,
+        slot: Slot,
+        tensor: *const c_void,
+        address: usize,
+        place: impl FnOnce(&mut Addresses) -> Option<&mut usize>,
+    ) -> Outcome {
+        let desc = self.op.operand(slot).ok_or_else(|| {
+            failure!(
+                ACLNN_INVALID,
+                "{name}: {} was prepared without a tensor at {slot:?}",
+                self.op.name()
+            )
+        })?;
+        if tensor.is_null() {
+            return Err(failure!(ACLNN_NULLPTR, "{name}: tensor is null"));
+        }
+        if slot_is_list(slot) {
+            // The list stands for all its elements; its tensors were checked when the call was prepared.
+            crate::descriptor::TENSOR_LISTS.get(tensor)?;
+        } else {
+            let given = TENSORS.get(tensor)?.get().desc;
+            if given != *desc {
+                return Err(failure!(
+                    ACLNN_INVALID,
+                    "{name}: given {given}, allowed: {desc}, as prepared: only addresses may change"
+                ));
+            }
+        }
+        let mut addresses = self.addresses.lock();
+        match place(&mut addresses) {
+            Some(kept) => {
+                *kept = address;
+                Ok(())
+            }
+            None => Err(failure!(ACLNN_INVALID, "{name}: there is no {slot:?}")),
+        }
+    }
+
+    /// `aclSetInputTensorAddr`.
+    pub(crate) fn set_input(
+        &self,
+        name: &str,
+        index: usize,
+        tensor: *const c_void,
+        address: usize,
+    ) -> Outcome {
+        self.change(name, Slot::Input(index), tensor, address, |at| {
+            at.inputs.get_mut(index)
+        })
+    }
+
+    /// `aclSetOutputTensorAddr`.
+    pub(crate) fn set_output(
+        &self,
+        name: &str,
+        index: usize,
+        tensor: *const c_void,
+        address: usize,
+    ) -> Outcome {
+        self.change(name, Slot::Output(index), tensor, address, |at| {
+            at.outputs.get_mut(index)
+        })
+    }
+
+    /// `aclSetTensorAddr`: inputs first, then outputs.
+    pub(crate) fn set_any(
+        &self,
+        name: &str,
+        index: usize,
+        tensor: *const c_void,
+        address: usize,
+    ) -> Outcome {
+        match index.checked_sub(self.op.inputs()) {
+            None => self.set_input(name, index, tensor, address),
+            Some(output) => self.set_output(name, output, tensor, address),
+        }
+    }
+
+    /// `aclSetDynamicInputTensorAddr`.
+    pub(crate) fn set_element(
+        &self,
+        name: &str,
+        input: usize,
+        element: usize,
+        tensors: *const c_void,
+        address: usize,
+    ) -> Outcome {
+        let list = self.op.list(input).ok_or_else(|| {
+            failure!(
+                ACLNN_INVALID,
+                "{name}: input {input} of {} is no list",
+                self.op.name()
+            )
+        })?;
+        let slot = Slot::Element { input, element };
+        self.change(name, slot, tensors, address, |at| {
+            at.lists.get_mut(list)?.get_mut(element)
+        })
+    }
+
+    /// The operator has no list among its outputs.
+    pub(crate) fn refuse_output_list(&self, name: &str, index: usize) -> Failure {
+        failure!(
+            ACLNN_INVALID,
+            "{name}: output {index} of {} is no list",
+            self.op.name()
+        )
+    }
+
+    /// Whether a place counted over inputs and outputs is an output.
+    pub(crate) fn is_output(&self, index: usize) -> bool {
+        (self.op.inputs()..self.op.inputs().saturating_add(self.op.outputs())).contains(&index)
+    }
+}
+
+fn slot_is_list(slot: Slot) -> bool {
+    matches!(slot, Slot::Element { .. })
+}
+
+/// Phase two: queues a prepared call. Unless repeatable, the executor is used up by that; a refused call leaves it.
+pub(crate) fn launch(
+    name: &str,
+    workspace: usize,
+    workspace_bytes: u64,
+    executor: *const c_void,
+    stream: *const c_void,
+) -> Outcome {
+    let found = EXECUTORS.get(executor)?;
+    if found.repeatable.load(Ordering::Acquire) {
+        return found.queue(name, workspace, workspace_bytes, stream);
+    }
+    if found.consumed.swap(true, Ordering::AcqRel) {
+        return Err(failure!(
+            ACLNN_INVALID,
+            "{name}: the executor was already used by phase two; it was not made repeatable"
+        ));
+    }
+    match found.queue(name, workspace, workspace_bytes, stream) {
+        Ok(()) => EXECUTORS.remove(executor).map(drop),
+        Err(failure) => {
+            found.consumed.store(false, Ordering::Release);
+            Err(failure)
+        }
+    }
+}

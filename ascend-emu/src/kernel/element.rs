@@ -1,0 +1,106 @@
+//! Element types: how they come in and how results go out.
+
+use super::simd::{Simd, WIDTH};
+use half::{bf16, f16};
+
+/// A type that tensors of a call may have.
+pub(super) trait Element: Copy + Send + Sync + 'static {
+    /// Zero, to fill up the end of a row.
+    const ZERO: Self;
+
+    /// To single precision, exact.
+    fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register;
+
+    /// From single precision, to nearest with ties to even.
+    fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH];
+
+    /// The nearest values of this type.
+    #[inline(always)]
+    fn round<S: Simd>(simd: S, register: S::Register) -> S::Register {
+        Self::widen(simd, &Self::narrow(simd, register))
+    }
+}
+
+impl Element for f16 {
+    const ZERO: Self = f16::ZERO;
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register {
+        simd.widen_f16(&values.map(f16::to_bits))
+    }
+
+    #[inline(always)]
+    fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH] {
+        simd.narrow_f16(register).map(f16::from_bits)
+    }
+}
+
+impl Element for bf16 {
+    const ZERO: Self = bf16::ZERO;
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register {
+        simd.widen_bf16(&values.map(bf16::to_bits))
+    }
+
+    #[inline(always)]
+    fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH] {
+        let mut values = [0.0; WIDTH];
+        simd.store(register, &mut values);
+        let mut narrow = [bf16::ZERO; WIDTH];
+        for i in 0..WIDTH {
+            let bits = values[i].to_bits();
+            // A carry out of the mantissa raises the exponent; of a NaN it would raise the sign.
+            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            let nan = (bits >> 16) | 0x40;
+            narrow[i] = bf16::from_bits(if values[i].is_nan() { nan } else { rounded } as u16);
+        }
+        narrow
+    }
+}
+
+impl Element for f32 {
+    const ZERO: Self = 0.0;
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register {
+        simd.load(values)
+    }
+
+    #[inline(always)]
+    fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH] {
+        let mut values = [0.0; WIDTH];
+        simd.store(register, &mut values);
+        values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::simd::Portable;
+
+    #[test]
+    fn bf16_agrees_with_the_half_crate() {
+        let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        for values in all.as_chunks::<WIDTH>().0 {
+            let wide = bf16::widen(Portable, values);
+            for (value, wide) in values.iter().zip(wide) {
+                assert!(
+                    wide.to_bits() == value.to_f32().to_bits() || wide.is_nan() && value.is_nan()
+                );
+            }
+            // The value, the middle to its neighbour, and both sides of the middle.
+            for tail in [0, 0x7fff, 0x8000, 0x8001] {
+                let wide = wide.map(|v| f32::from_bits(v.to_bits() | tail));
+                for (narrow, wide) in bf16::narrow(Portable, wide).iter().zip(wide) {
+                    let want = bf16::from_f32(wide);
+                    assert!(
+                        narrow.to_bits() == want.to_bits() || narrow.is_nan() && want.is_nan(),
+                        "{wide}: {narrow} is not {want}"
+                    );
+                }
+            }
+        }
+    }
+}

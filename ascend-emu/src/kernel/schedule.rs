@@ -1,0 +1,242 @@
+//! Who computes what: blocks of queries, split over key ranges where there are few, the longest first.
+
+use super::attention::{Attention, Sequence};
+use super::element::Element;
+use super::finish::{self, Part, State};
+use super::scratch::Scratch;
+use super::simd::{Kernel, Level, Simd, WIDTH};
+use super::tile::KEYS;
+use super::{panel, strip};
+use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// With fewer blocks than this, each is split over its keys. A constant, and not the number of threads, so that results
+/// do not depend on the machine.
+const FEW_BLOCKS: usize = 32;
+
+/// Tasks to split into.
+const WANTED_TASKS: usize = 64;
+
+/// Keys that are worth a task of their own.
+const LEAST_KEYS: usize = 6 * KEYS;
+
+/// Multiplications that are worth waking another thread.
+const LEAST_WORK: u64 = 1 << 21;
+
+/// Some queries of one key head, and the keys that they attend to.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) batch: usize,
+    pub(super) kv_head: usize,
+    pub(super) queries: Range<usize>,
+    pub(super) keys: Range<usize>,
+}
+
+impl Task {
+    fn work(&self) -> u64 {
+        (self.queries.len() as u64).saturating_mul(self.keys.len() as u64)
+    }
+}
+
+/// Computes all of `attention`.
+pub(super) fn compute<T: Element>(level: Level, attention: &Attention<T>) {
+    let mut blocks = blocks(attention);
+    // The longest first: what is left over at the end is short. Equal ones stay in order, near in memory.
+    blocks.sort_by_key(|block| std::cmp::Reverse(block.work()));
+    let busy = blocks.iter().filter(|block| !block.keys.is_empty()).count();
+    let split = if busy == 0 || busy >= FEW_BLOCKS {
+        1
+    } else {
+        WANTED_TASKS.div_ceil(busy)
+    };
+
+    let mut tasks = Vec::with_capacity(blocks.len());
+    // Of each block, its tasks.
+    let mut of_block = Vec::with_capacity(blocks.len());
+    for block in &blocks {
+        let first = tasks.len();
+        split_keys(block, split, &mut tasks);
+        of_block.push(first..tasks.len());
+    }
+    let parts: Vec<OnceLock<Part>> = tasks.iter().map(|_| OnceLock::new()).collect();
+    let mut whole = vec![true; tasks.len()];
+    for tasks in of_block.iter().filter(|tasks| tasks.len() > 1) {
+        whole[tasks.clone()].fill(false);
+    }
+    let dims = (attention.query.dim() + attention.out.dim()) as u64;
+    let work = blocks.iter().map(Task::work).fold(0, u64::saturating_add);
+    let work = work.saturating_mul(dims);
+    let disjoint =
+        attention.out.is_disjoint() && attention.lse.as_ref().is_none_or(|lse| lse.is_disjoint());
+    let parallel = work >= LEAST_WORK && disjoint;
+
+    in_parallel(parallel, tasks.len(), |index, scratch| {
+        let part = (!whole[index]).then_some(&parts[index]);
+        let Some(sequence) = attention.sequences.get(tasks[index].batch) else {
+            return;
+        };
+        level.run(Attend {
+            attention,
+            sequence,
+            task: &tasks[index],
+            scratch,
+            part,
+        });
+    });
+
+    let split: Vec<usize> = (0..blocks.len())
+        .filter(|&block| of_block[block].len() > 1)
+        .collect();
+    in_parallel(parallel, split.len(), |index, _| {
+        let block = split[index];
+        let mut merged = Part::default();
+        for (i, part) in parts[of_block[block].clone()].iter().enumerate() {
+            match part.get() {
+                Some(part) if i == 0 => merged = part.clone(),
+                Some(part) => merged.merge(part),
+                None => {}
+            }
+        }
+        let task = &blocks[block];
+        let Some(sequence) = attention.sequences.get(task.batch) else {
+            return;
+        };
+        level.run(Finish {
+            attention,
+            sequence,
+            task,
+            state: merged.state(),
+        });
+    });
+}
+
+/// The blocks of a call, each with all the keys that any of its queries sees.
+fn blocks<T: Element>(attention: &Attention<T>) -> Vec<Task> {
+    let queries = attention.queries();
+    let mut blocks = Vec::new();
+    for (batch, sequence) in attention.sequences.iter().enumerate() {
+        let all = 0..sequence.geometry.kv_len() as usize;
+        for kv_head in 0..attention.kv_heads {
+            for first in (0..queries).step_by(panel::QUERIES) {
+                let queries = first..queries.min(first + panel::QUERIES);
+                let keys = sequence.span(attention.rows(&queries), &all);
+                blocks.push(Task {
+                    batch,
+                    kv_head,
+                    queries,
+                    keys,
+                });
+            }
+        }
+    }
+    blocks
+}
+
+/// Cuts the keys of `block` into at most `count` even ranges that are worth it, and adds the tasks.
+fn split_keys(block: &Task, count: usize, tasks: &mut Vec<Task>) {
+    let length = block
+        .keys
+        .len()
+        .div_ceil(count)
+        .max(LEAST_KEYS)
+        .next_multiple_of(KEYS);
+    if block.keys.len() <= length {
+        tasks.push(block.clone());
+        return;
+    }
+    for first in block.keys.clone().step_by(length) {
+        let keys = first..block.keys.end.min(first + length);
+        tasks.push(Task {
+            keys,
+            ..block.clone()
+        });
+    }
+}
+
+/// Calls `work` with each number below `count`, in order of begin, on the current pool or, if not `parallel`, here.
+fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) + Sync) {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        Scratch::with(|scratch| {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    break;
+                }
+                work(index, scratch);
+            }
+        });
+    };
+    let workers = if parallel {
+        rayon::current_num_threads().min(count)
+    } else {
+        1
+    };
+    if workers > 1 {
+        (0..workers)
+            .into_par_iter()
+            .with_max_len(1)
+            .for_each(|_| worker());
+    } else {
+        worker();
+    }
+}
+
+/// One task.
+struct Attend<'a, T> {
+    attention: &'a Attention<T>,
+    sequence: &'a Sequence<T>,
+    task: &'a Task,
+    scratch: &'a mut Scratch,
+    /// Where the state goes if other tasks see other keys of the block.
+    part: Option<&'a OnceLock<Part>>,
+}
+
+impl<T: Element> Kernel for Attend<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Attend {
+            attention,
+            sequence,
+            task,
+            scratch,
+            part,
+        } = self;
+        let state = if task.keys.is_empty() {
+            State::empty(
+                scratch,
+                task.queries.len(),
+                attention.out.dim().div_ceil(WIDTH),
+            )
+        } else if task.queries.len() <= strip::QUERIES {
+            strip::attend(simd, attention, sequence, task, scratch)
+        } else {
+            panel::attend(simd, attention, sequence, task, scratch)
+        };
+        match part {
+            Some(part) => drop(part.set(state.keep())),
+            None => finish::finish(simd, attention, sequence, task, state),
+        }
+    }
+}
+
+/// The end of a block that was split.
+struct Finish<'a, T> {
+    attention: &'a Attention<T>,
+    sequence: &'a Sequence<T>,
+    task: &'a Task,
+    state: State<'a>,
+}
+
+impl<T: Element> Kernel for Finish<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        finish::finish(simd, self.attention, self.sequence, self.task, self.state);
+    }
+}

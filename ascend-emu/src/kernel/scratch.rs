@@ -1,0 +1,70 @@
+//! Working memory of a thread, kept between calls.
+
+use super::simd::{Vector, WIDTH};
+use std::cell::Cell;
+
+/// Cache lines are this long, and so are vectors.
+const ALIGN: usize = 64;
+
+/// Vectors and bytes of any content, grown to the largest size asked for.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    floats: Vec<f32>,
+    bytes: Vec<u8>,
+}
+
+thread_local! {
+    static SPARE: Cell<Option<Scratch>> = const { Cell::new(None) };
+}
+
+impl Scratch {
+    /// Runs `work` with this thread's memory.
+    pub(super) fn with<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+        let mut scratch = SPARE.take().unwrap_or_default();
+        let result = work(&mut scratch);
+        SPARE.set(Some(scratch));
+        result
+    }
+
+    /// So many vectors, each on its own cache line, and so many bytes.
+    pub(super) fn split(&mut self, vectors: usize, bytes: usize) -> (&mut [Vector], &mut [u8]) {
+        let floats = vectors * WIDTH + ALIGN / size_of::<f32>();
+        if self.floats.len() < floats {
+            self.floats.resize(floats, 0.0);
+        }
+        if self.bytes.len() < bytes {
+            self.bytes.resize(bytes, 0);
+        }
+        let skip = self
+            .floats
+            .as_ptr()
+            .align_offset(ALIGN)
+            .min(self.floats.len());
+        let (aligned, _) = self.floats[skip..].as_chunks_mut();
+        (&mut aligned[..vectors], &mut self.bytes[..bytes])
+    }
+}
+
+/// Takes the first `count` elements off `rest`.
+pub(super) fn take<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
+    let (head, tail) = std::mem::take(rest).split_at_mut(count);
+    *rest = tail;
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_lie_on_cache_lines_and_parts_are_apart() {
+        let mut scratch = Scratch::default();
+        for size in [1, 7, 1000, 3] {
+            let (mut vectors, bytes) = scratch.split(size, size);
+            assert_eq!((vectors.len(), bytes.len()), (size, size));
+            assert_eq!(vectors.as_ptr().addr() % ALIGN, 0);
+            let first = take(&mut vectors, 1);
+            assert_eq!((first.len(), vectors.len()), (1, size - 1));
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The kernels against the oracle.
+
+mod case;
+mod edges;
+mod properties;

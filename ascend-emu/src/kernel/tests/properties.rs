@@ -1,0 +1,300 @@
+//! Random calls.
+
+use super::case::{Case, Mask};
+use crate::kernel::simd::Level;
+use ascend_spec::fia::FiaCall;
+use ascend_spec::{DType, Layout, SparseMode};
+use proptest::prelude::*;
+
+const LAYOUTS: [Layout; 4] = [Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd];
+const HALVES: [DType; 2] = [DType::Float16, DType::Bf16];
+
+fn level() -> impl Strategy<Value = Level> {
+    prop_oneof![Just(Level::PORTABLE), Just(Level::detect())]
+}
+
+/// Sizes with edges of tiles, blocks and panels among them.
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        4 => 1usize..40,
+        2 => 40usize..230,
+        1 => proptest::sample::select(vec![1usize, 15, 16, 17, 95, 96, 97, 191, 192, 193]),
+    ]
+}
+
+/// The number of heads and their sharing.
+fn heads() -> impl Strategy<Value = (usize, usize)> {
+    proptest::sample::select(vec![
+        (1, 1),
+        (2, 1),
+        (1, 2),
+        (2, 2),
+        (1, 3),
+        (1, 4),
+        (2, 5),
+        (1, 8),
+        (1, 9),
+        (1, 17),
+    ])
+}
+
+/// Scores from flat to peaked.
+fn scale(dim: usize) -> impl Strategy<Value = f64> {
+    let usual = 1.0 / (dim as f64).sqrt();
+    prop_oneof![3 => Just(usual), 1 => Just(usual * 6.0), 1 => Just(-usual), 1 => Just(0.0)]
+}
+
+fn lengths(batch: usize, most: usize) -> impl Strategy<Value = Option<Vec<i64>>> {
+    let most = most as i64;
+    prop_oneof![
+        2 => Just(None),
+        1 => (0..=most).prop_map(|len| Some(vec![len])),
+        2 => proptest::collection::vec(0..=most, batch).prop_map(Some),
+    ]
+}
+
+/// A full mask of every rank, with rows and keys to spare, hiding a few keys, most, or whole stretches.
+fn mask(batch: usize, rows: usize, keys: usize) -> impl Strategy<Value = Mask> {
+    let shape = (0usize..6, 0usize..3, 0usize..20);
+    let dtype = proptest::sample::select(vec![DType::Int8, DType::UInt8, DType::Bool]);
+    (shape, dtype, 0usize..5, any::<u64>()).prop_map(
+        move |((rank, more_rows, more_keys), dtype, kind, seed)| {
+            let (i, j) = (rows + more_rows, keys + more_keys);
+            let shape = match rank {
+                0 => vec![i, j],
+                1 => vec![1, i, j],
+                2 => vec![batch, i, j],
+                3 => vec![1, 1, i, j],
+                _ => vec![batch, 1, i, j],
+            };
+            let mut state = seed | 1;
+            let mut random = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state
+            };
+            let count: usize = shape.iter().product();
+            let bytes = (0..count)
+                .map(|at| {
+                    let hides = match kind {
+                        0 => random() % 10 == 0,
+                        1 => random() % 20 != 0,
+                        2 => (at % j) / 50 % 2 == (at / j) / 30 % 2,
+                        3 => at % j > at / j % i,
+                        _ => false,
+                    };
+                    // Anything but 0 hides.
+                    if hides { (random() % 255) as u8 + 1 } else { 0 }
+                })
+                .collect();
+            Mask {
+                shape: shape.into_iter().map(|n| n as i64).collect(),
+                dtype,
+                bytes,
+            }
+        },
+    )
+}
+
+/// A call of the prefill path.
+fn prefill() -> impl Strategy<Value = Case> {
+    let kind = (
+        proptest::sample::select(HALVES.to_vec()),
+        proptest::sample::select(LAYOUTS.to_vec()),
+        proptest::sample::select(SparseMode::ALL.to_vec()),
+        any::<bool>(),
+        0i64..4,
+        any::<u64>(),
+    );
+    let sizes = (
+        1usize..4,
+        heads(),
+        length().prop_map(|n| n + 1),
+        length(),
+        1usize..=8,
+        any::<bool>(),
+    );
+    (kind, sizes, -5i64..60, -5i64..60).prop_flat_map(|(kind, sizes, pre, next)| {
+        let (dtype, layout, mode, lse, inner_precise, seed) = kind;
+        let (batch, (kv_heads, group), rows, keys, dim, list) = sizes;
+        // The oracle takes its time: large heads go with few scores.
+        let scores = batch * kv_heads * group * rows * keys;
+        let dim = match scores {
+            ..20_000 if seed % 3 == 0 => dim * 64,
+            ..200_000 => dim * 16,
+            _ => 16,
+        };
+        let key_rows = if list && batch > 1 {
+            (0..batch).map(|b| (keys / (b + 1)).max(1)).collect()
+        } else {
+            vec![keys]
+        };
+        let shortest = key_rows.iter().copied().min().unwrap_or(1);
+        let wants_mask =
+            mode == SparseMode::AllMask || mode == SparseMode::DefaultMask && seed % 3 != 0;
+        let mask = mask(batch, rows, keys).prop_map(move |mask| wants_mask.then_some(mask));
+        let of = (
+            lengths(batch, rows),
+            lengths(batch, shortest),
+            mask,
+            scale(dim),
+        );
+        of.prop_map(move |(q_lens, kv_lens, mask, scale)| {
+            // A band is not empty, and reaches into the shortest sequence.
+            let unbounded = seed % 4 == 0;
+            let least = |lens: &Option<Vec<i64>>, all: usize| {
+                lens.iter()
+                    .flatten()
+                    .copied()
+                    .min()
+                    .unwrap_or(all as i64)
+                    .min(all as i64)
+            };
+            let (q_least, kv_least) = (least(&q_lens, rows), least(&kv_lens, shortest));
+            let (pre_most, next_most) = match mode {
+                SparseMode::Band => (q_least, kv_least),
+                _ => (kv_least, q_least),
+            };
+            let pre = pre.max(1 - pre_most).max(-4);
+            let next = if pre < 0 {
+                next.max(-pre)
+            } else {
+                next.max(1 - next_most).max(-pre)
+            };
+            let pre = if next < 0 { pre.max(-next) } else { pre };
+            let (pre, next) = if pre_most == 0 || next_most == 0 {
+                (pre.max(0), next.max(0))
+            } else {
+                (pre, next)
+            };
+            Case {
+                dtype,
+                layout,
+                batch,
+                kv_heads,
+                group,
+                rows,
+                key_rows: key_rows.clone(),
+                dim,
+                mode,
+                mask: mask.clone(),
+                tokens: if unbounded {
+                    (FiaCall::ALL_TOKENS, next.max(0))
+                } else {
+                    (pre, next)
+                },
+                q_lens: q_lens.clone(),
+                kv_lens: kv_lens.clone(),
+                inner_precise,
+                lse,
+                scale,
+                spread: if seed % 5 == 0 { 3 } else { 1 },
+                seed,
+            }
+        })
+    })
+}
+
+/// A call of the decode path.
+fn decode() -> impl Strategy<Value = Case> {
+    let kind = (
+        proptest::sample::select(HALVES.to_vec()),
+        proptest::sample::select(vec![Layout::Bnsd, Layout::Bsnd, Layout::Bsh]),
+        any::<bool>(),
+        0i64..2,
+        any::<u64>(),
+        0usize..4,
+    );
+    let keys = prop_oneof![4 => length(), 1 => 600usize..1500];
+    let sizes = (1usize..5, heads(), keys, 1usize..=512, any::<bool>());
+    (kind, sizes).prop_flat_map(|(kind, sizes)| {
+        let (dtype, layout, lse, inner_precise, seed, masked) = kind;
+        let (batch, (kv_heads, group), keys, dim, list) = sizes;
+        let dim = if seed % 3 == 0 {
+            dim
+        } else {
+            (dim / 16 * 16).max(16)
+        };
+        let key_rows: Vec<usize> = if list && batch > 1 {
+            (0..batch).map(|b| (keys / (b + 1)).max(1)).collect()
+        } else {
+            vec![keys]
+        };
+        let shortest = key_rows.iter().copied().min().unwrap_or(1);
+        let mask = mask(batch, 1, keys).prop_map(move |mut mask| {
+            // The first axis is the batch, always.
+            let last = mask.shape.last().copied().unwrap_or(1);
+            mask.shape = if masked == 1 {
+                vec![batch as i64, last]
+            } else {
+                vec![batch as i64, 1, 1, last]
+            };
+            let count = batch * last as usize;
+            mask.bytes = mask.bytes.iter().copied().cycle().take(count).collect();
+            (masked > 0 && masked < 3).then_some(mask)
+        });
+        // Modes 3 and 4 change nothing for one row with a compressed mask.
+        let mode = if masked == 3 {
+            SparseMode::RightDownCausal
+        } else {
+            SparseMode::DefaultMask
+        };
+        (lengths(batch, shortest), mask, scale(dim)).prop_map(move |(kv_lens, mask, scale)| Case {
+            dtype,
+            layout,
+            batch,
+            kv_heads,
+            group,
+            rows: 1,
+            key_rows: key_rows.clone(),
+            dim,
+            mode,
+            mask,
+            tokens: (FiaCall::ALL_TOKENS, FiaCall::ALL_TOKENS),
+            q_lens: None,
+            kv_lens,
+            inner_precise,
+            lse,
+            scale,
+            spread: if seed % 5 == 0 { 2 } else { 1 },
+            seed,
+        })
+    })
+}
+
+/// The oracle is slow: half of what `PROPTEST_CASES` says, and little shrinking.
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig {
+        cases: (default.cases / 2).max(1),
+        max_shrink_iters: 300,
+        ..default
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn prefill_agrees_with_the_oracle(case in prefill(), level in level()) {
+        if let Err(difference) = case.check(level) {
+            prop_assert!(false, "{} under {:?}", difference, level);
+        }
+    }
+
+    #[test]
+    fn decode_agrees_with_the_oracle(case in decode(), level in level()) {
+        if let Err(difference) = case.check(level) {
+            prop_assert!(false, "{} under {:?}", difference, level);
+        }
+    }
+
+    #[test]
+    fn single_precision_agrees_with_the_oracle(mut case in prop_oneof![prefill(), decode()], level in level()) {
+        case.dtype = DType::Float;
+        if let Err(difference) = case.check(level) {
+            prop_assert!(false, "{} under {:?}", difference, level);
+        }
+    }
+}

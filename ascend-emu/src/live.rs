@@ -1,0 +1,73 @@
+//! What has not been given back.
+
+use crate::context::CONTEXTS;
+use crate::descriptor::{
+    BOOL_ARRAYS, FLOAT_ARRAYS, INT_ARRAYS, SCALAR_LISTS, SCALARS, TENSOR_LISTS, TENSORS,
+};
+use crate::event::EVENTS;
+use crate::executor::EXECUTORS;
+use crate::graph::{GRAPHS, GROUPS};
+use crate::ledger;
+use crate::stream::STREAMS;
+
+/// Handles that are not destroyed and memory that is not freed, in the whole process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Live {
+    /// `aclTensor`.
+    pub tensors: usize,
+    /// `aclTensorList`.
+    pub tensor_lists: usize,
+    /// `aclIntArray`.
+    pub int_arrays: usize,
+    /// `aclFloatArray` and `aclBoolArray`.
+    pub other_arrays: usize,
+    /// `aclScalar` and `aclScalarList`.
+    pub scalars: usize,
+    /// `aclOpExecutor`: repeatable ones, and ordinary ones that phase two has not used up.
+    pub executors: usize,
+    /// Streams, without the default ones.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Contexts, with the default ones of devices in use.
+    pub contexts: usize,
+    /// Captured graphs.
+    pub graphs: usize,
+    /// Task groups; they end with their graph.
+    pub task_groups: usize,
+    /// Allocations of device memory.
+    pub device_allocations: usize,
+    /// Bytes of them, as asked for.
+    pub device_bytes: u64,
+    /// Allocations of pinned host memory.
+    pub host_allocations: usize,
+}
+
+impl Live {
+    /// Whether everything was given back.
+    pub fn is_empty(&self) -> bool {
+        *self == Live::default()
+    }
+}
+
+/// Counts what has not been given back.
+pub fn live() -> Live {
+    let (device_allocations, device_bytes, host_allocations) = ledger::totals();
+    Live {
+        tensors: TENSORS.len(),
+        tensor_lists: TENSOR_LISTS.len(),
+        int_arrays: INT_ARRAYS.len(),
+        other_arrays: FLOAT_ARRAYS.len() + BOOL_ARRAYS.len(),
+        scalars: SCALARS.len() + SCALAR_LISTS.len(),
+        executors: EXECUTORS.len(),
+        streams: STREAMS.len(),
+        events: EVENTS.len(),
+        contexts: CONTEXTS.len(),
+        graphs: GRAPHS.len(),
+        task_groups: GROUPS.len(),
+        device_allocations,
+        device_bytes,
+        host_allocations,
+    }
+}

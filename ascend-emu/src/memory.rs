@@ -1,0 +1,248 @@
+//! Device memory: addresses that the host cannot follow, and the bytes behind them.
+//!
+//! One range of addresses is reserved without access: the *device view*, whose addresses `aclrtMalloc` hands out and
+//! whose use on the host faults as it does with an NPU. A second range of the same size, readable and writable, holds
+//! the bytes: the *backing view*. The two differ by a constant.
+
+use crate::config::config;
+use crate::status::{Failure, MEMORY_ALLOCATION, Outcome, failure};
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::OnceLock;
+
+/// Size of the reservation unless more is asked for; halved until the operating system agrees.
+const RESERVED: u64 = 64 << 30;
+
+/// Smallest reservation that is worth going on with.
+const LEAST: u64 = 64 << 20;
+
+/// The two views.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    /// First address of the device view.
+    base: usize,
+    /// First address of the backing view.
+    backing: usize,
+    len: usize,
+    page: usize,
+}
+
+impl DeviceMemory {
+    /// Reserves both views.
+    fn reserve(wanted: u64) -> Outcome<Self> {
+        // SAFETY: `sysconf` has no precondition.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
+            .unwrap_or(1 << 12)
+            .max(1 << 12);
+        let mut size = wanted.max(LEAST).next_multiple_of(page as u64);
+        while size >= LEAST {
+            if let Ok(len) = usize::try_from(size)
+                && let Some(base) = map(len, libc::PROT_NONE)
+            {
+                if let Some(backing) = map(len, libc::PROT_READ | libc::PROT_WRITE) {
+                    return Ok(DeviceMemory {
+                        base,
+                        backing,
+                        len,
+                        page,
+                    });
+                }
+                // SAFETY: the range was mapped just now and nothing refers to it.
+                unsafe { libc::munmap(ptr::with_exposed_provenance_mut(base), len) };
+            }
+            size = (size / 2).next_multiple_of(page as u64);
+        }
+        Err(failure!(
+            MEMORY_ALLOCATION,
+            "the operating system grants no address range of {LEAST} bytes for device memory"
+        ))
+    }
+
+    /// The process's device memory; reserved at the first call.
+    pub(crate) fn get() -> Outcome<&'static DeviceMemory> {
+        static MEMORY: OnceLock<Result<DeviceMemory, Failure>> = OnceLock::new();
+        MEMORY
+            .get_or_init(|| {
+                // Twice what can be in use, for guard pages and for memory that is reused late.
+                let config = config();
+                let wanted = config.memory.map_or(RESERVED, |bytes| {
+                    bytes
+                        .saturating_mul(u64::from(config.devices))
+                        .saturating_mul(2)
+                });
+                DeviceMemory::reserve(wanted)
+            })
+            .as_ref()
+            .map_err(Failure::clone)
+    }
+
+    /// Whether an address lies in the device view.
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        (self.base..self.base + self.len).contains(&address)
+    }
+
+    pub(crate) fn page(&self) -> usize {
+        self.page
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn base(&self) -> usize {
+        self.base
+    }
+
+    /// Where the host finds the byte at an address: in the backing view for device addresses, at the address itself for
+    /// host memory.
+    ///
+    /// The pointer is good for the bytes of the allocation that the address lies in, which is for the caller to know:
+    /// operations are checked against the live allocations before they are queued, memory freed too early stays mapped.
+    pub(crate) fn host(&self, address: usize) -> *mut u8 {
+        if self.contains(address) {
+            ptr::with_exposed_provenance_mut(self.backing + (address - self.base))
+        } else {
+            ptr::with_exposed_provenance_mut(address)
+        }
+    }
+
+    /// Gives the memory of whole pages back to the operating system; it reads as zero afterwards.
+    pub(crate) fn discard(&self, address: usize, bytes: usize) {
+        if bytes == 0 || !self.contains(address) || bytes > self.base + self.len - address {
+            return;
+        }
+        // SAFETY: the range lies in the backing view, which this object owns; allocations are whole pages, and
+        // the caller gives up the allocation.
+        unsafe { libc::madvise(self.host(address).cast(), bytes, libc::MADV_DONTNEED) };
+    }
+}
+
+/// Maps fresh anonymous memory without reserving swap for it; the address if that worked.
+fn map(len: usize, protection: i32) -> Option<usize> {
+    // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no other memory.
+    let at = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            len,
+            protection,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    (at != libc::MAP_FAILED).then(|| at.expose_provenance())
+}
+
+/// Hands out ranges of the device view: untouched ones first, returned ones once those are used up, so that a stale
+/// address stays stale for long.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    /// Start of the part that was never handed out.
+    fresh: usize,
+    end: usize,
+    /// Returned ranges, by address; neighbours are merged.
+    returned: BTreeMap<usize, usize>,
+}
+
+impl Arena {
+    pub(crate) fn new(base: usize, len: usize) -> Self {
+        Arena {
+            fresh: base,
+            end: base.saturating_add(len),
+            returned: BTreeMap::new(),
+        }
+    }
+
+    /// A range of exactly `bytes`.
+    pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
+        if bytes <= self.end - self.fresh {
+            let at = self.fresh;
+            self.fresh += bytes;
+            return Some(at);
+        }
+        let (&at, &size) = self.returned.iter().find(|&(_, &size)| size >= bytes)?;
+        self.returned.remove(&at);
+        if size > bytes {
+            self.returned.insert(at + bytes, size - bytes);
+        }
+        Some(at)
+    }
+
+    /// Takes back a range that [`Arena::take`] gave.
+    pub(crate) fn give_back(&mut self, mut at: usize, mut bytes: usize) {
+        if let Some(after) = self.returned.remove(&(at + bytes)) {
+            bytes += after;
+        }
+        if let Some((&before, &size)) = self.returned.range(..at).next_back()
+            && before + size == at
+        {
+            self.returned.remove(&before);
+            at = before;
+            bytes += size;
+        }
+        if at + bytes == self.fresh && self.end - self.fresh < bytes {
+            self.fresh = at;
+        } else {
+            self.returned.insert(at, bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_views_are_apart_and_the_backing_holds_bytes() {
+        let memory = DeviceMemory::reserve(LEAST).unwrap();
+        let address = memory.base + 5 * memory.page;
+        let host = memory.host(address);
+        assert!(memory.contains(address) && !memory.contains(host.addr()));
+        // SAFETY: `host` is in the backing view, which is readable and writable.
+        unsafe {
+            host.write(7);
+            assert_eq!(host.read(), 7);
+            memory.discard(address, memory.page);
+            assert_eq!(host.read(), 0);
+        }
+        let local = 3u8;
+        assert_eq!(
+            memory.host((&raw const local).addr()).addr(),
+            (&raw const local).addr()
+        );
+    }
+
+    #[test]
+    fn the_host_cannot_read_the_device_view() {
+        let memory = DeviceMemory::reserve(LEAST).unwrap();
+        let mut pipe = [0; 2];
+        // SAFETY: `pipe` has room for two descriptors; `write` reports an unreadable buffer as EFAULT.
+        let written = unsafe {
+            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+            let n = libc::write(pipe[1], ptr::with_exposed_provenance(memory.base), 1);
+            libc::close(pipe[0]);
+            libc::close(pipe[1]);
+            n
+        };
+        assert_eq!(written, -1);
+    }
+
+    #[test]
+    fn returned_ranges_are_reused_last_and_merged() {
+        let mut arena = Arena::new(0x1000, 0x4000);
+        let a = arena.take(0x1000).unwrap();
+        let b = arena.take(0x1000).unwrap();
+        arena.give_back(a, 0x1000);
+        let c = arena.take(0x1000).unwrap();
+        assert_ne!(a, c);
+        let d = arena.take(0x1000).unwrap();
+        assert_eq!(arena.take(0x2000), None);
+        arena.give_back(b, 0x1000);
+        assert_eq!(arena.take(0x2000), Some(a));
+        for at in [d, a, c] {
+            arena.give_back(at, 0x1000);
+        }
+        arena.give_back(b, 0x1000);
+        assert_eq!(arena.take(0x4000), Some(0x1000));
+    }
+}

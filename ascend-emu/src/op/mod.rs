@@ -1,0 +1,4 @@
+//! Operators.
+
+pub(crate) mod fia;
+pub(crate) mod owned_call;

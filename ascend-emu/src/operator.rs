@@ -1,0 +1,82 @@
+//! What the machinery of streams, graphs and executors knows about an operator.
+
+use crate::fault::Fault;
+use crate::memory::DeviceMemory;
+use ascend_spec::TensorDesc;
+use smallvec::SmallVec;
+
+/// Most inputs of an operator.
+pub(crate) const INPUTS: usize = 31;
+/// Most outputs of an operator.
+pub(crate) const OUTPUTS: usize = 2;
+/// Most inputs of an operator that are lists.
+pub(crate) const LISTS: usize = 2;
+
+/// Base addresses of an operator's tensors, 0 for those it was not given. They may change from launch to launch.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Addresses {
+    /// By place among the operator's inputs; places of lists and of arrays in host memory stay 0.
+    pub inputs: [usize; INPUTS],
+    pub outputs: [usize; OUTPUTS],
+    /// Elements of the list inputs, in the order of those inputs.
+    pub lists: [SmallVec<[usize; 4]>; LISTS],
+}
+
+impl Addresses {
+    /// Copies `from`, keeping what long lists have allocated.
+    pub(crate) fn copy_from(&mut self, from: &Addresses) {
+        self.inputs = from.inputs;
+        self.outputs = from.outputs;
+        for (list, from) in self.lists.iter_mut().zip(&from.lists) {
+            list.clear();
+            list.extend_from_slice(from);
+        }
+    }
+}
+
+/// Bytes that one launch touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Access {
+    pub address: usize,
+    pub bytes: u64,
+    pub write: bool,
+    /// The tensor's name.
+    pub what: &'static str,
+}
+
+/// One tensor of an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    Input(usize),
+    Output(usize),
+    /// Element of the list input at a place.
+    Element {
+        input: usize,
+        element: usize,
+    },
+}
+
+/// A prepared operator: immutable, shared by its executor and by every launch in flight.
+pub(crate) trait Operator: Send + Sync {
+    /// Name for messages.
+    fn name(&self) -> &'static str;
+
+    /// Number of inputs in the argument list; outputs are counted after them.
+    fn inputs(&self) -> usize;
+
+    /// Number of outputs in the argument list.
+    fn outputs(&self) -> usize;
+
+    /// Place in [`Addresses::lists`] of the list input at a place among the inputs.
+    fn list(&self, input: usize) -> Option<usize>;
+
+    /// Description of a tensor, if the operator was given it.
+    fn operand(&self, slot: Slot) -> Option<&TensorDesc>;
+
+    /// Visits every byte range read or written by one launch with these addresses.
+    fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access));
+
+    /// Does the work, on the stream's thread. The ranges that [`Operator::accesses`] names are live and nobody else's
+    /// while it runs.
+    fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
+}

@@ -1,0 +1,162 @@
+//! The ring of commands waiting in a stream. It never grows, and queueing allocates nothing.
+
+use crate::event::{Event, Mark};
+use crate::fault::Fault;
+use crate::graph::{Graph, Group};
+use crate::operator::Addresses;
+use crate::task::Task;
+use std::mem;
+use std::sync::Arc;
+
+/// Commands that a stream holds; the next one waits for room, as with the hardware's queues.
+const CAPACITY: usize = 1024;
+
+/// One command.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// The addresses of a task's tensors are kept in the queue, beside it.
+    Task(Task),
+    Record {
+        event: Arc<Event>,
+        mark: Mark,
+    },
+    Wait {
+        event: Arc<Event>,
+        mark: Mark,
+    },
+    Reset {
+        event: Arc<Event>,
+        ticket: u64,
+    },
+    Replay(Arc<Graph>),
+    Update(Arc<Group>, Vec<(Task, Addresses)>),
+    /// Work that must not run and fails instead.
+    Broken(Fault),
+}
+
+impl Command {
+    /// Ends a command that will never run: nobody is to wait for it.
+    pub(crate) fn cancel(self) {
+        match self {
+            Command::Record { event, mark } => event.reach_record(mark),
+            Command::Wait { event, .. } => event.end_wait(),
+            Command::Reset { event, ticket } => event.reach_reset(ticket),
+            Command::Task(_) | Command::Replay(_) | Command::Update(..) | Command::Broken(_) => {}
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    command: Option<Command>,
+    /// Kept from command to command for what its lists have allocated.
+    addresses: Addresses,
+}
+
+/// Commands in order.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    slots: Box<[Slot]>,
+    first: usize,
+    len: usize,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Queue {
+            slots: (0..CAPACITY).map(|_| Slot::default()).collect(),
+            first: 0,
+            len: 0,
+        }
+    }
+}
+
+impl Queue {
+    pub(crate) fn is_full(&self) -> bool {
+        self.len == self.slots.len()
+    }
+
+    /// Appends a command. The caller has waited until the queue is not full; a command beyond that is lost.
+    pub(crate) fn push(&mut self, command: Command, addresses: Option<&Addresses>) {
+        debug_assert!(!self.is_full());
+        if self.len == 0 {
+            // Begin again, where the slots have what they need.
+            self.first = 0;
+        }
+        let place = (self.first + self.len) % self.slots.len();
+        if let (false, Some(slot)) = (self.is_full(), self.slots.get_mut(place)) {
+            if let Some(addresses) = addresses {
+                slot.addresses.copy_from(addresses);
+            }
+            slot.command = Some(command);
+            self.len += 1;
+        }
+    }
+
+    /// Takes the first command, and its addresses in exchange for those given.
+    pub(crate) fn take(&mut self, addresses: &mut Addresses) -> Option<Command> {
+        let slot = self.slots.get_mut(self.first)?;
+        let command = slot.command.take()?;
+        if let Command::Task(_) = command {
+            mem::swap(addresses, &mut slot.addresses);
+        }
+        self.advance();
+        Some(command)
+    }
+
+    /// Takes the first command, which is not to run.
+    pub(crate) fn drop_first(&mut self) -> Option<Command> {
+        let command = self.slots.get_mut(self.first)?.command.take()?;
+        self.advance();
+        Some(command)
+    }
+
+    fn advance(&mut self) {
+        self.first = (self.first + 1) % self.slots.len();
+        self.len -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(value: u8) -> Command {
+        Command::Task(Task::Fill {
+            dst: 0,
+            value,
+            bytes: 0,
+        })
+    }
+
+    #[test]
+    fn commands_come_out_in_order_around_the_end() {
+        let mut queue = Queue::default();
+        let mut at = Addresses::default();
+        let mut next = 0u8;
+        let mut expected = 0u8;
+        for round in 0..50 {
+            let mut addresses = Addresses::default();
+            while !queue.is_full() {
+                addresses.inputs[0] = usize::from(next);
+                queue.push(fill(next), Some(&addresses));
+                next = next.wrapping_add(1);
+            }
+            for _ in 0..CAPACITY - round {
+                let Some(Command::Task(Task::Fill { value, .. })) = queue.take(&mut at) else {
+                    panic!("no command");
+                };
+                assert_eq!(value, expected);
+                assert_eq!(at.inputs[0], usize::from(expected));
+                expected = expected.wrapping_add(1);
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_queue_gives_nothing() {
+        let mut queue = Queue::default();
+        assert!(queue.take(&mut Addresses::default()).is_none());
+        assert!(queue.drop_first().is_none());
+    }
+}

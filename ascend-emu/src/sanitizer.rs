@@ -1,0 +1,142 @@
+//! Findings: misuse that hardware would answer with wrong numbers or not at all.
+
+use crate::config::Check;
+use crate::lock::Lock;
+use crate::status::{Failure, Outcome};
+use std::collections::HashSet;
+use std::fmt;
+
+/// Kinds of misuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// Memory was freed while queued work uses it, or without a synchronisation after that work.
+    FreeInUse,
+    /// Work names memory that was freed.
+    UseAfterFree,
+    /// Work or a copy reaches past the end of an allocation.
+    OutOfBounds,
+    /// The host reads or writes memory that queued work uses, without a synchronisation in between.
+    HostRace,
+    /// Two streams use the same bytes, at least one writing, without an event in between.
+    StreamRace,
+    /// An asynchronous copy with host memory that is not pinned.
+    PageableCopy,
+    /// A synchronisation with an event that was never recorded.
+    UnrecordedEvent,
+    /// A device was reset while memory on it was still allocated.
+    Leak,
+}
+
+impl FindingKind {
+    fn name(self) -> &'static str {
+        match self {
+            FindingKind::FreeInUse => "memory freed while in use",
+            FindingKind::UseAfterFree => "use after free",
+            FindingKind::OutOfBounds => "out of bounds",
+            FindingKind::HostRace => "host access without synchronisation",
+            FindingKind::StreamRace => "race between streams",
+            FindingKind::PageableCopy => "asynchronous copy with pageable host memory",
+            FindingKind::UnrecordedEvent => "event never recorded",
+            FindingKind::Leak => "memory leaked",
+        }
+    }
+}
+
+impl fmt::Display for FindingKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One misuse.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What kind.
+    pub kind: FindingKind,
+    /// Which operator or function, which of its arguments, which addresses.
+    pub message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind, self.message)
+    }
+}
+
+/// Where a finding shows: the operator or function, and its argument.
+pub(crate) type Site = (&'static str, &'static str);
+
+/// A finding not reported yet.
+#[derive(Debug)]
+pub(crate) struct Suspicion {
+    pub kind: FindingKind,
+    pub site: Site,
+    pub message: String,
+}
+
+/// Findings kept for [`findings`]; later ones are only counted.
+const KEPT: usize = 4096;
+
+#[derive(Default)]
+struct Log {
+    kept: Vec<Finding>,
+    /// Kinds and sites already told on stderr.
+    told: HashSet<(FindingKind, Site)>,
+}
+
+static LOG: Lock<Option<Log>> = Lock::new(None);
+
+/// Everything found so far in this process, oldest first.
+pub fn findings() -> Vec<Finding> {
+    LOG.lock()
+        .as_ref()
+        .map(|log| log.kept.clone())
+        .unwrap_or_default()
+}
+
+/// Files a finding. In compat mode it is told on stderr once per kind and site, and the caller goes on; in strict mode
+/// the call fails with `code`.
+pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
+    let Suspicion {
+        kind,
+        site,
+        message,
+    } = suspicion;
+    let finding = Finding { kind, message };
+    let text = finding.to_string();
+    let first = {
+        let mut log = LOG.lock();
+        let log = log.get_or_insert_default();
+        if log.kept.len() < KEPT {
+            log.kept.push(finding);
+        }
+        log.told.insert((kind, site))
+    };
+    match check {
+        Check::Strict => Err(Failure::new(code, text)),
+        Check::Compat => {
+            if first {
+                eprintln!("ascend-emu: {text}");
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Files several findings; in strict mode the first is the failure.
+pub(crate) fn report_all(
+    check: Check,
+    code: i32,
+    suspicions: impl IntoIterator<Item = Suspicion>,
+) -> Outcome {
+    let mut outcome = Ok(());
+    for suspicion in suspicions {
+        let reported = report(check, code, suspicion);
+        if outcome.is_ok() {
+            outcome = reported;
+        }
+    }
+    outcome
+}

@@ -1,0 +1,262 @@
+//! Status codes, and the calling thread's most recent error.
+
+use ascend_sys::bindings as sys;
+use std::any::Any;
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+/// Gives the toolkit's status macros, whose Rust type the bindings choose, the type of a status.
+macro_rules! codes {
+    ($($name:ident = $source:ident;)*) => {
+        $(
+            #[allow(clippy::unnecessary_cast)]
+            pub(crate) const $name: i32 = sys::$source as i32;
+        )*
+    };
+}
+
+codes! {
+    SUCCESS = ACL_SUCCESS;
+    NULL_PARAM = ACL_ERROR_INVALID_PARAM;
+    UNINITIALIZED = ACL_ERROR_UNINITIALIZE;
+    REPEAT_INITIALIZE = ACL_ERROR_REPEAT_INITIALIZE;
+    INVALID_FILE = ACL_ERROR_INVALID_FILE;
+    REPEAT_FINALIZE = ACL_ERROR_REPEAT_FINALIZE;
+    INTERNAL = ACL_ERROR_INTERNAL_ERROR;
+    PARAM_INVALID = ACL_ERROR_RT_PARAM_INVALID;
+    INVALID_DEVICE = ACL_ERROR_RT_INVALID_DEVICEID;
+    CONTEXT_NULL = ACL_ERROR_RT_CONTEXT_NULL;
+    STREAM_CONTEXT = ACL_ERROR_RT_STREAM_CONTEXT;
+    TIMESTAMP_INVALID = ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID;
+    TIMESTAMP_REVERSAL = ACL_ERROR_RT_EVENT_TIMESTAMP_REVERSAL;
+    INVALID_HANDLE = ACL_ERROR_RT_INVALID_HANDLE;
+    MEMORY_TYPE = ACL_ERROR_RT_INVALID_MEMORY_TYPE;
+    SYSPARAM_NOT_SET = ACL_ERROR_RT_SYSPARAMOPT_NOT_SET;
+    CAPTURE_DEPENDENCY = ACL_ERROR_RT_CAPTURE_DEPENDENCY;
+    MODEL_CAPTURED = ACL_ERROR_RT_MODEL_CAPTURED;
+    STREAM_UNJOINED = ACL_ERROR_RT_STREAM_UNJOINED;
+    STREAM_CAPTURED = ACL_ERROR_RT_STREAM_CAPTURED;
+    EVENT_CAPTURED = ACL_ERROR_RT_EVENT_CAPTURED;
+    STREAM_NOT_CAPTURED = ACL_ERROR_RT_STREAM_NOT_CAPTURED;
+    CAPTURE_MODE = ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+    CAPTURE_IMPLICIT = ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT;
+    CAPTURE_CONFLICT = ACL_ERROR_STREAM_CAPTURE_CONFLICT;
+    CAPTURE_INVALIDATED = ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED;
+    TASK_GROUP_STATUS = ACL_ERROR_STREAM_TASK_GROUP_STATUS;
+    MEMORY_ALLOCATION = ACL_ERROR_RT_MEMORY_ALLOCATION;
+    MEMORY_FREE = ACL_ERROR_RT_MEMORY_FREE;
+    NO_STREAM_RESOURCE = ACL_ERROR_RT_NO_STREAM_RESOURCE;
+    DEVICE_INTERNAL = ACL_ERROR_RT_INTERNAL_ERROR;
+    AICORE_EXCEPTION = ACL_ERROR_RT_AICORE_EXCEPTION;
+    STREAM_SYNC_TIMEOUT = ACL_ERROR_RT_STREAM_SYNC_TIMEOUT;
+    EVENT_SYNC_TIMEOUT = ACL_ERROR_RT_EVENT_SYNC_TIMEOUT;
+    ACLNN_NULLPTR = ACLNN_ERR_PARAM_NULLPTR;
+    ACLNN_INVALID = ACLNN_ERR_PARAM_INVALID;
+    ACLNN_RUNTIME = ACLNN_ERR_RUNTIME_ERROR;
+    ACLNN_INNER = ACLNN_ERR_INNER;
+    ACLNN_INNER_NULLPTR = ACLNN_ERR_INNER_NULLPTR;
+}
+
+/// Code of a capture ended on another thread than it began on; later headers than 8.1 name it.
+pub(crate) const CAPTURE_WRONG_THREAD: i32 = 107_038;
+
+/// Why a call fails: a status and a text for `aclGetRecentErrMsg`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub code: i32,
+    pub message: Cow<'static, str>,
+}
+
+impl Failure {
+    pub(crate) fn new(code: i32, message: impl Into<Cow<'static, str>>) -> Self {
+        Failure {
+            code,
+            message: message.into(),
+        }
+    }
+
+    /// The same failure as an `aclnn*` function reports failures of the runtime below it.
+    pub(crate) fn of_runtime(self) -> Self {
+        Failure {
+            message: format!("runtime error {}: {}", self.code, self.message).into(),
+            code: ACLNN_RUNTIME,
+        }
+    }
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+/// Builds a [`Failure`] from a code and a format string.
+macro_rules! failure {
+    ($code:expr, $($text:tt)*) => {
+        $crate::status::Failure::new($code, ::std::format!($($text)*))
+    };
+}
+pub(crate) use failure;
+
+#[derive(Default)]
+struct Recent {
+    /// Message of the latest error, until it is asked for.
+    message: Option<CString>,
+    /// The message handed out last, kept alive for its reader.
+    handed_out: Option<CString>,
+    /// Status of the latest failing `acl*` call.
+    code: i32,
+}
+
+thread_local! {
+    static RECENT: RefCell<Recent> = RefCell::new(Recent::default());
+}
+
+/// Runs `with` on the thread's record; does nothing while the thread is being torn down.
+fn recent<T: Default>(with: impl FnOnce(&mut Recent) -> T) -> T {
+    RECENT
+        .try_with(|recent| recent.try_borrow_mut().map(|mut r| with(&mut r)).ok())
+        .ok()
+        .flatten()
+        .unwrap_or_default()
+}
+
+/// Takes the latest message as a C string that stays valid until the thread asks again; null if there is none.
+pub(crate) fn take_message() -> *const c_char {
+    let text = recent(|recent| {
+        recent.handed_out = recent.message.take();
+        recent
+            .handed_out
+            .as_ref()
+            .map(|text| Pointer(text.as_ptr()))
+    });
+    text.map_or(ptr::null(), |text| text.0)
+}
+
+/// A pointer with a default, for [`recent`].
+struct Pointer(*const c_char);
+
+/// The thread's latest `aclError`; forgotten if `forget`.
+pub(crate) fn last_error(forget: bool) -> i32 {
+    recent(|recent| {
+        let code = recent.code;
+        if forget {
+            recent.code = SUCCESS;
+        }
+        code
+    })
+}
+
+fn remember(failure: &Failure, is_acl: bool) {
+    let bytes: Vec<u8> = failure.message.bytes().filter(|&b| b != 0).collect();
+    recent(|recent| {
+        recent.message = CString::new(bytes).ok();
+        if is_acl {
+            recent.code = failure.code;
+        }
+    });
+}
+
+/// Text of a caught panic.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&'static str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text")
+}
+
+/// Runs a body, turning a panic into a failure with `code`.
+pub(crate) fn contain<T>(code: i32, body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    // What a body shares with others sits behind `Lock`s, which a panic leaves consistent.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+        Err(failure!(
+            code,
+            "internal error of the emulator: {}",
+            panic_text(payload.as_ref())
+        ))
+    })
+}
+
+/// Body of every `acl*` function that returns a status.
+pub(crate) fn acl(body: impl FnOnce() -> Outcome) -> i32 {
+    match contain(INTERNAL, body) {
+        Ok(()) => SUCCESS,
+        Err(failure) => {
+            remember(&failure, true);
+            failure.code
+        }
+    }
+}
+
+/// Body of every function that returns an `aclnnStatus`.
+pub(crate) fn aclnn(body: impl FnOnce() -> Outcome) -> i32 {
+    match contain(ACLNN_INNER, body) {
+        Ok(()) => SUCCESS,
+        Err(failure) => {
+            remember(&failure, false);
+            failure.code
+        }
+    }
+}
+
+/// Body of every function that returns something else, with what it returns on failure.
+pub(crate) fn value<T>(on_failure: T, body: impl FnOnce() -> Outcome<T>) -> T {
+    contain(INTERNAL, body).unwrap_or_else(|failure| {
+        remember(&failure, false);
+        on_failure
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    fn message() -> Option<String> {
+        let text = take_message();
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: a non-null result of `take_message` is a C string valid until the next call on this thread.
+        Some(
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned(),
+        )
+    }
+
+    #[test]
+    fn messages_are_taken_once_and_stay_on_their_thread() {
+        assert_eq!(message(), None);
+        assert_eq!(acl(|| Err(failure!(PARAM_INVALID, "value {}", 7))), 107_000);
+        std::thread::spawn(|| assert_eq!(message(), None))
+            .join()
+            .unwrap();
+        assert_eq!(message().as_deref(), Some("value 7"));
+        assert_eq!(message(), None);
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status() {
+        assert_eq!(acl(|| panic!("boom")), INTERNAL);
+        assert!(message().unwrap().contains("boom"));
+        assert_eq!(aclnn(|| panic!("boom")), ACLNN_INNER);
+        assert_eq!(value(5, || panic!("boom")), 5);
+    }
+
+    #[test]
+    fn last_error_is_of_acl_functions() {
+        assert_eq!(last_error(true), SUCCESS);
+        acl(|| Err(failure!(PARAM_INVALID, "x")));
+        aclnn(|| Err(failure!(ACLNN_INVALID, "y")));
+        assert_eq!(last_error(false), PARAM_INVALID);
+        assert_eq!(last_error(true), PARAM_INVALID);
+        assert_eq!(last_error(true), SUCCESS);
+    }
+
+    #[test]
+    fn zero_bytes_do_not_lose_a_message() {
+        acl(|| Err(failure!(PARAM_INVALID, "a\0b")));
+        assert_eq!(message().as_deref(), Some("ab"));
+    }
+}

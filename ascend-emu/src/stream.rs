@@ -1,0 +1,618 @@
+//! Streams: queues of commands, each run in order by a thread of its own.
+
+use crate::capture::{Capture, Mode as CaptureMode, recordable};
+use crate::config::check;
+use crate::context::Context;
+use crate::event::Event;
+use crate::fault::Fault;
+use crate::graph::{Graph, Group, Step};
+use crate::handle::{Id, Kind, Table};
+use crate::ledger::{self, LaneId, Progress};
+use crate::lock::{Lock, Signal, expired};
+use crate::operator::{Access, Addresses};
+use crate::queue::{Command, Queue};
+use crate::status::{
+    CAPTURE_CONFLICT, DEVICE_INTERNAL, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID,
+    STREAM_CAPTURED, STREAM_NOT_CAPTURED, STREAM_SYNC_TIMEOUT, TASK_GROUP_STATUS, failure,
+    panic_text,
+};
+use crate::task::Task;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+pub(crate) static STREAMS: Table<Stream> = Table::new(Kind::Stream);
+
+/// What becomes of submitted work.
+#[derive(Debug, Default)]
+enum Mode {
+    /// It is queued.
+    #[default]
+    Eager,
+    /// It is recorded into a graph.
+    Captured(Arc<Capture>),
+    /// It replaces tasks of a graph.
+    Updating(Arc<Group>, Vec<(Task, Addresses)>),
+}
+
+#[derive(Debug, Default)]
+struct Submission {
+    /// Commands queued so far.
+    seq: u64,
+    mode: Mode,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Queue,
+    /// Commands over so far.
+    completed: u64,
+    running: bool,
+    /// The thread is to end once the queue is empty.
+    ending: bool,
+    /// First fault since the last synchronisation.
+    fault: Option<Fault>,
+    /// Event that the thread is waiting for.
+    waiting: Option<Arc<Event>>,
+}
+
+/// A stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    lane: LaneId,
+    context: Weak<Context>,
+    /// Held while a command is checked and queued, so that numbers and places in the queue agree.
+    submission: Lock<Submission>,
+    shared: Lock<Shared>,
+    /// The queue got a command, or the stream ends.
+    filled: Signal,
+    /// A command is over, or taken out of the queue.
+    advanced: Signal,
+    progress: Progress,
+    /// Waits are to end at once.
+    abort: AtomicBool,
+    thread: Lock<Option<JoinHandle<()>>>,
+}
+
+impl Stream {
+    /// Starts a stream.
+    pub(crate) fn start(context: &Arc<Context>) -> Outcome<Arc<Self>> {
+        static LANES: AtomicU64 = AtomicU64::new(0);
+        let lane = LANES.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let progress = Progress::default();
+        let stream = Arc::new(Stream {
+            lane,
+            context: Arc::downgrade(context),
+            submission: Lock::default(),
+            shared: Lock::default(),
+            filled: Signal::new(),
+            advanced: Signal::new(),
+            progress: Arc::clone(&progress),
+            abort: AtomicBool::new(false),
+            thread: Lock::new(None),
+        });
+        let worker = Arc::clone(&stream);
+        let thread = thread::Builder::new()
+            .name(format!("ascend-emu-stream-{lane}"))
+            .spawn(move || worker.work())
+            .map_err(|error| failure!(NO_STREAM_RESOURCE, "no thread for a stream: {error}"))?;
+        *stream.thread.lock() = Some(thread);
+        ledger::open_lane(lane, progress);
+        Ok(stream)
+    }
+
+    /// The stream's number.
+    pub(crate) fn lane(&self) -> LaneId {
+        self.lane
+    }
+
+    pub(crate) fn belongs_to(&self, context: &Arc<Context>) -> bool {
+        self.context.ptr_eq(&Arc::downgrade(context))
+    }
+
+    // Queueing.
+
+    /// Queues a command that has been let in with number `submission.seq + 1`.
+    fn push(&self, submission: &mut Submission, command: Command, at: Option<&Addresses>) {
+        submission.seq += 1;
+        self.shared.lock().queue.push(command, at);
+        self.filled.notify_all();
+    }
+
+    /// Waits until the queue takes another command. The holder of `submission` is the only one who fills it.
+    fn wait_for_room(&self, _held: &Submission) {
+        let mut shared = self.shared.lock();
+        while shared.queue.is_full() {
+            shared = self.advanced.wait(shared, None);
+        }
+    }
+
+    /// Submits a task: queued, recorded, or put in the place of a recorded one. `code` is the status of a task that
+    /// strict checking refuses.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        task: Task,
+        at: Option<&Addresses>,
+        code: i32,
+    ) -> Outcome {
+        let none = Addresses::default();
+        let mut submission = self.submission.lock();
+        match &mut submission.mode {
+            Mode::Eager => {}
+            Mode::Captured(capture) => {
+                recordable(&task)?;
+                let at = at.cloned().unwrap_or_default();
+                return capture.add(self.lane, Step::Task(task, Box::new(at)));
+            }
+            Mode::Updating(_, tasks) => {
+                recordable(&task)?;
+                let at = at.cloned().unwrap_or_default();
+                let visit = |visit: &mut dyn FnMut(Access)| task.accesses(&at, visit);
+                ledger::inspect(check(), code, task.name(), false, &visit)?;
+                tasks.push((task, at));
+                return Ok(());
+            }
+        }
+        self.wait_for_room(&submission);
+        let addresses = at.unwrap_or(&none);
+        let visit = |visit: &mut dyn FnMut(Access)| task.accesses(addresses, visit);
+        let seq = submission.seq + 1;
+        let broken = ledger::admit(self.lane, seq, check(), code, task.name(), &visit)?;
+        match broken {
+            None => self.push(&mut submission, Command::Task(task), at),
+            Some(fault) => self.push(&mut submission, Command::Broken(fault), None),
+        }
+        Ok(())
+    }
+
+    /// Queues a fault in the place of a task.
+    pub(crate) fn submit_fault(&self, fault: Fault) {
+        let mut submission = self.submission.lock();
+        self.wait_for_room(&submission);
+        self.push(&mut submission, Command::Broken(fault), None);
+    }
+
+    /// `aclrtRecordEvent`.
+    pub(crate) fn record(self: &Arc<Self>, event: &Arc<Event>) -> Outcome {
+        let mut submission = self.submission.lock();
+        if let Mode::Captured(capture) = &submission.mode {
+            return if event.external() {
+                capture.add(self.lane, Step::Raise(Arc::clone(event)))
+            } else {
+                capture.record(self.lane, event)
+            };
+        }
+        self.wait_for_room(&submission);
+        let mark = event.queue_record(self);
+        let event = Arc::clone(event);
+        self.push(&mut submission, Command::Record { event, mark }, None);
+        Ok(())
+    }
+
+    /// `aclrtStreamWaitEvent`.
+    pub(crate) fn wait_event(self: &Arc<Self>, event: &Arc<Event>) -> Outcome {
+        let mut submission = self.submission.lock();
+        let forked = event.capture();
+        match (&submission.mode, forked) {
+            (Mode::Captured(capture), _) if event.external() => {
+                return capture.add(self.lane, Step::Await(Arc::clone(event)));
+            }
+            (Mode::Captured(capture), Some((of_event, position))) => {
+                return if Arc::ptr_eq(capture, &of_event) {
+                    capture.join(self, &position)
+                } else {
+                    Err(capture.refuse_other())
+                };
+            }
+            (Mode::Captured(capture), None) => {
+                return if event.recorded_eagerly() {
+                    Err(capture.refuse_outside())
+                } else {
+                    Ok(())
+                };
+            }
+            (Mode::Updating(..), Some(_)) => {
+                return Err(failure!(
+                    CAPTURE_CONFLICT,
+                    "aclrtStreamWaitEvent: a stream in a task update cannot join a capture"
+                ));
+            }
+            (Mode::Eager, Some((capture, position))) => {
+                capture.join(self, &position)?;
+                submission.mode = Mode::Captured(capture);
+                return Ok(());
+            }
+            (Mode::Eager | Mode::Updating(..), None) => {}
+        }
+        self.wait_for_room(&submission);
+        if let Some(mark) = event.queue_wait(self.lane) {
+            let event = Arc::clone(event);
+            self.push(&mut submission, Command::Wait { event, mark }, None);
+        }
+        Ok(())
+    }
+
+    /// `aclrtResetEvent`.
+    pub(crate) fn reset(self: &Arc<Self>, event: &Arc<Event>) -> Outcome {
+        let mut submission = self.submission.lock();
+        if let Mode::Captured(capture) = &submission.mode {
+            return if event.external() {
+                capture.add(self.lane, Step::Lower(Arc::clone(event)))
+            } else {
+                Ok(())
+            };
+        }
+        self.wait_for_room(&submission);
+        let ticket = event.queue_reset();
+        let event = Arc::clone(event);
+        self.push(&mut submission, Command::Reset { event, ticket }, None);
+        Ok(())
+    }
+
+    /// `aclmdlRIExecuteAsync`.
+    pub(crate) fn replay(self: &Arc<Self>, graph: Arc<Graph>) -> Outcome {
+        const NAME: &str = "aclmdlRIExecuteAsync";
+        let mut submission = self.submission.lock();
+        match &submission.mode {
+            Mode::Eager => {}
+            Mode::Captured(capture) => {
+                let failure = failure!(
+                    STREAM_CAPTURED,
+                    "{NAME}: the stream is being captured, and graphs do not nest"
+                );
+                capture.invalidate(&failure.message);
+                return Err(failure);
+            }
+            Mode::Updating(..) => {
+                return Err(failure!(
+                    TASK_GROUP_STATUS,
+                    "{NAME}: the stream is in a task update"
+                ));
+            }
+        }
+        self.wait_for_room(&submission);
+        let seq = submission.seq + 1;
+        let visit = |visit: &mut dyn FnMut(Access)| graph.accesses(visit);
+        let broken = ledger::admit(self.lane, seq, check(), PARAM_INVALID, NAME, &visit)?;
+        let command = broken.map_or_else(|| Command::Replay(Arc::clone(&graph)), Command::Broken);
+        self.push(&mut submission, command, None);
+        Ok(())
+    }
+
+    // Captures.
+
+    /// `aclmdlRICaptureBegin`.
+    pub(crate) fn begin_capture(self: &Arc<Self>, mode: CaptureMode) -> Outcome {
+        let mut submission = self.submission.lock();
+        match submission.mode {
+            Mode::Eager => {
+                submission.mode = Mode::Captured(Capture::begin(self, mode));
+                Ok(())
+            }
+            Mode::Captured(_) => Err(failure!(
+                STREAM_CAPTURED,
+                "aclmdlRICaptureBegin: the stream is already being captured"
+            )),
+            Mode::Updating(..) => Err(failure!(
+                TASK_GROUP_STATUS,
+                "aclmdlRICaptureBegin: the stream is in a task update"
+            )),
+        }
+    }
+
+    /// The capture that the stream is in.
+    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
+        match &self.submission.lock().mode {
+            Mode::Captured(capture) => Some(Arc::clone(capture)),
+            Mode::Eager | Mode::Updating(..) => None,
+        }
+    }
+
+    pub(crate) fn captured(&self, name: &str) -> Outcome<Arc<Capture>> {
+        self.capture().ok_or_else(|| {
+            failure!(
+                STREAM_NOT_CAPTURED,
+                "{name}: the stream is not being captured"
+            )
+        })
+    }
+
+    /// `aclmdlRICaptureEnd`: the graph's handle.
+    pub(crate) fn end_capture(&self) -> Outcome<Id> {
+        let capture = self.captured("aclmdlRICaptureEnd")?;
+        capture.check_end(self.lane)?;
+        let (streams, outcome) = capture.end();
+        for stream in streams {
+            stream.leave(&capture);
+        }
+        outcome.map(|()| capture.graph)
+    }
+
+    /// The stream's work is queued again.
+    fn leave(&self, capture: &Arc<Capture>) {
+        let mut submission = self.submission.lock();
+        if matches!(&submission.mode, Mode::Captured(own) if Arc::ptr_eq(own, capture)) {
+            submission.mode = Mode::Eager;
+        }
+    }
+
+    /// `aclmdlRICaptureTaskUpdateBegin`.
+    pub(crate) fn begin_update(&self, group: Arc<Group>) -> Outcome {
+        const NAME: &str = "aclmdlRICaptureTaskUpdateBegin";
+        let mut submission = self.submission.lock();
+        match submission.mode {
+            Mode::Eager => {
+                submission.mode = Mode::Updating(group, Vec::new());
+                Ok(())
+            }
+            Mode::Captured(_) => Err(failure!(
+                STREAM_CAPTURED,
+                "{NAME}: the stream is being captured; update on another one"
+            )),
+            Mode::Updating(..) => Err(failure!(
+                TASK_GROUP_STATUS,
+                "{NAME}: an update is already going on in this stream"
+            )),
+        }
+    }
+
+    /// `aclmdlRICaptureTaskUpdateEnd`: the new tasks take their places once the stream gets there.
+    pub(crate) fn end_update(&self) -> Outcome {
+        let mut submission = self.submission.lock();
+        self.wait_for_room(&submission);
+        match mem::take(&mut submission.mode) {
+            Mode::Updating(group, tasks) => {
+                group.check(&tasks)?;
+                self.push(&mut submission, Command::Update(group, tasks), None);
+                Ok(())
+            }
+            other => {
+                submission.mode = other;
+                Err(failure!(
+                    TASK_GROUP_STATUS,
+                    "aclmdlRICaptureTaskUpdateEnd: no update is going on in this stream"
+                ))
+            }
+        }
+    }
+
+    // Waiting.
+
+    /// Number of commands to wait for; refused while the stream is being captured, which becomes invalid.
+    fn target(&self, name: &str) -> Outcome<u64> {
+        let submission = self.submission.lock();
+        if let Mode::Captured(capture) = &submission.mode {
+            let failure = failure!(STREAM_CAPTURED, "{name}: the stream is being captured");
+            capture.invalidate(&failure.message);
+            return Err(failure);
+        }
+        Ok(submission.seq)
+    }
+
+    fn wait_completed(&self, target: u64, deadline: Option<Instant>) -> bool {
+        let mut shared = self.shared.lock();
+        while shared.completed < target {
+            if expired(deadline) {
+                return false;
+            }
+            shared = self.advanced.wait(shared, deadline);
+        }
+        true
+    }
+
+    /// Waits for the work queued so far and reports the first fault since the last time.
+    pub(crate) fn synchronize(&self, name: &str, deadline: Option<Instant>) -> Outcome {
+        let target = self.target(name)?;
+        if !self.wait_completed(target, deadline) {
+            return Err(failure!(
+                STREAM_SYNC_TIMEOUT,
+                "{name}: the stream's work was not over in time"
+            ));
+        }
+        ledger::host_waited_for_lane(self.lane, target);
+        self.take_fault().map_or(Ok(()), |fault| Err(fault.into()))
+    }
+
+    /// Waits for the work queued so far; its faults stay to be reported.
+    pub(crate) fn wait(&self, name: &str) -> Outcome {
+        let target = self.target(name)?;
+        self.wait_completed(target, None);
+        ledger::host_waited_for_lane(self.lane, target);
+        Ok(())
+    }
+
+    /// Whether submitted work is recorded rather than queued.
+    pub(crate) fn records(&self) -> bool {
+        !matches!(self.submission.lock().mode, Mode::Eager)
+    }
+
+    /// Whether all work is over.
+    pub(crate) fn query(&self, name: &str) -> Outcome<bool> {
+        let target = self.target(name)?;
+        let over = self.shared.lock().completed >= target;
+        if over {
+            ledger::host_waited_for_lane(self.lane, target);
+        }
+        Ok(over)
+    }
+
+    /// The first fault since the last synchronisation.
+    pub(crate) fn take_fault(&self) -> Option<Fault> {
+        self.shared.lock().fault.take()
+    }
+
+    // Ending.
+
+    /// Drops what is queued, ends waits, and returns when the command that runs is over.
+    pub(crate) fn abort(&self) {
+        let submission = self.submission.lock();
+        self.drop_queued(&submission);
+    }
+
+    fn drop_queued(&self, held: &MutexGuard<'_, Submission>) {
+        self.abort.store(true, Ordering::Release);
+        let mut shared = self.shared.lock();
+        while let Some(command) = shared.queue.drop_first() {
+            command.cancel();
+        }
+        while shared.running {
+            if let Some(event) = shared.waiting.clone() {
+                drop(shared);
+                event.wake();
+                shared = self.shared.lock();
+                if !shared.running {
+                    break;
+                }
+            }
+            shared = self.advanced.wait(shared, None);
+        }
+        shared.completed = held.seq;
+        self.progress.store(held.seq, Ordering::Release);
+        drop(shared);
+        self.abort.store(false, Ordering::Release);
+        self.advanced.notify_all();
+    }
+
+    /// Ends the stream: after its work, or at once. A capture that it is in becomes invalid.
+    pub(crate) fn end(&self, at_once: bool) {
+        if let Some(capture) = self.capture() {
+            capture.invalidate("a stream in the capture was destroyed");
+            self.leave(&capture);
+        }
+        let submission = self.submission.lock();
+        if at_once {
+            self.drop_queued(&submission);
+        }
+        self.shared.lock().ending = true;
+        self.filled.notify_all();
+        let seq = submission.seq;
+        drop(submission);
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            // The thread contains panics; should it die all the same, there is nothing left to wait for.
+            let _ = thread.join();
+        }
+        ledger::host_waited_for_lane(self.lane, seq);
+        ledger::close_lane(self.lane);
+    }
+
+    // The stream's thread.
+
+    fn work(self: Arc<Self>) {
+        let mut at = Addresses::default();
+        let mut scratch = Vec::new();
+        loop {
+            let mut shared = self.shared.lock();
+            let command = loop {
+                if let Some(command) = shared.queue.take(&mut at) {
+                    break command;
+                }
+                if shared.ending {
+                    return;
+                }
+                shared = self.filled.wait(shared, None);
+            };
+            shared.running = true;
+            if let Command::Wait { event, .. } = &command {
+                shared.waiting = Some(Arc::clone(event));
+            }
+            drop(shared);
+            // There is room in the queue again.
+            self.advanced.notify_all();
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                self.execute(command, &mut at, &mut scratch)
+            }))
+            .unwrap_or_else(|payload| {
+                Err(Fault {
+                    code: DEVICE_INTERNAL,
+                    message: format!(
+                        "internal error of the emulator: {}",
+                        panic_text(payload.as_ref())
+                    ),
+                })
+            });
+            let mut shared = self.shared.lock();
+            shared.running = false;
+            shared.waiting = None;
+            shared.completed += 1;
+            if let Err(fault) = outcome {
+                shared.fault.get_or_insert(fault);
+            }
+            self.progress.store(shared.completed, Ordering::Release);
+            drop(shared);
+            self.advanced.notify_all();
+        }
+    }
+
+    /// Runs one command and drops it.
+    fn execute(
+        &self,
+        command: Command,
+        at: &mut Addresses,
+        scratch: &mut Vec<Access>,
+    ) -> Result<(), Fault> {
+        match command {
+            // SAFETY: the ledger let the task in, so its ranges are live, and it keeps them until `completed` passes
+            // the task's number.
+            Command::Task(task) => unsafe { task.run(at, scratch) },
+            Command::Record { event, mark } => {
+                event.reach_record(mark);
+                Ok(())
+            }
+            Command::Wait { event, mark } => {
+                event.wait_reached(mark, &self.abort);
+                event.end_wait();
+                Ok(())
+            }
+            Command::Reset { event, ticket } => {
+                event.reach_reset(ticket);
+                Ok(())
+            }
+            Command::Replay(graph) => self.run_graph(&graph, at, scratch),
+            Command::Update(group, tasks) => {
+                group.replace(tasks);
+                Ok(())
+            }
+            Command::Broken(fault) => Err(fault),
+        }
+    }
+
+    /// Runs the steps of a graph in the order of their recording, which holds every dependency among them.
+    fn run_graph(
+        &self,
+        graph: &Graph,
+        at: &mut Addresses,
+        scratch: &mut Vec<Access>,
+    ) -> Result<(), Fault> {
+        for place in 0..graph.len() {
+            if self.abort.load(Ordering::Acquire) {
+                break;
+            }
+            match graph.step(place, at) {
+                // SAFETY: the ledger let the replay in, with every range of the graph at that time live. Ranges of
+                // tasks put in by an update since were checked then; freed early, device memory stays mapped.
+                Some(Step::Task(task, ())) => unsafe { task.run(at, scratch)? },
+                Some(Step::Raise(event)) => event.raise(self.lane),
+                Some(Step::Lower(event)) => event.lower(),
+                Some(Step::Await(event)) => {
+                    self.shared.lock().waiting = Some(Arc::clone(&event));
+                    event.wait_raised(&self.abort);
+                    self.shared.lock().waiting = None;
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Failure of a call that only explicitly created streams can take.
+pub(crate) fn refuse_default(code: i32, name: &str) -> Failure {
+    failure!(
+        code,
+        "{name}: the default stream (null) is not allowed here"
+    )
+}

@@ -1,0 +1,174 @@
+//! Work that touches memory: what a stream runs and a graph records.
+
+use crate::claims::claim;
+use crate::config::config;
+use crate::fault::Fault;
+use crate::ledger;
+use crate::memory::DeviceMemory;
+use crate::operator::{Access, Addresses, Operator};
+use crate::status::{DEVICE_INTERNAL, panic_text};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+/// One piece of work; the addresses of an operator's tensors are kept beside it.
+#[derive(Clone, Default)]
+pub(crate) enum Task {
+    #[default]
+    Nothing,
+    Launch {
+        op: Arc<dyn Operator>,
+        workspace: usize,
+        workspace_bytes: u64,
+    },
+    Copy {
+        dst: usize,
+        src: usize,
+        bytes: u64,
+    },
+    Fill {
+        dst: usize,
+        value: u8,
+        bytes: u64,
+    },
+}
+
+impl Task {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Task::Nothing => "nothing",
+            Task::Launch { op, .. } => op.name(),
+            Task::Copy { .. } => "aclrtMemcpyAsync",
+            Task::Fill { .. } => "aclrtMemsetAsync",
+        }
+    }
+
+    /// Visits every byte range that the task touches.
+    pub(crate) fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
+        let mut access = |address, bytes, write, what| {
+            visit(Access {
+                address,
+                bytes,
+                write,
+                what,
+            })
+        };
+        match self {
+            Task::Nothing => {}
+            Task::Launch {
+                op,
+                workspace,
+                workspace_bytes,
+            } => {
+                access(*workspace, *workspace_bytes, true, "workspace");
+                op.accesses(at, visit);
+            }
+            Task::Copy { dst, src, bytes } => {
+                access(*src, *bytes, false, "src");
+                access(*dst, *bytes, true, "dst");
+            }
+            Task::Fill { dst, bytes, .. } => access(*dst, *bytes, true, "devPtr"),
+        }
+    }
+
+    /// Does the work and returns when it is done. `scratch` is reused from task to task.
+    ///
+    /// # Safety
+    ///
+    /// Every range that [`Task::accesses`] names is valid memory: device memory or pinned host memory that the ledger
+    /// has found live and keeps until the task is over, or host memory that the caller answers for.
+    pub(crate) unsafe fn run(
+        &self,
+        at: &Addresses,
+        scratch: &mut Vec<Access>,
+    ) -> Result<(), Fault> {
+        let memory = DeviceMemory::get().map_err(|failure| Fault {
+            code: failure.code,
+            message: failure.message.into_owned(),
+        })?;
+        scratch.clear();
+        self.accesses(at, &mut |access| {
+            if access.bytes > 0 {
+                scratch.push(access);
+            }
+        });
+        let held = claim(scratch);
+        let outcome = match self {
+            Task::Nothing => Ok(()),
+            Task::Launch { op, .. } => launch(op.as_ref(), at, memory),
+            Task::Copy { dst, src, bytes } => {
+                // SAFETY: both ranges are valid (the caller's promise) and claimed, so nobody else touches them;
+                // `copy` lets them overlap. Ranges that exist fit in the address space.
+                unsafe {
+                    std::ptr::copy(memory.host(*src), memory.host(*dst), *bytes as usize);
+                }
+                Ok(())
+            }
+            Task::Fill { dst, value, bytes } => {
+                // SAFETY: as above.
+                unsafe { memory.host(*dst).write_bytes(*value, *bytes as usize) };
+                Ok(())
+            }
+        };
+        ledger::written(
+            scratch
+                .iter()
+                .filter(|access| access.write)
+                .map(|access| access.address),
+        );
+        drop(held);
+        outcome
+    }
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Task::Nothing => Ok(()),
+            Task::Launch {
+                workspace,
+                workspace_bytes,
+                ..
+            } => write!(f, " workspace {workspace:#x} ({workspace_bytes} bytes)"),
+            Task::Copy { dst, src, bytes } => {
+                write!(f, " from {src:#x} to {dst:#x} ({bytes} bytes)")
+            }
+            Task::Fill { dst, value, bytes } => write!(f, " {value} at {dst:#x} ({bytes} bytes)"),
+        }
+    }
+}
+
+/// Runs an operator on the kernel threads. A panic in it is a device fault of its stream.
+fn launch(op: &dyn Operator, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    let body = || {
+        catch_unwind(AssertUnwindSafe(|| op.run(at, memory))).unwrap_or_else(|payload| {
+            Err(Fault {
+                code: DEVICE_INTERNAL,
+                message: format!(
+                    "internal error of the emulator in {}: {}",
+                    op.name(),
+                    panic_text(payload.as_ref())
+                ),
+            })
+        })
+    };
+    match kernel_threads() {
+        Some(pool) => pool.install(body),
+        None => body(),
+    }
+}
+
+/// The threads that operators compute on, shared by all streams; `None` if the system grants none.
+fn kernel_threads() -> Option<&'static ThreadPool> {
+    static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    POOL.get_or_init(|| {
+        ThreadPoolBuilder::new()
+            .num_threads(config().threads)
+            .thread_name(|n| format!("ascend-emu-{n}"))
+            .build()
+            .ok()
+    })
+    .as_ref()
+}

@@ -1,0 +1,104 @@
+//! A launch costs the calling thread no heap allocation once it has happened before.
+
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each call keeps the contract of ascend_emu::abi: pointers are null or to locals"
+)]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod bench;
+
+use ascend_emu::abi::*;
+use bench::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count() {
+    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn launches_addresses_and_events_allocate_nothing() {
+    let _bench = Bench::new();
+    let (one, two, event) = (stream(), stream(), event());
+    let (call, other) = (Call::new(1), Call::new(9));
+    let executor = call.prepare();
+    ok(unsafe { aclSetAclOpExecutorRepeatable(executor) });
+    let step = |from: &Call| unsafe {
+        ok(aclSetInputTensorAddr(executor, 0, call.tensors[0], from.q));
+        ok(aclSetDynamicInputTensorAddr(
+            executor, 1, 0, call.key, from.k,
+        ));
+        ok(aclSetDynamicInputTensorAddr(
+            executor, 2, 0, call.value, from.v,
+        ));
+        ok(aclSetOutputTensorAddr(
+            executor,
+            0,
+            call.tensors[1],
+            from.out,
+        ));
+        ok(aclSetOutputTensorAddr(
+            executor,
+            1,
+            call.tensors[2],
+            from.lse,
+        ));
+        ok(call.launch(executor, one));
+        ok(aclrtRecordEvent(event, one));
+        ok(aclrtStreamWaitEvent(two, event));
+        ok(aclrtRecordEvent(event, two));
+        ok(aclrtStreamWaitEvent(one, event));
+    };
+    for _ in 0..4 {
+        step(&call);
+        step(&other);
+    }
+    sync(one);
+    sync(two);
+    let before = COUNT.get();
+    for _ in 0..50 {
+        step(&call);
+        step(&other);
+    }
+    let after = COUNT.get();
+    sync(one);
+    sync(two);
+    assert_eq!(after - before, 0);
+    call.check(1);
+    unsafe {
+        ok(aclDestroyAclOpExecutor(executor));
+        ok(aclrtDestroyEvent(event));
+    }
+    destroy(one);
+    destroy(two);
+    other.check(9);
+    call.destroy();
+    other.destroy();
+}

@@ -1,0 +1,394 @@
+//! Streams run asynchronously and in order; events order them.
+
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each call keeps the contract of ascend_emu::abi: pointers are null or to locals"
+)]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod bench;
+
+use ascend_emu::abi::*;
+use ascend_sys::bindings::{aclrtEventRecordedStatus, aclrtEventWaitStatus, aclrtStreamStatus};
+use bench::*;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn set(at: *mut c_void, value: i32, stream: *mut c_void) {
+    ok(unsafe { aclrtMemsetAsync(at, 4096, value, 4096, stream) });
+}
+
+fn complete(stream: *mut c_void) -> bool {
+    let mut status = aclrtStreamStatus::ACL_STREAM_STATUS_RESERVED;
+    ok(unsafe { aclrtStreamQuery(stream, &mut status) });
+    status == aclrtStreamStatus::ACL_STREAM_STATUS_COMPLETE
+}
+
+fn recorded(event: *mut c_void) -> bool {
+    let mut status = aclrtEventRecordedStatus(77);
+    ok(unsafe { aclrtQueryEventStatus(event, &mut status) });
+    status == aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE
+}
+
+fn waits_over(event: *mut c_void) -> bool {
+    let mut status = aclrtEventWaitStatus::ACL_EVENT_WAIT_STATUS_RESERVED;
+    ok(unsafe { aclrtQueryEventWaitStatus(event, &mut status) });
+    status == aclrtEventWaitStatus::ACL_EVENT_WAIT_STATUS_COMPLETE
+}
+
+#[test]
+fn work_runs_in_order_and_later_than_it_is_queued() {
+    let _bench = Bench::new();
+    let (stream, gate) = (stream(), Gate::new());
+    let (a, b) = (malloc(4096), malloc(4096));
+    ok(unsafe { aclrtMemset(a, 4096, 1, 4096) });
+    gate.hold(stream);
+    for value in 2..60 {
+        set(a, value, stream);
+        ok(unsafe { aclrtMemcpyAsync(b, 4096, a, 4096, D2D, stream) });
+    }
+    set(a, 99, stream);
+    assert!(!complete(stream));
+    gate.open();
+    sync(stream);
+    assert!(complete(stream));
+    assert_eq!(download::<u8>(a, 4096), [99; 4096]);
+    assert_eq!(download::<u8>(b, 4096), [59; 4096]);
+    free(a);
+    free(b);
+    gate.destroy();
+    destroy(stream);
+}
+
+/// Handles may go to another thread.
+#[derive(Clone, Copy)]
+struct Shared<'a, T>(&'a T);
+unsafe impl<T> Send for Shared<'_, T> {}
+
+#[test]
+fn more_work_than_a_queue_holds_waits_for_room() {
+    let bench = Bench::new();
+    let (stream, gate) = (stream(), Gate::new());
+    let at = malloc(4096);
+    gate.hold(stream);
+    thread::scope(|scope| {
+        let (bench, gate) = (Shared(&bench), Shared(&gate));
+        let opener = scope.spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            let (bench, gate) = (bench, gate);
+            bench.0.enter();
+            gate.0.open();
+        });
+        // Far more than the queue holds: this goes on only once the gate opens.
+        for value in 0..3000 {
+            set(at, value, stream);
+        }
+        opener.join().unwrap();
+    });
+    sync(stream);
+    assert_eq!(download::<u8>(at, 1), [(2999 % 256) as u8]);
+    free(at);
+    gate.destroy();
+    destroy(stream);
+}
+
+#[test]
+fn an_event_orders_two_streams() {
+    let _bench = Bench::new();
+    for _ in 0..20 {
+        let (one, two, event, gate) = (stream(), stream(), event(), Gate::new());
+        let (a, b) = (malloc(4096), malloc(4096));
+        gate.hold(one);
+        set(a, 5, one);
+        unsafe {
+            ok(aclrtRecordEvent(event, one));
+            ok(aclrtStreamWaitEvent(two, event));
+            ok(aclrtMemcpyAsync(b, 4096, a, 4096, D2D, two));
+        }
+        assert!(!complete(two) && !recorded(event) && !waits_over(event));
+        gate.open();
+        sync(two);
+        assert!(recorded(event) && waits_over(event));
+        assert_eq!(download::<u8>(b, 4096), [5; 4096]);
+        free(a);
+        free(b);
+        ok(unsafe { aclrtDestroyEvent(event) });
+        gate.destroy();
+        destroy(one);
+        destroy(two);
+    }
+}
+
+#[test]
+fn an_event_never_recorded_holds_nobody_up() {
+    let _bench = Bench::new();
+    let (stream, event) = (stream(), event());
+    ok(unsafe { aclrtStreamWaitEvent(stream, event) });
+    sync(stream);
+    assert!(!recorded(event) && waits_over(event));
+    // In compat this is told and passes.
+    ok(unsafe { aclrtSynchronizeEvent(event) });
+    ok(unsafe { aclrtDestroyEvent(event) });
+    destroy(stream);
+}
+
+#[test]
+fn a_wait_takes_the_record_of_its_time() {
+    let _bench = Bench::new();
+    let (one, two, event, gate) = (stream(), stream(), event(), Gate::new());
+    unsafe {
+        ok(aclrtRecordEvent(event, one));
+        ok(aclrtStreamWaitEvent(two, event));
+        gate.hold(one);
+        // A later record of the same event does not concern the wait.
+        ok(aclrtRecordEvent(event, one));
+    }
+    sync(two);
+    assert!(!recorded(event));
+    gate.open();
+    ok(unsafe { aclrtSynchronizeEvent(event) });
+    assert!(recorded(event));
+    ok(unsafe { aclrtDestroyEvent(event) });
+    gate.destroy();
+    destroy(one);
+    destroy(two);
+}
+
+#[test]
+fn a_destroyed_event_still_does_what_was_queued() {
+    let _bench = Bench::new();
+    let (one, two, event, gate) = (stream(), stream(), event(), Gate::new());
+    gate.hold(one);
+    unsafe {
+        ok(aclrtRecordEvent(event, one));
+        ok(aclrtStreamWaitEvent(two, event));
+        ok(aclrtDestroyEvent(event));
+        fails(
+            aclrtRecordEvent(event, one),
+            107_017,
+            &["event", "already destroyed"],
+        );
+    }
+    assert!(!complete(two));
+    gate.open();
+    sync(two);
+    gate.destroy();
+    destroy(one);
+    destroy(two);
+}
+
+#[test]
+fn reset_makes_an_event_unrecorded() {
+    let _bench = Bench::new();
+    let (stream, event) = (stream(), event());
+    unsafe {
+        ok(aclrtRecordEvent(event, stream));
+        sync(stream);
+        assert!(recorded(event));
+        ok(aclrtResetEvent(event, stream));
+        sync(stream);
+        assert!(!recorded(event));
+        ok(aclrtStreamWaitEvent(stream, event));
+        sync(stream);
+        ok(aclrtRecordEvent(event, stream));
+        sync(stream);
+        assert!(recorded(event));
+        ok(aclrtDestroyEvent(event));
+    }
+    destroy(stream);
+}
+
+#[test]
+fn time_between_events() {
+    let _bench = Bench::new();
+    let (stream, start, end, gate) = (stream(), event(), event(), Gate::new());
+    let mut ms = -1.0;
+    unsafe {
+        fails(
+            aclrtEventElapsedTime(&mut ms, start, end),
+            107_006,
+            &["start event", "not recorded"],
+        );
+        ok(aclrtRecordEvent(start, stream));
+        sync(stream);
+        gate.hold(stream);
+        ok(aclrtRecordEvent(end, stream));
+        thread::sleep(Duration::from_millis(20));
+        fails(
+            aclrtEventElapsedTime(&mut ms, start, end),
+            107_006,
+            &["end event"],
+        );
+        gate.open();
+        sync(stream);
+        ok(aclrtEventElapsedTime(&mut ms, start, end));
+        assert!((20.0..10_000.0).contains(&ms), "{ms}");
+        fails(
+            aclrtEventElapsedTime(&mut ms, end, start),
+            107_007,
+            &["before"],
+        );
+        let mut untimed = null_mut();
+        ok(aclrtCreateEventWithFlag(
+            &mut untimed,
+            ascend_sys::bindings::ACL_EVENT_SYNC,
+        ));
+        fails(
+            aclrtEventElapsedTime(&mut ms, untimed, end),
+            107_006,
+            &["ACL_EVENT_TIME_LINE"],
+        );
+        for event in [start, end, untimed] {
+            ok(aclrtDestroyEvent(event));
+        }
+    }
+    gate.destroy();
+    destroy(stream);
+}
+
+#[test]
+fn waiting_ends_at_its_timeout() {
+    let _bench = Bench::new();
+    let (stream, event, gate) = (stream(), event(), Gate::new());
+    gate.hold(stream);
+    let begin = Instant::now();
+    unsafe {
+        ok(aclrtRecordEvent(event, stream));
+        fails(
+            aclrtSynchronizeStreamWithTimeout(stream, 20),
+            507_046,
+            &["in time"],
+        );
+        fails(
+            aclrtSynchronizeEventWithTimeout(event, 20),
+            507_047,
+            &["in time"],
+        );
+        fails(aclrtSynchronizeDeviceWithTimeout(20), 507_046, &["in time"]);
+        fails(
+            aclrtSynchronizeStreamWithTimeout(stream, -2),
+            107_000,
+            &["timeout", "-2"],
+        );
+        assert!(begin.elapsed() >= Duration::from_millis(60));
+        gate.open();
+        ok(aclrtSynchronizeStreamWithTimeout(stream, -1));
+        ok(aclrtSynchronizeEventWithTimeout(event, 10_000));
+        ok(aclrtSynchronizeDevice());
+        ok(aclrtDestroyEvent(event));
+    }
+    gate.destroy();
+    destroy(stream);
+}
+
+#[test]
+fn abort_drops_what_is_queued() {
+    let _bench = Bench::new();
+    let (stream, two, event, gate) = (stream(), bench::stream(), event(), Gate::new());
+    let at = malloc(4096);
+    ok(unsafe { aclrtMemset(at, 4096, 1, 4096) });
+    gate.hold(stream);
+    set(at, 2, stream);
+    unsafe {
+        ok(aclrtRecordEvent(event, stream));
+        ok(aclrtStreamWaitEvent(two, event));
+        ok(aclrtStreamAbort(stream));
+    }
+    // Nobody waits for ever for what was dropped.
+    sync(two);
+    sync(stream);
+    assert_eq!(download::<u8>(at, 4096), [1; 4096]);
+    set(at, 3, stream);
+    sync(stream);
+    assert_eq!(download::<u8>(at, 4096), [3; 4096]);
+    free(at);
+    ok(unsafe { aclrtDestroyEvent(event) });
+    gate.open();
+    gate.destroy();
+    destroy(stream);
+    destroy(two);
+}
+
+#[test]
+fn force_destroys_at_once_and_destroy_waits() {
+    let _bench = Bench::new();
+    let (one, two, gate) = (stream(), stream(), Gate::new());
+    let at = malloc(4096);
+    gate.hold(one);
+    set(at, 1, one);
+    ok(unsafe { aclrtDestroyStreamForce(one) });
+    for _ in 0..50 {
+        set(at, 7, two);
+    }
+    destroy(two);
+    assert_eq!(download::<u8>(at, 4096), [7; 4096]);
+    free(at);
+    gate.destroy();
+}
+
+#[test]
+fn streams_belong_to_a_context() {
+    let first = Bench::new();
+    let stream = stream();
+    let second = Bench::new();
+    let event = event();
+    let mut id = 0;
+    unsafe {
+        fails(
+            aclrtRecordEvent(event, stream),
+            107_003,
+            &["another context"],
+        );
+        fails(
+            aclrtSynchronizeStream(stream),
+            107_003,
+            &["another context"],
+        );
+        fails(aclrtDestroyStream(null_mut()), 100_000, &["default stream"]);
+        ok(aclrtStreamGetId(null_mut(), &mut id));
+        drop(second);
+        fails(aclrtSynchronizeStream(null_mut()), 107_002, &["no context"]);
+        first.enter();
+        let mut other = 0;
+        ok(aclrtStreamGetId(stream, &mut other));
+        assert_ne!(id, other);
+        ok(aclrtDestroyEvent(event));
+    }
+    // The rest of a context's streams end with it.
+    drop(first);
+    let _third = Bench::new();
+    fails(
+        unsafe { aclrtSynchronizeStream(stream) },
+        107_017,
+        &["already destroyed"],
+    );
+}
+
+#[test]
+fn configurations_are_checked() {
+    let _bench = Bench::new();
+    let mut stream = null_mut();
+    unsafe {
+        fails(
+            aclrtCreateStreamWithConfig(&mut stream, 8, 0),
+            107_000,
+            &["priority"],
+        );
+        fails(
+            aclrtCreateStreamWithConfig(&mut stream, 0, 0x8000),
+            107_000,
+            &["flag", "0x8000"],
+        );
+        fails(aclrtCreateStream(null_mut()), 100_000, &["null"]);
+        ok(aclrtCreateStreamWithConfig(&mut stream, 7, 3));
+        let mut event = null_mut();
+        fails(
+            aclrtCreateEventWithFlag(&mut event, 0x1000),
+            107_000,
+            &["0x1000"],
+        );
+    }
+    destroy(stream);
+}

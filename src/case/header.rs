@@ -1,0 +1,197 @@
+//! The header of a safetensors file, read so that nothing in it is lost.
+//!
+//! The `safetensors` crate keeps the last of two equal names and adds sizes unchecked before it compares them with the
+//! file. A case must not be read two ways and a reader must not panic, so the header is read here, with the crate's
+//! types and its check of offsets, shapes and sizes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+
+use super::error::CaseError;
+
+/// What the file calls the free-form part of its header.
+const METADATA: &str = "__metadata__";
+/// Bytes of the number before the header.
+const PREFIX: usize = 8;
+
+/// Names and values of a header, in the order of the file, and where the data begins.
+#[derive(Debug)]
+pub(super) struct Header {
+    pub(super) metadata: Vec<(String, String)>,
+    pub(super) tensors: Vec<(String, TensorInfo)>,
+    data: usize,
+}
+
+impl Header {
+    /// Reads and checks the header of a file.
+    pub(super) fn read(file: &[u8]) -> Result<Self, CaseError> {
+        let broken = |text: &str| CaseError::NotSafetensors(text.to_owned());
+        let (prefix, rest) = file
+            .split_first_chunk::<PREFIX>()
+            .ok_or_else(|| broken("shorter than 8 bytes"))?;
+        let header = usize::try_from(u64::from_le_bytes(*prefix))
+            .ok()
+            .and_then(|length| rest.get(..length))
+            .ok_or_else(|| broken("the header is longer than the file"))?;
+        let entries: Entries =
+            serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
+        let Entries { metadata, tensors } = entries;
+        if let Some(name) = tensors.repeated.or(metadata.repeated) {
+            return Err(CaseError::Duplicate(name));
+        }
+        let mut sorted = tensors.entries.clone();
+        sorted.sort_by_key(|(_, info)| info.data_offsets);
+        let end = sorted.last().map_or(0, |(_, info)| info.data_offsets.1);
+        Metadata::new(None, sorted)
+            .map_err(|error| CaseError::NotSafetensors(error.to_string()))?;
+        if end != rest.len() - header.len() {
+            return Err(broken("the data is not as long as the header says"));
+        }
+        Ok(Self {
+            metadata: metadata.entries,
+            tensors: tensors.entries,
+            data: PREFIX + header.len(),
+        })
+    }
+
+    /// The bytes of a tensor of `file`, the file that this header was read from.
+    pub(super) fn bytes<'a>(&self, file: &'a [u8], info: &TensorInfo) -> &'a [u8] {
+        let (start, end) = info.data_offsets;
+        let range: Range<usize> = self.data.saturating_add(start)..self.data.saturating_add(end);
+        // The check above has shown that the range lies in the file.
+        file.get(range).unwrap_or_default()
+    }
+}
+
+/// Makes a file of metadata and tensors: equal contents give equal files.
+pub(super) fn write(
+    metadata: &BTreeMap<&str, String>,
+    tensors: &BTreeMap<String, (safetensors::Dtype, &[i64], &[u8])>,
+) -> Result<Vec<u8>, CaseError> {
+    let json = |error: serde_json::Error| CaseError::NotSafetensors(error.to_string());
+    // Widest elements first keeps each tensor aligned.
+    let mut order: Vec<_> = tensors.iter().collect();
+    order.sort_by_key(|(_, (dtype, ..))| std::cmp::Reverse(*dtype));
+    let mut header = format!(
+        "{{\"{METADATA}\":{}",
+        serde_json::to_string(metadata).map_err(json)?
+    );
+    let mut end = 0usize;
+    for (name, (dtype, shape, bytes)) in &order {
+        let start = end;
+        end = end.saturating_add(bytes.len());
+        let info = TensorInfo {
+            dtype: *dtype,
+            shape: shape
+                .iter()
+                .map(|&dim| usize::try_from(dim).unwrap_or(0))
+                .collect(),
+            data_offsets: (start, end),
+        };
+        header.push(',');
+        header += &serde_json::to_string(name).map_err(json)?;
+        header.push(':');
+        header += &serde_json::to_string(&info).map_err(json)?;
+    }
+    header.push('}');
+    while !header.len().is_multiple_of(PREFIX) {
+        header.push(' ');
+    }
+    let mut file = Vec::with_capacity(PREFIX + header.len() + end);
+    file.extend_from_slice(&(header.len() as u64).to_le_bytes());
+    file.extend_from_slice(header.as_bytes());
+    for (_, (_, _, bytes)) in &order {
+        file.extend_from_slice(bytes);
+    }
+    Ok(file)
+}
+
+fn entries_error(error: &serde_json::Error) -> CaseError {
+    CaseError::NotSafetensors(format!("the header cannot be read: {error}"))
+}
+
+/// Names and values of a JSON object in the order of the file, and the first name seen twice.
+#[derive(Debug)]
+struct Ordered<V> {
+    entries: Vec<(String, V)>,
+    repeated: Option<String>,
+}
+
+impl<V> Default for Ordered<V> {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            repeated: None,
+        }
+    }
+}
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Ordered<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs<V>(std::marker::PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Pairs<V> {
+            type Value = Ordered<V>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut ordered = Ordered::default();
+                let mut seen = BTreeSet::new();
+                while let Some((name, value)) = map.next_entry::<String, V>()? {
+                    ordered.push(&mut seen, name, value);
+                }
+                Ok(ordered)
+            }
+        }
+        deserializer.deserialize_map(Pairs(std::marker::PhantomData))
+    }
+}
+
+impl<V> Ordered<V> {
+    fn push(&mut self, seen: &mut BTreeSet<String>, name: String, value: V) {
+        if !seen.insert(name.clone()) && self.repeated.is_none() {
+            self.repeated = Some(name.clone());
+        }
+        self.entries.push((name, value));
+    }
+}
+
+/// The whole header.
+struct Entries {
+    metadata: Ordered<String>,
+    tensors: Ordered<TensorInfo>,
+}
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Entries;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut metadata = None;
+                let mut tensors = Ordered::default();
+                let mut seen = BTreeSet::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name != METADATA {
+                        let info = map.next_value()?;
+                        tensors.push(&mut seen, name, info);
+                    } else if metadata.replace(map.next_value()?).is_some() {
+                        return Err(A::Error::duplicate_field(METADATA));
+                    }
+                }
+                Ok(Entries {
+                    metadata: metadata.unwrap_or_default(),
+                    tensors,
+                })
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}

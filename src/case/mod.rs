@@ -1,0 +1,210 @@
+//! Case files: one operator call, its inputs and what should come out, in one `safetensors` file.
+//!
+//! Bug reports, golden tests and comparisons between machines all use this one format. Reading refuses whatever it does
+//! not know by name, running compares every element that the file specifies, and what comes out can be written as a case
+//! again.
+//!
+//! # Format
+//!
+//! Tensors have the operator's parameter names in snake case: `query`, `key`, `value`, `atten_mask`, `block_table` and
+//! so on ([`Parameter`]). A list of several tensors is `key.0`, `key.1`, ... Expected outputs are `attention_out` and
+//! `softmax_lse`, always F32; a NaN in them means "not specified". The metadata holds strings:
+//!
+//! | key | value |
+//! |---|---|
+//! | `format`, `version`, `op` | `ascend-attention-case`, `1`, `fused_infer_attention_score` |
+//! | `name`, `note` | free text |
+//! | `input_layout` | `BSH`, `BSND`, `BNSD`, ... as CANN spells it |
+//! | `num_heads`, `num_key_value_heads`, `sparse_mode`, `pre_tokens`, `next_tokens`, `inner_precise`, `block_size`, `antiquant_mode`, `key_antiquant_mode`, `value_antiquant_mode`, `query_quant_mode` | decimal integers |
+//! | `scale` | decimal floating point |
+//! | `softmax_lse_flag` | `true` or `false` |
+//! | `actual_seq_lengths`, `actual_seq_lengths_kv`, `actual_shared_prefix_len` | JSON list of integers; absent is a null pointer |
+//! | `atten_mask_kind` | `none`; `tensor`: the tensor `atten_mask`; `compressed`: the standard mask of modes 2, 3 and 4, which the reader makes |
+//! | `atol`, `rtol` | tolerance: `abs(got - want) <= atol + rtol * abs(want)` |
+//! | `expect` | `ok`, or `reject`: the call must be refused before any work is done |
+//! | `expect_status` | CANN's status of the refusal |
+//!
+//! An absent attribute has the operator's default ([`Attributes`]); an absent `atten_mask_kind` follows from whether
+//! there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0.
+//!
+//! ```
+//! use ascend_attention::case::{Case, CaseTensor, Parameter, Verdict};
+//! use ascend_attention::{DType, Runtime};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let tensor = || CaseTensor::from_f32(DType::Float16, &[1, 1, 2, 16], &[0.5; 32]);
+//! let mut case = Case::new("an example");
+//! case.attributes.input_layout = "BNSD".to_owned();
+//! case.tensors.insert(Parameter::Query, tensor()?);
+//! (case.key, case.value) = (vec![tensor()?], vec![tensor()?]);
+//! let read = Case::from_bytes(&case.to_bytes()?)?;
+//! assert_eq!(read, case);
+//!
+//! let stream = Runtime::auto()?.device(0)?.stream()?;
+//! let outcome = read.run(&stream)?;
+//! assert_eq!(outcome.verdict, Verdict::Computed); // the case expects no outputs
+//! let expecting = read.with_outputs(&outcome)?; // now it does
+//! assert_eq!(expecting.run(&stream)?.verdict, Verdict::Passed);
+//! # Ok(())
+//! # }
+//! ```
+
+mod attributes;
+mod compare;
+mod description;
+mod error;
+mod file;
+mod header;
+mod run;
+mod tensor;
+
+use std::collections::BTreeMap;
+
+pub use attributes::Attributes;
+pub use compare::{Comparison, Deviation};
+pub use description::Description;
+pub use error::CaseError;
+pub use run::{Outcome, Verdict};
+pub use tensor::CaseTensor;
+
+pub use crate::attention::Parameter;
+
+/// One call of FusedInferAttentionScore with its data.
+///
+/// The fields are what a file says; nothing is checked against the operator's contract before the case runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Case {
+    /// Free text: what the case is called.
+    pub name: String,
+    /// Free text: where it comes from.
+    pub note: String,
+    /// Attributes and length arrays.
+    pub attributes: Attributes,
+    /// The key list; empty is a null pointer.
+    pub key: Vec<CaseTensor>,
+    /// The value list; empty is a null pointer.
+    pub value: Vec<CaseTensor>,
+    /// All other inputs that are given. Outputs do not belong here.
+    pub tensors: BTreeMap<Parameter, CaseTensor>,
+    /// Where the mask comes from.
+    pub mask: MaskKind,
+    /// What should become of the call.
+    pub expect: Expect,
+    /// Expected output (FLOAT, NaN where not specified).
+    pub attention_out: Option<CaseTensor>,
+    /// Expected log-sum-exp (FLOAT, NaN where not specified).
+    pub softmax_lse: Option<CaseTensor>,
+    /// How far outputs may be from the expected ones.
+    pub tolerance: Option<Tolerance>,
+}
+
+/// Where the mask of a case comes from (`atten_mask_kind`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MaskKind {
+    /// There is no mask.
+    #[default]
+    None,
+    /// The tensor [`Parameter::AttenMask`].
+    Tensor,
+    /// The standard 2048 x 2048 mask of sparse modes 2, 3 and 4.
+    Compressed,
+}
+
+/// What should become of the call of a case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Expect {
+    /// It runs.
+    #[default]
+    Ok,
+    /// The operator refuses it before doing any work.
+    Reject {
+        /// CANN's status of the refusal, if the case says so.
+        status: Option<i32>,
+    },
+}
+
+/// Allowed distance: `|got - want| <= atol + rtol * |want|`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tolerance {
+    /// Absolute part.
+    pub atol: f64,
+    /// Relative part.
+    pub rtol: f64,
+}
+
+impl Tolerance {
+    /// How far a value may be from `want`.
+    pub fn at(self, want: f64) -> f64 {
+        self.atol + self.rtol * want.abs()
+    }
+}
+
+impl Case {
+    /// The operator of the case, as the file spells it.
+    pub const OP: &'static str = "fused_infer_attention_score";
+
+    /// A case with the operator's default attributes and no tensors.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ..Self::default()
+        }
+    }
+
+    /// A tensor parameter; `None` is a null pointer.
+    pub fn tensor(&self, parameter: Parameter) -> Option<&CaseTensor> {
+        self.tensors.get(&parameter)
+    }
+
+    /// Whether the parts of the case fit together.
+    fn consistent(&self) -> Result<(), CaseError> {
+        let wrong = |why| Err(CaseError::Contradiction(why));
+        let mask = self.tensor(Parameter::AttenMask).is_some();
+        match self.mask {
+            MaskKind::Tensor if !mask => return Err(CaseError::MissingTensor("atten_mask".into())),
+            MaskKind::None | MaskKind::Compressed if mask => {
+                return wrong(
+                    "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`",
+                );
+            }
+            MaskKind::Compressed if matches!(self.attributes.sparse_mode, 0 | 1) => {
+                return wrong("sparse modes 0 and 1 have no compressed mask");
+            }
+            _ => {}
+        }
+        if self.tensors.keys().any(|parameter| parameter.is_output()) {
+            return wrong("`attention_out` and `softmax_lse` are expected outputs, not inputs");
+        }
+        if self.expect == Expect::Ok {
+            for (there, name) in [
+                (self.tensor(Parameter::Query).is_some(), "query"),
+                (!self.key.is_empty(), "key"),
+                (!self.value.is_empty(), "value"),
+            ] {
+                if !there {
+                    return Err(CaseError::MissingTensor(name.into()));
+                }
+            }
+        }
+        for (expected, name) in [
+            (&self.attention_out, "attention_out"),
+            (&self.softmax_lse, "softmax_lse"),
+        ] {
+            let Some(expected) = expected else { continue };
+            if expected.dtype() != ascend_spec::DType::Float {
+                return Err(CaseError::ExpectedDtype {
+                    tensor: name,
+                    dtype: expected.dtype().to_string(),
+                });
+            }
+            if self.tolerance.is_none() {
+                return wrong("there are expected outputs, but neither `atol` nor `rtol`");
+            }
+        }
+        if self.softmax_lse.is_some() && !self.attributes.softmax_lse_flag {
+            return wrong("softmax_lse is expected, but `softmax_lse_flag` is not `true`");
+        }
+        Ok(())
+    }
+}

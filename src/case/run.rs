@@ -1,0 +1,331 @@
+//! Running a case.
+
+use std::time::{Duration, Instant};
+
+use ascend_spec::fia::{Version, rules};
+use ascend_spec::{TensorDesc, Unsupported, Violation};
+
+use super::{Case, CaseError, CaseTensor, Comparison, Expect, MaskKind, Parameter, Tolerance};
+use crate::attention::Arguments;
+use crate::error::{Error, Result};
+use crate::runtime::Stream;
+use crate::tensor::AnyTensor;
+
+/// What a case came to.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// Whether it passed.
+    pub verdict: Verdict,
+    /// Each expected output against what came out.
+    pub comparisons: Vec<Comparison>,
+    /// What came out, in the operator's output type; `None` if nothing was launched.
+    pub attention_out: Option<CaseTensor>,
+    /// The log-sum-exp that came out, if the call writes it.
+    pub softmax_lse: Option<CaseTensor>,
+    /// How the call was refused, if it was.
+    pub refusal: Option<Error>,
+    /// What the operator takes and then ignores, misreads or overruns. A case is replayed all the same.
+    pub lints: Vec<Violation>,
+    /// From the launch until the outputs were there, on the host's clock.
+    pub launch_time: Duration,
+}
+
+/// Whether a case passed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Everything that the case specifies is so.
+    Passed,
+    /// The call ran, and the case expects no outputs to compare with.
+    Computed,
+    /// Something is not as the case says.
+    Failed {
+        /// What, and where.
+        reason: String,
+    },
+    /// This release cannot run the call.
+    Unsupported(Unsupported),
+}
+
+impl Case {
+    /// Runs the call on a stream and compares what comes out with what the case expects.
+    ///
+    /// The outputs hold NaN (all bits set) before the launch, so that an operator that writes nothing fails. A case that
+    /// expects a refusal passes only if the call is refused before it is launched, with the expected status if one is
+    /// given. Waits for the stream. Other work may be queued there before; it is not touched.
+    ///
+    /// # Errors
+    /// Only for what says nothing about the case: a device that fails, memory that runs out, a CANN without the
+    /// operator.
+    pub fn run(&self, stream: &Stream) -> Result<Outcome> {
+        let description = self.describe();
+        let mut arguments = self.upload(stream)?;
+        let empty = |desc: Option<TensorDesc>| {
+            desc.map(|desc| AnyTensor::empty(stream.context(), desc))
+                .transpose()
+        };
+        let out = empty(description.attention_out())?;
+        let lse = empty(description.softmax_lse())?;
+        for (parameter, tensor) in [
+            (Parameter::AttentionOut, &out),
+            (Parameter::SoftmaxLse, &lse),
+        ] {
+            if let Some(tensor) = tensor {
+                arguments.set(parameter, tensor.clone());
+            }
+        }
+        let plan = match arguments.plan(stream.device()) {
+            Ok(plan) => plan,
+            Err(Error::Unsupported(unsupported)) => {
+                return Ok(Outcome::of(Verdict::Unsupported(unsupported)));
+            }
+            Err(refusal) => {
+                let Some(status) = refusal_status(&refusal) else {
+                    return Err(refusal);
+                };
+                let mut outcome = Outcome::of(self.refused(status, &refusal));
+                outcome.refusal = Some(refusal);
+                return Ok(outcome);
+            }
+        };
+        let mut outcome = Outcome::of(Verdict::Computed);
+        let version = Version::ALL
+            .into_iter()
+            .find(|version| version.symbol() == plan.operator());
+        if let (Some(version), Ok(soc)) = (version, stream.device().soc())
+            && let Ok(problem) = description.call(self).check(version, soc)
+        {
+            problem.each_lint(&mut |lint| outcome.lints.push(lint));
+        }
+        if self.expect != Expect::Ok {
+            outcome.verdict = Verdict::Failed {
+                reason: "the call should be refused, but the operator takes it".to_owned(),
+            };
+            return Ok(outcome);
+        }
+        for tensor in [&out, &lse].into_iter().flatten() {
+            poison(stream, tensor)?;
+        }
+        let begin = Instant::now();
+        arguments.launch(&plan, stream)?;
+        stream.synchronize()?;
+        outcome.launch_time = begin.elapsed();
+        outcome.attention_out = download(stream, out)?;
+        outcome.softmax_lse = download(stream, lse)?;
+        self.judge(&mut outcome);
+        Ok(outcome)
+    }
+
+    /// The case with what came out as what is expected, so that it can be run elsewhere. What this case leaves
+    /// unspecified stays so; the tolerance is this case's, or 0.
+    ///
+    /// # Errors
+    /// [`CaseError::Contradiction`] if the outcome has no outputs.
+    pub fn with_outputs(&self, outcome: &Outcome) -> std::result::Result<Case, CaseError> {
+        if outcome.attention_out.is_none() {
+            return Err(CaseError::Contradiction("the case was not computed"));
+        }
+        let mut case = self.clone();
+        case.expect = Expect::Ok;
+        case.tolerance = Some(self.tolerance.unwrap_or_default());
+        case.attention_out = kept(&outcome.attention_out, &self.attention_out)?;
+        case.softmax_lse = kept(&outcome.softmax_lse, &self.softmax_lse)?;
+        Ok(case)
+    }
+
+    /// The call's arguments with the inputs uploaded; the outputs are still to be given.
+    fn upload(&self, stream: &Stream) -> Result<Arguments> {
+        let mut arguments = Arguments::new(&self.attributes.call());
+        for (&parameter, tensor) in &self.tensors {
+            arguments.set(parameter, upload(stream, tensor)?);
+        }
+        for key in &self.key {
+            arguments.push_key(upload(stream, key)?);
+        }
+        for value in &self.value {
+            arguments.push_value(upload(stream, value)?);
+        }
+        if self.mask == MaskKind::Compressed {
+            arguments.set(Parameter::AttenMask, stream.device().masks().compressed()?);
+        }
+        for lint in rules::lints::RULES {
+            arguments.allow_lint(lint.id);
+        }
+        Ok(arguments)
+    }
+
+    /// The verdict on a call that was refused with this status.
+    fn refused(&self, status: i32, refusal: &Error) -> Verdict {
+        match self.expect {
+            Expect::Reject { status: None } => Verdict::Passed,
+            Expect::Reject {
+                status: Some(expected),
+            } if expected == status => Verdict::Passed,
+            Expect::Reject {
+                status: Some(expected),
+            } => Verdict::Failed {
+                reason: format!("refused with status {status} instead of {expected}: {refusal}"),
+            },
+            Expect::Ok => Verdict::Failed {
+                reason: refusal.to_string(),
+            },
+        }
+    }
+
+    /// Compares what came out with what is expected.
+    fn judge(&self, outcome: &mut Outcome) {
+        let tolerance = self.tolerance.unwrap_or_default();
+        let mut reasons = Vec::new();
+        let mut expected_any = false;
+        for (name, want, got) in [
+            ("attention_out", &self.attention_out, &outcome.attention_out),
+            ("softmax_lse", &self.softmax_lse, &outcome.softmax_lse),
+        ] {
+            let Some(want) = want else { continue };
+            expected_any = true;
+            match compare(name, got.as_ref(), want, tolerance) {
+                Ok(comparison) => {
+                    reasons.extend(difference(&comparison));
+                    outcome.comparisons.push(comparison);
+                }
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        let compared: usize = outcome.comparisons.iter().map(|found| found.compared).sum();
+        if expected_any && compared == 0 && reasons.is_empty() {
+            reasons.push("nothing was compared: no expected output specifies a number".to_owned());
+        }
+        if !reasons.is_empty() {
+            outcome.verdict = Verdict::Failed {
+                reason: reasons.join("; "),
+            };
+        } else if expected_any {
+            outcome.verdict = Verdict::Passed;
+        }
+    }
+}
+
+impl Outcome {
+    fn of(verdict: Verdict) -> Self {
+        Self {
+            verdict,
+            comparisons: Vec::new(),
+            attention_out: None,
+            softmax_lse: None,
+            refusal: None,
+            lints: Vec::new(),
+            launch_time: Duration::ZERO,
+        }
+    }
+}
+
+/// CANN's status if an error means that the call was refused: by the contract, or by the operator's first phase, which
+/// launches nothing.
+fn refusal_status(error: &Error) -> Option<i32> {
+    match error {
+        Error::Violation(violation) => Some(violation.rule.status),
+        Error::Aclnn {
+            function, status, ..
+        } if function.ends_with("GetWorkspaceSize") => Some(status.0),
+        _ => None,
+    }
+}
+
+fn upload(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
+    let shape: Vec<usize> = tensor
+        .shape()
+        .iter()
+        .map(|&dim| usize::try_from(dim).unwrap_or(usize::MAX))
+        .collect();
+    stream.upload_bytes(tensor.dtype(), tensor.bytes(), shape)
+}
+
+/// Sets all bits of an output: NaN in every floating point type.
+fn poison(stream: &Stream, tensor: &AnyTensor) -> Result<()> {
+    let bytes = tensor.to_desc().byte_range().unwrap_or(0..0).end;
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut poison = Vec::new();
+    if poison.try_reserve_exact(bytes).is_err() {
+        return Err(Error::invalid(
+            "outputs",
+            format_args!("{bytes} bytes"),
+            "what fits in the host's memory",
+        ));
+    }
+    poison.resize(bytes, 0xff);
+    tensor.overwrite_bytes(stream, &poison)
+}
+
+fn download(stream: &Stream, tensor: Option<AnyTensor>) -> Result<Option<CaseTensor>> {
+    let Some(tensor) = tensor else {
+        return Ok(None);
+    };
+    let bytes = tensor.download_bytes(stream)?;
+    Ok(CaseTensor::new(tensor.dtype(), tensor.shape(), bytes).ok())
+}
+
+fn compare(
+    name: &'static str,
+    got: Option<&CaseTensor>,
+    want: &CaseTensor,
+    tolerance: Tolerance,
+) -> std::result::Result<Comparison, String> {
+    let Some(got) = got else {
+        return Err(format!(
+            "{name} is expected, but the call has no such output"
+        ));
+    };
+    if got.shape() != want.shape() {
+        return Err(format!(
+            "{name} has shape {:?}, but {:?} is expected",
+            got.shape(),
+            want.shape()
+        ));
+    }
+    match (got.to_f32(), want.to_f32()) {
+        (Some(got), Some(want)) => Ok(Comparison::new(name, &got, &want, tolerance)),
+        _ => Err(format!(
+            "{name} is {}, which cannot be compared",
+            got.dtype()
+        )),
+    }
+}
+
+/// Where an output is off, if it is.
+fn difference(comparison: &Comparison) -> Option<String> {
+    let worst = comparison.worst.filter(|_| !comparison.passed())?;
+    Some(format!(
+        "{}[{}]: got {}, want {}, worst error {:.2e} of {:.2e} allowed; {} of {} outside",
+        comparison.output,
+        worst.index,
+        worst.got,
+        worst.want,
+        worst.error,
+        worst.tolerance,
+        comparison.outside,
+        comparison.compared
+    ))
+}
+
+/// An output as an expected one: FLOAT, and NaN wherever the case did not specify it before.
+fn kept(
+    got: &Option<CaseTensor>,
+    before: &Option<CaseTensor>,
+) -> std::result::Result<Option<CaseTensor>, CaseError> {
+    let Some(got) = got else { return Ok(None) };
+    let mut values = got.to_f32().ok_or_else(|| CaseError::Dtype {
+        tensor: "output".to_owned(),
+        dtype: got.dtype().to_string(),
+    })?;
+    let before = before
+        .as_ref()
+        .filter(|before| before.shape() == got.shape());
+    if let Some(before) = before.and_then(CaseTensor::to_f32) {
+        for (value, before) in values.iter_mut().zip(before) {
+            if before.is_nan() {
+                *value = f32::NAN;
+            }
+        }
+    }
+    CaseTensor::from_f32(ascend_spec::DType::Float, got.shape(), &values).map(Some)
+}

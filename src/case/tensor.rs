@@ -1,0 +1,204 @@
+//! Tensors of a case, in host memory.
+
+use ascend_spec::{DType, Dims, TensorDesc};
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use super::error::CaseError;
+
+/// The pairs of element types that mean the same in safetensors and in CANN.
+const DTYPES: [(Dtype, DType); 19] = [
+    (Dtype::BOOL, DType::Bool),
+    (Dtype::U8, DType::UInt8),
+    (Dtype::I8, DType::Int8),
+    (Dtype::I16, DType::Int16),
+    (Dtype::U16, DType::UInt16),
+    (Dtype::F16, DType::Float16),
+    (Dtype::BF16, DType::Bf16),
+    (Dtype::I32, DType::Int32),
+    (Dtype::U32, DType::UInt32),
+    (Dtype::F32, DType::Float),
+    (Dtype::F64, DType::Double),
+    (Dtype::I64, DType::Int64),
+    (Dtype::U64, DType::UInt64),
+    (Dtype::C64, DType::Complex64),
+    (Dtype::F8_E5M2, DType::Float8E5M2),
+    (Dtype::F8_E4M3, DType::Float8E4M3Fn),
+    (Dtype::F8_E8M0, DType::Float8E8M0),
+    (Dtype::F6_E2M3, DType::Float6E2M3),
+    (Dtype::F6_E3M2, DType::Float6E3M2),
+];
+
+/// CANN's type for one of the file's.
+pub(super) fn from_file(dtype: Dtype) -> Option<DType> {
+    let pair = DTYPES.iter().find(|(file, _)| *file == dtype);
+    pair.map(|&(_, cann)| cann)
+}
+
+/// The file's type for one of CANN's.
+pub(super) fn to_file(dtype: DType) -> Option<Dtype> {
+    let pair = DTYPES.iter().find(|(_, cann)| *cann == dtype);
+    pair.map(|&(file, _)| file)
+}
+
+/// A contiguous tensor in host memory: element type, shape, and little-endian bytes that fit them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CaseTensor {
+    dtype: DType,
+    shape: Dims,
+    bytes: Vec<u8>,
+}
+
+impl CaseTensor {
+    /// A tensor of these bytes, row-major.
+    ///
+    /// # Errors
+    /// [`CaseError::Shape`] if the shape has more than eight axes or a negative one, or needs another number of bytes.
+    pub fn new(dtype: DType, shape: &[i64], bytes: Vec<u8>) -> Result<Self, CaseError> {
+        let wrong = |allowed: String| CaseError::Shape {
+            tensor: dtype.name().to_owned(),
+            given: format!("shape {shape:?} and {} bytes", bytes.len()),
+            allowed,
+        };
+        let Some(dims) = Dims::new(shape) else {
+            return Err(wrong(format!("at most {} axes", Dims::MAX_RANK)));
+        };
+        let needed = dims.elements().and_then(|count| dtype.bytes_for(count));
+        match needed {
+            None => Err(wrong(
+                "axes of at least 0 whose product fits in memory".to_owned(),
+            )),
+            Some(needed) if usize::try_from(needed) != Ok(bytes.len()) => {
+                Err(wrong(format!("{needed} bytes for this shape")))
+            }
+            Some(_) => Ok(Self {
+                dtype,
+                shape: dims,
+                bytes,
+            }),
+        }
+    }
+
+    /// A tensor of these numbers, each rounded to the nearest of `dtype` (ties to even; integers saturate).
+    ///
+    /// # Errors
+    /// [`CaseError::Dtype`] for a type other than FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, BOOL, INT32 or INT64;
+    /// [`CaseError::Shape`] if the shape needs another number of elements.
+    pub fn from_f32(dtype: DType, shape: &[i64], values: &[f32]) -> Result<Self, CaseError> {
+        let each =
+            |encode: &dyn Fn(f32) -> Vec<u8>| values.iter().flat_map(|&v| encode(v)).collect();
+        let bytes: Vec<u8> = match dtype {
+            DType::Float => each(&|v| v.to_le_bytes().to_vec()),
+            DType::Float16 => each(&|v| f16::from_f32(v).to_le_bytes().to_vec()),
+            DType::Bf16 => each(&|v| bf16::from_f32(v).to_le_bytes().to_vec()),
+            DType::Double => each(&|v| f64::from(v).to_le_bytes().to_vec()),
+            DType::Int8 => each(&|v| (v.round_ties_even() as i8).to_le_bytes().to_vec()),
+            DType::UInt8 => each(&|v| vec![v.round_ties_even() as u8]),
+            DType::Bool => each(&|v| vec![u8::from(v != 0.0)]),
+            DType::Int32 => each(&|v| (v.round_ties_even() as i32).to_le_bytes().to_vec()),
+            DType::Int64 => each(&|v| (v.round_ties_even() as i64).to_le_bytes().to_vec()),
+            other => {
+                return Err(CaseError::Dtype {
+                    tensor: "from_f32".to_owned(),
+                    dtype: other.to_string(),
+                });
+            }
+        };
+        Self::new(dtype, shape, bytes)
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Shape.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// The elements, row-major and little-endian.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The elements for writing; their number cannot change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    /// What an operator is told about this tensor.
+    pub fn desc(&self) -> TensorDesc {
+        TensorDesc::packed(self.dtype, self.shape)
+    }
+
+    /// The elements as numbers, exact for FLOAT, FLOAT16, BF16, INT8, UINT8 and BOOL; `None` for other types.
+    pub fn to_f32(&self) -> Option<Vec<f32>> {
+        let (pairs, _) = self.bytes.as_chunks::<2>();
+        let (quads, _) = self.bytes.as_chunks::<4>();
+        Some(match self.dtype {
+            DType::Float => quads.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+            DType::Float16 => pairs
+                .iter()
+                .map(|&b| f16::from_le_bytes(b).to_f32())
+                .collect(),
+            DType::Bf16 => pairs
+                .iter()
+                .map(|&b| bf16::from_le_bytes(b).to_f32())
+                .collect(),
+            DType::Int8 => self.bytes.iter().map(|&b| f32::from(b as i8)).collect(),
+            DType::UInt8 | DType::Bool => self.bytes.iter().map(|&b| f32::from(b)).collect(),
+            _ => return None,
+        })
+    }
+}
+
+impl std::fmt::Debug for CaseTensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.dtype, self.shape)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_of_types_has_the_same_size_and_is_unique() {
+        for (file, cann) in DTYPES {
+            assert_eq!(file.bitsize(), cann.bits() as usize, "{file:?}");
+            assert_eq!(from_file(file), Some(cann));
+            assert_eq!(to_file(cann), Some(file));
+        }
+        assert_eq!(from_file(Dtype::F8_E4M3FNUZ), None);
+        assert_eq!(to_file(DType::HiFloat8), None);
+    }
+
+    #[test]
+    fn bytes_must_fit_the_shape() {
+        assert!(CaseTensor::new(DType::Float16, &[2, 3], vec![0; 12]).is_ok());
+        for (shape, bytes) in [
+            (&[2, 3][..], 11),
+            (&[2, -3], 12),
+            (&[i64::MAX, i64::MAX], 0),
+            (&[1; 9], 2),
+        ] {
+            let error = CaseTensor::new(DType::Float16, shape, vec![0; bytes]).unwrap_err();
+            assert!(matches!(error, CaseError::Shape { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_survive_where_the_type_holds_them() {
+        let values = [0.0, 1.0, -2.5, 96.0];
+        for dtype in [DType::Float, DType::Float16, DType::Bf16] {
+            let tensor = CaseTensor::from_f32(dtype, &[4], &values).unwrap();
+            assert_eq!(tensor.to_f32().unwrap(), values);
+        }
+        let rounded = CaseTensor::from_f32(DType::Int8, &[4], &[0.5, 1.5, -2.5, 1e9]).unwrap();
+        assert_eq!(rounded.to_f32().unwrap(), [0.0, 2.0, -2.0, 127.0]);
+        assert_eq!(rounded.desc().byte_range(), Some(0..4));
+        assert!(CaseTensor::from_f32(DType::Int4, &[1], &[0.0]).is_err());
+    }
+}

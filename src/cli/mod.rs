@@ -1,0 +1,100 @@
+//! Command line: arguments and exit codes.
+
+mod doctor;
+mod installation;
+mod output;
+mod replay;
+mod report;
+
+use std::process::ExitCode;
+
+use ascend_attention::Runtime;
+use clap::{Parser, Subcommand, ValueEnum};
+
+use output::Output;
+
+/// Exit code of a wrong command line, or of a machine that cannot run what was asked for.
+const TROUBLE: u8 = 2;
+/// Exit code when nobody reads the output any more: what a shell shows for a program that SIGPIPE ended.
+const CLOSED: u8 = 141;
+
+#[derive(Parser)]
+#[command(
+    name = "ascend-attn",
+    version,
+    about = "Runs attention of Huawei Ascend CANN from case files, on an NPU or on its CPU emulation",
+    after_help = "Exit codes: 0 everything passed, 1 something failed, 2 the command could not be carried out.",
+    color = clap::ColorChoice::Never,
+    arg_required_else_help = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(replay::Arguments),
+    Doctor(doctor::Arguments),
+}
+
+/// What executes the calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum BackendChoice {
+    /// An NPU if there is one, else the emulation; the variable ASCEND_BACKEND overrides
+    #[default]
+    Auto,
+    /// The emulation on the CPU
+    Emulated,
+    /// An NPU, through CANN's libraries
+    Npu,
+}
+
+impl BackendChoice {
+    fn runtime(self) -> ascend_attention::Result<Runtime> {
+        match self {
+            Self::Auto => Runtime::auto(),
+            Self::Emulated => Runtime::emulated(),
+            Self::Npu => Runtime::npu(),
+        }
+    }
+}
+
+/// Why a command ends early.
+enum Stop {
+    /// It cannot be carried out.
+    Trouble(String),
+    /// Nobody reads the output any more.
+    Closed,
+}
+
+impl From<ascend_attention::Error> for Stop {
+    fn from(error: ascend_attention::Error) -> Self {
+        Self::Trouble(error.to_string())
+    }
+}
+
+/// Reads the command line and carries it out.
+pub(crate) fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Printing fails where nobody reads it, which is nobody's loss.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { TROUBLE } else { 0 });
+        }
+    };
+    let mut output = Output::standard();
+    let done = match arguments.command {
+        Command::Run(arguments) => replay::run(&arguments, &mut output),
+        Command::Doctor(arguments) => doctor::run(&arguments, &mut output),
+    };
+    match done {
+        Ok(code) => code,
+        Err(Stop::Trouble(message)) => {
+            output::complain(&message);
+            ExitCode::from(TROUBLE)
+        }
+        Err(Stop::Closed) => ExitCode::from(CLOSED),
+    }
+}

@@ -1,0 +1,175 @@
+//! `ascend-attn run`: replays cases.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use ascend_attention::Stream;
+use ascend_attention::case::{Case, Verdict};
+
+use super::output::Output;
+use super::report::{Report, Tally};
+use super::{BackendChoice, Stop};
+
+/// Replay case files and compare what comes out with what they expect
+///
+/// A case is one operator call in a safetensors file. Prints a line for each: its name, `pass`, `FAIL`, `computed` (the
+/// file expects no outputs) or `unsupported`, and the worst error against its tolerance. Ends with the counts, and with
+/// exit code 1 if any case failed.
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// Case files, or folders: all *.safetensors files in a folder, by name
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// What executes the calls
+    #[arg(long, value_enum, default_value_t)]
+    backend: BackendChoice,
+    /// Number of the device
+    #[arg(long, value_name = "ID", default_value_t = 0)]
+    device: i32,
+    /// Write each case with the outputs computed here, as a case file of the same name, into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print a JSON object for each case, and one with the counts
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
+    let files = collect(&arguments.files)?;
+    let out = match &arguments.out {
+        Some(folder) => Some(Written::into(folder, &files)?),
+        None => None,
+    };
+    let runtime = arguments.backend.runtime()?;
+    let device = runtime.device(arguments.device)?;
+    let stream = device.stream()?;
+    let backend = runtime.backend().to_string();
+    if !arguments.json {
+        let (soc, origin) = (device.soc_name(), runtime.origin());
+        output.line(format_args!("backend {backend}, {soc}: {origin}"))?;
+    }
+    let width = files.iter().map(|file| stem(file).chars().count()).max();
+    let mut tally = Tally::new(backend);
+    for file in &files {
+        let report = replay(file, &stream, out.as_ref());
+        tally.count(&report);
+        if arguments.json {
+            output.line(report.json())?;
+        } else {
+            output.line(report.text(width.unwrap_or(0)))?;
+        }
+    }
+    if arguments.json {
+        output.line(tally.json())?;
+    } else {
+        output.line(&tally)?;
+    }
+    Ok(ExitCode::from(u8::from(tally.failed > 0)))
+}
+
+/// Replays one file; whatever goes wrong with it is its failure, and the next one is tried all the same.
+fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
+    let begin = Instant::now();
+    let mut report = Report {
+        file: file.to_owned(),
+        stem: stem(file),
+        ..Report::default()
+    };
+    match Case::read(file) {
+        Err(error) => report.failure = Some(error.to_string()),
+        Ok(case) => {
+            report.name.clone_from(&case.name);
+            match case.run(stream) {
+                Err(error) => report.failure = Some(error.to_string()),
+                Ok(outcome) => {
+                    if let (Some(out), Verdict::Passed | Verdict::Failed { .. } | Verdict::Computed) =
+                        (out, &outcome.verdict)
+                        && outcome.attention_out.is_some()
+                    {
+                        let written = case
+                            .with_outputs(&outcome)
+                            .and_then(|computed| computed.write(out.path(file)));
+                        report.failure = written.err().map(|error| error.to_string());
+                    }
+                    report.outcome = Some(outcome);
+                }
+            }
+        }
+    }
+    report.elapsed = begin.elapsed();
+    report
+}
+
+/// The file's name without its extension.
+fn stem(file: &Path) -> String {
+    let stem = file.file_stem().unwrap_or(file.as_os_str());
+    stem.to_string_lossy().into_owned()
+}
+
+/// The files meant by the arguments, folders replaced by the case files in them.
+fn collect(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Stop> {
+    let mut files = Vec::new();
+    for path in arguments {
+        let unreadable = |error| Stop::Trouble(format!("{}: {error}", path.display()));
+        if !fs::metadata(path).map_err(unreadable)?.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let mut found = Vec::new();
+        for entry in fs::read_dir(path).map_err(unreadable)? {
+            let file = entry.map_err(unreadable)?.path();
+            if file
+                .extension()
+                .is_some_and(|extension| extension == "safetensors")
+            {
+                found.push(file);
+            }
+        }
+        if found.is_empty() {
+            return Err(Stop::Trouble(format!(
+                "{}: no *.safetensors file in this folder",
+                path.display()
+            )));
+        }
+        found.sort();
+        files.append(&mut found);
+    }
+    Ok(files)
+}
+
+/// The folder that computed cases are written into.
+struct Written(PathBuf);
+
+impl Written {
+    /// Makes the folder, and makes sure that no file of it is an input or is written twice.
+    fn into(folder: &Path, files: &[PathBuf]) -> Result<Self, Stop> {
+        let trouble = |error| Stop::Trouble(format!("{}: {error}", folder.display()));
+        fs::create_dir_all(folder).map_err(trouble)?;
+        let folder = folder.canonicalize().map_err(trouble)?;
+        let mut names = BTreeMap::new();
+        for file in files {
+            if let Some(other) = names.insert(file.file_name(), file) {
+                return Err(Stop::Trouble(format!(
+                    "{} and {} would be written to the same file",
+                    other.display(),
+                    file.display()
+                )));
+            }
+            let target = file.file_name().map(|name| folder.join(name));
+            if file.canonicalize().ok() == target {
+                return Err(Stop::Trouble(format!(
+                    "{} would be overwritten: choose another folder for --out",
+                    file.display()
+                )));
+            }
+        }
+        Ok(Self(folder))
+    }
+
+    fn path(&self, input: &Path) -> PathBuf {
+        self.0.join(input.file_name().unwrap_or(input.as_os_str()))
+    }
+}

@@ -1,0 +1,232 @@
+//! What is said about a case, as text and as JSON.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ascend_attention::case::{Comparison, Outcome, Verdict};
+use serde_json::{Value, json};
+
+/// What became of one file.
+#[derive(Default)]
+pub(super) struct Report {
+    pub(super) file: PathBuf,
+    pub(super) stem: String,
+    pub(super) name: String,
+    /// What the case came to, if it could be run.
+    pub(super) outcome: Option<Outcome>,
+    /// What went wrong apart from that: reading, running, writing.
+    pub(super) failure: Option<String>,
+    pub(super) elapsed: Duration,
+}
+
+/// The word for what became of a case.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    Passed,
+    Failed,
+    Unsupported,
+    Computed,
+}
+
+impl Report {
+    fn word(&self) -> Word {
+        match self.outcome.as_ref().map(|outcome| &outcome.verdict) {
+            _ if self.failure.is_some() => Word::Failed,
+            Some(Verdict::Passed) => Word::Passed,
+            Some(Verdict::Computed) => Word::Computed,
+            Some(Verdict::Unsupported(_)) => Word::Unsupported,
+            Some(_) | None => Word::Failed,
+        }
+    }
+
+    /// Why the case failed or is not supported.
+    fn reason(&self) -> Option<String> {
+        match (
+            &self.failure,
+            self.outcome.as_ref().map(|outcome| &outcome.verdict),
+        ) {
+            (Some(failure), _) => Some(failure.clone()),
+            (None, Some(Verdict::Failed { reason })) => Some(reason.clone()),
+            (None, Some(Verdict::Unsupported(unsupported))) => Some(unsupported.feature.to_owned()),
+            _ => None,
+        }
+    }
+
+    fn comparisons(&self) -> &[Comparison] {
+        self.outcome
+            .as_ref()
+            .map_or(&[], |outcome| &outcome.comparisons)
+    }
+
+    /// One line; names are padded to `width`.
+    pub(super) fn text(&self, width: usize) -> String {
+        let milliseconds = self.elapsed.as_secs_f64() * 1e3;
+        let mut line = format!("{:<width$}  ", self.stem);
+        line += &match self.word() {
+            Word::Passed => format!("pass  {}", self.errors()),
+            Word::Failed => format!("FAIL  {}", self.reason().unwrap_or_default()),
+            Word::Unsupported => format!("unsupported: {}", self.reason().unwrap_or_default()),
+            Word::Computed => format!("computed  {}", self.shapes()),
+        };
+        line += &format!("  ({milliseconds:.1} ms)");
+        let lints: Vec<&str> = self
+            .outcome
+            .iter()
+            .flat_map(|outcome| &outcome.lints)
+            .map(|lint| lint.rule.id)
+            .collect();
+        if !lints.is_empty() {
+            line += &format!("  lints: {}", lints.join(", "));
+        }
+        line
+    }
+
+    /// The worst error of each output against its tolerance.
+    fn errors(&self) -> String {
+        let mut errors: Vec<String> = Vec::new();
+        for comparison in self.comparisons() {
+            if let Some(worst) = comparison.worst {
+                errors.push(format!(
+                    "{} worst error {:.2e} of {:.2e} allowed",
+                    comparison.output, worst.error, worst.tolerance
+                ));
+            }
+        }
+        match (errors.is_empty(), &self.outcome) {
+            (
+                true,
+                Some(Outcome {
+                    refusal: Some(refusal),
+                    ..
+                }),
+            ) => {
+                format!("refused as expected: {refusal}")
+            }
+            _ => errors.join(", "),
+        }
+    }
+
+    fn shapes(&self) -> String {
+        let outputs = self.outcome.iter().flat_map(|outcome| {
+            [
+                ("attention_out", &outcome.attention_out),
+                ("softmax_lse", &outcome.softmax_lse),
+            ]
+        });
+        let shapes: Vec<String> = outputs
+            .filter_map(|(name, tensor)| tensor.as_ref().map(|tensor| format!("{name} {tensor:?}")))
+            .collect();
+        shapes.join(", ")
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let outcome = self.outcome.as_ref();
+        json!({
+            "file": self.file.to_string_lossy(),
+            "name": self.name,
+            "verdict": self.word().json(),
+            "reason": self.reason(),
+            "refusal": outcome.and_then(|outcome| outcome.refusal.as_ref()).map(ToString::to_string),
+            "outputs": self.comparisons().iter().map(comparison).collect::<Vec<_>>(),
+            "lints": outcome
+                .iter()
+                .flat_map(|outcome| &outcome.lints)
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+            "milliseconds": self.elapsed.as_secs_f64() * 1e3,
+        })
+    }
+}
+
+impl Word {
+    fn json(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "failed",
+            Self::Unsupported => "unsupported",
+            Self::Computed => "computed",
+        }
+    }
+}
+
+fn comparison(of: &Comparison) -> Value {
+    json!({
+        "output": of.output,
+        "compared": of.compared,
+        "unspecified": of.unspecified,
+        "outside": of.outside,
+        "worst": of.worst.map(|worst| json!({
+            "index": worst.index,
+            "got": number(f64::from(worst.got)),
+            "want": number(f64::from(worst.want)),
+            "error": number(worst.error),
+            "tolerance": number(worst.tolerance),
+        })),
+    })
+}
+
+/// JSON has no infinities and no NaN: they become strings.
+fn number(value: f64) -> Value {
+    match serde_json::Number::from_f64(value) {
+        Some(number) => Value::Number(number),
+        None => Value::String(value.to_string()),
+    }
+}
+
+/// How many cases came to what.
+pub(super) struct Tally {
+    backend: String,
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+    pub(super) unsupported: usize,
+    pub(super) computed: usize,
+}
+
+impl Tally {
+    pub(super) fn new(backend: String) -> Self {
+        Self {
+            backend,
+            passed: 0,
+            failed: 0,
+            unsupported: 0,
+            computed: 0,
+        }
+    }
+
+    pub(super) fn count(&mut self, report: &Report) {
+        *match report.word() {
+            Word::Passed => &mut self.passed,
+            Word::Failed => &mut self.failed,
+            Word::Unsupported => &mut self.unsupported,
+            Word::Computed => &mut self.computed,
+        } += 1;
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "summary": {
+                "backend": self.backend,
+                "passed": self.passed,
+                "failed": self.failed,
+                "unsupported": self.unsupported,
+                "computed": self.computed,
+            }
+        })
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        for (count, word) in [
+            (self.unsupported, "unsupported"),
+            (self.computed, "computed"),
+        ] {
+            if count > 0 {
+                write!(f, ", {count} {word}")?;
+            }
+        }
+        Ok(())
+    }
+}

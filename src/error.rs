@@ -1,0 +1,313 @@
+//! What can go wrong, as one type.
+
+use std::ffi::CStr;
+
+use ascend_spec::{Refusal, Unsupported, Violation};
+use ascend_sys::{Api, LoadError, MissingSymbol};
+
+use crate::status::{AclStatus, AclnnStatus};
+
+/// The result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong. Plain data: printing or sending it needs nothing of the libraries.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A call breaks a rule of the operator, or a lint. Found before any function of CANN was called.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    /// A call may be right, but this release can neither check nor compute it.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// An `acl*` function failed.
+    #[error("{function} returned {status}{}", told(message))]
+    Acl {
+        /// The C function.
+        function: &'static str,
+        /// What it returned.
+        status: AclStatus,
+        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        message: String,
+    },
+    /// An `aclnn*` function, or one that handles descriptors and executors, failed.
+    #[error("{function} returned {status}{}", told(message))]
+    Aclnn {
+        /// The C function.
+        function: &'static str,
+        /// What it returned.
+        status: AclnnStatus,
+        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        message: String,
+    },
+    /// A C function that makes an object returned null.
+    #[error("{function} returned null{}", told(message))]
+    NullHandle {
+        /// The C function.
+        function: &'static str,
+        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        message: String,
+    },
+    /// Memory ran out, even after waiting for memory that dropped buffers still held.
+    #[error(
+        "out of memory: {function} of {bytes} bytes returned {status}{}",
+        told(message)
+    )]
+    OutOfMemory {
+        /// The C function.
+        function: &'static str,
+        /// What it returned.
+        status: AclStatus,
+        /// Bytes asked for; 0 where the failed function allocates memory of its own.
+        bytes: usize,
+        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        message: String,
+    },
+    /// A wait took longer than allowed. What was waited for goes on.
+    #[error("timeout: {function} returned {status}{}", told(message))]
+    Timeout {
+        /// The C function.
+        function: &'static str,
+        /// What it returned.
+        status: AclStatus,
+        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        message: String,
+    },
+    /// CANN's libraries cannot be loaded.
+    #[error("{0}; to run on the CPU instead, use the emulation (ASCEND_BACKEND=emulated)")]
+    Load(#[from] LoadError),
+    /// The installed CANN lacks a function.
+    #[error(transparent)]
+    MissingSymbol(#[from] MissingSymbol),
+    /// The installed CANN has no version of the operator that can express the call.
+    #[error(
+        "the call needs {needed} or newer{why}, and {library} exports none: install CANN {since} or newer"
+    )]
+    OperatorVersion {
+        /// The oldest version that can express the call on this product.
+        needed: &'static str,
+        /// Why no older version would do; empty if none is older.
+        why: &'static str,
+        /// The library that should export it.
+        library: &'static str,
+        /// The first CANN release that has it.
+        since: &'static str,
+    },
+    /// The chip is of no family that the contract of the operators knows.
+    #[error(
+        "{name:?} is a chip of no known family, so that no rule of the operators is known for it"
+    )]
+    UnknownProduct {
+        /// What `aclrtGetSocName` said.
+        name: String,
+    },
+    /// The emulation was asked for, but this build has none.
+    #[error("this build has no emulation: enable the feature `emulation` of ascend-attention")]
+    NoEmulation,
+    /// An argument of this crate's own functions is wrong.
+    #[error("{argument}: given {given}, allowed: {allowed}")]
+    InvalidArgument {
+        /// The argument.
+        argument: &'static str,
+        /// Its value.
+        given: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// A tensor of a launch is not as the plan was made for.
+    #[error(
+        "{argument}: given {given}, planned: {planned}; plan again for other shapes, dtypes or strides"
+    )]
+    NotAsPlanned {
+        /// The operator's name for the tensor.
+        argument: &'static str,
+        /// What the launch was given.
+        given: String,
+        /// What the plan was made for.
+        planned: String,
+    },
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Violation(violation) => Self::Violation(violation),
+            Refusal::Unsupported(unsupported) => Self::Unsupported(unsupported),
+        }
+    }
+}
+
+fn told(message: &str) -> String {
+    if message.is_empty() {
+        String::new()
+    } else {
+        format!(": {message}")
+    }
+}
+
+impl Error {
+    pub(crate) fn invalid(
+        argument: &'static str,
+        given: impl ToString,
+        allowed: impl ToString,
+    ) -> Self {
+        Self::InvalidArgument {
+            argument,
+            given: given.to_string(),
+            allowed: allowed.to_string(),
+        }
+    }
+}
+
+/// This thread's latest error text. Has to be asked for right after the failure, on the thread that saw it: any later
+/// call may replace it.
+#[cold]
+fn recent_message(api: &Api) -> String {
+    let Ok(recent) = api.aclGetRecentErrMsg() else {
+        return String::new();
+    };
+    // SAFETY: the function takes no argument; the text it returns is NUL-terminated and valid until this thread's next
+    // call, and is copied here.
+    unsafe {
+        let text = recent();
+        if text.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(text).to_string_lossy().trim().to_owned()
+        }
+    }
+}
+
+/// The error of an `acl*` function. `bytes` is what an allocation asked for.
+#[cold]
+pub(crate) fn acl_error(api: &Api, function: &'static str, status: i32, bytes: usize) -> Error {
+    let message = recent_message(api);
+    let status = AclStatus(status);
+    if status.is_out_of_memory() {
+        Error::OutOfMemory {
+            function,
+            status,
+            bytes,
+            message,
+        }
+    } else if status.is_timeout() {
+        Error::Timeout {
+            function,
+            status,
+            message,
+        }
+    } else {
+        Error::Acl {
+            function,
+            status,
+            message,
+        }
+    }
+}
+
+/// The error of an `aclnn*` function.
+#[cold]
+pub(crate) fn aclnn_error(api: &Api, function: &'static str, status: i32) -> Error {
+    Error::Aclnn {
+        function,
+        status: AclnnStatus(status),
+        message: recent_message(api),
+    }
+}
+
+/// The error of a function that returned no object.
+#[cold]
+pub(crate) fn null_error(api: &Api, function: &'static str) -> Error {
+    Error::NullHandle {
+        function,
+        message: recent_message(api),
+    }
+}
+
+/// Calls a function of the table that returns `aclError`, and turns everything but 0 into an [`Error`].
+/// The expansion is unsafe where calling the function is.
+macro_rules! acl {
+    ($api:expr, $function:ident ( $($argument:expr),* $(,)? )) => {{
+        let api: &::ascend_sys::Api = $api;
+        let status = api.$function()?($($argument),*);
+        if status == ::ascend_sys::bindings::ACL_SUCCESS {
+            ::core::result::Result::Ok(())
+        } else {
+            ::core::result::Result::Err($crate::error::acl_error(api, stringify!($function), status, 0))
+        }
+    }};
+}
+
+/// The same for functions that return `aclnnStatus`.
+macro_rules! aclnn {
+    ($api:expr, $function:ident ( $($argument:expr),* $(,)? )) => {{
+        let api: &::ascend_sys::Api = $api;
+        let status = api.$function()?($($argument),*);
+        if status == ::ascend_sys::bindings::ACLNN_SUCCESS {
+            ::core::result::Result::Ok(())
+        } else {
+            ::core::result::Result::Err($crate::error::aclnn_error(api, stringify!($function), status))
+        }
+    }};
+}
+
+pub(crate) use {acl, aclnn};
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_char;
+
+    use ascend_sys::Functions;
+
+    use super::*;
+
+    unsafe extern "C" fn recent() -> *const c_char {
+        c"EZ9999: the reason\n".as_ptr()
+    }
+
+    fn api() -> Api {
+        let functions = Functions {
+            aclGetRecentErrMsg: Some(recent),
+            ..Functions::default()
+        };
+        Api::from_functions(functions, "a test")
+    }
+
+    #[test]
+    fn kinds_follow_the_code_and_carry_the_text() {
+        let error = acl_error(&api(), "aclrtMalloc", 207_018, 64);
+        assert_eq!(
+            error.to_string(),
+            "out of memory: aclrtMalloc of 64 bytes returned 207018 (ACL_ERROR_RT_DEVICE_OOM): EZ9999: the reason"
+        );
+        let timeout = acl_error(&api(), "aclrtSynchronizeStreamWithTimeout", 507_046, 0);
+        assert!(matches!(timeout, Error::Timeout { .. }));
+        let other = acl_error(&api(), "aclrtFree", 107_017, 0);
+        assert!(matches!(&other, Error::Acl { message, .. } if message == "EZ9999: the reason"));
+        let aclnn = aclnn_error(&api(), "aclnnX", 161_002);
+        assert!(matches!(
+            aclnn,
+            Error::Aclnn {
+                status: AclnnStatus(161_002),
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn a_missing_message_function_is_no_error() {
+        let none = Api::from_functions(Functions::default(), "a test");
+        let error = acl_error(&none, "aclrtFree", 107_017, 0);
+        assert_eq!(
+            error.to_string(),
+            "aclrtFree returned 107017 (ACL_ERROR_RT_INVALID_HANDLE)"
+        );
+    }
+
+    #[test]
+    fn errors_can_be_sent_and_stay_small() {
+        fn sent<T: Send + Sync + std::error::Error + 'static>() {}
+        sent::<Error>();
+        assert!(size_of::<Error>() <= 128);
+    }
+}

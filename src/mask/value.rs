@@ -1,0 +1,86 @@
+//! A mask: sparse mode, tensor and window, always together.
+
+use ascend_spec::SparseMode;
+use ascend_spec::fia::FiaCall;
+
+use crate::tensor::AnyTensor;
+
+/// Which keys a query sees: CANN's `sparseMode`, `attenMask`, `preTokens` and `nextTokens`, which mean something only
+/// together.
+///
+/// A mask tensor is BOOL, INT8 or UINT8; 1 hides. Cloning shares the tensor.
+#[derive(Clone, Debug)]
+pub struct Mask {
+    sparse_mode: SparseMode,
+    tensor: Option<AnyTensor>,
+    pre_tokens: i64,
+    next_tokens: i64,
+}
+
+impl Mask {
+    /// A count of tokens that stands for no bound.
+    pub const ALL_TOKENS: i64 = FiaCall::ALL_TOKENS;
+
+    /// Every query sees every key (sparse mode 0 without a tensor).
+    pub fn none() -> Self {
+        Self::new(SparseMode::DefaultMask, None)
+    }
+
+    /// A query sees the keys where the tensor is 0 (sparse mode 1). Shape `[Sq, Skv]`, `[B, Sq, Skv]` or
+    /// `[B, 1, Sq, Skv]`, where B may be 1 and Sq and Skv may be larger; with one query row a sequence `[B, Skv]`,
+    /// `[B, 1, Skv]` or `[B, 1, 1, Skv]`.
+    pub fn all_mask(tensor: impl Into<AnyTensor>) -> Self {
+        Self::new(SparseMode::AllMask, Some(tensor.into()))
+    }
+
+    /// Query row `i` sees the keys `i - pre_tokens ..= i + next_tokens` where the tensor is 0 (sparse mode 0 with a
+    /// tensor, shaped as for [`Mask::all_mask`]). Rows and keys are counted from the first.
+    pub fn default_mask(tensor: impl Into<AnyTensor>, pre_tokens: i64, next_tokens: i64) -> Self {
+        Self::new(SparseMode::DefaultMask, Some(tensor.into())).window(pre_tokens, next_tokens)
+    }
+
+    /// A mode that derives everything from the lengths, with the compressed mask that it takes.
+    pub(super) fn compressed(mode: SparseMode, tensor: AnyTensor) -> Self {
+        Self::new(mode, Some(tensor))
+    }
+
+    fn new(sparse_mode: SparseMode, tensor: Option<AnyTensor>) -> Self {
+        Self {
+            sparse_mode,
+            tensor,
+            pre_tokens: Self::ALL_TOKENS,
+            next_tokens: Self::ALL_TOKENS,
+        }
+    }
+
+    pub(super) fn window(mut self, pre_tokens: i64, next_tokens: i64) -> Self {
+        (self.pre_tokens, self.next_tokens) = (pre_tokens, next_tokens);
+        self
+    }
+
+    /// CANN's `sparseMode`.
+    pub fn sparse_mode(&self) -> SparseMode {
+        self.sparse_mode
+    }
+
+    /// CANN's `attenMask`.
+    pub fn tensor(&self) -> Option<&AnyTensor> {
+        self.tensor.as_ref()
+    }
+
+    /// CANN's `preTokens`: keys visible before the diagonal.
+    pub fn pre_tokens(&self) -> i64 {
+        self.pre_tokens
+    }
+
+    /// CANN's `nextTokens`: keys visible after the diagonal.
+    pub fn next_tokens(&self) -> i64 {
+        self.next_tokens
+    }
+}
+
+impl Default for Mask {
+    fn default() -> Self {
+        Self::none()
+    }
+}

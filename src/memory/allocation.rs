@@ -1,0 +1,235 @@
+//! One piece of device memory, and the work that uses it.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use ascend_sys::bindings as sys;
+
+use crate::error::{Error, Result, acl, acl_error};
+use crate::runtime::{Context, Resource, Stream, Uses};
+
+/// One piece of device memory. Dropping it frees it, as soon as no queued work uses it.
+pub(crate) struct Memory {
+    context: Arc<Context>,
+    /// Null if it has no bytes.
+    address: *mut c_void,
+    bytes: usize,
+    owned: bool,
+    uses: Uses,
+}
+
+// SAFETY: `address` is a place on the device: the host reads and writes nothing through it, and CANN's copies are given it
+// from any thread.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Memory of some bytes; none for 0.
+    pub(crate) fn alloc(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        let mut memory = Self {
+            context: Arc::clone(context),
+            address: ptr::null_mut(),
+            bytes,
+            owned: true,
+            uses: Uses::default(),
+        };
+        if bytes == 0 {
+            return Ok(memory);
+        }
+        let api = context.bind()?;
+        context.sweep();
+        let mut malloc = || {
+            let policy = sys::aclrtMemMallocPolicy::ACL_MEM_MALLOC_HUGE_FIRST;
+            // SAFETY: `address` is a place for the result.
+            let status = unsafe { api.aclrtMalloc()?(&mut memory.address, bytes, policy) };
+            match status {
+                sys::ACL_SUCCESS => Ok(()),
+                failed => Err(acl_error(api, "aclrtMalloc", failed, bytes)),
+            }
+        };
+        match malloc() {
+            // What was dropped but is still in use may be what is missing.
+            Err(Error::OutOfMemory { .. }) if context.reclaim() => malloc()?,
+            outcome => outcome?,
+        }
+        Ok(memory)
+    }
+
+    /// Memory of somebody else.
+    ///
+    /// # Safety
+    /// As for [`DeviceBuffer::from_raw_borrowed`](super::DeviceBuffer::from_raw_borrowed).
+    pub(crate) unsafe fn borrowed(
+        context: &Arc<Context>,
+        address: *mut c_void,
+        bytes: usize,
+    ) -> Self {
+        Self {
+            context: Arc::clone(context),
+            address,
+            bytes,
+            owned: false,
+            uses: Uses::default(),
+        }
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.address
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    /// Address of a byte; null if the memory has none.
+    pub(crate) fn at(&self, offset: usize) -> *mut c_void {
+        self.address
+            .wrapping_byte_add(if self.address.is_null() { 0 } else { offset })
+    }
+
+    /// Whether `len` bytes from an offset on lie in this memory.
+    fn holds(&self, offset: usize, len: usize) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(Error::invalid(
+                "memory",
+                format_args!("{len} bytes from byte {offset} on"),
+                format_args!("at most the {} bytes of the memory", self.bytes),
+            )),
+        }
+    }
+
+    /// Copies host bytes in and waits for that. Does not wait for work that uses the memory.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.holds(offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let api = self.context.bind()?;
+        let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE;
+        // SAFETY: source and destination have that many bytes, as checked; the copy is over when the call returns.
+        unsafe {
+            acl!(
+                api,
+                aclrtMemcpy(
+                    self.at(offset),
+                    self.bytes - offset,
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    kind,
+                )
+            )
+        }
+    }
+
+    /// Copies bytes out and waits for that. Does not wait for work that uses the memory.
+    pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.holds(offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let api = self.context.bind()?;
+        let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST;
+        // SAFETY: source and destination have that many bytes, as checked; the copy is over when the call returns.
+        unsafe {
+            acl!(
+                api,
+                aclrtMemcpy(
+                    bytes.as_mut_ptr().cast(),
+                    bytes.len(),
+                    self.at(offset),
+                    bytes.len(),
+                    kind,
+                )
+            )
+        }
+    }
+
+    /// Sets all bytes to 0 and waits for that.
+    pub(crate) fn zero(&self) -> Result<()> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        let api = self.context.bind()?;
+        // SAFETY: the memory has that many bytes; the call returns when it is done.
+        unsafe { acl!(api, aclrtMemset(self.address, self.bytes, 0, self.bytes)) }
+    }
+
+    /// Queues a copy between this memory and pinned host memory.
+    ///
+    /// # Safety
+    /// `host` has `len` bytes of pinned memory that nobody else touches until the stream has passed the copy.
+    pub(super) unsafe fn copy_async(
+        &self,
+        offset: usize,
+        host: *mut c_void,
+        len: usize,
+        to_device: bool,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.holds(offset, len)?;
+        let api = self.context.bind()?;
+        let device = self.at(offset);
+        let (from, to, kind) = if to_device {
+            (
+                host,
+                device,
+                sys::aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE,
+            )
+        } else {
+            (
+                device,
+                host,
+                sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST,
+            )
+        };
+        let outcome = if len == 0 {
+            Ok(())
+        } else {
+            // SAFETY: both have that many bytes: the device's as checked, the host's by the caller, who keeps it; the mark
+            // below keeps the device's.
+            unsafe {
+                acl!(
+                    api,
+                    aclrtMemcpyAsync(to, len, from, len, kind, stream.as_raw())
+                )
+            }
+        };
+        self.uses
+            .mark(stream.timeline(), stream.timeline().advance());
+        outcome
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.owned && !self.address.is_null() {
+            // SAFETY: this object allocated the memory, and every use was noted in `uses`.
+            unsafe {
+                self.context
+                    .retire(Resource::DeviceMemory(self.address), &mut self.uses)
+            };
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("address", &self.address)
+            .field("bytes", &self.bytes)
+            .field("owned", &self.owned)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,12 @@
+//! Device memory and pinned host memory.
+
+mod allocation;
+mod device_buffer;
+mod element;
+mod host_buffer;
+
+pub(crate) use allocation::Memory;
+pub use device_buffer::DeviceBuffer;
+pub use element::Element;
+pub(crate) use element::{as_bytes, vec_from};
+pub use host_buffer::{HostBuffer, Transfer};

@@ -1,0 +1,158 @@
+//! The context of a device: what every handle on the device holds, and what gives the device up in the end.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr;
+
+use ascend_spec::Soc;
+use ascend_sys::{Api, bindings as sys};
+
+use crate::error::{Error, Result, acl};
+use crate::runtime::Runtime;
+use crate::runtime::graveyard::{Graveyard, Resource};
+use crate::runtime::timeline::Uses;
+
+/// One use of a device. The last holder of it resets the device.
+pub(crate) struct Context {
+    runtime: Runtime,
+    id: i32,
+    raw: sys::aclrtContext,
+    soc_name: String,
+    soc: Option<Soc>,
+    graveyard: Graveyard,
+}
+
+// SAFETY: `raw` is a name, not memory: CANN lets any thread make any context its current one, at the same time as others.
+// Everything else is Send and Sync by itself.
+unsafe impl Send for Context {}
+// SAFETY: as above; no method changes `raw`.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Takes a device into use. Its default context becomes the calling thread's.
+    pub(crate) fn open(runtime: Runtime, id: i32) -> Result<Self> {
+        let api = runtime.api();
+        // SAFETY: any number is allowed; a wrong one is refused.
+        unsafe { acl!(api, aclrtSetDevice(id)) }?;
+        match Self::describe(api) {
+            Ok((raw, soc_name)) => Ok(Self {
+                id,
+                raw,
+                soc: Soc::from_name(&soc_name),
+                soc_name,
+                graveyard: Graveyard::default(),
+                runtime,
+            }),
+            Err(error) => {
+                reset(api, id);
+                Err(error)
+            }
+        }
+    }
+
+    fn describe(api: &Api) -> Result<(sys::aclrtContext, String)> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is a place for the result.
+        unsafe { acl!(api, aclrtGetCurrentContext(&mut raw)) }?;
+        // SAFETY: the text belongs to the library, ends with NUL and is copied here.
+        let name = unsafe {
+            let name = api.aclrtGetSocName()?();
+            if name.is_null() {
+                String::new()
+            } else {
+                CStr::from_ptr(name).to_string_lossy().into_owned()
+            }
+        };
+        Ok((raw, name))
+    }
+
+    /// Makes the device the calling thread's, as every call of CANN needs it.
+    pub(crate) fn bind(&self) -> Result<&Api> {
+        let api = self.runtime.api();
+        // SAFETY: the context lives until this object resets the device.
+        unsafe { acl!(api, aclrtSetCurrentContext(self.raw)) }?;
+        Ok(api)
+    }
+
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    pub(crate) fn id(&self) -> i32 {
+        self.id
+    }
+
+    pub(crate) fn raw(&self) -> sys::aclrtContext {
+        self.raw
+    }
+
+    pub(crate) fn soc_name(&self) -> &str {
+        &self.soc_name
+    }
+
+    /// The chip family, by which the operators' rules go.
+    pub(crate) fn soc(&self) -> Result<Soc> {
+        self.soc.ok_or_else(|| Error::UnknownProduct {
+            name: self.soc_name.clone(),
+        })
+    }
+
+    /// Whether two handles are of one device and may meet in one call.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.raw == other.raw
+    }
+
+    /// Frees a resource now or, while queued work still uses it, later. Never blocks, never fails: problems are logged.
+    ///
+    /// # Safety
+    /// The caller owned the resource, gives it up here, and `uses` has every queued operation that uses it.
+    pub(crate) unsafe fn retire(&self, resource: Resource, uses: &mut Uses) {
+        match self.bind() {
+            // SAFETY: handed on to the caller.
+            Ok(api) => unsafe { self.graveyard.retire(api, resource, uses) },
+            Err(error) => tracing::error!("cannot free {resource:?}: {error}"),
+        }
+    }
+
+    /// Frees what retired resources are no longer used. The device must be bound.
+    pub(crate) fn sweep(&self) {
+        self.graveyard.sweep(self.runtime.api());
+    }
+
+    /// Waits for the work that retired resources are used by and frees them; whether there were any. The device must be
+    /// bound.
+    pub(crate) fn reclaim(&self) -> bool {
+        self.graveyard.reclaim(self.runtime.api())
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // Nothing else on the device is left: each stream, buffer and event holds this context.
+        match self.bind() {
+            Ok(api) => self.graveyard.close(api),
+            Err(error) => tracing::error!("cannot bind device {}: {error}", self.id),
+        }
+        reset(self.runtime.api(), self.id);
+    }
+}
+
+fn reset(api: &Api, id: i32) {
+    let reset = || -> Result<()> {
+        // SAFETY: ends one use that `aclrtSetDevice` began; CANN counts them, so that other users of the device in this
+        // process keep it.
+        unsafe { acl!(api, aclrtResetDevice(id)) }
+    };
+    if let Err(error) = reset() {
+        tracing::error!("cannot give up device {id}: {error}");
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("device", &self.id)
+            .field("soc_name", &self.soc_name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,185 @@
+//! A device, and what is made on it.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::Soc;
+use ascend_sys::bindings as sys;
+
+use crate::error::{Result, acl};
+use crate::mask::{MaskCache, Masks};
+use crate::memory::{DeviceBuffer, Element, HostBuffer};
+use crate::runtime::{Context, Runtime, Stream};
+
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Not allocated.
+    pub free: usize,
+    /// All.
+    pub total: usize,
+}
+
+/// A device in use. From [`Runtime::device`]; cloning is cheap.
+///
+/// # Threads
+/// `Send` and `Sync`. Each function that touches the device makes it the calling thread's current one.
+#[derive(Clone)]
+pub struct Device(pub(super) Arc<Shared>);
+
+/// What all handles of a device share. Buffers hold the context alone, so that a cached mask does not keep itself alive.
+pub(super) struct Shared {
+    context: Arc<Context>,
+    masks: MaskCache,
+}
+
+impl Shared {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        Self {
+            context,
+            masks: MaskCache::default(),
+        }
+    }
+}
+
+impl Device {
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.0.context
+    }
+
+    pub(crate) fn mask_cache(&self) -> &MaskCache {
+        &self.0.masks
+    }
+
+    /// Its number.
+    pub fn id(&self) -> i32 {
+        self.context().id()
+    }
+
+    /// The runtime that it belongs to.
+    pub fn runtime(&self) -> &Runtime {
+        self.context().runtime()
+    }
+
+    /// Name of the chip, such as `Ascend910B3`; empty if CANN gives none. (`aclrtGetSocName`)
+    #[doc(alias = "aclrtGetSocName")]
+    pub fn soc_name(&self) -> &str {
+        self.context().soc_name()
+    }
+
+    /// Family of the chip, by which the operators' rules go.
+    ///
+    /// # Errors
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct).
+    pub fn soc(&self) -> Result<Soc> {
+        self.context().soc()
+    }
+
+    /// Free and total device memory.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclrtGetMemInfo")]
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
+        let api = self.context().bind()?;
+        self.context().sweep();
+        let (mut free, mut total) = (0, 0);
+        let attribute = sys::aclrtMemAttr::ACL_HBM_MEM;
+        // SAFETY: the two are places for the results.
+        unsafe { acl!(api, aclrtGetMemInfo(attribute, &mut free, &mut total)) }?;
+        Ok(MemoryInfo { free, total })
+    }
+
+    /// Waits for everything queued on the device, by whomever.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl), also for the failure of work queued earlier.
+    #[doc(alias = "aclrtSynchronizeDevice")]
+    pub fn synchronize(&self) -> Result<()> {
+        let api = self.context().bind()?;
+        // SAFETY: has no precondition but a bound device.
+        unsafe { acl!(api, aclrtSynchronizeDevice()) }?;
+        self.context().sweep();
+        Ok(())
+    }
+
+    /// A new stream.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl), for example when the device has no stream left.
+    #[doc(alias = "aclrtCreateStream")]
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::create(self.clone())
+    }
+
+    /// Device memory for `len` elements, whose content is whatever was there before.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), after having waited for memory that dropped buffers still
+    /// held; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more bytes than can be addressed.
+    #[doc(alias = "aclrtMalloc")]
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        DeviceBuffer::alloc(self, len)
+    }
+
+    /// Device memory for `len` elements of value 0.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`], and [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclrtMemset")]
+    pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let buffer = DeviceBuffer::alloc(self, len)?;
+        buffer.memory().zero()?;
+        Ok(buffer)
+    }
+
+    /// Pinned host memory for `len` elements of value 0: what asynchronous copies need.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`].
+    #[doc(alias = "aclrtMallocHost")]
+    pub fn host_buffer<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
+        HostBuffer::alloc(self, len)
+    }
+
+    /// The masks of this device: each compressed mask is made once and shared.
+    pub fn masks(&self) -> Masks<'_> {
+        Masks::new(self)
+    }
+
+    /// The raw context (`aclrtContext`), valid while this device is.
+    pub fn as_raw(&self) -> *mut c_void {
+        self.context().raw()
+    }
+}
+
+impl PartialEq for Device {
+    /// Whether both stand for the same device of the same runtime.
+    fn eq(&self, other: &Self) -> bool {
+        self.context().is(other.context())
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("id", &self.id())
+            .field("soc_name", &self.soc_name())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,202 @@
+//! Events: marks in a stream that other streams and the host wait for.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ascend_sys::bindings as sys;
+
+use crate::error::{Error, Result, acl};
+use crate::runtime::stream::milliseconds;
+use crate::runtime::{Context, Device, Resource, Stream, Uses};
+
+/// A mark in a stream. From [`Stream::record_event`], so there is none that was never recorded.
+///
+/// Dropping one is safe at any time: streams that wait for it still do.
+///
+/// # Threads
+/// `Send` and `Sync`.
+pub struct Event {
+    context: Arc<Context>,
+    raw: sys::aclrtEvent,
+    owned: bool,
+    timed: bool,
+    uses: Uses,
+}
+
+// SAFETY: `raw` is a name, not memory; CANN takes calls with one event from any thread whose context is the event's,
+// which each function here sees to.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(super) fn recorded(stream: &Stream, timed: bool) -> Result<Self> {
+        let api = stream.context().bind()?;
+        let mut flag = sys::ACL_EVENT_SYNC | sys::ACL_EVENT_CAPTURE_STREAM_PROGRESS;
+        if timed {
+            flag |= sys::ACL_EVENT_TIME_LINE;
+        }
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is a place for the result.
+        unsafe { acl!(api, aclrtCreateEventExWithFlag(&mut raw, flag)) }?;
+        let event = Self {
+            context: Arc::clone(stream.context()),
+            raw,
+            owned: true,
+            timed,
+            uses: Uses::default(),
+        };
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// An event of somebody else, which has been recorded. Dropping it does not destroy the raw event.
+    ///
+    /// # Safety
+    /// `raw` is an event (`aclrtEvent`) of the device's default context, which stays alive as long as this object and
+    /// as the work queued with it.
+    pub unsafe fn from_raw_borrowed(device: &Device, raw: *mut c_void) -> Self {
+        Self {
+            context: Arc::clone(device.context()),
+            raw,
+            owned: false,
+            timed: true,
+            uses: Uses::default(),
+        }
+    }
+
+    /// The raw event (`aclrtEvent`), valid while this object is.
+    pub fn as_raw(&self) -> *mut c_void {
+        self.raw
+    }
+
+    /// Moves the mark behind everything queued on a stream so far. Whoever waits already waits for the old mark.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Acl`].
+    #[doc(alias = "aclrtRecordEvent")]
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        self.queue(stream, |raw| {
+            let api = self.context.bind()?;
+            // SAFETY: event and stream are alive, and the event is kept until the stream has passed it.
+            unsafe { acl!(api, aclrtRecordEvent(self.raw, raw)) }
+        })
+    }
+
+    pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
+        self.queue(stream, |raw| {
+            let api = self.context.bind()?;
+            // SAFETY: as for `record`.
+            unsafe { acl!(api, aclrtStreamWaitEvent(raw, self.raw)) }
+        })
+    }
+
+    fn queue(
+        &self,
+        stream: &Stream,
+        call: impl FnOnce(sys::aclrtStream) -> Result<()>,
+    ) -> Result<()> {
+        if !stream.context().is(&self.context) {
+            return Err(Error::invalid(
+                "event",
+                format_args!("an event of device {}", self.context.id()),
+                format_args!("one of device {}, as the stream", stream.device().id()),
+            ));
+        }
+        let outcome = call(stream.as_raw());
+        self.uses
+            .mark(stream.timeline(), stream.timeline().advance());
+        outcome
+    }
+
+    /// Waits for the mark.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`]: this call failed, or work before the mark did.
+    #[doc(alias = "aclrtSynchronizeEvent")]
+    pub fn synchronize(&self) -> Result<()> {
+        let api = self.context.bind()?;
+        // SAFETY: the event is alive as long as this object.
+        unsafe { acl!(api, aclrtSynchronizeEvent(self.raw)) }
+    }
+
+    /// Waits for the mark, but not longer than a while (in steps of a millisecond, at most 24 days).
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when the time is up; otherwise as [`Event::synchronize`].
+    #[doc(alias = "aclrtSynchronizeEventWithTimeout")]
+    pub fn synchronize_timeout(&self, limit: Duration) -> Result<()> {
+        let api = self.context.bind()?;
+        let limit = milliseconds(limit);
+        // SAFETY: the event is alive as long as this object.
+        unsafe { acl!(api, aclrtSynchronizeEventWithTimeout(self.raw, limit)) }
+    }
+
+    /// Whether the stream has reached the mark.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`].
+    #[doc(alias = "aclrtQueryEventStatus")]
+    pub fn is_complete(&self) -> Result<bool> {
+        let api = self.context.bind()?;
+        let mut status = sys::aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_NOT_READY;
+        // SAFETY: the event is alive as long as this object; `status` is a place for the result.
+        unsafe { acl!(api, aclrtQueryEventStatus(self.raw, &mut status)) }?;
+        Ok(status == sys::aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE)
+    }
+
+    /// Time between two marks that the streams have reached, both from [`Stream::record_timing_event`].
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if one of the events does not note the time; [`Error::Acl`] if one was not reached
+    /// yet, or `start` is the later.
+    #[doc(alias = "aclrtEventElapsedTime")]
+    pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
+        if !self.timed || !start.timed {
+            return Err(Error::invalid(
+                "event",
+                "an event of record_event",
+                "events of record_timing_event",
+            ));
+        }
+        let api = self.context.bind()?;
+        let mut ms = 0.0;
+        // SAFETY: both events are alive; `ms` is a place for the result.
+        unsafe { acl!(api, aclrtEventElapsedTime(&mut ms, start.raw, self.raw)) }?;
+        Ok(Duration::try_from_secs_f32(ms / 1000.0).unwrap_or_default())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: this object made the event, and every record and wait was noted in `uses`.
+            unsafe {
+                self.context
+                    .retire(Resource::Event(self.raw), &mut self.uses)
+            };
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event")
+            .field("raw", &self.raw)
+            .field("timed", &self.timed)
+            .finish_non_exhaustive()
+    }
+}

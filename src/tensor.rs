@@ -1,0 +1,559 @@
+//! Tensors: device memory with a shape.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use ascend_spec::{DType, Dims, TensorDesc};
+
+use crate::error::{Error, Result};
+use crate::memory::{DeviceBuffer, Element, Memory, as_bytes, vec_from};
+use crate::runtime::{Context, Device, Stream};
+
+/// A tensor on a device whose element type is known at run time.
+///
+/// Cloning shares the memory, which is freed with the last clone and view, once no queued work uses it. The bytes that
+/// the shape and strides reach always lie within the memory.
+///
+/// # Threads
+/// `Send` and `Sync`. What different streams do with the memory has to be ordered by events, or the values are
+/// unspecified.
+#[derive(Clone)]
+pub struct AnyTensor {
+    memory: Arc<Memory>,
+    /// Byte of the memory at which the tensor begins.
+    start: usize,
+    /// `offset` is 0: it is in `start`.
+    desc: TensorDesc,
+}
+
+impl AnyTensor {
+    /// A view of memory. The only place where a tensor comes into being: it checks the bounds.
+    fn new(memory: Arc<Memory>, start: usize, desc: TensorDesc) -> Result<Self> {
+        let reach = desc.byte_range().filter(|range| {
+            let end = usize::try_from(range.end).ok();
+            end.and_then(|end| end.checked_add(start))
+                .is_some_and(|end| end <= memory.bytes())
+        });
+        if reach.is_none() {
+            return Err(Error::invalid(
+                "shape",
+                format_args!("{desc} from byte {start} on"),
+                format_args!("a tensor within the {} bytes of the memory", memory.bytes()),
+            ));
+        }
+        Ok(Self {
+            memory,
+            start,
+            desc,
+        })
+    }
+
+    /// Uninitialised device memory for a contiguous tensor.
+    pub(crate) fn empty(context: &Arc<Context>, desc: TensorDesc) -> Result<Self> {
+        let bytes = bytes_of(&desc)?;
+        Self::new(Arc::new(Memory::alloc(context, bytes)?), 0, desc)
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// What operators are told about the tensor. Its offset is 0: a view's begins at [`AnyTensor::as_raw`].
+    pub fn desc(&self) -> &TensorDesc {
+        &self.desc
+    }
+
+    /// Addresses on the device that the tensor's elements lie in; empty without elements.
+    pub(crate) fn addresses(&self) -> Range<usize> {
+        let bytes = self.desc.byte_range().unwrap_or(0..0);
+        let len = usize::try_from(bytes.end).unwrap_or(0);
+        if len == 0 {
+            return 0..0;
+        }
+        let start = self.as_raw().addr();
+        start..start.saturating_add(len)
+    }
+
+    /// The memory of a contiguous tensor, for work on a stream of the same device, and the byte it starts at.
+    pub(crate) fn packed(
+        &self,
+        argument: &'static str,
+        stream: &Stream,
+    ) -> Result<(&Memory, usize)> {
+        self.on(argument, stream.context())?;
+        if !self.desc.is_contiguous() {
+            return Err(Error::invalid(
+                argument,
+                self.desc,
+                "a contiguous tensor: copy it with `contiguous`",
+            ));
+        }
+        Ok((&self.memory, self.start))
+    }
+
+    /// Refuses a tensor of another device.
+    pub(crate) fn on(&self, argument: &'static str, context: &Context) -> Result<()> {
+        let own = self.memory.context();
+        if own.is(context) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            argument,
+            format_args!("a tensor on device {}", own.id()),
+            format_args!("one on device {} of the same runtime", context.id()),
+        ))
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.desc.dtype
+    }
+
+    /// Sizes of the axes.
+    pub fn shape(&self) -> &[i64] {
+        &self.desc.shape
+    }
+
+    /// Steps of the axes, in elements.
+    pub fn strides(&self) -> &[i64] {
+        &self.desc.strides
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        let elements = self.desc.elements().unwrap_or(0);
+        usize::try_from(elements).unwrap_or(usize::MAX)
+    }
+
+    /// Whether there is no element. Such a tensor has no memory.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the elements lie packed in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        self.desc.is_contiguous()
+    }
+
+    /// Address of the first element on the device, valid while this tensor is; null without memory. Work queued behind
+    /// this crate's back has to be over before the tensor is dropped.
+    pub fn as_raw(&self) -> *mut c_void {
+        self.memory.at(self.start)
+    }
+
+    /// A view of the elements in another shape. The tensor has to be contiguous.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a strided tensor or another number of elements.
+    pub fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let desc = TensorDesc::packed(self.desc.dtype, dims(shape.as_ref())?);
+        if !self.is_contiguous() || desc.elements() != self.desc.elements() {
+            return Err(Error::invalid(
+                "shape",
+                desc.shape,
+                format_args!(
+                    "a shape of {} elements, for a contiguous tensor, not {}",
+                    self.len(),
+                    self.desc
+                ),
+            ));
+        }
+        Self::new(Arc::clone(&self.memory), self.start, desc)
+    }
+
+    /// A view with the axes in another order: axis `i` of the view is axis `order[i]`. Most operators take contiguous
+    /// tensors only; see [`Tensor::contiguous`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `order` has each axis once.
+    pub fn permute(&self, order: impl AsRef<[usize]>) -> Result<Self> {
+        let order = order.as_ref();
+        let rank = self.desc.shape.rank();
+        let mut seen = [false; Dims::MAX_RANK];
+        let complete = order.len() == rank
+            && order.iter().all(|&axis| {
+                axis < rank
+                    && seen
+                        .get_mut(axis)
+                        .is_some_and(|seen| !std::mem::replace(seen, true))
+            });
+        if !complete {
+            return Err(Error::invalid(
+                "order",
+                format_args!("{order:?}"),
+                format_args!("each of the {rank} axes once"),
+            ));
+        }
+        let mut desc = self.desc;
+        for (to, &from) in order.iter().enumerate() {
+            let (dim, stride) = (self.desc.shape.get(from), self.desc.strides.get(from));
+            desc.shape = desc.shape.with(to, dim.copied().unwrap_or(0));
+            desc.strides = desc.strides.with(to, stride.copied().unwrap_or(0));
+        }
+        Self::new(Arc::clone(&self.memory), self.start, desc)
+    }
+
+    /// A view of part of an axis.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such axis, the range does not lie in it, or the view would not begin at
+    /// a whole byte.
+    pub fn narrow(&self, axis: usize, range: Range<usize>) -> Result<Self> {
+        let (dim, stride) = match (self.desc.shape.get(axis), self.desc.strides.get(axis)) {
+            (Some(&dim), Some(&stride)) => (dim, stride),
+            _ => {
+                return Err(Error::invalid(
+                    "axis",
+                    axis,
+                    format_args!("below {}", self.desc.shape.rank()),
+                ));
+            }
+        };
+        let inside =
+            usize::try_from(dim).is_ok_and(|dim| range.start <= range.end && range.end <= dim);
+        if !inside {
+            return Err(Error::invalid(
+                "range",
+                format_args!("{range:?}"),
+                format_args!("part of 0..{dim}"),
+            ));
+        }
+        let mut desc = self.desc;
+        let size = i64::try_from(range.len()).unwrap_or(0);
+        desc.shape = desc.shape.with(axis, size);
+        let bits = i64::try_from(range.start)
+            .ok()
+            .and_then(|first| {
+                first
+                    .checked_mul(stride)?
+                    .checked_mul(i64::from(desc.dtype.bits()))
+            })
+            .and_then(|bits| u64::try_from(bits).ok());
+        let skip = match bits {
+            // A view without elements begins nowhere.
+            _ if desc.is_empty() => Some(0),
+            Some(bits) if bits % 8 == 0 => usize::try_from(bits / 8).ok(),
+            _ => None,
+        };
+        let start = skip.and_then(|skip| self.start.checked_add(skip));
+        match start {
+            Some(start) => Self::new(Arc::clone(&self.memory), start, desc),
+            None => Err(Error::invalid(
+                "range",
+                format_args!("{range:?} of {}", self.desc),
+                "a view that begins at a whole byte",
+            )),
+        }
+    }
+
+    /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`]: the copy, or work on the stream, failed. [`Error::InvalidArgument`] for another device, or for a
+    /// strided tensor of elements smaller than a byte.
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn download_bytes(&self, stream: &Stream) -> Result<Vec<u8>> {
+        vec_from(bytes_of(&self.desc)?, |bytes| self.gather(stream, bytes))
+    }
+
+    /// Waits for a stream and copies the elements out in row-major order.
+    fn gather(&self, stream: &Stream, bytes: &mut [u8]) -> Result<()> {
+        self.on("tensor", stream.context())?;
+        stream.synchronize()?;
+        if self.desc.is_contiguous() || self.is_empty() {
+            return self.memory.read(self.start, bytes);
+        }
+        let Some(size) = self.desc.dtype.size() else {
+            return Err(Error::invalid(
+                "tensor",
+                self.desc,
+                "a contiguous tensor, for elements smaller than a byte",
+            ));
+        };
+        // All that lies between the first and the last element, then one element after the other.
+        let mut all = vec![0; self.addresses().len()];
+        self.memory.read(self.start, &mut all)?;
+        let mut index = [0i64; Dims::MAX_RANK];
+        for element in bytes.chunks_exact_mut(size) {
+            let at: i64 = index.iter().zip(self.strides()).map(|(i, s)| i * s).sum();
+            let at = usize::try_from(at)
+                .unwrap_or(usize::MAX)
+                .saturating_mul(size);
+            if let Some(from) = all.get(at..at.saturating_add(size)) {
+                element.copy_from_slice(from);
+            }
+            for (axis, &dim) in self.shape().iter().enumerate().rev() {
+                index[axis] += 1;
+                if index[axis] < dim {
+                    break;
+                }
+                index[axis] = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of bytes, a strided tensor or another device; [`Error::Acl`].
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn overwrite_bytes(&self, stream: &Stream, bytes: &[u8]) -> Result<()> {
+        let (memory, start) = self.packed("tensor", stream)?;
+        has_len("bytes", bytes.len(), bytes_of(&self.desc)?)?;
+        stream.synchronize()?;
+        memory.write(start, bytes)
+    }
+
+    /// The same tensor with its element type known.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the elements are of another type.
+    pub fn typed<T: Element>(self) -> Result<Tensor<T>> {
+        if self.desc.dtype == T::DTYPE {
+            Ok(Tensor {
+                tensor: self,
+                elements: PhantomData,
+            })
+        } else {
+            Err(Error::invalid("dtype", T::DTYPE, self.desc.dtype))
+        }
+    }
+}
+
+impl fmt::Debug for AnyTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({} at {:?})", self.desc, self.as_raw())
+    }
+}
+
+/// A tensor of elements `T` on a device. See [`AnyTensor`], whose functions it has too.
+#[derive(Clone)]
+pub struct Tensor<T: Element> {
+    tensor: AnyTensor,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> Tensor<T> {
+    fn of(tensor: AnyTensor) -> Self {
+        Self {
+            tensor,
+            elements: PhantomData,
+        }
+    }
+
+    /// A contiguous tensor of uninitialised device memory.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`](crate::Device::alloc), and for more than eight axes.
+    #[doc(alias = "aclrtMalloc")]
+    pub fn empty(device: &Device, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
+        AnyTensor::empty(device.context(), desc).map(Self::of)
+    }
+
+    /// A view of a buffer as a contiguous tensor, from its first element on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a shape that needs more elements, or has more than eight axes.
+    pub fn from_buffer(buffer: &DeviceBuffer<T>, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
+        AnyTensor::new(Arc::clone(buffer.memory()), 0, desc).map(Self::of)
+    }
+
+    /// Writes the elements of a tensor that nothing was queued for yet.
+    pub(crate) fn fill_new(&self, elements: &[T]) -> Result<()> {
+        self.tensor
+            .memory
+            .write(self.tensor.start, as_bytes(elements))
+    }
+
+    /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`]: the copy, or work on the stream, failed. [`Error::InvalidArgument`] for another device.
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn download(&self, stream: &Stream) -> Result<Vec<T>> {
+        vec_from(self.len(), |bytes| self.gather(stream, bytes))
+    }
+
+    /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of elements, a strided tensor or another device; [`Error::Acl`].
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn overwrite(&self, stream: &Stream, elements: &[T]) -> Result<()> {
+        has_len("elements", elements.len(), self.len())?;
+        self.overwrite_bytes(stream, as_bytes(elements))
+    }
+
+    /// As [`AnyTensor::reshape`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
+        self.tensor.reshape(shape).map(Self::of)
+    }
+
+    /// As [`AnyTensor::permute`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn permute(&self, order: impl AsRef<[usize]>) -> Result<Self> {
+        self.tensor.permute(order).map(Self::of)
+    }
+
+    /// As [`AnyTensor::narrow`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn narrow(&self, axis: usize, range: Range<usize>) -> Result<Self> {
+        self.tensor.narrow(axis, range).map(Self::of)
+    }
+
+    /// This tensor if it is contiguous, otherwise a contiguous copy. The copy goes through the host and waits for the
+    /// stream, so it is for setting up, not for each step.
+    ///
+    /// # Errors
+    /// As for [`Tensor::download`] and [`Stream::upload`].
+    pub fn contiguous(&self, stream: &Stream) -> Result<Self> {
+        if self.is_contiguous() {
+            return Ok(self.clone());
+        }
+        let elements = self.download(stream)?;
+        let desc = TensorDesc::packed(T::DTYPE, self.desc.shape);
+        stream.upload_desc(as_bytes(&elements), desc).map(Self::of)
+    }
+}
+
+impl<T: Element> Deref for Tensor<T> {
+    type Target = AnyTensor;
+
+    fn deref(&self) -> &AnyTensor {
+        &self.tensor
+    }
+}
+
+impl<T: Element> From<Tensor<T>> for AnyTensor {
+    fn from(tensor: Tensor<T>) -> Self {
+        tensor.tensor
+    }
+}
+
+impl<T: Element> From<&Tensor<T>> for AnyTensor {
+    fn from(tensor: &Tensor<T>) -> Self {
+        tensor.tensor.clone()
+    }
+}
+
+impl<T: Element> fmt::Debug for Tensor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tensor.fmt(f)
+    }
+}
+
+impl Stream {
+    /// Copies elements into a new tensor of the given shape, row-major, and waits for that copy alone.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the shape has another number of elements or more than eight axes;
+    /// [`Error::OutOfMemory`]; [`Error::Acl`].
+    #[doc(alias = "aclrtMalloc")]
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn upload<T: Element>(
+        &self,
+        elements: &[T],
+        shape: impl AsRef<[usize]>,
+    ) -> Result<Tensor<T>> {
+        let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
+        let wanted = desc.elements().and_then(|len| usize::try_from(len).ok());
+        has_len("elements", elements.len(), wanted.unwrap_or(usize::MAX))?;
+        self.upload_desc(as_bytes(elements), desc).map(Tensor::of)
+    }
+
+    /// The same for an element type known at run time. Elements smaller than a byte are packed, the first in the low
+    /// bits.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Stream::upload`], and [`Error::InvalidArgument`] for types without a fixed size.
+    #[doc(alias = "aclrtMalloc")]
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn upload_bytes(
+        &self,
+        dtype: DType,
+        bytes: &[u8],
+        shape: impl AsRef<[usize]>,
+    ) -> Result<AnyTensor> {
+        let desc = TensorDesc::packed(dtype, dims(shape.as_ref())?);
+        has_len("bytes", bytes.len(), bytes_of(&desc)?)?;
+        self.upload_desc(bytes, desc)
+    }
+
+    fn upload_desc(&self, bytes: &[u8], desc: TensorDesc) -> Result<AnyTensor> {
+        let tensor = AnyTensor::empty(self.context(), desc)?;
+        tensor.memory.write(0, bytes)?;
+        Ok(tensor)
+    }
+}
+
+/// A shape as CANN takes it.
+fn dims(shape: &[usize]) -> Result<Dims> {
+    let refused = || {
+        Error::invalid(
+            "shape",
+            format_args!("{shape:?}"),
+            format_args!("at most {} axes of at most i64::MAX", Dims::MAX_RANK),
+        )
+    };
+    let mut dims = Dims::new(&[0; Dims::MAX_RANK][..shape.len().min(Dims::MAX_RANK)])
+        .filter(|_| shape.len() <= Dims::MAX_RANK)
+        .ok_or_else(refused)?;
+    for (axis, &dim) in shape.iter().enumerate() {
+        dims = dims.with(axis, i64::try_from(dim).map_err(|_| refused())?);
+    }
+    Ok(dims)
+}
+
+/// Bytes of a tensor's elements when packed.
+fn bytes_of(desc: &TensorDesc) -> Result<usize> {
+    desc.elements()
+        .and_then(|elements| desc.dtype.bytes_for(elements))
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or_else(|| {
+            Error::invalid(
+                "shape",
+                format_args!("{} {}", desc.dtype, desc.shape),
+                "elements of a fixed size that fit in memory",
+            )
+        })
+}
+
+fn has_len(argument: &'static str, given: usize, wanted: usize) -> Result<()> {
+    if given == wanted {
+        Ok(())
+    } else {
+        Err(Error::invalid(
+            argument,
+            format_args!("{given}"),
+            format_args!("{wanted}, by the shape"),
+        ))
+    }
+}

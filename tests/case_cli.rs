@@ -1,0 +1,423 @@
+//! The program `ascend-attn`: exit codes, the closing line, JSON, written cases, and what `doctor` says.
+#![allow(clippy::unwrap_used)]
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use ascend_attention::DType;
+use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Parameter};
+use serde_json::Value;
+
+fn vectors(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/vectors")
+        .join(name)
+}
+
+/// The program with an environment that says nothing about a backend.
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ascend-attn"));
+    command
+        .env_remove("ASCEND_BACKEND")
+        .env_remove("ASCEND_HOME_PATH")
+        .env_remove("ASCEND_TOOLKIT_HOME");
+    command
+}
+
+fn emulated(arguments: &[&str]) -> Output {
+    program()
+        .arg("run")
+        .args(["--backend", "emulated"])
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn last_line(output: &Output) -> &str {
+    text(&output.stdout).lines().last().unwrap_or_default()
+}
+
+fn write(folder: &Path, name: &str, case: &Case) -> String {
+    let path = folder.join(name);
+    case.write(&path).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn small() -> Case {
+    Case::read(vectors("numeric/059_head_dim_16.safetensors")).unwrap()
+}
+
+#[test]
+fn the_repositorys_cases_pass() {
+    let output = emulated(&[
+        vectors("real").to_str().unwrap(),
+        vectors("numeric/035_decode_mqa_lse.safetensors")
+            .to_str()
+            .unwrap(),
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(last_line(&output), "7 passed, 0 failed");
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    assert_eq!(lines.len(), 9);
+    assert!(lines[0].starts_with("backend emulated, "), "{}", lines[0]);
+    for (line, name) in lines[1..7].iter().zip(0..6) {
+        assert!(line.starts_with(&format!("minilm_layer{name} ")), "{line}");
+        assert!(
+            line.contains(" pass  attention_out worst error ") && line.contains(" allowed"),
+            "{line}"
+        );
+        assert!(line.ends_with(" ms)"), "{line}");
+    }
+    assert!(lines[7].contains("softmax_lse worst error"), "{}", lines[7]);
+    assert!(
+        !text(&output.stdout).contains('\u{1b}'),
+        "colours without a terminal"
+    );
+}
+
+#[test]
+fn one_wrong_number_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut case = small();
+    let expected = case.attention_out.as_mut().unwrap().bytes_mut();
+    expected[40..44].copy_from_slice(&7.5f32.to_le_bytes());
+    let bad = write(folder.path(), "bad.safetensors", &case);
+    let good = vectors("numeric/059_head_dim_16.safetensors");
+    let output = emulated(&[&bad, good.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(last_line(&output), "1 passed, 1 failed");
+    let line = text(&output.stdout).lines().nth(1).unwrap();
+    for part in [
+        "bad ",
+        " FAIL ",
+        "attention_out[10]",
+        "want 7.5",
+        "1 of 768",
+    ] {
+        assert!(line.contains(part), "{line}");
+    }
+}
+
+#[test]
+fn an_unknown_key_is_an_error_that_names_it_and_the_rest_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = fs::read(vectors("numeric/059_head_dim_16.safetensors")).unwrap();
+    // Same length, so that the header keeps its size.
+    let at = bytes
+        .windows(11)
+        .position(|part| part == b"sparse_mode")
+        .unwrap();
+    let mut changed = bytes.clone();
+    changed[at..at + 11].copy_from_slice(b"sparse_moda");
+    fs::write(folder.path().join("a.safetensors"), changed).unwrap();
+    fs::write(folder.path().join("b.safetensors"), &bytes[..100]).unwrap();
+    fs::write(folder.path().join("c.safetensors"), &bytes).unwrap();
+    fs::write(folder.path().join("d.txt"), "not a case").unwrap();
+    let output = emulated(&[folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(last_line(&output), "1 passed, 2 failed");
+    let stdout = text(&output.stdout);
+    assert!(
+        stdout.contains("unknown metadata key \"sparse_moda\""),
+        "{stdout}"
+    );
+    assert!(stdout.contains("not a safetensors file"), "{stdout}");
+}
+
+#[test]
+fn what_is_not_supported_is_said_by_name_and_does_not_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut case = small();
+    let bias = CaseTensor::from_f32(DType::Float16, &[1, 4, 12, 33], &[0.0; 4 * 12 * 33]);
+    case.tensors.insert(Parameter::PseShift, bias.unwrap());
+    let path = write(folder.path(), "bias.safetensors", &case);
+    let output = emulated(&[&path]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(last_line(&output), "0 passed, 0 failed, 1 unsupported");
+    let line = text(&output.stdout).lines().nth(1).unwrap();
+    assert!(
+        line.starts_with("bias  unsupported: ") && line.contains("pseShift"),
+        "{line}"
+    );
+}
+
+#[test]
+fn expected_refusals_pass_and_others_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut case = small();
+    case.attributes.num_heads = 3;
+    let fails = write(folder.path(), "fails.safetensors", &case);
+    case.expect = Expect::Reject {
+        status: Some(561_002),
+    };
+    let passes = write(folder.path(), "passes.safetensors", &case);
+    case.expect = Expect::Reject { status: Some(1) };
+    let other = write(folder.path(), "other.safetensors", &case);
+    let output = emulated(&[&fails, &passes, &other]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(last_line(&output), "1 passed, 2 failed");
+    let stdout = text(&output.stdout);
+    assert!(stdout.contains("refused as expected"), "{stdout}");
+}
+
+#[test]
+fn a_lint_is_named_and_does_not_stop_a_case() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut case = small();
+    // The operator ignores the window of mode 0 without a mask.
+    case.attributes.sparse_mode = 0;
+    case.mask = MaskKind::None;
+    case.attributes.pre_tokens = 5;
+    case.attention_out = None;
+    let path = write(folder.path(), "window.safetensors", &case);
+    let output = emulated(&[&path]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    let line = text(&output.stdout).lines().nth(1).unwrap();
+    assert!(line.ends_with("  lints: tokens.without_mask"), "{line}");
+    let json = emulated(&["--json", &path]);
+    let json: Value = serde_json::from_str(text(&json.stdout).lines().next().unwrap()).unwrap();
+    assert!(
+        json["lints"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("tokens.without_mask: ")
+    );
+}
+
+#[test]
+fn json_has_an_object_for_each_case_and_a_summary() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bad = small();
+    let expected = bad.attention_out.as_mut().unwrap().bytes_mut();
+    expected[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    let bad = write(folder.path(), "bad.safetensors", &bad);
+    let good = vectors("numeric/059_head_dim_16.safetensors");
+    let output = emulated(&["--json", good.to_str().unwrap(), &bad]);
+    assert_eq!(output.status.code(), Some(1));
+    let lines: Vec<Value> = text(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 3);
+    assert_eq!(lines[0]["verdict"], "passed");
+    assert_eq!(lines[0]["name"], "head_dim_16");
+    assert_eq!(lines[0]["reason"], Value::Null);
+    let first = &lines[0]["outputs"][0];
+    assert_eq!(
+        (&first["output"], &first["compared"]),
+        (&"attention_out".into(), &768.into())
+    );
+    assert!(
+        first["worst"]["error"].as_f64().unwrap() <= first["worst"]["tolerance"].as_f64().unwrap()
+    );
+    assert!(lines[0]["milliseconds"].as_f64().unwrap() > 0.0);
+    assert_eq!(lines[1]["verdict"], "failed");
+    assert!(
+        lines[1]["reason"]
+            .as_str()
+            .unwrap()
+            .contains("attention_out[0]")
+    );
+    assert_eq!(lines[1]["outputs"][0]["worst"]["want"], "inf");
+    let summary = &lines[2]["summary"];
+    assert_eq!(
+        (&summary["passed"], &summary["failed"]),
+        (&1.into(), &1.into())
+    );
+    assert_eq!(summary["backend"], "emulated");
+}
+
+#[test]
+fn written_outputs_are_cases_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bare = small();
+    (bare.attention_out, bare.tolerance) = (None, None);
+    let input = write(folder.path(), "bare.safetensors", &bare);
+    let lse = vectors("numeric/035_decode_mqa_lse.safetensors");
+    let out = folder.path().join("new/folder");
+    let arguments = [
+        "--out",
+        out.to_str().unwrap(),
+        &input,
+        lse.to_str().unwrap(),
+    ];
+    let output = emulated(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    assert_eq!(last_line(&output), "1 passed, 0 failed, 1 computed");
+    let line = text(&output.stdout).lines().nth(1).unwrap();
+    assert!(
+        line.contains("computed  attention_out FLOAT16 [1, 4, 12, 16]"),
+        "{line}"
+    );
+
+    let written = Case::read(out.join("035_decode_mqa_lse.safetensors")).unwrap();
+    assert!(written.attention_out.is_some() && written.softmax_lse.is_some());
+    let again = emulated(&[out.to_str().unwrap()]);
+    assert_eq!(again.status.code(), Some(0), "{}", text(&again.stdout));
+    assert_eq!(last_line(&again), "2 passed, 0 failed");
+    assert!(text(&again.stdout).contains("attention_out worst error 0.00e0"));
+
+    // Never over the input, never two cases into one file.
+    let over = emulated(&["--out", folder.path().to_str().unwrap(), &input]);
+    assert_eq!(over.status.code(), Some(2));
+    assert!(
+        text(&over.stderr).contains("would be overwritten"),
+        "{}",
+        text(&over.stderr)
+    );
+    assert_eq!(Case::read(&input).unwrap(), bare);
+    let twice = emulated(&["--out", out.to_str().unwrap(), &input, &input]);
+    assert_eq!(twice.status.code(), Some(2));
+    assert!(
+        text(&twice.stderr).contains("to the same file"),
+        "{}",
+        text(&twice.stderr)
+    );
+}
+
+#[test]
+fn a_command_that_cannot_be_carried_out_exits_with_2() {
+    let empty = tempfile::tempdir().unwrap();
+    for arguments in [
+        &[][..],
+        &["run"],
+        &["run", "absent.safetensors"],
+        &["run", empty.path().to_str().unwrap()],
+        &["run", "--backend", "gpu", "x"],
+        &["unknown"],
+    ] {
+        let output = program().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(
+            output.stdout.is_empty() && !output.stderr.is_empty(),
+            "{arguments:?}"
+        );
+    }
+    let output = program()
+        .args(["run", vectors("real").to_str().unwrap()])
+        .env("ASCEND_BACKEND", "gpu")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).contains("auto, npu, emulated"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn the_variable_chooses_the_backend_of_auto() {
+    let output = program()
+        .args([
+            "run",
+            vectors("numeric/059_head_dim_16.safetensors")
+                .to_str()
+                .unwrap(),
+        ])
+        .env("ASCEND_BACKEND", "emulated")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).starts_with("backend emulated"));
+}
+
+#[test]
+fn help_and_version_are_there() {
+    for arguments in [&["--help"][..], &["run", "--help"], &["doctor", "--help"]] {
+        let output = program().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let help = text(&output.stdout);
+        assert!(
+            help.contains("Usage: ascend-attn") && !help.contains('\u{1b}'),
+            "{help}"
+        );
+    }
+    let output = program().arg("--version").output().unwrap();
+    assert_eq!(
+        text(&output.stdout).trim(),
+        concat!("ascend-attn ", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn doctor_works_without_an_npu() {
+    let toolkit = tempfile::tempdir().unwrap();
+    fs::write(
+        toolkit.path().join("version.cfg"),
+        "runtime_running_version=[7.7:8.1.RC1]\n",
+    )
+    .unwrap();
+    let doctor = |arguments: &[&str]| {
+        let output = program()
+            .arg("doctor")
+            .args(arguments)
+            .env("ASCEND_HOME_PATH", toolkit.path())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    let report = doctor(&[]);
+    let path = toolkit.path().display().to_string();
+    for part in [
+        format!("ASCEND_HOME_PATH {path}"),
+        format!("{path} [ASCEND_HOME_PATH]: version 8.1.RC1"),
+        format!("{path}/lib64/libascendcl.so"),
+        "emulation: available".to_owned(),
+        "versions V1 V2 V3 V4 V5".to_owned(),
+        "backend auto: ".to_owned(),
+    ] {
+        assert!(report.contains(&part), "no {part:?} in:\n{report}");
+    }
+    let json: Value = serde_json::from_str(&doctor(&["--json"])).unwrap();
+    assert_eq!(json["environment"]["ASCEND_HOME_PATH"], path.as_str());
+    assert_eq!(json["emulation"]["operator_versions"][0], "V1");
+    assert!(json["emulation"]["devices"].as_u64().unwrap() >= 1);
+    assert!(
+        json["emulation"]["soc"]
+            .as_str()
+            .unwrap()
+            .starts_with("Ascend")
+    );
+    assert!(
+        json["libraries"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|tried| tried["path"].is_string())
+    );
+    assert!(!json["advice"].is_null() && !json["auto"]["reason"].is_null());
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    for arguments in [
+        &[
+            "run",
+            "--backend",
+            "emulated",
+            vectors("real").to_str().unwrap(),
+        ][..],
+        &["doctor"],
+        &["--help"],
+    ] {
+        let mut child = program()
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let stderr = text(&output.stderr);
+        assert!(!stderr.contains("panicked"), "{stderr}");
+        assert_ne!(output.status.code(), Some(101), "{arguments:?}");
+    }
+}

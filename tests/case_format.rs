@@ -1,0 +1,443 @@
+//! Case files: what is written is read back, and whatever a reader does not know is an error that names it.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used)]
+
+mod case_files;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ascend_attention::DType;
+use ascend_attention::case::{
+    Attributes, Case, CaseError, CaseTensor, Expect, MaskKind, Parameter, Tolerance,
+};
+use case_files::{BASE, TENSORS, file, full, raw, tensor};
+
+fn vectors() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    let mut files: Vec<PathBuf> = ["numeric", "real"]
+        .iter()
+        .flat_map(|folder| fs::read_dir(root.join(folder)).unwrap())
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    assert!(files.len() > 15);
+    files
+}
+
+/// The file above with some metadata added, or changed if the key is there already.
+fn with(changes: &[(&'static str, &'static str)]) -> Vec<u8> {
+    let mut metadata = BASE.to_vec();
+    for change in changes {
+        match metadata.iter_mut().find(|(key, _)| *key == change.0) {
+            Some(entry) => *entry = *change,
+            None => metadata.push(*change),
+        }
+    }
+    file(&metadata, TENSORS)
+}
+
+fn with_tensors(more: &[(&'static str, &'static str, &'static [u64], usize)]) -> Vec<u8> {
+    file(BASE, &[TENSORS, more].concat())
+}
+
+fn error(file: &[u8]) -> CaseError {
+    Case::from_bytes(file).expect_err("the file should be refused")
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let case = full();
+    let bytes = case.to_bytes().unwrap();
+    assert_eq!(Case::from_bytes(&bytes).unwrap(), case);
+    assert_eq!(case.to_bytes().unwrap(), bytes, "writing is deterministic");
+
+    let mut rejected = full();
+    rejected.expect = Expect::Reject {
+        status: Some(561_002),
+    };
+    rejected.tensors.remove(&Parameter::AttenMask);
+    rejected.mask = MaskKind::Compressed;
+    rejected.attributes.sparse_mode = 3;
+    rejected.value.clear();
+    let bytes = rejected.to_bytes().unwrap();
+    assert_eq!(Case::from_bytes(&bytes).unwrap(), rejected);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("case.safetensors");
+    case.write(&path).unwrap();
+    assert_eq!(Case::read(&path).unwrap(), case);
+}
+
+#[test]
+fn other_readers_of_safetensors_read_what_is_written() {
+    let bytes = full().to_bytes().unwrap();
+    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let query = read.tensor("query").unwrap();
+    assert_eq!(query.shape(), [2, 3]);
+    assert_eq!(
+        query.data(),
+        full().tensor(Parameter::Query).unwrap().bytes()
+    );
+    assert!(read.tensor("key.1").is_ok() && read.tensor("value").is_ok());
+    let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    let metadata = header.metadata().clone().unwrap();
+    assert_eq!(metadata["num_heads"], "4");
+    assert_eq!(
+        metadata["actual_seq_lengths_kv"],
+        "[3, -9223372036854775808]"
+    );
+    // The header ends at a multiple of 8 and wide elements come first, so that every tensor is aligned.
+    for (name, view) in read.iter() {
+        let offset = view.data().as_ptr().addr() - bytes.as_ptr().addr();
+        assert!(offset.is_multiple_of(view.dtype().bitsize() / 8), "{name}");
+    }
+}
+
+#[test]
+fn every_case_of_the_repository_survives_a_round_trip() {
+    for path in vectors() {
+        let case = Case::read(&path).unwrap();
+        let again = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
+        assert_eq!(again, case, "{}", path.display());
+        assert!(!case.name.is_empty() && case.attention_out.is_some());
+    }
+}
+
+#[test]
+fn absent_attributes_have_the_operators_defaults() {
+    let case = Case::from_bytes(&file(BASE, TENSORS)).unwrap();
+    assert_eq!(case.attributes, Attributes::default());
+    let Attributes {
+        ref input_layout,
+        scale,
+        ..
+    } = case.attributes;
+    assert_eq!((input_layout.as_str(), scale), ("BSH", 1.0));
+    let numbers = |a: &Attributes| {
+        [
+            a.num_heads,
+            a.num_key_value_heads,
+            a.sparse_mode,
+            a.pre_tokens,
+            a.next_tokens,
+            a.inner_precise,
+            a.block_size,
+        ]
+    };
+    assert_eq!(
+        numbers(&case.attributes),
+        [1, 0, 0, 2_147_483_647, 2_147_483_647, 1, 0]
+    );
+    assert_eq!(case.attributes.actual_seq_lengths, None);
+    assert_eq!((case.mask, case.expect), (MaskKind::None, Expect::Ok));
+    assert!(case.name.is_empty() && case.tolerance.is_none());
+}
+
+#[test]
+fn the_mask_kind_follows_from_the_mask_if_it_is_absent() {
+    let mask = ("atten_mask", "BOOL", &[2, 3][..], 6);
+    let case = Case::from_bytes(&with_tensors(&[mask])).unwrap();
+    assert_eq!(case.mask, MaskKind::Tensor);
+}
+
+#[test]
+fn names_that_the_reader_does_not_know_are_errors() {
+    for key in ["format", "version", "op"] {
+        let rest: Vec<_> = BASE
+            .iter()
+            .filter(|(name, _)| *name != key)
+            .copied()
+            .collect();
+        let error = error(&file(&rest, TENSORS));
+        assert!(
+            matches!(error, CaseError::MissingKey(name) if name == key),
+            "{error}"
+        );
+    }
+    assert!(matches!(
+        error(&file(&[], TENSORS)),
+        CaseError::MissingKey("format")
+    ));
+    for (changes, text) in [
+        (("format", "other"), "unknown format \"other\""),
+        (("version", "2"), "unknown version \"2\""),
+        (
+            ("op", "flash_attention_score"),
+            "unknown op \"flash_attention_score\"",
+        ),
+        (("scale_value", "1"), "unknown metadata key \"scale_value\""),
+        (("Num_heads", "1"), "unknown metadata key \"Num_heads\""),
+        (
+            ("prefix", "[1]"),
+            "`prefix` is no argument of fused_infer_attention_score",
+        ),
+    ] {
+        let error = error(&with(&[changes])).to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    let names: [&'static str; 10] = [
+        "Query",
+        "keys",
+        "key.",
+        "key.x",
+        "key.+1",
+        "key.00",
+        "key.-1",
+        "value.1.0",
+        "softmax_max",
+        "",
+    ];
+    for name in names {
+        let error = error(&with_tensors(&[(name, "F16", &[1], 2)]));
+        assert!(
+            matches!(&error, CaseError::UnknownTensor(given) if given == name),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn values_that_cannot_be_read_are_errors() {
+    for (key, value) in [
+        ("num_heads", "8.0"),
+        ("num_heads", ""),
+        ("num_heads", " 8"),
+        ("num_heads", "0x8"),
+        ("num_heads", "9223372036854775808"),
+        ("sparse_mode", "three"),
+        ("scale", "1,0"),
+        ("scale", "nan"),
+        ("scale", "inf"),
+        ("scale", ""),
+        ("softmax_lse_flag", "True"),
+        ("softmax_lse_flag", "1"),
+        ("actual_seq_lengths", "3"),
+        ("actual_seq_lengths", "[3"),
+        ("actual_seq_lengths", "[3.5]"),
+        ("actual_seq_lengths", "[\"3\"]"),
+        ("actual_seq_lengths_kv", "null"),
+        ("actual_seq_lengths_kv", "[9223372036854775808]"),
+        ("actual_shared_prefix_len", "{}"),
+        ("atten_mask_kind", "causal"),
+        ("atol", "-1e-3"),
+        ("rtol", "inf"),
+        ("rtol", "NaN"),
+        ("expect", "error"),
+        ("expect_status", "561002.0"),
+    ] {
+        let error = error(&with(&[(key, value)]));
+        let CaseError::Malformed { key: named, .. } = error else {
+            panic!("{key}={value:?}: {error}");
+        };
+        assert_eq!(named, key);
+    }
+    let long = "9".repeat(10_000);
+    let error = error(&file(
+        &[BASE, &[("num_heads", long.as_str())]].concat(),
+        TENSORS,
+    ));
+    assert!(error.to_string().len() < 200, "{error}");
+    let big = with(&[("expect", "reject"), ("expect_status", "4294967296")]);
+    assert!(Case::from_bytes(&big).is_err());
+}
+
+#[test]
+fn parts_that_exclude_each_other_are_errors() {
+    let mask = ("atten_mask", "BOOL", &[2, 3][..], 6);
+    let out = ("attention_out", "F32", &[1, 1, 2, 2][..], 16);
+    let lse = ("softmax_lse", "F32", &[1, 1, 2, 1][..], 8);
+    let half = ("attention_out", "F16", &[1, 1, 2, 2][..], 8);
+    let build = |metadata: &[(&'static str, &'static str)], tensors: &[_]| {
+        file(&[BASE, metadata].concat(), &[TENSORS, tensors].concat())
+    };
+    for (bytes, text) in [
+        (
+            build(&[("atten_mask_kind", "none")], &[mask]),
+            "not `tensor`",
+        ),
+        (
+            build(
+                &[("atten_mask_kind", "compressed"), ("sparse_mode", "3")],
+                &[mask],
+            ),
+            "not `tensor`",
+        ),
+        (
+            build(&[("atten_mask_kind", "tensor")], &[]),
+            "`atten_mask` is missing",
+        ),
+        (
+            build(&[("atten_mask_kind", "compressed")], &[]),
+            "no compressed mask",
+        ),
+        (
+            build(&[("expect_status", "561002")], &[]),
+            "`expect` is not `reject`",
+        ),
+        (build(&[], &[out]), "neither `atol` nor `rtol`"),
+        (
+            build(&[("atol", "0.1")], &[lse]),
+            "`softmax_lse_flag` is not `true`",
+        ),
+        (
+            build(&[("atol", "0.1")], &[half]),
+            "expected outputs are F32",
+        ),
+        (
+            with_tensors(&[("key.0", "F16", &[1], 2)]),
+            "both `key` and `key.0`",
+        ),
+        (
+            with_tensors(&[("value.7", "F16", &[1], 2)]),
+            "both `value` and `value.0`",
+        ),
+    ] {
+        let error = error(&bytes).to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    // One of the two tolerances is enough.
+    let case = Case::from_bytes(&build(&[("rtol", "0.5")], &[out])).unwrap();
+    assert_eq!(
+        case.tolerance,
+        Some(Tolerance {
+            atol: 0.0,
+            rtol: 0.5
+        })
+    );
+}
+
+#[test]
+fn required_tensors_and_whole_lists_are_needed() {
+    for missing in ["query", "key", "value"] {
+        let rest: Vec<_> = TENSORS
+            .iter()
+            .filter(|(name, ..)| *name != missing)
+            .copied()
+            .collect();
+        let error = error(&file(BASE, &rest));
+        assert!(
+            matches!(&error, CaseError::MissingTensor(name) if name == missing),
+            "{error}"
+        );
+        // A call that is to be refused may lack them: that may be why.
+        let rejected = file(&[BASE, &[("expect", "reject")]].concat(), &rest);
+        assert!(Case::from_bytes(&rejected).is_ok());
+    }
+    let list = |places: &[&'static str]| {
+        let tensors: Vec<_> = places
+            .iter()
+            .map(|name| (*name, "F16", &[1u64][..], 2))
+            .collect();
+        file(
+            BASE,
+            &[&[TENSORS[0], TENSORS[2]], tensors.as_slice()].concat(),
+        )
+    };
+    let case = Case::from_bytes(&list(&["key.1", "key.2", "key.0"])).unwrap();
+    assert_eq!(case.key.len(), 3);
+    for (places, missing) in [
+        (&["key.0", "key.2"][..], "key.1"),
+        (&["key.1"], "key.0"),
+        (&["key.18446744073709551615"], "key.0"),
+    ] {
+        let error = error(&list(places));
+        assert!(
+            matches!(&error, CaseError::MissingTensor(name) if name == missing),
+            "{error}"
+        );
+    }
+    // More digits than any number has.
+    let error = error(&list(&["key.18446744073709551616"]));
+    assert!(matches!(error, CaseError::UnknownTensor(_)), "{error}");
+}
+
+#[test]
+fn list_order_is_by_number_not_by_text() {
+    let mut case = full();
+    case.key = (1..=12)
+        .map(|rows| tensor(DType::Float16, &[rows, 1]))
+        .collect();
+    let read = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
+    let rows: Vec<i64> = read.key.iter().map(|key| key.shape()[0]).collect();
+    assert_eq!(rows, (1..=12).collect::<Vec<_>>());
+}
+
+#[test]
+fn names_that_appear_twice_are_errors() {
+    for key in ["format", "num_heads"] {
+        let error = error(&file(&[BASE, &[(key, "4"), (key, "8")]].concat(), TENSORS));
+        assert!(
+            matches!(&error, CaseError::Duplicate(name) if name == key),
+            "{error}"
+        );
+    }
+    let error = error(&with_tensors(&[("query", "F16", &[0], 0)]));
+    assert!(
+        matches!(&error, CaseError::Duplicate(name) if name == "query"),
+        "{error}"
+    );
+    let twice = raw(r#"{"__metadata__":{},"__metadata__":{}}"#, 0);
+    assert!(
+        matches!(Case::from_bytes(&twice), Err(CaseError::NotSafetensors(text)) if text.contains("duplicate"))
+    );
+}
+
+#[test]
+fn tensors_that_cann_does_not_have_are_errors() {
+    let nine = with_tensors(&[("pse_shift", "F16", &[1; 9], 2)]);
+    assert!(matches!(error(&nine), CaseError::Shape { tensor, .. } if tensor == "pse_shift"));
+    let fnuz = with_tensors(&[("pse_shift", "F8_E4M3FNUZ", &[1], 1)]);
+    assert!(matches!(error(&fnuz), CaseError::Dtype { tensor, .. } if tensor == "pse_shift"));
+    let mut case = full();
+    case.tensors.insert(
+        Parameter::PseShift,
+        CaseTensor::new(DType::HiFloat8, &[2], vec![0; 2]).unwrap(),
+    );
+    assert!(
+        matches!(case.to_bytes(), Err(CaseError::Dtype { tensor, .. }) if tensor == "pse_shift")
+    );
+}
+
+#[test]
+fn a_case_that_could_not_be_read_back_is_not_written() {
+    let mut case = full();
+    case.attributes.scale = f64::NAN;
+    assert!(matches!(
+        case.to_bytes(),
+        Err(CaseError::Malformed { key: "scale", .. })
+    ));
+    let mut case = full();
+    case.tolerance = Some(Tolerance {
+        atol: f64::INFINITY,
+        rtol: 0.0,
+    });
+    assert!(matches!(
+        case.to_bytes(),
+        Err(CaseError::Malformed { key: "atol", .. })
+    ));
+    let mut case = full();
+    case.mask = MaskKind::None;
+    assert!(matches!(case.to_bytes(), Err(CaseError::Contradiction(_))));
+    let mut case = full();
+    case.tensors
+        .insert(Parameter::SoftmaxLse, tensor(DType::Float, &[1]));
+    assert!(matches!(case.to_bytes(), Err(CaseError::Contradiction(_))));
+    let mut case = full();
+    case.value.clear();
+    assert!(matches!(case.to_bytes(), Err(CaseError::MissingTensor(name)) if name == "value"));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in [
+        folder.path().join("absent.safetensors"),
+        folder.path().to_owned(),
+    ] {
+        let error = Case::read(&path).unwrap_err();
+        assert!(
+            error.to_string().contains(&path.display().to_string()),
+            "{error}"
+        );
+    }
+}

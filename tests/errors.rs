@@ -1,0 +1,330 @@
+//! Everything that can go wrong has its own named error, and the device is usable afterwards.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod harness;
+
+use std::env;
+use std::process::Command;
+
+use ascend_attention::attention::{Arguments, Parameter};
+use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::{
+    BACKEND_VARIABLE, DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Runtime,
+    Tensor, f16,
+};
+use harness::{halves, still_works, stream, tensor};
+
+/// A rule by its id, with texts that say something.
+#[track_caller]
+fn violates<T: std::fmt::Debug>(outcome: Result<T, Error>, id: &str) {
+    match outcome.unwrap_err() {
+        Error::Violation(violation) => {
+            assert_eq!(violation.rule.id, id, "{violation}");
+            assert!(
+                !violation.given.is_empty()
+                    && !violation.allowed.is_empty()
+                    && !violation.fix.is_empty()
+            );
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn broken_rules_are_named_before_the_operator_is_called() {
+    let stream = stream();
+    let q = tensor(&stream, [1, 4, 8, 32]);
+    let kv = tensor(&stream, [1, 2, 16, 32]);
+    let call = || FusedInferAttention::new(Layout::Bnsd).heads(4).kv_heads(2);
+    call().plan(&q, &kv, &kv).unwrap();
+    violates(call().heads(3).plan(&q, &kv, &kv), "num_heads.query");
+    violates(
+        call().kv_heads(3).plan(&q, &kv, &kv),
+        "num_key_value_heads.divides",
+    );
+    violates(
+        call().actual_seq_lengths([9]).plan(&q, &kv, &kv),
+        "actual_seq_lengths.range",
+    );
+    violates(
+        call().actual_seq_lengths_kv([17]).plan(&q, &kv, &kv),
+        "actual_seq_lengths_kv.range",
+    );
+    let mask = |shape: [usize; 2]| {
+        let len = shape.iter().product();
+        Mask::all_mask(stream.upload(&vec![false; len], shape).unwrap())
+    };
+    call().mask(mask([8, 16])).plan(&q, &kv, &kv).unwrap();
+    violates(
+        call().mask(mask([8, 15])).plan(&q, &kv, &kv),
+        "atten_mask.full_shape",
+    );
+    let float = stream.upload(&[0f32; 128], [8, 16]).unwrap();
+    violates(
+        call().mask(Mask::all_mask(float)).plan(&q, &kv, &kv),
+        "dtype.registered",
+    );
+    let band = |pre, next| stream.device().masks().band(pre, next).unwrap();
+    violates(
+        call().mask(band(-1, -1)).plan(&q, &kv, &kv),
+        "tokens.both_negative",
+    );
+    let window = stream.device().masks().sliding_window(0).unwrap();
+    violates(call().mask(window).plan(&q, &kv, &kv), "tokens.empty_band");
+    let none: [Tensor<f16>; 0] = [];
+    violates(call().plan(&q, &none, &kv), "call.required");
+    still_works(&stream);
+}
+
+#[test]
+fn lints_stop_a_call_unless_allowed() {
+    let stream = stream();
+    let whole = tensor(&stream, [1, 8, 4, 32]);
+    let strided = whole.permute([0, 2, 1, 3]).unwrap();
+    let kv = tensor(&stream, [1, 4, 16, 32]);
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(4);
+    violates(call.plan(&strided, &kv, &kv), "tensor.strided");
+    let plan = call
+        .clone()
+        .allow_lint("tensor.strided")
+        .plan(&strided, &kv, &kv)
+        .unwrap();
+    drop(plan);
+    call.plan(&strided.contiguous(&stream).unwrap(), &kv, &kv)
+        .unwrap();
+    still_works(&stream);
+}
+
+#[test]
+fn a_wrong_dtype_is_named() {
+    let stream = stream();
+    let int = stream.upload(&[0i32; 512], [1, 1, 16, 32]).unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd);
+    violates(call.plan(&int, &int, &int), "dtype.registered");
+    let half = tensor(&stream, [1, 1, 16, 32]);
+    let error = stream
+        .upload_bytes(DType::Float16, &[0; 3], [1])
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "bytes: given 3, allowed: 2, by the shape"
+    );
+    let error = ascend_attention::AnyTensor::from(&half)
+        .typed::<f32>()
+        .unwrap_err();
+    assert!(matches!(
+        error,
+        Error::InvalidArgument {
+            argument: "dtype",
+            ..
+        }
+    ));
+    still_works(&stream);
+}
+
+#[test]
+fn what_this_release_lacks_is_unsupported_by_name() {
+    let stream = stream();
+    let half = tensor(&stream, [1, 1, 16, 32]);
+    let mut arguments = Arguments::new(&FiaCall::new("BNSD"));
+    arguments
+        .set(Parameter::Query, &half)
+        .push_key(&half)
+        .push_value(&half);
+    arguments.plan(stream.device()).unwrap();
+    let bias = stream.upload(&halves(1, 256), [1, 1, 16, 16]).unwrap();
+    arguments.set(Parameter::PseShift, bias);
+    let error = arguments.plan(stream.device()).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported(_)), "{error}");
+    assert!(error.to_string().contains("pseShift"), "{error}");
+    still_works(&stream);
+}
+
+#[test]
+fn a_launch_must_be_as_planned() {
+    let stream = stream();
+    let q = tensor(&stream, [1, 2, 8, 32]);
+    let kv = tensor(&stream, [1, 2, 16, 32]);
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(2);
+    let plan = call.plan(&q, &kv, &kv).unwrap();
+    let with_lse = call.softmax_lse(true).plan(&q, &kv, &kv).unwrap();
+
+    let longer = tensor(&stream, [1, 2, 17, 32]);
+    let error = plan.launch(&stream, &q, &longer, &kv).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "key: given FLOAT16 [1, 2, 17, 32], planned: FLOAT16 [1, 2, 16, 32]; plan again for other shapes, dtypes or \
+         strides"
+    );
+    let outcome = plan.launch(&stream, &q, &[&kv, &kv], &kv);
+    assert!(matches!(
+        outcome,
+        Err(Error::NotAsPlanned {
+            argument: "key",
+            ..
+        })
+    ));
+    let mut output = plan.output().unwrap();
+    let outcome = with_lse.launch_into(&stream, &q, &kv, &kv, &mut output);
+    assert!(
+        matches!(
+            outcome,
+            Err(Error::NotAsPlanned {
+                argument: "tensors",
+                ..
+            })
+        ),
+        "{outcome:?}"
+    );
+    let mut output = with_lse.output().unwrap();
+    let outcome = plan.launch_into(&stream, &q, &kv, &kv, &mut output);
+    assert!(matches!(
+        outcome,
+        Err(Error::NotAsPlanned {
+            argument: "softmax_lse",
+            ..
+        })
+    ));
+    assert!(plan.output::<f32>().is_err());
+
+    // An output has memory of its own.
+    let mut output = plan.output().unwrap();
+    output.attention = q.clone();
+    let error = plan
+        .launch_into(&stream, &q, &kv, &kv, &mut output)
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "output: given memory that is shared with query, allowed: memory of its own"
+    );
+    still_works(&stream);
+}
+
+#[test]
+fn tensors_refuse_what_does_not_fit() {
+    let stream = stream();
+    let tensor = stream.upload(&[0i32; 24], [2, 3, 4]).unwrap();
+    let buffer = stream.device().alloc::<i32>(4).unwrap();
+    for error in [
+        stream.upload(&[0i32; 23], [2, 3, 4]).unwrap_err(),
+        stream.upload(&[0i32; 1], [1; 9]).unwrap_err(),
+        stream.upload_bytes(DType::String, &[], [0]).unwrap_err(),
+        tensor.reshape([5, 5]).unwrap_err(),
+        tensor
+            .permute([0, 1, 2])
+            .unwrap()
+            .permute([1, 0, 2])
+            .unwrap()
+            .reshape([24])
+            .unwrap_err(),
+        tensor.permute([0, 0, 1]).unwrap_err(),
+        tensor.permute([0, 1]).unwrap_err(),
+        tensor.permute([0, 1, 3]).unwrap_err(),
+        tensor.narrow(3, 0..1).unwrap_err(),
+        tensor.narrow(0, 1..3).unwrap_err(),
+        #[allow(clippy::reversed_empty_ranges)]
+        tensor.narrow(0, 2..1).unwrap_err(),
+        tensor.overwrite(&stream, &[0; 3]).unwrap_err(),
+        Tensor::from_buffer(&buffer, [5]).unwrap_err(),
+        buffer.copy_from(&stream, &[0; 5]).unwrap_err(),
+        tensor
+            .download_async(&stream, stream.device().host_buffer(3).unwrap())
+            .unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    }
+    assert!(tensor.narrow(1, 3..3).unwrap().is_empty());
+    assert_eq!(
+        tensor.reshape([24]).unwrap().download(&stream).unwrap(),
+        [0; 24]
+    );
+    let nibbles = stream.upload_bytes(DType::Int4, &[1, 2, 3], [5]).unwrap();
+    assert_eq!(nibbles.download_bytes(&stream).unwrap(), [1, 2, 3]);
+    assert!(nibbles.narrow(0, 1..3).is_err() && nibbles.narrow(0, 2..4).is_ok());
+}
+
+#[test]
+fn a_missing_device_is_an_error_of_the_runtime() {
+    let error = harness::runtime().device(1000).unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            Error::Acl {
+                function: "aclrtSetDevice",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    still_works(&stream());
+}
+
+#[test]
+fn environment_chooses_the_backend() {
+    let run = |backend: &str| {
+        let child = Command::new(env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "child_prints_the_backend",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(BACKEND_VARIABLE, backend)
+            .env("ASCEND_TEST_CHILD", "1")
+            .env("ASCEND_HOME_PATH", "/nonexistent-toolkit")
+            .env_remove("ASCEND_TOOLKIT_HOME")
+            .output()
+            .unwrap();
+        assert!(child.status.success());
+        String::from_utf8(child.stdout).unwrap()
+    };
+    let emulated = run("emulated");
+    assert!(emulated.contains("backend emulated"), "{emulated}");
+    let wrong = run("gpu");
+    assert!(
+        wrong.contains(r#"ASCEND_BACKEND: given "gpu", allowed: auto, npu, emulated"#),
+        "{wrong}"
+    );
+    if harness::on_npu() {
+        return;
+    }
+    let auto = run("auto");
+    assert!(auto.contains("backend emulated"), "{auto}");
+    // A missing library: every path tried, and what to do.
+    let npu = run("npu");
+    for part in [
+        "the libraries of CANN cannot be loaded",
+        "/nonexistent-toolkit/lib64/libascendcl.so: no such file",
+        "ASCEND_HOME_PATH=/nonexistent-toolkit",
+        "ASCEND_BACKEND=emulated",
+    ] {
+        assert!(npu.contains(part), "{part} is not in: {npu}");
+    }
+}
+
+/// Body of the child processes of [`environment_chooses_the_backend`].
+#[test]
+fn child_prints_the_backend() {
+    if env::var_os("ASCEND_TEST_CHILD").is_none() {
+        return;
+    }
+    match Runtime::auto() {
+        Ok(runtime) => println!("backend {}", runtime.backend()),
+        Err(error) => println!("error {error}"),
+    }
+}
+
+#[test]
+fn corrected_rows_are_refused_where_the_operator_refuses_them() {
+    let stream = stream();
+    let q = tensor(&stream, [1, 4, 1, 32]);
+    let call = FusedInferAttention::new(Layout::Bnsd)
+        .heads(4)
+        .inner_precise(InnerPrecise::HighPrecisionCorrected);
+    violates(call.plan(&q, &q, &q), "inner_precise.known");
+}

@@ -1,0 +1,181 @@
+//! What the tests share: the backend, data, and an attention of their own.
+//!
+//! `ASCEND_TEST_BACKEND=npu` runs the same tests on hardware.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "each test file uses its part"
+)]
+
+pub mod reference;
+
+use ascend_attention::{
+    CausalOrigin, Device, FusedInferAttention, Layout, Output, Plan, Runtime, Stream, Tensor, f16,
+};
+
+/// Whether the tests run on an NPU.
+pub fn on_npu() -> bool {
+    match std::env::var("ASCEND_TEST_BACKEND").as_deref() {
+        Ok("npu") => true,
+        Err(_) | Ok("emulated" | "") => false,
+        Ok(other) => panic!("ASCEND_TEST_BACKEND={other}: npu or emulated"),
+    }
+}
+
+/// The runtime under test.
+pub fn runtime() -> Runtime {
+    if on_npu() {
+        return Runtime::npu().unwrap();
+    }
+    #[cfg(feature = "emulation")]
+    watch::begin();
+    Runtime::emulated().unwrap()
+}
+
+pub fn device() -> Device {
+    runtime().device(0).unwrap()
+}
+
+pub fn stream() -> Stream {
+    device().stream().unwrap()
+}
+
+/// A small call that takes a while to compute, and its answer by the definition: BNSD, causal, f16.
+pub struct Sample {
+    pub query: Vec<f16>,
+    pub key: Vec<f16>,
+    pub value: Vec<f16>,
+    pub want: Vec<f64>,
+}
+
+impl Sample {
+    pub const SHAPE: [usize; 4] = [1, 2, 96, 64];
+    pub const LEN: usize = 2 * 96 * 64;
+    pub const SCALE: f64 = 0.125;
+
+    pub fn new(seed: u64) -> Self {
+        let [batch, heads, rows, dim] = Self::SHAPE;
+        let logical = |salt: u64| reference::Logical {
+            batch,
+            heads,
+            rows,
+            dim,
+            data: halves(3 * seed + salt, Self::LEN),
+        };
+        let (query, key, value) = (logical(1), logical(2), logical(3));
+        let (q, k, v) = (query.exact(), key.exact(), value.exact());
+        let mut want = Vec::new();
+        for head in 0..heads {
+            for i in 0..rows {
+                let row = reference::row(&q, &k, &v, (0, 0), head, i, Self::SCALE, |j| j <= i);
+                want.extend(row.unwrap().0);
+            }
+        }
+        Self {
+            query: query.data,
+            key: key.data,
+            value: value.data,
+            want,
+        }
+    }
+
+    /// The call, for tensors of this shape.
+    pub fn attention(device: &Device) -> FusedInferAttention {
+        FusedInferAttention::new(Layout::Bnsd)
+            .heads(Self::SHAPE[1] as i64)
+            .scale(Self::SCALE)
+            .mask(device.masks().causal(CausalOrigin::RightDown).unwrap())
+    }
+
+    pub fn upload(&self, stream: &Stream) -> [Tensor<f16>; 3] {
+        [&self.query, &self.key, &self.value].map(|data| stream.upload(data, Self::SHAPE).unwrap())
+    }
+
+    #[track_caller]
+    pub fn check(&self, got: &[f16]) {
+        assert_eq!(got.len(), self.want.len());
+        for (i, (got, want)) in got.iter().zip(&self.want).enumerate() {
+            let got = got.to_f64();
+            assert!(
+                (got - want).abs() <= 1.5e-3,
+                "element {i}: {got}, expected {want}"
+            );
+        }
+    }
+}
+
+/// Outputs full of NaN: a launch that writes nothing fails.
+pub fn poisoned(plan: &Plan, stream: &Stream) -> Output<f16> {
+    let output = plan.output::<f16>().unwrap();
+    output
+        .attention
+        .overwrite(stream, &vec![f16::NAN; output.attention.len()])
+        .unwrap();
+    output
+}
+
+/// The device still computes.
+#[track_caller]
+pub fn still_works(stream: &Stream) {
+    let sample = Sample::new(42);
+    let [query, key, value] = sample.upload(stream);
+    let plan = Sample::attention(stream.device())
+        .plan(&query, &key, &value)
+        .unwrap();
+    let mut output = poisoned(&plan, stream);
+    plan.launch_into(stream, &query, &key, &value, &mut output)
+        .unwrap();
+    sample.check(&output.attention.download(stream).unwrap());
+}
+
+pub fn tensor(stream: &Stream, shape: [usize; 4]) -> Tensor<f16> {
+    stream
+        .upload(&halves(1, shape.iter().product()), shape)
+        .unwrap()
+}
+
+/// `n` numbers between -1 and 1, the same for each seed.
+pub fn numbers(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+pub fn halves(seed: u64, n: usize) -> Vec<f16> {
+    numbers(seed, n).into_iter().map(f16::from_f32).collect()
+}
+
+/// On emulation, everything has to be given back when the tests are over, and no misuse may have been found.
+#[cfg(feature = "emulation")]
+mod watch {
+    use std::sync::Once;
+
+    static BEGIN: Once = Once::new();
+
+    pub fn begin() {
+        BEGIN.call_once(|| {
+            // SAFETY: `check` is a function of this program and takes nothing from threads that may be gone.
+            assert_eq!(unsafe { libc::atexit(check) }, 0);
+        });
+    }
+
+    extern "C" fn check() {
+        let live = ascend_emu::live();
+        let findings = ascend_emu::findings();
+        if live.is_empty() && findings.is_empty() {
+            return;
+        }
+        eprintln!("not given back: {live:#?}\nfound: {findings:#?}");
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(101) };
+    }
+}
