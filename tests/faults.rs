@@ -10,12 +10,14 @@
 
 mod harness;
 
+use std::ffi::c_char;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ascend_attention::sys::bindings::{
-    ACL_SUCCESS, aclDataType, aclFormat, aclOpExecutor, aclTensor, aclTensorList,
+    ACL_SUCCESS, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList,
 };
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{AclnnStatus, Backend, Error, Runtime, Tensor, f16};
@@ -327,5 +329,112 @@ fn misuse_of_the_raw_table_is_named() {
         raw.message()
     );
     stream.synchronize().unwrap();
+    still_works(&stream);
+}
+
+/// Phase one that asks for more scratch memory each time.
+#[allow(clippy::too_many_arguments, reason = "the operator's")]
+unsafe extern "C" fn growing(
+    query: *const aclTensor,
+    key: *const aclTensorList,
+    value: *const aclTensorList,
+    pse_shift: *const aclTensor,
+    atten_mask: *const aclTensor,
+    actual_seq_lengths: *const aclIntArray,
+    actual_seq_lengths_kv: *const aclIntArray,
+    deq_scale1: *const aclTensor,
+    quant_scale1: *const aclTensor,
+    deq_scale2: *const aclTensor,
+    quant_scale2: *const aclTensor,
+    quant_offset2: *const aclTensor,
+    antiquant_scale: *const aclTensor,
+    antiquant_offset: *const aclTensor,
+    block_table: *const aclTensor,
+    query_padding_size: *const aclTensor,
+    kv_padding_size: *const aclTensor,
+    num_heads: i64,
+    scale: f64,
+    pre_tokens: i64,
+    next_tokens: i64,
+    input_layout: *mut c_char,
+    num_key_value_heads: i64,
+    sparse_mode: i64,
+    inner_precise: i64,
+    block_size: i64,
+    antiquant_mode: i64,
+    softmax_lse_flag: bool,
+    attention_out: *const aclTensor,
+    softmax_lse: *const aclTensor,
+    bytes: *mut u64,
+    executor: *mut *mut aclOpExecutor,
+) -> i32 {
+    static CALLS: AtomicU64 = AtomicU64::new(1);
+    let phase_one = ascend_emu::functions()
+        .aclnnFusedInferAttentionScoreGetWorkspaceSize
+        .unwrap();
+    // SAFETY: handed on from the caller.
+    unsafe {
+        let status = phase_one(
+            query,
+            key,
+            value,
+            pse_shift,
+            atten_mask,
+            actual_seq_lengths,
+            actual_seq_lengths_kv,
+            deq_scale1,
+            quant_scale1,
+            deq_scale2,
+            quant_scale2,
+            quant_offset2,
+            antiquant_scale,
+            antiquant_offset,
+            block_table,
+            query_padding_size,
+            kv_padding_size,
+            num_heads,
+            scale,
+            pre_tokens,
+            next_tokens,
+            input_layout,
+            num_key_value_heads,
+            sparse_mode,
+            inner_precise,
+            block_size,
+            antiquant_mode,
+            softmax_lse_flag,
+            attention_out,
+            softmax_lse,
+            bytes,
+            executor,
+        );
+        *bytes += 4096 * CALLS.fetch_add(1, Ordering::Relaxed);
+        status
+    }
+}
+
+#[test]
+fn scratch_memory_grows_while_work_uses_it() {
+    harness::runtime();
+    let functions = Functions {
+        aclnnFusedInferAttentionScoreGetWorkspaceSize: Some(growing),
+        ..ascend_emu::functions()
+    };
+    let api = Arc::new(Api::from_functions(functions, "emulation that wants more"));
+    // SAFETY: the functions are the emulation's, but for asking for more scratch memory.
+    let runtime = unsafe { Runtime::from_api(api) }.unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let sample = Sample::new(5);
+    let [query, key, value] = sample.upload(&stream);
+    let mut most = 0;
+    for _ in 0..10 {
+        let plan = Sample::attention(stream.device())
+            .plan(&query, &key, &value)
+            .unwrap();
+        assert!(plan.workspace_bytes() > most);
+        most = plan.workspace_bytes();
+        drop(plan.launch(&stream, &query, &key, &value).unwrap());
+        assert_eq!(stream.workspace_bytes(), most);
+    }
     still_works(&stream);
 }

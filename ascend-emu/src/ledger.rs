@@ -5,40 +5,26 @@
 //! known to everybody. Two uses of the same bytes, one of them a write, that neither a clock nor the host orders are a
 //! race, whether or not they happened to meet.
 
+mod clocks;
+mod hazards;
+
+pub(crate) use clocks::{
+    Clock, LaneId, Progress, close_lane, follow, host_waited, host_waited_for_lane, open_lane,
+    snapshot,
+};
+pub(crate) use hazards::{admit, inspect};
+
 use crate::config::{Check, config};
-use crate::fault::Fault;
 use crate::handle::IdHasher;
 use crate::lock::Lock;
 use crate::memory::{Arena, DeviceMemory};
-use crate::operator::Access;
 use crate::sanitizer::{FindingKind, Suspicion, report_all};
-use crate::status::{
-    AICORE_EXCEPTION, Failure, MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure,
-};
+use crate::status::{Failure, MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
+use clocks::Lane;
+use hazards::Use;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Number of a stream, never used twice.
-pub(crate) type LaneId = u64;
-
-/// For each lane, the last operation known to be over.
-pub(crate) type Clock = Vec<(LaneId, u64)>;
-
-/// Raises the entries of `clock` to those of `other`.
-fn merge(clock: &mut Clock, other: &[(LaneId, u64)]) {
-    for &(lane, seq) in other {
-        match clock.iter_mut().find(|(id, _)| *id == lane) {
-            Some((_, known)) => *known = (*known).max(seq),
-            None => clock.push((lane, seq)),
-        }
-    }
-}
-
-/// How many operations of a lane are over; shared with the stream's thread.
-pub(crate) type Progress = Arc<AtomicU64>;
 
 /// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,20 +51,6 @@ pub struct Allocation {
     pub version: u64,
 }
 
-/// One use of a part of an allocation by queued work.
-#[derive(Clone, Copy, Debug)]
-struct Use {
-    start: usize,
-    end: usize,
-    write: bool,
-    lane: LaneId,
-    seq: u64,
-    site: (&'static str, &'static str),
-}
-
-/// Uses kept for one allocation; beyond that the oldest is forgotten, which loses findings but makes none up.
-const USES: usize = 4096;
-
 #[derive(Debug)]
 struct Block {
     info: Allocation,
@@ -95,16 +67,6 @@ impl Block {
     fn requested_end(&self) -> usize {
         self.info.base.saturating_add(self.info.bytes as usize)
     }
-}
-
-#[derive(Debug)]
-struct Lane {
-    /// Operations queued so far.
-    queued: u64,
-    /// Operations that the host has waited for.
-    synced: u64,
-    progress: Progress,
-    clock: Clock,
 }
 
 #[derive(Debug, Default)]
@@ -129,128 +91,6 @@ impl Books {
     fn block(&self, address: usize) -> Option<&Block> {
         let (_, block) = self.blocks.range(..=address).next_back()?;
         (address < block.reach).then_some(block)
-    }
-
-    /// Whether the host has waited for a use, or the use's stream is gone.
-    fn synced(lanes: &HashMap<LaneId, Lane, BuildHasherDefault<IdHasher>>, of: &Use) -> bool {
-        lanes.get(&of.lane).is_none_or(|lane| lane.synced >= of.seq)
-    }
-
-    fn in_flight(&self, of: &Use) -> bool {
-        self.lanes
-            .get(&of.lane)
-            .is_some_and(|lane| lane.progress.load(Ordering::Acquire) < of.seq)
-    }
-
-    /// Whether a use comes before the next operation of a lane.
-    fn ordered(&self, of: &Use, lane: LaneId) -> bool {
-        let after = || {
-            let clock = self.lanes.get(&lane).map(|lane| &lane.clock);
-            clock.is_some_and(|clock| {
-                clock
-                    .iter()
-                    .any(|&(id, seq)| id == of.lane && seq >= of.seq)
-            })
-        };
-        of.lane == lane || Self::synced(&self.lanes, of) || after()
-    }
-
-    /// Checks that a range lies in one allocation. `Err` is a range that no memory answers for.
-    fn bounds(
-        &self,
-        name: &'static str,
-        access: Access,
-    ) -> Result<(&Block, Option<Suspicion>), Suspicion> {
-        let Access {
-            address,
-            bytes,
-            what,
-            ..
-        } = access;
-        let suspicion = |kind, message| Suspicion {
-            kind,
-            site: (name, what),
-            message,
-        };
-        let Some(block) = self.block(address) else {
-            let stale = self.freed.iter().any(|range| range.contains(&address));
-            let (kind, state) = if stale {
-                (FindingKind::UseAfterFree, "memory that was freed")
-            } else {
-                (FindingKind::OutOfBounds, "no allocated memory")
-            };
-            return Err(suspicion(
-                kind,
-                format!("{name}: {what} at {address:#x} ({bytes} bytes) is {state}"),
-            ));
-        };
-        let end = usize::try_from(bytes)
-            .ok()
-            .and_then(|bytes| address.checked_add(bytes))
-            .unwrap_or(usize::MAX);
-        if end <= block.requested_end() {
-            return Ok((block, None));
-        }
-        let beyond = suspicion(
-            FindingKind::OutOfBounds,
-            format!(
-                "{name}: {what} takes {bytes} bytes at {address:#x}, {} bytes past the end of an allocation of {} \
-                 bytes at {:#x}",
-                end - block.requested_end(),
-                block.info.bytes,
-                block.info.base
-            ),
-        );
-        if end <= block.reach {
-            Ok((block, Some(beyond)))
-        } else {
-            Err(beyond)
-        }
-    }
-
-    /// Uses of a range that conflict with an access to it.
-    fn conflicts(block: &Block, access: Access) -> impl Iterator<Item = &Use> {
-        let end = access
-            .address
-            .saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
-        block.uses.iter().filter(move |of| {
-            (of.write || access.write) && of.start < end && access.address < of.end
-        })
-    }
-
-    fn note(&mut self, access: Access, lane: LaneId, seq: u64, name: &'static str) {
-        let end = access
-            .address
-            .saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
-        let Some((_, block)) = self.blocks.range_mut(..=access.address).next_back() else {
-            return;
-        };
-        let uses = &mut block.uses;
-        let same = |of: &&mut Use| {
-            of.lane == lane
-                && of.start == access.address
-                && of.end == end
-                && of.write == access.write
-        };
-        if let Some(of) = uses.iter_mut().find(same) {
-            of.seq = seq;
-            of.site = (name, access.what);
-            return;
-        }
-        if uses.len() == uses.capacity() {
-            uses.retain(|of| !Self::synced(&self.lanes, of));
-        }
-        if uses.len() >= USES {
-            uses.remove(0);
-        }
-        uses.push(Use {
-            start: access.address,
-            end,
-            write: access.write,
-            lane,
-            seq,
-            site: (name, access.what),
-        });
     }
 
     /// Takes out of limbo what nothing in flight uses any more.
@@ -291,12 +131,6 @@ impl Books {
         self.freed.push_back(block.info.base..block.reach);
         Some(block)
     }
-
-    fn mark_synced(&mut self, lane: LaneId, seq: u64) {
-        if let Some(lane) = self.lanes.get_mut(&lane) {
-            lane.synced = lane.synced.max(seq);
-        }
-    }
 }
 
 static BOOKS: Lock<Option<Books>> = Lock::new(None);
@@ -304,9 +138,6 @@ static BOOKS: Lock<Option<Books>> = Lock::new(None);
 fn with<T>(body: impl FnOnce(&mut Books) -> T) -> T {
     body(BOOKS.lock().get_or_insert_default())
 }
-
-/// Visits the accesses of one operation.
-pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
 
 /// Bytes of memory of one device.
 pub(crate) fn capacity() -> Outcome<u64> {
@@ -520,170 +351,7 @@ pub(crate) fn totals() -> (usize, u64, usize) {
     })
 }
 
-/// Registers a stream.
-pub(crate) fn open_lane(lane: LaneId, progress: Progress) {
-    with(|books| {
-        books.lanes.insert(
-            lane,
-            Lane {
-                queued: 0,
-                synced: 0,
-                progress,
-                clock: Vec::with_capacity(8),
-            },
-        );
-    });
-}
-
-/// Forgets a stream whose work is over: everybody is known to come after it.
-pub(crate) fn close_lane(lane: LaneId) {
-    with(|books| {
-        books.lanes.remove(&lane);
-        for other in books.lanes.values_mut() {
-            other.clock.retain(|&(id, _)| id != lane);
-        }
-    });
-    settle();
-}
-
-/// What examining an operation's accesses brought to light.
-#[derive(Default)]
-struct Examined {
-    suspicions: Vec<Suspicion>,
-    /// Set if a range is no memory.
-    broken: Option<String>,
-}
-
-impl Books {
-    /// Looks for ranges that are no memory and for uses that `races` finds fault with.
-    fn examine(
-        &self,
-        name: &'static str,
-        visit: Visit<'_>,
-        races: impl Fn(&Use, Access) -> Option<Suspicion>,
-    ) -> Examined {
-        let mut examined = Examined::default();
-        visit(&mut |access| {
-            if access.bytes == 0 {
-                return;
-            }
-            match self.bounds(name, access) {
-                Err(suspicion) => {
-                    examined
-                        .broken
-                        .get_or_insert_with(|| suspicion.message.clone());
-                    examined.suspicions.push(suspicion);
-                }
-                Ok((block, beyond)) => {
-                    examined.suspicions.extend(beyond);
-                    let race = Books::conflicts(block, access).find_map(|of| races(of, access));
-                    examined.suspicions.extend(race);
-                }
-            }
-        });
-        examined
-    }
-
-    /// Notes the accesses of operation `seq` of a lane.
-    fn register(&mut self, lane: LaneId, seq: u64, name: &'static str, visit: Visit<'_>) {
-        if let Some(lane) = self.lanes.get_mut(&lane) {
-            lane.queued = lane.queued.max(seq);
-        }
-        visit(&mut |access| {
-            if access.bytes != 0 {
-                self.note(access, lane, seq, name);
-            }
-        });
-    }
-}
-
-/// Checks the operation about to be queued in a lane with number `seq`, and notes what it uses. In strict mode a
-/// finding refuses it. If it names bytes that are no memory, it must not run: its stream reports the fault instead.
-pub(crate) fn admit(
-    lane: LaneId,
-    seq: u64,
-    check: Check,
-    code: i32,
-    name: &'static str,
-    visit: Visit<'_>,
-) -> Outcome<Option<Fault>> {
-    let examined = with(|books| {
-        let races =
-            |of: &Use, access| (!books.ordered(of, lane)).then(|| stream_race(name, access, of));
-        let examined = books.examine(name, visit, races);
-        if examined.suspicions.is_empty() {
-            books.register(lane, seq, name, visit);
-        }
-        examined
-    });
-    if examined.suspicions.is_empty() {
-        return Ok(None);
-    }
-    report_all(check, code, examined.suspicions)?;
-    let fault = examined.broken.map(|message| Fault {
-        code: AICORE_EXCEPTION,
-        message,
-    });
-    if fault.is_none() {
-        with(|books| books.register(lane, seq, name, visit));
-    }
-    Ok(fault)
-}
-
-fn stream_race(name: &'static str, access: Access, of: &Use) -> Suspicion {
-    let verb = |write| if write { "writes" } else { "reads" };
-    Suspicion {
-        kind: FindingKind::StreamRace,
-        site: (name, access.what),
-        message: format!(
-            "{name} {} its {} at {:#x} ({} bytes) while a {} queued on another stream {} the same memory as its {}, \
-             with no event between them",
-            verb(access.write),
-            access.what,
-            access.address,
-            access.bytes,
-            of.site.0,
-            verb(of.write),
-            of.site.1
-        ),
-    }
-}
-
-/// Checks accesses that are not queued: by the host itself, or by work recorded for later. A range that no memory
-/// answers for fails in either mode.
-pub(crate) fn inspect(
-    check: Check,
-    code: i32,
-    name: &'static str,
-    by_host: bool,
-    visit: Visit<'_>,
-) -> Outcome {
-    let examined = with(|books| {
-        books.examine(name, visit, |of, access| {
-            (by_host && !Books::synced(&books.lanes, of)).then(|| host_race(name, access, of))
-        })
-    });
-    let check = if examined.broken.is_some() {
-        Check::Strict
-    } else {
-        check
-    };
-    report_all(check, code, examined.suspicions)
-}
-
-fn host_race(name: &'static str, access: Access, of: &Use) -> Suspicion {
-    let verb = if access.write { "writes" } else { "reads" };
-    let what = if of.write { "written" } else { "read" };
-    Suspicion {
-        kind: FindingKind::HostRace,
-        site: (name, access.what),
-        message: format!(
-            "{name} {verb} its {} at {:#x} ({} bytes), which a queued {} has {what} as its {} with no synchronisation \
-             since",
-            access.what, access.address, access.bytes, of.site.0, of.site.1
-        ),
-    }
-}
+impl Books {}
 
 /// Counts a write to an allocation.
 pub(crate) fn written(addresses: impl Iterator<Item = usize>) {
@@ -696,63 +364,4 @@ pub(crate) fn written(addresses: impl Iterator<Item = usize>) {
             }
         }
     });
-}
-
-/// Takes a picture of a lane's clock, its own queued work included.
-pub(crate) fn snapshot(lane: LaneId, into: &mut Clock) {
-    into.clear();
-    with(|books| {
-        if let Some(found) = books.lanes.get(&lane) {
-            into.extend_from_slice(&found.clock);
-            merge(into, &[(lane, found.queued)]);
-        }
-    });
-}
-
-/// Lets a lane's next operation come after everything in a clock.
-pub(crate) fn follow(lane: LaneId, clock: &[(LaneId, u64)]) {
-    with(|books| {
-        // Entries of streams that are gone would only pile up.
-        let Books { lanes, .. } = books;
-        let alive = |id: LaneId| lanes.contains_key(&id);
-        let gone = clock.iter().any(|&(id, _)| !alive(id));
-        let kept: Clock;
-        let clock = if gone {
-            kept = clock.iter().copied().filter(|&(id, _)| alive(id)).collect();
-            kept.as_slice()
-        } else {
-            clock
-        };
-        if let Some(lane) = lanes.get_mut(&lane) {
-            merge(&mut lane.clock, clock);
-        }
-    });
-}
-
-/// The host has waited for everything in a clock.
-pub(crate) fn host_waited(clock: &[(LaneId, u64)]) {
-    with(|books| {
-        for &(lane, seq) in clock {
-            books.mark_synced(lane, seq);
-        }
-    });
-    settle();
-}
-
-/// The host has waited for the first `seq` operations of a lane, and with them for what they come after.
-pub(crate) fn host_waited_for_lane(lane: LaneId, seq: u64) {
-    with(|books| {
-        let Some(found) = books.lanes.get_mut(&lane) else {
-            return;
-        };
-        let clock = std::mem::take(&mut found.clock);
-        for &(other, seq) in &clock {
-            books.mark_synced(other, seq);
-        }
-        if let Some(found) = books.lanes.get_mut(&lane) {
-            found.clock = clock;
-            found.synced = found.synced.max(seq);
-        }
-    });
-    settle();
 }

@@ -1,24 +1,24 @@
 //! Streams: queues of commands, each run in order by a thread of its own.
 
-use crate::capture::{Capture, Mode as CaptureMode, recordable};
+mod capturing;
+mod worker;
+
+use crate::capture::{Capture, recordable};
 use crate::config::check;
 use crate::context::Context;
 use crate::event::Event;
 use crate::fault::Fault;
 use crate::graph::{Graph, Group, Step};
-use crate::handle::{Id, Kind, Table};
+use crate::handle::{Kind, Table};
 use crate::ledger::{self, LaneId, Progress};
 use crate::lock::{Lock, Signal, expired};
 use crate::operator::{Access, Addresses};
 use crate::queue::{Command, Queue};
 use crate::status::{
-    CAPTURE_CONFLICT, DEVICE_INTERNAL, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID,
-    STREAM_CAPTURED, STREAM_NOT_CAPTURED, STREAM_SYNC_TIMEOUT, TASK_GROUP_STATUS, failure,
-    panic_text,
+    CAPTURE_CONFLICT, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID, STREAM_CAPTURED,
+    STREAM_SYNC_TIMEOUT, TASK_GROUP_STATUS, failure,
 };
 use crate::task::Task;
-use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
@@ -282,103 +282,6 @@ impl Stream {
         Ok(())
     }
 
-    // Captures.
-
-    /// `aclmdlRICaptureBegin`.
-    pub(crate) fn begin_capture(self: &Arc<Self>, mode: CaptureMode) -> Outcome {
-        let mut submission = self.submission.lock();
-        match submission.mode {
-            Mode::Eager => {
-                submission.mode = Mode::Captured(Capture::begin(self, mode));
-                Ok(())
-            }
-            Mode::Captured(_) => Err(failure!(
-                STREAM_CAPTURED,
-                "aclmdlRICaptureBegin: the stream is already being captured"
-            )),
-            Mode::Updating(..) => Err(failure!(
-                TASK_GROUP_STATUS,
-                "aclmdlRICaptureBegin: the stream is in a task update"
-            )),
-        }
-    }
-
-    /// The capture that the stream is in.
-    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
-        match &self.submission.lock().mode {
-            Mode::Captured(capture) => Some(Arc::clone(capture)),
-            Mode::Eager | Mode::Updating(..) => None,
-        }
-    }
-
-    pub(crate) fn captured(&self, name: &str) -> Outcome<Arc<Capture>> {
-        self.capture().ok_or_else(|| {
-            failure!(
-                STREAM_NOT_CAPTURED,
-                "{name}: the stream is not being captured"
-            )
-        })
-    }
-
-    /// `aclmdlRICaptureEnd`: the graph's handle.
-    pub(crate) fn end_capture(&self) -> Outcome<Id> {
-        let capture = self.captured("aclmdlRICaptureEnd")?;
-        capture.check_end(self.lane)?;
-        let (streams, outcome) = capture.end();
-        for stream in streams {
-            stream.leave(&capture);
-        }
-        outcome.map(|()| capture.graph)
-    }
-
-    /// The stream's work is queued again.
-    fn leave(&self, capture: &Arc<Capture>) {
-        let mut submission = self.submission.lock();
-        if matches!(&submission.mode, Mode::Captured(own) if Arc::ptr_eq(own, capture)) {
-            submission.mode = Mode::Eager;
-        }
-    }
-
-    /// `aclmdlRICaptureTaskUpdateBegin`.
-    pub(crate) fn begin_update(&self, group: Arc<Group>) -> Outcome {
-        const NAME: &str = "aclmdlRICaptureTaskUpdateBegin";
-        let mut submission = self.submission.lock();
-        match submission.mode {
-            Mode::Eager => {
-                submission.mode = Mode::Updating(group, Vec::new());
-                Ok(())
-            }
-            Mode::Captured(_) => Err(failure!(
-                STREAM_CAPTURED,
-                "{NAME}: the stream is being captured; update on another one"
-            )),
-            Mode::Updating(..) => Err(failure!(
-                TASK_GROUP_STATUS,
-                "{NAME}: an update is already going on in this stream"
-            )),
-        }
-    }
-
-    /// `aclmdlRICaptureTaskUpdateEnd`: the new tasks take their places once the stream gets there.
-    pub(crate) fn end_update(&self) -> Outcome {
-        let mut submission = self.submission.lock();
-        self.wait_for_room(&submission);
-        match mem::take(&mut submission.mode) {
-            Mode::Updating(group, tasks) => {
-                group.check(&tasks)?;
-                self.push(&mut submission, Command::Update(group, tasks), None);
-                Ok(())
-            }
-            other => {
-                submission.mode = other;
-                Err(failure!(
-                    TASK_GROUP_STATUS,
-                    "aclmdlRICaptureTaskUpdateEnd: no update is going on in this stream"
-                ))
-            }
-        }
-    }
-
     // Waiting.
 
     /// Number of commands to wait for; refused while the stream is being captured, which becomes invalid.
@@ -497,115 +400,6 @@ impl Stream {
         }
         ledger::host_waited_for_lane(self.lane, seq);
         ledger::close_lane(self.lane);
-    }
-
-    // The stream's thread.
-
-    fn work(self: Arc<Self>) {
-        let mut at = Addresses::default();
-        let mut scratch = Vec::new();
-        loop {
-            let mut shared = self.shared.lock();
-            let command = loop {
-                if let Some(command) = shared.queue.take(&mut at) {
-                    break command;
-                }
-                if shared.ending {
-                    return;
-                }
-                shared = self.filled.wait(shared, None);
-            };
-            shared.running = true;
-            if let Command::Wait { event, .. } = &command {
-                shared.waiting = Some(Arc::clone(event));
-            }
-            drop(shared);
-            // There is room in the queue again.
-            self.advanced.notify_all();
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                self.execute(command, &mut at, &mut scratch)
-            }))
-            .unwrap_or_else(|payload| {
-                Err(Fault {
-                    code: DEVICE_INTERNAL,
-                    message: format!(
-                        "internal error of the emulator: {}",
-                        panic_text(payload.as_ref())
-                    ),
-                })
-            });
-            let mut shared = self.shared.lock();
-            shared.running = false;
-            shared.waiting = None;
-            shared.completed += 1;
-            if let Err(fault) = outcome {
-                shared.fault.get_or_insert(fault);
-            }
-            self.progress.store(shared.completed, Ordering::Release);
-            drop(shared);
-            self.advanced.notify_all();
-        }
-    }
-
-    /// Runs one command and drops it.
-    fn execute(
-        &self,
-        command: Command,
-        at: &mut Addresses,
-        scratch: &mut Vec<Access>,
-    ) -> Result<(), Fault> {
-        match command {
-            // SAFETY: the ledger let the task in, so its ranges are live, and it keeps them until `completed` passes
-            // the task's number.
-            Command::Task(task) => unsafe { task.run(at, scratch) },
-            Command::Record { event, mark } => {
-                event.reach_record(mark);
-                Ok(())
-            }
-            Command::Wait { event, mark } => {
-                event.wait_reached(mark, &self.abort);
-                event.end_wait();
-                Ok(())
-            }
-            Command::Reset { event, ticket } => {
-                event.reach_reset(ticket);
-                Ok(())
-            }
-            Command::Replay(graph) => self.run_graph(&graph, at, scratch),
-            Command::Update(group, tasks) => {
-                group.replace(tasks);
-                Ok(())
-            }
-            Command::Broken(fault) => Err(fault),
-        }
-    }
-
-    /// Runs the steps of a graph in the order of their recording, which holds every dependency among them.
-    fn run_graph(
-        &self,
-        graph: &Graph,
-        at: &mut Addresses,
-        scratch: &mut Vec<Access>,
-    ) -> Result<(), Fault> {
-        for place in 0..graph.len() {
-            if self.abort.load(Ordering::Acquire) {
-                break;
-            }
-            match graph.step(place, at) {
-                // SAFETY: the ledger let the replay in, with every range of the graph at that time live. Ranges of
-                // tasks put in by an update since were checked then; freed early, device memory stays mapped.
-                Some(Step::Task(task, ())) => unsafe { task.run(at, scratch)? },
-                Some(Step::Raise(event)) => event.raise(self.lane),
-                Some(Step::Lower(event)) => event.lower(),
-                Some(Step::Await(event)) => {
-                    self.shared.lock().waiting = Some(Arc::clone(&event));
-                    event.wait_raised(&self.abort);
-                    self.shared.lock().waiting = None;
-                }
-                None => {}
-            }
-        }
-        Ok(())
     }
 }
 

@@ -242,7 +242,7 @@ fn upload(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
 
 /// Sets all bits of an output: NaN in every floating point type.
 fn poison(stream: &Stream, tensor: &AnyTensor) -> Result<()> {
-    let bytes = tensor.to_desc().byte_range().unwrap_or(0..0).end;
+    let bytes = tensor.desc().byte_range().unwrap_or(0..0).end;
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut poison = Vec::new();
     if poison.try_reserve_exact(bytes).is_err() {

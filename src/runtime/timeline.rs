@@ -77,12 +77,7 @@ impl Timeline {
         if self.passed(number) {
             return true;
         }
-        self.drain(api, &mut lock(&self.state));
-        self.passed(number)
-    }
-
-    /// Takes out the markers that the stream has reached.
-    fn drain(&self, api: &Api, state: &mut State) {
+        let mut state = lock(&self.state);
         while let Some(&(upto, event)) = state.markers.front() {
             if !is_reached(api, event) {
                 break;
@@ -91,13 +86,13 @@ impl Timeline {
             self.finish(upto);
             state.recycle(api, event);
         }
+        self.passed(number)
     }
 
     /// Records an event behind an operation, unless one is there, so that [`Timeline::is_complete`] can tell later.
     /// On failure, or once the stream is gone, synchronising or dropping the stream tells. The device must be bound.
     pub(super) fn mark(&self, api: &Api, number: u64) {
         let mut state = lock(&self.state);
-        self.drain(api, &mut state);
         let marked = state
             .markers
             .back()

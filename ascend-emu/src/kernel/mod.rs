@@ -1,6 +1,6 @@
 //! Attention on the processor: a resolved call in, output out.
 //!
-//! [`run`] is the way in; [`reference`] is the slow oracle. The layers, from the top:
+//! [`run`] is the way in; [`mod@reference`] is the slow oracle. The layers, from the top:
 //!
 //! | file | what it knows |
 //! |---|---|

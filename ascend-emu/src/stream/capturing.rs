@@ -1,0 +1,107 @@
+//! Streams that are being captured, or that update a task group.
+
+use super::{Mode, Stream};
+use crate::capture::{Capture, Mode as CaptureMode};
+use crate::graph::Group;
+use crate::handle::Id;
+use crate::queue::Command;
+use crate::status::{Outcome, STREAM_CAPTURED, STREAM_NOT_CAPTURED, TASK_GROUP_STATUS, failure};
+use std::mem;
+use std::sync::Arc;
+
+impl Stream {
+    /// `aclmdlRICaptureBegin`.
+    pub(crate) fn begin_capture(self: &Arc<Self>, mode: CaptureMode) -> Outcome {
+        let mut submission = self.submission.lock();
+        match submission.mode {
+            Mode::Eager => {
+                submission.mode = Mode::Captured(Capture::begin(self, mode));
+                Ok(())
+            }
+            Mode::Captured(_) => Err(failure!(
+                STREAM_CAPTURED,
+                "aclmdlRICaptureBegin: the stream is already being captured"
+            )),
+            Mode::Updating(..) => Err(failure!(
+                TASK_GROUP_STATUS,
+                "aclmdlRICaptureBegin: the stream is in a task update"
+            )),
+        }
+    }
+
+    /// The capture that the stream is in.
+    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
+        match &self.submission.lock().mode {
+            Mode::Captured(capture) => Some(Arc::clone(capture)),
+            Mode::Eager | Mode::Updating(..) => None,
+        }
+    }
+
+    pub(crate) fn captured(&self, name: &str) -> Outcome<Arc<Capture>> {
+        self.capture().ok_or_else(|| {
+            failure!(
+                STREAM_NOT_CAPTURED,
+                "{name}: the stream is not being captured"
+            )
+        })
+    }
+
+    /// `aclmdlRICaptureEnd`: the graph's handle.
+    pub(crate) fn end_capture(&self) -> Outcome<Id> {
+        let capture = self.captured("aclmdlRICaptureEnd")?;
+        capture.check_end(self.lane)?;
+        let (streams, outcome) = capture.end();
+        for stream in streams {
+            stream.leave(&capture);
+        }
+        outcome.map(|()| capture.graph)
+    }
+
+    /// The stream's work is queued again.
+    pub(super) fn leave(&self, capture: &Arc<Capture>) {
+        let mut submission = self.submission.lock();
+        if matches!(&submission.mode, Mode::Captured(own) if Arc::ptr_eq(own, capture)) {
+            submission.mode = Mode::Eager;
+        }
+    }
+
+    /// `aclmdlRICaptureTaskUpdateBegin`.
+    pub(crate) fn begin_update(&self, group: Arc<Group>) -> Outcome {
+        const NAME: &str = "aclmdlRICaptureTaskUpdateBegin";
+        let mut submission = self.submission.lock();
+        match submission.mode {
+            Mode::Eager => {
+                submission.mode = Mode::Updating(group, Vec::new());
+                Ok(())
+            }
+            Mode::Captured(_) => Err(failure!(
+                STREAM_CAPTURED,
+                "{NAME}: the stream is being captured; update on another one"
+            )),
+            Mode::Updating(..) => Err(failure!(
+                TASK_GROUP_STATUS,
+                "{NAME}: an update is already going on in this stream"
+            )),
+        }
+    }
+
+    /// `aclmdlRICaptureTaskUpdateEnd`: the new tasks take their places once the stream gets there.
+    pub(crate) fn end_update(&self) -> Outcome {
+        let mut submission = self.submission.lock();
+        self.wait_for_room(&submission);
+        match mem::take(&mut submission.mode) {
+            Mode::Updating(group, tasks) => {
+                group.check(&tasks)?;
+                self.push(&mut submission, Command::Update(group, tasks), None);
+                Ok(())
+            }
+            other => {
+                submission.mode = other;
+                Err(failure!(
+                    TASK_GROUP_STATUS,
+                    "aclmdlRICaptureTaskUpdateEnd: no update is going on in this stream"
+                ))
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The thread of a stream.
+
+use super::Stream;
+use crate::fault::Fault;
+use crate::graph::{Graph, Step};
+use crate::operator::{Access, Addresses};
+use crate::queue::Command;
+use crate::status::{DEVICE_INTERNAL, panic_text};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Stream {
+    pub(super) fn work(self: Arc<Self>) {
+        let mut at = Addresses::default();
+        let mut scratch = Vec::new();
+        loop {
+            let mut shared = self.shared.lock();
+            let command = loop {
+                if let Some(command) = shared.queue.take(&mut at) {
+                    break command;
+                }
+                if shared.ending {
+                    return;
+                }
+                shared = self.filled.wait(shared, None);
+            };
+            shared.running = true;
+            if let Command::Wait { event, .. } = &command {
+                shared.waiting = Some(Arc::clone(event));
+            }
+            drop(shared);
+            // There is room in the queue again.
+            self.advanced.notify_all();
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                self.execute(command, &mut at, &mut scratch)
+            }))
+            .unwrap_or_else(|payload| {
+                Err(Fault {
+                    code: DEVICE_INTERNAL,
+                    message: format!(
+                        "internal error of the emulator: {}",
+                        panic_text(payload.as_ref())
+                    ),
+                })
+            });
+            let mut shared = self.shared.lock();
+            shared.running = false;
+            shared.waiting = None;
+            shared.completed += 1;
+            if let Err(fault) = outcome {
+                shared.fault.get_or_insert(fault);
+            }
+            self.progress.store(shared.completed, Ordering::Release);
+            drop(shared);
+            self.advanced.notify_all();
+        }
+    }
+
+    /// Runs one command and drops it.
+    fn execute(
+        &self,
+        command: Command,
+        at: &mut Addresses,
+        scratch: &mut Vec<Access>,
+    ) -> Result<(), Fault> {
+        match command {
+            // SAFETY: the ledger let the task in, so its ranges are live, and it keeps them until `completed` passes
+            // the task's number.
+            Command::Task(task) => unsafe { task.run(at, scratch) },
+            Command::Record { event, mark } => {
+                event.reach_record(mark);
+                Ok(())
+            }
+            Command::Wait { event, mark } => {
+                event.wait_reached(mark, &self.abort);
+                event.end_wait();
+                Ok(())
+            }
+            Command::Reset { event, ticket } => {
+                event.reach_reset(ticket);
+                Ok(())
+            }
+            Command::Replay(graph) => self.run_graph(&graph, at, scratch),
+            Command::Update(group, tasks) => {
+                group.replace(tasks);
+                Ok(())
+            }
+            Command::Broken(fault) => Err(fault),
+        }
+    }
+
+    /// Runs the steps of a graph in the order of their recording, which holds every dependency among them.
+    fn run_graph(
+        &self,
+        graph: &Graph,
+        at: &mut Addresses,
+        scratch: &mut Vec<Access>,
+    ) -> Result<(), Fault> {
+        for place in 0..graph.len() {
+            if self.abort.load(Ordering::Acquire) {
+                break;
+            }
+            match graph.step(place, at) {
+                // SAFETY: the ledger let the replay in, with every range of the graph at that time live. Ranges of
+                // tasks put in by an update since were checked then; freed early, device memory stays mapped.
+                Some(Step::Task(task, ())) => unsafe { task.run(at, scratch)? },
+                Some(Step::Raise(event)) => event.raise(self.lane),
+                Some(Step::Lower(event)) => event.lower(),
+                Some(Step::Await(event)) => {
+                    self.shared.lock().waiting = Some(Arc::clone(&event));
+                    event.wait_raised(&self.abort);
+                    self.shared.lock().waiting = None;
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
