@@ -1,16 +1,18 @@
-//! Tensors: device memory with a shape.
+//! Tensors whose element type is known at run time, and views of them.
 
 use std::ffi::c_void;
 use std::fmt;
-use std::marker::PhantomData;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, Element, Memory, as_bytes, vec_from};
-use crate::runtime::{Context, Device, Stream};
+use crate::memory::{Element, Memory, vec_from};
+use crate::runtime::{Context, Stream};
+
+use super::Tensor;
+use super::shape::{bytes_of, dims, has_len};
 
 /// A tensor on a device whose element type is known at run time.
 ///
@@ -22,16 +24,16 @@ use crate::runtime::{Context, Device, Stream};
 /// unspecified.
 #[derive(Clone)]
 pub struct AnyTensor {
-    memory: Arc<Memory>,
+    pub(super) memory: Arc<Memory>,
     /// Byte of the memory at which the tensor begins.
-    start: usize,
+    pub(super) start: usize,
     /// `offset` is 0: it is in `start`.
     desc: TensorDesc,
 }
 
 impl AnyTensor {
     /// A view of memory. The only place where a tensor comes into being: it checks the bounds.
-    fn new(memory: Arc<Memory>, start: usize, desc: TensorDesc) -> Result<Self> {
+    pub(super) fn new(memory: Arc<Memory>, start: usize, desc: TensorDesc) -> Result<Self> {
         let reach = desc.byte_range().filter(|range| {
             let end = usize::try_from(range.end).ok();
             end.and_then(|end| end.checked_add(start))
@@ -262,7 +264,7 @@ impl AnyTensor {
     }
 
     /// Waits for a stream and copies the elements out in row-major order.
-    fn gather(&self, stream: &Stream, bytes: &mut [u8]) -> Result<()> {
+    pub(super) fn gather(&self, stream: &Stream, bytes: &mut [u8]) -> Result<()> {
         self.on("tensor", stream.context())?;
         stream.synchronize()?;
         if self.desc.is_contiguous() || self.is_empty() {
@@ -318,10 +320,7 @@ impl AnyTensor {
     /// [`Error::InvalidArgument`] if the elements are of another type.
     pub fn typed<T: Element>(self) -> Result<Tensor<T>> {
         if self.desc.dtype == T::DTYPE {
-            Ok(Tensor {
-                tensor: self,
-                elements: PhantomData,
-            })
+            Ok(Tensor::of(self))
         } else {
             Err(Error::invalid("dtype", T::DTYPE, self.desc.dtype))
         }
@@ -331,229 +330,5 @@ impl AnyTensor {
 impl fmt::Debug for AnyTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({} at {:?})", self.desc, self.as_raw())
-    }
-}
-
-/// A tensor of elements `T` on a device. See [`AnyTensor`], whose functions it has too.
-#[derive(Clone)]
-pub struct Tensor<T: Element> {
-    tensor: AnyTensor,
-    elements: PhantomData<T>,
-}
-
-impl<T: Element> Tensor<T> {
-    fn of(tensor: AnyTensor) -> Self {
-        Self {
-            tensor,
-            elements: PhantomData,
-        }
-    }
-
-    /// A contiguous tensor of uninitialised device memory.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc), and for more than eight axes.
-    #[doc(alias = "aclrtMalloc")]
-    pub fn empty(device: &Device, shape: impl AsRef<[usize]>) -> Result<Self> {
-        let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
-        AnyTensor::empty(device.context(), desc).map(Self::of)
-    }
-
-    /// A view of a buffer as a contiguous tensor, from its first element on.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a shape that needs more elements, or has more than eight axes.
-    pub fn from_buffer(buffer: &DeviceBuffer<T>, shape: impl AsRef<[usize]>) -> Result<Self> {
-        let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
-        AnyTensor::new(Arc::clone(buffer.memory()), 0, desc).map(Self::of)
-    }
-
-    /// Writes the elements of a tensor that nothing was queued for yet.
-    pub(crate) fn fill_new(&self, elements: &[T]) -> Result<()> {
-        self.tensor
-            .memory
-            .write(self.tensor.start, as_bytes(elements))
-    }
-
-    /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::Acl`]: the copy, or work on the stream, failed. [`Error::InvalidArgument`] for another device.
-    #[doc(alias = "aclrtMemcpy")]
-    pub fn download(&self, stream: &Stream) -> Result<Vec<T>> {
-        vec_from(self.len(), |bytes| self.gather(stream, bytes))
-    }
-
-    /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for another number of elements, a strided tensor or another device; [`Error::Acl`].
-    #[doc(alias = "aclrtMemcpy")]
-    pub fn overwrite(&self, stream: &Stream, elements: &[T]) -> Result<()> {
-        has_len("elements", elements.len(), self.len())?;
-        self.overwrite_bytes(stream, as_bytes(elements))
-    }
-
-    /// As [`AnyTensor::reshape`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
-        self.tensor.reshape(shape).map(Self::of)
-    }
-
-    /// As [`AnyTensor::permute`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn permute(&self, order: impl AsRef<[usize]>) -> Result<Self> {
-        self.tensor.permute(order).map(Self::of)
-    }
-
-    /// As [`AnyTensor::narrow`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn narrow(&self, axis: usize, range: Range<usize>) -> Result<Self> {
-        self.tensor.narrow(axis, range).map(Self::of)
-    }
-
-    /// This tensor if it is contiguous, otherwise a contiguous copy. The copy goes through the host and waits for the
-    /// stream, so it is for setting up, not for each step.
-    ///
-    /// # Errors
-    /// As for [`Tensor::download`] and [`Stream::upload`].
-    pub fn contiguous(&self, stream: &Stream) -> Result<Self> {
-        if self.is_contiguous() {
-            return Ok(self.clone());
-        }
-        let elements = self.download(stream)?;
-        let desc = TensorDesc::packed(T::DTYPE, self.desc.shape);
-        stream.upload_desc(as_bytes(&elements), desc).map(Self::of)
-    }
-}
-
-impl<T: Element> Deref for Tensor<T> {
-    type Target = AnyTensor;
-
-    fn deref(&self) -> &AnyTensor {
-        &self.tensor
-    }
-}
-
-impl<T: Element> From<Tensor<T>> for AnyTensor {
-    fn from(tensor: Tensor<T>) -> Self {
-        tensor.tensor
-    }
-}
-
-impl<T: Element> From<&Tensor<T>> for AnyTensor {
-    fn from(tensor: &Tensor<T>) -> Self {
-        tensor.tensor.clone()
-    }
-}
-
-impl<T: Element> fmt::Debug for Tensor<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.tensor.fmt(f)
-    }
-}
-
-impl Stream {
-    /// Copies elements into a new tensor of the given shape, row-major, and waits for that copy alone.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if the shape has another number of elements or more than eight axes;
-    /// [`Error::OutOfMemory`]; [`Error::Acl`].
-    #[doc(alias = "aclrtMalloc")]
-    #[doc(alias = "aclrtMemcpy")]
-    pub fn upload<T: Element>(
-        &self,
-        elements: &[T],
-        shape: impl AsRef<[usize]>,
-    ) -> Result<Tensor<T>> {
-        let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
-        let wanted = desc.elements().and_then(|len| usize::try_from(len).ok());
-        has_len("elements", elements.len(), wanted.unwrap_or(usize::MAX))?;
-        self.upload_desc(as_bytes(elements), desc).map(Tensor::of)
-    }
-
-    /// The same for an element type known at run time. Elements smaller than a byte are packed, the first in the low
-    /// bits.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`Stream::upload`], and [`Error::InvalidArgument`] for types without a fixed size.
-    #[doc(alias = "aclrtMalloc")]
-    #[doc(alias = "aclrtMemcpy")]
-    pub fn upload_bytes(
-        &self,
-        dtype: DType,
-        bytes: &[u8],
-        shape: impl AsRef<[usize]>,
-    ) -> Result<AnyTensor> {
-        let desc = TensorDesc::packed(dtype, dims(shape.as_ref())?);
-        has_len("bytes", bytes.len(), bytes_of(&desc)?)?;
-        self.upload_desc(bytes, desc)
-    }
-
-    fn upload_desc(&self, bytes: &[u8], desc: TensorDesc) -> Result<AnyTensor> {
-        let tensor = AnyTensor::empty(self.context(), desc)?;
-        tensor.memory.write(0, bytes)?;
-        Ok(tensor)
-    }
-}
-
-/// A shape as CANN takes it.
-fn dims(shape: &[usize]) -> Result<Dims> {
-    let refused = || {
-        Error::invalid(
-            "shape",
-            format_args!("{shape:?}"),
-            format_args!("at most {} axes of at most i64::MAX", Dims::MAX_RANK),
-        )
-    };
-    let mut dims = Dims::new(&[0; Dims::MAX_RANK][..shape.len().min(Dims::MAX_RANK)])
-        .filter(|_| shape.len() <= Dims::MAX_RANK)
-        .ok_or_else(refused)?;
-    for (axis, &dim) in shape.iter().enumerate() {
-        dims = dims.with(axis, i64::try_from(dim).map_err(|_| refused())?);
-    }
-    Ok(dims)
-}
-
-/// Bytes of a tensor's elements when packed.
-fn bytes_of(desc: &TensorDesc) -> Result<usize> {
-    desc.elements()
-        .and_then(|elements| desc.dtype.bytes_for(elements))
-        .and_then(|bytes| usize::try_from(bytes).ok())
-        .filter(|&bytes| isize::try_from(bytes).is_ok())
-        .ok_or_else(|| {
-            Error::invalid(
-                "shape",
-                format_args!("{} {}", desc.dtype, desc.shape),
-                "elements of a fixed size that fit in memory",
-            )
-        })
-}
-
-fn has_len(argument: &'static str, given: usize, wanted: usize) -> Result<()> {
-    if given == wanted {
-        Ok(())
-    } else {
-        Err(Error::invalid(
-            argument,
-            format_args!("{given}"),
-            format_args!("{wanted}, by the shape"),
-        ))
     }
 }

@@ -1,0 +1,146 @@
+//! Tensors of a Rust type.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use ascend_spec::TensorDesc;
+
+use crate::error::Result;
+use crate::memory::{DeviceBuffer, Element, as_bytes, vec_from};
+use crate::runtime::{Device, Stream};
+
+use super::AnyTensor;
+use super::shape::{dims, has_len};
+
+/// A tensor of elements `T` on a device. See [`AnyTensor`], whose functions it has too.
+#[derive(Clone)]
+pub struct Tensor<T: Element> {
+    tensor: AnyTensor,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> Tensor<T> {
+    pub(super) fn of(tensor: AnyTensor) -> Self {
+        Self {
+            tensor,
+            elements: PhantomData,
+        }
+    }
+
+    /// A contiguous tensor of uninitialised device memory.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`](crate::Device::alloc), and for more than eight axes.
+    #[doc(alias = "aclrtMalloc")]
+    pub fn empty(device: &Device, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
+        AnyTensor::empty(device.context(), desc).map(Self::of)
+    }
+
+    /// A view of a buffer as a contiguous tensor, from its first element on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a shape that needs more elements, or has more than eight axes.
+    pub fn from_buffer(buffer: &DeviceBuffer<T>, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
+        AnyTensor::new(Arc::clone(buffer.memory()), 0, desc).map(Self::of)
+    }
+
+    /// Writes the elements of a tensor that nothing was queued for yet.
+    pub(crate) fn fill_new(&self, elements: &[T]) -> Result<()> {
+        self.tensor
+            .memory
+            .write(self.tensor.start, as_bytes(elements))
+    }
+
+    /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl): the copy, or work on the stream, failed. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another device.
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn download(&self, stream: &Stream) -> Result<Vec<T>> {
+        vec_from(self.len(), |bytes| self.gather(stream, bytes))
+    }
+
+    /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another number of elements, a strided tensor or another device; [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn overwrite(&self, stream: &Stream, elements: &[T]) -> Result<()> {
+        has_len("elements", elements.len(), self.len())?;
+        self.overwrite_bytes(stream, as_bytes(elements))
+    }
+
+    /// As [`AnyTensor::reshape`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
+        self.tensor.reshape(shape).map(Self::of)
+    }
+
+    /// As [`AnyTensor::permute`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn permute(&self, order: impl AsRef<[usize]>) -> Result<Self> {
+        self.tensor.permute(order).map(Self::of)
+    }
+
+    /// As [`AnyTensor::narrow`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn narrow(&self, axis: usize, range: Range<usize>) -> Result<Self> {
+        self.tensor.narrow(axis, range).map(Self::of)
+    }
+
+    /// This tensor if it is contiguous, otherwise a contiguous copy. The copy goes through the host and waits for the
+    /// stream, so it is for setting up, not for each step.
+    ///
+    /// # Errors
+    /// As for [`Tensor::download`] and [`Stream::upload`].
+    pub fn contiguous(&self, stream: &Stream) -> Result<Self> {
+        if self.is_contiguous() {
+            return Ok(self.clone());
+        }
+        let elements = self.download(stream)?;
+        let desc = TensorDesc::packed(T::DTYPE, self.desc().shape);
+        stream.upload_desc(as_bytes(&elements), desc).map(Self::of)
+    }
+}
+
+impl<T: Element> Deref for Tensor<T> {
+    type Target = AnyTensor;
+
+    fn deref(&self) -> &AnyTensor {
+        &self.tensor
+    }
+}
+
+impl<T: Element> From<Tensor<T>> for AnyTensor {
+    fn from(tensor: Tensor<T>) -> Self {
+        tensor.tensor
+    }
+}
+
+impl<T: Element> From<&Tensor<T>> for AnyTensor {
+    fn from(tensor: &Tensor<T>) -> Self {
+        tensor.tensor.clone()
+    }
+}
+
+impl<T: Element> fmt::Debug for Tensor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tensor.fmt(f)
+    }
+}
