@@ -2,7 +2,7 @@
 
 #![allow(clippy::expect_used)]
 
-use ascend_spec::fia::{FiaCall, Version, Work};
+use ascend_spec::fia::{FiaCall, Padding, Version, Work};
 use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
 use proptest::prelude::*;
 
@@ -110,6 +110,7 @@ proptest! {
         mode in prop_oneof![4 => 0i64..5, 1 => number()],
         (masked, lse) in any::<(bool, bool)>(),
         scale in any::<f64>(),
+        padding in (number(), number()),
         extras in proptest::collection::vec(proptest::option::weighted(0.06, desc()), 23),
         modes in proptest::collection::vec(proptest::option::weighted(0.1, number()), 5),
         prefix in proptest::option::weighted(0.1, proptest::collection::vec(number(), 0..3)),
@@ -181,8 +182,11 @@ proptest! {
             for b in 0..problem.batch.min(8) {
                 prop_assert!(problem.q_len(b) <= problem.query_rows);
                 prop_assert!(problem.kv_len(b) <= problem.key_rows);
-                prop_assert!(problem.key_value(b).is_some());
-                prop_assert!(problem.geometry(b).span(0..u64::MAX).end <= problem.kv_len(b) as u64);
+                let _ = problem.key_value(b);
+                let at = problem.sequence(b, Padding { query: padding.0, key: padding.1 });
+                prop_assert!(at.q_first + at.q_len <= problem.query_rows);
+                let keys = problem.kv_len(b) + problem.prefix.map_or(0, |prefix| prefix.len);
+                prop_assert!(problem.geometry(b).span(0..u64::MAX).end <= keys as u64);
             }
         }
     }

@@ -4,6 +4,7 @@ mod bindgen_task;
 mod emu_libs;
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
+mod rules_task;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ usage: cargo run -p xtask -- TASK
 tasks:
   bindgen [--check]          regenerate ascend-sys/src/{bindings,table}.rs from include/ (needs libclang);
                              with --check write nothing and fail if they differ
+  rules [--check]            write the table of the contract's rules to docs/rules.md; with --check compare only
   emu-libs DIR [--release]   build the emulator as a shared library and lay it out in DIR under the names of
                              CANN's libraries
 ";
@@ -24,6 +26,8 @@ fn main() -> ExitCode {
     let done = match arguments.as_slice() {
         ["bindgen"] => bindgen_task::write(&root()),
         ["bindgen", "--check"] => bindgen_task::check(&root()),
+        ["rules"] => rules_task::write(&root()),
+        ["rules", "--check"] => rules_task::check(&root()),
         ["emu-libs", dir] => emu_libs::lay_out(&root(), Path::new(dir), false),
         ["emu-libs", dir, "--release"] | ["emu-libs", "--release", dir] => {
             emu_libs::lay_out(&root(), Path::new(dir), true)

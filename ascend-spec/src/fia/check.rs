@@ -1,15 +1,13 @@
 //! The order of the rules, and the resolution of a call that holds them.
 
+use super::resolve::{Verdict, resolve};
 use super::rules::{
     Facts, antiquant, entry, heads, lengths, lists, mask, mla, output, packed, padding, paged,
     prefix, pse, quant, sink,
 };
 use super::{FiaCall, MaskUse, Problem, Route, Version, Work};
 use crate::layout::Extents;
-use crate::{Axes, DType, Refusal, Soc, SparseMode, TensorDesc, View};
-
-/// What is to be done, with the mode in force and the use of the mask.
-type Verdict = (Work, SparseMode, MaskUse);
+use crate::{DType, Refusal, Soc, SparseMode, TensorDesc};
 
 impl<'a> FiaCall<'a> {
     /// Checks the call against the contract of `version` on `soc`, and resolves it.
@@ -25,8 +23,8 @@ impl<'a> FiaCall<'a> {
             Route::Prefill => prefill(&facts),
             Route::Decode => decode(&facts),
         }?;
-        entry::supported(self, facts.layout)?;
-        Ok(resolve(&facts, verdict))
+        entry::supported(self)?;
+        Ok(resolve(&facts, verdict)?)
     }
 
     /// First checks, and what the rest needs to know.
@@ -193,52 +191,4 @@ fn operands<'a>(f: &Facts<'a>) -> entry::Operands<'a> {
         value: f.value,
         out: f.out,
     }
-}
-
-fn resolve<'a>(f: &Facts<'a>, (work, mode, mask): Verdict) -> Problem<'a> {
-    let size = |value: i64| usize::try_from(value).unwrap_or(0);
-    let out_extents = output::expected(f.q, f.v.dim);
-    let lse = output::written_lse(f.call).map(|lse| {
-        let packed = TensorDesc::packed(DType::Float, f.layout.lse_shape(f.q));
-        let usable = lse.shape == packed.shape && lse.dtype == DType::Float;
-        view(f.layout.lse_axes(), if usable { lse } else { &packed }, 1)
-    });
-    let out = TensorDesc::packed(f.out.dtype, f.layout.out_shape(out_extents));
-    let out = if f.out.shape == out.shape {
-        f.out
-    } else {
-        &out
-    };
-    Problem {
-        call: f.call,
-        work,
-        route: f.route,
-        layout: f.layout,
-        batch: size(f.batch),
-        heads: size(f.call.num_heads),
-        kv_heads: size(f.kv_heads),
-        query_rows: size(f.q.rows),
-        key_rows: size(f.key_rows),
-        head_dim: size(f.q.dim),
-        value_dim: size(f.v.dim),
-        mode,
-        mask,
-        query: view(f.layout.input(), f.query, f.q.dim),
-        out: view(f.layout.output(), out, f.v.dim),
-        lse,
-        kv_list: f.kv_list,
-        query_dtype: f.query.dtype,
-        out_dtype: f.out.dtype,
-    }
-}
-
-/// A view whose rank the rules have checked.
-fn view(axes: Axes, desc: &TensorDesc, dim: i64) -> View {
-    axes.view(desc, dim).unwrap_or(View {
-        offset: 0,
-        batch: 0,
-        head: 0,
-        row: 0,
-        dim: 0,
-    })
 }

@@ -2,10 +2,18 @@
 
 mod call;
 mod check;
+mod operand;
 mod problem;
+mod quantisation;
+mod resolve;
 pub mod rules;
 mod version;
 
 pub use call::FiaCall;
-pub use problem::{Cache, KeyValue, MaskTensor, MaskUse, Operand, Problem, Route, Work};
+pub use operand::{Operand, Place};
+pub use problem::{
+    Cache, Int8Query, KeyValue, MaskTensor, MaskUse, Padding, Pages, Prefix, Problem, Route, Rows,
+    Sequence, Work,
+};
+pub use quantisation::{Affine, Grid};
 pub use version::Version;

@@ -1,6 +1,8 @@
 //! A call that holds every rule, resolved to what a kernel needs.
 
-use super::FiaCall;
+use super::quantisation::{Affine, Grid};
+use super::rules::lengths;
+use super::{FiaCall, Operand};
 use crate::layout::{Extents, View};
 use crate::{DType, Layout, MaskGeometry, SparseMode, TensorDesc};
 use std::ops::Range;
@@ -10,7 +12,7 @@ use std::ops::Range;
 pub enum Route {
     /// Several query rows a sequence (CANN's prompt path).
     Prefill,
-    /// One query row a sequence (CANN's incremental path).
+    /// One query row a sequence, or the absorbed form of multi-head latent attention (CANN's incremental path).
     Decode,
 }
 
@@ -79,29 +81,103 @@ pub enum MaskUse {
     Full(MaskTensor),
 }
 
-/// Where key and value of one batch entry lie.
+/// Rows of one tensor: where they lie and what their elements are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Axes. For `INT4` the unit is half a byte. Where `lanes` is not 0, `dim` is the stride from one run of `lanes`
+    /// elements, which lie side by side, to the next.
+    pub view: View,
+    /// Elements in a run of an NZ cache; 0 where `view.dim` is the stride of single elements.
+    pub lanes: usize,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// Where key and value of one sequence lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValue {
     /// Index of the tensor in the key list and in the value list.
     pub list_index: usize,
-    /// Index of the batch entry within that tensor.
+    /// Index of the sequence on the tensor's batch axis; of no use where the cache is paged.
     pub batch: usize,
-    /// Axes of the key tensor.
-    pub key: View,
-    /// Axes of the value tensor.
-    pub value: View,
+    /// Key tensor; its batch axis counts blocks where the cache is paged.
+    pub key: Rows,
+    /// Value tensor, as the key.
+    pub value: Rows,
+    /// Rotary part of the key, as the key.
+    pub key_rope: Option<Rows>,
 }
 
-/// A tensor of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // The operator's argument names; the numbers are places in the tensor list.
-pub enum Operand {
-    Query,
-    Key(usize),
-    Value(usize),
-    AttenMask,
-    AttentionOut,
-    SoftmaxLse,
+/// A paged cache and its block table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// How the cache lies.
+    pub cache: Cache,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Blocks of the cache: ids are below this.
+    pub blocks: usize,
+    /// First element of the table, `INT32`.
+    pub offset: i64,
+    /// Elements from one sequence to the next.
+    pub row: i64,
+    /// Elements from one block of a sequence to the next.
+    pub column: i64,
+    /// Blocks that a row of the table can name.
+    pub columns: usize,
+}
+
+/// A shared prefix: the keys before the first of every sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// Valid rows.
+    pub len: usize,
+    /// Key rows; batch 0.
+    pub key: Rows,
+    /// Value rows; batch 0.
+    pub value: Rows,
+}
+
+/// An INT8 query: three factors, read from tensors of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Int8Query {
+    /// Factor of the scores before the scale.
+    pub deq_scale1: Grid,
+    /// Factor of the weights, which are rounded to integers after it.
+    pub quant_scale1: Grid,
+    /// Factor of the output.
+    pub deq_scale2: Grid,
+}
+
+/// Contents of the padding tensors, which only the device knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Padding {
+    /// `queryPaddingSize`: rows after the last valid query row.
+    pub query: i64,
+    /// `kvPaddingSize`: rows after the last valid key row.
+    pub key: i64,
+}
+
+/// Where the rows of one sequence are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// First valid row on the query's row axis; output, log-sum-exp and rotary part have the same.
+    pub q_first: usize,
+    /// Valid query rows.
+    pub q_len: usize,
+    /// First valid row on the key's row axis (of the first block where the cache is paged).
+    pub kv_first: usize,
+    /// Valid keys, without a shared prefix.
+    pub kv_len: usize,
+    /// Keys of the shared prefix, which come first.
+    pub prefix: usize,
+}
+
+impl Sequence {
+    /// Keys altogether.
+    pub fn keys(&self) -> usize {
+        self.prefix.saturating_add(self.kv_len)
+    }
 }
 
 /// A call that holds every rule: sizes, strides, lengths and visibility, ready to compute.
@@ -125,28 +201,52 @@ pub struct Problem<'a> {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Rows of the query's sequence axis; lengths are at most this.
+    /// Rows of the query's row axis: of one sequence, or of all where they are packed.
     pub query_rows: usize,
-    /// Rows of the longest key tensor's sequence axis.
+    /// Most keys that a sequence can have, without a shared prefix.
     pub key_rows: usize,
-    /// Head dimension of query and key.
+    /// Head dimension of query and key, without the rotary part.
     pub head_dim: usize,
     /// Head dimension of value and output.
     pub value_dim: usize,
+    /// Head dimension of the rotary parts, 0 where there are none.
+    pub rope_dim: usize,
     /// Sparse mode in force, after what the path ignores.
     pub mode: SparseMode,
     /// What the mask tensor is for.
     pub mask: MaskUse,
-    /// Axes of the query.
-    pub query: View,
-    /// Axes of the output.
-    pub out: View,
-    /// Axes of the log-sum-exp (head dimension 1), if it is written.
-    pub lse: Option<View>,
-    /// Whether every batch entry has its own key and value tensor.
+    /// Query.
+    pub query: Rows,
+    /// Rotary part of the query.
+    pub query_rope: Option<Rows>,
+    /// Output.
+    pub out: Rows,
+    /// Log-sum-exp (head dimension 1), if it is written.
+    pub lse: Option<Rows>,
+    /// Additive position bias; the view's `dim` steps over keys.
+    pub pse: Option<Rows>,
+    /// Paged cache.
+    pub pages: Option<Pages>,
+    /// Shared prefix.
+    pub prefix: Option<Prefix>,
+    /// One logit a head that counts in maximum and sum and has no value.
+    pub sink: Option<Grid>,
+    /// What makes values of a quantised query.
+    pub query_affine: Option<Affine>,
+    /// What makes values of quantised keys.
+    pub key_affine: Option<Affine>,
+    /// What makes values of quantised values.
+    pub value_affine: Option<Affine>,
+    /// An INT8 query outside of the absorbed form.
+    pub int8_query: Option<Int8Query>,
+    /// What makes numbers of an INT8 output: `round(value * scale + offset)`, clamped.
+    pub out_affine: Option<Affine>,
+    /// Whether every sequence has its own key and value tensor.
     pub(super) kv_list: bool,
-    pub(super) query_dtype: DType,
-    pub(super) out_dtype: DType,
+    /// Whether the padding of query and key is in force.
+    pub(super) padded: (bool, bool),
+    /// Key and value of the first tensor; the others of a list have the same but for `row` strides.
+    pub(super) first: KeyValue,
 }
 
 impl<'a> Problem<'a> {
@@ -155,14 +255,18 @@ impl<'a> Problem<'a> {
         self.heads / self.kv_heads.max(1)
     }
 
-    /// Element type of query, key and value.
+    /// Element type that products are computed in: the query's, or for an INT8 query the output's half-precision type.
     pub fn dtype(&self) -> DType {
-        self.query_dtype
+        match (self.query.dtype, self.out.dtype) {
+            (DType::Int8, DType::Int8) => DType::Float16,
+            (DType::Int8, out) => out,
+            (query, _) => query,
+        }
     }
 
     /// Element type of the output.
     pub fn out_dtype(&self) -> DType {
-        self.out_dtype
+        self.out.dtype
     }
 
     /// Factor of the scores.
@@ -170,34 +274,91 @@ impl<'a> Problem<'a> {
         self.call.scale
     }
 
-    /// Valid query rows of sequence `b`; the rows after them are written as 0 with log-sum-exp +inf.
-    pub fn q_len(&self, b: usize) -> usize {
-        match (self.route, self.call.actual_seq_lengths) {
-            (Route::Prefill, Some(lengths)) => {
-                length(lengths, b, self.query_rows).min(self.query_rows)
-            }
-            _ => self.query_rows,
-        }
+    /// Whether sequences are packed behind one another.
+    pub fn is_packed(&self) -> bool {
+        self.layout.is_packed()
     }
 
-    /// Valid keys of sequence `b`.
+    /// The padding tensors that count, for the caller to read and hand to [`Problem::sequence`].
+    pub fn padding_operands(&self) -> (Option<Operand>, Option<Operand>) {
+        (
+            self.padded.0.then_some(Operand::QueryPaddingSize),
+            self.padded.1.then_some(Operand::KvPaddingSize),
+        )
+    }
+
+    /// Valid query rows of sequence `b`; rows of a padded query outside of them are written as 0 with log-sum-exp +inf.
+    pub fn q_len(&self, b: usize) -> usize {
+        if self.route == Route::Decode && !self.is_packed() {
+            return self.query_rows;
+        }
+        let rows = self.query_rows as i64;
+        size(lengths::q_len(self.call, self.layout, rows, b)).min(self.query_rows)
+    }
+
+    /// Valid keys of sequence `b`, without a shared prefix.
     pub fn kv_len(&self, b: usize) -> usize {
         let rows = self.kv_rows(b);
-        match self.call.actual_seq_lengths_kv {
-            Some(lengths) => length(lengths, b, rows).min(rows),
-            None => rows,
+        let paged = self.pages.is_some();
+        size(lengths::kv_len(
+            self.call,
+            self.layout,
+            paged,
+            rows as i64,
+            b,
+        ))
+        .min(rows)
+    }
+
+    /// Where the rows of sequence `b` are.
+    pub fn sequence(&self, b: usize, padding: Padding) -> Sequence {
+        let (q_len, kv_len) = (self.q_len(b), self.kv_len(b));
+        let starts = |ends: Option<&[i64]>| match b.checked_sub(1) {
+            Some(before) => size(ends.and_then(|ends| ends.get(before)).copied().unwrap_or(0)),
+            None => 0,
+        };
+        let padded =
+            |rows: usize, len: usize, pad: i64| rows.saturating_sub(size(pad)).saturating_sub(len);
+        let (mut q_first, mut kv_first) = (0, 0);
+        if self.is_packed() {
+            q_first = starts(self.call.actual_seq_lengths).min(self.query_rows);
+            if self.pages.is_none() {
+                kv_first = starts(self.call.actual_seq_lengths_kv).min(self.key_rows);
+            }
+        }
+        if self.padded.0 {
+            q_first = padded(self.query_rows, q_len, padding.query);
+        }
+        if self.padded.1 {
+            kv_first = padded(self.kv_rows(b), kv_len, padding.key);
+        }
+        Sequence {
+            q_first,
+            q_len: q_len.min(self.query_rows - q_first),
+            kv_first,
+            kv_len,
+            prefix: self.prefix.map_or(0, |prefix| prefix.len),
         }
     }
 
-    /// Visible keys of each row of sequence `b`, before a full mask tensor.
+    /// Visible keys of each row of sequence `b`, a shared prefix first, before a full mask tensor.
     pub fn geometry(&self, b: usize) -> MaskGeometry {
+        let prefix = self.prefix.map_or(0, |prefix| prefix.len);
+        let padded = self.padded.0 || self.padded.1;
+        let tokens = |tokens: i64| {
+            if padded && self.mode == SparseMode::DefaultMask {
+                FiaCall::ALL_TOKENS
+            } else {
+                tokens
+            }
+        };
         MaskGeometry::new(
             self.mode,
-            !matches!(self.mask, MaskUse::None) && self.route == Route::Prefill,
+            !matches!(self.mask, MaskUse::None),
             self.q_len(b) as u64,
-            self.kv_len(b) as u64,
-            self.call.pre_tokens,
-            self.call.next_tokens,
+            self.kv_len(b).saturating_add(prefix) as u64,
+            tokens(self.call.pre_tokens),
+            tokens(self.call.next_tokens),
         )
     }
 
@@ -209,89 +370,182 @@ impl<'a> Problem<'a> {
     }
 
     /// Where key and value of sequence `b` lie.
-    pub fn key_value(&self, b: usize) -> Option<KeyValue> {
-        let list_index = if self.kv_list { b } else { 0 };
-        let axes = self.layout.input();
-        Some(KeyValue {
-            list_index,
-            batch: if self.kv_list { 0 } else { b },
-            key: axes.view(self.call.key.get(list_index)?, self.head_dim as i64)?,
-            value: axes.view(self.call.value.get(list_index)?, self.value_dim as i64)?,
-        })
+    pub fn key_value(&self, b: usize) -> KeyValue {
+        if !self.kv_list {
+            return KeyValue {
+                batch: if self.is_packed() || self.pages.is_some() {
+                    0
+                } else {
+                    b
+                },
+                ..self.first
+            };
+        }
+        let rows = |first: Rows, desc: Option<&TensorDesc>, dim: usize| {
+            let view = desc.and_then(|desc| self.layout.input().view(desc, dim as i64));
+            Rows {
+                view: view.unwrap_or(first.view),
+                ..first
+            }
+        };
+        KeyValue {
+            list_index: b,
+            batch: 0,
+            key: rows(self.first.key, self.call.key.get(b), self.head_dim),
+            value: rows(self.first.value, self.call.value.get(b), self.value_dim),
+            key_rope: self.first.key_rope,
+        }
     }
 
     /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
-    /// `None` for a range means that no memory could hold it.
+    /// `None` for a range means that no memory could hold it. Of a paged cache that is all of it.
     pub fn touches(&self, visit: &mut dyn FnMut(Operand, Option<Range<u64>>)) {
         if self.work == Work::Nothing {
             return;
         }
+        let batch = if self.is_packed() { 1 } else { self.batch };
         let extents = |heads: usize, rows: usize, dim: usize| Extents {
-            batch: self.batch as i64,
+            batch: batch as i64,
             heads: heads as i64,
             rows: rows as i64,
             dim: dim as i64,
         };
         let out = extents(self.heads, self.query_rows, self.value_dim);
-        visit(Operand::AttentionOut, bytes(&self.out, out, self.out_dtype));
+        visit(Operand::AttentionOut, self.out.bytes(out));
         if let Some(lse) = &self.lse {
-            let of = extents(self.heads, self.query_rows, 1);
-            visit(Operand::SoftmaxLse, bytes(lse, of, DType::Float));
+            visit(
+                Operand::SoftmaxLse,
+                lse.bytes(extents(self.heads, self.query_rows, 1)),
+            );
         }
         if self.work == Work::Fill {
             return;
         }
         let query = extents(self.heads, self.query_rows, self.head_dim);
-        visit(Operand::Query, bytes(&self.query, query, self.query_dtype));
-        let tensors = if self.kv_list { self.batch } else { 1 };
-        for b in 0..tensors {
-            let Some(at) = self.key_value(b) else {
-                continue;
+        visit(Operand::Query, self.query.bytes(query));
+        if let Some(rope) = &self.query_rope {
+            let of = Extents {
+                dim: self.rope_dim as i64,
+                ..query
             };
-            let mut key = extents(self.kv_heads, self.kv_rows(b), self.head_dim);
-            if self.kv_list {
-                key.batch = 1;
-            }
-            let value = Extents {
-                dim: self.value_dim as i64,
-                ..key
-            };
-            visit(Operand::Key(b), bytes(&at.key, key, self.query_dtype));
-            visit(Operand::Value(b), bytes(&at.value, value, self.query_dtype));
+            visit(Operand::QueryRope, rope.bytes(of));
         }
-        if let (false, Some(mask)) = (self.mask == MaskUse::None, self.call.mask()) {
+        self.touches_keys(visit);
+        if !matches!(self.mask, MaskUse::None)
+            && let Some(mask) = self.call.mask()
+        {
             visit(Operand::AttenMask, mask.byte_range());
+        }
+        for operand in self.small_operands() {
+            if let Some(desc) = operand.of(self.call) {
+                visit(operand, desc.byte_range());
+            }
         }
     }
 
-    /// Rows of the sequence axis of the key tensor of sequence `b`.
-    fn kv_rows(&self, b: usize) -> usize {
-        let index = if self.kv_list { b } else { 0 };
-        let rows = |key: &TensorDesc| {
-            let extents = self
-                .layout
-                .input()
-                .extents(&key.shape, self.kv_heads as i64)?;
-            usize::try_from(extents.rows).ok()
+    fn touches_keys(&self, visit: &mut dyn FnMut(Operand, Option<Range<u64>>)) {
+        let tensors = if self.kv_list { self.batch } else { 1 };
+        for b in 0..tensors {
+            let at = self.key_value(b);
+            let (batch, rows) = match &self.pages {
+                Some(pages) => (pages.blocks, pages.block_size),
+                None if self.kv_list || self.is_packed() => (1, self.kv_axis(b)),
+                None => (self.batch, self.kv_axis(b)),
+            };
+            let of = |dim: usize| Extents {
+                batch: batch as i64,
+                heads: self.kv_heads as i64,
+                rows: rows as i64,
+                dim: dim as i64,
+            };
+            visit(Operand::Key(b), at.key.bytes(of(self.head_dim)));
+            visit(Operand::Value(b), at.value.bytes(of(self.value_dim)));
+            if let Some(rope) = at.key_rope {
+                visit(Operand::KeyRope, rope.bytes(of(self.rope_dim)));
+            }
+        }
+    }
+
+    /// Tensors that are touched as far as their description reaches.
+    fn small_operands(&self) -> impl Iterator<Item = Operand> {
+        let affine = |affine: Option<Affine>| {
+            let scale = affine.map(|affine| affine.scale.operand);
+            let offset = affine
+                .and_then(|affine| affine.offset)
+                .map(|grid| grid.operand);
+            [scale, offset]
         };
+        let int8 = self.int8_query.map(|int8| {
+            [
+                int8.deq_scale1.operand,
+                int8.quant_scale1.operand,
+                int8.deq_scale2.operand,
+            ]
+        });
+        let (query, key) = self.padding_operands();
+        let key_scales = affine(self.key_affine);
+        let value_scales = affine(self.value_affine);
+        // The merged tensors serve key and value.
+        let merged = key_scales == value_scales;
+        [
+            self.pse.map(|_| Operand::PseShift),
+            self.pages.map(|_| Operand::BlockTable),
+            self.prefix.map(|_| Operand::KeySharedPrefix),
+            self.prefix.map(|_| Operand::ValueSharedPrefix),
+            self.sink.map(|grid| grid.operand),
+            query,
+            key,
+        ]
+        .into_iter()
+        .chain(affine(self.query_affine))
+        .chain(key_scales)
+        .chain(value_scales.into_iter().filter(move |_| !merged))
+        .chain(affine(self.out_affine))
+        .flatten()
+        .chain(int8.into_iter().flatten())
+    }
+
+    /// Rows on the row axis of the key tensor of sequence `b`; of a paged cache, what its table row can hold.
+    fn kv_rows(&self, b: usize) -> usize {
+        if self.kv_list {
+            self.kv_axis(b)
+        } else {
+            self.key_rows
+        }
+    }
+
+    /// Rows on the row axis of a key tensor that is not paged.
+    fn kv_axis(&self, b: usize) -> usize {
+        let index = if self.kv_list { b } else { 0 };
+        let axis = self.layout.input().row_axis();
+        let rows = |key: &TensorDesc| key.shape.get(axis).copied().map(size);
         self.call.key.get(index).and_then(rows).unwrap_or(0)
     }
 }
 
-/// Entry `b` of a length array: an empty one means `all`, one entry stands for every sequence.
-fn length(lengths: &[i64], b: usize, all: usize) -> usize {
-    let entry = match lengths {
-        [] => return all,
-        [one] => Some(one),
-        several => several.get(b),
-    };
-    entry
-        .and_then(|&len| usize::try_from(len).ok())
-        .unwrap_or(0)
+impl Rows {
+    /// The bytes that a tensor of these extents touches.
+    fn bytes(&self, of: Extents) -> Option<Range<u64>> {
+        let elements = match self.lanes as i64 {
+            0 => self.view.elements(of)?,
+            lanes => {
+                let runs = Extents {
+                    dim: of.dim / lanes,
+                    ..of
+                };
+                let range = self.view.elements(runs)?;
+                range.start..range.end.checked_add(lanes as u64 - 1)?
+            }
+        };
+        let bits = u64::from(self.dtype.bits());
+        let (start, end) = (
+            elements.start.checked_mul(bits)?,
+            elements.end.checked_mul(bits)?,
+        );
+        (bits > 0).then(|| start / 8..end.div_ceil(8))
+    }
 }
 
-fn bytes(view: &View, of: Extents, dtype: DType) -> Option<Range<u64>> {
-    let elements = view.elements(of)?;
-    let size = dtype.size()? as u64;
-    Some(elements.start.checked_mul(size)?..elements.end.checked_mul(size)?)
+fn size(value: i64) -> usize {
+    usize::try_from(value).unwrap_or(0)
 }

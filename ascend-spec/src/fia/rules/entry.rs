@@ -171,78 +171,16 @@ impl std::fmt::Display for LayoutNames {
     }
 }
 
-/// What this release checks but does not compute yet; named rather than guessed.
-pub(in crate::fia) fn supported(call: &FiaCall<'_>, layout: Layout) -> Result<(), Refusal> {
-    let tensor = |tensor: &Option<TensorDesc>| tensor.is_some();
+/// What this release checks but does not compute; named rather than guessed.
+pub(in crate::fia) fn supported(call: &FiaCall<'_>) -> Result<(), Refusal> {
     let features = [
-        (tensor(&call.block_table), "page attention (blockTable)"),
         (
-            tensor(&call.query_rope) || tensor(&call.key_rope),
-            "multi-head latent attention (queryRope, keyRope)",
-        ),
-        (
-            layout.is_packed(),
-            "packed sequences (inputLayout TND, NTD_TND, TND_NTD)",
-        ),
-        (
-            matches!(
-                layout,
-                Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd
-            ),
-            "heads-first output (inputLayout *_NBSD)",
-        ),
-        (
-            tensor(&call.key_shared_prefix)
-                || tensor(&call.value_shared_prefix)
-                || call.actual_shared_prefix_len.is_some(),
-            "shared prefix (keySharedPrefix, valueSharedPrefix, actualSharedPrefixLen)",
-        ),
-        (
-            tensor(&call.query_padding_size) || tensor(&call.kv_padding_size),
-            "left padding (queryPaddingSize, kvPaddingSize)",
-        ),
-        (
-            tensor(&call.pse_shift) || call.pse_type != 0,
-            "position bias (pseShift, pseType)",
-        ),
-        (
-            tensor(&call.learnable_sink),
-            "learnable sink (learnableSink)",
-        ),
-        (
-            tensor(&call.deq_scale1) || tensor(&call.quant_scale1) || tensor(&call.deq_scale2),
-            "quantised input (deqScale1, quantScale1, deqScale2)",
-        ),
-        (
-            tensor(&call.quant_scale2) || tensor(&call.quant_offset2),
-            "quantised output (quantScale2, quantOffset2)",
-        ),
-        (
-            tensor(&call.antiquant_scale)
-                || tensor(&call.antiquant_offset)
-                || tensor(&call.key_antiquant_scale)
-                || tensor(&call.key_antiquant_offset)
-                || tensor(&call.value_antiquant_scale)
-                || tensor(&call.value_antiquant_offset)
-                || tensor(&call.key_rope_antiquant_scale),
-            "quantised key and value (antiquantScale and its kin)",
-        ),
-        (
-            tensor(&call.dequant_scale_query) || call.query_quant_mode != 0,
-            "quantised query (dequantScaleQuery, queryQuantMode)",
+            call.pse_type != 0,
+            "slopes as position bias (pseType 2 and 3)",
         ),
         (
             call.q_start_idx.is_some() || call.kv_start_idx.is_some(),
             "start positions (qStartIdx, kvStartIdx)",
-        ),
-        (
-            call.key
-                .iter()
-                .chain(call.value)
-                .chain(&call.query)
-                .chain(&call.attention_out)
-                .any(|desc| !desc.dtype.is_half()),
-            "dtypes other than FLOAT16 and BF16 for query, key, value and attentionOut",
         ),
     ];
     match features.into_iter().find(|&(asked, _)| asked) {

@@ -85,3 +85,9 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
     );
     Ok(())
 }
+
+/// Whether the padding of the keys takes effect.
+pub(in crate::fia) fn in_force(f: &Facts<'_>) -> bool {
+    let ignored = f.paged() || f.kv_list || f.call.actual_seq_lengths_kv.is_none();
+    f.call.kv_padding_size.is_some() && !f.packed() && (f.prefill() || !ignored)
+}

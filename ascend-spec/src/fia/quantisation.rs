@@ -1,0 +1,199 @@
+//! Grids of scales and offsets: which of their values applies to which element.
+
+use super::rules::Facts;
+use super::{FiaCall, Operand};
+use crate::{Axes, DType, TensorDesc, View};
+
+/// A tensor of scales or offsets, addressed by the axes of the tensor it applies to: an axis along which one value
+/// stands for all has stride 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// The tensor.
+    pub operand: Operand,
+    /// Its element type. A `UINT64` scale carries a binary32 in its lower half.
+    pub dtype: DType,
+    /// Strides in elements.
+    pub view: View,
+    /// Whether `batch` counts blocks of the cache and `row` tokens in a block, rather than sequences and their tokens.
+    pub by_block: bool,
+}
+
+/// What turns stored numbers into values: `(stored + offset) * scale`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Affine {
+    /// Factor.
+    pub scale: Grid,
+    /// Summand, 0 where absent.
+    pub offset: Option<Grid>,
+}
+
+/// One value for everything.
+fn scalar(offset: i64) -> View {
+    View {
+        offset,
+        batch: 0,
+        head: 0,
+        row: 0,
+        dim: 0,
+    }
+}
+
+fn grid(call: &FiaCall<'_>, operand: Operand, view: View, by_block: bool) -> Option<Grid> {
+    let desc = operand.of(call)?;
+    Some(Grid {
+        operand,
+        dtype: desc.dtype,
+        view: View {
+            offset: view.offset.saturating_add(desc.offset),
+            ..view
+        },
+        by_block,
+    })
+}
+
+fn count(desc: &TensorDesc) -> i64 {
+    desc.elements()
+        .and_then(|count| i64::try_from(count).ok())
+        .unwrap_or(i64::MAX)
+}
+
+/// How key (`half` 0) and value (`half` 1) are antiquantised; `None` if a scale is smaller than its mode needs.
+pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
+    let call = f.call;
+    let split = call.key_antiquant_scale.is_some() && call.value_antiquant_scale.is_some();
+    let few = f.prefill() && f.q.rows > 16 && !f.paged();
+    let (scale, offset, mode) = match (split && !few, half) {
+        (true, 0) => (
+            Operand::KeyAntiquantScale,
+            Operand::KeyAntiquantOffset,
+            call.key_antiquant_mode,
+        ),
+        (true, _) => (
+            Operand::ValueAntiquantScale,
+            Operand::ValueAntiquantOffset,
+            call.value_antiquant_mode,
+        ),
+        (false, _) => (
+            Operand::AntiquantScale,
+            Operand::AntiquantOffset,
+            call.antiquant_mode,
+        ),
+    };
+    let merged = scale == Operand::AntiquantScale;
+    let desc = scale.of(call)?;
+    let mut of = count(desc);
+    let mut first = 0;
+    if merged {
+        of /= 2;
+        first = of * half;
+    }
+    let (n, d) = (f.kv_heads, if half == 0 { f.q.dim } else { f.v.dim });
+    let last = desc.shape.last().copied().unwrap_or(1);
+    let bs = call.block_size;
+    let view = |batch, head, row, dim| View {
+        offset: first,
+        batch,
+        head,
+        row,
+        dim,
+    };
+    let (view, by_block, need) = match mode {
+        0 if of == 1 => (scalar(first), false, 1),
+        0 => (view(0, d, 0, 1), false, n.saturating_mul(d)),
+        1 => (view(last, 0, 1, 0), false, f.batch.saturating_mul(last)),
+        2 => (view(0, 1, 0, 0), false, n),
+        3 => (
+            view(n.saturating_mul(last), last, 1, 0),
+            false,
+            f.batch.saturating_mul(n).saturating_mul(last),
+        ),
+        4 => (view(bs, 0, 1, 0), true, f.k.batch.saturating_mul(bs)),
+        5 => (
+            view(n.saturating_mul(bs), bs, 1, 0),
+            true,
+            f.k.batch.saturating_mul(n).saturating_mul(bs),
+        ),
+        _ => return None,
+    };
+    if of < need || (matches!(mode, 1 | 3) && last < f.longest_key()) {
+        return None;
+    }
+    let offset = match offset.of(call) {
+        Some(desc) if count(desc) < count(scale.of(call)?) => return None,
+        Some(_) => grid(call, offset, view, by_block),
+        None => None,
+    };
+    Some(Affine {
+        scale: grid(call, scale, view, by_block)?,
+        offset,
+    })
+}
+
+/// Dequantisation of an INT8 query of the absorbed form: one scale for each row and head.
+pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
+    let (n, s) = (f.q.heads, f.q.rows);
+    let view = match f.layout.input() {
+        Axes::Bsh | Axes::Bsnd | Axes::Tnd => View {
+            offset: 0,
+            batch: s.saturating_mul(n),
+            head: 1,
+            row: n,
+            dim: 0,
+        },
+        _ => View {
+            offset: 0,
+            batch: n.saturating_mul(s),
+            head: s,
+            row: 1,
+            dim: 0,
+        },
+    };
+    let scale = grid(f.call, Operand::DequantScaleQuery, view, false)?;
+    Some(Affine {
+        scale,
+        offset: None,
+    })
+}
+
+/// One scale for all of key or value.
+pub(super) fn whole(f: &Facts<'_>, operand: Operand) -> Option<Affine> {
+    let scale = grid(f.call, operand, scalar(0), false)?;
+    Some(Affine {
+        scale,
+        offset: None,
+    })
+}
+
+/// Quantisation of the output: one scale, or one for each head and dimension.
+pub(super) fn output(f: &Facts<'_>) -> Option<Affine> {
+    let desc = Operand::QuantScale2.of(f.call)?;
+    let view = if count(desc) == 1 {
+        scalar(0)
+    } else {
+        View {
+            head: f.v.dim,
+            dim: 1,
+            ..scalar(0)
+        }
+    };
+    let offset = match &f.call.quant_offset2 {
+        Some(offset) if offset.is_empty() => None,
+        Some(offset) if count(offset) < count(desc) => return None,
+        Some(_) => grid(f.call, Operand::QuantOffset2, view, false),
+        None => None,
+    };
+    Some(Affine {
+        scale: grid(f.call, Operand::QuantScale2, view, false)?,
+        offset,
+    })
+}
+
+/// One logit a head.
+pub(super) fn sink(f: &Facts<'_>) -> Option<Grid> {
+    let view = View {
+        head: 1,
+        ..scalar(0)
+    };
+    f.call.learnable_sink.filter(|sink| !sink.is_empty())?;
+    grid(f.call, Operand::LearnableSink, view, false)
+}

@@ -1,0 +1,295 @@
+//! From facts and verdict to the problem that a kernel solves.
+
+use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
+use super::rules::{Facts, output, padding, prefix};
+use super::{Cache, MaskUse, Operand, Problem, Route, Work, quantisation};
+use crate::{Axes, DType, Layout, SparseMode, TensorDesc, Unsupported, View};
+
+/// What is to be done, with the mode in force and the use of the mask.
+pub(super) type Verdict = (Work, SparseMode, MaskUse);
+
+/// Resolves a call whose verdict is known.
+///
+/// # Errors
+/// [`Unsupported`] for calls that the operator leaves unchecked and that hold together too little to compute: a scale
+/// that its mode's grid outgrows, a position bias of another type.
+pub(super) fn resolve<'a>(
+    f: &Facts<'a>,
+    (work, mode, mask): Verdict,
+) -> Result<Problem<'a>, Unsupported> {
+    let call = f.call;
+    let size = |value: i64| usize::try_from(value).unwrap_or(0);
+    let value_dim = value_dim(f);
+    let attend = work == Work::Attend;
+    let out = TensorDesc::packed(
+        f.out.dtype,
+        f.layout.out_shape(output::expected(f.q, value_dim)),
+    );
+    let out = if f.out.shape == out.shape {
+        f.out
+    } else {
+        &out
+    };
+    let lse = output::written_lse(call).map(|lse| {
+        let packed = TensorDesc::packed(DType::Float, f.layout.lse_shape(f.q));
+        let usable = lse.shape == packed.shape && lse.dtype == DType::Float;
+        rows(f.layout.lse_axes(), if usable { lse } else { &packed }, 1)
+    });
+    let mut problem = Problem {
+        call,
+        work,
+        route: f.route,
+        layout: f.layout,
+        batch: size(f.batch),
+        heads: size(call.num_heads),
+        kv_heads: size(f.kv_heads),
+        query_rows: size(f.q.rows),
+        key_rows: if f.packed() && !f.paged() {
+            size(f.k.rows)
+        } else {
+            size(f.key_rows)
+        },
+        head_dim: size(f.q.dim),
+        value_dim: size(value_dim),
+        rope_dim: 0,
+        mode,
+        mask,
+        query: rows(f.layout.input(), f.query, f.q.dim),
+        query_rope: None,
+        out: rows(f.layout.output(), out, value_dim),
+        lse,
+        pse: None,
+        pages: None,
+        prefix: None,
+        sink: None,
+        query_affine: None,
+        key_affine: None,
+        value_affine: None,
+        int8_query: None,
+        out_affine: None,
+        kv_list: f.kv_list,
+        padded: (false, false),
+        first: keys(f, value_dim),
+    };
+    if !attend {
+        return Ok(problem);
+    }
+    problem.pages = pages(f);
+    problem.prefix = shared_prefix(f);
+    problem.padded = (
+        f.prefill() && call.query_padding_size.is_some() && !f.packed(),
+        padding::in_force(f),
+    );
+    problem.sink = quantisation::sink(f);
+    if let (Some(rope), true) = (&call.query_rope, f.rope()) {
+        let dim = 64;
+        problem.rope_dim = dim as usize;
+        problem.query_rope = Some(rows(f.layout.input(), rope, dim));
+    }
+    if let Some(pse) = call.pse_shift.filter(|pse| !pse.is_empty() && !f.packed()) {
+        let view = match pse.strides[..] {
+            [batch, head, row, dim] => {
+                let batch = if pse.shape.first() == Some(&1) {
+                    0
+                } else {
+                    batch
+                };
+                View {
+                    offset: pse.offset,
+                    batch,
+                    head,
+                    row,
+                    dim,
+                }
+            }
+            _ => {
+                return Err(Unsupported {
+                    feature: "a position bias without four axes",
+                });
+            }
+        };
+        problem.pse = Some(Rows {
+            view,
+            lanes: 0,
+            dtype: pse.dtype,
+        });
+    }
+    quantised(f, &mut problem)?;
+    Ok(problem)
+}
+
+fn quantised(f: &Facts<'_>, problem: &mut Problem<'_>) -> Result<(), Unsupported> {
+    let small = Unsupported {
+        feature: "a scale or offset smaller than its mode's grid",
+    };
+    if f.antiquant() {
+        problem.key_affine = Some(quantisation::antiquant(f, 0).ok_or(small)?);
+        problem.value_affine = Some(quantisation::antiquant(f, 1).ok_or(small)?);
+    } else if f.query.dtype == DType::Int8 && f.route == Route::Decode {
+        problem.query_affine = Some(quantisation::query(f).ok_or(small)?);
+        problem.key_affine = Some(quantisation::whole(f, Operand::KeyAntiquantScale).ok_or(small)?);
+        problem.value_affine =
+            Some(quantisation::whole(f, Operand::ValueAntiquantScale).ok_or(small)?);
+    } else if f.query.dtype == DType::Int8 {
+        let scale = |operand| Some(quantisation::whole(f, operand)?.scale);
+        problem.int8_query = Some(Int8Query {
+            deq_scale1: scale(Operand::DeqScale1).ok_or(small)?,
+            quant_scale1: scale(Operand::QuantScale1).ok_or(small)?,
+            deq_scale2: scale(Operand::DeqScale2).ok_or(small)?,
+        });
+    }
+    if f.out.dtype == DType::Int8 {
+        problem.out_affine = Some(quantisation::output(f).ok_or(small)?);
+    }
+    Ok(())
+}
+
+/// Head dimension of the output. Over a paged cache only packed queries, and single rows in BSH over BnBsH, have one
+/// that differs from the query's.
+fn value_dim(f: &Facts<'_>) -> i64 {
+    let own = match f.layout {
+        Layout::Tnd | Layout::NtdTnd => true,
+        Layout::Bsh => f.cache == Some(Cache::BnBsH) && !f.prefill() && !f.rope(),
+        _ => false,
+    };
+    if f.paged() && !own { f.q.dim } else { f.v.dim }
+}
+
+/// Key, value and rotary part of the first tensor.
+fn keys(f: &Facts<'_>, value_dim: i64) -> KeyValue {
+    let one = |desc: &TensorDesc, dim: i64| match f.cache {
+        Some(cache) => cached(f, cache, desc, dim),
+        None => rows(f.layout.input(), desc, dim),
+    };
+    KeyValue {
+        list_index: 0,
+        batch: 0,
+        key: one(f.key, f.q.dim),
+        value: one(f.value, value_dim),
+        key_rope: f
+            .call
+            .key_rope
+            .as_ref()
+            .filter(|_| f.rope())
+            .map(|rope| one(rope, 64)),
+    }
+}
+
+/// Rows of a paged cache. A cache that does not have the shape that its arguments imply is read as if it had.
+fn cached(f: &Facts<'_>, cache: Cache, desc: &TensorDesc, dim: i64) -> Rows {
+    let (n, bs) = (f.kv_heads, f.call.block_size);
+    let dtype = super::rules::unpacked(desc.dtype);
+    let lanes = match cache {
+        Cache::Nz => 256 / i64::from(dtype.bits().max(1)),
+        _ => 0,
+    };
+    let (row, head, step) = match cache {
+        Cache::BnBsH => (n.saturating_mul(dim), dim, 1),
+        Cache::BnNBsD => (dim, bs.saturating_mul(dim), 1),
+        Cache::Nz => (lanes, bs.saturating_mul(dim), bs.saturating_mul(lanes)),
+    };
+    let batch = bs.saturating_mul(n).saturating_mul(dim);
+    let packed = View {
+        offset: scaled(desc, desc.offset),
+        batch,
+        head,
+        row,
+        dim: step,
+    };
+    let strides = match (cache, &desc.strides[..]) {
+        (Cache::BnBsH, &[batch, row, dim_step]) if !desc.is_contiguous() => View {
+            batch,
+            row,
+            dim: dim_step,
+            head: dim.saturating_mul(dim_step),
+            ..packed
+        },
+        (Cache::BnNBsD, &[batch, head, row, dim]) if !desc.is_contiguous() => View {
+            batch,
+            head,
+            row,
+            dim,
+            ..packed
+        },
+        (Cache::Nz, &[batch, head, dim, row, 1]) if !desc.is_contiguous() => View {
+            batch,
+            head,
+            row,
+            dim,
+            ..packed
+        },
+        _ => packed,
+    };
+    Rows {
+        view: strides,
+        lanes: usize::try_from(lanes).unwrap_or(0),
+        dtype,
+    }
+}
+
+fn pages(f: &Facts<'_>) -> Option<Pages> {
+    let table = f.call.block_table.as_ref()?;
+    let size = |value: i64| usize::try_from(value).unwrap_or(0);
+    let stride = |axis: usize| table.strides.get(axis).copied().unwrap_or(0);
+    Some(Pages {
+        cache: f.cache?,
+        block_size: size(f.call.block_size),
+        blocks: size(f.key.shape.first().copied().unwrap_or(0)),
+        offset: table.offset,
+        row: stride(0),
+        column: stride(1),
+        columns: size(table.shape.get(1).copied().unwrap_or(0)),
+    })
+}
+
+fn shared_prefix(f: &Facts<'_>) -> Option<Prefix> {
+    let (key, value) = (
+        f.call.key_shared_prefix.as_ref()?,
+        f.call.value_shared_prefix.as_ref()?,
+    );
+    Some(Prefix {
+        len: usize::try_from(prefix::length(f)).unwrap_or(0),
+        key: rows(f.layout.input(), key, f.k.dim),
+        value: rows(f.layout.input(), value, f.v.dim),
+    })
+}
+
+/// Rows of a tensor whose rank the rules have checked.
+fn rows(axes: Axes, desc: &TensorDesc, dim: i64) -> Rows {
+    let view = axes.view(desc, dim).unwrap_or(View {
+        offset: 0,
+        batch: 0,
+        head: 0,
+        row: 0,
+        dim: 0,
+    });
+    let view = if desc.dtype == DType::Int32 {
+        // Eight elements in each; side by side whatever the stride says.
+        View {
+            offset: scaled(desc, view.offset),
+            batch: scaled(desc, view.batch),
+            head: match axes {
+                Axes::Bsh => dim,
+                _ => scaled(desc, view.head),
+            },
+            row: scaled(desc, view.row),
+            dim: 1,
+        }
+    } else {
+        view
+    };
+    Rows {
+        view,
+        lanes: 0,
+        dtype: super::rules::unpacked(desc.dtype),
+    }
+}
+
+/// A stride or offset of packed nibbles, counted in nibbles.
+fn scaled(desc: &TensorDesc, value: i64) -> i64 {
+    if desc.dtype == DType::Int32 {
+        value.saturating_mul(8)
+    } else {
+        value
+    }
+}
