@@ -46,6 +46,7 @@
 //! | [`FreeInUse`](FindingKind::FreeInUse) | the memory is freed once that work is over | error, nothing is freed |
 //! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
 //! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies | error |
+//! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
 //! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
 //!

@@ -22,6 +22,8 @@ pub enum FindingKind {
     StreamRace,
     /// An asynchronous copy with host memory that is not pinned.
     PageableCopy,
+    /// A block table names a block that the cache does not have.
+    BlockTable,
     /// A synchronisation with an event that was never recorded.
     UnrecordedEvent,
     /// A device was reset while memory on it was still allocated.
@@ -37,6 +39,7 @@ impl FindingKind {
             FindingKind::HostRace => "host access without synchronisation",
             FindingKind::StreamRace => "race between streams",
             FindingKind::PageableCopy => "asynchronous copy with pageable host memory",
+            FindingKind::BlockTable => "block out of range",
             FindingKind::UnrecordedEvent => "event never recorded",
             FindingKind::Leak => "memory leaked",
         }

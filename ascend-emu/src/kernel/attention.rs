@@ -1,12 +1,18 @@
 //! A call as the kernels see it: sequences, tensors by row, and the numbering of queries.
 
 use super::Buffers;
+use super::blocks::Blocks;
 use super::element::Element;
-use super::tensors::{MaskBytes, Sink, Sizes, Source};
-use ascend_spec::MaskGeometry;
-use ascend_spec::fia::{MaskUse, Problem, Work};
+use super::factors::{Conversion, Coordinates, Factors, Numbers};
+use super::keys::{Keys, Part, Place};
+use super::mask::{Bias, MaskBytes};
+use super::output::Output;
+use super::simd::{Simd, Vector, WIDTH};
+use super::source::Source;
+use super::tensors::{Sink, Sizes};
+use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, Work};
+use ascend_spec::{DType, MaskGeometry};
 use std::ops::Range;
-use std::ptr;
 
 /// One call. A *query* is one row of one head; the queries that share a key head are numbered row by row, and within
 /// a row head by head, so that neighbours see nearly the same keys.
@@ -16,12 +22,27 @@ pub(super) struct Attention<T> {
     pub(super) kv_heads: usize,
     /// Query heads that share a key head.
     pub(super) group: usize,
-    pub(super) query_rows: usize,
+    /// Elements of a query and of a key, the rotary part included.
+    pub(super) dim: usize,
+    /// Elements of a value and of an output.
+    pub(super) value_dim: usize,
+    /// Factor of the products of queries and keys.
     pub(super) scale: f32,
-    pub(super) query: Source<T>,
-    pub(super) out: Sink<T>,
+    query: Source<T>,
+    query_rope: Option<Source<T>>,
+    query_conversion: Option<Conversion>,
+    pub(super) key_conversion: Option<Conversion>,
+    pub(super) value_conversion: Option<Conversion>,
+    pub(super) out: Output<T>,
     pub(super) lse: Option<Sink<f32>>,
     pub(super) mask: Option<MaskBytes>,
+    pub(super) bias: Option<Bias<T>>,
+    /// Of each head, the logit that has no value.
+    pub(super) sink: Option<Vec<f32>>,
+    /// Factor of the weights, where they are rounded to integers after it.
+    pub(super) quantum: Option<f32>,
+    /// Factor of the output.
+    pub(super) gain: f32,
     /// Whether a row that the mask tensor leaves without keys comes out as 0.
     pub(super) corrects_blind_rows: bool,
 }
@@ -31,71 +52,131 @@ pub(super) struct Attention<T> {
 pub(super) struct Sequence<T> {
     /// Visible keys of each row, before the mask tensor.
     pub(super) geometry: MaskGeometry,
-    /// Key tensor, and the entry's place on its batch axis.
-    pub(super) key: Source<T>,
-    /// Value tensor; the place is the key's.
-    pub(super) value: Source<T>,
-    pub(super) kv_batch: usize,
+    pub(super) keys: Keys<T>,
+    /// Place on the batch axis of query and output.
+    pub(super) batch: usize,
+    /// Rows that are written: those of the geometry first, then those around them, which are blank.
+    pub(super) rows: usize,
+    /// The first row's place on the tensors' row axis.
+    first: usize,
+    /// Rows on that axis.
+    end: usize,
+    /// Key 0 in mask and position bias.
+    pub(super) first_key: usize,
 }
 
 impl<T: Element> Attention<T> {
     /// # Safety
     ///
-    /// As for [`super::run`], for as long as the value is used; the tensors hold elements of type `T`.
+    /// As for [`super::run`], for as long as the value is used; tensors of the problem's element type hold elements of
+    /// type `T`.
     pub(super) unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Self {
-        let sizes = |heads, rows, dim| Sizes {
-            batch: problem.batch,
-            heads,
-            rows,
+        let attends = problem.work == Work::Attend;
+        let own = problem.dtype();
+        let batch = if problem.is_packed() {
+            1
+        } else {
+            problem.batch
+        };
+        let sizes = |dim| Sizes {
+            batch,
+            heads: problem.heads,
+            rows: problem.query_rows,
             dim,
         };
-        let query = sizes(problem.heads, problem.query_rows, problem.head_dim);
-        let out = sizes(problem.heads, problem.query_rows, problem.value_dim);
-        // Where there are no keys their heads do not count, and no rule has looked at them.
-        let group = match problem.work {
-            Work::Attend => problem.group().max(1),
-            Work::Fill | Work::Nothing => 1,
+        let source = |operand, rows: &Rows, dim| {
+            // SAFETY: the problem touches all of the query and of its rotary part.
+            unsafe { Source::new(buffers.base(operand), rows, sizes(dim), own) }
         };
-        let longest = (0..problem.batch)
-            .map(|b| problem.kv_len(b))
-            .max()
-            .unwrap_or(0);
+        let conversion = |affine: &Option<Affine>, heads, dim| {
+            let affine = affine.as_ref()?;
+            // SAFETY: the problem touches the tensors of its grids.
+            Some(unsafe { Conversion::new(problem.call, buffers, affine, heads, dim) })
+        };
+        let factors = |grid: Grid, heads| {
+            // SAFETY: as above.
+            unsafe { Factors::new(problem.call, buffers, &grid, heads, 1) }
+        };
+        let int8 = problem.int8_query.map(|int8| {
+            [int8.deq_scale1, int8.quant_scale1, int8.deq_scale2]
+                .map(|grid| factors(grid, 1).of_row((0, 0, 0)))
+        });
+        let (keys, values) = (problem.head_dim, problem.value_dim);
+        let group = if attends { problem.group().max(1) } else { 1 };
+        let padding = if attends {
+            // SAFETY: the problem touches its padding tensors.
+            unsafe { read_padding(problem, buffers) }
+        } else {
+            Padding::default()
+        };
         Attention {
-            // SAFETY: the problem touches the key rows of each sequence.
-            sequences: (0..problem.batch)
-                .map(|b| unsafe { Sequence::new(problem, buffers, b) })
-                .collect(),
+            sequences: if attends {
+                (0..problem.batch)
+                    // SAFETY: the problem touches the key rows of each sequence.
+                    .map(|b| unsafe { Sequence::new(problem, buffers, b, padding) })
+                    .collect()
+            } else {
+                (0..batch).map(|b| Sequence::blank(problem, b)).collect()
+            },
+            // Where there are no keys their heads do not count, and no rule has looked at them.
             kv_heads: problem.heads / group,
             group,
-            query_rows: problem.query_rows,
-            scale: problem.scale() as f32,
-            // SAFETY: the problem touches all of the query.
-            query: unsafe { Source::new(buffers.query, problem.query, query) },
+            dim: match problem.rope_dim {
+                0 => keys,
+                rope => keys.next_multiple_of(WIDTH) + rope,
+            },
+            value_dim: values,
+            scale: problem.scale() as f32 * int8.map_or(1.0, |[scale, ..]| scale),
+            query: source(Operand::Query, &problem.query, keys),
+            query_rope: problem
+                .query_rope
+                .map(|rope| source(Operand::QueryRope, &rope, problem.rope_dim)),
+            query_conversion: conversion(&problem.query_affine, problem.heads, keys),
+            key_conversion: conversion(&problem.key_affine, problem.kv_heads, keys),
+            value_conversion: conversion(&problem.value_affine, problem.kv_heads, values),
             // SAFETY: the problem touches all of the output, and nobody else does.
-            out: unsafe { Sink::new(buffers.attention_out, problem.out, out) },
-            lse: problem.lse.map(|view| {
-                let lse = Sizes { dim: 1, ..out };
+            out: unsafe {
+                let conversion = conversion(&problem.out_affine, problem.heads, values);
+                let base = buffers.base(Operand::AttentionOut);
+                Output::new(base, &problem.out, sizes(values), own, conversion)
+            },
+            lse: problem.lse.map(|rows| {
                 // SAFETY: the problem touches all of the log-sum-exp, and nobody else does.
-                unsafe { Sink::new(buffers.softmax_lse, view, lse) }
+                unsafe { Sink::new(buffers.base(Operand::SoftmaxLse), &rows, sizes(1)) }
             }),
             mask: match problem.mask {
-                MaskUse::None | MaskUse::Compressed => None,
-                // SAFETY: the problem touches the mask, which covers every row and every valid key.
-                MaskUse::Full(at) => Some(unsafe {
-                    let (batch, rows) = (problem.batch, problem.query_rows);
-                    MaskBytes::new(buffers.atten_mask, at, batch, rows, longest)
-                }),
+                MaskUse::Full(at) if attends => {
+                    // SAFETY: the problem touches the mask.
+                    Some(unsafe { MaskBytes::new(problem, buffers, at) })
+                }
+                _ => None,
             },
+            bias: problem.pse.map(|rows| {
+                // SAFETY: the problem touches the position bias.
+                unsafe { Bias::new(problem, buffers, &rows, own) }
+            }),
+            sink: problem.sink.map(|grid| {
+                let logits = factors(grid, problem.heads);
+                let heads = 0..problem.heads;
+                heads.map(|head| logits.of_row((0, head, 0))).collect()
+            }),
+            quantum: int8.map(|[_, quantum, _]| quantum),
+            gain: int8.map_or(1.0, |[.., gain]| gain),
             corrects_blind_rows: problem.corrects_blind_rows(),
         }
     }
 
-    /// Number of queries that share a key head.
-    pub(super) fn queries(&self) -> usize {
-        self.query_rows * self.group
+    /// Vectors that hold a query or a key.
+    pub(super) fn vectors(&self) -> usize {
+        self.dim.div_ceil(WIDTH)
     }
 
-    /// Row and head of a query.
+    /// Vectors that hold a value or an output.
+    pub(super) fn columns(&self) -> usize {
+        self.value_dim.div_ceil(WIDTH)
+    }
+
+    /// Row of the sequence, and head, of a query.
     #[inline(always)]
     pub(super) fn place(&self, kv_head: usize, query: usize) -> (usize, usize) {
         (
@@ -110,49 +191,159 @@ impl<T: Element> Attention<T> {
         let end = queries.end.div_ceil(self.group);
         (queries.start / self.group) as u64..end as u64
     }
+
+    /// Widens a query: its vector number `i` goes to `out[i * step]`.
+    #[inline(always)]
+    pub(super) fn read_query<S: Simd>(
+        &self,
+        simd: S,
+        sequence: &Sequence<T>,
+        (row, head): (usize, usize),
+        out: &mut [Vector],
+        step: usize,
+    ) {
+        let at = sequence.at(head, row);
+        let watch = &mut simd.splat(0.0);
+        let dim = self.query.sizes().dim;
+        self.query.read(simd, at, 0..dim, out, step, watch);
+        if let Some(conversion) = &self.query_conversion {
+            let coordinates = Coordinates {
+                sequence: (at.0, at.2),
+                block: (at.0, at.2),
+            };
+            conversion.to_values(simd, coordinates, head, (&mut *out, step, dim), watch);
+        }
+        if let Some(rope) = &self.query_rope {
+            let out = &mut out[dim.div_ceil(WIDTH) * step..];
+            let dim = rope.sizes().dim;
+            rope.read(simd, at, 0..dim, out, step, watch);
+        }
+    }
+
+    /// Whether no two sequences write the same rows.
+    pub(super) fn is_disjoint(&self) -> bool {
+        self.sequences.windows(2).all(|pair| {
+            pair[0].batch != pair[1].batch || pair[0].first + pair[0].rows <= pair[1].first
+        })
+    }
 }
 
 impl<T: Element> Sequence<T> {
     /// # Safety
     ///
     /// As for [`Attention::new`].
-    unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>, b: usize) -> Self {
-        let of = |list: &[*const u8], index: usize| list.get(index).copied();
-        let at = problem
-            .key_value(b)
-            .filter(|_| problem.work == Work::Attend);
-        let bases = at.and_then(|at| {
-            let (key, value) = (buffers.key, buffers.value);
-            Some((at, of(key, at.list_index)?, of(value, at.list_index)?))
-        });
+    unsafe fn new(
+        problem: &Problem<'_>,
+        buffers: &Buffers<'_>,
+        b: usize,
+        padding: Padding,
+    ) -> Self {
+        let own = problem.dtype();
+        let (at, of) = (problem.key_value(b), problem.sequence(b, padding));
+        let (batch, rows) = match &problem.pages {
+            Some(pages) => (pages.blocks, pages.block_size),
+            None => (at.batch + 1, of.kv_first.saturating_add(of.kv_len)),
+        };
         let sizes = |batch, rows, dim| Sizes {
             batch,
             heads: problem.kv_heads,
             rows,
             dim,
         };
-        if let Some((at, key, value)) = bases {
-            let rows = problem.kv_len(b);
-            let (keys, values) = (problem.head_dim, problem.value_dim);
-            Sequence {
-                geometry: problem.geometry(b),
-                // SAFETY: the problem touches at least the valid rows of the key, up to this batch entry.
-                key: unsafe { Source::new(key, at.key, sizes(at.batch + 1, rows, keys)) },
-                // SAFETY: the same of the value.
-                value: unsafe { Source::new(value, at.value, sizes(at.batch + 1, rows, values)) },
-                kv_batch: at.batch,
+        let source = |operand, rows_of: &Rows, dim| {
+            // SAFETY: the problem touches at least the valid rows of this tensor, or all of it where it is paged.
+            unsafe { Source::new(buffers.base(operand), rows_of, sizes(batch, rows, dim), own) }
+        };
+        let shared = |operand, rows: Option<Rows>, dim| match rows {
+            Some(rows) => {
+                let sizes = sizes(1, of.prefix, dim);
+                // SAFETY: the problem touches the prefix.
+                unsafe { Source::new(buffers.base(operand), &rows, sizes, own) }
             }
-        } else {
-            let (keys, values) = (problem.head_dim, problem.value_dim);
-            Sequence {
-                geometry: MaskGeometry::full(problem.q_len(b) as u64, 0),
-                // SAFETY: there are no rows.
-                key: unsafe { Source::new(ptr::null(), problem.query, sizes(0, 0, keys)) },
-                // SAFETY: there are no rows.
-                value: unsafe { Source::new(ptr::null(), problem.query, sizes(0, 0, values)) },
-                kv_batch: 0,
-            }
+            None => Source::Nothing,
+        };
+        let (prefix, index) = (&problem.prefix, at.list_index);
+        Sequence {
+            geometry: problem.geometry(b),
+            keys: Keys {
+                key: Part {
+                    dim: problem.head_dim,
+                    own: source(Operand::Key(index), &at.key, problem.head_dim),
+                    prefix: shared(
+                        Operand::KeySharedPrefix,
+                        prefix.map(|prefix| prefix.key),
+                        problem.head_dim,
+                    ),
+                    rope: at
+                        .key_rope
+                        .map(|rope| source(Operand::KeyRope, &rope, problem.rope_dim)),
+                },
+                value: Part {
+                    dim: problem.value_dim,
+                    own: source(Operand::Value(index), &at.value, problem.value_dim),
+                    prefix: shared(
+                        Operand::ValueSharedPrefix,
+                        prefix.map(|prefix| prefix.value),
+                        problem.value_dim,
+                    ),
+                    rope: None,
+                },
+                prefix: of.prefix,
+                sequence: b,
+                place: match &problem.pages {
+                    Some(pages) => {
+                        // SAFETY: the problem touches the block table.
+                        Place::Pages(unsafe { Blocks::read(problem, buffers, pages, b, of.kv_len) })
+                    }
+                    None => Place::Rows {
+                        batch: at.batch,
+                        first: of.kv_first,
+                    },
+                },
+            },
+            batch: if problem.is_packed() { 0 } else { b },
+            rows: if problem.is_packed() {
+                of.q_len
+            } else {
+                problem.query_rows
+            },
+            first: of.q_first,
+            end: problem.query_rows,
+            first_key: of.kv_first,
         }
+    }
+
+    /// Rows without keys, all that the tensors have.
+    fn blank(problem: &Problem<'_>, batch: usize) -> Self {
+        let part = || Part {
+            dim: 0,
+            own: Source::Nothing,
+            prefix: Source::Nothing,
+            rope: None,
+        };
+        Sequence {
+            geometry: MaskGeometry::full(0, 0),
+            keys: Keys {
+                key: part(),
+                value: part(),
+                prefix: 0,
+                sequence: batch,
+                place: Place::Rows { batch: 0, first: 0 },
+            },
+            batch,
+            rows: problem.query_rows,
+            first: 0,
+            end: problem.query_rows,
+            first_key: 0,
+        }
+    }
+
+    /// Where a row lies in query, output and log-sum-exp. Rows past the last one of the tensors come before the first.
+    #[inline(always)]
+    pub(super) fn at(&self, head: usize, row: usize) -> (usize, usize, usize) {
+        let row = self.first + row;
+        let row = if row < self.end { row } else { row - self.end };
+        (self.batch, head, row)
     }
 
     /// The keys, of `within`, that any of `rows` sees.
@@ -163,5 +354,25 @@ impl<T: Element> Sequence<T> {
         let (start, end) = (span.start as usize, span.end as usize);
         let (start, end) = (start.max(within.start), end.min(within.end));
         start..end.max(start)
+    }
+}
+
+/// Reads the padding tensors that count; what cannot be read is 0.
+///
+/// # Safety
+///
+/// Their bytes may be read.
+unsafe fn read_padding(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Padding {
+    let read = |operand: Option<Operand>| {
+        let operand = operand?;
+        let desc = operand.of(problem.call)?;
+        // SAFETY: the caller keeps this contract.
+        let numbers = unsafe { Numbers::new(problem.call, buffers, operand, DType::Int64) };
+        numbers.integer(desc.offset)
+    };
+    let (query, key) = problem.padding_operands();
+    Padding {
+        query: read(query).unwrap_or(0),
+        key: read(key).unwrap_or(0),
     }
 }

@@ -75,6 +75,24 @@ impl Element for f32 {
     }
 }
 
+/// Quantised numbers, before scale and offset.
+impl Element for i8 {
+    const ZERO: Self = 0;
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register {
+        simd.load(&values.map(f32::from))
+    }
+
+    #[inline(always)]
+    fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH] {
+        let mut values = [0.0; WIDTH];
+        simd.store(register, &mut values);
+        // The conversion saturates; NaN becomes 0.
+        values.map(|value| value.round_ties_even() as i8)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,8 +8,13 @@
 //! | `panel`, `strip` | the flash-attention loop over key tiles, for many queries and for few |
 //! | `finish` | division, rows without keys, merging of splits, writing |
 //! | `tile` | fetching tiles of keys, values and mask |
-//! | `attention`, `tensors` | numbering of queries; tensors as rows, checked; the only raw addresses |
+//! | `attention`, `keys`, `blocks` | numbering of queries; where the rows of queries, keys and values are |
+//! | `source`, `factors`, `mask`, `output` | tensors by the row, whatever their type; scales, masks, quantised output |
+//! | `tensors` | rows of elements of one type, checked |
 //! | `exp`, `element`, `simd` | arithmetic, element types, instruction sets |
+//!
+//! No layout has a kernel of its own: packed sequences, paged caches, shared prefixes, rotary parts and quantised numbers
+//! end where rows are fetched into tiles, which hold plain single precision.
 //!
 //! Numbers are those of `innerPrecise` 0 throughout: scores, softmax and sums in single precision, weights rounded to
 //! the element type before they meet the values, one rounding at the end. Nothing of the size of the score matrix is
@@ -17,14 +22,20 @@
 //! the number of threads.
 
 mod attention;
+mod blocks;
 mod element;
 mod exp;
+mod factors;
 mod finish;
+mod keys;
+mod mask;
+mod output;
 mod panel;
 pub mod reference;
 mod schedule;
 mod scratch;
 mod simd;
+mod source;
 mod strip;
 mod tensors;
 #[cfg(test)]
@@ -32,8 +43,9 @@ mod tests;
 mod tile;
 
 use ascend_spec::DType;
-use ascend_spec::fia::{Problem, Work};
+use ascend_spec::fia::{Operand, Problem, Work};
 use attention::Attention;
+pub use blocks::BadBlock;
 use element::Element;
 use half::{bf16, f16};
 use simd::Level;
@@ -42,26 +54,20 @@ use std::fmt;
 /// Base addresses of the tensors of one call; null where the call has none.
 ///
 /// An address is that of element 0 in the descriptor's count; the descriptor's offset comes on top.
-#[derive(Clone, Copy, Debug)]
-pub struct Buffers<'a> {
-    /// `query`.
-    pub query: *const u8,
-    /// Each tensor of the `key` list.
-    pub key: &'a [*const u8],
-    /// Each tensor of the `value` list.
-    pub value: &'a [*const u8],
-    /// `attenMask`.
-    pub atten_mask: *const u8,
-    /// `attentionOut`.
-    pub attention_out: *mut u8,
-    /// `softmaxLse`.
-    pub softmax_lse: *mut u8,
+#[derive(Clone, Copy)]
+pub struct Buffers<'a>(pub &'a dyn Fn(Operand) -> *mut u8);
+
+impl Buffers<'_> {
+    fn base(&self, operand: Operand) -> *mut u8 {
+        (self.0)(operand)
+    }
 }
 
-// SAFETY: plain addresses. Nothing is done with them outside of `run`, whose contract covers every thread of the pool.
-unsafe impl Send for Buffers<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Buffers<'_> {}
+impl fmt::Debug for Buffers<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Buffers")
+    }
+}
 
 /// An element type that the kernels do not compute with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,25 +85,24 @@ impl fmt::Display for UnsupportedType {
 
 impl std::error::Error for UnsupportedType {}
 
-/// Computes `problem` on the current rayon pool and returns when the output is written.
+/// Computes `problem` on the current rayon pool and returns when the output is written. Keys of blocks that the cache
+/// does not have (see [`bad_block`]) count as zeros.
 ///
 /// # Errors
-/// [`UnsupportedType`] if the output's element type is not the query's, or neither FLOAT16, BFLOAT16 nor FLOAT; nothing
-/// is written.
+/// [`UnsupportedType`] if a tensor has an element type that the kernels do not take at its place; nothing is written.
 ///
 /// # Safety
 ///
 /// Each address in `buffers` is valid, for the duration of the call, for the bytes that [`Problem::touches`] reports
-/// for its tensor: for reads, and for `attention_out` and `softmax_lse` for writes. The two outputs overlap neither
+/// for its tensor: for reads, and for `attentionOut` and `softmaxLse` for writes. The two outputs overlap neither
 /// each other nor an input. Alignment is not required.
 pub unsafe fn run(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Result<(), UnsupportedType> {
-    let dtype = problem.out_dtype();
-    if problem.work == Work::Attend && problem.dtype() != dtype {
-        return Err(UnsupportedType(problem.dtype()));
+    if let Some(dtype) = unsupported(problem) {
+        return Err(UnsupportedType(dtype));
     }
     // SAFETY: the caller keeps this contract; the tensors have the type that the problem says.
     unsafe {
-        match dtype {
+        match problem.dtype() {
             DType::Float16 => run_as::<f16>(problem, buffers, Level::detect()),
             DType::Bf16 => run_as::<bf16>(problem, buffers, Level::detect()),
             DType::Float => run_as::<f32>(problem, buffers, Level::detect()),
@@ -105,6 +110,41 @@ pub unsafe fn run(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Result<(), Un
         }
     }
     Ok(())
+}
+
+/// The first entry of the block table that [`run`] would look up and that names no block of the cache.
+///
+/// # Safety
+///
+/// As for [`run`].
+pub unsafe fn bad_block(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
+    if problem.work != Work::Attend {
+        return None;
+    }
+    // SAFETY: a problem that attends touches its block table.
+    unsafe { blocks::first_bad(problem, buffers) }
+}
+
+/// An element type that the kernels do not take at its place.
+fn unsupported(problem: &Problem<'_>) -> Option<DType> {
+    let own = problem.dtype();
+    let out = problem.out_dtype();
+    if out != own && out != DType::Int8 {
+        return Some(out);
+    }
+    if problem.work != Work::Attend {
+        return None;
+    }
+    let first = problem.key_value(0);
+    let prefix = problem.prefix.map(|prefix| [prefix.key, prefix.value]);
+    [problem.query, first.key, first.value]
+        .into_iter()
+        .chain(problem.query_rope)
+        .chain(first.key_rope)
+        .chain(problem.pse)
+        .chain(prefix.into_iter().flatten())
+        .map(|rows| rows.dtype)
+        .find(|&dtype| !source::reads(dtype, own))
 }
 
 /// [`run`] over tensors with elements of type `T`, under one instruction set.

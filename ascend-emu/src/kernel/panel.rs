@@ -14,7 +14,7 @@ use super::finish::State;
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Simd, Vector, WIDTH};
-use super::tile::{KEYS, read_keys, read_mask, read_values};
+use super::tile::{KEYS, quantise, read_bias, read_keys, read_mask, read_values};
 use ascend_spec::Tile;
 use std::ops::Range;
 
@@ -122,8 +122,8 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
     task: &Task,
     scratch: &'s mut Scratch,
 ) -> State<'s> {
-    let (dim, key_vectors) = (attention.query.dim(), attention.query.vectors());
-    let columns = sequence.value.vectors();
+    let (dim, key_vectors) = (attention.dim, attention.vectors());
+    let columns = attention.columns();
     let count = task.queries.len().min(QUERIES);
     let panels = count.div_ceil(WIDTH);
     let mut block = Block::new(scratch, dim, key_vectors, columns);
@@ -140,13 +140,22 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
         }
         let rows = first + all.start..first + all.end;
         let keys = &mut block.keys[all.start * key_vectors..];
-        read_keys(simd, sequence, task.kv_head, rows.clone(), keys);
+        let head = task.kv_head;
+        read_keys(simd, attention, sequence, head, rows.clone(), keys);
         let values = &mut block.values[all.start..];
-        let finite = read_values(simd, sequence, task.kv_head, rows, values);
+        let finite = read_values(simd, attention, sequence, head, rows, values);
 
         for (panel, sight) in seen.iter().enumerate() {
             score(simd, &mut block, dim, panel, &sight.keys);
-            soften::<T, S>(simd, &mut block, attention.scale, panel, sight, &all);
+            let scale = if attention.bias.is_some() {
+                let of = (panel, sight);
+                bias(simd, attention, sequence, task, &mut block, of, first);
+                1.0
+            } else {
+                attention.scale
+            };
+            let numbers = (scale, attention.quantum);
+            soften::<T, S>(simd, &mut block, numbers, panel, sight, &all);
         }
         for query in (0..count).step_by(ROWS) {
             let last_panel = ((query + ROWS - 1) / WIDTH).min(panels - 1);
@@ -171,17 +180,15 @@ fn pack_queries<T: Element, S: Simd>(
     task: &Task,
     block: &mut Block<'_>,
 ) {
-    let dim = attention.query.dim();
+    let dim = attention.dim;
     // The key tile is not in use yet.
-    let wide = &mut block.keys[..attention.query.vectors()];
+    let wide = &mut block.keys[..attention.vectors()];
     let rows = sequence.geometry.q_len() as usize;
     for lane in 0..QUERIES {
         let query = task.queries.start + lane;
         let (row, head) = attention.place(task.kv_head, query);
         if query < task.queries.end && row < rows {
-            attention
-                .query
-                .read_row(simd, (task.batch, head, row), wide, 1);
+            attention.read_query(simd, sequence, (row, head), wide, 1);
         } else {
             wide.fill([0.0; WIDTH]);
         }
@@ -224,7 +231,7 @@ fn look<T: Element>(
             }
         }
         if attention.mask.is_some() {
-            look_at_mask(attention, task.batch, queries, tile, panel, sight, hidden);
+            look_at_mask(attention, sequence, queries, tile, panel, sight, hidden);
         }
     }
 }
@@ -233,7 +240,7 @@ fn look<T: Element>(
 #[inline(always)]
 fn look_at_mask<T: Element>(
     attention: &Attention<T>,
-    batch: usize,
+    sequence: &Sequence<T>,
     queries: Range<usize>,
     tile: &Range<usize>,
     panel: usize,
@@ -248,7 +255,7 @@ fn look_at_mask<T: Element>(
         let row = (query / attention.group) as u64;
         if fetched != Some(row) {
             fetched = Some(row);
-            match read_mask(attention, batch, row, tile, &mut bytes) {
+            match read_mask(attention, sequence, row, tile, &mut bytes) {
                 Some(bytes) => {
                     for byte in bytes {
                         // Any byte but 0 hides; make it 0xff.
@@ -300,13 +307,45 @@ fn score<S: Simd>(simd: S, block: &mut Block<'_>, dim: usize, panel: usize, keys
     }
 }
 
+/// Scales the scores of a panel and adds the position bias. Keys count from `first`.
+#[inline(always)]
+fn bias<T: Element, S: Simd>(
+    simd: S,
+    attention: &Attention<T>,
+    sequence: &Sequence<T>,
+    task: &Task,
+    block: &mut Block<'_>,
+    (panel, sight): (usize, &Sight),
+    first: usize,
+) {
+    let keys = first + sight.keys.start..first + sight.keys.end;
+    let scores = &mut block.scores.as_chunks_mut::<PANELS>().0[sight.keys.clone()];
+    for scores in scores.iter_mut() {
+        for score in &mut scores[panel] {
+            *score *= attention.scale;
+        }
+    }
+    let start = task.queries.start + panel * WIDTH;
+    for (lane, query) in (start..task.queries.end).take(WIDTH).enumerate() {
+        let place = attention.place(task.kv_head, query);
+        if place.0 as u64 >= sequence.geometry.q_len() {
+            break;
+        }
+        let mut bias = [[0.0; WIDTH]; KEYS / WIDTH];
+        read_bias(simd, attention, sequence, place, &keys, &mut bias);
+        for (scores, bias) in scores.iter_mut().zip(bias.as_flattened()) {
+            scores[panel][lane] += bias;
+        }
+    }
+}
+
 /// Scores to weights: scales, hides, moves the running maximum, takes exponentials, adds them up and rounds them to
-/// the element type. Weights of keys in `all` that the panel does not see are 0.
+/// the element type or to integers. Weights of keys in `all` that the panel does not see are 0.
 #[inline(always)]
 fn soften<T: Element, S: Simd>(
     simd: S,
     block: &mut Block<'_>,
-    scale: f32,
+    (scale, quantum): (f32, Option<f32>),
     panel: usize,
     sight: &Sight,
     all: &Range<usize>,
@@ -379,7 +418,10 @@ fn soften<T: Element, S: Simd>(
         for i in 0..WIDTH {
             sum[i] += weight[i];
         }
-        simd.store(T::round(simd, simd.load(&weight)), &mut scores[panel]);
+        match quantum {
+            Some(quantum) => scores[panel] = quantise(&weight, quantum),
+            None => simd.store(T::round(simd, simd.load(&weight)), &mut scores[panel]),
+        }
     }
     for i in 0..WIDTH {
         block.sum[panel][i] = simd.mul_add_one(block.sum[panel][i], decay[i], sum[i]);

@@ -1,31 +1,36 @@
 //! The oracle: attention by its definition, one score after the other, in double precision.
 //!
 //! Slow, and obviously right. It shares nothing with the fast kernels but the contract (what a [`Problem`] says about
-//! lengths, strides and visible keys), and measures them in tests and benchmarks. Weights are not rounded to the
-//! element type: what that costs belongs to the tolerance of the comparison.
+//! lengths, strides, grids and visible keys), and measures them in tests and benchmarks. Weights are not rounded to the
+//! element type: what that costs belongs to the tolerance of the comparison. The weights of an `INT8` query are rounded
+//! to integers against the final maximum of the row, where the operator takes the running one.
 
-use ascend_spec::fia::{MaskUse, Problem, Work};
-use ascend_spec::{DType, View};
+use ascend_spec::DType;
+use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, Sequence, Work};
 
-/// The bytes of each tensor of a call, from its base address.
-#[derive(Clone, Copy, Debug)]
+/// The bytes of each tensor of a call, from its base address; empty for tensors that the call has not.
+#[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// Element type of query, key and value: [`Problem::dtype`], or `FLOAT` to measure kernels in single precision.
+    /// Element type of the tensors that have the call's own: [`Problem::dtype`], or `FLOAT` to measure kernels in single
+    /// precision.
     pub dtype: DType,
-    /// `query`.
-    pub query: &'a [u8],
-    /// Each tensor of the `key` list.
-    pub key: &'a [&'a [u8]],
-    /// Each tensor of the `value` list.
-    pub value: &'a [&'a [u8]],
-    /// `attenMask`; empty if there is none.
-    pub atten_mask: &'a [u8],
+    /// Finds them.
+    pub bytes: &'a dyn Fn(Operand) -> &'a [u8],
 }
 
-/// What the call computes. Rows past a sequence's length, and rows without a key to see, have log-sum-exp +inf.
+impl std::fmt::Debug for Inputs<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inputs")
+            .field("dtype", &self.dtype)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the call computes. Rows past a sequence's length, and rows without a key to see, have log-sum-exp +inf. Rows
+/// of no sequence are NaN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs {
-    /// `[batch][head][row][element]`, whatever the layout.
+    /// `[batch][head][row][element]` of the output tensor's axes, whatever the layout; rounded only if it is `INT8`.
     pub attention: Vec<f64>,
     /// `[batch][head][row]`, natural logarithm.
     pub lse: Vec<f64>,
@@ -33,127 +38,360 @@ pub struct Outputs {
 
 /// Computes `problem` over `inputs`. Elements that the given bytes do not hold are NaN.
 pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
-    let mut outputs = Outputs {
-        attention: Vec::new(),
-        lse: Vec::new(),
+    let batch = if problem.is_packed() {
+        1
+    } else {
+        problem.batch
     };
-    if problem.work == Work::Nothing {
+    let rows = match problem.work {
+        Work::Nothing => 0,
+        _ => batch * problem.heads * problem.query_rows,
+    };
+    let fill = problem.work == Work::Fill;
+    let blank = |value: f64| if fill { value } else { f64::NAN };
+    let mut outputs = Outputs {
+        attention: vec![blank(0.0); rows * problem.value_dim],
+        lse: vec![blank(f64::INFINITY); rows],
+    };
+    if problem.work != Work::Attend {
         return outputs;
     }
+    let call = Call { problem, inputs };
+    let padding = call.padding();
     for b in 0..problem.batch {
-        for head in 0..problem.heads {
-            for row in 0..problem.query_rows {
-                let (values, lse) = one_row(problem, inputs, b, head, row);
-                outputs.attention.extend(values);
-                outputs.lse.push(lse);
+        let of = problem.sequence(b, padding);
+        let (place, written) = if problem.is_packed() {
+            (0, of.q_first..of.q_first + of.q_len)
+        } else {
+            (b, 0..problem.query_rows)
+        };
+        for kv_head in 0..problem.kv_heads {
+            let keys: Vec<_> = (0..of.keys())
+                .map(|j| call.key(b, &of, kv_head, j))
+                .collect();
+            let values: Vec<_> = (0..of.keys())
+                .map(|j| call.value(b, &of, kv_head, j))
+                .collect();
+            let group = problem.heads / problem.kv_heads;
+            for head in kv_head * group..(kv_head + 1) * group {
+                for row in written.clone() {
+                    let (values, lse) = call.row((b, place), &of, head, row, &keys, &values);
+                    let at = (place * problem.heads + head) * problem.query_rows + row;
+                    outputs.attention[at * problem.value_dim..][..problem.value_dim]
+                        .copy_from_slice(&values);
+                    outputs.lse[at] = lse;
+                }
             }
         }
     }
     outputs
 }
 
-/// Output and log-sum-exp of one row.
-fn one_row(
-    problem: &Problem<'_>,
-    inputs: &Inputs<'_>,
-    b: usize,
-    head: usize,
-    row: usize,
-) -> (Vec<f64>, f64) {
-    let nothing = (vec![0.0; problem.value_dim], f64::INFINITY);
-    if problem.work == Work::Fill {
-        return nothing;
-    }
-    let Some(at) = problem.key_value(b) else {
-        return nothing;
-    };
-    let (Some(key), Some(value)) = (
-        inputs.key.get(at.list_index),
-        inputs.value.get(at.list_index),
-    ) else {
-        return nothing;
-    };
-    let kv_head = head / (problem.heads / problem.kv_heads);
-    let dtype = inputs.dtype;
-
-    let geometry = problem.geometry(b);
-    let in_sight: Vec<usize> = (0..problem.kv_len(b))
-        .filter(|&j| geometry.sees(row as u64, j as u64))
-        .collect();
-    let hidden = |j: usize| match problem.mask {
-        MaskUse::None | MaskUse::Compressed => false,
-        MaskUse::Full(mask) => {
-            let element = mask.at(b, row) + j as i64 * mask.key;
-            usize::try_from(element)
-                .ok()
-                .and_then(|at| inputs.atten_mask.get(at))
-                != Some(&0)
-        }
-    };
-    let visible: Vec<usize> = in_sight.iter().copied().filter(|&j| !hidden(j)).collect();
-    if in_sight.is_empty() {
-        return nothing;
-    }
-    let value_of = |j: usize, d: usize| element(value, dtype, &at.value, (at.batch, kv_head, j), d);
-    if visible.is_empty() {
-        if problem.corrects_blind_rows() {
-            return nothing;
-        }
-        let mean =
-            |d| in_sight.iter().map(|&j| value_of(j, d)).sum::<f64>() / in_sight.len() as f64;
-        return ((0..problem.value_dim).map(mean).collect(), f64::INFINITY);
-    }
-
-    let scores: Vec<f64> = visible
-        .iter()
-        .map(|&j| {
-            let dot: f64 = (0..problem.head_dim)
-                .map(|d| {
-                    element(inputs.query, dtype, &problem.query, (b, head, row), d)
-                        * element(key, dtype, &at.key, (at.batch, kv_head, j), d)
-                })
-                .sum();
-            dot * problem.scale()
-        })
-        .collect();
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-    let sum: f64 = weights.iter().sum();
-    let output = |d| {
-        let weighted: f64 = visible
-            .iter()
-            .zip(&weights)
-            .map(|(&j, w)| w * value_of(j, d))
-            .sum();
-        weighted / sum
-    };
-    ((0..problem.value_dim).map(output).collect(), max + sum.ln())
+/// A call and its data.
+struct Call<'c, 'p, 'i> {
+    problem: &'c Problem<'p>,
+    inputs: &'c Inputs<'i>,
 }
 
-/// Element `d` of a row.
-fn element(
-    bytes: &[u8],
-    dtype: DType,
-    view: &View,
-    (batch, head, row): (usize, usize, usize),
-    d: usize,
-) -> f64 {
-    let index = view.at(batch, head, row) + d as i64 * view.dim;
-    let element = |size: usize| {
-        let start = usize::try_from(index).ok()?.checked_mul(size)?;
-        bytes.get(start..start.checked_add(size)?)
-    };
-    let value = match dtype {
-        DType::Float16 => {
-            element(2).and_then(|e| Some(half(u16::from_le_bytes(e.try_into().ok()?))))
+/// Where the row of a key is: the tensors of a shared prefix or the sequence's own, batch (or block) and row.
+struct Spot {
+    in_prefix: bool,
+    batch: usize,
+    row: usize,
+}
+
+impl Call<'_, '_, '_> {
+    /// Contents of the padding tensors.
+    fn padding(&self) -> Padding {
+        let read = |operand: Option<Operand>| {
+            let operand = operand?;
+            let offset = operand.of(self.problem.call)?.offset;
+            self.number(operand, DType::Int64, offset)
+        };
+        let (query, key) = self.problem.padding_operands();
+        Padding {
+            query: read(query).unwrap_or(0.0) as i64,
+            key: read(key).unwrap_or(0.0) as i64,
         }
-        DType::Bf16 => element(2).and_then(|e| Some(brain(u16::from_le_bytes(e.try_into().ok()?)))),
-        DType::Float => {
-            element(4).and_then(|e| Some(f64::from(f32::from_le_bytes(e.try_into().ok()?))))
+    }
+
+    /// Output and log-sum-exp of a row of the output tensor.
+    fn row(
+        &self,
+        (b, place): (usize, usize),
+        of: &Sequence,
+        head: usize,
+        row: usize,
+        keys: &[Vec<f64>],
+        values: &[Vec<f64>],
+    ) -> (Vec<f64>, f64) {
+        let problem = self.problem;
+        let zeros = vec![0.0; problem.value_dim];
+        let Some(i) = row.checked_sub(of.q_first).filter(|&i| i < of.q_len) else {
+            return (zeros, f64::INFINITY);
+        };
+        let geometry = problem.geometry(b);
+        let in_sight: Vec<usize> = (0..of.keys())
+            .filter(|&j| geometry.sees(i as u64, j as u64))
+            .collect();
+        let hidden = |j: usize| match problem.mask {
+            MaskUse::None | MaskUse::Compressed => false,
+            MaskUse::Full(mask) => {
+                let element = mask.at(b, row) + (of.kv_first + j) as i64 * mask.key;
+                self.number(Operand::AttenMask, DType::UInt8, element) != Some(0.0)
+            }
+        };
+        let visible: Vec<usize> = in_sight.iter().copied().filter(|&j| !hidden(j)).collect();
+        let int8 = problem.int8_query.map(|int8| {
+            [int8.deq_scale1, int8.quant_scale1, int8.deq_scale2]
+                .map(|grid| self.factor(&grid, (0, 0, 0), 0))
+        });
+        let quantise = |weight: f64| match int8 {
+            Some([_, quantum, _]) => (weight * quantum).round_ties_even().clamp(-128.0, 127.0),
+            None => weight,
+        };
+        let gain = int8.map_or(1.0, |[.., gain]| gain);
+        if visible.is_empty() {
+            if in_sight.is_empty() || problem.corrects_blind_rows() {
+                return (self.stored(zeros, head), f64::INFINITY);
+            }
+            let mean = |d: usize| {
+                let sum: f64 = in_sight.iter().map(|&j| values[j][d]).sum();
+                sum * quantise(1.0) * gain / in_sight.len() as f64
+            };
+            let means = (0..problem.value_dim).map(mean).collect();
+            return (self.stored(means, head), f64::INFINITY);
         }
-        _ => None,
-    };
-    value.unwrap_or(f64::NAN)
+
+        let query = self.query(place, head, row);
+        let scale = problem.scale() * int8.map_or(1.0, |[scale, ..]| scale);
+        let scores: Vec<f64> = visible
+            .iter()
+            .map(|&j| {
+                let dot: f64 = query.iter().zip(&keys[j]).map(|(q, k)| q * k).sum();
+                dot * scale + self.bias((b, head, row), of.kv_first + j)
+            })
+            .collect();
+        // The sink is a score without a value.
+        let sink = problem.sink.map(|sink| self.factor(&sink, (0, head, 0), 0));
+        let max = scores
+            .iter()
+            .copied()
+            .chain(sink)
+            .fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+        let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
+        let output = |d: usize| {
+            let weighted: f64 = visible
+                .iter()
+                .zip(&weights)
+                .map(|(&j, &weight)| quantise(weight) * values[j][d])
+                .sum();
+            weighted * gain / sum
+        };
+        let outputs = (0..problem.value_dim).map(output).collect();
+        (self.stored(outputs, head), max + sum.ln())
+    }
+
+    /// A query, the rotary part behind it.
+    fn query(&self, place: usize, head: usize, row: usize) -> Vec<f64> {
+        let problem = self.problem;
+        let at = (place, head, row);
+        let factor = |d| match &problem.query_affine {
+            Some(affine) => self.factor(&affine.scale, at, d),
+            None => 1.0,
+        };
+        let mut query: Vec<f64> = (0..problem.head_dim)
+            .map(|d| self.element(Operand::Query, &problem.query, at, d) * factor(d))
+            .collect();
+        if let Some(rope) = &problem.query_rope {
+            let element = |d| self.element(Operand::QueryRope, rope, at, d);
+            query.extend((0..problem.rope_dim).map(element));
+        }
+        query
+    }
+
+    /// Key `j` of a sequence, the rotary part behind it; zeros if its block is not one of the cache.
+    fn key(&self, b: usize, of: &Sequence, head: usize, j: usize) -> Vec<f64> {
+        let problem = self.problem;
+        let Some(spot) = self.spot(b, of, j) else {
+            return vec![0.0; problem.head_dim + problem.rope_dim];
+        };
+        let at = (spot.batch, head, spot.row);
+        let own = problem.key_value(b);
+        let (operand, rows) = match &problem.prefix {
+            Some(prefix) if spot.in_prefix => (Operand::KeySharedPrefix, prefix.key),
+            _ => (Operand::Key(own.list_index), own.key),
+        };
+        let mut key: Vec<f64> = (0..problem.head_dim)
+            .map(|d| {
+                let stored = self.element(operand, &rows, at, d);
+                self.value_of(&problem.key_affine, stored, (b, of, j), &spot, head, d)
+            })
+            .collect();
+        if let Some(rope) = &own.key_rope {
+            let element = |d| self.element(Operand::KeyRope, rope, at, d);
+            key.extend((0..problem.rope_dim).map(element));
+        }
+        key
+    }
+
+    /// Value `j` of a sequence.
+    fn value(&self, b: usize, of: &Sequence, head: usize, j: usize) -> Vec<f64> {
+        let problem = self.problem;
+        let Some(spot) = self.spot(b, of, j) else {
+            return vec![0.0; problem.value_dim];
+        };
+        let at = (spot.batch, head, spot.row);
+        let own = problem.key_value(b);
+        let (operand, rows) = match &problem.prefix {
+            Some(prefix) if spot.in_prefix => (Operand::ValueSharedPrefix, prefix.value),
+            _ => (Operand::Value(own.list_index), own.value),
+        };
+        (0..problem.value_dim)
+            .map(|d| {
+                let stored = self.element(operand, &rows, at, d);
+                self.value_of(&problem.value_affine, stored, (b, of, j), &spot, head, d)
+            })
+            .collect()
+    }
+
+    /// Where key `j` of a sequence is.
+    fn spot(&self, b: usize, of: &Sequence, j: usize) -> Option<Spot> {
+        let Some(own) = j.checked_sub(of.prefix) else {
+            return Some(Spot {
+                in_prefix: true,
+                batch: 0,
+                row: j,
+            });
+        };
+        let (batch, row) = match &self.problem.pages {
+            None => (self.problem.key_value(b).batch, of.kv_first + own),
+            Some(pages) => {
+                let column = own / pages.block_size;
+                let at = pages.offset + b as i64 * pages.row + column as i64 * pages.column;
+                let block = self.number(Operand::BlockTable, DType::Int32, at)?;
+                if block < 0.0 || block >= pages.blocks as f64 || column >= pages.columns {
+                    return None;
+                }
+                (block as usize, own % pages.block_size)
+            }
+        };
+        Some(Spot {
+            in_prefix: false,
+            batch,
+            row,
+        })
+    }
+
+    /// `(stored + offset) * scale`.
+    fn value_of(
+        &self,
+        affine: &Option<Affine>,
+        stored: f64,
+        (b, of, j): (usize, &Sequence, usize),
+        spot: &Spot,
+        head: usize,
+        d: usize,
+    ) -> f64 {
+        let Some(affine) = affine else {
+            return stored;
+        };
+        let at = |grid: &Grid| {
+            let row = match spot.in_prefix {
+                true => j,
+                false => of.kv_first + j - of.prefix,
+            };
+            if grid.by_block {
+                (spot.batch, head, spot.row)
+            } else {
+                (b, head, row)
+            }
+        };
+        let offset = |grid: &Grid| self.factor(grid, at(grid), d);
+        let scale = self.factor(&affine.scale, at(&affine.scale), d);
+        (stored + affine.offset.as_ref().map_or(0.0, offset)) * scale
+    }
+
+    /// Values as the output holds them.
+    fn stored(&self, values: Vec<f64>, head: usize) -> Vec<f64> {
+        let Some(affine) = &self.problem.out_affine else {
+            return values;
+        };
+        let store = |(d, value): (usize, f64)| {
+            let factor = |grid: &Grid| self.factor(grid, (0, head, 0), d);
+            let offset = affine.offset.as_ref().map_or(0.0, factor);
+            (value * factor(&affine.scale) + offset)
+                .round_ties_even()
+                .clamp(-128.0, 127.0)
+        };
+        values.into_iter().enumerate().map(store).collect()
+    }
+
+    /// Position bias of a key; 0 where there is none.
+    fn bias(&self, at: (usize, usize, usize), key: usize) -> f64 {
+        match &self.problem.pse {
+            Some(rows) => self.element(Operand::PseShift, rows, at, key),
+            None => 0.0,
+        }
+    }
+
+    /// The element of a grid that applies to element `d` of a row.
+    fn factor(&self, grid: &Grid, at: (usize, usize, usize), d: usize) -> f64 {
+        let index = grid.view.at(at.0, at.1, at.2) + d as i64 * grid.view.dim;
+        self.number(grid.operand, grid.dtype, index)
+            .unwrap_or(f64::NAN)
+    }
+
+    /// Element `d` of a row.
+    fn element(
+        &self,
+        operand: Operand,
+        rows: &Rows,
+        (batch, head, row): (usize, usize, usize),
+        d: usize,
+    ) -> f64 {
+        let (d, lanes) = (d as i64, rows.lanes as i64);
+        let column = match lanes {
+            0 => d * rows.view.dim,
+            _ => d / lanes * rows.view.dim + d % lanes,
+        };
+        let dtype = if rows.dtype == self.problem.dtype() {
+            self.inputs.dtype
+        } else {
+            rows.dtype
+        };
+        let index = rows.view.at(batch, head, row) + column;
+        self.number(operand, dtype, index).unwrap_or(f64::NAN)
+    }
+
+    /// An element of a tensor; `None` if the tensor does not hold it.
+    fn number(&self, operand: Operand, dtype: DType, index: i64) -> Option<f64> {
+        let bytes = (self.inputs.bytes)(operand);
+        let index = usize::try_from(index).ok()?;
+        if dtype == DType::Int4 {
+            let byte = bytes.get(index / 2)?;
+            let half = if index % 2 == 0 { byte & 15 } else { byte >> 4 };
+            return Some(f64::from(half) - if half < 8 { 0.0 } else { 16.0 });
+        }
+        let size = dtype.size()?;
+        let start = index.checked_mul(size)?;
+        let bytes = bytes.get(start..start.checked_add(size)?)?;
+        let mut eight = [0; 8];
+        eight.get_mut(..size)?.copy_from_slice(bytes);
+        let bits = u64::from_le_bytes(eight);
+        Some(match dtype {
+            DType::Float16 => half(bits as u16),
+            DType::Bf16 => brain(bits as u16),
+            // A scale in the hardware's form is a single in the lower half.
+            DType::Float | DType::UInt64 => f64::from(f32::from_bits(bits as u32)),
+            DType::Int8 => f64::from(bits as u8 as i8),
+            DType::UInt8 => f64::from(bits as u8),
+            DType::Int32 => f64::from(bits as u32 as i32),
+            DType::Int64 => bits as i64 as f64,
+            _ => return None,
+        })
+    }
 }
 
 /// IEEE half precision by its definition.

@@ -4,7 +4,7 @@ use super::attention::{Attention, Sequence};
 use super::element::Element;
 use super::finish::{self, Part, State};
 use super::scratch::Scratch;
-use super::simd::{Kernel, Level, Simd, WIDTH};
+use super::simd::{Kernel, Level, Simd};
 use super::tile::KEYS;
 use super::{panel, strip};
 use rayon::prelude::*;
@@ -28,7 +28,7 @@ const LEAST_WORK: u64 = 1 << 21;
 /// Some queries of one key head, and the keys that they attend to.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
-    pub(super) batch: usize,
+    pub(super) sequence: usize,
     pub(super) kv_head: usize,
     pub(super) queries: Range<usize>,
     pub(super) keys: Range<usize>,
@@ -65,16 +65,17 @@ pub(super) fn compute<T: Element>(level: Level, attention: &Attention<T>) {
     for tasks in of_block.iter().filter(|tasks| tasks.len() > 1) {
         whole[tasks.clone()].fill(false);
     }
-    let dims = (attention.query.dim() + attention.out.dim()) as u64;
+    let dims = (attention.dim + attention.value_dim) as u64;
     let work = blocks.iter().map(Task::work).fold(0, u64::saturating_add);
     let work = work.saturating_mul(dims);
-    let disjoint =
-        attention.out.is_disjoint() && attention.lse.as_ref().is_none_or(|lse| lse.is_disjoint());
+    let disjoint = attention.is_disjoint()
+        && attention.out.is_disjoint()
+        && attention.lse.as_ref().is_none_or(|lse| lse.is_disjoint());
     let parallel = work >= LEAST_WORK && disjoint;
 
     in_parallel(parallel, tasks.len(), |index, scratch| {
         let part = (!whole[index]).then_some(&parts[index]);
-        let Some(sequence) = attention.sequences.get(tasks[index].batch) else {
+        let Some(sequence) = attention.sequences.get(tasks[index].sequence) else {
             return;
         };
         level.run(Attend {
@@ -100,7 +101,7 @@ pub(super) fn compute<T: Element>(level: Level, attention: &Attention<T>) {
             }
         }
         let task = &blocks[block];
-        let Some(sequence) = attention.sequences.get(task.batch) else {
+        let Some(sequence) = attention.sequences.get(task.sequence) else {
             return;
         };
         level.run(Finish {
@@ -114,16 +115,16 @@ pub(super) fn compute<T: Element>(level: Level, attention: &Attention<T>) {
 
 /// The blocks of a call, each with all the keys that any of its queries sees.
 fn blocks<T: Element>(attention: &Attention<T>) -> Vec<Task> {
-    let queries = attention.queries();
     let mut blocks = Vec::new();
-    for (batch, sequence) in attention.sequences.iter().enumerate() {
+    for (number, sequence) in attention.sequences.iter().enumerate() {
         let all = 0..sequence.geometry.kv_len() as usize;
+        let queries = sequence.rows * attention.group;
         for kv_head in 0..attention.kv_heads {
             for first in (0..queries).step_by(panel::QUERIES) {
                 let queries = first..queries.min(first + panel::QUERIES);
                 let keys = sequence.span(attention.rows(&queries), &all);
                 blocks.push(Task {
-                    batch,
+                    sequence: number,
                     kv_head,
                     queries,
                     keys,
@@ -207,11 +208,7 @@ impl<T: Element> Kernel for Attend<'_, T> {
             part,
         } = self;
         let state = if task.keys.is_empty() {
-            State::empty(
-                scratch,
-                task.queries.len(),
-                attention.out.dim().div_ceil(WIDTH),
-            )
+            State::empty(scratch, task.queries.len(), attention.columns())
         } else if task.queries.len() <= strip::QUERIES {
             strip::attend(simd, attention, sequence, task, scratch)
         } else {

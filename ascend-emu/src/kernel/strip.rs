@@ -10,7 +10,7 @@ use super::finish::State;
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Simd, Vector, WIDTH};
-use super::tile::{KEYS, read_keys, read_mask, read_values};
+use super::tile::{KEYS, quantise, read_bias, read_keys, read_mask, read_values};
 use std::ops::Range;
 
 /// The largest number of queries for which this is the faster way.
@@ -48,8 +48,7 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
     task: &Task,
     scratch: &'s mut Scratch,
 ) -> State<'s> {
-    let vectors = attention.query.vectors();
-    let columns = sequence.value.vectors();
+    let (vectors, columns) = (attention.vectors(), attention.columns());
     let count = task.queries.len().min(QUERIES);
     let sizes = [
         QUERIES * vectors,
@@ -83,9 +82,8 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
         for r in 0..together {
             let (row, head) = attention.place(task.kv_head, task.queries.start + lane + r);
             if row < rows {
-                let at = (task.batch, head, row);
                 let out = &mut strip.queries[lane * vectors + r..];
-                attention.query.read_row(simd, at, out, together);
+                attention.read_query(simd, sequence, (row, head), out, together);
             }
         }
         lane += together;
@@ -97,8 +95,9 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
         if seen.is_empty() {
             continue;
         }
-        read_keys(simd, sequence, task.kv_head, seen.clone(), strip.keys);
-        let finite = read_values(simd, sequence, task.kv_head, seen.clone(), strip.values);
+        let (head, keys) = (task.kv_head, seen.clone());
+        read_keys(simd, attention, sequence, head, keys.clone(), strip.keys);
+        let finite = read_values(simd, attention, sequence, head, keys, strip.values);
         let mut lane = 0;
         while lane < count {
             let together = together(count - lane);
@@ -114,9 +113,16 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
             let sees = sequence.span(row..row + 1, &seen);
             let sees = sees.start - seen.start..sees.end - seen.start;
             let mut bytes = [0; KEYS];
-            let hidden = read_mask(attention, task.batch, row, &seen, &mut bytes).is_some();
+            let hidden = read_mask(attention, sequence, row, &seen, &mut bytes).is_some();
             let hidden = hidden.then_some(&bytes);
-            soften::<T, S>(simd, &mut strip, attention.scale, lane, &sees, hidden);
+            let place = attention.place(task.kv_head, query);
+            let scale = if bias(simd, attention, sequence, &mut strip, lane, place, &seen) {
+                1.0
+            } else {
+                attention.scale
+            };
+            let numbers = (scale, attention.quantum);
+            soften::<T, S>(simd, &mut strip, numbers, lane, &sees, hidden);
         }
         let mut lane = 0;
         while lane < count {
@@ -189,13 +195,39 @@ fn score<S: Simd, const R: usize>(simd: S, strip: &mut Strip<'_>, lane: usize, k
     }
 }
 
+/// Scales the scores of one query and adds the position bias, if there is one.
+#[inline(always)]
+fn bias<T: Element, S: Simd>(
+    simd: S,
+    attention: &Attention<T>,
+    sequence: &Sequence<T>,
+    strip: &mut Strip<'_>,
+    lane: usize,
+    place: (usize, usize),
+    keys: &Range<usize>,
+) -> bool {
+    let mut bias = [[0.0; WIDTH]; SCORES];
+    if place.0 as u64 >= sequence.geometry.q_len()
+        || !read_bias(simd, attention, sequence, place, keys, &mut bias)
+    {
+        return false;
+    }
+    let scores = &mut strip.scores[lane * SCORES..][..SCORES];
+    for (scores, bias) in scores.iter_mut().zip(&bias) {
+        for i in 0..WIDTH {
+            scores[i] = simd.mul_add_one(scores[i], attention.scale, bias[i]);
+        }
+    }
+    true
+}
+
 /// Scores of one query to weights: scales, hides, moves the running maximum, takes exponentials, adds them up and
-/// rounds them to the element type. Weights of keys that it does not see are 0.
+/// rounds them to the element type or to integers. Weights of keys that it does not see are 0.
 #[inline(always)]
 fn soften<T: Element, S: Simd>(
     simd: S,
     strip: &mut Strip<'_>,
-    scale: f32,
+    (scale, quantum): (f32, Option<f32>),
     lane: usize,
     sees: &Range<usize>,
     hidden: Option<&[u8; KEYS]>,
@@ -244,7 +276,10 @@ fn soften<T: Element, S: Simd>(
         for i in 0..WIDTH {
             sum[i] += weight[i];
         }
-        simd.store(T::round(simd, simd.load(&weight)), score);
+        match quantum {
+            Some(quantum) => *score = quantise(&weight, quantum),
+            None => simd.store(T::round(simd, simd.load(&weight)), score),
+        }
     }
     let decay = exp_one(simd, old - shift);
     strip.decay[lane] = decay;

@@ -6,8 +6,9 @@
 
 use super::element::Element;
 use super::simd::{Simd, Vector, WIDTH};
-use ascend_spec::fia::MaskTensor;
+use ascend_spec::fia::Rows;
 use ascend_spec::{Extents, View};
+use std::ops::Range;
 
 /// Sizes of a tensor's logical axes.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,14 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
+    /// Nothing along any axis.
+    pub(super) const NONE: Sizes = Sizes {
+        batch: 0,
+        heads: 0,
+        rows: 0,
+        dim: 0,
+    };
+
     /// As the contract counts them.
     fn extents(self) -> Extents {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
@@ -33,11 +42,13 @@ impl Sizes {
 
 /// A tensor whose rows lie at the places of a [`View`].
 #[derive(Debug)]
-struct Grid<T> {
+pub(super) struct Grid<T> {
     base: *mut T,
     view: View,
+    /// Elements that lie side by side in an NZ cache, a multiple of [`WIDTH`]; 0 where a row is not cut into runs.
+    lanes: usize,
     sizes: Sizes,
-    /// Whether the elements of a row lie side by side.
+    /// Whether the elements of a vector lie side by side.
     dense: bool,
 }
 
@@ -50,13 +61,24 @@ impl<T> Clone for Grid<T> {
 impl<T> Copy for Grid<T> {}
 
 impl<T> Grid<T> {
-    fn new(base: *mut u8, view: View, sizes: Sizes) -> Self {
+    pub(super) fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
+        let view = rows.view;
+        let lanes = if rows.lanes.is_multiple_of(WIDTH) && sizes.dim.is_multiple_of(WIDTH) {
+            rows.lanes
+        } else {
+            0
+        };
         // A view that reaches outside of what an address can name has no rows.
         let bytes = |elements: u64| elements.checked_mul(size_of::<T>() as u64);
+        let runs = Sizes {
+            dim: sizes.dim.checked_div(lanes).unwrap_or(sizes.dim),
+            ..sizes
+        };
         let last = view
-            .elements(sizes.extents())
-            .and_then(|range| bytes(range.end));
-        let fits = last.is_some_and(|last| isize::try_from(last).is_ok());
+            .elements(runs.extents())
+            .and_then(|range| range.end.checked_add(lanes as u64))
+            .and_then(bytes);
+        let fits = last.is_some_and(|last| isize::try_from(last).is_ok()) && lanes == rows.lanes;
         let sizes = if fits {
             sizes
         } else {
@@ -65,9 +87,18 @@ impl<T> Grid<T> {
         Grid {
             base: base.cast(),
             view,
+            lanes,
             sizes,
-            dense: view.dim == 1 || sizes.dim == 1,
+            dense: view.dim == 1 || sizes.dim == 1 || lanes > 0,
         }
+    }
+
+    pub(super) fn base(&self) -> *mut T {
+        self.base
+    }
+
+    pub(super) fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// Whether no two elements share memory. May say no where it is so in an intricate way.
@@ -97,9 +128,9 @@ impl<T> Grid<T> {
         true
     }
 
-    /// Address of the first element of a row that exists.
+    /// Number of the first element of a row that exists.
     #[inline(always)]
-    fn row(&self, batch: usize, head: usize, row: usize) -> *mut T {
+    pub(super) fn first(&self, (batch, head, row): (usize, usize, usize)) -> isize {
         let Sizes {
             batch: batches,
             heads,
@@ -107,83 +138,83 @@ impl<T> Grid<T> {
             ..
         } = self.sizes;
         assert!(batch < batches && head < heads && row < rows, "no such row");
-        self.base
-            .wrapping_offset(self.view.at(batch, head, row) as isize)
+        self.view.at(batch, head, row) as isize
+    }
+
+    /// Elements from the first of a row to number `d`.
+    #[inline(always)]
+    pub(super) fn column(&self, d: usize) -> isize {
+        let (d, lanes) = (d as isize, self.lanes as isize);
+        let stride = self.view.dim as isize;
+        if lanes == 0 {
+            stride.wrapping_mul(d)
+        } else {
+            stride.wrapping_mul(d / lanes).wrapping_add(d % lanes)
+        }
+    }
+
+    /// Address of the first element of a row that exists.
+    #[inline(always)]
+    fn row(&self, at: (usize, usize, usize)) -> *mut T {
+        self.base.wrapping_offset(self.first(at))
     }
 }
 
-/// A tensor that is read.
+/// A tensor that is read, of elements of one type.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Source<T>(Grid<T>);
+pub(super) struct Plain<T>(Grid<T>);
 
-// SAFETY: the address is only read through, and whoever made the source vouches for that on any thread.
-unsafe impl<T: Element> Send for Source<T> {}
+// SAFETY: the address is only read through, and whoever made the value vouches for that on any thread.
+unsafe impl<T: Element> Send for Plain<T> {}
 // SAFETY: as above.
-unsafe impl<T: Element> Sync for Source<T> {}
+unsafe impl<T: Element> Sync for Plain<T> {}
 
-impl<T: Element> Source<T> {
+impl<T: Element> Plain<T> {
     /// # Safety
     ///
-    /// As long as the source is used, every element of `view` within `sizes`, counted from `base`, may be read.
-    pub(super) unsafe fn new(base: *const u8, view: View, sizes: Sizes) -> Self {
-        Source(Grid::new(base.cast_mut(), view, sizes))
+    /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be read.
+    pub(super) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes) -> Self {
+        Plain(Grid::new(base.cast_mut(), rows, sizes))
     }
 
-    /// Number of elements in a row.
-    pub(super) fn dim(&self) -> usize {
-        self.0.sizes.dim
+    pub(super) fn sizes(&self) -> Sizes {
+        self.0.sizes
     }
 
-    /// Vectors that hold a row.
-    pub(super) fn vectors(&self) -> usize {
-        self.dim().div_ceil(WIDTH)
-    }
-
-    /// Widens one row: its vector number `i` goes to `out[i * step]`, filled up with zeros.
+    /// Widens the elements `columns` of one row: vector number `i` of them goes to `out[i * step]`, filled up with
+    /// zeros. Leaves a NaN in `watch`, which holds zeros, if an element is not finite.
     #[inline(always)]
-    pub(super) fn read_row<S: Simd>(
+    pub(super) fn read<S: Simd>(
         &self,
         simd: S,
         at: (usize, usize, usize),
-        out: &mut [Vector],
-        step: usize,
-    ) {
-        self.watch_row(simd, at, out, step, &mut simd.splat(0.0));
-    }
-
-    /// [`Source::read_row`] that leaves a NaN in `watch`, which holds zeros, if an element is not finite.
-    #[inline(always)]
-    pub(super) fn watch_row<S: Simd>(
-        &self,
-        simd: S,
-        (batch, head, row): (usize, usize, usize),
+        columns: Range<usize>,
         out: &mut [Vector],
         step: usize,
         watch: &mut S::Register,
     ) {
-        let first = self.0.row(batch, head, row).cast_const();
-        let dim = self.dim();
-        for (i, out) in out
-            .iter_mut()
-            .step_by(step)
-            .take(self.vectors())
-            .enumerate()
+        assert!(columns.end <= self.0.sizes.dim, "no such column");
+        let first = self.0.row(at).cast_const();
+        for (at, out) in columns
+            .clone()
+            .step_by(WIDTH)
+            .zip(out.iter_mut().step_by(step))
         {
-            let at = i * WIDTH;
-            let values = if self.0.dense && at + WIDTH <= dim {
-                // SAFETY: `row` checked that the row exists; the vector lies within its `dim` elements, all readable
-                // by the contract of `new`. No alignment is assumed.
-                unsafe { first.wrapping_add(at).cast::<[T; WIDTH]>().read_unaligned() }
+            let values = if self.0.dense && at + WIDTH <= columns.end {
+                // SAFETY: `row` checked that the row exists; the vector lies within its elements, all readable by the
+                // contract of `new`, and side by side: runs are whole vectors, and nobody starts in between. No
+                // alignment is assumed.
+                unsafe {
+                    first
+                        .wrapping_offset(self.0.column(at))
+                        .cast::<[T; WIDTH]>()
+                        .read_unaligned()
+                }
             } else {
                 let mut values = [T::ZERO; WIDTH];
-                let stride = self.0.view.dim as isize;
-                for (value, d) in values.iter_mut().zip(at..dim) {
+                for (value, d) in values.iter_mut().zip(at..columns.end) {
                     // SAFETY: as above, element `d` of the row.
-                    *value = unsafe {
-                        first
-                            .wrapping_offset(stride.wrapping_mul(d as isize))
-                            .read_unaligned()
-                    };
+                    *value = unsafe { first.wrapping_offset(self.0.column(d)).read_unaligned() };
                 }
                 values
             };
@@ -208,8 +239,8 @@ impl<T: Element> Sink<T> {
     ///
     /// As long as the sink is used, every element of `view` within `sizes`, counted from `base`, may be written, and
     /// nobody else reads or writes them. If the sink is not disjoint, only one thread at a time writes.
-    pub(super) unsafe fn new(base: *mut u8, view: View, sizes: Sizes) -> Self {
-        Sink(Grid::new(base, view, sizes))
+    pub(super) unsafe fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
+        Sink(Grid::new(base, rows, sizes))
     }
 
     /// Whether no two elements share memory, so that threads may write different rows at once.
@@ -224,13 +255,8 @@ impl<T: Element> Sink<T> {
 
     /// Writes one row, rounded to the element type.
     #[inline(always)]
-    pub(super) fn write_row<S: Simd>(
-        &self,
-        simd: S,
-        (batch, head, row): (usize, usize, usize),
-        values: &[Vector],
-    ) {
-        let first = self.0.row(batch, head, row);
+    pub(super) fn write_row<S: Simd>(&self, simd: S, at: (usize, usize, usize), values: &[Vector]) {
+        let first = self.0.row(at);
         let dim = self.dim();
         for (i, values) in values.iter().take(dim.div_ceil(WIDTH)).enumerate() {
             let at = i * WIDTH;
@@ -254,66 +280,6 @@ impl<T: Element> Sink<T> {
                             .write_unaligned(*value);
                     }
                 }
-            }
-        }
-    }
-}
-
-/// A full mask tensor; it has a byte an element, and any byte but 0 hides.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MaskBytes {
-    base: *const u8,
-    at: MaskTensor,
-    batch: usize,
-    rows: usize,
-    keys: usize,
-}
-
-// SAFETY: the address is only read through, and whoever made the value vouches for that on any thread.
-unsafe impl Send for MaskBytes {}
-// SAFETY: as above.
-unsafe impl Sync for MaskBytes {}
-
-impl MaskBytes {
-    /// # Safety
-    ///
-    /// As long as the value is used, every byte that `at` names for a batch entry below `batch`, a row below `rows` and
-    /// a key below `keys`, counted from `base`, may be read.
-    pub(super) unsafe fn new(
-        base: *const u8,
-        at: MaskTensor,
-        batch: usize,
-        rows: usize,
-        keys: usize,
-    ) -> Self {
-        MaskBytes {
-            base,
-            at,
-            batch,
-            rows,
-            keys,
-        }
-    }
-
-    /// Copies the bytes of one row from key `first_key` on.
-    #[inline(always)]
-    pub(super) fn read_row(&self, batch: usize, row: usize, first_key: usize, out: &mut [u8]) {
-        let end = first_key.checked_add(out.len());
-        let exists =
-            batch < self.batch && row < self.rows && end.is_some_and(|end| end <= self.keys);
-        assert!(exists, "no such mask row");
-        let key = self.at.key as isize;
-        let first = self
-            .base
-            .wrapping_offset(self.at.at(batch, row) as isize)
-            .wrapping_offset(key.wrapping_mul(first_key as isize));
-        if key == 1 {
-            // SAFETY: the bytes exist, as checked, and may be read by the contract of `new`; `out` is ours alone.
-            unsafe { first.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
-        } else {
-            for (j, out) in out.iter_mut().enumerate() {
-                // SAFETY: as above, one byte.
-                *out = unsafe { first.wrapping_offset(key.wrapping_mul(j as isize)).read() };
             }
         }
     }

@@ -1,15 +1,18 @@
 //! FusedInferAttentionScore as an operator of the emulator.
 
 use super::owned_call::{OwnedCall, place};
+use crate::config::{Check, check};
 use crate::fault::Fault;
 use crate::kernel::{self, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, Slot};
+use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL};
-use ascend_spec::fia::{Operand, Version};
+use ascend_spec::fia::{Operand, Place, Version};
 use ascend_spec::{Refusal, Soc, TensorDesc};
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::ptr;
 
 /// A call that holds every rule.
 #[derive(Debug)]
@@ -19,6 +22,8 @@ pub(crate) struct FiaOperator {
     soc: Soc,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
     touches: Vec<(Operand, Range<u64>)>,
+    /// How far misuse that shows on the device is let pass.
+    check: Check,
 }
 
 impl FiaOperator {
@@ -36,6 +41,7 @@ impl FiaOperator {
             version,
             soc,
             touches,
+            check: check(),
         })
     }
 
@@ -45,29 +51,15 @@ impl FiaOperator {
     }
 }
 
-/// Base address of a tensor.
+/// Base address of a tensor, 0 where there is none.
 fn address(at: &Addresses, operand: Operand) -> usize {
-    let element = |list: usize, index| at.lists.get(list).and_then(|list| list.get(index));
-    match operand {
-        Operand::Query => at.inputs[place::QUERY],
-        Operand::Key(index) => element(0, index).copied().unwrap_or(0),
-        Operand::Value(index) => element(1, index).copied().unwrap_or(0),
-        Operand::AttenMask => at.inputs[place::ATTEN_MASK],
-        Operand::AttentionOut => at.outputs[place::ATTENTION_OUT],
-        Operand::SoftmaxLse => at.outputs[place::SOFTMAX_LSE],
-    }
-}
-
-/// The argument's name, and whether it is written.
-fn role(operand: Operand) -> (&'static str, bool) {
-    match operand {
-        Operand::Query => ("query", false),
-        Operand::Key(_) => ("key", false),
-        Operand::Value(_) => ("value", false),
-        Operand::AttenMask => ("attenMask", false),
-        Operand::AttentionOut => ("attentionOut", true),
-        Operand::SoftmaxLse => ("softmaxLse", true),
-    }
+    let address = match operand.place() {
+        Place::Input(place::KEY, index) => at.lists[0].get(index),
+        Place::Input(place::VALUE, index) => at.lists[1].get(index),
+        Place::Input(input, _) => at.inputs.get(input),
+        Place::Output(output) => at.outputs.get(output),
+    };
+    address.copied().unwrap_or(0)
 }
 
 /// An output that shares bytes with another tensor of the same launch.
@@ -122,14 +114,13 @@ impl Operator for FiaOperator {
 
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
         for (operand, range) in &self.touches {
-            let (what, write) = role(*operand);
             // A sum beyond the address space is no memory either.
             let start = usize::try_from(range.start).unwrap_or(usize::MAX);
             visit(Access {
                 address: address(at, *operand).saturating_add(start),
                 bytes: range.end.saturating_sub(range.start),
-                write,
-                what,
+                write: matches!(operand.place(), Place::Output(_)),
+                what: operand.name(),
             });
         }
     }
@@ -160,22 +151,24 @@ impl Operator for FiaOperator {
             Ok(problem) => problem,
             Err(refusal) => return fault(DEVICE_INTERNAL, refusal.to_string()),
         };
-        let host = |address: usize| memory.host(address);
-        let list = |list: usize| -> SmallVec<[*const u8; 8]> {
-            let addresses = at.lists.get(list).map_or(&[][..], |list| list.as_slice());
-            addresses.iter().map(|&a| host(a).cast_const()).collect()
+        let base = |operand| match address(at, operand) {
+            0 => ptr::null_mut(),
+            address => memory.host(address),
         };
-        let (key, value) = (list(0), list(1));
-        let buffers = Buffers {
-            query: host(at.inputs[place::QUERY]),
-            key: &key,
-            value: &value,
-            atten_mask: host(at.inputs[place::ATTEN_MASK]),
-            attention_out: host(at.outputs[place::ATTENTION_OUT]),
-            softmax_lse: host(at.outputs[place::SOFTMAX_LSE]),
-        };
+        let buffers = Buffers(&base);
         // SAFETY: the ranges that `Problem::touches` reports are those of `accesses`: live (the ledger let the launch in),
         // claimed by the task that runs this, and, by the check above, with outputs apart from everything else.
+        if let Some(bad) = unsafe { kernel::bad_block(&problem, &buffers) } {
+            let suspicion = Suspicion {
+                kind: FindingKind::BlockTable,
+                site: (self.name(), "blockTable"),
+                message: format!("{}: {bad}", self.name()),
+            };
+            if let Err(failure) = report(self.check, AICORE_EXCEPTION, suspicion) {
+                return fault(failure.code, failure.message.into_owned());
+            }
+        }
+        // SAFETY: as above.
         match unsafe { kernel::run(&problem, &buffers) } {
             Ok(()) => Ok(()),
             Err(unsupported) => fault(AICORE_EXCEPTION, unsupported.to_string()),

@@ -1,18 +1,10 @@
-//! One call with data, run by the kernels and by the oracle.
+//! A call of the dense paths.
 
-use crate::kernel::reference::{self, Inputs, Outputs};
+use super::data::Data;
 use crate::kernel::simd::Level;
-use crate::kernel::{Buffers, run_as};
-use ascend_spec::fia::{FiaCall, Problem, Version};
-use ascend_spec::{DType, Dims, Extents, Layout, Soc, SparseMode, TensorDesc, View};
-use half::{bf16, f16};
+use ascend_spec::fia::{FiaCall, Operand, Problem, Version};
+use ascend_spec::{DType, Dims, Extents, Layout, Soc, SparseMode, TensorDesc};
 use std::fmt;
-
-/// Bytes around every tensor; odd, so that no tensor is aligned.
-const MARGIN: usize = 67;
-
-/// What the margins hold.
-const FENCE: u8 = 0xa5;
 
 /// A full mask.
 #[derive(Clone)]
@@ -106,7 +98,7 @@ impl Case {
     }
 
     /// Hands the call and its data to `work`.
-    pub(super) fn with<R>(&self, work: impl FnOnce(&Problem<'_>, &mut Tensors) -> R) -> R {
+    pub(super) fn with<R>(&self, work: impl FnOnce(&Problem<'_>, &mut Data) -> R) -> R {
         let described = self.described_dtype();
         let axes = self.layout.input();
         let spread = |mut desc: TensorDesc| {
@@ -167,220 +159,19 @@ impl Case {
             Err(refusal) => panic!("{refusal}\n{self:?}"),
         };
 
-        let mut random = Random(self.seed);
-        let mut tensor = |desc: &TensorDesc| {
-            let count = desc.elements().unwrap() as usize * self.spread as usize;
-            self.encode((0..count).map(|_| random.next()))
-        };
-        let size = if self.dtype == DType::Float { 4 } else { 2 };
-        let mut tensors = Tensors {
-            dtype: self.dtype,
-            query: tensor(&query),
-            key: keys.iter().map(&mut tensor).collect(),
-            value: keys.iter().map(&mut tensor).collect(),
-            mask: Fenced::new(self.mask.iter().flat_map(|mask| mask.bytes.iter().copied())),
-            out: Fenced::poisoned((out.elements().unwrap() * self.spread as u64) as usize * size),
-            lse: Fenced::poisoned((lse.elements().unwrap() * self.spread as u64) as usize * 4),
-        };
-        work(&problem, &mut tensors)
-    }
-
-    fn encode(&self, values: impl Iterator<Item = f32>) -> Fenced {
-        Fenced::new(values.flat_map(|value| encode(self.dtype, value)))
+        let mut data = Data::new(&problem, self.dtype, self.seed);
+        if let Some(mask) = &self.mask {
+            data.put(Operand::AttenMask, mask.bytes.iter().copied());
+        }
+        work(&problem, &mut data)
     }
 
     /// Runs the call and compares all of output and log-sum-exp with the oracle.
     pub(super) fn check(&self, level: Level) -> Result<(), String> {
-        self.with(|problem, tensors| {
-            let want = tensors.oracle(problem);
-            tensors.run(problem, level);
-            tensors.compare(problem, &want)
+        self.with(|problem, data| {
+            let want = data.oracle(problem);
+            data.run(problem, level);
+            data.compare(problem, &want)
         })
     }
-}
-
-/// The bytes of one number.
-pub(super) fn encode(dtype: DType, value: f32) -> Vec<u8> {
-    match dtype {
-        DType::Float16 => f16::from_f32(value).to_le_bytes().to_vec(),
-        DType::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
-        _ => value.to_le_bytes().to_vec(),
-    }
-}
-
-/// Numbers of a linear congruential generator, between -2 and 2, most of them small.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        let mut unit = || {
-            self.0 = self
-                .0
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 40) as f32 / (1 << 24) as f32
-        };
-        (unit() + unit() + unit() + unit()) * 2.0 - 4.0 + unit() * 1e-3
-    }
-}
-
-/// Bytes of a tensor between two margins.
-#[derive(Clone, Debug)]
-pub(super) struct Fenced(Vec<u8>);
-
-impl Fenced {
-    pub(super) fn new(bytes: impl Iterator<Item = u8>) -> Self {
-        let mut all = vec![FENCE; MARGIN];
-        all.extend(bytes);
-        all.extend([FENCE; MARGIN]);
-        Fenced(all)
-    }
-
-    /// Every element is NaN.
-    fn poisoned(len: usize) -> Self {
-        Fenced::new(std::iter::repeat_n(0xff, len))
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0[MARGIN..self.0.len() - MARGIN]
-    }
-
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        let end = self.0.len() - MARGIN;
-        &mut self.0[MARGIN..end]
-    }
-
-    fn intact(&self) -> bool {
-        let (front, rest) = self.0.split_at(MARGIN);
-        let back = &rest[rest.len() - MARGIN..];
-        front.iter().chain(back).all(|&byte| byte == FENCE)
-    }
-}
-
-/// The data of one call.
-#[derive(Clone, Debug)]
-pub(super) struct Tensors {
-    dtype: DType,
-    pub(super) query: Fenced,
-    pub(super) key: Vec<Fenced>,
-    pub(super) value: Vec<Fenced>,
-    pub(super) mask: Fenced,
-    pub(super) out: Fenced,
-    pub(super) lse: Fenced,
-}
-
-impl Tensors {
-    /// Runs the kernels.
-    pub(super) fn run(&mut self, problem: &Problem<'_>, level: Level) {
-        let pointers =
-            |list: &[Fenced]| list.iter().map(|t| t.bytes().as_ptr()).collect::<Vec<_>>();
-        let (key, value) = (pointers(&self.key), pointers(&self.value));
-        let buffers = Buffers {
-            query: self.query.bytes().as_ptr(),
-            key: &key,
-            value: &value,
-            atten_mask: self.mask.bytes().as_ptr(),
-            attention_out: self.out.bytes_mut().as_mut_ptr(),
-            softmax_lse: self.lse.bytes_mut().as_mut_ptr(),
-        };
-        // SAFETY: the buffers have the sizes of the descriptors that the problem was made from, or what a test put
-        // into their place together with its own views.
-        unsafe {
-            match self.dtype {
-                DType::Float16 => run_as::<f16>(problem, &buffers, level),
-                DType::Bf16 => run_as::<bf16>(problem, &buffers, level),
-                _ => run_as::<f32>(problem, &buffers, level),
-            }
-        }
-    }
-
-    /// What the oracle computes.
-    pub(super) fn oracle(&self, problem: &Problem<'_>) -> Outputs {
-        let slices =
-            |list: &'_ [Fenced]| list.iter().map(|t| t.bytes().to_vec()).collect::<Vec<_>>();
-        let (key, value) = (slices(&self.key), slices(&self.value));
-        let key: Vec<&[u8]> = key.iter().map(|t| &t[..]).collect();
-        let value: Vec<&[u8]> = value.iter().map(|t| &t[..]).collect();
-        let inputs = Inputs {
-            dtype: self.dtype,
-            query: self.query.bytes(),
-            key: &key,
-            value: &value,
-            atten_mask: self.mask.bytes(),
-        };
-        reference::attention(problem, &inputs)
-    }
-
-    /// Element of the output.
-    pub(super) fn output(&self, view: &View, at: (usize, usize, usize), d: usize) -> f64 {
-        let index = (view.at(at.0, at.1, at.2) + d as i64 * view.dim) as usize;
-        let bytes = self.out.bytes();
-        match self.dtype {
-            DType::Float16 => f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f64(),
-            DType::Bf16 => bf16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f64(),
-            _ => single(bytes, index),
-        }
-    }
-
-    /// Log-sum-exp of a row.
-    pub(super) fn lse(&self, view: &View, at: (usize, usize, usize)) -> f64 {
-        single(self.lse.bytes(), view.at(at.0, at.1, at.2) as usize)
-    }
-
-    /// Compares output and log-sum-exp, as far as it is written, with the oracle's. Weights and output are rounded to
-    /// the element type: some units of its precision are allowed, absolute and relative. Scores of a size of 10 have
-    /// an error of 1e-6 in single precision.
-    pub(super) fn compare(&self, problem: &Problem<'_>, want: &Outputs) -> Result<(), String> {
-        let tolerance = match self.dtype {
-            DType::Float16 => 2e-3,
-            DType::Bf16 => 1.5e-2,
-            _ => 2e-5,
-        };
-        let close = |got: f64, want: f64, tolerance: f64| {
-            got == want
-                || (got.is_nan() && want.is_nan())
-                || (got - want).abs() <= tolerance * (1.0 + want.abs())
-        };
-        let size = if self.dtype == DType::Float { 4 } else { 2 };
-        let (mut out_gaps, mut lse_gaps) = (self.out.bytes().to_vec(), self.lse.bytes().to_vec());
-        let mut element = want.attention.iter();
-        let mut rows = want.lse.iter();
-        for b in 0..problem.batch {
-            for head in 0..problem.heads {
-                for row in 0..problem.query_rows {
-                    let at = (b, head, row);
-                    for d in 0..problem.value_dim {
-                        let (got, &want) =
-                            (self.output(&problem.out, at, d), element.next().unwrap());
-                        if !close(got, want, tolerance) {
-                            return Err(format!("output {at:?} element {d} is {got}, not {want}"));
-                        }
-                        let index =
-                            (problem.out.at(b, head, row) + d as i64 * problem.out.dim) as usize;
-                        out_gaps[index * size..][..size].fill(0xff);
-                    }
-                    let want = *rows.next().unwrap();
-                    if let Some(view) = &problem.lse {
-                        let got = self.lse(view, at);
-                        if !close(got, want, 2e-5) {
-                            return Err(format!("log-sum-exp {at:?} is {got}, not {want}"));
-                        }
-                        lse_gaps[view.at(b, head, row) as usize * 4..][..4].fill(0xff);
-                    }
-                }
-            }
-        }
-        if !self.out.intact() || !self.lse.intact() {
-            return Err("bytes around an output changed".into());
-        }
-        if out_gaps.iter().chain(&lse_gaps).any(|&byte| byte != 0xff) {
-            return Err("bytes between the elements of an output changed".into());
-        }
-        Ok(())
-    }
-}
-
-fn single(bytes: &[u8], index: usize) -> f64 {
-    let bytes: [u8; 4] = bytes[4 * index..][..4].try_into().unwrap();
-    f64::from(f32::from_le_bytes(bytes))
 }

@@ -1,16 +1,17 @@
 //! Rows without keys, numbers that are none, empty tensors, threads.
 
-use super::case::{Case, Mask, Tensors, encode};
+use super::case::{Case, Mask};
+use super::data::{Data, encode};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, UnsupportedType, run};
-use ascend_spec::fia::{FiaCall, Problem, Version, Work};
+use ascend_spec::fia::{FiaCall, Operand, Problem, Version, Work};
 use ascend_spec::{DType, Layout, Soc, SparseMode, TensorDesc};
 use rayon::ThreadPoolBuilder;
 use std::ptr;
 
 const LEVELS: [fn() -> Level; 2] = [|| Level::PORTABLE, Level::detect];
 
-fn each(case: &Case, test: impl Fn(&Problem<'_>, &mut Tensors, Level)) {
+fn each(case: &Case, test: impl Fn(&Problem<'_>, &mut Data, Level)) {
     for level in LEVELS {
         case.with(|problem, tensors| test(problem, tensors, level()));
     }
@@ -24,7 +25,7 @@ fn shapes() -> [Case; 2] {
     ]
 }
 
-fn is_blank(problem: &Problem<'_>, tensors: &Tensors, at: (usize, usize, usize)) -> bool {
+fn is_blank(problem: &Problem<'_>, tensors: &Data, at: (usize, usize, usize)) -> bool {
     let zero = (0..problem.value_dim).all(|d| tensors.output(&problem.out, at, d) == 0.0);
     zero && tensors.lse(&problem.lse.unwrap(), at) == f64::INFINITY
 }
@@ -62,8 +63,8 @@ fn rows_and_sequences_past_their_length_are_blank() {
     each(&case, |problem, tensors, level| {
         // What lies past the lengths is not looked at.
         let rows = 205 * 32 * 2;
-        tensors.key[0].bytes_mut()[rows..2 * rows].fill(0xff);
-        tensors.value[0].bytes_mut()[rows..2 * rows].fill(0xff);
+        tensors.bytes_mut(Operand::Key(0))[rows..2 * rows].fill(0xff);
+        tensors.bytes_mut(Operand::Value(0))[rows..2 * rows].fill(0xff);
         tensors.run(problem, level);
         for b in 0..3 {
             for row in 0..100 {
@@ -133,13 +134,13 @@ fn hidden_keys_may_hold_anything() {
         });
         each(&case, |problem, tensors, level| {
             for key in 30..50 {
-                put(&case, tensors.key[0].bytes_mut(), key, 3, f32::NAN);
-                put(&case, tensors.value[0].bytes_mut(), key, 4, f32::NAN);
-                put(&case, tensors.value[0].bytes_mut(), key, 5, f32::INFINITY);
+                put(&case, tensors.bytes_mut(Operand::Key(0)), key, 3, f32::NAN);
+                put(&case, tensors.bytes_mut(Operand::Value(0)), key, 4, f32::NAN);
+                put(&case, tensors.bytes_mut(Operand::Value(0)), key, 5, f32::INFINITY);
             }
             put(
                 &case,
-                tensors.value[0].bytes_mut(),
+                tensors.bytes_mut(Operand::Value(0)),
                 keys - 1,
                 7,
                 f32::INFINITY,
@@ -160,7 +161,7 @@ fn nan_reaches_the_rows_that_see_it() {
     for case in shapes() {
         // A key: every row of the sequence, and none of the other.
         each(&case, |problem, tensors, level| {
-            put(&case, tensors.key[0].bytes_mut(), 100, 3, f32::NAN);
+            put(&case, tensors.bytes_mut(Operand::Key(0)), 100, 3, f32::NAN);
             tensors.run(problem, level);
             assert!((0..32).all(|d| tensors.output(&problem.out, (0, 1, 0), d).is_nan()));
             assert!(tensors.lse(&problem.lse.unwrap(), (0, 1, 0)).is_nan());
@@ -168,14 +169,14 @@ fn nan_reaches_the_rows_that_see_it() {
         });
         // A query: its row alone.
         each(&case, |problem, tensors, level| {
-            put(&case, tensors.query.bytes_mut(), 0, 3, f32::NAN);
+            put(&case, tensors.bytes_mut(Operand::Query), 0, 3, f32::NAN);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 9).is_nan());
             assert!(tensors.output(&problem.out, (0, 1, 0), 9).is_finite());
         });
         // A value: its element alone.
         each(&case, |problem, tensors, level| {
-            put(&case, tensors.value[0].bytes_mut(), 100, 3, f32::NAN);
+            put(&case, tensors.bytes_mut(Operand::Value(0)), 100, 3, f32::NAN);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 1, 0), 3).is_nan());
             assert!(tensors.output(&problem.out, (0, 1, 0), 4).is_finite());
@@ -190,30 +191,30 @@ fn infinite_and_large_scores_neither_panic_nor_overflow() {
         each(&case, |problem, tensors, level| {
             // One score is -inf: its key drops out.
             for d in 0..32 {
-                put(&case, tensors.query.bytes_mut(), 0, d, 1.0);
+                put(&case, tensors.bytes_mut(Operand::Query), 0, d, 1.0);
             }
-            put(&case, tensors.key[0].bytes_mut(), 50, 0, f32::NEG_INFINITY);
+            put(&case, tensors.bytes_mut(Operand::Key(0)), 50, 0, f32::NEG_INFINITY);
             let want = tensors.oracle(problem);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_finite());
             assert!((tensors.output(&problem.out, (0, 0, 0), 0) - want.attention[0]).abs() < 2e-3);
             // All of them are: there is no answer.
             for key in 0..keys {
-                put(&case, tensors.key[0].bytes_mut(), key, 0, f32::NEG_INFINITY);
+                put(&case, tensors.bytes_mut(Operand::Key(0)), key, 0, f32::NEG_INFINITY);
             }
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_nan());
             // One is +inf: neither.
-            put(&case, tensors.key[0].bytes_mut(), 50, 0, f32::INFINITY);
+            put(&case, tensors.bytes_mut(Operand::Key(0)), 50, 0, f32::INFINITY);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_nan());
             // The largest finite numbers.
             for d in 0..32 {
-                put(&case, tensors.query.bytes_mut(), 0, d, 65504.0);
+                put(&case, tensors.bytes_mut(Operand::Query), 0, d, 65504.0);
                 for key in 0..keys {
                     put(
                         &case,
-                        tensors.key[0].bytes_mut(),
+                        tensors.bytes_mut(Operand::Key(0)),
                         key,
                         d,
                         if key == 60 { 65504.0 } else { -65504.0 },
@@ -246,7 +247,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
             case.with(|problem, tensors| {
                 pool.install(|| tensors.run(problem, Level::detect()));
                 tensors.compare(problem, &want).unwrap();
-                (tensors.out.bytes().to_vec(), tensors.lse.bytes().to_vec())
+                (tensors.bytes(Operand::AttentionOut).to_vec(), tensors.bytes(Operand::SoftmaxLse).to_vec())
             })
         });
         assert!(
@@ -261,7 +262,7 @@ fn rows_may_lie_backwards_and_outputs_on_each_other() {
     let case = Case::plain(DType::Float16, [1, 2, 1, 200, 300, 128]);
     each(&case, |problem, tensors, level| {
         let mut problem = problem.clone();
-        for view in [&mut problem.query, &mut problem.out] {
+        for view in [&mut problem.query.view, &mut problem.out.view] {
             view.offset += 199 * view.row;
             view.row = -view.row;
         }
@@ -269,7 +270,7 @@ fn rows_may_lie_backwards_and_outputs_on_each_other() {
         tensors.run(&problem, level);
         tensors.compare(&problem, &want).unwrap();
         // Every head writes the same place: any may win, none may be torn apart by a race.
-        problem.out.head = 0;
+        problem.out.view.head = 0;
         tensors.run(&problem, level);
         let got = tensors.output(&problem.out, (0, 0, 0), 0);
         assert!(
@@ -301,14 +302,13 @@ fn empty_keys_fill_and_empty_queries_do_nothing() {
             assert_eq!(problem.work, work);
             let mut out = vec![0xff; 2 * 4 * 5 * 16 * 2];
             let mut lse = vec![0xff; 2 * 4 * 5 * 4];
-            let buffers = Buffers {
-                query: ptr::null(),
-                key: &[ptr::null()],
-                value: &[ptr::null()],
-                atten_mask: ptr::null(),
-                attention_out: out.as_mut_ptr(),
-                softmax_lse: lse.as_mut_ptr(),
+            let outputs = [out.as_mut_ptr(), lse.as_mut_ptr()];
+            let base = |operand| match operand {
+                Operand::AttentionOut => outputs[0],
+                Operand::SoftmaxLse => outputs[1],
+                _ => ptr::null_mut(),
             };
+            let buffers = Buffers(&base);
             // SAFETY: both outputs have the size of their descriptors, and no input is touched.
             unsafe { run(&problem, &buffers) }.unwrap();
             if work == Work::Fill {

@@ -1,5 +1,1 @@
-//! The kernels against the oracle.
 
-mod case;
-mod edges;
-mod properties;

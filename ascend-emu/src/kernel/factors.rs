@@ -1,0 +1,249 @@
+//! Scales and offsets: small tensors of numbers of any type, and what they make of quantised rows.
+
+use super::Buffers;
+use super::simd::{Simd, Vector, WIDTH};
+use ascend_spec::fia::{Affine, FiaCall, Grid, Operand};
+use ascend_spec::{DType, View};
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// A small tensor, read element by element within the bytes of its description.
+#[derive(Clone, Debug)]
+pub(super) struct Numbers {
+    base: *const u8,
+    dtype: DType,
+    /// Bytes that may be read.
+    bytes: Range<i64>,
+}
+
+// SAFETY: the address is only read through, and whoever made the value vouches for that on any thread.
+unsafe impl Send for Numbers {}
+// SAFETY: as above.
+unsafe impl Sync for Numbers {}
+
+impl Numbers {
+    /// `dtype` is that of the numbers, whatever the description says.
+    ///
+    /// # Safety
+    ///
+    /// As long as the value is used, the bytes that `operand` is described with in `call` may be read.
+    pub(super) unsafe fn new(
+        call: &FiaCall<'_>,
+        buffers: &Buffers<'_>,
+        operand: Operand,
+        dtype: DType,
+    ) -> Self {
+        let bytes = operand.of(call).and_then(|desc| desc.byte_range());
+        let count = |byte: u64| i64::try_from(byte).unwrap_or(i64::MAX);
+        Numbers {
+            base: buffers.base(operand),
+            dtype,
+            bytes: bytes.map_or(0..0, |bytes| count(bytes.start)..count(bytes.end)),
+        }
+    }
+
+    /// The bytes of an element, if the tensor has it.
+    #[inline(always)]
+    fn element<const SIZE: usize>(&self, index: i64) -> Option<[u8; SIZE]> {
+        let at = index.checked_mul(SIZE as i64)?;
+        let end = at.checked_add(SIZE as i64)?;
+        let inside = self.bytes.start <= at && end <= self.bytes.end;
+        // SAFETY: the bytes lie within those that may be read by the contract of `new`; no alignment is assumed.
+        inside.then(|| unsafe {
+            self.base
+                .wrapping_offset(at as isize)
+                .cast::<[u8; SIZE]>()
+                .read_unaligned()
+        })
+    }
+
+    /// An element as a number; `None` outside of the tensor and for types that no scale has.
+    pub(super) fn number(&self, index: i64) -> Option<f32> {
+        Some(match self.dtype {
+            DType::Float => f32::from_ne_bytes(self.element(index)?),
+            DType::Float16 => f16::from_ne_bytes(self.element(index)?).to_f32(),
+            DType::Bf16 => bf16::from_ne_bytes(self.element(index)?).to_f32(),
+            // The hardware's form: single precision in the lower half.
+            DType::UInt64 => f32::from_bits(u64::from_ne_bytes(self.element(index)?) as u32),
+            _ => return None,
+        })
+    }
+
+    /// An element as an integer; `None` outside of the tensor and for other types.
+    pub(super) fn integer(&self, index: i64) -> Option<i64> {
+        match self.dtype {
+            DType::Int32 => Some(i64::from(i32::from_ne_bytes(self.element(index)?))),
+            DType::Int64 => Some(i64::from_ne_bytes(self.element(index)?)),
+            _ => None,
+        }
+    }
+}
+
+/// A grid of scales or offsets.
+#[derive(Debug)]
+pub(super) struct Factors {
+    numbers: Numbers,
+    view: View,
+    /// Instead of `row`, where there is one for each element of a head: of each head, so many vectors.
+    channels: Vec<Vector>,
+    vectors: usize,
+}
+
+impl Factors {
+    /// For rows of `dim` elements of `heads` heads.
+    ///
+    /// # Safety
+    ///
+    /// As long as the value is used, the bytes of the grid's tensor may be read.
+    pub(super) unsafe fn new(
+        call: &FiaCall<'_>,
+        buffers: &Buffers<'_>,
+        grid: &Grid,
+        heads: usize,
+        dim: usize,
+    ) -> Self {
+        // SAFETY: the caller keeps this contract.
+        let numbers = unsafe { Numbers::new(call, buffers, grid.operand, grid.dtype) };
+        let (view, vectors) = (grid.view, dim.div_ceil(WIDTH));
+        let mut channels = Vec::new();
+        if view.dim != 0 {
+            channels.resize(heads * vectors, [0.0; WIDTH]);
+            for (head, vectors) in channels.chunks_exact_mut(vectors.max(1)).enumerate() {
+                let values = vectors.as_flattened_mut().iter_mut().take(dim);
+                for (d, value) in (0i64..).zip(values) {
+                    let index = view
+                        .at(0, head, 0)
+                        .saturating_add(view.dim.saturating_mul(d));
+                    *value = numbers.number(index).unwrap_or(f32::NAN);
+                }
+            }
+        }
+        Factors {
+            numbers,
+            view,
+            channels,
+            vectors,
+        }
+    }
+
+    /// The one number of a row; NaN if the tensor lacks it.
+    pub(super) fn of_row(&self, (batch, head, row): (usize, usize, usize)) -> f32 {
+        self.numbers
+            .number(self.view.at(batch, head, row))
+            .unwrap_or(f32::NAN)
+    }
+
+    /// The numbers of vector `i` of a row whose number is `one`.
+    #[inline(always)]
+    fn vector(&self, head: usize, i: usize, one: f32) -> Vector {
+        let channels = self.channels.get(head * self.vectors + i);
+        channels.copied().unwrap_or([one; WIDTH])
+    }
+
+    /// The number of a row, where one stands for all elements.
+    #[inline(always)]
+    fn one(&self, at: (usize, usize, usize)) -> f32 {
+        if self.channels.is_empty() {
+            self.of_row(at)
+        } else {
+            0.0
+        }
+    }
+}
+
+/// Where a row stands, for the grids that count one way and for those that count the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Coordinates {
+    /// Sequence, and row on the tensor's row axis.
+    pub(super) sequence: (usize, usize),
+    /// Block of the cache, and row in it.
+    pub(super) block: (usize, usize),
+}
+
+/// What makes values of stored numbers, `(stored + offset) * scale`, or numbers to store of values,
+/// `value * scale + offset`.
+#[derive(Debug)]
+pub(super) struct Conversion {
+    scale: Factors,
+    offset: Option<Factors>,
+    by_block: bool,
+}
+
+impl Conversion {
+    /// For rows of `dim` elements of `heads` heads.
+    ///
+    /// # Safety
+    ///
+    /// As long as the value is used, the bytes of the tensors of scale and offset may be read.
+    pub(super) unsafe fn new(
+        call: &FiaCall<'_>,
+        buffers: &Buffers<'_>,
+        affine: &Affine,
+        heads: usize,
+        dim: usize,
+    ) -> Self {
+        // SAFETY: the caller keeps this contract, for both.
+        let factors = |grid: &Grid| unsafe { Factors::new(call, buffers, grid, heads, dim) };
+        Conversion {
+            scale: factors(&affine.scale),
+            offset: affine.offset.as_ref().map(factors),
+            by_block: affine.scale.by_block,
+        }
+    }
+
+    /// Turns the `count` vectors of a row, which lie `step` apart, into values; the zeros that fill up the last one
+    /// are the caller's to ignore. Leaves a NaN in `watch`, which holds zeros, if a value is not finite.
+    #[inline(always)]
+    pub(super) fn to_values<S: Simd>(
+        &self,
+        simd: S,
+        at: Coordinates,
+        head: usize,
+        (out, step, dim): (&mut [Vector], usize, usize),
+        watch: &mut S::Register,
+    ) {
+        let (batch, row) = if self.by_block { at.block } else { at.sequence };
+        let scale = self.scale.one((batch, head, row));
+        let offset = self.offset.as_ref().map(|it| it.one((batch, head, row)));
+        for (i, out) in out
+            .iter_mut()
+            .step_by(step)
+            .take(dim.div_ceil(WIDTH))
+            .enumerate()
+        {
+            if let (Some(factors), Some(offset)) = (&self.offset, offset) {
+                let offset = factors.vector(head, i, offset);
+                for l in 0..WIDTH {
+                    out[l] += offset[l];
+                }
+            }
+            let scale = self.scale.vector(head, i, scale);
+            let value = simd.multiply(simd.load(out), simd.load(&scale));
+            simd.store(value, out);
+            // Past the end of the row are zeros still.
+            for out in out.iter_mut().skip(dim - i * WIDTH) {
+                *out = 0.0;
+            }
+            *watch = simd.mul_add(simd.load(out), simd.splat(0.0), *watch);
+        }
+    }
+
+    /// Turns the values of a row into numbers to store, not rounded yet.
+    #[inline(always)]
+    pub(super) fn to_stored(&self, head: usize, values: &mut [Vector]) {
+        let scale = self.scale.one((0, head, 0));
+        let offset = self.offset.as_ref().map(|it| it.one((0, head, 0)));
+        for (i, values) in values.iter_mut().enumerate() {
+            let scale = self.scale.vector(head, i, scale);
+            for l in 0..WIDTH {
+                values[l] *= scale[l];
+            }
+            if let (Some(factors), Some(offset)) = (&self.offset, offset) {
+                let offset = factors.vector(head, i, offset);
+                for l in 0..WIDTH {
+                    values[l] += offset[l];
+                }
+            }
+        }
+    }
+}

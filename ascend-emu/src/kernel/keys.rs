@@ -1,0 +1,151 @@
+//! Where the keys and values of a sequence lie: in a tensor of rows, in the blocks of a cache, in a shared prefix.
+
+use super::blocks::Blocks;
+use super::element::Element;
+use super::factors::{Conversion, Coordinates};
+use super::simd::{Simd, Vector, WIDTH};
+use super::source::{Source, clear};
+
+/// Rows of one kind: keys or values.
+#[derive(Debug)]
+pub(super) struct Part<T> {
+    /// Elements of a row, without the rotary part.
+    pub(super) dim: usize,
+    /// The sequence's own rows, or the cache's.
+    pub(super) own: Source<T>,
+    /// The rows before the sequence's own.
+    pub(super) prefix: Source<T>,
+    /// Rotary part, which follows each row.
+    pub(super) rope: Option<Source<T>>,
+}
+
+/// Keys and values of a sequence, a shared prefix first.
+#[derive(Debug)]
+pub(super) struct Keys<T> {
+    pub(super) key: Part<T>,
+    pub(super) value: Part<T>,
+    /// Number of keys in the shared prefix.
+    pub(super) prefix: usize,
+    /// Number of the sequence.
+    pub(super) sequence: usize,
+    pub(super) place: Place,
+}
+
+/// Place of a sequence's own rows.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// Behind one another from `first` on, at `batch` of the batch axis.
+    Rows { batch: usize, first: usize },
+    /// In blocks.
+    Pages(Blocks),
+}
+
+/// Place of one row.
+#[derive(Clone, Copy, Debug)]
+struct Spot {
+    in_prefix: bool,
+    batch: usize,
+    row: usize,
+    coordinates: Coordinates,
+}
+
+impl<T: Element> Keys<T> {
+    /// `None` for a key of a block that the cache does not have.
+    #[inline(always)]
+    fn spot(&self, key: usize) -> Option<Spot> {
+        let spot = |in_prefix, batch, row, token, block| Spot {
+            in_prefix,
+            batch,
+            row,
+            coordinates: Coordinates {
+                sequence: (self.sequence, token),
+                block,
+            },
+        };
+        if key < self.prefix {
+            return Some(spot(true, 0, key, key, (0, key)));
+        }
+        let own = key - self.prefix;
+        Some(match &self.place {
+            Place::Rows { batch, first } => {
+                let row = first + own;
+                spot(false, *batch, row, row, (*batch, row))
+            }
+            Place::Pages(blocks) => {
+                let (block, row) = blocks.find(own)?;
+                spot(false, block, row, own, (block, row))
+            }
+        })
+    }
+
+    /// Widens the row of a key, the rotary part behind it: vector `i` goes to `out[i * step]`.
+    #[inline(always)]
+    pub(super) fn read_key<S: Simd>(
+        &self,
+        simd: S,
+        conversion: Option<&Conversion>,
+        (head, key): (usize, usize),
+        out: &mut [Vector],
+        step: usize,
+    ) {
+        let spot = self.spot(key);
+        let watch = &mut simd.splat(0.0);
+        self.key
+            .read(simd, conversion, spot, head, (out, step), watch);
+    }
+
+    /// Widens the row of a value. Leaves a NaN in `watch`, which holds zeros, if an element is not finite.
+    #[inline(always)]
+    pub(super) fn read_value<S: Simd>(
+        &self,
+        simd: S,
+        conversion: Option<&Conversion>,
+        (head, key): (usize, usize),
+        out: &mut [Vector],
+        step: usize,
+        watch: &mut S::Register,
+    ) {
+        let spot = self.spot(key);
+        self.value
+            .read(simd, conversion, spot, head, (out, step), watch);
+    }
+}
+
+impl<T: Element> Part<T> {
+    #[inline(always)]
+    fn read<S: Simd>(
+        &self,
+        simd: S,
+        conversion: Option<&Conversion>,
+        spot: Option<Spot>,
+        head: usize,
+        (out, step): (&mut [Vector], usize),
+        watch: &mut S::Register,
+    ) {
+        let vectors = self.dim.div_ceil(WIDTH);
+        let Some(spot) = spot else {
+            let rope = self.rope.map_or(0, |rope| rope.sizes().dim);
+            clear(out, step, vectors + rope.div_ceil(WIDTH));
+            return;
+        };
+        let source = if spot.in_prefix {
+            &self.prefix
+        } else {
+            &self.own
+        };
+        let at = (spot.batch, head, spot.row);
+        source.read(simd, at, 0..self.dim, out, step, watch);
+        if let Some(conversion) = conversion {
+            let row = (&mut *out, step, self.dim);
+            conversion.to_values(simd, spot.coordinates, head, row, watch);
+        }
+        if let Some(rope) = &self.rope {
+            let (out, dim) = (&mut out[vectors * step..], rope.sizes().dim);
+            if spot.in_prefix {
+                clear(out, step, dim.div_ceil(WIDTH));
+            } else {
+                rope.read(simd, at, 0..dim, out, step, watch);
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Tensors of any element type, read by the row.
+
+use super::element::Element;
+use super::simd::{Simd, Vector, WIDTH};
+use super::tensors::{Grid, Plain, Sizes};
+use ascend_spec::DType;
+use ascend_spec::fia::Rows;
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// A tensor that is read: of the call's own element type, or of another one.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source<T> {
+    Own(Plain<T>),
+    Half(Plain<f16>),
+    Brain(Plain<bf16>),
+    Bytes(Plain<i8>),
+    Nibbles(Nibbles),
+    /// Of a type that no call may have: zeros.
+    Nothing,
+}
+
+impl<T: Element> Source<T> {
+    /// `own` is the element type that `T` stands for.
+    ///
+    /// # Safety
+    ///
+    /// As long as the source is used, every element of `rows` within `sizes`, counted from `base`, may be read.
+    pub(super) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, own: DType) -> Self {
+        // SAFETY: the caller keeps this contract, in whichever type.
+        unsafe {
+            match rows.dtype {
+                dtype if dtype == own => Source::Own(Plain::new(base, rows, sizes)),
+                DType::Float16 => Source::Half(Plain::new(base, rows, sizes)),
+                DType::Bf16 => Source::Brain(Plain::new(base, rows, sizes)),
+                DType::Int8 => Source::Bytes(Plain::new(base, rows, sizes)),
+                DType::Int4 => Source::Nibbles(Nibbles::new(base, rows, sizes)),
+                _ => Source::Nothing,
+            }
+        }
+    }
+
+    /// Sizes of the axes; nothing where there is no tensor.
+    pub(super) fn sizes(&self) -> Sizes {
+        match self {
+            Source::Own(plain) => plain.sizes(),
+            Source::Half(plain) => plain.sizes(),
+            Source::Brain(plain) => plain.sizes(),
+            Source::Bytes(plain) => plain.sizes(),
+            Source::Nibbles(nibbles) => nibbles.0.sizes(),
+            Source::Nothing => Sizes::NONE,
+        }
+    }
+
+    /// Widens the elements `columns` of one row: see [`Plain::read`].
+    #[inline(always)]
+    pub(super) fn read<S: Simd>(
+        &self,
+        simd: S,
+        at: (usize, usize, usize),
+        columns: Range<usize>,
+        out: &mut [Vector],
+        step: usize,
+        watch: &mut S::Register,
+    ) {
+        match self {
+            Source::Own(plain) => plain.read(simd, at, columns, out, step, watch),
+            Source::Half(plain) => plain.read(simd, at, columns, out, step, watch),
+            Source::Brain(plain) => plain.read(simd, at, columns, out, step, watch),
+            Source::Bytes(plain) => plain.read(simd, at, columns, out, step, watch),
+            Source::Nibbles(nibbles) => nibbles.read(at, columns, out, step),
+            Source::Nothing => clear(out, step, columns.len().div_ceil(WIDTH)),
+        }
+    }
+}
+
+/// Whether rows of this type can be read.
+pub(super) fn reads(dtype: DType, own: DType) -> bool {
+    use DType::{Bf16, Float16, Int4, Int8};
+    dtype == own || [Float16, Bf16, Int8, Int4].contains(&dtype)
+}
+
+/// Zeros in the first `count` vectors that lie `step` apart.
+#[inline(always)]
+pub(super) fn clear(out: &mut [Vector], step: usize, count: usize) {
+    for out in out.iter_mut().step_by(step).take(count) {
+        *out = [0.0; WIDTH];
+    }
+}
+
+/// A tensor of `INT4`: two to a byte, the first in the low half.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Nibbles(Grid<u8>);
+
+// SAFETY: the address is only read through, and whoever made the value vouches for that on any thread.
+unsafe impl Send for Nibbles {}
+// SAFETY: as above.
+unsafe impl Sync for Nibbles {}
+
+impl Nibbles {
+    /// # Safety
+    ///
+    /// As for [`Source::new`].
+    unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes) -> Self {
+        // Half bytes are counted as bytes where the grid looks at what an address can name, which is on the safe side.
+        Nibbles(Grid::new(base.cast_mut(), rows, sizes))
+    }
+
+    /// [`Source::read`]; the numbers are finite.
+    #[inline(always)]
+    fn read(
+        &self,
+        at: (usize, usize, usize),
+        columns: Range<usize>,
+        out: &mut [Vector],
+        step: usize,
+    ) {
+        assert!(columns.end <= self.0.sizes().dim, "no such column");
+        let first = self.0.first(at);
+        let base = self.0.base().cast_const();
+        for (at, out) in columns
+            .clone()
+            .step_by(WIDTH)
+            .zip(out.iter_mut().step_by(step))
+        {
+            *out = [0.0; WIDTH];
+            for (out, d) in out.iter_mut().zip(at..columns.end) {
+                let index = first.wrapping_add(self.0.column(d));
+                // SAFETY: the row and the column exist, as checked, and may be read by the contract of `new`.
+                let byte = unsafe { base.wrapping_offset(index >> 1).read() };
+                let high = if index & 1 == 0 {
+                    byte << 4
+                } else {
+                    byte & 0xf0
+                };
+                *out = f32::from(high.cast_signed() >> 4);
+            }
+        }
+    }
+}
