@@ -76,7 +76,9 @@ impl Call {
         kv_lens: &[i64],
         random: &mut Random,
     ) {
-        let columns = kv_lens.iter().map(|len| len.div_ceil(block_size));
+        let columns = kv_lens
+            .iter()
+            .map(|len| (len + block_size - 1) / block_size);
         let needed: i64 = columns.clone().sum();
         let width = columns.max().unwrap_or(0).max(1) + random.below(2) as i64;
         let blocks = needed.max(1) + random.below(3) as i64;
@@ -87,7 +89,7 @@ impl Call {
         let mut ids = ids.into_iter();
         let mut table = Vec::new();
         for len in kv_lens {
-            let used = len.div_ceil(block_size);
+            let used = (len + block_size - 1) / block_size;
             table.extend((0..used).map(|_| ids.next().unwrap()));
             table.extend((used..width).map(|column| if column % 2 == 0 { -1 } else { 1 << 30 }));
         }

@@ -135,8 +135,20 @@ fn hidden_keys_may_hold_anything() {
         each(&case, |problem, tensors, level| {
             for key in 30..50 {
                 put(&case, tensors.bytes_mut(Operand::Key(0)), key, 3, f32::NAN);
-                put(&case, tensors.bytes_mut(Operand::Value(0)), key, 4, f32::NAN);
-                put(&case, tensors.bytes_mut(Operand::Value(0)), key, 5, f32::INFINITY);
+                put(
+                    &case,
+                    tensors.bytes_mut(Operand::Value(0)),
+                    key,
+                    4,
+                    f32::NAN,
+                );
+                put(
+                    &case,
+                    tensors.bytes_mut(Operand::Value(0)),
+                    key,
+                    5,
+                    f32::INFINITY,
+                );
             }
             put(
                 &case,
@@ -176,7 +188,13 @@ fn nan_reaches_the_rows_that_see_it() {
         });
         // A value: its element alone.
         each(&case, |problem, tensors, level| {
-            put(&case, tensors.bytes_mut(Operand::Value(0)), 100, 3, f32::NAN);
+            put(
+                &case,
+                tensors.bytes_mut(Operand::Value(0)),
+                100,
+                3,
+                f32::NAN,
+            );
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 1, 0), 3).is_nan());
             assert!(tensors.output(&problem.out, (0, 1, 0), 4).is_finite());
@@ -193,19 +211,37 @@ fn infinite_and_large_scores_neither_panic_nor_overflow() {
             for d in 0..32 {
                 put(&case, tensors.bytes_mut(Operand::Query), 0, d, 1.0);
             }
-            put(&case, tensors.bytes_mut(Operand::Key(0)), 50, 0, f32::NEG_INFINITY);
+            put(
+                &case,
+                tensors.bytes_mut(Operand::Key(0)),
+                50,
+                0,
+                f32::NEG_INFINITY,
+            );
             let want = tensors.oracle(problem);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_finite());
             assert!((tensors.output(&problem.out, (0, 0, 0), 0) - want.attention[0]).abs() < 2e-3);
             // All of them are: there is no answer.
             for key in 0..keys {
-                put(&case, tensors.bytes_mut(Operand::Key(0)), key, 0, f32::NEG_INFINITY);
+                put(
+                    &case,
+                    tensors.bytes_mut(Operand::Key(0)),
+                    key,
+                    0,
+                    f32::NEG_INFINITY,
+                );
             }
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_nan());
             // One is +inf: neither.
-            put(&case, tensors.bytes_mut(Operand::Key(0)), 50, 0, f32::INFINITY);
+            put(
+                &case,
+                tensors.bytes_mut(Operand::Key(0)),
+                50,
+                0,
+                f32::INFINITY,
+            );
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_nan());
             // The largest finite numbers.
@@ -247,7 +283,10 @@ fn results_do_not_depend_on_the_number_of_threads() {
             case.with(|problem, tensors| {
                 pool.install(|| tensors.run(problem, Level::detect()));
                 tensors.compare(problem, &want).unwrap();
-                (tensors.bytes(Operand::AttentionOut).to_vec(), tensors.bytes(Operand::SoftmaxLse).to_vec())
+                (
+                    tensors.bytes(Operand::AttentionOut).to_vec(),
+                    tensors.bytes(Operand::SoftmaxLse).to_vec(),
+                )
             })
         });
         assert!(

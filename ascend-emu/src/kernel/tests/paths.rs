@@ -135,7 +135,11 @@ fn paged(seed: u64) -> Call {
         _ => Cache::BnBsH,
     };
     let dim = pick(random, &[16, 32, 64, 128]);
-    let block_size = if several { 128 } else { pick(random, &[16, 32, 128]) };
+    let block_size = if several {
+        128
+    } else {
+        pick(random, &[16, 32, 128])
+    };
     let batch = 1 + random.below(4) as i64;
     let kv_lens: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
     let rows = if several { length(random, 2) } else { 1 };
@@ -146,7 +150,13 @@ fn paged(seed: u64) -> Call {
         dim,
     };
     let mut call = Call::new(layout, dtype, of, seed);
-    call.pages(cache, dtype, [kv_heads, block_size, dim, dim], &kv_lens, random);
+    call.pages(
+        cache,
+        dtype,
+        [kv_heads, block_size, dim, dim],
+        &kv_lens,
+        random,
+    );
     if several && random.below(2) == 0 {
         call.masked(SparseMode::RightDownCausal);
     }
@@ -251,7 +261,9 @@ fn biased(seed: u64) -> Call {
     };
     call.keys(dtype, rows_of_keys, dim);
     let below = |random: &mut Random, most: i64| -> Vec<i64> {
-        (0..batch).map(|_| random.below(most as usize + 1) as i64).collect()
+        (0..batch)
+            .map(|_| random.below(most as usize + 1) as i64)
+            .collect()
     };
     let mut prefix = 0;
     if random.below(2) == 0 {
@@ -321,7 +333,10 @@ fn antiquant(seed: u64) -> Call {
     let random = &mut Random(seed);
     let (heads, kv_heads) = pick(random, &HEADS);
     let dtype = pick(random, &HALVES);
-    let stored = pick(random, &[DType::Int8, DType::Int8, DType::Int4, DType::Int32]);
+    let stored = pick(
+        random,
+        &[DType::Int8, DType::Int8, DType::Int4, DType::Int32],
+    );
     let layout = match stored {
         DType::Int8 => pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]),
         _ => pick(random, &[Layout::Bsnd, Layout::Bsh]),
@@ -402,7 +417,10 @@ fn quantised(seed: u64) -> Call {
     let random = &mut Random(seed);
     let (heads, kv_heads) = pick(random, &HEADS);
     let half = pick(random, &HALVES);
-    let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd]);
+    let layout = pick(
+        random,
+        &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd],
+    );
     let batch = 1 + random.below(3) as i64;
     let int8_in = random.below(2) == 0;
     let of = Extents {
@@ -416,7 +434,11 @@ fn quantised(seed: u64) -> Call {
     let keys = Extents {
         heads: kv_heads,
         // One tile: the maximum that runs is the final one.
-        rows: if int8_in { length(random, 1).min(96) } else { length(random, 1) },
+        rows: if int8_in {
+            length(random, 1).min(96)
+        } else {
+            length(random, 1)
+        },
         ..of
     };
     call.keys(stored, keys, of.dim);

@@ -1,0 +1,284 @@
+//! Small calls computed by hand, where kernels and oracle could be wrong together: which number lies where.
+//!
+//! With one key, or with scores that are all the same, the output says which values were read.
+
+use super::call::{Call, desc};
+use super::data::Data;
+use crate::kernel::bad_block;
+use crate::kernel::simd::Level;
+use ascend_spec::fia::{Operand, Problem};
+use ascend_spec::{DType, Extents, Layout};
+use half::{bf16, f16};
+
+fn halves(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    let bytes = |value| f16::from_f32(value).to_le_bytes();
+    values.into_iter().flat_map(bytes).collect()
+}
+
+fn brains(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    let bytes = |value| bf16::from_f32(value).to_le_bytes();
+    values.into_iter().flat_map(bytes).collect()
+}
+
+fn singles(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    values.into_iter().flat_map(f32::to_le_bytes).collect()
+}
+
+fn integers(values: &[i32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+fn of(batch: i64, heads: i64, rows: i64, dim: i64) -> Extents {
+    Extents {
+        batch,
+        heads,
+        rows,
+        dim,
+    }
+}
+
+/// Runs a call; both the kernels and the oracle have to give what `want` says of head and row of the first batch entry.
+fn gives(call: &Call, want: impl Fn(usize, usize, usize) -> f64) {
+    call.with(None, |problem: &Problem<'_>, data: &mut Data| {
+        let oracle = data.oracle(problem);
+        data.run(problem, Level::detect());
+        for head in 0..problem.heads {
+            for row in 0..problem.query_rows {
+                for d in 0..problem.value_dim {
+                    let want = want(head, row, d);
+                    let got = data.output(&problem.out, (0, head, row), d);
+                    let close = |got: f64| (got - want).abs() <= 1e-2 * want.abs();
+                    assert!(close(got), "{head} {row} {d}: {got}, not {want}");
+                    let at = (head * problem.query_rows + row) * problem.value_dim + d;
+                    let got = oracle.attention[at];
+                    assert!(close(got), "oracle: {head} {row} {d}: {got}, not {want}");
+                }
+            }
+        }
+    });
+}
+
+/// A single row of `dim` over caches with these blocks.
+fn decode(stored: DType, cache: &[i64], table: &[i32], block_size: i64, len: i64) -> Call {
+    let dim = 32;
+    let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1, 1, 1, dim), 1);
+    call.key = vec![desc(stored, cache)];
+    call.value = vec![desc(stored, cache)];
+    call.plain.block_size = block_size;
+    call.plain.num_key_value_heads = 1;
+    call.plain.block_table = Some(desc(DType::Int32, &[1, table.len() as i64]));
+    call.kv_lens = Some(vec![len]);
+    call.contents = vec![
+        (Operand::BlockTable, integers(table)),
+        (Operand::Query, halves([0.0; 32])),
+    ];
+    call
+}
+
+#[test]
+fn nz_blocks_keep_runs_of_sixteen_channels() {
+    // 3 blocks, 1 head, 2 runs, 16 tokens, 16 channels. Token 16 of the sequence is token 0 of block 2.
+    let mut call = decode(DType::Float16, &[3, 1, 2, 16, 16], &[1, 2], 16, 17);
+    let value = |block: usize, run: usize, token: usize, lane: usize| {
+        if (block, token) == (2, 0) {
+            17.0 * (1 + run * 16 + lane) as f32
+        } else if block == 1 {
+            0.0
+        } else {
+            f32::NAN
+        }
+    };
+    let all = (0..3 * 2 * 16 * 16).map(|at| value(at / 512, at / 256 % 2, at / 16 % 16, at % 16));
+    call.contents.push((Operand::Value(0), halves(all)));
+    // What the table does not name may be anything.
+    let key = (0..3 * 512).map(|at| if at < 512 { f32::NAN } else { 1.0 });
+    call.contents.push((Operand::Key(0), halves(key)));
+    // The mean of sixteen zeros and the row of token 16.
+    gives(&call, |_, _, d| (d + 1) as f64);
+}
+
+#[test]
+fn heads_of_a_block_come_before_or_after_its_tokens() {
+    for heads_first in [false, true] {
+        let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1, 2, 1, 16), 1);
+        let shape: &[i64] = if heads_first {
+            &[2, 2, 16, 16]
+        } else {
+            &[2, 16, 32]
+        };
+        call.key = vec![desc(DType::Float16, shape)];
+        call.value = call.key.clone();
+        call.plain.block_size = 16;
+        call.plain.num_key_value_heads = 2;
+        call.plain.block_table = Some(desc(DType::Int32, &[1, 1]));
+        call.kv_lens = Some(vec![2]);
+        let value = (0..1024).map(|at| {
+            let (block, rest) = (at / 512, at % 512);
+            let (head, token) = if heads_first {
+                (rest / 256, rest / 16 % 16)
+            } else {
+                (rest / 16 % 2, rest / 32)
+            };
+            match (block, token) {
+                (1, 0) => (1 + head) as f32 * 10.0,
+                (1, 1) => (1 + head) as f32 * 30.0,
+                _ => f32::NAN,
+            }
+        });
+        call.contents = vec![
+            (Operand::BlockTable, integers(&[1])),
+            (Operand::Query, halves([0.0; 32])),
+            (Operand::Value(0), halves(value)),
+        ];
+        gives(&call, |head, _, _| (1 + head) as f64 * 20.0);
+    }
+}
+
+#[test]
+fn ids_that_name_no_block_are_found_and_count_as_zeros() {
+    for bad in [-1, 3, i32::MAX, i32::MIN] {
+        let mut call = decode(DType::Float16, &[3, 16, 32], &[2, bad], 16, 18);
+        call.contents
+            .push((Operand::Value(0), halves([9.0; 3 * 16 * 32])));
+        gives(&call, |_, _, _| 8.0);
+        call.with(None, |problem, data| {
+            let found = data.with_buffers(|buffers| {
+                // SAFETY: the tensors have the sizes of their descriptors.
+                unsafe { bad_block(problem, buffers) }
+            });
+            let text = found.unwrap().to_string();
+            let want = format!("block table entry [0, 1] names block {bad} of 3");
+            assert_eq!(text, want);
+        });
+        // Past the sequence's keys nothing is looked up.
+        call.kv_lens = Some(vec![16]);
+        call.with(None, |problem, data| {
+            // SAFETY: as above.
+            let found = data.with_buffers(|buffers| unsafe { bad_block(problem, buffers) });
+            assert_eq!(found, None);
+        });
+    }
+}
+
+#[test]
+fn the_first_of_two_nibbles_is_the_low_one() {
+    let dim = 64;
+    for stored in [DType::Int4, DType::Int32] {
+        let mut call = Call::new(Layout::Bsnd, DType::Float16, of(1, 1, 1, dim), 1);
+        let held = if stored == DType::Int4 { dim } else { dim / 8 };
+        call.keys(stored, of(1, 1, 1, held), held);
+        call.plain.antiquant_scale = Some(desc(DType::Float16, &[2]));
+        call.plain.antiquant_offset = Some(desc(DType::Float16, &[2]));
+        call.contents = vec![
+            // Value 2 d is 7, value 2 d + 1 is -3.
+            (Operand::Value(0), vec![0xd7; 32]),
+            // The key's, then the value's.
+            (Operand::AntiquantScale, halves([9.0, 0.5])),
+            (Operand::AntiquantOffset, halves([9.0, 1.0])),
+        ];
+        gives(&call, |_, _, d| if d % 2 == 0 { 4.0 } else { -1.0 });
+    }
+}
+
+#[test]
+fn scales_belong_to_their_channel_token_and_head() {
+    let (heads, keys, dim) = (2, 3, 32);
+    let base = |mode: i64, shape: &[i64]| {
+        let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1, heads, 1, dim), 1);
+        call.keys(DType::Int8, of(1, heads, keys, dim), dim);
+        let number = if mode == 0 || mode == 2 {
+            DType::Float16
+        } else {
+            DType::Float
+        };
+        call.plain.key_antiquant_scale = Some(desc(number, shape));
+        call.plain.value_antiquant_scale = Some(desc(number, shape));
+        call.plain.key_antiquant_mode = mode;
+        call.plain.value_antiquant_mode = mode;
+        call.contents = vec![
+            (Operand::Query, halves([0.0; 64])),
+            (Operand::Value(0), vec![2; (heads * keys * dim) as usize]),
+        ];
+        call
+    };
+    let scale = Operand::ValueAntiquantScale;
+    // One a channel of a head.
+    let mut call = base(0, &[1, heads, 1, dim]);
+    let numbers = halves((0..64).map(|at| 1.0 + at as f32));
+    call.contents.push((scale, numbers));
+    gives(&call, |head, _, d| 2.0 * (1 + head * 32 + d) as f64);
+    // One a token, with room past the keys.
+    let mut call = base(1, &[1, 5]);
+    let numbers = singles([1.0, 2.0, 6.0, f32::NAN, f32::NAN]);
+    call.contents.push((scale, numbers));
+    gives(&call, |_, _, _| 2.0 * 3.0);
+    // One a head.
+    let mut call = base(2, &[heads]);
+    call.contents.push((scale, halves([5.0, 7.0])));
+    gives(&call, |head, _, _| 2.0 * [5.0, 7.0][head]);
+    // One a token of a head.
+    let mut call = base(3, &[1, heads, 4]);
+    let numbers = [1.0, 2.0, 6.0, f32::NAN, 10.0, 20.0, 60.0, f32::NAN];
+    call.contents.push((scale, singles(numbers)));
+    gives(&call, |head, _, _| 2.0 * [3.0, 30.0][head]);
+}
+
+#[test]
+fn padding_is_before_what_counts() {
+    // 4 rows, 2 valid, 1 of padding behind them: rows 1 and 2. Of 5 keys the 2 before the last.
+    let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1, 1, 4, 16), 1);
+    call.keys(DType::Float16, of(1, 1, 5, 16), 16);
+    (call.q_lens, call.kv_lens) = (Some(vec![2]), Some(vec![2]));
+    call.plain.query_padding_size = Some(desc(DType::Int64, &[1]));
+    call.plain.kv_padding_size = Some(desc(DType::Int64, &[1]));
+    let value = |at: usize| [f32::NAN, f32::NAN, 3.0, 5.0, f32::NAN][at / 16];
+    let one = 1i64.to_le_bytes().to_vec();
+    call.contents = vec![
+        (Operand::Query, halves([0.0; 64])),
+        (Operand::Value(0), halves((0..80).map(value))),
+        (Operand::QueryPaddingSize, one.clone()),
+        (Operand::KvPaddingSize, one),
+    ];
+    gives(&call, |_, row, _| [0.0, 4.0, 4.0, 0.0][row]);
+}
+
+#[test]
+fn a_sink_takes_weight_and_gives_nothing() {
+    let mut call = Call::new(Layout::Tnd, DType::Bf16, of(1, 2, 1, 64), 1);
+    call.keys(DType::Bf16, of(1, 2, 1, 64), 64);
+    (call.q_lens, call.kv_lens) = (Some(vec![1]), Some(vec![1]));
+    call.plain.learnable_sink = Some(desc(DType::Bf16, &[2]));
+    call.lse(of(1, 2, 1, 64));
+    call.contents = vec![
+        (Operand::Query, brains([0.0; 128])),
+        (Operand::Value(0), brains([8.0; 128])),
+        // Scores are 0: a sink of 0 takes half, one of -inf nothing.
+        (Operand::LearnableSink, brains([0.0, f32::NEG_INFINITY])),
+    ];
+    gives(&call, |head, _, _| [4.0, 8.0][head]);
+}
+
+#[test]
+fn an_int8_output_rounds_to_even_and_saturates() {
+    let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1, 1, 2, 32), 1);
+    call.output(DType::Int8, of(1, 1, 2, 32));
+    call.keys(DType::Float16, of(1, 1, 1, 32), 32);
+    call.plain.quant_scale2 = Some(desc(DType::Float, &[32]));
+    call.plain.quant_offset2 = Some(desc(DType::Float, &[32]));
+    let scales = (0..32).map(|d| if d < 16 { 0.5 } else { -100.0 });
+    call.contents = vec![
+        (Operand::Value(0), halves((0..32).map(|d| d as f32))),
+        (Operand::QuantScale2, singles(scales)),
+        (Operand::QuantOffset2, singles([1.0; 32])),
+    ];
+    // 0.5 d + 1, ties to even: 1, 1.5 -> 2, 2, 2.5 -> 2, 3, 3.5 -> 4 ...
+    let want = |d: usize| match d {
+        0..16 => (d as f64 / 2.0 + 1.0).round_ties_even(),
+        _ => -128.0,
+    };
+    assert_eq!([want(1), want(3), want(5)], [2.0, 2.0, 4.0]);
+    gives(&call, |_, _, d| want(d));
+}
