@@ -1,13 +1,14 @@
 //! The program `ascend-attn`: exit codes, the closing line, JSON, written cases, and what `doctor` says.
 #![allow(clippy::unwrap_used)]
 
+mod case_files;
+
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use ascend_attention::DType;
-use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Parameter};
+use ascend_attention::case::{Case, Expect, MaskKind};
 use serde_json::Value;
 
 fn vectors(name: &str) -> PathBuf {
@@ -133,16 +134,14 @@ fn an_unknown_key_is_an_error_that_names_it_and_the_rest_runs() {
 #[test]
 fn what_is_not_supported_is_said_by_name_and_does_not_pass() {
     let folder = tempfile::tempdir().unwrap();
-    let mut case = small();
-    let bias = CaseTensor::from_f32(DType::Float16, &[1, 4, 12, 33], &[0.0; 4 * 12 * 33]);
-    case.tensors.insert(Parameter::PseShift, bias.unwrap());
-    let path = write(folder.path(), "bias.safetensors", &case);
+    let case = case_files::unsupported();
+    let path = write(folder.path(), "prefix.safetensors", &case);
     let output = emulated(&[&path]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(last_line(&output), "0 passed, 0 failed, 1 unsupported");
     let line = text(&output.stdout).lines().nth(1).unwrap();
     assert!(
-        line.starts_with("bias  unsupported: ") && line.contains("pseShift"),
+        line.starts_with("prefix  unsupported: ") && line.contains("keySharedPrefix"),
         "{line}"
     );
 }

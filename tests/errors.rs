@@ -17,7 +17,7 @@ use ascend_attention::{
     BACKEND_VARIABLE, DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Runtime,
     Tensor, f16,
 };
-use harness::{halves, still_works, stream, tensor};
+use harness::{still_works, stream, tensor};
 
 /// A rule by its id, with texts that say something.
 #[track_caller]
@@ -130,18 +130,29 @@ fn a_wrong_dtype_is_named() {
 #[test]
 fn what_this_release_lacks_is_unsupported_by_name() {
     let stream = stream();
-    let half = tensor(&stream, [1, 1, 16, 32]);
-    let mut arguments = Arguments::new(&FiaCall::new("BNSD"));
+    let query = tensor(&stream, [1, 1, 1, 32]);
+    let bytes = |rows: usize| {
+        let bytes = vec![1; rows * 32];
+        stream.upload_bytes(DType::Int8, &bytes, [1, 1, rows, 32])
+    };
+    let scale = stream.upload(&[1.0f32; 16], [1, 16]).unwrap();
+    let mut call = FiaCall::new("BNSD");
+    (call.key_antiquant_mode, call.value_antiquant_mode) = (1, 1);
+    let mut arguments = Arguments::new(&call);
     arguments
-        .set(Parameter::Query, &half)
-        .push_key(&half)
-        .push_value(&half);
+        .set(Parameter::Query, query)
+        .set(Parameter::KeyAntiquantScale, &scale)
+        .set(Parameter::ValueAntiquantScale, &scale)
+        .push_key(bytes(16).unwrap())
+        .push_value(bytes(16).unwrap());
     arguments.plan(stream.device()).unwrap();
-    let bias = stream.upload(&halves(1, 256), [1, 1, 16, 16]).unwrap();
-    arguments.set(Parameter::PseShift, bias);
+    // Scales of single tokens, with keys that have none.
+    arguments
+        .set(Parameter::KeySharedPrefix, bytes(4).unwrap())
+        .set(Parameter::ValueSharedPrefix, bytes(4).unwrap());
     let error = arguments.plan(stream.device()).unwrap_err();
     assert!(matches!(&error, Error::Unsupported(_)), "{error}");
-    assert!(error.to_string().contains("pseShift"), "{error}");
+    assert!(error.to_string().contains("keySharedPrefix"), "{error}");
     still_works(&stream);
 }
 

@@ -10,9 +10,11 @@ mod bench;
 
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, allocation_at, check_scope, findings};
+use ascend_sys::bindings::{aclDataType, aclrtStream};
 use bench::*;
+use half::f16;
 use std::ffi::c_void;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 /// Messages of a kind that name an address.
 fn found(kind: FindingKind, at: *const c_void) -> Vec<String> {
@@ -337,5 +339,102 @@ fn pinned_memory_freed_under_a_copy() {
     assert_eq!(found(FindingKind::FreeInUse, pinned).len(), 1);
     free(at);
     gate.destroy();
+    destroy(stream);
+}
+
+/// A single query row over a paged cache of two blocks of 16 tokens, of which it sees 20; every value is 8.
+fn decode_paged(stream: aclrtStream, table: [i32; 2]) -> Vec<f16> {
+    let half = |value: f32, count: usize| upload(&vec![f16::from_f32(value); count]);
+    let (query, cache, ids) = (half(0.0, 16), half(8.0, 2 * 16 * 16), upload(&table));
+    let (out, workspace) = (half(0.0, 16), malloc(16 << 20));
+    let row = |at| tensor(aclDataType::ACL_FLOAT16, &[1, 1, 1, 16], at);
+    let blocks = || tensor(aclDataType::ACL_FLOAT16, &[2, 16, 16], cache);
+    let table = tensor(aclDataType::ACL_INT32, &[1, 2], ids);
+    let (query_tensor, out_tensor) = (row(query), row(out));
+    let (key, value) = (list(&[blocks()]), list(&[blocks()]));
+    let (mut bytes, mut executor) = (0, null_mut());
+    unsafe {
+        let lengths = aclCreateIntArray([20i64].as_ptr(), 1);
+        ok(aclnnFusedInferAttentionScoreGetWorkspaceSize(
+            query_tensor,
+            key,
+            value,
+            null(),
+            null(),
+            null(),
+            lengths,
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            table,
+            null(),
+            null(),
+            1,
+            1.0,
+            i64::from(i32::MAX),
+            i64::from(i32::MAX),
+            c"BNSD".as_ptr().cast_mut(),
+            1,
+            0,
+            0,
+            16,
+            0,
+            false,
+            out_tensor,
+            null(),
+            &mut bytes,
+            &mut executor,
+        ));
+        ok(aclnnFusedInferAttentionScore(
+            workspace, bytes, executor, stream,
+        ));
+        let status = aclrtSynchronizeStream(stream);
+        let got = download(out, 16);
+        ok(aclDestroyIntArray(lengths));
+        for tensor in [query_tensor, table, out_tensor] {
+            ok(aclDestroyTensor(tensor));
+        }
+        ok(aclDestroyTensorList(key));
+        ok(aclDestroyTensorList(value));
+        for at in [query, cache, ids, out, workspace] {
+            free(at);
+        }
+        if status != 0 {
+            fails(
+                status,
+                507_015,
+                &["block table entry [0, 1] names block 2 of 2"],
+            );
+            assert!(got.iter().all(|&value| value == f16::ZERO));
+        }
+        got
+    }
+}
+
+#[test]
+fn a_block_id_out_of_range() {
+    let _bench = Bench::new();
+    let stream = stream();
+    let count = || {
+        let of = |finding: &ascend_emu::Finding| finding.kind == FindingKind::BlockTable;
+        findings().iter().filter(|finding| of(finding)).count()
+    };
+    let all = |got: Vec<f16>, want: f32| got.iter().all(|value| value.to_f32() == want);
+    assert!(all(decode_paged(stream, [1, 0]), 8.0));
+    assert_eq!(count(), 0);
+    // In compat the four keys of that block count as zeros: 16 * 8 / 20.
+    assert!(all(
+        decode_paged(stream, [1, 2]),
+        f16::from_f32(6.4).to_f32()
+    ));
+    assert_eq!(count(), 1);
+    let _strict = check_scope(Check::Strict);
+    assert!(all(decode_paged(stream, [1, 2]), 0.0));
+    assert_eq!(count(), 2);
+    assert!(all(decode_paged(stream, [0, 1]), 8.0));
     destroy(stream);
 }

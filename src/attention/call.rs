@@ -1,7 +1,7 @@
 //! A description of a call that owns what it refers to.
 
+use ascend_spec::TensorDesc;
 use ascend_spec::fia::FiaCall;
-use ascend_spec::{DType, Extents, Layout, TensorDesc};
 
 use super::parameter::{Parameter, Slot};
 
@@ -83,71 +83,11 @@ impl OwnedCall {
     }
 
     /// Fills in the outputs that the inputs imply, where none is described.
-    ///
-    /// A wrong call may imply none: its output is described like the query, so that the contract names what is wrong
-    /// rather than a missing output.
     pub(super) fn imply_outputs(&mut self) {
-        let of = self.output_extents();
-        let Some(query) = self.plain.query else {
-            return;
-        };
-        if self.plain.attention_out.is_none() {
-            let shape = of.map_or(query.shape, |(layout, of)| layout.out_shape(of));
-            let desc = TensorDesc::packed(self.output_dtype(query.dtype), shape);
-            // What no memory could hold stays away.
-            self.plain.attention_out = desc.byte_range().map(|_| desc);
-        }
-        if self.plain.softmax_lse_flag && self.plain.softmax_lse.is_none() {
-            let desc =
-                of.map(|(layout, of)| TensorDesc::packed(DType::Float, layout.lse_shape(of)));
-            self.plain.softmax_lse = desc.filter(|desc| desc.byte_range().is_some());
-        }
-    }
-
-    /// Element type of the output: INT8 when it is quantised, for a quantised query the rotary part's or FLOAT16, else
-    /// the query's.
-    fn output_dtype(&self, query: DType) -> DType {
-        if self.plain.quant_scale2.is_some() {
-            return DType::Int8;
-        }
-        if query.is_half() || query.bits() > 8 {
-            return query;
-        }
-        let rope = self.plain.query_rope;
-        rope.map_or(DType::Float16, |rope| rope.dtype)
-    }
-
-    /// Layout and axes of the output.
-    fn output_extents(&self) -> Option<(Layout, Extents)> {
-        let layout = Layout::parse(&self.input_layout)?;
-        let query = self.plain.query.as_ref()?;
-        let of = layout.input().extents(&query.shape, self.plain.num_heads)?;
-        let dim = self.value_dim(layout)?;
-        Some((layout, Extents { dim, ..of }))
-    }
-
-    /// Head dimension of the value.
-    fn value_dim(&self, layout: Layout) -> Option<i64> {
-        let heads = match self.plain.num_key_value_heads {
-            0 => self.plain.num_heads,
-            heads => heads,
-        };
-        let value = self.value.first()?;
-        let dim = match (self.plain.block_table, &value.shape[..]) {
-            (None, shape) => layout.input().extents(shape, heads)?.dim,
-            // A cache of blocks: rows of all heads, heads of rows, or heads of columns of rows.
-            (Some(_), &[_, _, hidden]) => hidden
-                .checked_div(heads)
-                .filter(|dim| dim * heads == hidden)?,
-            (Some(_), &[_, _, _, dim]) => dim,
-            (Some(_), &[_, _, columns, _, width]) => columns.checked_mul(width)?,
-            _ => return None,
-        };
-        match value.dtype {
-            // Eight packed INT4 in each.
-            DType::Int32 => dim.checked_mul(8),
-            _ => Some(dim),
-        }
+        let (attention_out, softmax_lse) = self.borrow().implied_outputs();
+        let plain = &mut self.plain;
+        plain.attention_out = plain.attention_out.or(attention_out);
+        plain.softmax_lse = plain.softmax_lse.or(softmax_lse);
     }
 
     /// The length arrays, in the order of the operator's arguments.

@@ -107,3 +107,16 @@ pub fn full() -> Case {
     });
     case
 }
+
+/// A call that the operator takes and that this release does not compute: scales of single tokens, with a shared prefix
+/// that has none.
+pub fn unsupported() -> Case {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/vectors/quantised/004_split_token_token_decode.safetensors");
+    let mut case = Case::read(path).unwrap();
+    let prefix = CaseTensor::new(DType::Int8, &[1, 2, 3, 64], vec![1; 2 * 3 * 64]).unwrap();
+    case.tensors
+        .insert(Parameter::KeySharedPrefix, prefix.clone());
+    case.tensors.insert(Parameter::ValueSharedPrefix, prefix);
+    case
+}

@@ -81,15 +81,23 @@ impl Element for i8 {
 
     #[inline(always)]
     fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register {
-        simd.load(&values.map(f32::from))
+        let mut wide = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            wide[i] = f32::from(values[i]);
+        }
+        simd.load(&wide)
     }
 
     #[inline(always)]
     fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH] {
         let mut values = [0.0; WIDTH];
         simd.store(register, &mut values);
-        // The conversion saturates; NaN becomes 0.
-        values.map(|value| value.round_ties_even() as i8)
+        let mut narrow = [0; WIDTH];
+        for i in 0..WIDTH {
+            // The conversion saturates; NaN becomes 0.
+            narrow[i] = values[i].round_ties_even() as i8;
+        }
+        narrow
     }
 }
 

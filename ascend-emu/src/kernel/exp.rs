@@ -34,6 +34,25 @@ pub(super) fn exp<S: Simd>(simd: S, x: &Vector) -> Vector {
     y
 }
 
+/// `exp(scores - shift)`, which is also added to `sum`.
+#[inline(always)]
+pub(super) fn exponentiate<S: Simd>(
+    simd: S,
+    scores: &Vector,
+    shift: &Vector,
+    sum: &mut Vector,
+) -> Vector {
+    let mut weights = *scores;
+    for (weight, shift) in weights.iter_mut().zip(shift) {
+        *weight -= shift;
+    }
+    weights = exp(simd, &weights);
+    for (sum, weight) in sum.iter_mut().zip(&weights) {
+        *sum += weight;
+    }
+    weights
+}
+
 /// [`exp`] of one number.
 #[inline(always)]
 pub(super) fn exp_one<S: Simd>(simd: S, x: f32) -> f32 {

@@ -2,7 +2,7 @@
 
 use super::Buffers;
 use super::element::Element;
-use super::simd::{Simd, Vector};
+use super::simd::{Simd, Vector, WIDTH};
 use super::source::Source;
 use super::tensors::Sizes;
 use ascend_spec::DType;
@@ -55,10 +55,12 @@ impl MaskBytes {
         }
         for (j, out) in out.iter_mut().enumerate() {
             let at = first.saturating_add(step(j));
-            // SAFETY: as above, one byte.
-            *out = inside(at)
-                .then(|| unsafe { self.base.wrapping_offset(at as isize).read() })
-                .unwrap_or(0);
+            *out = if inside(at) {
+                // SAFETY: as above, one byte.
+                unsafe { self.base.wrapping_offset(at as isize).read() }
+            } else {
+                0
+            };
         }
     }
 }
@@ -101,7 +103,7 @@ impl<T: Element> Bias<T> {
         keys: Range<usize>,
         out: &mut [Vector],
     ) {
-        out.fill([0.0; super::simd::WIDTH]);
+        out.fill([0.0; WIDTH]);
         let sizes = self.0.sizes();
         let keys = keys.start.min(sizes.dim)..keys.end.min(sizes.dim);
         if at.0 < sizes.batch && at.1 < sizes.heads && at.2 < sizes.rows && !keys.is_empty() {

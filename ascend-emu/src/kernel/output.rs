@@ -12,7 +12,7 @@ use ascend_spec::fia::Rows;
 pub(super) enum Output<T> {
     Own(Sink<T>),
     /// `INT8`; without a conversion only zeros are written.
-    Bytes(Sink<i8>, Option<Conversion>),
+    Bytes(Sink<i8>, Option<Box<Conversion>>),
 }
 
 impl<T: Element> Output<T> {
@@ -31,7 +31,7 @@ impl<T: Element> Output<T> {
         // SAFETY: the caller keeps this contract.
         unsafe {
             if rows.dtype == DType::Int8 && own != DType::Int8 {
-                Output::Bytes(Sink::new(base, rows, sizes), conversion)
+                Output::Bytes(Sink::new(base, rows, sizes), conversion.map(Box::new))
             } else {
                 Output::Own(Sink::new(base, rows, sizes))
             }

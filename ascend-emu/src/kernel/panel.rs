@@ -9,7 +9,7 @@
 
 use super::attention::{Attention, Sequence};
 use super::element::Element;
-use super::exp::exp;
+use super::exp::{exp, exponentiate};
 use super::finish::State;
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
@@ -409,18 +409,17 @@ fn soften<T: Element, S: Simd>(
     }
     decay = exp(simd, &decay);
     let mut sum = [0.0; WIDTH];
-    for scores in &mut scores[start..end] {
-        let mut weight = scores[panel];
-        for i in 0..WIDTH {
-            weight[i] -= shift[i];
+    if let Some(quantum) = quantum {
+        for scores in &mut scores[start..end] {
+            scores[panel] = quantise(
+                &exponentiate(simd, &scores[panel], &shift, &mut sum),
+                quantum,
+            );
         }
-        weight = exp(simd, &weight);
-        for i in 0..WIDTH {
-            sum[i] += weight[i];
-        }
-        match quantum {
-            Some(quantum) => scores[panel] = quantise(&weight, quantum),
-            None => simd.store(T::round(simd, simd.load(&weight)), &mut scores[panel]),
+    } else {
+        for scores in &mut scores[start..end] {
+            let weight = exponentiate(simd, &scores[panel], &shift, &mut sum);
+            simd.store(T::round(simd, simd.load(&weight)), &mut scores[panel]);
         }
     }
     for i in 0..WIDTH {

@@ -5,7 +5,7 @@
 
 use super::attention::{Attention, Sequence};
 use super::element::Element;
-use super::exp::{exp, exp_one};
+use super::exp::{exp_one, exponentiate};
 use super::finish::State;
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
@@ -267,21 +267,18 @@ fn soften<T: Element, S: Simd>(
         highest
     };
     let mut sum = [0.0; WIDTH];
-    for score in scores.iter_mut() {
-        let mut weight = *score;
-        for weight in &mut weight {
-            *weight -= shift;
+    let shift = [shift; WIDTH];
+    if let Some(quantum) = quantum {
+        for score in scores.iter_mut() {
+            *score = quantise(&exponentiate(simd, score, &shift, &mut sum), quantum);
         }
-        weight = exp(simd, &weight);
-        for i in 0..WIDTH {
-            sum[i] += weight[i];
-        }
-        match quantum {
-            Some(quantum) => *score = quantise(&weight, quantum),
-            None => simd.store(T::round(simd, simd.load(&weight)), score),
+    } else {
+        for score in scores.iter_mut() {
+            let weight = exponentiate(simd, score, &shift, &mut sum);
+            simd.store(T::round(simd, simd.load(&weight)), score);
         }
     }
-    let decay = exp_one(simd, old - shift);
+    let decay = exp_one(simd, old - shift[0]);
     strip.decay[lane] = decay;
     strip.sum[lane] = strip.sum[lane] * decay + total(&sum);
     strip.max[lane] = highest;

@@ -195,15 +195,28 @@ impl<T: Element> Plain<T> {
     ) {
         assert!(columns.end <= self.0.sizes.dim, "no such column");
         let first = self.0.row(at).cast_const();
-        for (at, out) in columns
-            .clone()
-            .step_by(WIDTH)
-            .zip(out.iter_mut().step_by(step))
-        {
-            let values = if self.0.dense && at + WIDTH <= columns.end {
-                // SAFETY: `row` checked that the row exists; the vector lies within its elements, all readable by the
-                // contract of `new`, and side by side: runs are whole vectors, and nobody starts in between. No
-                // alignment is assumed.
+        let mut left = columns.clone();
+        let mut out = out.iter_mut().step_by(step);
+        if self.0.view.dim == 1 && self.0.lanes == 0 {
+            // The common case, tight.
+            let whole = columns.len() / WIDTH;
+            let first = first.wrapping_add(columns.start);
+            for (i, out) in (0..whole).zip(&mut out) {
+                // SAFETY: `row` checked that the row exists; the vector lies within its elements, which lie side by
+                // side and are readable by the contract of `new`. No alignment is assumed.
+                let values = unsafe {
+                    first
+                        .wrapping_add(i * WIDTH)
+                        .cast::<[T; WIDTH]>()
+                        .read_unaligned()
+                };
+                put(simd, &values, out, watch);
+            }
+            left.start += whole * WIDTH;
+        }
+        for (at, out) in left.clone().step_by(WIDTH).zip(out) {
+            let values = if self.0.dense && at + WIDTH <= left.end {
+                // SAFETY: as above; runs are whole vectors, and nobody starts in between.
                 unsafe {
                     first
                         .wrapping_offset(self.0.column(at))
@@ -212,17 +225,28 @@ impl<T: Element> Plain<T> {
                 }
             } else {
                 let mut values = [T::ZERO; WIDTH];
-                for (value, d) in values.iter_mut().zip(at..columns.end) {
+                for (value, d) in values.iter_mut().zip(at..left.end) {
                     // SAFETY: as above, element `d` of the row.
                     *value = unsafe { first.wrapping_offset(self.0.column(d)).read_unaligned() };
                 }
                 values
             };
-            let wide = T::widen(simd, &values);
-            *watch = simd.mul_add(wide, simd.splat(0.0), *watch);
-            simd.store(wide, out);
+            put(simd, &values, out, watch);
         }
     }
+}
+
+/// Widens a vector, and leaves a NaN in `watch` if an element is not finite.
+#[inline(always)]
+fn put<T: Element, S: Simd>(
+    simd: S,
+    values: &[T; WIDTH],
+    out: &mut Vector,
+    watch: &mut S::Register,
+) {
+    let wide = T::widen(simd, values);
+    *watch = simd.mul_add(wide, simd.splat(0.0), *watch);
+    simd.store(wide, out);
 }
 
 /// A tensor that is written.

@@ -91,9 +91,11 @@ pub(super) fn read_bias<T: Element, S: Simd>(
 /// The nearest integer that `INT8` holds to `weight * quantum`.
 #[inline(always)]
 pub(super) fn quantise(weight: &Vector, quantum: f32) -> Vector {
-    weight.map(|weight| {
-        (weight * quantum)
+    let mut integer = *weight;
+    for weight in &mut integer {
+        *weight = (*weight * quantum)
             .round_ties_even()
-            .clamp(f32::from(i8::MIN), f32::from(i8::MAX))
-    })
+            .clamp(f32::from(i8::MIN), f32::from(i8::MAX));
+    }
+    integer
 }

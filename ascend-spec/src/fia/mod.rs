@@ -2,6 +2,7 @@
 
 mod call;
 mod check;
+mod implied;
 mod operand;
 mod problem;
 mod quantisation;

@@ -2,7 +2,7 @@
 
 use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
 use super::rules::{Facts, output, padding, prefix};
-use super::{Cache, MaskUse, Operand, Problem, Route, Work, quantisation};
+use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Work, quantisation};
 use crate::{Axes, DType, Layout, SparseMode, TensorDesc, Unsupported, View};
 
 /// What is to be done, with the mode in force and the use of the mask.
@@ -12,7 +12,7 @@ pub(super) type Verdict = (Work, SparseMode, MaskUse);
 ///
 /// # Errors
 /// [`Unsupported`] for calls that the operator leaves unchecked and that hold together too little to compute: a scale
-/// that its mode's grid outgrows, a position bias of another type.
+/// that its mode's grid outgrows, a position bias of another shape. Scales of single tokens with a shared prefix.
 pub(super) fn resolve<'a>(
     f: &Facts<'a>,
     (work, mode, mask): Verdict,
@@ -115,6 +115,15 @@ pub(super) fn resolve<'a>(
         });
     }
     quantised(f, &mut problem)?;
+    let by_token = |affine: &Option<Affine>| affine.is_some_and(|it| it.scale.view.row != 0);
+    if problem.prefix.is_some()
+        && (by_token(&problem.key_affine) || by_token(&problem.value_affine))
+    {
+        // Which of them belong to the prefix is written nowhere.
+        return Err(Unsupported {
+            feature: "scales of single tokens with a shared prefix (keySharedPrefix)",
+        });
+    }
     Ok(problem)
 }
 
