@@ -20,6 +20,9 @@ pub enum CaseError {
     /// The bytes are not a safetensors file: truncated, a broken header, or data that does not match it.
     #[error("not a safetensors file: {0}")]
     NotSafetensors(String),
+    /// A line is not a JSON object of the expected form.
+    #[error("not a parameter case: {0}")]
+    NotJson(String),
     /// A name appears twice in the header, so that the file says two things.
     #[error("{0:?} appears twice in the header")]
     Duplicate(String),

@@ -55,6 +55,7 @@ mod description;
 mod error;
 mod file;
 mod header;
+mod parameter_case;
 mod run;
 mod tensor;
 
@@ -64,6 +65,7 @@ pub use attributes::Attributes;
 pub use compare::{Comparison, Deviation};
 pub use description::Description;
 pub use error::CaseError;
+pub use parameter_case::ParameterCase;
 pub use run::{Outcome, Verdict};
 pub use tensor::CaseTensor;
 

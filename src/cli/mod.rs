@@ -1,5 +1,6 @@
 //! Command line: arguments and exit codes.
 
+mod check;
 mod doctor;
 mod installation;
 mod output;
@@ -35,6 +36,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Run(replay::Arguments),
+    Check(check::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -87,6 +89,7 @@ pub(crate) fn main() -> ExitCode {
     let mut output = Output::standard();
     let done = match arguments.command {
         Command::Run(arguments) => replay::run(&arguments, &mut output),
+        Command::Check(arguments) => check::run(&arguments, &mut output),
         Command::Doctor(arguments) => doctor::run(&arguments, &mut output),
     };
     match done {

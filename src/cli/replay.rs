@@ -110,7 +110,7 @@ fn stem(file: &Path) -> String {
 }
 
 /// The files meant by the arguments, folders replaced by the case files in them.
-fn collect(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Stop> {
+pub(super) fn collect(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Stop> {
     let mut files = Vec::new();
     for path in arguments {
         let unreadable = |error| Stop::Trouble(format!("{}: {error}", path.display()));
