@@ -13,8 +13,8 @@
 //! | `tensors` | rows of elements of one type, checked |
 //! | `exp`, `element`, `simd` | arithmetic, element types, instruction sets |
 //!
-//! No layout has a kernel of its own: packed sequences, paged caches, shared prefixes, rotary parts and quantised numbers
-//! end where rows are fetched into tiles, which hold plain single precision.
+//! No layout has a kernel of its own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
+//! numbers end where rows are fetched into tiles, which hold plain single precision.
 //!
 //! Numbers are those of `innerPrecise` 0 throughout: scores, softmax and sums in single precision, weights rounded to
 //! the element type before they meet the values, one rounding at the end. Nothing of the size of the score matrix is

@@ -11,8 +11,8 @@ use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, S
 /// The bytes of each tensor of a call, from its base address; empty for tensors that the call has not.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// Element type of the tensors that have the call's own: [`Problem::dtype`], or `FLOAT` to measure kernels in single
-    /// precision.
+    /// Element type of the tensors that have the call's own: [`Problem::dtype`], or `FLOAT` to measure kernels in
+    /// single precision.
     pub dtype: DType,
     /// Finds them.
     pub bytes: &'a dyn Fn(Operand) -> &'a [u8],

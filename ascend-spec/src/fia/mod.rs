@@ -8,6 +8,7 @@ mod problem;
 mod quantisation;
 mod resolve;
 pub mod rules;
+mod touches;
 mod version;
 
 pub use call::FiaCall;

@@ -7,3 +7,4 @@ mod edges;
 mod paths;
 mod places;
 mod properties;
+mod quantised;

@@ -1,0 +1,168 @@
+//! Random calls with quantised tensors: each seed is a call that the contract takes.
+
+use super::call::{Call, desc};
+use super::data::Random;
+use super::paths::{CACHES, HALVES, HEADS, agree, config, length, pick};
+use ascend_spec::fia::Cache;
+use ascend_spec::{DType, Extents, Layout, SparseMode};
+use proptest::prelude::*;
+
+/// Quantised keys and values of single rows.
+fn antiquant(seed: u64) -> Call {
+    let random = &mut Random(seed);
+    let (heads, kv_heads) = pick(random, &HEADS);
+    let dtype = pick(random, &HALVES);
+    let stored = pick(
+        random,
+        &[DType::Int8, DType::Int8, DType::Int4, DType::Int32],
+    );
+    let layout = match stored {
+        DType::Int8 => pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]),
+        _ => pick(random, &[Layout::Bsnd, Layout::Bsh]),
+    };
+    let batch = 1 + random.below(3) as i64;
+    let keys = length(random, 1);
+    let dim = 64;
+    let of = Extents {
+        batch,
+        heads,
+        rows: 1,
+        dim,
+    };
+    let mut call = Call::new(layout, dtype, of, seed);
+    let merged = random.below(4) == 0;
+    let mode = random.below(if merged { 2 } else { 6 }) as i64;
+    let paged = mode >= 4 || stored == DType::Int8 && random.below(3) == 0;
+    let held = if stored == DType::Int32 { dim / 8 } else { dim };
+    let rows_of_keys = Extents {
+        heads: kv_heads,
+        rows: keys,
+        dim: held,
+        ..of
+    };
+    let mut capacity = keys;
+    if paged {
+        let lens: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
+        let cache = match (layout, stored) {
+            (Layout::Bnsd, DType::Int8) => pick(random, &CACHES[..2]),
+            _ => Cache::BnBsH,
+        };
+        call.pages(cache, stored, [kv_heads, 32, held, held], &lens, random);
+        capacity = call.plain.block_table.unwrap().shape[1] * 32;
+    } else {
+        call.keys(stored, rows_of_keys, held);
+    }
+    let blocks = call.key[0].shape[0];
+    let spare = capacity + random.below(3) as i64;
+    let tensor = random.below(2) == 0;
+    let shape: Vec<i64> = match mode {
+        0 if tensor => vec![],
+        0 => vec![kv_heads * dim],
+        1 => vec![batch, spare],
+        2 => vec![kv_heads],
+        3 => vec![batch, kv_heads, spare],
+        4 => vec![blocks, 32],
+        _ => vec![blocks, kv_heads, 32],
+    };
+    let leading: &[i64] = match mode {
+        _ if merged => &[2],
+        0 => &[1],
+        _ => &[],
+    };
+    let number = if matches!(mode, 0 | 2) {
+        dtype
+    } else {
+        DType::Float
+    };
+    let scale = desc(number, &[leading, &shape].concat());
+    let offset = (random.below(2) == 0).then_some(scale);
+    if merged {
+        call.plain.antiquant_scale = Some(scale);
+        call.plain.antiquant_offset = offset;
+        call.plain.antiquant_mode = mode;
+    } else {
+        call.plain.key_antiquant_scale = Some(scale);
+        call.plain.value_antiquant_scale = Some(scale);
+        call.plain.key_antiquant_offset = offset;
+        call.plain.value_antiquant_offset = offset;
+        call.plain.key_antiquant_mode = mode;
+        call.plain.value_antiquant_mode = mode;
+    }
+    call
+}
+
+/// An INT8 query, or an INT8 output, or both.
+fn quantised(seed: u64) -> Call {
+    let random = &mut Random(seed);
+    let (heads, kv_heads) = pick(random, &HEADS);
+    let half = pick(random, &HALVES);
+    let layout = pick(
+        random,
+        &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd],
+    );
+    let batch = 1 + random.below(3) as i64;
+    let int8_in = random.below(2) == 0;
+    let of = Extents {
+        batch,
+        heads,
+        rows: length(random, 2),
+        dim: pick(random, &[32, 64]),
+    };
+    let stored = if int8_in { DType::Int8 } else { half };
+    let mut call = Call::new(layout, stored, of, seed);
+    let keys = Extents {
+        heads: kv_heads,
+        // One tile: the maximum that runs is the final one.
+        rows: if int8_in {
+            length(random, 1).min(96)
+        } else {
+            length(random, 1)
+        },
+        ..of
+    };
+    call.keys(stored, keys, of.dim);
+    let int8_out = !int8_in || random.below(2) == 0;
+    let out = match (int8_out, int8_in) {
+        (true, _) => DType::Int8,
+        (false, true) => DType::Float16,
+        (false, false) => half,
+    };
+    call.output(out, of);
+    if int8_in {
+        let number = pick(random, &[DType::Float, DType::UInt64]);
+        call.plain.deq_scale1 = Some(desc(number, &[1]));
+        call.plain.quant_scale1 = Some(desc(DType::Float, &[1]));
+        call.plain.deq_scale2 = Some(desc(number, &[1]));
+    }
+    if int8_out {
+        let number = if stored == DType::Bf16 && random.below(2) == 0 {
+            DType::Bf16
+        } else {
+            DType::Float
+        };
+        let shape = match random.below(2) {
+            0 => vec![1],
+            _ => vec![heads, of.dim],
+        };
+        call.plain.quant_scale2 = Some(desc(number, &shape));
+        call.plain.quant_offset2 = (random.below(2) == 0).then(|| desc(number, &shape));
+    }
+    if random.below(2) == 0 {
+        call.masked(SparseMode::LeftUpCausal);
+    }
+    call
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn quantised_keys_agree_with_the_oracle(seed: u64, level: bool, single: bool) {
+        agree(&antiquant(seed), level, single)?;
+    }
+
+    #[test]
+    fn quantised_queries_and_outputs_agree_with_the_oracle(seed: u64, level: bool) {
+        agree(&quantised(seed), level, false)?;
+    }
+}
