@@ -2,8 +2,8 @@
 
 use super::resolve::{Verdict, resolve};
 use super::rules::{
-    Facts, antiquant, entry, heads, lengths, lists, mask, mla, output, packed, padding, paged,
-    prefix, pse, quant, sink,
+    Facts, antiquant, entry, heads, lengths, lists, mask, mla, mla_int8, output, packed, padding,
+    paged, prefix, pse, quant, sink,
 };
 use super::{FiaCall, MaskUse, Problem, Route, Version, Work};
 use crate::layout::Extents;
@@ -145,7 +145,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     let full_quant = f.query.dtype == DType::Int8 && f.rope();
     if mla::unified(f) || full_quant {
         if full_quant {
-            mla::full_quant(f)?;
+            mla_int8::full_quant(f)?;
         } else {
             mla::absorbed(f)?;
         }

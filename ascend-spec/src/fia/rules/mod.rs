@@ -10,6 +10,7 @@ pub mod lints;
 pub mod lists;
 pub mod mask;
 pub mod mla;
+pub(in crate::fia) mod mla_int8;
 pub mod output;
 pub mod packed;
 pub mod padding;

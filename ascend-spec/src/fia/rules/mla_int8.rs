@@ -1,0 +1,155 @@
+//! The absorbed form of multi-head latent attention with an INT8 query; its rules stand with the others in `mla`.
+
+use super::mla::{CACHE, FULL_QUANT, LSE, MODE, OUT, PRECISE, dims, paired};
+use super::{Facts, packed};
+use crate::fia::Cache;
+use crate::layout::Extents;
+use crate::rule::require;
+use crate::{DType, Layout, Refusal, SparseMode, TensorDesc};
+
+/// The absorbed form with an INT8 query.
+pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
+        return paired(f);
+    };
+    let packed = f.packed();
+    require!(
+        f.q.heads == call.num_heads,
+        super::heads::HEADS_QUERY,
+        format_args!(
+            "numHeads {} with {} heads in the query",
+            call.num_heads, f.q.heads
+        ),
+        f.q.heads,
+        "set numHeads to the query's number of heads",
+    );
+    dims(f)?;
+    require!(
+        f.out.dtype == DType::Bf16,
+        OUT,
+        f.out.dtype,
+        DType::Bf16,
+        "make the output BF16"
+    );
+    require!(
+        !call.softmax_lse_flag,
+        LSE,
+        "softmaxLseFlag true",
+        "false",
+        "set softmaxLseFlag to false"
+    );
+    let precise = call.inner_precise == 0
+        || call.inner_precise == 1
+        || (call.inner_precise == 2 && f.layout == Layout::Tnd);
+    require!(
+        precise,
+        PRECISE,
+        call.inner_precise,
+        "0 or 1",
+        "choose high precision (0) or high performance (1)",
+    );
+    let none = [
+        &call.deq_scale1,
+        &call.quant_scale1,
+        &call.deq_scale2,
+        &call.quant_scale2,
+        &call.quant_offset2,
+        &call.antiquant_scale,
+        &call.antiquant_offset,
+        &call.key_antiquant_offset,
+        &call.value_antiquant_offset,
+        &call.pse_shift,
+        &call.key_shared_prefix,
+        &call.value_shared_prefix,
+    ];
+    let query_scale = f.layout.input().shape(Extents { dim: 1, ..f.q });
+    let dequant = call.dequant_scale_query.as_ref();
+    let grid = match f.layout.input() {
+        crate::Axes::Bsh | crate::Axes::Bsnd => crate::Dims::of([f.q.batch, f.q.rows, f.q.heads]),
+        crate::Axes::Bnsd => crate::Dims::of([f.q.batch, f.q.heads, f.q.rows]),
+        _ => crate::Dims::of([f.q.rows, f.q.heads]),
+    };
+    let one = |scale: &Option<TensorDesc>| {
+        scale
+            .as_ref()
+            .is_some_and(|scale| scale.dtype == DType::Float && *scale.shape == [1])
+    };
+    require!(
+        none.into_iter().all(Option::is_none)
+            && f.cache == Some(Cache::Nz)
+            && call.block_size == 128
+            && f.key.shape.last() == Some(&32)
+            && k_rope.shape.last() == Some(&16)
+            && q_rope.dtype == DType::Bf16
+            && k_rope.dtype == DType::Bf16
+            && f.value.dtype == DType::Int8
+            && !matches!(f.layout, Layout::Bnsd | Layout::BnsdNbsd)
+            && call.query_quant_mode == 3
+            && (call.key_antiquant_mode, call.value_antiquant_mode) == (0, 0)
+            && dequant.is_some_and(|scale| scale.dtype == DType::Float && scale.shape == grid)
+            && one(&call.key_antiquant_scale)
+            && one(&call.value_antiquant_scale),
+        FULL_QUANT,
+        format_args!(
+            "{} query {}, key {}, keyRope {}",
+            f.layout, f.query.shape, f.key.shape, k_rope.shape
+        ),
+        format_args!(
+            "INT8 NZ caches of block size 128, BF16 ropes, dequantScaleQuery FLOAT {grid} (not {query_scale}), key and value scales FLOAT [1], queryQuantMode 3"
+        ),
+        "meet all of these",
+    );
+    let alike = |desc: &TensorDesc, dim| {
+        super::paged::extents(Cache::Nz, desc, 1)
+            .is_some_and(|of| (of.batch, of.heads, of.rows, of.dim) == (f.k.batch, 1, 128, dim))
+    };
+    require!(
+        alike(f.key, 512) && alike(f.value, 512) && alike(k_rope, 64),
+        CACHE,
+        format_args!(
+            "key {}, value {}, keyRope {}",
+            f.key.shape, f.value.shape, k_rope.shape
+        ),
+        "NZ caches of one block count",
+        "shape the three caches alike",
+    );
+    let table = call.block_table.as_ref();
+    require!(
+        table.is_some_and(
+            |table| !table.is_empty() && (!packed || table.shape.first() == Some(&f.batch))
+        ) && call.actual_seq_lengths_kv.is_some(),
+        super::paged::TABLE_EMPTY,
+        "an empty table or no lengths",
+        "a block table and key lengths",
+        "pass both",
+    );
+    if packed {
+        packed::lengths(f, 65_536, 1_048_576)?;
+    } else {
+        super::lengths::key(f)?;
+    }
+    full_quant_modes(f)
+}
+
+fn full_quant_modes(f: &Facts<'_>) -> Result<(), Refusal> {
+    let mode = f.call.sparse_mode;
+    let size = SparseMode::COMPRESSED_MASK_SIZE;
+    let square = f
+        .call
+        .mask()
+        .is_some_and(|mask| *mask.shape == [size, size]);
+    let fits = match (f.packed(), f.q.rows) {
+        (true, _) => (mode == 0 && f.call.mask().is_none()) || (mode == 3 && square),
+        (false, 1) => mode == 0 && f.call.mask().is_none(),
+        (false, _) => mode == 3 && square,
+    };
+    require!(
+        fits,
+        MODE,
+        format_args!("mode {mode}"),
+        "0 without a mask for single rows and packed queries, 3 with the [2048, 2048] mask for several rows",
+        "use mode 3 for several rows, mode 0 without a mask for one",
+    );
+    Ok(())
+}
