@@ -29,7 +29,7 @@ mod dims;
 mod dtype;
 pub mod fia;
 mod format;
-mod geometry;
+pub mod geometry;
 mod layout;
 mod rule;
 mod soc;
@@ -39,12 +39,14 @@ mod tensor;
 pub use dims::Dims;
 pub use dtype::DType;
 pub use format::Format;
-pub use geometry::{MaskGeometry, TOKENS_UNBOUNDED, Tile};
+pub use geometry::{
+    CompressedMask, Lengths, MaskGeometry, Sparsity, TOKENS_UNBOUNDED, Tile, Visibility,
+};
 pub use layout::{Axes, Extents, Layout, View};
 pub use rule::{
     FIND_KERNEL_ERROR, Level, PARAM_INVALID, PARAM_NULLPTR, Refusal, Rule, TILING_ERROR,
     Unsupported, Violation,
 };
 pub use soc::Soc;
-pub use sparse::SparseMode;
+pub use sparse::{MaskDemand, Operator, SparseMode};
 pub use tensor::TensorDesc;

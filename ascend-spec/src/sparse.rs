@@ -1,10 +1,13 @@
-//! `sparseMode`: what the mask tensor and the token window mean.
+//! `sparseMode`: what the mask tensor and the token window mean, and which operator takes which mode.
 
+use crate::geometry::CompressedMask;
 use std::fmt;
 
-/// The sparse modes that FusedInferAttentionScore takes. The discriminant is CANN's attribute value.
+/// The sparse modes of CANN's attention operators. The discriminant is CANN's attribute value.
 ///
-/// `i` is a query row, `j` a key, `Sq` and `Skv` the actual lengths of one batch entry (`Skv` counts a shared prefix too).
+/// `i` is a query row, `j` a key, `Sq` and `Skv` the actual lengths of one sequence (`Skv` counts a shared prefix too).
+/// [`Operator::sparse_modes`] says which operator takes which; [`MaskGeometry`](crate::MaskGeometry) and
+/// [`Sparsity`](crate::Sparsity) say what a row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SparseMode {
@@ -18,22 +21,47 @@ pub enum SparseMode {
     RightDownCausal = 3,
     /// `i + Skv - Sq - pre <= j <= i + Skv - Sq + next`; takes the compressed tensor.
     Band = 4,
+    /// `j <= i + Skv - Sq`, or `j < prefix[b]`; takes a full tensor of that content. Not for packed sequences.
+    Prefix = 5,
+    /// As mode 5; takes the compressed 3072 x 2048 tensor.
+    PrefixCompress = 6,
+    /// Mode 3, but the last sequence that is not empty is a band: the first rows of a sequence that was cut. Packed
+    /// sequences alone; takes the compressed 2048 x 2048 tensor.
+    RightDownCausalBand = 7,
+    /// Mode 2, but the first sequence that is not empty is a band: the last rows of a sequence that was cut. Packed
+    /// sequences alone; takes the compressed 2048 x 2048 tensor.
+    BandLeftUpCausal = 8,
+}
+
+/// What a mode wants of `attenMask`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MaskDemand {
+    /// A full tensor, or none to let every row see every key.
+    MayBeFull,
+    /// A full tensor.
+    Full,
+    /// A template from which the operator reads any size.
+    Compressed(CompressedMask),
 }
 
 impl SparseMode {
-    /// Every mode the operator takes.
-    pub const ALL: [SparseMode; 5] = [
+    /// Every mode.
+    pub const ALL: [SparseMode; 9] = [
         SparseMode::DefaultMask,
         SparseMode::AllMask,
         SparseMode::LeftUpCausal,
         SparseMode::RightDownCausal,
         SparseMode::Band,
+        SparseMode::Prefix,
+        SparseMode::PrefixCompress,
+        SparseMode::RightDownCausalBand,
+        SparseMode::BandLeftUpCausal,
     ];
 
-    /// Rows and columns of the compressed mask that modes 2, 3 and 4 take.
+    /// Rows and columns of the compressed mask that modes 2, 3, 4, 7 and 8 take.
     pub const COMPRESSED_MASK_SIZE: i64 = 2048;
 
-    /// The mode with CANN's number `value`, or `None` if the operator takes no such mode.
+    /// The mode with CANN's number `value`, or `None` if no operator has such a mode.
     pub fn from_acl(value: i64) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.acl() == value)
     }
@@ -43,30 +71,145 @@ impl SparseMode {
         self as i64
     }
 
-    /// Whether the mode takes the compressed mask rather than a full one.
-    pub const fn takes_compressed_mask(self) -> bool {
-        matches!(
-            self,
-            SparseMode::LeftUpCausal | SparseMode::RightDownCausal | SparseMode::Band
-        )
-    }
-
-    /// Content of the compressed mask: whether row `i` hides column `j` (a strict upper triangle).
-    pub const fn compressed_mask_hides(i: i64, j: i64) -> bool {
-        j > i
-    }
-}
-
-impl fmt::Display for SparseMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
+    /// CANN's name.
+    pub const fn name(self) -> &'static str {
+        match self {
             SparseMode::DefaultMask => "defaultMask",
             SparseMode::AllMask => "allMask",
             SparseMode::LeftUpCausal => "leftUpCausal",
             SparseMode::RightDownCausal => "rightDownCausal",
             SparseMode::Band => "band",
-        };
-        write!(f, "{} ({name})", self.acl())
+            SparseMode::Prefix => "prefix",
+            SparseMode::PrefixCompress => "prefixCompress",
+            SparseMode::RightDownCausalBand => "rightDownCausalBand",
+            SparseMode::BandLeftUpCausal => "bandLeftUpCausal",
+        }
+    }
+
+    /// What the mode wants of `attenMask`.
+    pub const fn demand(self) -> MaskDemand {
+        match self {
+            SparseMode::DefaultMask => MaskDemand::MayBeFull,
+            SparseMode::AllMask | SparseMode::Prefix => MaskDemand::Full,
+            SparseMode::PrefixCompress => MaskDemand::Compressed(CompressedMask::Prefix),
+            SparseMode::LeftUpCausal
+            | SparseMode::RightDownCausal
+            | SparseMode::Band
+            | SparseMode::RightDownCausalBand
+            | SparseMode::BandLeftUpCausal => MaskDemand::Compressed(CompressedMask::Causal),
+        }
+    }
+
+    /// Whether the mode takes a compressed mask rather than a full one.
+    pub const fn takes_compressed_mask(self) -> bool {
+        matches!(self.demand(), MaskDemand::Compressed(_))
+    }
+
+    /// Content of the compressed causal mask: whether row `i` hides column `j` (a strict upper triangle).
+    pub const fn compressed_mask_hides(i: i64, j: i64) -> bool {
+        j > i
+    }
+
+    /// Whether the mode reads `preTokens` and `nextTokens`, given whether there is a mask tensor.
+    pub const fn reads_tokens(self, has_tensor: bool) -> bool {
+        match self {
+            SparseMode::DefaultMask => has_tensor,
+            SparseMode::Band | SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal => {
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the mode reads `prefix`.
+    pub const fn reads_prefix(self) -> bool {
+        matches!(self, SparseMode::Prefix | SparseMode::PrefixCompress)
+    }
+}
+
+impl fmt::Display for SparseMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.acl(), self.name())
+    }
+}
+
+/// The attention operators that have a `sparseMode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operator {
+    /// `aclnnFusedInferAttentionScore`, every version.
+    FusedInferAttentionScore,
+    /// `aclnnPromptFlashAttention` from V2 on.
+    PromptFlashAttention,
+    /// `aclnnFlashAttentionScore`: the training operator with a batch axis.
+    FlashAttentionScore,
+    /// `aclnnFlashAttentionVarLenScore`: the training operator for packed sequences.
+    FlashAttentionVarLenScore,
+}
+
+impl Operator {
+    /// Every operator.
+    pub const ALL: [Operator; 4] = [
+        Operator::FusedInferAttentionScore,
+        Operator::PromptFlashAttention,
+        Operator::FlashAttentionScore,
+        Operator::FlashAttentionVarLenScore,
+    ];
+
+    /// CANN's function.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Operator::FusedInferAttentionScore => "aclnnFusedInferAttentionScore",
+            Operator::PromptFlashAttention => "aclnnPromptFlashAttention",
+            Operator::FlashAttentionScore => "aclnnFlashAttentionScore",
+            Operator::FlashAttentionVarLenScore => "aclnnFlashAttentionVarLenScore",
+        }
+    }
+
+    /// The modes that the operator takes.
+    ///
+    /// Source: `sparseMode` in the documents of the four operators.
+    pub const fn sparse_modes(self) -> &'static [SparseMode] {
+        use SparseMode as M;
+        match self {
+            Operator::FusedInferAttentionScore | Operator::PromptFlashAttention => &[
+                M::DefaultMask,
+                M::AllMask,
+                M::LeftUpCausal,
+                M::RightDownCausal,
+                M::Band,
+            ],
+            Operator::FlashAttentionScore => &[
+                M::DefaultMask,
+                M::AllMask,
+                M::LeftUpCausal,
+                M::RightDownCausal,
+                M::Band,
+                M::Prefix,
+                M::PrefixCompress,
+            ],
+            Operator::FlashAttentionVarLenScore => &[
+                M::DefaultMask,
+                M::AllMask,
+                M::LeftUpCausal,
+                M::RightDownCausal,
+                M::Band,
+                M::PrefixCompress,
+                M::RightDownCausalBand,
+                M::BandLeftUpCausal,
+            ],
+        }
+    }
+
+    /// The mode with CANN's number `value`, or `None` if the operator takes no such mode.
+    pub fn sparse_mode(self, value: i64) -> Option<SparseMode> {
+        let taken = |mode: &SparseMode| mode.acl() == value;
+        self.sparse_modes().iter().copied().find(taken)
+    }
+}
+
+impl fmt::Display for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.symbol())
     }
 }
 
@@ -75,12 +218,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_five_modes_are_taken() {
-        for mode in SparseMode::ALL {
-            assert_eq!(SparseMode::from_acl(mode.acl()), Some(mode));
+    fn numbers_are_those_of_cann() {
+        for (number, mode) in SparseMode::ALL.into_iter().enumerate() {
+            assert_eq!(mode.acl(), number as i64);
+            assert_eq!(SparseMode::from_acl(number as i64), Some(mode));
         }
-        for other in [-1, 5, 6, 7, 8, 9, i64::MIN, i64::MAX] {
+        for other in [-1, 9, i64::MIN, i64::MAX] {
             assert_eq!(SparseMode::from_acl(other), None);
         }
+    }
+
+    #[test]
+    fn each_operator_takes_its_modes() {
+        let taken = |operator: Operator| -> Vec<i64> {
+            (-1..11)
+                .filter(|&value| operator.sparse_mode(value).is_some())
+                .collect()
+        };
+        assert_eq!(taken(Operator::FusedInferAttentionScore), [0, 1, 2, 3, 4]);
+        assert_eq!(taken(Operator::PromptFlashAttention), [0, 1, 2, 3, 4]);
+        assert_eq!(taken(Operator::FlashAttentionScore), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            taken(Operator::FlashAttentionVarLenScore),
+            [0, 1, 2, 3, 4, 6, 7, 8]
+        );
     }
 }

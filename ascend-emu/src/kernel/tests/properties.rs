@@ -3,7 +3,7 @@
 use super::case::{Case, Mask};
 use crate::kernel::simd::Level;
 use ascend_spec::fia::FiaCall;
-use ascend_spec::{DType, Layout, SparseMode};
+use ascend_spec::{DType, Layout, Operator, SparseMode};
 use proptest::prelude::*;
 
 const LAYOUTS: [Layout; 4] = [Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd];
@@ -102,7 +102,7 @@ fn prefill() -> impl Strategy<Value = Case> {
     let kind = (
         proptest::sample::select(HALVES.to_vec()),
         proptest::sample::select(LAYOUTS.to_vec()),
-        proptest::sample::select(SparseMode::ALL.to_vec()),
+        proptest::sample::select(Operator::FusedInferAttentionScore.sparse_modes().to_vec()),
         any::<bool>(),
         0i64..4,
         any::<u64>(),

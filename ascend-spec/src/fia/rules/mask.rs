@@ -4,7 +4,7 @@ use super::{Facts, packed, padding, prefix, quant};
 use crate::fia::{MaskTensor, MaskUse, Route};
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
-use crate::{Dims, Refusal, SparseMode, TensorDesc};
+use crate::{Dims, Operator, Refusal, SparseMode, TensorDesc};
 
 rules! {
     MODE = "sparse_mode.known", TILING_ERROR, V1, "check D10",
@@ -47,7 +47,7 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     };
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     if let Some(mode @ (SparseMode::RightDownCausal | SparseMode::Band)) =
-        SparseMode::from_acl(f.call.sparse_mode)
+        Operator::FusedInferAttentionScore.sparse_mode(f.call.sparse_mode)
     {
         require!(
             *mask.shape == [size, size],
@@ -106,7 +106,7 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
 }
 
 fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
-    let Some(mode) = SparseMode::from_acl(f.call.sparse_mode) else {
+    let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.call.sparse_mode) else {
         return Err(broken(
             &MODE,
             f.call.sparse_mode,
@@ -202,10 +202,10 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
         SparseMode::DefaultMask if masked && !padding::given(f) => {
             (call.pre_tokens, call.next_tokens)
         }
-        SparseMode::DefaultMask | SparseMode::AllMask => (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED),
         SparseMode::LeftUpCausal => (TOKENS_UNBOUNDED, 0),
         SparseMode::RightDownCausal => (TOKENS_UNBOUNDED, call.next_tokens),
         SparseMode::Band => (call.pre_tokens, call.next_tokens),
+        _ => (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED),
     };
     let given = format_args!(
         "preTokens {}, nextTokens {} in mode {mode}",

@@ -1,0 +1,141 @@
+//! Context parallelism in decoding: the keys of a sequence are dealt out to ranks, and each rank masks its own.
+
+use super::visibility::run;
+use super::{Tile, Visibility};
+use std::num::NonZeroU64;
+use std::ops::Range;
+
+/// How the keys of every sequence are dealt out: runs of `interleave` keys go to the ranks in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextShard {
+    ranks: NonZeroU64,
+    interleave: NonZeroU64,
+    rank: u64,
+}
+
+impl ContextShard {
+    /// The share of `rank`, one of `ranks`; `None` for a rank that is not one of them.
+    pub fn new(ranks: NonZeroU64, interleave: NonZeroU64, rank: u64) -> Option<Self> {
+        (rank < ranks.get()).then_some(ContextShard {
+            ranks,
+            interleave,
+            rank,
+        })
+    }
+
+    /// How many of the first `len` keys the rank has. Never negative, and the ranks' shares sum up to `len`.
+    pub fn local_len(&self, len: u64) -> u64 {
+        let (ranks, run) = (self.ranks.get(), self.interleave.get());
+        let whole = len / run / ranks * run;
+        let rest = len - whole * ranks;
+        whole + rest.saturating_sub(self.rank.saturating_mul(run)).min(run)
+    }
+
+    /// What the query rows behind `history` keys see of the rank's keys.
+    pub const fn rows(self, history: u64, q_len: u64) -> RankRows {
+        RankRows {
+            shard: self,
+            history,
+            q_len,
+        }
+    }
+}
+
+/// Rows of a decoding step (several with speculation) on one rank: row `i` stands at place `history + i` and sees the
+/// rank's keys up to there. A row for which the rank has no key sees nothing: its output is 0 and its log-sum-exp -inf,
+/// which a merge gives no weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RankRows {
+    shard: ContextShard,
+    history: u64,
+    q_len: u64,
+}
+
+impl RankRows {
+    fn seen(&self, i: u64) -> u64 {
+        let place = self.history.saturating_add(i);
+        self.shard.local_len(place.saturating_add(1))
+    }
+}
+
+impl Visibility for RankRows {
+    fn q_len(&self) -> u64 {
+        self.q_len
+    }
+
+    /// The rank's keys, those of the rows among them.
+    fn kv_len(&self) -> u64 {
+        self.shard
+            .local_len(self.history.saturating_add(self.q_len))
+    }
+
+    fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {
+        if i < self.q_len {
+            run(0, self.seen(i), self.kv_len(), visit);
+        }
+    }
+
+    fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
+        let rows = rows.start..rows.end.min(self.q_len);
+        let keys = keys.start..keys.end.min(self.kv_len());
+        if rows.is_empty() || keys.is_empty() || self.seen(rows.end - 1) <= keys.start {
+            Tile::None
+        } else if self.seen(rows.start) >= keys.end {
+            Tile::All
+        } else {
+            Tile::Mixed
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tile_by_rows;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shard(ranks: u64, interleave: u64, rank: u64) -> ContextShard {
+        let of = |n| NonZeroU64::new(n).unwrap();
+        ContextShard::new(of(ranks), of(interleave), rank).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn every_rank_sees_its_keys_up_to_the_row(
+            ranks in 1u64..5, interleave in 1u64..5, history in 0u64..20, q_len in 0u64..5,
+            rows in (0u64..6, 0u64..6), keys in (0u64..20, 0u64..20),
+        ) {
+            let mut total = 0;
+            for rank in 0..ranks {
+                let of = shard(ranks, interleave, rank);
+                // Places of the rank's keys in the sequence.
+                let places: Vec<u64> = (0..history + q_len).filter(|p| p / interleave % ranks == rank).collect();
+                let mask = of.rows(history, q_len);
+                prop_assert_eq!(mask.kv_len(), places.len() as u64);
+                total += mask.kv_len();
+                for i in 0..q_len + 1 {
+                    for (k, &place) in places.iter().enumerate() {
+                        prop_assert_eq!(mask.sees(i, k as u64), i < q_len && place <= history + i);
+                    }
+                    prop_assert!(!mask.sees(i, places.len() as u64));
+                }
+                let (rows, keys) = (rows.0..rows.1, keys.0..keys.1);
+                prop_assert_eq!(mask.tile(rows.clone(), keys.clone()), tile_by_rows(&mask, rows, keys));
+            }
+            prop_assert_eq!(total, history + q_len);
+        }
+
+        #[test]
+        fn any_numbers_are_safe(ranks in 1u64.., interleave in 1u64.., rank: u64, history: u64, q: u64, i: u64, j: u64) {
+            let of = shard(ranks, interleave, rank % ranks);
+            let mask = of.rows(history, q);
+            let _ = (mask.kv_len(), mask.sees(i, j), mask.tile(0..i, 0..j));
+        }
+    }
+
+    #[test]
+    fn a_rank_must_be_one_of_the_ranks() {
+        let one = NonZeroU64::MIN;
+        assert_eq!(ContextShard::new(one, one, 1), None);
+    }
+}

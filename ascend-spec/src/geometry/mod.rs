@@ -1,0 +1,30 @@
+//! Which keys a query row sees: the formulas of the sparse modes and of the masks that serving systems use.
+//!
+//! [`MaskGeometry`] is a union of at most three bands, which covers every sparse mode and the regions of
+//! [`TriangleMix`]; what is no band has a type of its own. All of them are [`Visibility`], which is what tensors and
+//! drawings are made of.
+
+mod compressed;
+mod context_parallel;
+mod local_chunks;
+mod mask;
+mod region;
+mod runs;
+mod sparsity;
+mod tile;
+mod tokens;
+mod tree;
+mod triangle_mix;
+mod visibility;
+
+pub use compressed::CompressedMask;
+pub use context_parallel::{ContextShard, RankRows};
+pub use local_chunks::{LocalChunks, VirtualSequence};
+pub use mask::MaskGeometry;
+pub use runs::Runs;
+pub use sparsity::{Lengths, Sparsity};
+pub use tile::Tile;
+pub use tokens::TOKENS_UNBOUNDED;
+pub use tree::{TokenTree, TreeError, TreeGeometry};
+pub use triangle_mix::{TriangleMix, TrianglePart, TriangleRows};
+pub use visibility::{Visibility, tile_by_rows};

@@ -1,0 +1,87 @@
+//! What every mask formula can be asked.
+
+use super::{Runs, Tile};
+use std::ops::Range;
+
+/// Which keys the rows of one mask see. Keys and rows that do not exist are never seen.
+pub trait Visibility {
+    /// Number of query rows.
+    fn q_len(&self) -> u64;
+
+    /// Number of keys.
+    fn kv_len(&self) -> u64;
+
+    /// Hands over the runs of keys that row `i` sees: ascending, not empty, with a hidden key between any two.
+    fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>));
+
+    /// Whether row `i` sees key `j`.
+    fn sees(&self, i: u64, j: u64) -> bool {
+        let mut seen = false;
+        self.each_run(i, &mut |run| seen |= run.contains(&j));
+        seen
+    }
+
+    /// How many keys the rows see, all together.
+    fn visible(&self) -> u128 {
+        let mut visible = 0;
+        for i in 0..self.q_len() {
+            self.each_run(i, &mut |run| visible += u128::from(run.end - run.start));
+        }
+        visible
+    }
+
+    /// How a block of rows and keys stands; a block without rows or keys that exist is [`Tile::None`].
+    fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
+        tile_by_rows(self, rows, keys)
+    }
+}
+
+/// The verdict on a block by looking at each of its rows.
+pub fn tile_by_rows<V: Visibility + ?Sized>(of: &V, rows: Range<u64>, keys: Range<u64>) -> Tile {
+    let rows = rows.start..rows.end.min(of.q_len());
+    let keys = keys.start..keys.end.min(of.kv_len());
+    let mut seen = 0;
+    for i in rows.clone() {
+        of.each_run(i, &mut |run| {
+            let (start, end) = (run.start.max(keys.start), run.end.min(keys.end));
+            seen += u128::from(end.saturating_sub(start));
+        });
+    }
+    let len = |range: &Range<u64>| u128::from(range.end.saturating_sub(range.start));
+    Tile::of(seen, len(&rows) * len(&keys))
+}
+
+/// The run of keys from `first` to `end`, if there is one among `kv_len`.
+pub(super) fn run(first: u64, end: u64, kv_len: u64, visit: &mut dyn FnMut(Range<u64>)) {
+    let end = end.min(kv_len);
+    if first < end {
+        visit(first..end);
+    }
+}
+
+impl Visibility for super::MaskGeometry {
+    fn q_len(&self) -> u64 {
+        self.q_len()
+    }
+
+    fn kv_len(&self) -> u64 {
+        self.kv_len()
+    }
+
+    fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {
+        let runs: Runs = self.runs(i);
+        runs.for_each(visit);
+    }
+
+    fn sees(&self, i: u64, j: u64) -> bool {
+        self.sees(i, j)
+    }
+
+    fn visible(&self) -> u128 {
+        self.visible()
+    }
+
+    fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
+        self.tile(rows, keys)
+    }
+}
