@@ -76,11 +76,67 @@ fn a_wrong_expectation_fails_and_is_named() {
 fn a_rule_is_explained_and_an_unknown_one_is_not() {
     let (code, text) = check(&["--explain", "atten_mask.required"]);
     assert_eq!(code, 0, "{text}");
-    assert!(
-        text.contains("561002") && text.contains("check E4.1"),
-        "{text}"
-    );
+    for says in [
+        "sparse modes 1 to 4",
+        "561002",
+        "check E4.1",
+        "fix:       pass the mask",
+    ] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
     let (code, text) = check(&["--explain", "no.such_rule"]);
     assert_eq!(code, 2);
     assert!(text.contains("no.such_rule"), "{text}");
+    let (code, text) = check(&["--explain", "atten_msk.requred"]);
+    assert_eq!(code, 2);
+    assert!(text.contains("near it: atten_mask.required"), "{text}");
+}
+
+#[test]
+fn every_rule_is_explained_with_its_text_source_and_fix() {
+    for rule in ascend_attention::spec::fia::rules::all() {
+        let (code, text) = check(&["--explain", rule.id]);
+        assert_eq!(code, 0, "{text}");
+        for says in [rule.holds, rule.source, rule.fix] {
+            assert!(text.contains(says), "{}: {text}", rule.id);
+        }
+    }
+}
+
+#[test]
+fn a_summary_counts_by_area_and_adds_up() {
+    let (code, text) = check(&["--summary", "--json", &sample()]);
+    assert_eq!(code, 0, "{text}");
+    let objects: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let (counts, areas) = objects.split_last().unwrap();
+    for field in [
+        "accepted_right",
+        "accepted_wrong",
+        "rejected_right",
+        "rejected_wrong",
+    ] {
+        let sum: u64 = areas.iter().map(|area| area[field].as_u64().unwrap()).sum();
+        assert_eq!(counts[field], sum, "{field}");
+    }
+    let names: Vec<&str> = areas
+        .iter()
+        .map(|area| area["area"].as_str().unwrap())
+        .collect();
+    for name in [
+        "mla",
+        "antiquantised",
+        "prefix",
+        "packed",
+        "decode",
+        "prefill",
+    ] {
+        assert!(names.contains(&name), "{name}: {names:?}");
+    }
+    let (code, text) = check(&["--summary", &sample()]);
+    assert_eq!(code, 0, "{text}");
+    // A heading, the areas, two lines of counts.
+    assert_eq!(text.lines().count(), names.len() + 3, "{text}");
 }

@@ -21,6 +21,8 @@ pub struct Rule {
     pub id: &'static str,
     /// The condition that must hold, in one sentence.
     pub holds: &'static str,
+    /// What to change in a call that breaks it, in one sentence.
+    pub fix: &'static str,
     /// Where the condition comes from: an entry of the operator's check list, or a section of its documentation.
     pub source: &'static str,
     /// CANN's status for a call that breaks it; 0 for a lint.
@@ -51,7 +53,7 @@ pub struct Violation {
     pub given: String,
     /// The values that would not.
     pub allowed: String,
-    /// What to change.
+    /// What to change: the rule's own advice, or one that fits this call better.
     pub fix: String,
 }
 
@@ -101,8 +103,12 @@ pub(crate) fn broken(
     }
 }
 
-/// Returns the violation of a rule unless its condition holds. The texts are evaluated only when it does not.
+/// Returns the violation of a rule unless its condition holds. The texts are evaluated only when it does not. Without a
+/// fix of the call's own, the rule's stands.
 macro_rules! require {
+    ($holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
+        $crate::rule::require!($holds, $rule, $given, $allowed, $rule.fix)
+    };
     ($holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
         if !$holds {
             return Err($crate::rule::broken(&$rule, $given, $allowed, $fix).into());
@@ -112,12 +118,13 @@ macro_rules! require {
 
 /// Declares the rules of one file: a static for each and the file's table `RULES`.
 macro_rules! rules {
-    ($($name:ident = $id:literal, $status:ident, $since:ident, $source:literal, $holds:literal;)*) => {
+    ($($name:ident = $id:literal, $status:ident, $since:ident, $source:literal, $holds:literal, $fix:literal;)*) => {
         $(
             #[doc = concat!("`", $id, "`: ", $holds, " (", $source, ").")]
             pub static $name: $crate::rule::Rule = $crate::rule::Rule {
                 id: $id,
                 holds: $holds,
+                fix: $fix,
                 source: $source,
                 status: rules!(@status $status),
                 since: $crate::fia::Version::$since,

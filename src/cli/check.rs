@@ -1,16 +1,18 @@
 //! `ascend-attn check`: the contract's verdict on calls, without running them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ascend_attention::case::{Case, Expect, ParameterCase};
-use ascend_attention::spec::fia::{FiaCall, Version, rules};
-use ascend_attention::spec::{Level, Refusal, Soc};
+use ascend_attention::spec::fia::{FiaCall, Version};
+use ascend_attention::spec::{Refusal, Soc};
 use serde_json::json;
 
+use super::area::Area;
 use super::output::Output;
-use super::{Stop, replay};
+use super::{Stop, explain, replay};
 
 /// Say what the operator would make of calls, without running them
 ///
@@ -28,7 +30,10 @@ pub(super) struct Arguments {
     /// Print a JSON object for each call, and one with the counts
     #[arg(long)]
     json: bool,
-    /// Print the text and source of a rule or lint instead
+    /// Print no line for each call, but the counts of each area: prefill, decode, page attention and so on
+    #[arg(long)]
+    summary: bool,
+    /// Print the text of a rule or lint instead, its source, and what to change in a call that breaks it
     #[arg(long, value_name = "RULE", conflicts_with = "files")]
     explain: Option<String>,
 }
@@ -36,6 +41,7 @@ pub(super) struct Arguments {
 /// The verdict on one call.
 struct Checked {
     id: String,
+    area: Area,
     expected: Option<bool>,
     accepted: bool,
     rule: Option<&'static str>,
@@ -44,7 +50,7 @@ struct Checked {
 }
 
 /// Verdicts, counted apart.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Counts {
     accepted_right: usize,
     accepted_wrong: usize,
@@ -75,13 +81,35 @@ impl Counts {
     }
 }
 
+/// Counts of all calls, and of those of each area.
+#[derive(Default)]
+struct Totals {
+    all: Counts,
+    areas: BTreeMap<Area, Counts>,
+}
+
+impl Totals {
+    fn count(&mut self, checked: &Checked) {
+        self.all.count(checked);
+        self.areas.entry(checked.area).or_default().count(checked);
+    }
+}
+
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     if let Some(id) = &arguments.explain {
-        return explain(id, output);
+        return explain::rule(id, output);
     }
     let soc = Soc::from_name(&arguments.soc)
         .ok_or_else(|| Stop::Trouble(format!("{}: no chip that is known", arguments.soc)))?;
-    let mut counts = Counts::default();
+    let mut totals = Totals::default();
+    let mut take = |checked: &Checked, output: &mut Output| {
+        totals.count(checked);
+        if arguments.summary {
+            return Ok(());
+        }
+        report(checked, arguments.json, output)
+    };
+    let mut artefacts = 0;
     for file in &arguments.files {
         if file
             .extension()
@@ -89,11 +117,11 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         {
             for case in lines(file)? {
                 if case.artefact {
-                    counts.artefacts += 1;
+                    artefacts += 1;
                     continue;
                 }
                 let checked = check(case.id.clone(), case.accepted, &case.call(), soc);
-                report(&checked, arguments.json, &mut counts, output)?;
+                take(&checked, output)?;
             }
             continue;
         }
@@ -103,11 +131,15 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             let expected = Some(case.expect == Expect::Ok);
             let description = case.describe();
             let checked = check(case.name.clone(), expected, &description.call(&case), soc);
-            report(&checked, arguments.json, &mut counts, output)?;
+            take(&checked, output)?;
         }
     }
-    summary(&counts, arguments.json, output)?;
-    Ok(ExitCode::from(u8::from(counts.failed() > 0)))
+    totals.all.artefacts = artefacts;
+    if arguments.summary {
+        areas(&totals, arguments.json, output)?;
+    }
+    summary(&totals.all, arguments.json, output)?;
+    Ok(ExitCode::from(u8::from(totals.all.failed() > 0)))
 }
 
 /// The calls of a file of JSON lines; empty lines are passed over.
@@ -130,6 +162,7 @@ fn check(id: String, expected: Option<bool>, call: &FiaCall<'_>, soc: Soc) -> Ch
     };
     let mut checked = Checked {
         id,
+        area: Area::of(call),
         expected,
         accepted: true,
         rule: None,
@@ -149,13 +182,7 @@ fn check(id: String, expected: Option<bool>, call: &FiaCall<'_>, soc: Soc) -> Ch
     checked
 }
 
-fn report(
-    checked: &Checked,
-    json: bool,
-    counts: &mut Counts,
-    output: &mut Output,
-) -> Result<(), Stop> {
-    counts.count(checked);
+fn report(checked: &Checked, json: bool, output: &mut Output) -> Result<(), Stop> {
     let verdict = if checked.accepted { "accept" } else { "reject" };
     let agrees = checked
         .expected
@@ -185,6 +212,40 @@ fn report(
     ))
 }
 
+/// The counts of each area, in a table.
+fn areas(totals: &Totals, json: bool, output: &mut Output) -> Result<(), Stop> {
+    if !json {
+        output.line(format_args!(
+            "{:<16} {:>14} {:>14} {:>14} {:>14}",
+            "area", "accepted right", "accepted wrong", "rejected right", "rejected wrong",
+        ))?;
+    }
+    for (area, counts) in &totals.areas {
+        let Counts {
+            accepted_right,
+            accepted_wrong,
+            rejected_right,
+            rejected_wrong,
+            ..
+        } = counts;
+        if json {
+            output.line(json!({
+                "area": area.name(),
+                "accepted_right": accepted_right,
+                "accepted_wrong": accepted_wrong,
+                "rejected_right": rejected_right,
+                "rejected_wrong": rejected_wrong,
+            }))?;
+        } else {
+            output.line(format_args!(
+                "{:<16} {accepted_right:>14} {accepted_wrong:>14} {rejected_right:>14} {rejected_wrong:>14}",
+                area.name(),
+            ))?;
+        }
+    }
+    Ok(())
+}
+
 fn summary(counts: &Counts, json: bool, output: &mut Output) -> Result<(), Stop> {
     let (passed, failed) = (counts.passed(), counts.failed());
     if json {
@@ -209,25 +270,4 @@ fn summary(counts: &Counts, json: bool, output: &mut Output) -> Result<(), Stop>
         counts.artefacts,
     ))?;
     output.line(format_args!("{passed} passed, {failed} failed"))
-}
-
-fn explain(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
-    let Some(rule) = rules::all().find(|rule| rule.id == id) else {
-        return Err(Stop::Trouble(format!(
-            "{id}: no rule or lint of this name; docs/rules.md lists them"
-        )));
-    };
-    let consequence = match rule.level {
-        Level::Rule => format!("the operator refuses the call with status {}", rule.status),
-        Level::Lint => {
-            "the operator takes the call all the same; the safe layer stops it unless allowed"
-                .to_owned()
-        }
-    };
-    output.line(format_args!("{id}"))?;
-    output.line(format_args!("  must hold: {}", rule.holds))?;
-    output.line(format_args!("  otherwise: {consequence}"))?;
-    output.line(format_args!("  since:     {}", rule.since.symbol()))?;
-    output.line(format_args!("  source:    {}", rule.source))?;
-    Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,9 @@
 //! Command line: arguments and exit codes.
 
+mod area;
 mod check;
 mod doctor;
+mod explain;
 mod installation;
 mod output;
 mod replay;

@@ -47,7 +47,9 @@ fn table() -> String {
             .filter(|rule| rule.level == level)
             .collect();
         let _ = writeln!(text, "## {title} ({})\n", rules.len());
-        text.push_str("| id | must hold | status | since | source |\n|---|---|---|---|---|\n");
+        text.push_str(
+            "| id | must hold | fix | status | since | source |\n|---|---|---|---|---|---|\n",
+        );
         for rule in rules {
             let status = match rule.level {
                 Level::Rule => rule.status.to_string(),
@@ -56,11 +58,15 @@ fn table() -> String {
             let Rule {
                 id,
                 holds,
+                fix,
                 since,
                 source,
                 ..
             } = rule;
-            let _ = writeln!(text, "| `{id}` | {holds} | {status} | {since} | {source} |");
+            let _ = writeln!(
+                text,
+                "| `{id}` | {holds} | {fix} | {status} | {since} | {source} |"
+            );
         }
         text.push('\n');
     }

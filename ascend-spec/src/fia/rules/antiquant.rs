@@ -7,31 +7,44 @@ use crate::{DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
 
 rules! {
     UNUSED = "antiquant.unused", TILING_ERROR, V1, "checks F14c, J23",
-        "antiquantisation tensors go with INT8 or INT4 keys";
+        "antiquantisation tensors go with INT8 or INT4 keys",
+        "drop the scales and offsets";
     SCALE = "antiquant.scale_required", TILING_ERROR, V1, "checks D4, F16",
-        "INT8 and INT4 keys have antiquantScale, or keyAntiquantScale and valueAntiquantScale";
+        "INT8 and INT4 keys have antiquantScale, or keyAntiquantScale and valueAntiquantScale",
+        "pass the scales of the quantised keys and values";
     PAIR = "antiquant.pair", TILING_ERROR, V2, "checks E6.1, F14c",
-        "keyAntiquantScale and valueAntiquantScale are given together, their offsets too, and offsets only with scales";
+        "keyAntiquantScale and valueAntiquantScale are given together, their offsets too, and offsets only with scales",
+        "pass the missing scale or offset";
     MODES = "antiquant.modes", TILING_ERROR, V1, "checks E6.1, F16",
-        "the antiquantisation mode is one that the path takes, and the same for key and value except 0 and 1";
+        "the antiquantisation mode is one that the path takes, and the same for key and value except 0 and 1",
+        "use one scheme for key and value: per-channel or per-tensor (0), or per-token (1) scales";
     SHAPE = "antiquant.scale_shape", TILING_ERROR, V1, "checks E6.2 to E6.4, F16",
-        "the scale has the shape of its mode";
+        "the scale has the shape of its mode",
+        "shape the scale by its mode";
     DTYPE = "antiquant.scale_dtype", TILING_ERROR, V1, "checks E6.2, F14c, F16",
-        "the scale has the dtype of its mode";
+        "the scale has the dtype of its mode",
+        "convert the scale";
     OFFSET = "antiquant.offset_like_scale", TILING_ERROR, V1, "checks E6.3, F16",
-        "an offset has the shape and dtype of its scale";
+        "an offset has the shape and dtype of its scale",
+        "shape the offset as the scale";
     QUERY = "antiquant.query_dtype", TILING_ERROR, V1, "checks E6.2, J25, J26",
-        "a merged antiquantScale in the prefill path goes with a FLOAT16 query";
+        "a merged antiquantScale in the prefill path goes with a FLOAT16 query",
+        "use a FLOAT16 query and antiquantScale, or at most 16 query rows with split scales";
     PREFILL = "antiquant.prefill", TILING_ERROR, V1, "checks E6.2, E6.5, J24, J25",
-        "quantised keys in the prefill path go with what that path offers for their number of query rows";
+        "quantised keys in the prefill path go with what that path offers for their number of query rows",
+        "dequantise the cache, or call as that path offers";
     ALIGNED = "antiquant.head_dim", TILING_ERROR, V1, "check C4",
-        "the head dimension is a multiple of 32 with INT8 keys, of 64 with INT4 keys";
+        "the head dimension is a multiple of 32 with INT8 keys, of 64 with INT4 keys",
+        "pad the head dimension with zeros";
     PACKED = "antiquant.packed", TILING_ERROR, V1, "check J2",
-        "packed queries over INT8 caches have innerPrecise 2";
+        "packed queries over INT8 caches have innerPrecise 2",
+        "use a layout with a batch axis";
     NZ_MODE = "antiquant.nz_sparse_mode", TILING_ERROR, V1, "check F20",
-        "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for several";
+        "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for several",
+        "use mode 3 for several rows, mode 0 without a mask for one";
     NZ = "antiquant.nz_cache", TILING_ERROR, V1, "check F20",
-        "an NZ cache of INT8 keys has BF16 queries of head dimension 128 and one of the supported head counts, without softmaxLse";
+        "an NZ cache of INT8 keys has BF16 queries of head dimension 128 and one of the supported head counts, without softmaxLse",
+        "use a BnBsH cache";
 }
 
 /// Prefill path: what may be asked for when key and value are not quantised.
@@ -42,7 +55,6 @@ pub(in crate::fia) fn none_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         UNUSED,
         format_args!("keyAntiquantScale with {} keys", f.key.dtype),
         "none",
-        "drop the scales",
     );
     Ok(())
 }
@@ -56,7 +68,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         ALIGNED,
         f.q.dim,
         format_args!("multiples of {step}"),
-        "pad the head dimension with zeros",
     );
     let split = call.key_antiquant_scale.is_some() || call.value_antiquant_scale.is_some();
     require!(
@@ -64,7 +75,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         SCALE,
         "none",
         "scales",
-        "pass the scales of the quantised keys and values",
     );
     let few = f.q.rows <= 16;
     if split && few {
@@ -79,7 +89,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         QUERY,
         format_args!("{} query", f.query.dtype),
         "a FLOAT16 query with the merged antiquantScale",
-        "use a FLOAT16 query and antiquantScale, or at most 16 query rows with split scales",
     );
     merged_shape(f)
 }
@@ -124,22 +133,14 @@ fn split_few(f: &Facts<'_>) -> Result<(), Refusal> {
             } else {
                 format!("[{n}, {d}], [{n}, 1, {d}] or [{}]", n * d)
             },
-            "shape the scale by its mode",
         );
-        require!(
-            scale.dtype == dtype,
-            DTYPE,
-            scale.dtype,
-            dtype,
-            "convert the scale"
-        );
+        require!(scale.dtype == dtype, DTYPE, scale.dtype, dtype);
         if let Some(offset) = offset {
             require!(
                 offset.shape == scale.shape && offset.dtype == scale.dtype,
                 OFFSET,
                 offset,
                 scale,
-                "shape the offset as the scale",
             );
         }
     }
@@ -167,7 +168,6 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             f.query.dtype, f.layout, call.inner_precise, call.sparse_mode
         ),
         "FLOAT16 in BSH or BSND, INT8 keys, split scales of mode 0, innerPrecise 1, sparseMode 3 with a mask, no position bias",
-        "dequantise the cache, or meet all of these",
     );
     let (n, d) = (f.kv_heads, f.k.dim);
     for (scale, offset) in split_tensors(f) {
@@ -176,7 +176,6 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             SHAPE,
             scale.shape,
             format_args!("[1, {}] or [1, {n}, {d}]", n * d),
-            "shape the scale by its mode",
         );
         if let Some(offset) = offset {
             require!(
@@ -184,7 +183,6 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
                 OFFSET,
                 offset.shape,
                 scale.shape,
-                "shape the offset as the scale",
             );
         }
     }
@@ -215,7 +213,6 @@ fn merged_shape(f: &Facts<'_>) -> Result<(), Refusal> {
             OFFSET,
             offset.shape,
             scale.shape,
-            "shape the offset as the scale",
         );
     }
     Ok(())
@@ -249,7 +246,6 @@ fn pairs(f: &Facts<'_>) -> Result<(), Refusal> {
         PAIR,
         "one without the other",
         "both scales; both offsets or neither",
-        "pass what is missing",
     );
     Ok(())
 }
@@ -272,7 +268,6 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
             UNUSED,
             format_args!("an antiquantisation tensor with {} keys", f.key.dtype),
             "none",
-            "drop the scales and offsets",
         );
         return Ok(());
     }
@@ -281,40 +276,26 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
         PACKED,
         format_args!("innerPrecise {}", call.inner_precise),
         "2 with query lengths",
-        "use a layout with a batch axis",
     );
     pairs(f)?;
     if call.key_antiquant_scale.is_some() {
         return decode_split(f);
     }
     let Some(scale) = &call.antiquant_scale else {
-        return Err(broken(
-            &SCALE,
-            "none",
-            "scales",
-            "pass the scales of the quantised keys and values",
-        )
-        .into());
+        return Err(broken(&SCALE, "none", "scales", SCALE.fix).into());
     };
     require!(
         (0..=2).contains(&call.antiquant_mode),
         MODES,
         call.antiquant_mode,
         "0 or 1",
-        "use per-channel or per-tensor (0), or per-token (1) scales",
     );
     let dtype = if call.antiquant_mode == 1 {
         DType::Float
     } else {
         f.query.dtype
     };
-    require!(
-        scale.dtype == dtype,
-        DTYPE,
-        scale.dtype,
-        dtype,
-        "convert the scale"
-    );
+    require!(scale.dtype == dtype, DTYPE, scale.dtype, dtype);
     let fits = match call.antiquant_mode {
         1 => matches!(scale.shape[..], [2, b, s] if b == f.batch && s >= f.key_rows),
         _ => channel(f, &scale.shape, 2) || *scale.shape == [2],
@@ -324,7 +305,6 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
         SHAPE,
         scale.shape,
         "[2] and [2, heads, 1, dim], [2, heads, dim], [2, heads * dim] for mode 0; [2, B, S] for mode 1",
-        "shape the scale by its mode",
     );
     offset_like(call.antiquant_offset.as_ref(), scale)?;
     nz(f)
@@ -337,7 +317,6 @@ fn offset_like(offset: Option<&TensorDesc>, scale: &TensorDesc) -> Result<(), Re
             OFFSET,
             offset,
             scale,
-            "shape the offset as the scale",
         );
     }
     Ok(())
@@ -393,7 +372,6 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
             format_args!("{shape} for mode {mode}"),
             "mode 0 [1] or [1, heads, 1, dim], [1, heads, dim], [1, heads * dim]; 1 [B, S]; 2 [heads]; 3 [B, heads, S]; \
              4 [blocks, block size]; 5 [blocks, heads, block size]",
-            "shape the scale by its mode",
         );
         let dtype = if matches!(mode, 0 | 2) {
             f.query.dtype
@@ -405,7 +383,6 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
             DTYPE,
             scale.dtype,
             dtype,
-            "convert the scale",
         );
         offset_like(offset, scale)?;
     }
@@ -457,7 +434,6 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
             f.query.dtype, f.q.dim, heads.0, heads.1, call.block_size
         ),
         "BF16, 128, (10, 1), (64, 8), (80, 8) or (128, 16), block size 128 or 512, innerPrecise 1, no offsets",
-        "use a BnBsH cache",
     );
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let fits = match (f.q.rows, call.mask()) {
@@ -470,7 +446,6 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
         NZ_MODE,
         format_args!("sparseMode {}, {} rows", call.sparse_mode, f.q.rows),
         "mode 0 without a mask for single rows, mode 3 with the [2048, 2048] mask for several",
-        "use mode 3 for several rows, mode 0 without a mask for one",
     );
     Ok(())
 }

@@ -7,31 +7,44 @@ use crate::{DType, Layout, Refusal, Soc, TensorDesc, Unsupported};
 
 rules! {
     REQUIRED = "call.required", PARAM_NULLPTR, V1, "check A1",
-        "query, key, value and attentionOut are given";
+        "query, key, value and attentionOut are given",
+        "pass all four";
     PRODUCT = "call.product", FIND_KERNEL_ERROR, V1, "FusedInferAttentionScore documentation, products",
-        "the product has this version of the operator";
+        "the product has this version of the operator",
+        "run on one of these products, with its version";
     DTYPE = "dtype.registered", PARAM_INVALID, V1, "check A2",
-        "the tensor's dtype is one that the operator takes there";
+        "the tensor's dtype is one that the operator takes there",
+        "convert the tensor to one of the allowed dtypes";
     FORMAT = "format.plain", PARAM_INVALID, V1, "check A3",
-        "the tensor's format is ND, NCHW, NHWC or NCDHW";
+        "the tensor's format is ND, NCHW, NHWC or NCDHW",
+        "describe the tensor as ND";
     COUNTABLE = "shape.countable", TILING_ERROR, V1, "check B3",
-        "no dimension is negative, each has a stride, and the number of elements fits in 63 bits";
+        "no dimension is negative, each has a stride, and the number of elements fits in 63 bits",
+        "correct the shape of the tensor";
     LAYOUT = "input_layout.known", TILING_ERROR, V1, "check B4",
-        "inputLayout is one that the operator takes";
+        "inputLayout is one that the operator takes",
+        "spell the layout as CANN does, in capitals";
     QUERY_RANK = "query.rank", TILING_ERROR, V1, "check B7",
-        "the query has as many axes as the layout";
+        "the query has as many axes as the layout",
+        "reshape the query or choose the layout that it has";
     QUERY_HIDDEN = "query.hidden_size", TILING_ERROR, V1, "checks D2, F11",
-        "the query's hidden size divides by numHeads";
+        "the query's hidden size divides by numHeads",
+        "correct numHeads or the query's last axis";
     HEADS_POSITIVE = "num_heads.positive", TILING_ERROR, V1, "checks B6, D1",
-        "numHeads is at least 1";
+        "numHeads is at least 1",
+        "set numHeads to the query's number of heads";
     ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17",
-        "BNSD_BSND has more than one query row";
+        "BNSD_BSND has more than one query row",
+        "use BNSD for single rows: the two are the same there but for the order of two axes";
     DEQUANT_QUERY = "dequant_scale_query.unused", TILING_ERROR, V4, "checks C2, F14d",
-        "dequantScaleQuery and queryQuantMode go with multi-head latent attention of an INT8 query";
+        "dequantScaleQuery and queryQuantMode go with multi-head latent attention of an INT8 query",
+        "drop it and set queryQuantMode to 0";
     EMPTY_OUT = "query.empty_output", TILING_ERROR, V1, "check B2",
-        "an empty query has an empty attentionOut";
+        "an empty query has an empty attentionOut",
+        "give both tensors the same empty shape";
     EMPTY_DECODE = "query.empty_decode", TILING_ERROR, V1, "checks F1, J3",
-        "a call with one query row a sequence has a query that is not empty";
+        "a call with one query row a sequence has a query that is not empty",
+        "skip the call when there is nothing to decode";
 }
 
 /// The required tensors: query, first key, first value, output.
@@ -68,7 +81,6 @@ pub(in crate::fia) fn product(version: Version, soc: Soc) -> Result<(), Refusal>
         PRODUCT,
         format_args!("{} on {soc}", version.symbol()),
         "V1 to V4 on Atlas A2 and Atlas A3, V5 on Ascend 950",
-        "run on one of these products, with its version",
     );
     Ok(())
 }
@@ -154,7 +166,7 @@ pub(in crate::fia) fn layout(call: &FiaCall<'_>) -> Result<Layout, Refusal> {
             &LAYOUT,
             format_args!("{:?}", call.input_layout),
             LayoutNames,
-            "spell the layout as CANN does, in capitals",
+            LAYOUT.fix,
         )
         .into()),
     }
@@ -201,21 +213,19 @@ pub(in crate::fia) fn query(
         HEADS_POSITIVE,
         call.num_heads,
         "1 to 256",
-        "set numHeads to the query's number of heads",
     );
     require!(
         query.shape.rank() == axes.rank(),
         QUERY_RANK,
         format_args!("{} with {layout}", query.shape),
         format_args!("{} axes", axes.rank()),
-        "reshape the query or choose the layout that it has",
     );
     let Some(extents) = axes.extents(&query.shape, call.num_heads) else {
         return Err(crate::rule::broken(
             &QUERY_HIDDEN,
             format_args!("{} with numHeads {}", query.shape, call.num_heads),
             "a hidden size that is numHeads times the head dimension",
-            "correct numHeads or the query's last axis",
+            QUERY_HIDDEN.fix,
         )
         .into());
     };
@@ -224,7 +234,6 @@ pub(in crate::fia) fn query(
         ROWS,
         "1 query row",
         "2 or more",
-        "use BNSD for single rows: the two are the same there but for the order of two axes",
     );
     Ok(extents)
 }
@@ -276,14 +285,12 @@ pub(in crate::fia) fn empty_query(at: &Operands<'_>, route: Route) -> Result<boo
             at.query.shape, at.out.shape
         ),
         "an attentionOut without elements",
-        "give both tensors the same empty shape",
     );
     require!(
         route == Route::Prefill,
         EMPTY_DECODE,
         at.query.shape,
         "at least one sequence",
-        "skip the call when there is nothing to decode",
     );
     Ok(true)
 }
@@ -296,7 +303,6 @@ pub(in crate::fia) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Resu
         DEQUANT_QUERY,
         format_args!("queryQuantMode {}", call.query_quant_mode),
         "no dequantScaleQuery, queryQuantMode 0",
-        "drop it and set queryQuantMode to 0",
     );
     Ok(())
 }

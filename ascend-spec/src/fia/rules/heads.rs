@@ -8,23 +8,32 @@ use crate::{DType, Refusal};
 
 rules! {
     HEADS_MAX = "num_heads.max", TILING_ERROR, V1, "check D1",
-        "numHeads is at most 256 in the prefill path";
+        "numHeads is at most 256 in the prefill path",
+        "split the heads over several calls";
     KV_HEADS = "num_key_value_heads.range", TILING_ERROR, V1, "checks D1, F2",
-        "numKeyValueHeads is 0 (meaning numHeads) or from 1 to numHeads, at most 256";
+        "numKeyValueHeads is 0 (meaning numHeads) or from 1 to numHeads, at most 256",
+        "set numKeyValueHeads to the key's number of heads";
     HEADS_DIVIDE = "num_key_value_heads.divides", TILING_ERROR, V1, "checks D1, F2",
-        "numHeads divides by numKeyValueHeads";
+        "numHeads divides by numKeyValueHeads",
+        "every key head must serve the same number of query heads";
     GROUP_MAX = "num_key_value_heads.group", TILING_ERROR, V1, "checks D1, F2",
-        "at most 64 query heads share one key head";
+        "at most 64 query heads share one key head",
+        "repeat the key heads, or split the query heads over several calls";
     HEADS_QUERY = "num_heads.query", TILING_ERROR, V1, "check D2",
-        "numHeads is the query's number of heads";
+        "numHeads is the query's number of heads",
+        "set numHeads to the query's number of heads";
     HEADS_KEY = "num_key_value_heads.key", TILING_ERROR, V1, "check D2",
-        "numKeyValueHeads is the number of heads of key and value";
+        "numKeyValueHeads is the number of heads of key and value",
+        "correct numKeyValueHeads or the shapes of key and value";
     DIM_MAX = "head_dim.max", TILING_ERROR, V1, "checks B16, F2",
-        "the head dimension is at least 1 and at most 512";
+        "the head dimension is at least 1 and at most 512",
+        "split the head dimension over several heads";
     DIM_EQUAL = "head_dim.equal", TILING_ERROR, V1, "check D14",
-        "query, key and value have one head dimension";
+        "query, key and value have one head dimension",
+        "pad the narrower tensors with zeros to one head dimension";
     DIM_ALIGNED = "head_dim.aligned", TILING_ERROR, V1, "checks C4, D12",
-        "the head dimension is a multiple of 16 in the prefill path, of 32 with INT8 tensors";
+        "the head dimension is a multiple of 16 in the prefill path, of 32 with INT8 tensors",
+        "pad the head dimension of query, key and value with zeros; the scale stays";
 }
 
 /// Heads of key and value: what 0 stands for resolved.
@@ -43,35 +52,25 @@ pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
         HEADS_QUERY,
         format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
         f.q.heads,
-        "set numHeads to the query's number of heads",
     );
-    require!(
-        !f.prefill() || heads <= 256,
-        HEADS_MAX,
-        heads,
-        "1 to 256",
-        "split the heads over several calls",
-    );
+    require!(!f.prefill() || heads <= 256, HEADS_MAX, heads, "1 to 256",);
     require!(
         (1..=heads.min(256)).contains(&kv_heads),
         KV_HEADS,
         f.call.num_key_value_heads,
         format_args!("0, or 1 to {}", heads.min(256)),
-        "set numKeyValueHeads to the key's number of heads",
     );
     require!(
         heads % kv_heads == 0,
         HEADS_DIVIDE,
         format_args!("{heads} query heads over {kv_heads}"),
         format_args!("a divisor of {heads}"),
-        "every key head must serve the same number of query heads",
     );
     require!(
         f.absorbed() || heads / kv_heads <= 64,
         GROUP_MAX,
         format_args!("{} query heads a key head", heads / kv_heads),
         "at most 64",
-        "repeat the key heads, or split the query heads over several calls",
     );
     Ok(())
 }
@@ -97,20 +96,13 @@ pub(in crate::fia) fn equal_dims(query: Extents, key: i64, value: i64) -> Result
         DIM_EQUAL,
         format_args!("query {}, key {key}, value {value}", query.dim),
         format_args!("{} three times", query.dim),
-        "pad the narrower tensors with zeros to one head dimension",
     );
     Ok(())
 }
 
 /// Size and alignment of the head dimension.
 pub(in crate::fia) fn dim(f: &Facts<'_>) -> Result<(), Refusal> {
-    require!(
-        (1..=512).contains(&f.q.dim),
-        DIM_MAX,
-        f.q.dim,
-        "1 to 512",
-        "split the head dimension over several heads",
-    );
+    require!((1..=512).contains(&f.q.dim), DIM_MAX, f.q.dim, "1 to 512",);
     let int8 = [f.query.dtype, f.key.dtype, f.out.dtype].contains(&DType::Int8);
     let step = if int8 { 32 } else { 16 };
     require!(
@@ -118,7 +110,6 @@ pub(in crate::fia) fn dim(f: &Facts<'_>) -> Result<(), Refusal> {
         DIM_ALIGNED,
         format_args!("{} with {}", f.q.dim, f.layout),
         format_args!("multiples of {step} up to 512"),
-        "pad the head dimension of query, key and value with zeros; the scale stays",
     );
     Ok(())
 }

@@ -7,13 +7,17 @@ use crate::{Layout, Refusal};
 
 rules! {
     Q_COUNT = "actual_seq_lengths.count", TILING_ERROR, V1, "check E1.1",
-        "actualSeqLengths has one entry, or one for each batch entry";
+        "actualSeqLengths has one entry, or one for each batch entry",
+        "pass one length a sequence";
     Q_RANGE = "actual_seq_lengths.range", TILING_ERROR, V1, "check E1.1",
-        "each query length is from 0 to the rows of the query";
+        "each query length is from 0 to the rows of the query",
+        "pass lengths of each sequence (not cumulative) within the query's rows";
     KV_COUNT = "actual_seq_lengths_kv.count", TILING_ERROR, V1, "checks E1.2, F7",
-        "actualSeqLengthsKv has one entry, or one for each batch entry";
+        "actualSeqLengthsKv has one entry, or one for each batch entry",
+        "pass one length a sequence";
     KV_RANGE = "actual_seq_lengths_kv.range", TILING_ERROR, V1, "checks E1.2, F7, J7",
-        "each key length is from 0 to the rows of the key, or to what the block table holds";
+        "each key length is from 0 to the rows of the key, or to what the block table holds",
+        "pass lengths of each sequence (not cumulative) within the key's rows";
 }
 
 /// Entry `b` of a length array: an empty one means `all`, one entry stands for every sequence.
@@ -69,7 +73,6 @@ pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
         Q_COUNT,
         format_args!("{} entries", lengths.len()),
         format_args!("1 or {}", f.batch),
-        "pass one length a sequence",
     );
     for (b, &len) in lengths.iter().take(f.batch()).enumerate() {
         if !(0..=f.q.rows).contains(&len) {
@@ -77,7 +80,7 @@ pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
                 &Q_RANGE,
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {}", f.q.rows),
-                "pass lengths of each sequence (not cumulative) within the query's rows",
+                Q_RANGE.fix,
             )
             .into());
         }
@@ -98,7 +101,6 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
         KV_COUNT,
         format_args!("{} entries", lengths.len()),
         format_args!("1 or {}", f.batch),
-        "pass one length a sequence",
     );
     for b in 0..f.batch() {
         // The prefill path holds one entry for a whole list against its longest tensor.
@@ -113,7 +115,7 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
                 &KV_RANGE,
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {rows}"),
-                "pass lengths of each sequence (not cumulative) within the key's rows",
+                KV_RANGE.fix,
             )
             .into());
         }

@@ -7,25 +7,35 @@ use std::fmt;
 
 rules! {
     OUT_SHAPE = "attention_out.shape_unchecked", Lint, V1, "checks B9, J4",
-        "attentionOut has the shape that the operator writes";
+        "attentionOut has the shape that the operator writes",
+        "make attentionOut of this shape";
     VALUE_SHAPE = "value.shape_unchecked", Lint, V1, "check J17",
-        "the value has the key's batch size and rows";
+        "the value has the key's batch size and rows",
+        "give the value its key's shape: the operator reads it by the key's rows";
     LSE_SHAPE = "softmax_lse.unchecked", Lint, V1, "check J13",
-        "softmaxLse is a FLOAT tensor of shape [B, N, S, 1] when softmaxLseFlag is true";
+        "softmaxLse is a FLOAT tensor of shape [B, N, S, 1] when softmaxLseFlag is true",
+        "pass a softmaxLse of this shape, or set softmaxLseFlag to false";
     LIST_IGNORED = "key.list_ignored", Lint, V1, "check J16",
-        "every tensor of the key and value lists is used";
+        "every tensor of the key and value lists is used",
+        "pass the tensors that are used only";
     LENGTHS_IGNORED = "actual_seq_lengths.ignored", Lint, V1, "checks E1, F7",
-        "the length arrays have no entries beyond the batch, and no query lengths with a single row a sequence but 1";
+        "the length arrays have no entries beyond the batch, and no query lengths with a single row a sequence but 1",
+        "drop the entries that are not used";
     PRECISE = "inner_precise.meaning", Lint, V1, "check J20",
-        "innerPrecise is from 0 to 3";
+        "innerPrecise is from 0 to 3",
+        "0 is high precision, 1 high performance; 2 and 3 also correct rows without visible keys";
     WINDOW = "tokens.without_mask", Lint, V1, "FusedInferAttentionScore documentation, sparseMode",
-        "preTokens and nextTokens are unbounded where the operator ignores them";
+        "preTokens and nextTokens are unbounded where the operator ignores them",
+        "a window needs mode 4 with the compressed mask, or mode 0 with a mask and several query rows";
     MODE = "sparse_mode.without_mask", Lint, V1, "check F14",
-        "a sparse mode that hides keys has a mask in the decode path";
+        "a sparse mode that hides keys has a mask in the decode path",
+        "pass the mask, or mode 0: the operator lets the row see every key";
     STRIDED = "tensor.strided", Lint, V1, "FusedInferAttentionScore documentation, constraints",
-        "every tensor is contiguous";
+        "every tensor is contiguous",
+        "copy the tensor to a contiguous one: newer CANN releases refuse strided ones";
     MASK_HEADS = "atten_mask.head_axis", Lint, V1, "check E4.3",
-        "the axis of a full mask between batch and rows has size 1";
+        "the axis of a full mask between batch and rows has size 1",
+        "the operator has one mask for all heads: drop the axis";
 }
 
 impl Problem<'_> {
@@ -64,12 +74,7 @@ impl Problem<'_> {
         }
         self.lists_and_lengths(report);
         if !(0..=3).contains(&call.inner_precise) {
-            report(broken(
-                &PRECISE,
-                call.inner_precise,
-                "0 to 3",
-                "0 is high precision, 1 high performance; 2 and 3 also correct rows without visible keys",
-            ));
+            report(broken(&PRECISE, call.inner_precise, "0 to 3", PRECISE.fix));
         }
         self.masking(report);
     }
@@ -85,12 +90,7 @@ impl Problem<'_> {
         };
         let want = self.layout.out_shape(of);
         if let Some(out) = call.attention_out.filter(|out| out.shape != want) {
-            report(broken(
-                &OUT_SHAPE,
-                out.shape,
-                want,
-                "make attentionOut of this shape",
-            ));
+            report(broken(&OUT_SHAPE, out.shape, want, OUT_SHAPE.fix));
         }
         of.dim = 1;
         let want = TensorDesc::packed(crate::DType::Float, self.layout.lse_shape(of));
@@ -103,7 +103,7 @@ impl Problem<'_> {
                 &LSE_SHAPE,
                 Given(call.softmax_lse.as_ref()),
                 want,
-                "pass a softmaxLse of this shape, or set softmaxLseFlag to false",
+                LSE_SHAPE.fix,
             ));
         }
     }
@@ -116,7 +116,7 @@ impl Problem<'_> {
                 &LIST_IGNORED,
                 format_args!("{} keys, {} values", call.key.len(), call.value.len()),
                 used,
-                "pass the tensors that are used only",
+                LIST_IGNORED.fix,
             ));
         }
         if let ([key, ..], [value, ..]) = (call.key, call.value)
@@ -126,7 +126,7 @@ impl Problem<'_> {
                 &VALUE_SHAPE,
                 format_args!("key {}, value {}", key.shape, value.shape),
                 key.shape,
-                "give the value its key's shape: the operator reads it by the key's rows",
+                VALUE_SHAPE.fix,
             ));
         }
         for (lengths, name) in [
@@ -176,7 +176,7 @@ impl Problem<'_> {
                     call.pre_tokens, call.next_tokens
                 ),
                 format_args!("{}", FiaCall::ALL_TOKENS),
-                "a window needs mode 4 with the compressed mask, or mode 0 with a mask and several query rows",
+                WINDOW.fix,
             ));
         }
         // A single row sees every key in mode 3 as well as without any mask.
@@ -191,7 +191,7 @@ impl Problem<'_> {
                 &MODE,
                 format_args!("sparseMode {} without a mask", call.sparse_mode),
                 "0 or 3 without a mask",
-                "pass the mask, or mode 0: the operator lets the row see every key",
+                MODE.fix,
             ));
         }
         if let (MaskUse::Full(_), Some(mask)) = (self.mask, &call.atten_mask) {
@@ -206,7 +206,7 @@ impl Problem<'_> {
                     &MASK_HEADS,
                     mask.shape,
                     "[B, 1, Sq, Skv], [B, Sq, Skv] or [Sq, Skv]",
-                    "the operator has one mask for all heads: drop the axis",
+                    MASK_HEADS.fix,
                 ));
             }
         }

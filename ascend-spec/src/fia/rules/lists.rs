@@ -8,23 +8,32 @@ use crate::{DType, Layout, Refusal, TensorDesc};
 
 rules! {
     KEY_VALUE_DTYPE = "value.dtype_of_key", TILING_ERROR, V1, "check D3",
-        "key and value have one dtype";
+        "key and value have one dtype",
+        "convert every key and value to one dtype";
     KEY_DTYPE = "key.dtype_of_query", TILING_ERROR, V1, "checks D3, F3",
-        "key and value have the query's dtype, or are INT8 or INT4 with antiquantisation";
+        "key and value have the query's dtype, or are INT8 or INT4 with antiquantisation",
+        "convert key and value to the query's dtype";
     KEY_RANK = "key.rank", TILING_ERROR, V1, "checks B13, D13",
-        "key and value have as many axes as the layout";
+        "key and value have as many axes as the layout",
+        "reshape key and value or choose the layout that they have";
     BATCH = "key.batch", TILING_ERROR, V1, "check D15",
-        "query and key have one batch size";
+        "query and key have one batch size",
+        "give query and key one batch size, or a list of one key and value for each sequence";
     BATCH_MAX = "query.batch_max", TILING_ERROR, V1, "checks D15, F2",
-        "the batch size is at least 1 and at most 65536";
+        "the batch size is at least 1 and at most 65536",
+        "split the batch over several calls";
     VALUE_SHAPE = "value.shape_of_key", TILING_ERROR, V1, "check F10",
-        "each value of a list, and in the decode path every value, has its key's shape";
+        "each value of a list, and in the decode path every value, has its key's shape",
+        "give each value its key's shape";
     LIST_LENGTH = "key.list_length", TILING_ERROR, V1, "checks C5, F10, J16",
-        "a list of keys or values has one tensor for each batch entry";
+        "a list of keys or values has one tensor for each batch entry",
+        "pass one tensor a sequence, or one tensor with the query's batch size";
     LIST_BATCH = "key.list_batch", TILING_ERROR, V1, "checks C5, F10",
-        "each tensor of a list has batch 1 and at least one element";
+        "each tensor of a list has batch 1 and at least one element",
+        "give each sequence a tensor of its own with at least one row";
     LIST_SHAPE = "key.list_shape", TILING_ERROR, V1, "checks C5, F10",
-        "the tensors of a list differ in their number of rows only";
+        "the tensors of a list differ in their number of rows only",
+        "give all tensors of the list the same heads and head dimension";
 }
 
 /// Extents of a key or value that is not paged, packed nibbles counted one by one.
@@ -70,7 +79,7 @@ pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
             &KEY_VALUE_DTYPE,
             format_args!("{} beside {}", desc.dtype, f.key.dtype),
             f.key.dtype,
-            "convert every key and value to one dtype",
+            KEY_VALUE_DTYPE.fix,
         )
         .into());
     }
@@ -83,7 +92,6 @@ pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
         KEY_DTYPE,
         format_args!("{} with a {} query", f.key.dtype, f.query.dtype),
         f.query.dtype,
-        "convert key and value to the query's dtype",
     );
     Ok(())
 }
@@ -112,7 +120,6 @@ pub(in crate::fia) fn batch_max(f: &Facts<'_>) -> Result<(), Refusal> {
         BATCH_MAX,
         f.batch,
         "1 to 65536",
-        "split the batch over several calls",
     );
     Ok(())
 }
@@ -124,7 +131,6 @@ pub(in crate::fia) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
         BATCH,
         format_args!("{} in the key, {} in the query", f.k.batch, f.batch),
         f.batch,
-        "give query and key one batch size, or a list of one key and value for each sequence",
     );
     Ok(())
 }
@@ -138,7 +144,6 @@ pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
             VALUE_SHAPE,
             format_args!("key {}, value {}", f.key.shape, f.value.shape),
             f.key.shape,
-            "give the value its key's shape",
         );
         return Ok(());
     }
@@ -152,7 +157,6 @@ pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
             LIST_LENGTH,
             format_args!("{} tensors in {name} for {} sequences", list.len(), f.batch),
             f.batch,
-            "pass one tensor a sequence, or one tensor with the query's batch size",
         );
     }
     let rows = f.layout.input().row_axis();
@@ -163,7 +167,6 @@ pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
                 LIST_BATCH,
                 format_args!("{name} {index} is {}", desc.shape),
                 "batch 1, no axis of size 0",
-                "give each sequence a tensor of its own with at least one row",
             );
         }
         require!(
@@ -174,7 +177,6 @@ pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
                 key.shape, value.shape
             ),
             key.shape,
-            "give each value its key's shape",
         );
         require!(
             key.shape.rank() == f.key.shape.rank()
@@ -182,7 +184,6 @@ pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
             LIST_SHAPE,
             format_args!("key {index} is {}, key 0 is {}", key.shape, f.key.shape),
             "shapes that differ in the number of rows only",
-            "give all tensors of the list the same heads and head dimension",
         );
     }
     Ok(())

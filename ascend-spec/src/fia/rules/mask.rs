@@ -8,27 +8,38 @@ use crate::{Dims, Operator, Refusal, SparseMode, TensorDesc};
 
 rules! {
     MODE = "sparse_mode.known", TILING_ERROR, V1, "check D10",
-        "sparseMode is from 0 to 4 in the prefill path";
+        "sparseMode is from 0 to 4 in the prefill path",
+        "modes 5 to 8 belong to the training operators";
     REQUIRED = "atten_mask.required", TILING_ERROR, V1, "check E4.1",
-        "sparse modes 1 to 4 have a mask in the prefill path";
+        "sparse modes 1 to 4 have a mask in the prefill path",
+        "pass the mask, or use mode 0 without one to let every row see every key";
     COMPRESSED = "atten_mask.compressed_shape", TILING_ERROR, V1, "check E4.2",
-        "the mask of sparse modes 2, 3 and 4 is [2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]";
+        "the mask of sparse modes 2, 3 and 4 is [2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
+        "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, or use mode 1 for a full mask";
     COMPRESSED_DECODE = "atten_mask.compressed_shape_decode", TILING_ERROR, V1, "checks F14, J12",
-        "in the decode path the mask of sparse modes 3 and 4 is [2048, 2048]";
+        "in the decode path the mask of sparse modes 3 and 4 is [2048, 2048]",
+        "pass the compressed mask with two axes, or no mask and mode 0: one row sees all its keys";
     FULL = "atten_mask.full_shape", TILING_ERROR, V1, "check E4.3",
-        "the mask of sparse modes 0 and 1 covers every query row and key, with batch 1 or the query's";
+        "the mask of sparse modes 0 and 1 covers every query row and key, with batch 1 or the query's",
+        "expand the mask to every query row and key of the padded tensors";
     FULL_DECODE = "atten_mask.full_shape_decode", TILING_ERROR, V1, "checks F14, J12",
-        "in the decode path the mask has one entry for each sequence and covers the longest key length";
+        "in the decode path the mask has one entry for each sequence and covers the longest key length",
+        "give every sequence its own mask row of the longest key length";
     PREFIX_DECODE = "atten_mask.prefix_decode", TILING_ERROR, V2, "check J6",
-        "in the decode path a compressed mask goes with no shared prefix whose length is given";
+        "in the decode path a compressed mask goes with no shared prefix whose length is given",
+        "pass no mask and mode 0: one row sees all its keys";
     TOKENS_NEGATIVE = "tokens.both_negative", TILING_ERROR, V1, "check E4.5",
-        "preTokens and nextTokens are not both negative";
+        "preTokens and nextTokens are not both negative",
+        "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal";
     TOKENS_EMPTY = "tokens.empty_band", TILING_ERROR, V1, "check E4.5",
-        "the band from -preTokens to nextTokens is not empty";
+        "the band from -preTokens to nextTokens is not empty",
+        "widen the band: it shows preTokens + nextTokens + 1 keys a row";
     NEXT_REACH = "next_tokens.reach", TILING_ERROR, V1, "checks E4.6, E4.7",
-        "a negative nextTokens leaves every sequence a row (mode 0) or a key (mode 4) to see";
+        "a negative nextTokens leaves every sequence a row (mode 0) or a key (mode 4) to see",
+        "the band must reach into the shortest sequence";
     PRE_REACH = "pre_tokens.reach", TILING_ERROR, V1, "checks E4.6, E4.7",
-        "a negative preTokens leaves every sequence a key (mode 0) or a row (mode 4) to see";
+        "a negative preTokens leaves every sequence a key (mode 0) or a row (mode 4) to see",
+        "the band must reach into the shortest sequence";
 }
 
 /// Checks mask, mode and tokens, and says which mode is in force and what the tensor is for.
@@ -54,7 +65,6 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             COMPRESSED_DECODE,
             format_args!("{} in mode {mode}", mask.shape),
             "[2048, 2048]",
-            "pass the compressed mask with two axes, or no mask and mode 0: one row sees all its keys",
         );
         let given = f
             .call
@@ -67,7 +77,6 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             PREFIX_DECODE,
             "actualSharedPrefixLen",
             "none",
-            "pass no mask and mode 0: one row sees all its keys",
         );
         return Ok((mode, MaskUse::Compressed));
     }
@@ -88,7 +97,6 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             "[{0}, S], [{0}, 1, S] or [{0}, 1, 1, S] with S at least {longest}",
             f.batch
         ),
-        "give every sequence its own mask row of the longest key length",
     );
     let key = mask.strides.last().copied().unwrap_or(0);
     // With a single axis the first axis is the last: there are no rows to step over.
@@ -111,7 +119,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             &MODE,
             f.call.sparse_mode,
             "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)",
-            "modes 5 to 8 belong to the training operators",
+            MODE.fix,
         )
         .into());
     };
@@ -125,7 +133,6 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
                 REQUIRED,
                 format_args!("no mask in mode {mode}"),
                 "the compressed [2048, 2048] mask for modes 2, 3 and 4, a full mask for mode 1",
-                "pass the mask, or use mode 0 without one to let every row see every key",
             );
             MaskUse::None
         }
@@ -141,8 +148,6 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
                 COMPRESSED,
                 format_args!("{} in mode {mode}", mask.shape),
                 "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
-                "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, \
-                 or use mode 1 for a full mask",
             );
             MaskUse::Compressed
         }
@@ -180,7 +185,6 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
             "[Sq, Skv], [1 or {batch}, Sq, Skv] or [1 or {batch}, 1, Sq, Skv] with Sq at least {rows}, \
              Skv at least {keys}"
         ),
-        "expand the mask to every query row and key of the padded tensors",
     );
     let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {
         ([_, _], &[i, j]) => (0, i, j),
@@ -216,14 +220,12 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
         TOKENS_NEGATIVE,
         given,
         "at most one negative",
-        "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal",
     );
     require!(
         next.saturating_add(pre) >= 0,
         TOKENS_EMPTY,
         given,
         "preTokens + nextTokens of at least 0",
-        "widen the band: it shows preTokens + nextTokens + 1 keys a row",
     );
     let (next_limit, pre_limit) = match mode {
         SparseMode::DefaultMask => (Limit::Rows, Limit::Keys),

@@ -8,45 +8,65 @@ use crate::{DType, Layout, Refusal, SparseMode, TensorDesc};
 
 rules! {
     PAIR = "rope.pair", TILING_ERROR, V3, "checks E2.7, G2.1",
-        "queryRope and keyRope are given together";
+        "queryRope and keyRope are given together",
+        "pass the rotary parts of query and key";
     LAYOUT = "rope.layout", TILING_ERROR, V3, "checks B5, D16, I8",
-        "rotary parts go with TND and NTD_TND in the prefill path, and with every layout but BNSD_BSND and NTD_TND in the absorbed form";
+        "rotary parts go with TND and NTD_TND in the prefill path, and with every layout but BNSD_BSND and NTD_TND in the absorbed form",
+        "pack the sequences";
     PREFILL_DIMS = "rope.prefill_dims", TILING_ERROR, V3, "check E2.7",
-        "in the prefill path query, key and value have head dimension 128, the rotary parts 64 and the other axes of query and key";
+        "in the prefill path query, key and value have head dimension 128, the rotary parts 64 and the other axes of query and key",
+        "shape the rotary parts as query and key";
     ABSORBED_DIMS = "rope.absorbed_dims", TILING_ERROR, V3, "checks F18, G3.7",
-        "in the absorbed form query, key and value have head dimension 512 and the rotary parts 64";
+        "in the absorbed form query, key and value have head dimension 512 and the rotary parts 64",
+        "absorb the projections: the compressed cache has 512 channels, the rotary part 64";
     SHAPE = "rope.shape", TILING_ERROR, V3, "checks F18, G4.4",
-        "queryRope has the query's shape and keyRope the key's, but for the head dimension";
+        "queryRope has the query's shape and keyRope the key's, but for the head dimension",
+        "shape queryRope as the query with head dimension 64";
     DTYPE = "rope.dtype", TILING_ERROR, V3, "checks G2.2, G3.5",
-        "queryRope has the query's dtype, keyRope the key's; BF16 for an INT8 query";
+        "queryRope has the query's dtype, keyRope the key's; BF16 for an INT8 query",
+        "convert the rotary parts to the query's dtype";
     KV_HEADS = "mla.kv_heads", TILING_ERROR, V3, "checks F18, G3.7",
-        "the absorbed form has one key head";
+        "the absorbed form has one key head",
+        "set numKeyValueHeads to 1";
     HEADS = "mla.heads", TILING_ERROR, V3, "checks F18, G3.7",
-        "the absorbed form has 1, 2, 4, ... or 128 query heads";
+        "the absorbed form has 1, 2, 4, ... or 128 query heads",
+        "pad the heads with zeros to a power of two";
     ROWS = "mla.rows", TILING_ERROR, V3, "checks F4, F19, G3.7",
-        "the absorbed form has at most 16 query rows a sequence";
+        "the absorbed form has at most 16 query rows a sequence",
+        "split long queries, or run them as prefill with rotary parts";
     PAGED = "mla.paged", TILING_ERROR, V3, "checks B13, F18, G3.2",
-        "the absorbed form is paged, except with sparse mode 4";
+        "the absorbed form is paged, except with sparse mode 4",
+        "page the compressed cache";
     BLOCK_SIZE = "mla.block_size", TILING_ERROR, V3, "check G3.2",
-        "blockSize is 16 or 128, 128 with an NZ cache, 64 or 128 with sparse mode 4";
+        "blockSize is 16 or 128, 128 with an NZ cache, 64 or 128 with sparse mode 4",
+        "use blocks of 128 tokens";
     CACHE = "mla.cache", TILING_ERROR, V3, "checks G3.2, G3.6, G4.4, G4.5",
-        "the caches of key, value and keyRope have one format and block count, and the format goes with the layout";
+        "the caches of key, value and keyRope have one format and block count, and the format goes with the layout",
+        "shape the three caches alike; BnNBsD goes with BNSD and packed queries, NZ with the others";
     MODE = "mla.sparse_mode", TILING_ERROR, V3, "checks F14a, F14b, G3.4",
-        "single rows take mode 0 without a mask, several rows mode 3 with the [2048, 2048] mask, or mode 4 where offered";
+        "single rows take mode 0 without a mask, several rows mode 3 with the [2048, 2048] mask, or mode 4 where offered",
+        "use mode 3 for several rows, mode 0 without a mask for one";
     SLIDING = "mla.sliding", TILING_ERROR, V3, "checks G1.5, G3.4, G4.2, J30",
-        "sparse mode 4 has BSND, 128 heads, a BnBsH cache, preTokens from 1 to 2048, nextTokens 0, at most 131088 keys and no more rows than keys";
+        "sparse mode 4 has BSND, 128 heads, a BnBsH cache, preTokens from 1 to 2048, nextTokens 0, at most 131088 keys and no more rows than keys",
+        "meet all of the conditions, or use mode 3";
     LSE = "mla.softmax_lse", TILING_ERROR, V3, "checks F17, G3.1",
-        "the absorbed form writes no log-sum-exp";
+        "the absorbed form writes no log-sum-exp",
+        "set softmaxLseFlag to false";
     PRECISE = "mla.inner_precise", TILING_ERROR, V3, "check G3.1",
-        "innerPrecise is 0 or 1";
+        "innerPrecise is 0 or 1",
+        "choose high precision (0) or high performance (1)";
     ALONE = "mla.alone", TILING_ERROR, V3, "check G2.3",
-        "the absorbed form goes with no quantisation, position bias, left padding or shared prefix";
+        "the absorbed form goes with no quantisation, position bias, left padding or shared prefix",
+        "drop the argument and set its mode to 0";
     LENGTHS = "mla.lengths", TILING_ERROR, V3, "checks F19, G3.8, G4.1",
-        "the absorbed form has no query lengths unless packed or with sparse mode 4, and a key length for each sequence";
+        "the absorbed form has no query lengths unless packed or with sparse mode 4, and a key length for each sequence",
+        "pass the number of cached tokens of each sequence, and drop actualSeqLengths";
     OUT = "mla.output", TILING_ERROR, V3, "checks F21, G3.1",
-        "the output has the query's dtype, BF16 for an INT8 query";
+        "the output has the query's dtype, BF16 for an INT8 query",
+        "make the output of the query's dtype, BF16 for an INT8 query";
     FULL_QUANT = "mla.full_quant", TILING_ERROR, V4, "check F14d",
-        "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and queryQuantMode 3";
+        "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and queryQuantMode 3",
+        "meet all of the conditions";
 }
 
 /// Rotary parts come in pairs.
@@ -56,7 +76,6 @@ pub(in crate::fia) fn paired(f: &Facts<'_>) -> Result<(), Refusal> {
         PAIR,
         "one of them",
         "both or neither",
-        "pass the rotary parts of query and key",
     );
     Ok(())
 }
@@ -73,7 +92,6 @@ pub(in crate::fia) fn decode_ropes(f: &Facts<'_>) -> Result<(), Refusal> {
             f.call.key_rope.map_or(DType::Undefined, |rope| rope.dtype)
         ),
         "FLOAT16, BF16",
-        "convert the rotary parts",
     );
     require!(
         !(f.packed() && f.q.dim == 512) || f.rope(),
@@ -93,7 +111,6 @@ pub(in crate::fia) fn prefill_layout(f: &Facts<'_>) -> Result<(), Refusal> {
         LAYOUT,
         f.layout,
         "TND, NTD_TND",
-        "pack the sequences",
     );
     Ok(())
 }
@@ -125,7 +142,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         PREFILL_DIMS,
         format_args!("queryRope {}, keyRope {}", q.shape, k.shape),
         "the shapes of query and key with head dimension 64",
-        "shape the rotary parts as query and key",
     );
     Ok(())
 }
@@ -145,26 +161,18 @@ pub(in crate::fia) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
         return paired(f);
     };
     let sliding = call.sparse_mode == SparseMode::Band.acl();
-    require!(
-        !call.softmax_lse_flag,
-        LSE,
-        "softmaxLseFlag true",
-        "false",
-        "set softmaxLseFlag to false",
-    );
+    require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false",);
     require!(
         f.out.dtype == f.query.dtype,
         OUT,
         f.out.dtype,
         f.query.dtype,
-        "make the output of the query's dtype",
     );
     require!(
         matches!(call.inner_precise, 0 | 1),
         PRECISE,
         call.inner_precise,
         "0 or 1",
-        "choose high precision (0) or high performance (1)",
     );
     alone(f)?;
     super::lists::batch_max(f)?;
@@ -174,7 +182,6 @@ pub(in crate::fia) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
         super::output::OUT_SHAPE,
         f.out.shape,
         out,
-        "make attentionOut of this shape",
     );
     require!(
         call.key.len() == 1 && call.value.len() == 1,
@@ -194,7 +201,6 @@ pub(in crate::fia) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
             q_rope.dtype, k_rope.dtype, f.value.dtype
         ),
         f.query.dtype,
-        "convert the rotary parts to the query's dtype",
     );
     let Some(cache) = f.cache else {
         require!(
@@ -202,7 +208,6 @@ pub(in crate::fia) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
             PAGED,
             "no blockTable",
             "a blockTable",
-            "page the compressed cache",
         );
         return sliding_dense(f, k_rope);
     };
@@ -248,7 +253,6 @@ fn alone(f: &Facts<'_>) -> Result<(), Refusal> {
         ALONE,
         "one of these arguments, or its mode",
         "none of them, modes 0",
-        "drop the argument and set its mode to 0",
     );
     Ok(())
 }
@@ -271,22 +275,14 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
             dims.3.unwrap_or(0)
         ),
         "512 three times, 64",
-        "absorb the projections: the compressed cache has 512 channels, the rotary part 64",
     );
-    require!(
-        f.kv_heads == 1,
-        KV_HEADS,
-        f.kv_heads,
-        1,
-        "set numKeyValueHeads to 1"
-    );
+    require!(f.kv_heads == 1, KV_HEADS, f.kv_heads, 1);
     let heads = f.call.num_heads;
     require!(
         (1..=128).contains(&heads) && heads.count_ones() == 1,
         HEADS,
         heads,
         "1, 2, 4, 8, 16, 32, 64, 128",
-        "pad the heads with zeros to a power of two",
     );
     let sliding = f.call.sparse_mode == SparseMode::Band.acl();
     let rows = if f.packed() {
@@ -294,13 +290,7 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
     } else {
         f.q.rows
     };
-    require!(
-        sliding || rows <= 16,
-        ROWS,
-        rows,
-        "0 to 16",
-        "split long queries, or run them as prefill with rotary parts",
-    );
+    require!(sliding || rows <= 16, ROWS, rows, "0 to 16",);
     let shaped = f
         .call
         .query_rope
@@ -316,7 +306,6 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
                 .map_or(crate::Dims::of([]), |desc| desc.shape)
         ),
         f.layout.input().shape(Extents { dim: 64, ..f.q }),
-        "shape queryRope as the query with head dimension 64",
     );
     Ok(())
 }
@@ -350,7 +339,6 @@ fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(), Refusal>
         BLOCK_SIZE,
         bs,
         "16 or 128; 128 with NZ; 64 or 128 with sparse mode 4, not NZ",
-        "use blocks of 128 tokens",
     );
     Ok(())
 }
@@ -385,7 +373,6 @@ fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Refusa
             f.key.shape, f.value.shape, k_rope.shape, f.layout
         ),
         format_args!("{cache} of block size {bs}, one head of 512, 512 and 64"),
-        "shape the three caches alike; BnNBsD goes with BNSD and packed queries, NZ with the others",
     );
     Ok(())
 }
@@ -422,7 +409,6 @@ fn lengths(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
         super::paged::TABLE,
         table.map_or(crate::Dims::of([]), |table| table.shape),
         format_args!("INT32 [{}, M]", f.batch),
-        "one row of block ids for each sequence",
     );
     Ok(())
 }
@@ -447,7 +433,6 @@ fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
             if mask.is_some() { "with" } else { "without" }
         ),
         "0 without a mask for single rows and packed queries, 3 with the [2048, 2048] mask for several rows",
-        "use mode 3 for several rows, mode 0 without a mask for one",
     );
     Ok(())
 }
@@ -507,7 +492,6 @@ fn sliding_rules(f: &Facts<'_>) -> Result<(), Refusal> {
             f.layout, call.num_heads, call.pre_tokens, call.next_tokens, f.key_rows
         ),
         "BSND, 128 heads, BnBsH, preTokens 1 to 2048, nextTokens 0, at most 131088 keys",
-        "meet all of these, or use mode 3",
     );
     Ok(())
 }

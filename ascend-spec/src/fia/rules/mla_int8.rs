@@ -22,33 +22,14 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
             call.num_heads, f.q.heads
         ),
         f.q.heads,
-        "set numHeads to the query's number of heads",
     );
     dims(f)?;
-    require!(
-        f.out.dtype == DType::Bf16,
-        OUT,
-        f.out.dtype,
-        DType::Bf16,
-        "make the output BF16"
-    );
-    require!(
-        !call.softmax_lse_flag,
-        LSE,
-        "softmaxLseFlag true",
-        "false",
-        "set softmaxLseFlag to false"
-    );
+    require!(f.out.dtype == DType::Bf16, OUT, f.out.dtype, DType::Bf16);
+    require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false");
     let precise = call.inner_precise == 0
         || call.inner_precise == 1
         || (call.inner_precise == 2 && f.layout == Layout::Tnd);
-    require!(
-        precise,
-        PRECISE,
-        call.inner_precise,
-        "0 or 1",
-        "choose high precision (0) or high performance (1)",
-    );
+    require!(precise, PRECISE, call.inner_precise, "0 or 1",);
     let none = [
         &call.deq_scale1,
         &call.quant_scale1,
@@ -98,7 +79,6 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!(
             "INT8 NZ caches of block size 128, BF16 ropes, dequantScaleQuery FLOAT {grid} (not {query_scale}), key and value scales FLOAT [1], queryQuantMode 3"
         ),
-        "meet all of these",
     );
     let alike = |desc: &TensorDesc, dim| {
         super::paged::extents(Cache::Nz, desc, 1)
@@ -112,7 +92,6 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
             f.key.shape, f.value.shape, k_rope.shape
         ),
         "NZ caches of one block count",
-        "shape the three caches alike",
     );
     let table = call.block_table.as_ref();
     require!(
@@ -149,7 +128,6 @@ fn full_quant_modes(f: &Facts<'_>) -> Result<(), Refusal> {
         MODE,
         format_args!("mode {mode}"),
         "0 without a mask for single rows and packed queries, 3 with the [2048, 2048] mask for several rows",
-        "use mode 3 for several rows, mode 0 without a mask for one",
     );
     Ok(())
 }

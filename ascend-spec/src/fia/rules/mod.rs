@@ -175,6 +175,11 @@ mod tests {
                 "{}",
                 rule.id
             );
+            assert!(
+                !rule.fix.is_empty() && !rule.fix.ends_with('.') && rule.fix != rule.holds,
+                "{}",
+                rule.id
+            );
             assert_eq!(rule.status == 0, rule.level == Level::Lint, "{}", rule.id);
         }
     }

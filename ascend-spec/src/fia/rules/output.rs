@@ -9,19 +9,26 @@ use crate::{DType, Layout, Refusal, TensorDesc};
 
 rules! {
     OUT_DTYPE = "attention_out.dtype", TILING_ERROR, V1, "checks F21, J22",
-        "attentionOut has the query's dtype unless it is quantised";
+        "attentionOut has the query's dtype unless it is quantised",
+        "make attentionOut of the query's dtype, or INT8 with quantScale2";
     OUT_SHAPE = "attention_out.shape", TILING_ERROR, V1, "checks B8 to B11",
-        "attentionOut has the shape that query, value and layout imply";
+        "attentionOut has the shape that query, value and layout imply",
+        "make attentionOut of this shape";
     LSE_REQUIRED = "softmax_lse.required", TILING_ERROR, V1, "check A4",
-        "softmaxLse is given when softmaxLseFlag is true, in the prefill path";
+        "softmaxLse is given when softmaxLseFlag is true, in the prefill path",
+        "pass a FLOAT tensor of this shape, or set softmaxLseFlag to false";
     LSE_SHAPE = "softmax_lse.shape", TILING_ERROR, V1, "check C3",
-        "softmaxLse is [B, N, S, 1] when softmaxLseFlag is true, in the prefill path";
+        "softmaxLse is [B, N, S, 1] when softmaxLseFlag is true, in the prefill path",
+        "make softmaxLse of this shape";
     LSE_DTYPE = "softmax_lse.dtype", PARAM_INVALID, V1, "FusedInferAttentionScore documentation, softmaxLse",
-        "softmaxLse is FLOAT when softmaxLseFlag is true, in the prefill path";
+        "softmaxLse is FLOAT when softmaxLseFlag is true, in the prefill path",
+        "make softmaxLse a FLOAT tensor";
     PRECISE = "inner_precise.known", TILING_ERROR, V1, "checks D11, F5, J20",
-        "innerPrecise is 0 or 1 in the decode path, and not 4 in the prefill path";
+        "innerPrecise is 0 or 1 in the decode path, and not 4 in the prefill path",
+        "0 is high precision, 1 high performance; 2 and 3 also correct rows without visible keys";
     ANTIQUANT_MODE = "antiquant_mode.unused", TILING_ERROR, V1, "check C1",
-        "antiquantMode is 0 in the prefill path";
+        "antiquantMode is 0 in the prefill path",
+        "set antiquantMode to 0";
 }
 
 pub(in crate::fia) fn dtype(f: &Facts<'_>) -> Result<(), Refusal> {
@@ -36,7 +43,6 @@ pub(in crate::fia) fn dtype(f: &Facts<'_>) -> Result<(), Refusal> {
         OUT_DTYPE,
         format_args!("{} for a {} query", f.out.dtype, f.query.dtype),
         Names(allowed),
-        "make attentionOut of the query's dtype, or INT8 with quantScale2",
     );
     Ok(())
 }
@@ -75,7 +81,6 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
         OUT_SHAPE,
         format_args!("{out} with {}", f.layout),
         want,
-        "make attentionOut of this shape",
     );
     Ok(())
 }
@@ -90,23 +95,16 @@ pub(in crate::fia) fn lse(f: &Facts<'_>) -> Result<(), Refusal> {
             &LSE_REQUIRED,
             "no softmaxLse with softmaxLseFlag true",
             want,
-            "pass a FLOAT tensor of this shape, or set softmaxLseFlag to false",
+            LSE_REQUIRED.fix,
         )
         .into());
     };
-    require!(
-        lse.shape == want,
-        LSE_SHAPE,
-        lse.shape,
-        want,
-        "make softmaxLse of this shape",
-    );
+    require!(lse.shape == want, LSE_SHAPE, lse.shape, want,);
     require!(
         lse.dtype == DType::Float,
         LSE_DTYPE,
         lse.dtype,
         DType::Float,
-        "make softmaxLse a FLOAT tensor",
     );
     Ok(())
 }
@@ -124,19 +122,12 @@ pub(in crate::fia) fn precision(f: &Facts<'_>) -> Result<(), Refusal> {
         Route::Decode => (matches!(call.inner_precise, 0 | 1), "0 or 1"),
         Route::Prefill => (call.inner_precise != 4, "0 to 3"),
     };
-    require!(
-        holds,
-        PRECISE,
-        call.inner_precise,
-        allowed,
-        "0 is high precision, 1 high performance; 2 and 3 also correct rows without visible keys",
-    );
+    require!(holds, PRECISE, call.inner_precise, allowed,);
     require!(
         route == Route::Decode || call.antiquant_mode == 0,
         ANTIQUANT_MODE,
         call.antiquant_mode,
         0,
-        "set antiquantMode to 0",
     );
     Ok(())
 }

@@ -6,45 +6,53 @@ use crate::{DType, Layout, Refusal, SparseMode};
 
 rules! {
     ARRAYS = "packed.lengths_required", TILING_ERROR, V1, "check E2.1",
-        "packed layouts have both length arrays, with the same number of entries from 1 to 4096";
+        "packed layouts have both length arrays, with the same number of entries from 1 to 4096",
+        "pass cumulative query ends, and key ends (key lengths with paging), one for each sequence";
     Q_ENDS = "packed.q_ends", TILING_ERROR, V1, "check E2.2",
-        "actualSeqLengths of a packed layout is cumulative: not negative, not decreasing";
+        "actualSeqLengths of a packed layout is cumulative: not negative, not decreasing",
+        "pass cumulative sums, without a leading 0";
     Q_TOTAL = "packed.q_total", TILING_ERROR, V1, "check E2.2",
-        "the last entry of actualSeqLengths is the number of packed query rows, at most 1048576";
+        "the last entry of actualSeqLengths is the number of packed query rows, at most 1048576",
+        "trim the query to the rows in use, or add a sequence for the padding rows";
     KV_ENDS = "packed.kv_ends", TILING_ERROR, V1, "check E2.3",
-        "actualSeqLengthsKv of a packed layout without paging is cumulative and ends at the number of packed key rows";
+        "actualSeqLengthsKv of a packed layout without paging is cumulative and ends at the number of packed key rows",
+        "trim key and value to the rows in use";
     KV_RANGE = "packed.kv_range", TILING_ERROR, V1, "check E2.4",
-        "actualSeqLengthsKv of a packed layout with paging has each sequence's own length, within its block table row";
+        "actualSeqLengthsKv of a packed layout with paging has each sequence's own length, within its block table row",
+        "pass each sequence's own length (not cumulative), and a block table wide enough for it";
     DTYPE = "packed.dtype", TILING_ERROR, V1, "check E2.6",
-        "packed sequences are BF16 in the prefill path";
+        "packed sequences are BF16 in the prefill path",
+        "convert to BF16, or use a layout with a batch axis";
     DIMS = "packed.head_dim", TILING_ERROR, V1, "check E2.8",
-        "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as many key heads as query heads";
+        "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as many key heads as query heads",
+        "pad the head dimension with zeros to 64 or 128, or use a layout with a batch axis";
     ROWS = "packed.value_rows", TILING_ERROR, V1, "check E2.3",
-        "packed key and value have the same number of rows";
+        "packed key and value have the same number of rows",
+        "pack key and value alike";
     MODE = "packed.sparse_mode", TILING_ERROR, V1, "checks E2.10, J27",
-        "packed sequences take sparse modes 0 (without a mask), 3 and 4";
+        "packed sequences take sparse modes 0 (without a mask), 3 and 4",
+        "use mode 3 for causal attention, mode 4 for a window, mode 0 without a mask for neither";
     BAND_DIM = "packed.band_head_dim", TILING_ERROR, V1, "check J28",
-        "sparse mode 4 over packed sequences has a value head dimension of 64 or 128";
+        "sparse mode 4 over packed sequences has a value head dimension of 64 or 128",
+        "use mode 3, or a layout with a batch axis";
     BAND = "packed.band", TILING_ERROR, V1, "check E2.11",
-        "the band reaches into every packed sequence";
+        "the band reaches into every packed sequence",
+        "widen the band";
     CAUSAL = "packed.causal_rows", TILING_ERROR, V1, "check J28",
-        "sparse mode 3 over packed sequences has no more query rows than keys in any of them";
+        "sparse mode 3 over packed sequences has no more query rows than keys in any of them",
+        "count the new tokens as keys too";
     KV_HEADS = "packed.cache_heads", TILING_ERROR, V1, "check J28",
-        "a BnBsH cache with packed queries needs numKeyValueHeads to be given";
+        "a BnBsH cache with packed queries needs numKeyValueHeads to be given",
+        "set numKeyValueHeads: 0 is not expanded here";
     ALONE = "packed.alone", TILING_ERROR, V1, "checks C6, E2.9",
-        "packed sequences go with no position bias, prefix, padding, tensor list or quantisation in the prefill path";
+        "packed sequences go with no position bias, prefix, padding, tensor list or quantisation in the prefill path",
+        "drop the argument, or use a layout with a batch axis";
 }
 
 /// Length arrays of packed sequences, whatever the path.
 pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(), Refusal> {
     let (Some(q), Some(kv)) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv) else {
-        return Err(broken(
-            &ARRAYS,
-            "a null array",
-            "both arrays",
-            "pass cumulative query ends, and key ends (key lengths with paging)",
-        )
-        .into());
+        return Err(broken(&ARRAYS, "a null array", "both arrays", ARRAYS.fix).into());
     };
     require!(
         (1..=most).contains(&q.len())
@@ -52,7 +60,6 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
         ARRAYS,
         format_args!("{} and {} entries", q.len(), kv.len()),
         format_args!("as many of each, 1 to {most}"),
-        "pass one entry of each for every sequence",
     );
     ends(q, &Q_ENDS, "actualSeqLengths")?;
     let last = q.last().copied().unwrap_or(0);
@@ -61,7 +68,6 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
         Q_TOTAL,
         last,
         format_args!("{}, at most {rows}", f.q.rows),
-        "trim the query to the rows in use, or add a sequence for the padding rows",
     );
     if f.paged() {
         let capacity = f.key_rows;
@@ -70,7 +76,7 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
                 &KV_RANGE,
                 format_args!("entry {b} is {}", kv.get(b).copied().unwrap_or(0)),
                 format_args!("0 to {capacity}"),
-                "pass each sequence's own length (not cumulative), and a block table wide enough for it",
+                KV_RANGE.fix,
             )
             .into());
         }
@@ -83,14 +89,12 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
         KV_ENDS,
         format_args!("last entry {last}"),
         f.k.rows,
-        "trim key and value to the rows in use",
     );
     require!(
         f.v.rows == f.k.rows,
         ROWS,
         format_args!("key {}, value {}", f.k.rows, f.v.rows),
         f.k.rows,
-        "pack key and value alike",
     );
     Ok(())
 }
@@ -119,7 +123,6 @@ pub(in crate::fia) fn no_bias(f: &Facts<'_>) -> Result<(), Refusal> {
         ALONE,
         "pseShift",
         "none",
-        "drop the argument, or use a layout with a batch axis",
     );
     Ok(())
 }
@@ -139,21 +142,18 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         ALONE,
         "packed sequences with one of them",
         "none of them",
-        "drop the argument, or use a layout with a batch axis",
     );
     require!(
         f.query.dtype == DType::Bf16 && f.key.dtype == DType::Bf16 && f.value.dtype == DType::Bf16,
         DTYPE,
         format_args!("{} query, {} key", f.query.dtype, f.key.dtype),
         "BF16",
-        "convert to BF16, or use a layout with a batch axis",
     );
     require!(
         f.cache != Some(crate::fia::Cache::BnBsH) || call.num_key_value_heads != 0,
         KV_HEADS,
         0,
         "the number of key heads",
-        "set numKeyValueHeads: 0 is not expanded here",
     );
     lengths(f, 4096, 1_048_576)?;
     if !f.rope() {
@@ -165,7 +165,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             DIMS,
             format_args!("{}, {}, {}", dims.0, dims.1, dims.2),
             "64 or 128 three times; 192, 192, 128; 192 three times with TND and numHeads key heads",
-            "pad the head dimension with zeros to 64 or 128, or use a layout with a batch axis",
         );
     }
     Ok(())
@@ -186,7 +185,6 @@ pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refu
             if unmasked { "without" } else { "with" }
         ),
         "mode 0 without a mask, modes 3 and 4 with the compressed one",
-        "use mode 3 for causal attention, mode 4 for a window, mode 0 without a mask for neither",
     );
     let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
     for b in 0..f.batch() {
@@ -197,7 +195,6 @@ pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refu
                 CAUSAL,
                 format_args!("sequence {b} has {q} query rows and {kv} keys"),
                 "at least as many keys as query rows",
-                "count the new tokens as keys too",
             ),
             SparseMode::Band if q > 0 && kv > 0 => require!(
                 pre.saturating_add(next) >= 0 && pre >= -q && next >= -kv,
@@ -206,7 +203,6 @@ pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refu
                     "preTokens {pre}, nextTokens {next}, sequence {b} of {q} rows and {kv} keys"
                 ),
                 "preTokens from minus the rows, nextTokens from minus the keys",
-                "widen the band",
             ),
             _ => {}
         }
@@ -216,7 +212,6 @@ pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refu
         BAND_DIM,
         f.v.dim,
         "64 or 128",
-        "use mode 3, or a layout with a batch axis",
     );
     Ok(())
 }

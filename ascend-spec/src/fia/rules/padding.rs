@@ -6,13 +6,17 @@ use crate::{DType, Refusal, TensorDesc};
 
 rules! {
     SHAPE = "padding_size.shape", TILING_ERROR, V1, "check C7",
-        "in the prefill path queryPaddingSize and kvPaddingSize have one axis of one element";
+        "in the prefill path queryPaddingSize and kvPaddingSize have one axis of one element",
+        "pass one INT64: the padding is the same for every sequence";
     LENGTHS = "padding_size.lengths", TILING_ERROR, V1, "check C7",
-        "in the prefill path queryPaddingSize needs actualSeqLengths, kvPaddingSize needs actualSeqLengthsKv";
+        "in the prefill path queryPaddingSize needs actualSeqLengths, kvPaddingSize needs actualSeqLengthsKv",
+        "pass the matching length array";
     ALONE = "padding_size.alone", TILING_ERROR, V1, "checks C6, C7",
-        "left padding goes with no tensor list, paging, packed layout or shared prefix in the prefill path";
+        "left padding goes with no tensor list, paging, packed layout or shared prefix in the prefill path",
+        "pad on the right and give the lengths";
     DECODE = "padding_size.decode", TILING_ERROR, V1, "check J10",
-        "in the decode path kvPaddingSize goes with neither INT4 keys, rotary parts nor a shared prefix";
+        "in the decode path kvPaddingSize goes with neither INT4 keys, rotary parts nor a shared prefix",
+        "pad on the right and give the lengths";
 }
 
 /// Whether a call pads its query or its keys on the left.
@@ -35,7 +39,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         ALONE,
         "left padding with one of them",
         "none of them",
-        "pad on the right and give the lengths",
     );
     let sizes: [(&Option<TensorDesc>, _, _); 2] = [
         (
@@ -56,14 +59,12 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             SHAPE,
             format_args!("{name} {}", size.shape),
             "[1]",
-            "pass one INT64: the padding is the same for every sequence",
         );
         require!(
             lengths.is_some(),
             LENGTHS,
             format_args!("{name} without lengths"),
             "the lengths of the sequences",
-            "pass the matching length array",
         );
     }
     Ok(())
@@ -81,7 +82,6 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
         DECODE,
         "kvPaddingSize with one of them",
         "none of them",
-        "pad on the right and give the lengths",
     );
     Ok(())
 }

@@ -8,29 +8,41 @@ use crate::{DType, Layout, Refusal, TensorDesc};
 
 rules! {
     CACHE_RANK = "cache.rank", TILING_ERROR, V1, "checks E3.4, G0.3",
-        "a paged cache has 3 axes (BnBsH), 4 (BnNBsD) or, where the path takes it, 5 (NZ)";
+        "a paged cache has 3 axes (BnBsH), 4 (BnNBsD) or, where the path takes it, 5 (NZ)",
+        "shape the cache as [blocks, block size, heads * dim] or [blocks, heads, block size, dim]";
     BLOCK_SIZE = "block_size.prefill", TILING_ERROR, V1, "check E3.1",
-        "in the prefill path blockSize is a multiple of 128 from 128 to 1024";
+        "in the prefill path blockSize is a multiple of 128 from 128 to 1024",
+        "choose a cache block of a multiple of 128 tokens: 128 to 512 serve prefill and decode";
     BLOCK_SIZE_DECODE = "block_size.decode", TILING_ERROR, V1, "check F6",
-        "in the decode path blockSize is a multiple of 16 (32 for INT8 caches) from 16 to 512";
+        "in the decode path blockSize is a multiple of 16 (32 for INT8 caches) from 16 to 512",
+        "choose a cache block of a multiple of 128 tokens up to 512: they serve prefill and decode";
     TABLE = "block_table.shape", TILING_ERROR, V1, "check E3.2",
-        "blockTable is INT32 [B, M] with M blocks enough for the longest sequence";
+        "blockTable is INT32 [B, M] with M blocks enough for the longest sequence",
+        "pass one row of block ids for each sequence, as many as its length needs";
     TABLE_EMPTY = "block_table.empty", TILING_ERROR, V1, "checks F6, J8",
-        "blockTable is not empty";
+        "blockTable is not empty",
+        "pass one row of block ids for each sequence";
     BLOCKS = "cache.blocks", TILING_ERROR, V1, "check E3.3",
-        "the cache has at least as many blocks as the sequences need together";
+        "the cache has at least as many blocks as the sequences need together",
+        "pass the whole cache";
     CACHE_SHAPE = "cache.shape", TILING_ERROR, V1, "checks E3.4, F6",
-        "key and value cache have the shape that block size, heads and head dimension imply";
+        "key and value cache have the shape that block size, heads and head dimension imply",
+        "shape both caches by blockSize, numKeyValueHeads and the query's head dimension";
     CACHE_LAYOUT = "cache.layout", TILING_ERROR, V1, "checks E3.5, F6",
-        "the cache's format goes with the query's layout";
+        "the cache's format goes with the query's layout",
+        "use a BnBsH cache, or BNSD queries";
     HIDDEN = "cache.hidden_size", TILING_ERROR, V1, "check E3.4",
-        "the last axis of a BnBsH cache is at most 65535";
+        "the last axis of a BnBsH cache is at most 65535",
+        "use a BnNBsD cache with BNSD or TND queries";
     LENGTHS = "actual_seq_lengths_kv.required", TILING_ERROR, V1, "checks E3.6, F6",
-        "a paged call has actualSeqLengthsKv";
+        "a paged call has actualSeqLengthsKv",
+        "pass the number of cached tokens of each sequence";
     UNCHECKED = "inner_precise.int8_cache", TILING_ERROR, V1, "check J1",
-        "innerPrecise 2 over an INT8 cache in the decode path goes with BSH, BSND, BNSD and TND";
+        "innerPrecise 2 over an INT8 cache in the decode path goes with BSH, BSND, BNSD and TND",
+        "use innerPrecise 0 or 1";
     ALONE = "block_table.alone", TILING_ERROR, V1, "check E3.6",
-        "page attention goes with no tensor list, left padding, shared prefix or INT8 query in the prefill path";
+        "page attention goes with no tensor list, left padding, shared prefix or INT8 query in the prefill path",
+        "drop the argument, or the block table";
 }
 
 /// Whether the decode path leaves the call unchecked: `innerPrecise` 2 over an INT8 cache with query lengths.
@@ -52,7 +64,6 @@ pub(in crate::fia) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Refusal> {
         UNCHECKED,
         f.layout,
         "BSH, BSND, BNSD, TND",
-        "use innerPrecise 0 or 1",
     );
     Ok(())
 }
@@ -69,13 +80,7 @@ pub(in crate::fia) fn cache(
         3 => Ok(Some(Cache::BnBsH)),
         4 => Ok(Some(Cache::BnNBsD)),
         5 => Ok(Some(Cache::Nz)),
-        _ => Err(broken(
-            &CACHE_RANK,
-            key.shape,
-            "3, 4 or 5 axes",
-            "shape the cache as [blocks, block size, heads * dim] or [blocks, heads, block size, dim]",
-        )
-        .into()),
+        _ => Err(broken(&CACHE_RANK, key.shape, "3, 4 or 5 axes", CACHE_RANK.fix).into()),
     }
 }
 
@@ -123,7 +128,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         BLOCK_SIZE,
         bs,
         "128, 256, ... 1024",
-        "choose a cache block of a multiple of 128 tokens: 128 to 512 serve prefill and decode",
     );
     require!(
         !f.kv_list
@@ -135,7 +139,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         ALONE,
         "page attention with one of them",
         "none of them",
-        "drop the argument, or the block table",
     );
     require!(
         f.call
@@ -144,7 +147,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         LENGTHS,
         "none",
         "one length a sequence",
-        "pass the number of cached tokens of each sequence",
     );
     let blocks = |len: i64| len.max(0).div_euclid(bs) + i64::from(len.max(0) % bs != 0);
     let needed = (0..f.batch()).map(|b| blocks(f.kv_len(b)));
@@ -155,7 +157,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         TABLE,
         table,
         format_args!("INT32 [{}, {longest} or more]", f.batch),
-        "one row of block ids for each sequence, as many as its length needs",
     );
     let total = needed.fold(0i64, i64::saturating_add);
     require!(
@@ -163,7 +164,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         BLOCKS,
         format_args!("{} blocks", f.k.batch),
         format_args!("{total} or more"),
-        "pass the whole cache",
     );
     require!(
         cache != Cache::Nz || f.packed(),
@@ -178,7 +178,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         CACHE_LAYOUT,
         format_args!("{} with {}", cache, f.layout),
         "BnBsH",
-        "use a BnBsH cache with BSH and BSND, or BNSD queries",
     );
     Ok(())
 }
@@ -199,17 +198,10 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
             "{cache} with block size {bs}, {} heads of {}",
             f.kv_heads, f.q.dim
         ),
-        "shape both caches by blockSize, numKeyValueHeads and the query's head dimension",
     );
     if cache == Cache::BnBsH {
         let hidden = f.kv_heads.saturating_mul(f.q.dim);
-        require!(
-            hidden <= 65_535,
-            HIDDEN,
-            hidden,
-            "65535 or less",
-            "use a BnNBsD cache with BNSD or TND queries",
-        );
+        require!(hidden <= 65_535, HIDDEN, hidden, "65535 or less",);
     }
     Ok(())
 }
@@ -226,21 +218,18 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
         BLOCK_SIZE_DECODE,
         bs,
         format_args!("multiples of {step} up to 512"),
-        "choose a cache block of a multiple of 128 tokens up to 512: they serve prefill and decode",
     );
     require!(
         !table.is_empty() && table.elements().is_some(),
         TABLE_EMPTY,
         table.shape,
         "[B, M]",
-        "pass one row of block ids for each sequence",
     );
     require!(
         f.call.actual_seq_lengths_kv.is_some(),
         LENGTHS,
         "none",
         "one length a sequence",
-        "pass the number of cached tokens of each sequence",
     );
     let heads_first = matches!(
         f.layout,
@@ -272,7 +261,6 @@ fn decode_shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
             "{cache} with block size {bs}, {} heads of {}",
             f.kv_heads, f.q.dim
         ),
-        "shape the cache by blockSize, numKeyValueHeads and the query's head dimension",
     );
     Ok(())
 }

@@ -6,15 +6,20 @@ use crate::{DType, Refusal};
 
 rules! {
     PAIR = "shared_prefix.pair", TILING_ERROR, V2, "check E5.3",
-        "keySharedPrefix and valueSharedPrefix are given together";
+        "keySharedPrefix and valueSharedPrefix are given together",
+        "pass the prefix of key and value";
     SHAPE = "shared_prefix.shape", TILING_ERROR, V2, "check E5.3",
-        "both prefixes have batch 1, at least one row, and the heads and head dimension of key and value";
+        "both prefixes have batch 1, at least one row, and the heads and head dimension of key and value",
+        "shape the prefixes as the keys, with batch 1";
     DTYPE = "shared_prefix.dtype", TILING_ERROR, V2, "checks E5.3, J21",
-        "the prefixes have the key's dtype in the decode path";
+        "the prefixes have the key's dtype in the decode path",
+        "convert the prefixes to the key's dtype";
     LENGTH = "shared_prefix.length", TILING_ERROR, V2, "checks E5.4, F4",
-        "actualSharedPrefixLen has one entry from 0 to the rows of the prefix";
+        "actualSharedPrefixLen has one entry from 0 to the rows of the prefix",
+        "pass the number of valid prefix rows";
     ALONE = "shared_prefix.alone", TILING_ERROR, V2, "check E5.5",
-        "a shared prefix goes with no paging, left padding, packed layout, rotary parts, INT8 query, or in the prefill path tensor list";
+        "a shared prefix goes with no paging, left padding, packed layout, rotary parts, INT8 query, or in the prefill path tensor list",
+        "copy the prefix into each sequence's keys";
 }
 
 /// Length of the prefix that is used, with its tensors checked.
@@ -26,7 +31,6 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
             PAIR,
             "one of them",
             "both or neither",
-            "pass the prefix of key and value",
         );
         return Ok(());
     };
@@ -40,7 +44,6 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         ALONE,
         "a shared prefix with one of them",
         "none of them",
-        "copy the prefix into each sequence's keys",
     );
     let extents = |desc| super::lists::extents(f.layout, desc, f.kv_heads);
     let fits = match (extents(key), extents(value)) {
@@ -58,14 +61,12 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         SHAPE,
         format_args!("key prefix {}, value prefix {}", key.shape, value.shape),
         format_args!("batch 1, {} heads of {}, equal rows", f.k.heads, f.k.dim),
-        "shape the prefixes as the keys, with batch 1",
     );
     require!(
         f.prefill() || (key.dtype == f.key.dtype && key.dtype == value.dtype),
         DTYPE,
         format_args!("{} and {}", key.dtype, value.dtype),
         f.key.dtype,
-        "convert the prefixes to the key's dtype",
     );
     if let Some(lengths) = call.actual_shared_prefix_len
         && !lengths.is_empty()
@@ -75,7 +76,6 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
             LENGTH,
             format_args!("{lengths:?}"),
             format_args!("one entry from 0 to {}", f.prefix),
-            "pass the number of valid prefix rows",
         );
     }
     Ok(())

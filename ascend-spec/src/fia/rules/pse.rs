@@ -6,9 +6,11 @@ use crate::{DType, Refusal};
 
 rules! {
     SHAPE = "pse_shift.shape", TILING_ERROR, V1, "checks E5.1, F13",
-        "pseShift is [1 or B, N, rows, keys] and covers every query row and key, a shared prefix included";
+        "pseShift is [1 or B, N, rows, keys] and covers every query row and key, a shared prefix included",
+        "expand the position bias to every head, query row and key";
     DTYPE = "pse_shift.dtype", TILING_ERROR, V1, "check E5.2",
-        "pseShift has the query's dtype, FLOAT16 for an INT8 query";
+        "pseShift has the query's dtype, FLOAT16 for an INT8 query",
+        "convert the position bias";
 }
 
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
@@ -25,13 +27,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     } else {
         f.query.dtype
     };
-    require!(
-        pse.dtype == dtype,
-        DTYPE,
-        pse.dtype,
-        dtype,
-        "convert the position bias",
-    );
+    require!(pse.dtype == dtype, DTYPE, pse.dtype, dtype,);
     let (rows, keys) = match (f.prefill(), f.paged()) {
         (true, true) => (f.q.rows, super::mask::width(f)),
         // A shared prefix is not counted here, though the operator reads its bias too.
@@ -56,7 +52,6 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
             "[1 or {}, {}, {rows}, {keys}], the last two at least",
             f.batch, f.call.num_heads
         ),
-        "expand the position bias to every head, query row and key",
     );
     Ok(())
 }

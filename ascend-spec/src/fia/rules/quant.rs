@@ -6,31 +6,44 @@ use crate::{DType, Refusal, SparseMode, TensorDesc};
 
 rules! {
     INT8_IN = "quant.int8_query", TILING_ERROR, V1, "check D5",
-        "an INT8 query has deqScale1, quantScale1 and deqScale2";
+        "an INT8 query has deqScale1, quantScale1 and deqScale2",
+        "pass the scales of Q K^T, of the probabilities and of P V";
     INT8_DECODE = "quant.int8_query_decode", TILING_ERROR, V1, "check F3",
-        "an INT8 query with one row a sequence is multi-head latent attention";
+        "an INT8 query with one row a sequence is multi-head latent attention",
+        "dequantise the query";
     FP_OUT = "quant.half_output", TILING_ERROR, V1, "check D6",
-        "an INT8 query with a FLOAT16 output has no quantScale2 and no quantOffset2";
+        "an INT8 query with a FLOAT16 output has no quantScale2 and no quantOffset2",
+        "drop quantScale2 and quantOffset2, or make the output INT8";
     FP_IN = "quant.half_query", TILING_ERROR, V1, "checks J18, F8",
-        "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode path";
+        "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode path",
+        "drop deqScale1, quantScale1 and deqScale2: they belong to an INT8 query with several rows";
     OUT_SCALE = "quant_scale2.required", TILING_ERROR, V1, "checks D7, F9",
-        "an INT8 output has quantScale2";
+        "an INT8 output has quantScale2",
+        "pass the scale of the output";
     OUT_UNUSED = "quant_scale2.unused", TILING_ERROR, V1, "check F9",
-        "in the decode path quantScale2 and quantOffset2 go with an INT8 output only";
+        "in the decode path quantScale2 and quantOffset2 go with an INT8 output only",
+        "drop quantScale2 and quantOffset2, or make the output INT8";
     OUT_DTYPE = "quant_scale2.dtype", TILING_ERROR, V1, "checks D7, J18, F9",
-        "quantScale2 is FLOAT, or BF16 with a BF16 query";
+        "quantScale2 is FLOAT, or BF16 with a BF16 query",
+        "convert quantScale2";
     OUT_SIZE = "quant_scale2.size", TILING_ERROR, V1, "check D8",
-        "quantScale2 has one element, or one for each head and dimension";
+        "quantScale2 has one element, or one for each head and dimension",
+        "pass one scale, or one for each head and dimension";
     OFFSET = "quant_offset2.like_scale", TILING_ERROR, V1, "checks D7, F9",
-        "quantOffset2 has the dtype and size of quantScale2";
+        "quantOffset2 has the dtype and size of quantScale2",
+        "shape the offset as the scale";
     CHANNEL = "quant_scale2.channel", TILING_ERROR, V1, "check D9",
-        "a quantScale2 for each channel goes with no left padding, no softmaxLse, and no band with a negative token";
+        "a quantScale2 for each channel goes with no left padding, no softmaxLse, and no band with a negative token",
+        "use one scale for the whole output";
     BAND = "quant.output_band", TILING_ERROR, V1, "check E4.8",
-        "an INT8 output with sparse mode 4 has no negative token";
+        "an INT8 output with sparse mode 4 has no negative token",
+        "use a band around the diagonal";
     ROWS = "quant_offset2.rows", TILING_ERROR, V1, "check E4.9",
-        "quantOffset2 goes with calls in which every query row sees a key";
+        "quantOffset2 goes with calls in which every query row sees a key",
+        "drop the offset, or the rows";
     INT4_OUT = "quant.int4_output", TILING_ERROR, V1, "check F9",
-        "INT4 keys go with no INT8 output";
+        "INT4 keys go with no INT8 output",
+        "quantise the output in a step of its own";
 }
 
 fn given(tensor: &Option<TensorDesc>) -> bool {
@@ -55,14 +68,12 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             INT8_IN,
             "not all of them",
             "three tensors",
-            "pass the scales of Q K^T, of the probabilities and of P V",
         );
         require!(
             int8_out || !(given(&call.quant_scale2) || given(&call.quant_offset2)),
             FP_OUT,
             "one of them",
             "neither",
-            "drop them, or make the output INT8",
         );
     } else {
         require!(
@@ -70,7 +81,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             FP_IN,
             "one of them",
             "none of them",
-            "drop them: they belong to an INT8 query",
         );
     }
     if !int8_out {
@@ -85,7 +95,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         CHANNEL,
         "one of them",
         "none of them",
-        "use one scale for the whole output",
     );
     require!(
         !negative,
@@ -95,7 +104,6 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             call.pre_tokens, call.next_tokens
         ),
         "0 or more",
-        "use a band around the diagonal",
     );
     Ok(())
 }
@@ -126,7 +134,6 @@ pub(in crate::fia) fn rows(
             ROWS,
             format_args!("sequence {b}: {q} rows, {kv} keys"),
             "no row without a key",
-            "drop the offset, or the rows",
         );
     }
     Ok(())
@@ -139,7 +146,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
             &OUT_SCALE,
             "none",
             "a FLOAT or BF16 tensor",
-            "pass the scale of the output",
+            OUT_SCALE.fix,
         )
         .into());
     };
@@ -154,7 +161,6 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
         OUT_DTYPE,
         format_args!("{} with a {} query", scale.dtype, f.query.dtype),
         "FLOAT, or BF16 with a BF16 query",
-        "convert quantScale2",
     );
     let size = count(&call.quant_scale2);
     let channels = u64::try_from(call.num_heads.saturating_mul(f.v.dim)).unwrap_or(0);
@@ -163,7 +169,6 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
         OUT_SIZE,
         size,
         format_args!("1 or {channels}"),
-        "pass one scale, or one for each head and dimension",
     );
     if let Some(offset) = call
         .quant_offset2
@@ -181,7 +186,6 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
             OFFSET,
             offset,
             scale,
-            "shape the offset as the scale",
         );
     }
     Ok(())
@@ -194,14 +198,12 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
         INT8_DECODE,
         "INT8 without queryRope",
         "FLOAT16 or BF16",
-        "dequantise the query",
     );
     require!(
         !dequantised(f).into_iter().any(given),
         FP_IN,
         "one of them",
         "none of them",
-        "drop them: they belong to an INT8 query with several rows",
     );
     if f.out.dtype != DType::Int8 {
         require!(
@@ -209,7 +211,6 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
             OUT_UNUSED,
             "one of them",
             "neither",
-            "drop them, or make the output INT8",
         );
         return Ok(());
     }
@@ -218,7 +219,6 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
         INT4_OUT,
         "INT8 output",
         "the query's dtype",
-        "quantise the output in a step of its own",
     );
     output(f, false)
 }

@@ -6,13 +6,17 @@ use crate::{DType, Refusal};
 
 rules! {
     LAYOUT = "learnable_sink.layout", TILING_ERROR, V4, "check B15",
-        "a learnable sink goes with TND and NTD_TND";
+        "a learnable sink goes with TND and NTD_TND",
+        "pack the sequences";
     DIM = "learnable_sink.head_dim", TILING_ERROR, V4, "checks B15, J5",
-        "a learnable sink goes with head dimensions of 64 or 128 for query and value";
+        "a learnable sink goes with head dimensions of 64 or 128 for query and value",
+        "pad the head dimension with zeros";
     SHAPE = "learnable_sink.shape", TILING_ERROR, V4, "check J5",
-        "learnableSink has one entry for each query head";
+        "learnableSink has one entry for each query head",
+        "pass one logit for each query head";
     DTYPE = "learnable_sink.dtype", PARAM_INVALID, V4, "check J5",
-        "learnableSink is BF16";
+        "learnableSink is BF16",
+        "convert the sink to BF16";
 }
 
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
@@ -24,28 +28,19 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         LAYOUT,
         f.layout,
         "TND, NTD_TND",
-        "pack the sequences",
     );
     require!(
         matches!(f.q.dim, 64 | 128) && matches!(f.v.dim, 64 | 128),
         DIM,
         format_args!("{} and {}", f.q.dim, f.v.dim),
         "64 or 128",
-        "pad the head dimension with zeros",
     );
     require!(
         *sink.shape == [f.call.num_heads],
         SHAPE,
         sink.shape,
         format_args!("[{}]", f.call.num_heads),
-        "pass one logit for each query head",
     );
-    require!(
-        sink.dtype == DType::Bf16,
-        DTYPE,
-        sink.dtype,
-        DType::Bf16,
-        "convert the sink to BF16",
-    );
+    require!(sink.dtype == DType::Bf16, DTYPE, sink.dtype, DType::Bf16,);
     Ok(())
 }

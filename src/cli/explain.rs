@@ -1,0 +1,89 @@
+//! `ascend-attn check --explain`: one rule in full.
+
+use std::process::ExitCode;
+
+use ascend_attention::spec::Level;
+use ascend_attention::spec::fia::rules;
+
+use super::Stop;
+use super::output::Output;
+
+/// Names that are suggested for one that is not known.
+const SUGGESTIONS: usize = 4;
+
+/// How alike (of 1) two names must be for one to be meant by the other.
+const ALIKE: f64 = 0.8;
+
+/// Prints what a rule or lint asks for, what follows if it is broken, where it comes from and what mends a call.
+pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
+    let Some(rule) = rules::all().find(|rule| rule.id == id) else {
+        return Err(Stop::Trouble(unknown(id)));
+    };
+    let consequence = match rule.level {
+        Level::Rule => format!("the operator refuses the call with status {}", rule.status),
+        Level::Lint => {
+            "the operator takes the call all the same; the safe layer stops it unless allowed"
+                .to_owned()
+        }
+    };
+    output.line(format_args!("{id}"))?;
+    output.line(format_args!("  must hold: {}", rule.holds))?;
+    output.line(format_args!("  otherwise: {consequence}"))?;
+    output.line(format_args!("  fix:       {}", rule.fix))?;
+    output.line(format_args!("  since:     {}", rule.since.symbol()))?;
+    output.line(format_args!("  source:    {}", rule.source))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is said of a name that no rule has.
+fn unknown(id: &str) -> String {
+    let near = near(id);
+    if near.is_empty() {
+        return format!("{id}: no rule or lint of this name; docs/rules.md lists them");
+    }
+    format!(
+        "{id}: no rule or lint of this name; near it: {}",
+        near.join(", ")
+    )
+}
+
+/// The names most like `id`: those that hold it, then those spelt nearly so.
+fn near(id: &str) -> Vec<&'static str> {
+    let id = id.to_lowercase();
+    let likeness = |name: &str| {
+        if !id.is_empty() && name.contains(&id) {
+            1.0
+        } else {
+            strsim::jaro_winkler(&id, name)
+        }
+    };
+    let mut near: Vec<_> = rules::all()
+        .map(|rule| (likeness(rule.id), rule.id))
+        .filter(|&(likeness, _)| likeness >= ALIKE)
+        .collect();
+    near.sort_by(|one, other| other.0.total_cmp(&one.0));
+    near.into_iter()
+        .take(SUGGESTIONS)
+        .map(|(_, name)| name)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::near;
+
+    #[test]
+    fn misspelt_and_partial_names_are_recognised() {
+        assert_eq!(
+            near("atten_mask.requird").first(),
+            Some(&"atten_mask.required")
+        );
+        assert_eq!(
+            near("Block_Table.Shape").first(),
+            Some(&"block_table.shape")
+        );
+        assert!(near("strided").contains(&"tensor.strided"));
+        assert!(near("").is_empty());
+        assert!(near("qqqqqqqq").is_empty());
+    }
+}
