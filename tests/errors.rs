@@ -186,7 +186,7 @@ fn a_launch_must_be_as_planned() {
         matches!(
             outcome,
             Err(Error::NotAsPlanned {
-                argument: "tensors",
+                argument: "softmax_lse",
                 ..
             })
         ),

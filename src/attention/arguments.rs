@@ -1,24 +1,24 @@
 //! Every argument of the operator, by name.
 
-use ascend_spec::fia::FiaCall;
+use ascend_spec::fia::{FiaCall, Operand, Parameter};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::runtime::{Device, Stream};
 use crate::tensor::AnyTensor;
 
 use super::call::OwnedCall;
-use super::parameter::{Parameter, Slot};
-use super::plan::{Bindings, Plan};
+use super::inputs::Features;
+use super::plan::{Bindings, Plan, imply_outputs};
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
 /// name, right or wrong. For tools that replay calls; programs use [`FusedInferAttention`](super::FusedInferAttention).
 #[derive(Clone, Debug)]
 pub struct Arguments {
-    pub(super) call: OwnedCall,
-    pub(super) tensors: Vec<(Parameter, AnyTensor)>,
-    pub(super) key: Vec<AnyTensor>,
-    pub(super) value: Vec<AnyTensor>,
-    pub(super) allowed: Vec<String>,
+    call: OwnedCall,
+    tensors: Vec<(Parameter, AnyTensor)>,
+    key: Vec<AnyTensor>,
+    value: Vec<AnyTensor>,
+    allowed: Vec<String>,
 }
 
 impl Arguments {
@@ -76,7 +76,9 @@ impl Arguments {
     /// As for [`FusedInferAttention::plan`](super::FusedInferAttention::plan).
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     pub fn plan(&self, device: &Device) -> Result<Plan> {
-        Plan::new(device.context(), self, |_| false)
+        let mut call = self.call.borrow();
+        imply_outputs(&mut call);
+        Plan::new(device.context(), &call, &self.allowed, None, self)
     }
 
     /// Launches a plan with these tensors, all of which replace those that the plan was made with. The outputs have to
@@ -105,16 +107,27 @@ impl Arguments {
 }
 
 impl Bindings for Arguments {
-    fn each(&self, visit: &mut dyn FnMut(Slot, &AnyTensor) -> Result<(), Error>) -> Result<()> {
-        for (parameter, tensor) in &self.tensors {
-            visit(Slot::One(*parameter), tensor)?;
+    fn each<'b>(
+        &'b self,
+        mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        for outputs in [true, false] {
+            for (parameter, tensor) in &self.tensors {
+                if parameter.is_output() == outputs {
+                    visit((*parameter).into(), tensor)?;
+                }
+            }
         }
         for (index, tensor) in self.key.iter().enumerate() {
-            visit(Slot::Key(index), tensor)?;
+            visit(Operand::Key(index), tensor)?;
         }
         for (index, tensor) in self.value.iter().enumerate() {
-            visit(Slot::Value(index), tensor)?;
+            visit(Operand::Value(index), tensor)?;
         }
         Ok(())
+    }
+
+    fn features(&self) -> Option<Features> {
+        None
     }
 }

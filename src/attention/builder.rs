@@ -1,17 +1,17 @@
 //! A call, described step by step.
 
-use ascend_spec::Layout;
 use ascend_spec::fia::FiaCall;
+use ascend_spec::{Layout, TensorDesc};
+use smallvec::SmallVec;
 
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::memory::Element;
 use crate::tensor::Tensor;
 
-use super::arguments::Arguments;
-use super::parameter::Parameter;
-use super::plan::Plan;
-use super::tensor_list::TensorList;
+use super::inputs::Inputs;
+use super::plan::{Plan, imply_outputs};
+use super::tensor_list::{List, TensorList};
 
 /// CANN's `innerPrecise`: precision, and what becomes of rows that a mask tensor leaves without keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,85 +37,90 @@ pub enum InnerPrecise {
 #[derive(Clone, Debug)]
 #[must_use = "a description does nothing until planned"]
 pub struct FusedInferAttention {
-    arguments: Arguments,
+    layout: Layout,
+    num_heads: i64,
+    num_key_value_heads: i64,
+    scale: f64,
+    mask: Mask,
+    actual_seq_lengths: Option<Vec<i64>>,
+    actual_seq_lengths_kv: Option<Vec<i64>>,
+    softmax_lse: bool,
+    inner_precise: InnerPrecise,
+    allowed: Vec<String>,
 }
 
 impl FusedInferAttention {
     /// A call with tensors of these axis orders (`inputLayout`).
     pub fn new(layout: Layout) -> Self {
+        let defaults = FiaCall::new(layout.as_str());
         Self {
-            arguments: Arguments::new(&FiaCall::new(layout.as_str())),
+            layout,
+            num_heads: defaults.num_heads,
+            num_key_value_heads: defaults.num_key_value_heads,
+            scale: defaults.scale,
+            mask: Mask::none(),
+            actual_seq_lengths: None,
+            actual_seq_lengths_kv: None,
+            softmax_lse: defaults.softmax_lse_flag,
+            inner_precise: InnerPrecise::default(),
+            allowed: Vec::new(),
         }
     }
 
-    fn with(mut self, change: impl FnOnce(&mut FiaCall<'static>)) -> Self {
-        change(self.arguments.call.plain_mut());
+    /// Number of query heads (`numHeads`). Unset: 1.
+    pub fn heads(mut self, num_heads: i64) -> Self {
+        self.num_heads = num_heads;
         self
     }
 
-    /// Number of query heads (`numHeads`). Unset: 1.
-    pub fn heads(self, num_heads: i64) -> Self {
-        self.with(|call| call.num_heads = num_heads)
-    }
-
     /// Number of key and value heads, a divisor of the query heads (`numKeyValueHeads`). Unset: as many as query heads.
-    pub fn kv_heads(self, num_key_value_heads: i64) -> Self {
-        self.with(|call| call.num_key_value_heads = num_key_value_heads)
+    pub fn kv_heads(mut self, num_key_value_heads: i64) -> Self {
+        self.num_key_value_heads = num_key_value_heads;
+        self
     }
 
     /// Factor of the scores, usually `1 / sqrt(D)` (`scaleValue`). Unset: 1.
-    pub fn scale(self, scale: f64) -> Self {
-        self.with(|call| call.scale = scale)
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = scale;
+        self
     }
 
     /// Which keys a query sees (`sparseMode`, `attenMask`, `preTokens`, `nextTokens`). Unset: all. The tensor of the mask
     /// stays the same for all launches of a plan.
     pub fn mask(mut self, mask: Mask) -> Self {
-        let call = self.arguments.call.plain_mut();
-        call.sparse_mode = mask.sparse_mode().acl();
-        call.pre_tokens = mask.pre_tokens();
-        call.next_tokens = mask.next_tokens();
-        match mask.tensor() {
-            Some(tensor) => {
-                self.arguments.set(Parameter::AttenMask, tensor.clone());
-            }
-            None => {
-                call.atten_mask = None;
-                self.arguments
-                    .tensors
-                    .retain(|(parameter, _)| *parameter != Parameter::AttenMask);
-            }
-        }
+        self.mask = mask;
         self
     }
 
     /// Number of valid query rows of each sequence, or one number for all (`actualSeqLengths`). Unset: all rows. The rows
     /// behind are not computed.
     pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<i64>>) -> Self {
-        self.arguments.call.actual_seq_lengths = Some(lengths.into());
+        self.actual_seq_lengths = Some(lengths.into());
         self
     }
 
     /// Number of valid keys of each sequence, or one number for all (`actualSeqLengthsKv`). Unset: all rows.
     pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<i64>>) -> Self {
-        self.arguments.call.actual_seq_lengths_kv = Some(lengths.into());
+        self.actual_seq_lengths_kv = Some(lengths.into());
         self
     }
 
     /// Whether the log-sum-exp of each row's scores is computed too (`softmaxLseFlag`). Unset: no.
-    pub fn softmax_lse(self, computed: bool) -> Self {
-        self.with(|call| call.softmax_lse_flag = computed)
+    pub fn softmax_lse(mut self, computed: bool) -> Self {
+        self.softmax_lse = computed;
+        self
     }
 
     /// Precision (`innerPrecise`). Unset: [`InnerPrecise::HighPrecision`].
-    pub fn inner_precise(self, inner_precise: InnerPrecise) -> Self {
-        self.with(|call| call.inner_precise = inner_precise as i64)
+    pub fn inner_precise(mut self, inner_precise: InnerPrecise) -> Self {
+        self.inner_precise = inner_precise;
+        self
     }
 
     /// Lets the call through although it breaks a lint, by the lint's id: the operator takes the call and ignores,
     /// misreads or overruns something.
     pub fn allow_lint(mut self, id: &str) -> Self {
-        self.arguments.allow_lint(id);
+        self.allowed.push(id.to_owned());
         self
     }
 
@@ -136,18 +141,51 @@ impl FusedInferAttention {
     pub fn plan<T, K, V>(&self, query: &Tensor<T>, key: &K, value: &V) -> Result<Plan>
     where
         T: Element,
-        K: TensorList<T> + ?Sized,
-        V: TensorList<T> + ?Sized,
+        K: TensorList<Element = T> + ?Sized,
+        V: TensorList<Element = T> + ?Sized,
     {
-        let mut arguments = self.arguments.clone();
-        arguments.set(Parameter::Query, query);
-        for tensor in (0..key.count()).filter_map(|index| key.tensor(index)) {
-            arguments.push_key(tensor);
-        }
-        for tensor in (0..value.count()).filter_map(|index| value.tensor(index)) {
-            arguments.push_value(tensor);
-        }
-        let kept = |parameter| parameter != Parameter::Query;
-        Plan::new(query.memory().context(), &arguments, kept)
+        self.plan_with(&Inputs::new(query, key, value))
+    }
+
+    /// The same for calls that read more than query, key and value, or integers: page attention, rotary parts, a shared
+    /// prefix, quantisation and so on. Each launch then brings [`Inputs`] of the same kinds, shapes and element types.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`FusedInferAttention::plan`].
+    #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
+    pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<Plan> {
+        let descs = |list: List<'_>| -> SmallVec<[TensorDesc; 1]> {
+            list.iter().map(|tensor| *tensor.desc()).collect()
+        };
+        let (key, value) = (descs(inputs.key()), descs(inputs.value()));
+        let features = inputs.features();
+        let mut call = FiaCall {
+            key: &key,
+            value: &value,
+            atten_mask: self.mask.tensor().map(|mask| *mask.desc()),
+            actual_seq_lengths: self.actual_seq_lengths.as_deref(),
+            actual_seq_lengths_kv: self.actual_seq_lengths_kv.as_deref(),
+            num_heads: self.num_heads,
+            num_key_value_heads: self.num_key_value_heads,
+            scale: self.scale,
+            sparse_mode: self.mask.sparse_mode().acl(),
+            pre_tokens: self.mask.pre_tokens(),
+            next_tokens: self.mask.next_tokens(),
+            inner_precise: self.inner_precise as i64,
+            softmax_lse_flag: self.softmax_lse,
+            ..FiaCall::new(self.layout.as_str())
+        };
+        features.describe(&mut call);
+        inputs.visit(|operand, tensor| {
+            if let Some(parameter) = operand.parameter() {
+                *parameter.of_mut(&mut call) = Some(*tensor.desc());
+            }
+            Ok(())
+        })?;
+        imply_outputs(&mut call);
+        let context = inputs.query().memory().context();
+        Plan::new(context, &call, &self.allowed, self.mask.tensor(), inputs)
     }
 }

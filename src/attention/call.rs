@@ -3,16 +3,14 @@
 use ascend_spec::TensorDesc;
 use ascend_spec::fia::FiaCall;
 
-use super::parameter::{Parameter, Slot};
-
 /// What [`FiaCall`] borrows, owned.
 #[derive(Clone, Debug)]
 pub(super) struct OwnedCall {
     /// Attributes and single tensors.
     plain: FiaCall<'static>,
-    pub(super) input_layout: String,
-    pub(super) actual_seq_lengths: Option<Vec<i64>>,
-    pub(super) actual_seq_lengths_kv: Option<Vec<i64>>,
+    input_layout: String,
+    actual_seq_lengths: Option<Vec<i64>>,
+    actual_seq_lengths_kv: Option<Vec<i64>>,
     actual_shared_prefix_len: Option<Vec<i64>>,
     q_start_idx: Option<Vec<i64>>,
     kv_start_idx: Option<Vec<i64>>,
@@ -71,39 +69,5 @@ impl OwnedCall {
     /// Attributes and single tensors, to be changed.
     pub(super) fn plain_mut(&mut self) -> &mut FiaCall<'static> {
         &mut self.plain
-    }
-
-    /// Description of a tensor.
-    pub(super) fn get(&self, slot: Slot) -> Option<&TensorDesc> {
-        match slot {
-            Slot::One(parameter) => parameter.of(&self.plain).as_ref(),
-            Slot::Key(index) => self.key.get(index),
-            Slot::Value(index) => self.value.get(index),
-        }
-    }
-
-    /// Fills in the outputs that the inputs imply, where none is described.
-    pub(super) fn imply_outputs(&mut self) {
-        let (attention_out, softmax_lse) = self.borrow().implied_outputs();
-        let plain = &mut self.plain;
-        plain.attention_out = plain.attention_out.or(attention_out);
-        plain.softmax_lse = plain.softmax_lse.or(softmax_lse);
-    }
-
-    /// The length arrays, in the order of the operator's arguments.
-    pub(super) fn arrays(&self) -> [Option<&[i64]>; 5] {
-        [
-            self.actual_seq_lengths.as_deref(),
-            self.actual_seq_lengths_kv.as_deref(),
-            self.actual_shared_prefix_len.as_deref(),
-            self.q_start_idx.as_deref(),
-            self.kv_start_idx.as_deref(),
-        ]
-    }
-
-    /// Every single tensor that is described.
-    pub(super) fn parameters(&self) -> impl Iterator<Item = Parameter> {
-        let all = Parameter::ALL.iter().copied();
-        all.filter(|parameter| parameter.of(&self.plain).is_some())
     }
 }

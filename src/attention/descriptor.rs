@@ -5,14 +5,13 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use ascend_spec::TensorDesc;
+use ascend_spec::fia::{FiaCall, Operand, Parameter, Place};
 use ascend_sys::bindings::{self as sys, aclIntArray, aclOpExecutor, aclTensor, aclTensorList};
 use ascend_sys::{Api, MissingSymbol};
+use smallvec::SmallVec;
 
 use crate::error::{Error, Result, aclnn, aclnn_error, null_error};
 use crate::runtime::Context;
-
-use super::call::OwnedCall;
-use super::parameter::{KEY_INDEX, Parameter, Slot, VALUE_INDEX};
 
 type DestroyFunction<T> = unsafe extern "C" fn(*const T) -> sys::aclnnStatus;
 
@@ -85,6 +84,14 @@ impl<T: Object> Drop for Owned<T> {
     }
 }
 
+/// A tensor of a call, and its address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub(super) operand: Operand,
+    pub(super) desc: TensorDesc,
+    pub(super) address: *mut c_void,
+}
+
 /// The descriptors of one call.
 pub(super) struct Descriptors {
     tensors: Vec<(Parameter, Owned<aclTensor>)>,
@@ -98,28 +105,37 @@ pub(super) struct Descriptors {
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
-    /// Describes a call whose tensors lie at `address`. The device must be bound.
+    /// Describes a call with these tensors, those of a list in its order. The device must be bound.
     pub(super) fn new(
         context: &Arc<Context>,
-        call: &OwnedCall,
-        address: impl Fn(Slot) -> *mut c_void,
+        call: &FiaCall<'_>,
+        placed: &[Placed],
     ) -> Result<Self> {
-        let mut tensors = Vec::new();
-        for &parameter in Parameter::ALL {
-            let slot = Slot::One(parameter);
-            if let Some(desc) = call.get(slot) {
-                tensors.push((parameter, tensor(context, desc, address(slot))?));
+        let mut tensors = Vec::with_capacity(placed.len());
+        let mut key = SmallVec::new();
+        let mut value = SmallVec::new();
+        for Placed {
+            operand,
+            desc,
+            address,
+        } in placed
+        {
+            let tensor = tensor(context, desc, *address)?;
+            match operand.parameter() {
+                Some(parameter) => tensors.push((parameter, tensor)),
+                None if matches!(operand, Operand::Key(_)) => key.push(tensor),
+                None => value.push(tensor),
             }
         }
-        let list = |descs: &[TensorDesc], slot: fn(usize) -> Slot| {
-            let members = descs.iter().enumerate();
-            let members: Result<Vec<_>> = members
-                .map(|(index, desc)| tensor(context, desc, address(slot(index))))
-                .collect();
-            tensor_list(context, members?)
-        };
+        let given = [
+            call.actual_seq_lengths,
+            call.actual_seq_lengths_kv,
+            call.actual_shared_prefix_len,
+            call.q_start_idx,
+            call.kv_start_idx,
+        ];
         let mut arrays = [const { None }; 5];
-        for (place, array) in arrays.iter_mut().zip(call.arrays()) {
+        for (place, array) in arrays.iter_mut().zip(given) {
             // To the operator an empty array is none.
             if let Some(array) = array.filter(|array| !array.is_empty()) {
                 *place = Some(int_array(context, array)?);
@@ -127,11 +143,11 @@ impl Descriptors {
         }
         Ok(Self {
             tensors,
-            key: list(&call.key, Slot::Key)?,
-            value: list(&call.value, Slot::Value)?,
+            key: tensor_list(context, key)?,
+            value: tensor_list(context, value)?,
             arrays,
-            input_layout: CString::new(call.input_layout.as_str())
-                .map_err(|_| Error::invalid("input_layout", &call.input_layout, "no NUL"))?,
+            input_layout: CString::new(call.input_layout)
+                .map_err(|_| Error::invalid("input_layout", call.input_layout, "no NUL"))?,
         })
     }
 
@@ -191,10 +207,10 @@ fn tensor(context: &Arc<Context>, desc: &TensorDesc, at: *mut c_void) -> Result<
 /// A list, which takes over its members: destroying it destroys them.
 fn tensor_list(
     context: &Arc<Context>,
-    members: Vec<Owned<aclTensor>>,
+    members: SmallVec<[Owned<aclTensor>; 1]>,
 ) -> Result<Owned<aclTensorList>> {
     let api = context.runtime().api();
-    let raw: Vec<*const aclTensor> = members
+    let raw: SmallVec<[*const aclTensor; 1]> = members
         .iter()
         .map(|tensor| tensor.as_ptr().cast_const())
         .collect();
@@ -260,48 +276,38 @@ impl Executor {
     }
 
     /// Gives a tensor another address, for launches from now on. The device must be bound.
-    pub(super) fn set_address(&mut self, slot: Slot, at: *mut c_void) -> Result<()> {
+    pub(super) fn set_address(&mut self, operand: Operand, at: *mut c_void) -> Result<()> {
         let api = self.context.runtime().api();
         let executor = self.as_ptr();
         let descriptors = &self.descriptors;
+        let tensor =
+            |of: Option<Parameter>| of.map_or(ptr::null_mut(), |of| descriptors.tensor(of));
         // SAFETY: the executor is repeatable and alive, the descriptor is the one that it was made of, and the caller has
         // checked that the memory is laid out as planned.
         unsafe {
-            match slot {
-                Slot::One(parameter) if parameter.is_output() => {
-                    let tensor = descriptors.tensor(parameter);
+            match (operand, operand.place()) {
+                (Operand::Key(element), Place::Input(input, _)) => {
+                    let list = descriptors.key();
                     aclnn!(
                         api,
-                        aclSetOutputTensorAddr(executor, parameter.index(), tensor, at)
+                        aclSetDynamicInputTensorAddr(executor, input, element, list, at)
                     )
                 }
-                Slot::One(parameter) => {
-                    let tensor = descriptors.tensor(parameter);
+                (Operand::Value(element), Place::Input(input, _)) => {
+                    let list = descriptors.value();
                     aclnn!(
                         api,
-                        aclSetInputTensorAddr(executor, parameter.index(), tensor, at)
+                        aclSetDynamicInputTensorAddr(executor, input, element, list, at)
                     )
                 }
-                Slot::Key(element) => aclnn!(
-                    api,
-                    aclSetDynamicInputTensorAddr(
-                        executor,
-                        KEY_INDEX,
-                        element,
-                        descriptors.key(),
-                        at
-                    )
-                ),
-                Slot::Value(element) => aclnn!(
-                    api,
-                    aclSetDynamicInputTensorAddr(
-                        executor,
-                        VALUE_INDEX,
-                        element,
-                        descriptors.value(),
-                        at
-                    )
-                ),
+                (one, Place::Input(input, _)) => {
+                    let tensor = tensor(one.parameter());
+                    aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))
+                }
+                (one, Place::Output(output)) => {
+                    let tensor = tensor(one.parameter());
+                    aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))
+                }
             }
         }
     }

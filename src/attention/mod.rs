@@ -1,19 +1,29 @@
 //! FusedInferAttentionScore: describe a call, plan it once, launch it per layer.
 //!
-//! [`FusedInferAttention`] is the way for most programs. [`Arguments`] takes every argument of the operator by name, for
-//! tools that replay calls.
+//! [`FusedInferAttention`] is the way for most programs. What a call reads beyond query, key and value (a paged cache's
+//! [`BlockTable`], rotary parts, a [`SharedPrefix`], scales of a [`Quantisation`], ...) is given together with them, as
+//! [`Inputs`]. [`Arguments`] takes every argument of the operator by name, for tools that replay calls.
 
 mod arguments;
+mod block_table;
 mod builder;
 mod call;
 mod descriptor;
+mod inputs;
 mod operator;
-mod parameter;
 mod plan;
+mod pse_shift;
+mod quantisation;
+mod shared_prefix;
 mod tensor_list;
 
 pub use arguments::Arguments;
+pub use ascend_spec::fia::{AntiquantMode, Cache, Parameter};
+pub use block_table::BlockTable;
 pub use builder::{FusedInferAttention, InnerPrecise};
-pub use parameter::Parameter;
+pub use inputs::Inputs;
 pub use plan::{Output, Plan};
-pub use tensor_list::TensorList;
+pub use pse_shift::{Distance, PseShift};
+pub use quantisation::{Affine, Antiquantisation, Quantisation};
+pub use shared_prefix::SharedPrefix;
+pub use tensor_list::{Erased, TensorList};

@@ -3,16 +3,14 @@
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::Soc;
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::fia::{FiaCall, Parameter, Version};
+use ascend_spec::{Refusal, Soc};
 use ascend_sys::{Api, Library, bindings as sys};
 
 use crate::error::{Error, Result, aclnn};
 use crate::runtime::Context;
 
-use super::call::OwnedCall;
 use super::descriptor::{Descriptors, Executor};
-use super::parameter::Parameter;
 
 /// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
 /// product and can express the call.
@@ -24,7 +22,10 @@ pub(super) fn choose(api: &Api, soc: Soc, call: &FiaCall<'_>, allowed: &[&str]) 
     };
     // Where no version runs on the product, the contract says so.
     let first = candidates().next().unwrap_or(oldest);
-    call.check(first, soc)?.lint(allowed)?;
+    let checked = call.check(first, soc);
+    if let Err(Refusal::Violation(violation)) = checked {
+        return Err(violation.into());
+    }
     let Some(version) = candidates().find(|&version| is_present(api, version)) else {
         return Err(Error::OperatorVersion {
             needed: first.symbol(),
@@ -33,7 +34,9 @@ pub(super) fn choose(api: &Api, soc: Soc, call: &FiaCall<'_>, allowed: &[&str]) 
             since: first.since_cann(),
         });
     };
-    if version != first {
+    if version == first {
+        checked?.lint(allowed)?;
+    } else {
         call.check(version, soc)?.lint(allowed)?;
     }
     Ok(version)
@@ -84,14 +87,12 @@ fn is_present(api: &Api, version: Version) -> bool {
 pub(super) fn prepare(
     context: &Arc<Context>,
     version: Version,
-    call: &OwnedCall,
+    call: &FiaCall<'_>,
     descriptors: Descriptors,
 ) -> Result<(Executor, u64)> {
     use Parameter as P;
 
     let api = context.runtime().api();
-    let owned = call;
-    let call = owned.borrow();
     let t = |parameter| descriptors.tensor(parameter).cast_const();
     let [lengths, lengths_kv, prefix_len, q_start, kv_start] = descriptors.arrays();
     let mut workspace_bytes = 0;

@@ -1,24 +1,22 @@
 //! A call that was checked and prepared, to be launched with any tensors of its shapes.
 
-use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
-use ascend_spec::fia::Version;
-use ascend_spec::{DType, TensorDesc};
+use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::{Layout, TensorDesc};
+use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::runtime::{Context, Stream, lock};
 use crate::tensor::{AnyTensor, Tensor};
 
-use super::arguments::Arguments;
-use super::call::OwnedCall;
-use super::descriptor::{Descriptors, Executor};
+use super::descriptor::{Descriptors, Executor, Placed};
+use super::inputs::{Features, Inputs, Launch};
 use super::operator;
-use super::parameter::{Parameter, Slot};
 use super::tensor_list::TensorList;
 
 /// What a launch computes.
@@ -41,93 +39,131 @@ pub struct Output<T: Element> {
 pub struct Plan {
     context: Arc<Context>,
     version: Version,
-    call: OwnedCall,
-    /// Tensors that stay the same for all launches, such as the mask.
-    kept: Vec<(Parameter, AnyTensor)>,
-    /// Number of tensors that each launch is given.
-    given: usize,
+    layout: Option<Layout>,
+    /// What each launch brings, outputs first.
+    planned: Vec<Planned>,
+    features: Features,
+    /// The mask, which stays the same for all launches.
+    mask: Option<AnyTensor>,
     workspace_bytes: usize,
     prepared: Mutex<Prepared>,
 }
 
-/// The executor, and the addresses that it has now.
-struct Prepared {
-    executor: Executor,
-    tensors: Vec<(Parameter, usize)>,
-    key: Vec<usize>,
-    value: Vec<usize>,
+/// A tensor that each launch brings.
+struct Planned {
+    operand: Operand,
+    desc: TensorDesc,
+    /// From its address on.
+    bytes: usize,
 }
 
-/// The tensors of one launch.
+/// The executor, and the addresses that it has now, in the order of [`Plan::planned`].
+struct Prepared {
+    executor: Executor,
+    addresses: Vec<usize>,
+}
+
+/// The tensors of a call or a launch.
 pub(super) trait Bindings {
-    /// Calls `visit` with each, until it fails.
-    fn each(&self, visit: &mut dyn FnMut(Slot, &AnyTensor) -> Result<()>) -> Result<()>;
+    /// Calls `visit` with each, outputs first, until it fails.
+    fn each<'b>(&'b self, visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>) -> Result<()>;
+
+    /// The attributes that came with them; none where all attributes are the plan's.
+    fn features(&self) -> Option<Features>;
+}
+
+/// Bytes from a tensor's address to the end of its last element.
+fn reach(desc: &TensorDesc) -> usize {
+    let bytes = desc.byte_range().unwrap_or(0..0);
+    usize::try_from(bytes.end).unwrap_or(usize::MAX)
+}
+
+/// Describes the outputs that the inputs imply, where none is described.
+pub(super) fn imply_outputs(call: &mut FiaCall<'_>) {
+    let (attention_out, softmax_lse) = call.implied_outputs();
+    call.attention_out = call.attention_out.or(attention_out);
+    call.softmax_lse = call.softmax_lse.or(softmax_lse);
 }
 
 impl Plan {
-    /// Checks and prepares a call. `kept` says which of its tensors stay the same for all launches.
+    /// Checks and prepares a call with these tensors, and a mask that stays the same for all launches. The call
+    /// describes all of them, and the outputs.
     pub(super) fn new(
         context: &Arc<Context>,
-        arguments: &Arguments,
-        kept: impl Fn(Parameter) -> bool,
+        call: &FiaCall<'_>,
+        allowed: &[String],
+        mask: Option<&AnyTensor>,
+        bindings: &impl Bindings,
     ) -> Result<Self> {
-        arguments.each(&mut |slot, tensor| tensor.on(slot.name(), context))?;
-        let mut call = arguments.call.clone();
-        call.imply_outputs();
-        let allowed: Vec<&str> = arguments.allowed.iter().map(String::as_str).collect();
-        let soc = context.soc()?;
-        let version = operator::choose(context.runtime().api(), soc, &call.borrow(), &allowed)?;
+        bindings.each(|operand, tensor| tensor.on(operand.name(), context))?;
+        if let Some(mask) = mask {
+            mask.on(Parameter::AttenMask.name(), context)?;
+        }
+        let allowed: SmallVec<[&str; 4]> = allowed.iter().map(String::as_str).collect();
+        let version = operator::choose(context.runtime().api(), context.soc()?, call, &allowed)?;
+
+        let mut placed: SmallVec<[Placed; 8]> = SmallVec::new();
+        bindings.each(|operand, tensor| {
+            placed.push(Placed {
+                operand,
+                desc: *tensor.desc(),
+                address: tensor.as_raw(),
+            });
+            Ok(())
+        })?;
+        // Outputs have no memory yet: the query's address stands for theirs until a launch replaces it.
+        let mut query = placed
+            .iter()
+            .filter(|tensor| tensor.operand == Operand::Query);
+        let stand_in = query.next().map_or(ptr::null_mut(), |query| query.address);
+        for output in [Parameter::SoftmaxLse, Parameter::AttentionOut] {
+            let operand = Operand::from(output);
+            let given = placed.iter().any(|tensor| tensor.operand == operand);
+            if let (Some(desc), false) = (output.of(call), given) {
+                let address = if desc.is_empty() {
+                    ptr::null_mut()
+                } else {
+                    stand_in
+                };
+                placed.insert(
+                    0,
+                    Placed {
+                        operand,
+                        desc: *desc,
+                        address,
+                    },
+                );
+            }
+        }
+        let planned = placed.iter().map(|tensor| Planned {
+            operand: tensor.operand,
+            desc: tensor.desc,
+            bytes: reach(&tensor.desc),
+        });
+        let planned: Vec<_> = planned.collect();
+        let addresses = placed.iter().map(|tensor| tensor.address.addr()).collect();
+        placed.extend(mask.map(|mask| Placed {
+            operand: Operand::AttenMask,
+            desc: *mask.desc(),
+            address: mask.as_raw(),
+        }));
 
         context.bind()?;
-        // Outputs have no memory yet: the query's address stands for theirs until a launch replaces it.
-        let stand_in = arguments
-            .get(Parameter::Query)
-            .map_or(ptr::null_mut(), |query| query.as_raw());
-        let address = |slot: Slot| -> *mut c_void {
-            let tensor = match slot {
-                Slot::One(parameter) => arguments.get(parameter),
-                Slot::Key(index) => arguments.key.get(index),
-                Slot::Value(index) => arguments.value.get(index),
-            };
-            match (tensor, call.get(slot)) {
-                (Some(tensor), _) => tensor.as_raw(),
-                (None, Some(desc)) if desc.is_empty() => ptr::null_mut(),
-                (None, _) => stand_in,
-            }
-        };
-        let descriptors = Descriptors::new(context, &call, address)?;
-        let (executor, bytes) = operator::prepare(context, version, &call, descriptors)?;
-        let workspace_bytes = usize::try_from(bytes)
-            .map_err(|_| Error::invalid("workspace", bytes, "bytes that can be addressed"))?;
-        let kept: Vec<_> = arguments
-            .tensors
-            .iter()
-            .filter(|(parameter, _)| kept(*parameter))
-            .cloned()
-            .collect();
-        let at = |slot| address(slot).addr();
-        let prepared = Prepared {
-            executor,
-            tensors: call
-                .parameters()
-                .map(|parameter| (parameter, at(Slot::One(parameter))))
-                .collect(),
-            key: (0..call.key.len())
-                .map(|index| at(Slot::Key(index)))
-                .collect(),
-            value: (0..call.value.len())
-                .map(|index| at(Slot::Value(index)))
-                .collect(),
-        };
-        let tensors = prepared.tensors.len() + prepared.key.len() + prepared.value.len();
+        let descriptors = Descriptors::new(context, call, &placed)?;
+        let (executor, bytes) = operator::prepare(context, version, call, descriptors)?;
         Ok(Self {
             context: Arc::clone(context),
             version,
-            given: tensors.saturating_sub(kept.len()),
-            call,
-            kept,
-            workspace_bytes,
-            prepared: Mutex::new(prepared),
+            layout: Layout::parse(call.input_layout),
+            planned,
+            features: bindings.features().unwrap_or_default(),
+            mask: mask.cloned(),
+            workspace_bytes: usize::try_from(bytes)
+                .map_err(|_| Error::invalid("workspace", bytes, "bytes that can be addressed"))?,
+            prepared: Mutex::new(Prepared {
+                executor,
+                addresses,
+            }),
         })
     }
 
@@ -135,8 +171,13 @@ impl Plan {
         &self.context
     }
 
-    pub(super) fn desc(&self, parameter: Parameter) -> Option<TensorDesc> {
-        self.call.get(Slot::One(parameter)).copied()
+    pub(super) fn desc(&self, output: Parameter) -> Option<TensorDesc> {
+        let operand = Operand::from(output);
+        let planned = self
+            .planned
+            .iter()
+            .find(|planned| planned.operand == operand);
+        planned.map(|planned| planned.desc)
     }
 
     /// Name of the operator's function that launches call.
@@ -188,12 +229,10 @@ impl Plan {
     ) -> Result<Output<T>>
     where
         T: Element,
-        K: TensorList<T> + ?Sized,
-        V: TensorList<T> + ?Sized,
+        K: TensorList<Element = T> + ?Sized,
+        V: TensorList<Element = T> + ?Sized,
     {
-        let mut output = self.output()?;
-        self.launch_into(stream, query, key, value, &mut output)?;
-        Ok(output)
+        self.launch_with(stream, &Inputs::new(query, key, value))
     }
 
     /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream on.
@@ -217,22 +256,56 @@ impl Plan {
     ) -> Result<()>
     where
         T: Element,
-        K: TensorList<T> + ?Sized,
-        V: TensorList<T> + ?Sized,
+        K: TensorList<Element = T> + ?Sized,
+        V: TensorList<Element = T> + ?Sized,
     {
-        self.run(
-            stream,
-            &Typed {
-                query,
-                key,
-                value,
-                output,
-            },
-        )
+        self.launch_with_into(stream, &Inputs::new(query, key, value), output)
+    }
+
+    /// As [`Plan::launch`], for a plan of [`plan_with`](super::FusedInferAttention::plan_with). `T` is the output's
+    /// element type: the query's unless the [`Quantisation`](super::Quantisation) says otherwise.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_into`] and [`Plan::output`].
+    #[doc(alias = "aclnnFusedInferAttentionScore")]
+    pub fn launch_with<T: Element>(
+        &self,
+        stream: &Stream,
+        inputs: &Inputs<'_>,
+    ) -> Result<Output<T>> {
+        let mut output = self.output()?;
+        self.launch_with_into(stream, inputs, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`Plan::launch_into`], for a plan of [`plan_with`](super::FusedInferAttention::plan_with).
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_into`]; [`Error::NotAsPlanned`] also for another block size, quantisation scheme or length
+    /// of the shared prefix.
+    #[doc(alias = "aclnnFusedInferAttentionScore")]
+    #[doc(alias = "aclSetInputTensorAddr")]
+    #[doc(alias = "aclSetDynamicInputTensorAddr")]
+    pub fn launch_with_into<T: Element>(
+        &self,
+        stream: &Stream,
+        inputs: &Inputs<'_>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let launch = Launch {
+            inputs: *inputs,
+            attention_out: &output.attention,
+            softmax_lse: output.softmax_lse.as_deref(),
+        };
+        self.run(stream, &launch)
     }
 
     /// Checks the tensors of a launch and queues it.
-    pub(super) fn run(&self, stream: &Stream, bindings: &dyn Bindings) -> Result<()> {
+    pub(super) fn run(&self, stream: &Stream, bindings: &impl Bindings) -> Result<()> {
         if !stream.context().is(&self.context) {
             return Err(Error::invalid(
                 "stream",
@@ -247,7 +320,12 @@ impl Plan {
             bytes => Some(stream.workspace(bytes)?),
         };
         let mut prepared = lock(&self.prepared);
-        bindings.each(&mut |slot, tensor| prepared.point(slot, tensor.as_raw()))?;
+        let mut at = 0;
+        bindings.each(|operand, tensor| {
+            let index = self.position(at, operand);
+            at += 1;
+            prepared.point(index, operand, tensor)
+        })?;
         let address = workspace
             .as_ref()
             .map_or(ptr::null_mut(), |memory| memory.address());
@@ -268,12 +346,12 @@ impl Plan {
         let number = stream.timeline().advance();
         drop(prepared);
         let mark = |tensor: &AnyTensor| tensor.memory().uses().mark(stream.timeline(), number);
-        let marked = bindings.each(&mut |_, tensor| {
+        let marked = bindings.each(|_, tensor| {
             mark(tensor);
             Ok(())
         });
-        for (_, tensor) in &self.kept {
-            mark(tensor);
+        if let Some(mask) = &self.mask {
+            mark(mask);
         }
         if let Some(workspace) = &workspace {
             workspace.uses().mark(stream.timeline(), number);
@@ -281,87 +359,99 @@ impl Plan {
         outcome.and(marked)
     }
 
+    /// Place of a tensor among the planned ones: mostly the one where it stands in a launch.
+    fn position(&self, at: usize, operand: Operand) -> Option<usize> {
+        match self.planned.get(at) {
+            Some(planned) if planned.operand == operand => Some(at),
+            _ => {
+                let mut planned = self.planned.iter();
+                planned.position(|planned| planned.operand == operand)
+            }
+        }
+    }
+
     /// Refuses tensors that are not as planned, and outputs that share memory with another tensor.
-    fn check(&self, bindings: &dyn Bindings) -> Result<()> {
+    fn check(&self, bindings: &impl Bindings) -> Result<()> {
+        if let Some(features) = bindings.features() {
+            features.are_as_planned(&self.features)?;
+        }
         let mut given = 0usize;
         let mut attention_out = 0..0;
         let mut softmax_lse = 0..0;
-        bindings.each(&mut |slot, tensor| {
-            given += 1;
-            tensor.on(slot.name(), &self.context)?;
-            match slot {
-                Slot::One(Parameter::AttentionOut) => attention_out = tensor.addresses(),
-                Slot::One(Parameter::SoftmaxLse) => softmax_lse = tensor.addresses(),
-                _ => {}
-            }
-            let kept = |parameter| self.kept.iter().any(|(known, _)| *known == parameter);
-            let planned = match slot {
-                Slot::One(parameter) if kept(parameter) => None,
-                _ => self.call.get(slot),
-            };
-            match planned {
-                Some(planned) if planned == tensor.desc() => Ok(()),
-                Some(planned) => Err(not_as_planned(slot, tensor.desc(), planned)),
-                None => Err(not_as_planned(slot, tensor.desc(), "no such tensor")),
-            }
-        })?;
-        if given != self.given {
-            return Err(Error::NotAsPlanned {
-                argument: "tensors",
-                given: format!("{given} of them"),
-                planned: format!("{}, key and value lists counted by element", self.given),
-            });
-        }
-        let overlap = |slot: Slot, tensor: &AnyTensor| {
-            let at = tensor.addresses();
+        let overlap = |operand: Operand, at: Range<usize>, outputs: [&Range<usize>; 2]| {
             let apart = |out: &Range<usize>| {
                 out.is_empty() || at.is_empty() || out.end <= at.start || at.end <= out.start
             };
-            let shared = match slot {
-                Slot::One(Parameter::AttentionOut) => !apart(&softmax_lse),
-                Slot::One(Parameter::SoftmaxLse) => !apart(&attention_out),
-                _ => !apart(&attention_out) || !apart(&softmax_lse),
-            };
-            if !shared {
-                return Ok(());
+            match outputs {
+                [one, other] if apart(one) && apart(other) => Ok(()),
+                _ => Err(shared_memory(operand)),
             }
-            let with = if slot.is_output() {
-                "another output"
-            } else {
-                slot.name()
-            };
-            Err(Error::invalid(
-                "output",
-                format_args!("memory that is shared with {with}"),
-                "memory of its own",
-            ))
         };
-        bindings.each(&mut |slot, tensor| overlap(slot, tensor))?;
-        self.kept
-            .iter()
-            .try_for_each(|(parameter, tensor)| overlap(Slot::One(*parameter), tensor))
+        bindings.each(|operand, tensor| {
+            let index = self.position(given, operand);
+            given += 1;
+            tensor.on(operand.name(), &self.context)?;
+            let Some(planned) = index.and_then(|index| self.planned.get(index)) else {
+                return Err(not_as_planned(operand, tensor.desc(), "no such tensor"));
+            };
+            if planned.desc != *tensor.desc() {
+                return Err(not_as_planned(operand, tensor.desc(), planned.desc));
+            }
+            let start = tensor.as_raw().addr();
+            let at = start..start.saturating_add(planned.bytes);
+            match operand {
+                Operand::AttentionOut => attention_out = at,
+                Operand::SoftmaxLse => {
+                    overlap(operand, at.clone(), [&attention_out, &(0..0)])?;
+                    softmax_lse = at;
+                }
+                _ => overlap(operand, at, [&attention_out, &softmax_lse])?,
+            }
+            Ok(())
+        })?;
+        if given != self.planned.len() {
+            return Err(self.missing(bindings));
+        }
+        match &self.mask {
+            Some(mask) => overlap(
+                Operand::AttenMask,
+                mask.addresses(),
+                [&attention_out, &softmax_lse],
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// The error for a launch without a tensor that was planned.
+    #[cold]
+    fn missing(&self, bindings: &impl Bindings) -> Error {
+        let mut given = Vec::new();
+        // Collecting does not fail.
+        let _ = bindings.each(|operand, _| {
+            given.push(operand);
+            Ok(())
+        });
+        let mut planned = self.planned.iter();
+        match planned.find(|planned| !given.contains(&planned.operand)) {
+            Some(planned) => not_as_planned(planned.operand, "no tensor", planned.desc),
+            None => Error::NotAsPlanned {
+                argument: "tensors",
+                given: format!("{} of them", given.len()),
+                planned: self.planned.len().to_string(),
+            },
+        }
     }
 }
 
 impl Prepared {
     /// Sees to it that the executor has a tensor's address.
-    fn point(&mut self, slot: Slot, at: *mut c_void) -> Result<()> {
-        let now = match slot {
-            Slot::One(parameter) => {
-                let known = self
-                    .tensors
-                    .iter_mut()
-                    .find(|(known, _)| *known == parameter);
-                known.map(|(_, now)| now)
-            }
-            Slot::Key(index) => self.key.get_mut(index),
-            Slot::Value(index) => self.value.get_mut(index),
-        };
-        let Some(now) = now else {
+    fn point(&mut self, index: Option<usize>, operand: Operand, tensor: &AnyTensor) -> Result<()> {
+        let Some(now) = index.and_then(|index| self.addresses.get_mut(index)) else {
             return Ok(());
         };
+        let at = tensor.as_raw();
         if *now != at.addr() {
-            self.executor.set_address(slot, at)?;
+            self.executor.set_address(operand, at)?;
             *now = at.addr();
         }
         Ok(())
@@ -369,55 +459,34 @@ impl Prepared {
 }
 
 #[cold]
-fn not_as_planned(slot: Slot, given: &TensorDesc, planned: impl fmt::Display) -> Error {
+fn not_as_planned(operand: Operand, given: impl ToString, planned: impl ToString) -> Error {
     Error::NotAsPlanned {
-        argument: slot.name(),
+        argument: operand.name(),
         given: given.to_string(),
         planned: planned.to_string(),
     }
 }
 
-/// The tensors of a typed launch.
-struct Typed<'a, T: Element, K: ?Sized, V: ?Sized> {
-    query: &'a Tensor<T>,
-    key: &'a K,
-    value: &'a V,
-    output: &'a Output<T>,
-}
-
-impl<T, K, V> Bindings for Typed<'_, T, K, V>
-where
-    T: Element,
-    K: TensorList<T> + ?Sized,
-    V: TensorList<T> + ?Sized,
-{
-    fn each(&self, visit: &mut dyn FnMut(Slot, &AnyTensor) -> Result<()>) -> Result<()> {
-        visit(Slot::One(Parameter::Query), self.query)?;
-        for index in 0..self.key.count() {
-            if let Some(tensor) = self.key.tensor(index) {
-                visit(Slot::Key(index), tensor)?;
-            }
-        }
-        for index in 0..self.value.count() {
-            if let Some(tensor) = self.value.tensor(index) {
-                visit(Slot::Value(index), tensor)?;
-            }
-        }
-        visit(Slot::One(Parameter::AttentionOut), &self.output.attention)?;
-        match &self.output.softmax_lse {
-            Some(lse) => visit(Slot::One(Parameter::SoftmaxLse), lse),
-            None => Ok(()),
-        }
-    }
+#[cold]
+fn shared_memory(operand: Operand) -> Error {
+    let with = if operand.is_output() {
+        "another output"
+    } else {
+        operand.name()
+    };
+    Error::invalid(
+        "output",
+        format_args!("memory that is shared with {with}"),
+        "memory of its own",
+    )
 }
 
 impl fmt::Debug for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lse: Option<DType> = self.desc(Parameter::SoftmaxLse).map(|desc| desc.dtype);
         f.debug_struct("Plan")
             .field("operator", &self.operator())
-            .field("input_layout", &self.call.input_layout)
-            .field("softmax_lse", &lse.is_some())
+            .field("layout", &self.layout)
+            .field("softmax_lse", &self.desc(Parameter::SoftmaxLse).is_some())
             .field("workspace_bytes", &self.workspace_bytes)
             .finish_non_exhaustive()
     }

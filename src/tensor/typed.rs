@@ -15,7 +15,9 @@ use super::AnyTensor;
 use super::shape::{dims, has_len};
 
 /// A tensor of elements `T` on a device. See [`AnyTensor`], whose functions it has too.
+// Transparent, so that a list of tensors can be read as one of `AnyTensor`s.
 #[derive(Clone)]
+#[repr(transparent)]
 pub struct Tensor<T: Element> {
     tensor: AnyTensor,
     elements: PhantomData<T>,

@@ -120,7 +120,7 @@ impl Operator for FiaOperator {
                 address: address(at, *operand).saturating_add(start),
                 bytes: range.end.saturating_sub(range.start),
                 write: matches!(operand.place(), Place::Output(_)),
-                what: operand.name(),
+                what: operand.acl_name(),
             });
         }
     }

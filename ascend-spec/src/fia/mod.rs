@@ -1,5 +1,7 @@
 //! FusedInferAttentionScore: the description of a call, its rules, and what a call that holds them asks to compute.
 
+mod antiquant_mode;
+mod cache;
 mod call;
 mod check;
 mod implied;
@@ -11,10 +13,12 @@ pub mod rules;
 mod touches;
 mod version;
 
+pub use antiquant_mode::AntiquantMode;
+pub use cache::Cache;
 pub use call::FiaCall;
-pub use operand::{Operand, Place};
+pub use operand::{Operand, Parameter, Place};
 pub use problem::{
-    Cache, Int8Query, KeyValue, MaskTensor, MaskUse, Padding, Pages, Prefix, Problem, Route, Rows,
+    Int8Query, KeyValue, MaskTensor, MaskUse, Padding, Pages, Prefix, Problem, Route, Rows,
     Sequence, Work,
 };
 pub use quantisation::{Affine, Grid};

@@ -2,7 +2,7 @@
 
 use super::quantisation::{Affine, Grid};
 use super::rules::lengths;
-use super::{FiaCall, Operand};
+use super::{Cache, FiaCall, Operand};
 use crate::layout::View;
 use crate::{DType, Layout, MaskGeometry, SparseMode, TensorDesc};
 
@@ -13,27 +13,6 @@ pub enum Route {
     Prefill,
     /// One query row a sequence, or the absorbed form of multi-head latent attention (CANN's incremental path).
     Decode,
-}
-
-/// How a paged cache lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cache {
-    /// `[blocks, block size, heads * dim]`.
-    BnBsH,
-    /// `[blocks, heads, block size, dim]`.
-    BnNBsD,
-    /// `[blocks, heads, dim / c, block size, c]` with `c` elements in 32 bytes.
-    Nz,
-}
-
-impl std::fmt::Display for Cache {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Cache::BnBsH => "BnBsH",
-            Cache::BnNBsD => "BnNBsD",
-            Cache::Nz => "NZ",
-        })
-    }
 }
 
 /// How much there is to do.

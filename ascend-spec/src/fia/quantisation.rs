@@ -1,7 +1,7 @@
 //! Grids of scales and offsets: which of their values applies to which element.
 
 use super::rules::Facts;
-use super::{FiaCall, Operand};
+use super::{AntiquantMode, FiaCall, Operand};
 use crate::{Axes, DType, TensorDesc, View};
 
 /// A tensor of scales or offsets, addressed by the axes of the tensor it applies to: an axis along which one value
@@ -97,25 +97,26 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
         row,
         dim,
     };
+    let mode = AntiquantMode::from_acl(mode)?;
     let (view, by_block, need) = match mode {
-        0 if of == 1 => (scalar(first), false, 1),
-        0 => (view(0, d, 0, 1), false, n.saturating_mul(d)),
-        1 => (view(last, 0, 1, 0), false, f.batch.saturating_mul(last)),
-        2 => (view(0, 1, 0, 0), false, n),
-        3 => (
+        AntiquantMode::PerChannel if of == 1 => (scalar(first), false, 1),
+        AntiquantMode::PerChannel => (view(0, d, 0, 1), false, n.saturating_mul(d)),
+        AntiquantMode::PerToken => (view(last, 0, 1, 0), false, f.batch.saturating_mul(last)),
+        AntiquantMode::PerTensorHead => (view(0, 1, 0, 0), false, n),
+        AntiquantMode::PerTokenHead => (
             view(n.saturating_mul(last), last, 1, 0),
             false,
             f.batch.saturating_mul(n).saturating_mul(last),
         ),
-        4 => (view(bs, 0, 1, 0), true, f.k.batch.saturating_mul(bs)),
-        5 => (
+        AntiquantMode::PerTokenPaged => (view(bs, 0, 1, 0), true, f.k.batch.saturating_mul(bs)),
+        AntiquantMode::PerTokenHeadPaged => (
             view(n.saturating_mul(bs), bs, 1, 0),
             true,
             f.k.batch.saturating_mul(n).saturating_mul(bs),
         ),
-        _ => return None,
     };
-    if of < need || (matches!(mode, 1 | 3) && last < f.longest_key()) {
+    let by_token = matches!(mode, AntiquantMode::PerToken | AntiquantMode::PerTokenHead);
+    if of < need || (by_token && last < f.longest_key()) {
         return None;
     }
     let offset = match offset.of(call) {

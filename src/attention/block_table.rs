@@ -1,0 +1,212 @@
+//! Where the keys of each sequence lie in a paged cache.
+
+use crate::error::{Error, Result};
+use crate::runtime::{Device, Stream};
+use crate::tensor::Tensor;
+
+/// The blocks of each sequence in a paged cache (`blockTable`), and the tokens in a block (`blockSize`).
+///
+/// INT32 `[B, M]`: row `b` names the blocks that hold the keys and values of sequence `b`, in order. Key and value cache
+/// are one tensor each, of the same shape: `[blocks, block_size, N * D]`, `[blocks, N, block_size, D]` or, where the
+/// path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in 32 bytes;
+/// [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of keys of each
+/// sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a row behind the
+/// blocks that these need are ignored.
+///
+/// The operator reads the table on the device when it runs. A launch takes any table of the planned shape and block
+/// size: the same one with new content ([`BlockTable::overwrite`]), or another one, so that the next step's table can be
+/// filled while this step's is in use. Cloning shares the memory.
+///
+/// Since CANN 8.1.
+///
+/// ```
+/// use ascend_attention::attention::{BlockTable, Inputs};
+/// use ascend_attention::{FusedInferAttention, Layout, Runtime, bf16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// let cache = stream.upload(&vec![bf16::ONE; 6 * 16 * 128], [6, 16, 128])?; // 6 blocks of 16 tokens
+/// let query = stream.upload(&vec![bf16::ONE; 2 * 128], [2, 1, 128])?;
+///
+/// // Sequence 0 has 20 keys, in the blocks 4 and 1; sequence 1 has 7, in block 3.
+/// let table = BlockTable::from_rows(&stream, &[vec![4, 1], vec![3]], 16)?;
+/// let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
+/// let plan = FusedInferAttention::new(Layout::Bsh)
+///     .heads(1)
+///     .kv_heads(1)
+///     .actual_seq_lengths_kv([20, 7])
+///     .plan_with(&inputs)?;
+/// let output = plan.launch_with::<bf16>(&stream, &inputs)?;
+/// assert_eq!(output.attention.download(&stream)?, vec![bf16::ONE; 2 * 128]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct BlockTable {
+    tensor: Tensor<i32>,
+    block_size: usize,
+}
+
+impl BlockTable {
+    /// A table of these rows, a row for each sequence. Rows shorter than the longest are filled up with block 0.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a negative block, no row, or rows that are all empty; otherwise as for
+    /// [`Stream::upload`].
+    pub fn from_rows(
+        stream: &Stream,
+        rows: &[impl AsRef<[i32]>],
+        block_size: usize,
+    ) -> Result<Self> {
+        let columns = rows.iter().map(|row| row.as_ref().len()).max();
+        Self::with_columns(stream, rows, columns.unwrap_or(0), block_size)
+    }
+
+    /// A table of these rows with room for `columns` blocks a sequence, so that it can be
+    /// [overwritten](BlockTable::overwrite) as the sequences grow.
+    ///
+    /// # Errors
+    /// As for [`BlockTable::from_rows`], and for a row of more than `columns` blocks.
+    pub fn with_columns(
+        stream: &Stream,
+        rows: &[impl AsRef<[i32]>],
+        columns: usize,
+        block_size: usize,
+    ) -> Result<Self> {
+        let flat = flat(rows, columns)?;
+        let tensor = stream.upload(&flat, [rows.len(), columns])?;
+        Self::from_tensor(tensor, block_size)
+    }
+
+    /// A table that is on the device already, `[B, M]`. Its content is not looked at.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of axes, a strided tensor, one without elements, or blocks of no
+    /// token.
+    pub fn from_tensor(tensor: Tensor<i32>, block_size: usize) -> Result<Self> {
+        let fits = tensor.shape().len() == 2 && tensor.is_contiguous() && !tensor.is_empty();
+        if !fits {
+            return Err(Error::invalid(
+                "block_table",
+                tensor.desc(),
+                "a contiguous tensor [sequences, blocks of each], both at least 1",
+            ));
+        }
+        if block_size == 0 || i64::try_from(block_size).is_err() {
+            return Err(Error::invalid("block_size", block_size, "at least 1"));
+        }
+        Ok(Self { tensor, block_size })
+    }
+
+    /// A table full of block 0, to be overwritten.
+    ///
+    /// # Errors
+    /// As for [`BlockTable::from_tensor`] and [`Device::alloc_zeroed`].
+    pub fn zeroed(
+        device: &Device,
+        sequences: usize,
+        columns: usize,
+        block_size: usize,
+    ) -> Result<Self> {
+        let entries = sequences.checked_mul(columns).ok_or_else(|| {
+            Error::invalid(
+                "block_table",
+                format_args!("[{sequences}, {columns}]"),
+                "entries that can be counted",
+            )
+        })?;
+        let buffer = device.alloc_zeroed::<i32>(entries)?;
+        Self::from_tensor(
+            Tensor::from_buffer(&buffer, [sequences, columns])?,
+            block_size,
+        )
+    }
+
+    /// Waits for a stream, then replaces the content, and waits for that. Rows may be shorter than the table's; they are
+    /// filled up with block 0. Other streams that use the table have to be waited for before.
+    ///
+    /// # Errors
+    /// As for [`BlockTable::with_columns`], for another number of rows, and for a table of another device.
+    pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[i32]>]) -> Result<()> {
+        if rows.len() != self.sequences() {
+            return Err(Error::invalid(
+                "block_table",
+                format_args!("{} rows", rows.len()),
+                format_args!("{} rows", self.sequences()),
+            ));
+        }
+        self.tensor.overwrite(stream, &flat(rows, self.columns())?)
+    }
+
+    /// The table on the device, `[B, M]`.
+    pub fn tensor(&self) -> &Tensor<i32> {
+        &self.tensor
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Number of sequences, B.
+    pub fn sequences(&self) -> usize {
+        self.axis(0)
+    }
+
+    /// Room for blocks of each sequence, M.
+    pub fn columns(&self) -> usize {
+        self.axis(1)
+    }
+
+    fn axis(&self, axis: usize) -> usize {
+        let size = self.tensor.shape().get(axis).copied().unwrap_or(0);
+        usize::try_from(size).unwrap_or(0)
+    }
+}
+
+/// Rows one behind the other, each filled up to `columns`.
+fn flat(rows: &[impl AsRef<[i32]>], columns: usize) -> Result<Vec<i32>> {
+    let mut flat = Vec::new();
+    for (at, row) in rows.iter().enumerate() {
+        let row = row.as_ref();
+        if row.len() > columns {
+            return Err(Error::invalid(
+                "block_table",
+                format_args!("{} blocks in row {at}", row.len()),
+                format_args!("at most {columns}"),
+            ));
+        }
+        if let Some(block) = row.iter().find(|&&block| block < 0) {
+            return Err(Error::invalid(
+                "block_table",
+                format_args!("block {block} in row {at}"),
+                "numbers of blocks, from 0 on",
+            ));
+        }
+        flat.extend_from_slice(row);
+        flat.extend(std::iter::repeat_n(0, columns - row.len()));
+    }
+    Ok(flat)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_rows_are_filled_up_and_wrong_ones_named() {
+        let rows = [vec![3, 1], vec![], vec![2]];
+        assert_eq!(flat(&rows, 3), Ok(vec![3, 1, 0, 0, 0, 0, 2, 0, 0]));
+        let message = |rows: &[&[i32]], columns| flat(rows, columns).unwrap_err().to_string();
+        assert_eq!(
+            message(&[&[0], &[5, -1]], 2),
+            "block_table: given block -1 in row 1, allowed: numbers of blocks, from 0 on"
+        );
+        assert_eq!(
+            message(&[&[0], &[5, 1]], 1),
+            "block_table: given 2 blocks in row 1, allowed: at most 1"
+        );
+    }
+}

@@ -1,0 +1,317 @@
+//! What a call reads, layer by layer.
+
+use ascend_spec::fia::{FiaCall, Operand, Parameter as P};
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::tensor::{AnyTensor, Tensor};
+
+use super::block_table::BlockTable;
+use super::plan::Bindings;
+use super::pse_shift::PseShift;
+use super::quantisation::{Modes, Quantisation};
+use super::shared_prefix::SharedPrefix;
+use super::tensor_list::{List, TensorList, list};
+
+/// The tensors of a call that differ from layer to layer, or from step to step.
+///
+/// The same value describes a call to [`plan_with`](crate::FusedInferAttention::plan_with) and is what
+/// [`launch_with`](super::Plan::launch_with) reads: a launch brings exactly what its plan was made with, each tensor of
+/// the planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy.
+///
+/// Calls with nothing but query, key and value need none: [`plan`](crate::FusedInferAttention::plan) and
+/// [`launch`](super::Plan::launch) take those.
+///
+/// ```
+/// use ascend_attention::attention::Inputs;
+/// use ascend_attention::{CausalOrigin, FusedInferAttention, Layout, Runtime, bf16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let device = Runtime::emulated()?.device(0)?;
+/// let stream = device.stream()?;
+/// let ones = |shape: [usize; 3]| stream.upload(&vec![bf16::ONE; shape.iter().product()], shape);
+///
+/// // Two packed sequences of 3 and 5 tokens, four heads, with rotary parts apart.
+/// let (query, key, value) = (ones([8, 4, 128])?, ones([8, 4, 128])?, ones([8, 4, 128])?);
+/// let (query_rope, key_rope) = (ones([8, 4, 64])?, ones([8, 4, 64])?);
+/// let inputs = Inputs::new(&query, &key, &value).rope(&query_rope, &key_rope);
+/// let plan = FusedInferAttention::new(Layout::Tnd)
+///     .heads(4)
+///     .kv_heads(4)
+///     .scale(1.0 / 192f64.sqrt())
+///     .actual_seq_lengths([3, 8])
+///     .actual_seq_lengths_kv([3, 8])
+///     .mask(device.masks().causal(CausalOrigin::RightDown)?)
+///     .plan_with(&inputs)?;
+/// let output = plan.launch_with::<bf16>(&stream, &inputs)?;
+/// assert_eq!(output.attention.download(&stream)?, vec![bf16::ONE; 8 * 4 * 128]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a description of tensors does nothing until planned or launched"]
+pub struct Inputs<'a> {
+    query: &'a AnyTensor,
+    key: List<'a>,
+    value: List<'a>,
+    pse_shift: Option<PseShift<'a>>,
+    block_table: Option<&'a BlockTable>,
+    query_padding: Option<&'a AnyTensor>,
+    kv_padding: Option<&'a AnyTensor>,
+    shared_prefix: Option<SharedPrefix<'a>>,
+    rope: Option<[&'a AnyTensor; 2]>,
+    learnable_sink: Option<&'a AnyTensor>,
+    quantisation: Quantisation<'a>,
+}
+
+impl<'a> Inputs<'a> {
+    /// Query, key and value, in the order of the call's layout. Key and value are a tensor each, or a list with a tensor
+    /// for each sequence. Element types are checked when the call is planned.
+    pub fn new<K, V>(query: &'a AnyTensor, key: &'a K, value: &'a V) -> Self
+    where
+        K: TensorList + ?Sized,
+        V: TensorList + ?Sized,
+    {
+        Self {
+            query,
+            key: list(key),
+            value: list(value),
+            pse_shift: None,
+            block_table: None,
+            query_padding: None,
+            kv_padding: None,
+            shared_prefix: None,
+            rope: None,
+            learnable_sink: None,
+            quantisation: Quantisation::None,
+        }
+    }
+
+    /// Key and value are a paged cache, whose blocks the table names (`blockTable`, `blockSize`).
+    ///
+    /// Since CANN 8.1.
+    pub fn paged(mut self, block_table: &'a BlockTable) -> Self {
+        self.block_table = Some(block_table);
+        self
+    }
+
+    /// The rotary parts of query and key, whose products are added to the scores (`queryRope`, `keyRope`): shaped as
+    /// query and key, with 64 for the head dimension. FLOAT16 or BF16.
+    ///
+    /// Since V3 of the operator, CANN 8.1.
+    pub fn rope<T: Element>(self, query_rope: &'a Tensor<T>, key_rope: &'a Tensor<T>) -> Self {
+        self.rope_of_any(query_rope, key_rope)
+    }
+
+    /// The same for tensors whose element type is known at run time.
+    pub fn rope_of_any(mut self, query_rope: &'a AnyTensor, key_rope: &'a AnyTensor) -> Self {
+        self.rope = Some([query_rope, key_rope]);
+        self
+    }
+
+    /// Keys and values that all sequences begin with.
+    pub fn shared_prefix(mut self, prefix: SharedPrefix<'a>) -> Self {
+        self.shared_prefix = Some(prefix);
+        self
+    }
+
+    /// Position bias.
+    pub fn pse_shift(mut self, pse_shift: PseShift<'a>) -> Self {
+        self.pse_shift = Some(pse_shift);
+        self
+    }
+
+    /// One more logit for each head, in the maximum and the denominator of the softmax but without a value
+    /// (`learnableSink`): BF16 `[N]`.
+    ///
+    /// Since V4 of the operator, CANN 8.3. With the layouts TND and NTD_TND.
+    pub fn learnable_sink<T: Element>(mut self, sink: &'a Tensor<T>) -> Self {
+        self.learnable_sink = Some(sink);
+        self
+    }
+
+    /// The query's rows are at the end of each sequence, before `padding` unused ones (`queryPaddingSize`): INT64 `[1]`,
+    /// read on the device. Needs [`actual_seq_lengths`](crate::FusedInferAttention::actual_seq_lengths).
+    ///
+    /// Since CANN 8.1.
+    pub fn query_padding(mut self, padding: &'a Tensor<i64>) -> Self {
+        self.query_padding = Some(padding);
+        self
+    }
+
+    /// The same for the rows of key and value (`kvPaddingSize`). Needs
+    /// [`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv).
+    ///
+    /// Since CANN 8.1.
+    pub fn kv_padding(mut self, padding: &'a Tensor<i64>) -> Self {
+        self.kv_padding = Some(padding);
+        self
+    }
+
+    /// Which tensors are integers, and their scales.
+    pub fn quantisation(mut self, quantisation: Quantisation<'a>) -> Self {
+        self.quantisation = quantisation;
+        self
+    }
+
+    pub(super) fn query(&self) -> &'a AnyTensor {
+        self.query
+    }
+
+    pub(super) fn key(&self) -> List<'a> {
+        self.key
+    }
+
+    pub(super) fn value(&self) -> List<'a> {
+        self.value
+    }
+
+    /// The attributes that the tensors bring.
+    pub(super) fn features(&self) -> Features {
+        Features {
+            block_size: self.block_table.map_or(0, |table| {
+                i64::try_from(table.block_size()).unwrap_or(i64::MAX)
+            }),
+            modes: self.quantisation.modes(),
+            shared_prefix_len: self.shared_prefix.and_then(|prefix| prefix.len),
+            pse_type: self.pse_shift.map_or(0, |pse| pse.acl()),
+            starts: self.pse_shift.and_then(|pse| pse.starts()),
+        }
+    }
+
+    /// Visits every tensor, in the operator's order but for the lists, which come last.
+    pub(super) fn visit(
+        &self,
+        mut visit: impl FnMut(Operand, &'a AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        let mut some = |parameter: P, tensor: Option<&'a AnyTensor>| match tensor {
+            Some(tensor) => visit(parameter.into(), tensor),
+            None => Ok(()),
+        };
+        some(P::Query, Some(self.query))?;
+        some(P::PseShift, self.pse_shift.map(|pse| pse.tensor()))?;
+        let table = self.block_table.map(|table| &**table.tensor());
+        some(P::BlockTable, table)?;
+        some(P::QueryPaddingSize, self.query_padding)?;
+        some(P::KvPaddingSize, self.kv_padding)?;
+        if let Some(prefix) = self.shared_prefix {
+            some(P::KeySharedPrefix, Some(prefix.key))?;
+            some(P::ValueSharedPrefix, Some(prefix.value))?;
+        }
+        if let Some([query, key]) = self.rope {
+            some(P::QueryRope, Some(query))?;
+            some(P::KeyRope, Some(key))?;
+        }
+        some(P::LearnableSink, self.learnable_sink)?;
+        self.quantisation
+            .each(&mut |parameter, tensor| visit(parameter.into(), tensor))?;
+        for (index, tensor) in self.key.iter().enumerate() {
+            visit(Operand::Key(index), tensor)?;
+        }
+        for (index, tensor) in self.value.iter().enumerate() {
+            visit(Operand::Value(index), tensor)?;
+        }
+        Ok(())
+    }
+}
+
+/// Attributes that come with [`Inputs`]. They are part of a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Features {
+    block_size: i64,
+    modes: Modes,
+    shared_prefix_len: Option<i64>,
+    pse_type: i64,
+    /// Of query and key.
+    starts: Option<[i64; 2]>,
+}
+
+impl Features {
+    /// Writes them into a call.
+    pub(super) fn describe<'c>(&'c self, call: &mut FiaCall<'c>) {
+        call.block_size = self.block_size;
+        call.antiquant_mode = self.modes.merged;
+        call.key_antiquant_mode = self.modes.key;
+        call.value_antiquant_mode = self.modes.value;
+        call.query_quant_mode = self.modes.query;
+        call.actual_shared_prefix_len = self.shared_prefix_len.as_ref().map(std::slice::from_ref);
+        call.pse_type = self.pse_type;
+        if let Some([query, key]) = &self.starts {
+            call.q_start_idx = Some(std::slice::from_ref(query));
+            call.kv_start_idx = Some(std::slice::from_ref(key));
+        }
+    }
+
+    /// Refuses the attributes of a launch that are not the planned ones.
+    pub(super) fn are_as_planned(&self, planned: &Self) -> Result<()> {
+        if self == planned {
+            Ok(())
+        } else {
+            Err(self.difference(planned))
+        }
+    }
+
+    #[cold]
+    fn difference(&self, planned: &Self) -> Error {
+        let pair = |argument, given: &dyn std::fmt::Debug, planned: &dyn std::fmt::Debug| {
+            Error::NotAsPlanned {
+                argument,
+                given: format!("{given:?}"),
+                planned: format!("{planned:?}"),
+            }
+        };
+        let (a, b) = (&self.modes, &planned.modes);
+        let numbers = [
+            ("block_size", self.block_size, planned.block_size),
+            ("antiquant_mode", a.merged, b.merged),
+            ("key_antiquant_mode", a.key, b.key),
+            ("value_antiquant_mode", a.value, b.value),
+            ("query_quant_mode", a.query, b.query),
+            ("pse_type", self.pse_type, planned.pse_type),
+        ];
+        if let Some((argument, given, planned)) = numbers.iter().find(|(_, a, b)| a != b) {
+            return pair(argument, given, planned);
+        }
+        if self.shared_prefix_len != planned.shared_prefix_len {
+            let (given, planned) = (&self.shared_prefix_len, &planned.shared_prefix_len);
+            return pair("actual_shared_prefix_len", given, planned);
+        }
+        pair("start indices", &self.starts, &planned.starts)
+    }
+}
+
+/// A launch of typed inputs.
+pub(super) struct Launch<'a> {
+    pub(super) inputs: Inputs<'a>,
+    pub(super) attention_out: &'a AnyTensor,
+    pub(super) softmax_lse: Option<&'a AnyTensor>,
+}
+
+impl Bindings for Launch<'_> {
+    fn each<'b>(
+        &'b self,
+        mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        visit(Operand::AttentionOut, self.attention_out)?;
+        if let Some(lse) = self.softmax_lse {
+            visit(Operand::SoftmaxLse, lse)?;
+        }
+        self.inputs.visit(visit)
+    }
+
+    fn features(&self) -> Option<Features> {
+        Some(self.inputs.features())
+    }
+}
+
+impl Bindings for Inputs<'_> {
+    fn each<'b>(&'b self, visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>) -> Result<()> {
+        self.visit(visit)
+    }
+
+    fn features(&self) -> Option<Features> {
+        Some(Inputs::features(self))
+    }
+}

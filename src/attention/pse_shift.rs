@@ -1,0 +1,66 @@
+//! Position bias.
+
+use crate::tensor::{AnyTensor, Tensor};
+
+/// What is added to the scores for the places of query and key (`pseShift`, `pseType`).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum PseShift<'a> {
+    /// A number for each score, added after the scale: `[B, N, Sq, Skv]`, where B may be 1 and Sq and Skv may be larger;
+    /// of the query's element type (FLOAT16 with an INT8 query). Not with packed sequences.
+    ///
+    /// Since CANN 8.1.
+    Added(&'a AnyTensor),
+    /// `-slope * distance` of the places, with a slope for each head.
+    ///
+    /// Since V5 of the operator, on Ascend 950, which this release can neither check nor compute: planning is
+    /// [`Error::Unsupported`](crate::Error::Unsupported).
+    Slopes {
+        /// FLOAT32 `[N]`.
+        slopes: &'a Tensor<f32>,
+        /// What the slope is multiplied with.
+        distance: Distance,
+        /// Place of the first query (`qStartIdx`).
+        query_start: i64,
+        /// Place of the first key (`kvStartIdx`).
+        key_start: i64,
+    },
+}
+
+/// What a slope is multiplied with, for query `i` and key `j`. The discriminant is CANN's `pseType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Distance {
+    /// `|i - j|`.
+    Linear = 2,
+    /// `sqrt(|i - j|)`.
+    SquareRoot = 3,
+}
+
+impl<'a> PseShift<'a> {
+    pub(super) fn tensor(&self) -> &'a AnyTensor {
+        match self {
+            Self::Added(tensor) => tensor,
+            Self::Slopes { slopes, .. } => slopes,
+        }
+    }
+
+    /// CANN's `pseType`.
+    pub(super) fn acl(&self) -> i64 {
+        match self {
+            Self::Added(_) => 0,
+            Self::Slopes { distance, .. } => *distance as i64,
+        }
+    }
+
+    /// First places of query and key.
+    pub(super) fn starts(&self) -> Option<[i64; 2]> {
+        match *self {
+            Self::Added(_) => None,
+            Self::Slopes {
+                query_start,
+                key_start,
+                ..
+            } => Some([query_start, key_start]),
+        }
+    }
+}
