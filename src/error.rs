@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use ascend_spec::{Refusal, Unsupported, Violation};
 use ascend_sys::{Api, LoadError, MissingSymbol};
 
+use crate::kv::Refused;
 use crate::status::{AclStatus, AclnnStatus};
 
 /// The result of everything in this crate that can fail.
@@ -17,6 +18,9 @@ pub enum Error {
     /// A call breaks a rule of the operator, or a lint. Found before any function of CANN was called.
     #[error(transparent)]
     Violation(#[from] Violation),
+    /// Requests, blocks, slots or lengths do not fit each other. Nothing was changed.
+    #[error(transparent)]
+    Refused(#[from] Refused),
     /// A call may be right, but this release can neither check nor compute it.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),

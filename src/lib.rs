@@ -38,6 +38,7 @@
 //! - [`Runtime`], [`Device`], [`Stream`], [`Event`]: what executes the work, and in which order.
 //! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
 //! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator. [`attention::Arguments`] takes every argument by name.
+//! - [`kv`]: the paged KV cache. [`serving`]: batches, index formats, drafts.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
 //! - [`spec`]: the operator's contract, as data. [`sys`]: the raw C ABI.
@@ -90,9 +91,11 @@
 pub mod attention;
 pub mod case;
 mod error;
+pub mod kv;
 mod mask;
 mod memory;
 mod runtime;
+pub mod serving;
 mod status;
 mod tensor;
 

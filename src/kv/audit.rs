@@ -1,0 +1,239 @@
+//! Slots, tables and lengths of a step checked against each other.
+
+use std::collections::HashMap;
+
+use super::pad::PadPolicy;
+use super::refusal::{Refused, Rule, refused};
+use super::slot::{check_slots, slot};
+use super::table::PageTable;
+
+/// The lengths of one request in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuditRequest {
+    /// Tokens cached before the step.
+    pub cached: u32,
+    /// Tokens that the step adds.
+    pub new: u32,
+}
+
+/// A step as the operators will see it: whether it is what its lengths say.
+///
+/// An engine runs it where a wrong slot would go unnoticed, for the operators do not look: they write where the slots say
+/// and read what the table says.
+#[derive(Clone, Debug)]
+pub struct Audit<'a> {
+    /// Blocks of the cache.
+    pub blocks: u32,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// What padding writes.
+    pub pad: PadPolicy,
+    /// The requests, in the order of the rows. Rows behind them are padding.
+    pub requests: &'a [AuditRequest],
+    /// The block table.
+    pub table: &'a PageTable,
+    /// The slots of the packed tokens. Entries behind the requests' tokens are padding.
+    pub slots: &'a [i32],
+}
+
+impl Audit<'_> {
+    /// Looks for a fault.
+    ///
+    /// # Errors
+    /// The first fault: of the requests in their order [`Rule::LengthsOverflow`], [`Rule::TableRow`],
+    /// [`Rule::TableBlock`]; then of the slots [`Rule::SlotCount`], [`Rule::SlotRange`], [`Rule::SlotDuplicate`],
+    /// [`Rule::SlotDump`], [`Rule::SlotPosition`]; then [`Rule::TableShared`].
+    pub fn run(&self) -> Result<(), Refused> {
+        self.tables()?;
+        let tokens: u64 = self.requests.iter().map(|r| u64::from(r.new)).sum();
+        let padding = usize::try_from(tokens).ok();
+        let Some(padding) = padding.and_then(|tokens| self.slots.get(tokens..)) else {
+            return Err(refused(
+                Rule::SlotCount,
+                format_args!("{} slots", self.slots.len()),
+                format_args!("{tokens}, the new tokens of the batch, or more with padding"),
+                "make the slots from the same batch as the lengths",
+            ));
+        };
+        if let Some(at) = padding.iter().position(|slot| !self.pad.is_padding(*slot)) {
+            return Err(refused(
+                Rule::SlotCount,
+                format_args!(
+                    "slot {} behind the batch's {tokens} tokens",
+                    padding.get(at).copied().unwrap_or(0)
+                ),
+                "padding",
+                "fill the slots of padding tokens by the pad policy",
+            ));
+        }
+        let capacity = u64::from(self.blocks) * u64::from(self.block_size);
+        check_slots(self.slots, capacity, self.pad)?;
+        self.positions()?;
+        self.sharing()
+    }
+
+    fn used(&self, request: usize, of: &AuditRequest) -> Result<&[i32], Refused> {
+        let Some(len) = of.cached.checked_add(of.new) else {
+            return Err(refused(
+                Rule::LengthsOverflow,
+                format_args!("{} and {} tokens of request {request}", of.cached, of.new),
+                format_args!("at most {}", u32::MAX),
+                "end the request",
+            ));
+        };
+        self.table.used(request, len, self.block_size)
+    }
+
+    fn tables(&self) -> Result<(), Refused> {
+        let reserved = self.pad.reserved_blocks(self.block_size);
+        for (request, of) in self.requests.iter().enumerate() {
+            let used = self.used(request, of)?;
+            let inside = |block: i32| u32::try_from(block).is_ok_and(|block| block < self.blocks);
+            // Blocks in front of a window are given back and stand as 0, which a dump block may be.
+            let fault = |block: &&i32| !inside(**block);
+            if let Some(block) = used.iter().find(fault) {
+                return Err(refused(
+                    Rule::TableBlock,
+                    format_args!("block {block} of request {request}"),
+                    format_args!("{reserved} to {}", self.blocks.saturating_sub(1)),
+                    "use blocks that this cache's pool handed out",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn positions(&self) -> Result<(), Refused> {
+        let mut slots = self.slots.iter();
+        for (request, of) in self.requests.iter().enumerate() {
+            let used = self.used(request, of)?;
+            for (position, &given) in (of.cached..).zip(slots.by_ref().take(of.new as usize)) {
+                let wanted = slot(used, position, self.block_size)?;
+                if self.pad.is_padding(wanted) {
+                    return Err(refused(
+                        Rule::SlotDump,
+                        format_args!("slot {wanted} for position {position} of request {request}"),
+                        "a slot that padding is not written to",
+                        "never give a sequence the dump block",
+                    ));
+                }
+                if given != wanted {
+                    return Err(refused(
+                        Rule::SlotPosition,
+                        format_args!("slot {given} for position {position} of request {request}"),
+                        wanted,
+                        "compute slots from the table that the attention call reads",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// No request reads a block that another one writes.
+    fn sharing(&self) -> Result<(), Refused> {
+        let mut writer: HashMap<i32, usize> = HashMap::new();
+        for (request, of) in self.requests.iter().enumerate() {
+            let first = of.cached.checked_div(self.block_size).unwrap_or(0) as usize;
+            let used = self.used(request, of)?;
+            if of.new > 0 {
+                let written = used.get(first..).unwrap_or(&[]);
+                writer.extend(written.iter().map(|block| (*block, request)));
+            }
+        }
+        for (request, of) in self.requests.iter().enumerate() {
+            let used = self.used(request, of)?;
+            let written = |block: &i32| writer.get(block).filter(|by| **by != request);
+            if let Some((block, by)) = used.iter().find_map(|b| written(b).map(|by| (b, by))) {
+                return Err(refused(
+                    Rule::TableShared,
+                    format_args!("block {block} of request {request}, which request {by} writes"),
+                    "a block that no other request of the batch writes",
+                    "copy a shared block before writing into it, as Sequence::grow asks for",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::*;
+
+    struct Step {
+        requests: Vec<AuditRequest>,
+        rows: Vec<Vec<i32>>,
+        slots: Vec<i32>,
+        pad: PadPolicy,
+    }
+
+    impl Step {
+        /// Two requests over a shared first block: one of 6 cached tokens and 3 new, one of 4 and 1.
+        fn right() -> Self {
+            Self {
+                requests: vec![
+                    AuditRequest { cached: 6, new: 3 },
+                    AuditRequest { cached: 4, new: 1 },
+                ],
+                rows: vec![vec![1, 2, 3], vec![1, 5]],
+                slots: vec![10, 11, 12, 20, -1, -1],
+                pad: PadPolicy::SkipNegative,
+            }
+        }
+
+        fn fault(&self) -> Rule {
+            self.run().unwrap_err().rule
+        }
+
+        fn run(&self) -> Result<(), Refused> {
+            Audit {
+                blocks: 6,
+                block_size: 4,
+                pad: self.pad,
+                requests: &self.requests,
+                table: &PageTable::from_rows(&self.rows),
+                slots: &self.slots,
+            }
+            .run()
+        }
+    }
+
+    #[test]
+    fn a_right_step_has_no_fault() {
+        assert_eq!(Step::right().run(), Ok(()));
+    }
+
+    #[test]
+    fn the_first_fault_is_named() {
+        let with = |change: fn(&mut Step)| {
+            let mut step = Step::right();
+            change(&mut step);
+            step.fault()
+        };
+        assert_eq!(
+            with(|s| s.requests[0].cached = u32::MAX),
+            Rule::LengthsOverflow
+        );
+        assert_eq!(with(|s| s.requests[0].cached = 40), Rule::TableRow);
+        assert_eq!(with(|s| s.rows[0][2] = 6), Rule::TableBlock);
+        assert_eq!(with(|s| s.rows[1][0] = -1), Rule::TableBlock);
+        assert_eq!(with(|s| s.slots.truncate(3)), Rule::SlotCount);
+        assert_eq!(with(|s| s.slots[5] = 0), Rule::SlotCount);
+        assert_eq!(with(|s| s.slots[3] = 24), Rule::SlotRange);
+        assert_eq!(with(|s| s.slots[3] = 10), Rule::SlotDuplicate);
+        assert_eq!(with(|s| s.slots[3] = 21), Rule::SlotPosition);
+        assert_eq!(with(|s| s.slots[3] = -1), Rule::SlotPosition);
+        assert_eq!(with(|s| s.rows[1][0] = 2), Rule::TableShared);
+        let dump = |s: &mut Step| {
+            s.pad = PadPolicy::DumpSlot(20);
+            s.slots.truncate(4);
+        };
+        assert_eq!(with(dump), Rule::SlotDump);
+    }
+}

@@ -1,0 +1,22 @@
+//! The paged KV cache: blocks, the sequences that hold them, and where each token lies.
+//!
+//! [`BlockPool`] hands out blocks and takes them back when no launch in flight can read them any more. A [`Sequence`] is
+//! the cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing to it.
+//! [`slot`] says where a token lies; [`PageTable`] is what the operators read.
+
+mod audit;
+mod pad;
+mod pool;
+mod refusal;
+mod sequence;
+mod slot;
+mod table;
+
+pub use audit::{Audit, AuditRequest};
+pub use pad::PadPolicy;
+pub use pool::{Block, BlockPool, Fence, GroupId, Lane, StepLease};
+pub(crate) use refusal::refused;
+pub use refusal::{Refused, Rule};
+pub use sequence::{BlockCopy, Grown, Sequence};
+pub use slot::{Interleave, KernelBlocks, check_slots, slot};
+pub use table::PageTable;

@@ -1,0 +1,571 @@
+//! Blocks of a paged cache: who holds them, and when one may be handed out again.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::error::Result;
+use crate::runtime::{Event, Stream, lock};
+
+use super::pad::PadPolicy;
+use super::refusal::{Refused, Rule, refused};
+
+/// A group of layers that share block tables. Each pool is a group of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(u64);
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "group {}", self.0)
+    }
+}
+
+/// Tells whether work that was queued is over.
+pub trait Fence: Send {
+    /// Whether everything before the fence is over. When it cannot be told, it is not.
+    fn is_passed(&self) -> bool;
+}
+
+impl Fence for Event {
+    fn is_passed(&self) -> bool {
+        self.is_complete().unwrap_or_else(|error| {
+            tracing::error!("cannot ask whether a step is over: {error}");
+            false
+        })
+    }
+}
+
+/// Where the work of a step is queued.
+pub trait Lane {
+    /// What tells when everything queued so far is over.
+    type Fence: Fence + 'static;
+
+    /// A fence behind everything queued so far.
+    ///
+    /// # Errors
+    /// Those of the lane.
+    fn fence(&self) -> Result<Self::Fence>;
+}
+
+impl Lane for Stream {
+    type Fence = Event;
+
+    fn fence(&self) -> Result<Event> {
+        self.record_event()
+    }
+}
+
+/// A step whose launches may be reading blocks.
+enum Step {
+    Open,
+    Ending(Box<dyn Fence>),
+    /// Nobody can tell when it is over.
+    Lost,
+}
+
+#[derive(Default)]
+struct State {
+    /// Holders of each block.
+    holders: Vec<u32>,
+    free: Vec<i32>,
+    /// Given back while steps were in flight, with the number of the last step that may read them.
+    waiting: VecDeque<(u64, i32)>,
+    steps: VecDeque<Step>,
+    /// Number of the first of `steps`.
+    first_step: u64,
+}
+
+impl State {
+    /// Moves blocks that no step in flight can read to the free ones.
+    fn reclaim(&mut self) {
+        while let Some(Step::Ending(fence)) = self.steps.front() {
+            if !fence.is_passed() {
+                break;
+            }
+            self.steps.pop_front();
+            self.first_step += 1;
+        }
+        while let Some(&(step, block)) = self.waiting.front() {
+            if step >= self.first_step {
+                break;
+            }
+            self.waiting.pop_front();
+            self.free.push(block);
+        }
+    }
+
+    fn release(&mut self, block: i32) {
+        let Some(holders) = self.held(block) else {
+            return;
+        };
+        *holders = holders.saturating_sub(1);
+        if *holders > 0 {
+            return;
+        }
+        match self.steps.len() as u64 {
+            0 => self.free.push(block),
+            steps => self.waiting.push_back((self.first_step + steps - 1, block)),
+        }
+    }
+
+    fn held(&mut self, block: i32) -> Option<&mut u32> {
+        let at = usize::try_from(block).ok()?;
+        self.holders.get_mut(at)
+    }
+}
+
+struct Shared {
+    group: GroupId,
+    block_size: u32,
+    blocks: u32,
+    reserved: u32,
+    pad: PadPolicy,
+    state: Mutex<State>,
+}
+
+/// The blocks of a paged cache.
+///
+/// A [`Block`] is held, shared by cloning, and given back by dropping it. A block that was given back is handed out again
+/// when every step that began before is over, so that no launch in flight reads tokens of its next holder: begin each
+/// step with [`BlockPool::begin_step`], before the first launch that reads the cache.
+///
+/// Cloning shares the pool.
+#[derive(Clone)]
+pub struct BlockPool(Arc<Shared>);
+
+impl BlockPool {
+    /// A pool of `blocks` blocks of `block_size` tokens, less those that the padding is written to.
+    ///
+    /// # Errors
+    /// [`Rule::PoolSize`] for a pool without blocks, or one whose slots do not fit INT32.
+    pub fn new(blocks: u32, block_size: u32, pad: PadPolicy) -> Result<Self, Refused> {
+        static GROUPS: AtomicU64 = AtomicU64::new(0);
+        let reserved = pad.reserved_blocks(block_size.max(1));
+        let slots = u64::from(blocks) * u64::from(block_size);
+        if block_size == 0 || reserved >= blocks || slots > i32::MAX as u64 {
+            return Err(refused(
+                Rule::PoolSize,
+                format_args!(
+                    "{blocks} blocks of {block_size} tokens, {reserved} reserved for padding"
+                ),
+                format_args!(
+                    "more than {reserved} blocks, 1 or more tokens in each, {} slots in all",
+                    i32::MAX
+                ),
+                "choose another number of blocks",
+            ));
+        }
+        // The next block handed out is the last of the list: lowest numbers first.
+        let free = (reserved..blocks).rev();
+        let state = State {
+            holders: vec![0; blocks as usize],
+            free: free.filter_map(|block| i32::try_from(block).ok()).collect(),
+            ..State::default()
+        };
+        Ok(Self(Arc::new(Shared {
+            group: GroupId(GROUPS.fetch_add(1, Ordering::Relaxed)),
+            block_size,
+            blocks,
+            reserved,
+            pad,
+            state: Mutex::new(state),
+        })))
+    }
+
+    /// The group of layers that these blocks are for.
+    pub fn group(&self) -> GroupId {
+        self.0.group
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> u32 {
+        self.0.block_size
+    }
+
+    /// Number of blocks, reserved ones included.
+    pub fn blocks(&self) -> u32 {
+        self.0.blocks
+    }
+
+    /// What padding tokens write.
+    pub fn pad_policy(&self) -> PadPolicy {
+        self.0.pad
+    }
+
+    /// Number of blocks that can be handed out now.
+    pub fn free_blocks(&self) -> usize {
+        let mut state = lock(&self.0.state);
+        state.reclaim();
+        state.free.len()
+    }
+
+    /// Number of blocks that were given back and may still be read by a step in flight.
+    pub fn waiting_blocks(&self) -> usize {
+        let mut state = lock(&self.0.state);
+        state.reclaim();
+        state.waiting.len()
+    }
+
+    /// Number of blocks that someone holds.
+    pub fn held_blocks(&self) -> usize {
+        let state = lock(&self.0.state);
+        state.holders.iter().filter(|holders| **holders > 0).count()
+    }
+
+    /// Number of steps in flight.
+    pub fn steps_in_flight(&self) -> usize {
+        let mut state = lock(&self.0.state);
+        state.reclaim();
+        state.steps.len()
+    }
+
+    /// A block that nobody else holds and no launch in flight reads.
+    ///
+    /// # Errors
+    /// [`Rule::PoolExhausted`].
+    pub fn allocate(&self) -> Result<Block, Refused> {
+        let mut state = lock(&self.0.state);
+        if state.free.is_empty() || !state.waiting.is_empty() {
+            state.reclaim();
+        }
+        let Some(id) = state.free.pop() else {
+            let waiting = state.waiting.len();
+            drop(state);
+            let usable = self.0.blocks - self.0.reserved;
+            return Err(refused(
+                Rule::PoolExhausted,
+                format_args!(
+                    "{usable} blocks, of which {} are held and {waiting} wait for steps in flight",
+                    usable as usize - waiting
+                ),
+                "a free block",
+                "finish or preempt a request, wait for the steps in flight, or make a larger cache",
+            ));
+        };
+        if let Some(holders) = state.held(id) {
+            *holders = 1;
+        }
+        drop(state);
+        Ok(Block {
+            pool: self.clone(),
+            id,
+        })
+    }
+
+    /// Says that launches which read the cache are about to be queued on a lane. Until the lease is dropped, and the lane
+    /// has passed that point, no block given back meanwhile is handed out again.
+    pub fn begin_step<'a, L: Lane>(&self, lane: &'a L) -> StepLease<'a, L> {
+        let mut state = lock(&self.0.state);
+        state.steps.push_back(Step::Open);
+        let number = state.first_step + state.steps.len() as u64 - 1;
+        StepLease {
+            pool: self.clone(),
+            lane,
+            number,
+        }
+    }
+
+    /// Whether two handles are of one pool.
+    pub fn is(&self, other: &BlockPool) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn holders(&self, block: i32) -> u32 {
+        lock(&self.0.state).held(block).copied().unwrap_or(0)
+    }
+}
+
+impl fmt::Debug for BlockPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockPool")
+            .field("group", &self.0.group)
+            .field("blocks", &self.0.blocks)
+            .field("block_size", &self.0.block_size)
+            .field("held", &self.held_blocks())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A block that someone holds. Cloning shares it; the last handle gives it back.
+pub struct Block {
+    pool: BlockPool,
+    id: i32,
+}
+
+impl Block {
+    /// Its number in the cache, as tables have it.
+    pub fn id(&self) -> i32 {
+        self.id
+    }
+
+    /// Its pool.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Whether somebody else holds it too, so that it must not be written.
+    pub fn is_shared(&self) -> bool {
+        self.pool.holders(self.id) > 1
+    }
+}
+
+impl Clone for Block {
+    fn clone(&self) -> Self {
+        if let Some(holders) = lock(&self.pool.0.state).held(self.id) {
+            *holders += 1;
+        }
+        Self {
+            pool: self.pool.clone(),
+            id: self.id,
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        lock(&self.pool.0.state).release(self.id);
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block").field("id", &self.id).finish()
+    }
+}
+
+/// A step whose launches may read any block. From [`BlockPool::begin_step`]; drop it after the last launch is queued,
+/// without waiting for it.
+///
+/// A lease that is forgotten keeps the blocks given back since from being handed out for ever: the cache shrinks, and
+/// stays right.
+#[must_use = "dropping the lease says that the step's last launch was queued"]
+pub struct StepLease<'a, L: Lane> {
+    pool: BlockPool,
+    lane: &'a L,
+    number: u64,
+}
+
+impl<L: Lane> Drop for StepLease<'_, L> {
+    fn drop(&mut self) {
+        let step = match self.lane.fence() {
+            Ok(fence) => Step::Ending(Box::new(fence)),
+            Err(error) => {
+                tracing::error!(
+                    "blocks of a step stay out of use, for its end cannot be marked: {error}"
+                );
+                Step::Lost
+            }
+        };
+        let mut state = lock(&self.pool.0.state);
+        let at = self.number.checked_sub(state.first_step);
+        let at = at.and_then(|at| usize::try_from(at).ok());
+        if let Some(open) = at.and_then(|at| state.steps.get_mut(at)) {
+            *open = step;
+        }
+    }
+}
+
+impl<L: Lane> fmt::Debug for StepLease<'_, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepLease")
+            .field("step", &self.number)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::error::Error;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    /// A lane that a test moves by hand.
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct ByHand {
+        queued: Arc<AtomicU64>,
+        done: Arc<AtomicU64>,
+    }
+
+    pub(crate) struct Point(u64, Arc<AtomicU64>);
+
+    impl Fence for Point {
+        fn is_passed(&self) -> bool {
+            self.1.load(Ordering::SeqCst) >= self.0
+        }
+    }
+
+    impl ByHand {
+        pub(crate) fn finish(&self) {
+            self.done.store(u64::MAX, Ordering::SeqCst);
+        }
+        fn finish_to(&self, point: u64) {
+            self.done.fetch_max(point, Ordering::SeqCst);
+        }
+    }
+
+    impl Lane for ByHand {
+        type Fence = Point;
+        fn fence(&self) -> Result<Point> {
+            let at = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
+            Ok(Point(at, Arc::clone(&self.done)))
+        }
+    }
+
+    #[test]
+    fn a_pool_hands_out_each_block_once() {
+        let pool = BlockPool::new(4, 16, PadPolicy::DumpSlot(0)).unwrap();
+        let held: Vec<Block> = (0..3).map(|_| pool.allocate().unwrap()).collect();
+        assert_eq!(held.iter().map(Block::id).collect::<Vec<_>>(), [1, 2, 3]);
+        let error = pool.allocate().unwrap_err();
+        assert_eq!(error.rule, Rule::PoolExhausted);
+        assert!(
+            error
+                .given
+                .starts_with("3 blocks, of which 3 are held and 0 wait")
+        );
+        let again = held[1].clone();
+        assert!(held[1].is_shared());
+        drop(held);
+        assert!(!again.is_shared());
+        assert_eq!((pool.free_blocks(), pool.held_blocks()), (2, 1));
+        drop(again);
+        assert_eq!((pool.free_blocks(), pool.held_blocks()), (3, 0));
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        let skip = PadPolicy::SkipNegative;
+        for (blocks, block_size, pad) in [
+            (0, 16, skip),
+            (4, 0, skip),
+            (1, 16, PadPolicy::DumpSlot(15)),
+            (u32::MAX, u32::MAX, skip),
+            (4, 0, PadPolicy::DumpSlot(3)),
+        ] {
+            let error = BlockPool::new(blocks, block_size, pad).unwrap_err();
+            assert_eq!(error.rule, Rule::PoolSize);
+        }
+    }
+
+    #[test]
+    fn a_block_read_by_a_step_in_flight_is_not_handed_out() {
+        let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
+        let lane = ByHand::default();
+        let block = pool.allocate().unwrap();
+        let step = pool.begin_step(&lane);
+        drop(block);
+        let error = pool.allocate().unwrap_err();
+        assert!(
+            error
+                .given
+                .ends_with("0 are held and 1 wait for steps in flight")
+        );
+        drop(step);
+        assert_eq!(pool.allocate().unwrap_err().rule, Rule::PoolExhausted);
+        assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (1, 1));
+        lane.finish();
+        assert_eq!(pool.allocate().unwrap().id(), 0);
+        assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (0, 0));
+    }
+
+    #[test]
+    fn a_step_whose_end_is_unknown_keeps_its_blocks() {
+        struct Broken;
+        impl Lane for Broken {
+            type Fence = Point;
+            fn fence(&self) -> Result<Point> {
+                Err(Error::NoEmulation)
+            }
+        }
+        let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
+        let block = pool.allocate().unwrap();
+        drop(pool.begin_step(&Broken));
+        drop(block);
+        assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (1, 1));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Allocate,
+        Share(usize),
+        Drop(usize),
+        Begin,
+        End(usize),
+        Finish(usize),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            3 => Just(Act::Allocate),
+            1 => any::<usize>().prop_map(Act::Share),
+            3 => any::<usize>().prop_map(Act::Drop),
+            1 => Just(Act::Begin),
+            1 => any::<usize>().prop_map(Act::End),
+            1 => any::<usize>().prop_map(Act::Finish),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens: no block is handed out while it is held, or while a step that began when it was held is not
+        /// over; and in the end all are free.
+        #[test]
+        fn blocks_are_never_in_two_hands(acts in prop::collection::vec(act(), 0..120), blocks in 1u32..9) {
+            let pool = BlockPool::new(blocks, 16, PadPolicy::SkipNegative).unwrap();
+            let lane = ByHand::default();
+            let mut held: Vec<Block> = Vec::new();
+            let mut open = Vec::new();
+            // Steps not over, each with what it may read; and the point at which it is over.
+            let mut reading: HashMap<usize, (Option<u64>, Vec<i32>)> = HashMap::new();
+            let mut steps = 0;
+            for act in acts {
+                match act {
+                    Act::Allocate => if let Ok(block) = pool.allocate() {
+                        prop_assert!(held.iter().all(|other| other.id() != block.id()));
+                        prop_assert!(reading.values().all(|(_, ids)| !ids.contains(&block.id())));
+                        held.push(block);
+                    },
+                    Act::Share(n) if !held.is_empty() => {
+                        let block = held[n % held.len()].clone();
+                        prop_assert!(block.is_shared());
+                        held.push(block);
+                    }
+                    Act::Drop(n) if !held.is_empty() => { held.swap_remove(n % held.len()); }
+                    Act::Begin => {
+                        open.push((steps, pool.begin_step(&lane)));
+                        reading.insert(steps, (None, held.iter().map(Block::id).collect()));
+                        steps += 1;
+                    }
+                    Act::End(n) if !open.is_empty() => {
+                        let (step, lease) = open.swap_remove(n % open.len());
+                        drop(lease);
+                        reading.get_mut(&step).unwrap().0 = Some(lane.queued.load(Ordering::SeqCst));
+                    }
+                    Act::Finish(n) => {
+                        let queued = lane.queued.load(Ordering::SeqCst);
+                        let to = n as u64 % (queued + 1);
+                        lane.finish_to(to);
+                        reading.retain(|_, (end, _)| end.is_none_or(|end| end > lane.done.load(Ordering::SeqCst)));
+                    }
+                    _ => {}
+                }
+                let mut distinct: Vec<i32> = held.iter().map(Block::id).collect();
+                distinct.sort_unstable();
+                distinct.dedup();
+                prop_assert_eq!(pool.held_blocks(), distinct.len());
+                prop_assert_eq!(pool.free_blocks() + pool.waiting_blocks() + distinct.len(), blocks as usize);
+            }
+            drop(held);
+            drop(open);
+            lane.finish();
+            prop_assert_eq!(pool.free_blocks(), blocks as usize);
+            prop_assert_eq!(pool.steps_in_flight(), 0);
+        }
+    }
+}

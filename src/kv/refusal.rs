@@ -1,0 +1,128 @@
+//! What the paged cache and the serving layer refuse, by rule.
+
+use std::fmt;
+
+macro_rules! rules {
+    ($($(#[$doc:meta])* $rule:ident = $id:literal, $holds:literal;)*) => {
+        /// A condition of the paged cache or the serving layer. These are promises between requests, blocks and lengths;
+        /// what a single operator call may look like is the contract's matter ([`spec`](crate::spec)).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Rule {
+            $(#[doc = concat!("`", $id, "`: ", $holds, ".")] $rule,)*
+        }
+
+        impl Rule {
+            /// Every rule.
+            pub const ALL: &'static [Rule] = &[$(Rule::$rule,)*];
+
+            /// Its name, stable for ever.
+            pub const fn id(self) -> &'static str {
+                match self {
+                    $(Rule::$rule => $id,)*
+                }
+            }
+
+            /// The condition that must hold.
+            pub const fn holds(self) -> &'static str {
+                match self {
+                    $(Rule::$rule => $holds,)*
+                }
+            }
+        }
+    };
+}
+
+rules! {
+    PoolSize = "pool.size", "a pool has blocks and tokens in each, and every slot number fits INT32";
+    PoolExhausted = "pool.exhausted", "a pool has a free block when one is asked for";
+    BlockPool = "block.pool", "a sequence holds blocks of one pool";
+    BlockWindow = "block.window", "blocks outside the window are given back only in front of the tokens still needed";
+    BlockSplit = "block.split", "the cache's block size is a multiple of the kernel's";
+    SequenceLength = "sequence.length", "a sequence is cut to a length it has";
+    TableRow = "table.row", "a table has a row for each sequence, with a block for each of its tokens";
+    TableBlock = "table.block", "every used entry of a table is a block of the cache";
+    TableGroup = "table.group", "a table and a cache belong to the same group of layers";
+    TableShared = "table.shared", "no token is written into a block that another sequence reads";
+    SlotRange = "slot.range", "a slot is inside the cache; only padding lies outside";
+    SlotDuplicate = "slot.duplicate", "no slot is written twice in one step";
+    SlotCount = "slot.count", "there is one slot for each packed token";
+    SlotDump = "slot.dump", "only padding is written to the dump slot";
+    SlotPosition = "slot.position", "a token's slot is the one that the table has for its position";
+    LengthsNegative = "lengths.negative", "a length is not negative";
+    LengthsEnds = "lengths.ends", "cumulative ends do not decrease, and have no leading 0 entry";
+    LengthsBatch = "lengths.batch", "every list of a batch has one entry for each request";
+    LengthsOverflow = "lengths.overflow", "sums of lengths fit the operator's integers";
+    LengthsCached = "lengths.cached", "the keys of a request are its cached tokens and its new ones";
+    LengthsKvBelowQ = "lengths.kv_below_q", "a causal request has at least as many keys as query rows";
+    PackedTotal = "packed.total", "the last cumulative length is the number of packed tokens";
+    IndexMisaligned = "index.misaligned", "token indices that become pages begin at a page and run through it";
+    IndexShape = "index.shape", "index lists belong together";
+    MaskShape = "mask.shape", "a packed mask has the bits that its offsets say";
+    MaskWindow = "mask.window", "a window is causal and shows at least one key";
+    ChunkSize = "chunk.size", "a chunk of local attention is a whole number of pages";
+    SplitLimits = "split.limits", "a split has at least one part, head and core";
+    RanksInterleave = "ranks.interleave", "ranks and their interleaved runs are not 0, and a block holds whole runs";
+    PadTarget = "pad.target", "a batch is padded to at least its own size";
+    DraftCount = "draft.count", "a request has more query tokens than drafts";
+    DraftRows = "draft.rows", "a request that verifies drafts has at most 16 query tokens";
+    DraftTree = "draft.tree", "a draft's parent comes before it";
+    BatchEmpty = "batch.empty", "a batch has requests, and each has query tokens";
+    BatchFormat = "batch.format", "a recorded batch is the JSON that this release writes";
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.id())
+    }
+}
+
+/// Something that breaks a [`Rule`]: by what value, what is allowed, and how to mend it. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{rule}: {holds}; given {given}, allowed: {allowed}; fix: {fix}", holds = rule.holds())]
+#[non_exhaustive]
+pub struct Refused {
+    /// The broken rule.
+    pub rule: Rule,
+    /// The value that breaks it.
+    pub given: String,
+    /// The values that would not.
+    pub allowed: String,
+    /// What to change.
+    pub fix: &'static str,
+}
+
+/// The refusal under a rule.
+#[cold]
+pub(crate) fn refused(
+    rule: Rule,
+    given: impl fmt::Display,
+    allowed: impl fmt::Display,
+    fix: &'static str,
+) -> Refused {
+    Refused {
+        rule,
+        given: given.to_string(),
+        allowed: allowed.to_string(),
+        fix,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_unique_and_told() {
+        let mut ids: Vec<_> = Rule::ALL.iter().map(|rule| rule.id()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), Rule::ALL.len());
+        let told = refused(Rule::SlotRange, 9, "0 to 7", "look at the table").to_string();
+        assert_eq!(
+            told,
+            "slot.range: a slot is inside the cache; only padding lies outside; given 9, allowed: 0 to 7; fix: look at \
+             the table"
+        );
+    }
+}

@@ -1,0 +1,366 @@
+//! The tokens that one request has in a paged cache.
+
+use super::pool::{Block, BlockPool};
+use super::refusal::{Refused, Rule, refused};
+use super::slot::slot;
+
+/// The cached tokens of one request: blocks, and how many tokens they hold.
+///
+/// A sequence may begin as a copy of another one ([`fork`](Sequence::fork), [`share_prefix`](Sequence::share_prefix)):
+/// the blocks are shared until one of the two writes into a block that both hold, which then becomes a block of its own
+/// ([`Grown::copies`]).
+#[derive(Debug)]
+pub struct Sequence {
+    pool: BlockPool,
+    blocks: Vec<Option<Block>>,
+    /// The blocks' numbers, as the table has them.
+    row: Vec<i32>,
+    len: u32,
+    /// Tokens in front that were given back.
+    dropped: u32,
+}
+
+/// What growing a sequence asks for before its new tokens are written.
+#[derive(Debug, Default)]
+#[must_use = "new tokens go to these slots, after these copies"]
+pub struct Grown {
+    /// The slot of each new token, in order.
+    pub slots: Vec<i32>,
+    /// Blocks to copy first, because the sequence shared them.
+    pub copies: Vec<BlockCopy>,
+}
+
+/// A block whose tokens have to be copied, in every layer, before anything is written to `to`. Keeps `from` from being
+/// given back.
+#[derive(Debug)]
+pub struct BlockCopy {
+    /// The shared block.
+    pub from: Block,
+    /// The block that replaces it in the sequence.
+    pub to: i32,
+}
+
+impl Sequence {
+    /// A sequence without tokens.
+    pub fn new(pool: &BlockPool) -> Self {
+        Self {
+            pool: pool.clone(),
+            blocks: Vec::new(),
+            row: Vec::new(),
+            len: 0,
+            dropped: 0,
+        }
+    }
+
+    /// The pool of its blocks.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether it has no token.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its row of the block table. Blocks that were given back in front of a window stand as 0, which nothing reads.
+    pub fn row(&self) -> &[i32] {
+        &self.row
+    }
+
+    /// The slot of a token.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] for a token that it has not, or no more.
+    pub fn slot(&self, position: u32) -> Result<i32, Refused> {
+        if position >= self.len || position < self.dropped {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!("position {position}"),
+                format_args!("{} to {}", self.dropped, self.len.saturating_sub(1)),
+                "ask for a token that is cached",
+            ));
+        }
+        slot(&self.row, position, self.pool.block_size())
+    }
+
+    /// Makes room for `tokens` more tokens. After an error the sequence is as it was.
+    ///
+    /// # Errors
+    /// [`Rule::PoolExhausted`]; [`Rule::LengthsOverflow`] for a sequence of more than INT32 tokens.
+    pub fn grow(&mut self, tokens: u32) -> Result<Grown, Refused> {
+        let block_size = self.pool.block_size();
+        let len = self.len.checked_add(tokens);
+        let Some(len) = len.filter(|len| i32::try_from(*len).is_ok()) else {
+            return Err(refused(
+                Rule::LengthsOverflow,
+                format_args!("{} tokens and {tokens} more", self.len),
+                format_args!("at most {}", i32::MAX),
+                "end the request",
+            ));
+        };
+        let first_written = (self.len / block_size) as usize;
+        let shared = |block: &Option<Block>| block.as_ref().is_some_and(Block::is_shared);
+        let mut replaced = None;
+        if tokens > 0 && self.blocks.get(first_written).is_some_and(shared) {
+            replaced = Some(self.pool.allocate()?);
+        }
+        let wanted = len.div_ceil(block_size) as usize;
+        let missing = wanted.saturating_sub(self.blocks.len());
+        let new: Vec<Block> = (0..missing)
+            .map(|_| self.pool.allocate())
+            .collect::<Result<_, _>>()?;
+
+        let mut grown = Grown::default();
+        if let Some(own) = replaced
+            && let (Some(block), Some(entry)) = (
+                self.blocks.get_mut(first_written),
+                self.row.get_mut(first_written),
+            )
+        {
+            let to = own.id();
+            *entry = to;
+            if let Some(from) = block.replace(own) {
+                grown.copies.push(BlockCopy { from, to });
+            }
+        }
+        self.row.extend(new.iter().map(Block::id));
+        self.blocks.extend(new.into_iter().map(Some));
+        for position in self.len..len {
+            grown.slots.push(slot(&self.row, position, block_size)?);
+        }
+        self.len = len;
+        Ok(grown)
+    }
+
+    /// A sequence with the same tokens in the same blocks.
+    pub fn fork(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            blocks: self.blocks.clone(),
+            row: self.row.clone(),
+            len: self.len,
+            dropped: self.dropped,
+        }
+    }
+
+    /// A sequence that begins with the first `tokens` of this one, in the same blocks.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or gave some of them back.
+    pub fn share_prefix(&self, tokens: u32) -> Result<Self, Refused> {
+        self.has(tokens)?;
+        if self.dropped > 0 && tokens > 0 {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!(
+                    "a prefix of a sequence without its first {} tokens",
+                    self.dropped
+                ),
+                "a sequence with all its tokens",
+                "share prefixes before giving blocks back",
+            ));
+        }
+        let mut prefix = self.fork();
+        prefix.truncate(tokens)?;
+        Ok(prefix)
+    }
+
+    /// Forgets the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is preempted.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or gave some of the remaining ones back.
+    pub fn truncate(&mut self, tokens: u32) -> Result<(), Refused> {
+        self.has(tokens)?;
+        let kept = tokens.div_ceil(self.pool.block_size()) as usize;
+        self.blocks.truncate(kept);
+        self.row.truncate(kept);
+        self.len = tokens;
+        self.dropped = self.dropped.min(tokens);
+        Ok(())
+    }
+
+    /// Gives back the blocks that lie wholly in front of `position`, the first token that a sliding window still shows.
+    /// A step in flight may go on reading them.
+    ///
+    /// # Errors
+    /// [`Rule::BlockWindow`] for a position behind the tokens.
+    pub fn drop_before(&mut self, position: u32) -> Result<(), Refused> {
+        if position > self.len {
+            return Err(refused(
+                Rule::BlockWindow,
+                format_args!("position {position}"),
+                format_args!("at most {}", self.len),
+                "give back what lies in front of the next query's window",
+            ));
+        }
+        let whole = (position / self.pool.block_size()) as usize;
+        let front = self.blocks.iter_mut().zip(&mut self.row).take(whole);
+        for (block, entry) in front {
+            *block = None;
+            *entry = 0;
+        }
+        let dropped = whole as u32 * self.pool.block_size();
+        self.dropped = self.dropped.max(dropped);
+        Ok(())
+    }
+
+    fn has(&self, tokens: u32) -> Result<(), Refused> {
+        if (self.dropped..=self.len).contains(&tokens) || tokens == 0 {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::SequenceLength,
+            format_args!("{tokens} tokens"),
+            format_args!("0, or {} to {}", self.dropped, self.len),
+            "keep no more tokens than there are",
+        ))
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::*;
+    use crate::kv::PadPolicy;
+    use proptest::prelude::*;
+
+    fn pool(blocks: u32) -> BlockPool {
+        BlockPool::new(blocks, 4, PadPolicy::SkipNegative).unwrap()
+    }
+
+    #[test]
+    fn growing_is_all_or_nothing() {
+        let pool = pool(2);
+        let mut sequence = Sequence::new(&pool);
+        assert_eq!(sequence.grow(5).unwrap().slots, [0, 1, 2, 3, 4]);
+        let error = sequence.grow(4).unwrap_err();
+        assert_eq!(error.rule, Rule::PoolExhausted);
+        assert_eq!((sequence.len(), sequence.row()), (5, &[0, 1][..]));
+        assert_eq!(sequence.grow(3).unwrap().slots, [5, 6, 7]);
+        assert_eq!(
+            sequence.grow(u32::MAX).unwrap_err().rule,
+            Rule::LengthsOverflow
+        );
+        assert_eq!(sequence.slot(8).unwrap_err().rule, Rule::SequenceLength);
+    }
+
+    #[test]
+    fn a_shared_block_is_copied_by_whoever_writes_first() {
+        let pool = pool(4);
+        let mut first = Sequence::new(&pool);
+        let _ = first.grow(6).unwrap();
+        let mut second = first.share_prefix(5).unwrap();
+        assert_eq!(pool.held_blocks(), 2);
+        let grown = second.grow(1).unwrap();
+        assert_eq!(grown.slots, [9]);
+        let copy = grown.copies.first().unwrap();
+        assert_eq!((copy.from.id(), copy.to), (1, 2));
+        // The copy still holds the shared block; without it the block is the first sequence's alone.
+        drop(grown);
+        assert!(first.grow(1).unwrap().copies.is_empty());
+        assert_eq!((first.row(), second.row()), (&[0, 1][..], &[0, 2][..]));
+        drop((first, second));
+        assert_eq!(pool.held_blocks(), 0);
+    }
+
+    #[test]
+    fn blocks_before_a_window_go_back() {
+        let pool = pool(4);
+        let mut sequence = Sequence::new(&pool);
+        let _ = sequence.grow(11).unwrap();
+        sequence.drop_before(9).unwrap();
+        assert_eq!((sequence.row(), pool.held_blocks()), (&[0, 0, 2][..], 1));
+        assert_eq!(sequence.slot(7).unwrap_err().rule, Rule::SequenceLength);
+        assert_eq!(sequence.slot(8).unwrap(), 8);
+        assert_eq!(
+            sequence.drop_before(12).unwrap_err().rule,
+            Rule::BlockWindow
+        );
+        assert_eq!(
+            sequence.share_prefix(9).unwrap_err().rule,
+            Rule::SequenceLength
+        );
+        assert_eq!(sequence.truncate(5).unwrap_err().rule, Rule::SequenceLength);
+        sequence.truncate(0).unwrap();
+        assert_eq!((sequence.len(), pool.held_blocks()), (0, 0));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Grow(usize, u32),
+        Fork(usize, u32),
+        Truncate(usize, u32),
+        End(usize),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            4 => (any::<usize>(), 0u32..9).prop_map(|(n, t)| Act::Grow(n, t)),
+            2 => (any::<usize>(), any::<u32>()).prop_map(|(n, t)| Act::Fork(n, t)),
+            2 => (any::<usize>(), any::<u32>()).prop_map(|(n, t)| Act::Truncate(n, t)),
+            1 => any::<usize>().prop_map(Act::End),
+        ]
+    }
+
+    proptest! {
+        /// A cache simulated by tokens with names: every sequence reads back exactly its own, however blocks are shared.
+        #[test]
+        fn every_sequence_reads_its_own_tokens(acts in prop::collection::vec(act(), 1..80)) {
+            let pool = pool(12);
+            let mut cache = [0u32; 48];
+            let mut sequences: Vec<(Sequence, Vec<u32>)> = vec![(Sequence::new(&pool), Vec::new())];
+            let mut next = 1;
+            for act in acts {
+                match act {
+                    Act::Grow(n, tokens) => {
+                        let at = n % sequences.len();
+                        let (sequence, names) = &mut sequences[at];
+                        if let Ok(grown) = sequence.grow(tokens) {
+                            for copy in &grown.copies {
+                                let from = copy.from.id() as usize * 4;
+                                cache.copy_within(from..from + 4, copy.to as usize * 4);
+                            }
+                            for slot in grown.slots {
+                                cache[slot as usize] = next;
+                                names.push(next);
+                                next += 1;
+                            }
+                        }
+                    }
+                    Act::Fork(n, tokens) => {
+                        let (sequence, names) = &sequences[n % sequences.len()];
+                        let tokens = tokens % (sequence.len() + 1);
+                        let prefix = (sequence.share_prefix(tokens).unwrap(), names[..tokens as usize].to_vec());
+                        sequences.push(prefix);
+                    }
+                    Act::Truncate(n, tokens) => {
+                        let at = n % sequences.len();
+                        let (sequence, names) = &mut sequences[at];
+                        let tokens = tokens % (sequence.len() + 1);
+                        sequence.truncate(tokens).unwrap();
+                        names.truncate(tokens as usize);
+                    }
+                    Act::End(n) if sequences.len() > 1 => { sequences.swap_remove(n % sequences.len()); }
+                    Act::End(_) => {}
+                }
+                for (sequence, names) in &sequences {
+                    for (position, name) in names.iter().enumerate() {
+                        prop_assert_eq!(cache[sequence.slot(position as u32).unwrap() as usize], *name);
+                    }
+                }
+            }
+            drop(sequences);
+            prop_assert_eq!(pool.held_blocks(), 0);
+            prop_assert_eq!(pool.free_blocks(), 12);
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Where a token of a sequence lies in a paged cache.
+//!
+//! A slot is a row of the cache seen as `[blocks * block_size, heads, dim]`: `block * block_size + place in the block`.
+
+use std::num::NonZeroU64;
+
+use ascend_spec::geometry::ContextShard;
+
+use super::pad::PadPolicy;
+use super::refusal::{Refused, Rule, refused};
+
+/// The slot of the token at `position`: `row[position / block_size] * block_size + position % block_size`.
+///
+/// # Errors
+/// [`Rule::PoolSize`] for a block size of 0, [`Rule::TableRow`] for a position behind the row, [`Rule::TableBlock`] for
+/// a negative block, [`Rule::SlotRange`] for a slot beyond INT32.
+pub fn slot(row: &[i32], position: u32, block_size: u32) -> Result<i32, Refused> {
+    let (Some(column), Some(place)) = (
+        position.checked_div(block_size),
+        position.checked_rem(block_size),
+    ) else {
+        return Err(no_block_size());
+    };
+    slot_in(block_at(row, column, position)?, place, block_size)
+}
+
+#[cold]
+fn no_block_size() -> Refused {
+    refused(
+        Rule::PoolSize,
+        "a block size of 0",
+        "1 or more tokens",
+        "give the cache's block size",
+    )
+}
+
+fn block_at(row: &[i32], column: u32, position: u32) -> Result<i32, Refused> {
+    let entry = usize::try_from(column).ok().and_then(|at| row.get(at));
+    let Some(&block) = entry else {
+        return Err(refused(
+            Rule::TableRow,
+            format_args!(
+                "position {position} in column {column} of a row of {}",
+                row.len()
+            ),
+            format_args!("columns below {}", row.len()),
+            "allocate a block for the token first",
+        ));
+    };
+    if block < 0 {
+        return Err(refused(
+            Rule::TableBlock,
+            format_args!("block {block} for position {position}"),
+            "0 or more",
+            "fill the row up to the sequence's length",
+        ));
+    }
+    Ok(block)
+}
+
+fn slot_in(block: i32, place: u32, block_size: u32) -> Result<i32, Refused> {
+    let slot = i64::from(block) * i64::from(block_size) + i64::from(place);
+    i32::try_from(slot).map_err(|_| {
+        refused(
+            Rule::SlotRange,
+            slot,
+            format_args!("at most {}", i32::MAX),
+            "use a smaller cache: slots are INT32",
+        )
+    })
+}
+
+/// How blocks are divided over the ranks that share a long context: a table entry stands for `block_size` tokens on each
+/// of `ranks` ranks, and runs of `interleave` tokens go to one rank after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Interleave {
+    ranks: u32,
+    run: u32,
+}
+
+impl Interleave {
+    /// `ranks` ranks, and `run` tokens after one another on each.
+    ///
+    /// # Errors
+    /// [`Rule::RanksInterleave`] if either is 0.
+    pub fn new(ranks: u32, run: u32) -> Result<Self, Refused> {
+        if ranks == 0 || run == 0 {
+            return Err(refused(
+                Rule::RanksInterleave,
+                format_args!("{ranks} ranks, runs of {run}"),
+                "1 or more of each",
+                "use 1 rank where the context is not divided",
+            ));
+        }
+        Ok(Self { ranks, run })
+    }
+
+    /// Number of ranks.
+    pub fn ranks(self) -> u32 {
+        self.ranks
+    }
+
+    /// Tokens after one another on one rank.
+    pub fn run(self) -> u32 {
+        self.run
+    }
+
+    /// The rank that holds a position.
+    pub fn rank_of(self, position: u32) -> u32 {
+        (position / self.run) % self.ranks
+    }
+
+    /// Number of tokens that `rank` holds of the first `len`: never negative, and 0 for ranks that do not exist.
+    pub fn local_len(self, len: u64, rank: u32) -> u64 {
+        let (ranks, run) = (u64::from(self.ranks), u64::from(self.run));
+        let counts = NonZeroU64::new(ranks).zip(NonZeroU64::new(run));
+        let shard = counts.and_then(|(ranks, run)| ContextShard::new(ranks, run, rank.into()));
+        shard.map_or(0, |shard| shard.local_len(len))
+    }
+
+    /// The slot of `position` on `rank`, or `None` where another rank holds it.
+    ///
+    /// # Errors
+    /// [`Rule::RanksInterleave`] if a block does not hold whole runs, otherwise as [`slot`].
+    pub fn slot(
+        self,
+        row: &[i32],
+        position: u32,
+        block_size: u32,
+        rank: u32,
+    ) -> Result<Option<i32>, Refused> {
+        if block_size == 0 {
+            return Err(no_block_size());
+        }
+        if !block_size.is_multiple_of(self.run) {
+            return Err(refused(
+                Rule::RanksInterleave,
+                format_args!("blocks of {block_size} tokens, runs of {}", self.run),
+                "a block size that is a multiple of the run",
+                "choose a run that divides the block size",
+            ));
+        }
+        let span = u64::from(block_size) * u64::from(self.ranks);
+        let offset = u64::from(position) % span;
+        let run = u64::from(self.run);
+        if self.rank_of(position) != rank {
+            return Ok(None);
+        }
+        let place = offset / (run * u64::from(self.ranks)) * run + offset % run;
+        let (column, place) = (u64::from(position) / span, place);
+        // Both are at most `position`.
+        let column = u32::try_from(column).unwrap_or(u32::MAX);
+        let place = u32::try_from(place).unwrap_or(u32::MAX);
+        slot_in(block_at(row, column, position)?, place, block_size).map(Some)
+    }
+}
+
+/// A cache whose blocks are larger than what the kernel takes: each block of the cache is several of the kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelBlocks {
+    kernel_block: u32,
+    times: u32,
+}
+
+impl KernelBlocks {
+    /// # Errors
+    /// [`Rule::BlockSplit`] unless `cache_block` is a multiple of `kernel_block` and neither is 0.
+    pub fn new(cache_block: u32, kernel_block: u32) -> Result<Self, Refused> {
+        let times = cache_block.checked_div(kernel_block).unwrap_or(0);
+        if times == 0 || !cache_block.is_multiple_of(kernel_block) {
+            return Err(refused(
+                Rule::BlockSplit,
+                format_args!("cache blocks of {cache_block}, kernel blocks of {kernel_block}"),
+                format_args!("cache blocks of a multiple of {kernel_block} tokens"),
+                "choose the cache's block size as a multiple of the kernel's",
+            ));
+        }
+        Ok(Self {
+            kernel_block,
+            times,
+        })
+    }
+
+    /// Tokens in a block of the kernel.
+    pub fn kernel_block(self) -> u32 {
+        self.kernel_block
+    }
+
+    /// Blocks of the kernel in one of the cache.
+    pub fn times(self) -> u32 {
+        self.times
+    }
+
+    /// The row of a table in kernel blocks: block `id` becomes `id * times .. (id + 1) * times`.
+    ///
+    /// # Errors
+    /// [`Rule::TableBlock`] for a negative block or one whose parts have no INT32 number.
+    pub fn split_row(self, row: &[i32]) -> Result<Vec<i32>, Refused> {
+        let times = i64::from(self.times);
+        let mut split = Vec::with_capacity(row.len().saturating_mul(self.times as usize));
+        for &block in row {
+            let last = i64::from(block) * times + times - 1;
+            if block < 0 || i32::try_from(last).is_err() {
+                return Err(refused(
+                    Rule::TableBlock,
+                    format_args!("block {block}"),
+                    format_args!("0 to {}", i64::from(i32::MAX) / times - 1),
+                    "split only the filled part of a row",
+                ));
+            }
+            // Checked above: the largest of them fits.
+            split.extend(
+                (0..times).filter_map(|part| i32::try_from(i64::from(block) * times + part).ok()),
+            );
+        }
+        Ok(split)
+    }
+}
+
+/// Checks the slots of one step against a cache of `slots` rows: each is padding, or inside the cache and written once.
+///
+/// # Errors
+/// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault in the list.
+pub fn check_slots(slots: &[i32], capacity: u64, pad: PadPolicy) -> Result<(), Refused> {
+    let range = |slot: i32| u64::try_from(slot).is_ok_and(|slot| slot < capacity);
+    for (token, &slot) in slots.iter().enumerate() {
+        if !pad.is_padding(slot) && !range(slot) {
+            return Err(refused(
+                Rule::SlotRange,
+                format_args!("slot {slot} of token {token}"),
+                format_args!("0 to {}, or padding", capacity.saturating_sub(1)),
+                "compute slots from the block table of this cache",
+            ));
+        }
+    }
+    let mut written: Vec<i32> = slots
+        .iter()
+        .copied()
+        .filter(|&slot| !pad.is_padding(slot))
+        .collect();
+    // Slots of consecutive tokens mostly rise already.
+    if !written.is_sorted() {
+        written.sort_unstable();
+    }
+    let twice = written.windows(2).find_map(|pair| match pair {
+        [a, b] if a == b => Some(*a),
+        _ => None,
+    });
+    match twice {
+        None => Ok(()),
+        Some(slot) => {
+            let tokens: Vec<_> = (0..).zip(slots).filter(|(_, s)| **s == slot).collect();
+            let of = |n: usize| tokens.get(n).map_or(0, |(token, _): &(usize, _)| *token);
+            Err(refused(
+                Rule::SlotDuplicate,
+                format_args!("slot {slot} for the tokens {} and {}", of(0), of(1)),
+                "each slot once a step",
+                "give the requests blocks of their own to write to",
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_slot_is_block_and_place() {
+        assert_eq!(slot(&[7, 3], 0, 16).unwrap(), 112);
+        assert_eq!(slot(&[7, 3], 17, 16).unwrap(), 49);
+        assert_eq!(slot(&[7, 3], 32, 16).unwrap_err().rule, Rule::TableRow);
+        assert_eq!(slot(&[-1], 0, 16).unwrap_err().rule, Rule::TableBlock);
+        assert_eq!(slot(&[0], 0, 0).unwrap_err().rule, Rule::PoolSize);
+        assert_eq!(slot(&[i32::MAX], 0, 16).unwrap_err().rule, Rule::SlotRange);
+    }
+
+    #[test]
+    fn cache_blocks_become_kernel_blocks() {
+        let split = KernelBlocks::new(256, 128).unwrap();
+        assert_eq!(split.split_row(&[0, 5]).unwrap(), [0, 1, 10, 11]);
+        for (cache, kernel) in [(16, 128), (192, 128), (128, 0), (0, 128)] {
+            let error = KernelBlocks::new(cache, kernel).unwrap_err();
+            assert_eq!(error.rule, Rule::BlockSplit);
+        }
+        assert_eq!(
+            split.split_row(&[i32::MAX]).unwrap_err().rule,
+            Rule::TableBlock
+        );
+    }
+
+    #[test]
+    fn faults_of_slots_are_named() {
+        let skip = PadPolicy::SkipNegative;
+        assert_eq!(check_slots(&[3, -1, 2, -1], 4, skip), Ok(()));
+        assert_eq!(
+            check_slots(&[3, 4], 4, skip).unwrap_err().rule,
+            Rule::SlotRange
+        );
+        let twice = check_slots(&[3, -1, 3], 4, skip).unwrap_err();
+        assert_eq!(twice.rule, Rule::SlotDuplicate);
+        assert_eq!(twice.given, "slot 3 for the tokens 0 and 2");
+        let dump = PadPolicy::DumpSlot(0);
+        assert_eq!(check_slots(&[0, 2, 0], 4, dump), Ok(()));
+        assert_eq!(
+            check_slots(&[-1], 4, dump).unwrap_err().rule,
+            Rule::SlotRange
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn kernel_blocks_keep_every_slot(times in 1u32..6, kernel in 1u32..40, row in prop::collection::vec(0i32..50, 1..6)) {
+            let cache = times * kernel;
+            let split = KernelBlocks::new(cache, kernel).unwrap().split_row(&row).unwrap();
+            for position in 0..cache * row.len() as u32 {
+                prop_assert_eq!(slot(&row, position, cache), slot(&split, position, kernel));
+            }
+        }
+
+        /// Every token is on one rank, in a slot of its own, and the ranks' lengths are what their tokens count.
+        #[test]
+        fn ranks_divide_a_context(ranks in 1u32..6, run in 1u32..5, runs in 1u32..5, blocks in 1u32..4, cut in 0u32..1000) {
+            let share = Interleave::new(ranks, run).unwrap();
+            let block_size = run * runs;
+            let row: Vec<i32> = (0..blocks as i32).map(|b| b * 3 + 1).collect();
+            let len = cut % (block_size * ranks * blocks + 1);
+            let mut held = vec![Vec::new(); ranks as usize];
+            for position in 0..len {
+                let mut holders = 0;
+                for rank in 0..ranks {
+                    if let Some(slot) = share.slot(&row, position, block_size, rank).unwrap() {
+                        holders += 1;
+                        prop_assert_eq!(rank, share.rank_of(position));
+                        held[rank as usize].push(slot);
+                    }
+                }
+                prop_assert_eq!(holders, 1);
+            }
+            for (rank, slots) in held.iter().enumerate() {
+                prop_assert_eq!(slots.len() as u64, share.local_len(u64::from(len), rank as u32));
+                // A rank's tokens lie in order, as in a cache of their own.
+                let own: Vec<i32> = (0..slots.len() as u32).map(|p| slot(&row, p, block_size).unwrap()).collect();
+                prop_assert_eq!(slots, &own);
+            }
+        }
+
+        #[test]
+        fn local_lengths_add_up(ranks in 1u32..2000, run in 1u32..2000, len in 0u64..u64::MAX) {
+            let share = Interleave::new(ranks, run).unwrap();
+            let sum: u128 = (0..ranks).map(|rank| u128::from(share.local_len(len, rank))).sum();
+            prop_assert_eq!(sum, u128::from(len));
+            prop_assert_eq!(share.local_len(len, ranks), 0);
+        }
+    }
+}

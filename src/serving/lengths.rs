@@ -1,0 +1,258 @@
+//! Lengths of a batch, in the two forms that operators take, which cannot be mixed up.
+
+use serde::{Deserialize, Serialize};
+
+use crate::attention::FusedInferAttention;
+use crate::kv::{Refused, Rule, refused};
+
+/// Where each request's tokens end among the packed ones: `[3, 7, 8]` for lengths of 3, 4 and 1.
+///
+/// Without a leading 0, as CANN's packed layouts take it; [`Cumulative::with_zero`] is the form of `cu_seqlens` and
+/// `query_start_loc`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<i64>")]
+pub struct Cumulative(Vec<i64>);
+
+/// The length of each request: `[3, 4, 1]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<i64>")]
+pub struct PerRequest(Vec<i64>);
+
+impl TryFrom<Vec<i64>> for Cumulative {
+    type Error = Refused;
+
+    fn try_from(ends: Vec<i64>) -> Result<Self, Refused> {
+        Self::new(ends)
+    }
+}
+
+impl TryFrom<Vec<i64>> for PerRequest {
+    type Error = Refused;
+
+    fn try_from(lengths: Vec<i64>) -> Result<Self, Refused> {
+        Self::new(lengths)
+    }
+}
+
+impl Cumulative {
+    /// Ends of requests.
+    ///
+    /// # Errors
+    /// [`Rule::LengthsEnds`] if they decrease or are negative.
+    pub fn new(ends: Vec<i64>) -> Result<Self, Refused> {
+        let mut before = 0;
+        for (request, &end) in ends.iter().enumerate() {
+            if end < before {
+                return Err(refused(
+                    Rule::LengthsEnds,
+                    format_args!("end {end} of request {request} after {before}"),
+                    format_args!("{before} or more"),
+                    "give cumulative sums; lengths of single requests are `PerRequest`",
+                ));
+            }
+            before = end;
+        }
+        Ok(Self(ends))
+    }
+
+    /// From the form with a leading 0 (`cu_seqlens`, `qo_indptr`).
+    ///
+    /// # Errors
+    /// [`Rule::LengthsEnds`] if the first entry is not 0, or the others are no ends.
+    pub fn from_with_zero(starts: &[i64]) -> Result<Self, Refused> {
+        match starts {
+            [0, ends @ ..] => Self::new(ends.to_vec()),
+            _ => Err(refused(
+                Rule::LengthsEnds,
+                format_args!("first entry {:?}", starts.first()),
+                "0",
+                "ends without a leading 0 are made by `Cumulative::new`",
+            )),
+        }
+    }
+
+    /// With a leading 0.
+    pub fn with_zero(&self) -> Vec<i64> {
+        std::iter::once(0).chain(self.0.iter().copied()).collect()
+    }
+
+    /// The length of each request.
+    pub fn per_request(&self) -> PerRequest {
+        let before = std::iter::once(&0).chain(&self.0);
+        let lengths = self.0.iter().zip(before).map(|(end, start)| end - start);
+        PerRequest(lengths.collect())
+    }
+
+    /// Number of packed tokens.
+    pub fn total(&self) -> i64 {
+        self.0.last().copied().unwrap_or(0)
+    }
+
+    /// The ends.
+    pub fn ends(&self) -> &[i64] {
+        &self.0
+    }
+}
+
+impl PerRequest {
+    /// Lengths of requests.
+    ///
+    /// # Errors
+    /// [`Rule::LengthsNegative`].
+    pub fn new(lengths: Vec<i64>) -> Result<Self, Refused> {
+        match lengths.iter().position(|len| *len < 0) {
+            None => Ok(Self(lengths)),
+            Some(request) => Err(refused(
+                Rule::LengthsNegative,
+                format_args!(
+                    "{} for request {request}",
+                    lengths.get(request).copied().unwrap_or(0)
+                ),
+                "0 or more",
+                "subtract lengths with saturation: a rank without tokens has 0",
+            )),
+        }
+    }
+
+    /// Where each request's tokens end when they are packed.
+    ///
+    /// # Errors
+    /// [`Rule::LengthsOverflow`].
+    pub fn cumulative(&self) -> Result<Cumulative, Refused> {
+        let mut sum = 0i64;
+        let mut ends = Vec::with_capacity(self.0.len());
+        for len in &self.0 {
+            sum = sum.checked_add(*len).ok_or_else(|| {
+                refused(
+                    Rule::LengthsOverflow,
+                    format_args!("{sum} and {len} tokens"),
+                    i64::MAX,
+                    "give the lengths of a batch that exists",
+                )
+            })?;
+            ends.push(sum);
+        }
+        Ok(Cumulative(ends))
+    }
+
+    /// The lengths.
+    pub fn lengths(&self) -> &[i64] {
+        &self.0
+    }
+
+    pub(crate) fn push(&mut self, len: u64) {
+        self.0.push(i64::try_from(len).unwrap_or(i64::MAX));
+    }
+}
+
+/// Query and key lengths of a call, in the form that the query's layout and the keys' place need.
+///
+/// The operator takes bare integers for all of them and computes something else if they come in the other form; here the
+/// forms are types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallLengths<'a> {
+    /// TND over a paged cache.
+    PackedPaged {
+        /// Ends of the query rows.
+        q: &'a Cumulative,
+        /// Keys of each request.
+        kv: &'a PerRequest,
+    },
+    /// TND over packed keys.
+    PackedDense {
+        /// Ends of the query rows.
+        q: &'a Cumulative,
+        /// Ends of the keys.
+        kv: &'a Cumulative,
+    },
+    /// Layouts with a batch axis.
+    Batched {
+        /// Query rows of each request; none where all rows are valid, and with a single one.
+        q: Option<&'a PerRequest>,
+        /// Keys of each request.
+        kv: &'a PerRequest,
+    },
+}
+
+impl CallLengths<'_> {
+    /// CANN's `actualSeqLengths`.
+    pub fn actual_seq_lengths(&self) -> Option<&[i64]> {
+        match self {
+            Self::PackedPaged { q, .. } | Self::PackedDense { q, .. } => Some(q.ends()),
+            Self::Batched { q, .. } => q.map(PerRequest::lengths),
+        }
+    }
+
+    /// CANN's `actualSeqLengthsKv`.
+    pub fn actual_seq_lengths_kv(&self) -> &[i64] {
+        match self {
+            Self::PackedDense { kv, .. } => kv.ends(),
+            Self::PackedPaged { kv, .. } | Self::Batched { kv, .. } => kv.lengths(),
+        }
+    }
+
+    /// Gives both to a call.
+    pub fn apply(&self, call: FusedInferAttention) -> FusedInferAttention {
+        let call = call.actual_seq_lengths_kv(self.actual_seq_lengths_kv());
+        match self.actual_seq_lengths() {
+            Some(lengths) => call.actual_seq_lengths(lengths),
+            None => call,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn wrong_forms_are_named() {
+        let rule = |ends: &[i64]| Cumulative::new(ends.to_vec()).unwrap_err().rule;
+        assert_eq!(rule(&[3, 2]), Rule::LengthsEnds);
+        assert_eq!(rule(&[-1]), Rule::LengthsEnds);
+        let leading = Cumulative::from_with_zero(&[3, 7]).unwrap_err();
+        assert_eq!(leading.rule, Rule::LengthsEnds);
+        assert!(Cumulative::from_with_zero(&[]).is_err());
+        let negative = PerRequest::new(vec![4, -1]).unwrap_err();
+        assert_eq!(negative.rule, Rule::LengthsNegative);
+        let many = PerRequest::new(vec![i64::MAX, 1]).unwrap();
+        assert_eq!(many.cumulative().unwrap_err().rule, Rule::LengthsOverflow);
+    }
+
+    #[test]
+    fn the_place_of_the_keys_decides_the_form() {
+        let per = PerRequest::new(vec![3, 4]).unwrap();
+        let ends = per.cumulative().unwrap();
+        let forms = |lengths: CallLengths<'_>| {
+            let q = lengths.actual_seq_lengths().map(<[i64]>::to_vec);
+            (q, lengths.actual_seq_lengths_kv().to_vec())
+        };
+        let (q, kv) = (&ends, &per);
+        assert_eq!(
+            forms(CallLengths::PackedPaged { q, kv }),
+            (Some(vec![3, 7]), vec![3, 4])
+        );
+        let kv = &ends;
+        assert_eq!(
+            forms(CallLengths::PackedDense { q, kv }),
+            (Some(vec![3, 7]), vec![3, 7])
+        );
+        let (q, kv) = (None, &per);
+        assert_eq!(forms(CallLengths::Batched { q, kv }), (None, vec![3, 4]));
+    }
+
+    proptest! {
+        #[test]
+        fn forms_convert_both_ways(lengths in prop::collection::vec(0i64..1000, 0..20)) {
+            let per = PerRequest::new(lengths).unwrap();
+            let ends = per.cumulative().unwrap();
+            prop_assert_eq!(&ends.per_request(), &per);
+            prop_assert_eq!(&Cumulative::from_with_zero(&ends.with_zero()).unwrap(), &ends);
+            prop_assert_eq!(ends.total(), per.lengths().iter().sum::<i64>());
+            let json = serde_json::to_string(&ends).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Cumulative>(&json).unwrap(), ends);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Attention within fixed chunks of the context, by requests that do not exist.
+//!
+//! With chunks of C tokens a query sees, causally, the keys of its own chunk alone. An operator that knows causal
+//! attention computes it if each piece of a request that lies in one chunk becomes a request of its own.
+
+use std::num::NonZeroU64;
+
+use ascend_spec::geometry::LocalChunks;
+
+use crate::kv::{PageTable, Refused, Rule, refused};
+
+use super::lengths::PerRequest;
+
+/// The virtual batch of a batch with local attention.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalBatch {
+    /// Query rows of each virtual request.
+    pub q_lengths: PerRequest,
+    /// Keys of each virtual request.
+    pub kv_lengths: PerRequest,
+    /// The real request that each belongs to.
+    pub request: Vec<usize>,
+    /// Position of each virtual request's first key: a multiple of the chunk.
+    pub first_key: Vec<u64>,
+    /// Pages of each virtual request.
+    pub table: PageTable,
+}
+
+impl LocalBatch {
+    /// Divides a batch of `q_lengths` new tokens each, that have `kv_lengths` keys with them, into chunks of `chunk`.
+    ///
+    /// # Errors
+    /// [`Rule::ChunkSize`] unless `chunk` is a multiple of `page_size` and neither is 0: a chunk would begin within a
+    /// page. [`Rule::LengthsBatch`] for lists of different lengths, [`Rule::LengthsKvBelowQ`], [`Rule::TableRow`],
+    /// [`Rule::LengthsOverflow`].
+    pub fn new(
+        q_lengths: &PerRequest,
+        kv_lengths: &PerRequest,
+        table: &PageTable,
+        page_size: u32,
+        chunk: u32,
+    ) -> Result<Self, Refused> {
+        let whole = chunk.checked_rem(page_size) == Some(0);
+        let Some(size) = NonZeroU64::new(chunk.into()).filter(|_| whole) else {
+            return Err(refused(
+                Rule::ChunkSize,
+                format_args!("chunks of {chunk} tokens in pages of {page_size}"),
+                format_args!("a multiple of {page_size}"),
+                "choose a page size that divides the chunk",
+            ));
+        };
+        let (q, kv) = (q_lengths.lengths(), kv_lengths.lengths());
+        if q.len() != kv.len() || q.len() != table.requests() {
+            return Err(refused(
+                Rule::LengthsBatch,
+                format_args!(
+                    "{} query lengths, {} key lengths, {} rows",
+                    q.len(),
+                    kv.len(),
+                    table.requests()
+                ),
+                "as many of each",
+                "make them from the same batch",
+            ));
+        }
+        let mut local = Self::default();
+        let mut rows = Vec::new();
+        for (request, (&q, &kv)) in q.iter().zip(kv).enumerate() {
+            if q > kv {
+                return Err(refused(
+                    Rule::LengthsKvBelowQ,
+                    format_args!("{q} query rows and {kv} keys of request {request}"),
+                    "at least as many keys",
+                    "count the new tokens as keys too",
+                ));
+            }
+            let Ok(len) = u32::try_from(kv) else {
+                return Err(refused(
+                    Rule::LengthsOverflow,
+                    format_args!("{kv} keys of request {request}"),
+                    u32::MAX,
+                    "end the request",
+                ));
+            };
+            let used = table.used(request, len, page_size)?;
+            let page = |position: u64| usize::try_from(position / u64::from(page_size)).ok();
+            // Neither is negative.
+            let chunks = LocalChunks::new(size, q.unsigned_abs(), kv.unsigned_abs());
+            for part in chunks.virtual_sequences() {
+                local.q_lengths.push(part.q_len);
+                local.kv_lengths.push(part.kv_len);
+                local.request.push(request);
+                local.first_key.push(part.kv_start);
+                let last = page(part.kv_start + part.kv_len - 1);
+                let pages = page(part.kv_start).zip(last);
+                rows.push(
+                    pages
+                        .and_then(|(from, to)| used.get(from..=to))
+                        .unwrap_or(&[]),
+                );
+            }
+        }
+        local.table = PageTable::from_rows(&rows);
+        Ok(local)
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn per(lengths: &[i64]) -> PerRequest {
+        PerRequest::new(lengths.to_vec()).unwrap()
+    }
+
+    fn table(kv: &[i64], page: u32) -> PageTable {
+        let row = |(request, len): (i32, &i64)| -> Vec<i32> {
+            let pages = (*len as u32).div_ceil(page) as i32;
+            (0..pages).map(|page| request * 100 + page).collect()
+        };
+        let rows: Vec<Vec<i32>> = (0..).zip(kv).map(row).collect();
+        PageTable::from_rows(&rows)
+    }
+
+    /// The example of SGLang's description: queries of 4, 10 and 5 tokens, 6, 17 and 9 keys, chunks of 4.
+    #[test]
+    fn three_requests_become_eight() {
+        let (q, kv) = ([4, 10, 5], [6, 17, 9]);
+        let local = LocalBatch::new(&per(&q), &per(&kv), &table(&kv, 2), 2, 4).unwrap();
+        assert_eq!(local.q_lengths.lengths(), [2, 2, 1, 4, 4, 1, 4, 1]);
+        assert_eq!(local.kv_lengths.lengths(), [4, 2, 4, 4, 4, 1, 4, 1]);
+        assert_eq!(local.request, [0, 0, 1, 1, 1, 1, 2, 2]);
+        assert_eq!(local.first_key, [0, 4, 4, 8, 12, 16, 4, 8]);
+        assert_eq!(local.table.row(5), Some(&[108, 0][..]));
+        assert_eq!(local.table.row(6), Some(&[202, 203][..]));
+    }
+
+    #[test]
+    fn chunks_that_break_pages_are_refused() {
+        let one = per(&[4]);
+        for (page, chunk) in [(16, 8), (16, 24), (0, 4), (4, 0)] {
+            let error = LocalBatch::new(&one, &one, &table(&[4], 4), page, chunk).unwrap_err();
+            assert_eq!(error.rule, Rule::ChunkSize);
+        }
+        let two = per(&[4, 4]);
+        let error = LocalBatch::new(&two, &one, &table(&[4], 4), 4, 4).unwrap_err();
+        assert_eq!(error.rule, Rule::LengthsBatch);
+        let error = LocalBatch::new(&per(&[5]), &one, &table(&[4], 4), 4, 4).unwrap_err();
+        assert_eq!(error.rule, Rule::LengthsKvBelowQ);
+    }
+
+    proptest! {
+        /// Each query sees, bottom-right causally in its virtual request, exactly the keys up to itself in its chunk.
+        #[test]
+        fn virtual_requests_see_their_chunk(requests in prop::collection::vec((0i64..40, 0i64..40), 1..5), page in 1u32..5, pages in 1u32..5) {
+            let chunk = page * pages;
+            let q: Vec<i64> = requests.iter().map(|(q, _)| *q).collect();
+            let kv: Vec<i64> = requests.iter().map(|(q, cached)| q + cached).collect();
+            let table = table(&kv, page);
+            let local = LocalBatch::new(&per(&q), &per(&kv), &table, page, chunk).unwrap();
+            let mut virtual_rows = Vec::new();
+            for (v, (&rows, &keys)) in local.q_lengths.lengths().iter().zip(local.kv_lengths.lengths()).enumerate() {
+                let request = local.request[v];
+                for i in 0..rows {
+                    let first = local.first_key[v] as i64;
+                    let sees: Vec<i64> = (0..keys).filter(|j| *j <= i + keys - rows).map(|j| j + first).collect();
+                    for key in &sees {
+                        let at = (*key - first) as u32;
+                        let slot = crate::kv::slot(local.table.row(v).unwrap(), at, page);
+                        prop_assert_eq!(slot, crate::kv::slot(table.row(request).unwrap(), *key as u32, page));
+                    }
+                    virtual_rows.push((request, sees));
+                }
+            }
+            let mut rows = Vec::new();
+            for (request, (q, kv)) in q.iter().zip(&kv).enumerate() {
+                for position in kv - q..*kv {
+                    let first = position / i64::from(chunk) * i64::from(chunk);
+                    rows.push((request, (first..=position).collect::<Vec<_>>()));
+                }
+            }
+            prop_assert_eq!(virtual_rows, rows);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! From a batch of requests to attention calls.
+//!
+//! - [`Cumulative`] and [`PerRequest`]: lengths that cannot be mixed up; [`CallLengths`] gives a call the form it needs.
+//! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](crate::kv::PageTable): the index formats of engines.
+//! - [`LocalBatch`]: attention within chunks, by virtual requests.
+//! - [`DraftTree`], [`CustomMask`]: speculative decoding.
+//! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
+
+mod custom_mask;
+mod draft_tree;
+mod index;
+mod lengths;
+mod local_attention;
+mod split_kv;
+
+pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
+pub use draft_tree::{Accepted, DraftTree};
+pub use index::{PageIndices, TokenIndices, window_start};
+pub use lengths::{CallLengths, Cumulative, PerRequest};
+pub use local_attention::LocalBatch;
+pub use split_kv::SplitLimits;
