@@ -1,6 +1,7 @@
 //! What the environment chooses: see the table in the crate's documentation.
 
 use crate::fault::Plan;
+use crate::kernel::Level;
 use crate::status::{Failure, Outcome, PARAM_INVALID, failure};
 use ascend_spec::Soc;
 use std::cell::Cell;
@@ -42,6 +43,8 @@ pub(crate) struct Config {
     pub devices: u32,
     /// Threads of the kernel pool.
     pub threads: usize,
+    /// Instruction set of the kernels, if not the best.
+    pub simd: Option<Level>,
     /// Bytes of memory of one device, if chosen.
     pub memory: Option<u64>,
     pub faults: Plan,
@@ -78,6 +81,13 @@ impl Config {
             return Err(refuse("ASCEND_EMU_SOC", &soc_text, allowed));
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let simd = match var("ASCEND_EMU_SIMD") {
+            None => None,
+            Some(text) => Some(Level::named(text.trim()).ok_or_else(|| {
+                let allowed: Vec<_> = Level::all().into_iter().map(Level::name).collect();
+                refuse("ASCEND_EMU_SIMD", &text, &allowed.join(", "))
+            })?),
+        };
         let faults = match var("ASCEND_EMU_FAULT") {
             None => Plan::default(),
             Some(text) => {
@@ -94,6 +104,7 @@ impl Config {
             threads: number("ASCEND_EMU_THREADS", 1, 4096)?
                 .and_then(|n| usize::try_from(n).ok())
                 .unwrap_or(cores),
+            simd,
             memory: number("ASCEND_EMU_MEMORY", 1 << 12, 1 << 44)?,
             faults,
         })
@@ -109,6 +120,7 @@ impl Config {
                     soc: Soc::AtlasA2,
                     devices: 2,
                     threads: 1,
+                    simd: None,
                     memory: None,
                     faults: Plan::default(),
                 };
@@ -198,6 +210,7 @@ mod tests {
         assert_eq!(config.devices, 2);
         assert!(config.threads >= 1);
         assert_eq!(config.memory, None);
+        assert_eq!(config.simd, None);
     }
 
     #[test]
@@ -208,12 +221,14 @@ mod tests {
             ("ASCEND_EMU_DEVICES", "8"),
             ("ASCEND_EMU_THREADS", "3"),
             ("ASCEND_EMU_MEMORY", "1048576"),
+            ("ASCEND_EMU_SIMD", "portable"),
         ])
         .unwrap();
         assert_eq!(config.check, Check::Strict);
         assert_eq!(config.soc, Soc::AtlasA3);
         assert_eq!((config.devices, config.threads), (8, 3));
         assert_eq!(config.memory, Some(1 << 20));
+        assert_eq!(config.simd, Level::named("portable"));
     }
 
     #[test]
@@ -225,6 +240,7 @@ mod tests {
             ("ASCEND_EMU_DEVICES", "65"),
             ("ASCEND_EMU_THREADS", "many"),
             ("ASCEND_EMU_MEMORY", "-1"),
+            ("ASCEND_EMU_SIMD", "mmx"),
             ("ASCEND_EMU_FAULT", "malloc"),
         ] {
             let failure = read(&[(name, value)]).unwrap_err();

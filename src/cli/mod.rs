@@ -1,6 +1,8 @@
 //! Command line: arguments and exit codes.
 
 mod area;
+#[cfg(feature = "emulation")]
+mod bench;
 mod check;
 mod doctor;
 mod explain;
@@ -39,6 +41,8 @@ struct Arguments {
 enum Command {
     Run(replay::Arguments),
     Check(check::Arguments),
+    #[cfg(feature = "emulation")]
+    Bench(bench::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -92,6 +96,8 @@ pub(crate) fn main() -> ExitCode {
     let done = match arguments.command {
         Command::Run(arguments) => replay::run(&arguments, &mut output),
         Command::Check(arguments) => check::run(&arguments, &mut output),
+        #[cfg(feature = "emulation")]
+        Command::Bench(arguments) => bench::run(&arguments, &mut output),
         Command::Doctor(arguments) => doctor::run(&arguments, &mut output),
     };
     match done {

@@ -32,6 +32,7 @@ mod mask;
 mod output;
 mod panel;
 pub mod reference;
+pub mod roof;
 mod schedule;
 mod scratch;
 mod simd;
@@ -48,7 +49,7 @@ use attention::Attention;
 pub use blocks::BadBlock;
 use element::Element;
 use half::{bf16, f16};
-use simd::Level;
+pub(crate) use simd::Level;
 use std::fmt;
 
 /// Base addresses of the tensors of one call; null where the call has none.
@@ -100,16 +101,43 @@ pub unsafe fn run(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Result<(), Un
     if let Some(dtype) = unsupported(problem) {
         return Err(UnsupportedType(dtype));
     }
+    let level = Level::chosen();
     // SAFETY: the caller keeps this contract; the tensors have the type that the problem says.
     unsafe {
         match problem.dtype() {
-            DType::Float16 => run_as::<f16>(problem, buffers, Level::detect()),
-            DType::Bf16 => run_as::<bf16>(problem, buffers, Level::detect()),
-            DType::Float => run_as::<f32>(problem, buffers, Level::detect()),
+            DType::Float16 => run_as::<f16>(problem, buffers, level),
+            DType::Bf16 => run_as::<bf16>(problem, buffers, level),
+            DType::Float => run_as::<f32>(problem, buffers, level),
             other => return Err(UnsupportedType(other)),
         }
     }
     Ok(())
+}
+
+/// [`run`] in single precision: every tensor of the problem's own element type holds `FLOAT` instead, which the operator
+/// does not take.
+///
+/// # Errors
+/// As for [`run`].
+///
+/// # Safety
+///
+/// As for [`run`], with four bytes for each element of these tensors.
+pub unsafe fn run_single(
+    problem: &Problem<'_>,
+    buffers: &Buffers<'_>,
+) -> Result<(), UnsupportedType> {
+    if let Some(dtype) = unsupported(problem) {
+        return Err(UnsupportedType(dtype));
+    }
+    // SAFETY: the caller keeps this contract.
+    unsafe { run_as::<f32>(problem, buffers, Level::chosen()) };
+    Ok(())
+}
+
+/// Name of the instruction set that [`run`] computes with.
+pub fn instruction_set() -> &'static str {
+    Level::chosen().name()
 }
 
 /// The first entry of the block table that [`run`] would look up and that names no block of the cache.

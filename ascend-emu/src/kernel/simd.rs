@@ -5,6 +5,8 @@
 //! single elements of a [`Vector`] is left to the compiler to vectorise. What it does not do reliably has a name here:
 //! keeping accumulators in registers, fused multiply-add, conversion of half precision.
 
+use crate::config::config;
+
 /// Floats in one [`Vector`]: two AVX registers, four NEON ones.
 pub(super) const WIDTH: usize = 16;
 
@@ -15,6 +17,9 @@ pub(super) type Vector = [f32; WIDTH];
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// A [`Vector`] in registers.
     type Register: Copy;
+
+    /// Sums that a kernel keeps in registers, with room for what is added to them.
+    const ACCUMULATORS: usize;
 
     /// From memory.
     fn load(self, values: &Vector) -> Self::Register;
@@ -55,7 +60,7 @@ pub(super) trait Kernel {
 
 /// An instruction set that this machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Level(Set);
+pub(crate) struct Level(Set);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
@@ -71,11 +76,35 @@ impl Level {
 
     /// The best that this machine has.
     pub(super) fn detect() -> Self {
+        let best = Level::all().into_iter().next();
+        best.unwrap_or(Level(Set::Portable(Portable)))
+    }
+
+    /// The one that the environment asks for, or else the best.
+    pub(super) fn chosen() -> Self {
+        config().simd.unwrap_or_else(Level::detect)
+    }
+
+    /// The one of this name, if this machine has it.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Level::all().into_iter().find(|level| level.name() == name)
+    }
+
+    /// What this machine has, the best first.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
-        if let Some(avx2) = x86::Avx2::detect() {
-            return Level(Set::Avx2(avx2));
+        all.extend(x86::Avx2::detect().map(|avx2| Level(Set::Avx2(avx2))));
+        all.push(Level(Set::Portable(Portable)));
+        all
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            Set::Portable(_) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(_) => "avx2",
         }
-        Level(Set::Portable(Portable))
     }
 
     /// Runs `kernel` under this instruction set.
@@ -94,6 +123,8 @@ pub(super) struct Portable;
 
 impl Simd for Portable {
     type Register = Vector;
+
+    const ACCUMULATORS: usize = if cfg!(target_arch = "aarch64") { 6 } else { 2 };
 
     #[inline(always)]
     fn load(self, values: &Vector) -> Vector {
@@ -251,6 +282,8 @@ mod x86 {
 
     impl Simd for Avx2 {
         type Register = [__m256; 2];
+
+        const ACCUMULATORS: usize = 6;
 
         #[inline(always)]
         fn load(self, values: &Vector) -> Self::Register {

@@ -1,0 +1,410 @@
+//! The cases of the benchmark: attention calls by name, described, checked by the contract and filled with numbers.
+
+use ascend_attention::spec::fia::{FiaCall, Operand, Problem, Version};
+use ascend_attention::spec::{DType, Extents, Layout, Soc, SparseMode, TensorDesc};
+use ascend_attention::{bf16, f16};
+use ascend_emu::kernel::{self, Buffers};
+
+/// Which keys are visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    All,
+    Causal,
+    /// So many keys up to the row's own.
+    Window(i64),
+    /// A mask tensor that hides each tenth key, at random.
+    Random,
+    /// A mask tensor that says the same as `Causal`.
+    Triangular,
+}
+
+/// One call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    batch: i64,
+    heads: i64,
+    kv_heads: i64,
+    rows: i64,
+    keys: i64,
+    dim: i64,
+    /// Elements of the rotary part.
+    rope: i64,
+    sight: Sight,
+    paged: bool,
+}
+
+const fn case(
+    name: &'static str,
+    [batch, heads, kv_heads, rows, keys, dim]: [i64; 6],
+    sight: Sight,
+) -> Case {
+    Case {
+        name,
+        batch,
+        heads,
+        kv_heads,
+        rows,
+        keys,
+        dim,
+        rope: 0,
+        sight,
+        paged: false,
+    }
+}
+
+/// All of them.
+pub(crate) const CASES: &[Case] = &[
+    case(
+        "causal_1024_h8_d128",
+        [1, 8, 8, 1024, 1024, 128],
+        Sight::Causal,
+    ),
+    case(
+        "causal_2048_h8_d128",
+        [1, 8, 8, 2048, 2048, 128],
+        Sight::Causal,
+    ),
+    case(
+        "causal_4096_h8_d128",
+        [1, 8, 8, 4096, 4096, 128],
+        Sight::Causal,
+    ),
+    case(
+        "causal_2048_h32kv8_d128",
+        [1, 32, 8, 2048, 2048, 128],
+        Sight::Causal,
+    ),
+    case("full_2048_h8_d64", [1, 8, 8, 2048, 2048, 64], Sight::All),
+    case(
+        "mask_2048_h8_d128",
+        [1, 8, 8, 2048, 2048, 128],
+        Sight::Random,
+    ),
+    case(
+        "tril_mask_2048_h8_d128",
+        [1, 8, 8, 2048, 2048, 128],
+        Sight::Triangular,
+    ),
+    case(
+        "decode_b16_h32kv8_4096_d128",
+        [16, 32, 8, 1, 4096, 128],
+        Sight::All,
+    ),
+    Case {
+        paged: true,
+        ..case(
+            "decode_paged_b16_h32kv8_4096_d128",
+            [16, 32, 8, 1, 4096, 128],
+            Sight::All,
+        )
+    },
+    case(
+        "swa512_8192_h4_d128",
+        [1, 4, 4, 8192, 8192, 128],
+        Sight::Window(512),
+    ),
+    Case {
+        paged: true,
+        rope: 64,
+        ..case("mla_decode_8x4k", [8, 32, 1, 1, 4096, 512], Sight::All)
+    },
+];
+
+/// Tokens in a block of a paged cache.
+const BLOCK: i64 = 128;
+
+/// A call that is ready to run.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    case: Case,
+    /// Element type of query, key, value and output.
+    held: DType,
+    key: Vec<TensorDesc>,
+    plain: FiaCall<'static>,
+    kv_lens: Option<Vec<i64>>,
+    tensors: Vec<(Operand, Vec<u64>)>,
+}
+
+impl Case {
+    /// Scores that are computed if no visible one is left out and no hidden one is computed.
+    fn scores(&self) -> f64 {
+        let (rows, keys) = (self.rows as f64, self.keys as f64);
+        let a_head = match self.sight {
+            Sight::All => rows * keys,
+            Sight::Random => rows * keys * 0.9,
+            Sight::Causal | Sight::Triangular => rows * (rows + 1.0) / 2.0,
+            Sight::Window(size) => {
+                let size = size as f64;
+                size * (size + 1.0) / 2.0 + (rows - size) * size
+            }
+        };
+        a_head * (self.batch * self.heads) as f64
+    }
+
+    /// Floating-point operations of both products over the visible scores.
+    pub(crate) fn flops(&self) -> f64 {
+        self.scores() * 2.0 * (self.dim + self.rope + self.dim) as f64
+    }
+
+    /// Bytes that have to move at least: each tensor once.
+    pub(crate) fn bytes(&self, held: DType) -> f64 {
+        let size = held.size().unwrap_or(0) as f64;
+        let query = self.batch * self.heads * self.rows * (2 * self.dim + self.rope);
+        let cached = match self.rope {
+            // The value is a part of the key.
+            1.. => self.dim + self.rope,
+            _ => 2 * self.dim,
+        };
+        let cache = self.batch * self.kv_heads * self.keys * cached;
+        (query + cache) as f64 * size
+    }
+
+    /// Describes the call and fills its tensors; `FLOAT` goes to the kernels in single precision.
+    pub(crate) fn prepare(self, held: DType) -> Result<Prepared, String> {
+        let described = match held {
+            DType::Float => DType::Float16,
+            half => half,
+        };
+        let layout = Layout::Bnsd;
+        let of = |heads, rows, dim| Extents {
+            batch: self.batch,
+            heads,
+            rows,
+            dim,
+        };
+        let desc = |dtype, shape: &[i64]| {
+            TensorDesc::contiguous(dtype, shape).ok_or_else(|| format!("no shape {shape:?}"))
+        };
+        let query = of(self.heads, self.rows, self.dim);
+        let mut plain = FiaCall::new(layout.as_str());
+        plain.query = Some(TensorDesc::packed(described, layout.input().shape(query)));
+        plain.attention_out = Some(TensorDesc::packed(described, layout.out_shape(query)));
+        plain.num_heads = self.heads;
+        plain.num_key_value_heads = self.kv_heads;
+        plain.scale = 1.0 / ((self.dim + self.rope) as f64).sqrt();
+        let blocks = self.batch * self.keys / BLOCK;
+        let cache = |dim| match self.paged {
+            true => desc(described, &[blocks, self.kv_heads, BLOCK, dim]),
+            false => desc(described, &[self.batch, self.kv_heads, self.keys, dim]),
+        };
+        let mut kv_lens = None;
+        if self.paged {
+            plain.block_size = BLOCK;
+            plain.block_table = Some(desc(DType::Int32, &[self.batch, self.keys / BLOCK])?);
+            kv_lens = Some(vec![self.keys; self.batch as usize]);
+        }
+        if self.rope > 0 {
+            let rope = of(self.heads, self.rows, self.rope);
+            plain.query_rope = Some(TensorDesc::packed(described, layout.input().shape(rope)));
+            plain.key_rope = Some(cache(self.rope)?);
+        }
+        let mode = match self.sight {
+            Sight::Causal => SparseMode::RightDownCausal,
+            Sight::Window(size) => {
+                (plain.pre_tokens, plain.next_tokens) = (size - 1, 0);
+                SparseMode::Band
+            }
+            _ => SparseMode::DefaultMask,
+        };
+        plain.sparse_mode = mode.acl();
+        plain.atten_mask = match self.sight {
+            Sight::All => None,
+            Sight::Causal | Sight::Window(_) => {
+                Some(desc(DType::Bool, &[SparseMode::COMPRESSED_MASK_SIZE; 2])?)
+            }
+            Sight::Random | Sight::Triangular => Some(desc(DType::Bool, &[self.rows, self.keys])?),
+        };
+        let mut prepared = Prepared {
+            case: self,
+            held,
+            key: vec![cache(self.dim)?],
+            plain,
+            kv_lens,
+            tensors: Vec::new(),
+        };
+        prepared.fill()?;
+        Ok(prepared)
+    }
+}
+
+impl Prepared {
+    fn call(&self) -> FiaCall<'_> {
+        FiaCall {
+            key: &self.key,
+            value: &self.key,
+            actual_seq_lengths_kv: self.kv_lens.as_deref(),
+            ..self.plain.clone()
+        }
+    }
+
+    /// Hands the call to `work`, resolved.
+    pub(crate) fn with<R>(&mut self, work: impl FnOnce(&mut Ready<'_>) -> R) -> Result<R, String> {
+        let mut tensors = std::mem::take(&mut self.tensors);
+        let call = self.call();
+        let problem = call
+            .check(Version::V4, Soc::AtlasA2)
+            .map_err(|refusal| refusal.to_string())?;
+        let result = work(&mut Ready {
+            held: self.held,
+            problem: &problem,
+            tensors: &mut tensors,
+        });
+        self.tensors = tensors;
+        Ok(result)
+    }
+
+    /// Numbers for every tensor of the call.
+    fn fill(&mut self) -> Result<(), String> {
+        let call = self.call();
+        let operands = [
+            Operand::Query,
+            Operand::QueryRope,
+            Operand::Key(0),
+            Operand::Value(0),
+            Operand::KeyRope,
+            Operand::AttenMask,
+            Operand::BlockTable,
+            Operand::AttentionOut,
+        ];
+        let mut tensors = Vec::new();
+        for operand in operands {
+            // The absorbed form has key and value in one tensor.
+            if operand == Operand::Value(0) && self.case.rope > 0 {
+                continue;
+            }
+            let Some(desc) = operand.of(&call) else {
+                continue;
+            };
+            let held = match operand {
+                Operand::AttenMask | Operand::BlockTable => desc.dtype,
+                _ => self.held,
+            };
+            let count = desc.elements().unwrap_or(0) as usize;
+            let size = held.size().unwrap_or(1);
+            let mut words = vec![0u64; (count * size).div_ceil(8)];
+            let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ count as u64);
+            match operand {
+                Operand::AttentionOut => {}
+                Operand::AttenMask => {
+                    let columns = self.case.keys as usize;
+                    let sight = self.case.sight;
+                    each(&mut words, |at| match sight {
+                        Sight::Triangular => u8::from(at % columns > at / columns),
+                        Sight::Random => u8::from(random.below(10) == 0),
+                        _ => 0,
+                    });
+                }
+                Operand::BlockTable => {
+                    let mut ids: Vec<u32> = (0..count as u32).collect();
+                    for last in (1..count).rev() {
+                        ids.swap(last, random.below(last + 1));
+                    }
+                    each(&mut words, |at| ids.get(at).copied().unwrap_or(0));
+                }
+                _ => match held {
+                    DType::Float16 => {
+                        each(&mut words, |_| f16::from_f32(random.number()).to_bits());
+                    }
+                    DType::Bf16 => each(&mut words, |_| bf16::from_f32(random.number()).to_bits()),
+                    _ => each(&mut words, |_| random.number().to_bits()),
+                },
+            }
+            tensors.push((operand, words));
+        }
+        self.tensors = tensors;
+        Ok(())
+    }
+}
+
+/// A call, resolved, and the memory of its tensors.
+#[derive(Debug)]
+pub(crate) struct Ready<'a> {
+    held: DType,
+    problem: &'a Problem<'a>,
+    tensors: &'a mut Vec<(Operand, Vec<u64>)>,
+}
+
+impl Ready<'_> {
+    /// Computes it once on the current pool.
+    pub(crate) fn run(&mut self) -> Result<(), String> {
+        let base: Vec<(Operand, *mut u8)> = self
+            .tensors
+            .iter_mut()
+            .map(|(operand, words)| (*operand, words.as_mut_ptr().cast()))
+            .collect();
+        let base = |wanted: Operand| {
+            let find = |wanted| base.iter().find(|(operand, _)| *operand == wanted);
+            let found = find(wanted).or_else(|| match wanted {
+                Operand::Value(index) => find(Operand::Key(index)),
+                _ => None,
+            });
+            found.map_or(std::ptr::null_mut(), |&(_, address)| address)
+        };
+        let buffers = Buffers(&base);
+        // SAFETY: each tensor has the memory of its description, four bytes an element where single precision is held.
+        let done = unsafe {
+            match self.held {
+                DType::Float => kernel::run_single(self.problem, &buffers),
+                _ => kernel::run(self.problem, &buffers),
+            }
+        };
+        done.map_err(|unsupported| unsupported.to_string())
+    }
+}
+
+/// Numbers of a xorshift generator.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        ((self.next() >> 33) as usize) % end
+    }
+
+    /// Between -1 and 1.
+    fn number(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+/// An integer that tensors are filled with, by its bytes in memory.
+trait Bits: Copy {
+    const SIZE: usize;
+    fn widen(self) -> u64;
+}
+
+macro_rules! bits {
+    ($($type:ty),*) => {$(
+        impl Bits for $type {
+            const SIZE: usize = size_of::<$type>();
+            fn widen(self) -> u64 {
+                u64::from(self)
+            }
+        }
+    )*};
+}
+
+bits!(u8, u16, u32);
+
+/// Puts number after number into memory, in the machine's order of bytes.
+fn each<T: Bits>(words: &mut [u64], mut number: impl FnMut(usize) -> T) {
+    let lanes = 8 / T::SIZE;
+    for (index, word) in words.iter_mut().enumerate() {
+        *word = 0;
+        for lane in 0..lanes {
+            let place = if cfg!(target_endian = "little") {
+                lane
+            } else {
+                lanes - 1 - lane
+            };
+            *word |= number(index * lanes + lane).widen() << (8 * T::SIZE * place);
+        }
+    }
+}

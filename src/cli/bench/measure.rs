@@ -1,0 +1,160 @@
+//! Time of a call, next to what the machine can do at that moment.
+
+use super::cases::{Case, Ready};
+use ascend_attention::spec::DType;
+use ascend_emu::kernel::roof;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Runs at least.
+const RUNS: usize = 5;
+
+/// More runs until this has passed.
+const ENOUGH: Duration = Duration::from_millis(800);
+
+/// Runs at most.
+const MOST_RUNS: usize = 40;
+
+/// Thousands of operations of one burst of arithmetic: some milliseconds.
+const BURST: u64 = 300_000;
+
+/// Floats that memory is measured with, more than caches hold.
+const MEMORY: usize = 96 << 20;
+
+/// Threads, and memory to measure them with.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    pool: ThreadPool,
+    threads: usize,
+    memory: Vec<f32>,
+}
+
+/// What came of one case.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    /// Median.
+    pub(crate) seconds: f64,
+    /// Operations a second, by the median.
+    pub(crate) gflops: f64,
+    /// Time at the roof over time: the roof is the slower of all operations at the measured peak and all bytes at the
+    /// measured rate of reading, both taken right before and after each run. Median of the runs.
+    pub(crate) fraction_of_peak: f64,
+    pub(crate) bytes_per_second: f64,
+    /// Whether the roof is that of memory.
+    pub(crate) memory_bound: bool,
+    pub(crate) peak_gflops: f64,
+    pub(crate) read_bytes_per_second: f64,
+    pub(crate) copy_bytes_per_second: f64,
+    pub(crate) runs: usize,
+}
+
+impl Bench {
+    pub(crate) fn new(threads: usize) -> Result<Self, String> {
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            pool,
+            threads,
+            memory: vec![1.0; MEMORY],
+        })
+    }
+
+    /// Operations a second, all threads at once.
+    fn peak(&self) -> f64 {
+        let start = Instant::now();
+        let done: u64 = self
+            .pool
+            .broadcast(|_| roof::multiply_add(BURST))
+            .iter()
+            .sum();
+        done as f64 / start.elapsed().as_secs_f64()
+    }
+
+    /// Bytes read a second, all threads at once.
+    fn read(&self) -> f64 {
+        let part = self.memory.len() / self.threads;
+        let start = Instant::now();
+        self.pool.broadcast(|at| {
+            let first = at.index() * part;
+            black_box(roof::read(&self.memory[first..first + part]))
+        });
+        (part * self.threads * size_of::<f32>()) as f64 / start.elapsed().as_secs_f64()
+    }
+
+    /// Bytes copied a second, all threads at once; each counts once, though it is read and written.
+    fn copy(&mut self) -> f64 {
+        let (from, to) = self.memory.split_at_mut(MEMORY / 2);
+        let part = from.len().div_ceil(self.threads);
+        let start = Instant::now();
+        self.pool.scope(|scope| {
+            for (from, to) in from.chunks(part).zip(to.chunks_mut(part)) {
+                scope.spawn(move |_| to.copy_from_slice(from));
+            }
+        });
+        (size_of::<f32>() * MEMORY / 2) as f64 / start.elapsed().as_secs_f64()
+    }
+
+    /// Measures one case.
+    pub(crate) fn measure(
+        &mut self,
+        case: &Case,
+        held: DType,
+        ready: &mut Ready<'_>,
+    ) -> Result<Measured, String> {
+        let (flops, bytes) = (case.flops(), case.bytes(held));
+        let copy = self.copy();
+        let (mut peak, mut read) = (self.peak(), self.read());
+        let memory_bound = bytes / read > flops / peak;
+        let run = |ready: &mut Ready<'_>| {
+            let start = Instant::now();
+            self.pool.install(|| ready.run())?;
+            Ok::<f64, String>(start.elapsed().as_secs_f64())
+        };
+        // The first run also brings memory in.
+        run(ready)?;
+        let (mut seconds, mut fractions) = (Vec::new(), Vec::new());
+        let (mut peaks, mut reads) = (Vec::new(), Vec::new());
+        let begin = Instant::now();
+        while seconds.len() < RUNS || begin.elapsed() < ENOUGH && seconds.len() < MOST_RUNS {
+            if memory_bound {
+                read = self.read();
+            } else {
+                peak = self.peak();
+            }
+            let taken = run(ready)?;
+            if memory_bound {
+                read = (read + self.read()) / 2.0;
+            } else {
+                peak = (peak + self.peak()) / 2.0;
+            }
+            seconds.push(taken);
+            fractions.push((flops / peak).max(bytes / read) / taken);
+            peaks.push(peak);
+            reads.push(read);
+        }
+        let runs = seconds.len();
+        let median_seconds = median(&mut seconds);
+        Ok(Measured {
+            seconds: median_seconds,
+            gflops: flops / median_seconds / 1e9,
+            fraction_of_peak: median(&mut fractions),
+            bytes_per_second: bytes / median_seconds,
+            memory_bound,
+            peak_gflops: median(&mut peaks) / 1e9,
+            read_bytes_per_second: median(&mut reads),
+            copy_bytes_per_second: copy,
+            runs,
+        })
+    }
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+    let count = values.len();
+    (at(count.saturating_sub(1) / 2) + at(count / 2)) / 2.0
+}

@@ -1,0 +1,165 @@
+//! `ascend-attn bench`: how fast the emulation's kernels are on this machine, as ratios to what it can do at best.
+
+pub(crate) mod cases;
+pub(crate) mod measure;
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use ascend_attention::spec::DType;
+use ascend_emu::kernel;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use super::Stop;
+use super::output::Output;
+use cases::{CASES, Case};
+use measure::{Bench, Measured};
+
+/// Measure the emulation's attention kernels on this machine
+///
+/// Runs each case in f16, bf16 and f32 (which only the kernels have, not the operator), at least five times, and prints
+/// the median time, the rate of arithmetic and of memory, and the fraction of this machine's own peak, which is measured
+/// between the runs: multiply-adds for most cases, reading memory for those that are bound by it.
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// Only cases whose name contains this; several, separated by commas
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Only this element type: f16, bf16 or f32
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<String>,
+    /// Threads; by default all that the machine has
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Option<u16>,
+    /// Print a JSON object for each case
+    #[arg(long)]
+    json: bool,
+}
+
+/// Element types, by the names of the command line.
+const TYPES: [(&str, DType); 3] = [
+    ("f16", DType::Float16),
+    ("bf16", DType::Bf16),
+    ("f32", DType::Float),
+];
+
+pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
+    let chosen = choose(arguments)?;
+    let threads = match arguments.threads {
+        Some(threads) => usize::from(threads),
+        None => thread::available_parallelism().map_or(1, usize::from),
+    };
+    let mut bench = Bench::new(threads).map_err(Stop::Trouble)?;
+    let progress = progress(chosen.len());
+    if !arguments.json {
+        let line = heading(threads);
+        progress.suspend(|| output.line(line))?;
+    }
+    for (case, (name, held)) in chosen {
+        progress.set_message(format!("{} {name}", case.name));
+        let measured = case
+            .prepare(held)
+            .and_then(|mut prepared| prepared.with(|ready| bench.measure(case, held, ready))?)
+            .map_err(|error| Stop::Trouble(format!("{}: {error}", case.name)))?;
+        let line = match arguments.json {
+            true => json(case, name, threads, &measured),
+            false => text(case, name, &measured),
+        };
+        progress.suspend(|| output.line(line))?;
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A case and the element type to run it in, with its name.
+type Choice = (&'static Case, (&'static str, DType));
+
+/// Cases and element types that the arguments ask for.
+fn choose(arguments: &Arguments) -> Result<Vec<Choice>, Stop> {
+    let wanted = |case: &&Case| match &arguments.filter {
+        Some(filter) => filter.split(',').any(|part| case.name.contains(part)),
+        None => true,
+    };
+    let types: Vec<_> = TYPES
+        .into_iter()
+        .filter(|(name, _)| arguments.dtype.as_deref().is_none_or(|it| it == *name))
+        .collect();
+    if types.is_empty() {
+        let given = arguments.dtype.as_deref().unwrap_or_default();
+        let message = format!("--dtype {given}: allowed are f16, bf16 and f32");
+        return Err(Stop::Trouble(message));
+    }
+    let cases = CASES.iter().filter(wanted);
+    let chosen: Vec<_> = cases
+        .flat_map(|case| types.iter().map(move |of| (case, *of)))
+        .collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        let filter = arguments.filter.as_deref().unwrap_or_default();
+        let message = format!("--filter {filter}: no such case among {}", names.join(", "));
+        return Err(Stop::Trouble(message));
+    }
+    Ok(chosen)
+}
+
+/// A bar on standard error; nothing where that is no terminal.
+fn progress(count: usize) -> ProgressBar {
+    let progress = ProgressBar::new(count as u64);
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}") {
+        progress.set_style(style);
+    }
+    progress.enable_steady_tick(Duration::from_millis(200));
+    progress
+}
+
+fn heading(threads: usize) -> String {
+    let noun = if threads == 1 { "thread" } else { "threads" };
+    format!(
+        "{threads} {noun}, {}\n{:34} {:5} {:>10} {:>9} {:>9} {:>8} of",
+        kernel::instruction_set(),
+        "case",
+        "type",
+        "ms",
+        "GFLOP/s",
+        "GB/s",
+        "of roof"
+    )
+}
+
+fn text(case: &Case, dtype: &str, of: &Measured) -> String {
+    let roof = if of.memory_bound {
+        format!("{:.1} GB/s read", of.read_bytes_per_second / 1e9)
+    } else {
+        format!("{:.0} GFLOP/s", of.peak_gflops)
+    };
+    format!(
+        "{:34} {dtype:5} {:10.3} {:9.1} {:9.2} {:7.1}% {roof}",
+        case.name,
+        of.seconds * 1e3,
+        of.gflops,
+        of.bytes_per_second / 1e9,
+        of.fraction_of_peak * 100.0,
+    )
+}
+
+fn json(case: &Case, dtype: &str, threads: usize, of: &Measured) -> String {
+    json!({
+        "case": case.name,
+        "impl": format!("ascend-emu/{}", kernel::instruction_set()),
+        "threads": threads,
+        "dtype": dtype,
+        "seconds": of.seconds,
+        "gflops": of.gflops,
+        "fraction_of_peak": of.fraction_of_peak,
+        "bytes_per_second": of.bytes_per_second,
+        "bound": if of.memory_bound { "memory" } else { "arithmetic" },
+        "peak_gflops": of.peak_gflops,
+        "read_bytes_per_second": of.read_bytes_per_second,
+        "copy_bytes_per_second": of.copy_bytes_per_second,
+        "runs": of.runs,
+    })
+    .to_string()
+}
