@@ -131,7 +131,7 @@ proptest! {
                 arguments.set(*parameter, tensor);
             }
         }
-        for lint in ascend_attention::spec::fia::rules::lints::RULES.iter().filter(|_| same) {
+        for lint in ascend_attention::spec::fia::rules::lints::all().filter(|_| same) {
             arguments.allow_lint(lint.id);
         }
         match arguments.plan(stream.device()) {

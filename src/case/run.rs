@@ -148,7 +148,7 @@ impl Case {
         if self.mask == MaskKind::Compressed {
             arguments.set(Parameter::AttenMask, stream.device().masks().compressed()?);
         }
-        for lint in rules::lints::RULES {
+        for lint in rules::lints::all() {
             arguments.allow_lint(lint.id);
         }
         Ok(arguments)

@@ -156,7 +156,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
         let mode = SparseMode::from_acl(f.call.sparse_mode).unwrap_or(SparseMode::DefaultMask);
         return Ok((Work::Attend, mode, usage));
     }
-    if paged::unchecked(f) {
+    if paged::unchecked(f.call, f.key) {
         paged::unchecked_layout(f)?;
         return Ok((Work::Attend, SparseMode::DefaultMask, MaskUse::None));
     }

@@ -87,6 +87,8 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
         of /= 2;
         first = of * half;
     }
+    // The operator holds the shape of merged mode 2 against that of mode 0.
+    let mode = if merged && mode == 2 { 0 } else { mode };
     let (n, d) = (f.kv_heads, if half == 0 { f.q.dim } else { f.v.dim });
     let last = desc.shape.last().copied().unwrap_or(1);
     let bs = call.block_size;

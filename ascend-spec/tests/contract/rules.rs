@@ -655,6 +655,64 @@ fn every_rule_is_broken_by_some_call() {
         seen.insert(refused_on(&prefill, version, soc));
     }
 
+    let square = [half(&[2, 4, 16, 32])];
+    let slopes = FiaCall {
+        key: &square,
+        value: &square,
+        pse_type: 2,
+        pse_shift: lse(DType::Float, &[8]),
+        ..prefill.clone()
+    };
+    let newest = |call: &FiaCall<'_>| refused_on(call, Version::V5, Soc::Ascend950);
+    for (id, call) in [
+        (
+            "pse_type.known",
+            FiaCall {
+                pse_type: 1,
+                ..prefill.clone()
+            },
+        ),
+        (
+            "pse_shift.slopes",
+            FiaCall {
+                pse_shift: lse(DType::Float, &[4]),
+                ..slopes.clone()
+            },
+        ),
+        (
+            "pse_type.square",
+            FiaCall {
+                key: &key,
+                value: &key,
+                ..slopes.clone()
+            },
+        ),
+        (
+            "start_idx.range",
+            FiaCall {
+                kv_start_idx: Some(&[1 << 31]),
+                ..slopes.clone()
+            },
+        ),
+        (
+            "start_idx.range",
+            FiaCall {
+                q_start_idx: Some(&[-1_048_577]),
+                ..slopes.clone()
+            },
+        ),
+        (
+            "start_idx.range",
+            FiaCall {
+                q_start_idx: Some(&[0, 0]),
+                ..slopes.clone()
+            },
+        ),
+    ] {
+        assert_eq!(newest(&call), id);
+        seen.insert(id);
+    }
+
     for recorded in recorded::sample() {
         if let Err(Refusal::Violation(violation)) = recorded.check() {
             seen.insert(violation.rule.id);

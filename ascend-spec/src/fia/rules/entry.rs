@@ -96,7 +96,13 @@ pub(in crate::fia) fn types(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(),
         one(value, "value", &[Float16, Bf16, Int8, Int4, Int32])?;
     }
     if let Some(pse_shift) = &call.pse_shift {
-        one(pse_shift, "pseShift", &[Float16, Bf16])?;
+        let slopes = super::pse::slopes(call);
+        let allowed: &[DType] = if slopes {
+            &[DType::Float]
+        } else {
+            &[Float16, Bf16]
+        };
+        one(pse_shift, "pseShift", allowed)?;
     }
     if let Some(mask) = &call.atten_mask {
         one(mask, "attenMask", &[Bool, Int8, UInt8])?;
@@ -185,20 +191,13 @@ impl std::fmt::Display for LayoutNames {
 
 /// What this release checks but does not compute; named rather than guessed.
 pub(in crate::fia) fn supported(call: &FiaCall<'_>) -> Result<(), Refusal> {
-    let features = [
-        (
-            call.pse_type != 0,
-            "slopes as position bias (pseType 2 and 3)",
-        ),
-        (
-            call.q_start_idx.is_some() || call.kv_start_idx.is_some(),
-            "start positions (qStartIdx, kvStartIdx)",
-        ),
-    ];
-    match features.into_iter().find(|&(asked, _)| asked) {
-        Some((_, feature)) => Err(Unsupported { feature }.into()),
-        None => Ok(()),
+    if super::pse::slopes(call) {
+        return Err(Unsupported {
+            feature: "slopes as position bias (pseType 2 and 3)",
+        }
+        .into());
     }
+    Ok(())
 }
 
 /// Extents of the query.

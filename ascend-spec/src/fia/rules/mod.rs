@@ -42,11 +42,11 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
         quant::RULES,
         antiquant::RULES,
         mla::RULES,
-        lints::RULES,
     ]
     .into_iter()
     .flatten()
     .copied()
+    .chain(lints::all())
 }
 
 /// What the rules have learnt about a call so far.

@@ -46,11 +46,11 @@ rules! {
 }
 
 /// Whether the decode path leaves the call unchecked: `innerPrecise` 2 over an INT8 cache with query lengths.
-pub(in crate::fia) fn unchecked(f: &Facts<'_>) -> bool {
-    f.paged()
-        && f.call.inner_precise == 2
-        && f.key.dtype == DType::Int8
-        && f.call
+pub(in crate::fia) fn unchecked(call: &FiaCall<'_>, key: &TensorDesc) -> bool {
+    call.block_table.is_some()
+        && call.inner_precise == 2
+        && key.dtype == DType::Int8
+        && call
             .actual_seq_lengths
             .is_some_and(|lengths| !lengths.is_empty())
 }

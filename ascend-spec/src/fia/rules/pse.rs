@@ -1,8 +1,10 @@
 //! Additive position bias.
 
 use super::Facts;
+use crate::fia::FiaCall;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{DType, Refusal, TensorDesc};
+use std::fmt;
 
 rules! {
     SHAPE = "pse_shift.shape", TILING_ERROR, V1, "checks E5.1, F13",
@@ -11,9 +13,82 @@ rules! {
     DTYPE = "pse_shift.dtype", TILING_ERROR, V1, "check E5.2",
         "pseShift has the query's dtype, FLOAT16 for an INT8 query",
         "convert the position bias";
+    TYPE = "pse_type.known", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType",
+        "pseType is 0 (a bias tensor), 2 or 3 (slopes)",
+        "pass 0 with a bias tensor, 2 for slopes times distance, 3 for slopes times its root";
+    SLOPES = "pse_shift.slopes", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType",
+        "with pseType 2 and 3 pseShift is FLOAT [N]",
+        "pass one slope for each query head";
+    SQUARE = "pse_type.square", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType",
+        "with pseType 2 and 3 query and key have as many rows, each sequence with a batch axis of its own",
+        "pass a bias tensor with pseType 0";
+    START = "start_idx.range", TILING_ERROR, V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx",
+        "with pseType 2 and 3 qStartIdx and kvStartIdx have one 32-bit entry each and are at most 1048576 apart",
+        "pass the first position of the queries and that of the keys";
+}
+
+/// Largest distance of the first positions of queries and keys.
+const START_DISTANCE: i64 = 1_048_576;
+
+/// Whether the bias is made of slopes rather than read.
+pub(in crate::fia) fn slopes(call: &FiaCall<'_>) -> bool {
+    matches!(call.pse_type, 2 | 3)
+}
+
+/// Slopes as position bias.
+fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let heads = call.num_heads;
+    require!(
+        call.pse_shift
+            .is_some_and(|pse| pse.dtype == DType::Float && *pse.shape == [heads]),
+        SLOPES,
+        Given(call.pse_shift.as_ref()),
+        format_args!("FLOAT [{heads}]"),
+    );
+    require!(
+        !f.packed() && f.q.rows == f.key_rows,
+        SQUARE,
+        format_args!("{} rows, {} keys in {}", f.q.rows, f.key_rows, f.layout),
+        "as many rows as keys, in a layout with a batch axis",
+    );
+    let start = |array: Option<&[i64]>| match array {
+        None | Some([]) => Some(0),
+        Some(&[one]) => i32::try_from(one).ok().map(i64::from),
+        Some(_) => None,
+    };
+    let starts = start(call.q_start_idx).zip(start(call.kv_start_idx));
+    require!(
+        starts.is_some_and(|(query, key)| (key - query).abs() <= START_DISTANCE),
+        START,
+        format_args!("{:?} and {:?}", call.q_start_idx, call.kv_start_idx),
+        format_args!("one entry each, at most {START_DISTANCE} apart"),
+    );
+    Ok(())
+}
+
+/// A tensor that may be missing, in a message.
+struct Given<'a>(Option<&'a TensorDesc>);
+
+impl fmt::Display for Given<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(desc) => desc.fmt(f),
+            None => f.write_str("no pseShift"),
+        }
+    }
 }
 
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(
+        f.call.pse_type == 0 || slopes(f.call),
+        TYPE,
+        f.call.pse_type,
+        "0, 2, 3",
+    );
+    if slopes(f.call) {
+        return sloped(f);
+    }
     let Some(pse) = f
         .call
         .pse_shift

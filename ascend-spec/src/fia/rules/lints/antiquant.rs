@@ -1,0 +1,141 @@
+//! Antiquantisation of key and value.
+
+use super::{Report, lint};
+use crate::fia::{Affine, Operand, Problem, Route};
+use crate::rule::rules;
+use crate::{DType, TensorDesc};
+
+rules! {
+    IGNORED = "antiquant.ignored", Lint, V1, "checks J14, J23, J25",
+        "every antiquantisation scale and offset that is given is used",
+        "drop the scales and offsets that are not used: split ones come before merged ones, and none count with plain keys";
+    MODE_IGNORED = "antiquant_mode.ignored", Lint, V1, "check J14",
+        "antiquantMode, keyAntiquantMode, valueAntiquantMode and queryQuantMode are 0 where the operator ignores them",
+        "set the mode to 0";
+    MERGED_MODE = "antiquant_mode.merged", Lint, V1, "check J14",
+        "antiquantMode is 0 or 1",
+        "pass mode 0: the operator takes mode 2 for it";
+    SCALE_DTYPE = "antiquant.dtype_unchecked", Lint, V1, "checks E6.3, F16, J14, J26",
+        "scales and offsets have the dtype of their mode: FLOAT for each token, otherwise the query's",
+        "convert the scales and offsets";
+    VALUE_SCALE = "antiquant.value_scale_unchecked", Lint, V2, "check J14",
+        "a value's scale for each token beside per-channel keys is [B, S] or [1, B, S]",
+        "shape the value's scale by its mode";
+    ROPE_SCALE = "key_rope_antiquant_scale.ignored", Lint, V3, "check J15",
+        "keyRopeAntiquantScale is not given",
+        "drop keyRopeAntiquantScale: it is reserved";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    lint!(
+        report,
+        call.key_rope_antiquant_scale.is_none(),
+        ROPE_SCALE,
+        "a tensor",
+        "none",
+    );
+    let affines = [p.key_affine, p.value_affine];
+    let mut used = affines.iter().flatten().flat_map(grids);
+    for operand in [
+        Operand::AntiquantScale,
+        Operand::AntiquantOffset,
+        Operand::KeyAntiquantScale,
+        Operand::KeyAntiquantOffset,
+        Operand::ValueAntiquantScale,
+        Operand::ValueAntiquantOffset,
+    ] {
+        lint!(
+            report,
+            operand.of(call).is_none() || used.clone().any(|grid| grid == operand),
+            IGNORED,
+            operand.acl_name(),
+            "none",
+        );
+    }
+    let merged = used.clone().any(|grid| grid == Operand::AntiquantScale);
+    let split = used.any(|grid| grid == Operand::KeyAntiquantScale);
+    let query = p.query_affine.is_some();
+    for (mode, counts, name) in [
+        (call.antiquant_mode, merged, "antiquantMode"),
+        (call.key_antiquant_mode, split, "keyAntiquantMode"),
+        (call.value_antiquant_mode, split, "valueAntiquantMode"),
+        (call.query_quant_mode, query, "queryQuantMode"),
+    ] {
+        lint!(
+            report,
+            counts || mode == 0,
+            MODE_IGNORED,
+            format_args!("{name} {mode}"),
+            0,
+        );
+    }
+    lint!(
+        report,
+        !merged || matches!(call.antiquant_mode, 0 | 1),
+        MERGED_MODE,
+        call.antiquant_mode,
+        "0 or 1",
+    );
+    if !query {
+        dtypes(p, merged, report);
+    }
+    if split && (call.key_antiquant_mode, call.value_antiquant_mode) == (0, 1) {
+        let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+        let (batch, keys) = (size(p.batch), size(p.key_rows));
+        if let Some(scale) = &call.value_antiquant_scale {
+            let fits = matches!(scale.shape[..], [b, s] | [1, b, s] if b == batch && s >= keys);
+            lint!(
+                report,
+                fits,
+                VALUE_SCALE,
+                scale.shape,
+                format_args!("[{batch}, {keys}]"),
+            );
+        }
+    }
+}
+
+/// The tensors of a conversion.
+fn grids(affine: &Affine) -> impl Iterator<Item = Operand> + Clone {
+    [Some(affine.scale), affine.offset]
+        .into_iter()
+        .flatten()
+        .map(|grid| grid.operand)
+}
+
+fn dtypes(p: &Problem<'_>, merged: bool, report: Report<'_>) {
+    let call = p.call;
+    let modes = if merged {
+        [call.antiquant_mode; 2]
+    } else {
+        [call.key_antiquant_mode, call.value_antiquant_mode]
+    };
+    for (affine, mode) in [p.key_affine, p.value_affine].iter().zip(modes) {
+        // Per-channel scales of few prefill rows are BF16 whatever the query is: a rule sees to it.
+        let own = matches!(mode, 0 | 2);
+        let want = match (own, p.route) {
+            (true, Route::Prefill) if !merged && p.pages.is_none() => DType::Bf16,
+            (true, _) => p.query.dtype,
+            (false, _) => DType::Float,
+        };
+        let others = affine
+            .iter()
+            .flat_map(grids)
+            .filter_map(|operand| Some((operand, operand.of(call)?)))
+            .filter(|(_, desc): &(Operand, &TensorDesc)| desc.dtype != want);
+        for (operand, desc) in others {
+            lint!(
+                report,
+                false,
+                SCALE_DTYPE,
+                format_args!("{} {}", operand.acl_name(), desc.dtype),
+                want,
+            );
+        }
+        if merged {
+            // Key and value share one tensor.
+            break;
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Keys and values that are not looked at, and limits that only the documents know.
+
+use super::{Report, lint};
+use crate::fia::rules::unpacked;
+use crate::fia::{Problem, Route};
+use crate::rule::rules;
+
+rules! {
+    LIST_IGNORED = "key.list_ignored", Lint, V1, "check J16",
+        "every tensor of the key and value lists is used",
+        "pass the tensors that are used only";
+    LIST_DTYPE = "key.list_dtype", Lint, V1, "check D3",
+        "in the prefill path the tensors of a list have one dtype",
+        "convert every tensor of the lists to one dtype: the operator looks at the first alone";
+    LIST_MAX = "key.list_max", Lint, V1, "FusedInferAttentionScore documentation, limits; check I2",
+        "a list of keys has at most 256 tensors",
+        "split the batch over several calls";
+    VALUE_SHAPE = "value.shape_unchecked", Lint, V1, "check J17",
+        "the value has the key's batch size and rows",
+        "give the value its key's shape: the operator reads it by the key's rows";
+    ROWS_MAX = "query.rows_max", Lint, V1, "check D15",
+        "a sequence has at most 20971520 query rows and as many keys",
+        "split long sequences: the operator only warns";
+    HEADS_MAX = "num_heads.max_decode", Lint, V1, "FusedInferAttentionScore documentation, limits; check D1",
+        "numHeads is at most 256 in the decode path",
+        "split the heads over several calls";
+    UNALIGNED = "query.batch_unaligned", Lint, V1, "FusedInferAttentionScore documentation, limits",
+        "with a head dimension that is no multiple of 16 the batch size is at most 128",
+        "pad the head dimension with zeros, or split the batch over several calls";
+}
+
+/// Most rows of a sequence.
+const ROWS: usize = 20_971_520;
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    let used = if p.kv_list { p.batch } else { 1 };
+    lint!(
+        report,
+        call.key.len() <= used && call.value.len() <= used,
+        LIST_IGNORED,
+        format_args!("{} keys, {} values", call.key.len(), call.value.len()),
+        used,
+    );
+    if p.kv_list {
+        let first = call.key.first().map(|key| unpacked(key.dtype));
+        let other = call
+            .key
+            .iter()
+            .chain(call.value)
+            .find(|desc| Some(unpacked(desc.dtype)) != first);
+        if let Some(other) = other {
+            lint!(report, false, LIST_DTYPE, other, "the first key's dtype");
+        }
+        lint!(report, p.batch <= 256, LIST_MAX, p.batch, "1 to 256");
+    } else if let ([key, ..], [value, ..]) = (call.key, call.value)
+        && p.pages.is_none()
+        && !p.is_packed()
+    {
+        lint!(
+            report,
+            key.shape == value.shape,
+            VALUE_SHAPE,
+            format_args!("key {}, value {}", key.shape, value.shape),
+            key.shape,
+        );
+    }
+    lint!(
+        report,
+        p.is_packed() || (p.query_rows <= ROWS && (p.pages.is_some() || p.key_rows <= ROWS)),
+        ROWS_MAX,
+        format_args!("{} rows, {} keys", p.query_rows, p.key_rows),
+        format_args!("1 to {ROWS}"),
+    );
+    if p.route == Route::Decode {
+        lint!(report, p.heads <= 256, HEADS_MAX, p.heads, "1 to 256");
+        lint!(
+            report,
+            p.head_dim.is_multiple_of(16) || p.batch <= 128,
+            UNALIGNED,
+            format_args!("batch {}, head dimension {}", p.batch, p.head_dim),
+            "1 to 128",
+        );
+    }
+}

@@ -1,0 +1,54 @@
+//! Length arrays.
+
+use super::{Report, lint};
+use crate::fia::{Problem, Route};
+use crate::rule::rules;
+
+rules! {
+    SURPLUS = "actual_seq_lengths.surplus", Lint, V1, "checks E1, F7",
+        "the length arrays have no entries beyond the batch",
+        "drop the entries beyond the batch: the operator uses the first ones";
+    IGNORED = "actual_seq_lengths.ignored", Lint, V1, "check E1.1; FusedInferAttentionScore documentation, actualSeqLengths",
+        "in the decode path every entry of actualSeqLengths is the number of query rows",
+        "drop actualSeqLengths: every sequence has all its query rows in the decode path";
+    EMPTY = "actual_seq_lengths_kv.empty", Lint, V1, "check J7",
+        "a paged call with one query row a sequence has a key length for each",
+        "pass the number of cached tokens of each sequence: otherwise all that the block table could hold counts";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    if p.is_packed() {
+        return;
+    }
+    for (lengths, name) in [
+        (call.actual_seq_lengths, "actualSeqLengths"),
+        (call.actual_seq_lengths_kv, "actualSeqLengthsKv"),
+    ] {
+        let count = lengths.map_or(0, <[i64]>::len);
+        lint!(
+            report,
+            count <= p.batch.max(1),
+            SURPLUS,
+            format_args!("{count} entries in {name}"),
+            p.batch,
+        );
+    }
+    if p.route != Route::Decode {
+        return;
+    }
+    let rows = i64::try_from(p.query_rows).unwrap_or(i64::MAX);
+    let other = call
+        .actual_seq_lengths
+        .and_then(|lengths| lengths.iter().take(p.batch).find(|&&len| len != rows));
+    if let Some(other) = other {
+        lint!(report, false, IGNORED, other, rows);
+    }
+    lint!(
+        report,
+        p.pages.is_none() || call.actual_seq_lengths_kv != Some(&[]),
+        EMPTY,
+        "an empty array",
+        p.batch,
+    );
+}

@@ -1,0 +1,127 @@
+//! Mask, sparse mode and token window.
+
+use super::{Report, lint};
+use crate::fia::{FiaCall, MaskUse, Problem, Route};
+use crate::rule::rules;
+use crate::{Operator, SparseMode, TOKENS_UNBOUNDED};
+
+rules! {
+    WINDOW = "tokens.without_mask", Lint, V1, "FusedInferAttentionScore documentation, sparseMode",
+        "preTokens and nextTokens are unbounded where the operator ignores them",
+        "a window needs mode 4 with the compressed mask, or mode 0 with a mask and several query rows";
+    PRE = "pre_tokens.ignored", Lint, V1, "check E4.4",
+        "in the causal modes 2 and 3 preTokens hides no key",
+        "use mode 4 for a causal window: modes 2 and 3 show every key before the diagonal";
+    MODE = "sparse_mode.without_mask", Lint, V1, "check F14",
+        "a sparse mode that hides keys has a mask in the decode path",
+        "pass the mask, or mode 0: the operator lets the row see every key";
+    MODE_UNKNOWN = "sparse_mode.unchecked", Lint, V1, "check J12",
+        "in the decode path sparseMode is from 0 to 4",
+        "pass mode 0: the operator takes what it does not know for it";
+    MODE_FULL = "sparse_mode.left_up_decode", Lint, V1, "check J12",
+        "in the decode path mode 2 comes with no mask",
+        "pass mode 1 if the mask is a full one, mode 0 without a mask to see every key";
+    HEADS = "atten_mask.head_axis", Lint, V1, "checks E4.3, J12",
+        "the axes of a full mask between batch and keys have size 1, but for the rows of several query rows",
+        "the operator has one mask for all heads: drop the axis";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    let mode = Operator::FusedInferAttentionScore.sparse_mode(call.sparse_mode);
+    let unmasked = p.mask == MaskUse::None;
+    let decode = p.route == Route::Decode;
+    tokens(p, mode, report);
+    if decode {
+        lint!(
+            report,
+            mode.is_some(),
+            MODE_UNKNOWN,
+            call.sparse_mode,
+            "0 to 4",
+        );
+        // A single row sees every key in mode 3 as well as without any mask.
+        lint!(
+            report,
+            !unmasked
+                || !matches!(
+                    mode,
+                    Some(SparseMode::AllMask | SparseMode::LeftUpCausal | SparseMode::Band)
+                ),
+            MODE,
+            format_args!("sparseMode {} without a mask", call.sparse_mode),
+            "0 or 3 without a mask",
+        );
+        lint!(
+            report,
+            unmasked || mode != Some(SparseMode::LeftUpCausal),
+            MODE_FULL,
+            "sparseMode 2 with a mask, which the operator reads as a full one",
+            "0, 1, 3 or 4 with a mask",
+        );
+    }
+    if let (MaskUse::Full(_), Some(mask)) = (p.mask, &call.atten_mask) {
+        let fits = match mask.shape[..] {
+            [_, heads, rows, _] => heads == 1 && (rows == 1 || !decode),
+            [_, rows, _] => rows == 1 || !decode,
+            [_, _] => true,
+            _ => false,
+        };
+        lint!(
+            report,
+            fits,
+            HEADS,
+            mask.shape,
+            if decode {
+                "[B, Skv], [B, 1, Skv] or [B, 1, 1, Skv]"
+            } else {
+                "[Sq, Skv], [B, Sq, Skv] or [B, 1, Sq, Skv]"
+            },
+        );
+    }
+}
+
+fn tokens(p: &Problem<'_>, mode: Option<SparseMode>, report: Report<'_>) {
+    let call = p.call;
+    let masked = p.mask != MaskUse::None;
+    if matches!(
+        mode,
+        Some(SparseMode::LeftUpCausal | SparseMode::RightDownCausal)
+    ) {
+        // These modes imply their tokens. Clients leave 0 there, or the bound of another mode beyond every key.
+        let prefix = p.prefix.map_or(0, |prefix| prefix.len);
+        let keys = || {
+            p.longest_key()
+                .saturating_add(i64::try_from(prefix).unwrap_or(i64::MAX))
+        };
+        lint!(
+            report,
+            call.pre_tokens <= 0
+                || call.pre_tokens >= TOKENS_UNBOUNDED
+                || call.pre_tokens >= keys() - 1,
+            PRE,
+            call.pre_tokens,
+            FiaCall::ALL_TOKENS,
+        );
+        return;
+    }
+    let read = match p.route {
+        Route::Prefill => {
+            let padded = p.padded.0 || p.padded.1;
+            (mode == Some(SparseMode::DefaultMask) && masked && !padded)
+                || mode == Some(SparseMode::Band)
+        }
+        Route::Decode => mode == Some(SparseMode::Band) && masked,
+    };
+    let unbounded = |tokens: i64| tokens >= TOKENS_UNBOUNDED;
+    lint!(
+        report,
+        read || (unbounded(call.pre_tokens) && unbounded(call.next_tokens)),
+        WINDOW,
+        format_args!(
+            "preTokens {}, nextTokens {}",
+            call.pre_tokens, call.next_tokens
+        ),
+        FiaCall::ALL_TOKENS,
+    );
+}

@@ -1,0 +1,113 @@
+//! Calls that the operator takes and then ignores, misreads or overruns an argument of.
+//!
+//! What follows from the contents of tensors (block ids, padding) no description of a call shows: the emulator finds it.
+
+pub mod antiquant;
+pub mod keys;
+pub mod lengths;
+pub mod masks;
+pub mod outputs;
+pub mod padding;
+pub mod pages;
+pub mod precision;
+pub mod prefix;
+pub mod pse;
+pub mod quant;
+pub mod rope;
+pub mod tensors;
+#[cfg(test)]
+mod tests;
+
+use crate::fia::{Problem, Work};
+use crate::{Rule, Violation};
+
+/// Where found lints go.
+type Report<'r> = &'r mut dyn FnMut(Violation);
+
+/// Every lint, in the order of the files.
+pub fn all() -> impl Iterator<Item = &'static Rule> {
+    [
+        tensors::RULES,
+        outputs::RULES,
+        precision::RULES,
+        keys::RULES,
+        lengths::RULES,
+        pages::RULES,
+        masks::RULES,
+        padding::RULES,
+        prefix::RULES,
+        pse::RULES,
+        quant::RULES,
+        antiquant::RULES,
+        rope::RULES,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
+}
+
+/// Reports a lint unless its condition holds. The texts are evaluated only when it does not. Without a fix of the call's
+/// own, the lint's stands.
+macro_rules! lint {
+    ($report:expr, $holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
+        $crate::fia::rules::lints::lint!($report, $holds, $rule, $given, $allowed, $rule.fix)
+    };
+    ($report:expr, $holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
+        if !$holds {
+            $report($crate::rule::broken(&$rule, $given, $allowed, $fix));
+        }
+    };
+}
+
+pub(crate) use lint;
+
+impl Problem<'_> {
+    /// The first lint that the call breaks, leaving out those in `allowed` (by id).
+    ///
+    /// # Errors
+    /// The broken lint, with the same fields as a broken rule.
+    pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
+        let mut first = None;
+        self.each_lint(&mut |violation| {
+            if first.is_none() && !allowed.contains(&violation.rule.id) {
+                first = Some(violation);
+            }
+        });
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Calls `report` with every lint that the call breaks.
+    pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
+        tensors::strided(self, report);
+        outputs::check(self, report);
+        if self.work != Work::Attend {
+            return;
+        }
+        if precision::bypass(self, report) {
+            // The operator looks at nothing else, and reads whatever there is.
+            return;
+        }
+        tensors::check(self, report);
+        precision::check(self, report);
+        keys::check(self, report);
+        lengths::check(self, report);
+        pages::check(self, report);
+        masks::check(self, report);
+        padding::check(self, report);
+        prefix::check(self, report);
+        pse::check(self, report);
+        quant::check(self, report);
+        antiquant::check(self, report);
+        rope::check(self, report);
+    }
+
+    /// The most keys that a sequence has, without a shared prefix.
+    fn longest_key(&self) -> i64 {
+        match self.call.actual_seq_lengths_kv {
+            Some(lengths) if !lengths.is_empty() && (!self.is_packed() || self.pages.is_some()) => {
+                lengths.iter().take(self.batch).copied().max().unwrap_or(0)
+            }
+            _ => i64::try_from(self.key_rows).unwrap_or(i64::MAX),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Outputs.
+
+use super::{Report, lint};
+use crate::fia::Problem;
+use crate::layout::Extents;
+use crate::rule::rules;
+use crate::{DType, TensorDesc};
+use std::fmt;
+
+rules! {
+    OUT_SHAPE = "attention_out.shape_unchecked", Lint, V1, "checks B9, J4",
+        "attentionOut has the shape that the operator writes",
+        "make attentionOut of this shape";
+    LSE_UNCHECKED = "softmax_lse.unchecked", Lint, V1, "check J13",
+        "softmaxLse is a FLOAT tensor of shape [B, N, S, 1] when softmaxLseFlag is true",
+        "pass a softmaxLse of this shape, or set softmaxLseFlag to false";
+    LSE_IGNORED = "softmax_lse.ignored", Lint, V1, "FusedInferAttentionScore documentation, softmaxLse",
+        "softmaxLse is given when softmaxLseFlag is true, and otherwise stands in with one element at most",
+        "set softmaxLseFlag to true: otherwise softmaxLse comes back as it was";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    let mut of = Extents {
+        batch: size(p.batch),
+        heads: size(p.heads),
+        rows: size(p.query_rows),
+        dim: size(p.value_dim),
+    };
+    let want = p.layout.out_shape(of);
+    if let Some(out) = &call.attention_out {
+        lint!(report, out.shape == want, OUT_SHAPE, out.shape, want);
+    }
+    of.dim = 1;
+    let want = TensorDesc::packed(DType::Float, p.layout.lse_shape(of));
+    let lse = call.softmax_lse.as_ref();
+    if call.softmax_lse_flag {
+        lint!(
+            report,
+            lse.is_some_and(|lse| lse.shape == want.shape && lse.dtype == want.dtype),
+            LSE_UNCHECKED,
+            Given(lse),
+            want,
+        );
+    } else {
+        lint!(
+            report,
+            lse.and_then(TensorDesc::elements)
+                .is_none_or(|count| count <= 1),
+            LSE_IGNORED,
+            Given(lse),
+            "none",
+        );
+    }
+}
+
+/// A tensor that may be missing, in a message.
+struct Given<'a>(Option<&'a TensorDesc>);
+
+impl fmt::Display for Given<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(desc) => desc.fmt(f),
+            None => f.write_str("no softmaxLse"),
+        }
+    }
+}

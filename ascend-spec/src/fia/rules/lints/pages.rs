@@ -1,0 +1,89 @@
+//! Page attention.
+
+use super::{Report, lint};
+use crate::DType;
+use crate::fia::{Cache, Problem, Route};
+use crate::rule::rules;
+
+rules! {
+    BLOCK_SIZE = "block_size.ignored", Lint, V1, "FusedInferAttentionScore documentation, blockSize",
+        "blockSize is given with a block table only",
+        "pass the block table, or blockSize 0";
+    TABLE = "block_table.unchecked", Lint, V1, "check J8",
+        "in the decode path blockTable is INT32 [B, M]",
+        "pass one row of INT32 block ids for each sequence";
+    BLOCKS = "cache.blocks_unchecked", Lint, V1, "checks E3.3, J8",
+        "in the decode path the cache has as many blocks as its longest sequence needs",
+        "pass the whole cache, or shorter lengths";
+    SHAPE = "cache.shape_unchecked", Lint, V1, "checks E3.4, F6",
+        "in the decode path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head dimension]",
+        "shape the cache by blockSize, numKeyValueHeads and the query's head dimension";
+    VALUE = "cache.value_unchecked", Lint, V1, "check J9",
+        "in the decode path the value cache has the key cache's shape",
+        "give the value cache the key cache's shape";
+    HIDDEN = "cache.hidden_size_unchecked", Lint, V1, "checks E3.4, F6",
+        "in the decode path the last axis of a BnBsH cache is at most 65535",
+        "use a BnNBsD cache with BNSD queries";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    let (Some(pages), Some(table)) = (&p.pages, &call.block_table) else {
+        lint!(
+            report,
+            call.block_size == 0,
+            BLOCK_SIZE,
+            call.block_size,
+            "0 without a block table",
+        );
+        return;
+    };
+    if p.route != Route::Decode {
+        return;
+    }
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    lint!(
+        report,
+        table.dtype == DType::Int32
+            && matches!(table.shape[..], [rows, _] if rows == size(p.batch)),
+        TABLE,
+        table,
+        format_args!("INT32 [{}, M]", p.batch),
+    );
+    let longest = usize::try_from(p.longest_key()).unwrap_or(0);
+    let needed = longest.div_ceil(pages.block_size.max(1));
+    lint!(
+        report,
+        needed <= pages.blocks,
+        BLOCKS,
+        format_args!("{} blocks", pages.blocks),
+        format_args!("{needed} or more"),
+    );
+    let ([key, ..], [value, ..]) = (call.key, call.value) else {
+        return;
+    };
+    lint!(
+        report,
+        key.shape == value.shape,
+        VALUE,
+        format_args!("key {}, value {}", key.shape, value.shape),
+        key.shape,
+    );
+    if pages.cache != Cache::BnBsH {
+        return;
+    }
+    let hidden = size(p.kv_heads).saturating_mul(size(p.head_dim));
+    let hidden = match key.dtype {
+        // Eight INT4 in each.
+        DType::Int32 => hidden / 8,
+        _ => hidden,
+    };
+    lint!(
+        report,
+        key.shape.get(1..) == Some(&[size(pages.block_size), hidden]),
+        SHAPE,
+        key.shape,
+        format_args!("[blocks, {}, {hidden}]", pages.block_size),
+    );
+    lint!(report, hidden <= 65_535, HIDDEN, hidden, "65535 or less");
+}

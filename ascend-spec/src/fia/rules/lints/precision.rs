@@ -1,0 +1,43 @@
+//! `innerPrecise`.
+
+use super::{Report, lint};
+use crate::fia::rules::paged;
+use crate::fia::{Problem, Route};
+use crate::rule::rules;
+
+rules! {
+    UNCHECKED = "inner_precise.unchecked", Lint, V1, "checks J1, J2",
+        "innerPrecise is 0 or 1 over an INT8 cache in the decode path",
+        "use innerPrecise 0 or 1: with 2 and query lengths the operator leaves the call unchecked";
+    MEANING = "inner_precise.meaning", Lint, V1, "check J20",
+        "innerPrecise is from 0 to 3",
+        "0 is high precision, 1 high performance; 2 and 3 also correct rows without visible keys";
+}
+
+/// Whether the operator leaves the call unchecked.
+pub(super) fn bypass(p: &Problem<'_>, report: Report<'_>) -> bool {
+    let unchecked = p.route == Route::Decode
+        && p.call.query_rope.is_none()
+        && p.call
+            .key
+            .first()
+            .is_some_and(|key| paged::unchecked(p.call, key));
+    lint!(
+        report,
+        !unchecked,
+        UNCHECKED,
+        "2 with query lengths",
+        "0 or 1"
+    );
+    unchecked
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    lint!(
+        report,
+        (0..=3).contains(&p.call.inner_precise),
+        MEANING,
+        p.call.inner_precise,
+        "0 to 3",
+    );
+}

@@ -1,0 +1,39 @@
+//! Shared prefix.
+
+use super::{Report, lint};
+use crate::fia::Problem;
+use crate::rule::rules;
+
+rules! {
+    DTYPE = "shared_prefix.dtype_unchecked", Lint, V2, "check J21",
+        "in the prefill path keySharedPrefix and valueSharedPrefix have the key's dtype",
+        "convert the prefixes to the key's dtype";
+    LENGTH = "shared_prefix.length_ignored", Lint, V2, "check J21",
+        "actualSharedPrefixLen goes with keySharedPrefix and valueSharedPrefix",
+        "pass the prefixes, or drop actualSharedPrefixLen";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    let Some(key) = call.key.first() else { return };
+    for prefix in [&call.key_shared_prefix, &call.value_shared_prefix]
+        .into_iter()
+        .flatten()
+    {
+        lint!(
+            report,
+            prefix.dtype == key.dtype,
+            DTYPE,
+            prefix.dtype,
+            key.dtype,
+        );
+    }
+    lint!(
+        report,
+        call.key_shared_prefix.is_some()
+            || call.actual_shared_prefix_len.is_none_or(<[i64]>::is_empty),
+        LENGTH,
+        "a length without a prefix",
+        "none",
+    );
+}

@@ -1,0 +1,51 @@
+//! Position bias.
+
+use super::{Report, lint};
+use crate::fia::Problem;
+use crate::rule::rules;
+
+rules! {
+    IGNORED = "pse_shift.ignored", Lint, V1, "check E2.9",
+        "packed sequences come without pseShift",
+        "drop pseShift, or use a layout with a batch axis: the operator adds no bias to packed sequences";
+    PREFIX = "pse_shift.prefix_unchecked", Lint, V2, "check E5.1",
+        "pseShift covers the keys of a shared prefix too",
+        "give pseShift a column for each key of prefix and sequence";
+    START = "start_idx.ignored", Lint, V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx",
+        "qStartIdx and kvStartIdx go with pseType 2 and 3",
+        "drop the start positions, or choose the slopes that use them";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    if call.pse_type == 0 {
+        lint!(
+            report,
+            call.q_start_idx.is_none() && call.kv_start_idx.is_none(),
+            START,
+            "start positions with pseType 0",
+            "none",
+        );
+    }
+    let Some(pse) = call.pse_shift.as_ref().filter(|pse| !pse.is_empty()) else {
+        return;
+    };
+    lint!(report, !p.is_packed(), IGNORED, pse, "none");
+    let axis = |desc: &crate::TensorDesc| desc.shape.get(p.layout.input().row_axis()).copied();
+    if let Some(prefix) = call.key_shared_prefix.as_ref().and_then(axis)
+        && call.pse_type == 0
+    {
+        let keys = i64::try_from(p.key_rows).unwrap_or(i64::MAX);
+        let need = match p.route {
+            crate::fia::Route::Prefill => keys.saturating_add(prefix),
+            crate::fia::Route::Decode => 0,
+        };
+        lint!(
+            report,
+            pse.shape.last().is_some_and(|&last| last >= need),
+            PREFIX,
+            pse.shape,
+            format_args!("{need} columns or more"),
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! Quantised query and output.
+
+use super::{Report, lint};
+use crate::fia::Problem;
+use crate::rule::rules;
+use crate::{DType, TensorDesc};
+
+rules! {
+    OUT_IGNORED = "quant_scale2.ignored", Lint, V1, "check J18",
+        "quantScale2 and quantOffset2 go with an INT8 output",
+        "drop quantScale2 and quantOffset2, or make the output INT8";
+    IN_IGNORED = "deq_scale.ignored", Lint, V1, "check J18",
+        "deqScale1, quantScale1 and deqScale2 go with an INT8 query",
+        "drop deqScale1, quantScale1 and deqScale2, or quantise query, key and value";
+    IN_UNCHECKED = "deq_scale.unchecked", Lint, V1, "check J19",
+        "deqScale1 and deqScale2 are UINT64 or FLOAT, quantScale1 is FLOAT, each of one element",
+        "pass one factor in each: the operator reads the first element";
+    SCALE_HALF = "quant_scale2.half", Lint, V1, "check J18; FusedInferAttentionScore documentation, quantScale2",
+        "quantScale2 and quantOffset2 are not FLOAT16",
+        "convert quantScale2 and quantOffset2 to FLOAT";
+    SCALE_SHAPE = "quant_scale2.shape_unchecked", Lint, V1, "check J18",
+        "quantScale2 and quantOffset2 for each channel have the axes heads and head dimension in this order",
+        "shape quantScale2 and quantOffset2 as [N, D]: the operator counts their elements alone";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    let outputs = [
+        (&call.quant_scale2, "quantScale2"),
+        (&call.quant_offset2, "quantOffset2"),
+    ];
+    let out = outputs
+        .into_iter()
+        .filter_map(|(desc, name)| Some((desc.as_ref()?, name)));
+    for (desc, name) in out {
+        lint!(
+            report,
+            p.out_dtype() == DType::Int8,
+            OUT_IGNORED,
+            name,
+            "none",
+        );
+        lint!(
+            report,
+            desc.dtype != DType::Float16 || p.out_dtype() != DType::Int8,
+            SCALE_HALF,
+            format_args!("{name} {}", desc.dtype),
+            "FLOAT, or BF16 with a BF16 query",
+        );
+        lint!(
+            report,
+            p.out_dtype() != DType::Int8 || channels(p, desc),
+            SCALE_SHAPE,
+            format_args!("{name} {}", desc.shape),
+            format_args!("one element, [{}, {}]", p.heads, p.value_dim),
+        );
+    }
+    let inputs = [
+        (&call.deq_scale1, "deqScale1", true),
+        (&call.quant_scale1, "quantScale1", false),
+        (&call.deq_scale2, "deqScale2", true),
+    ];
+    for (desc, name, wide) in inputs {
+        let Some(desc) = desc else { continue };
+        lint!(
+            report,
+            p.query.dtype == DType::Int8,
+            IN_IGNORED,
+            name,
+            "none",
+        );
+        let dtype = desc.dtype == DType::Float || (wide && desc.dtype == DType::UInt64);
+        lint!(
+            report,
+            p.query.dtype != DType::Int8 || (dtype && desc.elements() == Some(1)),
+            IN_UNCHECKED,
+            format_args!("{name} {desc}"),
+            if wide {
+                "FLOAT or UINT64 [1]"
+            } else {
+                "FLOAT [1]"
+            },
+        );
+    }
+}
+
+/// Whether a tensor, axes of size 1 aside, is one number or runs over heads and then the head dimension.
+fn channels(p: &Problem<'_>, desc: &TensorDesc) -> bool {
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    let (n, d) = (size(p.heads), size(p.value_dim));
+    let mut axes = desc.shape.iter().filter(|&&axis| axis != 1);
+    match (axes.next(), axes.next(), axes.next()) {
+        (None, ..) => true,
+        (Some(&all), None, _) => all == n.saturating_mul(d),
+        (Some(&heads), Some(&dim), None) => (heads, dim) == (n, d),
+        _ => desc.is_empty(),
+    }
+}

@@ -1,0 +1,44 @@
+//! Rotary parts.
+
+use super::{Report, lint};
+use crate::fia::{Problem, Route};
+use crate::rule::rules;
+
+rules! {
+    DTYPE = "rope.dtype_unchecked", Lint, V3, "check J29",
+        "in the prefill path queryRope and keyRope have the query's dtype",
+        "convert the rotary parts to the query's dtype";
+    CACHE = "rope.cache_unchecked", Lint, V3, "check J29",
+        "in the prefill path the cache of keyRope has as many blocks as that of the key, and tokens in each",
+        "shape the cache of keyRope as that of the key";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    if p.route != Route::Prefill {
+        return;
+    }
+    for (rope, name) in [(&call.query_rope, "queryRope"), (&call.key_rope, "keyRope")] {
+        let Some(rope) = rope else { continue };
+        lint!(
+            report,
+            rope.dtype == p.query.dtype,
+            DTYPE,
+            format_args!("{name} {}", rope.dtype),
+            p.query.dtype,
+        );
+    }
+    let (Some(pages), Some(rope)) = (&p.pages, &call.key_rope) else {
+        return;
+    };
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    let grid = crate::fia::rules::paged::extents(pages.cache, rope, size(p.kv_heads))
+        .map(|of| (of.batch, of.rows));
+    lint!(
+        report,
+        grid == Some((size(pages.blocks), size(pages.block_size))),
+        CACHE,
+        rope.shape,
+        format_args!("{} blocks of {}", pages.blocks, pages.block_size),
+    );
+}
