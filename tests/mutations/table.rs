@@ -373,58 +373,132 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "value",
         "actual_seq_lengths_kv.range packed.kv_ends packed.kv_range",
     ),
-];
-
-/// What the contract still lets pass in silence although the operator's documents do not allow it.
-pub const GAPS: &[(&str, &str)] = &[
-    ("actual_seq_lengths actual_seq_lengths_kv", "count"),
-    ("actual_shared_prefix_len", "value"),
+    // What the operator does not look at.
+    (
+        "pse_shift block_table deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset \
+        key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset query_padding_size \
+        kv_padding_size key_shared_prefix value_shared_prefix query_rope key_rope dequant_scale_query learnable_sink \
+        softmax_lse",
+        "format",
+        "tensor.format",
+    ),
+    (
+        "pse_shift block_table deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset \
+        key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset query_padding_size \
+        kv_padding_size key_shared_prefix value_shared_prefix query_rope key_rope dequant_scale_query learnable_sink \
+        softmax_lse",
+        "strided",
+        "tensor.strided",
+    ),
+    (
+        "atten_mask pse_shift learnable_sink quant_offset2 kv_padding_size",
+        "empty",
+        "tensor.empty",
+    ),
+    (
+        "actual_seq_lengths actual_seq_lengths_kv",
+        "count",
+        "actual_seq_lengths.surplus actual_seq_lengths.ignored actual_seq_lengths_kv.empty",
+    ),
+    (
+        "actual_shared_prefix_len",
+        "value",
+        "shared_prefix.length_ignored",
+    ),
     (
         "antiquant_mode key_antiquant_mode value_antiquant_mode query_quant_mode",
         "value",
+        "antiquant_mode.ignored antiquant_mode.merged",
     ),
     (
-        "block_size sparse_mode input_layout num_key_value_heads",
-        "value",
-    ),
-    ("atten_mask", "empty longer"),
-    ("attention_out", "dtype"),
-    ("key value", "empty"),
-    (
-        "block_table",
-        "dtype rank longer shorter negative format strided",
-    ),
-    ("pse_shift", "given empty longer strided"),
-    ("softmax_lse", "format"),
-    ("learnable_sink", "empty format strided"),
-    ("query_rope key_rope", "dtype format strided"),
-    ("key_rope_antiquant_scale", "given"),
-    (
-        "query_padding_size kv_padding_size",
-        "given dtype rank empty longer negative format",
+        "antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset",
+        "given",
+        "antiquant.ignored",
     ),
     (
-        "key_shared_prefix value_shared_prefix",
-        "dtype format strided",
+        "antiquant_scale antiquant_offset value_antiquant_scale",
+        "dtype",
+        "antiquant.dtype_unchecked",
+    ),
+    (
+        "value_antiquant_scale",
+        "rank longer negative",
+        "antiquant.value_scale_unchecked",
+    ),
+    (
+        "key_rope_antiquant_scale",
+        "given",
+        "key_rope_antiquant_scale.ignored",
+    ),
+    ("attention_out", "dtype", "quant_scale2.ignored"),
+    (
+        "quant_scale2 quant_offset2",
+        "given",
+        "quant_scale2.ignored",
+    ),
+    ("quant_scale2 quant_offset2", "dtype", "quant_scale2.half"),
+    (
+        "deq_scale1 quant_scale1 deq_scale2",
+        "given",
+        "deq_scale.ignored",
     ),
     (
         "deq_scale1 quant_scale1 deq_scale2",
-        "given dtype longer format",
+        "dtype longer",
+        "deq_scale.unchecked",
     ),
     (
-        "quant_scale2 quant_offset2",
-        "given dtype empty format strided",
+        "block_table",
+        "dtype rank longer shorter negative",
+        "block_table.unchecked",
     ),
     (
-        "antiquant_scale antiquant_offset",
-        "given dtype longer format strided",
+        "key",
+        "rank longer shorter",
+        "cache.blocks_unchecked cache.shape_unchecked cache.value_unchecked",
+    ),
+    ("value", "longer shorter", "cache.value_unchecked"),
+    (
+        "block_size num_key_value_heads",
+        "value",
+        "cache.shape_unchecked",
+    ),
+    ("query_rope key_rope", "dtype", "rope.dtype_unchecked"),
+    (
+        "key_shared_prefix value_shared_prefix",
+        "dtype",
+        "shared_prefix.dtype_unchecked",
     ),
     (
-        "key_antiquant_scale key_antiquant_offset",
-        "given longer format strided",
+        "query_padding_size kv_padding_size",
+        "given",
+        "padding_size.ignored",
     ),
     (
-        "value_antiquant_scale value_antiquant_offset",
-        "given dtype rank longer negative format strided",
+        "query_padding_size kv_padding_size",
+        "dtype rank empty longer negative",
+        "padding_size.unchecked",
+    ),
+    ("pse_shift", "given", "pse_shift.ignored"),
+    (
+        "sparse_mode",
+        "value",
+        "sparse_mode.unchecked sparse_mode.left_up_decode",
+    ),
+    (
+        "input_layout",
+        "value",
+        "input_layout.prefill input_layout.heads_first",
+    ),
+];
+
+/// What passes in silence because the operator's documents allow it.
+pub const GAPS: &[(&str, &str)] = &[
+    // Keys without rows: the output is zeros.
+    ("key value", "empty"),
+    // More than is needed.
+    (
+        "block_table pse_shift key_antiquant_scale value_antiquant_scale",
+        "longer",
     ),
 ];

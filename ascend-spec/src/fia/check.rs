@@ -94,6 +94,7 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     output::lse(f)?;
     sink::check(f)?;
     mla::prefill_layout(f)?;
+    entry::prefill_layout(f.layout)?;
     packed::no_bias(f)?;
     if entry::empty_query(&operands(f), f.route)? {
         return Ok((Work::Nothing, unmasked.0, unmasked.1));

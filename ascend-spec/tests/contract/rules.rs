@@ -645,6 +645,14 @@ fn every_rule_is_broken_by_some_call() {
             ..prefill.clone()
         },
     );
+    expect(
+        "input_layout.prefill",
+        FiaCall {
+            input_layout: "BNSD_NBSD",
+            attention_out: Some(half(&[8, 2, 16, 32])),
+            ..prefill.clone()
+        },
+    );
     for (version, soc) in [
         (Version::V5, Soc::AtlasA2),
         (Version::V4, Soc::Ascend950),

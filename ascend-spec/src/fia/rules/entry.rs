@@ -1,7 +1,7 @@
 //! First checks: required arguments, product, dtypes, formats, layout, and what this release does not support yet.
 
 use crate::fia::{FiaCall, Route, Version};
-use crate::layout::Extents;
+use crate::layout::{Axes, Extents};
 use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal, Soc, TensorDesc, Unsupported};
 
@@ -36,6 +36,9 @@ rules! {
     ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17",
         "BNSD_BSND has more than one query row",
         "use BNSD for single rows: the two are the same there but for the order of two axes";
+    PREFILL_LAYOUT = "input_layout.prefill", TILING_ERROR, V1, "check D16",
+        "in the prefill path inputLayout is BSH, BSND, BNSD, BNSD_BSND, TND or NTD_TND",
+        "use the layout of the query alone, and reorder the output afterwards";
     DEQUANT_QUERY = "dequant_scale_query.unused", TILING_ERROR, V4, "checks C2, F14d",
         "dequantScaleQuery and queryQuantMode go with multi-head latent attention of an INT8 query",
         "drop it and set queryQuantMode to 0";
@@ -235,6 +238,17 @@ pub(in crate::fia) fn query(
         "2 or more",
     );
     Ok(extents)
+}
+
+/// The layouts that put heads first in the output belong to the decode path.
+pub(in crate::fia) fn prefill_layout(layout: Layout) -> Result<(), Refusal> {
+    require!(
+        !matches!(layout.output(), Axes::Nbsd | Axes::Ntd),
+        PREFILL_LAYOUT,
+        layout,
+        "BSH, BSND, BNSD, BNSD_BSND, TND, NTD_TND",
+    );
+    Ok(())
 }
 
 /// The path that takes a call.

@@ -9,15 +9,22 @@ rules! {
         "the length arrays have no entries beyond the batch",
         "drop the entries beyond the batch: the operator uses the first ones";
     IGNORED = "actual_seq_lengths.ignored", Lint, V1, "check E1.1; FusedInferAttentionScore documentation, actualSeqLengths",
-        "in the decode path every entry of actualSeqLengths is the number of query rows",
+        "in the decode path actualSeqLengths is the number of query rows, once or for each sequence",
         "drop actualSeqLengths: every sequence has all its query rows in the decode path";
     EMPTY = "actual_seq_lengths_kv.empty", Lint, V1, "check J7",
-        "a paged call with one query row a sequence has a key length for each",
+        "a paged call has a key length for each sequence",
         "pass the number of cached tokens of each sequence: otherwise all that the block table could hold counts";
 }
 
 pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let call = p.call;
+    lint!(
+        report,
+        p.pages.is_none() || call.actual_seq_lengths_kv != Some(&[]),
+        EMPTY,
+        "an empty array",
+        p.batch,
+    );
     if p.is_packed() {
         return;
     }
@@ -38,17 +45,13 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         return;
     }
     let rows = i64::try_from(p.query_rows).unwrap_or(i64::MAX);
-    let other = call
-        .actual_seq_lengths
-        .and_then(|lengths| lengths.iter().take(p.batch).find(|&&len| len != rows));
-    if let Some(other) = other {
-        lint!(report, false, IGNORED, other, rows);
-    }
+    let lengths = call.actual_seq_lengths.unwrap_or(&[]);
     lint!(
         report,
-        p.pages.is_none() || call.actual_seq_lengths_kv != Some(&[]),
-        EMPTY,
-        "an empty array",
-        p.batch,
+        lengths.iter().take(p.batch).all(|&len| len == rows)
+            && (lengths.len() <= 1 || lengths.len() >= p.batch),
+        IGNORED,
+        format_args!("{lengths:?}"),
+        format_args!("{rows} for each of {} sequences", p.batch),
     );
 }

@@ -2,12 +2,15 @@
 
 use super::{Report, lint};
 use crate::fia::Problem;
-use crate::layout::Extents;
+use crate::layout::{Axes, Extents};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 use std::fmt;
 
 rules! {
+    LAYOUT = "input_layout.heads_first", Lint, V3, "FusedInferAttentionScore documentation, inputLayout",
+        "the layouts BSH_NBSD, BSND_NBSD and BNSD_NBSD go with multi-head latent attention in its absorbed form",
+        "use the layout without _NBSD, and put the heads first afterwards";
     OUT_SHAPE = "attention_out.shape_unchecked", Lint, V1, "checks B9, J4",
         "attentionOut has the shape that the operator writes",
         "make attentionOut of this shape";
@@ -21,6 +24,13 @@ rules! {
 
 pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let call = p.call;
+    lint!(
+        report,
+        p.layout.output() != Axes::Nbsd || call.query_rope.is_some(),
+        LAYOUT,
+        p.layout,
+        "BSH, BSND, BNSD",
+    );
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
     let mut of = Extents {
         batch: size(p.batch),

@@ -123,6 +123,14 @@ fn dense(found: &mut Found) {
         "tensor.empty",
         with(&prefill, |c| c.atten_mask = mask(&[0, 64])),
     );
+    found.breaks(
+        "input_layout.heads_first",
+        FiaCall {
+            input_layout: "BSND_NBSD",
+            attention_out: Some(half(&[4, 2, 1, 32])),
+            ..decode.clone()
+        },
+    );
     let nz = TensorDesc {
         format: crate::Format::FractalNz,
         ..of(DType::Float, &[1])
