@@ -97,6 +97,20 @@ pub enum Error {
         /// The first CANN release that has it.
         since: &'static str,
     },
+    /// The installed CANN lacks an operator that has one version only.
+    #[error(
+        "{library} does not export {operator}, which {since} of CANN has: install that, or {instead}"
+    )]
+    MissingOperator {
+        /// The operator.
+        operator: &'static str,
+        /// The library that should export it.
+        library: &'static str,
+        /// The first CANN release that has it.
+        since: &'static str,
+        /// What does without it.
+        instead: &'static str,
+    },
     /// The chip is of no family that the contract of the operators knows.
     #[error(
         "{name:?} is a chip of no known family, so that no rule of the operators is known for it"

@@ -91,6 +91,7 @@
 pub mod attention;
 pub mod case;
 mod error;
+mod executor;
 pub mod kv;
 mod mask;
 mod memory;

@@ -1,4 +1,5 @@
-//! The C ABI of Huawei Ascend CANN on a CPU: runtime, streams, memory, and the fused attention operator.
+//! The C ABI of Huawei Ascend CANN on a CPU: runtime, streams, memory, fused attention, and the operators that fill its
+//! paged cache and merge its results.
 //!
 //! Not a mock: the same functions, the same two-phase calls, the same status codes, asynchronous streams on threads of
 //! their own, and device memory that the host cannot touch. A program written for CANN runs against it, and learns what
@@ -48,6 +49,9 @@
 //! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
 //! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies | error |
 //! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
+//! | [`SlotOutOfRange`](FindingKind::SlotOutOfRange) | goes on: the token is skipped | device fault, nothing is written |
+//! | [`DuplicateSlot`](FindingKind::DuplicateSlot) | goes on: the last token stays | device fault, nothing is written |
+//! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row becomes NaN | device fault, nothing is written |
 //! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
 //!
@@ -62,6 +66,7 @@
 //! - `aclFinalize` releases nothing, and `aclInit` cannot be called again after it.
 //! - `aclrtSynchronizeDevice` waits for the streams of the calling thread's context.
 //! - Workspaces are checked and not written.
+//! - `aclnnScatterPaKvCache` skips tokens with a negative slot; CANN's documents do not say what hardware does.
 //! - A captured graph is replayed in one stream, in the order of recording.
 
 #![warn(missing_docs)]

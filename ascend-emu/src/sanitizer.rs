@@ -24,6 +24,12 @@ pub enum FindingKind {
     PageableCopy,
     /// A block table names a block that the cache does not have.
     BlockTable,
+    /// A slot mapping names a slot that the cache does not have.
+    SlotOutOfRange,
+    /// A slot mapping names a slot twice.
+    DuplicateSlot,
+    /// A merge is given a row whose log-sum-exps have no result but NaN.
+    EmptyRow,
     /// A synchronisation with an event that was never recorded.
     UnrecordedEvent,
     /// A device was reset while memory on it was still allocated.
@@ -40,6 +46,9 @@ impl FindingKind {
             FindingKind::StreamRace => "race between streams",
             FindingKind::PageableCopy => "asynchronous copy with pageable host memory",
             FindingKind::BlockTable => "block out of range",
+            FindingKind::SlotOutOfRange => "slot out of range",
+            FindingKind::DuplicateSlot => "slot named twice",
+            FindingKind::EmptyRow => "row without keys in a merge",
             FindingKind::UnrecordedEvent => "event never recorded",
             FindingKind::Leak => "memory leaked",
         }

@@ -162,6 +162,18 @@ impl fmt::Display for DType {
     }
 }
 
+/// Dtypes as a list in a message.
+pub(crate) struct Names<'a>(pub(crate) &'a [DType]);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, dtype) in self.0.iter().enumerate() {
+            write!(f, "{}{dtype}", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,10 +31,13 @@ pub mod fia;
 mod format;
 pub mod geometry;
 mod layout;
+mod operator;
 mod rule;
+pub mod scatter;
 mod soc;
 mod sparse;
 mod tensor;
+pub mod update;
 
 pub use dims::Dims;
 pub use dtype::DType;
@@ -43,6 +46,7 @@ pub use geometry::{
     CompressedMask, Lengths, MaskGeometry, Sparsity, TOKENS_UNBOUNDED, Tile, Visibility,
 };
 pub use layout::{Axes, Extents, Layout, View};
+pub use operator::{Operator, every_rule};
 pub use rule::{
     FIND_KERNEL_ERROR, Level, PARAM_INVALID, PARAM_NULLPTR, Refusal, Rule, TILING_ERROR,
     Unsupported, Violation,

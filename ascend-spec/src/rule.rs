@@ -1,6 +1,6 @@
 //! Rules, and what a call that breaks one is told.
 
-use crate::fia::Version;
+use crate::Operator;
 use std::fmt;
 
 /// What breaking a [`Rule`] means.
@@ -27,8 +27,8 @@ pub struct Rule {
     pub source: &'static str,
     /// CANN's status for a call that breaks it; 0 for a lint.
     pub status: i32,
-    /// First operator version the condition applies to.
-    pub since: Version,
+    /// The operator that the condition applies to, from this version on.
+    pub since: Operator,
     /// Rule or lint.
     pub level: Level,
 }
@@ -127,12 +127,17 @@ macro_rules! rules {
                 fix: $fix,
                 source: $source,
                 status: rules!(@status $status),
-                since: $crate::fia::Version::$since,
+                since: rules!(@since $since),
                 level: rules!(@level $status),
             };
         )*
         /// Every rule of this file.
         pub static RULES: &[&$crate::rule::Rule] = &[$(&$name,)*];
+    };
+    (@since ScatterPaKvCache) => { $crate::Operator::ScatterPaKvCache };
+    (@since AttentionUpdate) => { $crate::Operator::AttentionUpdate };
+    (@since $version:ident) => {
+        $crate::Operator::FusedInferAttentionScore($crate::fia::Version::$version)
     };
     (@status Lint) => { 0 };
     (@status $status:ident) => { $crate::rule::$status };

@@ -46,6 +46,14 @@ impl TensorDesc {
         self.elements() == Some(0)
     }
 
+    /// Whether no dimension is negative, each has a stride, and the number of elements fits in 63 bits.
+    pub fn is_countable(&self) -> bool {
+        self.strides.rank() == self.shape.rank()
+            && self
+                .elements()
+                .is_some_and(|count| i64::try_from(count).is_ok())
+    }
+
     /// Whether the elements lie packed in row-major order (axes of size 1 may have any stride).
     pub fn is_contiguous(&self) -> bool {
         if self.strides.rank() != self.shape.rank() {

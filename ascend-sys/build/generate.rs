@@ -16,7 +16,7 @@ use quote::ToTokens;
 use syn::{FnArg, ForeignItem, ImplItem, Item, Pat, ReturnType, Type};
 
 /// The headers that are read, relative to a folder `include`.
-const HEADERS: [&str; 11] = [
+const HEADERS: [&str; 13] = [
     "acl/acl_base.h",
     "acl/acl_rt.h",
     "acl/acl_mdl.h",
@@ -28,11 +28,13 @@ const HEADERS: [&str; 11] = [
     "aclnnop/aclnn_fused_infer_attention_score_v3.h",
     "aclnnop/aclnn_fused_infer_attention_score_v4.h",
     "aclnnop/aclnn_fused_infer_attention_score_v5.h",
+    "aclnnop/aclnn_scatter_pa_kv_cache.h",
+    "aclnnop/aclnn_attention_update.h",
 ];
 
 /// Functions that the libraries of CANN 8.1.RC1 need not export: a program linked against those libraries looks them
 /// up when it runs instead.
-const OPTIONAL: [&str; 17] = [
+const OPTIONAL: [&str; 21] = [
     "AclSetDynamicInputTensorAddr",
     "AclSetDynamicOutputTensorAddr",
     "AclSetDynamicTensorAddr",
@@ -41,6 +43,8 @@ const OPTIONAL: [&str; 17] = [
     "AclSetTensorAddr",
     "aclFinalizeReference",
     "aclmdlRIExecute",
+    "aclnnAttentionUpdate",
+    "aclnnAttentionUpdateGetWorkspaceSize",
     "aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize",
     "aclnnFusedInferAttentionScoreV4",
     "aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize",
@@ -48,6 +52,8 @@ const OPTIONAL: [&str; 17] = [
     "aclnnFusedInferAttentionScoreV5",
     "aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize",
     "aclnnFusedInferAttentionScoreV5GetWorkspaceSize",
+    "aclnnScatterPaKvCache",
+    "aclnnScatterPaKvCacheGetWorkspaceSize",
     "aclsysGetVersionNum",
     "aclsysGetVersionStr",
 ];

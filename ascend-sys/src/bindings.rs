@@ -1350,4 +1350,47 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnScatterPaKvCacheGetWorkspaceSize(
+        key: *const aclTensor,
+        keyCacheRef: *mut aclTensor,
+        slotMapping: *const aclTensor,
+        value: *const aclTensor,
+        valueCacheRef: *mut aclTensor,
+        compressLensOptional: *const aclTensor,
+        compressSeqOffsetOptional: *const aclTensor,
+        seqLensOptional: *const aclTensor,
+        cacheModeOptional: *mut ::core::ffi::c_char,
+        scatterModeOptional: *mut ::core::ffi::c_char,
+        stridesOptional: *const aclIntArray,
+        offsetsOptional: *const aclIntArray,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnScatterPaKvCache(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+
+ updateType 0: lseOut is null. updateType 1: lseOut takes the merged log-sum-exps.*/
+    pub fn aclnnAttentionUpdateGetWorkspaceSize(
+        lse: *const aclTensorList,
+        localOut: *const aclTensorList,
+        updateType: i64,
+        out: *mut aclTensor,
+        lseOut: *mut aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnAttentionUpdate(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
 }

@@ -829,6 +829,43 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnScatterPaKvCacheGetWorkspaceSize(
+                key: *const $crate::bindings::aclTensor,
+                keyCacheRef: *mut $crate::bindings::aclTensor,
+                slotMapping: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                valueCacheRef: *mut $crate::bindings::aclTensor,
+                compressLensOptional: *const $crate::bindings::aclTensor,
+                compressSeqOffsetOptional: *const $crate::bindings::aclTensor,
+                seqLensOptional: *const $crate::bindings::aclTensor,
+                cacheModeOptional: *mut ::core::ffi::c_char,
+                scatterModeOptional: *mut ::core::ffi::c_char,
+                stridesOptional: *const $crate::bindings::aclIntArray,
+                offsetsOptional: *const $crate::bindings::aclIntArray,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnScatterPaKvCache(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnAttentionUpdateGetWorkspaceSize(
+                lse: *const $crate::bindings::aclTensorList,
+                localOut: *const $crate::bindings::aclTensorList,
+                updateType: i64,
+                out: *mut $crate::bindings::aclTensor,
+                lseOut: *mut $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnAttentionUpdate(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
         }
     };
 }
@@ -968,5 +1005,9 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnFusedInferAttentionScoreV5GetWorkspaceSize: None,
         aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize: None,
         aclnnFusedInferAttentionScoreV5: None,
+        aclnnScatterPaKvCacheGetWorkspaceSize: None,
+        aclnnScatterPaKvCache: None,
+        aclnnAttentionUpdateGetWorkspaceSize: None,
+        aclnnAttentionUpdate: None,
     }
 }

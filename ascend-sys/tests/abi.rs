@@ -17,7 +17,7 @@ use compiler::{Language, compile, include};
 use quote::ToTokens;
 use syn::{ForeignItem, ImplItem, Item, ReturnType, Type};
 
-const HEADERS: [&str; 11] = [
+const HEADERS: [&str; 13] = [
     "acl/acl.h",
     "acl/acl_base.h",
     "acl/acl_mdl.h",
@@ -29,6 +29,8 @@ const HEADERS: [&str; 11] = [
     "aclnnop/aclnn_fused_infer_attention_score_v3.h",
     "aclnnop/aclnn_fused_infer_attention_score_v4.h",
     "aclnnop/aclnn_fused_infer_attention_score_v5.h",
+    "aclnnop/aclnn_scatter_pa_kv_cache.h",
+    "aclnnop/aclnn_attention_update.h",
 ];
 
 /// The bindings as C: redeclarations of the functions, and assertions about the constants.

@@ -75,6 +75,39 @@ fn each_version_of_the_operator_extends_the_one_before() {
 }
 
 #[test]
+fn the_operators_beside_attention_have_their_documented_arguments() {
+    let scatter = arguments("aclnnScatterPaKvCacheGetWorkspaceSize").unwrap_or_default();
+    // The slot mapping stands between the key's cache and the value.
+    assert_eq!(
+        scatter[..5],
+        [
+            "key",
+            "keyCacheRef",
+            "slotMapping",
+            "value",
+            "valueCacheRef"
+        ]
+    );
+    assert_eq!(scatter.len(), 14);
+    let update = arguments("aclnnAttentionUpdateGetWorkspaceSize").unwrap_or_default();
+    assert_eq!(
+        update,
+        [
+            "lse",
+            "localOut",
+            "updateType",
+            "out",
+            "lseOut",
+            "workspaceSize",
+            "executor"
+        ]
+    );
+    for operator in ["aclnnScatterPaKvCache", "aclnnAttentionUpdate"] {
+        assert_eq!(arguments(operator).map(<[&str]>::len), Some(4));
+    }
+}
+
+#[test]
 fn a_function_stands_once_in_the_table() {
     let unique: BTreeSet<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
     assert_eq!(unique.len(), FUNCTIONS.len());

@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use ascend_attention::spec::Level;
-use ascend_attention::spec::fia::rules;
+use ascend_attention::spec::{Level, every_rule};
 
 use super::Stop;
 use super::output::Output;
@@ -16,7 +15,7 @@ const ALIKE: f64 = 0.8;
 
 /// Prints what a rule or lint asks for, what follows if it is broken, where it comes from and what mends a call.
 pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
-    let Some(rule) = rules::all().find(|rule| rule.id == id) else {
+    let Some(rule) = every_rule().find(|rule| rule.id == id) else {
         return Err(Stop::Trouble(unknown(id)));
     };
     let consequence = match rule.level {
@@ -57,7 +56,7 @@ fn near(id: &str) -> Vec<&'static str> {
             strsim::jaro_winkler(&id, name)
         }
     };
-    let mut near: Vec<_> = rules::all()
+    let mut near: Vec<_> = every_rule()
         .map(|rule| (likeness(rule.id), rule.id))
         .filter(|&(likeness, _)| likeness >= ALIKE)
         .collect();

@@ -2,14 +2,17 @@
 //!
 //! [`BlockPool`] hands out blocks and takes them back when no launch in flight can read them any more. A [`Sequence`] is
 //! the cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing to it.
-//! [`slot`] says where a token lies; [`PageTable`] is what the operators read.
+//! [`slot`] says where a token lies; [`PageTable`] is what the operators read; [`ScatterPaKvCache`] writes new keys and
+//! values into the slots of a [`SlotMapping`].
 
 mod audit;
 mod pad;
 mod pool;
 mod refusal;
+mod scatter;
 mod sequence;
 mod slot;
+mod slot_mapping;
 mod table;
 
 pub use audit::{Audit, AuditRequest};
@@ -17,6 +20,8 @@ pub use pad::PadPolicy;
 pub use pool::{Block, BlockPool, Fence, GroupId, Lane, StepLease};
 pub(crate) use refusal::refused;
 pub use refusal::{Refused, Rule};
+pub use scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
 pub use sequence::{BlockCopy, Grown, Sequence};
 pub use slot::{Interleave, KernelBlocks, check_slots, slot};
+pub use slot_mapping::SlotMapping;
 pub use table::PageTable;

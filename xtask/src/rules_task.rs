@@ -1,6 +1,6 @@
 //! `rules`: writes or checks the table of the contract's rules in the book.
 
-use ascend_spec::{Level, Rule, fia};
+use ascend_spec::{Level, Rule, every_rule};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -8,13 +8,14 @@ use std::path::Path;
 const PATH: &str = "docs/rules.md";
 
 const HEAD: &str = "\
-# Rules and lints of FusedInferAttentionScore
+# Rules and lints
 
 Made from the code by `cargo run -p xtask -- rules`; do not edit.
 
 A *rule* is what the operator itself refuses: the safe layer refuses it before the call, the emulator inside it, with
 CANN's status. A *lint* is a call that the operator takes and then ignores, misreads or overruns an argument of: the
-emulator takes it too, the safe layer stops it unless the caller allows the lint by its id. The last column names the
+emulator takes it too, the safe layer stops it unless the caller allows the lint by its id. *Since* is the version of
+FusedInferAttentionScore, or another operator by its name. The last column names the
 entry of the operator's check list or the part of its documentation that the condition comes from; `CONTRIBUTING.md`
 explains the numbering.
 
@@ -43,9 +44,7 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
 fn table() -> String {
     let mut text = HEAD.to_owned();
     for (level, title) in [(Level::Rule, "Rules"), (Level::Lint, "Lints")] {
-        let rules: Vec<&Rule> = fia::rules::all()
-            .filter(|rule| rule.level == level)
-            .collect();
+        let rules: Vec<&Rule> = every_rule().filter(|rule| rule.level == level).collect();
         let _ = writeln!(text, "## {title} ({})\n", rules.len());
         text.push_str(
             "| id | must hold | fix | status | since | source |\n|---|---|---|---|---|---|\n",

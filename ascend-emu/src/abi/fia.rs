@@ -1,9 +1,9 @@
 //! FusedInferAttentionScore, versions 1 to 5.
 
-use super::not_null_or;
+use super::{not_null_or, phase_one};
 use crate::config::config;
 use crate::descriptor::{Described, optional_ints, optional_list, optional_tensor};
-use crate::executor::{Executor, launch};
+use crate::executor::launch;
 use crate::op::fia::FiaOperator;
 use crate::op::owned_call::{Attributes, Inputs, OwnedCall, place};
 use crate::operator::Addresses;
@@ -14,10 +14,6 @@ use ascend_sys::bindings::{
 };
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
-use std::sync::Arc;
-
-/// Device workspace of a call that computes something: what the operator asks for its system workspace.
-const WORKSPACE_BYTES: u64 = 16 << 20;
 
 type Tensor = *const aclTensor;
 type TensorList = *const aclTensorList;
@@ -248,20 +244,16 @@ impl Raw {
         workspace_size: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> Outcome {
-        not_null_or(ACLNN_NULLPTR, "workspaceSize", workspace_size)?;
-        not_null_or(ACLNN_NULLPTR, "executor", executor)?;
         // SAFETY: the caller's promise.
-        let (call, addresses) = unsafe { self.read() }?;
-        let op = FiaOperator::new(call, version, config().soc)
-            .map_err(|refusal| Failure::new(refusal.status(), refusal.to_string()))?;
-        let bytes = if op.is_empty() { 0 } else { WORKSPACE_BYTES };
-        let id = Executor::create(Arc::new(op), addresses, bytes);
-        // SAFETY: not null, so valid for writing.
         unsafe {
-            workspace_size.write_unaligned(bytes);
-            executor.write_unaligned(id.raw());
+            phase_one(workspace_size, executor, || {
+                let (call, addresses) = self.read()?;
+                let op = FiaOperator::new(call, version, config().soc)
+                    .map_err(|refusal| Failure::new(refusal.status(), refusal.to_string()))?;
+                let idle = op.is_empty();
+                Ok((op, addresses, idle))
+            })
         }
-        Ok(())
     }
 }
 

@@ -31,7 +31,9 @@ mod graph;
 mod memory;
 mod meta;
 mod runtime;
+mod scatter;
 mod stream;
+mod update;
 
 pub use device::*;
 pub use event::*;
@@ -41,9 +43,16 @@ pub use graph::*;
 pub use memory::*;
 pub use meta::*;
 pub use runtime::*;
+pub use scatter::*;
 pub use stream::*;
+pub use update::*;
 
-use crate::status::{Failure, NULL_PARAM, Outcome, PARAM_INVALID, failure};
+use crate::executor::Executor;
+use crate::operator::{Addresses, Operator};
+use crate::status::{ACLNN_NULLPTR, Failure, NULL_PARAM, Outcome, PARAM_INVALID, failure};
+use ascend_sys::bindings::aclOpExecutor;
+use std::ffi::{CStr, c_char};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Refuses a null pointer.
@@ -87,4 +96,48 @@ fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
 /// A value that is not one of those allowed.
 fn refuse(what: &str, given: impl std::fmt::Display, allowed: &str) -> Failure {
     failure!(PARAM_INVALID, "{what}: given {given}, allowed: {allowed}")
+}
+
+/// Device workspace of a call that computes something: what operators ask for their system workspace.
+const WORKSPACE_BYTES: u64 = 16 << 20;
+
+/// The end of every phase one: an executor of the operator that `make` checks and prepares, with the addresses of its
+/// tensors, and the bytes of workspace it needs: none where there is nothing to do.
+///
+/// # Safety
+///
+/// The pointers are null or valid for writing.
+unsafe fn phase_one<O: Operator + 'static>(
+    workspace_size: *mut u64,
+    executor: *mut *mut aclOpExecutor,
+    make: impl FnOnce() -> Outcome<(O, Addresses, bool)>,
+) -> Outcome {
+    not_null_or(ACLNN_NULLPTR, "workspaceSize", workspace_size)?;
+    not_null_or(ACLNN_NULLPTR, "executor", executor)?;
+    let (op, addresses, idle) = make()?;
+    let bytes = if idle { 0 } else { WORKSPACE_BYTES };
+    let id = Executor::create(Arc::new(op), addresses, bytes);
+    // SAFETY: not null, so valid for writing.
+    unsafe {
+        workspace_size.write_unaligned(bytes);
+        executor.write_unaligned(id.raw());
+    }
+    Ok(())
+}
+
+/// A text argument, `None` for null.
+///
+/// # Safety
+///
+/// `text` is null or NUL-terminated.
+unsafe fn optional_text(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so a NUL-terminated text.
+    Some(
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned(),
+    )
 }

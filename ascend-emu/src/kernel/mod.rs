@@ -12,6 +12,7 @@
 //! | `source`, `factors`, `mask`, `output` | tensors by the row, whatever their type; scales, masks, quantised output |
 //! | `tensors` | rows of elements of one type, checked |
 //! | `exp`, `element`, `simd` | arithmetic, element types, instruction sets |
+//! | `scatter`, `merge` | the operators beside attention: rows into a paged cache; parts into one |
 //!
 //! No layout has a kernel of its own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
 //! numbers end where rows are fetched into tiles, which hold plain single precision.
@@ -29,10 +30,12 @@ mod factors;
 mod finish;
 mod keys;
 mod mask;
+pub(crate) mod merge;
 mod output;
 mod panel;
 pub mod reference;
 pub mod roof;
+pub(crate) mod scatter;
 mod schedule;
 mod scratch;
 mod simd;

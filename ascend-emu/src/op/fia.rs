@@ -1,5 +1,6 @@
 //! FusedInferAttentionScore as an operator of the emulator.
 
+use super::overlap::refuse_overlap;
 use super::owned_call::{OwnedCall, place};
 use crate::config::{Check, check};
 use crate::fault::Fault;
@@ -10,7 +11,6 @@ use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL};
 use ascend_spec::fia::{Operand, Place, Version};
 use ascend_spec::{Refusal, Soc, TensorDesc};
-use smallvec::SmallVec;
 use std::ops::Range;
 use std::ptr;
 
@@ -60,17 +60,6 @@ fn address(at: &Addresses, operand: Operand) -> usize {
         Place::Output(output) => at.outputs.get(output),
     };
     address.copied().unwrap_or(0)
-}
-
-/// An output that shares bytes with another tensor of the same launch.
-fn overlap(accesses: &[Access]) -> Option<(&Access, &Access)> {
-    let end = |access: &Access| access.address.saturating_add(access.bytes as usize);
-    accesses.iter().enumerate().find_map(|(i, one)| {
-        let other = accesses.iter().enumerate().find(|&(j, other)| {
-            i != j && one.write && one.address < end(other) && other.address < end(one)
-        });
-        other.map(|(_, other)| (one, other))
-    })
 }
 
 impl Operator for FiaOperator {
@@ -127,25 +116,7 @@ impl Operator for FiaOperator {
 
     fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let fault = |code, message| Err(Fault { code, message });
-        let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
-        self.accesses(at, &mut |access| {
-            if access.bytes > 0 {
-                accesses.push(access);
-            }
-        });
-        if let Some((output, other)) = overlap(&accesses) {
-            return fault(
-                AICORE_EXCEPTION,
-                format!(
-                    "{}: {} at {:#x} and {} at {:#x} overlap; the output cannot share memory with another tensor",
-                    self.name(),
-                    output.what,
-                    output.address,
-                    other.what,
-                    other.address
-                ),
-            );
-        }
+        refuse_overlap(self, at)?;
         let call = self.call.borrow();
         let problem = match call.check(self.version, self.soc) {
             Ok(problem) => problem,

@@ -1,5 +1,6 @@
 //! First checks: required arguments, product, dtypes, formats, layout, and what this release does not support yet.
 
+use crate::dtype::Names;
 use crate::fia::{FiaCall, Route, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{require, rules};
@@ -131,18 +132,6 @@ fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Dtypes as a list in a message.
-pub(super) struct Names<'a>(pub(super) &'a [DType]);
-
-impl std::fmt::Display for Names<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (index, dtype) in self.0.iter().enumerate() {
-            write!(f, "{}{dtype}", if index > 0 { ", " } else { "" })?;
-        }
-        Ok(())
-    }
-}
-
 pub(in crate::fia) fn countable(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
     let mask = call.atten_mask.as_ref().map(|mask| (mask, "attenMask"));
     let lse = call.softmax_lse.as_ref().map(|lse| (lse, "softmaxLse"));
@@ -155,10 +144,7 @@ pub(in crate::fia) fn countable(call: &FiaCall<'_>, at: &Operands<'_>) -> Result
         .chain(lse)
     {
         require!(
-            desc.strides.rank() == desc.shape.rank()
-                && desc
-                    .elements()
-                    .is_some_and(|count| i64::try_from(count).is_ok()),
+            desc.is_countable(),
             COUNTABLE,
             format_args!("{name} {} strides {}", desc.shape, desc.strides),
             "dimensions of at least 0 with a product below 2^63",

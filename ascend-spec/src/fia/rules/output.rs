@@ -1,7 +1,7 @@
 //! Output, log-sum-exp and precision.
 
 use super::Facts;
-use crate::fia::rules::entry::Names;
+use crate::dtype::Names;
 use crate::fia::{Cache, FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{require, rules};

@@ -1,0 +1,198 @@
+//! Attention over parts of the keys, merged into one.
+//!
+//! Single precision throughout, one rounding at the end. Plain arithmetic: what no sum over keys gives, such as a row at
+//! +inf or at -inf in every part, becomes NaN, as it would by the operator's formula.
+
+use ascend_spec::DType;
+use ascend_spec::update::{UpdateCall, UpdateProblem, weigh};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use std::fmt;
+
+/// First elements of the tensors of one call.
+#[derive(Debug)]
+pub(crate) struct Buffers<'a> {
+    pub lse: &'a [*mut u8],
+    pub local_out: &'a [*mut u8],
+    pub out: *mut u8,
+    pub lse_out: Option<*mut u8>,
+}
+
+// SAFETY: the pointers are of memory that `run`'s caller answers for; threads write different rows through them.
+unsafe impl Sync for Buffers<'_> {}
+
+/// A row that has no result but NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EmptyRow {
+    row: usize,
+    /// The part at +inf; `None` where all parts are at -inf.
+    part: Option<usize>,
+}
+
+impl fmt::Display for EmptyRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { row, part } = self;
+        match part {
+            Some(part) => write!(
+                f,
+                "lse[{part}] of row {row} is +inf, with which attention marks a row without visible keys; replace it by \
+                 -inf before the merge, or the row becomes NaN"
+            ),
+            None => write!(
+                f,
+                "every lse of row {row} is -inf: no part has a key for it, and the row becomes NaN"
+            ),
+        }
+    }
+}
+
+/// Log-sum-exps of a row, in `row_of`.
+///
+/// # Safety
+///
+/// As for [`run`]; the row is one of the call's.
+unsafe fn read_lse<'a>(
+    buffers: &Buffers<'_>,
+    row: usize,
+    row_of: &'a mut [f32; UpdateCall::MAX_PARTS],
+) -> &'a mut [f32] {
+    let mut count = 0;
+    for (to, from) in row_of.iter_mut().zip(buffers.lse) {
+        // SAFETY: the part has a log-sum-exp for each row; alignment is not required.
+        *to = unsafe { from.cast::<f32>().add(row).read_unaligned() };
+        count += 1;
+    }
+    &mut row_of[..count]
+}
+
+/// The first row that has no result but NaN although no log-sum-exp of it is NaN.
+///
+/// # Safety
+///
+/// As for [`run`].
+pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -> Option<EmptyRow> {
+    let mut all = [0.0; UpdateCall::MAX_PARTS];
+    (0..problem.rows).find_map(|row| {
+        // SAFETY: the caller's promise.
+        let lse = unsafe { read_lse(buffers, row, &mut all) };
+        if lse.iter().any(|lse| lse.is_nan()) {
+            return None;
+        }
+        let part = lse.iter().position(|&lse| lse == f32::INFINITY);
+        let empty = lse.iter().all(|&lse| lse == f32::NEG_INFINITY);
+        (part.is_some() || empty).then_some(EmptyRow { row, part })
+    })
+}
+
+/// Merges the parts. Runs on the current rayon pool.
+///
+/// # Safety
+///
+/// Each place in `buffers` is valid for all elements of its tensor, for the duration of the call: there are
+/// `problem.parts` lists elements of each kind, for reads; the outputs are for writes and overlap nothing else. Alignment
+/// is not required.
+pub(crate) unsafe fn run(problem: &UpdateProblem, buffers: &Buffers<'_>) {
+    // SAFETY: the caller's promise; the contract takes no other dtypes.
+    unsafe {
+        match problem.dtype {
+            DType::Float16 => typed::<f16>(problem, buffers),
+            DType::Bf16 => typed::<bf16>(problem, buffers),
+            _ => typed::<f32>(problem, buffers),
+        }
+    }
+}
+
+/// Elements of attention.
+trait Number: Copy + 'static {
+    fn widen(self) -> f32;
+    fn narrow(value: f32) -> Self;
+}
+
+impl Number for f32 {
+    fn widen(self) -> f32 {
+        self
+    }
+
+    fn narrow(value: f32) -> Self {
+        value
+    }
+}
+
+impl Number for f16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+}
+
+impl Number for bf16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+}
+
+/// Rows that one thread takes at a time.
+const ROWS: usize = 64;
+
+/// # Safety
+///
+/// As for [`run`]; attention has elements `T`.
+unsafe fn typed<T: Number>(problem: &UpdateProblem, buffers: &Buffers<'_>) {
+    (0..problem.rows.div_ceil(ROWS))
+        .into_par_iter()
+        .for_each(|chunk| {
+            let mut sum = vec![0.0; problem.dim];
+            let first = chunk * ROWS;
+            for row in first..(first + ROWS).min(problem.rows) {
+                // SAFETY: the caller's promise; no other thread has this row.
+                unsafe { one::<T>(problem, buffers, row, &mut sum) };
+            }
+        });
+}
+
+/// Merges one row; `sum` is working memory for it.
+///
+/// # Safety
+///
+/// As for [`run`]; attention has elements `T`, and nobody else writes the row.
+unsafe fn one<T: Number>(
+    problem: &UpdateProblem,
+    buffers: &Buffers<'_>,
+    row: usize,
+    sum: &mut [f32],
+) {
+    let mut all = [0.0; UpdateCall::MAX_PARTS];
+    // SAFETY: the caller's promise.
+    let lse = unsafe { read_lse(buffers, row, &mut all) };
+    let merged = weigh(lse);
+    sum.fill(0.0);
+    let first = row * problem.dim;
+    for (&weight, part) in lse.iter().zip(buffers.local_out) {
+        for (d, sum) in sum.iter_mut().enumerate() {
+            // SAFETY: the part has this row, of as many elements as `sum`.
+            let element = unsafe { part.cast::<T>().add(first + d).read_unaligned() };
+            *sum += weight * element.widen();
+        }
+    }
+    for (d, &sum) in sum.iter().enumerate() {
+        // SAFETY: so has the output.
+        unsafe {
+            buffers
+                .out
+                .cast::<T>()
+                .add(first + d)
+                .write_unaligned(T::narrow(sum))
+        };
+    }
+    if let Some(lse_out) = buffers.lse_out {
+        // SAFETY: and it has a log-sum-exp for each row.
+        unsafe { lse_out.cast::<f32>().add(row).write_unaligned(merged) };
+    }
+}

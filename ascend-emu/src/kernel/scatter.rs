@@ -1,0 +1,78 @@
+//! New rows into a paged cache.
+
+use ascend_spec::DType;
+use ascend_spec::scatter::{Operand, Pieces, ScatterProblem};
+
+/// First elements of the tensors of one call.
+type Base<'a> = &'a dyn Fn(Operand) -> *mut u8;
+
+/// The slots of a call.
+///
+/// # Safety
+///
+/// The bytes of the slot mapping may be read.
+pub(crate) unsafe fn slots(problem: &ScatterProblem, base: Base<'_>) -> Vec<i64> {
+    let at = base(Operand::SlotMapping);
+    let one = |token: usize| match problem.slot_dtype {
+        // SAFETY: the mapping has an element for each token, which may be read; alignment is not required.
+        DType::Int64 => unsafe { at.cast::<i64>().add(token).read_unaligned() },
+        // SAFETY: as above.
+        _ => i64::from(unsafe { at.cast::<i32>().add(token).read_unaligned() }),
+    };
+    (0..problem.tokens).map(one).collect()
+}
+
+/// Writes each token's rows into its slot, in the order of the tokens. Slots that the cache does not have are skipped.
+///
+/// # Safety
+///
+/// Each place that `base` gives is valid for the bytes that [`ScatterProblem::touches`] reports for its tensor: for reads,
+/// and those of the caches for writes; the caches overlap nothing else.
+pub(crate) unsafe fn run(problem: &ScatterProblem, slots: &[i64], base: Base<'_>) {
+    let pairs = [
+        (Some(problem.key), Operand::Key, Operand::KeyCache),
+        (problem.value, Operand::Value, Operand::ValueCache),
+    ];
+    for (pieces, rows, cache) in pairs {
+        let Some(pieces) = pieces else { continue };
+        for (token, &slot) in slots.iter().enumerate() {
+            let inside = u64::try_from(slot).is_ok_and(|slot| slot < problem.slots());
+            if inside {
+                // SAFETY: the caller's promise; the slot is inside and the token one of the call's.
+                unsafe {
+                    write(
+                        problem,
+                        &pieces,
+                        base(rows),
+                        token,
+                        base(cache),
+                        slot as usize,
+                    )
+                };
+            }
+        }
+    }
+}
+
+/// Writes the row of one token.
+///
+/// # Safety
+///
+/// As for [`run`]; the token is one of the call's, the slot one of the cache's.
+unsafe fn write(
+    problem: &ScatterProblem,
+    pieces: &Pieces,
+    rows: *const u8,
+    token: usize,
+    cache: *mut u8,
+    slot: usize,
+) {
+    for piece in 0..pieces.count {
+        let from = token * pieces.row_bytes() + piece * pieces.bytes;
+        let to = problem.place(pieces, slot, piece);
+        // SAFETY: both pieces lie in their tensors, as token and slot do; the tensors are apart.
+        unsafe {
+            std::ptr::copy_nonoverlapping(rows.add(from), cache.add(to), pieces.bytes);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What a call that holds every rule writes.
+
+use super::ScatterCall;
+use crate::{DType, TensorDesc};
+use std::ops::Range;
+
+/// A call of ScatterPaKvCache that holds every rule, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScatterProblem {
+    /// Number of new tokens, and of slots.
+    pub tokens: usize,
+    /// Blocks of the caches.
+    pub blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Type of the slots: `INT32` or `INT64`.
+    pub slot_dtype: DType,
+    /// Bytes of a new key, and where they go.
+    pub key: Pieces,
+    /// The same of a new value; `None` for keys alone.
+    pub value: Option<Pieces>,
+}
+
+/// The pieces in which the row of one token lies in a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Pieces of a row: one, or in the NZ order as many as `N * D` elements have units of 32 bytes.
+    pub count: usize,
+    /// Bytes of a piece.
+    pub bytes: usize,
+}
+
+impl Pieces {
+    /// Bytes of one token's row.
+    pub const fn row_bytes(&self) -> usize {
+        self.count.saturating_mul(self.bytes)
+    }
+}
+
+/// A tensor of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// New keys.
+    Key,
+    /// Cache of the keys.
+    KeyCache,
+    /// Slots.
+    SlotMapping,
+    /// New values.
+    Value,
+    /// Cache of the values.
+    ValueCache,
+}
+
+impl ScatterProblem {
+    /// Number of slots of the caches: slots are below it.
+    pub const fn slots(&self) -> u64 {
+        (self.blocks as u64).saturating_mul(self.block_size as u64)
+    }
+
+    /// Byte of the cache at which a piece of the row in a slot begins. The slot is below [`ScatterProblem::slots`].
+    pub const fn place(&self, pieces: &Pieces, slot: usize, piece: usize) -> usize {
+        let (block, row) = (slot / self.block_size, slot % self.block_size);
+        ((block * pieces.count + piece) * self.block_size + row) * pieces.bytes
+    }
+
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
+    /// Of a cache that is all of it. Nothing without tokens.
+    pub fn touches(&self, call: &ScatterCall<'_>, visit: &mut dyn FnMut(Operand, Range<u64>)) {
+        if self.tokens == 0 {
+            return;
+        }
+        let mut one = |operand, desc: Option<TensorDesc>| {
+            if let Some(range) = desc.and_then(|desc| desc.byte_range()) {
+                visit(operand, range);
+            }
+        };
+        one(Operand::Key, call.key);
+        one(Operand::KeyCache, call.key_cache);
+        one(Operand::SlotMapping, call.slot_mapping);
+        one(Operand::Value, call.value);
+        one(Operand::ValueCache, call.value_cache);
+    }
+}

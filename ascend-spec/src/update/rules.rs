@@ -1,0 +1,206 @@
+//! The rules of AttentionUpdate.
+
+use super::{UpdateCall, UpdateProblem};
+use crate::dtype::Names;
+use crate::rule::{broken, require, rules};
+use crate::{DType, Dims, Format, Operator, Refusal, Soc, TensorDesc, Unsupported, Violation};
+
+rules! {
+    REQUIRED = "update.required", PARAM_NULLPTR, AttentionUpdate, "AttentionUpdate documentation, return values",
+        "lse, localOut and out are given",
+        "pass lists of 1 to 16 tensors and an output";
+    PRODUCT = "update.product", FIND_KERNEL_ERROR, AttentionUpdate, "AttentionUpdate documentation, products",
+        "the product has the operator",
+        "run on Atlas A2, Atlas A3 or Ascend 950";
+    COUNT = "update.count", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lse",
+        "lse and localOut have as many tensors, 1 to 16",
+        "merge more parts in several calls";
+    KIND = "update_type.known", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, updateType",
+        "updateType is 0 or 1",
+        "ask for 0, the attention alone, or 1, the log-sum-exps too";
+    LSE_DTYPE = "update.lse_dtype", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lse",
+        "every lse and lseOut is FLOAT",
+        "convert the log-sum-exps to FLOAT";
+    OUT_DTYPE = "update.local_out_dtype", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, localOut",
+        "every localOut and out is FLOAT, FLOAT16 or BF16, all the same",
+        "convert all parts and the output to one of the allowed dtypes";
+    FORMAT = "update.format", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, formats",
+        "every tensor is in format ND, with dimensions of at least 0 whose bytes can be addressed",
+        "describe the tensor as ND, with a shape that memory can hold";
+    OUT_SHAPE = "update.local_out_shape", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, localOut",
+        "every localOut and out is [rows, D], all the same",
+        "flatten batch, heads and sequence into one axis, the same for all";
+    DIM = "update.head_dim", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, localOut",
+        "D is a multiple of 8 from 8 to 512",
+        "merge on the host, or pad the head dimension";
+    LSE_SHAPE = "update.lse_shape", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lse",
+        "every lse and lseOut is [rows], with the rows of localOut",
+        "flatten the log-sum-exps in the order of the rows";
+    LSE_OUT = "update.lse_out", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lseOut",
+        "lseOut is given with updateType 1 and only then",
+        "give lseOut exactly when updateType is 1";
+    EMPTY_ROW = "update.empty_row", Lint, AttentionUpdate, "AttentionUpdate documentation, formula",
+        "no log-sum-exp is +inf, and each row has one above -inf: the formula has no other result than NaN",
+        "replace +inf by -inf, and leave rows out that no part has keys for";
+}
+
+impl UpdateCall<'_> {
+    /// Most parts that one call merges.
+    pub const MAX_PARTS: usize = 16;
+
+    /// Checks the call against the contract of the operator on `soc`, and resolves it.
+    ///
+    /// Allocates nothing unless it refuses.
+    ///
+    /// # Errors
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for strided tensors, of which the
+    /// documents do not say what becomes.
+    pub fn check(&self, soc: Soc) -> Result<UpdateProblem, Refusal> {
+        let (lse, local, out) = self.required()?;
+        require!(
+            Operator::AttentionUpdate.runs_on(soc),
+            PRODUCT,
+            soc,
+            "Atlas A2, Atlas A3 and Ascend 950",
+        );
+        require!(
+            self.lse.len() == self.local_out.len() && self.lse.len() <= Self::MAX_PARTS,
+            COUNT,
+            format_args!(
+                "{} lse and {} localOut",
+                self.lse.len(),
+                self.local_out.len()
+            ),
+            "the same number of both, 1 to 16",
+        );
+        require!(
+            matches!(self.update_type, 0 | 1),
+            KIND,
+            self.update_type,
+            "0 (attention alone) or 1 (log-sum-exps too)",
+        );
+        let writes_lse = self.update_type == 1;
+        require!(
+            self.lse_out.is_some() == writes_lse,
+            LSE_OUT,
+            format_args!(
+                "{} with updateType {}",
+                if self.lse_out.is_some() {
+                    "lseOut"
+                } else {
+                    "no lseOut"
+                },
+                self.update_type
+            ),
+            "lseOut with updateType 1, null with 0",
+        );
+        for (desc, name) in self.tensors() {
+            plain(desc, name)?;
+        }
+        self.dtypes(local)?;
+        let (rows, dim) = shape(local)?;
+        for desc in self.local_out.iter().chain(&self.out) {
+            require!(
+                desc.shape == local.shape,
+                OUT_SHAPE,
+                format_args!("{} beside {}", desc.shape, local.shape),
+                local.shape,
+            );
+        }
+        require!(
+            (8..=512).contains(&dim) && dim % 8 == 0,
+            DIM,
+            dim,
+            "8, 16, 24, ... 512",
+        );
+        for desc in self.lse.iter().chain(&self.lse_out) {
+            require!(
+                desc.shape[..] == [rows],
+                LSE_SHAPE,
+                format_args!("{} for {} {}", desc.shape, local.shape, lse.dtype),
+                Dims::of([rows]),
+            );
+        }
+        if self.tensors().any(|(desc, _)| !desc.is_contiguous()) {
+            return Err(Unsupported {
+                feature: "a strided tensor of aclnnAttentionUpdate",
+            }
+            .into());
+        }
+        let size = |dim: i64| usize::try_from(dim).unwrap_or(usize::MAX);
+        Ok(UpdateProblem {
+            parts: self.lse.len(),
+            rows: size(rows),
+            dim: size(dim),
+            dtype: out.dtype,
+            writes_lse,
+        })
+    }
+
+    /// First log-sum-exp, first part, output.
+    fn required(&self) -> Result<(&TensorDesc, &TensorDesc, &TensorDesc), Violation> {
+        let missing = |name: &str| {
+            broken(
+                &REQUIRED,
+                format_args!("no {name}"),
+                "lists of 1 to 16 tensors, and an output",
+                format_args!("pass {name}"),
+            )
+        };
+        Ok((
+            self.lse.first().ok_or_else(|| missing("lse"))?,
+            self.local_out.first().ok_or_else(|| missing("localOut"))?,
+            self.out.as_ref().ok_or_else(|| missing("out"))?,
+        ))
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = (&TensorDesc, &'static str)> {
+        let of = |name| move |desc| (desc, name);
+        (self.lse.iter().map(of("lse")))
+            .chain(self.local_out.iter().map(of("localOut")))
+            .chain(self.out.iter().map(of("out")))
+            .chain(self.lse_out.iter().map(of("lseOut")))
+    }
+
+    fn dtypes(&self, local: &TensorDesc) -> Result<(), Violation> {
+        for desc in self.lse.iter().chain(&self.lse_out) {
+            require!(
+                desc.dtype == DType::Float,
+                LSE_DTYPE,
+                desc.dtype,
+                DType::Float,
+            );
+        }
+        const ALLOWED: &[DType] = &[DType::Float, DType::Float16, DType::Bf16];
+        for desc in self.local_out.iter().chain(&self.out) {
+            require!(
+                ALLOWED.contains(&desc.dtype) && desc.dtype == local.dtype,
+                OUT_DTYPE,
+                format_args!("{} beside {}", desc.dtype, local.dtype),
+                Names(ALLOWED),
+            );
+        }
+        Ok(())
+    }
+}
+
+fn plain(desc: &TensorDesc, name: &str) -> Result<(), Violation> {
+    require!(
+        desc.format == Format::Nd && desc.is_countable() && desc.byte_range().is_some(),
+        FORMAT,
+        format_args!(
+            "{name} {} strides {} in format {}",
+            desc.shape, desc.strides, desc.format
+        ),
+        "ND, and dimensions of at least 0",
+        format_args!("describe {name} as ND with a shape that memory can hold"),
+    );
+    Ok(())
+}
+
+fn shape(local: &TensorDesc) -> Result<(i64, i64), Violation> {
+    match local.shape[..] {
+        [rows, dim] => Ok((rows, dim)),
+        _ => Err(broken(&OUT_SHAPE, local.shape, "[rows, D]", OUT_SHAPE.fix)),
+    }
+}

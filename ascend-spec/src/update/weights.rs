@@ -1,0 +1,119 @@
+//! The arithmetic of a merge.
+
+/// A floating-point type that merges compute in.
+pub trait Real: Copy + PartialOrd + sealed::Arithmetic {}
+
+mod sealed {
+    pub trait Arithmetic: Sized {
+        const EMPTY: Self;
+        const ZERO: Self;
+        fn plus(self, other: Self) -> Self;
+        fn minus(self, other: Self) -> Self;
+        fn e_to(self) -> Self;
+        fn log(self) -> Self;
+        fn greater(self, other: Self) -> Self;
+        fn plus_infinite(self) -> bool;
+    }
+}
+
+macro_rules! real {
+    ($($real:ident),*) => {
+        $(
+            impl sealed::Arithmetic for $real {
+                const EMPTY: Self = $real::NEG_INFINITY;
+                const ZERO: Self = 0.0;
+
+                fn plus(self, other: Self) -> Self {
+                    self + other
+                }
+
+                fn minus(self, other: Self) -> Self {
+                    self - other
+                }
+
+                fn e_to(self) -> Self {
+                    self.exp()
+                }
+
+                fn log(self) -> Self {
+                    self.ln()
+                }
+
+                fn greater(self, other: Self) -> Self {
+                    self.max(other)
+                }
+
+                fn plus_infinite(self) -> bool {
+                    self == $real::INFINITY
+                }
+            }
+
+            impl Real for $real {}
+        )*
+    };
+}
+
+real!(f32, f64);
+
+/// Merges the log-sum-exps of one row and replaces each by the weight of its part.
+///
+/// Plain arithmetic, as the operator computes it: with `m` the largest, `L = m + ln sum(exp(lse_i - m))` and the weight
+/// `exp(lse_i - L)`. A part at -inf has weight 0; a row at -inf in all parts, at +inf in one, or at NaN in one, has NaN
+/// throughout.
+pub fn weigh<R: Real>(lse: &mut [R]) -> R {
+    let largest = lse.iter().fold(R::EMPTY, |most, one| most.greater(*one));
+    let sum = (lse.iter()).fold(R::ZERO, |sum, one| sum.plus(one.minus(largest).e_to()));
+    let merged = largest.plus(sum.log());
+    for one in lse {
+        *one = one.minus(merged).e_to();
+    }
+    merged
+}
+
+/// A log-sum-exp as FusedInferAttentionScore writes it, as a merge has to read it: the operator marks a row without
+/// visible keys with +inf, where the sum over no keys is -inf.
+pub fn visible<R: Real>(lse: R) -> R {
+    if lse.plus_infinite() { R::EMPTY } else { lse }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_those_of_one_softmax() {
+        // ln 1, ln 3, ln 4: together ln 8.
+        let mut lse = [0.0f64, 3f64.ln(), 4f64.ln()];
+        assert!((weigh(&mut lse) - 8f64.ln()).abs() < 1e-15);
+        for (weight, want) in lse.iter().zip([0.125, 0.375, 0.5]) {
+            assert!((weight - want).abs() < 1e-15);
+        }
+        // The largest differences do not overflow.
+        let mut far = [f32::MAX, f32::MIN];
+        assert_eq!(weigh(&mut far), f32::MAX);
+        assert_eq!(far, [1.0, 0.0]);
+    }
+
+    #[test]
+    fn infinities_are_plain_arithmetic() {
+        let mut one = [f32::NEG_INFINITY, 2.5];
+        assert_eq!((weigh(&mut one), one), (2.5, [0.0, 1.0]));
+        for row in [
+            [f32::NEG_INFINITY, f32::NEG_INFINITY],
+            [f32::INFINITY, 0.0],
+            [f32::NAN, 0.0],
+        ] {
+            let mut weights = row;
+            assert!(weigh(&mut weights).is_nan(), "{row:?}");
+            assert!(weights.iter().all(|weight| weight.is_nan()), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn the_mark_of_a_row_without_keys_is_read_as_none() {
+        assert_eq!(visible(f32::INFINITY), f32::NEG_INFINITY);
+        assert_eq!(visible(f64::NEG_INFINITY), f64::NEG_INFINITY);
+        assert_eq!(visible(1.5f32), 1.5);
+        assert!(visible(f64::NAN).is_nan());
+    }
+}

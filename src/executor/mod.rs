@@ -1,0 +1,9 @@
+//! What all operators share: descriptors, executors, and launches of a prepared call with other tensors.
+
+mod descriptor;
+mod prepared;
+mod repeatable;
+
+pub(crate) use descriptor::{Owned, int_array, tensor, tensor_list};
+pub(crate) use prepared::{Handles, Operand, Place, Prepared, Symbols};
+pub(crate) use repeatable::Executor;

@@ -1,0 +1,329 @@
+//! A prepared call of an operator with few tensors: checked launches with other tensors of the same shapes.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::{Arc, Mutex};
+
+use ascend_spec::{Operator, TensorDesc};
+use ascend_sys::bindings::{self as sys, aclOpExecutor, aclTensor, aclTensorList};
+use ascend_sys::{Api, Library, MissingSymbol};
+
+use crate::error::{Error, Result, aclnn, aclnn_error};
+use crate::runtime::{Context, Stream, lock};
+use crate::tensor::AnyTensor;
+
+use super::{Executor, Owned, tensor, tensor_list};
+
+/// Where a tensor stands in the operator's argument list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Input(usize),
+    Output(usize),
+    /// Changed in place: an input and an output.
+    InOut {
+        input: usize,
+        output: usize,
+    },
+    /// Of a list input. Elements of a list follow each other in [`Prepared`]'s operands.
+    Element {
+        input: usize,
+        element: usize,
+    },
+}
+
+impl Place {
+    fn is_written(self) -> bool {
+        matches!(self, Place::Output(_) | Place::InOut { .. })
+    }
+}
+
+/// A tensor of the call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operand {
+    pub(crate) name: &'static str,
+    pub(crate) place: Place,
+    pub(crate) desc: TensorDesc,
+}
+
+type PhaseTwo = unsafe extern "C" fn(
+    *mut c_void,
+    u64,
+    *mut aclOpExecutor,
+    sys::aclrtStream,
+) -> sys::aclnnStatus;
+
+/// The functions of an operator.
+#[derive(Clone, Copy)]
+pub(crate) struct Symbols {
+    pub(crate) operator: Operator,
+    /// What to do where the installed CANN has no such operator.
+    pub(crate) instead: &'static str,
+    pub(crate) phase_one: fn(&Api) -> Result<(), MissingSymbol>,
+    pub(crate) phase_two: fn(&Api) -> Result<PhaseTwo, MissingSymbol>,
+}
+
+impl Symbols {
+    /// Phase two, if both phases are installed.
+    fn find(&self, api: &Api) -> Result<PhaseTwo> {
+        match ((self.phase_one)(api), (self.phase_two)(api)) {
+            (Ok(()), Ok(phase_two)) => Ok(phase_two),
+            _ => Err(Error::MissingOperator {
+                operator: self.operator.symbol(),
+                library: Library::Opapi.file_name(),
+                since: self.operator.since_cann(),
+                instead: self.instead,
+            }),
+        }
+    }
+}
+
+/// The descriptors that an executor is made of.
+#[derive(Debug)]
+pub(crate) struct Handles {
+    /// By operand; elements of lists are in their lists.
+    tensors: Vec<Option<Owned<aclTensor>>>,
+    /// With the input that each is.
+    lists: Vec<(usize, Owned<aclTensorList>)>,
+}
+
+impl Handles {
+    fn new(
+        context: &Arc<Context>,
+        operands: &[Operand],
+        address: impl Fn(usize) -> *mut c_void,
+    ) -> Result<Self> {
+        let mut tensors = Vec::new();
+        let mut lists: Vec<(usize, Vec<_>)> = Vec::new();
+        for (index, operand) in operands.iter().enumerate() {
+            let made = tensor(context, &operand.desc, address(index))?;
+            match operand.place {
+                Place::Element { input, .. } => {
+                    tensors.push(None);
+                    match lists.last_mut() {
+                        Some((last, members)) if *last == input => members.push(made),
+                        _ => lists.push((input, vec![made])),
+                    }
+                }
+                _ => tensors.push(Some(made)),
+            }
+        }
+        let lists = lists
+            .into_iter()
+            .map(|(input, members)| tensor_list(context, members).map(|list| (input, list)));
+        Ok(Self {
+            tensors,
+            lists: lists.collect::<Result<_>>()?,
+        })
+    }
+
+    /// The tensor of an operand; null for elements of lists.
+    pub(crate) fn tensor(&self, operand: usize) -> *mut aclTensor {
+        let tensor = self.tensors.get(operand).and_then(Option::as_ref);
+        tensor.map_or(ptr::null_mut(), Owned::as_ptr)
+    }
+
+    /// The list that is an input; null if none is.
+    pub(crate) fn list(&self, input: usize) -> *mut aclTensorList {
+        let list = self.lists.iter().find(|(known, _)| *known == input);
+        list.map_or(ptr::null_mut(), |(_, list)| list.as_ptr())
+    }
+}
+
+/// The executor, and the address of each operand that it has now, if that is known.
+struct State {
+    executor: Executor<Handles>,
+    addresses: Vec<Option<usize>>,
+}
+
+/// A call that was checked and prepared.
+pub(crate) struct Prepared {
+    context: Arc<Context>,
+    operator: Operator,
+    phase_two: PhaseTwo,
+    operands: Vec<Operand>,
+    workspace_bytes: usize,
+    state: Mutex<State>,
+}
+
+impl Prepared {
+    /// Prepares a call that the contract has accepted. `phase_one` calls the operator's function of that name; `stand_in`
+    /// is the address of all tensors until a launch replaces it.
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        symbols: &Symbols,
+        operands: Vec<Operand>,
+        stand_in: *mut c_void,
+        phase_one: impl FnOnce(&Api, &Handles, &mut u64, &mut *mut aclOpExecutor) -> Result<()>,
+    ) -> Result<Self> {
+        let phase_two = symbols.find(context.runtime().api())?;
+        let api = context.bind()?;
+        let handles = Handles::new(context, &operands, |_| stand_in)?;
+        let (mut bytes, mut raw) = (0, ptr::null_mut());
+        phase_one(api, &handles, &mut bytes, &mut raw)?;
+        // SAFETY: phase one made the executor of these descriptors.
+        let executor = unsafe { Executor::new(context, symbols.operator.symbol(), raw, handles) }?;
+        let workspace_bytes = usize::try_from(bytes)
+            .map_err(|_| Error::invalid("workspace", bytes, "bytes that can be addressed"))?;
+        Ok(Self {
+            context: Arc::clone(context),
+            operator: symbols.operator,
+            phase_two,
+            workspace_bytes,
+            state: Mutex::new(State {
+                executor,
+                addresses: vec![Some(stand_in.addr()); operands.len()],
+            }),
+            operands,
+        })
+    }
+
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes
+    }
+
+    /// Queues the call with the tensors that `given` has for the operands, by their order.
+    ///
+    /// Allocates no host memory from the second launch on a stream on.
+    pub(crate) fn run<'a>(
+        &self,
+        stream: &Stream,
+        given: &dyn Fn(usize) -> Option<&'a AnyTensor>,
+    ) -> Result<()> {
+        if !stream.context().is(&self.context) {
+            return Err(Error::invalid(
+                "stream",
+                format_args!("a stream of device {}", stream.device().id()),
+                format_args!("one of device {}, as the plan", self.context.id()),
+            ));
+        }
+        self.check(given)?;
+        let api = self.context.bind()?;
+        let workspace = match self.workspace_bytes {
+            0 => None,
+            bytes => Some(stream.workspace(bytes)?),
+        };
+        let at = (workspace.as_ref()).map_or(ptr::null_mut(), |memory| memory.address());
+        let mut state = lock(&self.state);
+        for index in 0..self.operands.len() {
+            let address = given(index).map_or(ptr::null_mut(), AnyTensor::as_raw);
+            self.point(api, &mut state, index, address)?;
+        }
+        // SAFETY: the executor is repeatable; the tensors are laid out as planned, as checked; they and the workspace are
+        // marked below, which keeps their memory until the stream has passed the launch, and borrowed until then.
+        let status = unsafe {
+            (self.phase_two)(
+                at,
+                self.workspace_bytes as u64,
+                state.executor.as_ptr(),
+                stream.as_raw(),
+            )
+        };
+        let outcome = match status {
+            sys::ACLNN_SUCCESS => Ok(()),
+            failed => Err(aclnn_error(api, self.operator.symbol(), failed)),
+        };
+        // Also after a failure: part of the work may have been queued.
+        let number = stream.timeline().advance();
+        drop(state);
+        for index in 0..self.operands.len() {
+            if let Some(tensor) = given(index) {
+                tensor.memory().uses().mark(stream.timeline(), number);
+            }
+        }
+        if let Some(workspace) = &workspace {
+            workspace.uses().mark(stream.timeline(), number);
+        }
+        outcome
+    }
+
+    /// Refuses tensors that are not as planned, and outputs that share memory with another tensor.
+    fn check<'a>(&self, given: &dyn Fn(usize) -> Option<&'a AnyTensor>) -> Result<()> {
+        for (index, operand) in self.operands.iter().enumerate() {
+            let Some(tensor) = given(index) else {
+                return Err(not_as_planned(operand, "no tensor"));
+            };
+            tensor.on(operand.name, &self.context)?;
+            if *tensor.desc() != operand.desc {
+                return Err(not_as_planned(operand, tensor.desc()));
+            }
+        }
+        for (index, operand) in self.operands.iter().enumerate() {
+            let Some(written) = given(index).filter(|_| operand.place.is_written()) else {
+                continue;
+            };
+            let at = written.addresses();
+            for (other, with) in self.operands.iter().enumerate() {
+                let addresses = given(other).map_or(0..0, AnyTensor::addresses);
+                let apart = at.is_empty()
+                    || addresses.is_empty()
+                    || at.end <= addresses.start
+                    || addresses.end <= at.start;
+                if other != index && !apart {
+                    return Err(Error::invalid(
+                        operand.name,
+                        format_args!("memory that is shared with {}", with.name),
+                        "memory of its own",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the executor has an operand's address. The device must be bound.
+    fn point(&self, api: &Api, state: &mut State, index: usize, at: *mut c_void) -> Result<()> {
+        let (Some(operand), Some(now)) = (self.operands.get(index), state.addresses.get_mut(index))
+        else {
+            return Ok(());
+        };
+        if *now == Some(at.addr()) {
+            return Ok(());
+        }
+        // A failure in between leaves it open.
+        *now = None;
+        let executor = state.executor.as_ptr();
+        let handles = state.executor.descriptors();
+        let tensor = handles.tensor(index);
+        // SAFETY: the executor is repeatable and alive, the descriptor is the one that it was made of, and the memory is
+        // laid out as planned, as checked.
+        unsafe {
+            match operand.place {
+                Place::Input(input) => {
+                    aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))
+                }
+                Place::Output(output) => {
+                    aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))
+                }
+                Place::InOut { input, output } => {
+                    aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))?;
+                    aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))
+                }
+                Place::Element { input, element } => aclnn!(
+                    api,
+                    aclSetDynamicInputTensorAddr(executor, input, element, handles.list(input), at)
+                ),
+            }
+        }?;
+        *now = Some(at.addr());
+        Ok(())
+    }
+}
+
+#[cold]
+fn not_as_planned(operand: &Operand, given: impl fmt::Display) -> Error {
+    Error::NotAsPlanned {
+        argument: operand.name,
+        given: given.to_string(),
+        planned: operand.desc.to_string(),
+    }
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared")
+            .field("operator", &self.operator)
+            .field("workspace_bytes", &self.workspace_bytes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,351 @@
+//! New keys and values into a paged cache.
+
+use std::fmt;
+use std::ptr;
+
+use ascend_spec::scatter::{NORM, PA_NZ, ScatterCall};
+use ascend_spec::{Operator, TensorDesc};
+
+use crate::error::{Error, Result, aclnn};
+use crate::executor::{Operand, Place, Prepared, Symbols};
+use crate::memory::Element;
+use crate::runtime::Stream;
+use crate::tensor::{AnyTensor, Tensor};
+
+use super::SlotMapping;
+
+/// Order of the axes of a paged cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CacheOrder {
+    /// `[blocks, block size, N, D]`, the bytes of which are those of `[blocks, block size, N * D]`, as attention names it.
+    #[default]
+    Norm,
+    /// `[blocks, N * D / c, block size, c]` or `[blocks, N, D / c, block size, c]`, where `c` elements are 32 bytes.
+    PaNz,
+}
+
+const SYMBOLS: Symbols = Symbols {
+    operator: Operator::ScatterPaKvCache,
+    instead: "copy the rows to their slots with aclrtMemcpyAsync",
+    phase_one: |api| api.aclnnScatterPaKvCacheGetWorkspaceSize().map(drop),
+    phase_two: |api| api.aclnnScatterPaKvCache(),
+};
+
+/// A call of ScatterPaKvCache, which writes the keys and values of new tokens into their slots of a paged cache.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`ScatterPlan`] once a layer. A cache given as
+/// attention names it, `[blocks, block size, N * D]`, or `[blocks, 1, block size, D]` of a single head, is viewed as
+/// `[blocks, block size, N, D]`, which has the same bytes. The order `[blocks, N, block size, D]` of several heads has
+/// others: this operator cannot fill it, nor can a shape alone always tell it from the right one.
+///
+/// Rows go to slots in no order, and a slot that is there twice gets either of its rows: see [`SlotMapping`]. Caches are
+/// written as a whole as far as streams and events are concerned: another stream that uses any block of them has to be
+/// ordered by an event.
+///
+/// Source: aclnnScatterPaKvCache. Not in CANN 8.1, where planning is an [`Error::MissingOperator`].
+#[derive(Clone, Debug, Default)]
+#[must_use = "a description does nothing until planned"]
+pub struct ScatterPaKvCache {
+    order: CacheOrder,
+}
+
+impl ScatterPaKvCache {
+    /// Into caches in the order [`CacheOrder::Norm`].
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Into caches in this order (`cacheModeOptional`).
+    pub fn cache_order(mut self, order: CacheOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Checks a call with keys `[tokens, N, D]` and values `[tokens, N, Dv]` and prepares it for tensors of these shapes.
+    /// Nothing is launched, and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`], [`Error::Unsupported`],
+    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices
+    /// or slots that were checked for a larger cache. After that [`Error::Aclnn`], should the operator refuse the call
+    /// nevertheless.
+    #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
+    pub fn plan<T: Element>(
+        &self,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        slots: &SlotMapping,
+        key_cache: &Tensor<T>,
+        value_cache: &Tensor<T>,
+    ) -> Result<ScatterPlan> {
+        self.prepare(key, Some((value, value_cache)), slots, key_cache)
+    }
+
+    /// The same for keys alone, such as the latent rows of multi-head latent attention.
+    ///
+    /// # Errors
+    /// As for [`ScatterPaKvCache::plan`].
+    #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
+    pub fn plan_key<T: Element>(
+        &self,
+        key: &Tensor<T>,
+        slots: &SlotMapping,
+        key_cache: &Tensor<T>,
+    ) -> Result<ScatterPlan> {
+        self.prepare(key, None, slots, key_cache)
+    }
+
+    fn prepare(
+        &self,
+        key: &AnyTensor,
+        values: Option<(&AnyTensor, &AnyTensor)>,
+        slots: &SlotMapping,
+        key_cache: &AnyTensor,
+    ) -> Result<ScatterPlan> {
+        let context = key.memory().context();
+        slots.tensor().on("slot_mapping", context)?;
+        key_cache.on("key_cache", context)?;
+        if let Some((value, cache)) = values {
+            value.on("value", context)?;
+            cache.on("value_cache", context)?;
+        }
+        let key_cache = self.view(key_cache, key)?;
+        let value_cache = match values {
+            Some((value, cache)) => Some(self.view(cache, value)?),
+            None => None,
+        };
+        let desc = |tensor: &AnyTensor| *tensor.desc();
+        let call = ScatterCall {
+            key: Some(desc(key)),
+            key_cache: Some(desc(&key_cache)),
+            slot_mapping: Some(desc(slots.tensor())),
+            value: values.map(|(value, _)| desc(value)),
+            value_cache: value_cache.as_ref().map(desc),
+            cache_mode: Some(match self.order {
+                CacheOrder::Norm => NORM,
+                CacheOrder::PaNz => PA_NZ,
+            }),
+            ..ScatterCall::default()
+        };
+        let problem = call.check(context.soc()?)?;
+        slots.fits(problem.slots())?;
+        let operands = operands(&call);
+        let prepared = match problem.tokens {
+            0 => None,
+            _ => Some(Prepared::new(
+                context,
+                &SYMBOLS,
+                operands.clone(),
+                key_cache.as_raw(),
+                |api, handles, bytes, executor| {
+                    let mode = match self.order {
+                        CacheOrder::Norm => c"Norm",
+                        CacheOrder::PaNz => c"PA_NZ",
+                    };
+                    let tensor = |place| {
+                        let at = operands.iter().position(|operand| operand.place == place);
+                        at.map_or(ptr::null_mut(), |at| handles.tensor(at))
+                    };
+                    // SAFETY: every tensor is null where the operator allows that, or a live one of this call; the text
+                    // is read and not changed; the last two are places for the results.
+                    unsafe {
+                        aclnn!(
+                            api,
+                            aclnnScatterPaKvCacheGetWorkspaceSize(
+                                tensor(KEY),
+                                tensor(KEY_CACHE),
+                                tensor(SLOT_MAPPING),
+                                tensor(VALUE),
+                                tensor(VALUE_CACHE),
+                                ptr::null(),
+                                ptr::null(),
+                                ptr::null(),
+                                mode.as_ptr().cast_mut(),
+                                ptr::null_mut(),
+                                ptr::null(),
+                                ptr::null(),
+                                bytes,
+                                executor,
+                            )
+                        )
+                    }
+                },
+            )?),
+        };
+        Ok(ScatterPlan {
+            scatter: self.clone(),
+            slots: problem.slots(),
+            values: values.is_some(),
+            prepared,
+        })
+    }
+
+    /// A cache in the operator's axes.
+    fn view(&self, cache: &AnyTensor, rows: &AnyTensor) -> Result<AnyTensor> {
+        let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
+        let shape = match (self.order, cache.shape(), rows.shape()) {
+            (CacheOrder::Norm, &[blocks, block_size, hidden], &[_, heads, dim])
+                if heads.checked_mul(dim) == Some(hidden) =>
+            {
+                [blocks, block_size, heads, dim]
+            }
+            (CacheOrder::Norm, &[blocks, 1, block_size, dim], &[_, 1, of])
+                if dim == of && block_size != 1 =>
+            {
+                [blocks, block_size, 1, dim]
+            }
+            _ => return Ok(cache.clone()),
+        };
+        // A strided one is left for the contract to refuse.
+        match cache.is_contiguous() {
+            true => cache.reshape(shape.map(size)),
+            false => Ok(cache.clone()),
+        }
+    }
+}
+
+const KEY: Place = Place::Input(0);
+const KEY_CACHE: Place = Place::InOut {
+    input: 1,
+    output: 0,
+};
+const SLOT_MAPPING: Place = Place::Input(2);
+const VALUE: Place = Place::Input(3);
+const VALUE_CACHE: Place = Place::InOut {
+    input: 4,
+    output: 1,
+};
+
+/// The tensors of a call.
+fn operands(call: &ScatterCall<'_>) -> Vec<Operand> {
+    let one =
+        |name, place, desc: Option<TensorDesc>| desc.map(|desc| Operand { name, place, desc });
+    [
+        one("key", KEY, call.key),
+        one("key_cache", KEY_CACHE, call.key_cache),
+        one("slot_mapping", SLOT_MAPPING, call.slot_mapping),
+        one("value", VALUE, call.value),
+        one("value_cache", VALUE_CACHE, call.value_cache),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// A call of ScatterPaKvCache that was checked and prepared. From [`ScatterPaKvCache::plan`].
+///
+/// All layers of a step share its shapes: one plan serves them all, and a launch swaps addresses and nothing else.
+///
+/// # Threads
+/// `Send` and `Sync`. Launches of one plan from several threads take turns.
+pub struct ScatterPlan {
+    scatter: ScatterPaKvCache,
+    /// Slots of the caches.
+    slots: u64,
+    values: bool,
+    /// `None` without tokens.
+    prepared: Option<Prepared>,
+}
+
+impl ScatterPlan {
+    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
+    pub fn workspace_bytes(&self) -> usize {
+        self.prepared.as_ref().map_or(0, Prepared::workspace_bytes)
+    }
+
+    /// Queues the writing of keys and values. Returns at once. Allocates no host memory from the second launch on a
+    /// stream on.
+    ///
+    /// # Errors
+    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
+    /// [`Error::InvalidArgument`] for tensors of another device, caches that share memory with another tensor, or slots
+    /// that were checked for a larger cache; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while
+    /// it runs, such as a slot beyond the cache in a mapping that was taken unchecked, shows when the stream is
+    /// synchronised, if the device notices.
+    #[doc(alias = "aclnnScatterPaKvCache")]
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        slots: &SlotMapping,
+        key_cache: &mut Tensor<T>,
+        value_cache: &mut Tensor<T>,
+    ) -> Result<()> {
+        self.run(stream, key, Some((value, value_cache)), slots, key_cache)
+    }
+
+    /// Queues the writing of keys, of a plan for keys alone.
+    ///
+    /// # Errors
+    /// As for [`ScatterPlan::launch`].
+    #[doc(alias = "aclnnScatterPaKvCache")]
+    pub fn launch_key<T: Element>(
+        &self,
+        stream: &Stream,
+        key: &Tensor<T>,
+        slots: &SlotMapping,
+        key_cache: &mut Tensor<T>,
+    ) -> Result<()> {
+        self.run(stream, key, None, slots, key_cache)
+    }
+
+    fn run(
+        &self,
+        stream: &Stream,
+        key: &AnyTensor,
+        values: Option<(&AnyTensor, &AnyTensor)>,
+        slots: &SlotMapping,
+        key_cache: &AnyTensor,
+    ) -> Result<()> {
+        if values.is_some() != self.values {
+            let name = |values| {
+                if values {
+                    "keys and values"
+                } else {
+                    "keys alone"
+                }
+            };
+            return Err(Error::NotAsPlanned {
+                argument: "value",
+                given: name(values.is_some()).to_owned(),
+                planned: name(self.values).to_owned(),
+            });
+        }
+        slots.fits(self.slots)?;
+        let Some(prepared) = &self.prepared else {
+            return match key.shape().first() {
+                Some(0) => Ok(()),
+                _ => Err(Error::NotAsPlanned {
+                    argument: "key",
+                    given: key.desc().to_string(),
+                    planned: "no token".to_owned(),
+                }),
+            };
+        };
+        let key_cache = self.scatter.view(key_cache, key)?;
+        let value_cache = match values {
+            Some((value, cache)) => Some(self.scatter.view(cache, value)?),
+            None => None,
+        };
+        let given = [
+            Some(key),
+            Some(&key_cache),
+            Some(slots.tensor()),
+            values.map(|(value, _)| value),
+            value_cache.as_ref(),
+        ];
+        prepared.run(stream, &|operand| given.get(operand).copied().flatten())
+    }
+}
+
+impl fmt::Debug for ScatterPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScatterPlan")
+            .field("cache_order", &self.scatter.order)
+            .field("slots", &self.slots)
+            .field("values", &self.values)
+            .field("workspace_bytes", &self.workspace_bytes())
+            .finish_non_exhaustive()
+    }
+}
