@@ -99,7 +99,7 @@ pub enum Error {
     },
     /// The installed CANN lacks an operator that has one version only.
     #[error(
-        "{library} does not export {operator}, which {since} of CANN has: install that, or {instead}"
+        "{library} does not export {operator}: it comes with {since} of CANN; install that, or {instead}"
     )]
     MissingOperator {
         /// The operator.

@@ -347,7 +347,8 @@ fn phase_one_refuses_by_rule() {
         &["scatter.required", "slotMapping"],
     );
     scatter.tensors[2] = slots;
-    let key = std::mem::replace(&mut scatter.tensors[0], scatter.tensors[3]);
+    let value = scatter.tensors[3];
+    let key = std::mem::replace(&mut scatter.tensors[0], value);
     fails(
         scatter.try_prepare(null(), &mut bytes, &mut executor),
         561_002,

@@ -31,7 +31,7 @@ pub mod fia;
 mod format;
 pub mod geometry;
 mod layout;
-mod operator;
+mod operator_version;
 mod rule;
 pub mod scatter;
 mod soc;
@@ -46,7 +46,7 @@ pub use geometry::{
     CompressedMask, Lengths, MaskGeometry, Sparsity, TOKENS_UNBOUNDED, Tile, Visibility,
 };
 pub use layout::{Axes, Extents, Layout, View};
-pub use operator::{Operator, every_rule};
+pub use operator_version::{OperatorVersion, every_rule};
 pub use rule::{
     FIND_KERNEL_ERROR, Level, PARAM_INVALID, PARAM_NULLPTR, Refusal, Rule, TILING_ERROR,
     Unsupported, Violation,

@@ -1,6 +1,6 @@
 //! Rules, and what a call that breaks one is told.
 
-use crate::Operator;
+use crate::OperatorVersion;
 use std::fmt;
 
 /// What breaking a [`Rule`] means.
@@ -28,7 +28,7 @@ pub struct Rule {
     /// CANN's status for a call that breaks it; 0 for a lint.
     pub status: i32,
     /// The operator that the condition applies to, from this version on.
-    pub since: Operator,
+    pub since: OperatorVersion,
     /// Rule or lint.
     pub level: Level,
 }
@@ -134,10 +134,10 @@ macro_rules! rules {
         /// Every rule of this file.
         pub static RULES: &[&$crate::rule::Rule] = &[$(&$name,)*];
     };
-    (@since ScatterPaKvCache) => { $crate::Operator::ScatterPaKvCache };
-    (@since AttentionUpdate) => { $crate::Operator::AttentionUpdate };
+    (@since ScatterPaKvCache) => { $crate::OperatorVersion::ScatterPaKvCache };
+    (@since AttentionUpdate) => { $crate::OperatorVersion::AttentionUpdate };
     (@since $version:ident) => {
-        $crate::Operator::FusedInferAttentionScore($crate::fia::Version::$version)
+        $crate::OperatorVersion::FusedInferAttentionScore($crate::fia::Version::$version)
     };
     (@status Lint) => { 0 };
     (@status $status:ident) => { $crate::rule::$status };

@@ -92,7 +92,11 @@ impl<T: Object> Drop for Owned<T> {
 unsafe impl<T: Object> Send for Owned<T> {}
 
 /// A tensor that lies at an address.
-pub(crate) fn tensor(context: &Arc<Context>, desc: &TensorDesc, at: *mut c_void) -> Result<Owned<aclTensor>> {
+pub(crate) fn tensor(
+    context: &Arc<Context>,
+    desc: &TensorDesc,
+    at: *mut c_void,
+) -> Result<Owned<aclTensor>> {
     let api = context.runtime().api();
     let (shape, strides) = (&desc.shape, &desc.strides);
     if strides.len() != shape.len() {

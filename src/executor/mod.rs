@@ -5,5 +5,5 @@ mod prepared;
 mod repeatable;
 
 pub(crate) use descriptor::{Owned, int_array, tensor, tensor_list};
-pub(crate) use prepared::{Handles, Operand, Place, Prepared, Symbols};
+pub(crate) use prepared::{Operand, Place, Prepared, Symbols};
 pub(crate) use repeatable::Executor;

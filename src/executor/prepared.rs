@@ -5,36 +5,30 @@ use std::fmt;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
-use ascend_spec::{Operator, TensorDesc};
-use ascend_sys::bindings::{self as sys, aclOpExecutor, aclTensor, aclTensorList};
+use ascend_spec::{OperatorVersion, TensorDesc};
+use ascend_sys::bindings::{self as sys, aclOpExecutor, aclTensor};
 use ascend_sys::{Api, Library, MissingSymbol};
 
 use crate::error::{Error, Result, aclnn, aclnn_error};
 use crate::runtime::{Context, Stream, lock};
 use crate::tensor::AnyTensor;
 
-use super::{Executor, Owned, tensor, tensor_list};
+use super::{Executor, Owned, tensor};
 
 /// Where a tensor stands in the operator's argument list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Input(usize),
-    Output(usize),
     /// Changed in place: an input and an output.
     InOut {
         input: usize,
         output: usize,
     },
-    /// Of a list input. Elements of a list follow each other in [`Prepared`]'s operands.
-    Element {
-        input: usize,
-        element: usize,
-    },
 }
 
 impl Place {
     fn is_written(self) -> bool {
-        matches!(self, Place::Output(_) | Place::InOut { .. })
+        matches!(self, Place::InOut { .. })
     }
 }
 
@@ -56,7 +50,7 @@ type PhaseTwo = unsafe extern "C" fn(
 /// The functions of an operator.
 #[derive(Clone, Copy)]
 pub(crate) struct Symbols {
-    pub(crate) operator: Operator,
+    pub(crate) operator: OperatorVersion,
     /// What to do where the installed CANN has no such operator.
     pub(crate) instead: &'static str,
     pub(crate) phase_one: fn(&Api) -> Result<(), MissingSymbol>,
@@ -78,55 +72,14 @@ impl Symbols {
     }
 }
 
-/// The descriptors that an executor is made of.
+/// The descriptors that an executor is made of, by operand.
 #[derive(Debug)]
-pub(crate) struct Handles {
-    /// By operand; elements of lists are in their lists.
-    tensors: Vec<Option<Owned<aclTensor>>>,
-    /// With the input that each is.
-    lists: Vec<(usize, Owned<aclTensorList>)>,
-}
+pub(crate) struct Handles(Vec<Owned<aclTensor>>);
 
 impl Handles {
-    fn new(
-        context: &Arc<Context>,
-        operands: &[Operand],
-        address: impl Fn(usize) -> *mut c_void,
-    ) -> Result<Self> {
-        let mut tensors = Vec::new();
-        let mut lists: Vec<(usize, Vec<_>)> = Vec::new();
-        for (index, operand) in operands.iter().enumerate() {
-            let made = tensor(context, &operand.desc, address(index))?;
-            match operand.place {
-                Place::Element { input, .. } => {
-                    tensors.push(None);
-                    match lists.last_mut() {
-                        Some((last, members)) if *last == input => members.push(made),
-                        _ => lists.push((input, vec![made])),
-                    }
-                }
-                _ => tensors.push(Some(made)),
-            }
-        }
-        let lists = lists
-            .into_iter()
-            .map(|(input, members)| tensor_list(context, members).map(|list| (input, list)));
-        Ok(Self {
-            tensors,
-            lists: lists.collect::<Result<_>>()?,
-        })
-    }
-
-    /// The tensor of an operand; null for elements of lists.
+    /// The tensor of an operand; null if there is no such operand.
     pub(crate) fn tensor(&self, operand: usize) -> *mut aclTensor {
-        let tensor = self.tensors.get(operand).and_then(Option::as_ref);
-        tensor.map_or(ptr::null_mut(), Owned::as_ptr)
-    }
-
-    /// The list that is an input; null if none is.
-    pub(crate) fn list(&self, input: usize) -> *mut aclTensorList {
-        let list = self.lists.iter().find(|(known, _)| *known == input);
-        list.map_or(ptr::null_mut(), |(_, list)| list.as_ptr())
+        self.0.get(operand).map_or(ptr::null_mut(), Owned::as_ptr)
     }
 }
 
@@ -139,7 +92,7 @@ struct State {
 /// A call that was checked and prepared.
 pub(crate) struct Prepared {
     context: Arc<Context>,
-    operator: Operator,
+    operator: OperatorVersion,
     phase_two: PhaseTwo,
     operands: Vec<Operand>,
     workspace_bytes: usize,
@@ -158,7 +111,10 @@ impl Prepared {
     ) -> Result<Self> {
         let phase_two = symbols.find(context.runtime().api())?;
         let api = context.bind()?;
-        let handles = Handles::new(context, &operands, |_| stand_in)?;
+        let handles = operands
+            .iter()
+            .map(|operand| tensor(context, &operand.desc, stand_in));
+        let handles = Handles(handles.collect::<Result<_>>()?);
         let (mut bytes, mut raw) = (0, ptr::null_mut());
         phase_one(api, &handles, &mut bytes, &mut raw)?;
         // SAFETY: phase one made the executor of these descriptors.
@@ -283,8 +239,7 @@ impl Prepared {
         // A failure in between leaves it open.
         *now = None;
         let executor = state.executor.as_ptr();
-        let handles = state.executor.descriptors();
-        let tensor = handles.tensor(index);
+        let tensor = state.executor.descriptors().tensor(index);
         // SAFETY: the executor is repeatable and alive, the descriptor is the one that it was made of, and the memory is
         // laid out as planned, as checked.
         unsafe {
@@ -292,17 +247,10 @@ impl Prepared {
                 Place::Input(input) => {
                     aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))
                 }
-                Place::Output(output) => {
-                    aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))
-                }
                 Place::InOut { input, output } => {
                     aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))?;
                     aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))
                 }
-                Place::Element { input, element } => aclnn!(
-                    api,
-                    aclSetDynamicInputTensorAddr(executor, input, element, handles.list(input), at)
-                ),
             }
         }?;
         *now = Some(at.addr());
@@ -325,5 +273,37 @@ impl fmt::Debug for Prepared {
             .field("operator", &self.operator)
             .field("workspace_bytes", &self.workspace_bytes)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ascend_sys::Functions;
+
+    use super::*;
+
+    const SYMBOLS: Symbols = Symbols {
+        operator: OperatorVersion::ScatterPaKvCache,
+        instead: "do without",
+        phase_one: |api| api.aclnnScatterPaKvCacheGetWorkspaceSize().map(drop),
+        phase_two: |api| api.aclnnScatterPaKvCache(),
+    };
+
+    #[test]
+    fn an_operator_that_is_not_installed_is_named_with_its_release() {
+        let old = Api::from_functions(Functions::default(), "CANN 8.1");
+        let missing = SYMBOLS.find(&old).unwrap_err();
+        assert!(matches!(
+            missing,
+            Error::MissingOperator {
+                operator: "aclnnScatterPaKvCache",
+                ..
+            }
+        ));
+        assert_eq!(
+            missing.to_string(),
+            "libopapi.so does not export aclnnScatterPaKvCache: it comes with a release after 8.1 of CANN; install that, \
+             or do without"
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr;
 
 use ascend_spec::scatter::{NORM, PA_NZ, ScatterCall};
-use ascend_spec::{Operator, TensorDesc};
+use ascend_spec::{OperatorVersion, TensorDesc};
 
 use crate::error::{Error, Result, aclnn};
 use crate::executor::{Operand, Place, Prepared, Symbols};
@@ -25,7 +25,7 @@ pub enum CacheOrder {
 }
 
 const SYMBOLS: Symbols = Symbols {
-    operator: Operator::ScatterPaKvCache,
+    operator: OperatorVersion::ScatterPaKvCache,
     instead: "copy the rows to their slots with aclrtMemcpyAsync",
     phase_one: |api| api.aclnnScatterPaKvCacheGetWorkspaceSize().map(drop),
     phase_two: |api| api.aclnnScatterPaKvCache(),

@@ -7,7 +7,7 @@ use crate::executor::launch;
 use crate::op::scatter::{OwnedScatter, ScatterOperator, place};
 use crate::operator::Addresses;
 use crate::status::{Failure, aclnn};
-use ascend_spec::Operator;
+use ascend_spec::OperatorVersion;
 use ascend_sys::bindings::{aclIntArray, aclOpExecutor, aclTensor, aclnnStatus, aclrtStream};
 use std::ffi::{c_char, c_void};
 
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn aclnnScatterPaKvCache(
     executor: *mut aclOpExecutor,
     stream: aclrtStream,
 ) -> aclnnStatus {
-    let name = Operator::ScatterPaKvCache.symbol();
+    let name = OperatorVersion::ScatterPaKvCache.symbol();
     aclnn(|| {
         launch(
             name,

@@ -7,7 +7,7 @@ use crate::executor::launch;
 use crate::op::update::{OwnedUpdate, UpdateOperator};
 use crate::operator::Addresses;
 use crate::status::{Failure, aclnn};
-use ascend_spec::Operator;
+use ascend_spec::OperatorVersion;
 use ascend_sys::bindings::{aclOpExecutor, aclTensor, aclTensorList, aclnnStatus, aclrtStream};
 use std::ffi::c_void;
 
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn aclnnAttentionUpdate(
     executor: *mut aclOpExecutor,
     stream: aclrtStream,
 ) -> aclnnStatus {
-    let name = Operator::AttentionUpdate.symbol();
+    let name = OperatorVersion::AttentionUpdate.symbol();
     aclnn(|| {
         launch(
             name,

@@ -154,7 +154,7 @@ fn name(operand: Operand) -> &'static str {
 
 impl Operator for ScatterOperator {
     fn name(&self) -> &'static str {
-        ascend_spec::Operator::ScatterPaKvCache.symbol()
+        ascend_spec::OperatorVersion::ScatterPaKvCache.symbol()
     }
 
     fn inputs(&self) -> usize {

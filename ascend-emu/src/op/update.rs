@@ -91,7 +91,7 @@ impl UpdateOperator {
 
 impl Operator for UpdateOperator {
     fn name(&self) -> &'static str {
-        ascend_spec::Operator::AttentionUpdate.symbol()
+        ascend_spec::OperatorVersion::AttentionUpdate.symbol()
     }
 
     fn inputs(&self) -> usize {

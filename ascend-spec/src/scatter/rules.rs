@@ -4,7 +4,9 @@ use super::problem::{Pieces, ScatterProblem};
 use super::{NORM, PA_NZ, ScatterCall};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, Format, Operator, Refusal, Soc, TensorDesc, Unsupported, Violation};
+use crate::{
+    DType, Dims, Format, OperatorVersion, Refusal, Soc, TensorDesc, Unsupported, Violation,
+};
 
 rules! {
     REQUIRED = "scatter.required", PARAM_NULLPTR, ScatterPaKvCache, "ScatterPaKvCache documentation, return values",
@@ -206,7 +208,7 @@ impl ScatterCall<'_> {
 
 fn product(soc: Soc) -> Result<(), Violation> {
     require!(
-        Operator::ScatterPaKvCache.runs_on(soc),
+        OperatorVersion::ScatterPaKvCache.runs_on(soc),
         PRODUCT,
         soc,
         "Atlas A2, Atlas A3 and Ascend 950",

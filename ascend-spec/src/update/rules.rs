@@ -3,7 +3,9 @@
 use super::{UpdateCall, UpdateProblem};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, Format, Operator, Refusal, Soc, TensorDesc, Unsupported, Violation};
+use crate::{
+    DType, Dims, Format, OperatorVersion, Refusal, Soc, TensorDesc, Unsupported, Violation,
+};
 
 rules! {
     REQUIRED = "update.required", PARAM_NULLPTR, AttentionUpdate, "AttentionUpdate documentation, return values",
@@ -58,7 +60,7 @@ impl UpdateCall<'_> {
     pub fn check(&self, soc: Soc) -> Result<UpdateProblem, Refusal> {
         let (lse, local, out) = self.required()?;
         require!(
-            Operator::AttentionUpdate.runs_on(soc),
+            OperatorVersion::AttentionUpdate.runs_on(soc),
             PRODUCT,
             soc,
             "Atlas A2, Atlas A3 and Ascend 950",

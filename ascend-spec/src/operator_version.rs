@@ -7,7 +7,7 @@ use std::fmt;
 /// An operator; of FusedInferAttentionScore, one of its versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Operator {
+pub enum OperatorVersion {
     /// Attention.
     FusedInferAttentionScore(Version),
     /// Writing new keys and values into a paged cache.
@@ -16,40 +16,44 @@ pub enum Operator {
     AttentionUpdate,
 }
 
-impl Operator {
+impl OperatorVersion {
     /// Name of the phase-two function; phase one appends `GetWorkspaceSize`.
     pub const fn symbol(self) -> &'static str {
         match self {
-            Operator::FusedInferAttentionScore(version) => version.symbol(),
-            Operator::ScatterPaKvCache => "aclnnScatterPaKvCache",
-            Operator::AttentionUpdate => "aclnnAttentionUpdate",
+            OperatorVersion::FusedInferAttentionScore(version) => version.symbol(),
+            OperatorVersion::ScatterPaKvCache => "aclnnScatterPaKvCache",
+            OperatorVersion::AttentionUpdate => "aclnnAttentionUpdate",
         }
     }
 
     /// The first CANN release known to export it.
     pub const fn since_cann(self) -> &'static str {
         match self {
-            Operator::FusedInferAttentionScore(version) => version.since_cann(),
-            Operator::ScatterPaKvCache | Operator::AttentionUpdate => "a release after 8.1",
+            OperatorVersion::FusedInferAttentionScore(version) => version.since_cann(),
+            OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
+                "a release after 8.1"
+            }
         }
     }
 
     /// Whether a product has it.
     pub const fn runs_on(self, soc: Soc) -> bool {
         match self {
-            Operator::FusedInferAttentionScore(version) => version.runs_on(soc),
-            Operator::ScatterPaKvCache | Operator::AttentionUpdate => {
+            OperatorVersion::FusedInferAttentionScore(version) => version.runs_on(soc),
+            OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
                 matches!(soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
             }
         }
     }
 }
 
-impl fmt::Display for Operator {
+impl fmt::Display for OperatorVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Operator::FusedInferAttentionScore(version) => version.fmt(f),
-            Operator::ScatterPaKvCache | Operator::AttentionUpdate => f.write_str(self.symbol()),
+            OperatorVersion::FusedInferAttentionScore(version) => version.fmt(f),
+            OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
+                f.write_str(self.symbol())
+            }
         }
     }
 }
@@ -77,9 +81,11 @@ mod tests {
     fn a_rule_names_its_operator() {
         for rule in every_rule() {
             let kind = match rule.since {
-                Operator::FusedInferAttentionScore(_) => fia::rules::all().any(|r| r == rule),
-                Operator::ScatterPaKvCache => scatter::rules::RULES.contains(&rule),
-                Operator::AttentionUpdate => update::rules::RULES.contains(&rule),
+                OperatorVersion::FusedInferAttentionScore(_) => {
+                    fia::rules::all().any(|r| r == rule)
+                }
+                OperatorVersion::ScatterPaKvCache => scatter::rules::RULES.contains(&rule),
+                OperatorVersion::AttentionUpdate => update::rules::RULES.contains(&rule),
             };
             assert!(kind, "{}", rule.id);
         }

@@ -1,0 +1,186 @@
+//! The contract of AttentionUpdate: what it takes, and a call for every rule.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use ascend_spec::update::rules::RULES;
+use ascend_spec::update::{UpdateCall, UpdateProblem};
+use ascend_spec::{DType, Dims, Format, Refusal, Soc, TensorDesc};
+use proptest::prelude::*;
+
+fn desc(dtype: DType, shape: &[i64]) -> TensorDesc {
+    TensorDesc::contiguous(dtype, shape).unwrap()
+}
+
+fn lse(rows: i64) -> TensorDesc {
+    desc(DType::Float, &[rows])
+}
+
+fn local(rows: i64, dim: i64) -> TensorDesc {
+    desc(DType::Bf16, &[rows, dim])
+}
+
+fn call<'a>(lse: &'a [TensorDesc], local_out: &'a [TensorDesc]) -> UpdateCall<'a> {
+    UpdateCall {
+        lse,
+        local_out,
+        update_type: 1,
+        out: local_out.first().copied(),
+        lse_out: lse.first().copied(),
+    }
+}
+
+#[test]
+fn every_documented_form_is_taken() {
+    for dtype in [DType::Float, DType::Float16, DType::Bf16] {
+        for (parts, dim) in [(1, 8), (2, 128), (16, 512)] {
+            let (lse, local) = (vec![lse(6); parts], vec![desc(dtype, &[6, dim]); parts]);
+            let with = call(&lse, &local);
+            let want = UpdateProblem {
+                parts,
+                rows: 6,
+                dim: dim as usize,
+                dtype,
+                writes_lse: true,
+            };
+            assert_eq!(with.check(Soc::AtlasA3), Ok(want));
+            let without = UpdateCall {
+                update_type: 0,
+                lse_out: None,
+                ..with
+            };
+            assert!(!without.check(Soc::Ascend950).unwrap().writes_lse);
+        }
+    }
+    assert_eq!(
+        call(&[lse(0)], &[local(0, 64)])
+            .check(Soc::AtlasA2)
+            .unwrap()
+            .rows,
+        0
+    );
+}
+
+#[test]
+fn every_rule_has_a_call_that_breaks_it() {
+    let (l, o) = (&[lse(6); 2][..], &[local(6, 64); 2][..]);
+    let base = call(l, o);
+    let odd = [local(6, 64), local(5, 64)];
+    let mixed = [local(6, 64), desc(DType::Float16, &[6, 64])];
+    let (wide, narrow, uneven) = ([local(6, 520); 2], [local(6, 0); 2], [local(6, 12); 2]);
+    let (int, flat) = (
+        [desc(DType::Int8, &[6, 64]); 2],
+        [desc(DType::Bf16, &[384]); 2],
+    );
+    let (half_lse, short, column) = (
+        [lse(6), desc(DType::Float16, &[6])],
+        [lse(6), lse(5)],
+        [desc(DType::Float, &[6, 1]); 2],
+    );
+    let nz = [TensorDesc {
+        format: Format::FractalNz,
+        ..local(6, 64)
+    }; 2];
+    let (many_lse, many) = ([lse(6); 17], [local(6, 64); 17]);
+    let broken: &[(&str, i32, UpdateCall<'_>)] = &[
+        ("update.required", 161_001, call(&[], o)),
+        ("update.required", 161_001, call(l, &[])),
+        ("update.required", 161_001, UpdateCall { out: None, ..base }),
+        ("update.count", 161_002, call(&l[..1], o)),
+        ("update.count", 161_002, call(&many_lse, &many)),
+        (
+            "update_type.known",
+            161_002,
+            UpdateCall {
+                update_type: 2,
+                ..base
+            },
+        ),
+        (
+            "update_type.known",
+            161_002,
+            UpdateCall {
+                update_type: i64::MIN,
+                ..base
+            },
+        ),
+        (
+            "update.lse_out",
+            161_002,
+            UpdateCall {
+                update_type: 0,
+                ..base
+            },
+        ),
+        (
+            "update.lse_out",
+            161_002,
+            UpdateCall {
+                lse_out: None,
+                ..base
+            },
+        ),
+        ("update.format", 161_002, call(l, &nz)),
+        ("update.lse_dtype", 161_002, call(&half_lse, o)),
+        ("update.local_out_dtype", 161_002, call(l, &int)),
+        ("update.local_out_dtype", 161_002, call(l, &mixed)),
+        ("update.local_out_shape", 161_002, call(l, &flat)),
+        ("update.local_out_shape", 161_002, call(l, &odd)),
+        (
+            "update.local_out_shape",
+            161_002,
+            UpdateCall {
+                out: Some(local(6, 32)),
+                ..base
+            },
+        ),
+        ("update.head_dim", 161_002, call(l, &wide)),
+        ("update.head_dim", 161_002, call(l, &narrow)),
+        ("update.head_dim", 161_002, call(l, &uneven)),
+        ("update.lse_shape", 161_002, call(&short, o)),
+        ("update.lse_shape", 161_002, call(&column, o)),
+        (
+            "update.lse_shape",
+            161_002,
+            UpdateCall {
+                lse_out: Some(lse(7)),
+                ..base
+            },
+        ),
+    ];
+    // Content, which the emulator and the safe layer look at.
+    let mut covered = vec!["update.empty_row"];
+    for (id, status, call) in broken {
+        match call.check(Soc::AtlasA2) {
+            Err(Refusal::Violation(violation)) => {
+                assert_eq!(violation.rule.id, *id, "{violation}");
+                assert_eq!(violation.rule.status, *status, "{id}");
+            }
+            other => panic!("{id}: {other:?}"),
+        }
+        covered.push(id);
+    }
+    let refused = base.check(Soc::Atlas200I500A2).unwrap_err();
+    assert!(
+        matches!(&refused, Refusal::Violation(v) if v.rule.id == "update.product"),
+        "{refused}"
+    );
+    covered.push("update.product");
+    for rule in RULES {
+        assert!(covered.contains(&rule.id), "{} has no call", rule.id);
+    }
+    let strided = [TensorDesc {
+        strides: Dims::of([128, 1]),
+        ..local(6, 64)
+    }; 2];
+    let refused = call(l, &strided).check(Soc::AtlasA2).unwrap_err();
+    assert!(matches!(refused, Refusal::Unsupported(_)), "{refused}");
+}
+
+proptest! {
+    /// No shape makes the check panic or overflow.
+    #[test]
+    fn nonsense_is_refused(dims in prop::collection::vec(prop_oneof![-2i64..9, Just(i64::MAX), Just(1 << 60)], 0..4)) {
+        let of = |dtype| [desc(dtype, &dims); 2];
+        let _ = call(&of(DType::Float), &of(DType::Float16)).check(Soc::AtlasA2);
+    }
+}
