@@ -39,6 +39,7 @@
 //! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
 //! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator. [`attention::Arguments`] takes every argument by name.
 //! - [`kv`]: the paged KV cache. [`serving`]: batches, index formats, drafts.
+//! - [`merge`]: attention over parts of the keys, merged.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
 //! - [`spec`]: the operator's contract, as data. [`sys`]: the raw C ABI.
@@ -95,6 +96,7 @@ mod executor;
 pub mod kv;
 mod mask;
 mod memory;
+pub mod merge;
 mod runtime;
 pub mod serving;
 mod status;

@@ -6,29 +6,36 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use ascend_spec::{OperatorVersion, TensorDesc};
-use ascend_sys::bindings::{self as sys, aclOpExecutor, aclTensor};
+use ascend_sys::bindings::{self as sys, aclOpExecutor, aclTensor, aclTensorList};
 use ascend_sys::{Api, Library, MissingSymbol};
+use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Error, Result, aclnn, aclnn_error};
 use crate::runtime::{Context, Stream, lock};
 use crate::tensor::AnyTensor;
 
-use super::{Executor, Owned, tensor};
+use super::{Executor, Owned, tensor, tensor_list};
 
 /// Where a tensor stands in the operator's argument list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Input(usize),
+    Output(usize),
     /// Changed in place: an input and an output.
     InOut {
         input: usize,
         output: usize,
     },
+    /// Of a list input. Elements of a list follow each other in [`Prepared`]'s operands.
+    Element {
+        input: usize,
+        element: usize,
+    },
 }
 
 impl Place {
     fn is_written(self) -> bool {
-        matches!(self, Place::InOut { .. })
+        matches!(self, Place::Output(_) | Place::InOut { .. })
     }
 }
 
@@ -72,14 +79,55 @@ impl Symbols {
     }
 }
 
-/// The descriptors that an executor is made of, by operand.
+/// The descriptors that an executor is made of.
 #[derive(Debug)]
-pub(crate) struct Handles(Vec<Owned<aclTensor>>);
+pub(crate) struct Handles {
+    /// By operand; elements of lists are in their lists.
+    tensors: Vec<Option<Owned<aclTensor>>>,
+    /// With the input that each is.
+    lists: Vec<(usize, Owned<aclTensorList>)>,
+}
 
 impl Handles {
-    /// The tensor of an operand; null if there is no such operand.
+    fn new(
+        context: &Arc<Context>,
+        operands: &[Operand],
+        address: impl Fn(usize) -> *mut c_void,
+    ) -> Result<Self> {
+        let mut tensors = Vec::new();
+        let mut lists: Vec<(usize, SmallVec<[Owned<aclTensor>; 1]>)> = Vec::new();
+        for (index, operand) in operands.iter().enumerate() {
+            let made = tensor(context, &operand.desc, address(index))?;
+            match operand.place {
+                Place::Element { input, .. } => {
+                    tensors.push(None);
+                    match lists.last_mut() {
+                        Some((last, members)) if *last == input => members.push(made),
+                        _ => lists.push((input, smallvec![made])),
+                    }
+                }
+                _ => tensors.push(Some(made)),
+            }
+        }
+        let lists = lists
+            .into_iter()
+            .map(|(input, members)| tensor_list(context, members).map(|list| (input, list)));
+        Ok(Self {
+            tensors,
+            lists: lists.collect::<Result<_>>()?,
+        })
+    }
+
+    /// The tensor of an operand; null for elements of lists.
     pub(crate) fn tensor(&self, operand: usize) -> *mut aclTensor {
-        self.0.get(operand).map_or(ptr::null_mut(), Owned::as_ptr)
+        let tensor = self.tensors.get(operand).and_then(Option::as_ref);
+        tensor.map_or(ptr::null_mut(), Owned::as_ptr)
+    }
+
+    /// The list that is an input; null if none is.
+    pub(crate) fn list(&self, input: usize) -> *mut aclTensorList {
+        let list = self.lists.iter().find(|(known, _)| *known == input);
+        list.map_or(ptr::null_mut(), |(_, list)| list.as_ptr())
     }
 }
 
@@ -111,10 +159,7 @@ impl Prepared {
     ) -> Result<Self> {
         let phase_two = symbols.find(context.runtime().api())?;
         let api = context.bind()?;
-        let handles = operands
-            .iter()
-            .map(|operand| tensor(context, &operand.desc, stand_in));
-        let handles = Handles(handles.collect::<Result<_>>()?);
+        let handles = Handles::new(context, &operands, |_| stand_in)?;
         let (mut bytes, mut raw) = (0, ptr::null_mut());
         phase_one(api, &handles, &mut bytes, &mut raw)?;
         // SAFETY: phase one made the executor of these descriptors.
@@ -239,7 +284,8 @@ impl Prepared {
         // A failure in between leaves it open.
         *now = None;
         let executor = state.executor.as_ptr();
-        let tensor = state.executor.descriptors().tensor(index);
+        let handles = state.executor.descriptors();
+        let tensor = handles.tensor(index);
         // SAFETY: the executor is repeatable and alive, the descriptor is the one that it was made of, and the memory is
         // laid out as planned, as checked.
         unsafe {
@@ -247,10 +293,17 @@ impl Prepared {
                 Place::Input(input) => {
                     aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))
                 }
+                Place::Output(output) => {
+                    aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))
+                }
                 Place::InOut { input, output } => {
                     aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))?;
                     aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))
                 }
+                Place::Element { input, element } => aclnn!(
+                    api,
+                    aclSetDynamicInputTensorAddr(executor, input, element, handles.list(input), at)
+                ),
             }
         }?;
         *now = Some(at.addr());

@@ -314,6 +314,12 @@ impl AnyTensor {
         memory.write(start, bytes)
     }
 
+    /// Replaces some bytes of a contiguous tensor, from a byte on, and waits for that. Does not wait for work that uses the
+    /// tensor.
+    pub(crate) fn write_part(&self, byte: usize, bytes: &[u8]) -> Result<()> {
+        self.memory.write(self.start.saturating_add(byte), bytes)
+    }
+
     /// The same tensor with its element type known.
     ///
     /// # Errors

@@ -1,0 +1,451 @@
+//! Merging on the device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::update::{UpdateCall, UpdateProblem, visible};
+use ascend_spec::{Axes, Layout, OperatorVersion, TensorDesc};
+use smallvec::SmallVec;
+
+use crate::attention::Output;
+use crate::error::{Error, Result, aclnn};
+use crate::executor::{Operand, Place, Prepared, Symbols};
+use crate::memory::Element;
+use crate::runtime::{Context, Stream};
+use crate::tensor::{AnyTensor, Tensor};
+
+use super::LseNat;
+
+/// Attention over a part of the keys, on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a, T: Element> {
+    /// The attention output, in the output order of the layout.
+    pub attention: &'a Tensor<T>,
+    /// The log-sum-exps, as attention writes them: `[B, N, S, 1]`, packed `[T, N, 1]`.
+    pub softmax_lse: LseNat<&'a Tensor<f32>>,
+}
+
+impl<'a, T: Element> Part<'a, T> {
+    /// What a launch of attention has computed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a call that was not asked for log-sum-exps.
+    pub fn of(output: &'a Output<T>) -> Result<Self> {
+        match &output.softmax_lse {
+            Some(lse) => Ok(Self {
+                attention: &output.attention,
+                softmax_lse: LseNat(lse),
+            }),
+            None => Err(Error::invalid(
+                "softmax_lse",
+                "none",
+                "one: ask for it with `softmax_lse(true)`",
+            )),
+        }
+    }
+}
+
+/// How rows are treated that a part has no keys for. Attention marks them with +inf, with which the operator computes
+/// NaN, and CANN's operators known to this release cannot replace it on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EmptyRows {
+    /// Every part has a key for every row: the caller's promise, as it holds for a cached prefix that is not empty. A
+    /// launch is asynchronous; a row that breaks the promise becomes NaN, which the emulation reports.
+    #[default]
+    None,
+    /// There may be such rows. A launch copies the log-sum-exps (not the attention) to the host and back, and waits for
+    /// the stream to do so; once more if a row has no keys at all.
+    ThroughHost,
+}
+
+const SYMBOLS: Symbols = Symbols {
+    operator: OperatorVersion::AttentionUpdate,
+    instead: "merge in host memory with merge_on_host",
+    phase_one: |api| api.aclnnAttentionUpdateGetWorkspaceSize().map(drop),
+    phase_two: |api| api.aclnnAttentionUpdate(),
+};
+
+/// Places of the operator's lists among its inputs.
+const LSE: usize = 0;
+const LOCAL_OUT: usize = 1;
+
+/// A merge of attention over 2 to 16 parts of the keys into attention over all of them. The [module](super) says what
+/// becomes of rows without keys and of NaN.
+///
+/// The operator takes rows one behind the other. Log-sum-exps that attention writes as `[B, N, S, 1]` are in the order of
+/// the outputs BNSD; those of packed calls, `[T, N, 1]`, in that of the outputs TND. They are taken as they are. In other
+/// layouts they are too with a single head, or (BSND, BSH) a single row a sequence; elsewhere they have to be put in order,
+/// which takes [`EmptyRows::ThroughHost`].
+///
+/// Source: aclnnAttentionUpdate. Not in CANN 8.1, where planning is an [`Error::MissingOperator`]:
+/// [`merge_on_host`](super::merge_on_host) does without.
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct MergeState {
+    layout: Layout,
+    empty_rows: EmptyRows,
+}
+
+impl MergeState {
+    /// A merge of outputs of calls with this layout.
+    pub fn new(layout: Layout) -> Self {
+        Self {
+            layout,
+            empty_rows: EmptyRows::default(),
+        }
+    }
+
+    /// How rows are treated that a part has no keys for. Unset: [`EmptyRows::None`].
+    pub fn empty_rows(mut self, empty_rows: EmptyRows) -> Self {
+        self.empty_rows = empty_rows;
+        self
+    }
+
+    /// Checks a merge and prepares it for parts of these shapes. Nothing is launched, and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::InvalidArgument`] for log-sum-exps that do not belong to
+    /// the output, or would have to be put in order; [`Error::Violation`], [`Error::UnknownProduct`],
+    /// [`Error::MissingOperator`]. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnAttentionUpdateGetWorkspaceSize")]
+    pub fn plan<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<MergePlan> {
+        let Some(first) = parts.first() else {
+            return Err(Error::invalid("parts", "none", "2 to 16"));
+        };
+        let context = first.attention.memory().context();
+        let (out, lse_out) = (*first.attention.desc(), *first.softmax_lse.0.desc());
+        let rows = self.flatten(&out, &lse_out)?;
+        for part in parts {
+            part.attention.on("attention", context)?;
+            part.softmax_lse.0.on("softmax_lse", context)?;
+            let given = (part.attention.shape(), part.softmax_lse.0.shape());
+            if given != (&out.shape[..], &lse_out.shape[..]) {
+                return Err(Error::invalid(
+                    "parts",
+                    format_args!(
+                        "{} with {}",
+                        part.attention.desc(),
+                        part.softmax_lse.0.desc()
+                    ),
+                    format_args!("{out} with {lse_out}, as the first part"),
+                ));
+            }
+        }
+        let aligned = self.in_order(first.softmax_lse.0)?.is_contiguous();
+        if !aligned && self.empty_rows == EmptyRows::None {
+            return Err(Error::invalid(
+                "softmax_lse",
+                format_args!("{lse_out} for an output {out} in {}", self.layout),
+                "log-sum-exps in the order of the output's rows (BNSD, packed, one head, or one row a sequence), or \
+                 EmptyRows::ThroughHost, which puts them in order",
+            ));
+        }
+        let (lse, local): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) =
+            parts.iter().map(|_| (rows.lse, rows.out)).unzip();
+        let call = UpdateCall {
+            lse: &lse,
+            local_out: &local,
+            update_type: 1,
+            out: Some(rows.out),
+            lse_out: Some(rows.lse),
+        };
+        let problem = call.check(context.soc()?)?;
+        let prepared = match problem.rows {
+            0 => None,
+            _ => Some(prepare(context, &call, first.attention)?),
+        };
+        Ok(MergePlan {
+            context: Arc::clone(context),
+            merge: self.clone(),
+            problem,
+            out,
+            lse_out,
+            prepared,
+        })
+    }
+
+    /// The operator's view of an output and its log-sum-exps: rows.
+    fn flatten(&self, out: &TensorDesc, lse: &TensorDesc) -> Result<Rows> {
+        let refused = || {
+            Error::invalid(
+                "softmax_lse",
+                format_args!("{lse} for an output {out} in {}", self.layout),
+                "[B, N, S, 1], packed [T, N, 1], with the axes of the output",
+            )
+        };
+        let heads = lse.shape.get(1).copied().ok_or_else(refused)?;
+        let of = self.layout.output().extents(&out.shape, heads);
+        let of = of.filter(|of| self.layout.lse_shape(*of) == lse.shape);
+        let of = of.ok_or_else(refused)?;
+        let count = lse.elements().and_then(|rows| i64::try_from(rows).ok());
+        let count = count.ok_or_else(refused)?;
+        let flat = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape).ok_or_else(refused);
+        Ok(Rows {
+            out: flat(out.dtype, &[count, of.dim])?,
+            lse: flat(lse.dtype, &[count])?,
+        })
+    }
+
+    /// A view of log-sum-exps in the order of the output's rows.
+    fn in_order(&self, lse: &AnyTensor) -> Result<AnyTensor> {
+        match order(self.layout) {
+            Some(order) => lse.permute(order),
+            None => Ok(lse.clone()),
+        }
+    }
+}
+
+/// Order of the axes of log-sum-exps in which their rows are those of the output; `None` where they are as they come.
+/// Each order is its own reverse.
+fn order(layout: Layout) -> Option<&'static [usize]> {
+    match layout.output() {
+        Axes::Bsh | Axes::Bsnd => Some(&[0, 2, 1, 3]),
+        Axes::Nbsd => Some(&[1, 0, 2, 3]),
+        Axes::Ntd => Some(&[1, 0, 2]),
+        Axes::Bnsd | Axes::Tnd => None,
+    }
+}
+
+/// What the operator is told.
+struct Rows {
+    out: TensorDesc,
+    lse: TensorDesc,
+}
+
+fn prepare(
+    context: &Arc<Context>,
+    call: &UpdateCall<'_>,
+    stand_in: &AnyTensor,
+) -> Result<Prepared> {
+    let list = |name, input, descs: &[TensorDesc]| {
+        let one = |(element, &desc)| Operand {
+            name,
+            place: Place::Element { input, element },
+            desc,
+        };
+        descs.iter().enumerate().map(one).collect::<Vec<_>>()
+    };
+    let output = |name, index, desc: Option<TensorDesc>| {
+        desc.map(|desc| Operand {
+            name,
+            place: Place::Output(index),
+            desc,
+        })
+    };
+    let mut operands = list("softmax_lse", LSE, call.lse);
+    operands.extend(list("attention", LOCAL_OUT, call.local_out));
+    operands.extend(output("output.attention", 0, call.out));
+    operands.extend(output("output.softmax_lse", 1, call.lse_out));
+    let outputs = call.lse.len() + call.local_out.len();
+    let update_type = call.update_type;
+    Prepared::new(
+        context,
+        &SYMBOLS,
+        operands,
+        stand_in.as_raw(),
+        |api, handles, bytes, executor| {
+            // SAFETY: lists and tensors are live ones of this call; the last two are places for the results.
+            unsafe {
+                aclnn!(
+                    api,
+                    aclnnAttentionUpdateGetWorkspaceSize(
+                        handles.list(LSE),
+                        handles.list(LOCAL_OUT),
+                        update_type,
+                        handles.tensor(outputs),
+                        handles.tensor(outputs + 1),
+                        bytes,
+                        executor,
+                    )
+                )
+            }
+        },
+    )
+}
+
+/// A merge that was checked and prepared. From [`MergeState::plan`].
+///
+/// # Threads
+/// `Send` and `Sync`. Launches of one plan from several threads take turns.
+pub struct MergePlan {
+    context: Arc<Context>,
+    merge: MergeState,
+    problem: UpdateProblem,
+    out: TensorDesc,
+    lse_out: TensorDesc,
+    /// `None` without rows.
+    prepared: Option<Prepared>,
+}
+
+/// The tensors of a launch, in the order of the operator's arguments; the most it takes fit without an allocation.
+type Given = SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>;
+
+impl MergePlan {
+    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
+    pub fn workspace_bytes(&self) -> usize {
+        self.prepared.as_ref().map_or(0, Prepared::workspace_bytes)
+    }
+
+    /// New output tensors, to be used with [`MergePlan::launch_into`] again and again. Their content is unspecified.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the parts' type.
+    pub fn output<T: Element>(&self) -> Result<Output<T>> {
+        let attention = TensorDesc::packed(self.out.dtype, self.out.shape);
+        // The rows are in the output's order; the view names them as attention does.
+        let mut shape = self.lse_out.shape;
+        for (to, &from) in order(self.merge.layout)
+            .unwrap_or_default()
+            .iter()
+            .enumerate()
+        {
+            let dim = self.lse_out.shape.get(from).copied().unwrap_or(0);
+            shape = shape.with(to, dim);
+        }
+        let lse = TensorDesc::packed(self.lse_out.dtype, shape);
+        let lse = self
+            .merge
+            .in_order(&AnyTensor::empty(&self.context, lse)?)?;
+        Ok(Output {
+            attention: AnyTensor::empty(&self.context, attention)?.typed()?,
+            softmax_lse: Some(lse.typed()?),
+        })
+    }
+
+    /// Queues the merge with new output tensors, which are as attention over all keys would write them, except that rows
+    /// without keys have log-sum-exp -inf. They can be parts of a further merge.
+    ///
+    /// # Errors
+    /// As for [`MergePlan::launch_into`] and [`MergePlan::output`].
+    #[doc(alias = "aclnnAttentionUpdate")]
+    pub fn launch<T: Element>(&self, stream: &Stream, parts: &[Part<'_, T>]) -> Result<Output<T>> {
+        let mut output = self.output()?;
+        self.launch_into(stream, parts, &mut output)?;
+        Ok(output)
+    }
+
+    /// Queues the merge with output tensors of the caller. With [`EmptyRows::None`] it returns at once, and allocates no
+    /// host memory from the second launch on a stream on.
+    ///
+    /// # Errors
+    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
+    /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with another tensor;
+    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. With [`EmptyRows::ThroughHost`] also [`Error::Acl`],
+    /// should the copies or earlier work on the stream fail.
+    #[doc(alias = "aclnnAttentionUpdate")]
+    pub fn launch_into<T: Element>(
+        &self,
+        stream: &Stream,
+        parts: &[Part<'_, T>],
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        if parts.len() != self.problem.parts {
+            return Err(Error::NotAsPlanned {
+                argument: "parts",
+                given: parts.len().to_string(),
+                planned: self.problem.parts.to_string(),
+            });
+        }
+        let Some(lse_out) = &output.softmax_lse else {
+            return Err(not_as_planned("output.softmax_lse", "none", &self.lse_out));
+        };
+        for part in parts {
+            same("softmax_lse", part.softmax_lse.0, &self.lse_out)?;
+            same("attention", part.attention, &self.out)?;
+        }
+        same("output.attention", &output.attention, &self.out)?;
+        same("output.softmax_lse", lse_out, &self.lse_out)?;
+        let Some(prepared) = &self.prepared else {
+            return Ok(());
+        };
+        let (rows, dim) = (self.problem.rows, self.problem.dim);
+        let mut given = Given::new();
+        let mut empty = Vec::new();
+        match self.merge.empty_rows {
+            EmptyRows::None => {
+                for part in parts {
+                    given.push(self.merge.in_order(part.softmax_lse.0)?.reshape([rows])?);
+                }
+            }
+            EmptyRows::ThroughHost => empty = self.fetch(stream, parts, &mut given)?,
+        }
+        for part in parts {
+            given.push(part.attention.reshape([rows, dim])?.into());
+        }
+        given.push(output.attention.reshape([rows, dim])?.into());
+        given.push(self.merge.in_order(lse_out)?.reshape([rows])?);
+        prepared.run(stream, &|operand| given.get(operand))?;
+        if let [.., out, lse] = given.as_slice()
+            && !empty.is_empty()
+        {
+            stream.synchronize()?;
+            let row_bytes = dim.saturating_mul(self.problem.dtype.size().unwrap_or(0));
+            for row in empty {
+                out.write_part(row * row_bytes, &vec![0; row_bytes])?;
+                lse.write_part(row * size_of::<f32>(), &f32::NEG_INFINITY.to_ne_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the log-sum-exps in order and rows without keys at -inf, by way of the host. Rows that no part has keys for
+    /// are returned; they stand at 0 in the first part, with which the operator can compute.
+    fn fetch<T: Element>(
+        &self,
+        stream: &Stream,
+        parts: &[Part<'_, T>],
+        given: &mut Given,
+    ) -> Result<Vec<usize>> {
+        let mut all = Vec::with_capacity(parts.len());
+        for part in parts {
+            let lse: Tensor<f32> = self.merge.in_order(part.softmax_lse.0)?.typed()?;
+            let mut lse = lse.download(stream)?;
+            lse.iter_mut().for_each(|lse| *lse = visible(*lse));
+            all.push(lse);
+        }
+        let none = |row: &usize| {
+            let of = |lse: &Vec<f32>| lse.get(*row).copied();
+            all.iter().all(|lse| of(lse) == Some(f32::NEG_INFINITY))
+        };
+        let empty: Vec<usize> = (0..self.problem.rows).filter(none).collect();
+        if let Some(first) = all.first_mut() {
+            for &row in &empty {
+                if let Some(lse) = first.get_mut(row) {
+                    *lse = 0.0;
+                }
+            }
+        }
+        for lse in all {
+            given.push(stream.upload(&lse, [lse.len()])?.into());
+        }
+        Ok(empty)
+    }
+}
+
+/// Refuses a tensor of another shape. Rows that do not lie one behind the other are refused when they are viewed as such.
+fn same(argument: &'static str, tensor: &AnyTensor, planned: &TensorDesc) -> Result<()> {
+    if tensor.shape() == &planned.shape[..] && tensor.dtype() == planned.dtype {
+        Ok(())
+    } else {
+        Err(not_as_planned(argument, tensor.desc(), planned))
+    }
+}
+
+#[cold]
+fn not_as_planned(argument: &'static str, given: impl ToString, planned: &TensorDesc) -> Error {
+    Error::NotAsPlanned {
+        argument,
+        given: given.to_string(),
+        planned: planned.to_string(),
+    }
+}
+
+impl fmt::Debug for MergePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MergePlan")
+            .field("merge", &self.merge)
+            .field("problem", &self.problem)
+            .field("workspace_bytes", &self.workspace_bytes())
+            .finish_non_exhaustive()
+    }
+}
