@@ -121,6 +121,7 @@ macro_rules! rules {
     ($($name:ident = $id:literal, $status:ident, $since:ident, $source:literal, $holds:literal, $fix:literal;)*) => {
         $(
             #[doc = concat!("`", $id, "`: ", $holds, " (", $source, ").")]
+            #[allow(rustdoc::broken_intra_doc_links, reason = "shapes such as [tokens] are no links")]
             pub static $name: $crate::rule::Rule = $crate::rule::Rule {
                 id: $id,
                 holds: $holds,
