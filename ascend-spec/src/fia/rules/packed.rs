@@ -170,6 +170,22 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Query and key length of each sequence, one walk over both arrays.
+fn sequences(f: &Facts<'_>) -> impl Iterator<Item = (i64, i64)> {
+    let cumulative = !f.paged();
+    let ends = f.call.actual_seq_lengths.unwrap_or(&[]);
+    let keys = f.call.actual_seq_lengths_kv.unwrap_or(&[]);
+    let (mut q_before, mut kv_before) = (0, 0);
+    ends.iter().zip(keys).map(move |(&q_end, &kv_end)| {
+        let q = q_end.saturating_sub(q_before);
+        let kv = kv_end.saturating_sub(kv_before);
+        q_before = q_end;
+        // Over a paged cache the entries are lengths already.
+        kv_before = if cumulative { kv_end } else { 0 };
+        (q, kv)
+    })
+}
+
 /// Sparse mode, tokens and lengths together.
 pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
     let unmasked = f.call.atten_mask.is_none();
@@ -187,8 +203,7 @@ pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refu
         "mode 0 without a mask, modes 3 and 4 with the compressed one",
     );
     let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
-    for b in 0..f.batch() {
-        let (q, kv) = (f.q_len(b), f.kv_len(b));
+    for (b, (q, kv)) in sequences(f).enumerate() {
         match mode {
             SparseMode::RightDownCausal => require!(
                 q <= kv,

@@ -117,6 +117,38 @@ pub(in crate::fia) fn capacity(call: &FiaCall<'_>) -> i64 {
     columns.unwrap_or(0).saturating_mul(call.block_size)
 }
 
+/// Blocks that `len` keys take.
+fn blocks(len: i64, bs: i64) -> i64 {
+    let len = len.max(0);
+    len / bs + i64::from(len % bs != 0)
+}
+
+/// Blocks that all sequences take together.
+fn all_blocks(lengths: &[i64], batch: i64, bs: i64) -> i64 {
+    if let &[one] = lengths {
+        return blocks(one, bs).saturating_mul(batch);
+    }
+    let used = lengths
+        .iter()
+        .take(usize::try_from(batch).unwrap_or(usize::MAX));
+    used.fold(0, |sum: i64, &len| sum.saturating_add(blocks(len, bs)))
+}
+
+/// Whether the cache has a block for every key. The sum of the lengths bounds the number of blocks; the exact number
+/// takes a division for each sequence and is asked for only where the bound does not do.
+fn enough_blocks(f: &Facts<'_>, lengths: &[i64]) -> bool {
+    let keys = match lengths {
+        &[one] => one.max(0).saturating_mul(f.batch),
+        several => several
+            .iter()
+            .take(f.batch())
+            .fold(0, |sum: i64, &len| sum.saturating_add(len.max(0))),
+    };
+    let bs = f.call.block_size;
+    (keys / bs).saturating_add(f.batch) <= f.k.batch
+        || all_blocks(lengths, f.batch, bs) <= f.k.batch
+}
+
 /// Rules of the prefill path.
 pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
@@ -148,9 +180,9 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         "none",
         "one length a sequence",
     );
-    let blocks = |len: i64| len.max(0).div_euclid(bs) + i64::from(len.max(0) % bs != 0);
-    let needed = (0..f.batch()).map(|b| blocks(f.kv_len(b)));
-    let longest = needed.clone().max().unwrap_or(0);
+    let lengths = f.call.actual_seq_lengths_kv.unwrap_or(&[]);
+    let longest = lengths.iter().take(f.batch()).copied().max().unwrap_or(0);
+    let longest = blocks(longest, bs);
     require!(
         table.dtype == DType::Int32
             && matches!(table.shape[..], [rows, m] if rows == f.batch && m >= longest && m > 0),
@@ -158,12 +190,11 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         table,
         format_args!("INT32 [{}, {longest} or more]", f.batch),
     );
-    let total = needed.fold(0i64, i64::saturating_add);
     require!(
-        f.k.batch >= total,
+        enough_blocks(f, lengths),
         BLOCKS,
         format_args!("{} blocks", f.k.batch),
-        format_args!("{total} or more"),
+        format_args!("{} or more", all_blocks(lengths, f.batch, bs)),
     );
     require!(
         cache != Cache::Nz || f.packed(),
