@@ -11,7 +11,11 @@ mod harness;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use harness::{Sample, poisoned};
+use ascend_attention::attention::{
+    Affine, AntiquantMode, Antiquantisation, BlockTable, Inputs, Quantisation,
+};
+use ascend_attention::{FusedInferAttention, f16};
+use harness::{Sample, halves, poisoned};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -47,6 +51,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// Allocations of 50 rounds, after the first ones made the workspace and filled queues that grow once.
+fn in_steady_state(mut round: impl FnMut()) -> usize {
+    for _ in 0..8 {
+        round();
+    }
+    let before = ALLOCATIONS.get();
+    for _ in 0..50 {
+        round();
+    }
+    ALLOCATIONS.get() - before
+}
+
 #[test]
 fn a_launch_allocates_nothing() {
     let stream = harness::stream();
@@ -56,25 +72,60 @@ fn a_launch_allocates_nothing() {
     let attention = Sample::attention(stream.device()).softmax_lse(true);
     let plan = attention.plan(query, key, value).unwrap();
     let mut outputs: Vec<_> = (0..4).map(|_| poisoned(&plan, &stream)).collect();
-    let mut step = || {
+    let allocated = in_steady_state(|| {
         for ([query, key, value], output) in layers.iter().zip(&mut outputs) {
             plan.launch_into(&stream, query, key, value, output)
                 .unwrap();
         }
         stream.synchronize().unwrap();
-    };
-    // The first launches make the workspace and fill queues that grow once.
-    for _ in 0..8 {
-        step();
-    }
-    let before = ALLOCATIONS.get();
-    for _ in 0..50 {
-        step();
-    }
-    let allocated = ALLOCATIONS.get() - before;
+    });
     assert_eq!(allocated, 0, "200 launches allocated {allocated} times");
+    let before = ALLOCATIONS.get();
     for output in outputs {
         sample.check(&output.attention.download(&stream).unwrap());
     }
     assert!(ALLOCATIONS.get() > before, "the allocator counts");
+}
+
+#[test]
+fn a_launch_of_many_kinds_of_tensors_allocates_nothing() {
+    let stream = harness::stream();
+    let layer = |seed| {
+        let query = stream
+            .upload(&halves(seed, 2 * 2 * 64), [2, 2, 1, 64])
+            .unwrap();
+        let cache: Vec<i8> = (0..6 * 32 * 128).map(|x| (x % 13) as i8).collect();
+        let cache = stream.upload(&cache, [6, 32, 128]).unwrap();
+        let scales = stream.upload(&[0.01f32; 6 * 32], [6, 32]).unwrap();
+        let table = BlockTable::from_rows(&stream, &[[4, 1], [0, 5]], 32).unwrap();
+        (query, cache, scales, table)
+    };
+    let layers = [layer(1), layer(2), layer(3)];
+    let inputs = layers.each_ref().map(|(query, cache, scales, table)| {
+        let grid = Affine::scale(scales);
+        let quantisation = Quantisation::KeyValue {
+            antiquantisation: Antiquantisation::Split {
+                mode: AntiquantMode::PerTokenPaged,
+                key: grid,
+                value: grid,
+            },
+            output: None,
+        };
+        Inputs::new(query, cache, cache)
+            .paged(table)
+            .quantisation(quantisation)
+    });
+    let plan = FusedInferAttention::new(ascend_attention::Layout::Bnsd)
+        .heads(2)
+        .actual_seq_lengths_kv([40, 64])
+        .plan_with(&inputs[0])
+        .unwrap();
+    let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
+    let allocated = in_steady_state(|| {
+        for (inputs, output) in inputs.iter().zip(&mut outputs) {
+            plan.launch_with_into(&stream, inputs, output).unwrap();
+        }
+        stream.synchronize().unwrap();
+    });
+    assert_eq!(allocated, 0, "150 launches allocated {allocated} times");
 }

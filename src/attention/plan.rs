@@ -372,9 +372,6 @@ impl Plan {
 
     /// Refuses tensors that are not as planned, and outputs that share memory with another tensor.
     fn check(&self, bindings: &impl Bindings) -> Result<()> {
-        if let Some(features) = bindings.features() {
-            features.are_as_planned(&self.features)?;
-        }
         let mut given = 0usize;
         let mut attention_out = 0..0;
         let mut softmax_lse = 0..0;
@@ -411,6 +408,9 @@ impl Plan {
         })?;
         if given != self.planned.len() {
             return Err(self.missing(bindings));
+        }
+        if let Some(features) = bindings.features() {
+            features.are_as_planned(&self.features)?;
         }
         match &self.mask {
             Some(mask) => overlap(

@@ -1,0 +1,372 @@
+//! What a launch reads beyond query, key and value: right answers, replaceable from launch to launch, misuse by name.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod harness;
+
+use ascend_attention::attention::{
+    Affine, Arguments, BlockTable, Cache, Inputs, Parameter, Quantisation, SharedPrefix,
+};
+use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::{DType, Error, FusedInferAttention, Layout, Stream, Tensor, bf16, f16};
+use harness::reference::{Half, Logical, row};
+use harness::{halves, numbers, still_works, stream, tensor};
+
+const BLOCKS: usize = 9;
+const BLOCK_SIZE: usize = 16;
+const HEADS: usize = 2;
+const DIM: usize = 64;
+const LENGTHS: [i64; 2] = [37, 20];
+
+/// A cache of random keys (or values), and what two sequences with these rows of blocks have in it.
+fn cache(stream: &Stream, seed: u64) -> (Tensor<f16>, Vec<f16>) {
+    let shape = Cache::BnNBsD.shape(
+        DType::Float16,
+        BLOCKS as i64,
+        BLOCK_SIZE as i64,
+        HEADS as i64,
+        DIM as i64,
+    );
+    let shape: Vec<usize> = shape.unwrap().iter().map(|&dim| dim as usize).collect();
+    let data = halves(seed, shape.iter().product());
+    (stream.upload(&data, shape).unwrap(), data)
+}
+
+fn rows_of(cache: &[f16], blocks: &[i32], len: usize) -> Logical<f64> {
+    let mut data = Vec::new();
+    for head in 0..HEADS {
+        for token in 0..len {
+            let block = blocks[token / BLOCK_SIZE] as usize;
+            let row = (block * HEADS + head) * BLOCK_SIZE + token % BLOCK_SIZE;
+            data.extend(cache[row * DIM..][..DIM].iter().map(|x| x.to_f64()));
+        }
+    }
+    Logical {
+        batch: 1,
+        heads: HEADS,
+        rows: len,
+        dim: DIM,
+        data,
+    }
+}
+
+fn expect(query: &[f16], key: &[f16], value: &[f16], blocks: &[Vec<i32>]) -> Vec<f64> {
+    let mut out = Vec::new();
+    for (b, blocks) in blocks.iter().enumerate() {
+        let query = Logical {
+            batch: 1,
+            heads: HEADS,
+            rows: 1,
+            dim: DIM,
+            data: query[b * HEADS * DIM..][..HEADS * DIM].to_vec(),
+        };
+        let len = LENGTHS[b] as usize;
+        let (k, v) = (rows_of(key, blocks, len), rows_of(value, blocks, len));
+        for head in 0..HEADS {
+            out.extend(
+                row(&query.exact(), &k, &v, (0, 0), head, 0, 0.125, |_| true)
+                    .unwrap()
+                    .0,
+            );
+        }
+    }
+    out
+}
+
+#[track_caller]
+fn close<T: Half>(got: &[T], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len());
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        let off = (got.to() - want).abs();
+        assert!(
+            off <= tolerance,
+            "element {at}: {} instead of {want}",
+            got.to()
+        );
+    }
+}
+
+#[test]
+fn a_launch_takes_any_table_of_the_planned_shape() {
+    let stream = stream();
+    let (key, key_data) = cache(&stream, 1);
+    let (value, value_data) = cache(&stream, 2);
+    let query_data = halves(3, 2 * HEADS * DIM);
+    let query = stream.upload(&query_data, [2, HEADS, 1, DIM]).unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd)
+        .heads(HEADS as i64)
+        .scale(0.125)
+        .actual_seq_lengths_kv(LENGTHS);
+    let tables = [
+        [vec![4, 7, 2], vec![8, 1]],
+        [vec![0, 3, 6], vec![5, 4]],
+        [vec![7, 7, 1], vec![2, 0]],
+    ];
+    let first = BlockTable::from_rows(&stream, &tables[0], BLOCK_SIZE).unwrap();
+    let other = BlockTable::zeroed(stream.device(), 2, 3, BLOCK_SIZE).unwrap();
+    other.overwrite(&stream, &tables[1]).unwrap();
+    assert_eq!((first.sequences(), first.columns()), (2, 3));
+
+    let inputs = |table| Inputs::new(&query, &key, &value).paged(table);
+    let plan = call.plan_with(&inputs(&first)).unwrap();
+    let answer = |table| {
+        let output = plan.launch_with::<f16>(&stream, &inputs(table)).unwrap();
+        output.attention.download(&stream).unwrap()
+    };
+    let want = |rows: &[Vec<i32>]| expect(&query_data, &key_data, &value_data, rows);
+    let tolerance = <f16 as Half>::TOLERANCE;
+    close(&answer(&first), &want(&tables[0]), tolerance);
+    close(&answer(&other), &want(&tables[1]), tolerance);
+    first.overwrite(&stream, &tables[2]).unwrap();
+    close(&answer(&first), &want(&tables[2]), tolerance);
+    // Queries of each step lie elsewhere too, and what a queued launch reads may be dropped.
+    drop(plan);
+    still_works(&stream);
+}
+
+/// The argument that a launch did not bring as planned.
+#[track_caller]
+fn not_as_planned<T: std::fmt::Debug>(outcome: Result<T, Error>, name: &str) {
+    match outcome.unwrap_err() {
+        Error::NotAsPlanned { argument, .. } => assert_eq!(argument, name),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn invalid<T: std::fmt::Debug>(outcome: Result<T, Error>, name: &str) {
+    match outcome.unwrap_err() {
+        Error::InvalidArgument { argument, .. } => assert_eq!(argument, name),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn violates<T: std::fmt::Debug>(outcome: Result<T, Error>, id: &str) {
+    match outcome.unwrap_err() {
+        Error::Violation(violation) => assert_eq!(violation.rule.id, id, "{violation}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn wrong_tables_are_named() {
+    let stream = stream();
+    let table = |rows: &[&[i32]]| BlockTable::from_rows(&stream, rows, 16);
+    invalid(table(&[&[1, -2]]), "block_table");
+    invalid(table(&[]), "block_table");
+    invalid(table(&[&[], &[]]), "block_table");
+    invalid(
+        BlockTable::with_columns(&stream, &[[1, 2]], 1, 16),
+        "block_table",
+    );
+    invalid(BlockTable::from_rows(&stream, &[[1, 2]], 0), "block_size");
+    let flat = stream.upload(&[1, 2, 3, 4], [4]).unwrap();
+    invalid(BlockTable::from_tensor(flat.clone(), 16), "block_table");
+    let turned = flat.reshape([2, 2]).unwrap().permute([1, 0]).unwrap();
+    invalid(BlockTable::from_tensor(turned, 16), "block_table");
+    invalid(
+        BlockTable::zeroed(stream.device(), usize::MAX, 2, 16),
+        "block_table",
+    );
+    let two = table(&[&[1], &[2]]).unwrap();
+    invalid(two.overwrite(&stream, &[[3]]), "block_table");
+    invalid(two.overwrite(&stream, &[[3, 4], [5, 6]]), "block_table");
+    invalid(two.overwrite(&stream, &[[3], [-1]]), "block_table");
+    assert_eq!(two.tensor().download(&stream).unwrap(), [1, 2]);
+}
+
+#[test]
+fn a_launch_brings_what_its_plan_was_made_with() {
+    let stream = stream();
+    let (cache, _) = cache(&stream, 1);
+    let query = stream
+        .upload(&halves(1, 2 * HEADS * DIM), [2, HEADS, 1, DIM])
+        .unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(HEADS as i64);
+    let table = BlockTable::from_rows(&stream, &[[1, 2, 3], [4, 5, 6]], BLOCK_SIZE).unwrap();
+    let plain = Inputs::new(&query, &cache, &cache);
+    let paged = plain.paged(&table);
+    violates(call.plan_with(&paged), "actual_seq_lengths_kv.required");
+    let plan = call
+        .clone()
+        .actual_seq_lengths_kv(LENGTHS)
+        .plan_with(&paged)
+        .unwrap();
+
+    let wider = BlockTable::with_columns(&stream, &[[1], [2]], 4, BLOCK_SIZE).unwrap();
+    let coarser = BlockTable::from_tensor(table.tensor().clone(), 2 * BLOCK_SIZE).unwrap();
+    let launch = |inputs: &Inputs<'_>| plan.launch_with::<f16>(&stream, inputs);
+    not_as_planned(launch(&plain), "block_table");
+    not_as_planned(launch(&plain.paged(&wider)), "block_table");
+    not_as_planned(launch(&plain.paged(&coarser)), "block_size");
+    not_as_planned(plan.launch(&stream, &query, &cache, &cache), "block_table");
+    let prefix = SharedPrefix::new(&cache, &cache);
+    not_as_planned(launch(&paged.shared_prefix(prefix)), "key_shared_prefix");
+    let scale = stream.upload(&[1f32], [1]).unwrap();
+    let quantised = Quantisation::Output(Affine::scale(&scale));
+    not_as_planned(launch(&paged.quantisation(quantised)), "quant_scale2");
+    let sink = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
+    not_as_planned(launch(&paged.learnable_sink(&sink)), "learnable_sink");
+    not_as_planned(
+        launch(&Inputs::new(&query, &cache, &[&cache, &cache]).paged(&table)),
+        "value",
+    );
+    invalid(plan.launch_with::<bf16>(&stream, &paged), "dtype");
+    launch(&paged).unwrap();
+
+    // The other way round: what was planned is missing.
+    let x = tensor(&stream, [1, HEADS, 32, DIM]);
+    let plain = Inputs::new(&x, &x, &x);
+    let half = SharedPrefix::new(&x, &x).valid(16).unwrap();
+    let with_prefix = plain.shared_prefix(half);
+    let plan = call.plan_with(&with_prefix).unwrap();
+    let launch = |inputs: &Inputs<'_>| plan.launch_with::<f16>(&stream, inputs);
+    let whole = plain.shared_prefix(SharedPrefix::new(&x, &x));
+    not_as_planned(launch(&whole), "actual_shared_prefix_len");
+    launch(&with_prefix).unwrap();
+
+    let plan = call.plan_with(&plain.quantisation(quantised)).unwrap();
+    let launch = |inputs: &Inputs<'_>| plan.launch_with::<i8>(&stream, inputs);
+    not_as_planned(launch(&plain), "quant_scale2");
+    let offset = stream.upload(&[1f32], [1]).unwrap();
+    let more = Quantisation::Output(Affine::new(&scale, &offset));
+    not_as_planned(launch(&plain.quantisation(more)), "quant_offset2");
+    launch(&plain.quantisation(quantised)).unwrap();
+    still_works(&stream);
+}
+
+/// Multi-head latent attention in INT8, absorbed: the one scheme of which no golden case exists.
+#[test]
+fn latent_attention_in_int8_is_right() {
+    const ROWS: usize = 2;
+    const HEADS: usize = 8;
+    const BLOCKS: usize = 3;
+    const SIZE: usize = 128;
+    const LEN: usize = 150;
+    let stream = stream();
+    let bytes = |seed, n: usize| -> Vec<i8> {
+        numbers(seed, n)
+            .into_iter()
+            .map(|x| (x * 127.0) as i8)
+            .collect()
+    };
+    let bf = |seed, n: usize| -> Vec<bf16> {
+        numbers(seed, n).into_iter().map(bf16::from_f32).collect()
+    };
+    // NZ caches: [blocks, 1, D / c, block size, c].
+    let query = bytes(1, ROWS * HEADS * 512);
+    let latent = bytes(2, BLOCKS * 512 * SIZE);
+    let (query_rope, key_rope) = (bf(3, ROWS * HEADS * 64), bf(4, BLOCKS * 64 * SIZE));
+    let query_scale: Vec<f32> = numbers(5, ROWS * HEADS)
+        .iter()
+        .map(|x| 0.01 + 0.005 * x)
+        .collect();
+    let (key_scale, value_scale) = (0.002f32, 0.01f32);
+    let scale = 1.0 / 192f64.sqrt();
+    let blocks = [2usize, 0];
+
+    let q = stream.upload(&query, [1, ROWS, HEADS, 512]).unwrap();
+    let kv = stream.upload(&latent, [BLOCKS, 1, 16, SIZE, 32]).unwrap();
+    let qr = stream.upload(&query_rope, [1, ROWS, HEADS, 64]).unwrap();
+    let kr = stream.upload(&key_rope, [BLOCKS, 1, 4, SIZE, 16]).unwrap();
+    let factors = stream.upload(&query_scale, [1, ROWS, HEADS]).unwrap();
+    let one = |x: f32| stream.upload(&[x], [1]).unwrap();
+    let (ks, vs) = (one(key_scale), one(value_scale));
+    let table = BlockTable::from_rows(&stream, &[[2, 0]], SIZE).unwrap();
+    let mask = stream.device().masks();
+    let mask = mask
+        .causal(ascend_attention::CausalOrigin::RightDown)
+        .unwrap();
+    let inputs = Inputs::new(&q, &kv, &kv)
+        .rope(&qr, &kr)
+        .paged(&table)
+        .quantisation(Quantisation::Latent {
+            dequant_scale_query: &factors,
+            key_scale: &ks,
+            value_scale: &vs,
+        });
+    let plan = FusedInferAttention::new(Layout::Bsnd)
+        .heads(HEADS as i64)
+        .kv_heads(1)
+        .scale(scale)
+        .mask(mask.clone())
+        .actual_seq_lengths_kv([LEN as i64])
+        .plan_with(&inputs)
+        .unwrap();
+    assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV4");
+    let mut output = plan.output::<bf16>().unwrap();
+    let poison = vec![<bf16 as Half>::NAN; output.attention.len()];
+    output.attention.overwrite(&stream, &poison).unwrap();
+    plan.launch_with_into(&stream, &inputs, &mut output)
+        .unwrap();
+    let got = output.attention.download(&stream).unwrap();
+
+    let mut call = FiaCall::new("BSND");
+    (call.num_heads, call.num_key_value_heads) = (HEADS as i64, 1);
+    (call.scale, call.sparse_mode, call.block_size) = (scale, 3, SIZE as i64);
+    call.query_quant_mode = 3;
+    let lengths = [LEN as i64];
+    call.actual_seq_lengths_kv = Some(&lengths);
+    let mut arguments = Arguments::new(&call);
+    arguments
+        .set(Parameter::Query, &q)
+        .set(Parameter::QueryRope, &qr)
+        .set(Parameter::KeyRope, &kr)
+        .set(Parameter::BlockTable, table.tensor())
+        .set(Parameter::DequantScaleQuery, &factors)
+        .set(Parameter::KeyAntiquantScale, &ks)
+        .set(Parameter::ValueAntiquantScale, &vs)
+        .set(Parameter::AttenMask, mask.tensor().unwrap().clone())
+        .push_key(&kv)
+        .push_value(&kv);
+    let by_name = arguments.plan(stream.device()).unwrap();
+    arguments.set_outputs(&by_name).unwrap();
+    arguments.launch(&by_name, &stream).unwrap();
+    let out = arguments.get(Parameter::AttentionOut).unwrap();
+    let out: Vec<bf16> = out.clone().typed().unwrap().download(&stream).unwrap();
+    assert!(out == got, "other bits by name");
+
+    // One wide tensor of dequantised numbers, latent part first.
+    let at = |token: usize, d: usize, parts: usize, c: usize| {
+        ((blocks[token / SIZE] * parts + d / c) * SIZE + token % SIZE) * c + d % c
+    };
+    let wide = |rows: usize, heads, dim, data: Vec<f64>| Logical {
+        batch: 1,
+        heads,
+        rows,
+        dim,
+        data,
+    };
+    let mut keys = Vec::new();
+    let mut values = Vec::new();
+    for token in 0..LEN {
+        let stored = |d| f64::from(latent[at(token, d, 16, 32)]);
+        keys.extend((0..512).map(|d| stored(d) * f64::from(key_scale)));
+        keys.extend((0..64).map(|d| key_rope[at(token, d, 4, 16)].to_f64()));
+        values.extend((0..512).map(|d| stored(d) * f64::from(value_scale)));
+    }
+    let (keys, values) = (wide(LEN, 1, 576, keys), wide(LEN, 1, 512, values));
+    let mut want = Vec::new();
+    for i in 0..ROWS {
+        for head in 0..HEADS {
+            let n = i * HEADS + head;
+            let factor = f64::from(query_scale[n]);
+            let part = query[n * 512..][..512]
+                .iter()
+                .map(|&x| f64::from(x) * factor);
+            let rope = query_rope[n * 64..][..64].iter().map(|x| x.to_f64());
+            let q = wide(1, 1, 576, part.chain(rope).collect());
+            let sees = |j: usize| j + ROWS <= i + LEN;
+            want.extend(
+                row(&q, &keys, &values, (0, 0), 0, 0, scale, sees)
+                    .unwrap()
+                    .0,
+            );
+        }
+    }
+    close(&got, &want, 1e-2);
+}

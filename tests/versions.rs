@@ -1,0 +1,225 @@
+//! The oldest version of the operator that is there and can express a call is used; where none is, the error says which
+//! one is needed, and since when CANN has it.
+#![cfg(feature = "emulation")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod harness;
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use ascend_attention::attention::{
+    Affine, AntiquantMode, Antiquantisation, Distance, Inputs, Plan, PseShift, Quantisation,
+    SharedPrefix,
+};
+use ascend_attention::sys::{Api, Functions};
+use ascend_attention::{
+    Error, FusedInferAttention, Layout, Result, Runtime, Stream, Tensor, bf16, f16,
+};
+use harness::still_works;
+
+fn stream_of(change: impl FnOnce(&mut Functions)) -> Stream {
+    // The emulation has to end after everything else.
+    harness::runtime();
+    let mut functions = ascend_emu::functions();
+    change(&mut functions);
+    let api = Arc::new(Api::from_functions(functions, "emulation, in part"));
+    // SAFETY: the functions that are left are the emulation's, or do what those do.
+    let runtime = unsafe { Runtime::from_api(api) }.unwrap();
+    runtime.device(0).unwrap().stream().unwrap()
+}
+
+fn without_v4(functions: &mut Functions) {
+    functions.aclnnFusedInferAttentionScoreV4 = None;
+    functions.aclnnFusedInferAttentionScoreV4GetWorkspaceSize = None;
+}
+
+fn without_v5(functions: &mut Functions) {
+    functions.aclnnFusedInferAttentionScoreV5 = None;
+    functions.aclnnFusedInferAttentionScoreV5GetWorkspaceSize = None;
+}
+
+fn halves(stream: &Stream, shape: &[usize]) -> Tensor<f16> {
+    let len = shape.iter().product();
+    stream.upload(&vec![f16::ONE; len], shape).unwrap()
+}
+
+fn packed(stream: &Stream, dim: usize) -> Tensor<bf16> {
+    stream
+        .upload(&vec![bf16::ONE; 8 * 2 * dim], [8, 2, dim])
+        .unwrap()
+}
+
+fn plain(stream: &Stream) -> Result<Plan> {
+    let x = halves(stream, &[1, 2, 16, 32]);
+    FusedInferAttention::new(Layout::Bnsd)
+        .heads(2)
+        .plan(&x, &x, &x)
+}
+
+fn prefixed(stream: &Stream) -> Result<Plan> {
+    let x = halves(stream, &[1, 2, 16, 32]);
+    let inputs = Inputs::new(&x, &x, &x).shared_prefix(SharedPrefix::new(&x, &x));
+    FusedInferAttention::new(Layout::Bnsd)
+        .heads(2)
+        .plan_with(&inputs)
+}
+
+fn split(stream: &Stream) -> Result<Plan> {
+    let query = halves(stream, &[1, 2, 1, 32]);
+    let key = stream.upload(&[1i8; 2 * 16 * 32], [1, 2, 16, 32])?;
+    let scale = halves(stream, &[1]);
+    let grid = Affine::scale(&scale);
+    let inputs = Inputs::new(&query, &key, &key).quantisation(Quantisation::KeyValue {
+        antiquantisation: Antiquantisation::Split {
+            mode: AntiquantMode::PerChannel,
+            key: grid,
+            value: grid,
+        },
+        output: None,
+    });
+    FusedInferAttention::new(Layout::Bnsd)
+        .heads(2)
+        .plan_with(&inputs)
+}
+
+fn of_two_sequences() -> FusedInferAttention {
+    FusedInferAttention::new(Layout::Tnd)
+        .heads(2)
+        .kv_heads(2)
+        .actual_seq_lengths([3, 8])
+        .actual_seq_lengths_kv([3, 8])
+}
+
+fn roped(stream: &Stream) -> Result<Plan> {
+    let (x, rope) = (packed(stream, 128), packed(stream, 64));
+    of_two_sequences().plan_with(&Inputs::new(&x, &x, &x).rope(&rope, &rope))
+}
+
+fn with_sink(stream: &Stream) -> Result<Plan> {
+    let x = packed(stream, 64);
+    let sink = stream.upload(&[bf16::ONE; 2], [2])?;
+    of_two_sequences().plan_with(&Inputs::new(&x, &x, &x).learnable_sink(&sink))
+}
+
+fn with_slopes(stream: &Stream) -> Result<Plan> {
+    let x = halves(stream, &[1, 2, 16, 32]);
+    let slopes = stream.upload(&[0.5f32, 0.25], [2])?;
+    let inputs = Inputs::new(&x, &x, &x).pse_shift(PseShift::Slopes {
+        slopes: &slopes,
+        distance: Distance::Linear,
+        query_start: 0,
+        key_start: 0,
+    });
+    FusedInferAttention::new(Layout::Bnsd)
+        .heads(2)
+        .plan_with(&inputs)
+}
+
+#[test]
+fn the_oldest_version_that_can_express_a_call_is_used() {
+    type Call = fn(&Stream) -> Result<Plan>;
+    let calls: [(Call, &str); 5] = [
+        (plain, "aclnnFusedInferAttentionScore"),
+        (prefixed, "aclnnFusedInferAttentionScoreV2"),
+        (split, "aclnnFusedInferAttentionScoreV2"),
+        (roped, "aclnnFusedInferAttentionScoreV3"),
+        (with_sink, "aclnnFusedInferAttentionScoreV4"),
+    ];
+    let stream = stream_of(|_| {});
+    for (call, operator) in calls {
+        assert_eq!(call(&stream).unwrap().operator(), operator);
+    }
+    // An older CANN makes no difference to what it can express ...
+    let stream = stream_of(without_v4);
+    for (call, operator) in &calls[..4] {
+        assert_eq!(call(&stream).unwrap().operator(), *operator);
+    }
+    // ... and a newer one without the old symbols takes the next.
+    let stream = stream_of(|functions| {
+        functions.aclnnFusedInferAttentionScore = None;
+        functions.aclnnFusedInferAttentionScoreV2GetWorkspaceSize = None;
+    });
+    for (call, operator) in [(plain as Call, calls[3].1), (prefixed, calls[3].1)] {
+        assert_eq!(call(&stream).unwrap().operator(), operator);
+    }
+    still_works(&stream);
+}
+
+#[test]
+fn a_sink_on_an_older_cann_names_what_it_needs() {
+    let stream = stream_of(|functions| {
+        without_v4(functions);
+        without_v5(functions);
+    });
+    let error = with_sink(&stream).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::OperatorVersion {
+                needed: "aclnnFusedInferAttentionScoreV4",
+                since: "8.3",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    for part in ["V4", "learnable sinks", "libopapi.so", "CANN 8.3"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    still_works(&stream);
+
+    // A wrong call is called wrong, whatever is installed.
+    let x = packed(&stream, 64);
+    let sink = stream.upload(&[bf16::ONE; 3], [3]).unwrap();
+    let inputs = Inputs::new(&x, &x, &x).learnable_sink(&sink);
+    let error = of_two_sequences().plan_with(&inputs).unwrap_err();
+    assert!(matches!(error, Error::Violation(_)), "{error:?}");
+}
+
+unsafe extern "C" fn ascend950() -> *const c_char {
+    c"Ascend950PR_9599".as_ptr()
+}
+
+#[test]
+fn start_positions_name_the_version_of_ascend_950() {
+    let on_950 = |functions: &mut Functions| functions.aclrtGetSocName = Some(ascend950);
+    let stream = stream_of(|functions| {
+        on_950(functions);
+        without_v5(functions);
+    });
+    for call in [with_slopes, plain] {
+        let error = call(&stream).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::OperatorVersion {
+                    needed: "aclnnFusedInferAttentionScoreV5",
+                    since: "the first release for Ascend 950",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+    }
+    let text = with_slopes(&stream).unwrap_err().to_string();
+    assert!(text.contains("start positions"), "{text}");
+
+    // With that version it is said that this release does not compute them.
+    let stream = stream_of(on_950);
+    let error = with_slopes(&stream).unwrap_err();
+    assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
+
+    // No release has it for the older products.
+    let stream = stream_of(|_| {});
+    match with_slopes(&stream).unwrap_err() {
+        Error::Violation(violation) => assert_eq!(violation.rule.id, "call.product"),
+        other => panic!("{other:?}"),
+    }
+    still_works(&stream);
+}
