@@ -23,6 +23,7 @@ impl<'a> FiaCall<'a> {
             Route::Prefill => prefill(&facts),
             Route::Decode => decode(&facts),
         }?;
+        entry::supported(self)?;
         Ok(resolve(&facts, verdict)?)
     }
 
@@ -30,8 +31,6 @@ impl<'a> FiaCall<'a> {
     fn facts(&'a self, version: Version, soc: Soc) -> Result<Facts<'a>, Refusal> {
         let at = entry::operands(self)?;
         entry::product(version, soc)?;
-        // The rules behind this do not know these features' tensors.
-        entry::supported(self)?;
         entry::types(self, &at)?;
         let layout = entry::layout(self)?;
         entry::countable(self, &at)?;
