@@ -22,6 +22,7 @@ pub(crate) use refusal::refused;
 pub use refusal::{Refused, Rule};
 pub use scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
 pub use sequence::{BlockCopy, Grown, Sequence};
+pub(crate) use slot::fill_slots;
 pub use slot::{Interleave, KernelBlocks, check_slots, slot};
 pub use slot_mapping::SlotMapping;
 pub use table::PageTable;

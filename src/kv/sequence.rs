@@ -2,7 +2,7 @@
 
 use super::pool::{Block, BlockPool};
 use super::refusal::{Refused, Rule, refused};
-use super::slot::slot;
+use super::slot::{fill_slots, slot};
 
 /// The cached tokens of one request: blocks, and how many tokens they hold.
 ///
@@ -130,9 +130,7 @@ impl Sequence {
         }
         self.row.extend(new.iter().map(Block::id));
         self.blocks.extend(new.into_iter().map(Some));
-        for position in self.len..len {
-            grown.slots.push(slot(&self.row, position, block_size)?);
-        }
+        fill_slots(&self.row, self.len..len, block_size, &mut grown.slots)?;
         self.len = len;
         Ok(grown)
     }

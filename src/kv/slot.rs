@@ -3,6 +3,7 @@
 //! A slot is a row of the cache seen as `[blocks * block_size, heads, dim]`: `block * block_size + place in the block`.
 
 use std::num::NonZeroU64;
+use std::ops::Range;
 
 use ascend_spec::geometry::ContextShard;
 
@@ -68,6 +69,29 @@ fn slot_in(block: i32, place: u32, block_size: u32) -> Result<i32, Refused> {
             "use a smaller cache: slots are INT32",
         )
     })
+}
+
+/// Adds the slots of the tokens at `positions`, as [`slot`] has them, block by block.
+///
+/// # Errors
+/// As for [`slot`]; slots before the fault may have been added.
+pub(crate) fn fill_slots(
+    row: &[i32],
+    positions: Range<u32>,
+    block_size: u32,
+    slots: &mut Vec<i32>,
+) -> Result<(), Refused> {
+    let mut position = positions.start;
+    while position < positions.end {
+        let first = slot(row, position, block_size)?;
+        // `slot` has refused a block size of 0.
+        let left = block_size - position % block_size.max(1);
+        let run = left.min(positions.end - position);
+        let last = slot(row, position + (run - 1), block_size)?;
+        slots.extend(first..=last);
+        position += run;
+    }
+    Ok(())
 }
 
 /// How blocks are divided over the ranks that share a long context: a table entry stands for `block_size` tokens on each
@@ -315,6 +339,16 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn slots_of_a_range_are_those_of_its_tokens(row in prop::collection::vec(0i32..50, 1..6), size in 1u32..9, cut in any::<[u32; 2]>()) {
+            let tokens = size * row.len() as u32;
+            let (a, b) = (cut[0] % (tokens + 1), cut[1] % (tokens + 1));
+            let mut slots = Vec::new();
+            fill_slots(&row, a.min(b)..a.max(b), size, &mut slots).unwrap();
+            let each: Vec<i32> = (a.min(b)..a.max(b)).map(|p| slot(&row, p, size).unwrap()).collect();
+            prop_assert_eq!(slots, each);
+        }
+
         #[test]
         fn kernel_blocks_keep_every_slot(times in 1u32..6, kernel in 1u32..40, row in prop::collection::vec(0i32..50, 1..6)) {
             let cache = times * kernel;

@@ -92,6 +92,15 @@ impl Cumulative {
     pub fn ends(&self) -> &[i64] {
         &self.0
     }
+
+    /// Adds an end; the caller sees to it that it is not before the last.
+    pub(super) fn push_end(&mut self, end: u32) {
+        self.0.push(end.into());
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
 }
 
 impl PerRequest {
@@ -140,8 +149,12 @@ impl PerRequest {
         &self.0
     }
 
-    pub(crate) fn push(&mut self, len: u64) {
+    pub(super) fn push(&mut self, len: u64) {
         self.0.push(i64::try_from(len).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
     }
 }
 

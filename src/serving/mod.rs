@@ -1,21 +1,32 @@
 //! From a batch of requests to attention calls.
 //!
+//! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
+//!   batch as a file.
+//! - [`Causality`]: which keys a token sees, and the one way from there to the operator's mask.
 //! - [`Cumulative`] and [`PerRequest`]: lengths that cannot be mixed up; [`CallLengths`] gives a call the form it needs.
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](crate::kv::PageTable): the index formats of engines.
 //! - [`LocalBatch`]: attention within chunks, by virtual requests.
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
 //! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
 
+mod batch;
+mod causality;
 mod custom_mask;
 mod draft_tree;
 mod index;
 mod lengths;
 mod local_attention;
+mod metadata;
 mod split_kv;
+mod state;
 
+pub use batch::{BatchRequest, BatchSettings, RecordedBatch};
+pub use causality::Causality;
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use draft_tree::{Accepted, DraftTree};
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use local_attention::LocalBatch;
+pub use metadata::AttentionMetadata;
 pub use split_kv::SplitLimits;
+pub use state::{AttentionState, Drafting, StatePolicy};

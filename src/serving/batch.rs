@@ -1,0 +1,156 @@
+//! What a step has to do, as an engine knows it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::kv::{PadPolicy, Refused, Rule, Sequence, refused};
+
+use super::causality::Causality;
+use super::state::StatePolicy;
+
+/// One request in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchRequest<'a> {
+    /// Tokens whose keys were cached before the step.
+    pub cached: u32,
+    /// Query tokens of the step; their keys are cached by it.
+    pub new: u32,
+    /// How many of the query tokens are drafts to verify, the last ones.
+    pub drafts: u32,
+    /// The request's row of the block table, with room for the new tokens.
+    pub row: &'a [i32],
+}
+
+impl<'a> BatchRequest<'a> {
+    /// The last `new` tokens of a sequence, which were made room for by [`Sequence::grow`].
+    pub fn of(sequence: &'a Sequence, new: u32) -> Self {
+        Self {
+            cached: sequence.len().saturating_sub(new),
+            new: new.min(sequence.len()),
+            drafts: 0,
+            row: sequence.row(),
+        }
+    }
+
+    /// The same, the last `drafts` tokens being drafts.
+    pub fn drafts(mut self, drafts: u32) -> Self {
+        self.drafts = drafts;
+        self
+    }
+}
+
+/// What all requests of a step share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchSettings {
+    /// Blocks of the cache.
+    pub blocks: u32,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// What padding tokens write.
+    pub pad: PadPolicy,
+    /// Which keys a token sees.
+    pub causality: Causality,
+    /// How the step is classified.
+    pub policy: StatePolicy,
+}
+
+/// A step as a file: a production batch that becomes a test.
+///
+/// ```
+/// use ascend_attention::kv::PadPolicy;
+/// use ascend_attention::serving::{
+///     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, RecordedBatch, StatePolicy,
+/// };
+///
+/// # fn main() -> Result<(), ascend_attention::kv::Refused> {
+/// let settings = BatchSettings {
+///     blocks: 8,
+///     block_size: 128,
+///     pad: PadPolicy::SkipNegative,
+///     causality: Causality::Causal,
+///     policy: StatePolicy::default(),
+/// };
+/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2] };
+/// let json = RecordedBatch::new(settings, &[decode]).to_json();
+///
+/// let again = RecordedBatch::from_json(&json)?;
+/// let metadata = AttentionMetadata::new(&again.requests(), again.settings)?;
+/// assert_eq!(metadata.state(), AttentionState::DecodeOnly);
+/// assert_eq!(metadata.slots(), [2 * 128 + 2]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordedBatch {
+    version: u32,
+    /// What the requests share.
+    pub settings: BatchSettings,
+    requests: Vec<RecordedRequest>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordedRequest {
+    cached: u32,
+    new: u32,
+    drafts: u32,
+    row: Vec<i32>,
+}
+
+impl RecordedBatch {
+    /// Version of the format that this release writes and reads.
+    pub const VERSION: u32 = 1;
+
+    /// A copy of a batch.
+    pub fn new(settings: BatchSettings, requests: &[BatchRequest<'_>]) -> Self {
+        let copy = |request: &BatchRequest<'_>| RecordedRequest {
+            cached: request.cached,
+            new: request.new,
+            drafts: request.drafts,
+            row: request.row.to_vec(),
+        };
+        Self {
+            version: Self::VERSION,
+            settings,
+            requests: requests.iter().map(copy).collect(),
+        }
+    }
+
+    /// The requests.
+    pub fn requests<'a>(&'a self) -> Vec<BatchRequest<'a>> {
+        let view = |request: &'a RecordedRequest| BatchRequest {
+            cached: request.cached,
+            new: request.new,
+            drafts: request.drafts,
+            row: &request.row,
+        };
+        self.requests.iter().map(view).collect()
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> String {
+        // Integers, sequences and names alone: nothing that JSON could refuse.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// From JSON.
+    ///
+    /// # Errors
+    /// [`Rule::BatchFormat`] for anything but what [`RecordedBatch::to_json`] writes. Whether the batch itself is right
+    /// is said by [`AttentionMetadata::new`](super::AttentionMetadata::new).
+    pub fn from_json(json: &str) -> Result<Self, Refused> {
+        let wrong = |given: String| {
+            refused(
+                Rule::BatchFormat,
+                given,
+                format_args!("a recorded batch of version {}", Self::VERSION),
+                "record the batch again with this release",
+            )
+        };
+        let batch: Self = serde_json::from_str(json).map_err(|error| wrong(error.to_string()))?;
+        if batch.version != Self::VERSION {
+            return Err(wrong(format!("version {}", batch.version)));
+        }
+        Ok(batch)
+    }
+}
