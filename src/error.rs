@@ -21,6 +21,12 @@ pub enum Error {
     /// Requests, blocks, slots or lengths do not fit each other. Nothing was changed.
     #[error(transparent)]
     Refused(#[from] Refused),
+    /// No registered way to compute attention can serve a step.
+    #[error("no backend can serve the step: {reasons}")]
+    NoBackend {
+        /// Each backend with its reason.
+        reasons: String,
+    },
     /// A call may be right, but this release can neither check nor compute it.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),

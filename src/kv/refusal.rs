@@ -42,7 +42,6 @@ rules! {
     SequenceLength = "sequence.length", "a sequence is cut to a length it has";
     TableRow = "table.row", "a table has a row for each sequence, with a block for each of its tokens";
     TableBlock = "table.block", "every used entry of a table is a block of the cache";
-    TableGroup = "table.group", "a table and a cache belong to the same group of layers";
     TableShared = "table.shared", "no token is written into a block that another sequence reads";
     SlotRange = "slot.range", "a slot is inside the cache; only padding lies outside";
     SlotDuplicate = "slot.duplicate", "no slot is written twice in one step";
@@ -53,9 +52,7 @@ rules! {
     LengthsEnds = "lengths.ends", "cumulative ends do not decrease, and have no leading 0 entry";
     LengthsBatch = "lengths.batch", "every list of a batch has one entry for each request";
     LengthsOverflow = "lengths.overflow", "sums of lengths fit the operator's integers";
-    LengthsCached = "lengths.cached", "the keys of a request are its cached tokens and its new ones";
     LengthsKvBelowQ = "lengths.kv_below_q", "a causal request has at least as many keys as query rows";
-    PackedTotal = "packed.total", "the last cumulative length is the number of packed tokens";
     IndexMisaligned = "index.misaligned", "token indices that become pages begin at a page and run through it";
     IndexShape = "index.shape", "index lists belong together";
     MaskShape = "mask.shape", "a packed mask has the bits that its offsets say";
@@ -65,8 +62,8 @@ rules! {
     RanksInterleave = "ranks.interleave", "ranks and their interleaved runs are not 0, and a block holds whole runs";
     PadTarget = "pad.target", "a batch is padded to at least its own size";
     DraftCount = "draft.count", "a request has more query tokens than drafts";
-    DraftRows = "draft.rows", "a request that verifies drafts has at most 16 query tokens";
     DraftTree = "draft.tree", "a draft's parent comes before it";
+    BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
     BatchEmpty = "batch.empty", "a batch has requests, and each has query tokens";
     BatchFormat = "batch.format", "a recorded batch is the JSON that this release writes";
 }

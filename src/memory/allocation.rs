@@ -210,6 +210,36 @@ impl Memory {
             .mark(stream.timeline(), stream.timeline().advance());
         outcome
     }
+
+    /// Queues a copy from other device memory, or from another part of this.
+    pub(crate) fn copy_from_device(
+        &self,
+        offset: usize,
+        source: &Self,
+        source_offset: usize,
+        len: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.holds(offset, len)?;
+        source.holds(source_offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let api = self.context.bind()?;
+        let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE;
+        let (to, from) = (self.at(offset), source.at(source_offset));
+        // SAFETY: both have that many bytes, as checked; the marks below keep them until the stream has passed the copy.
+        let outcome = unsafe {
+            acl!(
+                api,
+                aclrtMemcpyAsync(to, len, from.cast_const(), len, kind, stream.as_raw())
+            )
+        };
+        let number = stream.timeline().advance();
+        self.uses.mark(stream.timeline(), number);
+        source.uses.mark(stream.timeline(), number);
+        outcome
+    }
 }
 
 impl Drop for Memory {

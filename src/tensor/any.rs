@@ -300,6 +300,37 @@ impl AnyTensor {
         Ok(())
     }
 
+    /// Queues a copy of another tensor's elements into this one, on the device. Both are contiguous and of one shape and
+    /// element type; they may be views of the same memory that do not overlap.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for tensors that are not so, or of another device; [`Error::Acl`].
+    #[doc(alias = "aclrtMemcpyAsync")]
+    pub fn copy_from(&self, stream: &Stream, source: &Self) -> Result<()> {
+        self.on("tensor", stream.context())?;
+        source.on("source", stream.context())?;
+        let alike = (self.dtype(), self.shape()) == (source.dtype(), source.shape());
+        if !alike || !self.is_contiguous() || !source.is_contiguous() {
+            return Err(Error::invalid(
+                "source",
+                source.desc,
+                format_args!("a contiguous tensor like {}", self.desc),
+            ));
+        }
+        let (to, from) = (self.addresses(), source.addresses());
+        if !to.is_empty() && to.start < from.end && from.start < to.end {
+            return Err(Error::invalid(
+                "source",
+                "memory that is shared with the target",
+                "memory of its own",
+            ));
+        }
+        self.memory
+            .copy_from_device(self.start, &source.memory, source.start, to.len(), stream)
+    }
+
     /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.
     ///
     /// Since CANN 8.1.

@@ -1,0 +1,192 @@
+//! Ways to compute the attention of a step, by name.
+
+use std::fmt;
+
+use crate::attention::{BlockTable, Output};
+use crate::bf16;
+use crate::error::{Error, Result};
+use crate::kv::LayerCache;
+use crate::memory::Element;
+use crate::runtime::Stream;
+use crate::tensor::Tensor;
+
+use super::metadata::AttentionMetadata;
+
+/// The heads of a model's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads, a divisor of the query heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f64,
+}
+
+impl AttentionShape {
+    /// With the usual scale.
+    pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+        }
+    }
+}
+
+/// What all layers of a step share.
+#[derive(Clone, Copy, Debug)]
+pub struct StepContext<'a> {
+    /// Where the step's work is queued.
+    pub stream: &'a Stream,
+    /// The heads.
+    pub shape: AttentionShape,
+    /// Lengths, table and kind of the step.
+    pub metadata: &'a AttentionMetadata,
+    /// The table on the device.
+    pub block_table: &'a BlockTable,
+}
+
+/// The tensors of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerTensors<'a, T: Element> {
+    /// Queries of the step, packed: `[tokens, N, D]`.
+    pub query: &'a Tensor<T>,
+    /// Keys of the step, packed: `[tokens, Nkv, D]`.
+    pub key: &'a Tensor<T>,
+    /// Values of the step, packed.
+    pub value: &'a Tensor<T>,
+    /// The layer's cache, this step's keys and values in it.
+    pub cache: &'a LayerCache<T>,
+    /// One more logit a head, `[N]`.
+    pub learnable_sink: Option<&'a Tensor<bf16>>,
+}
+
+/// A way to compute attention: plans once a step, runs once a layer.
+pub trait AttentionBackend<T: Element>: Send + Sync {
+    /// Its name.
+    fn name(&self) -> &'static str;
+
+    /// Prepares a step for layers whose tensors have the shapes of these.
+    ///
+    /// # Errors
+    /// Why it cannot serve the step: a broken rule of the operator, or a refusal of its own. Nothing is launched.
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>>;
+}
+
+/// A step that a backend has prepared.
+pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
+    /// Queues the attention of a layer.
+    ///
+    /// # Errors
+    /// [`Error::NotAsPlanned`] for tensors of other shapes; whatever the launch says.
+    fn run(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+    ) -> Result<Output<T>>;
+}
+
+/// Backends in the order in which they are tried.
+pub struct Backends<T: Element> {
+    backends: Vec<Box<dyn AttentionBackend<T>>>,
+}
+
+/// A backend that could not serve a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RefusedBackend {
+    /// Its name.
+    pub name: &'static str,
+    /// Why.
+    pub why: Error,
+}
+
+impl fmt::Display for RefusedBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.why)
+    }
+}
+
+/// The backend that serves a step, and why those before it do not.
+#[derive(Debug)]
+pub struct Selected<T: Element> {
+    /// Its name.
+    pub name: &'static str,
+    /// The step, prepared.
+    pub plan: Box<dyn StepPlan<T>>,
+    /// Backends that were tried before.
+    pub refused: Vec<RefusedBackend>,
+}
+
+impl<T: Element> Backends<T> {
+    /// No backend.
+    pub fn none() -> Self {
+        Self {
+            backends: Vec::new(),
+        }
+    }
+
+    /// Adds a backend behind the others, in the place of one of the same name.
+    pub fn with(mut self, backend: impl AttentionBackend<T> + 'static) -> Self {
+        let known = |other: &Box<dyn AttentionBackend<T>>| other.name() == backend.name();
+        match self.backends.iter().position(known) {
+            Some(at) => {
+                if let Some(place) = self.backends.get_mut(at) {
+                    *place = Box::new(backend);
+                }
+            }
+            None => self.backends.push(Box::new(backend)),
+        }
+        self
+    }
+
+    /// Names in the order of trial.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.backends.iter().map(|backend| backend.name())
+    }
+
+    /// Prepares a step with the first backend that can serve it.
+    ///
+    /// # Errors
+    /// [`Error::NoBackend`] with the reason of each.
+    pub fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Selected<T>> {
+        let mut refused = Vec::new();
+        for backend in &self.backends {
+            let name = backend.name();
+            match backend.plan(step, first) {
+                Ok(plan) => {
+                    return Ok(Selected {
+                        name,
+                        plan,
+                        refused,
+                    });
+                }
+                Err(why) => refused.push(RefusedBackend { name, why }),
+            }
+        }
+        let reasons: Vec<_> = refused.iter().map(RefusedBackend::to_string).collect();
+        Err(Error::NoBackend {
+            reasons: match reasons.as_slice() {
+                [] => "there is none".to_owned(),
+                reasons => reasons.join("; "),
+            },
+        })
+    }
+}
+
+impl<T: Element> fmt::Debug for Backends<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}

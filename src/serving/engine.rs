@@ -1,0 +1,151 @@
+//! Attention with a cache: what a model's layers call.
+
+use crate::attention::{BlockTable, Output};
+use crate::bf16;
+use crate::error::Result;
+use crate::kv::{CacheWrite, PagedKvCache, StepLease};
+use crate::memory::Element;
+use crate::runtime::Stream;
+use crate::tensor::Tensor;
+
+use super::backend::{AttentionShape, Backends, LayerTensors, Selected, StepContext};
+use super::metadata::AttentionMetadata;
+
+/// The attention of a model: heads, a paged cache, and the ways to compute.
+///
+/// Each step begins with its [`AttentionMetadata`], and each layer of the step calls [`Step::forward`].
+#[derive(Debug)]
+pub struct Attention<T: Element> {
+    shape: AttentionShape,
+    cache: PagedKvCache<T>,
+    backends: Backends<T>,
+}
+
+impl<T: Element> Attention<T> {
+    /// Attention of these heads over a cache.
+    pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, backends: Backends<T>) -> Self {
+        Self {
+            shape,
+            cache,
+            backends,
+        }
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &PagedKvCache<T> {
+        &self.cache
+    }
+
+    /// The cache, to copy the blocks that growing sequences ask for.
+    pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
+        &mut self.cache
+    }
+
+    /// Begins a step on a stream: copies the block table to the device. Blocks given back from now on are handed out
+    /// again when the stream has passed the end of the step.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::block_table`].
+    pub fn begin<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &'a AttentionMetadata,
+    ) -> Result<Step<'a, T>> {
+        Ok(Step {
+            block_table: self.cache.block_table(stream, metadata.table())?,
+            lease: self.cache.pool().begin_step(stream),
+            attention: self,
+            stream,
+            metadata,
+            planned: None,
+        })
+    }
+}
+
+/// A step in progress. From [`Attention::begin`]; drop it when the last layer is queued.
+#[derive(Debug)]
+pub struct Step<'a, T: Element> {
+    attention: &'a mut Attention<T>,
+    stream: &'a Stream,
+    metadata: &'a AttentionMetadata,
+    block_table: BlockTable,
+    lease: StepLease<'a, Stream>,
+    planned: Option<(CacheWrite, Selected<T>)>,
+}
+
+impl<T: Element> Step<'_, T> {
+    /// Queues one layer: writes its keys and values to the step's slots, then attends. Query `[tokens, N, D]`, key and
+    /// value `[tokens, Nkv, D]`, packed, with the padding of the metadata. Returns at once. The first layer plans for all.
+    ///
+    /// # Errors
+    /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`]
+    /// and [`PagedKvCache::write`]. Nothing is written unless attention could be planned too.
+    pub fn forward(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<Output<T>> {
+        self.forward_with_sink(layer, query, key, value, None)
+    }
+
+    /// The same with one more logit for each head.
+    ///
+    /// # Errors
+    /// As for [`Step::forward`].
+    pub fn forward_with_sink(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        learnable_sink: Option<&Tensor<bf16>>,
+    ) -> Result<Output<T>> {
+        let context = StepContext {
+            stream: self.stream,
+            shape: self.attention.shape,
+            metadata: self.metadata,
+            block_table: &self.block_table,
+        };
+        if self.planned.is_none() {
+            let cache = &self.attention.cache;
+            let tensors = LayerTensors {
+                query,
+                key,
+                value,
+                cache: cache.layer(layer)?,
+                learnable_sink,
+            };
+            let selected = self.attention.backends.plan(&context, &tensors)?;
+            let write = cache.plan_write(self.stream, self.metadata.slots(), key, value)?;
+            self.planned = Some((write, selected));
+        }
+        let Some((write, selected)) = &self.planned else {
+            return Err(crate::Error::NoBackend {
+                reasons: "nothing was planned".to_owned(),
+            });
+        };
+        self.attention
+            .cache
+            .write(self.stream, write, layer, key, value)?;
+        let tensors = LayerTensors {
+            query,
+            key,
+            value,
+            cache: self.attention.cache.layer(layer)?,
+            learnable_sink,
+        };
+        selected.plan.run(&context, &tensors)
+    }
+
+    /// What serves the step, once the first layer has planned it.
+    pub fn selected(&self) -> Option<&Selected<T>> {
+        self.planned.as_ref().map(|(_, selected)| selected)
+    }
+
+    /// The lease that keeps blocks from being handed out while the step may read them.
+    pub fn lease(&self) -> &StepLease<'_, Stream> {
+        &self.lease
+    }
+}

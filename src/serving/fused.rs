@@ -1,0 +1,75 @@
+//! Any step by one packed call of FusedInferAttentionScore.
+
+use ascend_spec::Layout;
+
+use crate::attention::{FusedInferAttention, Inputs, Output, Plan};
+use crate::error::Result;
+use crate::memory::Element;
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+
+/// One packed call (TND) a layer, for steps of every kind: over this step's keys where nothing is cached, over the paged
+/// cache otherwise.
+///
+/// The operator takes packed calls in BF16, with head dimensions of 64, 128 or (192, 192, 128), and blocks of a multiple
+/// of 128 tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fused;
+
+#[derive(Debug)]
+struct FusedStep {
+    plan: Plan,
+    reads_cache: bool,
+}
+
+fn inputs<'a, T: Element>(
+    step: &StepContext<'a>,
+    layer: &LayerTensors<'a, T>,
+    reads_cache: bool,
+) -> Inputs<'a> {
+    let inputs = match reads_cache {
+        true => Inputs::new(layer.query, &layer.cache.key, &layer.cache.value)
+            .paged(step.block_table),
+        false => Inputs::new(layer.query, layer.key, layer.value),
+    };
+    match layer.learnable_sink {
+        Some(sink) => inputs.learnable_sink(sink),
+        None => inputs,
+    }
+}
+
+impl<T: Element> AttentionBackend<T> for Fused {
+    fn name(&self) -> &'static str {
+        "fused"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        let metadata = step.metadata;
+        let reads_cache = metadata.state().reads_cache();
+        let masks = step.stream.device().masks();
+        let call = FusedInferAttention::new(Layout::Tnd)
+            .heads(count(step.shape.heads))
+            .kv_heads(count(step.shape.kv_heads))
+            .scale(step.shape.scale)
+            .mask(metadata.settings().causality.mask(&masks)?);
+        let call = metadata.call_lengths().apply(call);
+        let plan = call.plan_with(&inputs(step, first, reads_cache))?;
+        Ok(Box::new(FusedStep { plan, reads_cache }))
+    }
+}
+
+impl<T: Element> StepPlan<T> for FusedStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let inputs = inputs(step, layer, self.reads_cache);
+        self.plan.launch_with(step.stream, &inputs)
+    }
+}
+
+/// A number of heads as the operator counts.
+pub(super) fn count(heads: usize) -> i64 {
+    i64::try_from(heads).unwrap_or(i64::MAX)
+}

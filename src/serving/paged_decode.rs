@@ -1,0 +1,100 @@
+//! Decoding steps by the operator's own decode path.
+
+use ascend_spec::Layout;
+
+use crate::attention::{FusedInferAttention, Inputs, Output, Plan};
+use crate::error::Result;
+use crate::kv::{Rule, refused};
+use crate::memory::Element;
+use crate::tensor::Tensor;
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::causality::Causality;
+use super::fused::count;
+use super::lengths::CallLengths;
+use super::state::AttentionState;
+
+/// One call (BSH) of one query row a request over the paged cache, for steps that only decode and layers without a window
+/// or sinks.
+///
+/// This path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of 16 tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PagedDecode;
+
+#[derive(Debug)]
+struct DecodeStep(Plan);
+
+/// Packed queries `[tokens, N, D]` as one row a request.
+fn rows<T: Element>(query: &Tensor<T>) -> Result<Tensor<T>> {
+    let size = |axis: usize| {
+        let size = query.shape().get(axis).copied().unwrap_or(0);
+        usize::try_from(size).unwrap_or(0)
+    };
+    query.reshape([size(0), 1, size(1).saturating_mul(size(2))])
+}
+
+impl<T: Element> AttentionBackend<T> for PagedDecode {
+    fn name(&self) -> &'static str {
+        "paged_decode"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        let metadata = step.metadata;
+        let causality = metadata.settings().causality;
+        let plain = causality == Causality::Causal && first.learnable_sink.is_none();
+        let requests = metadata.table().requests();
+        let single = metadata.tokens() as usize == requests;
+        if metadata.state() != AttentionState::DecodeOnly || !plain || !single {
+            return Err(refused(
+                Rule::BackendDecode,
+                format_args!(
+                    "{:?} of {} tokens in {requests} requests, {causality:?}, {} sinks",
+                    metadata.state(),
+                    metadata.tokens(),
+                    if first.learnable_sink.is_some() { "with" } else { "without" },
+                ),
+                "one token a request, causal, without window and sinks",
+                "register a backend for packed queries behind this one",
+            )
+            .into());
+        }
+        let query = rows(first.query)?;
+        let lengths = CallLengths::Batched {
+            q: None,
+            kv: metadata.kv_lengths(),
+        };
+        let call = FusedInferAttention::new(Layout::Bsh)
+            .heads(count(step.shape.heads))
+            .kv_heads(count(step.shape.kv_heads))
+            .scale(step.shape.scale);
+        let inputs = Inputs::new(&query, &first.cache.key, &first.cache.value);
+        let plan = lengths
+            .apply(call)
+            .plan_with(&inputs.paged(step.block_table))?;
+        Ok(Box::new(DecodeStep(plan)))
+    }
+}
+
+impl<T: Element> StepPlan<T> for DecodeStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let query = rows(layer.query)?;
+        let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
+        let output = self
+            .0
+            .launch_with(step.stream, &inputs.paged(step.block_table))?;
+        let packed: Vec<usize> = layer
+            .query
+            .shape()
+            .iter()
+            .filter_map(|size| usize::try_from(*size).ok())
+            .collect();
+        Ok(Output {
+            attention: output.attention.reshape(packed)?,
+            softmax_lse: output.softmax_lse,
+        })
+    }
+}
