@@ -195,7 +195,11 @@ impl<T: Element> PagedKvCache<T> {
                 slots: None,
             });
         }
-        let mapping: Vec<i64> = slots.iter().take(written).map(|slot| i64::from(*slot)).collect();
+        let mapping: Vec<i64> = slots
+            .iter()
+            .take(written)
+            .map(|slot| i64::from(*slot))
+            .collect();
         let capacity = u64::from(self.pool.blocks()) * u64::from(self.pool.block_size());
         let skipped: &[&str] = match pad {
             PadPolicy::SkipNegative => &["slot_mapping.negative"],
@@ -233,8 +237,18 @@ impl<T: Element> PagedKvCache<T> {
         let Some((slots, plan)) = &write.slots else {
             return Ok(());
         };
-        let (key, value) = (key.narrow(0, 0..write.rows)?, value.narrow(0, 0..write.rows)?);
-        plan.launch(stream, &key, &value, slots, &mut cache.key, &mut cache.value)
+        let (key, value) = (
+            key.narrow(0, 0..write.rows)?,
+            value.narrow(0, 0..write.rows)?,
+        );
+        plan.launch(
+            stream,
+            &key,
+            &value,
+            slots,
+            &mut cache.key,
+            &mut cache.value,
+        )
     }
 
     /// Queues the copies that [`Sequence::grow`](super::Sequence::grow) asked for, in every layer: before anything is
@@ -249,7 +263,11 @@ impl<T: Element> PagedKvCache<T> {
             let Some(to) = to.filter(|_| known) else {
                 return Err(refused(
                     Rule::BlockPool,
-                    format_args!("a copy to block {} in {}", copy.to, copy.from.pool().group()),
+                    format_args!(
+                        "a copy to block {} in {}",
+                        copy.to,
+                        copy.from.pool().group()
+                    ),
                     self.pool.group(),
                     "grow sequences of this cache's own pool",
                 )
@@ -258,10 +276,8 @@ impl<T: Element> PagedKvCache<T> {
             let from = usize::try_from(copy.from.id()).unwrap_or(0);
             for layer in &self.layers {
                 for tensor in [&layer.key, &layer.value] {
-                    let (from, to) = (from..from + 1, to..to + 1);
-                    tensor
-                        .narrow(0, to)?
-                        .copy_from(stream, &tensor.narrow(0, from)?)?;
+                    let source = tensor.narrow(0, from..from + 1)?;
+                    tensor.narrow(0, to..to + 1)?.copy_from(stream, &source)?;
                 }
             }
         }

@@ -3,9 +3,10 @@
 //! [`BlockPool`] hands out blocks and takes them back when no launch in flight can read them any more. A [`Sequence`] is
 //! the cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing to it.
 //! [`slot`] says where a token lies; [`PageTable`] is what the operators read; [`ScatterPaKvCache`] writes new keys and
-//! values into the slots of a [`SlotMapping`].
+//! values into the slots of a [`SlotMapping`]. [`PagedKvCache`] puts them together: the tensors of every layer, and their pool.
 
 mod audit;
+mod cache;
 mod pad;
 mod pool;
 mod refusal;
@@ -16,6 +17,7 @@ mod slot_mapping;
 mod table;
 
 pub use audit::{Audit, AuditRequest};
+pub use cache::{CacheShape, CacheWrite, LayerCache, PagedKvCache};
 pub use pad::PadPolicy;
 pub use pool::{Block, BlockPool, Fence, GroupId, Lane, StepLease};
 pub(crate) use refusal::refused;

@@ -6,6 +6,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use ascend_spec::geometry::ContextShard;
+use ascend_spec::scatter::{SlotFault, slot_faults};
 
 use super::pad::PadPolicy;
 use super::refusal::{Refused, Rule, refused};
@@ -241,47 +242,52 @@ impl KernelBlocks {
     }
 }
 
-/// Checks the slots of one step against a cache of `slots` rows: each is padding, or inside the cache and written once.
+/// Checks the slots of one step against a cache of `capacity` slots: each is padding, or inside the cache and written
+/// once.
 ///
 /// # Errors
-/// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault in the list.
+/// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault that [`slot_faults`] finds and padding does not
+/// explain.
 pub fn check_slots(slots: &[i32], capacity: u64, pad: PadPolicy) -> Result<(), Refused> {
-    let range = |slot: i32| u64::try_from(slot).is_ok_and(|slot| slot < capacity);
-    for (token, &slot) in slots.iter().enumerate() {
-        if !pad.is_padding(slot) && !range(slot) {
-            return Err(refused(
-                Rule::SlotRange,
-                format_args!("slot {slot} of token {token}"),
-                format_args!("0 to {}, or padding", capacity.saturating_sub(1)),
-                "compute slots from the block table of this cache",
-            ));
+    let mut first = None;
+    slot_faults(slots, capacity, &mut |fault| {
+        if first.is_none() && !explained(&fault, pad) {
+            first = Some(fault);
         }
-    }
-    let mut written: Vec<i32> = slots
-        .iter()
-        .copied()
-        .filter(|&slot| !pad.is_padding(slot))
-        .collect();
-    // Slots of consecutive tokens mostly rise already.
-    if !written.is_sorted() {
-        written.sort_unstable();
-    }
-    let twice = written.windows(2).find_map(|pair| match pair {
-        [a, b] if a == b => Some(*a),
-        _ => None,
     });
-    match twice {
+    match first {
         None => Ok(()),
-        Some(slot) => {
-            let tokens: Vec<_> = (0..).zip(slots).filter(|(_, s)| **s == slot).collect();
-            let of = |n: usize| tokens.get(n).map_or(0, |(token, _): &(usize, _)| *token);
-            Err(refused(
-                Rule::SlotDuplicate,
-                format_args!("slot {slot} for the tokens {} and {}", of(0), of(1)),
-                "each slot once a step",
-                "give the requests blocks of their own to write to",
-            ))
-        }
+        Some(fault) => Err(faulty(&fault, capacity)),
+    }
+}
+
+/// Whether a fault is what padding looks like.
+fn explained(fault: &SlotFault, pad: PadPolicy) -> bool {
+    let (SlotFault::Negative { slot, .. }
+    | SlotFault::OutOfRange { slot, .. }
+    | SlotFault::Duplicate { slot, .. }) = *fault;
+    i32::try_from(slot).is_ok_and(|slot| pad.is_padding(slot))
+}
+
+#[cold]
+fn faulty(fault: &SlotFault, capacity: u64) -> Refused {
+    match *fault {
+        SlotFault::Negative { token, slot } | SlotFault::OutOfRange { token, slot, .. } => refused(
+            Rule::SlotRange,
+            format_args!("slot {slot} of token {token}"),
+            format_args!("0 to {}, or padding", capacity.saturating_sub(1)),
+            "compute slots from the block table of this cache",
+        ),
+        SlotFault::Duplicate {
+            token,
+            earlier,
+            slot,
+        } => refused(
+            Rule::SlotDuplicate,
+            format_args!("slot {slot} for the tokens {earlier} and {token}"),
+            "each slot once a step",
+            "give the requests blocks of their own to write to",
+        ),
     }
 }
 

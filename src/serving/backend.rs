@@ -87,11 +87,7 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Error::NotAsPlanned`] for tensors of other shapes; whatever the launch says.
-    fn run(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-    ) -> Result<Output<T>>;
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>>;
 }
 
 /// Backends in the order in which they are tried.
@@ -156,11 +152,7 @@ impl<T: Element> Backends<T> {
     ///
     /// # Errors
     /// [`Error::NoBackend`] with the reason of each.
-    pub fn plan(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<Selected<T>> {
+    pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<Selected<T>> {
         let mut refused = Vec::new();
         for backend in &self.backends {
             let name = backend.name();

@@ -28,8 +28,9 @@ fn inputs<'a, T: Element>(
     reads_cache: bool,
 ) -> Inputs<'a> {
     let inputs = match reads_cache {
-        true => Inputs::new(layer.query, &layer.cache.key, &layer.cache.value)
-            .paged(step.block_table),
+        true => {
+            Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(step.block_table)
+        }
         false => Inputs::new(layer.query, layer.key, layer.value),
     };
     match layer.learnable_sink {

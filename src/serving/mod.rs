@@ -1,5 +1,7 @@
 //! From a batch of requests to attention calls.
 //!
+//! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
+//! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
 //! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
 //!   batch as a file.
 //! - [`Causality`]: which keys a token sees, and the one way from there to the operator's mask.
@@ -9,24 +11,35 @@
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
 //! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
 
+mod backend;
 mod batch;
 mod causality;
 mod custom_mask;
 mod draft_tree;
+mod engine;
+mod fused;
 mod index;
 mod lengths;
 mod local_attention;
 mod metadata;
+mod paged_decode;
 mod split_kv;
 mod state;
 
+pub use backend::{
+    AttentionBackend, AttentionShape, Backends, LayerTensors, RefusedBackend, Selected,
+    StepContext, StepPlan,
+};
 pub use batch::{BatchRequest, BatchSettings, RecordedBatch};
 pub use causality::Causality;
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use draft_tree::{Accepted, DraftTree};
+pub use engine::{Attention, Step};
+pub use fused::Fused;
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use local_attention::LocalBatch;
 pub use metadata::AttentionMetadata;
+pub use paged_decode::PagedDecode;
 pub use split_kv::SplitLimits;
 pub use state::{AttentionState, Drafting, StatePolicy};
