@@ -311,6 +311,7 @@ impl Table {
                 new,
                 drafts,
                 row,
+                group: None,
             })
             .collect();
         let settings = BatchSettings {
@@ -571,6 +572,7 @@ fn the_decode_backend_takes_what_the_packed_call_cannot() {
         new: 1,
         drafts: 0,
         row: &[2, 1],
+        group: None,
     }];
     let rows = |heads: usize| {
         let ones = vec![bf16::ONE; heads * 96];

@@ -287,7 +287,16 @@ impl fmt::Debug for BlockPool {
     }
 }
 
-/// A block that someone holds. Cloning shares it; the last handle gives it back.
+/// A block that someone holds. Cloning shares it; the last handle gives it back. It cannot be given back twice:
+///
+/// ```compile_fail,E0382
+/// # use ascend_attention::kv::{BlockPool, PadPolicy};
+/// # let pool = BlockPool::new(4, 128, PadPolicy::SkipNegative)?;
+/// let block = pool.allocate()?;
+/// drop(block);
+/// drop(block);
+/// # Ok::<(), ascend_attention::kv::Refused>(())
+/// ```
 pub struct Block {
     pool: BlockPool,
     id: i32,

@@ -42,6 +42,7 @@ rules! {
     SequenceLength = "sequence.length", "a sequence is cut to a length it has";
     TableRow = "table.row", "a table has a row for each sequence, with a block for each of its tokens";
     TableBlock = "table.block", "every used entry of a table is a block of the cache";
+    TableGroup = "table.group", "a step's block tables and the cache that it reads are of one pool";
     TableShared = "table.shared", "no token is written into a block that another sequence reads";
     SlotRange = "slot.range", "a slot is inside the cache; only padding lies outside";
     SlotDuplicate = "slot.duplicate", "no slot is written twice in one step";

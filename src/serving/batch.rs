@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::kv::{PadPolicy, Refused, Rule, Sequence, refused};
+use crate::kv::{GroupId, PadPolicy, Refused, Rule, Sequence, refused};
 
 use super::causality::Causality;
 use super::state::StatePolicy;
@@ -18,6 +18,9 @@ pub struct BatchRequest<'a> {
     pub drafts: u32,
     /// The request's row of the block table, with room for the new tokens.
     pub row: &'a [i32],
+    /// The pool that the row's blocks are of, where that is known. A step refuses rows of several pools, and a cache
+    /// those of another one.
+    pub group: Option<GroupId>,
 }
 
 impl<'a> BatchRequest<'a> {
@@ -28,6 +31,7 @@ impl<'a> BatchRequest<'a> {
             new: new.min(sequence.len()),
             drafts: 0,
             row: sequence.row(),
+            group: Some(sequence.pool().group()),
         }
     }
 
@@ -69,7 +73,7 @@ pub struct BatchSettings {
 ///     causality: Causality::Causal,
 ///     policy: StatePolicy::default(),
 /// };
-/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2] };
+/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2], group: None };
 /// let json = RecordedBatch::new(settings, &[decode]).to_json();
 ///
 /// let again = RecordedBatch::from_json(&json)?;
@@ -123,6 +127,7 @@ impl RecordedBatch {
             new: request.new,
             drafts: request.drafts,
             row: &request.row,
+            group: None,
         };
         self.requests.iter().map(view).collect()
     }

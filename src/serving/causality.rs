@@ -11,7 +11,13 @@ use crate::mask::{CausalOrigin, Mask, Masks};
 /// Which keys a token sees.
 ///
 /// Eager calls, calls with sinks and captured ones all get their mask from [`Causality::mask`]. A window over a layer that
-/// is not causal, or one of no keys, has no value here.
+/// is not causal, or one of no keys, has no value here:
+///
+/// ```compile_fail,E0308
+/// use ascend_attention::serving::Causality;
+///
+/// let window = Causality::Window(0);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Causality {
     /// Every key, also those of later tokens: encoders, some drafters.

@@ -3,7 +3,7 @@
 use crate::attention::{BlockTable, Output};
 use crate::bf16;
 use crate::error::Result;
-use crate::kv::{CacheWrite, PagedKvCache, StepLease};
+use crate::kv::{CacheWrite, PagedKvCache, Rule, StepLease, refused};
 use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
@@ -45,12 +45,22 @@ impl<T: Element> Attention<T> {
     /// again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::block_table`].
+    /// [`Rule::TableGroup`] for blocks of another pool; as for [`PagedKvCache::block_table`].
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
         metadata: &'a AttentionMetadata,
     ) -> Result<Step<'a, T>> {
+        let group = self.cache.pool().group();
+        if let Some(other) = metadata.group().filter(|other| *other != group) {
+            return Err(refused(
+                Rule::TableGroup,
+                format_args!("a step of {other}"),
+                group,
+                "begin the step on the layers whose pool the sequences are of",
+            )
+            .into());
+        }
         Ok(Step {
             block_table: self.cache.block_table(stream, metadata.table())?,
             lease: self.cache.pool().begin_step(stream),

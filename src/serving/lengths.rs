@@ -161,7 +161,26 @@ impl PerRequest {
 /// Query and key lengths of a call, in the form that the query's layout and the keys' place need.
 ///
 /// The operator takes bare integers for all of them and computes something else if they come in the other form; here the
-/// forms are types.
+/// forms are types, and the wrong one does not compile:
+///
+/// ```
+/// use ascend_attention::serving::{CallLengths, PerRequest};
+///
+/// let lengths = PerRequest::new(vec![3, 4])?;
+/// let ends = lengths.cumulative()?;
+/// let paged = CallLengths::PackedPaged { q: &ends, kv: &lengths };
+/// assert_eq!(paged.actual_seq_lengths(), Some(&[3, 7][..]));
+/// assert_eq!(paged.actual_seq_lengths_kv(), [3, 4]);
+/// # Ok::<(), ascend_attention::kv::Refused>(())
+/// ```
+///
+/// ```compile_fail,E0308
+/// # use ascend_attention::serving::{CallLengths, PerRequest};
+/// # let lengths = PerRequest::new(vec![3, 4])?;
+/// let ends = lengths.cumulative()?;
+/// let paged = CallLengths::PackedPaged { q: &ends, kv: &ends }; // keys of a paged call are counted per request
+/// # Ok::<(), ascend_attention::kv::Refused>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallLengths<'a> {
     /// TND over a paged cache.

@@ -1,9 +1,6 @@
 //! Everything that the attention calls of one step share.
 
-use crate::attention::BlockTable;
-use crate::error::Result;
-use crate::kv::{PadPolicy, PageTable, Refused, Rule, check_slots, fill_slots, refused};
-use crate::runtime::Stream;
+use crate::kv::{GroupId, PadPolicy, PageTable, Refused, Rule, check_slots, fill_slots, refused};
 
 use super::batch::{BatchRequest, BatchSettings};
 use super::lengths::{CallLengths, Cumulative, PerRequest};
@@ -26,13 +23,14 @@ pub struct AttentionMetadata {
     kv_lengths: PerRequest,
     slots: Vec<i32>,
     table: PageTable,
+    group: Option<GroupId>,
 }
 
 impl AttentionMetadata {
     /// Checks a batch and works out what its calls need.
     ///
     /// # Errors
-    /// For the first request at fault: [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`Rule::LengthsOverflow`],
+    /// For the first request at fault: [`Rule::TableGroup`], [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`Rule::LengthsOverflow`],
     /// [`Rule::TableRow`] for a row without a block for each token, [`Rule::TableBlock`] for a block outside the cache.
     /// For the step: [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where
     /// padding goes.
@@ -48,6 +46,7 @@ impl AttentionMetadata {
             kv_lengths: PerRequest::default(),
             slots: Vec::new(),
             table: PageTable::default(),
+            group: None,
         };
         metadata.renew(requests)?;
         Ok(metadata)
@@ -74,6 +73,7 @@ impl AttentionMetadata {
         self.kv_lengths.clear();
         self.slots.clear();
         self.table.reset(columns);
+        self.group = None;
     }
 
     /// Blocks that a request needs, at least one.
@@ -103,6 +103,7 @@ impl AttentionMetadata {
         }
         let mut tokens = 0u32;
         for (at, request) in requests.iter().enumerate() {
+            self.same_group(at, request.group)?;
             let len = check_lengths(at, request)?;
             let used = request.row.get(..self.columns(request)).ok_or_else(|| {
                 refused(
@@ -155,6 +156,21 @@ impl AttentionMetadata {
         self.requests = requests.len();
         self.actual_tokens = tokens;
         Ok(())
+    }
+
+    fn same_group(&mut self, at: usize, group: Option<GroupId>) -> Result<(), Refused> {
+        match (self.group, group) {
+            (Some(known), Some(group)) if known != group => Err(refused(
+                Rule::TableGroup,
+                format_args!("a row of {group} for request {at}"),
+                known,
+                "make a step for each group of layers, with the sequences of its own pool",
+            )),
+            (known, group) => {
+                self.group = known.or(group);
+                Ok(())
+            }
+        }
     }
 
     /// Adds dummy requests until there are `tokens` query tokens, as graphs captured for a size and uneven ranks need.
@@ -270,6 +286,11 @@ impl AttentionMetadata {
         &self.table
     }
 
+    /// The pool that the blocks are of, where the requests say it.
+    pub fn group(&self) -> Option<GroupId> {
+        self.group
+    }
+
     /// The lengths of a packed call, in the form that the place of its keys asks for: with nothing cached the keys are
     /// this step's tokens and end where these do.
     pub fn call_lengths(&self) -> CallLengths<'_> {
@@ -283,16 +304,6 @@ impl AttentionMetadata {
                 kv: &self.q_ends,
             },
         }
-    }
-
-    /// The block table on a device.
-    ///
-    /// # Errors
-    /// Those of an upload.
-    pub fn block_table(&self, stream: &Stream) -> Result<BlockTable> {
-        let shape = [self.table.requests(), self.table.columns()];
-        let tensor = stream.upload(self.table.blocks(), shape)?;
-        BlockTable::from_tensor(tensor, self.settings.block_size as usize)
     }
 }
 
@@ -362,6 +373,7 @@ mod tests {
             new,
             drafts: 0,
             row,
+            group: None,
         }
     }
 
@@ -449,7 +461,7 @@ mod tests {
                 block += blocks;
             }
             let requests: Vec<_> = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| BatchRequest {
-                cached: *cached, new: *new, drafts: drafts % new, row,
+                cached: *cached, new: *new, drafts: drafts % new, row, group: None,
             }).collect();
             let settings = BatchSettings { blocks: 128, ..settings() };
             let metadata = AttentionMetadata::new(&requests, settings).unwrap();

@@ -83,6 +83,7 @@ mod tests {
             new,
             drafts,
             row: &[],
+            group: None,
         };
         let requests: Vec<_> = requests.iter().map(request).collect();
         policy.state(&requests)
