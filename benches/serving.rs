@@ -45,7 +45,7 @@ fn batch(sequences: &[Sequence]) -> Vec<BatchRequest<'_>> {
 
 /// Lengths, slots, table and state of a decode step.
 #[divan::bench(args = [1, 32, 256])]
-fn plan_decode_step(bencher: Bencher, requests: u32) {
+fn plan_decode_step(bencher: Bencher<'_, '_>, requests: u32) {
     let (pool, sequences) = sequences(requests);
     let mut metadata = AttentionMetadata::new(&batch(&sequences), settings(&pool)).unwrap();
     bencher.bench_local(|| {
@@ -56,7 +56,7 @@ fn plan_decode_step(bencher: Bencher, requests: u32) {
 
 /// A token more in each request, taken back again.
 #[divan::bench(args = [256])]
-fn grow_sequences(bencher: Bencher, requests: u32) {
+fn grow_sequences(bencher: Bencher<'_, '_>, requests: u32) {
     let (_pool, mut sequences) = sequences(requests);
     bencher.bench_local(|| {
         for sequence in &mut sequences {
@@ -69,7 +69,7 @@ fn grow_sequences(bencher: Bencher, requests: u32) {
 
 /// A prompt of 1000 tokens, beside 64 requests that decode.
 #[divan::bench]
-fn plan_chunked_step(bencher: Bencher) {
+fn plan_chunked_step(bencher: Bencher<'_, '_>) {
     let (pool, sequences) = sequences(65);
     let mut batch = batch(&sequences);
     batch[0] = BatchRequest::of(&sequences[0], 1000);

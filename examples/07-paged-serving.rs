@@ -211,7 +211,7 @@ fn next(tokens: &[u64]) -> u64 {
 fn draft(tokens: &[u64]) -> [u64; 2] {
     let first = next(tokens);
     let second = next(&[tokens, &[first]].concat());
-    [first, second + u64::from(second % 3 == 0)]
+    [first, second + u64::from(second.is_multiple_of(3))]
 }
 
 /// The query (0), key (1) or value (2) of a token.

@@ -131,13 +131,10 @@ impl<T: Element> Backends<T> {
 
     /// Adds a backend behind the others, in the place of one of the same name.
     pub fn with(mut self, backend: impl AttentionBackend<T> + 'static) -> Self {
-        let known = |other: &Box<dyn AttentionBackend<T>>| other.name() == backend.name();
-        match self.backends.iter().position(known) {
-            Some(at) => {
-                if let Some(place) = self.backends.get_mut(at) {
-                    *place = Box::new(backend);
-                }
-            }
+        let name = backend.name();
+        let mut places = self.backends.iter_mut();
+        match places.find(|other| other.name() == name) {
+            Some(place) => *place = Box::new(backend),
             None => self.backends.push(Box::new(backend)),
         }
         self

@@ -63,7 +63,8 @@ impl Causality {
         match self {
             Self::Bidirectional => Ok(Mask::none()),
             Self::Causal => masks.causal(CausalOrigin::RightDown),
-            Self::Window(keys) => masks.sliding_window(i64::from(keys.get())),
+            // The token's own key is not one of those before it.
+            Self::Window(keys) => masks.band(i64::from(keys.get()) - 1, 0),
         }
     }
 
