@@ -1,5 +1,6 @@
 //! The tensors of one call, run by the kernels and by the oracle.
 
+use super::calls::Random;
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, run_as};
@@ -45,27 +46,6 @@ impl Fenced {
         let (front, rest) = self.0.split_at(MARGIN);
         let back = &rest[rest.len() - MARGIN..];
         front.iter().chain(back).all(|&byte| byte == FENCE)
-    }
-}
-
-/// Numbers of a linear congruential generator, between -2 and 2, most of them small.
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    fn unit(&mut self) -> f32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 40) as f32 / (1 << 24) as f32
-    }
-
-    pub(super) fn next(&mut self) -> f32 {
-        (self.unit() + self.unit() + self.unit() + self.unit()) * 2.0 - 4.0 + self.unit() * 1e-3
-    }
-
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        ((self.unit() * end as f32) as usize).min(end.saturating_sub(1))
     }
 }
 

@@ -1,10 +1,11 @@
 //! The kernels against the oracle.
 
 mod call;
+#[path = "../../../tests/calls/mod.rs"]
+mod calls;
 mod case;
 mod data;
 mod edges;
 mod paths;
 mod places;
 mod properties;
-mod quantised;

@@ -2,7 +2,7 @@
 //!
 //! With one key, or with scores that are all the same, the output says which values were read.
 
-use super::call::{Call, desc};
+use super::calls::{Call, desc};
 use super::data::Data;
 use crate::kernel::bad_block;
 use crate::kernel::simd::Level;
