@@ -4,6 +4,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each user takes its part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+pub mod compare;
+pub mod contents;
 pub mod dense;
 pub mod paths;
 pub mod quantised;
@@ -148,7 +150,7 @@ pub fn cached(
 pub struct Random(pub u64);
 
 impl Random {
-    fn unit(&mut self) -> f32 {
+    pub fn unit(&mut self) -> f32 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)

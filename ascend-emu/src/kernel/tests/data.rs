@@ -1,11 +1,13 @@
 //! The tensors of one call, run by the kernels and by the oracle.
 
 use super::calls::Random;
+use super::calls::compare::Written;
+use super::calls::contents::{fill, is_rows, operands, reach};
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, run_as};
+use ascend_spec::DType;
 use ascend_spec::fia::{Operand, Problem, Rows};
-use ascend_spec::{DType, TensorDesc};
 use half::{bf16, f16};
 use std::collections::HashMap;
 use std::ptr;
@@ -49,19 +51,6 @@ impl Fenced {
     }
 }
 
-/// The bytes of one number.
-pub(super) fn encode(dtype: DType, value: f32) -> Vec<u8> {
-    match dtype {
-        DType::Float16 => f16::from_f32(value).to_le_bytes().to_vec(),
-        DType::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
-        // A scale in the hardware's form; what is above the number does not count.
-        DType::UInt64 => (0x5a5a_0000_0000_0000 | u64::from(value.to_bits()))
-            .to_le_bytes()
-            .to_vec(),
-        _ => value.to_le_bytes().to_vec(),
-    }
-}
-
 /// The data of one call.
 #[derive(Clone, Debug)]
 pub(super) struct Data {
@@ -70,45 +59,14 @@ pub(super) struct Data {
     of: HashMap<Operand, Fenced>,
 }
 
-/// Every operand but the lists.
-const SINGLE: &[Operand] = &[
-    Operand::Query,
-    Operand::PseShift,
-    Operand::AttenMask,
-    Operand::DeqScale1,
-    Operand::QuantScale1,
-    Operand::DeqScale2,
-    Operand::QuantScale2,
-    Operand::QuantOffset2,
-    Operand::AntiquantScale,
-    Operand::AntiquantOffset,
-    Operand::BlockTable,
-    Operand::QueryPaddingSize,
-    Operand::KvPaddingSize,
-    Operand::KeyAntiquantScale,
-    Operand::KeyAntiquantOffset,
-    Operand::ValueAntiquantScale,
-    Operand::ValueAntiquantOffset,
-    Operand::KeySharedPrefix,
-    Operand::ValueSharedPrefix,
-    Operand::QueryRope,
-    Operand::KeyRope,
-    Operand::DequantScaleQuery,
-    Operand::LearnableSink,
-    Operand::AttentionOut,
-    Operand::SoftmaxLse,
-];
-
 impl Data {
     /// Random numbers in every input, poison in the outputs. With `dtype` FLOAT, the tensors of the problem's own type
     /// hold single precision instead.
     pub(super) fn new(problem: &Problem<'_>, dtype: DType, seed: u64) -> Self {
         let call = problem.call;
         let mut random = Random(seed);
-        let keys = (0..call.key.len()).map(Operand::Key);
-        let values = (0..call.value.len()).map(Operand::Value);
         let mut of = HashMap::new();
-        for operand in SINGLE.iter().copied().chain(keys).chain(values) {
+        for operand in operands(call) {
             let Some(desc) = operand.of(call) else {
                 continue;
             };
@@ -118,7 +76,7 @@ impl Data {
                 Operand::AttentionOut | Operand::SoftmaxLse => {
                     Fenced::poisoned(reach(desc) * held.size().unwrap())
                 }
-                _ => fill(operand, desc, held, &mut random),
+                _ => Fenced::new(fill(operand, desc, held, &mut random).into_iter()),
             };
             of.insert(operand, tensor);
         }
@@ -173,154 +131,32 @@ impl Data {
         reference::attention(problem, &inputs)
     }
 
-    /// Element of the output.
-    pub(super) fn output(&self, rows: &Rows, at: (usize, usize, usize), d: usize) -> f64 {
-        let index = (rows.view.at(at.0, at.1, at.2) + d as i64 * rows.view.dim) as usize;
-        let bytes = self.bytes(Operand::AttentionOut);
-        match self.out_dtype(rows) {
-            DType::Float16 => f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f64(),
-            DType::Bf16 => bf16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f64(),
-            DType::Int8 => f64::from(bytes[index].cast_signed()),
-            _ => single(bytes, index),
+    /// Both outputs.
+    pub(super) fn written(&self) -> Written<'_> {
+        Written {
+            dtype: self.dtype,
+            attention_out: self.bytes(Operand::AttentionOut),
+            softmax_lse: self.bytes(Operand::SoftmaxLse),
         }
     }
 
-    fn out_dtype(&self, rows: &Rows) -> DType {
-        match rows.dtype {
-            DType::Int8 => DType::Int8,
-            _ => self.dtype,
-        }
+    /// Element of the output.
+    pub(super) fn output(&self, rows: &Rows, at: (usize, usize, usize), d: usize) -> f64 {
+        self.written().output(rows, at, d)
     }
 
     /// Log-sum-exp of a row.
     pub(super) fn lse(&self, rows: &Rows, at: (usize, usize, usize)) -> f64 {
-        let index = rows.view.at(at.0, at.1, at.2) as usize;
-        single(self.bytes(Operand::SoftmaxLse), index)
+        self.written().lse(rows, at)
     }
 
-    /// Compares output and log-sum-exp, as far as it is written, with the oracle's. Weights and output are rounded to
-    /// the element type: some units of its precision are allowed, absolute and relative, and an integer may round the
-    /// other way. Scores of a size of 10 have an error of 1e-6 in single precision.
+    /// Compares both outputs with the oracle's; nothing else may have changed.
     pub(super) fn compare(&self, problem: &Problem<'_>, want: &Outputs) -> Result<(), String> {
-        let int8 = problem.int8_query.is_some();
-        let tolerance = match (self.out_dtype(&problem.out), self.dtype) {
-            // A weight that is rounded the other way moves an output by one value in 127.
-            (DType::Int8, _) => 1.0 + if int8 { 4.0 } else { 0.0 },
-            _ if int8 => 5e-2,
-            (_, DType::Float16) => 2e-3,
-            (_, DType::Bf16) => 1.5e-2,
-            _ => 2e-5,
-        };
-        let close = |got: f64, want: f64, tolerance: f64| {
-            got == want
-                || (got.is_nan() && want.is_nan())
-                || (got - want).abs() <= tolerance * (1.0 + want.abs())
-        };
-        let size = self.out_dtype(&problem.out).size().unwrap();
-        let mut out_gaps = self.bytes(Operand::AttentionOut).to_vec();
-        let mut lse_gaps = self.bytes(Operand::SoftmaxLse).to_vec();
-        let mut element = want.attention.iter();
-        let mut rows = want.lse.iter();
-        let batch = if problem.is_packed() {
-            1
-        } else {
-            problem.batch
-        };
-        for b in 0..batch {
-            for head in 0..problem.heads {
-                for row in 0..problem.query_rows {
-                    let at = (b, head, row);
-                    for d in 0..problem.value_dim {
-                        let (got, &want) =
-                            (self.output(&problem.out, at, d), element.next().unwrap());
-                        if !close(got, want, tolerance) {
-                            return Err(format!("output {at:?} element {d} is {got}, not {want}"));
-                        }
-                        let view = &problem.out.view;
-                        let index = (view.at(b, head, row) + d as i64 * view.dim) as usize;
-                        out_gaps[index * size..][..size].fill(0xff);
-                    }
-                    let want = *rows.next().unwrap();
-                    if let Some(lse) = &problem.lse {
-                        let got = self.lse(lse, at);
-                        if !close(got, want, 2e-5) {
-                            return Err(format!("log-sum-exp {at:?} is {got}, not {want}"));
-                        }
-                        lse_gaps[lse.view.at(b, head, row) as usize * 4..][..4].fill(0xff);
-                    }
-                }
-            }
-        }
+        self.written()
+            .compare(problem, &want.attention, &want.lse)?;
         if self.of.values().any(|tensor| !tensor.intact()) {
             return Err("bytes around a tensor changed".into());
         }
-        if out_gaps.iter().chain(&lse_gaps).any(|&byte| byte != 0xff) {
-            return Err("bytes between the elements of an output changed".into());
-        }
         Ok(())
     }
-}
-
-/// Whether a tensor holds rows, rather than the numbers of a grid, which have their own type whatever is measured.
-fn is_rows(operand: Operand) -> bool {
-    matches!(
-        operand,
-        Operand::Query
-            | Operand::Key(_)
-            | Operand::Value(_)
-            | Operand::PseShift
-            | Operand::QueryRope
-            | Operand::KeyRope
-            | Operand::KeySharedPrefix
-            | Operand::ValueSharedPrefix
-            | Operand::AttentionOut
-    )
-}
-
-/// Elements up to the last of a tensor; of `INT4`, bytes times two.
-fn reach(desc: &TensorDesc) -> usize {
-    let bytes = desc.byte_range().unwrap().end as usize;
-    bytes * 8 / desc.dtype.bits() as usize
-}
-
-/// Random contents of an input. Of the tensors whose contents steer the computation, zeros.
-fn fill(operand: Operand, desc: &TensorDesc, held: DType, random: &mut Random) -> Fenced {
-    let count = reach(desc);
-    match (operand, held) {
-        (Operand::AttenMask | Operand::BlockTable, _) | (_, DType::Int64) => {
-            Fenced::new(std::iter::repeat_n(0, count * held.size().unwrap()))
-        }
-        // Quantised numbers of every size.
-        (_, DType::Int8 | DType::Int4 | DType::Int32) => {
-            let bytes = desc.byte_range().unwrap().end as usize;
-            Fenced::new((0..bytes).map(|_| random.below(256) as u8))
-        }
-        _ => Fenced::new((0..count).flat_map(|_| encode(held, number(operand, random)))),
-    }
-}
-
-/// A number of the size that its tensor has in use.
-fn number(operand: Operand, random: &mut Random) -> f32 {
-    let value = random.next();
-    match operand {
-        // What is quantised has a size of 1 again after it.
-        Operand::AntiquantScale
-        | Operand::KeyAntiquantScale
-        | Operand::ValueAntiquantScale
-        | Operand::DequantScaleQuery => (value.abs() + 0.1) / 100.0,
-        Operand::AntiquantOffset | Operand::KeyAntiquantOffset | Operand::ValueAntiquantOffset => {
-            value * 5.0
-        }
-        Operand::DeqScale1 => (value.abs() + 0.1) / 5000.0,
-        Operand::QuantScale1 => 127.0,
-        Operand::DeqScale2 => (value.abs() + 0.1) / (127.0 * 50.0),
-        Operand::QuantScale2 => value * 40.0,
-        Operand::QuantOffset2 => value * 10.0,
-        _ => value,
-    }
-}
-
-fn single(bytes: &[u8], index: usize) -> f64 {
-    let bytes: [u8; 4] = bytes[4 * index..][..4].try_into().unwrap();
-    f64::from(f32::from_le_bytes(bytes))
 }

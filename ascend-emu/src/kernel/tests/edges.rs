@@ -1,7 +1,8 @@
 //! Rows without keys, numbers that are none, empty tensors, threads.
 
+use super::calls::contents::encode;
 use super::case::{Case, Mask};
-use super::data::{Data, encode};
+use super::data::Data;
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, UnsupportedType, run};
 use ascend_spec::fia::{FiaCall, Operand, Problem, Version, Work};

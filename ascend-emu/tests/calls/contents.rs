@@ -1,0 +1,128 @@
+//! What the tensors of a call hold.
+
+use super::{Call, Random};
+use ascend_spec::fia::{FiaCall, Operand};
+use ascend_spec::{DType, TensorDesc};
+use half::{bf16, f16};
+
+/// The bytes of one number.
+pub fn encode(dtype: DType, value: f32) -> Vec<u8> {
+    match dtype {
+        DType::Float16 => f16::from_f32(value).to_le_bytes().to_vec(),
+        DType::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        // A scale in the hardware's form; what is above the number does not count.
+        DType::UInt64 => (0x5a5a_0000_0000_0000 | u64::from(value.to_bits()))
+            .to_le_bytes()
+            .to_vec(),
+        _ => value.to_le_bytes().to_vec(),
+    }
+}
+
+/// Every operand but the lists.
+const SINGLE: &[Operand] = &[
+    Operand::Query,
+    Operand::PseShift,
+    Operand::AttenMask,
+    Operand::DeqScale1,
+    Operand::QuantScale1,
+    Operand::DeqScale2,
+    Operand::QuantScale2,
+    Operand::QuantOffset2,
+    Operand::AntiquantScale,
+    Operand::AntiquantOffset,
+    Operand::BlockTable,
+    Operand::QueryPaddingSize,
+    Operand::KvPaddingSize,
+    Operand::KeyAntiquantScale,
+    Operand::KeyAntiquantOffset,
+    Operand::ValueAntiquantScale,
+    Operand::ValueAntiquantOffset,
+    Operand::KeySharedPrefix,
+    Operand::ValueSharedPrefix,
+    Operand::QueryRope,
+    Operand::KeyRope,
+    Operand::DequantScaleQuery,
+    Operand::LearnableSink,
+    Operand::AttentionOut,
+    Operand::SoftmaxLse,
+];
+
+/// Every tensor of a call.
+pub fn operands(call: &FiaCall<'_>) -> Vec<Operand> {
+    let keys = (0..call.key.len()).map(Operand::Key);
+    let values = (0..call.value.len()).map(Operand::Value);
+    let all = SINGLE.iter().copied().chain(keys).chain(values);
+    all.filter(|operand| operand.of(call).is_some()).collect()
+}
+
+impl Call {
+    /// What an input holds: what the call was made with, or random numbers.
+    pub fn contents(&self, operand: Operand, desc: &TensorDesc, random: &mut Random) -> Vec<u8> {
+        let made = self.contents.iter().find(|(of, _)| *of == operand);
+        match made {
+            Some((_, bytes)) => bytes.clone(),
+            None => fill(operand, desc, desc.dtype, random),
+        }
+    }
+}
+
+/// Whether a tensor holds rows, rather than the numbers of a grid, which have their own type whatever is measured.
+pub fn is_rows(operand: Operand) -> bool {
+    matches!(
+        operand,
+        Operand::Query
+            | Operand::Key(_)
+            | Operand::Value(_)
+            | Operand::PseShift
+            | Operand::QueryRope
+            | Operand::KeyRope
+            | Operand::KeySharedPrefix
+            | Operand::ValueSharedPrefix
+            | Operand::AttentionOut
+    )
+}
+
+/// Elements up to the last of a tensor; of `INT4`, bytes times two.
+pub fn reach(desc: &TensorDesc) -> usize {
+    let bytes = desc.byte_range().unwrap().end as usize;
+    bytes * 8 / desc.dtype.bits() as usize
+}
+
+/// Random contents of an input. Of the tensors whose contents steer the computation, zeros.
+pub fn fill(operand: Operand, desc: &TensorDesc, held: DType, random: &mut Random) -> Vec<u8> {
+    let count = reach(desc);
+    match (operand, held) {
+        (Operand::AttenMask | Operand::BlockTable, _) | (_, DType::Int64) => {
+            vec![0; count * held.size().unwrap()]
+        }
+        // Quantised numbers of every size.
+        (_, DType::Int8 | DType::Int4 | DType::Int32) => {
+            let bytes = desc.byte_range().unwrap().end as usize;
+            (0..bytes).map(|_| random.below(256) as u8).collect()
+        }
+        _ => (0..count)
+            .flat_map(|_| encode(held, number(operand, random)))
+            .collect(),
+    }
+}
+
+/// A number of the size that its tensor has in use.
+fn number(operand: Operand, random: &mut Random) -> f32 {
+    let value = random.next();
+    match operand {
+        // What is quantised has a size of 1 again after it.
+        Operand::AntiquantScale
+        | Operand::KeyAntiquantScale
+        | Operand::ValueAntiquantScale
+        | Operand::DequantScaleQuery => (value.abs() + 0.1) / 100.0,
+        Operand::AntiquantOffset | Operand::KeyAntiquantOffset | Operand::ValueAntiquantOffset => {
+            value * 5.0
+        }
+        Operand::DeqScale1 => (value.abs() + 0.1) / 5000.0,
+        Operand::QuantScale1 => 127.0,
+        Operand::DeqScale2 => (value.abs() + 0.1) / (127.0 * 50.0),
+        Operand::QuantScale2 => value * 40.0,
+        Operand::QuantOffset2 => value * 10.0,
+        _ => value,
+    }
+}

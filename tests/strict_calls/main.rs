@@ -1,0 +1,449 @@
+//! Random calls of every path through the C ABI, in strict emulation: what the contract accepts is computed right and
+//! touches nothing else; what it refuses is refused with its status, and leaves nothing behind.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    unreachable_pub,
+    reason = "a test fails by panicking"
+)]
+
+mod breaking;
+#[path = "../../ascend-emu/tests/calls/mod.rs"]
+mod calls;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod raw;
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+use ascend_attention::attention::{Arguments, Parameter};
+use ascend_attention::spec::fia::{Operand, Problem, Rows, Version, Work, rules};
+use ascend_attention::spec::{Refusal, Soc};
+use ascend_attention::{Error, Stream};
+use ascend_emu::kernel::reference::{Inputs, attention};
+use calls::compare::Written;
+use calls::contents::operands;
+use calls::{Call, Random, dense, paths, quantised};
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+use raw::{Guarded, Memory, Prepared, UNSET};
+
+type Failure = Result<(), TestCaseError>;
+
+/// How often each end was reached: a property that holds because nothing gets there shows.
+#[derive(Default)]
+struct Ends {
+    computed: Cell<usize>,
+    linted: Cell<usize>,
+    refused: Cell<usize>,
+    unsupported: Cell<usize>,
+    safe: Cell<usize>,
+}
+
+/// Live handles and findings are counted in the whole process: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn count(cell: &Cell<usize>) {
+    cell.set(cell.get() + 1);
+}
+
+fn call(seed: u64) -> Call {
+    let kinds = [
+        dense::dense,
+        paths::packed,
+        paths::paged,
+        paths::latent,
+        paths::biased,
+        quantised::antiquant,
+        quantised::quantised,
+    ];
+    let mut random = Random(seed ^ 0x5851_f42d);
+    match random.below(9) {
+        kind @ 0..7 => kinds[kind](seed),
+        _ => dense::dense(seed),
+    }
+}
+
+/// Allocates and fills every tensor of a call; `None` if one is no tensor that memory could hold.
+fn upload(call: &Call, problem: Option<&Problem<'_>>) -> Option<Memory> {
+    let mut random = Random(call.seed);
+    let described = call.describe();
+    let mut memory = Memory::new();
+    for operand in operands(&described) {
+        let desc = operand.of(&described)?;
+        let bytes = raw::reach(desc)?;
+        let output = matches!(operand, Operand::AttentionOut | Operand::SoftmaxLse);
+        let mut contents = match output {
+            true => vec![0xff; bytes],
+            false => call.contents(operand, desc, &mut random),
+        };
+        contents.resize(bytes, 0);
+        if let Some(problem) = problem {
+            poison(problem, call, operand, &mut contents);
+        }
+        memory.insert(
+            operand,
+            Guarded::new(contents, if output { 0xa5 } else { 0xff }),
+        );
+    }
+    Some(memory)
+}
+
+/// NaN in all rows of key and value that no sequence has: of blocks that are not used, behind a sequence's last token.
+fn poison(problem: &Problem<'_>, call: &Call, operand: Operand, contents: &mut [u8]) {
+    if problem.work != Work::Attend || problem.padding_operands() != (None, None) {
+        return;
+    }
+    let (list, is_key) = match operand {
+        Operand::Key(list) => (list, true),
+        Operand::Value(list) => (list, false),
+        _ => return,
+    };
+    let mut used = HashSet::new();
+    let table = call
+        .contents
+        .iter()
+        .find(|(of, _)| *of == Operand::BlockTable);
+    let mut rows: Option<Rows> = None;
+    let mut batches = 0;
+    for b in 0..problem.batch {
+        let own = problem.key_value(b);
+        if own.list_index != list {
+            continue;
+        }
+        rows = Some(if is_key { own.key } else { own.value });
+        let of = problem.sequence(b, Default::default());
+        match (&problem.pages, table) {
+            (Some(pages), Some((_, table))) => {
+                batches = pages.blocks;
+                for j in 0..of.kv_len {
+                    let at = pages.offset as usize
+                        + b * pages.row as usize
+                        + j / pages.block_size * pages.column as usize;
+                    let id = i32::from_le_bytes(table[4 * at..][..4].try_into().unwrap());
+                    used.insert((id as usize, j % pages.block_size));
+                }
+            }
+            _ => {
+                batches = batches.max(own.batch + 1);
+                used.extend((0..of.kv_len).map(|j| (own.batch, of.kv_first + j)));
+            }
+        }
+    }
+    let Some(rows) = rows.filter(|rows| rows.dtype.is_half()) else {
+        return;
+    };
+    let described = call.describe();
+    let count = match &problem.pages {
+        Some(pages) => pages.block_size,
+        None => {
+            let shape = operand.of(&described).unwrap().shape;
+            let extents = problem
+                .layout
+                .input()
+                .extents(&shape, problem.kv_heads as i64);
+            extents.unwrap().rows as usize
+        }
+    };
+    let dim = if is_key {
+        problem.head_dim
+    } else {
+        problem.value_dim
+    };
+    for batch in 0..batches {
+        for row in (0..count).filter(|&row| !used.contains(&(batch, row))) {
+            for head in 0..problem.kv_heads {
+                for d in 0..dim {
+                    let (d, lanes) = (d as i64, rows.lanes as i64);
+                    let column = if lanes == 0 {
+                        d * rows.view.dim
+                    } else {
+                        d / lanes * rows.view.dim + d % lanes
+                    };
+                    let at = (rows.view.at(batch, head, row) + column) as usize * 2;
+                    if let Some(element) = contents.get_mut(at..at + 2) {
+                        element.fill(0xff);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the safe layer says of the call: whether it plans it, with every lint allowed or with none.
+fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Error>> {
+    let described = call.describe();
+    if described.key_rope_antiquant_scale.is_some() {
+        return None;
+    }
+    let mut arguments = Arguments::new(&described);
+    for operand in operands(&described) {
+        let desc = operand.of(&described)?;
+        // The safe layer has no tensors with gaps, of other formats, or of halves of bytes.
+        if !desc.is_contiguous()
+            || desc.format != ascend_attention::spec::Format::Nd
+            || desc.dtype.size().is_none()
+        {
+            return None;
+        }
+        let bytes = raw::reach(desc)?;
+        let shape: Vec<usize> = desc.shape.iter().map(|&dim| dim as usize).collect();
+        let tensor = stream
+            .upload_bytes(desc.dtype, &vec![0; bytes], shape)
+            .unwrap();
+        match operand {
+            Operand::Key(_) => arguments.push_key(tensor),
+            Operand::Value(_) => arguments.push_value(tensor),
+            _ => {
+                let name: String = operand
+                    .name()
+                    .chars()
+                    .flat_map(|c| match c.is_uppercase() {
+                        true => vec!['_', c.to_ascii_lowercase()],
+                        false => vec![c],
+                    })
+                    .collect();
+                arguments.set(Parameter::from_name(&name).unwrap(), tensor)
+            }
+        };
+    }
+    if lints {
+        for lint in rules::lints::RULES {
+            arguments.allow_lint(lint.id);
+        }
+    }
+    // What is not given, the safe layer makes itself.
+    if described.attention_out.is_none()
+        || described.softmax_lse_flag && described.softmax_lse.is_none()
+    {
+        return None;
+    }
+    Some(arguments.plan(stream.device()).map(drop))
+}
+
+/// The whole of one call. `right` calls have to be accepted.
+fn check(stream: &Stream, call: &Call, right: bool, ends: &Ends) -> Failure {
+    let described = call.describe();
+    let version = Version::oldest_for(&described);
+    let live = ascend_emu::live();
+    let findings = ascend_emu::findings().len();
+    let verdict = described.check(version, Soc::AtlasA2);
+    let Some(memory) = upload(call, verdict.as_ref().ok().filter(|_| right)) else {
+        prop_assert!(!right);
+        return Ok(());
+    };
+    let prepared = raw::prepare(call, version, &memory);
+    let status = prepared.status;
+    match &verdict {
+        Ok(problem) => {
+            prop_assert_eq!(
+                status,
+                0,
+                "the emulation refuses what the contract takes: {}",
+                raw::message()
+            );
+            let mut lints = Vec::new();
+            problem.each_lint(&mut |lint| lints.push(lint.rule.id));
+            prop_assert!(
+                !right || lints.iter().all(|&lint| lint == "tensor.strided"),
+                "{:?}",
+                lints
+            );
+            accepted(
+                stream,
+                problem,
+                &memory,
+                prepared,
+                lints.is_empty() || right,
+                findings,
+            )?;
+            count(if lints.is_empty() {
+                &ends.computed
+            } else {
+                &ends.linted
+            });
+            if let Some(plan) = safe_layer(stream, call, true) {
+                prop_assert!(
+                    plan.is_ok(),
+                    "the safe layer refuses what the contract takes: {:?}",
+                    plan
+                );
+                count(&ends.safe);
+                let strict = safe_layer(stream, call, false).unwrap();
+                match strict {
+                    Ok(()) => prop_assert!(lints.is_empty(), "{:?}", lints),
+                    Err(Error::Violation(violation)) => {
+                        prop_assert!(lints.contains(&violation.rule.id))
+                    }
+                    Err(error) => prop_assert!(false, "{}", error),
+                }
+            }
+        }
+        Err(refusal) => {
+            prop_assert!(!right, "{}", refusal);
+            prop_assert_eq!(
+                status,
+                refusal.status(),
+                "{} but {}",
+                refusal,
+                raw::message()
+            );
+            prop_assert_eq!(prepared.workspace_bytes, UNSET);
+            prop_assert!(!raw::message().is_empty());
+            match safe_layer(stream, call, true) {
+                None => {}
+                Some(Ok(())) => prop_assert!(
+                    false,
+                    "the safe layer takes what the contract refuses: {}",
+                    refusal
+                ),
+                Some(Err(error)) => {
+                    count(&ends.safe);
+                    match (&error, refusal) {
+                        (Error::Violation(got), Refusal::Violation(want)) => {
+                            prop_assert_eq!(got.rule.id, want.rule.id);
+                            prop_assert!(rules::all().any(|rule| rule.id == got.rule.id));
+                        }
+                        (Error::Unsupported(got), Refusal::Unsupported(want)) => {
+                            prop_assert_eq!(got, want)
+                        }
+                        _ => prop_assert!(false, "{} instead of {}", error, refusal),
+                    }
+                }
+            }
+            count(if matches!(refusal, Refusal::Unsupported(_)) {
+                &ends.unsupported
+            } else {
+                &ends.refused
+            });
+            raw::ok(unsafe_sync(stream));
+            prop_assert!(
+                memory.values().all(Guarded::is_untouched),
+                "a refused call wrote"
+            );
+        }
+    }
+    drop(memory);
+    stream.synchronize().unwrap();
+    prop_assert_eq!(ascend_emu::live(), live);
+    Ok(())
+}
+
+/// Runs an accepted call. `clean` calls show no misuse and compute what the definition says.
+fn accepted(
+    stream: &Stream,
+    problem: &Problem<'_>,
+    memory: &Memory,
+    prepared: Prepared,
+    clean: bool,
+    findings: usize,
+) -> Failure {
+    let want = clean.then(|| {
+        let bytes = |operand| memory.get(&operand).map_or(&[][..], Guarded::contents);
+        attention(
+            problem,
+            &Inputs {
+                dtype: problem.dtype(),
+                bytes: &bytes,
+            },
+        )
+    });
+    let statuses = prepared.run(stream.as_raw());
+    let found = ascend_emu::findings();
+    if clean {
+        prop_assert_eq!(statuses, (0, 0), "{}", raw::message());
+        prop_assert_eq!(&found[findings..], &[][..]);
+    }
+    for (operand, tensor) in memory {
+        match operand {
+            Operand::AttentionOut | Operand::SoftmaxLse => {
+                prop_assert!(
+                    tensor.written().is_some(),
+                    "bytes around {:?} changed",
+                    operand
+                );
+            }
+            _ => prop_assert!(tensor.is_untouched(), "{:?} changed", operand),
+        }
+    }
+    let Some(want) = want else { return Ok(()) };
+    if problem.work == Work::Nothing {
+        return Ok(());
+    }
+    let bytes = |operand| {
+        memory
+            .get(&operand)
+            .and_then(Guarded::written)
+            .unwrap_or_default()
+    };
+    let (out, lse) = (bytes(Operand::AttentionOut), bytes(Operand::SoftmaxLse));
+    let written = Written {
+        dtype: problem.dtype(),
+        attention_out: &out,
+        softmax_lse: &lse,
+    };
+    written
+        .compare(problem, &want.attention, &want.lse)
+        .map_err(TestCaseError::fail)
+}
+
+fn unsafe_sync(stream: &Stream) -> i32 {
+    // SAFETY: the stream is alive.
+    unsafe { ascend_emu::abi::aclrtSynchronizeStream(stream.as_raw()) }
+}
+
+fn config() -> Config {
+    Config {
+        failure_persistence: None,
+        max_shrink_iters: 0,
+        ..Config::default()
+    }
+}
+
+#[test]
+fn calls_that_the_contract_accepts_are_computed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let stream = harness::stream();
+    let ends = Ends::default();
+    proptest!(config(), |(seed: u64)| {
+        let call = call(seed);
+        check(&stream, &call, true, &ends).map_err(|error| context(error, &call, ""))?;
+    });
+    println!(
+        "{} computed, {} with strided tensors",
+        ends.computed.get(),
+        ends.linted.get()
+    );
+}
+
+#[test]
+fn calls_with_one_field_changed_are_answered_alike() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let stream = harness::stream();
+    let ends = Ends::default();
+    proptest!(config(), |(seed: u64, change: u64)| {
+        let mut call = call(seed);
+        let what = breaking::one_field(&mut call, &mut Random(change));
+        check(&stream, &call, false, &ends).map_err(|error| context(error, &call, &what))?;
+    });
+    println!(
+        "{} refused, {} not supported, {} accepted, {} with lints; the safe layer was asked {} times",
+        ends.refused.get(),
+        ends.unsupported.get(),
+        ends.computed.get(),
+        ends.linted.get(),
+        ends.safe.get()
+    );
+}
+
+fn context(error: TestCaseError, call: &Call, change: &str) -> TestCaseError {
+    match error {
+        TestCaseError::Fail(reason) => TestCaseError::fail(format!("{reason}\n{change}\n{call:?}")),
+        reject => reject,
+    }
+}
