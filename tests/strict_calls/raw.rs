@@ -356,10 +356,16 @@ impl Prepared {
     /// Phase two on a stream, and a wait for it; the statuses of both.
     pub fn run(self, stream: aclrtStream) -> (i32, i32) {
         let bytes = self.workspace_bytes;
-        let workspace = (bytes > 0).then(|| Guarded::new(vec![0; bytes as usize], 0xa5));
-        let at = workspace.as_ref().map_or(null_mut(), Guarded::tensor);
+        let mut at = null_mut();
         // SAFETY: the executor is alive and used once; workspace and tensors live until the stream was waited for.
         unsafe {
+            if bytes > 0 {
+                ok(aclrtMalloc(
+                    &mut at,
+                    bytes as usize,
+                    aclrtMemMallocPolicy::ACL_MEM_MALLOC_HUGE_FIRST,
+                ));
+            }
             let status = match self.version {
                 Version::V1 => aclnnFusedInferAttentionScore(at, bytes, self.executor, stream),
                 Version::V2 => aclnnFusedInferAttentionScoreV2(at, bytes, self.executor, stream),
@@ -371,7 +377,11 @@ impl Prepared {
                 // A refused launch leaves the executor to its owner.
                 ok(aclDestroyAclOpExecutor(self.executor));
             }
-            (status, aclrtSynchronizeStream(stream))
+            let synchronized = aclrtSynchronizeStream(stream);
+            if bytes > 0 {
+                ok(aclrtFree(at));
+            }
+            (status, synchronized)
         }
     }
 }
