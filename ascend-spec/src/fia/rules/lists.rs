@@ -115,6 +115,9 @@ pub(in crate::fia) fn rank(
 }
 
 pub(in crate::fia) fn batch_max(f: &Facts<'_>) -> Result<(), Refusal> {
+    if f.packed() {
+        super::packed::arrays(f)?;
+    }
     require!(
         (1..=65_536).contains(&f.batch),
         BATCH_MAX,

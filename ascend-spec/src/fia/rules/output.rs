@@ -76,12 +76,29 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
         (Layout::Bnsd, Route::Prefill) if !f.paged() => out.starts_with(&want),
         _ => *out == want,
     };
+    if !holds {
+        // With wrong heads or keys, what the output should be is wrong too: they come first.
+        plausible(f)?;
+    }
     require!(
         holds,
         OUT_SHAPE,
         format_args!("{out} with {}", f.layout),
         want,
     );
+    Ok(())
+}
+
+/// What the shape of the output follows from, apart from the query.
+fn plausible(f: &Facts<'_>) -> Result<(), Refusal> {
+    super::heads::counts(f)?;
+    super::lists::dtypes(f)?;
+    if !f.paged() {
+        super::heads::key_value(f)?;
+    }
+    if !f.paged() && !f.packed() {
+        super::heads::equal_dims(f.q, f.k.dim, f.v.dim)?;
+    }
     Ok(())
 }
 

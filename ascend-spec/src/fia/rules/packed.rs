@@ -49,11 +49,18 @@ rules! {
         "drop the argument, or use a layout with a batch axis";
 }
 
+/// Both length arrays, which say how many sequences there are.
+pub(in crate::fia) fn arrays<'a>(f: &Facts<'a>) -> Result<(&'a [i64], &'a [i64]), Refusal> {
+    let (q, kv) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv);
+    match (q, kv) {
+        (Some(q), Some(kv)) if !q.is_empty() => Ok((q, kv)),
+        _ => Err(broken(&ARRAYS, "a null or empty array", "both arrays", ARRAYS.fix).into()),
+    }
+}
+
 /// Length arrays of packed sequences, whatever the path.
 pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(), Refusal> {
-    let (Some(q), Some(kv)) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv) else {
-        return Err(broken(&ARRAYS, "a null array", "both arrays", ARRAYS.fix).into());
-    };
+    let (q, kv) = arrays(f)?;
     require!(
         (1..=most).contains(&q.len())
             && (kv.len() == q.len() || (f.paged() && !f.prefill() && kv.is_empty())),
