@@ -7,14 +7,21 @@ use half::{bf16, f16};
 
 /// The bytes of one number.
 pub fn encode(dtype: DType, value: f32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put(dtype, value, &mut bytes);
+    bytes
+}
+
+fn put(dtype: DType, value: f32, bytes: &mut Vec<u8>) {
     match dtype {
-        DType::Float16 => f16::from_f32(value).to_le_bytes().to_vec(),
-        DType::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        DType::Float16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
+        DType::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
         // A scale in the hardware's form; what is above the number does not count.
-        DType::UInt64 => (0x5a5a_0000_0000_0000 | u64::from(value.to_bits()))
-            .to_le_bytes()
-            .to_vec(),
-        _ => value.to_le_bytes().to_vec(),
+        DType::UInt64 => {
+            let bits = 0x5a5a_0000_0000_0000 | u64::from(value.to_bits());
+            bytes.extend(bits.to_le_bytes());
+        }
+        _ => bytes.extend(value.to_le_bytes()),
     }
 }
 
@@ -100,9 +107,13 @@ pub fn fill(operand: Operand, desc: &TensorDesc, held: DType, random: &mut Rando
             let bytes = desc.byte_range().unwrap().end as usize;
             (0..bytes).map(|_| random.below(256) as u8).collect()
         }
-        _ => (0..count)
-            .flat_map(|_| encode(held, number(operand, random)))
-            .collect(),
+        _ => {
+            let mut bytes = Vec::new();
+            for _ in 0..count {
+                put(held, number(operand, random), &mut bytes);
+            }
+            bytes
+        }
     }
 }
 
