@@ -11,38 +11,11 @@ fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
 
 /// The description of a tensor that the call has.
 fn of_mut(call: &mut Call, operand: Operand) -> Option<&mut TensorDesc> {
-    use Operand as O;
-    let plain = &mut call.plain;
-    let one = match operand {
-        O::Key(index) => return call.key.get_mut(index),
-        O::Value(index) => return call.value.get_mut(index),
-        O::Query => &mut plain.query,
-        O::PseShift => &mut plain.pse_shift,
-        O::AttenMask => &mut plain.atten_mask,
-        O::DeqScale1 => &mut plain.deq_scale1,
-        O::QuantScale1 => &mut plain.quant_scale1,
-        O::DeqScale2 => &mut plain.deq_scale2,
-        O::QuantScale2 => &mut plain.quant_scale2,
-        O::QuantOffset2 => &mut plain.quant_offset2,
-        O::AntiquantScale => &mut plain.antiquant_scale,
-        O::AntiquantOffset => &mut plain.antiquant_offset,
-        O::BlockTable => &mut plain.block_table,
-        O::QueryPaddingSize => &mut plain.query_padding_size,
-        O::KvPaddingSize => &mut plain.kv_padding_size,
-        O::KeyAntiquantScale => &mut plain.key_antiquant_scale,
-        O::KeyAntiquantOffset => &mut plain.key_antiquant_offset,
-        O::ValueAntiquantScale => &mut plain.value_antiquant_scale,
-        O::ValueAntiquantOffset => &mut plain.value_antiquant_offset,
-        O::KeySharedPrefix => &mut plain.key_shared_prefix,
-        O::ValueSharedPrefix => &mut plain.value_shared_prefix,
-        O::QueryRope => &mut plain.query_rope,
-        O::KeyRope => &mut plain.key_rope,
-        O::DequantScaleQuery => &mut plain.dequant_scale_query,
-        O::LearnableSink => &mut plain.learnable_sink,
-        O::AttentionOut => &mut plain.attention_out,
-        O::SoftmaxLse => &mut plain.softmax_lse,
-    };
-    one.as_mut()
+    match operand {
+        Operand::Key(index) => call.key.get_mut(index),
+        Operand::Value(index) => call.value.get_mut(index),
+        one => one.parameter()?.of_mut(&mut call.plain).as_mut(),
+    }
 }
 
 /// Changes one field of the call; says which.

@@ -11,18 +11,16 @@
 mod breaking;
 #[path = "../../ascend-emu/tests/calls/mod.rs"]
 mod calls;
-#[path = "../harness/mod.rs"]
-mod harness;
 mod raw;
 
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use ascend_attention::attention::{Arguments, Parameter};
+use ascend_attention::attention::Arguments;
 use ascend_attention::spec::fia::{Operand, Problem, Rows, Version, Work, rules};
 use ascend_attention::spec::{DType, Refusal, Soc, TensorDesc};
-use ascend_attention::{Error, Stream};
+use ascend_attention::{Error, Runtime, Stream};
 use ascend_emu::kernel::reference::{Inputs, attention};
 use calls::compare::Written;
 use calls::contents::operands;
@@ -78,6 +76,8 @@ fn upload(call: &Call, problem: Option<&Problem<'_>>) -> Option<Memory> {
         let output = matches!(operand, Operand::AttentionOut | Operand::SoftmaxLse);
         let mut contents = match output {
             true => vec![0xff; bytes],
+            // A changed call may look up any entry: let it name a block.
+            false if operand == Operand::BlockTable && problem.is_none() => Vec::new(),
             // A type of half bytes, or of none: any bytes will do.
             false if desc.dtype.size().is_none() && desc.dtype != DType::Int4 => Vec::new(),
             false => call.contents(operand, desc, &mut random),
@@ -178,9 +178,6 @@ fn poison(problem: &Problem<'_>, call: &Call, operand: Operand, contents: &mut [
 /// What the safe layer says of the call: whether it plans it, with every lint allowed or with none.
 fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Error>> {
     let described = call.describe();
-    if described.key_rope_antiquant_scale.is_some() {
-        return None;
-    }
     let mut arguments = Arguments::new(&described);
     for operand in operands(&described) {
         let desc = operand.of(&described)?;
@@ -199,21 +196,11 @@ fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Er
         match operand {
             Operand::Key(_) => arguments.push_key(tensor),
             Operand::Value(_) => arguments.push_value(tensor),
-            _ => {
-                let name: String = operand
-                    .name()
-                    .chars()
-                    .flat_map(|c| match c.is_uppercase() {
-                        true => vec!['_', c.to_ascii_lowercase()],
-                        false => vec![c],
-                    })
-                    .collect();
-                arguments.set(Parameter::from_name(&name).unwrap(), tensor)
-            }
+            one => arguments.set(one.parameter().unwrap(), tensor),
         };
     }
     if lints {
-        for lint in rules::lints::RULES {
+        for lint in rules::lints::all() {
             arguments.allow_lint(lint.id);
         }
     }
@@ -414,7 +401,8 @@ fn config() -> Config {
 fn strictly(test: impl FnOnce(&Stream, &Ends)) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    test(&harness::stream(), &Ends::default());
+    let device = Runtime::emulated().unwrap().device(0).unwrap();
+    test(&device.stream().unwrap(), &Ends::default());
 }
 
 #[test]
@@ -426,7 +414,7 @@ fn calls_that_the_contract_accepts_are_computed() {
         });
         let (computed, strided) = (ends.computed.get(), ends.linted.get());
         println!("{computed} computed, {strided} more with strided tensors");
-        assert_eq!(computed + strided, config().cases as usize);
+        assert!(computed + strided >= config().cases as usize);
     });
 }
 

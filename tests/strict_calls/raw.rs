@@ -142,7 +142,6 @@ fn tensor(desc: &TensorDesc, data: *mut c_void) -> *mut aclTensor {
 /// The descriptors of a call; they are destroyed when dropped.
 struct Descriptors {
     of: HashMap<Operand, *mut aclTensor>,
-    key_rope_antiquant_scale: *mut aclTensor,
     key: *mut aclTensorList,
     value: *mut aclTensorList,
     arrays: [*mut aclIntArray; 5],
@@ -178,9 +177,6 @@ impl Descriptors {
         };
         Self {
             of,
-            key_rope_antiquant_scale: call
-                .key_rope_antiquant_scale
-                .map_or(null_mut(), |desc| tensor(&desc, null_mut())),
             key,
             value,
             arrays: [
@@ -210,9 +206,6 @@ impl Drop for Descriptors {
                 .values()
                 .map(|&tensor| aclDestroyTensor(tensor))
                 .collect();
-            if !self.key_rope_antiquant_scale.is_null() {
-                statuses.push(aclDestroyTensor(self.key_rope_antiquant_scale));
-            }
             for list in [self.key, self.value] {
                 if !list.is_null() {
                     statuses.push(aclDestroyTensorList(list));
@@ -272,7 +265,7 @@ pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
         };
     }
     let (key_mode, value_mode) = (call.key_antiquant_mode, call.value_antiquant_mode);
-    let rope_scale = descriptors.key_rope_antiquant_scale.cast_const();
+    let rope_scale = t(O::KeyRopeAntiquantScale);
     let status = match version {
         Version::V1 => phase_one!(aclnnFusedInferAttentionScoreGetWorkspaceSize, [], []),
         Version::V2 => phase_one!(

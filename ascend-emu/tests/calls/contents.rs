@@ -1,7 +1,7 @@
 //! What the tensors of a call hold.
 
 use super::{Call, Random};
-use ascend_spec::fia::{FiaCall, Operand};
+use ascend_spec::fia::{FiaCall, Operand, Parameter};
 use ascend_spec::{DType, TensorDesc};
 use half::{bf16, f16};
 
@@ -25,40 +25,12 @@ fn put(dtype: DType, value: f32, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Every operand but the lists.
-const SINGLE: &[Operand] = &[
-    Operand::Query,
-    Operand::PseShift,
-    Operand::AttenMask,
-    Operand::DeqScale1,
-    Operand::QuantScale1,
-    Operand::DeqScale2,
-    Operand::QuantScale2,
-    Operand::QuantOffset2,
-    Operand::AntiquantScale,
-    Operand::AntiquantOffset,
-    Operand::BlockTable,
-    Operand::QueryPaddingSize,
-    Operand::KvPaddingSize,
-    Operand::KeyAntiquantScale,
-    Operand::KeyAntiquantOffset,
-    Operand::ValueAntiquantScale,
-    Operand::ValueAntiquantOffset,
-    Operand::KeySharedPrefix,
-    Operand::ValueSharedPrefix,
-    Operand::QueryRope,
-    Operand::KeyRope,
-    Operand::DequantScaleQuery,
-    Operand::LearnableSink,
-    Operand::AttentionOut,
-    Operand::SoftmaxLse,
-];
-
 /// Every tensor of a call.
 pub fn operands(call: &FiaCall<'_>) -> Vec<Operand> {
     let keys = (0..call.key.len()).map(Operand::Key);
     let values = (0..call.value.len()).map(Operand::Value);
-    let all = SINGLE.iter().copied().chain(keys).chain(values);
+    let one = Parameter::ALL.iter().map(|&parameter| parameter.into());
+    let all = one.chain(keys).chain(values);
     all.filter(|operand| operand.of(call).is_some()).collect()
 }
 

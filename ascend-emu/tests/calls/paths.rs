@@ -111,6 +111,8 @@ pub fn packed(seed: u64) -> Call {
     }
     if mode != SparseMode::DefaultMask {
         call.masked(mode);
+    }
+    if mode == SparseMode::Band {
         call.plain.pre_tokens = random.below(60) as i64;
         call.plain.next_tokens = random.below(60) as i64;
     }

@@ -32,6 +32,19 @@ rules! {
 /// Most rows of a sequence.
 const ROWS: usize = 20_971_520;
 
+/// Without keys the output is filled, whatever the values are.
+pub(super) fn filled(p: &Problem<'_>, report: Report<'_>) {
+    if let ([key, ..], [value, ..]) = (p.call.key, p.call.value) {
+        lint!(
+            report,
+            key.is_empty() == value.is_empty(),
+            VALUE_SHAPE,
+            format_args!("key {}, value {}", key.shape, value.shape),
+            "both empty, or neither",
+        );
+    }
+}
+
 pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let call = p.call;
     let used = if p.kv_list { p.batch } else { 1 };

@@ -80,8 +80,10 @@ impl Problem<'_> {
     pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
         tensors::strided(self, report);
         outputs::check(self, report);
-        if self.work != Work::Attend {
-            return;
+        match self.work {
+            Work::Nothing => return,
+            Work::Fill => return keys::filled(self, report),
+            Work::Attend => {}
         }
         if precision::bypass(self, report) {
             // The operator looks at nothing else, and reads whatever there is.

@@ -15,6 +15,9 @@ rules! {
     FORMAT = "tensor.format", Lint, V1, "check A3; FusedInferAttentionScore documentation, parameters",
         "every tensor has a plain format: ND, NCHW, NHWC or NCDHW",
         "describe the tensor as ND: the operator looks at the formats of some tensors only, and takes all for ND";
+    COUNTABLE = "tensor.countable", Lint, V1, "check B3",
+        "the number of elements of every tensor fits in 63 bits",
+        "correct the shape: the operator counts the elements of query, key, value, mask and outputs alone";
     SCALE = "scale_value.finite", Lint, V1, "FusedInferAttentionScore documentation, scaleValue",
         "scaleValue is a finite number",
         "pass the factor of the scores, usually one over the root of the head dimension";
@@ -65,6 +68,14 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         );
     }
     for (desc, name) in optional(p.call) {
+        lint!(
+            report,
+            desc.elements()
+                .is_some_and(|count| i64::try_from(count).is_ok()),
+            COUNTABLE,
+            format_args!("{name} {}", desc.shape),
+            "dimensions of at least 0 with a product below 2^63",
+        );
         lint!(
             report,
             !desc.is_empty(),

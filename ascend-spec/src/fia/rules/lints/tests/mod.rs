@@ -88,6 +88,7 @@ fn dense(found: &mut Found) {
     let key = [half(&[2, 64, 4, 32])];
     let short = [half(&[2, 63, 4, 32])];
     let two = [key[0], key[0]];
+    let none = [half(&[2, 0, 4, 32])];
     let prefill = FiaCall {
         query: Some(half(&[2, 16, 4, 32])),
         key: &key,
@@ -123,6 +124,13 @@ fn dense(found: &mut Found) {
         "tensor.empty",
         with(&prefill, |c| c.atten_mask = mask(&[0, 64])),
     );
+    found.breaks(
+        "tensor.countable",
+        with(&prefill, |c| {
+            c.pse_shift = TensorDesc::contiguous(DType::Float16, &[1, 4, i64::MAX, 64]);
+        }),
+    );
+    found.breaks("value.shape_unchecked", with(&prefill, |c| c.value = &none));
     found.breaks(
         "input_layout.heads_first",
         FiaCall {
