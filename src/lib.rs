@@ -38,6 +38,7 @@
 //! - [`Runtime`], [`Device`], [`Stream`], [`Event`]: what executes the work, and in which order.
 //! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
 //! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator. [`attention::Arguments`] takes every argument by name.
+//! - [`mask`]: every mask that the operators take, and who uses which.
 //! - [`kv`]: the paged KV cache. [`serving`]: batches, index formats, drafts.
 //! - [`merge`]: attention over parts of the keys, merged.
 //! - [`Error`]: everything that can go wrong, as one type.
@@ -74,7 +75,7 @@
 //! | `emulation` | yes | [`Runtime::emulated`], and `auto` where there is no NPU | the crates `ascend-emu`, `rayon`, `libc`; about 10 s of build time |
 //! | `link` | no | CANN's libraries linked at build time | builds and starts only where CANN is installed |
 //! | `bindgen` | no | raw bindings made anew at build time | needs libclang; slower builds |
-//! | `cli` | no | the program `ascend-attn` | the crate `clap` |
+//! | `cli` | no | the program `ascend-attn` | the crates `clap`, `embedded-graphics`, `indicatif`, `png`, `rayon`, `strsim` |
 //!
 //! Without any of them the crate needs neither CANN nor libclang nor a C compiler to build, and CANN only to run.
 //!
@@ -94,7 +95,7 @@ pub mod case;
 mod error;
 mod executor;
 pub mod kv;
-mod mask;
+pub mod mask;
 mod memory;
 pub mod merge;
 mod runtime;
@@ -108,7 +109,7 @@ pub use ascend_sys as sys;
 pub use attention::{FusedInferAttention, InnerPrecise, Output, Plan};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
-pub use mask::{CausalOrigin, Mask, Masks};
+pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
 pub use runtime::{BACKEND_VARIABLE, Backend, Device, Event, MemoryInfo, Runtime, Stream, Version};
 pub use status::{AclStatus, AclnnStatus};

@@ -86,6 +86,26 @@ impl SparseMode {
         }
     }
 
+    /// What a row sees, as CANN's documents put it: row `i`, key `j`, lengths `Sq` and `Skv`.
+    pub const fn formula(self) -> &'static str {
+        match self {
+            SparseMode::DefaultMask => {
+                "every key without a tensor; with one, i - preTokens <= j <= i + nextTokens where the tensor is 0"
+            }
+            SparseMode::AllMask => "where the tensor is 0",
+            SparseMode::LeftUpCausal => "j <= i",
+            SparseMode::RightDownCausal => "j <= i + Skv - Sq",
+            SparseMode::Band => "i + Skv - Sq - preTokens <= j <= i + Skv - Sq + nextTokens",
+            SparseMode::Prefix | SparseMode::PrefixCompress => "j <= i + Skv - Sq, or j < prefix",
+            SparseMode::RightDownCausalBand => {
+                "the band of mode 4 in the last sequence that is not empty, j <= i + Skv - Sq in the others"
+            }
+            SparseMode::BandLeftUpCausal => {
+                "the band of mode 4 in the first sequence that is not empty, j <= i in the others"
+            }
+        }
+    }
+
     /// What the mode wants of `attenMask`.
     pub const fn demand(self) -> MaskDemand {
         match self {

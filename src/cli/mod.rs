@@ -7,6 +7,7 @@ mod check;
 mod doctor;
 mod explain;
 mod installation;
+mod mask;
 mod output;
 mod replay;
 mod report;
@@ -44,6 +45,7 @@ enum Command {
     #[cfg(feature = "emulation")]
     Bench(bench::Arguments),
     Doctor(doctor::Arguments),
+    Mask(mask::Arguments),
 }
 
 /// What executes the calls.
@@ -99,6 +101,7 @@ pub(crate) fn main() -> ExitCode {
         #[cfg(feature = "emulation")]
         Command::Bench(arguments) => bench::run(&arguments, &mut output),
         Command::Doctor(arguments) => doctor::run(&arguments, &mut output),
+        Command::Mask(arguments) => mask::run(&arguments, &mut output),
     };
     match done {
         Ok(code) => code,

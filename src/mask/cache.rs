@@ -1,101 +1,343 @@
-//! The compressed mask of a device, made once.
+//! The masks of a device, each made once.
 
+use std::collections::hash_map::Entry as Place;
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use ascend_spec::SparseMode;
+use ascend_spec::{Dims, MaskGeometry, SparseMode, TensorDesc, Visibility};
+use rustc_hash::FxHashMap;
 
-use crate::error::Result;
-use crate::mask::Mask;
+use crate::error::{Error, Result};
 use crate::runtime::{Device, lock};
-use crate::tensor::Tensor;
+use crate::tensor::AnyTensor;
 
-/// Where the diagonal of a causal mask begins when there are more keys than queries, as with a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CausalOrigin {
-    /// The first query sees the first key alone: `j <= i` (sparse mode 2).
-    LeftUp,
-    /// The last query sees the last key too: `j <= i + Skv - Sq` (sparse mode 3). Right for decoding and for chunks of a
-    /// prompt behind a cache.
-    RightDown,
-}
+use super::form::MaskForm;
+use super::host::HostMask;
+use super::key::{Content, MaskKey};
 
-/// What a device keeps for its masks.
-#[derive(Default)]
-pub(crate) struct MaskCache {
-    compressed: Mutex<Option<Tensor<i8>>>,
-}
-
-/// The masks of a device. From [`Device::masks`].
+/// The mask tensors of a device. From [`Device::masks`](crate::Device::masks) with [`Masks::cache`](super::Masks::cache).
 ///
-/// The modes 2, 3 and 4 take one compressed mask of 2048 x 2048, whatever the lengths. It takes 4 MiB, is made when first
-/// asked for, and is shared until the device is dropped.
-pub struct Masks<'a> {
-    device: &'a Device,
+/// A tensor is made and copied to the device when it is first asked for, by one of the threads that ask, and shared from
+/// then on; the others wait for it. The cache holds at most [`MaskCache::bound`] bytes: to make room it frees the tensors
+/// that were not asked for the longest, but never one that anybody else holds or that queued work may still read, which
+/// would free nothing. A tensor for which there is no room is made all the same and belongs to the caller alone.
+#[derive(Default)]
+pub struct MaskCache(Mutex<State>);
+
+/// What a [`MaskCache`] did, and what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheCounts {
+    /// Requests answered with a tensor that was there, or that another thread was making.
+    pub hits: u64,
+    /// Requests for which a tensor was made.
+    pub misses: u64,
+    /// Tensors freed to make room.
+    pub evictions: u64,
+    /// Tensors made for the caller alone, since there was no room.
+    pub unkept: u64,
+    /// Tensors held.
+    pub tensors: usize,
+    /// Bytes of the tensors held and of those being made.
+    pub bytes: usize,
+    /// The most bytes so far.
+    pub peak_bytes: usize,
 }
 
-impl<'a> Masks<'a> {
-    pub(crate) fn new(device: &'a Device) -> Self {
-        Self { device }
-    }
+struct State {
+    slots: FxHashMap<MaskKey, Slot>,
+    counts: CacheCounts,
+    bound: usize,
+    /// Number of the latest request.
+    now: u64,
+}
 
-    /// A query sees the keys up to its own place.
-    ///
-    /// # Errors
-    /// As for [`Masks::compressed`].
-    pub fn causal(&self, origin: CausalOrigin) -> Result<Mask> {
-        self.mode(match origin {
-            CausalOrigin::LeftUp => SparseMode::LeftUpCausal,
-            CausalOrigin::RightDown => SparseMode::RightDownCausal,
-        })
-    }
+enum Slot {
+    Ready(Ready),
+    Making(Arc<Mutex<Pending>>),
+}
 
-    /// Query row `i` sees the keys from `i + Skv - Sq - pre_tokens` to `i + Skv - Sq + next_tokens` (sparse mode 4).
-    ///
-    /// # Errors
-    /// As for [`Masks::compressed`].
-    pub fn band(&self, pre_tokens: i64, next_tokens: i64) -> Result<Mask> {
-        let mask = self.mode(SparseMode::Band)?;
-        Ok(mask.window(pre_tokens, next_tokens))
-    }
+struct Ready {
+    tensor: AnyTensor,
+    bytes: usize,
+    /// Number of the latest request for it.
+    asked: u64,
+}
 
-    /// A query sees its own place and the keys before it, `keys_including_self` in all: a causal window (sparse mode 4
-    /// with `pre_tokens` one less).
-    ///
-    /// # Errors
-    /// As for [`Masks::compressed`]. A window of less than one key breaks a rule when the call is planned.
-    pub fn sliding_window(&self, keys_including_self: i64) -> Result<Mask> {
-        self.band(keys_including_self.saturating_sub(1), 0)
-    }
+/// A tensor while it is made: whoever holds the lock makes it.
+#[derive(Default)]
+struct Pending {
+    tensor: Option<AnyTensor>,
+    /// Side of the causal square that this one replaces.
+    grown_from: u64,
+}
 
-    /// The compressed mask itself: INT8 `[2048, 2048]`, 1 above the diagonal.
-    ///
-    /// # Errors
-    /// The first time, those of an upload: [`Error::OutOfMemory`](crate::Error::OutOfMemory),
-    /// [`Error::Acl`](crate::Error::Acl).
-    pub fn compressed(&self) -> Result<Tensor<i8>> {
-        let mut kept = lock(&self.device.mask_cache().compressed);
-        if let Some(tensor) = &*kept {
-            return Ok(tensor.clone());
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            slots: FxHashMap::default(),
+            counts: CacheCounts::default(),
+            bound: MaskCache::DEFAULT_BOUND,
+            now: 0,
         }
-        let size = SparseMode::COMPRESSED_MASK_SIZE;
-        let hides = |i| (0..size).map(move |j| i8::from(SparseMode::compressed_mask_hides(i, j)));
-        let content: Vec<i8> = (0..size).flat_map(hides).collect();
-        let side = usize::try_from(size).unwrap_or(0);
-        let tensor = Tensor::<i8>::empty(self.device, [side, side])?;
-        tensor.fill_new(&content)?;
-        Ok(kept.insert(tensor).clone())
-    }
-
-    fn mode(&self, mode: SparseMode) -> Result<Mask> {
-        Ok(Mask::compressed(mode, self.compressed()?.into()))
     }
 }
 
-impl fmt::Debug for Masks<'_> {
+impl MaskCache {
+    /// Most bytes of a cache unless set otherwise: 256 MiB.
+    pub const DEFAULT_BOUND: usize = 256 << 20;
+
+    /// Most bytes that the cache may hold.
+    pub fn bound(&self) -> usize {
+        lock(&self.0).bound
+    }
+
+    /// Sets the most bytes that the cache may hold, and frees what is beyond them and not in use.
+    pub fn set_bound(&self, bytes: usize) {
+        let mut state = lock(&self.0);
+        state.bound = bytes;
+        let freed = state.make_room(0);
+        drop(state);
+        drop(freed);
+    }
+
+    /// What the cache did, and what it holds.
+    pub fn counts(&self) -> CacheCounts {
+        let state = lock(&self.0);
+        let ready = |slot: &&Slot| matches!(slot, Slot::Ready(_));
+        CacheCounts {
+            tensors: state.slots.values().filter(ready).count(),
+            ..state.counts
+        }
+    }
+
+    /// Lets go of every tensor. Those that anybody else holds or that queued work reads live on until then.
+    pub fn clear(&self) {
+        let mut state = lock(&self.0);
+        let mut gone = Vec::new();
+        state.slots.retain(|_, slot| match slot {
+            Slot::Ready(ready) => {
+                gone.push(ready.tensor.clone());
+                false
+            }
+            Slot::Making(_) => true,
+        });
+        let bytes = gone.iter().map(bytes_of).sum::<usize>();
+        state.counts.bytes = state.counts.bytes.saturating_sub(bytes);
+        drop(state);
+        drop(gone);
+    }
+
+    /// The tensor of a key; for the causal square one with at least `least` rows.
+    pub(super) fn get(&self, device: &Device, key: &MaskKey, least: u64) -> Result<AnyTensor> {
+        loop {
+            let pending = {
+                let mut state = lock(&self.0);
+                let state = &mut *state;
+                state.now += 1;
+                match state.slots.entry(*key) {
+                    Place::Occupied(mut place) => match place.get_mut() {
+                        Slot::Ready(ready) if side(&ready.tensor) >= least => {
+                            ready.asked = state.now;
+                            state.counts.hits += 1;
+                            return Ok(ready.tensor.clone());
+                        }
+                        Slot::Making(pending) => Arc::clone(pending),
+                        Slot::Ready(small) => {
+                            let pending = Pending {
+                                tensor: None,
+                                grown_from: side(&small.tensor),
+                            };
+                            state.counts.bytes = state.counts.bytes.saturating_sub(small.bytes);
+                            let pending = Arc::new(Mutex::new(pending));
+                            place.insert(Slot::Making(Arc::clone(&pending)));
+                            pending
+                        }
+                    },
+                    Place::Vacant(place) => {
+                        let pending = Arc::<Mutex<Pending>>::default();
+                        place.insert(Slot::Making(Arc::clone(&pending)));
+                        pending
+                    }
+                }
+            };
+            let mut making = lock(&pending);
+            match &making.tensor {
+                Some(tensor) if side(tensor) >= least => {
+                    lock(&self.0).counts.hits += 1;
+                    return Ok(tensor.clone());
+                }
+                // Made meanwhile, for somebody who needs less.
+                Some(_) => continue,
+                None => {}
+            }
+            let made = self.make(device, key, least, making.grown_from);
+            let mut state = lock(&self.0);
+            state.counts.misses += 1;
+            let own = |slot: &Slot| matches!(slot, Slot::Making(of) if Arc::ptr_eq(of, &pending));
+            let is_own = state.slots.get(key).is_some_and(own);
+            let (tensor, kept) = match made {
+                Ok(made) => made,
+                Err(error) => {
+                    if is_own {
+                        state.slots.remove(key);
+                    }
+                    return Err(error);
+                }
+            };
+            let bytes = bytes_of(&tensor);
+            if kept && is_own {
+                let ready = Ready {
+                    tensor: tensor.clone(),
+                    bytes,
+                    asked: state.now,
+                };
+                state.slots.insert(*key, Slot::Ready(ready));
+            } else {
+                if kept {
+                    state.counts.bytes = state.counts.bytes.saturating_sub(bytes);
+                }
+                if is_own {
+                    state.slots.remove(key);
+                }
+                state.counts.unkept += 1;
+            }
+            making.tensor = Some(tensor.clone());
+            return Ok(tensor);
+        }
+    }
+
+    /// Makes a tensor; whether there is room to keep it.
+    fn make(
+        &self,
+        device: &Device,
+        key: &MaskKey,
+        least: u64,
+        grown_from: u64,
+    ) -> Result<(AnyTensor, bool)> {
+        let square =
+            |side: u64| MaskGeometry::new(SparseMode::LeftUpCausal, true, side, side, 0, 0);
+        match key.content {
+            Content::Bands(bands) => self.make_of(device, &bands, key.form),
+            Content::Local(chunks) => self.make_of(device, &chunks, key.form),
+            Content::CausalSquare => {
+                let doubled = least.max(grown_from.saturating_mul(2));
+                // Growing ahead is for nothing where it fills the cache.
+                let fits = bytes_for(key.form, doubled, doubled)
+                    .is_ok_and(|bytes| bytes <= self.bound() / 2);
+                let side = if fits { doubled } else { least };
+                self.make_of(device, &square(side), key.form)
+            }
+        }
+    }
+
+    fn make_of(
+        &self,
+        device: &Device,
+        mask: &impl Visibility,
+        form: MaskForm,
+    ) -> Result<(AnyTensor, bool)> {
+        let bytes = bytes_for(form, mask.q_len(), mask.kv_len())?;
+        let kept = {
+            let mut state = lock(&self.0);
+            let freed = state.make_room(bytes);
+            let kept = state
+                .counts
+                .bytes
+                .checked_add(bytes)
+                .is_some_and(|sum| sum <= state.bound);
+            if kept {
+                state.counts.bytes += bytes;
+                state.counts.peak_bytes = state.counts.peak_bytes.max(state.counts.bytes);
+            }
+            drop(state);
+            // What is freed is freed before anything is allocated.
+            drop(freed);
+            kept
+        };
+        let made = HostMask::of(mask, form).and_then(|mask| upload(device, &mask));
+        if made.is_err() && kept {
+            let mut state = lock(&self.0);
+            state.counts.bytes = state.counts.bytes.saturating_sub(bytes);
+        }
+        Ok((made?, kept))
+    }
+}
+
+impl State {
+    /// Takes tensors out that are not in use, those first that were not asked for the longest, until `bytes` more fit. If
+    /// they never would, none is taken out.
+    fn make_room(&mut self, bytes: usize) -> Vec<AnyTensor> {
+        let mut freed = Vec::new();
+        if bytes > self.bound {
+            return freed;
+        }
+        if self.counts.bytes.saturating_add(bytes) <= self.bound {
+            return freed;
+        }
+        let ready = |(key, slot): (&MaskKey, &Slot)| match slot {
+            Slot::Ready(ready) => Some((ready.asked, *key)),
+            Slot::Making(_) => None,
+        };
+        let mut oldest_first: Vec<(u64, MaskKey)> = self.slots.iter().filter_map(ready).collect();
+        oldest_first.sort_unstable_by_key(|&(asked, _)| asked);
+        for (_, key) in oldest_first {
+            if self.counts.bytes.saturating_add(bytes) <= self.bound {
+                break;
+            }
+            if let Place::Occupied(place) = self.slots.entry(key)
+                && matches!(place.get(), Slot::Ready(ready) if ready.tensor.is_idle())
+                && let Slot::Ready(ready) = place.remove()
+            {
+                self.counts.bytes = self.counts.bytes.saturating_sub(ready.bytes);
+                self.counts.evictions += 1;
+                freed.push(ready.tensor);
+            }
+        }
+        freed
+    }
+}
+
+/// Copies a mask to a device.
+pub(super) fn upload(device: &Device, mask: &HostMask) -> Result<AnyTensor> {
+    let axis = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
+    let shape = match mask.axes() {
+        (None, rows, keys) => Dims::of([axis(rows), axis(keys)]),
+        (Some(batch), rows, keys) => Dims::of([axis(batch), axis(rows), axis(keys)]),
+    };
+    let desc = TensorDesc::packed(mask.form().dtype(), shape);
+    let tensor = AnyTensor::empty(device.context(), desc)?;
+    tensor.memory().write(0, mask.bytes())?;
+    Ok(tensor)
+}
+
+fn bytes_for(form: MaskForm, rows: u64, keys: u64) -> Result<usize> {
+    rows.checked_mul(keys)
+        .and_then(|elements| form.dtype().bytes_for(elements))
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .ok_or_else(|| {
+            Error::invalid(
+                "mask",
+                format_args!("{rows} rows of {keys} keys"),
+                format_args!("at most {} bytes", HostMask::MAX_BYTES),
+            )
+        })
+}
+
+fn bytes_of(tensor: &AnyTensor) -> usize {
+    tensor.memory().bytes()
+}
+
+fn side(tensor: &AnyTensor) -> u64 {
+    let rows = tensor.shape().first().copied().unwrap_or(0);
+    u64::try_from(rows).unwrap_or(0)
+}
+
+impl fmt::Debug for MaskCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Masks")
-            .field("device", &self.device.id())
-            .finish_non_exhaustive()
+        f.debug_struct("MaskCache")
+            .field("bound", &self.bound())
+            .field("counts", &self.counts())
+            .finish()
     }
 }

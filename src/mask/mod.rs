@@ -1,8 +1,56 @@
-//! Which keys a query sees.
+//! Which keys a query sees: masks for the operators, on the host and on a device.
+//!
+//! A [`Mask`] is what an operator takes: sparse mode, tensor and window together. [`Masks`], from
+//! [`Device::masks`](crate::Device::masks), makes them and keeps their tensors in a [`MaskCache`]. A [`HostMask`] is the
+//! content of a tensor, in a [`MaskForm`]: which element type, and which value hides.
+//!
+//! | mask | made by | who uses it |
+//! |---|---|---|
+//! | none | [`Masks::bidirectional`] | encoders, vision towers, poolers without a causal mask |
+//! | causal, compressed | [`Masks::causal`] | prefill and decoding of every serving system |
+//! | split-fuse | [`Masks::chunked_prefill`] | vLLM-Ascend, chunks of prompts and decoding rows in one call |
+//! | causal, full | [`Masks::causal_full`], [`Masks::causal_matrix`], [`Masks::causal_view`] | operators without sparse modes |
+//! | pooling | [`Masks::pooling`] | vLLM-Ascend's pooling runner |
+//! | latent attention | [`Masks::mla`] | vLLM-Ascend and SGLang, prefill of multi-head latent attention |
+//! | sliding window | [`Masks::sliding_window`], [`Masks::sliding_window_matrix`] | Mistral, Gemma, gpt-oss |
+//! | prefix | [`Masks::prefix`], [`Masks::prefix_matrix`], [`Masks::template`] | prefix language models, training |
+//! | local chunks | [`Masks::local`] | Llama 4 |
+//! | context parallel | [`Masks::context_parallel`] | decoding with drafts on several ranks, vLLM-Ascend |
+//! | token tree | [`Masks::tree`] | speculative verification, SGLang |
+//! | TriangleMix | [`Masks::triangle_mix`], [`TriangleLayers`] | sparse prefill of long prompts |
+//! | custom | [`Masks::custom`] | everything else |
+//!
+//! # Rows that see nothing
+//!
+//! A softmax over a row of `-inf` is NaN. The operators of this crate take flags instead, and
+//! [`InnerPrecise`](crate::InnerPrecise)'s corrected forms make such a row 0. Where another operator wants an additive
+//! mask, [`MaskForm::infinite`] is refused for a mask with such a row: [`MaskForm::lowest`] makes it the mean of the
+//! values, which is finite. `f32::MIN` and -1e6 do not help in f16: there both are `-inf`.
 
 mod cache;
+mod causal;
+mod context_parallel;
+mod convert;
+mod custom;
+mod form;
+mod host;
+mod key;
+mod local;
+mod masks;
+mod prefix;
+mod sliding_window;
+mod tree;
+mod triangle_layers;
+mod triangle_mix;
+mod triangle_probe;
 mod value;
 
-pub(crate) use cache::MaskCache;
-pub use cache::{CausalOrigin, Masks};
+pub use cache::{CacheCounts, MaskCache};
+pub use causal::CausalOrigin;
+pub use form::MaskForm;
+pub use host::HostMask;
+pub use masks::Masks;
+pub use sliding_window::SlidingWindow;
+pub use triangle_layers::TriangleLayers;
+pub use triangle_probe::{Contribution, TriangleProbe};
 pub use value::Mask;

@@ -92,6 +92,12 @@ impl Memory {
         &self.uses
     }
 
+    /// Whether no queued work is known to use it. If some may, the device is asked to tell when that is over.
+    pub(crate) fn is_idle(&self) -> bool {
+        let api = self.context.bind();
+        api.is_ok_and(|api| self.uses.are_over(api))
+    }
+
     /// Address of a byte; null if the memory has none.
     pub(crate) fn at(&self, offset: usize) -> *mut c_void {
         self.address

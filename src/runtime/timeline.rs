@@ -221,6 +221,19 @@ impl Uses {
         uses.push((Arc::clone(timeline), number));
     }
 
+    /// Whether all uses are known to be over; behind the others an event is recorded, so that it will be known. The device
+    /// must be bound.
+    pub(crate) fn are_over(&self, api: &Api) -> bool {
+        let mut all = true;
+        for (timeline, number) in lock(&self.0).iter() {
+            if !timeline.is_complete(api, *number) {
+                timeline.mark(api, *number);
+                all = false;
+            }
+        }
+        all
+    }
+
     /// Takes out the uses that are not over. The device must be bound.
     pub(super) fn take_pending(&mut self, api: &Api) -> SmallVec<[Use; 2]> {
         let uses = self

@@ -59,6 +59,11 @@ impl AnyTensor {
         Self::new(Arc::new(Memory::alloc(context, bytes)?), 0, desc)
     }
 
+    /// Whether nobody else holds the memory and no queued work is known to use it.
+    pub(crate) fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.memory) == 1 && self.memory.is_idle()
+    }
+
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }

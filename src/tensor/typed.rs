@@ -52,13 +52,6 @@ impl<T: Element> Tensor<T> {
         AnyTensor::new(Arc::clone(buffer.memory()), 0, desc).map(Self::of)
     }
 
-    /// Writes the elements of a tensor that nothing was queued for yet.
-    pub(crate) fn fill_new(&self, elements: &[T]) -> Result<()> {
-        self.tensor
-            .memory
-            .write(self.tensor.start, as_bytes(elements))
-    }
-
     /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides.
     ///
     /// Since CANN 8.1.

@@ -2,6 +2,7 @@
 
 mod bindgen_task;
 mod emu_libs;
+mod figures_task;
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
 mod rules_task;
@@ -15,7 +16,8 @@ usage: cargo run -p xtask -- TASK
 tasks:
   bindgen [--check]          regenerate ascend-sys/src/{bindings,table}.rs from include/ (needs libclang);
                              with --check write nothing and fail if they differ
-  rules [--check]            write the table of the contract's rules to docs/rules.md; with --check compare only
+  rules [--check]            write the table of the contract's rules to docs/src/rules.md; with --check compare only
+  figures [--check]          draw the book's figures; with --check compare only
   emu-libs DIR [--release]   build the emulator as a shared library and lay it out in DIR under the names of
                              CANN's libraries
 ";
@@ -28,6 +30,8 @@ fn main() -> ExitCode {
         ["bindgen", "--check"] => bindgen_task::check(&root()),
         ["rules"] => rules_task::write(&root()),
         ["rules", "--check"] => rules_task::check(&root()),
+        ["figures"] => figures_task::write(&root()),
+        ["figures", "--check"] => figures_task::check(&root()),
         ["emu-libs", dir] => emu_libs::lay_out(&root(), Path::new(dir), false),
         ["emu-libs", dir, "--release"] | ["emu-libs", "--release", dir] => {
             emu_libs::lay_out(&root(), Path::new(dir), true)

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-const PATH: &str = "docs/rules.md";
+const PATH: &str = "docs/src/rules.md";
 
 const HEAD: &str = "\
 # Rules and lints

@@ -1,5 +1,8 @@
 //! The templates from which the operators read masks of any size.
 
+use super::MaskGeometry;
+use super::region::Region;
+use super::tokens::FAR;
 use crate::{Dims, SparseMode};
 
 /// A mask template. The operator reads the mask of a tile of the scores out of it, at a place that depends on where the
@@ -41,6 +44,29 @@ impl CompressedMask {
         }
     }
 
+    /// The template as a mask of its own: what it shows is 0 in it.
+    pub fn geometry(self) -> MaskGeometry {
+        let [rows, columns] = match self {
+            CompressedMask::Causal => [Self::SIDE, Self::SIDE],
+            CompressedMask::Prefix => [Self::SIDE + Self::TILE, Self::SIDE],
+        };
+        let side = SparseMode::COMPRESSED_MASK_SIZE;
+        MaskGeometry::of(rows, columns, |all| {
+            let causal = Region {
+                rows: (0, side),
+                keys: (0, side),
+                low: -FAR,
+                high: 0,
+            };
+            let halves = Region {
+                rows: (side, all.rows.1),
+                keys: (0, side / 2),
+                ..all
+            };
+            [causal, halves, Region::NOTHING]
+        })
+    }
+
     /// Row and column of the template at which the mask `key > row + bound` begins for a tile whose first row and key are
     /// given. Rows and keys count within the sequence; the tile has at most [`CompressedMask::TILE`] of each. For the
     /// lower bound of a band the operator reads the same mask for `bound = low - 1` and turns it over.
@@ -79,6 +105,15 @@ mod tests {
             let shape = mask.shape();
             let (rows, columns) = (shape[0] as u64, shape[1] as u64);
             assert!(mask.hides(rows - 1, columns - 1).is_some());
+            let geometry = mask.geometry();
+            assert_eq!((geometry.q_len(), geometry.kv_len()), (rows, columns));
+            for i in 0..rows {
+                let shown = (0..columns)
+                    .take_while(|&j| mask.hides(i, j) == Some(false))
+                    .count();
+                assert_eq!(geometry.row(i), 0..shown as u64);
+                assert!((shown as u64..columns).all(|j| mask.hides(i, j) == Some(true)));
+            }
             assert_eq!(mask.hides(rows, 0), None);
             assert_eq!(mask.hides(0, columns), None);
             assert_eq!(mask.hides(u64::MAX, 0), None);

@@ -13,7 +13,7 @@ use std::ops::Range;
 /// [`TriangleMix`](super::TriangleMix) up to [`Runs::MAX`].
 ///
 /// Source: aclnnFusedInferAttentionScore and aclnnFlashAttentionScore, `sparseMode`, `preTokens`, `nextTokens`, `prefix`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MaskGeometry {
     q_len: i64,
     kv_len: i64,

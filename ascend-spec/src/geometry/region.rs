@@ -4,7 +4,7 @@ use super::Tile;
 use super::tokens::FAR;
 
 /// The cells with a row in `rows`, a key in `keys` (first and end) and `low <= key - row <= high`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Region {
     pub(super) rows: (i64, i64),
     pub(super) keys: (i64, i64),

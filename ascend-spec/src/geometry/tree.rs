@@ -134,17 +134,6 @@ impl TokenTree {
                 .is_some_and(|word| word >> (ancestor % 64) & 1 == 1)
     }
 
-    /// The first token that continues `token`.
-    pub fn first_child(&self, token: usize) -> Option<usize> {
-        (token + 1..self.len()).find(|&child| self.parent(child) == Some(token))
-    }
-
-    /// The next token with the parent of `token`.
-    pub fn next_sibling(&self, token: usize) -> Option<usize> {
-        let parent = self.parents.get(token)?;
-        (token + 1..self.len()).find(|&other| self.parents[other] == *parent)
-    }
-
     /// Bits of a token's ancestors and its own, the first token in the lowest bit of the first word; empty if there is no
     /// such token.
     pub fn path(&self, token: usize) -> &[u64] {
@@ -260,20 +249,6 @@ mod tests {
                 let ancestors = (0..tree.len()).filter(|&j| tree.continues(i, j)).count();
                 prop_assert_eq!(tree.depth(i), Some(ancestors - 1));
             }
-        }
-
-        #[test]
-        fn children_and_siblings_reach_every_token_once(parents in parents(40)) {
-            let tree = TokenTree::new(&parents).unwrap();
-            let mut reached = vec![0; tree.len()];
-            let roots = (0..tree.len()).find(|&t| tree.parent(t).is_none());
-            let mut stack: Vec<usize> = roots.into_iter().collect();
-            while let Some(token) = stack.pop() {
-                reached[token] += 1;
-                stack.extend(tree.next_sibling(token));
-                stack.extend(tree.first_child(token));
-            }
-            prop_assert!(reached.iter().all(|&times| times == 1));
         }
 
         #[test]

@@ -1,0 +1,57 @@
+//! What the call of a case file sees.
+
+use std::path::Path;
+
+use ascend_attention::case::{Case, Parameter};
+use ascend_attention::mask::{HostMask, MaskForm};
+use ascend_attention::spec::Soc;
+use ascend_attention::spec::fia::{MaskUse, Version};
+
+use super::formula::Formula;
+use super::trouble;
+use crate::cli::Stop;
+
+/// Title and formula of one sequence of a case.
+pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), Stop> {
+    let case = Case::read(file).map_err(|error| trouble(file, &error))?;
+    let description = case.describe();
+    let call = description.call(&case);
+    let problem = call
+        .check(Version::oldest_for(&call), Soc::AtlasA2)
+        .map_err(|error| trouble(file, &error))?;
+    if sequence >= problem.batch {
+        return Err(trouble(
+            file,
+            &format_args!("--sequence {sequence}: the call has {}", problem.batch),
+        ));
+    }
+    let geometry = problem.geometry(sequence);
+    let (rows, keys) = (geometry.q_len(), geometry.kv_len());
+    let title = format!(
+        "{}, sequence {sequence} of {}: mode {}, Sq {rows}, Skv {keys}",
+        case.name, problem.batch, problem.mode
+    );
+    let tensor = case.tensors.get(&Parameter::AttenMask);
+    let formula = match (problem.mask, tensor) {
+        (MaskUse::Full(at), Some(tensor)) => {
+            let bytes = tensor.bytes();
+            let visible = |i: usize, j: usize| {
+                let key = i64::try_from(j).unwrap_or(i64::MAX).saturating_mul(at.key);
+                let place = at.at(sequence, i).saturating_add(key);
+                let byte = usize::try_from(place)
+                    .ok()
+                    .and_then(|place| bytes.get(place));
+                byte.is_some_and(|&byte| byte == 0)
+            };
+            let size = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
+            let mask = HostMask::from_fn(size(rows), size(keys), MaskForm::INT8, visible)
+                .map_err(|error| trouble(file, &error))?;
+            Formula::masked(geometry, problem.mode, mask)
+        }
+        _ => {
+            let tokens = (call.pre_tokens, call.next_tokens);
+            Formula::geometry(problem.mode, tokens, geometry)
+        }
+    };
+    Ok((title, formula))
+}

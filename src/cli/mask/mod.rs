@@ -1,0 +1,220 @@
+//! `ascend-attn mask`: draws which keys each query row sees.
+
+mod case_mask;
+mod formula;
+mod picture;
+mod png_file;
+mod resolve;
+mod scene;
+mod svg_file;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use ascend_attention::spec::Visibility;
+use clap::ValueEnum;
+
+use super::Stop;
+use super::output::Output;
+use formula::Formula;
+
+/// Draw which keys each query row sees
+///
+/// Without an output option the text form is written: one line for each query row, `#` where the key is visible and `.`
+/// where it is hidden.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(super) struct Arguments {
+    /// Sparse mode, or a mask that serving systems use
+    #[arg(required_unless_present = "case", value_name = "KIND")]
+    kind: Option<Kind>,
+    /// Query rows [default: 16]
+    #[arg(long, value_name = "N")]
+    sq: Option<u64>,
+    /// Keys [default: as many as query rows]
+    #[arg(long, value_name = "N")]
+    skv: Option<u64>,
+    /// preTokens of modes 0, 4, 7 and 8 [default: no bound]
+    #[arg(long, value_name = "N")]
+    pre: Option<i64>,
+    /// nextTokens of modes 0, 4, 7 and 8 [default: no bound; in modes 7 and 8 that of an uncut sequence]
+    #[arg(long, value_name = "N")]
+    next: Option<i64>,
+    /// sliding-window: keys that a row sees, its own among them; TriangleMix: keys before its own
+    #[arg(long, value_name = "N")]
+    window: Option<u64>,
+    /// TriangleMix: keys at the start that every row sees
+    #[arg(long, value_name = "N")]
+    sink: Option<u64>,
+    /// TriangleMix: rows at the end of the prompt that see everything
+    #[arg(long, value_name = "N")]
+    last: Option<u64>,
+    /// TriangleMix: length of the whole prompt, of which the rows are the last ones that are there [default: skv]
+    #[arg(long, value_name = "N")]
+    prompt_len: Option<u64>,
+    /// TriangleMix: sizes that --sink, --window and --last override
+    #[arg(long, value_name = "NAME", default_value = "paper")]
+    preset: Preset,
+    /// Modes 5 and 6, and prefix: keys that every row sees; in packed sequences one number for each
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    prefix: Vec<i64>,
+    /// local: keys of a chunk
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    chunk: u64,
+    /// Packed sequences: ends of their query rows, cumulative
+    #[arg(long, value_name = "N,N", value_delimiter = ',', requires = "kv_ends", conflicts_with_all = ["sq", "skv"])]
+    q_ends: Vec<i64>,
+    /// Packed sequences: ends of their keys, cumulative
+    #[arg(long, value_name = "N,N", value_delimiter = ',', requires = "q_ends")]
+    kv_ends: Vec<i64>,
+    /// tree: file with the parent of each token, -1 for a root: numbers between commas, spaces or brackets
+    #[arg(long, value_name = "FILE")]
+    tree: Option<PathBuf>,
+    /// Modes 0 and 1: the mask tensor, as a file in the text form
+    #[arg(long, value_name = "FILE")]
+    tensor: Option<PathBuf>,
+    /// Draw what a case file's call sees
+    #[arg(long, value_name = "FILE", conflicts_with = "kind")]
+    case: Option<PathBuf>,
+    /// Which sequence of the case
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "case")]
+    sequence: usize,
+    /// Rows and keys of the tiles that are counted and drawn [default: 128, or a few for small masks]
+    #[arg(long, value_name = "N")]
+    block: Option<u64>,
+    /// Write the text form, and nothing else, to standard output
+    #[arg(long)]
+    text: bool,
+    /// Write a picture
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
+    /// Write a drawing
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Say why row I sees key J, or why not
+    #[arg(long, num_args = 2, value_names = ["I", "J"])]
+    explain: Vec<u64>,
+}
+
+/// What to draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// defaultMask
+    Mode0,
+    /// allMask
+    Mode1,
+    /// leftUpCausal
+    Mode2,
+    /// rightDownCausal
+    Mode3,
+    /// band
+    Mode4,
+    /// prefix
+    Mode5,
+    /// prefix, compressed
+    Mode6,
+    /// rightDownCausal with a cut sequence
+    Mode7,
+    /// leftUpCausal with a cut sequence
+    Mode8,
+    /// Keys up to the row's own place; the last row stands at the last key
+    Causal,
+    /// Some keys up to the row's own place
+    SlidingWindow,
+    /// The first keys, and those up to the row's own place
+    Prefix,
+    /// The 512 x 512 mask of latent attention
+    Mla,
+    /// What a chunk of a prompt sees behind a cache
+    ChunkedPrefill,
+    /// A tree of draft tokens
+    Tree,
+    /// TriangleMix: sinks, window and last rows
+    Triangle,
+    /// TriangleMix: sinks and window
+    Streaming,
+    /// TriangleMix: what the last rows see besides
+    Last,
+    /// TriangleMix: what is left out
+    Middle,
+    /// TriangleMix: the whole triangle
+    Dense,
+    /// Causal within chunks
+    Local,
+}
+
+/// Sizes of TriangleMix by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Preset {
+    /// 8 sinks, window 512, 128 last rows
+    Paper,
+    /// 4, 32, 64
+    Guide,
+    /// 8, 64, 128
+    GuideLong,
+}
+
+/// Most cells of a text form.
+const MOST_CELLS: u64 = 1 << 28;
+
+pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
+    let (title, formula) = match (&arguments.case, arguments.kind) {
+        (Some(file), _) => case_mask::read(file, arguments.sequence)?,
+        (None, Some(kind)) => resolve::resolve(arguments, kind)?,
+        (None, None) => return Err(Stop::Trouble("no KIND and no --case".to_owned())),
+    };
+    if let [i, j] = arguments.explain[..] {
+        for line in formula.explain(i, j) {
+            output.line(line)?;
+        }
+    }
+    let drawn = arguments.png.is_some() || arguments.svg.is_some();
+    if drawn {
+        let block = arguments.block.filter(|&block| block > 0);
+        let scene = picture::draw(&title, &formula, block);
+        if let Some(file) = &arguments.svg {
+            write(file, svg_file::text(&scene).as_bytes())?;
+        }
+        if let Some(file) = &arguments.png {
+            let bytes = png_file::bytes(&scene).map_err(|error| trouble(file, &error))?;
+            write(file, &bytes)?;
+        }
+    }
+    if arguments.text || !(drawn || arguments.explain.len() == 2) {
+        text(&formula, output)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One line a row.
+fn text(formula: &Formula, output: &mut Output) -> Result<(), Stop> {
+    let (rows, keys) = (formula.q_len(), formula.kv_len());
+    if rows
+        .checked_mul(keys)
+        .is_none_or(|cells| cells > MOST_CELLS)
+    {
+        return Err(Stop::Trouble(format!(
+            "{rows} rows of {keys} keys are too many for text; --png and --svg draw them in tiles"
+        )));
+    }
+    let width = usize::try_from(keys).unwrap_or(0);
+    for i in 0..rows {
+        let mut line = vec![b'.'; width];
+        formula.each_run(i, &mut |run| {
+            if let Some(cells) = line.get_mut(run.start as usize..run.end as usize) {
+                cells.fill(b'#');
+            }
+        });
+        output.line(String::from_utf8_lossy(&line))?;
+    }
+    Ok(())
+}
+
+fn write(file: &Path, bytes: &[u8]) -> Result<(), Stop> {
+    fs::write(file, bytes).map_err(|error| trouble(file, &error))
+}
+
+fn trouble(file: &Path, error: &dyn std::fmt::Display) -> Stop {
+    Stop::Trouble(format!("{}: {error}", file.display()))
+}

@@ -1,0 +1,277 @@
+//! From the command line to a formula.
+
+use std::fs;
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use ascend_attention::SparseMode;
+use ascend_attention::mask::{HostMask, MaskForm};
+use ascend_attention::spec::geometry::{
+    LocalChunks, TokenTree, TriangleMix, TrianglePart, TriangleRows,
+};
+use ascend_attention::spec::{Lengths, Sparsity};
+
+use super::formula::{Formula, Part};
+use super::{Arguments, Kind, Preset, trouble};
+use crate::cli::Stop;
+
+/// Most rows and keys: every sum of lengths stays far from overflow.
+const LONGEST: u64 = 1 << 40;
+
+/// Title and formula of what is asked for.
+pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), Stop> {
+    let sq = of.sq.unwrap_or(16);
+    let skv = of.skv.unwrap_or(sq);
+    if sq.max(skv) > LONGEST || of.prompt_len.is_some_and(|len| len > LONGEST) {
+        return Err(Stop::Trouble(format!(
+            "{} rows or keys: at most {LONGEST}",
+            sq.max(skv)
+        )));
+    }
+    let sizes = format!("Sq {sq}, Skv {skv}");
+    let part = |part| {
+        let formula = triangle(of, part, sq, skv)?;
+        Ok((format!("TriangleMix: {part:?}, {sizes}"), formula))
+    };
+    match kind {
+        Kind::Mode0 => sparse(of, SparseMode::DefaultMask),
+        Kind::Mode1 => sparse(of, SparseMode::AllMask),
+        Kind::Mode2 => sparse(of, SparseMode::LeftUpCausal),
+        Kind::Mode3 => sparse(of, SparseMode::RightDownCausal),
+        Kind::Mode4 => sparse(of, SparseMode::Band),
+        Kind::Mode5 => sparse(of, SparseMode::Prefix),
+        Kind::Mode6 => sparse(of, SparseMode::PrefixCompress),
+        Kind::Mode7 => sparse(of, SparseMode::RightDownCausalBand),
+        Kind::Mode8 => sparse(of, SparseMode::BandLeftUpCausal),
+        Kind::Causal => named(of, "causal", SparseMode::RightDownCausal),
+        Kind::ChunkedPrefill => named(of, "chunked prefill", SparseMode::RightDownCausal),
+        Kind::Prefix => named(of, "prefix", SparseMode::Prefix),
+        Kind::Mla => mla(of),
+        Kind::SlidingWindow => {
+            let window = of.window.unwrap_or(4);
+            let Some(pre) = window.checked_sub(1) else {
+                return Err(Stop::Trouble(
+                    "--window 0: a row sees its own key at least, so 1 or more".to_owned(),
+                ));
+            };
+            let lengths = Lengths::Dense {
+                batch: 1,
+                q_len: sq,
+                kv_len: skv,
+            };
+            let call = Sparsity {
+                pre_tokens: i64::try_from(pre).unwrap_or(i64::MAX),
+                next_tokens: 0,
+                ..Sparsity::new(SparseMode::Band, lengths)
+            };
+            let title = format!("sliding window of {window} keys, {sizes}");
+            Ok((title, Formula::sparse(&call)))
+        }
+        Kind::Tree => tree(of),
+        Kind::Triangle => part(TrianglePart::Triangle),
+        Kind::Streaming => part(TrianglePart::Streaming),
+        Kind::Last => part(TrianglePart::Last),
+        Kind::Middle => part(TrianglePart::Middle),
+        Kind::Dense => part(TrianglePart::Dense),
+        Kind::Local => {
+            let chunk = NonZeroU64::new(of.chunk)
+                .ok_or_else(|| Stop::Trouble("--chunk 0: 1 or more".to_owned()))?;
+            let title = format!("local chunks of {chunk}, {sizes}");
+            Ok((title, Formula::Local(LocalChunks::new(chunk, sq, skv))))
+        }
+    }
+}
+
+/// A sparse mode under another name.
+fn named(of: &Arguments, name: &str, mode: SparseMode) -> Result<(String, Formula), Stop> {
+    let (title, formula) = sparse(of, mode)?;
+    let rest = title.split_once(", ").map_or("", |(_, rest)| rest);
+    Ok((format!("{name}, {rest}"), formula))
+}
+
+fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
+    let tensor = of.tensor.as_deref().map(text_mask).transpose()?;
+    let sq = of.sq.or(tensor.as_ref().map(|of| of.shape()[0] as u64));
+    let sq = sq.unwrap_or(16);
+    let skv = of.skv.or(tensor.as_ref().map(|of| of.shape()[1] as u64));
+    let skv = skv.unwrap_or(sq);
+    let packed = !of.q_ends.is_empty();
+    let (lengths, at) = if packed {
+        ends("--q-ends", &of.q_ends)?;
+        ends("--kv-ends", &of.kv_ends)?;
+        if of.q_ends.len() != of.kv_ends.len() {
+            return Err(Stop::Trouble(format!(
+                "--q-ends has {} sequences, --kv-ends {}",
+                of.q_ends.len(),
+                of.kv_ends.len()
+            )));
+        }
+        let lengths = Lengths::Packed {
+            q_ends: &of.q_ends,
+            kv_ends: &of.kv_ends,
+        };
+        let at = format!("query ends {:?}, key ends {:?}", of.q_ends, of.kv_ends);
+        (lengths, at)
+    } else {
+        let lengths = Lengths::Dense {
+            batch: 1,
+            q_len: sq,
+            kv_len: skv,
+        };
+        (lengths, format!("Sq {sq}, Skv {skv}"))
+    };
+    let mut call = Sparsity::new(mode, lengths);
+    call.prefix = &of.prefix;
+    call.has_tensor |= of.pre.is_some() || of.next.is_some() || tensor.is_some();
+    call.pre_tokens = of.pre.unwrap_or(call.pre_tokens);
+    call.next_tokens = match (of.next, mode) {
+        (Some(next), _) => next,
+        (None, SparseMode::RightDownCausalBand) => 0,
+        (None, SparseMode::BandLeftUpCausal) => {
+            // The band that is causal from the upper left.
+            let (q_len, kv_len) = call.cut_sequence().map_or((0, 0), |b| lengths.of(b));
+            q_len as i64 - kv_len as i64
+        }
+        (None, _) => call.next_tokens,
+    };
+    let mut title = format!("mode {mode}, {at}");
+    if mode.reads_tokens(call.has_tensor) {
+        for (name, given) in [("pre", of.pre), ("next", Some(call.next_tokens))] {
+            if let Some(tokens) = given.filter(|&t| t < ascend_attention::spec::TOKENS_UNBOUNDED) {
+                title.push_str(&format!(", {name} {tokens}"));
+            }
+        }
+    }
+    if mode.reads_prefix() {
+        title.push_str(&format!(", prefix {:?}", of.prefix));
+    }
+    let formula = match tensor {
+        Some(tensor)
+            if matches!(mode, SparseMode::DefaultMask | SparseMode::AllMask) && !packed =>
+        {
+            Formula::masked(call.geometry(0), mode, tensor)
+        }
+        Some(_) => {
+            return Err(Stop::Trouble(format!(
+                "--tensor: mode {mode} takes no full mask here, modes 0 and 1 do"
+            )));
+        }
+        None => Formula::sparse(&call),
+    };
+    Ok((title, formula))
+}
+
+/// Refuses ends that do not ascend.
+fn ends(name: &str, ends: &[i64]) -> Result<(), Stop> {
+    let ascend = ends
+        .iter()
+        .try_fold(0, |before, &end| (end >= before).then_some(end));
+    match ascend {
+        Some(last) if last <= LONGEST as i64 => Ok(()),
+        _ => Err(Stop::Trouble(format!(
+            "{name} {ends:?}: cumulative ends, none below the one before it"
+        ))),
+    }
+}
+
+/// The template itself, or part of it.
+fn mla(of: &Arguments) -> Result<(String, Formula), Stop> {
+    let (q_len, kv_len) = (of.sq.unwrap_or(512), of.skv.or(of.sq).unwrap_or(512));
+    if q_len.max(kv_len) > 512 {
+        return Err(Stop::Trouble(format!(
+            "{} rows or keys: the mask of latent attention has 512",
+            q_len.max(kv_len)
+        )));
+    }
+    let lengths = Lengths::Dense {
+        batch: 1,
+        q_len,
+        kv_len,
+    };
+    let call = Sparsity::new(SparseMode::LeftUpCausal, lengths);
+    let title = format!("latent attention, {q_len} x {kv_len} of 512 x 512");
+    Ok((title, Formula::sparse(&call)))
+}
+
+fn triangle(of: &Arguments, part: TrianglePart, sq: u64, skv: u64) -> Result<Formula, Stop> {
+    let preset = match of.preset {
+        Preset::Paper => TriangleMix::PAPER,
+        Preset::Guide => TriangleMix::GUIDE,
+        Preset::GuideLong => TriangleMix::GUIDE_LONG_CONTEXT,
+    };
+    let sizes = TriangleMix::new(
+        of.sink.unwrap_or(preset.num_sink_tokens),
+        of.window.unwrap_or(preset.sliding_window_size),
+        of.last.unwrap_or(preset.num_last_tokens),
+    );
+    let Some(first_row) = skv.checked_sub(sq) else {
+        return Err(Stop::Trouble(format!(
+            "{sq} rows of {skv} keys: every row of a prompt is a key too"
+        )));
+    };
+    let prompt_len = of.prompt_len.unwrap_or(skv);
+    if prompt_len < skv {
+        return Err(Stop::Trouble(format!(
+            "--prompt-len {prompt_len}: at least the {skv} keys that are there"
+        )));
+    }
+    let rows = TriangleRows {
+        first_row,
+        rows: sq,
+        prompt_len,
+    };
+    Ok(Formula::Triangle(Part::new(sizes, part, rows)))
+}
+
+fn tree(of: &Arguments) -> Result<(String, Formula), Stop> {
+    let Some(file) = &of.tree else {
+        return Err(Stop::Trouble(
+            "tree: --tree FILE says the parent of each token".to_owned(),
+        ));
+    };
+    let text = fs::read_to_string(file).map_err(|error| trouble(file, &error))?;
+    let separates = |c: char| c == ',' || c == '[' || c == ']' || c.is_whitespace();
+    let numbers = text.split(separates).filter(|word| !word.is_empty());
+    let parents: Vec<i64> = numbers
+        .map(|word| {
+            word.parse()
+                .map_err(|_| trouble(file, &format_args!("{word}: a token's number, or -1")))
+        })
+        .collect::<Result<_, _>>()?;
+    let tree = TokenTree::new(&parents).map_err(|error| trouble(file, &error))?;
+    let tokens = tree.len() as u64;
+    if of.sq.is_some_and(|sq| sq != tokens) {
+        return Err(trouble(
+            file,
+            &format_args!("{tokens} tokens, not --sq {}", of.sq.unwrap_or(0)),
+        ));
+    }
+    let keys = of.skv.unwrap_or(tokens);
+    let Some(context) = keys.checked_sub(tokens) else {
+        return Err(trouble(
+            file,
+            &format_args!("{tokens} tokens: --skv counts them too, and is {keys}"),
+        ));
+    };
+    let title = format!("tree of {tokens} tokens behind {context} keys");
+    Ok((title, Formula::Tree { tree, context }))
+}
+
+/// A mask in the text form.
+fn text_mask(file: &Path) -> Result<HostMask, Stop> {
+    let text = fs::read_to_string(file).map_err(|error| trouble(file, &error))?;
+    let lines: Vec<&[u8]> = text.lines().map(str::as_bytes).collect();
+    let keys = lines.first().map_or(0, |line| line.len());
+    for (at, line) in lines.iter().enumerate() {
+        if line.len() != keys || line.iter().any(|cell| !b"#.".contains(cell)) {
+            return Err(trouble(
+                file,
+                &format_args!("line {}: {keys} characters, each `#` or `.`", at + 1),
+            ));
+        }
+    }
+    HostMask::from_fn(lines.len(), keys, MaskForm::INT8, |i, j| {
+        lines[i][j] == b'#'
+    })
+    .map_err(|error| trouble(file, &error))
+}

@@ -1,0 +1,163 @@
+//! Causal masks: a query sees the keys up to its own place.
+
+use ascend_spec::{CompressedMask, MaskGeometry, SparseMode};
+
+use crate::error::Result;
+use crate::tensor::AnyTensor;
+
+use super::form::MaskForm;
+use super::key::{Content, MaskKey};
+use super::masks::Masks;
+use super::value::Mask;
+
+/// Where the diagonal of a causal mask begins when there are more keys than queries, as with a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CausalOrigin {
+    /// The first query sees the first key alone: `j <= i` (sparse mode 2).
+    LeftUp,
+    /// The last query sees the last key too: `j <= i + Skv - Sq` (sparse mode 3). Right for decoding and for chunks of a
+    /// prompt behind a cache.
+    RightDown,
+}
+
+impl CausalOrigin {
+    const fn mode(self) -> SparseMode {
+        match self {
+            Self::LeftUp => SparseMode::LeftUpCausal,
+            Self::RightDown => SparseMode::RightDownCausal,
+        }
+    }
+
+    /// The mask of so many rows and keys.
+    pub(super) fn geometry(self, rows: u64, keys: u64) -> MaskGeometry {
+        MaskGeometry::new(self.mode(), true, rows, keys, 0, 0)
+    }
+}
+
+impl Masks<'_> {
+    /// A query sees the keys up to its own place: sparse mode 2 or 3 with the compressed mask. For prefill and decoding of
+    /// every length.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn causal(&self, origin: CausalOrigin) -> Result<Mask> {
+        self.mode(origin.mode())
+    }
+
+    /// What a call with chunks of prompts and decoding rows together takes (chunked prefill, split-fuse): sparse mode 3
+    /// with the INT8 template, as vLLM-Ascend.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn chunked_prefill(&self) -> Result<Mask> {
+        self.causal(CausalOrigin::RightDown)
+    }
+
+    /// What vLLM-Ascend's pooling runner takes: sparse mode 3 with the template in BOOL, or no mask for a model that is
+    /// not causal.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn pooling(&self, causal: bool) -> Result<Mask> {
+        if !causal {
+            return Ok(self.bidirectional());
+        }
+        let template = self.template(CompressedMask::Causal, MaskForm::BOOL)?;
+        Ok(Mask::compressed(SparseMode::RightDownCausal, template))
+    }
+
+    /// The causal mask `[512, 512]` of latent attention in prefill: `-inf` hides in f16 and 1 in every other type, as
+    /// vLLM-Ascend and SGLang make it (their `f32::MIN` is `-inf` in f16; no row sees nothing, so that no softmax of it is
+    /// NaN). With context parallelism the operator takes 1 in every type: [`Masks::mla_matrix`].
+    ///
+    /// # Errors
+    /// Those of an upload; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a type that no mask has.
+    pub fn mla(&self, dtype: ascend_spec::DType) -> Result<AnyTensor> {
+        self.mla_matrix(match dtype {
+            ascend_spec::DType::Float16 => MaskForm::infinite(dtype)?,
+            _ => MaskForm::ones(dtype)?,
+        })
+    }
+
+    /// The causal mask `[512, 512]` of latent attention in any form.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn mla_matrix(&self, form: MaskForm) -> Result<AnyTensor> {
+        self.causal_matrix(CausalOrigin::LeftUp, 512, 512, form)
+    }
+
+    /// A full causal mask as a contiguous tensor `[rows, keys]` of its own. For operators without sparse modes.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn causal_matrix(
+        &self,
+        origin: CausalOrigin,
+        rows: usize,
+        keys: usize,
+        form: MaskForm,
+    ) -> Result<AnyTensor> {
+        self.bands(origin.geometry(rows as u64, keys as u64), form)
+    }
+
+    /// A full causal mask `[rows, keys]` as a view of one square that serves all lengths and grows by doubling: nothing
+    /// is made anew for a smaller one. The view is strided, which FusedInferAttentionScore does not take (the lint
+    /// `tensor.strided`): for it there is [`Masks::causal_full`], for other operators that want packed elements
+    /// [`Masks::causal_matrix`].
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn causal_view(
+        &self,
+        origin: CausalOrigin,
+        rows: usize,
+        keys: usize,
+        form: MaskForm,
+    ) -> Result<AnyTensor> {
+        match self.causal_rows(origin, rows, keys, form)? {
+            Some(tensor) => tensor.narrow(0, 0..rows)?.narrow(1, 0..keys),
+            None => self.causal_matrix(origin, rows, keys, form),
+        }
+    }
+
+    /// A full causal mask for sparse mode 1, INT8. The tensor has at least `rows` rows and `keys` keys: the operator takes
+    /// larger ones and reads what it needs, so that one square serves all lengths, contiguous and without a copy. Several
+    /// query rows a sequence, as many as `rows`, or fewer with [`CausalOrigin::LeftUp`].
+    ///
+    /// It takes `Sq * Skv` bytes where [`Masks::causal`] takes 4 MiB and less time: it is for comparisons.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn causal_full(&self, origin: CausalOrigin, rows: usize, keys: usize) -> Result<Mask> {
+        let form = MaskForm::INT8;
+        let tensor = match self.causal_rows(origin, rows, keys, form)? {
+            Some(tensor) => tensor,
+            None => self.causal_matrix(origin, rows, keys, form)?,
+        };
+        Ok(Mask::all_mask(tensor))
+    }
+
+    /// The rows of the causal square from the first of a mask on, if the mask is part of it.
+    fn causal_rows(
+        &self,
+        origin: CausalOrigin,
+        rows: usize,
+        keys: usize,
+        form: MaskForm,
+    ) -> Result<Option<AnyTensor>> {
+        let first = match origin {
+            CausalOrigin::LeftUp => Some(0),
+            // With fewer keys than rows the first rows see nothing, and the square has no such row.
+            CausalOrigin::RightDown => keys.checked_sub(rows),
+        };
+        let Some(first) = first else {
+            return Ok(None);
+        };
+        let content = Content::CausalSquare;
+        let square = self.get(MaskKey { content, form }, rows.max(keys) as u64)?;
+        let side = square.shape().first().copied().unwrap_or(0);
+        let side = usize::try_from(side).unwrap_or(0);
+        square.narrow(0, first..side).map(Some)
+    }
+}

@@ -1,0 +1,350 @@
+//! The content of a mask tensor, on the host.
+
+use std::fmt;
+use std::ops::Range;
+
+use ascend_spec::{Tile, Visibility};
+
+use crate::error::{Error, Result};
+
+use super::form::MaskForm;
+
+/// The content of a mask tensor: `[Sq, Skv]`, or `[B, Sq, Skv]` with an entry for each sequence.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HostMask {
+    form: MaskForm,
+    /// Number of entries, if there is a batch axis.
+    batch: Option<usize>,
+    rows: usize,
+    keys: usize,
+    bytes: Vec<u8>,
+}
+
+impl HostMask {
+    /// Most bytes of a mask. A full mask grows with the square of the length: what is longer wants a sparse mode, whose
+    /// template serves every length.
+    pub const MAX_BYTES: usize = 1 << 32;
+
+    /// The tensor `[Sq, Skv]` of a formula.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for more than [`HostMask::MAX_BYTES`] or than the host's memory, and for a row that
+    /// sees nothing in a form with `-inf`.
+    pub fn of(mask: &(impl Visibility + ?Sized), form: MaskForm) -> Result<Self> {
+        let mut bytes = Vec::new();
+        Self::paint(mask, form, &mut bytes)?;
+        let (rows, keys) = (size(mask.q_len()), size(mask.kv_len()));
+        Self::whole(form, None, rows, keys, bytes)
+    }
+
+    /// The elements of [`HostMask::of`], row by row, into a vector that is used again and again. What was in it is
+    /// dropped.
+    ///
+    /// # Errors
+    /// As there, but rows that see nothing are not looked for.
+    pub fn paint(
+        mask: &(impl Visibility + ?Sized),
+        form: MaskForm,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        out.clear();
+        let (rows, keys) = (size(mask.q_len()), size(mask.kv_len()));
+        reserve(out, checked_bytes(form, &[rows, keys])?)?;
+        let mut painter = Painter::new(form, keys);
+        for i in 0..mask.q_len() {
+            painter.row(mask, i, keys, out);
+        }
+        Ok(())
+    }
+
+    /// The tensor `[B, rows, keys]` of a formula for each sequence. Rows and keys that a sequence does not have are
+    /// hidden.
+    ///
+    /// # Errors
+    /// As for [`HostMask::of`], and for a sequence with more rows or keys.
+    pub fn stack<V: Visibility>(
+        masks: &[V],
+        rows: usize,
+        keys: usize,
+        form: MaskForm,
+    ) -> Result<Self> {
+        let mut bytes = Vec::new();
+        reserve(&mut bytes, checked_bytes(form, &[masks.len(), rows, keys])?)?;
+        let mut painter = Painter::new(form, keys);
+        for (b, mask) in masks.iter().enumerate() {
+            if mask.q_len() > rows as u64 || mask.kv_len() > keys as u64 {
+                return Err(Error::invalid(
+                    "masks",
+                    format_args!(
+                        "{} rows and {} keys of sequence {b}",
+                        mask.q_len(),
+                        mask.kv_len()
+                    ),
+                    format_args!("at most {rows} rows and {keys} keys"),
+                ));
+            }
+            for i in 0..rows as u64 {
+                painter.row(mask, i, keys, &mut bytes);
+            }
+        }
+        Self::whole(form, Some(masks.len()), rows, keys, bytes)
+    }
+
+    /// The tensor `[rows, keys]` in which a key is hidden where `visible` says false.
+    ///
+    /// # Errors
+    /// As for [`HostMask::of`].
+    pub fn from_fn(
+        rows: usize,
+        keys: usize,
+        form: MaskForm,
+        mut visible: impl FnMut(usize, usize) -> bool,
+    ) -> Result<Self> {
+        let cells = (0..rows).flat_map(|i| (0..keys).map(move |j| (i, j)));
+        let hidden = cells.map(|(i, j)| !visible(i, j));
+        Self::from_flags(form, None, (rows, keys), hidden)
+    }
+
+    /// A mask from whether each of its elements hides, in row-major order.
+    pub(super) fn from_flags(
+        form: MaskForm,
+        batch: Option<usize>,
+        (rows, keys): (usize, usize),
+        hidden: impl Iterator<Item = bool>,
+    ) -> Result<Self> {
+        let mut bytes = Vec::new();
+        let wanted = checked_bytes(form, &[batch.unwrap_or(1), rows, keys])?;
+        reserve(&mut bytes, wanted)?;
+        let (size, hides) = (form.size(), form.hidden_bytes());
+        for hidden in hidden {
+            let element = if hidden { hides } else { [0; 4] };
+            bytes.extend_from_slice(&element[..size]);
+        }
+        Self::whole(form, batch, rows, keys, bytes)
+    }
+
+    /// The tensor `[rows, keys]` of a bitmap in row-major order: a 1 shows the key. The first key is in the lowest bit of
+    /// the first byte, and rows follow each other without a gap.
+    ///
+    /// # Errors
+    /// As for [`HostMask::of`], and for another number of bytes.
+    pub fn from_bitmap(rows: usize, keys: usize, form: MaskForm, bitmap: &[u8]) -> Result<Self> {
+        let wanted = checked_bytes(MaskForm::BOOL, &[rows, keys])?.div_ceil(8);
+        if bitmap.len() != wanted {
+            return Err(Error::invalid(
+                "bitmap",
+                format_args!("{} bytes", bitmap.len()),
+                format_args!("{wanted}, for {rows} rows of {keys} keys"),
+            ));
+        }
+        Self::from_fn(rows, keys, form, |i, j| {
+            let bit = i * keys + j;
+            bitmap
+                .get(bit / 8)
+                .is_some_and(|byte| byte >> (bit % 8) & 1 == 1)
+        })
+    }
+
+    /// A mask whose elements are there already.
+    fn whole(
+        form: MaskForm,
+        batch: Option<usize>,
+        rows: usize,
+        keys: usize,
+        bytes: Vec<u8>,
+    ) -> Result<Self> {
+        let mask = Self {
+            form,
+            batch,
+            rows,
+            keys,
+            bytes,
+        };
+        if form.is_infinite()
+            && let Some((b, i)) = mask.blind_rows().next()
+        {
+            return Err(Error::invalid(
+                "form",
+                format_args!("{form}, and row {i} of sequence {b} sees no key"),
+                "a form whose softmax of such a row is a number: `MaskForm::lowest`, or a one-byte form with corrected \
+                 inner_precise",
+            ));
+        }
+        Ok(mask)
+    }
+
+    /// Element type, and the value that hides.
+    pub fn form(&self) -> MaskForm {
+        self.form
+    }
+
+    /// Number of entries if there is a batch axis, rows, and keys.
+    pub(super) fn axes(&self) -> (Option<usize>, usize, usize) {
+        (self.batch, self.rows, self.keys)
+    }
+
+    /// Sizes of the axes.
+    pub fn shape(&self) -> Vec<usize> {
+        let axes = [self.rows, self.keys];
+        self.batch.into_iter().chain(axes).collect()
+    }
+
+    /// Number of entries: 1 without a batch axis.
+    pub fn batch(&self) -> usize {
+        self.batch.unwrap_or(1)
+    }
+
+    /// The elements as they lie in the tensor.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Whether row `i` of entry `b` hides key `j`. What lies outside of the tensor is hidden.
+    pub fn hides(&self, b: usize, i: usize, j: usize) -> bool {
+        if b >= self.batch() || i >= self.rows || j >= self.keys {
+            return true;
+        }
+        let size = self.form.size();
+        let at = ((b * self.rows + i) * self.keys + j) * size;
+        self.bytes
+            .get(at..at + size)
+            .is_none_or(|element| element.iter().any(|&byte| byte != 0))
+    }
+
+    /// Entry and number of each row that sees no key.
+    pub fn blind_rows(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let sees_nothing =
+            |&(b, i): &(usize, usize)| self.keys > 0 && (0..self.keys).all(|j| self.hides(b, i, j));
+        let rows = (0..self.batch()).flat_map(|b| (0..self.rows).map(move |i| (b, i)));
+        rows.filter(sees_nothing)
+    }
+
+    /// One entry, to be drawn or asked.
+    pub fn entry(&self, b: usize) -> impl Visibility + '_ {
+        Entry { mask: self, b }
+    }
+}
+
+/// One entry of a tensor.
+struct Entry<'a> {
+    mask: &'a HostMask,
+    b: usize,
+}
+
+impl Visibility for Entry<'_> {
+    fn q_len(&self) -> u64 {
+        self.mask.rows as u64
+    }
+
+    fn kv_len(&self) -> u64 {
+        self.mask.keys as u64
+    }
+
+    fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {
+        let Ok(i) = usize::try_from(i) else { return };
+        let mut start = None;
+        // One past the last key is hidden and ends the last run.
+        for j in 0..=self.mask.keys {
+            match (start, self.mask.hides(self.b, i, j)) {
+                (None, false) => start = Some(j),
+                (Some(first), true) => {
+                    visit(first as u64..j as u64);
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn sees(&self, i: u64, j: u64) -> bool {
+        match (usize::try_from(i), usize::try_from(j)) {
+            (Ok(i), Ok(j)) => !self.mask.hides(self.b, i, j),
+            _ => false,
+        }
+    }
+
+    fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
+        ascend_spec::geometry::tile_by_rows(self, rows, keys)
+    }
+}
+
+/// Appends rows to the elements of a mask; each element is written once.
+struct Painter {
+    form: MaskForm,
+    /// A row of hidden elements, for types wider than a byte.
+    hidden: Vec<u8>,
+}
+
+impl Painter {
+    fn new(form: MaskForm, keys: usize) -> Self {
+        let size = form.size();
+        let hidden = if size == 1 {
+            Vec::new()
+        } else {
+            form.hidden_bytes()[..size].repeat(keys)
+        };
+        Self { form, hidden }
+    }
+
+    fn hide(&self, keys: usize, out: &mut Vec<u8>) {
+        if self.hidden.is_empty() {
+            out.resize(out.len() + keys, self.form.hidden_bytes()[0]);
+        } else {
+            let bytes = keys.saturating_mul(self.form.size()).min(self.hidden.len());
+            out.extend_from_slice(&self.hidden[..bytes]);
+        }
+    }
+
+    /// Row `i`, with `keys` elements.
+    fn row(&mut self, mask: &(impl Visibility + ?Sized), i: u64, keys: usize, out: &mut Vec<u8>) {
+        let mut done = 0;
+        mask.each_run(i, &mut |run| {
+            let (start, end) = (size(run.start).min(keys), size(run.end).min(keys));
+            self.hide(start.saturating_sub(done), out);
+            out.resize(out.len() + (end - start) * self.form.size(), 0);
+            done = end;
+        });
+        self.hide(keys - done, out);
+    }
+}
+
+/// Bytes of a tensor of these axes.
+fn checked_bytes(form: MaskForm, axes: &[usize]) -> Result<usize> {
+    let product = |bytes: Option<usize>, &axis: &usize| bytes?.checked_mul(axis);
+    axes.iter()
+        .fold(Some(form.size()), product)
+        .filter(|&bytes| bytes <= HostMask::MAX_BYTES)
+        .ok_or_else(|| {
+            Error::invalid(
+                "mask",
+                format_args!("{axes:?} elements of {}", form.dtype()),
+                format_args!(
+                    "at most {} bytes; sparse modes 2, 3 and 4 take a template of 4 MiB for every length",
+                    HostMask::MAX_BYTES
+                ),
+            )
+        })
+}
+
+fn reserve(bytes: &mut Vec<u8>, wanted: usize) -> Result<()> {
+    bytes.try_reserve_exact(wanted).map_err(|_| {
+        Error::invalid(
+            "mask",
+            format_args!("{wanted} bytes"),
+            "what fits in the host's memory",
+        )
+    })
+}
+
+fn size(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
+}
+
+impl fmt::Debug for HostMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostMask")
+            .field("form", &self.form)
+            .field("shape", &self.shape())
+            .finish_non_exhaustive()
+    }
+}

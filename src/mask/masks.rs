@@ -1,0 +1,85 @@
+//! The masks of a device.
+
+use std::fmt;
+
+use ascend_spec::{CompressedMask, MaskGeometry, SparseMode};
+
+use crate::error::Result;
+use crate::runtime::Device;
+use crate::tensor::{AnyTensor, Tensor};
+
+use super::cache::MaskCache;
+use super::form::MaskForm;
+use super::key::{Content, MaskKey};
+use super::value::Mask;
+
+/// The masks of a device. From [`Device::masks`].
+///
+/// Tensors come out of the device's [`MaskCache`]: asking twice gives the same one. Wherever a tensor has to be made, the
+/// first request fails as an upload does: [`Error::OutOfMemory`](crate::Error::OutOfMemory),
+/// [`Error::Acl`](crate::Error::Acl), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more than
+/// [`HostMask::MAX_BYTES`](super::HostMask::MAX_BYTES).
+///
+/// [The module](crate::mask) has a table of all masks and of who uses them.
+pub struct Masks<'a> {
+    pub(super) device: &'a Device,
+}
+
+impl<'a> Masks<'a> {
+    pub(crate) fn new(device: &'a Device) -> Self {
+        Self { device }
+    }
+
+    /// The cache: its bound, and what it did.
+    pub fn cache(&self) -> &'a MaskCache {
+        self.device.mask_cache()
+    }
+
+    /// Every query sees every key: sparse mode 0 without a tensor. Encoders, vision towers, and the layers of a serving
+    /// system that are not causal.
+    pub fn bidirectional(&self) -> Mask {
+        Mask::none()
+    }
+
+    /// The compressed causal mask itself, which sparse modes 2, 3 and 4 take: INT8 `[2048, 2048]`, 1 above the diagonal.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn compressed(&self) -> Result<Tensor<i8>> {
+        self.template(CompressedMask::Causal, MaskForm::INT8)?
+            .typed()
+    }
+
+    /// A template from which operators read masks of any size: causal `[2048, 2048]` for modes 2, 3, 4, 7 and 8, prefix
+    /// `[3072, 2048]` for mode 6. Inference operators take BOOL, INT8 and UINT8, training operators BOOL and UINT8.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn template(&self, template: CompressedMask, form: MaskForm) -> Result<AnyTensor> {
+        self.bands(template.geometry(), form)
+    }
+
+    /// A sparse mode with the causal template in INT8.
+    pub(super) fn mode(&self, mode: SparseMode) -> Result<Mask> {
+        Ok(Mask::compressed(mode, self.compressed()?.into()))
+    }
+
+    /// The tensor of a mask that is made of bands.
+    pub(super) fn bands(&self, bands: MaskGeometry, form: MaskForm) -> Result<AnyTensor> {
+        let content = Content::Bands(bands);
+        self.get(MaskKey { content, form }, 0)
+    }
+
+    pub(super) fn get(&self, key: MaskKey, least: u64) -> Result<AnyTensor> {
+        self.cache().get(self.device, &key, least)
+    }
+}
+
+impl fmt::Debug for Masks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Masks")
+            .field("device", &self.device.id())
+            .field("cache", self.cache())
+            .finish()
+    }
+}

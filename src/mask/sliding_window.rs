@@ -1,0 +1,87 @@
+//! Windows: a query sees its own place and some keys before it.
+
+use std::num::NonZeroU32;
+
+use ascend_spec::{MaskGeometry, SparseMode};
+
+use crate::error::Result;
+use crate::tensor::AnyTensor;
+
+use super::form::MaskForm;
+use super::masks::Masks;
+use super::value::Mask;
+
+/// How many keys a query sees, its own among them: what models call the window.
+///
+/// The operator's `pre_tokens` counts the keys *before* its own and is one less. Serving code that passes the window as
+/// `pre_tokens` shows a key too many; for parity with it use [`Masks::band`]. A window of no keys does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingWindow {
+    /// Keys, the query's own among them.
+    pub keys_including_self: NonZeroU32,
+}
+
+impl SlidingWindow {
+    /// A window of so many keys; `None` for 0.
+    pub const fn new(keys_including_self: u32) -> Option<Self> {
+        match NonZeroU32::new(keys_including_self) {
+            Some(keys_including_self) => Some(Self {
+                keys_including_self,
+            }),
+            None => None,
+        }
+    }
+
+    /// The operator's `pre_tokens`.
+    pub const fn pre_tokens(self) -> i64 {
+        self.keys_including_self.get() as i64 - 1
+    }
+
+    fn geometry(self, rows: u64, keys: u64) -> MaskGeometry {
+        MaskGeometry::new(SparseMode::Band, true, rows, keys, self.pre_tokens(), 0)
+    }
+}
+
+impl From<NonZeroU32> for SlidingWindow {
+    fn from(keys_including_self: NonZeroU32) -> Self {
+        Self {
+            keys_including_self,
+        }
+    }
+}
+
+impl Masks<'_> {
+    /// Query row `i` sees the keys from `i + Skv - Sq - pre_tokens` to `i + Skv - Sq + next_tokens`: sparse mode 4 with the
+    /// compressed mask and the operator's own numbers, `pre_tokens + next_tokens + 1` keys a row.
+    ///
+    /// # Errors
+    /// Those of an upload. A band without keys breaks a rule when the call is planned.
+    pub fn band(&self, pre_tokens: i64, next_tokens: i64) -> Result<Mask> {
+        let mask = self.mode(SparseMode::Band)?;
+        Ok(mask.window(pre_tokens, next_tokens))
+    }
+
+    /// A causal window: sparse mode 4 with the compressed mask, which serves every window and length. Mistral, Gemma,
+    /// gpt-oss.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn sliding_window(&self, window: impl Into<SlidingWindow>) -> Result<Mask> {
+        self.band(window.into().pre_tokens(), 0)
+    }
+
+    /// The same as a full tensor `[rows, keys]`, the last row at the last key: 2048 x 2048 in BOOL is what vLLM-Ascend
+    /// once made. Sparse mode 4 takes the compressed mask, never this one.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn sliding_window_matrix(
+        &self,
+        window: impl Into<SlidingWindow>,
+        rows: usize,
+        keys: usize,
+        form: MaskForm,
+    ) -> Result<AnyTensor> {
+        self.bands(window.into().geometry(rows as u64, keys as u64), form)
+    }
+}

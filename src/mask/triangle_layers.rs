@@ -1,0 +1,129 @@
+//! Which layers of a model leave out the middle.
+
+use std::fmt;
+
+/// The layers that attend to a triangle; the others are dense.
+///
+/// The paper goes from the top: shallow layers stay dense. The guide for Qwen3 goes from the bottom. What is right for a
+/// model is measured: [`TriangleProbe`](super::TriangleProbe).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TriangleLayers {
+    /// Ascending, each once.
+    layers: Vec<usize>,
+}
+
+impl TriangleLayers {
+    /// These layers.
+    pub fn explicit(layers: impl IntoIterator<Item = usize>) -> Self {
+        let mut layers: Vec<usize> = layers.into_iter().collect();
+        layers.sort_unstable();
+        layers.dedup();
+        Self { layers }
+    }
+
+    /// All layers from `start` on, of `layers`, as in the paper.
+    pub fn from_start(start: usize, layers: usize) -> Self {
+        Self::explicit(start..layers)
+    }
+
+    /// The first `count` layers, as in the guide.
+    pub fn first(count: usize) -> Self {
+        Self::explicit(0..count)
+    }
+
+    /// The `count` layers with the smallest contribution of the middle; of equal ones the deeper. A contribution that is
+    /// no number counts as the largest.
+    pub fn least(contributions: &[f64], count: usize) -> Self {
+        let key = |layer: usize| {
+            let middle = contributions.get(layer).copied().unwrap_or(f64::INFINITY);
+            if middle.is_nan() {
+                f64::INFINITY
+            } else {
+                middle
+            }
+        };
+        let mut order: Vec<usize> = (0..contributions.len()).collect();
+        order.sort_by(|&a, &b| key(a).total_cmp(&key(b)).then(b.cmp(&a)));
+        order.truncate(count);
+        Self::explicit(order)
+    }
+
+    /// Llama 3.1 8B and Llama 3 8B 262K in the paper: 32 layers, from 16 on.
+    pub fn llama_3_8b() -> Self {
+        Self::from_start(16, 32)
+    }
+
+    /// Qwen2.5 7B in the paper: 28 layers, from 20 on.
+    pub fn qwen_2_5_7b() -> Self {
+        Self::from_start(20, 28)
+    }
+
+    /// Qwen3 14B in the guide: the first 12.
+    pub fn qwen_3_14b() -> Self {
+        Self::first(12)
+    }
+
+    /// Qwen3 32B in the guide: the first 16.
+    pub fn qwen_3_32b() -> Self {
+        Self::first(16)
+    }
+
+    /// Whether a layer leaves out the middle.
+    pub fn contains(&self, layer: usize) -> bool {
+        self.layers.binary_search(&layer).is_ok()
+    }
+
+    /// The layers, ascending.
+    pub fn indices(&self) -> &[usize] {
+        &self.layers
+    }
+}
+
+impl fmt::Display for TriangleLayers {
+    /// As runs: `0-11, 14`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = self.layers.chunk_by(|a, b| a + 1 == *b);
+        for (at, run) in runs.enumerate() {
+            let separator = if at > 0 { ", " } else { "" };
+            match run {
+                [first, .., last] => write!(f, "{separator}{first}-{last}")?,
+                [only] => write!(f, "{separator}{only}")?,
+                [] => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_chosen_in_four_ways() {
+        assert_eq!(TriangleLayers::explicit([5, 7, 5, 3]).indices(), [3, 5, 7]);
+        assert_eq!(TriangleLayers::from_start(3, 6).indices(), [3, 4, 5]);
+        assert!(TriangleLayers::from_start(6, 3).indices().is_empty());
+        assert_eq!(TriangleLayers::first(3).indices(), [0, 1, 2]);
+        let contributions = [0.5, 0.1, f64::NAN, 0.1, 0.0];
+        let least = |count| TriangleLayers::least(&contributions, count);
+        assert_eq!(least(2).indices(), [3, 4]);
+        assert_eq!(least(4).indices(), [0, 1, 3, 4]);
+        assert_eq!(least(9).indices(), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn presets_are_those_of_paper_and_guide() {
+        let of = |layers: TriangleLayers| layers.to_string();
+        assert_eq!(of(TriangleLayers::llama_3_8b()), "16-31");
+        assert_eq!(of(TriangleLayers::qwen_2_5_7b()), "20-27");
+        assert_eq!(of(TriangleLayers::qwen_3_14b()), "0-11");
+        assert_eq!(of(TriangleLayers::qwen_3_32b()), "0-15");
+        assert_eq!(
+            of(TriangleLayers::explicit([5, 7, 10, 15, 16])),
+            "5, 7, 10, 15-16"
+        );
+        assert!(TriangleLayers::qwen_3_14b().contains(11));
+        assert!(!TriangleLayers::qwen_3_14b().contains(12));
+    }
+}

@@ -1,0 +1,379 @@
+//! `ascend-attn mask`: the text form by definitions, explanations, pictures, cases.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ascend-attn"))
+        .arg("mask")
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+/// The lines of a command that succeeds.
+#[track_caller]
+fn lines(arguments: &[&str]) -> Vec<String> {
+    let output = run(arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
+
+#[track_caller]
+fn refused(arguments: &[&str], why: &str) {
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    assert!(output.stdout.is_empty());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains(why), "{arguments:?}: {error}");
+}
+
+/// Compares the text form with a definition.
+#[track_caller]
+fn shows(arguments: &[&str], (sq, skv): (i64, i64), visible: impl Fn(i64, i64) -> bool) {
+    let (rows, keys) = (sq.to_string(), skv.to_string());
+    let mut all = arguments.to_vec();
+    all.extend(["--sq", &rows, "--skv", &keys, "--text"]);
+    let want: Vec<String> = (0..sq)
+        .map(|i| {
+            (0..skv)
+                .map(|j| if visible(i, j) { '#' } else { '.' })
+                .collect()
+        })
+        .collect();
+    assert_eq!(lines(&all), want, "{arguments:?}");
+}
+
+fn scratch(name: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(name);
+    (folder, file)
+}
+
+#[test]
+fn the_text_form_is_the_definition() {
+    for size in [(5, 9), (9, 5), (7, 7), (1, 4), (4, 1), (0, 3)] {
+        let shift = size.1 - size.0;
+        shows(&["mode0"], size, |_, _| true);
+        shows(&["mode0", "--pre", "2", "--next", "1"], size, |i, j| {
+            i - 2 <= j && j <= i + 1
+        });
+        shows(&["mode0", "--pre", "-1", "--next", "3"], size, |i, j| {
+            i < j && j <= i + 3
+        });
+        shows(&["mode1"], size, |_, _| true);
+        for kind in ["mode2", "mla"] {
+            shows(&[kind], size, |i, j| j <= i);
+        }
+        for kind in ["mode3", "causal", "chunked-prefill", "mode7"] {
+            shows(&[kind], size, |i, j| j <= i + shift);
+        }
+        shows(&["mode8"], size, |i, j| j <= i);
+        shows(&["mode4", "--pre", "2", "--next", "1"], size, |i, j| {
+            (i + shift - 2..=i + shift + 1).contains(&j)
+        });
+        shows(&["mode4", "--pre", "4", "--next", "-2"], size, |i, j| {
+            (i + shift - 4..=i + shift - 2).contains(&j)
+        });
+        shows(&["sliding-window", "--window", "3"], size, |i, j| {
+            (i + shift - 2..=i + shift).contains(&j)
+        });
+        for kind in ["mode5", "mode6", "prefix"] {
+            shows(&[kind, "--prefix", "4"], size, |i, j| {
+                j < 4 || j <= i + shift
+            });
+        }
+        shows(&["local", "--chunk", "3"], size, |i, j| {
+            let p = i + shift;
+            j <= p && j / 3 == p / 3
+        });
+    }
+}
+
+#[test]
+fn triangle_mix_is_drawn_for_prompts_and_chunks() {
+    let (sink, window, last) = (2, 3, 4);
+    for (rows, keys, prompt) in [(16, 16, 16), (6, 16, 16), (6, 12, 16), (6, 12, 14)] {
+        let prompt_len = prompt.to_string();
+        let sizes = [
+            "--sink",
+            "2",
+            "--window",
+            "3",
+            "--last",
+            "4",
+            "--prompt-len",
+            &prompt_len,
+        ];
+        let part = |kind: &str, visible: &dyn Fn(bool, bool) -> bool| {
+            let mut arguments = vec![kind];
+            arguments.extend(sizes);
+            shows(&arguments, (rows, keys), |i, j| {
+                let q = i + keys - rows;
+                let streaming = j < sink || q - j <= window;
+                j <= q && visible(streaming, q >= prompt - last)
+            });
+        };
+        part("dense", &|_, _| true);
+        part("streaming", &|streaming, _| streaming);
+        part("last", &|streaming, last| !streaming && last);
+        part("middle", &|streaming, last| !streaming && !last);
+        part("triangle", &|streaming, last| streaming || last);
+    }
+}
+
+#[test]
+fn packed_sequences_see_their_own_keys() {
+    let mode7 = [
+        "mode7",
+        "--q-ends",
+        "3,5",
+        "--kv-ends",
+        "3,9",
+        "--pre",
+        "6",
+        "--next",
+        "-2",
+    ];
+    let want = [
+        "#........",
+        "##.......",
+        "###......",
+        "...###...",
+        "...####..",
+    ];
+    assert_eq!(lines(&mode7), want);
+    let mode8 = [
+        "mode8",
+        "--q-ends",
+        "3,8",
+        "--kv-ends",
+        "4,9",
+        "--pre",
+        "4",
+        "--next",
+        "1",
+    ];
+    let want = [
+        "###......",
+        "####.....",
+        "####.....",
+        "....#....",
+        "....##...",
+        "....###..",
+        "....####.",
+        "....#####",
+    ];
+    assert_eq!(lines(&mode8), want);
+    let mode6 = [
+        "mode6",
+        "--q-ends",
+        "2,2,4",
+        "--kv-ends",
+        "3,3,6",
+        "--prefix",
+        "2,0,0",
+    ];
+    assert_eq!(lines(&mode6), ["##....", "###...", "...##.", "...###"]);
+}
+
+#[test]
+fn trees_and_tensors_are_read_from_files() {
+    let (_folder, file) = scratch("tree");
+    fs::write(&file, "[-1, 0, 0,\n1]").unwrap();
+    let tree = ["tree", "--tree", file.to_str().unwrap(), "--skv", "6"];
+    assert_eq!(lines(&tree), ["###...", "####..", "###.#.", "####.#"]);
+    refused(
+        &["tree", "--tree", file.to_str().unwrap(), "--skv", "3"],
+        "--skv counts them too",
+    );
+    fs::write(&file, "-1 5").unwrap();
+    refused(&tree, "token 1 has parent 5");
+    fs::write(&file, "-1 x").unwrap();
+    refused(&tree, "x: a token's number");
+    refused(&["tree"], "--tree FILE");
+
+    fs::write(&file, "#.#\n.##\n").unwrap();
+    let tensor = ["mode1", "--tensor", file.to_str().unwrap()];
+    assert_eq!(lines(&tensor), ["#.#", ".##"]);
+    let band = [
+        "mode0",
+        "--pre",
+        "1",
+        "--next",
+        "0",
+        "--tensor",
+        file.to_str().unwrap(),
+    ];
+    assert_eq!(lines(&band), ["#..", ".#."]);
+    refused(
+        &["mode3", "--tensor", file.to_str().unwrap()],
+        "modes 0 and 1 do",
+    );
+    fs::write(&file, "#.#\n.#\n").unwrap();
+    refused(&tensor, "line 2: 3 characters");
+}
+
+#[test]
+fn explanations_say_the_rule_and_what_the_row_sees() {
+    let explained = |arguments: &[&str]| lines(arguments).join("\n");
+    let band = [
+        "mode4",
+        "--sq",
+        "4",
+        "--skv",
+        "6",
+        "--pre",
+        "1",
+        "--next",
+        "0",
+        "--explain",
+        "1",
+        "5",
+    ];
+    let text = explained(&band);
+    assert!(text.starts_with("row 1, key 5: hidden\n"), "{text}");
+    assert!(
+        text.contains("j <= i + Skv - Sq + nextTokens")
+            && text.contains("preTokens 1, nextTokens 0"),
+        "{text}"
+    );
+    assert!(text.ends_with("row 1 sees the keys 2 to 3"), "{text}");
+    let sizes = [
+        "--sq",
+        "20",
+        "--sink",
+        "2",
+        "--window",
+        "3",
+        "--last",
+        "4",
+        "--explain",
+    ];
+    let triangle = |i: &'static str, j: &'static str| {
+        let mut arguments = vec!["triangle"];
+        arguments.extend(sizes);
+        arguments.extend([i, j]);
+        explained(&arguments)
+    };
+    assert!(triangle("10", "1").contains("it is a sink: 1 < 2"));
+    assert!(triangle("10", "7").contains("it is in the window: 10 - 7 <= 3"));
+    assert!(
+        triangle("10", "5").contains("hidden")
+            && triangle("10", "5").contains("it is in the middle")
+    );
+    assert!(
+        triangle("17", "5").contains("visible")
+            && triangle("17", "5").contains("one of the last 4 rows")
+    );
+    assert!(triangle("10", "11").contains("behind the row's own place: 11 > 10"));
+    assert!(triangle("99", "0").contains("there are 20 rows and 20 keys"));
+    assert!(
+        explained(&["mode3", "--sq", "3", "--skv", "1", "--explain", "0", "0"])
+            .contains("sees no key")
+    );
+}
+
+#[test]
+fn pictures_are_written_in_both_formats() {
+    let (_folder, png) = scratch("mask.png");
+    let (_other, svg) = scratch("mask.svg");
+    for arguments in [
+        &[
+            "triangle", "--sq", "24", "--sink", "2", "--window", "4", "--last", "5",
+        ][..],
+        &["mode3", "--sq", "3000", "--skv", "5000"],
+        &["local", "--sq", "0"],
+        &["mode2", "--sq", "1000000000", "--skv", "7"],
+    ] {
+        let mut all = arguments.to_vec();
+        all.extend([
+            "--png",
+            png.to_str().unwrap(),
+            "--svg",
+            svg.to_str().unwrap(),
+        ]);
+        assert!(lines(&all).is_empty());
+        let bytes = fs::read(&png).unwrap();
+        assert!(bytes.starts_with(b"\x89PNG\r\n\x1a\n"), "{arguments:?}");
+        let text = fs::read_to_string(&svg).unwrap();
+        assert!(
+            text.starts_with("<svg ") && text.ends_with("</svg>\n"),
+            "{arguments:?}"
+        );
+        assert!(
+            text.contains(" visible (") && text.len() < 4 << 20,
+            "{arguments:?}: {}",
+            text.len()
+        );
+    }
+    refused(
+        &["mode2", "--sq", "1000000", "--skv", "1000000"],
+        "too many for text",
+    );
+    refused(
+        &["mode2", "--png", "/nowhere/mask.png"],
+        "/nowhere/mask.png",
+    );
+}
+
+#[test]
+fn the_masks_of_cases_are_drawn() {
+    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    let mut drawn = 0;
+    for folder in ["numeric", "real"] {
+        for entry in fs::read_dir(vectors.join(folder)).unwrap() {
+            let file = entry.unwrap().path();
+            let output = run(&["--case", file.to_str().unwrap(), "--text"]);
+            if output.status.success() {
+                let text = String::from_utf8(output.stdout).unwrap();
+                assert!(
+                    text.lines()
+                        .all(|line| line.chars().all(|c| "#.".contains(c)))
+                );
+                drawn += 1;
+            } else {
+                // A case that the operator refuses has no mask.
+                assert_eq!(output.status.code(), Some(2), "{}", file.display());
+                assert!(!output.stderr.is_empty());
+            }
+        }
+    }
+    assert!(drawn > 0);
+    refused(&["--case", "/nowhere.safetensors"], "/nowhere.safetensors");
+}
+
+#[test]
+fn wrong_command_lines_are_refused_with_the_fix() {
+    refused(&["sliding-window", "--window", "0"], "1 or more");
+    refused(&["local", "--chunk", "0"], "1 or more");
+    refused(&["mla", "--sq", "513"], "512");
+    refused(
+        &["triangle", "--sq", "9", "--skv", "8"],
+        "every row of a prompt",
+    );
+    refused(
+        &["triangle", "--sq", "9", "--prompt-len", "8"],
+        "--prompt-len 8",
+    );
+    refused(
+        &["mode7", "--q-ends", "3,2", "--kv-ends", "3,9"],
+        "--q-ends",
+    );
+    refused(
+        &["mode7", "--q-ends", "3", "--kv-ends", "3,9"],
+        "1 sequences, --kv-ends 2",
+    );
+    refused(&["mode9"], "mode9");
+    refused(&[], "KIND");
+    refused(&["mode3", "--sq", "18446744073709551615"], "at most");
+}
