@@ -113,14 +113,8 @@ pub(super) fn draw(title: &str, formula: &Formula, block: Option<u64>) -> Scene 
     let tiles =
         format!("tiles of {block} x {block}: {all} all visible, {mixed} mixed, {none} hidden");
     text(12, 54, Anchor::Start, Size::Small, tiles.clone());
-    text(
-        grid.left,
-        74,
-        Anchor::Start,
-        Size::Small,
-        "key j".to_owned(),
-    );
-    text(8, 74, Anchor::Start, Size::Small, "row i".to_owned());
+    let axes = "row i down, key j across".to_owned();
+    text(12, 70, Anchor::Start, Size::Small, axes);
     let step_of = |letters: u32, count: u64| every(letters, side, step, count);
     let across = step_of(letter * (digits(keys) + 1), keys);
     for key in (0..keys).step_by(across) {

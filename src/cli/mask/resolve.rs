@@ -30,8 +30,12 @@ pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), S
     }
     let sizes = format!("Sq {sq}, Skv {skv}");
     let part = |part| {
-        let formula = triangle(of, part, sq, skv)?;
-        Ok((format!("TriangleMix: {part:?}, {sizes}"), formula))
+        let mix = triangle_sizes(of);
+        let title = format!(
+            "TriangleMix: {part:?}, {sizes}, sinks {}, window {}, last {}",
+            mix.num_sink_tokens, mix.sliding_window_size, mix.num_last_tokens
+        );
+        Ok((title, triangle(of, mix, part, sq, skv)?))
     };
     match kind {
         Kind::Mode0 => sparse(of, SparseMode::DefaultMask),
@@ -193,17 +197,26 @@ fn mla(of: &Arguments) -> Result<(String, Formula), Stop> {
     Ok((title, Formula::sparse(&call)))
 }
 
-fn triangle(of: &Arguments, part: TrianglePart, sq: u64, skv: u64) -> Result<Formula, Stop> {
+fn triangle_sizes(of: &Arguments) -> TriangleMix {
     let preset = match of.preset {
         Preset::Paper => TriangleMix::PAPER,
         Preset::Guide => TriangleMix::GUIDE,
         Preset::GuideLong => TriangleMix::GUIDE_LONG_CONTEXT,
     };
-    let sizes = TriangleMix::new(
+    TriangleMix::new(
         of.sink.unwrap_or(preset.num_sink_tokens),
         of.window.unwrap_or(preset.sliding_window_size),
         of.last.unwrap_or(preset.num_last_tokens),
-    );
+    )
+}
+
+fn triangle(
+    of: &Arguments,
+    sizes: TriangleMix,
+    part: TrianglePart,
+    sq: u64,
+    skv: u64,
+) -> Result<Formula, Stop> {
     let Some(first_row) = skv.checked_sub(sq) else {
         return Err(Stop::Trouble(format!(
             "{sq} rows of {skv} keys: every row of a prompt is a key too"
