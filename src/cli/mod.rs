@@ -45,7 +45,7 @@ enum Command {
     #[cfg(feature = "emulation")]
     Bench(bench::Arguments),
     Doctor(doctor::Arguments),
-    Mask(mask::Arguments),
+    Mask(Box<mask::Arguments>),
 }
 
 /// What executes the calls.

@@ -19,7 +19,7 @@ pub(super) enum Formula {
         mode: SparseMode,
         tensor: HostMask,
     },
-    Triangle(Part),
+    Triangle(Box<Part>),
     Local(LocalChunks),
     Tree {
         tree: TokenTree,

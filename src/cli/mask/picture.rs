@@ -63,8 +63,8 @@ pub(super) fn draw(title: &str, formula: &Formula, block: Option<u64>) -> Scene 
     let side = u32::try_from((ROOM / most.div_ceil(step)).min(LARGEST)).unwrap_or(1);
     let block = block.unwrap_or(match most {
         ..=16 => 4,
-        ..=64 => 8,
-        ..=256 => 16,
+        17..=64 => 8,
+        65..=256 => 16,
         _ => 128,
     });
     // Tiles that one would not see are merged for the picture.

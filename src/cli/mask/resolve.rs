@@ -233,7 +233,7 @@ fn triangle(
         rows: sq,
         prompt_len,
     };
-    Ok(Formula::Triangle(Part::new(sizes, part, rows)))
+    Ok(Formula::Triangle(Box::new(Part::new(sizes, part, rows))))
 }
 
 fn tree(of: &Arguments) -> Result<(String, Formula), Stop> {
