@@ -66,6 +66,13 @@ pub struct Unsupported {
     pub feature: &'static str,
 }
 
+impl Unsupported {
+    /// The refusal of a call that asks for `feature`, for a layer above the contract that does not compute it.
+    pub const fn new(feature: &'static str) -> Self {
+        Unsupported { feature }
+    }
+}
+
 /// Why a call goes no further.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {

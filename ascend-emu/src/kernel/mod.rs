@@ -52,6 +52,7 @@ use attention::Attention;
 pub use blocks::BadBlock;
 use element::Element;
 use half::{bf16, f16};
+pub(crate) use panel::QUERIES as BLOCK_QUERIES;
 pub(crate) use simd::Level;
 use std::fmt;
 

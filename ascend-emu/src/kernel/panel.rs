@@ -19,7 +19,7 @@ use ascend_spec::Tile;
 use std::ops::Range;
 
 /// Queries in a block.
-pub(super) const QUERIES: usize = 96;
+pub(crate) const QUERIES: usize = 96;
 
 /// Panels in a block.
 const PANELS: usize = QUERIES / WIDTH;

@@ -9,8 +9,8 @@ use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, Slot};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL};
-use ascend_spec::fia::{Operand, Place, Version};
-use ascend_spec::{Refusal, Soc, TensorDesc};
+use ascend_spec::fia::{Operand, Place, Problem, Version};
+use ascend_spec::{Refusal, Soc, TensorDesc, Unsupported};
 use std::ops::Range;
 use std::ptr;
 
@@ -30,12 +30,14 @@ impl FiaOperator {
     /// Checks a call.
     pub(crate) fn new(call: OwnedCall, version: Version, soc: Soc) -> Result<Self, Refusal> {
         let mut touches = Vec::new();
-        call.borrow()
-            .check(version, soc)?
-            .touches(&mut |operand, range| {
-                // A range that no memory could hold is one that no allocation answers for.
-                touches.push((operand, range.unwrap_or(0..u64::MAX)));
-            });
+        let borrowed = call.borrow();
+        let problem = borrowed.check(version, soc)?;
+        within_reach(&problem)?;
+        problem.touches(&mut |operand, range| {
+            // A range that no memory could hold is one that no allocation answers for.
+            touches.push((operand, range.unwrap_or(0..u64::MAX)));
+        });
+        drop(problem);
         Ok(FiaOperator {
             call,
             version,
@@ -49,6 +51,32 @@ impl FiaOperator {
     pub(crate) fn is_empty(&self) -> bool {
         self.touches.is_empty()
     }
+}
+
+/// Blocks of queries, and blocks of cached keys, that a launch keeps a list of.
+const MOST_BLOCKS: usize = 1 << 26;
+
+/// Whether the kernel can take on a call. Tensors of stride 0 are small however many rows they have, so that memory sets
+/// no limit to them.
+fn within_reach(problem: &Problem<'_>) -> Result<(), Unsupported> {
+    let unsupported = |feature| Err(Unsupported::new(feature));
+    let longest = (0..problem.batch).map(|b| problem.kv_len(b)).max();
+    let longest = longest.unwrap_or(0);
+    if problem.query_rows > Problem::MOST_ROWS || longest > Problem::MOST_ROWS {
+        return unsupported("a sequence of more than 20971520 query rows or keys");
+    }
+    let queries = problem
+        .batch
+        .saturating_mul(problem.heads)
+        .saturating_mul(problem.query_rows.div_ceil(kernel::BLOCK_QUERIES));
+    let keys = problem.pages.map_or(0, |pages| {
+        let blocks = longest.div_ceil(pages.block_size.max(1));
+        problem.batch.saturating_mul(blocks)
+    });
+    if queries.max(keys) > MOST_BLOCKS {
+        return unsupported("more than 67108864 blocks of queries or of cached keys");
+    }
+    Ok(())
 }
 
 /// Base address of a tensor, 0 where there is none.
@@ -144,5 +172,63 @@ impl Operator for FiaOperator {
             Ok(()) => Ok(()),
             Err(unsupported) => fault(AICORE_EXCEPTION, unsupported.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::within_reach;
+    use ascend_spec::fia::{FiaCall, Version};
+    use ascend_spec::{DType, Dims, Soc, TensorDesc};
+
+    /// A tensor of one element that claims to be larger.
+    fn stretched(dtype: DType, shape: &[i64]) -> TensorDesc {
+        let shape = Dims::new(shape).unwrap();
+        let strides = Dims::new(&vec![0; shape.rank()]).unwrap();
+        TensorDesc {
+            strides,
+            ..TensorDesc::packed(dtype, shape)
+        }
+    }
+
+    fn reached(call: &FiaCall<'_>) -> bool {
+        let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+        within_reach(&problem).is_ok()
+    }
+
+    #[test]
+    fn tiny_tensors_that_claim_to_be_large_are_refused() {
+        let half = |shape: &[i64]| stretched(DType::Float16, shape);
+        let dense = |batch, heads, rows, keys: i64| {
+            let key = [half(&[batch, heads, keys, 16])];
+            let call = FiaCall {
+                query: Some(half(&[batch, heads, rows, 16])),
+                key: &key,
+                value: &key,
+                num_heads: heads,
+                attention_out: Some(half(&[batch, heads, rows, 16])),
+                ..FiaCall::new("BNSD")
+            };
+            reached(&call)
+        };
+        assert!(dense(2, 256, 1000, 1000));
+        assert!(dense(1, 8, 20_971_520, 20_971_520));
+        assert!(!dense(1, 1, 1_000_000_000_000, 16));
+        assert!(!dense(1, 1, 16, 1_000_000_000_000));
+        assert!(!dense(60_000, 256, 20_000_000, 16));
+        let cache = [half(&[4, 16, 16])];
+        let lengths = vec![16_000_000; 65_536];
+        let paged = FiaCall {
+            query: Some(half(&[65_536, 1, 1, 16])),
+            key: &cache,
+            value: &cache,
+            num_heads: 1,
+            block_table: Some(stretched(DType::Int32, &[65_536, 1_000_000])),
+            block_size: 16,
+            actual_seq_lengths_kv: Some(&lengths),
+            attention_out: Some(half(&[65_536, 1, 1, 16])),
+            ..FiaCall::new("BNSD")
+        };
+        assert!(!reached(&paged));
     }
 }

@@ -228,6 +228,9 @@ pub struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
+    /// Most query rows, and most keys, of a sequence; beyond them the operator warns and promises nothing (check D15).
+    pub const MOST_ROWS: usize = 20_971_520;
+
     /// Query heads that share one key head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads.max(1)

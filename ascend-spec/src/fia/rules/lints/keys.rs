@@ -29,9 +29,6 @@ rules! {
         "pad the head dimension with zeros, or split the batch over several calls";
 }
 
-/// Most rows of a sequence.
-const ROWS: usize = 20_971_520;
-
 /// Without keys the output is filled, whatever the values are.
 pub(super) fn filled(p: &Problem<'_>, report: Report<'_>) {
     if let ([key, ..], [value, ..]) = (p.call.key, p.call.value) {
@@ -47,6 +44,7 @@ pub(super) fn filled(p: &Problem<'_>, report: Report<'_>) {
 
 pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let call = p.call;
+    let most = Problem::MOST_ROWS;
     let used = if p.kv_list { p.batch } else { 1 };
     lint!(
         report,
@@ -80,10 +78,10 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     }
     lint!(
         report,
-        p.is_packed() || (p.query_rows <= ROWS && (p.pages.is_some() || p.key_rows <= ROWS)),
+        p.is_packed() || (p.query_rows <= most && (p.pages.is_some() || p.key_rows <= most)),
         ROWS_MAX,
         format_args!("{} rows, {} keys", p.query_rows, p.key_rows),
-        format_args!("1 to {ROWS}"),
+        format_args!("1 to {most}"),
     );
     if p.route == Route::Decode {
         lint!(report, p.heads <= 256, HEADS_MAX, p.heads, "1 to 256");
