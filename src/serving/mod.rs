@@ -9,6 +9,7 @@
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](crate::kv::PageTable): the index formats of engines.
 //! - [`LocalBatch`]: attention within chunks, by virtual requests.
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
+//! - [`TrianglePrefill`]: TriangleMix by calls of the stock operator.
 //! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
 
 mod backend;
@@ -25,6 +26,7 @@ mod metadata;
 mod paged_decode;
 mod split_kv;
 mod state;
+mod triangle_prefill;
 
 pub use backend::{
     AttentionBackend, AttentionShape, Backends, LayerTensors, RefusedBackend, Selected,
@@ -43,3 +45,4 @@ pub use metadata::AttentionMetadata;
 pub use paged_decode::PagedDecode;
 pub use split_kv::SplitLimits;
 pub use state::{AttentionState, Drafting, StatePolicy};
+pub use triangle_prefill::{TriangleGate, TrianglePlan, TrianglePrefill};
