@@ -9,6 +9,7 @@
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](crate::kv::PageTable): the index formats of engines.
 //! - [`LocalBatch`]: attention within chunks, by virtual requests.
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
+//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge.
 //! - [`TrianglePrefill`]: TriangleMix by calls of the stock operator.
 //! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
 
@@ -26,6 +27,7 @@ mod metadata;
 mod paged_decode;
 mod split_kv;
 mod state;
+mod tree_verification;
 mod triangle_prefill;
 
 pub use backend::{
@@ -45,4 +47,5 @@ pub use metadata::AttentionMetadata;
 pub use paged_decode::PagedDecode;
 pub use split_kv::SplitLimits;
 pub use state::{AttentionState, Drafting, StatePolicy};
+pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};
 pub use triangle_prefill::{TriangleGate, TrianglePlan, TrianglePrefill};

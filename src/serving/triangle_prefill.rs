@@ -64,24 +64,21 @@ pub struct TrianglePrefill {
     pub gate: TriangleGate,
 }
 
+/// Rows that one call computes, or two that are merged.
 #[derive(Debug)]
-enum Segment {
-    Causal {
-        rows: Range<usize>,
-        plan: Plan,
-    },
-    Merged {
-        rows: Range<usize>,
-        band: (Range<usize>, Plan),
-        sinks: (Range<usize>, Plan),
-        merge: MergePlan,
-    },
-    /// Middle rows where there are no sinks.
-    Band {
-        rows: Range<usize>,
-        keys: Range<usize>,
-        plan: Plan,
-    },
+struct Segment {
+    rows: Range<usize>,
+    keys: Range<usize>,
+    plan: Plan,
+    /// What middle rows see besides their window.
+    sinks: Option<Box<Sinks>>,
+}
+
+#[derive(Debug)]
+struct Sinks {
+    keys: Range<usize>,
+    plan: Plan,
+    merge: MergePlan,
 }
 
 /// A prefill that was prepared. From [`TrianglePrefill::plan`].
@@ -219,7 +216,12 @@ impl<T: Element> Parts<'_, T> {
         let masks = self.stream.device().masks();
         let keys = 0..self.first + rows.end;
         let plan = self.call(masks.causal(CausalOrigin::RightDown)?, &rows, &keys, false)?;
-        Ok(Segment::Causal { rows, plan })
+        Ok(Segment {
+            rows,
+            keys,
+            plan,
+            sinks: None,
+        })
     }
 
     /// Rows whose window begins behind the sinks. The last row stands at the last key, so that the band is the window.
@@ -231,24 +233,25 @@ impl<T: Element> Parts<'_, T> {
         let (keys, sinks) = (first_key..self.first + rows.end, 0..sinks);
         let masks = self.stream.device().masks();
         let merged = !sinks.is_empty();
-        let band = self.call(masks.band(count(window), 0)?, &rows, &keys, merged)?;
-        if !merged {
-            return Ok(Segment::Band {
-                rows,
-                keys,
-                plan: band,
-            });
-        }
-        let sink = self.call(Mask::none(), &rows, &sinks, true)?;
-        let merge = {
-            let (band, sink): (Output<T>, Output<T>) = (band.output()?, sink.output()?);
-            MergeState::new(Layout::Tnd).plan(&[Part::of(&band)?, Part::of(&sink)?])?
+        let plan = self.call(masks.band(count(window), 0)?, &rows, &keys, merged)?;
+        let sinks = match merged {
+            false => None,
+            true => {
+                let far = self.call(Mask::none(), &rows, &sinks, true)?;
+                let (near_out, far_out): (Output<T>, Output<T>) = (plan.output()?, far.output()?);
+                let parts = [Part::of(&near_out)?, Part::of(&far_out)?];
+                Some(Box::new(Sinks {
+                    keys: sinks,
+                    plan: far,
+                    merge: MergeState::new(Layout::Tnd).plan(&parts)?,
+                }))
+            }
         };
-        Ok(Segment::Merged {
+        Ok(Segment {
             rows,
-            band: (keys, band),
-            sinks: (sinks, sink),
-            merge,
+            keys,
+            plan,
+            sinks,
         })
     }
 }
@@ -283,42 +286,30 @@ impl TrianglePlan {
                 value.narrow(0, keys.clone())?,
             ])
         };
-        let to = |rows: &Range<usize>| -> Result<Output<T>> {
-            Ok(Output {
-                attention: out.narrow(0, rows.clone())?,
-                softmax_lse: None,
-            })
-        };
-        let keys = key.shape().first().copied().unwrap_or(0);
-        let before = usize::try_from(keys)
-            .unwrap_or(0)
-            .saturating_sub(self.shape[0]);
-        for segment in &self.segments {
-            match segment {
-                Segment::Causal { rows, plan } => {
-                    let [q, k, v] = part(rows, &(0..before + rows.end))?;
-                    plan.launch_into(stream, &q, &k, &v, &mut to(rows)?)?;
-                }
-                Segment::Band { rows, keys, plan } => {
-                    let [q, k, v] = part(rows, keys)?;
-                    plan.launch_into(stream, &q, &k, &v, &mut to(rows)?)?;
-                }
-                Segment::Merged {
-                    rows,
-                    band,
-                    sinks,
-                    merge,
-                } => {
-                    let [q, k, v] = part(rows, &band.0)?;
-                    let near = band.1.launch(stream, &q, &k, &v)?;
-                    let [q, k, v] = part(rows, &sinks.0)?;
-                    let far = sinks.1.launch(stream, &q, &k, &v)?;
-                    let mut both = merge.output()?;
-                    both.attention = out.narrow(0, rows.clone())?;
-                    let parts = [Part::of(&near)?, Part::of(&far)?];
-                    merge.launch_into(stream, &parts, &mut both)?;
-                }
-            }
+        for Segment {
+            rows,
+            keys,
+            plan,
+            sinks,
+        } in &self.segments
+        {
+            let attention = out.narrow(0, rows.clone())?;
+            let [q, k, v] = part(rows, keys)?;
+            let Some(sinks) = sinks else {
+                let mut output = Output {
+                    attention,
+                    softmax_lse: None,
+                };
+                plan.launch_into(stream, &q, &k, &v, &mut output)?;
+                continue;
+            };
+            let near = plan.launch(stream, &q, &k, &v)?;
+            let [q, k, v] = part(rows, &sinks.keys)?;
+            let far = sinks.plan.launch(stream, &q, &k, &v)?;
+            let mut both = sinks.merge.output()?;
+            both.attention = attention;
+            let parts = [Part::of(&near)?, Part::of(&far)?];
+            sinks.merge.launch_into(stream, &parts, &mut both)?;
         }
         Ok(out)
     }

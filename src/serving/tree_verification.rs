@@ -1,0 +1,173 @@
+//! Verifying drafted trees by the stock operator: the cached tokens and the tree apart, merged.
+
+use ascend_spec::Layout;
+
+use crate::attention::{BlockTable, FusedInferAttention, Inputs, Output, Plan};
+use crate::error::{Error, Result};
+use crate::kv::{LayerCache, Rule, refused};
+use crate::mask::Mask;
+use crate::memory::Element;
+use crate::merge::{EmptyRows, MergePlan, MergeState, Part};
+use crate::runtime::Stream;
+use crate::tensor::Tensor;
+
+use super::backend::AttentionShape;
+use super::draft_tree::DraftTree;
+use super::fused::count;
+use super::lengths::{CallLengths, PerRequest};
+
+/// Verifies a drafted tree for each request. Every node sees the cached tokens of its request, its ancestors and itself.
+///
+/// Packed calls take no mask tensor, and one over all keys would be as large as the context. So two calls are merged by
+/// their log-sum-exps: one of all nodes over the cached tokens, which all of them see, and one over the nodes alone with a
+/// mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of the output's rows.
+///
+/// Chains need none of this: they are causal, and a step of
+/// [`AttentionState::SpecDecoding`](super::AttentionState::SpecDecoding) verifies them.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeVerification {
+    /// The heads.
+    pub shape: AttentionShape,
+}
+
+/// The tensors of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeTensors<'a, T: Element> {
+    /// Queries of the nodes, `[B, N, nodes, D]`.
+    pub query: &'a Tensor<T>,
+    /// Keys of the nodes, `[B, Nkv, nodes, D]`; they need not be in the cache.
+    pub key: &'a Tensor<T>,
+    /// Values of the nodes.
+    pub value: &'a Tensor<T>,
+    /// The layer's cache.
+    pub cache: &'a LayerCache<T>,
+    /// Blocks of the cached tokens.
+    pub block_table: &'a BlockTable,
+}
+
+/// A verification that was prepared. From [`TreeVerification::plan`].
+#[derive(Debug)]
+pub struct TreePlan {
+    nodes: Plan,
+    cached: Option<(Plan, MergePlan)>,
+}
+
+impl TreeVerification {
+    /// Prepares the verification of a tree a request behind `cached` tokens each. Smaller trees are padded to the nodes of
+    /// the tensors; the rows behind mean nothing. One plan serves all layers of a step.
+    ///
+    /// While a request has no cached tokens, merging waits for the stream ([`EmptyRows::ThroughHost`]).
+    ///
+    /// # Errors
+    /// [`Rule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a tree larger
+    /// than the tensors; as for [`FusedInferAttention::plan_with`] and [`MergeState::plan`].
+    pub fn plan<T: Element>(
+        &self,
+        stream: &Stream,
+        trees: &[DraftTree],
+        cached: &PerRequest,
+        tensors: &TreeTensors<'_, T>,
+    ) -> Result<TreePlan> {
+        let &[requests, _, nodes, _] = tensors.query.shape() else {
+            let given = tensors.query.desc();
+            return Err(Error::invalid("query", given, "[B, N, nodes, D]"));
+        };
+        let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
+        let (requests, nodes) = (size(requests), size(nodes));
+        if (trees.len(), cached.lengths().len()) != (requests, requests) {
+            return Err(refused(
+                Rule::LengthsBatch,
+                format_args!("{} trees, {} lengths", trees.len(), cached.lengths().len()),
+                format_args!("{requests} of each, as the query has requests"),
+                "make them from the same batch",
+            )
+            .into());
+        }
+        let mask = tree_mask(stream, trees, nodes)?;
+        let call = FusedInferAttention::new(Layout::Bnsd)
+            .heads(count(self.shape.heads))
+            .kv_heads(count(self.shape.kv_heads))
+            .scale(self.shape.scale);
+        let any = cached.lengths().iter().any(|len| *len > 0);
+        let own = call.clone().mask(mask).softmax_lse(any);
+        let own = own.plan(tensors.query, tensors.key, tensors.value)?;
+        if !any {
+            return Ok(TreePlan {
+                nodes: own,
+                cached: None,
+            });
+        }
+        let lengths = CallLengths::Batched {
+            q: None,
+            kv: cached,
+        };
+        let before = lengths
+            .apply(call.softmax_lse(true))
+            .plan_with(&before(tensors))?;
+        let (own_out, before_out): (Output<T>, Output<T>) = (own.output()?, before.output()?);
+        let empty_rows = match cached.lengths().contains(&0) {
+            true => EmptyRows::ThroughHost,
+            false => EmptyRows::None,
+        };
+        let merge = MergeState::new(Layout::Bnsd)
+            .empty_rows(empty_rows)
+            .plan(&[Part::of(&own_out)?, Part::of(&before_out)?])?;
+        Ok(TreePlan {
+            nodes: own,
+            cached: Some((before, merge)),
+        })
+    }
+}
+
+fn before<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
+    let TreeTensors {
+        query,
+        cache,
+        block_table,
+        ..
+    } = *tensors;
+    Inputs::new(query, &cache.key, &cache.value).paged(block_table)
+}
+
+/// `[B, nodes, nodes]`, 1 hides. A row behind its tree sees itself, so that no row is without keys.
+fn tree_mask(stream: &Stream, trees: &[DraftTree], nodes: usize) -> Result<Mask> {
+    let mut hides = Vec::new();
+    for (request, tree) in trees.iter().enumerate() {
+        if tree.nodes() > nodes {
+            return Err(refused(
+                Rule::DraftTree,
+                format_args!("{} nodes of request {request}", tree.nodes()),
+                format_args!("at most {nodes}, as the query has rows"),
+                "pad the tensors to the largest tree",
+            )
+            .into());
+        }
+        for i in 0..nodes {
+            hides.extend((0..nodes).map(|j| i8::from(i != j && !tree.sees(i, j))));
+        }
+    }
+    Ok(Mask::all_mask(
+        stream.upload(&hides, [trees.len(), nodes, nodes])?,
+    ))
+}
+
+impl TreePlan {
+    /// Queues the verification of a layer: the attention of the nodes, `[B, N, nodes, D]`.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_with`] and [`MergePlan::launch`].
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        tensors: &TreeTensors<'_, T>,
+    ) -> Result<Tensor<T>> {
+        let (query, key, value) = (tensors.query, tensors.key, tensors.value);
+        let own = self.nodes.launch(stream, query, key, value)?;
+        let Some((plan, merge)) = &self.cached else {
+            return Ok(own.attention);
+        };
+        let cached = plan.launch_with(stream, &before(tensors))?;
+        let parts = [Part::of(&own)?, Part::of(&cached)?];
+        Ok(merge.launch(stream, &parts)?.attention)
+    }
+}
