@@ -423,3 +423,30 @@ fn a_mask_in_flight_is_never_freed() {
     #[cfg(feature = "emulation")]
     drop(strict);
 }
+
+#[cfg(feature = "emulation")]
+#[test]
+fn a_mask_that_cannot_be_made_leaves_no_trace() {
+    use ascend_emu::{Site, inject};
+
+    let (_turn, device) = fresh();
+    if harness::on_npu() {
+        return;
+    }
+    let masks = device.masks();
+    let ask = || masks.causal_view(CausalOrigin::LeftUp, 8, 8, MaskForm::BOOL);
+    for site in [Site::Malloc, Site::Memcpy] {
+        let fault = inject(site, 1, 507_899);
+        let error = ask().unwrap_err();
+        drop(fault);
+        assert!(error.to_string().contains("507899"), "{error}");
+        let counts = masks.cache().counts();
+        assert_eq!(
+            (counts.bytes, counts.tensors, counts.misses),
+            (0, 0, 0),
+            "{site:?}"
+        );
+    }
+    assert_eq!(ask().unwrap().shape(), [8, 8]);
+    assert_eq!(masks.cache().counts().misses, 1);
+}

@@ -190,6 +190,12 @@ impl Plan {
         self.workspace_bytes
     }
 
+    /// Bytes of device memory that the mask's tensor takes for as long as the plan or its cache holds it: 4 MiB for the
+    /// compressed mask of any length, rows times keys for a full one, nothing without a tensor.
+    pub fn mask_bytes(&self) -> usize {
+        self.mask.as_ref().map_or(0, |mask| reach(mask.desc()))
+    }
+
     /// New output tensors, to be used with [`Plan::launch_into`] again and again. Their content is unspecified.
     ///
     /// Since CANN 8.1.

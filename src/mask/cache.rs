@@ -173,7 +173,6 @@ impl MaskCache {
             }
             let made = self.make(device, key, least, making.grown_from);
             let mut state = lock(&self.0);
-            state.counts.misses += 1;
             let own = |slot: &Slot| matches!(slot, Slot::Making(of) if Arc::ptr_eq(of, &pending));
             let is_own = state.slots.get(key).is_some_and(own);
             let (tensor, kept) = match made {
@@ -185,6 +184,7 @@ impl MaskCache {
                     return Err(error);
                 }
             };
+            state.counts.misses += 1;
             let bytes = bytes_of(&tensor);
             if kept && is_own {
                 let ready = Ready {
@@ -218,7 +218,11 @@ impl MaskCache {
         let square =
             |side: u64| MaskGeometry::new(SparseMode::LeftUpCausal, true, side, side, 0, 0);
         match key.content {
+            Content::Template(template) => self.make_of(device, &template.geometry(), key.form),
             Content::Bands(bands) => self.make_of(device, &bands, key.form),
+            Content::Triangle(sizes, part, rows) => {
+                self.make_of(device, &sizes.geometry(part, rows), key.form)
+            }
             Content::Local(chunks) => self.make_of(device, &chunks, key.form),
             Content::CausalSquare => {
                 let doubled = least.max(grown_from.saturating_mul(2));

@@ -1,7 +1,7 @@
 //! What a cached mask is known by.
 
-use ascend_spec::MaskGeometry;
-use ascend_spec::geometry::LocalChunks;
+use ascend_spec::geometry::{LocalChunks, TriangleMix, TrianglePart, TriangleRows};
+use ascend_spec::{CompressedMask, MaskGeometry};
 
 use super::form::MaskForm;
 
@@ -18,8 +18,12 @@ pub(super) struct MaskKey {
 /// What a cached mask shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Content {
-    /// Bands: the sparse modes, their templates, the parts of TriangleMix.
+    /// A template.
+    Template(CompressedMask),
+    /// Bands: the full masks of the sparse modes.
     Bands(MaskGeometry),
+    /// A part of the causal triangle.
+    Triangle(TriangleMix, TrianglePart, TriangleRows),
     /// Chunks.
     Local(LocalChunks),
     /// The causal square that all smaller causal masks are views of. It grows, so that its side is no part of the key.

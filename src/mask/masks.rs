@@ -56,7 +56,8 @@ impl<'a> Masks<'a> {
     /// # Errors
     /// Those of an upload.
     pub fn template(&self, template: CompressedMask, form: MaskForm) -> Result<AnyTensor> {
-        self.bands(template.geometry(), form)
+        let content = Content::Template(template);
+        self.get(MaskKey { content, form }, 0)
     }
 
     /// A sparse mode with the causal template in INT8.

@@ -6,6 +6,7 @@ use crate::error::Result;
 
 use super::causal::CausalOrigin;
 use super::form::MaskForm;
+use super::key::{Content, MaskKey};
 use super::masks::Masks;
 use super::triangle_layers::TriangleLayers;
 use super::value::Mask;
@@ -26,12 +27,17 @@ impl Masks<'_> {
         part: TrianglePart,
         rows: TriangleRows,
     ) -> Result<Mask> {
-        let bands = sizes.geometry(part, rows);
-        // No part has more than the dense one: if it has as much, it is the same.
-        if bands.visible() == sizes.geometry(TrianglePart::Dense, rows).visible() {
+        let dense = match part {
+            TrianglePart::Dense => true,
+            TrianglePart::Triangle => !sizes.leaves_out(rows),
+            TrianglePart::Streaming | TrianglePart::Last | TrianglePart::Middle => false,
+        };
+        if dense {
             return self.causal(CausalOrigin::RightDown);
         }
-        let tensor = self.bands(bands, MaskForm::INT8)?;
+        let content = Content::Triangle(sizes, part, rows);
+        let form = MaskForm::INT8;
+        let tensor = self.get(MaskKey { content, form }, 0)?;
         Ok(Mask::all_mask(tensor))
     }
 

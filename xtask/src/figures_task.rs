@@ -22,7 +22,8 @@ pub(crate) fn write(root: &Path) -> Result<String, String> {
     ))
 }
 
-/// Draws every figure elsewhere and compares, and looks for figures that no page shows or that nothing draws.
+/// Draws every figure elsewhere and compares, and looks for figures that no page shows or that nothing draws, and for
+/// chapters that are missing.
 pub(crate) fn check(root: &Path) -> Result<String, String> {
     let figures = list(root)?;
     let drawn = std::env::temp_dir().join(format!("figure-{}.svg", std::process::id()));
@@ -50,6 +51,14 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
         if page.ends_with(".md") {
             pages.push_str(&read(&root.join("docs/src").join(page))?);
         }
+    }
+    let summary = read(&root.join("docs/src/SUMMARY.md"))?;
+    let chapters = summary
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
+    for chapter in chapters {
+        read(&root.join("docs/src").join(chapter))?;
     }
     let unseen = |name: &&String| !pages.contains(&format!("(figures/{name}.svg)"));
     match names.iter().find(unseen) {

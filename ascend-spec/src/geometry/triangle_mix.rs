@@ -111,6 +111,15 @@ impl TriangleMix {
         (first < self.first_last_row(prompt_len)).then_some(first)
     }
 
+    /// Whether some of these rows leave out a key.
+    pub fn leaves_out(&self, of: TriangleRows) -> bool {
+        let first = self.first_sparse_row(of.prompt_len);
+        first.is_some_and(|first| {
+            let end = of.keys().min(self.first_last_row(of.prompt_len));
+            first.max(of.first_row) < end
+        })
+    }
+
     /// First of the last rows.
     pub fn first_last_row(&self, prompt_len: u64) -> u64 {
         prompt_len.saturating_sub(self.num_last_tokens)
@@ -201,6 +210,7 @@ mod tests {
                 }
             }
             let count = |part| of.geometry(part, rows).visible();
+            prop_assert_eq!(of.leaves_out(rows), count(TrianglePart::Middle) > 0);
             prop_assert_eq!(
                 count(TrianglePart::Streaming) + count(TrianglePart::Last) + count(TrianglePart::Middle),
                 count(TrianglePart::Dense)
@@ -223,7 +233,7 @@ mod tests {
         #[test]
         fn any_sizes_are_safe(sizes: (u64, u64, u64), first_row: u64, rows: u64, prompt_len: u64, i: u64) {
             let of = TriangleMix::new(sizes.0, sizes.1, sizes.2);
-            let _ = of.first_sparse_row(prompt_len);
+            let _ = (of.first_sparse_row(prompt_len), of.leaves_out(TriangleRows { first_row, rows, prompt_len }));
             for part in TrianglePart::ALL {
                 let geometry = of.geometry(part, TriangleRows { first_row, rows, prompt_len });
                 let _ = (geometry.visible(), geometry.runs(i), geometry.tile(0..i, 0..i));
