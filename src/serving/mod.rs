@@ -11,6 +11,7 @@
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
 //! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge.
 //! - [`TrianglePrefill`]: TriangleMix by calls of the stock operator.
+//! - [`RangeReport`]: what numbers a tensor holds.
 //! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
 
 mod backend;
@@ -25,6 +26,7 @@ mod lengths;
 mod local_attention;
 mod metadata;
 mod paged_decode;
+mod range_report;
 mod split_kv;
 mod state;
 mod tree_verification;
@@ -45,6 +47,7 @@ pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use local_attention::LocalBatch;
 pub use metadata::AttentionMetadata;
 pub use paged_decode::PagedDecode;
+pub use range_report::{Number, RangeReport};
 pub use split_kv::SplitLimits;
 pub use state::{AttentionState, Drafting, StatePolicy};
 pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};
