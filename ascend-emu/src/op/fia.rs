@@ -37,7 +37,6 @@ impl FiaOperator {
             // A range that no memory could hold is one that no allocation answers for.
             touches.push((operand, range.unwrap_or(0..u64::MAX)));
         });
-        drop(problem);
         Ok(FiaOperator {
             call,
             version,
