@@ -63,8 +63,7 @@ impl Causality {
         match self {
             Self::Bidirectional => Ok(Mask::none()),
             Self::Causal => masks.causal(CausalOrigin::RightDown),
-            // The token's own key is not one of those before it.
-            Self::Window(keys) => masks.band(i64::from(keys.get()) - 1, 0),
+            Self::Window(keys) => masks.sliding_window(keys),
         }
     }
 
