@@ -338,6 +338,7 @@ fn accepted(
             &Inputs {
                 dtype: problem.dtype(),
                 bytes: &bytes,
+                geometry: None,
             },
         )
     });

@@ -7,7 +7,7 @@ use super::factors::{Conversion, Coordinates, Factors, Numbers};
 use super::keys::{Keys, Part, Place};
 use super::mask::{Bias, MaskBytes};
 use super::output::Output;
-use super::simd::{Simd, Vector, WIDTH};
+use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::source::Source;
 use super::tensors::{Sink, Sizes};
 use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, Work};
@@ -26,7 +26,9 @@ pub(super) struct Attention<T> {
     pub(super) dim: usize,
     /// Elements of a value and of an output.
     pub(super) value_dim: usize,
-    /// Factor of the products of queries and keys.
+    /// Factor of the queries: the scale and `log2 e`, unless they are whole numbers, whose products are exact.
+    query_scale: f32,
+    /// Factor of the products of queries and keys that the queries do not have.
     pub(super) scale: f32,
     query: Source<T>,
     query_rope: Option<Source<T>>,
@@ -101,6 +103,8 @@ impl<T: Element> Attention<T> {
             [int8.deq_scale1, int8.quant_scale1, int8.deq_scale2]
                 .map(|grid| factors(grid, 1).of_row((0, 0, 0)))
         });
+        let scale = problem.scale() * int8.map_or(1.0, |[scale, ..]| f64::from(scale));
+        let scale = (scale * std::f64::consts::LOG2_E) as f32;
         let (keys, values) = (problem.head_dim, problem.value_dim);
         let group = if attends { problem.group().max(1) } else { 1 };
         let padding = if attends {
@@ -126,7 +130,8 @@ impl<T: Element> Attention<T> {
                 rope => keys.next_multiple_of(WIDTH) + rope,
             },
             value_dim: values,
-            scale: problem.scale() as f32 * int8.map_or(1.0, |[scale, ..]| scale),
+            query_scale: if int8.is_some() { 1.0 } else { scale },
+            scale: if int8.is_some() { scale } else { 1.0 },
             query: source(Operand::Query, &problem.query, keys),
             query_rope: problem
                 .query_rope
@@ -166,6 +171,16 @@ impl<T: Element> Attention<T> {
         }
     }
 
+    /// Puts `geometry` in place of that of each sequence of the same lengths.
+    pub(super) fn see(&mut self, geometry: &MaskGeometry) {
+        let lengths = |of: &MaskGeometry| (of.q_len(), of.kv_len());
+        for sequence in &mut self.sequences {
+            if lengths(&sequence.geometry) == lengths(geometry) {
+                sequence.geometry = *geometry;
+            }
+        }
+    }
+
     /// Vectors that hold a query or a key.
     pub(super) fn vectors(&self) -> usize {
         self.dim.div_ceil(WIDTH)
@@ -192,7 +207,7 @@ impl<T: Element> Attention<T> {
         (queries.start / self.group) as u64..end as u64
     }
 
-    /// Widens a query: its vector number `i` goes to `out[i * step]`.
+    /// Widens a query and multiplies it by its factor: its vector number `i` goes to `out[i * step]`.
     #[inline(always)]
     pub(super) fn read_query<S: Simd>(
         &self,
@@ -202,22 +217,12 @@ impl<T: Element> Attention<T> {
         out: &mut [Vector],
         step: usize,
     ) {
-        let at = sequence.at(head, row);
-        let watch = &mut simd.splat(0.0);
-        let dim = self.query.sizes().dim;
-        self.query.read(simd, at, 0..dim, out, step, watch);
-        if let Some(conversion) = &self.query_conversion {
-            let coordinates = Coordinates {
-                sequence: (at.0, at.2),
-                block: (at.0, at.2),
-            };
-            conversion.to_values(simd, coordinates, head, (&mut *out, step, dim), watch);
-        }
-        if let Some(rope) = &self.query_rope {
-            let out = &mut out[dim.div_ceil(WIDTH) * step..];
-            let dim = rope.sizes().dim;
-            rope.read(simd, at, 0..dim, out, step, watch);
-        }
+        simd.apart(ReadQuery {
+            attention: self,
+            at: sequence.at(head, row),
+            out,
+            step,
+        });
     }
 
     /// Whether no two sequences write the same rows.
@@ -354,6 +359,48 @@ impl<T: Element> Sequence<T> {
         let (start, end) = (span.start as usize, span.end as usize);
         let (start, end) = (start.max(within.start), end.min(within.end));
         start..end.max(start)
+    }
+}
+
+/// One query to read.
+struct ReadQuery<'a, T> {
+    attention: &'a Attention<T>,
+    /// Batch, head and row.
+    at: (usize, usize, usize),
+    out: &'a mut [Vector],
+    step: usize,
+}
+
+impl<T: Element> Kernel for ReadQuery<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let ReadQuery {
+            attention,
+            at,
+            out,
+            step,
+        } = self;
+        let watch = &mut simd.splat(0.0);
+        let dim = attention.query.sizes().dim;
+        attention.query.read(simd, at, 0..dim, out, step, watch);
+        if let Some(conversion) = &attention.query_conversion {
+            let coordinates = Coordinates {
+                sequence: (at.0, at.2),
+                block: (at.0, at.2),
+            };
+            conversion.to_values(simd, coordinates, at.1, (&mut *out, step, dim), watch);
+        }
+        if let Some(rope) = &attention.query_rope {
+            let out = &mut out[dim.div_ceil(WIDTH) * step..];
+            let dim = rope.sizes().dim;
+            rope.read(simd, at, 0..dim, out, step, watch);
+        }
+        let scale = simd.splat(attention.query_scale);
+        for out in out.iter_mut().step_by(step).take(attention.vectors()) {
+            simd.store(simd.multiply(simd.load(out), scale), out);
+        }
     }
 }
 

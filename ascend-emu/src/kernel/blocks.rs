@@ -69,6 +69,11 @@ impl Blocks {
         }
     }
 
+    /// Rows of a block.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
     /// Block and row in it of a key.
     #[inline(always)]
     pub(super) fn find(&self, key: usize) -> Option<(usize, usize)> {

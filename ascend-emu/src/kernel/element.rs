@@ -44,18 +44,20 @@ impl Element for bf16 {
     }
 
     #[inline(always)]
+    fn round<S: Simd>(simd: S, register: S::Register) -> S::Register {
+        simd.round_bf16(register)
+    }
+
+    #[inline(always)]
     fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH] {
         let mut values = [0.0; WIDTH];
-        simd.store(register, &mut values);
-        let mut narrow = [bf16::ZERO; WIDTH];
-        for i in 0..WIDTH {
-            let bits = values[i].to_bits();
-            // A carry out of the mantissa raises the exponent; of a NaN it would raise the sign.
-            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-            let nan = (bits >> 16) | 0x40;
-            narrow[i] = bf16::from_bits(if values[i].is_nan() { nan } else { rounded } as u16);
-        }
-        narrow
+        simd.store(simd.round_bf16(register), &mut values);
+        values.map(|value| {
+            let bits = value.to_bits() >> 16;
+            // A NaN keeps being one without its lower half.
+            let quiet = if value.is_nan() { 0x40 } else { 0 };
+            bf16::from_bits((bits | quiet) as u16)
+        })
     }
 }
 
@@ -73,6 +75,11 @@ impl Element for f32 {
         simd.store(register, &mut values);
         values
     }
+
+    #[inline(always)]
+    fn round<S: Simd>(_: S, register: S::Register) -> S::Register {
+        register
+    }
 }
 
 /// Quantised numbers, before scale and offset.
@@ -81,11 +88,7 @@ impl Element for i8 {
 
     #[inline(always)]
     fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register {
-        let mut wide = [0.0; WIDTH];
-        for i in 0..WIDTH {
-            wide[i] = f32::from(values[i]);
-        }
-        simd.load(&wide)
+        simd.widen_i8(values)
     }
 
     #[inline(always)]

@@ -4,12 +4,12 @@ use super::attention::{Attention, Sequence};
 use super::element::Element;
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
-use super::simd::{Simd, Vector, WIDTH};
-use super::tile::{KEYS, quantise, read_mask};
-use std::ops::Range;
+use super::simd::{Kernel, Simd, Vector, WIDTH};
+use super::tile::{KEYS, quantise, read_mask, read_values};
+use ascend_spec::geometry::Runs;
 
-/// What attention to some keys leaves of each query: the maximum of its scores, the sum of `exp(score - maximum)`, and
-/// the values weighted with these exponentials, row by row.
+/// What attention to some keys leaves of each query: the maximum of its scores, which count in bits (times `log2 e`), the
+/// sum of `2^(score - maximum)`, and the values weighted with these powers, row by row.
 #[derive(Debug)]
 pub(super) struct State<'s> {
     pub(super) max: &'s mut [f32],
@@ -29,7 +29,7 @@ impl<'s> State<'s> {
     /// Of `count` queries with `columns` vectors of output each that have seen nothing yet.
     pub(super) fn empty(scratch: &'s mut Scratch, count: usize, columns: usize) -> Self {
         let each = count.div_ceil(WIDTH);
-        let (mut rest, _) = scratch.split(2 * each + count * columns, 0);
+        let mut rest = scratch.vectors(2 * each + count * columns);
         let [max, sum] = [each, each].map(|size| take(&mut rest, size).as_flattened_mut());
         max.fill(f32::NEG_INFINITY);
         sum.fill(0.0);
@@ -68,7 +68,13 @@ impl Part {
             let (ours, theirs) = (self.max[query], other.max[query]);
             let max = if theirs > ours { theirs } else { ours };
             // Also keeps parts that saw nothing, or only -inf, from making a NaN of a difference.
-            let factor = |part: f32| if part == max { 1.0 } else { (part - max).exp() };
+            let factor = |part: f32| {
+                if part == max {
+                    1.0
+                } else {
+                    (part - max).exp2()
+                }
+            };
             let (our, their) = (factor(ours), factor(theirs));
             self.max[query] = max;
             self.sum[query] = self.sum[query] * our + other.sum[query] * their;
@@ -82,54 +88,64 @@ impl Part {
     }
 }
 
-/// Writes output and log-sum-exp of the queries of `task`, whose state is complete.
-#[inline(always)]
-pub(super) fn finish<T: Element, S: Simd>(
-    simd: S,
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
-    task: &Task,
-    state: State<'_>,
-) {
-    let columns = attention.columns();
-    let mut mean = None;
-    for (lane, query) in task.queries.clone().enumerate() {
-        let (row, head) = attention.place(task.kv_head, query);
-        let at = sequence.at(head, row);
-        let out = &mut state.out[lane * columns..][..columns];
-        let keys = sequence.geometry.row(row as u64);
-        let keys = keys.start as usize..keys.end as usize;
-        let (max, sum) = (state.max[lane], state.sum[lane]);
-        let lse = if row as u64 >= sequence.geometry.q_len() {
-            attention.out.write_blank(simd, at, out);
-            f32::INFINITY
-        } else {
-            let lse = if keys.is_empty() {
-                out.fill([0.0; WIDTH]);
-                f32::INFINITY
-            } else if sum == 0.0 && hides_all(attention, sequence, row as u64, &keys) {
-                if attention.corrects_blind_rows {
-                    out.fill([0.0; WIDTH]);
-                } else {
-                    // Neighbouring rows mostly see the same keys.
-                    if !matches!(&mean, Some((of, _)) if *of == keys) {
-                        let value = mean_value(simd, attention, sequence, task.kv_head, &keys);
-                        mean = Some((keys.clone(), value));
-                    }
-                    if let Some((_, mean)) = &mean {
-                        out.copy_from_slice(mean);
-                    }
-                }
+/// Queries whose state is complete: what writes their output and log-sum-exp.
+pub(super) struct Finish<'a, T> {
+    pub(super) attention: &'a Attention<T>,
+    pub(super) sequence: &'a Sequence<T>,
+    pub(super) task: &'a Task,
+    pub(super) state: State<'a>,
+}
+
+impl<T: Element> Kernel for Finish<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Finish {
+            attention,
+            sequence,
+            task,
+            state,
+        } = self;
+        let columns = attention.columns();
+        let mut mean = None;
+        for (lane, query) in task.queries.clone().enumerate() {
+            let (row, head) = attention.place(task.kv_head, query);
+            let at = sequence.at(head, row);
+            let out = &mut state.out[lane * columns..][..columns];
+            let keys = sequence.geometry.runs(row as u64);
+            let (max, sum) = (state.max[lane], state.sum[lane]);
+            let lse = if row as u64 >= sequence.geometry.q_len() {
+                attention.out.write_blank(simd, at, out);
                 f32::INFINITY
             } else {
-                let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
-                divide(out, (max, sum), sink, attention.gain)
+                let lse = if keys.len() == 0 {
+                    out.fill([0.0; WIDTH]);
+                    f32::INFINITY
+                } else if sum == 0.0 && hides_all(attention, sequence, row as u64, &keys) {
+                    if attention.corrects_blind_rows {
+                        out.fill([0.0; WIDTH]);
+                    } else {
+                        // Neighbouring rows mostly see the same keys.
+                        if !matches!(&mean, Some((of, _)) if *of == keys) {
+                            let value = mean_value(simd, attention, sequence, task.kv_head, &keys);
+                            mean = Some((keys.clone(), value));
+                        }
+                        if let Some((_, mean)) = &mean {
+                            out.copy_from_slice(mean);
+                        }
+                    }
+                    f32::INFINITY
+                } else {
+                    let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
+                    divide(out, (max, sum), sink, attention.gain)
+                };
+                attention.out.write_row(simd, at, out);
+                lse
             };
-            attention.out.write_row(simd, at, out);
-            lse
-        };
-        if let Some(sink) = &attention.lse {
-            sink.write_row(simd, at, &[[lse; WIDTH]]);
+            if let Some(sink) = &attention.lse {
+                sink.write_row(simd, at, &[[lse; WIDTH]]);
+            }
         }
     }
 }
@@ -144,14 +160,15 @@ fn divide(
     gain: f32,
 ) -> f32 {
     let mut factor = gain;
-    if let Some(&sink) = sink {
+    if let Some(sink) = sink {
+        let sink = sink * std::f32::consts::LOG2_E;
         let highest = if sink > max { sink } else { max };
         // Also keeps a sink of -inf with a maximum of -inf from making a NaN of a difference.
         let weight = |logit: f32| {
             if logit == highest {
                 1.0
             } else {
-                (logit - highest).exp()
+                (logit - highest).exp2()
             }
         };
         sum = sum * weight(max) + weight(sink);
@@ -163,7 +180,7 @@ fn divide(
             *out = *out * factor / sum;
         }
     }
-    max + sum.ln()
+    ((f64::from(max) + f64::from(sum).log2()) * std::f64::consts::LN_2) as f32
 }
 
 /// Whether the mask tensor hides each of the keys from a row.
@@ -171,13 +188,17 @@ fn hides_all<T: Element>(
     attention: &Attention<T>,
     sequence: &Sequence<T>,
     row: u64,
-    keys: &Range<usize>,
+    keys: &Runs,
 ) -> bool {
     let mut bytes = [0; KEYS];
-    keys.clone().step_by(KEYS).all(|first| {
-        let tile = first..keys.end.min(first + KEYS);
-        let bytes = read_mask(attention, sequence, row, &tile, &mut bytes);
-        bytes.is_some_and(|bytes| bytes.iter().all(|&byte| byte != 0))
+    keys.clone().all(|run| {
+        // Within the key length, a usize.
+        let (start, end) = (run.start as usize, run.end as usize);
+        (start..end).step_by(KEYS).all(|first| {
+            let tile = first..end.min(first + KEYS);
+            let bytes = read_mask(attention, sequence, row, &tile, &mut bytes);
+            bytes.is_some_and(|bytes| bytes.iter().all(|&byte| byte != 0))
+        })
     })
 }
 
@@ -188,18 +209,26 @@ fn mean_value<T: Element, S: Simd>(
     attention: &Attention<T>,
     sequence: &Sequence<T>,
     kv_head: usize,
-    keys: &Range<usize>,
+    keys: &Runs,
 ) -> Vec<Vector> {
-    let mut value = vec![[0.0; WIDTH]; attention.columns()];
-    let mut sums = vec![[0.0f64; WIDTH]; value.len()];
-    let conversion = attention.value_conversion.as_ref();
-    for key in keys.clone() {
-        let (at, watch) = ((kv_head, key), &mut simd.splat(0.0));
-        sequence
-            .keys
-            .read_value(simd, conversion, at, &mut value, 1, watch);
-        for (sum, value) in sums.as_flattened_mut().iter_mut().zip(value.as_flattened()) {
-            *sum += f64::from(*value);
+    let columns = attention.columns();
+    let mut tile = vec![[0.0; WIDTH]; KEYS * columns];
+    let mut sums = vec![[0.0f64; WIDTH]; columns];
+    let mut count = 0.0;
+    for run in keys.clone() {
+        // Within the key length, a usize.
+        let (start, end) = (run.start as usize, run.end as usize);
+        for first in (start..end).step_by(KEYS) {
+            let keys = first..end.min(first + KEYS);
+            count += keys.len() as f64;
+            read_values(simd, attention, sequence, kv_head, keys.clone(), &mut tile);
+            for (sums, values) in sums.iter_mut().zip(tile.chunks(KEYS)) {
+                for values in &values[..keys.len()] {
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum += f64::from(*value);
+                    }
+                }
+            }
         }
     }
     let weight = match attention.quantum {
@@ -207,8 +236,7 @@ fn mean_value<T: Element, S: Simd>(
         None => 1.0,
     };
     let factor = weight * f64::from(attention.gain);
-    for (sum, value) in sums.as_flattened().iter().zip(value.as_flattened_mut()) {
-        *value = (sum / keys.len() as f64 * factor) as f32;
-    }
-    value
+    sums.iter()
+        .map(|sums| sums.map(|sum| (sum / count * factor) as f32))
+        .collect()
 }

@@ -3,8 +3,10 @@
 use super::blocks::Blocks;
 use super::element::Element;
 use super::factors::{Conversion, Coordinates};
+use super::lines::Lines;
 use super::simd::{Simd, Vector, WIDTH};
 use super::source::{Source, clear};
+use std::ops::Range;
 
 /// Rows of one kind: keys or values.
 #[derive(Debug)]
@@ -78,36 +80,61 @@ impl<T: Element> Keys<T> {
         })
     }
 
-    /// Widens the row of a key, the rotary part behind it: vector `i` goes to `out[i * step]`.
+    /// Widens the row of a key in `part`, the rotary part behind it: vector `i` goes to `out[i * step]`. Leaves a NaN in
+    /// `watch`, which holds zeros, if an element is not finite.
     #[inline(always)]
-    pub(super) fn read_key<S: Simd>(
+    pub(super) fn read<S: Simd>(
         &self,
         simd: S,
+        part: &Part<T>,
         conversion: Option<&Conversion>,
         (head, key): (usize, usize),
-        out: &mut [Vector],
-        step: usize,
-    ) {
-        let spot = self.spot(key);
-        let watch = &mut simd.splat(0.0);
-        self.key
-            .read(simd, conversion, spot, head, (out, step), watch);
-    }
-
-    /// Widens the row of a value. Leaves a NaN in `watch`, which holds zeros, if an element is not finite.
-    #[inline(always)]
-    pub(super) fn read_value<S: Simd>(
-        &self,
-        simd: S,
-        conversion: Option<&Conversion>,
-        (head, key): (usize, usize),
-        out: &mut [Vector],
-        step: usize,
+        out: (&mut [Vector], usize),
         watch: &mut S::Register,
     ) {
-        let spot = self.spot(key);
-        self.value
-            .read(simd, conversion, spot, head, (out, step), watch);
+        part.read(simd, conversion, self.spot(key), head, out, watch);
+    }
+}
+
+impl<T: Element> Keys<T> {
+    /// Where the rows `keys` of the keys, or of the values, lie, if they are whole vectors of the call's own type.
+    #[inline(always)]
+    pub(super) fn lines(
+        &self,
+        part: &Part<T>,
+        head: usize,
+        keys: Range<usize>,
+    ) -> Option<Lines<T>> {
+        if part.rope.is_some() {
+            return None;
+        }
+        let mut lines = Lines::new(part.dim / WIDTH);
+        let mut key = keys.start;
+        while key < keys.end {
+            let spot = self.spot(key)?;
+            let left = match &self.place {
+                _ if spot.in_prefix => self.prefix - key,
+                Place::Rows { .. } => keys.end - key,
+                Place::Pages(blocks) => blocks.size() - spot.row,
+            };
+            let count = left.min(keys.end - key);
+            let source = if spot.in_prefix {
+                &part.prefix
+            } else {
+                &part.own
+            };
+            let Source::Own(plain) = source else {
+                return None;
+            };
+            if plain.sizes().dim != part.dim {
+                return None;
+            }
+            let (first, stride) = plain.lines((spot.batch, head, spot.row), count)?;
+            // SAFETY: the rows exist, as `Plain::lines` checked, and may be read by the contract of their tensor.
+            unsafe { lines.push(first, stride, count) };
+            key += count;
+        }
+        Some(lines)
     }
 }
 

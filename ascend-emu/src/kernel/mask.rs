@@ -2,7 +2,8 @@
 
 use super::Buffers;
 use super::element::Element;
-use super::simd::{Simd, Vector, WIDTH};
+use super::lines::{CACHE_LINE, prefetch};
+use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::source::Source;
 use super::tensors::Sizes;
 use ascend_spec::DType;
@@ -40,28 +41,82 @@ impl MaskBytes {
     /// Copies the bytes of one row from key `first_key` on. Keys that the tensor does not have are visible.
     #[inline(always)]
     pub(super) fn read_row(&self, batch: usize, row: usize, first_key: usize, out: &mut [u8]) {
-        let Some(last) = out.len().checked_sub(1) else {
-            return;
-        };
-        let step = |keys: usize| (keys as i64).saturating_mul(self.at.key);
-        let first = self.at.at(batch, row).saturating_add(step(first_key));
-        let end = first.saturating_add(step(last));
-        let inside = |at: i64| self.bytes.contains(&at);
-        if self.at.key == 1 && inside(first) && inside(end) {
-            let from = self.base.wrapping_offset(first as isize);
-            // SAFETY: both ends lie within the bytes that may be read by the contract of `new`; `out` is ours alone.
+        if let Some(from) = self.run(batch, row, first_key, out.len()) {
+            // SAFETY: all of the bytes may be read, as `run` checked, by the contract of `new`; `out` is ours alone.
             unsafe { from.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
             return;
         }
+        let first = self.element(batch, row, first_key);
         for (j, out) in out.iter_mut().enumerate() {
-            let at = first.saturating_add(step(j));
-            *out = if inside(at) {
+            let at = first.saturating_add(self.step(j));
+            *out = if self.bytes.contains(&at) {
                 // SAFETY: as above, one byte.
                 unsafe { self.base.wrapping_offset(at as isize).read() }
             } else {
                 0
             };
         }
+    }
+
+    /// Adds `lanes` to those from which a key is hidden, for each key of one row from key `first_key` on that is.
+    #[inline(always)]
+    pub(super) fn hide(
+        &self,
+        (batch, row): (usize, usize),
+        first_key: usize,
+        lanes: u16,
+        hidden: &mut [u16],
+    ) {
+        const CHUNK: usize = 16;
+        let Some(from) = self.run(batch, row, first_key, hidden.len()) else {
+            for (j, hidden) in hidden.iter_mut().enumerate() {
+                let mut byte = [0];
+                self.read_row(batch, row, first_key + j, &mut byte);
+                *hidden |= if byte[0] == 0 { 0 } else { lanes };
+            }
+            return;
+        };
+        // The next tile's, which are too far away for the processor to foresee them.
+        for line in 0..=hidden.len() / CACHE_LINE {
+            prefetch(from.wrapping_add(hidden.len() + line * CACHE_LINE));
+        }
+        let (chunks, rest) = hidden.as_chunks_mut::<CHUNK>();
+        let mut at = from;
+        for hidden in chunks {
+            // SAFETY: all of the bytes may be read, as `run` checked, by the contract of `new`.
+            let bytes = unsafe { at.cast::<[u8; CHUNK]>().read_unaligned() };
+            for i in 0..CHUNK {
+                hidden[i] |= if bytes[i] == 0 { 0 } else { lanes };
+            }
+            at = at.wrapping_add(CHUNK);
+        }
+        for hidden in rest {
+            // SAFETY: as above, one byte.
+            let byte = unsafe { at.read() };
+            *hidden |= if byte == 0 { 0 } else { lanes };
+            at = at.wrapping_add(1);
+        }
+    }
+
+    /// Elements to a key that is `keys` behind.
+    #[inline(always)]
+    fn step(&self, keys: usize) -> i64 {
+        (keys as i64).saturating_mul(self.at.key)
+    }
+
+    /// Element of a key of a row.
+    #[inline(always)]
+    fn element(&self, batch: usize, row: usize, key: usize) -> i64 {
+        self.at.at(batch, row).saturating_add(self.step(key))
+    }
+
+    /// Address of the byte of a key, where those of `count` keys from it on lie side by side and may be read.
+    #[inline(always)]
+    fn run(&self, batch: usize, row: usize, key: usize, count: usize) -> Option<*const u8> {
+        let first = self.element(batch, row, key);
+        let last = first.saturating_add(self.step(count.checked_sub(1)?));
+        let inside = self.bytes.contains(&first) && self.bytes.contains(&last);
+        (self.at.key == 1 && inside).then(|| self.base.wrapping_offset(first as isize))
     }
 }
 
@@ -107,8 +162,30 @@ impl<T: Element> Bias<T> {
         let sizes = self.0.sizes();
         let keys = keys.start.min(sizes.dim)..keys.end.min(sizes.dim);
         if at.0 < sizes.batch && at.1 < sizes.heads && at.2 < sizes.rows && !keys.is_empty() {
-            let watch = &mut simd.splat(0.0);
-            self.0.read(simd, at, keys, out, 1, watch);
+            simd.apart(ReadBias {
+                of: &self.0,
+                at,
+                keys,
+                out,
+            });
         }
+    }
+}
+
+/// A row of the bias to read, or a part of it.
+struct ReadBias<'a, T> {
+    of: &'a Source<T>,
+    at: (usize, usize, usize),
+    keys: Range<usize>,
+    out: &'a mut [Vector],
+}
+
+impl<T: Element> Kernel for ReadBias<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let watch = &mut simd.splat(0.0);
+        self.of.read(simd, self.at, self.keys, self.out, 1, watch);
     }
 }

@@ -5,12 +5,12 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `schedule` | blocks of queries, their order, threads, splits over the keys |
-//! | `panel`, `strip` | the flash-attention loop over key tiles, for many queries and for few |
+//! | `panel`, `products`, `strip` | the flash-attention loop over key tiles, for many queries and for few |
 //! | `finish` | division, rows without keys, merging of splits, writing |
 //! | `tile` | fetching tiles of keys, values and mask |
 //! | `attention`, `keys`, `blocks` | numbering of queries; where the rows of queries, keys and values are |
 //! | `source`, `factors`, `mask`, `output` | tensors by the row, whatever their type; scales, masks, quantised output |
-//! | `tensors` | rows of elements of one type, checked |
+//! | `tensors`, `lines` | rows of elements of one type, checked; those of a tile without a copy |
 //! | `exp`, `element`, `simd` | arithmetic, element types, instruction sets |
 //! | `scatter`, `merge` | the operators beside attention: rows into a paged cache; parts into one |
 //!
@@ -18,9 +18,22 @@
 //! numbers end where rows are fetched into tiles, which hold plain single precision.
 //!
 //! Numbers are those of `innerPrecise` 0 throughout: scores, softmax and sums in single precision, weights rounded to
-//! the element type before they meet the values, one rounding at the end. Nothing of the size of the score matrix is
-//! ever allocated; a thread keeps a few tiles of working memory between calls. Results depend on the call alone, not on
-//! the number of threads.
+//! the element type before they meet the values, one rounding at the end. Results depend on the call and the instruction
+//! set alone: how keys are split follows from the lengths, not from the number of threads, so that every call is
+//! deterministic. That costs what merging at most 64 parts does, also where one thread computes them all.
+//!
+//! # Memory
+//!
+//! Nothing of the size of the score matrix is ever allocated. A thread keeps its tiles between calls: 0.4 MB for prefill
+//! at head dimension 128 and 0.2 MB at 64, 0.1 MB for decode at 128, 0.6 MB for latent attention of 32 heads. A call that
+//! is split over its keys also keeps the output of each part in single precision until all are there.
+//!
+//! # What is not done
+//!
+//! Tiles that nobody sees, by the geometry or by the mask tensor, are not fetched; tiles that everybody sees take no mask;
+//! a tile is fetched once for all query heads that share a key head. Key tiles of 96 keep the output from being touched
+//! too often, blocks of 192 queries keep the tiles from being fetched too often; together they fit a second cache of half a
+//! megabyte. With 96 queries, fetching took a fifth of the time of AVX-512 kernels.
 
 mod attention;
 mod blocks;
@@ -29,10 +42,12 @@ mod exp;
 mod factors;
 mod finish;
 mod keys;
+mod lines;
 mod mask;
 pub(crate) mod merge;
 mod output;
 mod panel;
+mod products;
 pub mod reference;
 pub mod roof;
 pub(crate) mod scatter;
@@ -46,8 +61,8 @@ mod tensors;
 mod tests;
 mod tile;
 
-use ascend_spec::DType;
 use ascend_spec::fia::{Operand, Problem, Work};
+use ascend_spec::{DType, MaskGeometry};
 use attention::Attention;
 pub use blocks::BadBlock;
 use element::Element;
@@ -102,40 +117,46 @@ impl std::error::Error for UnsupportedType {}
 /// for its tensor: for reads, and for `attentionOut` and `softmaxLse` for writes. The two outputs overlap neither
 /// each other nor an input. Alignment is not required.
 pub unsafe fn run(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Result<(), UnsupportedType> {
-    if let Some(dtype) = unsupported(problem) {
-        return Err(UnsupportedType(dtype));
-    }
-    let level = Level::chosen();
-    // SAFETY: the caller keeps this contract; the tensors have the type that the problem says.
-    unsafe {
-        match problem.dtype() {
-            DType::Float16 => run_as::<f16>(problem, buffers, level),
-            DType::Bf16 => run_as::<bf16>(problem, buffers, level),
-            DType::Float => run_as::<f32>(problem, buffers, level),
-            other => return Err(UnsupportedType(other)),
-        }
-    }
-    Ok(())
+    // SAFETY: the caller keeps this contract.
+    unsafe { run_beyond(problem, buffers, &Beyond::default()) }
 }
 
-/// [`run`] in single precision: every tensor of the problem's own element type holds `FLOAT` instead, which the operator
-/// does not take.
+/// What the kernels compute that no call of an operator can say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Beyond<'a> {
+    /// Every tensor of the problem's own element type holds `FLOAT` instead.
+    pub single: bool,
+    /// Visible keys, in place of the problem's, of the sequences that have its lengths.
+    pub geometry: Option<&'a MaskGeometry>,
+}
+
+/// [`run`] with more than the problem says.
 ///
 /// # Errors
 /// As for [`run`].
 ///
 /// # Safety
 ///
-/// As for [`run`], with four bytes for each element of these tensors.
-pub unsafe fn run_single(
+/// As for [`run`], with four bytes for each element of the tensors that hold `FLOAT`.
+pub unsafe fn run_beyond(
     problem: &Problem<'_>,
     buffers: &Buffers<'_>,
+    beyond: &Beyond<'_>,
 ) -> Result<(), UnsupportedType> {
     if let Some(dtype) = unsupported(problem) {
         return Err(UnsupportedType(dtype));
     }
-    // SAFETY: the caller keeps this contract.
-    unsafe { run_as::<f32>(problem, buffers, Level::chosen()) };
+    let level = Level::chosen();
+    // SAFETY: the caller keeps this contract; the tensors have the type that problem and `beyond` say.
+    unsafe {
+        match problem.dtype() {
+            _ if beyond.single => run_as::<f32>(problem, buffers, beyond, level),
+            DType::Float16 => run_as::<f16>(problem, buffers, beyond, level),
+            DType::Bf16 => run_as::<bf16>(problem, buffers, beyond, level),
+            DType::Float => run_as::<f32>(problem, buffers, beyond, level),
+            other => return Err(UnsupportedType(other)),
+        }
+    }
     Ok(())
 }
 
@@ -184,11 +205,19 @@ fn unsupported(problem: &Problem<'_>) -> Option<DType> {
 /// # Safety
 ///
 /// As for [`run`].
-unsafe fn run_as<T: Element>(problem: &Problem<'_>, buffers: &Buffers<'_>, level: Level) {
+unsafe fn run_as<T: Element>(
+    problem: &Problem<'_>,
+    buffers: &Buffers<'_>,
+    beyond: &Beyond<'_>,
+    level: Level,
+) {
     if problem.work == Work::Nothing {
         return;
     }
     // SAFETY: the caller keeps this contract.
-    let attention = unsafe { Attention::<T>::new(problem, buffers) };
+    let mut attention = unsafe { Attention::<T>::new(problem, buffers) };
+    if let Some(geometry) = beyond.geometry {
+        attention.see(geometry);
+    }
     schedule::compute(level, &attention);
 }

@@ -5,8 +5,8 @@
 //! element type: what that costs belongs to the tolerance of the comparison. The weights of an `INT8` query are rounded
 //! to integers against the final maximum of the row, where the operator takes the running one.
 
-use ascend_spec::DType;
 use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, Sequence, Work};
+use ascend_spec::{DType, MaskGeometry};
 
 /// The bytes of each tensor of a call, from its base address; empty for tensors that the call has not.
 #[derive(Clone, Copy)]
@@ -16,6 +16,8 @@ pub struct Inputs<'a> {
     pub dtype: DType,
     /// Finds them.
     pub bytes: &'a dyn Fn(Operand) -> &'a [u8],
+    /// Visible keys in place of the problem's.
+    pub geometry: Option<&'a MaskGeometry>,
 }
 
 impl std::fmt::Debug for Inputs<'_> {
@@ -130,7 +132,10 @@ impl Call<'_, '_, '_> {
         let Some(i) = row.checked_sub(of.q_first).filter(|&i| i < of.q_len) else {
             return (zeros, f64::INFINITY);
         };
-        let geometry = problem.geometry(b);
+        let geometry = match self.inputs.geometry {
+            Some(geometry) => *geometry,
+            None => problem.geometry(b),
+        };
         let in_sight: Vec<usize> = (0..of.keys())
             .filter(|&j| geometry.sees(i as u64, j as u64))
             .collect();

@@ -1,7 +1,7 @@
 //! What the machine can do at best, to measure the kernels against: each function is work of a known amount for the
 //! calling thread, with the instruction set that the kernels use. Whoever calls it looks at the clock.
 
-use super::simd::{Kernel, Level, Simd, Vector, WIDTH};
+use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
 use std::hint::black_box;
 
 /// Multiply-adds that wait for nothing but the arithmetic units; gives the number of floating-point operations done,
@@ -23,10 +23,10 @@ impl Kernel for MultiplyAdd {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> u64 {
         // As many sums as the kernels keep: enough to hide the latency, few enough for the registers.
-        match S::ACCUMULATORS {
-            24 => multiply_adds::<S, 24>(simd, self.0),
-            6 => multiply_adds::<S, 6>(simd, self.0),
-            _ => multiply_adds::<S, 2>(simd, self.0),
+        match S::SHAPE {
+            Shape::TwelveTwice => multiply_adds::<S, 24>(simd, self.0),
+            Shape::Six => multiply_adds::<S, 6>(simd, self.0),
+            Shape::Two => multiply_adds::<S, 2>(simd, self.0),
         }
     }
 }

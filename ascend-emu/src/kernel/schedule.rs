@@ -2,7 +2,7 @@
 
 use super::attention::{Attention, Sequence};
 use super::element::Element;
-use super::finish::{self, Part, State};
+use super::finish::{Finish, Part, State};
 use super::scratch::Scratch;
 use super::simd::{Kernel, Level, Simd};
 use super::tile::KEYS;
@@ -216,24 +216,12 @@ impl<T: Element> Kernel for Attend<'_, T> {
         };
         match part {
             Some(part) => drop(part.set(state.keep())),
-            None => finish::finish(simd, attention, sequence, task, state),
+            None => simd.apart(Finish {
+                attention,
+                sequence,
+                task,
+                state,
+            }),
         }
-    }
-}
-
-/// The end of a block that was split.
-struct Finish<'a, T> {
-    attention: &'a Attention<T>,
-    sequence: &'a Sequence<T>,
-    task: &'a Task,
-    state: State<'a>,
-}
-
-impl<T: Element> Kernel for Finish<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        finish::finish(simd, self.attention, self.sequence, self.task, self.state);
     }
 }

@@ -6,11 +6,10 @@ use std::cell::Cell;
 /// Cache lines are this long, and so are vectors.
 const ALIGN: usize = 64;
 
-/// Vectors and bytes of any content, grown to the largest size asked for.
+/// Vectors of any content, grown to the largest number asked for.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     floats: Vec<f32>,
-    bytes: Vec<u8>,
 }
 
 thread_local! {
@@ -26,14 +25,11 @@ impl Scratch {
         result
     }
 
-    /// So many vectors, each on its own cache line, and so many bytes.
-    pub(super) fn split(&mut self, vectors: usize, bytes: usize) -> (&mut [Vector], &mut [u8]) {
-        let floats = vectors * WIDTH + ALIGN / size_of::<f32>();
+    /// So many vectors, each on its own cache line.
+    pub(super) fn vectors(&mut self, count: usize) -> &mut [Vector] {
+        let floats = count * WIDTH + ALIGN / size_of::<f32>();
         if self.floats.len() < floats {
             self.floats.resize(floats, 0.0);
-        }
-        if self.bytes.len() < bytes {
-            self.bytes.resize(bytes, 0);
         }
         let skip = self
             .floats
@@ -41,7 +37,7 @@ impl Scratch {
             .align_offset(ALIGN)
             .min(self.floats.len());
         let (aligned, _) = self.floats[skip..].as_chunks_mut();
-        (&mut aligned[..vectors], &mut self.bytes[..bytes])
+        &mut aligned[..count]
     }
 }
 
@@ -60,8 +56,8 @@ mod tests {
     fn vectors_lie_on_cache_lines_and_parts_are_apart() {
         let mut scratch = Scratch::default();
         for size in [1, 7, 1000, 3] {
-            let (mut vectors, bytes) = scratch.split(size, size);
-            assert_eq!((vectors.len(), bytes.len()), (size, size));
+            let mut vectors = scratch.vectors(size);
+            assert_eq!(vectors.len(), size);
             assert_eq!(vectors.as_ptr().addr() % ALIGN, 0);
             let first = take(&mut vectors, 1);
             assert_eq!((first.len(), vectors.len()), (1, size - 1));

@@ -1,16 +1,21 @@
 //! Attention of a few queries that share a key head: decode.
 //!
-//! With fewer queries than a vector has lanes, scores are dot products along the head dimension, four queries to a key
-//! so that each vector of a key is read once, and softmax runs along the keys.
+//! With fewer queries than a vector has lanes, scores are dot products along the head dimension. One, two or four
+//! queries are computed together, so that each vector of a key is read and widened once for them; their scores take
+//! turns, key by key, so that softmax still fills its vectors. Keys and values are read where they lie, without a copy,
+//! if they are rows of the call's own element type; the values of a tile are asked for while its scores are computed,
+//! since they are read by columns, which the processor does not foresee.
+//!
+//! A thread needs `96 * 2 * d` floats for head dimension `d` beside a few rows: 0.1 MB at 128.
 
 use super::attention::{Attention, Sequence};
 use super::element::Element;
-use super::exp::{exp_one, exponentiate};
 use super::finish::State;
+use super::lines::{Fetched, Rows};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
-use super::simd::{Simd, Vector, WIDTH};
-use super::tile::{KEYS, quantise, read_bias, read_keys, read_mask, read_values};
+use super::simd::{Shape, Simd, Vector, WIDTH};
+use super::tile::{Hidden, KEYS, look, quantise, read_bias, read_keys, read_values};
 use std::ops::Range;
 
 /// The largest number of queries for which this is the faster way.
@@ -19,22 +24,22 @@ pub(super) const QUERIES: usize = 8;
 /// Vectors of scores of one query.
 const SCORES: usize = KEYS / WIDTH;
 
+const _: () = assert!(KEYS.is_multiple_of(4) && KEYS.is_multiple_of(WIDTH));
+
 /// The buffers of a strip.
 struct Strip<'s> {
     /// Queries; those that are computed together take turns, a vector each.
     queries: &'s mut [Vector],
-    /// A tile of keys, row by row.
-    keys: &'s mut [Vector],
-    /// A tile of values, column by column.
-    values: &'s mut [Vector],
-    /// Of each query, the scores and then the weights of the tile.
+    /// Of the queries that are computed together, key by key, the scores and then the weights of the tile.
     scores: &'s mut [Vector],
     /// Output of each query, row by row, not yet divided by the sum.
     out: &'s mut [Vector],
+    /// What `out` was before the tile.
+    before: &'s mut [Vector],
     /// Running maximum of each query.
-    max: &'s mut [f32],
+    max: [f32; QUERIES],
     /// Running sum of each query.
-    sum: &'s mut [f32],
+    sum: [f32; QUERIES],
     /// Factor of each query that the last tile puts on what was before.
     decay: [f32; QUERIES],
 }
@@ -56,29 +61,26 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
         KEYS * columns,
         QUERIES * SCORES,
         QUERIES * columns,
+        QUERIES * columns,
         1,
         1,
     ];
-    let (mut rest, _) = scratch.split(sizes.iter().sum(), 0);
-    let [queries, keys, values, scores, out, max, sum] = sizes.map(|size| take(&mut rest, size));
+    let mut rest = scratch.vectors(sizes.iter().sum());
+    let [queries, keys, values, scores, out, before, max, sum] =
+        sizes.map(|size| take(&mut rest, size));
     let mut strip = Strip {
         queries,
-        keys,
-        values,
         scores,
         out,
-        max: &mut max.as_flattened_mut()[..count],
-        sum: &mut sum.as_flattened_mut()[..count],
+        before,
+        max: [f32::NEG_INFINITY; QUERIES],
+        sum: [0.0; QUERIES],
         decay: [1.0; QUERIES],
     };
     strip.out.fill([0.0; WIDTH]);
-    strip.max.fill(f32::NEG_INFINITY);
-    strip.sum.fill(0.0);
     strip.queries.fill([0.0; WIDTH]);
     let rows = sequence.geometry.q_len() as usize;
-    let mut lane = 0;
-    while lane < count {
-        let together = together(count - lane);
+    for (lane, together) in turns(count) {
         for r in 0..together {
             let (row, head) = attention.place(task.kv_head, task.queries.start + lane + r);
             if row < rows {
@@ -86,268 +88,407 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
                 attention.read_query(simd, sequence, (row, head), out, together);
             }
         }
-        lane += together;
     }
 
+    let mut hidden = [0; KEYS];
+    let of_rows = attention.rows(&task.queries);
+    let head = task.kv_head;
     for first in task.keys.clone().step_by(KEYS) {
         let tile = first..task.keys.end.min(first + KEYS);
-        let seen = sequence.span(attention.rows(&task.queries), &tile);
+        let lanes = |row: u64| {
+            let first = (row as usize * attention.group).max(task.queries.start);
+            let end = ((row as usize + 1) * attention.group).min(task.queries.end);
+            ((1u32 << (end - task.queries.start)) - (1u32 << (first - task.queries.start))) as u16
+        };
+        let rows = of_rows.clone();
+        let (seen, mixed) = look(attention, sequence, rows, &tile, lanes, &mut hidden);
         if seen.is_empty() {
             continue;
         }
-        let (head, keys) = (task.kv_head, seen.clone());
-        read_keys(simd, attention, sequence, head, keys.clone(), strip.keys);
-        let finite = read_values(simd, attention, sequence, head, keys, strip.values);
-        let mut lane = 0;
-        while lane < count {
-            let together = together(count - lane);
-            match together {
-                4 => score::<S, 4>(simd, &mut strip, lane, seen.len()),
-                2 => score::<S, 2>(simd, &mut strip, lane, seen.len()),
-                _ => score::<S, 1>(simd, &mut strip, lane, seen.len()),
+        let hidden = mixed.then_some(&hidden);
+        let rows = tile.start + seen.start..tile.start + seen.end;
+        let of = &sequence.keys;
+        let plain = attention.key_conversion.is_none() && attention.value_conversion.is_none();
+        let lines = || {
+            let keys = of.lines(&of.key, head, rows.clone())?;
+            Some((keys, of.lines(&of.value, head, rows.clone())?))
+        };
+        let fetched = |vectors, row, column| Fetched {
+            vectors,
+            row,
+            column,
+        };
+        let mut tile = Tile {
+            attention,
+            sequence,
+            task,
+            rows: rows.clone(),
+            seen,
+            hidden,
+        };
+        match if plain { lines() } else { None } {
+            Some((key_lines, value_lines)) => {
+                // What comes next is asked for while this is computed.
+                tile.scores(simd, &mut strip, &key_lines, &value_lines);
+                strip.before.copy_from_slice(strip.out);
+                let next = rows.end..task.keys.end.min(rows.end + KEYS);
+                let next = of.lines(&of.key, head, next).unwrap_or(key_lines);
+                if !tile.outputs(simd, &mut strip, &value_lines, &next) {
+                    strip.out.copy_from_slice(strip.before);
+                    read_values(simd, attention, sequence, head, rows, values);
+                    tile.outputs_with_care(&mut strip, values);
+                }
             }
-            lane += together;
-        }
-        for (lane, query) in task.queries.clone().enumerate() {
-            let row = (query / attention.group) as u64;
-            let sees = sequence.span(row..row + 1, &seen);
-            let sees = sees.start - seen.start..sees.end - seen.start;
-            let mut bytes = [0; KEYS];
-            let hidden = read_mask(attention, sequence, row, &seen, &mut bytes).is_some();
-            let hidden = hidden.then_some(&bytes);
-            let place = attention.place(task.kv_head, query);
-            let scale = if bias(simd, attention, sequence, &mut strip, lane, place, &seen) {
-                1.0
-            } else {
-                attention.scale
-            };
-            let numbers = (scale, attention.quantum);
-            soften::<T, S>(simd, &mut strip, numbers, lane, &sees, hidden);
-        }
-        let mut lane = 0;
-        while lane < count {
-            let together = together(count - lane);
-            match together {
-                4 => weigh::<S, 4>(simd, &mut strip, lane, seen.len(), finite),
-                2 => weigh::<S, 2>(simd, &mut strip, lane, seen.len(), finite),
-                _ => weigh::<S, 1>(simd, &mut strip, lane, seen.len(), finite),
+            None => {
+                read_keys(simd, attention, sequence, head, rows.clone(), keys);
+                let finite = read_values(simd, attention, sequence, head, rows, values);
+                let (keys, of) = (fetched(keys, vectors, 1), fetched(values, 1, KEYS));
+                tile.scores(simd, &mut strip, keys, of);
+                if finite {
+                    tile.outputs(simd, &mut strip, of, of);
+                } else {
+                    tile.outputs_with_care(&mut strip, values);
+                }
             }
-            lane += together;
         }
     }
-    let Strip { out, max, sum, .. } = strip;
+    let (max, sum) = (max.as_flattened_mut(), sum.as_flattened_mut());
+    max[..QUERIES].copy_from_slice(&strip.max);
+    sum[..QUERIES].copy_from_slice(&strip.sum);
+    let Strip { out, .. } = strip;
     State {
-        max,
-        sum,
+        max: &mut max[..count],
+        sum: &mut sum[..count],
         out: &mut out[..count * columns],
     }
 }
 
-/// How many of the next `left` queries are computed together.
+/// The queries that are computed together: the first, and how many.
 #[inline(always)]
-fn together(left: usize) -> usize {
-    match left {
-        4.. => 4,
-        2.. => 2,
-        _ => 1,
-    }
+fn turns(count: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut lane = 0;
+    std::iter::from_fn(move || {
+        let together = match count - lane {
+            0 => return None,
+            1 => 1,
+            2 | 3 => 2,
+            _ => 4,
+        };
+        lane += together;
+        Some((lane - together, together))
+    })
 }
 
-/// Sum of a vector, in halves.
-#[inline(always)]
-fn total(v: &Vector) -> f32 {
-    let mut eight = [0.0; 8];
-    for i in 0..8 {
-        eight[i] = v[i] + v[i + 8];
-    }
-    let mut four = [0.0; 4];
-    for i in 0..4 {
-        four[i] = eight[i] + eight[i + 4];
-    }
-    (four[0] + four[2]) + (four[1] + four[3])
+/// Some keys, and who looks at them.
+struct Tile<'a, T> {
+    attention: &'a Attention<T>,
+    sequence: &'a Sequence<T>,
+    task: &'a Task,
+    /// The keys that are visible.
+    rows: Range<usize>,
+    /// The same from the tile's first on.
+    seen: Range<usize>,
+    /// Which queries do not see which of the tile's keys.
+    hidden: Option<&'a Hidden>,
 }
 
-/// Products of `R` queries from `lane` on with the first `keys` keys of the tile.
-#[inline(always)]
-fn score<S: Simd, const R: usize>(simd: S, strip: &mut Strip<'_>, lane: usize, keys: usize) {
-    let vectors = strip.queries.len() / QUERIES;
-    let queries = strip.queries[lane * vectors..][..R * vectors]
-        .as_chunks::<R>()
-        .0;
-    let scores = strip.scores[lane * SCORES..][..R * SCORES].as_flattened_mut();
-    for (j, key) in strip.keys.chunks_exact(vectors).take(keys).enumerate() {
-        let mut products = [simd.splat(0.0); R];
-        for (queries, key) in queries.iter().zip(key) {
-            let key = simd.load(key);
-            for r in 0..R {
-                products[r] = simd.mul_add(simd.load(&queries[r]), key, products[r]);
+impl<T: Element> Tile<'_, T> {
+    /// Weights of every query.
+    #[inline(always)]
+    fn scores<S: Simd, K: Rows<S>, V: Rows<S>>(
+        &mut self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        keys: K,
+        values: V,
+    ) {
+        let count = self.task.queries.len().min(QUERIES);
+        for (lane, together) in turns(count) {
+            // One query after the other asks for the values.
+            let near = (lane == 0).then_some(values);
+            match together {
+                4 => self.weights::<S, K, V, 4, 1>(simd, strip, lane, keys, near),
+                2 => self.weights::<S, K, V, 2, 2>(simd, strip, lane, keys, near),
+                _ => self.weights::<S, K, V, 1, 4>(simd, strip, lane, keys, near),
             }
         }
-        let mut totals = [0.0; R];
+    }
+
+    /// Weights of `R` queries from `lane` on, `J` keys at a time.
+    #[inline(always)]
+    fn weights<S: Simd, K: Rows<S>, V: Rows<S>, const R: usize, const J: usize>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        lane: usize,
+        keys: K,
+        near: Option<V>,
+    ) {
+        let count = self.rows.len();
+        let vectors = strip.queries.len() / QUERIES;
+        let queries = strip.queries[lane * vectors..][..R * vectors]
+            .as_chunks::<R>()
+            .0;
+        let scores = &mut strip.scores[lane * SCORES..][..R * SCORES];
+        let (fours, _) = scores.as_flattened_mut().as_chunks_mut::<4>();
+        for (step, four) in fours.iter_mut().enumerate().take(count.div_ceil(J)) {
+            let first = step * J;
+            let mut products = [simd.splat(0.0); 4];
+            for (i, queries) in queries.iter().enumerate() {
+                for j in 0..J {
+                    if let Some(values) = near {
+                        values.prefetch(first + j, i);
+                    }
+                    // Past the last key its product is computed again, and hidden.
+                    let key = keys.at(simd, (first + j).min(count - 1), i);
+                    for r in 0..R {
+                        let query = simd.load(&queries[r]);
+                        products[j * R + r] = simd.mul_add(query, key, products[j * R + r]);
+                    }
+                }
+            }
+            *four = simd.totals(products);
+        }
+        let scores = &mut scores[..(count * R).div_ceil(WIDTH)];
+        self.bias::<S, R>(simd, lane, scores);
+        self.hide::<S, R>(simd, lane, scores);
+        soften::<T, S, R>(simd, strip, lane, count, self.attention.quantum);
+    }
+
+    /// Scales scores where the queries are not, and adds the position bias.
+    #[inline(always)]
+    fn bias<S: Simd, const R: usize>(&self, simd: S, lane: usize, scores: &mut [Vector]) {
+        let scale = self.attention.scale;
+        if scale == 1.0 && self.attention.bias.is_none() {
+            return;
+        }
+        for score in scores.as_flattened_mut() {
+            *score *= scale;
+        }
         for r in 0..R {
-            let mut product = [0.0; WIDTH];
-            simd.store(products[r], &mut product);
-            totals[r] = total(&product);
-        }
-        for (scores, total) in scores.chunks_exact_mut(KEYS).zip(totals) {
-            scores[j] = total;
-        }
-    }
-}
-
-/// Scales the scores of one query and adds the position bias, if there is one.
-#[inline(always)]
-fn bias<T: Element, S: Simd>(
-    simd: S,
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
-    strip: &mut Strip<'_>,
-    lane: usize,
-    place: (usize, usize),
-    keys: &Range<usize>,
-) -> bool {
-    let mut bias = [[0.0; WIDTH]; SCORES];
-    if place.0 as u64 >= sequence.geometry.q_len()
-        || !read_bias(simd, attention, sequence, place, keys, &mut bias)
-    {
-        return false;
-    }
-    let scores = &mut strip.scores[lane * SCORES..][..SCORES];
-    for (scores, bias) in scores.iter_mut().zip(&bias) {
-        for i in 0..WIDTH {
-            scores[i] = simd.mul_add_one(scores[i], attention.scale, bias[i]);
-        }
-    }
-    true
-}
-
-/// Scores of one query to weights: scales, hides, moves the running maximum, takes exponentials, adds them up and
-/// rounds them to the element type or to integers. Weights of keys that it does not see are 0.
-#[inline(always)]
-fn soften<T: Element, S: Simd>(
-    simd: S,
-    strip: &mut Strip<'_>,
-    (scale, quantum): (f32, Option<f32>),
-    lane: usize,
-    sees: &Range<usize>,
-    hidden: Option<&[u8; KEYS]>,
-) {
-    let scores = &mut strip.scores[lane * SCORES..][..SCORES];
-    let (first, end) = (sees.start as u32, sees.end as u32);
-    let old = strip.max[lane];
-    let mut max = [old; WIDTH];
-    for (v, score) in scores.iter_mut().enumerate() {
-        for (key, score) in ((v * WIDTH) as u32..).zip(score.iter_mut()) {
-            let sees = (first <= key) & (key < end);
-            *score = if sees {
-                *score * scale
-            } else {
-                f32::NEG_INFINITY
-            };
-        }
-        if let Some(hidden) = hidden {
-            for i in 0..WIDTH {
-                let hidden = hidden[v * WIDTH + i] != 0;
-                score[i] = if hidden { f32::NEG_INFINITY } else { score[i] };
+            let query = self.task.queries.start + lane + r;
+            let place = self.attention.place(self.task.kv_head, query);
+            let mut bias = [[0.0; WIDTH]; SCORES];
+            if place.0 as u64 >= self.sequence.geometry.q_len()
+                || !read_bias(
+                    simd,
+                    self.attention,
+                    self.sequence,
+                    place,
+                    &self.rows,
+                    &mut bias,
+                )
+            {
+                continue;
+            }
+            let scores = scores.as_flattened_mut().iter_mut().skip(r).step_by(R);
+            for (score, bias) in scores.zip(bias.as_flattened()) {
+                *score += bias;
             }
         }
-        for i in 0..WIDTH {
-            // NaN is no maximum; it reaches the sum and the output through its exponential.
-            max[i] = if score[i] > max[i] { score[i] } else { max[i] };
+    }
+
+    /// Hides what some queries do not see, and what is past the last key.
+    #[inline(always)]
+    fn hide<S: Simd, const R: usize>(&self, simd: S, lane: usize, scores: &mut [Vector]) {
+        if let Some(hidden) = self.hidden {
+            let hidden = &hidden[self.seen.clone()];
+            for (score, hidden) in scores.iter_mut().zip(hidden.chunks(WIDTH / R)) {
+                let mut lanes = 0;
+                for (j, hidden) in hidden.iter().enumerate() {
+                    lanes |= (hidden >> lane & ((1 << R) - 1)) << (j * R);
+                }
+                simd.store(simd.hide(simd.load(score), lanes), score);
+            }
+        }
+        let used = self.rows.len() * R % WIDTH;
+        if used != 0
+            && let Some(score) = scores.last_mut()
+        {
+            simd.store(simd.hide(simd.load(score), u16::MAX << used), score);
         }
     }
-    let mut highest = old;
-    for max in max {
-        highest = if max > highest { max } else { highest };
-    }
-    // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
-    let shift = if highest == f32::NEG_INFINITY {
-        0.0
-    } else {
-        highest
-    };
-    let mut sum = [0.0; WIDTH];
-    let shift = [shift; WIDTH];
-    if let Some(quantum) = quantum {
-        for score in scores.iter_mut() {
-            *score = quantise(&exponentiate(simd, score, &shift, &mut sum), quantum);
+
+    /// Adds the weighted values to the output of every query. Says whether the outputs are finite.
+    #[inline(always)]
+    fn outputs<S: Simd, V: Rows<S>>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        values: V,
+        next: V,
+    ) -> bool {
+        let count = self.task.queries.len().min(QUERIES);
+        let mut watch = simd.splat(0.0);
+        for (lane, together) in turns(count) {
+            let values = (values, (lane == 0).then_some(next));
+            match (together, S::SHAPE) {
+                (4, Shape::TwelveTwice) => {
+                    self.weigh::<S, V, 4, 2>(simd, strip, lane, values, &mut watch);
+                }
+                (4, _) => self.weigh::<S, V, 4, 1>(simd, strip, lane, values, &mut watch),
+                (2, Shape::TwelveTwice) => {
+                    self.weigh::<S, V, 2, 4>(simd, strip, lane, values, &mut watch);
+                }
+                (2, _) => self.weigh::<S, V, 2, 2>(simd, strip, lane, values, &mut watch),
+                _ => self.weigh::<S, V, 1, 4>(simd, strip, lane, values, &mut watch),
+            }
         }
-    } else {
-        for score in scores.iter_mut() {
-            let weight = exponentiate(simd, score, &shift, &mut sum);
-            simd.store(T::round(simd, simd.load(&weight)), score);
+        let mut watched = [0.0; WIDTH];
+        simd.store(watch, &mut watched);
+        watched.iter().all(|product| *product == 0.0)
+    }
+
+    /// Adds the weighted values to the output of `R` queries from `lane` on, `C` columns at a time.
+    #[inline(always)]
+    fn weigh<S: Simd, V: Rows<S>, const R: usize, const C: usize>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        lane: usize,
+        values: (V, Option<V>),
+        watch: &mut S::Register,
+    ) {
+        let columns = strip.out.len() / QUERIES;
+        let mut column = 0;
+        while column + C <= columns {
+            self.weigh_columns::<S, V, R, C>(simd, strip, (lane, column), values, watch);
+            column += C;
+        }
+        while column < columns {
+            self.weigh_columns::<S, V, R, 1>(simd, strip, (lane, column), values, watch);
+            column += 1;
         }
     }
-    let decay = exp_one(simd, old - shift[0]);
-    strip.decay[lane] = decay;
-    strip.sum[lane] = strip.sum[lane] * decay + total(&sum);
-    strip.max[lane] = highest;
+
+    #[inline(always)]
+    fn weigh_columns<S: Simd, V: Rows<S>, const R: usize, const C: usize>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        (lane, column): (usize, usize),
+        (values, near): (V, Option<V>),
+        watch: &mut S::Register,
+    ) {
+        let columns = strip.out.len() / QUERIES;
+        let weights = strip.scores[lane * SCORES..][..R * SCORES].as_flattened();
+        let weights = &weights.as_chunks::<R>().0[..self.rows.len()];
+        let out = &mut strip.out[lane * columns..][..R * columns];
+        let mut sums = [[simd.splat(0.0); C]; R];
+        for r in 0..R {
+            let decay = simd.splat(strip.decay[lane + r]);
+            for c in 0..C {
+                let out = simd.load(&out[r * columns + column + c]);
+                sums[r][c] = simd.multiply(out, decay);
+            }
+        }
+        for (j, weights) in weights.iter().enumerate() {
+            let mut of = [simd.splat(0.0); C];
+            for (c, of) in of.iter_mut().enumerate() {
+                if let Some(next) = near {
+                    next.prefetch(j, column + c);
+                }
+                *of = values.at(simd, j, column + c);
+            }
+            for r in 0..R {
+                let weight = simd.splat(weights[r]);
+                for c in 0..C {
+                    sums[r][c] = simd.mul_add(weight, of[c], sums[r][c]);
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                *watch = simd.mul_add(sums[r][c], simd.splat(0.0), *watch);
+                simd.store(sums[r][c], &mut out[r * columns + column + c]);
+            }
+        }
+    }
+
+    /// [`Tile::outputs`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing. The
+    /// values lie in columns.
+    #[cold]
+    fn outputs_with_care(&self, strip: &mut Strip<'_>, values: &[Vector]) {
+        let count = self.task.queries.len().min(QUERIES);
+        let columns = strip.out.len() / QUERIES;
+        for (lane, together) in turns(count) {
+            for r in 0..together {
+                let weights = strip.scores[lane * SCORES..].as_flattened().iter();
+                let weights = weights.skip(r).step_by(together).take(self.rows.len());
+                let out = &mut strip.out[(lane + r) * columns..][..columns];
+                for out in out.as_flattened_mut() {
+                    *out *= strip.decay[lane + r];
+                }
+                for (j, weight) in weights.enumerate().filter(|(_, weight)| **weight != 0.0) {
+                    for (out, value) in out.iter_mut().zip(values.iter().skip(j).step_by(KEYS)) {
+                        for (out, value) in out.iter_mut().zip(value) {
+                            *out += weight * value;
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
-/// Adds the weighted values of the first `keys` keys of the tile to the output of `R` queries from `lane` on.
+/// The first `R` lanes, combined with those that lie a multiple of `R` behind.
 #[inline(always)]
-fn weigh<S: Simd, const R: usize>(
+fn fold<const R: usize>(vector: &Vector, combine: impl Fn(f32, f32) -> f32) -> [f32; R] {
+    let mut folded = [0.0; R];
+    for (r, folded) in folded.iter_mut().enumerate() {
+        let lanes = vector.iter().copied().skip(r).step_by(R);
+        *folded = lanes.reduce(&combine).unwrap_or(0.0);
+    }
+    folded
+}
+
+/// Scores of `R` queries to weights: moves the running maxima, takes powers, adds them up and rounds them to the element
+/// type or to integers.
+#[inline(always)]
+fn soften<T: Element, S: Simd, const R: usize>(
     simd: S,
     strip: &mut Strip<'_>,
     lane: usize,
     keys: usize,
-    finite: bool,
+    quantum: Option<f32>,
 ) {
-    let columns = strip.values.len() / KEYS;
-    let weights = strip.scores[lane * SCORES..][..R * SCORES].as_flattened();
-    let mut of = [weights; R];
-    for (r, of) in of.iter_mut().enumerate() {
-        *of = &weights[r * KEYS..][..keys];
+    let scores = &mut strip.scores[lane * SCORES..][..(keys * R).div_ceil(WIDTH)];
+    let mut old = [0.0; WIDTH];
+    for (i, old) in old.iter_mut().enumerate() {
+        *old = strip.max[lane + i % R];
     }
-    let mut decay = [0.0; R];
-    decay.copy_from_slice(&strip.decay[lane..][..R]);
-    let out = &mut strip.out[lane * columns..][..R * columns];
-    for column in 0..columns {
-        let values = &strip.values[column * KEYS..][..keys];
-        if !finite {
-            weigh_with_care(&of, values, &decay, &mut out[column..], columns);
-            continue;
-        }
-        let mut sums = [simd.splat(0.0); R];
-        for (r, out) in out[column..].iter().step_by(columns).enumerate().take(R) {
-            sums[r] = simd.multiply(simd.load(out), simd.splat(decay[r]));
-        }
-        let of = of.map(|weights| &weights[..values.len()]);
-        for (j, value) in values.iter().enumerate() {
-            let value = simd.load(value);
-            for r in 0..R {
-                sums[r] = simd.mul_add(simd.splat(of[r][j]), value, sums[r]);
-            }
-        }
-        for (out, sums) in out[column..].iter_mut().step_by(columns).zip(sums) {
-            simd.store(sums, out);
+    // NaN is no maximum; it reaches the sum and the output through its power.
+    let mut most = simd.load(&old);
+    for score in scores.iter() {
+        most = simd.larger(simd.load(score), most);
+    }
+    let mut max = [0.0; WIDTH];
+    simd.store(most, &mut max);
+    let highest: [f32; R] = fold(&max, |a, b| if a > b { a } else { b });
+    for (i, max) in max.iter_mut().enumerate() {
+        *max = highest[i % R];
+    }
+    // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
+    let shift = simd.larger(simd.load(&max), simd.splat(f32::MIN));
+    let mut sums = simd.splat(0.0);
+    for score in scores.iter_mut() {
+        let weight = simd.exp2(simd.subtract(simd.load(score), shift));
+        sums = simd.add(sums, weight);
+        if let Some(quantum) = quantum {
+            simd.store(weight, score);
+            *score = quantise(score, quantum);
+        } else {
+            simd.store(T::round(simd, weight), score);
         }
     }
-}
-
-/// One column of [`weigh`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
-#[cold]
-fn weigh_with_care(
-    weights: &[&[f32]],
-    values: &[Vector],
-    decay: &[f32],
-    out: &mut [Vector],
-    columns: usize,
-) {
-    for ((weights, decay), out) in weights
-        .iter()
-        .zip(decay)
-        .zip(out.iter_mut().step_by(columns))
-    {
-        for out in out.iter_mut() {
-            *out *= decay;
-        }
-        for (&weight, value) in weights.iter().zip(values) {
-            if weight != 0.0 {
-                for (out, value) in out.iter_mut().zip(value) {
-                    *out += weight * value;
-                }
-            }
-        }
+    let mut decay = [0.0; WIDTH];
+    simd.store(simd.exp2(simd.subtract(simd.load(&old), shift)), &mut decay);
+    let mut sum = [0.0; WIDTH];
+    simd.store(sums, &mut sum);
+    let sum: [f32; R] = fold(&sum, |a, b| a + b);
+    for r in 0..R {
+        strip.max[lane + r] = highest[r];
+        strip.decay[lane + r] = decay[r];
+        strip.sum[lane + r] = strip.sum[lane + r] * decay[r] + sum[r];
     }
 }

@@ -181,6 +181,22 @@ impl<T: Element> Plain<T> {
         self.0.sizes
     }
 
+    /// Address of a row, and elements from each to the next, where `count` rows from it on exist and the elements of a row
+    /// lie side by side and make whole vectors.
+    #[inline(always)]
+    pub(super) fn lines(
+        &self,
+        (batch, head, row): (usize, usize, usize),
+        count: usize,
+    ) -> Option<(*const T, isize)> {
+        let sizes = self.0.sizes;
+        let exist = row < sizes.rows && count <= sizes.rows - row;
+        let whole = sizes.dim.is_multiple_of(WIDTH);
+        let dense = self.0.view.dim == 1 && self.0.lanes == 0;
+        let first = || self.0.row((batch, head, row)).cast_const();
+        (exist && whole && dense).then(|| (first(), self.0.view.row as isize))
+    }
+
     /// Widens the elements `columns` of one row: vector number `i` of them goes to `out[i * step]`, filled up with
     /// zeros. Leaves a NaN in `watch`, which holds zeros, if an element is not finite.
     #[inline(always)]

@@ -2,11 +2,17 @@
 
 use super::attention::{Attention, Sequence};
 use super::element::Element;
-use super::simd::{Simd, Vector, WIDTH};
+use super::factors::Conversion;
+use super::keys::{Keys, Part};
+use super::simd::{Kernel, Simd, Vector, WIDTH};
+use ascend_spec::Tile;
 use std::ops::Range;
 
 /// Keys in a tile.
 pub(super) const KEYS: usize = 96;
+
+/// Of each key of a tile, the lanes that do not see it, a bit each.
+pub(super) type Hidden = [u16; KEYS];
 
 /// Reads the rows `keys` of the keys, each into as many vectors as it takes, one behind the other.
 #[inline(always)]
@@ -18,11 +24,15 @@ pub(super) fn read_keys<T: Element, S: Simd>(
     keys: Range<usize>,
     out: &mut [Vector],
 ) {
-    let conversion = attention.key_conversion.as_ref();
-    for (key, out) in keys.zip(out.chunks_exact_mut(attention.vectors())) {
-        let at = (kv_head, key);
-        sequence.keys.read_key(simd, conversion, at, out, 1);
-    }
+    simd.apart(ReadRows {
+        of: &sequence.keys,
+        part: &sequence.keys.key,
+        conversion: attention.key_conversion.as_ref(),
+        kv_head,
+        keys,
+        out,
+        steps: (attention.vectors(), 1),
+    });
 }
 
 /// Reads the rows `keys` of the values, sorted into columns: vector `i` of the row of key number `j` goes to
@@ -36,17 +46,110 @@ pub(super) fn read_values<T: Element, S: Simd>(
     keys: Range<usize>,
     out: &mut [Vector],
 ) -> bool {
-    let conversion = attention.value_conversion.as_ref();
-    let mut watch = simd.splat(0.0);
-    for (j, key) in keys.enumerate() {
-        let (at, out) = ((kv_head, key), &mut out[j..]);
-        sequence
-            .keys
-            .read_value(simd, conversion, at, out, KEYS, &mut watch);
+    simd.apart(ReadRows {
+        of: &sequence.keys,
+        part: &sequence.keys.value,
+        conversion: attention.value_conversion.as_ref(),
+        kv_head,
+        keys,
+        out,
+        steps: (1, KEYS),
+    })
+}
+
+/// Rows to read; says whether all elements are finite.
+struct ReadRows<'a, T> {
+    of: &'a Keys<T>,
+    part: &'a Part<T>,
+    conversion: Option<&'a Conversion>,
+    kv_head: usize,
+    keys: Range<usize>,
+    out: &'a mut [Vector],
+    /// Vectors from row to row, and from vector to vector.
+    steps: (usize, usize),
+}
+
+impl<T: Element> Kernel for ReadRows<'_, T> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> bool {
+        let (row, step) = self.steps;
+        let mut watch = simd.splat(0.0);
+        for (j, key) in self.keys.enumerate() {
+            let (at, out) = ((self.kv_head, key), (&mut self.out[j * row..], step));
+            self.of
+                .read(simd, self.part, self.conversion, at, out, &mut watch);
+        }
+        let mut watched = [0.0; WIDTH];
+        simd.store(watch, &mut watched);
+        watched.iter().all(|product| *product == 0.0)
     }
-    let mut watched = [0.0; WIDTH];
-    simd.store(watch, &mut watched);
-    watched.iter().all(|product| *product == 0.0)
+}
+
+/// Finds which keys of a tile some rows see. A lane is a query; `lanes(row)` are the bits of a row's. Gives the range
+/// that holds every visible key, counted from the tile's first, and whether `hidden` was filled because the rows do not
+/// see all of it.
+#[inline(always)]
+pub(super) fn look<T: Element>(
+    attention: &Attention<T>,
+    sequence: &Sequence<T>,
+    rows: Range<u64>,
+    tile: &Range<usize>,
+    lanes: impl Fn(u64) -> u16,
+    hidden: &mut Hidden,
+) -> (Range<usize>, bool) {
+    let keys = tile.start as u64..tile.end as u64;
+    let (mut seen, mut mixed) = match sequence.geometry.tile(rows.clone(), keys.clone()) {
+        Tile::None => return (0..0, false),
+        Tile::All => (0..tile.len(), false),
+        Tile::Mixed => {
+            let span = sequence.span(rows.clone(), tile);
+            (span.start - tile.start..span.end - tile.start, true)
+        }
+    };
+    if mixed {
+        hidden.fill(u16::MAX);
+        for row in rows.clone() {
+            let lanes = lanes(row);
+            for run in sequence.geometry.runs(row) {
+                // Within the tile, whose ends are usize.
+                let start = run.start.max(keys.start).min(keys.end) - keys.start;
+                let end = run.end.max(keys.start).min(keys.end) - keys.start;
+                for hidden in &mut hidden[start as usize..(end as usize).max(start as usize)] {
+                    *hidden &= !lanes;
+                }
+            }
+        }
+    }
+    if let Some(mask) = &attention.mask {
+        if !mixed {
+            hidden.fill(0);
+        }
+        let mut used = 0;
+        for row in rows {
+            let lanes = lanes(row);
+            used |= lanes;
+            // Nobody looks at a row that does not exist.
+            if row < sequence.geometry.q_len() {
+                let (batch, _, row) = sequence.at(0, row as usize);
+                let first_key = sequence.first_key + tile.start;
+                mask.hide((batch, row), first_key, lanes, &mut hidden[..tile.len()]);
+            }
+        }
+        let visible = |lanes: &u16| lanes & used != used;
+        let within = &hidden[seen.clone()];
+        let (Some(first), Some(last)) = (
+            within.iter().position(visible),
+            within.iter().rposition(visible),
+        ) else {
+            return (0..0, false);
+        };
+        let within = &within[first..=last];
+        mixed = within.iter().fold(0, |any, lanes| any | lanes) & used != 0;
+        seen = seen.start + first..seen.start + last + 1;
+    }
+    (seen, mixed)
 }
 
 /// Reads the mask bytes of a row, if there are a mask tensor and such a row.
@@ -68,8 +171,7 @@ pub(super) fn read_mask<'a, T: Element>(
     Some(out)
 }
 
-/// Reads the position bias of a row that exists, if there is one. Says whether there
-/// is one.
+/// Reads the position bias of a row that exists, in bits as the scores are, if there is one. Says whether there is one.
 #[inline(always)]
 pub(super) fn read_bias<T: Element, S: Simd>(
     simd: S,
@@ -85,6 +187,9 @@ pub(super) fn read_bias<T: Element, S: Simd>(
     let first = sequence.first_key + keys.start;
     let at = sequence.at(head, row);
     bias.read(simd, at, first..first + keys.len(), out);
+    for out in out.as_flattened_mut() {
+        *out *= std::f32::consts::LOG2_E;
+    }
     true
 }
 

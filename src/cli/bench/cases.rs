@@ -1,9 +1,10 @@
 //! The cases of the benchmark: attention calls by name, described, checked by the contract and filled with numbers.
 
 use ascend_attention::spec::fia::{FiaCall, Operand, Problem, Version};
-use ascend_attention::spec::{DType, Extents, Layout, Soc, SparseMode, TensorDesc};
+use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_attention::spec::{DType, Extents, Layout, MaskGeometry, Soc, SparseMode, TensorDesc};
 use ascend_attention::{bf16, f16};
-use ascend_emu::kernel::{self, Buffers};
+use ascend_emu::kernel::{self, Beyond, Buffers};
 
 /// Which keys are visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(crate) enum Sight {
     Random,
     /// A mask tensor that says the same as `Causal`.
     Triangular,
+    /// Sinks, window and last rows of a deep layer of TriangleMix, which the kernels take as a geometry.
+    Triangle(TriangleMix),
 }
 
 /// One call.
@@ -104,12 +107,21 @@ pub(crate) const CASES: &[Case] = &[
         [1, 4, 4, 8192, 8192, 128],
         Sight::Window(512),
     ),
+    case(
+        "triangle_32k",
+        LONG,
+        Sight::Triangle(TriangleMix::GUIDE_LONG_CONTEXT),
+    ),
+    case("dense_32k", LONG, Sight::Causal),
     Case {
         paged: true,
         rope: 64,
         ..case("mla_decode_8x4k", [8, 32, 1, 1, 4096, 512], Sight::All)
     },
 ];
+
+/// A long prompt.
+const LONG: [i64; 6] = [1, 4, 1, 32768, 32768, 128];
 
 /// Tokens in a block of a paged cache.
 const BLOCK: i64 = 128;
@@ -138,8 +150,16 @@ impl Case {
                 let size = size as f64;
                 size * (size + 1.0) / 2.0 + (rows - size) * size
             }
+            Sight::Triangle(mix) => self.triangle(mix).visible() as f64,
         };
         a_head * (self.batch * self.heads) as f64
+    }
+
+    fn triangle(&self, mix: TriangleMix) -> MaskGeometry {
+        mix.geometry(
+            TrianglePart::Triangle,
+            TriangleRows::whole(self.rows.unsigned_abs()),
+        )
     }
 
     /// Floating-point operations of both products over the visible scores.
@@ -209,7 +229,7 @@ impl Case {
         };
         plain.sparse_mode = mode.acl();
         plain.atten_mask = match self.sight {
-            Sight::All => None,
+            Sight::All | Sight::Triangle(_) => None,
             Sight::Causal | Sight::Window(_) => {
                 Some(desc(DType::Bool, &[SparseMode::COMPRESSED_MASK_SIZE; 2])?)
             }
@@ -246,7 +266,11 @@ impl Prepared {
             .check(Version::V4, Soc::AtlasA2)
             .map_err(|refusal| refusal.to_string())?;
         let result = work(&mut Ready {
-            held: self.held,
+            single: self.held == DType::Float,
+            geometry: match self.case.sight {
+                Sight::Triangle(mix) => Some(self.case.triangle(mix)),
+                _ => None,
+            },
             problem: &problem,
             tensors: &mut tensors,
         });
@@ -320,7 +344,8 @@ impl Prepared {
 /// A call, resolved, and the memory of its tensors.
 #[derive(Debug)]
 pub(crate) struct Ready<'a> {
-    held: DType,
+    single: bool,
+    geometry: Option<MaskGeometry>,
     problem: &'a Problem<'a>,
     tensors: &'a mut Vec<(Operand, Vec<u64>)>,
 }
@@ -342,13 +367,12 @@ impl Ready<'_> {
             found.map_or(std::ptr::null_mut(), |&(_, address)| address)
         };
         let buffers = Buffers(&base);
-        // SAFETY: each tensor has the memory of its description, four bytes an element where single precision is held.
-        let done = unsafe {
-            match self.held {
-                DType::Float => kernel::run_single(self.problem, &buffers),
-                _ => kernel::run(self.problem, &buffers),
-            }
+        let beyond = Beyond {
+            single: self.single,
+            geometry: self.geometry.as_ref(),
         };
+        // SAFETY: each tensor has the memory of its description, four bytes an element where single precision is held.
+        let done = unsafe { kernel::run_beyond(self.problem, &buffers, &beyond) };
         done.map_err(|unsupported| unsupported.to_string())
     }
 }

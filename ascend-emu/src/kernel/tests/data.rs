@@ -3,14 +3,20 @@
 use super::calls::Random;
 use super::calls::compare::Written;
 use super::calls::contents::{fill, is_rows, operands, reach};
+use crate::config::config;
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
-use crate::kernel::{Buffers, run_as};
-use ascend_spec::DType;
+use crate::kernel::{Beyond, Buffers, run_as};
 use ascend_spec::fia::{Operand, Problem, Rows};
+use ascend_spec::{DType, MaskGeometry};
 use half::{bf16, f16};
 use std::collections::HashMap;
 use std::ptr;
+
+/// The instruction sets to test: the one that the environment asks for, or all.
+pub(super) fn levels() -> Vec<Level> {
+    config().simd.map_or_else(Level::all, |level| vec![level])
+}
 
 /// Bytes around every tensor; odd, so that no tensor is aligned.
 const MARGIN: usize = 67;
@@ -57,6 +63,8 @@ pub(super) struct Data {
     /// Element type of the tensors that have the call's own.
     dtype: DType,
     of: HashMap<Operand, Fenced>,
+    /// Visible keys in place of the problem's.
+    pub(super) geometry: Option<MaskGeometry>,
 }
 
 impl Data {
@@ -80,7 +88,11 @@ impl Data {
             };
             of.insert(operand, tensor);
         }
-        Data { dtype, of }
+        Data {
+            dtype,
+            of,
+            geometry: None,
+        }
     }
 
     /// Replaces what an input holds.
@@ -110,13 +122,18 @@ impl Data {
     /// Runs the kernels.
     pub(super) fn run(&mut self, problem: &Problem<'_>, level: Level) {
         let dtype = self.dtype;
+        let geometry = self.geometry;
+        let beyond = Beyond {
+            single: dtype == DType::Float,
+            geometry: geometry.as_ref(),
+        };
         // SAFETY: the tensors have the sizes of the descriptors that the problem was made from, or what a test put
         // into their place together with its own views.
         self.with_buffers(|buffers| unsafe {
             match dtype {
-                DType::Float16 => run_as::<f16>(problem, buffers, level),
-                DType::Bf16 => run_as::<bf16>(problem, buffers, level),
-                _ => run_as::<f32>(problem, buffers, level),
+                DType::Float16 => run_as::<f16>(problem, buffers, &beyond, level),
+                DType::Bf16 => run_as::<bf16>(problem, buffers, &beyond, level),
+                _ => run_as::<f32>(problem, buffers, &beyond, level),
             }
         });
     }
@@ -127,6 +144,7 @@ impl Data {
         let inputs = Inputs {
             dtype: self.dtype,
             bytes: &bytes,
+            geometry: self.geometry.as_ref(),
         };
         reference::attention(problem, &inputs)
     }

@@ -2,7 +2,7 @@
 
 use super::calls::contents::encode;
 use super::case::{Case, Mask};
-use super::data::Data;
+use super::data::{Data, levels};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, UnsupportedType, run};
 use ascend_spec::fia::{FiaCall, Operand, Problem, Version, Work};
@@ -10,15 +10,13 @@ use ascend_spec::{DType, Layout, Soc, SparseMode, TensorDesc};
 use rayon::ThreadPoolBuilder;
 use std::ptr;
 
-const LEVELS: [fn() -> Level; 2] = [|| Level::PORTABLE, Level::detect];
-
 fn each(case: &Case, test: impl Fn(&Problem<'_>, &mut Data, Level)) {
-    for level in LEVELS {
-        case.with(|problem, tensors| test(problem, tensors, level()));
+    for level in levels() {
+        case.with(|problem, tensors| test(problem, tensors, level));
     }
 }
 
-/// Prefill of three blocks of queries and tiles of keys; decode of a strip.
+/// Prefill of two blocks of queries and three tiles of keys; decode of a strip.
 fn shapes() -> [Case; 2] {
     [
         Case::plain(DType::Float16, [2, 1, 2, 100, 205, 32]),

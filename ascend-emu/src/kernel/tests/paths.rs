@@ -1,7 +1,7 @@
 //! Random calls of every path.
 
 use super::calls::{Call, dense, paths, quantised};
-use crate::kernel::simd::Level;
+use super::data::levels;
 use ascend_spec::DType;
 use proptest::prelude::*;
 
@@ -14,12 +14,9 @@ fn config() -> ProptestConfig {
     }
 }
 
-fn agree(call: &Call, level: bool, single: bool) -> Result<(), TestCaseError> {
-    let level = if level {
-        Level::detect()
-    } else {
-        Level::PORTABLE
-    };
+fn agree(call: &Call, level: usize, single: bool) -> Result<(), TestCaseError> {
+    let levels = levels();
+    let level = levels[level % levels.len()];
     let held = single.then_some(DType::Float);
     match call.check(held, level) {
         Ok(()) => Ok(()),
@@ -31,37 +28,37 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn dense_calls_agree_with_the_oracle(seed: u64, level: bool, single: bool) {
+    fn dense_calls_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&dense::dense(seed), level, single)?;
     }
 
     #[test]
-    fn packed_sequences_agree_with_the_oracle(seed: u64, level: bool, single: bool) {
+    fn packed_sequences_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&paths::packed(seed), level, single)?;
     }
 
     #[test]
-    fn paged_caches_agree_with_the_oracle(seed: u64, level: bool, single: bool) {
+    fn paged_caches_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&paths::paged(seed), level, single)?;
     }
 
     #[test]
-    fn latent_attention_agrees_with_the_oracle(seed: u64, level: bool, single: bool) {
+    fn latent_attention_agrees_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&paths::latent(seed), level, single)?;
     }
 
     #[test]
-    fn biases_prefixes_and_padding_agree_with_the_oracle(seed: u64, level: bool, single: bool) {
+    fn biases_prefixes_and_padding_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&paths::biased(seed), level, single)?;
     }
 
     #[test]
-    fn quantised_keys_agree_with_the_oracle(seed: u64, level: bool, single: bool) {
+    fn quantised_keys_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&quantised::antiquant(seed), level, single)?;
     }
 
     #[test]
-    fn quantised_queries_and_outputs_agree_with_the_oracle(seed: u64, level: bool) {
+    fn quantised_queries_and_outputs_agree_with_the_oracle(seed: u64, level: usize) {
         agree(&quantised::quantised(seed), level, false)?;
     }
 }

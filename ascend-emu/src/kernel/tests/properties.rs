@@ -1,16 +1,18 @@
 //! Random calls.
 
 use super::case::{Case, Mask};
+use super::data::levels;
 use crate::kernel::simd::Level;
 use ascend_spec::fia::FiaCall;
-use ascend_spec::{DType, Layout, Operator, SparseMode};
+use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_spec::{DType, Layout, MaskGeometry, Operator, SparseMode};
 use proptest::prelude::*;
 
 const LAYOUTS: [Layout; 4] = [Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd];
 const HALVES: [DType; 2] = [DType::Float16, DType::Bf16];
 
 fn level() -> impl Strategy<Value = Level> {
-    prop_oneof![Just(Level::PORTABLE), Just(Level::detect())]
+    proptest::sample::select(levels())
 }
 
 /// Sizes with edges of tiles, blocks and panels among them.
@@ -273,8 +275,43 @@ fn config() -> ProptestConfig {
     }
 }
 
+/// A prompt of one layer of TriangleMix, or what is left of it.
+fn triangle() -> impl Strategy<Value = (Case, MaskGeometry)> {
+    let sizes = (1usize..300, 0u64..30, 0u64..60, 0u64..60, 0u64..40);
+    let part = proptest::sample::select(TrianglePart::ALL.to_vec());
+    (sizes, part, heads(), any::<u64>()).prop_map(
+        |((rows, sinks, window, last, before), part, (kv_heads, group), seed)| {
+            let of = TriangleRows {
+                first_row: before,
+                rows: rows as u64 + 1,
+                prompt_len: before + rows as u64 + 1,
+            };
+            let keys = of.keys() as usize;
+            let sizes = [1, kv_heads, group, rows + 1, keys, 16];
+            let dtype = HALVES[seed as usize % 2];
+            let mut case = Case::plain(dtype, sizes);
+            case.seed = seed;
+            let geometry = TriangleMix::new(sinks, window, last).geometry(part, of);
+            (case, geometry)
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(config())]
+
+    #[test]
+    fn regions_of_keys_agree_with_the_oracle((case, geometry) in triangle(), level in level()) {
+        let checked = case.with(|problem, data| {
+            data.geometry = Some(geometry);
+            let want = data.oracle(problem);
+            data.run(problem, level);
+            data.compare(problem, &want)
+        });
+        if let Err(difference) = checked {
+            prop_assert!(false, "{} under {:?}\n{:?}", difference, level, case);
+        }
+    }
 
     #[test]
     fn prefill_agrees_with_the_oracle(case in prefill(), level in level()) {

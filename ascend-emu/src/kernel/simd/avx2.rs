@@ -1,0 +1,268 @@
+//! AVX2 with fused multiply-add and conversion of half precision.
+
+use super::super::exp::exp2_of;
+use super::{Exponents, Kernel, Shape, Simd, Vector, WIDTH};
+use core::arch::x86_64::{
+    __m128i, __m256, __m256i, _CMP_NLT_UQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_blendv_ps,
+    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
+    _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps,
+    _mm256_max_ps, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32,
+    _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_ps,
+};
+use std::mem::transmute;
+
+/// AVX2, FMA and F16C. A value exists only where the processor has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        let there = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        there.then_some(Avx2(()))
+    }
+
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn enter<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` exists, so the processor has the features.
+        unsafe { enter(self, kernel) }
+    }
+}
+
+/// Sixteen numbers of two bytes, eight to a register.
+#[inline(always)]
+fn halves(bits: &[u16; WIDTH]) -> [__m128i; 2] {
+    // SAFETY: both are 32 bytes of plain bits.
+    unsafe { transmute::<[u16; WIDTH], [__m128i; 2]>(*bits) }
+}
+
+/// Eight numbers rounded to brain floating point.
+///
+/// # Safety
+///
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn round_bf16(value: __m256) -> __m256 {
+    // SAFETY: the caller keeps this contract.
+    unsafe {
+        let bits = _mm256_castps_si256(value);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        // A carry out of the mantissa raises the exponent; of a NaN it would raise the sign.
+        let up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let up: __m256i = _mm256_and_si256(up, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
+        let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(value, value);
+        _mm256_blendv_ps(_mm256_castsi256_ps(up), value, nan)
+    }
+}
+
+// Closures would lose the features: what is done to both halves is in functions.
+
+/// `y * 2^n` where `shifted` is `n` and a rounding constant, 0 where `x` is less than `bound`.
+///
+/// # Safety
+///
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn scale(y: __m256, shifted: __m256, x: __m256, bound: f32) -> __m256 {
+    // SAFETY: the caller keeps this contract.
+    unsafe {
+        let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
+        let power = _mm256_add_epi32(power, _mm256_set1_epi32(127 << 23));
+        let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(bound));
+        _mm256_and_ps(_mm256_mul_ps(y, _mm256_castsi256_ps(power)), keep)
+    }
+}
+
+/// Minus infinity in the lanes whose bit of `bits` is among `lanes`.
+///
+/// # Safety
+///
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn hide(x: __m256, lanes: __m256i, bits: __m256i) -> __m256 {
+    // SAFETY: the caller keeps this contract.
+    unsafe {
+        let hidden = _mm256_cmpeq_epi32(_mm256_and_si256(lanes, bits), bits);
+        let nothing = _mm256_set1_ps(f32::NEG_INFINITY);
+        _mm256_blendv_ps(x, nothing, _mm256_castsi256_ps(hidden))
+    }
+}
+
+/// # Safety
+///
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn widen_bf16(half: __m128i) -> __m256 {
+    // SAFETY: the caller keeps this contract.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half))) }
+}
+
+impl Simd for Avx2 {
+    type Register = [__m256; 2];
+
+    const SHAPE: Shape = Shape::Six;
+
+    #[inline(always)]
+    fn load(self, values: &Vector) -> Self::Register {
+        // SAFETY: both are 64 bytes of plain bits.
+        unsafe { transmute::<Vector, Self::Register>(*values) }
+    }
+
+    #[inline(always)]
+    fn store(self, register: Self::Register, values: &mut Vector) {
+        // SAFETY: both are 64 bytes of plain bits.
+        *values = unsafe { transmute::<Self::Register, Vector>(register) };
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX.
+        unsafe { [_mm256_set1_ps(value); 2] }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::Register, b: Self::Register) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn subtract(self, a: Self::Register, b: Self::Register) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX.
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: Self::Register, b: Self::Register) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::Register, b: Self::Register, c: Self::Register) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has FMA.
+        unsafe {
+            [
+                _mm256_fmadd_ps(a[0], b[0], c[0]),
+                _mm256_fmadd_ps(a[1], b[1], c[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn larger(self, a: Self::Register, b: Self::Register) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX. The instruction gives `b` where either is NaN.
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn exp2(self, x: Self::Register) -> Self::Register {
+        exp2_of(self, x)
+    }
+
+    #[inline(always)]
+    fn hide(self, x: Self::Register, lanes: u16) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX2.
+        unsafe {
+            let lanes = _mm256_set1_epi32(i32::from(lanes));
+            let low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            [
+                hide(x[0], lanes, low),
+                hide(x[1], lanes, _mm256_slli_epi32::<8>(low)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+        self.run(kernel)
+    }
+
+    #[inline(always)]
+    fn totals(self, four: [Self::Register; 4]) -> [f32; 4] {
+        // SAFETY: `self` exists, so the processor has AVX; both transmuted types are 16 bytes of plain bits.
+        unsafe {
+            let [a, b, c, d] = four;
+            let low = _mm256_hadd_ps(_mm256_add_ps(a[0], a[1]), _mm256_add_ps(b[0], b[1]));
+            let high = _mm256_hadd_ps(_mm256_add_ps(c[0], c[1]), _mm256_add_ps(d[0], d[1]));
+            let sums = _mm256_hadd_ps(low, high);
+            let sums = _mm_add_ps(
+                _mm256_castps256_ps128(sums),
+                _mm256_extractf128_ps::<1>(sums),
+            );
+            transmute::<core::arch::x86_64::__m128, [f32; 4]>(sums)
+        }
+    }
+
+    #[inline(always)]
+    fn widen_f16(self, bits: &[u16; WIDTH]) -> Self::Register {
+        let [low, high] = halves(bits);
+        // SAFETY: `self` exists, so the processor has F16C.
+        unsafe { [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)] }
+    }
+
+    #[inline(always)]
+    fn narrow_f16(self, [low, high]: Self::Register) -> [u16; WIDTH] {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        // SAFETY: `self` exists, so the processor has F16C; the transmuted types are 32 bytes of plain bits.
+        unsafe {
+            transmute::<[__m128i; 2], [u16; WIDTH]>([
+                _mm256_cvtps_ph::<NEAREST>(low),
+                _mm256_cvtps_ph::<NEAREST>(high),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    fn widen_bf16(self, bits: &[u16; WIDTH]) -> Self::Register {
+        let [low, high] = halves(bits);
+        // SAFETY: `self` exists, so the processor has AVX2.
+        unsafe { [widen_bf16(low), widen_bf16(high)] }
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, [low, high]: Self::Register) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX2.
+        unsafe { [round_bf16(low), round_bf16(high)] }
+    }
+
+    #[inline(always)]
+    fn widen_i8(self, values: &[i8; WIDTH]) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX2; the transmuted types are 16 bytes of plain bits, of which
+        // the conversion takes the first eight.
+        unsafe {
+            let bytes = transmute::<[i8; WIDTH], __m128i>(*values);
+            let high = core::arch::x86_64::_mm_srli_si128::<8>(bytes);
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            ]
+        }
+    }
+}
+
+impl Exponents for Avx2 {
+    #[inline(always)]
+    fn scale(
+        self,
+        y: Self::Register,
+        shifted: Self::Register,
+        x: Self::Register,
+        bound: f32,
+    ) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX2.
+        unsafe {
+            [
+                scale(y[0], shifted[0], x[0], bound),
+                scale(y[1], shifted[1], x[1], bound),
+            ]
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! AVX-512.
+
+use super::super::exp;
+use super::{Kernel, Shape, Simd, Vector, WIDTH};
+use core::arch::x86_64::{
+    __m128, __m128i, __m256, __m256i, __m512, _CMP_NLT_UQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT,
+    _mm_add_ps, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_hadd_ps,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512, _mm512_castps512_ps256,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_extractf32x8_ps,
+    _mm512_fmadd_ps, _mm512_mask_blend_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_reduce_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_sub_ps,
+};
+use std::mem::transmute;
+
+/// AVX-512 F, BW, DQ and VL. A value exists only where the processor has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Avx512(());
+
+impl Avx512 {
+    pub(super) fn detect() -> Option<Self> {
+        let there = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        there.then_some(Avx512(()))
+    }
+
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn enter<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` exists, so the processor has the features.
+        unsafe { enter(self, kernel) }
+    }
+}
+
+/// The sums of both halves.
+///
+/// # Safety
+///
+/// The processor has AVX-512.
+#[inline(always)]
+unsafe fn halves(wide: __m512) -> __m256 {
+    // SAFETY: the caller keeps this contract.
+    unsafe {
+        _mm256_add_ps(
+            _mm512_castps512_ps256(wide),
+            _mm512_extractf32x8_ps::<1>(wide),
+        )
+    }
+}
+
+impl Simd for Avx512 {
+    type Register = __m512;
+
+    const SHAPE: Shape = Shape::TwelveTwice;
+
+    #[inline(always)]
+    fn load(self, values: &Vector) -> __m512 {
+        // SAFETY: both are 64 bytes of plain bits.
+        unsafe { transmute::<Vector, __m512>(*values) }
+    }
+
+    #[inline(always)]
+    fn store(self, register: __m512, values: &mut Vector) {
+        // SAFETY: both are 64 bytes of plain bits.
+        *values = unsafe { transmute::<__m512, Vector>(register) };
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn subtract(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn larger(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above. The instruction gives `b` where either is NaN.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    /// The instructions take exponents apart and put them together, with all that is infinite.
+    #[inline(always)]
+    fn exp2(self, x: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe {
+            let fraction = _mm512_reduce_ps::<_MM_FROUND_TO_NEAREST_INT>(x);
+            let whole = _mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(x);
+            let power = exp::power(self, fraction);
+            let power = _mm512_scalef_ps(power, whole);
+            // As the other instruction sets have it: nothing instead of numbers that are nearly subnormal.
+            let small = _mm512_cmp_ps_mask::<{ _CMP_NLT_UQ }>(x, _mm512_set1_ps(exp::SMALLEST));
+            _mm512_maskz_mov_ps(small, power)
+        }
+    }
+
+    #[inline(always)]
+    fn hide(self, x: __m512, lanes: u16) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mask_blend_ps(lanes, x, _mm512_set1_ps(f32::NEG_INFINITY)) }
+    }
+
+    #[inline(always)]
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+        self.run(kernel)
+    }
+
+    #[inline(always)]
+    fn totals(self, four: [__m512; 4]) -> [f32; 4] {
+        // SAFETY: as above; both transmuted types are 16 bytes of plain bits.
+        unsafe {
+            let low = _mm256_hadd_ps(halves(four[0]), halves(four[1]));
+            let high = _mm256_hadd_ps(halves(four[2]), halves(four[3]));
+            let sums = _mm256_hadd_ps(low, high);
+            let sums = _mm_add_ps(
+                _mm256_castps256_ps128(sums),
+                _mm256_extractf128_ps::<1>(sums),
+            );
+            transmute::<__m128, [f32; 4]>(sums)
+        }
+    }
+
+    #[inline(always)]
+    fn widen_f16(self, bits: &[u16; WIDTH]) -> __m512 {
+        // SAFETY: as above; the transmuted types are 32 bytes of plain bits.
+        unsafe { _mm512_cvtph_ps(transmute::<[u16; WIDTH], __m256i>(*bits)) }
+    }
+
+    #[inline(always)]
+    fn narrow_f16(self, register: __m512) -> [u16; WIDTH] {
+        // SAFETY: as above; the transmuted types are 32 bytes of plain bits.
+        unsafe {
+            transmute::<__m256i, [u16; WIDTH]>(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(
+                register,
+            ))
+        }
+    }
+
+    #[inline(always)]
+    fn widen_bf16(self, bits: &[u16; WIDTH]) -> __m512 {
+        // SAFETY: as above; the transmuted types are 32 bytes of plain bits.
+        unsafe {
+            let bits = transmute::<[u16; WIDTH], __m256i>(*bits);
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+        }
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, value: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe {
+            let bits = _mm512_castps_si512(value);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            // A carry out of the mantissa raises the exponent; of a NaN it would raise the sign.
+            let up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let up = _mm512_and_si512(up, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
+            _mm512_mask_blend_ps(nan, _mm512_castsi512_ps(up), value)
+        }
+    }
+
+    #[inline(always)]
+    fn widen_i8(self, values: &[i8; WIDTH]) -> __m512 {
+        // SAFETY: as above; the transmuted types are 16 bytes of plain bits.
+        unsafe {
+            let bytes = transmute::<[i8; WIDTH], __m128i>(*values);
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Instruction sets: the arithmetic that differs between them, and the way to run a kernel under one.
+//!
+//! The kernels are ordinary Rust, generic over [`Simd`] and always inlined, so that the compiler emits them anew for
+//! each instruction set: [`Level::run`] enters them through a function that has the features switched on. Work on
+//! single elements of a [`Vector`] that is rare is left to the compiler to vectorise; everything in an inner loop has a
+//! name here.
+//!
+//! | name | needs | registers of a [`Vector`] | sums of a product kernel |
+//! |---|---|---|---|
+//! | `avx512` | AVX-512 F, BW, DQ, VL | 1 of 32 | 12 x 2 |
+//! | `avx2` | AVX2, FMA, F16C | 2 of 16 | 6 x 1 |
+//! | `neon` | AArch64 | 4 of 32 | 6 x 1 |
+//! | `portable` | nothing | what the target has | 2 x 1 |
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod half_bits;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;
+
+use crate::config::config;
+pub(super) use portable::Portable;
+
+/// Floats in one [`Vector`]: one AVX-512 register, two AVX ones, four NEON ones.
+pub(super) const WIDTH: usize = 16;
+
+/// The unit in which the kernels compute and in which their buffers are laid out.
+pub(super) type Vector = [f32; WIDTH];
+
+/// How many sums a product kernel keeps in registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Two rows by one vector.
+    Two,
+    /// Six rows by one vector.
+    Six,
+    /// Twelve rows by two vectors.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "no other target has so many registers")
+    )]
+    TwelveTwice,
+}
+
+impl Shape {
+    /// The largest number of rows of any of them, a multiple of all.
+    pub(super) const MOST_ROWS: usize = 12;
+}
+
+/// Proof that an instruction set is there, and its arithmetic.
+pub(super) trait Simd: Copy + Send + Sync + 'static {
+    /// A [`Vector`] in registers.
+    type Register: Copy;
+
+    /// What fits its registers.
+    const SHAPE: Shape;
+
+    /// From memory.
+    fn load(self, values: &Vector) -> Self::Register;
+
+    /// To memory.
+    fn store(self, register: Self::Register, values: &mut Vector);
+
+    /// The same number everywhere.
+    fn splat(self, value: f32) -> Self::Register;
+
+    /// `a + b`.
+    fn add(self, a: Self::Register, b: Self::Register) -> Self::Register;
+
+    /// `a - b`.
+    fn subtract(self, a: Self::Register, b: Self::Register) -> Self::Register;
+
+    /// `a * b`.
+    fn multiply(self, a: Self::Register, b: Self::Register) -> Self::Register;
+
+    /// `a * b + c`, in one rounding where that is fast and in two elsewhere.
+    fn mul_add(self, a: Self::Register, b: Self::Register, c: Self::Register) -> Self::Register;
+
+    /// `a` where it is larger than `b`, else `b`: also where `a` is NaN.
+    fn larger(self, a: Self::Register, b: Self::Register) -> Self::Register;
+
+    /// `2^x`: see [`super::exp`].
+    fn exp2(self, x: Self::Register) -> Self::Register;
+
+    /// Minus infinity in the lanes whose bit is set, `x` in the others.
+    fn hide(self, x: Self::Register, lanes: u16) -> Self::Register;
+
+    /// Runs `kernel` in a function of its own, so that it is compiled once whoever calls it.
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output;
+
+    /// The sums over the lanes of four.
+    #[inline(always)]
+    fn totals(self, four: [Self::Register; 4]) -> [f32; 4] {
+        four.map(|register| {
+            let mut values = [0.0; WIDTH];
+            self.store(register, &mut values);
+            total(&values)
+        })
+    }
+
+    /// IEEE half precision to single, exact.
+    fn widen_f16(self, bits: &[u16; WIDTH]) -> Self::Register;
+
+    /// Single precision to IEEE half, to nearest, ties to even.
+    fn narrow_f16(self, register: Self::Register) -> [u16; WIDTH];
+
+    /// Brain floating point to single, exact.
+    fn widen_bf16(self, bits: &[u16; WIDTH]) -> Self::Register;
+
+    /// The nearest value that brain floating point holds, ties to even.
+    fn round_bf16(self, register: Self::Register) -> Self::Register;
+
+    /// Whole numbers to single.
+    fn widen_i8(self, values: &[i8; WIDTH]) -> Self::Register;
+}
+
+/// What [`super::exp::exp2_of`] needs where no instruction puts exponents together.
+pub(super) trait Exponents: Simd {
+    /// `y * 2^n` where `shifted` is the whole number `n` plus [`super::exp::ROUNDING`], and 0 where `x` is less than
+    /// `bound`.
+    fn scale(
+        self,
+        y: Self::Register,
+        shifted: Self::Register,
+        x: Self::Register,
+        bound: f32,
+    ) -> Self::Register;
+}
+
+/// Sum of a vector, in halves.
+#[inline(always)]
+pub(super) fn total(v: &Vector) -> f32 {
+    let mut eight = [0.0; 8];
+    for i in 0..8 {
+        eight[i] = v[i] + v[i + 8];
+    }
+    let mut four = [0.0; 4];
+    for i in 0..4 {
+        four[i] = eight[i] + eight[i + 4];
+    }
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// A computation that is compiled once for each instruction set. `run` and all it calls must be `#[inline(always)]`.
+pub(super) trait Kernel {
+    /// What it gives.
+    type Output;
+
+    /// Computes under `simd`.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// An instruction set that this machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Level(Set);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Set {
+    Portable(Portable),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon),
+}
+
+impl Level {
+    /// The best that this machine has.
+    pub(super) fn detect() -> Self {
+        let best = Level::all().into_iter().next();
+        best.unwrap_or(Level(Set::Portable(Portable)))
+    }
+
+    /// The one that the environment asks for, or else the best.
+    pub(super) fn chosen() -> Self {
+        config().simd.unwrap_or_else(Level::detect)
+    }
+
+    /// The one of this name, if this machine has it.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Level::all().into_iter().find(|level| level.name() == name)
+    }
+
+    /// What this machine has, the best first.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        all.extend(avx512::Avx512::detect().map(|simd| Level(Set::Avx512(simd))));
+        #[cfg(target_arch = "x86_64")]
+        all.extend(avx2::Avx2::detect().map(|simd| Level(Set::Avx2(simd))));
+        #[cfg(target_arch = "aarch64")]
+        all.extend(neon::Neon::detect().map(|simd| Level(Set::Neon(simd))));
+        all.push(Level(Set::Portable(Portable)));
+        all
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            Set::Portable(_) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(_) => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon(_) => "neon",
+        }
+    }
+
+    /// Runs `kernel` under this instruction set.
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            Set::Portable(simd) => kernel.run(simd),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(simd) => simd.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(simd) => simd.run(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon(simd) => kernel.run(simd),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    #[derive(Clone, Copy)]
+    struct Widen([u16; WIDTH]);
+
+    impl Kernel for Widen {
+        type Output = Vector;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Vector {
+            let mut values = [0.0; WIDTH];
+            simd.store(simd.widen_f16(&self.0), &mut values);
+            values
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    struct Narrow(Vector);
+
+    impl Kernel for Narrow {
+        type Output = [u16; WIDTH];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [u16; WIDTH] {
+            simd.narrow_f16(simd.load(&self.0))
+        }
+    }
+
+    #[test]
+    fn every_half_widens_exactly() {
+        let all: Vec<u16> = (0..=u16::MAX).collect();
+        for bits in all.as_chunks::<WIDTH>().0 {
+            for level in Level::all() {
+                for (&bits, got) in bits.iter().zip(level.run(Widen(*bits))) {
+                    let want = f16::from_bits(bits).to_f32();
+                    assert!(
+                        got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                        "{bits:#06x}: {got} is not {want} under {level:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn singles_narrow_to_nearest_even() {
+        // Around every half, and around the middle between it and the next one.
+        let mut values = Vec::new();
+        for bits in 0..=u16::MAX {
+            let at = f16::from_bits(bits).to_f32();
+            let next = f16::from_bits(bits.wrapping_add(1)).to_f32();
+            let middle = ((f64::from(at) + f64::from(next)) / 2.0) as f32;
+            values.extend([
+                at,
+                at.next_up(),
+                middle.next_down(),
+                middle,
+                middle.next_up(),
+            ]);
+        }
+        values.extend([
+            65519.996,
+            65520.0,
+            1e30,
+            f32::MAX,
+            f32::MIN_POSITIVE,
+            1e-45,
+            -1e-45,
+        ]);
+        values.resize(values.len().next_multiple_of(WIDTH), 0.0);
+        for values in values.as_chunks::<WIDTH>().0 {
+            for level in Level::all() {
+                for (&value, got) in values.iter().zip(level.run(Narrow(*values))) {
+                    let (got, want) = (f16::from_bits(got), f16::from_f32(value));
+                    assert!(
+                        got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                        "{value}: {got} is not {want} under {level:?}"
+                    );
+                }
+            }
+        }
+    }
+}

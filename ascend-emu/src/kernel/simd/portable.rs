@@ -1,0 +1,173 @@
+//! The target's baseline.
+
+use super::super::exp::exp2_of;
+use super::half_bits::{half_to_single, single_to_half};
+use super::{Exponents, Kernel, Shape, Simd, Vector, WIDTH};
+
+/// The target's baseline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Portable;
+
+/// `a * b + c`, in one rounding where that is one instruction.
+#[inline(always)]
+fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+        a.mul_add(b, c)
+    } else {
+        a * b + c
+    }
+}
+
+impl Simd for Portable {
+    type Register = Vector;
+
+    const SHAPE: Shape = if cfg!(target_arch = "aarch64") {
+        Shape::Six
+    } else {
+        Shape::Two
+    };
+
+    #[inline(always)]
+    fn load(self, values: &Vector) -> Vector {
+        *values
+    }
+
+    #[inline(always)]
+    fn store(self, register: Vector, values: &mut Vector) {
+        *values = register;
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Vector {
+        [value; WIDTH]
+    }
+
+    #[inline(always)]
+    fn add(self, a: Vector, b: Vector) -> Vector {
+        let mut sum = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            sum[i] = a[i] + b[i];
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn subtract(self, a: Vector, b: Vector) -> Vector {
+        let mut difference = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            difference[i] = a[i] - b[i];
+        }
+        difference
+    }
+
+    #[inline(always)]
+    fn larger(self, a: Vector, b: Vector) -> Vector {
+        let mut larger = b;
+        for i in 0..WIDTH {
+            larger[i] = if a[i] > b[i] { a[i] } else { b[i] };
+        }
+        larger
+    }
+
+    #[inline(always)]
+    fn exp2(self, x: Vector) -> Vector {
+        exp2_of(self, x)
+    }
+
+    #[inline(always)]
+    fn hide(self, x: Vector, lanes: u16) -> Vector {
+        let mut left = x;
+        for (lane, left) in left.iter_mut().enumerate() {
+            let hidden = lanes >> lane & 1 != 0;
+            *left = if hidden { f32::NEG_INFINITY } else { *left };
+        }
+        left
+    }
+
+    #[inline(never)]
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: Vector, b: Vector) -> Vector {
+        let mut product = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            product[i] = a[i] * b[i];
+        }
+        product
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Vector, b: Vector, c: Vector) -> Vector {
+        let mut sum = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            sum[i] = mul_add(a[i], b[i], c[i]);
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn widen_f16(self, bits: &[u16; WIDTH]) -> Vector {
+        let mut values = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            values[i] = half_to_single(bits[i]);
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn narrow_f16(self, register: Vector) -> [u16; WIDTH] {
+        let mut bits = [0; WIDTH];
+        for i in 0..WIDTH {
+            bits[i] = single_to_half(register[i]);
+        }
+        bits
+    }
+
+    #[inline(always)]
+    fn widen_bf16(self, bits: &[u16; WIDTH]) -> Vector {
+        let mut values = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            values[i] = f32::from_bits(u32::from(bits[i]) << 16);
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, register: Vector) -> Vector {
+        let mut rounded = register;
+        for value in &mut rounded {
+            let bits = value.to_bits();
+            // A carry out of the mantissa raises the exponent; of a NaN it would raise the sign.
+            let up = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
+            *value = if value.is_nan() {
+                *value
+            } else {
+                f32::from_bits(up)
+            };
+        }
+        rounded
+    }
+
+    #[inline(always)]
+    fn widen_i8(self, values: &[i8; WIDTH]) -> Vector {
+        let mut wide = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            wide[i] = f32::from(values[i]);
+        }
+        wide
+    }
+}
+
+impl Exponents for Portable {
+    #[inline(always)]
+    fn scale(self, y: Vector, shifted: Vector, x: Vector, bound: f32) -> Vector {
+        let mut scaled = y;
+        for i in 0..WIDTH {
+            let power = f32::from_bits((shifted[i].to_bits() << 23).wrapping_add(127 << 23));
+            scaled[i] = if x[i] < bound { 0.0 } else { y[i] * power };
+        }
+        scaled
+    }
+}
