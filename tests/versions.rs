@@ -210,11 +210,6 @@ fn start_positions_name_the_version_of_ascend_950() {
     let text = with_slopes(&stream).unwrap_err().to_string();
     assert!(text.contains("start positions"), "{text}");
 
-    // With that version it is said that this release does not compute them.
-    let stream = stream_of(on_950);
-    let error = with_slopes(&stream).unwrap_err();
-    assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
-
     // No release has it for the older products.
     let stream = stream_of(|_| {});
     match with_slopes(&stream).unwrap_err() {

@@ -13,8 +13,7 @@ pub enum PseShift<'a> {
     Added(&'a AnyTensor),
     /// `-slope * distance` of the places, with a slope for each head.
     ///
-    /// Since V5 of the operator, on Ascend 950, which this release can neither check nor compute: planning is
-    /// [`Error::Unsupported`](crate::Error::Unsupported).
+    /// With as many keys as queries, in layouts with a batch axis. Since V5 of the operator, on Ascend 950.
     Slopes {
         /// FLOAT32 `[N]`.
         slopes: &'a Tensor<f32>,

@@ -156,10 +156,8 @@ impl<T: Element> Attention<T> {
                 }
                 _ => None,
             },
-            bias: problem.pse.map(|rows| {
-                // SAFETY: the problem touches the position bias.
-                unsafe { Bias::new(problem, buffers, &rows, own) }
-            }),
+            // SAFETY: the problem touches the position bias.
+            bias: unsafe { Bias::new(problem, buffers, own) },
             sink: problem.sink.map(|grid| {
                 let logits = factors(grid, problem.heads);
                 let heads = 0..problem.heads;

@@ -2,12 +2,13 @@
 
 use super::Buffers;
 use super::element::Element;
+use super::factors::Factors;
 use super::lines::{CACHE_LINE, prefetch};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::source::Source;
 use super::tensors::Sizes;
 use ascend_spec::DType;
-use ascend_spec::fia::{MaskTensor, Operand, Problem, Rows};
+use ascend_spec::fia::{MaskTensor, Operand, Problem, Slopes};
 use std::ops::Range;
 
 /// A full mask tensor; it has a byte an element, and any byte but 0 hides.
@@ -122,18 +123,35 @@ impl MaskBytes {
 
 /// The additive position bias.
 #[derive(Debug)]
-pub(super) struct Bias<T>(Source<T>);
+pub(super) enum Bias<T> {
+    /// Read.
+    Tensor(Source<T>),
+    /// Made, with the slope of each head.
+    Slopes { of: Slopes, slopes: Vec<f32> },
+}
 
 impl<T: Element> Bias<T> {
+    /// The bias of a problem, if it has one.
+    ///
     /// # Safety
     ///
     /// As long as the value is used, the bytes that the bias is described with may be read.
     pub(super) unsafe fn new(
         problem: &Problem<'_>,
         buffers: &Buffers<'_>,
-        rows: &Rows,
         own: DType,
-    ) -> Self {
+    ) -> Option<Self> {
+        if let Some(of) = problem.slopes {
+            // SAFETY: the problem touches the slopes.
+            let factors =
+                unsafe { Factors::new(problem.call, buffers, &of.grid, problem.heads, 1) };
+            let slopes = (0..problem.heads).map(|head| factors.of_row((0, head, 0)));
+            return Some(Bias::Slopes {
+                of,
+                slopes: slopes.collect(),
+            });
+        }
+        let rows = problem.pse?;
         let shape = problem.call.pse_shift.map(|pse| pse.shape);
         let axis = |axis: usize| {
             let size = shape.and_then(|shape| shape.get(axis).copied());
@@ -146,10 +164,11 @@ impl<T: Element> Bias<T> {
             dim: axis(3),
         };
         // SAFETY: these are the axes of the description, and a batch axis of 1 has stride 0.
-        Bias(unsafe { Source::new(buffers.base(Operand::PseShift), rows, sizes, own) })
+        let source = unsafe { Source::new(buffers.base(Operand::PseShift), &rows, sizes, own) };
+        Some(Bias::Tensor(source))
     }
 
-    /// Widens the bias of one row from key `keys.start` on; what the tensor does not have is 0.
+    /// The bias of one row from key `keys.start` on; what a tensor does not have is 0.
     #[inline(always)]
     pub(super) fn read<S: Simd>(
         &self,
@@ -158,16 +177,52 @@ impl<T: Element> Bias<T> {
         keys: Range<usize>,
         out: &mut [Vector],
     ) {
+        let source = match self {
+            Bias::Tensor(source) => source,
+            Bias::Slopes { of, slopes } => {
+                let slope = slopes.get(at.1).copied().unwrap_or(0.0);
+                return simd.apart(MakeBias {
+                    root: of.root,
+                    slope,
+                    // Beyond 2^31 positions apart the weight is gone long since.
+                    apart: of
+                        .apart(at.2 as i64, keys.start as i64)
+                        .clamp(i32::MIN.into(), i32::MAX.into()) as i32,
+                    out,
+                });
+            }
+        };
         out.fill([0.0; WIDTH]);
-        let sizes = self.0.sizes();
+        let sizes = source.sizes();
         let keys = keys.start.min(sizes.dim)..keys.end.min(sizes.dim);
         if at.0 < sizes.batch && at.1 < sizes.heads && at.2 < sizes.rows && !keys.is_empty() {
             simd.apart(ReadBias {
-                of: &self.0,
+                of: source,
                 at,
                 keys,
                 out,
             });
+        }
+    }
+}
+
+/// A row of the bias to make of a slope, as [`Slopes::bias`] says.
+struct MakeBias<'a> {
+    root: bool,
+    slope: f32,
+    /// Of the first key.
+    apart: i32,
+    out: &'a mut [Vector],
+}
+
+impl Kernel for MakeBias<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (j, out) in self.out.as_flattened_mut().iter_mut().enumerate() {
+            let distance = self.apart.saturating_sub(j as i32).unsigned_abs() as f32;
+            *out = -self.slope * if self.root { distance.sqrt() } else { distance };
         }
     }
 }

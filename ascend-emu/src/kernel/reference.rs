@@ -335,6 +335,10 @@ impl Call<'_, '_, '_> {
 
     /// Position bias of a key; 0 where there is none.
     fn bias(&self, at: (usize, usize, usize), key: usize) -> f64 {
+        if let Some(slopes) = &self.problem.slopes {
+            let slope = self.factor(&slopes.grid, (0, at.1, 0), 0);
+            return slopes.bias(slope, slopes.apart(at.2 as i64, key as i64));
+        }
         match &self.problem.pse {
             Some(rows) => self.element(Operand::PseShift, rows, at, key),
             None => 0.0,

@@ -326,3 +326,45 @@ pub fn biased(seed: u64) -> Call {
     }
     call
 }
+
+/// Slopes as position bias: as many keys as rows, from positions of their own. For V5 on Ascend 950.
+pub fn sloped(seed: u64) -> Call {
+    const STARTS: [Option<&[i64]>; 4] = [None, Some(&[0]), Some(&[7]), Some(&[-40])];
+    let random = &mut Random(seed);
+    let (heads, kv_heads) = pick(random, &HEADS);
+    let dtype = pick(random, &HALVES);
+    let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]);
+    let of = Extents {
+        batch: 1 + random.below(3) as i64,
+        heads,
+        rows: length(random, 1),
+        dim: pick(random, &[16, 64]),
+    };
+    let mut call = Call::new(layout, dtype, of, seed);
+    let of_keys = Extents {
+        heads: kv_heads,
+        ..of
+    };
+    call.keys(dtype, of_keys, of.dim);
+    if random.below(3) == 0 {
+        let mut lens = || -> Vec<i64> {
+            let some = |_| random.below(of.rows as usize + 1) as i64;
+            (0..of.batch).map(some).collect()
+        };
+        call.kv_lens = Some(lens());
+        call.q_lens = (of.rows > 1).then(lens);
+    }
+    if of.rows > 1 && random.below(2) == 0 {
+        call.masked(SparseMode::RightDownCausal);
+    }
+    call.plain.pse_type = pick(random, &[2, 3]);
+    call.plain.pse_shift = Some(desc(DType::Float, &[heads]));
+    call.plain.q_start_idx = pick(random, &STARTS);
+    call.plain.kv_start_idx = pick(random, &STARTS);
+    let slopes = (0..heads).flat_map(|_| (0.3 * random.unit()).to_le_bytes());
+    call.contents.push((Operand::PseShift, slopes.collect()));
+    if random.below(2) == 0 {
+        call.lse(of);
+    }
+    call
+}

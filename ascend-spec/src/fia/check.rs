@@ -23,7 +23,6 @@ impl<'a> FiaCall<'a> {
             Route::Prefill => prefill(&facts),
             Route::Decode => decode(&facts),
         }?;
-        entry::supported(self)?;
         Ok(resolve(&facts, verdict)?)
     }
 

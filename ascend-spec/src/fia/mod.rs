@@ -10,6 +10,7 @@ mod problem;
 mod quantisation;
 mod resolve;
 pub mod rules;
+mod slopes;
 mod touches;
 mod version;
 
@@ -22,4 +23,5 @@ pub use problem::{
     Sequence, Work,
 };
 pub use quantisation::{Affine, Grid};
+pub use slopes::Slopes;
 pub use version::Version;

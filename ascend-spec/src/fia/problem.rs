@@ -2,7 +2,7 @@
 
 use super::quantisation::{Affine, Grid};
 use super::rules::lengths;
-use super::{Cache, FiaCall, Operand};
+use super::{Cache, FiaCall, Operand, Slopes};
 use crate::layout::View;
 use crate::{DType, Layout, MaskGeometry, SparseMode, TensorDesc};
 
@@ -203,6 +203,8 @@ pub struct Problem<'a> {
     pub lse: Option<Rows>,
     /// Additive position bias; the view's `dim` steps over keys.
     pub pse: Option<Rows>,
+    /// Position bias that is made of one slope a head.
+    pub slopes: Option<Slopes>,
     /// Paged cache.
     pub pages: Option<Pages>,
     /// Shared prefix.

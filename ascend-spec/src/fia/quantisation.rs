@@ -193,10 +193,20 @@ pub(super) fn output(f: &Facts<'_>) -> Option<Affine> {
 
 /// One logit a head.
 pub(super) fn sink(f: &Facts<'_>) -> Option<Grid> {
+    by_head(f.call, Operand::LearnableSink)
+}
+
+/// One slope a head.
+pub(super) fn slopes(f: &Facts<'_>) -> Option<Grid> {
+    by_head(f.call, Operand::PseShift)
+}
+
+/// A tensor with one number a head; `None` if it is not given or empty.
+fn by_head(call: &FiaCall<'_>, operand: Operand) -> Option<Grid> {
+    let desc = operand.of(call).filter(|desc| !desc.is_empty())?;
     let view = View {
-        head: 1,
+        head: desc.strides.first().copied().unwrap_or(0),
         ..scalar(0)
     };
-    f.call.learnable_sink.filter(|sink| !sink.is_empty())?;
-    grid(f.call, Operand::LearnableSink, view, false)
+    grid(call, operand, view, false)
 }

@@ -1,8 +1,8 @@
 //! From facts and verdict to the problem that a kernel solves.
 
 use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
-use super::rules::{Facts, output, padding, prefix};
-use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Work, quantisation};
+use super::rules::{Facts, output, padding, prefix, pse};
+use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Slopes, Work, quantisation};
 use crate::{Axes, DType, Layout, SparseMode, TensorDesc, Unsupported, View};
 
 /// What is to be done, with the mode in force and the use of the mask.
@@ -59,6 +59,7 @@ pub(super) fn resolve<'a>(
         out: rows(f.layout.output(), out, value_dim),
         lse,
         pse: None,
+        slopes: None,
         pages: None,
         prefix: None,
         sink: None,
@@ -86,7 +87,19 @@ pub(super) fn resolve<'a>(
         problem.rope_dim = dim as usize;
         problem.query_rope = Some(rows(f.layout.input(), rope, dim));
     }
-    if let Some(pse) = call.pse_shift.filter(|pse| !pse.is_empty() && !f.packed()) {
+    if pse::slopes(call) {
+        if problem.prefix.is_some() {
+            // Which positions its keys have is written nowhere.
+            return Err(Unsupported {
+                feature: "slopes as position bias (pseType 2 and 3) with a shared prefix (keySharedPrefix)",
+            });
+        }
+        problem.slopes = quantisation::slopes(f).map(|grid| Slopes {
+            grid,
+            root: call.pse_type == 3,
+            lag: pse::lag(call),
+        });
+    } else if let Some(pse) = call.pse_shift.filter(|pse| !pse.is_empty() && !f.packed()) {
         let view = match pse.strides[..] {
             [batch, head, row, dim] => {
                 let batch = if pse.shape.first() == Some(&1) {

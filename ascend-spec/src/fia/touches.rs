@@ -97,6 +97,7 @@ impl Problem<'_> {
         let merged = key_scales == value_scales;
         [
             self.pse.map(|_| Operand::PseShift),
+            self.slopes.map(|slopes| slopes.grid.operand),
             self.pages.map(|_| Operand::BlockTable),
             self.prefix.map(|_| Operand::KeySharedPrefix),
             self.prefix.map(|_| Operand::ValueSharedPrefix),

@@ -14,7 +14,11 @@ impl Call {
         work: impl FnOnce(&Problem<'_>, &mut Data) -> R,
     ) -> R {
         let call = self.describe();
-        let problem = match call.check(Version::V4, Soc::AtlasA2) {
+        let (version, soc) = match call.pse_type {
+            0 => (Version::V4, Soc::AtlasA2),
+            _ => (Version::V5, Soc::Ascend950),
+        };
+        let problem = match call.check(version, soc) {
             Ok(problem) => problem,
             Err(refusal) => panic!("{refusal}\n{self:?}"),
         };

@@ -53,6 +53,11 @@ proptest! {
     }
 
     #[test]
+    fn slopes_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
+        agree(&paths::sloped(seed), level, single)?;
+    }
+
+    #[test]
     fn quantised_keys_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&quantised::antiquant(seed), level, single)?;
     }

@@ -4,7 +4,7 @@ use crate::dtype::Names;
 use crate::fia::{FiaCall, Route, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Refusal, Soc, TensorDesc, Unsupported};
+use crate::{DType, Layout, Refusal, Soc, TensorDesc};
 
 rules! {
     REQUIRED = "call.required", PARAM_NULLPTR, V1, "check A1",
@@ -176,17 +176,6 @@ impl std::fmt::Display for LayoutNames {
         }
         Ok(())
     }
-}
-
-/// What this release checks but does not compute; named rather than guessed.
-pub(in crate::fia) fn supported(call: &FiaCall<'_>) -> Result<(), Refusal> {
-    if super::pse::slopes(call) {
-        return Err(Unsupported {
-            feature: "slopes as position bias (pseType 2 and 3)",
-        }
-        .into());
-    }
-    Ok(())
 }
 
 /// Extents of the query.

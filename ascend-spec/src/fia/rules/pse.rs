@@ -35,6 +35,21 @@ pub(in crate::fia) fn slopes(call: &FiaCall<'_>) -> bool {
     matches!(call.pse_type, 2 | 3)
 }
 
+/// Positions of the first query and the first key, 0 where not given; `None` if they are not numbers of 32 bits.
+fn starts(call: &FiaCall<'_>) -> Option<(i64, i64)> {
+    let start = |array: Option<&[i64]>| match array {
+        None | Some([]) => Some(0),
+        Some(&[one]) => i32::try_from(one).ok().map(i64::from),
+        Some(_) => None,
+    };
+    start(call.q_start_idx).zip(start(call.kv_start_idx))
+}
+
+/// How far the first key's position is behind the first query's, in a call that holds the rules.
+pub(in crate::fia) fn lag(call: &FiaCall<'_>) -> i64 {
+    starts(call).map_or(0, |(query, key)| key - query)
+}
+
 /// Slopes as position bias.
 fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
@@ -52,14 +67,8 @@ fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("{} rows, {} keys in {}", f.q.rows, f.key_rows, f.layout),
         "as many rows as keys, in a layout with a batch axis",
     );
-    let start = |array: Option<&[i64]>| match array {
-        None | Some([]) => Some(0),
-        Some(&[one]) => i32::try_from(one).ok().map(i64::from),
-        Some(_) => None,
-    };
-    let starts = start(call.q_start_idx).zip(start(call.kv_start_idx));
     require!(
-        starts.is_some_and(|(query, key)| (key - query).abs() <= START_DISTANCE),
+        starts(call).is_some_and(|(query, key)| (key - query).abs() <= START_DISTANCE),
         START,
         format_args!("{:?} and {:?}", call.q_start_idx, call.kv_start_idx),
         format_args!("one entry each, at most {START_DISTANCE} apart"),
