@@ -129,7 +129,27 @@ impl MaskCache {
     }
 
     /// The tensor of a key; for the causal square one with at least `least` rows.
+    #[inline]
     pub(super) fn get(&self, device: &Device, key: &MaskKey, least: u64) -> Result<AnyTensor> {
+        let mut state = lock(&self.0);
+        let State {
+            slots, counts, now, ..
+        } = &mut *state;
+        if let Some(Slot::Ready(ready)) = slots.get_mut(key)
+            && side(&ready.tensor) >= least
+        {
+            *now += 1;
+            ready.asked = *now;
+            counts.hits += 1;
+            return Ok(ready.tensor.clone());
+        }
+        drop(state);
+        self.get_or_make(device, key, least)
+    }
+
+    /// The same, where the tensor was not there a moment ago.
+    #[cold]
+    fn get_or_make(&self, device: &Device, key: &MaskKey, least: u64) -> Result<AnyTensor> {
         loop {
             let pending = {
                 let mut state = lock(&self.0);

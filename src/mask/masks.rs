@@ -62,7 +62,8 @@ impl<'a> Masks<'a> {
 
     /// A sparse mode with the causal template in INT8.
     pub(super) fn mode(&self, mode: SparseMode) -> Result<Mask> {
-        Ok(Mask::compressed(mode, self.compressed()?.into()))
+        let template = self.template(CompressedMask::Causal, MaskForm::INT8)?;
+        Ok(Mask::compressed(mode, template))
     }
 
     /// The tensor of a mask that is made of bands.
@@ -71,6 +72,7 @@ impl<'a> Masks<'a> {
         self.get(MaskKey { content, form }, 0)
     }
 
+    #[inline]
     pub(super) fn get(&self, key: MaskKey, least: u64) -> Result<AnyTensor> {
         self.cache().get(self.device, &key, least)
     }

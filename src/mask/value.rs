@@ -29,6 +29,7 @@ impl Mask {
     /// A query sees the keys where the tensor is 0 (sparse mode 1). Shape `[Sq, Skv]`, `[B, Sq, Skv]` or
     /// `[B, 1, Sq, Skv]`, where B may be 1 and Sq and Skv may be larger; with one query row a sequence `[B, Skv]`,
     /// `[B, 1, Skv]` or `[B, 1, 1, Skv]`.
+    #[inline]
     pub fn all_mask(tensor: impl Into<AnyTensor>) -> Self {
         Self::new(SparseMode::AllMask, Some(tensor.into()))
     }

@@ -203,6 +203,27 @@ impl AnyTensor {
         Self::new(Arc::clone(&self.memory), self.start, desc)
     }
 
+    /// The tensor without the first `count` entries of its first axis; `None` if it has fewer, if they are laid out
+    /// backward, or if the rest does not begin at a whole byte. Quicker than [`AnyTensor::narrow`]: what is left of a
+    /// tensor reaches no further than all of it, which is known to lie within the memory.
+    #[inline]
+    pub(crate) fn skip(mut self, count: usize) -> Option<Self> {
+        let dim = usize::try_from(*self.desc.shape.first()?).ok()?;
+        let stride = usize::try_from(*self.desc.strides.first()?).ok()?;
+        let left = dim.checked_sub(count)?;
+        let bits = count
+            .checked_mul(stride)?
+            .checked_mul(self.desc.dtype.bits() as usize)?;
+        if left > 0 && !self.desc.shape.contains(&0) {
+            if !bits.is_multiple_of(8) {
+                return None;
+            }
+            self.start = self.start.checked_add(bits / 8)?;
+        }
+        self.desc.shape = self.desc.shape.with(0, i64::try_from(left).ok()?);
+        Some(self)
+    }
+
     /// A view of part of an axis.
     ///
     /// # Errors
