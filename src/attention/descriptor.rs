@@ -62,8 +62,8 @@ impl Descriptors {
         ];
         let mut arrays = [const { None }; 5];
         for (place, array) in arrays.iter_mut().zip(given) {
-            // To the operator an empty array is none.
-            if let Some(array) = array.filter(|array| !array.is_empty()) {
+            // An empty array goes as such: some checks of the operator ask only whether there is one.
+            if let Some(array) = array {
                 *place = Some(int_array(context, array)?);
             }
         }
