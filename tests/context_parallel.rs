@@ -78,7 +78,8 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         let shape = CacheShape::new(1, 1, DIM);
         let pad = PadPolicy::SkipNegative;
         let device = stream.device();
-        let mut cache = PagedKvCache::<f16>::new(device, 8, BLOCK_SIZE, shape, pad).unwrap();
+        let blocks = u32::try_from(next).unwrap();
+        let mut cache = PagedKvCache::<f16>::new(device, blocks, BLOCK_SIZE, shape, pad).unwrap();
         for (r, len) in case.lengths.iter().enumerate() {
             // What other ranks hold has no slot here, also in the middle of the list.
             let slots: Vec<i32> = (0..*len as u32)
