@@ -10,7 +10,7 @@ use ascend_spec::{Layout, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::memory::Element;
+use crate::memory::{Element, overlap};
 use crate::runtime::{Context, Stream, lock};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -381,14 +381,12 @@ impl Plan {
         let mut given = 0usize;
         let mut attention_out = 0..0;
         let mut softmax_lse = 0..0;
-        let overlap = |operand: Operand, at: Range<usize>, outputs: [&Range<usize>; 2]| {
-            let apart = |out: &Range<usize>| {
-                out.is_empty() || at.is_empty() || out.end <= at.start || at.end <= out.start
-            };
-            match outputs {
-                [one, other] if apart(one) && apart(other) => Ok(()),
-                _ => Err(shared_memory(operand)),
-            }
+        let apart = |operand: Operand, at: &Range<usize>, outputs: [&Range<usize>; 2]| match outputs
+            .into_iter()
+            .any(|output| overlap(output, at))
+        {
+            true => Err(shared_memory(operand)),
+            false => Ok(()),
         };
         bindings.each(|operand, tensor| {
             let index = self.position(given, operand);
@@ -405,10 +403,10 @@ impl Plan {
             match operand {
                 Operand::AttentionOut => attention_out = at,
                 Operand::SoftmaxLse => {
-                    overlap(operand, at.clone(), [&attention_out, &(0..0)])?;
+                    apart(operand, &at, [&attention_out, &(0..0)])?;
                     softmax_lse = at;
                 }
-                _ => overlap(operand, at, [&attention_out, &softmax_lse])?,
+                _ => apart(operand, &at, [&attention_out, &softmax_lse])?,
             }
             Ok(())
         })?;
@@ -419,9 +417,9 @@ impl Plan {
             features.are_as_planned(&self.features)?;
         }
         match &self.mask {
-            Some(mask) => overlap(
+            Some(mask) => apart(
                 Operand::AttenMask,
-                mask.addresses(),
+                &mask.addresses(),
                 [&attention_out, &softmax_lse],
             ),
             None => Ok(()),

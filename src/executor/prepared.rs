@@ -11,6 +11,7 @@ use ascend_sys::{Api, Library, MissingSymbol};
 use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Error, Result, aclnn, aclnn_error};
+use crate::memory::overlap;
 use crate::runtime::{Context, Stream, lock};
 use crate::tensor::AnyTensor;
 
@@ -256,11 +257,7 @@ impl Prepared {
             let at = written.addresses();
             for (other, with) in self.operands.iter().enumerate() {
                 let addresses = given(other).map_or(0..0, AnyTensor::addresses);
-                let apart = at.is_empty()
-                    || addresses.is_empty()
-                    || at.end <= addresses.start
-                    || addresses.end <= at.start;
-                if other != index && !apart {
+                if other != index && overlap(&at, &addresses) {
                     return Err(Error::invalid(
                         operand.name,
                         format_args!("memory that is shared with {}", with.name),

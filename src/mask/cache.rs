@@ -131,20 +131,11 @@ impl MaskCache {
     /// The tensor of a key; for the causal square one with at least `least` rows.
     #[inline]
     pub(super) fn get(&self, device: &Device, key: &MaskKey, least: u64) -> Result<AnyTensor> {
-        let mut state = lock(&self.0);
-        let State {
-            slots, counts, now, ..
-        } = &mut *state;
-        if let Some(Slot::Ready(ready)) = slots.get_mut(key)
-            && side(&ready.tensor) >= least
-        {
-            *now += 1;
-            ready.asked = *now;
-            counts.hits += 1;
-            return Ok(ready.tensor.clone());
+        let hit = lock(&self.0).hit(key, least);
+        match hit {
+            Some(tensor) => Ok(tensor),
+            None => self.get_or_make(device, key, least),
         }
-        drop(state);
-        self.get_or_make(device, key, least)
     }
 
     /// The same, where the tensor was not there a moment ago.
@@ -153,15 +144,12 @@ impl MaskCache {
         loop {
             let pending = {
                 let mut state = lock(&self.0);
+                if let Some(tensor) = state.hit(key, least) {
+                    return Ok(tensor);
+                }
                 let state = &mut *state;
-                state.now += 1;
                 match state.slots.entry(*key) {
                     Place::Occupied(mut place) => match place.get_mut() {
-                        Slot::Ready(ready) if side(&ready.tensor) >= least => {
-                            ready.asked = state.now;
-                            state.counts.hits += 1;
-                            return Ok(ready.tensor.clone());
-                        }
                         Slot::Making(pending) => Arc::clone(pending),
                         Slot::Ready(small) => {
                             let pending = Pending {
@@ -289,6 +277,21 @@ impl MaskCache {
 }
 
 impl State {
+    /// The tensor of a key if it is there, and for the causal square large enough.
+    #[inline]
+    fn hit(&mut self, key: &MaskKey, least: u64) -> Option<AnyTensor> {
+        self.now += 1;
+        let Slot::Ready(ready) = self.slots.get_mut(key)? else {
+            return None;
+        };
+        if side(&ready.tensor) < least {
+            return None;
+        }
+        ready.asked = self.now;
+        self.counts.hits += 1;
+        Some(ready.tensor.clone())
+    }
+
     /// Takes tensors out that are not in use, those first that were not asked for the longest, until `bytes` more fit. If
     /// they never would, none is taken out.
     fn make_room(&mut self, bytes: usize) -> Vec<AnyTensor> {

@@ -4,9 +4,11 @@ mod allocation;
 mod device_buffer;
 mod element;
 mod host_buffer;
+mod overlap;
 
 pub(crate) use allocation::Memory;
 pub use device_buffer::DeviceBuffer;
 pub use element::Element;
 pub(crate) use element::{as_bytes, vec_from};
 pub use host_buffer::{HostBuffer, Transfer};
+pub(crate) use overlap::overlap;

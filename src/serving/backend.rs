@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::attention::{BlockTable, Output};
+use ascend_spec::Layout;
+
+use crate::attention::{BlockTable, FusedInferAttention, Output};
 use crate::bf16;
 use crate::error::{Error, Result};
 use crate::kv::LayerCache;
@@ -35,6 +37,19 @@ impl AttentionShape {
             scale: 1.0 / (head_dim as f64).sqrt(),
         }
     }
+
+    /// A call with these heads and this scale.
+    pub(super) fn call(&self, layout: Layout) -> FusedInferAttention {
+        FusedInferAttention::new(layout)
+            .heads(count(self.heads))
+            .kv_heads(count(self.kv_heads))
+            .scale(self.scale)
+    }
+}
+
+/// A number of heads, rows or keys as the operator counts.
+pub(super) fn count(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
 }
 
 /// What all layers of a step share.

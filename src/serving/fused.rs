@@ -2,7 +2,7 @@
 
 use ascend_spec::Layout;
 
-use crate::attention::{FusedInferAttention, Inputs, Output, Plan};
+use crate::attention::{Inputs, Output, Plan};
 use crate::error::Result;
 use crate::memory::Element;
 
@@ -52,11 +52,8 @@ impl<T: Element> AttentionBackend<T> for Fused {
         let metadata = step.metadata;
         let reads_cache = metadata.state().reads_cache();
         let masks = step.stream.device().masks();
-        let call = FusedInferAttention::new(Layout::Tnd)
-            .heads(count(step.shape.heads))
-            .kv_heads(count(step.shape.kv_heads))
-            .scale(step.shape.scale)
-            .mask(metadata.settings().causality.mask(&masks)?);
+        let mask = metadata.settings().causality.mask(&masks)?;
+        let call = step.shape.call(Layout::Tnd).mask(mask);
         let call = metadata.call_lengths().apply(call);
         let plan = call.plan_with(&inputs(step, first, reads_cache))?;
         Ok(Box::new(FusedStep { plan, reads_cache }))
@@ -68,9 +65,4 @@ impl<T: Element> StepPlan<T> for FusedStep {
         let inputs = inputs(step, layer, self.reads_cache);
         self.plan.launch_with(step.stream, &inputs)
     }
-}
-
-/// A number of heads as the operator counts.
-pub(super) fn count(heads: usize) -> i64 {
-    i64::try_from(heads).unwrap_or(i64::MAX)
 }

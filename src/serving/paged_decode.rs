@@ -2,7 +2,7 @@
 
 use ascend_spec::Layout;
 
-use crate::attention::{FusedInferAttention, Inputs, Output, Plan};
+use crate::attention::{Inputs, Output, Plan};
 use crate::error::Result;
 use crate::kv::{Rule, refused};
 use crate::memory::Element;
@@ -10,7 +10,6 @@ use crate::tensor::Tensor;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::causality::Causality;
-use super::fused::count;
 use super::lengths::CallLengths;
 use super::state::AttentionState;
 
@@ -71,10 +70,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
             q: None,
             kv: metadata.kv_lengths(),
         };
-        let call = FusedInferAttention::new(Layout::Bsh)
-            .heads(count(step.shape.heads))
-            .kv_heads(count(step.shape.kv_heads))
-            .scale(step.shape.scale);
+        let call = step.shape.call(Layout::Bsh);
         let inputs = Inputs::new(&query, &first.cache.key, &first.cache.value);
         let plan = lengths
             .apply(call)

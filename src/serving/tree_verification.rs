@@ -2,7 +2,7 @@
 
 use ascend_spec::Layout;
 
-use crate::attention::{BlockTable, FusedInferAttention, Inputs, Output, Plan};
+use crate::attention::{BlockTable, Inputs, Output, Plan};
 use crate::error::{Error, Result};
 use crate::kv::{LayerCache, Rule, refused};
 use crate::mask::Mask;
@@ -13,7 +13,6 @@ use crate::tensor::Tensor;
 
 use super::backend::AttentionShape;
 use super::draft_tree::DraftTree;
-use super::fused::count;
 use super::lengths::{CallLengths, PerRequest};
 
 /// Verifies a drafted tree for each request. Every node sees the cached tokens of its request, its ancestors and itself.
@@ -60,7 +59,7 @@ impl TreeVerification {
     ///
     /// # Errors
     /// [`Rule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a tree larger
-    /// than the tensors; as for [`FusedInferAttention::plan_with`] and [`MergeState::plan`].
+    /// than the tensors; as for [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with) and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -84,10 +83,7 @@ impl TreeVerification {
             .into());
         }
         let mask = tree_mask(stream, trees, nodes)?;
-        let call = FusedInferAttention::new(Layout::Bnsd)
-            .heads(count(self.shape.heads))
-            .kv_heads(count(self.shape.kv_heads))
-            .scale(self.shape.scale);
+        let call = self.shape.call(Layout::Bnsd);
         let any = cached.lengths().iter().any(|len| *len > 0);
         let own = call.clone().mask(mask).softmax_lse(any);
         let own = own.plan(tensors.query, tensors.key, tensors.value)?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use ascend_spec::Layout;
 use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 
-use crate::attention::{FusedInferAttention, Output, Plan};
+use crate::attention::{Output, Plan};
 use crate::error::{Error, Result};
 use crate::mask::{CausalOrigin, Mask};
 use crate::memory::Element;
@@ -13,8 +13,7 @@ use crate::merge::{MergePlan, MergeState, Part};
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
-use super::backend::AttentionShape;
-use super::fused::count;
+use super::backend::{AttentionShape, count};
 
 /// When leaving keys out is worth the additional calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,7 +94,7 @@ impl TrianglePrefill {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another number of keys than rows up to the last; as for
-    /// [`FusedInferAttention::plan`] and [`MergeState::plan`].
+    /// [`FusedInferAttention::plan`](crate::FusedInferAttention::plan) and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -201,11 +200,8 @@ impl<T: Element> Parts<'_, T> {
             key.narrow(0, keys.clone())?,
             value.narrow(0, keys.clone())?,
         );
-        FusedInferAttention::new(Layout::Tnd)
-            .heads(count(self.of.shape.heads))
-            .kv_heads(count(self.of.shape.kv_heads))
-            .scale(self.of.shape.scale)
-            .mask(mask)
+        let call = self.of.shape.call(Layout::Tnd);
+        call.mask(mask)
             .actual_seq_lengths([count(rows.len())])
             .actual_seq_lengths_kv([count(keys.len())])
             .softmax_lse(lse)

@@ -2,13 +2,13 @@
 
 use super::{not_null_or, phase_one};
 use crate::config::config;
-use crate::descriptor::{Described, optional_ints, optional_list, optional_tensor};
+use crate::descriptor::{Described, describe, optional_ints, optional_list};
 use crate::executor::launch;
 use crate::op::fia::FiaOperator;
-use crate::op::owned_call::{Attributes, Inputs, OwnedCall, place};
+use crate::op::owned_call::{Attributes, Inputs, OwnedCall};
 use crate::operator::Addresses;
 use crate::status::{ACLNN_NULLPTR, Failure, Outcome, aclnn};
-use ascend_spec::fia::Version;
+use ascend_spec::fia::{Parameter as P, Place, Version};
 use ascend_sys::bindings::{
     aclIntArray, aclOpExecutor, aclTensor, aclTensorList, aclnnStatus, aclrtStream,
 };
@@ -138,62 +138,42 @@ impl Raw {
         let input_layout = unsafe { CStr::from_ptr(self.inputLayout) };
         let mut addresses = Addresses::default();
         let mut inputs: Inputs<_> = [None; _];
-        let tensors = [
-            (place::QUERY, self.query),
-            (place::PSE_SHIFT, self.pseShiftOptional),
-            (place::ATTEN_MASK, self.attenMaskOptional),
-            (place::DEQ_SCALE1, self.deqScale1Optional),
-            (place::QUANT_SCALE1, self.quantScale1Optional),
-            (place::DEQ_SCALE2, self.deqScale2Optional),
-            (place::QUANT_SCALE2, self.quantScale2Optional),
-            (place::QUANT_OFFSET2, self.quantOffset2Optional),
-            (place::ANTIQUANT_SCALE, self.antiquantScaleOptional),
-            (place::ANTIQUANT_OFFSET, self.antiquantOffsetOptional),
-            (place::BLOCK_TABLE, self.blockTableOptional),
-            (place::QUERY_PADDING_SIZE, self.queryPaddingSizeOptional),
-            (place::KV_PADDING_SIZE, self.kvPaddingSizeOptional),
-            (place::KEY_ANTIQUANT_SCALE, self.keyAntiquantScaleOptional),
-            (place::KEY_ANTIQUANT_OFFSET, self.keyAntiquantOffsetOptional),
-            (
-                place::VALUE_ANTIQUANT_SCALE,
-                self.valueAntiquantScaleOptional,
-            ),
-            (
-                place::VALUE_ANTIQUANT_OFFSET,
-                self.valueAntiquantOffsetOptional,
-            ),
-            (place::KEY_SHARED_PREFIX, self.keySharedPrefixOptional),
-            (place::VALUE_SHARED_PREFIX, self.valueSharedPrefixOptional),
-            (place::QUERY_ROPE, self.queryRopeOptional),
-            (place::KEY_ROPE, self.keyRopeOptional),
-            (
-                place::KEY_ROPE_ANTIQUANT_SCALE,
-                self.keyRopeAntiquantScaleOptional,
-            ),
-            (place::DEQUANT_SCALE_QUERY, self.dequantScaleQueryOptional),
-            (place::LEARNABLE_SINK, self.learnableSinkOptional),
-        ];
-        for (place, raw) in tensors {
-            if let (Some(tensor), Some(desc), Some(address)) = (
-                optional_tensor(raw)?,
-                inputs.get_mut(place),
-                addresses.inputs.get_mut(place),
-            ) {
-                (*desc, *address) = (Some(tensor.desc), tensor.address);
-            }
-        }
         let mut outputs = [None; _];
-        let raw_outputs = [
-            (place::ATTENTION_OUT, self.attentionOut),
-            (place::SOFTMAX_LSE, self.softmaxLse),
+        let tensors = [
+            (P::Query, self.query),
+            (P::PseShift, self.pseShiftOptional),
+            (P::AttenMask, self.attenMaskOptional),
+            (P::DeqScale1, self.deqScale1Optional),
+            (P::QuantScale1, self.quantScale1Optional),
+            (P::DeqScale2, self.deqScale2Optional),
+            (P::QuantScale2, self.quantScale2Optional),
+            (P::QuantOffset2, self.quantOffset2Optional),
+            (P::AntiquantScale, self.antiquantScaleOptional),
+            (P::AntiquantOffset, self.antiquantOffsetOptional),
+            (P::BlockTable, self.blockTableOptional),
+            (P::QueryPaddingSize, self.queryPaddingSizeOptional),
+            (P::KvPaddingSize, self.kvPaddingSizeOptional),
+            (P::KeyAntiquantScale, self.keyAntiquantScaleOptional),
+            (P::KeyAntiquantOffset, self.keyAntiquantOffsetOptional),
+            (P::ValueAntiquantScale, self.valueAntiquantScaleOptional),
+            (P::ValueAntiquantOffset, self.valueAntiquantOffsetOptional),
+            (P::KeySharedPrefix, self.keySharedPrefixOptional),
+            (P::ValueSharedPrefix, self.valueSharedPrefixOptional),
+            (P::QueryRope, self.queryRopeOptional),
+            (P::KeyRope, self.keyRopeOptional),
+            (P::KeyRopeAntiquantScale, self.keyRopeAntiquantScaleOptional),
+            (P::DequantScaleQuery, self.dequantScaleQueryOptional),
+            (P::LearnableSink, self.learnableSinkOptional),
+            (P::AttentionOut, self.attentionOut),
+            (P::SoftmaxLse, self.softmaxLse),
         ];
-        for (place, raw) in raw_outputs {
-            if let (Some(tensor), Some(desc), Some(address)) = (
-                optional_tensor(raw)?,
-                outputs.get_mut(place),
-                addresses.outputs.get_mut(place),
-            ) {
-                (*desc, *address) = (Some(tensor.desc), tensor.address);
+        for (parameter, raw) in tensors {
+            let (desc, address) = match parameter.place() {
+                Place::Input(at, _) => (inputs.get_mut(at), addresses.inputs.get_mut(at)),
+                Place::Output(at) => (outputs.get_mut(at), addresses.outputs.get_mut(at)),
+            };
+            if let (Some(desc), Some(address)) = (desc, address) {
+                describe(raw, desc, address)?;
             }
         }
         let key = optional_list("key", self.key)?.unwrap_or_default();

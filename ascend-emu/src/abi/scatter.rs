@@ -2,7 +2,7 @@
 
 use super::{optional_text, phase_one};
 use crate::config::config;
-use crate::descriptor::{optional_ints, optional_tensor};
+use crate::descriptor::{describe, optional_ints};
 use crate::executor::launch;
 use crate::op::scatter::{OwnedScatter, ScatterOperator, place};
 use crate::operator::Addresses;
@@ -42,9 +42,7 @@ pub unsafe extern "C" fn aclnnScatterPaKvCacheGetWorkspaceSize(
         let mut addresses = Addresses::default();
         let mut tensors = [None; place::INPUTS];
         for ((raw, desc), at) in (given.into_iter().zip(&mut tensors)).zip(&mut addresses.inputs) {
-            if let Some(tensor) = optional_tensor(raw)? {
-                (*desc, *at) = (Some(tensor.desc), tensor.address);
-            }
+            describe(raw, desc, at)?;
         }
         // The caches are inputs and outputs.
         for (output, input) in place::CACHES.into_iter().enumerate() {

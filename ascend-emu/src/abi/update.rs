@@ -2,7 +2,7 @@
 
 use super::phase_one;
 use crate::config::config;
-use crate::descriptor::{Described, optional_list, optional_tensor};
+use crate::descriptor::{Described, describe, optional_list};
 use crate::executor::launch;
 use crate::op::update::{OwnedUpdate, UpdateOperator};
 use crate::operator::Addresses;
@@ -31,9 +31,7 @@ pub unsafe extern "C" fn aclnnAttentionUpdateGetWorkspaceSize(
         for ((raw, desc), at) in
             ([out, lseOut].into_iter().zip(&mut outputs)).zip(&mut addresses.outputs)
         {
-            if let Some(tensor) = optional_tensor(raw)? {
-                (*desc, *at) = (Some(tensor.desc), tensor.address);
-            }
+            describe(raw, desc, at)?;
         }
         let descs = |tensors: Vec<Described>| tensors.iter().map(|tensor| tensor.desc).collect();
         let call = OwnedUpdate {

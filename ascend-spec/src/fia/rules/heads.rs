@@ -44,15 +44,22 @@ pub(in crate::fia) fn kv_heads(call: &FiaCall<'_>) -> i64 {
     }
 }
 
-/// Head counts of the attributes against each other and against the query.
-pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
-    let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
+/// The number of query heads against the query.
+pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
+    let heads = f.call.num_heads;
     require!(
         f.q.heads == heads,
         HEADS_QUERY,
         format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
         f.q.heads,
     );
+    Ok(())
+}
+
+/// Head counts of the attributes against each other and against the query.
+pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
+    query(f)?;
+    let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(!f.prefill() || heads <= 256, HEADS_MAX, heads, "1 to 256",);
     require!(
         (1..=heads.min(256)).contains(&kv_heads),

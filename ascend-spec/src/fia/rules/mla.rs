@@ -176,15 +176,7 @@ pub(in crate::fia) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
     );
     alone(f)?;
     super::lists::batch_max(f)?;
-    require!(
-        f.q.heads == call.num_heads,
-        super::heads::HEADS_QUERY,
-        format_args!(
-            "numHeads {} with {} heads in the query",
-            call.num_heads, f.q.heads
-        ),
-        f.q.heads,
-    );
+    super::heads::query(f)?;
     let out = f.layout.out_shape(f.q);
     require!(
         f.out.shape == out,

@@ -14,15 +14,7 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
         return paired(f);
     };
     let packed = f.packed();
-    require!(
-        f.q.heads == call.num_heads,
-        super::heads::HEADS_QUERY,
-        format_args!(
-            "numHeads {} with {} heads in the query",
-            call.num_heads, f.q.heads
-        ),
-        f.q.heads,
-    );
+    super::heads::query(f)?;
     dims(f)?;
     require!(f.out.dtype == DType::Bf16, OUT, f.out.dtype, DType::Bf16);
     require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false");

@@ -23,6 +23,7 @@ pub mod sink;
 use crate::fia::{Cache, FiaCall, Route};
 use crate::layout::Extents;
 use crate::{DType, Layout, Rule, TensorDesc};
+use std::fmt;
 
 /// Every rule, in the order of the files.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
@@ -47,6 +48,18 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .flatten()
     .copied()
     .chain(lints::all())
+}
+
+/// A tensor that may be missing, and its name, in a message.
+struct Given<'a>(Option<&'a TensorDesc>, &'static str);
+
+impl fmt::Display for Given<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(desc) => desc.fmt(f),
+            None => write!(f, "no {}", self.1),
+        }
+    }
 }
 
 /// What the rules have learnt about a call so far.

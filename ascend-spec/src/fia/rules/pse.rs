@@ -1,10 +1,9 @@
 //! Additive position bias.
 
-use super::Facts;
+use super::{Facts, Given};
 use crate::fia::FiaCall;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, TensorDesc};
-use std::fmt;
+use crate::{DType, Refusal};
 
 rules! {
     SHAPE = "pse_shift.shape", TILING_ERROR, V1, "checks E5.1, F13",
@@ -58,7 +57,7 @@ fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
         call.pse_shift
             .is_some_and(|pse| pse.dtype == DType::Float && *pse.shape == [heads]),
         SLOPES,
-        Given(call.pse_shift.as_ref()),
+        Given(call.pse_shift.as_ref(), "pseShift"),
         format_args!("FLOAT [{heads}]"),
     );
     require!(
@@ -74,18 +73,6 @@ fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("one entry each, at most {START_DISTANCE} apart"),
     );
     Ok(())
-}
-
-/// A tensor that may be missing, in a message.
-struct Given<'a>(Option<&'a TensorDesc>);
-
-impl fmt::Display for Given<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(desc) => desc.fmt(f),
-            None => f.write_str("no pseShift"),
-        }
-    }
 }
 
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {

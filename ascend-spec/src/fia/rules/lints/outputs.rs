@@ -2,10 +2,10 @@
 
 use super::{Report, lint};
 use crate::fia::Problem;
+use crate::fia::rules::Given;
 use crate::layout::{Axes, Extents};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
-use std::fmt;
 
 rules! {
     LAYOUT = "input_layout.heads_first", Lint, V3, "FusedInferAttentionScore documentation, inputLayout",
@@ -50,7 +50,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             report,
             lse.is_some_and(|lse| lse.shape == want.shape && lse.dtype == want.dtype),
             LSE_UNCHECKED,
-            Given(lse),
+            Given(lse, "softmaxLse"),
             want,
         );
     } else {
@@ -59,20 +59,8 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             lse.and_then(TensorDesc::elements)
                 .is_none_or(|count| count <= 1),
             LSE_IGNORED,
-            Given(lse),
+            Given(lse, "softmaxLse"),
             "none",
         );
-    }
-}
-
-/// A tensor that may be missing, in a message.
-struct Given<'a>(Option<&'a TensorDesc>);
-
-impl fmt::Display for Given<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(desc) => desc.fmt(f),
-            None => f.write_str("no softmaxLse"),
-        }
     }
 }
