@@ -1,7 +1,7 @@
 //! Decoding over a paged cache: one plan for all layers of a step, another block table without a new plan.
 //!
 //! ```sh
-//! cargo run --example 05-paged-decode
+//! cargo run --example 10-paged-decode
 //! ```
 
 use ascend_attention::attention::{BlockTable, Cache, Inputs};

@@ -1,7 +1,7 @@
 //! Multi-head latent attention, absorbed: decoding two tokens at once over a paged cache of latents and rotary parts.
 //!
 //! ```sh
-//! cargo run --example 06-mla-decode
+//! cargo run --example 07-mla
 //! ```
 
 use ascend_attention::attention::{BlockTable, Inputs};
