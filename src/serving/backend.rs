@@ -68,6 +68,8 @@ pub struct StepContext<'a> {
 /// The tensors of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerTensors<'a, T: Element> {
+    /// Number of the layer, from 0 on, as the cache counts them.
+    pub layer: usize,
     /// Queries of the step, packed: `[tokens, N, D]`.
     pub query: &'a Tensor<T>,
     /// Keys of the step, packed: `[tokens, Nkv, D]`.
@@ -85,7 +87,8 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Prepares a step for layers whose tensors have the shapes of these.
+    /// Prepares a step for layers whose tensors have the shapes of these, which are those of the first layer that the
+    /// plan will serve.
     ///
     /// # Errors
     /// Why it cannot serve the step: a broken rule of the operator, or a refusal of its own. Nothing is launched.
@@ -153,6 +156,12 @@ impl<T: Element> Backends<T> {
             None => self.backends.push(Box::new(backend)),
         }
         self
+    }
+
+    /// The backend of this name.
+    pub fn get(&self, name: &str) -> Option<&dyn AttentionBackend<T>> {
+        let mut backends = self.backends.iter().map(|backend| &**backend);
+        backends.find(|backend| backend.name() == name)
     }
 
     /// Names in the order of trial.

@@ -121,6 +121,7 @@ impl<T: Element> Step<'_, T> {
         if self.planned.is_none() {
             let cache = &self.attention.cache;
             let tensors = LayerTensors {
+                layer,
                 query,
                 key,
                 value,
@@ -140,6 +141,7 @@ impl<T: Element> Step<'_, T> {
             .cache
             .write(self.stream, write, layer, key, value)?;
         let tensors = LayerTensors {
+            layer,
             query,
             key,
             value,

@@ -2,6 +2,7 @@
 //!
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
+//! - [`Hybrid`]: other backends for other layers and other kinds of steps.
 //! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
 //!   batch as a file.
 //! - [`Causality`]: which keys a token sees, and the one way from there to the operator's mask.
@@ -21,6 +22,7 @@ mod custom_mask;
 mod draft_tree;
 mod engine;
 mod fused;
+mod hybrid;
 mod index;
 mod lengths;
 mod local_attention;
@@ -42,6 +44,7 @@ pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use draft_tree::{Accepted, DraftTree};
 pub use engine::{Attention, Step};
 pub use fused::Fused;
+pub use hybrid::{Hybrid, LayerSet, Phase};
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use local_attention::LocalBatch;
