@@ -400,6 +400,9 @@ impl Plan {
             }
             let start = tensor.as_raw().addr();
             let at = start..start.saturating_add(planned.bytes);
+            if operand.is_output() {
+                tensor.memory().writable(operand.name())?;
+            }
             match operand {
                 Operand::AttentionOut => attention_out = at,
                 Operand::SoftmaxLse => {

@@ -254,6 +254,7 @@ impl Prepared {
             let Some(written) = given(index).filter(|_| operand.place.is_written()) else {
                 continue;
             };
+            written.memory().writable(operand.name)?;
             let at = written.addresses();
             for (other, with) in self.operands.iter().enumerate() {
                 let addresses = given(other).map_or(0..0, AnyTensor::addresses);

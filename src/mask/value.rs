@@ -10,6 +10,7 @@ use crate::tensor::AnyTensor;
 ///
 /// A mask tensor is BOOL, INT8 or UINT8; 1 hides. Cloning shares the tensor.
 #[derive(Clone, Debug)]
+#[must_use = "a mask that no call is given hides nothing"]
 pub struct Mask {
     sparse_mode: SparseMode,
     tensor: Option<AnyTensor>,

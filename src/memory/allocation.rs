@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_sys::bindings as sys;
 
@@ -17,6 +18,8 @@ pub(crate) struct Memory {
     address: *mut c_void,
     bytes: usize,
     owned: bool,
+    /// Whether others rely on what is in it.
+    frozen: AtomicBool,
     uses: Uses,
 }
 
@@ -34,6 +37,7 @@ impl Memory {
             address: ptr::null_mut(),
             bytes,
             owned: true,
+            frozen: AtomicBool::new(false),
             uses: Uses::default(),
         };
         if bytes == 0 {
@@ -72,6 +76,7 @@ impl Memory {
             address,
             bytes,
             owned: false,
+            frozen: AtomicBool::new(false),
             uses: Uses::default(),
         }
     }
@@ -116,8 +121,26 @@ impl Memory {
         }
     }
 
+    /// From now on nothing is written to it any more.
+    pub(crate) fn freeze(&self) {
+        self.frozen.store(true, Ordering::Relaxed);
+    }
+
+    /// Refuses to have something written to memory that others rely on.
+    pub(crate) fn writable(&self, argument: &'static str) -> Result<()> {
+        if !self.frozen.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            argument,
+            "a tensor of the mask cache, which all callers share",
+            "one of your own, such as `Masks::custom` makes",
+        ))
+    }
+
     /// Copies host bytes in and waits for that. Does not wait for work that uses the memory.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.writable("tensor")?;
         self.holds(offset, bytes.len())?;
         if bytes.is_empty() {
             return Ok(());
@@ -184,6 +207,9 @@ impl Memory {
         to_device: bool,
         stream: &Stream,
     ) -> Result<()> {
+        if to_device {
+            self.writable("tensor")?;
+        }
         self.holds(offset, len)?;
         let api = self.context.bind()?;
         let device = self.at(offset);
@@ -226,6 +252,7 @@ impl Memory {
         len: usize,
         stream: &Stream,
     ) -> Result<()> {
+        self.writable("tensor")?;
         self.holds(offset, len)?;
         source.holds(source_offset, len)?;
         if len == 0 {

@@ -16,6 +16,7 @@ pub enum MaskExtent {
 
 /// A mask of several requests: 1 where a query row sees a key. Requests one behind the other, rows of each row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a mask that no call is given hides nothing"]
 pub struct CustomMask {
     visible: Vec<bool>,
     mask_indptr: Vec<u64>,

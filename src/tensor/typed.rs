@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ascend_spec::TensorDesc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Element, as_bytes, vec_from};
 use crate::runtime::{Device, Stream};
 
@@ -111,6 +111,45 @@ impl<T: Element> Tensor<T> {
         let elements = self.download(stream)?;
         let desc = TensorDesc::packed(T::DTYPE, self.desc().shape);
         stream.upload_desc(as_bytes(&elements), desc).map(Self::of)
+    }
+
+    /// A contiguous copy whose last axis has `size` elements, the new ones 0: for heads of a size that the operator does
+    /// not take. [`HeadShape::padded`](ascend_spec::fia::HeadShape::padded) says which size it does. The copy goes through
+    /// the host and waits for the stream: pad a model's weights once rather than its activations in each step.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a size below the axis' own, or a tensor without
+    /// axes; as for [`Tensor::download`] and [`Stream::upload`].
+    pub fn padded(&self, stream: &Stream, size: usize) -> Result<Self> {
+        let (outer, now) = match self.shape() {
+            [outer @ .., now] => (outer, usize::try_from(*now).unwrap_or(usize::MAX)),
+            [] => return Err(Error::invalid("tensor", self.desc(), "one with axes")),
+        };
+        if size < now {
+            return Err(Error::invalid("size", size, format_args!("{now} or more")));
+        }
+        let mut shape: Vec<usize> = outer
+            .iter()
+            .map(|dim| usize::try_from(*dim).unwrap_or(0))
+            .collect();
+        shape.push(size);
+        let rows = self.len().checked_div(now).unwrap_or(0);
+        let target = Self::of(AnyTensor::empty(
+            stream.context(),
+            TensorDesc::packed(T::DTYPE, dims(&shape)?),
+        )?);
+        let bytes = self.download_bytes(stream)?;
+        let (from, to) = (now * size_of::<T>(), size * size_of::<T>());
+        let mut padded = vec![0; target.len() * size_of::<T>()];
+        for row in 0..rows {
+            let source = bytes.get(row * from..(row + 1) * from);
+            let place = padded.get_mut(row * to..row * to + from);
+            if let (Some(place), Some(source)) = (place, source) {
+                place.copy_from_slice(source);
+            }
+        }
+        target.overwrite_bytes(stream, &padded)?;
+        Ok(target)
     }
 }
 

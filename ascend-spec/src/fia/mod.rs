@@ -4,6 +4,7 @@ mod antiquant_mode;
 mod cache;
 mod call;
 mod check;
+mod head_shape;
 mod implied;
 mod operand;
 mod problem;
@@ -17,6 +18,7 @@ mod version;
 pub use antiquant_mode::AntiquantMode;
 pub use cache::Cache;
 pub use call::FiaCall;
+pub use head_shape::HeadShape;
 pub use operand::{Operand, Parameter, Place};
 pub use problem::{
     Int8Query, KeyValue, MaskTensor, MaskUse, Padding, Pages, Prefix, Problem, Route, Rows,
