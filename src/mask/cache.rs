@@ -128,14 +128,21 @@ impl MaskCache {
         drop(gone);
     }
 
-    /// The tensor of a key; for the causal square one with at least `least` rows.
+    /// What `view` makes of the tensor of a key; for the causal square of one with at least `least` rows. Where the tensor
+    /// is there, `view` sees it in its place: copies of copies are most of what a hit costs.
     #[inline]
-    pub(super) fn get(&self, device: &Device, key: &MaskKey, least: u64) -> Result<AnyTensor> {
-        let hit = lock(&self.0).hit(key, least);
-        match hit {
-            Some(tensor) => Ok(tensor),
-            None => self.get_or_make(device, key, least),
+    pub(super) fn get<T>(
+        &self,
+        device: &Device,
+        key: &MaskKey,
+        least: u64,
+        view: impl FnOnce(&AnyTensor) -> T,
+    ) -> Result<T> {
+        if let Some(tensor) = lock(&self.0).hit(key, least) {
+            return Ok(view(tensor));
         }
+        let tensor = self.get_or_make(device, key, least)?;
+        Ok(view(&tensor))
     }
 
     /// The same, where the tensor was not there a moment ago.
@@ -145,7 +152,7 @@ impl MaskCache {
             let pending = {
                 let mut state = lock(&self.0);
                 if let Some(tensor) = state.hit(key, least) {
-                    return Ok(tensor);
+                    return Ok(tensor.clone());
                 }
                 let state = &mut *state;
                 match state.slots.entry(*key) {
@@ -283,7 +290,7 @@ impl MaskCache {
 impl State {
     /// The tensor of a key if it is there, and for the causal square large enough.
     #[inline]
-    fn hit(&mut self, key: &MaskKey, least: u64) -> Option<AnyTensor> {
+    fn hit(&mut self, key: &MaskKey, least: u64) -> Option<&AnyTensor> {
         self.now += 1;
         let Slot::Ready(ready) = self.slots.get_mut(key)? else {
             return None;
@@ -293,7 +300,7 @@ impl State {
         }
         ready.asked = self.now;
         self.counts.hits += 1;
-        Some(ready.tensor.clone())
+        Some(&ready.tensor)
     }
 
     /// Takes tensors out that are not in use, those first that were not asked for the longest, until `bytes` more fit. If

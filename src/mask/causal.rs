@@ -115,8 +115,9 @@ impl Masks<'_> {
         keys: usize,
         form: MaskForm,
     ) -> Result<AnyTensor> {
-        match self.causal_rows(origin, rows, keys, form)? {
-            Some(tensor) => tensor.narrow(0, 0..rows)?.narrow(1, 0..keys),
+        let view = |tensor: AnyTensor| tensor.narrow(0, 0..rows)?.narrow(1, 0..keys);
+        match self.causal_rows(origin, rows, keys, form, view)? {
+            Some(tensor) => tensor,
             None => self.causal_matrix(origin, rows, keys, form),
         }
     }
@@ -131,22 +132,24 @@ impl Masks<'_> {
     /// Those of an upload.
     pub fn causal_full(&self, origin: CausalOrigin, rows: usize, keys: usize) -> Result<Mask> {
         let form = MaskForm::INT8;
-        let tensor = match self.causal_rows(origin, rows, keys, form)? {
-            Some(tensor) => tensor,
-            None => self.causal_matrix(origin, rows, keys, form)?,
-        };
-        Ok(Mask::all_mask(tensor))
+        match self.causal_rows(origin, rows, keys, form, Mask::all_mask)? {
+            Some(mask) => Ok(mask),
+            None => self
+                .causal_matrix(origin, rows, keys, form)
+                .map(Mask::all_mask),
+        }
     }
 
-    /// The rows of the causal square from the first of a mask on, if the mask is part of it.
+    /// What `view` makes of the rows of the causal square from the first of a mask on, if the mask is part of it.
     #[inline]
-    fn causal_rows(
+    fn causal_rows<T>(
         &self,
         origin: CausalOrigin,
         rows: usize,
         keys: usize,
         form: MaskForm,
-    ) -> Result<Option<AnyTensor>> {
+        view: impl FnOnce(AnyTensor) -> T,
+    ) -> Result<Option<T>> {
         let first = match origin {
             CausalOrigin::LeftUp => Some(0),
             // With fewer keys than rows the first rows see nothing, and the square has no such row.
@@ -156,7 +159,9 @@ impl Masks<'_> {
             return Ok(None);
         };
         let content = Content::CausalSquare;
-        let square = self.get(MaskKey { content, form }, rows.max(keys) as u64)?;
-        Ok(square.skip(first))
+        let least = rows.max(keys) as u64;
+        self.get(MaskKey { content, form }, least, |square| {
+            square.skip(first).map(view)
+        })
     }
 }

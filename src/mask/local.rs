@@ -23,7 +23,8 @@ impl Masks<'_> {
     pub fn local(&self, chunk: NonZeroU64, rows: usize, keys: usize) -> Result<Mask> {
         let content = Content::Local(LocalChunks::new(chunk, rows as u64, keys as u64));
         let form = MaskForm::INT8;
-        let tensor = self.get(MaskKey { content, form }, 0)?;
-        Ok(Mask::all_mask(tensor))
+        self.get(MaskKey { content, form }, 0, |tensor| {
+            Mask::all_mask(tensor)
+        })
     }
 }

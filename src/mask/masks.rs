@@ -57,24 +57,33 @@ impl<'a> Masks<'a> {
     /// Those of an upload.
     pub fn template(&self, template: CompressedMask, form: MaskForm) -> Result<AnyTensor> {
         let content = Content::Template(template);
-        self.get(MaskKey { content, form }, 0)
+        self.get(MaskKey { content, form }, 0, AnyTensor::clone)
     }
 
     /// A sparse mode with the causal template in INT8.
     pub(super) fn mode(&self, mode: SparseMode) -> Result<Mask> {
-        let template = self.template(CompressedMask::Causal, MaskForm::INT8)?;
-        Ok(Mask::compressed(mode, template))
+        let key = MaskKey {
+            content: Content::Template(CompressedMask::Causal),
+            form: MaskForm::INT8,
+        };
+        self.get(key, 0, |template| Mask::compressed(mode, template.clone()))
     }
 
     /// The tensor of a mask that is made of bands.
     pub(super) fn bands(&self, bands: MaskGeometry, form: MaskForm) -> Result<AnyTensor> {
         let content = Content::Bands(bands);
-        self.get(MaskKey { content, form }, 0)
+        self.get(MaskKey { content, form }, 0, AnyTensor::clone)
     }
 
+    /// What `view` makes of the tensor of a key.
     #[inline]
-    pub(super) fn get(&self, key: MaskKey, least: u64) -> Result<AnyTensor> {
-        self.cache().get(self.device, &key, least)
+    pub(super) fn get<T>(
+        &self,
+        key: MaskKey,
+        least: u64,
+        view: impl FnOnce(&AnyTensor) -> T,
+    ) -> Result<T> {
+        self.cache().get(self.device, &key, least, view)
     }
 }
 

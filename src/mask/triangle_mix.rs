@@ -37,8 +37,9 @@ impl Masks<'_> {
         }
         let content = Content::Triangle(sizes, part, rows);
         let form = MaskForm::INT8;
-        let tensor = self.get(MaskKey { content, form }, 0)?;
-        Ok(Mask::all_mask(tensor))
+        self.get(MaskKey { content, form }, 0, |tensor| {
+            Mask::all_mask(tensor)
+        })
     }
 
     /// The mask of one layer: the triangle where `layers` has the layer, dense elsewhere. `prompt_len` is the length of

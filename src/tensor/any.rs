@@ -207,21 +207,26 @@ impl AnyTensor {
     /// backward, or if the rest does not begin at a whole byte. Quicker than [`AnyTensor::narrow`]: what is left of a
     /// tensor reaches no further than all of it, which is known to lie within the memory.
     #[inline]
-    pub(crate) fn skip(mut self, count: usize) -> Option<Self> {
+    pub(crate) fn skip(&self, count: usize) -> Option<Self> {
         let dim = usize::try_from(*self.desc.shape.first()?).ok()?;
         let stride = usize::try_from(*self.desc.strides.first()?).ok()?;
         let left = dim.checked_sub(count)?;
         let bits = count
             .checked_mul(stride)?
             .checked_mul(self.desc.dtype.bits() as usize)?;
+        let mut start = self.start;
         if left > 0 && !self.desc.shape.contains(&0) {
             if !bits.is_multiple_of(8) {
                 return None;
             }
-            self.start = self.start.checked_add(bits / 8)?;
+            start = start.checked_add(bits / 8)?;
         }
-        self.desc.shape = self.desc.shape.with(0, i64::try_from(left).ok()?);
-        Some(self)
+        let shape = self.desc.shape.with(0, i64::try_from(left).ok()?);
+        Some(Self {
+            memory: Arc::clone(&self.memory),
+            start,
+            desc: TensorDesc { shape, ..self.desc },
+        })
     }
 
     /// A view of part of an axis.
@@ -387,6 +392,14 @@ impl AnyTensor {
         } else {
             Err(Error::invalid("dtype", T::DTYPE, self.desc.dtype))
         }
+    }
+}
+
+impl From<&AnyTensor> for AnyTensor {
+    /// Shares the memory.
+    #[inline]
+    fn from(tensor: &AnyTensor) -> Self {
+        tensor.clone()
     }
 }
 
