@@ -223,10 +223,82 @@ fn windows_show_as_many_keys_as_they_say_at_every_size() {
 }
 
 #[test]
+fn full_masks_are_their_definitions_at_every_size() {
+    let stream = stream();
+    let masks = stream.device().masks();
+    let mix = TriangleMix::PAPER;
+    let chunk = 511;
+    for n in SIZES {
+        // The last rows of a sequence of `n` tokens.
+        let rows = n.min(5);
+        let first = n - rows;
+        let check = |mask: Mask, visible: &dyn Fn(usize, usize) -> bool| {
+            let tensor = mask.tensor().unwrap();
+            holds(&stream, tensor, DType::Int8, &[rows, n], &[1], visible);
+        };
+        let of_prefix = masks.prefix(n / 2, rows, n).unwrap();
+        check(of_prefix, &|i, j| j < n / 2 || j <= first + i);
+        let local = masks.local(NonZeroU64::new(chunk).unwrap(), rows, n);
+        let same_chunk = |i: usize, j: usize| i / chunk as usize == j / chunk as usize;
+        check(local.unwrap(), &|i, j| {
+            j <= first + i && same_chunk(first + i, j)
+        });
+
+        let tree = TokenTree::new(&[-1, 0, 0, 2, 0][..rows]).unwrap();
+        let tree = masks.tree(&[tree.behind(first as u64)], rows, n).unwrap();
+        let above = [&[0][..], &[0, 1], &[0, 2], &[0, 2, 3], &[0, 4]];
+        holds(
+            &stream,
+            tree.tensor().unwrap(),
+            DType::Int8,
+            &[1, rows, n],
+            &[1],
+            |i, j| j < first || above[i].contains(&(j - first)),
+        );
+
+        // Rows in the middle of a prompt, of which some are among its last.
+        let prompt_len = (n + 126) as u64;
+        let of = TriangleRows {
+            first_row: first as u64,
+            rows: rows as u64,
+            prompt_len,
+        };
+        let (sink, near, last) = (8, 512, 128);
+        let streaming = |q: usize, j: usize| j < sink || q - j <= near;
+        let at_the_end = |q: usize| q as u64 >= prompt_len.saturating_sub(last);
+        for (part, want) in [
+            (TrianglePart::Streaming, [true, false, false]),
+            (TrianglePart::Last, [false, true, false]),
+            (TrianglePart::Middle, [false, false, true]),
+            (TrianglePart::Triangle, [true, true, false]),
+        ] {
+            let mask = masks.triangle_mix(mix, part, of).unwrap();
+            if mask.sparse_mode() == SparseMode::RightDownCausal {
+                assert!(n <= sink + near + 1, "{part:?} of {n} is not dense");
+                continue;
+            }
+            check(mask, &|i, j| {
+                let q = first + i;
+                j <= q
+                    && want[match (streaming(q, j), at_the_end(q)) {
+                        (true, _) => 0,
+                        (false, true) => 1,
+                        (false, false) => 2,
+                    }]
+            });
+        }
+        masks.cache().clear();
+    }
+}
+
+#[test]
 fn context_parallel_masks_are_those_of_the_table() {
     let stream = stream();
     let of = |n| NonZeroU64::new(n).unwrap();
-    for (keys, history) in [(1, 0), (2, 1), (511, 900), (512, 1000), (2049, 4000)] {
+    let sizes = SIZES.map(|keys| keys as u64);
+    // As many tokens in the cache as make nearly as many keys on each of two ranks, and more than fit.
+    let histories = sizes.map(|keys| (keys, (2 * keys).saturating_sub(19)));
+    for (keys, history) in histories.into_iter().chain([(512, 1200)]) {
         for rank in 0..2 {
             let shard = ContextShard::new(of(2), of(16), rank).unwrap();
             let requests = [shard.rows(history, 3), shard.rows(0, 1)];
@@ -245,7 +317,7 @@ fn context_parallel_masks_are_those_of_the_table() {
                 }
             };
             // Places of a request's keys that lie on the rank.
-            let places = |total: u64| (0..total).filter(move |p| p / 16 % 2 == rank);
+            let places: Vec<u64> = (0..history + 3).filter(|p| p / 16 % 2 == rank).collect();
             let shape = [2, 4, keys as usize];
             holds(
                 &stream,
@@ -256,8 +328,8 @@ fn context_parallel_masks_are_those_of_the_table() {
                 |row, key| {
                     let (request, i) = (row / 4, row as u64 % 4);
                     let (history, rows) = [(history, 3), (0, 1)][request];
-                    let place = places(history + rows).nth(key);
-                    i < rows && place.is_some_and(|place| place <= history + i)
+                    let place = places.get(key);
+                    i < rows && place.is_some_and(|&place| place <= history + i)
                 },
             );
         }
