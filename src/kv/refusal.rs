@@ -65,6 +65,7 @@ rules! {
     DraftCount = "draft.count", "a request has more query tokens than drafts";
     DraftTree = "draft.tree", "a draft's parent comes before it";
     BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
+    BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
     BackendName = "backend.name", "a set of layers names a registered backend for each kind of step";
     HybridLayers = "hybrid.layers", "each layer is in exactly one set of a hybrid backend";
     BatchEmpty = "batch.empty", "a batch has requests, and each has query tokens";

@@ -33,6 +33,14 @@ fn inputs<'a, T: Element>(
         }
         false => Inputs::new(layer.query, layer.key, layer.value),
     };
+    with_sink(inputs, layer)
+}
+
+/// The layer's sinks, if it has any.
+pub(super) fn with_sink<'a, T: Element>(
+    inputs: Inputs<'a>,
+    layer: &LayerTensors<'a, T>,
+) -> Inputs<'a> {
     match layer.learnable_sink {
         Some(sink) => inputs.learnable_sink(sink),
         None => inputs,

@@ -88,6 +88,14 @@ impl Cumulative {
         self.0.last().copied().unwrap_or(0)
     }
 
+    /// The first requests, and the others counted from their own first token.
+    pub fn split_at(&self, requests: usize) -> (Self, Self) {
+        let (first, rest) = self.0.split_at(requests.min(self.0.len()));
+        let start = first.last().copied().unwrap_or(0);
+        let rest = rest.iter().map(|end| end - start).collect();
+        (Self(first.to_vec()), Self(rest))
+    }
+
     /// The ends.
     pub fn ends(&self) -> &[i64] {
         &self.0
@@ -142,6 +150,12 @@ impl PerRequest {
             ends.push(sum);
         }
         Ok(Cumulative(ends))
+    }
+
+    /// The first requests, and the others.
+    pub fn split_at(&self, requests: usize) -> (Self, Self) {
+        let (first, rest) = self.0.split_at(requests.min(self.0.len()));
+        (Self(first.to_vec()), Self(rest.to_vec()))
     }
 
     /// The lengths.

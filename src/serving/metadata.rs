@@ -18,6 +18,7 @@ pub struct AttentionMetadata {
     requests: usize,
     actual_tokens: u32,
     decodes: usize,
+    decodes_lead: bool,
     decode_tokens: u32,
     q_ends: Cumulative,
     kv_lengths: PerRequest,
@@ -41,6 +42,7 @@ impl AttentionMetadata {
             requests: 0,
             actual_tokens: 0,
             decodes: 0,
+            decodes_lead: true,
             decode_tokens: 0,
             q_ends: Cumulative::default(),
             kv_lengths: PerRequest::default(),
@@ -68,7 +70,7 @@ impl AttentionMetadata {
 
     fn clear(&mut self, columns: usize) {
         (self.requests, self.actual_tokens) = (0, 0);
-        (self.decodes, self.decode_tokens) = (0, 0);
+        (self.decodes, self.decode_tokens, self.decodes_lead) = (0, 0, true);
         self.q_ends.clear();
         self.kv_lengths.clear();
         self.slots.clear();
@@ -135,6 +137,7 @@ impl AttentionMetadata {
             self.q_ends.push_end(tokens);
             self.kv_lengths.push(len.into());
             if request.new - request.drafts == 1 {
+                self.decodes_lead &= self.decodes == at;
                 self.decodes += 1;
                 self.decode_tokens += request.new;
             }
@@ -249,6 +252,11 @@ impl AttentionMetadata {
     /// Requests that add one certain token (`num_decodes`).
     pub fn decodes(&self) -> usize {
         self.decodes
+    }
+
+    /// Whether no other request stands in front of a decode.
+    pub fn decodes_lead(&self) -> bool {
+        self.decodes_lead
     }
 
     /// Query tokens of the decodes, drafts included.
@@ -387,6 +395,7 @@ mod tests {
         assert_eq!(metadata.slots(), [37, 30, 31, 4, 5]);
         assert_eq!(metadata.table().blocks(), [3, 9, 7, 1]);
         assert_eq!((metadata.decodes(), metadata.decode_tokens()), (1, 1));
+        assert!(metadata.decodes_lead());
         assert_eq!((metadata.prefills(), metadata.prefill_tokens()), (1, 4));
     }
 

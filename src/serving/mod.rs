@@ -2,6 +2,7 @@
 //!
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
+//! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
 //! - [`Hybrid`]: other backends for other layers and other kinds of steps.
 //! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
 //!   batch as a file.
@@ -22,6 +23,7 @@ mod custom_mask;
 mod draft_tree;
 mod engine;
 mod fused;
+mod fused_in_two;
 mod hybrid;
 mod index;
 mod lengths;
@@ -44,6 +46,7 @@ pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use draft_tree::{Accepted, DraftTree};
 pub use engine::{Attention, Step};
 pub use fused::Fused;
+pub use fused_in_two::FusedInTwo;
 pub use hybrid::{Hybrid, LayerSet, Phase};
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use lengths::{CallLengths, Cumulative, PerRequest};

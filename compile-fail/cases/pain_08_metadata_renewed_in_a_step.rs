@@ -1,0 +1,20 @@
+//! The next step's lengths in the middle of this one.
+
+use ascend_attention::serving::{Attention, AttentionMetadata, BatchRequest};
+use ascend_attention::{Error, Stream, Tensor, bf16};
+
+fn renew(
+    stream: &Stream,
+    attention: &mut Attention<bf16>,
+    metadata: &mut AttentionMetadata,
+    next: &[BatchRequest<'_>],
+    tokens: &Tensor<bf16>,
+) -> Result<(), Error> {
+    let mut step = attention.begin(stream, metadata)?;
+    step.forward(0, tokens, tokens, tokens)?;
+    metadata.renew(next)?;
+    step.forward(1, tokens, tokens, tokens)?;
+    Ok(())
+}
+
+fn main() {}

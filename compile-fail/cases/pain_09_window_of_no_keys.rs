@@ -1,0 +1,7 @@
+//! A window that shows nothing, which some engines take for no window.
+
+use ascend_attention::serving::Causality;
+
+fn main() {
+    let _ = Causality::Window(0);
+}

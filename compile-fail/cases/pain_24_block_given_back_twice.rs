@@ -1,0 +1,14 @@
+//! A block that is given back twice, and one that nobody handed out.
+
+use ascend_attention::kv::{Block, BlockPool};
+
+fn twice(block: Block) {
+    drop(block);
+    drop(block);
+}
+
+fn made_up(pool: BlockPool) -> Block {
+    Block { pool, id: 3 }
+}
+
+fn main() {}

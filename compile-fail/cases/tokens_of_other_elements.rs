@@ -1,0 +1,15 @@
+//! Tokens of another element type than the cache has.
+
+use ascend_attention::serving::Step;
+use ascend_attention::{Error, Tensor, bf16, f16};
+
+fn forward(
+    step: &mut Step<'_, bf16>,
+    query: &Tensor<bf16>,
+    key: &Tensor<f16>,
+) -> Result<(), Error> {
+    step.forward(0, query, key, key)?;
+    Ok(())
+}
+
+fn main() {}

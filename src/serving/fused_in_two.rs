@@ -1,0 +1,131 @@
+//! Mixed steps by two packed calls, one for those that decode and one for those that prefill.
+
+use std::ops::Range;
+
+use ascend_spec::Layout;
+
+use crate::attention::{BlockTable, Inputs, Output, Plan};
+use crate::error::Result;
+use crate::kv::{Rule, refused};
+use crate::memory::Element;
+use crate::tensor::Tensor;
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::fused::with_sink;
+use super::lengths::CallLengths;
+
+/// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: the decodes first, then
+/// the rest with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in one call, as
+/// [`Fused`](super::Fused) does, elsewhere.
+///
+/// The decodes stand in front of the batch. Other steps are refused: register a backend for them behind this one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FusedInTwo;
+
+/// One of the two calls.
+#[derive(Debug)]
+struct Part {
+    plan: Plan,
+    rows: Range<usize>,
+    block_table: BlockTable,
+}
+
+#[derive(Debug)]
+struct TwoCalls([Part; 2]);
+
+fn inputs<'a, T: Element>(
+    query: &'a Tensor<T>,
+    block_table: &'a BlockTable,
+    layer: &LayerTensors<'a, T>,
+) -> Inputs<'a> {
+    let inputs = Inputs::new(query, &layer.cache.key, &layer.cache.value);
+    with_sink(inputs.paged(block_table), layer)
+}
+
+impl<T: Element> AttentionBackend<T> for FusedInTwo {
+    fn name(&self) -> &'static str {
+        "fused_in_two"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        let metadata = step.metadata;
+        let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
+        let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;
+        if !mixed || !metadata.decodes_lead() {
+            return Err(refused(
+                Rule::BackendTwoCalls,
+                format_args!(
+                    "{:?} of {decodes} decodes and {prefills} prefills{}",
+                    metadata.state(),
+                    if metadata.decodes_lead() {
+                        ""
+                    } else {
+                        ", one of the prefills in front of a decode"
+                    },
+                ),
+                "decodes, then prefills, at least one of them behind cached tokens",
+                "put the decodes first, and register a backend for other steps behind this one",
+            )
+            .into());
+        }
+        let mask = metadata
+            .settings()
+            .causality
+            .mask(&step.stream.device().masks())?;
+        let ends = metadata.q_ends().split_at(decodes);
+        let lengths = metadata.kv_lengths().split_at(decodes);
+        let split = metadata.decode_tokens() as usize;
+        let whole = step.block_table;
+        let part = |q, kv, rows: Range<usize>, requests: Range<usize>| -> Result<Part> {
+            let table = whole.tensor().narrow(0, requests)?;
+            let block_table = BlockTable::from_tensor(table, whole.block_size())?;
+            let query = first.query.narrow(0, rows.clone())?;
+            let call = step.shape.call(Layout::Tnd).mask(mask.clone());
+            let call = CallLengths::PackedPaged { q, kv }.apply(call);
+            let plan = call.plan_with(&inputs(&query, &block_table, first))?;
+            Ok(Part {
+                plan,
+                rows,
+                block_table,
+            })
+        };
+        let (rows, requests) = (metadata.tokens() as usize, whole.sequences());
+        Ok(Box::new(TwoCalls([
+            part(&ends.0, &lengths.0, 0..split, 0..decodes)?,
+            part(&ends.1, &lengths.1, split..rows, decodes..requests)?,
+        ])))
+    }
+}
+
+impl<T: Element> StepPlan<T> for TwoCalls {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let size = |tensor: &Tensor<T>, axis: usize| {
+            let size = tensor.shape().get(axis).copied().unwrap_or(0);
+            usize::try_from(size).unwrap_or(0)
+        };
+        let shape = [
+            size(layer.query, 0),
+            size(layer.query, 1),
+            size(layer.value, 2),
+        ];
+        let attention = Tensor::empty(step.stream.device(), shape)?;
+        for part in &self.0 {
+            let query = layer.query.narrow(0, part.rows.clone())?;
+            let inputs = inputs(&query, &part.block_table, layer);
+            let mut rows = Output {
+                attention: attention.narrow(0, part.rows.clone())?,
+                softmax_lse: None,
+            };
+            part.plan
+                .launch_with_into(step.stream, &inputs, &mut rows)?;
+        }
+        Ok(Output {
+            attention,
+            softmax_lse: None,
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! The exact operator parameters of each kind of step, as a function table records them that stands before the emulation.
+//!
+//! `steps` has the states of a serving step, `calls` the kinds of attention that engines call for beside steps: vision
+//! towers, quantised caches, heads of 512, products without the operator.
+
+#![cfg(feature = "emulation")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a test fails by panicking"
+)]
+
+mod calls;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod recorder;
+mod steps;
+
+use std::sync::{MutexGuard, PoisonError};
+
+use ascend_attention::Stream;
+use ascend_attention::sys::bindings::aclDataType;
+
+use recorder::Described;
+
+/// A stream whose calls are recorded, for one test at a time.
+struct Table {
+    stream: Stream,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Table {
+    fn new() -> Self {
+        Self::of(false)
+    }
+
+    /// On a product that the operator does not run on.
+    fn of_inference_product() -> Self {
+        Self::of(true)
+    }
+
+    fn of(inference: bool) -> Self {
+        let turn = recorder::TURN
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let runtime = recorder::runtime(inference);
+        recorder::take();
+        Self {
+            stream: runtime.device(0).unwrap().stream().unwrap(),
+            _turn: turn,
+        }
+    }
+}
+
+fn bf16s(shape: impl Into<Vec<i64>>) -> Described {
+    (aclDataType::ACL_BF16, shape.into())
+}
+
+fn compressed() -> Option<Described> {
+    Some((aclDataType::ACL_INT8, vec![2048, 2048]))
+}
+
+fn ints(shape: impl Into<Vec<i64>>) -> Described {
+    (aclDataType::ACL_INT32, shape.into())
+}
