@@ -11,7 +11,7 @@ mod harness;
 use std::num::NonZeroU32;
 
 use ascend_attention::kv::{
-    Audit, AuditRequest, CacheShape, PadPolicy, PagedKvCache, Refused, Rule, Sequence,
+    Audit, AuditRequest, Cache, CacheShape, PadPolicy, PagedKvCache, Refused, Rule, Sequence,
 };
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
@@ -82,6 +82,7 @@ struct Model {
     kv_heads: usize,
     group: usize,
     window: Option<u32>,
+    format: Cache,
     block_size: u32,
     /// Blocks that the requests can have.
     blocks: u32,
@@ -121,18 +122,22 @@ fn act() -> impl Strategy<Value = Act> {
 
 fn model() -> impl Strategy<Value = Model> {
     let window = prop_oneof![2 => Just(None), 1 => (1u32..200).prop_map(Some)];
-    let sizes = (1usize..3, 1usize..4, window, 1u32..3, 4u32..9);
-    (sizes, any::<[bool; 4]>()).prop_map(|((kv_heads, group, window, size, blocks), flags)| Model {
-        kv_heads,
-        group,
-        window,
-        block_size: size * 128,
-        blocks,
-        decode_path: flags[0],
-        dump: flags[1],
-        chunked: flags[2],
-        mtp: flags[3],
-    })
+    let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)];
+    let sizes = (1usize..3, 1usize..4, window, format, 1u32..3, 4u32..9);
+    (sizes, any::<[bool; 4]>()).prop_map(
+        |((kv_heads, group, window, format, size, blocks), flags)| Model {
+            kv_heads,
+            group,
+            window,
+            format,
+            block_size: size * 128,
+            blocks,
+            decode_path: flags[0],
+            dump: flags[1],
+            chunked: flags[2],
+            mtp: flags[3],
+        },
+    )
 }
 
 /// Blocks that somebody else holds: the operator wants the cache to have as many blocks as the rows of a call have
@@ -168,7 +173,7 @@ impl<'a> Engine<'a> {
             stream.device(),
             BALLAST + model.blocks,
             model.block_size,
-            CacheShape::new(LAYERS, model.kv_heads, DIM),
+            CacheShape::new(LAYERS, model.kv_heads, DIM).format(model.format),
             pad,
         )
         .unwrap();
@@ -443,6 +448,7 @@ fn the_schedules_check_something() {
         kv_heads: 1,
         group: 2,
         window: NonZeroU32::new(50).map(NonZeroU32::get),
+        format: Cache::BnNBsD,
         block_size: 128,
         blocks: 8,
         decode_path: true,

@@ -1,5 +1,7 @@
 //! The tensors of a paged cache.
 
+use ascend_spec::fia::Cache;
+
 use crate::attention::BlockTable;
 use crate::error::{Error, Result};
 use crate::memory::Element;
@@ -9,7 +11,7 @@ use crate::tensor::Tensor;
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
 use super::refusal::{Rule, refused};
-use super::scatter::{ScatterPaKvCache, ScatterPlan};
+use super::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
 use super::sequence::BlockCopy;
 use super::slot_mapping::SlotMapping;
 use super::table::PageTable;
@@ -25,16 +27,19 @@ pub struct CacheShape {
     pub key_dim: usize,
     /// Elements of a value's head.
     pub value_dim: usize,
+    /// How a block lies.
+    pub format: Cache,
 }
 
 impl CacheShape {
-    /// Keys and values of the same head dimension.
+    /// Keys and values of the same head dimension, in BnBsH.
     pub fn new(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self {
             layers,
             kv_heads,
             key_dim: head_dim,
             value_dim: head_dim,
+            format: Cache::BnBsH,
         }
     }
 
@@ -46,23 +51,112 @@ impl CacheShape {
             kv_heads: 1,
             key_dim: 512,
             value_dim: 64,
+            format: Cache::BnBsH,
         }
     }
+
+    /// The same in another format.
+    ///
+    /// Every format can be written; which queries read which is the operator's rule: BnBsH goes with all, BnNBsD with BNSD
+    /// and packed ones, NZ with packed ones and, of latent attention, BSND.
+    pub fn format(mut self, format: Cache) -> Self {
+        self.format = format;
+        self
+    }
+}
+
+impl CacheShape {
+    /// Axes of a layer's tensor with heads of `dim` elements, and how many elements that is.
+    fn tensor<T: Element>(
+        &self,
+        blocks: u32,
+        block_size: u32,
+        dim: usize,
+    ) -> Option<(Vec<usize>, usize)> {
+        let (heads, dim) = (i64::try_from(self.kv_heads).ok()?, i64::try_from(dim).ok()?);
+        let dims = self
+            .format
+            .shape(T::DTYPE, blocks.into(), block_size.into(), heads, dim)?;
+        let dims = dims.iter().map(|dim| usize::try_from(*dim).ok());
+        let dims = dims.collect::<Option<Vec<usize>>>()?;
+        let elements = dims
+            .iter()
+            .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
+        Some((dims, elements))
+    }
+
+    /// Pieces that a token's key is written in: its heads, where these lie in different places of a block.
+    fn split(&self) -> usize {
+        match self.format {
+            Cache::BnNBsD => self.kv_heads,
+            Cache::BnBsH | Cache::Nz => 1,
+        }
+    }
+
+    /// The first new rows `[tokens, N, D]`, as they are written: split, `[tokens * N, 1, D]`.
+    fn new_rows<T: Element>(
+        &self,
+        argument: &'static str,
+        rows: &Tensor<T>,
+        tokens: usize,
+    ) -> Result<Tensor<T>> {
+        let rows = rows.narrow(0, 0..tokens)?;
+        if self.format != Cache::BnNBsD {
+            return Ok(rows);
+        }
+        let heads = i64::try_from(self.kv_heads).ok();
+        match *rows.shape() {
+            [_, of, dim] if Some(of) == heads => {
+                let dim = usize::try_from(dim).unwrap_or(0);
+                rows.reshape([tokens.saturating_mul(self.kv_heads), 1, dim])
+            }
+            _ => Err(Error::invalid(
+                argument,
+                rows.desc(),
+                format_args!("[tokens, {}, D]", self.kv_heads),
+            )),
+        }
+    }
+
+    /// A cache as it is written: split, each head of a block a block of its own.
+    fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
+        let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
+        match (self.format, cache.shape()) {
+            (Cache::BnNBsD, &[blocks, heads, block_size, dim]) => {
+                let blocks = size(blocks).saturating_mul(size(heads));
+                cache.reshape([blocks, size(block_size), size(dim)])
+            }
+            _ => Ok(cache.clone()),
+        }
+    }
+}
+
+/// The slot of each head of a token, in a cache whose blocks are the heads of blocks. Padding stays what it is.
+fn head_slots(slot: i32, block_size: u32, heads: usize) -> impl Iterator<Item = i64> {
+    let (slot, size) = (i64::from(slot), i64::from(block_size.max(1)));
+    let heads = i64::try_from(heads).unwrap_or(i64::MAX);
+    let (block, place) = (slot.div_euclid(size), slot.rem_euclid(size));
+    (0..heads).map(move |head| match slot {
+        ..0 => slot,
+        _ => (block * heads + head) * size + place,
+    })
 }
 
 /// The cache of one layer.
 #[derive(Clone, Debug)]
 pub struct LayerCache<T: Element> {
-    /// Keys `[blocks, block_size, N * D]`; of latent attention the latents.
+    /// Keys, in BnBsH `[blocks, block_size, N * D]`; of latent attention the latents.
     pub key: Tensor<T>,
     /// Values, alike; of latent attention the rotary parts.
     pub value: Tensor<T>,
 }
 
-/// A paged cache: the keys and values of every layer in blocks `[blocks, block_size, N * D]` (CANN's BnBsH), and the pool
-/// that says whose each block is.
+/// A paged cache: the keys and values of every layer in blocks, and the pool that says whose each block is.
 ///
 /// Keys and values are written by [`write`](PagedKvCache::write) to the slots of a step, in every layer to the same ones.
+/// The [`CacheShape`] says how they lie: `[blocks, block_size, N * D]` (BnBsH), `[blocks, N, block_size, D]` (BnNBsD) or
+/// `[blocks, N, D / c, block_size, c]` (NZ). The writing operator knows no BnNBsD of several heads; there, each head of a
+/// block is written as a block of its own.
 #[derive(Debug)]
 pub struct PagedKvCache<T: Element> {
     pool: BlockPool,
@@ -86,19 +180,16 @@ impl<T: Element> PagedKvCache<T> {
         pad: PadPolicy,
     ) -> Result<Self> {
         let pool = BlockPool::new(blocks, block_size, pad)?;
-        let (rows, columns) = (blocks as usize, block_size as usize);
         let tensor = |dim: usize| -> Result<Tensor<T>> {
-            let hidden = shape.kv_heads.checked_mul(dim);
-            let elements = hidden.and_then(|hidden| rows.checked_mul(columns)?.checked_mul(hidden));
-            let (Some(hidden), Some(elements)) = (hidden, elements) else {
-                return Err(Error::invalid(
+            let (dims, elements) = shape.tensor::<T>(blocks, block_size, dim).ok_or_else(|| {
+                Error::invalid(
                     "shape",
                     format_args!("{shape:?}"),
-                    "sizes whose product can be counted",
-                ));
-            };
+                    "sizes that go into the format, and whose product can be counted",
+                )
+            })?;
             let buffer = device.alloc_zeroed::<T>(elements)?;
-            Tensor::from_buffer(&buffer, [rows, columns, hidden])
+            Tensor::from_buffer(&buffer, dims)
         };
         let layer = |_| {
             Ok(LayerCache {
@@ -195,22 +286,34 @@ impl<T: Element> PagedKvCache<T> {
                 slots: None,
             });
         }
-        let mapping: Vec<i64> = slots
-            .iter()
-            .take(written)
-            .map(|slot| i64::from(*slot))
-            .collect();
         let capacity = u64::from(self.pool.blocks()) * u64::from(self.pool.block_size());
+        let (split, block_size) = (self.shape.split(), self.pool.block_size());
+        let mapping = slots.iter().take(written);
+        let mapping: Vec<i64> = mapping
+            .flat_map(|slot| head_slots(*slot, block_size, split))
+            .collect();
+        let places = capacity.saturating_mul(split as u64);
         let skipped: &[&str] = match pad {
             PadPolicy::SkipNegative => &["slot_mapping.negative"],
             PadPolicy::DumpSlot(_) => &["slot_mapping.unique"],
         };
         // The dump slot may come more than once; every other slot must not.
         super::check_slots(slots, capacity, pad)?;
-        let mapping = SlotMapping::allowing(stream, &mapping, capacity, skipped)?;
-        let (key, value) = (key.narrow(0, 0..written)?, value.narrow(0, 0..written)?);
-        let plan =
-            ScatterPaKvCache::new().plan(&key, &value, &mapping, &layer.key, &layer.value)?;
+        let mapping = SlotMapping::allowing(stream, &mapping, places, skipped)?;
+        let (key, value) = (
+            self.shape.new_rows("key", key, written)?,
+            self.shape.new_rows("value", value, written)?,
+        );
+        let (key_cache, value_cache) = (
+            self.shape.writable(&layer.key)?,
+            self.shape.writable(&layer.value)?,
+        );
+        let order = match self.shape.format {
+            Cache::BnBsH | Cache::BnNBsD => CacheOrder::Norm,
+            Cache::Nz => CacheOrder::PaNz,
+        };
+        let scatter = ScatterPaKvCache::new().cache_order(order);
+        let plan = scatter.plan(&key, &value, &mapping, &key_cache, &value_cache)?;
         Ok(CacheWrite {
             rows: written,
             slots: Some((mapping, plan)),
@@ -238,16 +341,19 @@ impl<T: Element> PagedKvCache<T> {
             return Ok(());
         };
         let (key, value) = (
-            key.narrow(0, 0..write.rows)?,
-            value.narrow(0, 0..write.rows)?,
+            self.shape.new_rows("key", key, write.rows)?,
+            self.shape.new_rows("value", value, write.rows)?,
         );
+        // Views of the layer's own tensors, which `self` is borrowed for.
+        let mut key_cache = self.shape.writable(&cache.key)?;
+        let mut value_cache = self.shape.writable(&cache.value)?;
         plan.launch(
             stream,
             &key,
             &value,
             slots,
-            &mut cache.key,
-            &mut cache.value,
+            &mut key_cache,
+            &mut value_cache,
         )
     }
 

@@ -7,6 +7,7 @@
 
 mod audit;
 mod cache;
+mod cached_rows;
 mod pad;
 mod pool;
 mod refusal;
@@ -16,8 +17,10 @@ mod slot;
 mod slot_mapping;
 mod table;
 
+pub use ascend_spec::fia::Cache;
 pub use audit::{Audit, AuditRequest};
 pub use cache::{CacheShape, CacheWrite, LayerCache, PagedKvCache};
+pub use cached_rows::CachedRows;
 pub use pad::PadPolicy;
 pub use pool::{Block, BlockPool, Fence, GroupId, Lane, StepLease};
 pub(crate) use refusal::refused;

@@ -66,6 +66,8 @@ rules! {
     DraftTree = "draft.tree", "a draft's parent comes before it";
     BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
+    BackendLatent = "backend.latent", "latent attention goes to its own backend, which gets causal layers of it alone";
+    LatentWorkspace = "latent.workspace", "the workspace of latent attention holds a cached token of each request";
     BackendName = "backend.name", "a set of layers names a registered backend for each kind of step";
     HybridLayers = "hybrid.layers", "each layer is in exactly one set of a hybrid backend";
     BatchEmpty = "batch.empty", "a batch has requests, and each has query tokens";

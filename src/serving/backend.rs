@@ -7,11 +7,12 @@ use ascend_spec::Layout;
 use crate::attention::{BlockTable, FusedInferAttention, Output};
 use crate::bf16;
 use crate::error::{Error, Result};
-use crate::kv::LayerCache;
+use crate::kv::{LayerCache, Refused, Rule, refused};
 use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
+use super::latent::LatentTensors;
 use super::metadata::AttentionMetadata;
 
 /// The heads of a model's attention.
@@ -21,7 +22,7 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Key heads, a divisor of the query heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a head; of latent attention those of both parts.
     pub head_dim: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f64,
@@ -36,6 +37,12 @@ impl AttentionShape {
             head_dim,
             scale: 1.0 / (head_dim as f64).sqrt(),
         }
+    }
+
+    /// Multi-head latent attention of 128 and 64 elements a head: one key head in the cache, and the scale of the whole
+    /// head, `1 / sqrt(192)`.
+    pub fn latent(heads: usize) -> Self {
+        Self::new(heads, 1, 192)
     }
 
     /// A call with these heads and this scale.
@@ -80,6 +87,24 @@ pub struct LayerTensors<'a, T: Element> {
     pub cache: &'a LayerCache<T>,
     /// One more logit a head, `[N]`.
     pub learnable_sink: Option<&'a Tensor<bf16>>,
+    /// What multi-head latent attention brings besides. With it, `query` is as its form says, and `key` and `value` are
+    /// the latents and rotary parts of the step.
+    pub latent: Option<LatentTensors<'a, T>>,
+}
+
+impl<T: Element> LayerTensors<'_, T> {
+    /// Refuses latent attention on behalf of a backend that knows keys and values alone.
+    pub(super) fn without_latent(&self) -> Result<(), Refused> {
+        match self.latent {
+            None => Ok(()),
+            Some(_) => Err(refused(
+                Rule::BackendLatent,
+                "latents and rotary parts",
+                "keys and values",
+                "register `Mla`",
+            )),
+        }
+    }
 }
 
 /// A way to compute attention: plans once a step, runs once a layer.

@@ -9,6 +9,7 @@ use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
 use super::backend::{AttentionShape, Backends, LayerTensors, Selected, StepContext};
+use super::latent::LatentTensors;
 use super::metadata::AttentionMetadata;
 
 /// The attention of a model: heads, a paged cache, and the ways to compute.
@@ -112,6 +113,33 @@ impl<T: Element> Step<'_, T> {
         value: &Tensor<T>,
         learnable_sink: Option<&Tensor<bf16>>,
     ) -> Result<Output<T>> {
+        self.queue(layer, [query, key, value], learnable_sink, None)
+    }
+
+    /// Queues one layer of multi-head latent attention: writes its latents `[tokens, 1, 512]` and rotary keys
+    /// `[tokens, 1, 64]` to the step's slots, then attends. What the query and the output are, and who projects what, says
+    /// the [`LatentForm`](super::LatentForm). All layers of a step bring the form of the first.
+    ///
+    /// # Errors
+    /// As for [`Step::forward`].
+    pub fn forward_latent(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        latent: &Tensor<T>,
+        key_rope: &Tensor<T>,
+        tensors: LatentTensors<'_, T>,
+    ) -> Result<Output<T>> {
+        self.queue(layer, [query, latent, key_rope], None, Some(tensors))
+    }
+
+    fn queue(
+        &mut self,
+        layer: usize,
+        [query, key, value]: [&Tensor<T>; 3],
+        learnable_sink: Option<&Tensor<bf16>>,
+        latent: Option<LatentTensors<'_, T>>,
+    ) -> Result<Output<T>> {
         let context = StepContext {
             stream: self.stream,
             shape: self.attention.shape,
@@ -127,6 +155,7 @@ impl<T: Element> Step<'_, T> {
                 value,
                 cache: cache.layer(layer)?,
                 learnable_sink,
+                latent,
             };
             let selected = self.attention.backends.plan(&context, &tensors)?;
             let write = cache.plan_write(self.stream, self.metadata.slots(), key, value)?;
@@ -147,6 +176,7 @@ impl<T: Element> Step<'_, T> {
             value,
             cache: self.attention.cache.layer(layer)?,
             learnable_sink,
+            latent,
         };
         selected.plan.run(&context, &tensors)
     }

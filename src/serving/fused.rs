@@ -57,6 +57,7 @@ impl<T: Element> AttentionBackend<T> for Fused {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
         let metadata = step.metadata;
         let reads_cache = metadata.state().reads_cache();
         let masks = step.stream.device().masks();

@@ -4,6 +4,7 @@
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
 //! - [`Hybrid`]: other backends for other layers and other kinds of steps.
+//! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] says who projects what.
 //! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
 //!   batch as a file.
 //! - [`Causality`]: which keys a token sees, and the one way from there to the operator's mask.
@@ -19,6 +20,7 @@
 mod backend;
 mod batch;
 mod causality;
+mod context_chunks;
 mod custom_mask;
 mod draft_tree;
 mod engine;
@@ -26,9 +28,12 @@ mod fused;
 mod fused_in_two;
 mod hybrid;
 mod index;
+mod latent;
 mod lengths;
 mod local_attention;
 mod metadata;
+mod mla;
+mod mla_prefill;
 mod paged_decode;
 mod range_report;
 mod split_kv;
@@ -49,9 +54,11 @@ pub use fused::Fused;
 pub use fused_in_two::FusedInTwo;
 pub use hybrid::{Hybrid, LayerSet, Phase};
 pub use index::{PageIndices, TokenIndices, window_start};
+pub use latent::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use local_attention::LocalBatch;
 pub use metadata::AttentionMetadata;
+pub use mla::Mla;
 pub use paged_decode::PagedDecode;
 pub use range_report::{Number, RangeReport};
 pub use split_kv::SplitLimits;

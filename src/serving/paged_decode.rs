@@ -4,16 +4,17 @@ use ascend_spec::Layout;
 
 use crate::attention::{Inputs, Output, Plan};
 use crate::error::Result;
-use crate::kv::{Rule, refused};
+use crate::kv::{LayerCache, Rule, refused};
 use crate::memory::Element;
 use crate::tensor::Tensor;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::causality::Causality;
 use super::lengths::CallLengths;
+use super::mla::size;
 use super::state::AttentionState;
 
-/// One call (BSH) of one query row a request over the paged cache, for steps that only decode and layers without a window
+/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only decode and layers without a window
 /// or sinks.
 ///
 /// This path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of 16 tokens.
@@ -21,15 +22,26 @@ use super::state::AttentionState;
 pub struct PagedDecode;
 
 #[derive(Debug)]
-struct DecodeStep(Plan);
+struct DecodeStep {
+    plan: Plan,
+    layout: Layout,
+}
+
+/// The layout whose queries go with the cache.
+fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
+    match cache.key.shape().len() {
+        4 => Layout::Bnsd,
+        _ => Layout::Bsh,
+    }
+}
 
 /// Packed queries `[tokens, N, D]` as one row a request.
-fn rows<T: Element>(query: &Tensor<T>) -> Result<Tensor<T>> {
-    let size = |axis: usize| {
-        let size = query.shape().get(axis).copied().unwrap_or(0);
-        usize::try_from(size).unwrap_or(0)
-    };
-    query.reshape([size(0), 1, size(1).saturating_mul(size(2))])
+fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
+    let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(query, axis));
+    match layout {
+        Layout::Bnsd => query.reshape([tokens, heads, 1, dim]),
+        _ => query.reshape([tokens, 1, heads.saturating_mul(dim)]),
+    }
 }
 
 impl<T: Element> AttentionBackend<T> for PagedDecode {
@@ -42,6 +54,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
         let metadata = step.metadata;
         let causality = metadata.settings().causality;
         let plain = causality == Causality::Causal && first.learnable_sink.is_none();
@@ -65,26 +78,27 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
             )
             .into());
         }
-        let query = rows(first.query)?;
+        let layout = layout(first.cache);
+        let query = rows(layout, first.query)?;
         let lengths = CallLengths::Batched {
             q: None,
             kv: metadata.kv_lengths(),
         };
-        let call = step.shape.call(Layout::Bsh);
+        let call = step.shape.call(layout);
         let inputs = Inputs::new(&query, &first.cache.key, &first.cache.value);
         let plan = lengths
             .apply(call)
             .plan_with(&inputs.paged(step.block_table))?;
-        Ok(Box::new(DecodeStep(plan)))
+        Ok(Box::new(DecodeStep { plan, layout }))
     }
 }
 
 impl<T: Element> StepPlan<T> for DecodeStep {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let query = rows(layer.query)?;
+        let query = rows(self.layout, layer.query)?;
         let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
         let output = self
-            .0
+            .plan
             .launch_with(step.stream, &inputs.paged(step.block_table))?;
         let packed: Vec<usize> = layer
             .query

@@ -1,0 +1,214 @@
+//! Cached tokens, one behind the other again.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::runtime::Stream;
+use crate::tensor::Tensor;
+
+use super::cache::LayerCache;
+use super::refusal::Refused;
+use super::slot::slot;
+
+/// Tokens of a paged cache that are to lie one behind the other, as operators want them that take no block table.
+///
+/// CANN's operators known to this release have none that gathers, so [`LayerCache::gather`] copies on the stream: one copy
+/// for each run of slots that follow each other, at most one a block.
+///
+/// ```
+/// use ascend_attention::kv::CachedRows;
+///
+/// # fn main() -> Result<(), ascend_attention::kv::Refused> {
+/// // Tokens 2 to 9 of a sequence in the blocks 5, 6 and 1 of four tokens: 5 and 6 follow each other.
+/// let mut rows = CachedRows::new(4);
+/// rows.push(&[5, 6, 1], 2..10)?;
+/// assert_eq!((rows.len(), rows.copies()), (8, 2));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedRows {
+    block_size: u32,
+    runs: Vec<Run>,
+    rows: usize,
+}
+
+/// Slots that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    first: usize,
+    rows: usize,
+}
+
+impl CachedRows {
+    /// No token yet, of a cache with blocks of `block_size` tokens.
+    pub fn new(block_size: u32) -> Self {
+        Self {
+            block_size,
+            runs: Vec::new(),
+            rows: 0,
+        }
+    }
+
+    /// Adds the tokens at these positions of a sequence with this row of the block table, behind those added before.
+    ///
+    /// # Errors
+    /// As for [`slot`]; nothing is added then.
+    pub fn push(&mut self, row: &[i32], positions: Range<u32>) -> Result<(), Refused> {
+        let (runs, rows) = (self.runs.len(), self.rows);
+        let last = self.runs.last().copied();
+        let outcome = self.extend(row, positions);
+        if outcome.is_err() {
+            self.runs.truncate(runs);
+            self.rows = rows;
+            if let (Some(now), Some(before)) = (self.runs.last_mut(), last) {
+                *now = before;
+            }
+        }
+        outcome
+    }
+
+    fn extend(&mut self, row: &[i32], positions: Range<u32>) -> Result<(), Refused> {
+        let mut position = positions.start;
+        while position < positions.end {
+            let first = slot(row, position, self.block_size)?;
+            // Up to the end of the block. A block size of 0 has no slot.
+            let left = self.block_size - position % self.block_size.max(1);
+            let rows = left.min(positions.end - position);
+            position += rows;
+            let run = Run {
+                first: usize::try_from(first).unwrap_or(usize::MAX),
+                rows: rows as usize,
+            };
+            self.rows = self.rows.saturating_add(run.rows);
+            match self.runs.last_mut() {
+                Some(last) if last.first.checked_add(last.rows) == Some(run.first) => {
+                    last.rows += run.rows;
+                }
+                _ => self.runs.push(run),
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// Number of copies of each tensor that gathering takes.
+    pub fn copies(&self) -> usize {
+        self.runs.len()
+    }
+}
+
+impl<T: Element> LayerCache<T> {
+    /// Queues the copying of cached tokens into `[tokens, N * D]` each, of a cache whose tokens lie whole: BnBsH, or a
+    /// single head in BnNBsD. Returns at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another cache, one of another block size or without these slots, for a target of
+    /// another shape, or memory that is shared with the cache; [`Error::Acl`].
+    pub fn gather(
+        &self,
+        stream: &Stream,
+        rows: &CachedRows,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<()> {
+        for (cache, target) in [(&self.key, key), (&self.value, value)] {
+            let tokens = tokens(cache, rows.block_size)?;
+            let count = target.shape().first().copied().unwrap_or(0);
+            if usize::try_from(count) != Ok(rows.len()) {
+                return Err(Error::invalid(
+                    "target",
+                    target.desc(),
+                    format_args!("a row for each of the {} tokens", rows.len()),
+                ));
+            }
+            let mut at = 0;
+            for run in &rows.runs {
+                let end = run.first.saturating_add(run.rows);
+                let source = tokens.narrow(0, run.first..end)?;
+                let place = target.narrow(0, at..at + run.rows)?;
+                place.copy_from(stream, &source)?;
+                at += run.rows;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A cache as `[tokens, N * D]`.
+fn tokens<T: Element>(cache: &Tensor<T>, block_size: u32) -> Result<Tensor<T>> {
+    let size = i64::from(block_size);
+    let shape = match *cache.shape() {
+        [blocks, of, hidden] if of == size => Some((blocks, hidden)),
+        [blocks, 1, of, dim] if of == size => Some((blocks, dim)),
+        _ => None,
+    };
+    let shape = shape.and_then(|(blocks, hidden)| {
+        let tokens = usize::try_from(blocks.checked_mul(size)?).ok()?;
+        Some([tokens, usize::try_from(hidden).ok()?])
+    });
+    match shape {
+        Some(shape) => cache.reshape(shape),
+        None => Err(Error::invalid(
+            "cache",
+            cache.desc(),
+            format_args!(
+                "[blocks, {block_size}, N * D], or [blocks, 1, {block_size}, D], whose tokens lie whole"
+            ),
+        )),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::super::Rule;
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_cannot_be_added_leaves_the_rest() {
+        let mut rows = CachedRows::new(4);
+        rows.push(&[2, 7], 1..3).unwrap();
+        let before = rows.clone();
+        // The first token continues the run; the last has no block.
+        let error = rows.push(&[2], 3..5).unwrap_err();
+        assert_eq!((error.rule, &rows), (Rule::TableRow, &before));
+        let error = CachedRows::new(0).push(&[2], 0..1).unwrap_err();
+        assert_eq!(error.rule, Rule::PoolSize);
+        rows.push(&[], 9..9).unwrap();
+        assert_eq!(rows, before);
+    }
+
+    proptest! {
+        /// Every token is the one in its slot, in order, and runs are as long as they can be.
+        #[test]
+        fn runs_are_slots(block_size in 1u32..6, table in prop::collection::vec(0i32..9, 1..6), cuts in prop::collection::vec((0u32..30, 0u32..30), 1..4)) {
+            let mut rows = CachedRows::new(block_size);
+            let mut want = Vec::new();
+            for (from, to) in cuts {
+                let len = table.len() as u32 * block_size;
+                let range = from.min(len)..to.min(len);
+                rows.push(&table, range.clone()).unwrap();
+                for position in range {
+                    want.push(slot(&table, position, block_size).unwrap() as usize);
+                }
+            }
+            let got: Vec<usize> = rows.runs.iter().flat_map(|run| run.first..run.first + run.rows).collect();
+            prop_assert_eq!(rows.len(), want.len());
+            let breaks = want.windows(2).filter(|pair| pair[0] + 1 != pair[1]).count();
+            prop_assert_eq!(rows.copies(), if want.is_empty() { 0 } else { breaks + 1 });
+            prop_assert_eq!(got, want);
+        }
+    }
+}

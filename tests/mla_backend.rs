@@ -1,0 +1,633 @@
+//! Multi-head latent attention over its paged cache: whatever the schedule and the form of the queries, every token gets
+//! what the definition gives it, in which keys and values are projected and nothing is absorbed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod harness;
+
+use std::sync::{LazyLock, Mutex};
+
+use ascend_attention::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Refused, Rule, Sequence};
+use ascend_attention::serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Drafting, Fused, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode,
+    Phase, StatePolicy, UpProjected,
+};
+use ascend_attention::{Error, Output, Result, Stream, Tensor, bf16};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError};
+
+const LATENT: usize = 512;
+const ROPE: usize = 64;
+const DIM: usize = 128;
+const LAYERS: usize = 2;
+
+/// Elements of a latent that a channel of a key or value is projected from: few, so that the reference is quick.
+const TAPS: usize = 6;
+
+/// Most heads of a model.
+const HEADS: usize = 2;
+
+/// The projections: for each layer, keys and values, and channel, which elements of a latent with which weights.
+static TAPS_OF: LazyLock<Vec<[(usize, f64); TAPS]>> = LazyLock::new(|| {
+    let row = |row: usize| {
+        let seed = (row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let numbers = harness::numbers(seed, 2 * TAPS);
+        std::array::from_fn(|tap| {
+            let at = (f64::from(numbers[tap]) + 1.0) / 2.0 * LATENT as f64;
+            (at as usize % LATENT, f64::from(numbers[TAPS + tap]))
+        })
+    };
+    (0..LAYERS * 2 * HEADS * DIM).map(row).collect()
+});
+
+/// A row of the projection of one head.
+fn taps(layer: usize, value: bool, channel: usize) -> &'static [(usize, f64); TAPS] {
+    &TAPS_OF[(2 * layer + usize::from(value)) * HEADS * DIM + channel]
+}
+
+/// What two tokens of one name have in common: everything.
+#[derive(Clone, Copy)]
+enum What {
+    Latent,
+    KeyRope,
+    Query,
+    QueryRope,
+}
+
+fn row(name: u64, layer: usize, what: What, len: usize) -> Vec<bf16> {
+    let seed = (name * LAYERS as u64 + layer as u64) * 4 + what as u64;
+    let numbers = harness::numbers(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1, len);
+    numbers.into_iter().map(bf16::from_f32).collect()
+}
+
+fn exact(row: &[bf16]) -> Vec<f64> {
+    row.iter().map(|x| x.to_f64()).collect()
+}
+
+/// Keys or values of all heads, `[N, 128]`, of one latent.
+fn project(layer: usize, value: bool, heads: usize, latent: &[f64]) -> Vec<f64> {
+    let channel = |channel: usize| {
+        let taps = taps(layer, value, channel);
+        taps.iter().map(|(at, weight)| latent[*at] * weight).sum()
+    };
+    (0..heads * DIM).map(channel).collect()
+}
+
+/// Queries with the projection of the keys multiplied in, `[N, 512]`.
+fn absorb(layer: usize, heads: usize, query: &[bf16]) -> Vec<bf16> {
+    let mut absorbed = vec![0.0; heads * LATENT];
+    for (channel, x) in query.iter().enumerate() {
+        for (at, weight) in taps(layer, false, channel) {
+            absorbed[channel / DIM * LATENT + *at] += weight * x.to_f64();
+        }
+    }
+    absorbed.into_iter().map(bf16::from_f64).collect()
+}
+
+/// A token's output by the definition: it is the last of `names` and sees all of them. `[N, 128]`.
+fn dense(names: &[u64], layer: usize, shape: AttentionShape) -> Vec<f64> {
+    let heads = shape.heads;
+    let asks = *names.last().unwrap();
+    let query = exact(&row(asks, layer, What::Query, heads * DIM));
+    let query_rope = exact(&row(asks, layer, What::QueryRope, heads * ROPE));
+    let seen: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let latent = exact(&row(*name, layer, What::Latent, LATENT));
+            let rope = exact(&row(*name, layer, What::KeyRope, ROPE));
+            let key = project(layer, false, heads, &latent);
+            (key, rope, project(layer, true, heads, &latent))
+        })
+        .collect();
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let mut out = Vec::new();
+    for head in 0..heads {
+        let (of, of_rope) = (head * DIM..(head + 1) * DIM, head * ROPE..(head + 1) * ROPE);
+        let score = |(key, rope, _): &(Vec<f64>, Vec<f64>, Vec<f64>)| {
+            let nope = dot(&query[of.clone()], &key[of.clone()]);
+            shape.scale * (nope + dot(&query_rope[of_rope.clone()], rope))
+        };
+        let scores: Vec<f64> = seen.iter().map(score).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+        let mut mean = vec![0.0; DIM];
+        for (score, (_, _, value)) in scores.iter().zip(&seen) {
+            let weight = (score - max).exp() / sum;
+            for (x, v) in mean.iter_mut().zip(&value[of.clone()]) {
+                *x += weight * v;
+            }
+        }
+        out.extend(mean);
+    }
+    out
+}
+
+#[derive(Clone, Debug)]
+struct Model {
+    heads: usize,
+    block_size: u32,
+    /// Blocks of 128 tokens, or as many smaller ones as hold the same.
+    blocks: u32,
+    format: Cache,
+    /// Cached tokens that the workspace has room for.
+    room: usize,
+    dump: bool,
+    mtp: bool,
+}
+
+/// Most requests at a time.
+const REQUESTS: usize = 4;
+
+#[derive(Clone, Debug)]
+enum Act {
+    /// Some more tokens.
+    Chunk(usize, u32),
+    /// One token and some drafts, of which some are accepted.
+    Verify(usize, u32, u32),
+    /// A new request that begins with tokens of another one.
+    Share(usize, u32),
+    /// Gives everything back; the tokens are computed again later.
+    Preempt(usize),
+    End(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        5 => (any::<usize>(), 1u32..90).prop_map(|(r, n)| Act::Chunk(r, n)),
+        4 => any::<usize>().prop_map(|r| Act::Chunk(r, 1)),
+        3 => (any::<usize>(), 1u32..4, 0u32..4).prop_map(|(r, d, a)| Act::Verify(r, d, a)),
+        2 => (any::<usize>(), any::<u32>()).prop_map(|(r, n)| Act::Share(r, n)),
+        1 => any::<usize>().prop_map(Act::Preempt),
+        1 => any::<usize>().prop_map(Act::End),
+    ]
+}
+
+fn model() -> impl Strategy<Value = Model> {
+    let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD)];
+    let sizes = (0u32..2, any::<bool>(), 2u32..5, format);
+    (sizes, REQUESTS..150, any::<[bool; 2]>()).prop_map(
+        |((heads, small, blocks, format), room, flags)| Model {
+            heads: 1 << heads,
+            block_size: if small { 16 } else { 128 },
+            blocks: if small { 8 * blocks } else { blocks },
+            format,
+            room,
+            dump: flags[0],
+            mtp: flags[1],
+        },
+    )
+}
+
+struct Request {
+    names: Vec<u64>,
+    sequence: Sequence,
+}
+
+struct Engine<'a> {
+    stream: &'a Stream,
+    settings: BatchSettings,
+    attention: Attention<bf16>,
+    shape: AttentionShape,
+    requests: Vec<Request>,
+    next: u64,
+    checked: usize,
+    /// Tokens of each call of the projection.
+    projected: Mutex<Vec<usize>>,
+}
+
+/// Bytes of the workspace for so many cached tokens.
+fn workspace(heads: usize, tokens: usize) -> usize {
+    tokens * (LATENT + ROPE + heads * (DIM + ROPE + DIM)) * size_of::<bf16>()
+}
+
+impl<'a> Engine<'a> {
+    fn new(stream: &'a Stream, model: &Model) -> Self {
+        let shape = AttentionShape::latent(model.heads);
+        let pad = match model.dump {
+            true => PadPolicy::DumpSlot(0),
+            false => PadPolicy::SkipNegative,
+        };
+        let of = CacheShape::latent(LAYERS).format(model.format);
+        // One more than the requests can have, where padding is dumped.
+        let blocks = model.blocks + 1;
+        let cache = PagedKvCache::new(stream.device(), blocks, model.block_size, of, pad).unwrap();
+        let mla = Mla::new().workspace_bytes(workspace(model.heads, model.room));
+        Self {
+            stream,
+            settings: BatchSettings {
+                blocks,
+                block_size: model.block_size,
+                pad,
+                causality: Causality::Causal,
+                policy: StatePolicy {
+                    chunked_prefill: true,
+                    drafting: model.mtp.then_some(Drafting::Mtp),
+                },
+            },
+            attention: Attention::new(shape, cache, Backends::none().with(mla)),
+            shape,
+            requests: Vec::new(),
+            next: 1,
+            checked: 0,
+            projected: Mutex::default(),
+        }
+    }
+
+    fn grow(&mut self, at: usize, tokens: u32) -> bool {
+        match self.requests[at].sequence.grow(tokens) {
+            Ok(grown) => {
+                let cache = self.attention.cache_mut();
+                cache.copy_blocks(self.stream, &grown.copies).unwrap();
+                true
+            }
+            Err(Refused { rule, .. }) => {
+                assert_eq!(rule, Rule::PoolExhausted);
+                false
+            }
+        }
+    }
+
+    fn packed(&self, names: &[u64], layer: usize, what: What, axes: [usize; 2]) -> Tensor<bf16> {
+        let len = axes[0] * axes[1];
+        let rows = names.iter().flat_map(|name| row(*name, layer, what, len));
+        let rows: Vec<bf16> = rows.collect();
+        self.stream
+            .upload(&rows, [names.len(), axes[0], axes[1]])
+            .unwrap()
+    }
+
+    /// Runs a step, absorbed or plain, and checks some of its rows.
+    fn step(
+        &mut self,
+        work: &[(usize, u32, u32)],
+        pad: u32,
+        absorbed: bool,
+    ) -> Result<(), TestCaseError> {
+        let batch: Vec<_> = work
+            .iter()
+            .map(|(at, new, drafts)| {
+                BatchRequest::of(&self.requests[*at].sequence, *new).drafts(*drafts)
+            })
+            .collect();
+        let mut metadata = AttentionMetadata::new(&batch, self.settings).unwrap();
+        metadata.pad_to(metadata.tokens() + pad).unwrap();
+        let mut names = Vec::new();
+        for (at, new, _) in work {
+            let request = &self.requests[*at];
+            let len = request.sequence.len() as usize;
+            names.extend_from_slice(&request.names[len - *new as usize..len]);
+        }
+        names.resize(names.len() + pad as usize, 0);
+        let (heads, stream) = (self.shape.heads, self.stream);
+        let projected = &self.projected;
+        let projection = |stream: &Stream,
+                          layer: usize,
+                          rows: LatentRows<'_, bf16>,
+                          out: &UpProjected<bf16>|
+         -> Result<()> {
+            let latents = rows.latent.download(stream)?;
+            let ropes = rows.key_rope.download(stream)?;
+            projected.lock().unwrap().push(latents.len() / LATENT);
+            let of = |value: bool| -> Vec<bf16> {
+                let rows = latents.chunks(LATENT);
+                rows.flat_map(|latent| project(layer, value, heads, &exact(latent)))
+                    .map(bf16::from_f64)
+                    .collect()
+            };
+            out.key.overwrite(stream, &of(false))?;
+            out.value.overwrite(stream, &of(true))?;
+            let ropes: Vec<bf16> = ropes.chunks(ROPE).flat_map(|r| r.repeat(heads)).collect();
+            out.key_rope.overwrite(stream, &ropes)
+        };
+        let inputs: Vec<_> = (0..LAYERS)
+            .map(|layer| {
+                let query = match absorbed {
+                    true => {
+                        let rows: Vec<bf16> = names
+                            .iter()
+                            .flat_map(|n| {
+                                absorb(layer, heads, &row(*n, layer, What::Query, heads * DIM))
+                            })
+                            .collect();
+                        stream.upload(&rows, [names.len(), heads, LATENT]).unwrap()
+                    }
+                    false => self.packed(&names, layer, What::Query, [heads, DIM]),
+                };
+                [
+                    query,
+                    self.packed(&names, layer, What::QueryRope, [heads, ROPE]),
+                    self.packed(&names, layer, What::Latent, [1, LATENT]),
+                    self.packed(&names, layer, What::KeyRope, [1, ROPE]),
+                ]
+            })
+            .collect();
+        let mut results: Vec<Output<bf16>> = Vec::new();
+        {
+            let mut step = self.attention.begin(stream, &metadata).unwrap();
+            for (layer, [query, query_rope, latent, key_rope]) in inputs.iter().enumerate() {
+                let form = match absorbed {
+                    true => LatentForm::Absorbed,
+                    false => LatentForm::Plain(&projection),
+                };
+                let tensors = LatentTensors { query_rope, form };
+                let output = step
+                    .forward_latent(layer, query, latent, key_rope, tensors)
+                    .unwrap();
+                results.push(output);
+            }
+        }
+        for (layer, output) in results.iter().enumerate() {
+            let shape: &[i64] = output.attention.shape();
+            let result = exact(&output.attention.download(stream).unwrap());
+            let (tokens, n) = (names.len(), heads as i64);
+            let rows = tokens as i64;
+            match absorbed {
+                true => prop_assert_eq!(shape, [n, rows, LATENT as i64]),
+                false => prop_assert_eq!(shape, [rows, n, DIM as i64]),
+            }
+            let mut first = 0;
+            for (at, new, _) in work {
+                let request = &self.requests[*at];
+                let (len, new) = (request.sequence.len() as usize, *new as usize);
+                for of in [0, new / 2, new - 1] {
+                    let position = len - new + of;
+                    let want = dense(&request.names[..=position], layer, self.shape);
+                    let token = first + of;
+                    let got: Vec<f64> = match absorbed {
+                        false => result[token * heads * DIM..][..heads * DIM].to_vec(),
+                        true => (0..heads)
+                            .flat_map(|head| {
+                                let latent = &result[(head * tokens + token) * LATENT..][..LATENT];
+                                // The caller's part: the projection of the values.
+                                let all = project(layer, true, heads, latent);
+                                all[head * DIM..(head + 1) * DIM].to_vec()
+                            })
+                            .collect(),
+                    };
+                    for (x, (got, want)) in got.iter().zip(&want).enumerate() {
+                        prop_assert!(
+                            (got - want).abs() <= 2e-2,
+                            "layer {layer}, request {at}, position {position}, element {x}: {got}, expected {want}; \
+                             {:?}, absorbed {absorbed}",
+                            metadata.state()
+                        );
+                    }
+                    self.checked += 1;
+                }
+                first += new;
+            }
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, acts: &[Act], pad: u32, absorbed: bool) -> Result<(), TestCaseError> {
+        let mut work: Vec<(usize, u32, u32)> = Vec::new();
+        let mut accepted = Vec::new();
+        for act in acts {
+            let (Act::Chunk(r, _) | Act::Verify(r, ..) | Act::Share(r, _)) = act else {
+                continue;
+            };
+            let many = self.requests.len();
+            let at = match many == 0 || many < REQUESTS && r % 3 == 0 {
+                false => r % many,
+                true => {
+                    let sequence = Sequence::new(self.attention.cache().pool());
+                    let names = Vec::new();
+                    self.requests.push(Request { names, sequence });
+                    many
+                }
+            };
+            if work.iter().any(|(busy, ..)| *busy == at) {
+                continue;
+            }
+            let (cached, known) = {
+                let request = &self.requests[at];
+                (request.sequence.len(), request.names.len() as u32)
+            };
+            match act {
+                Act::Chunk(_, tokens) => {
+                    // Tokens that were preempted come again before new ones.
+                    let tokens = match known - cached {
+                        0 => *tokens,
+                        left => left.min(*tokens),
+                    };
+                    if self.grow(at, tokens) {
+                        self.name(at, cached + tokens);
+                        work.push((at, tokens, 0));
+                    }
+                }
+                Act::Verify(_, drafts, right) if cached > 0 && cached == known => {
+                    if self.grow(at, 1 + drafts) {
+                        self.name(at, cached + 1 + drafts);
+                        work.push((at, 1 + drafts, *drafts));
+                        accepted.push((at, *right.min(drafts), *drafts));
+                    }
+                }
+                Act::Share(_, tokens) if self.requests.len() < REQUESTS => {
+                    let tokens = tokens % (cached + 1);
+                    let request = &self.requests[at];
+                    let sequence = request.sequence.share_prefix(tokens).unwrap();
+                    let names = request.names[..tokens as usize].to_vec();
+                    self.requests.push(Request { names, sequence });
+                }
+                _ => {}
+            }
+        }
+        // Prompts are too long for the absorbed form.
+        let short = work.iter().all(|(_, new, _)| *new <= 16);
+        if !work.is_empty() {
+            self.step(&work, pad, absorbed && short)?;
+        }
+        for (at, right, drafts) in accepted {
+            let request = &mut self.requests[at];
+            let kept = request.sequence.len() - (drafts - right);
+            request.sequence.truncate(kept).unwrap();
+            request.names.truncate(kept as usize);
+        }
+        for act in acts {
+            match act {
+                Act::Preempt(r) if !self.requests.is_empty() => {
+                    let at = r % self.requests.len();
+                    self.requests[at].sequence.truncate(0).unwrap();
+                }
+                Act::End(r) if !self.requests.is_empty() => {
+                    self.requests.swap_remove(r % self.requests.len());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// New tokens for a request, until it has so many.
+    fn name(&mut self, at: usize, len: u32) {
+        while self.requests[at].names.len() < len as usize {
+            self.next += 1;
+            self.requests[at].names.push(self.next);
+        }
+    }
+
+    fn end(mut self) {
+        let pool = self.attention.cache().pool().clone();
+        self.requests.clear();
+        self.stream.synchronize().unwrap();
+        let reserved = u32::from(self.settings.pad != PadPolicy::SkipNegative);
+        assert_eq!(pool.held_blocks(), 0);
+        assert_eq!(pool.free_blocks(), (pool.blocks() - reserved) as usize);
+        assert_eq!(pool.steps_in_flight(), 0);
+    }
+}
+
+/// `PROPTEST_CASES` of them; fewer by default, for a build without optimisation.
+fn cases() -> u32 {
+    let given = std::env::var("PROPTEST_CASES").ok();
+    given.and_then(|cases| cases.parse().ok()).unwrap_or(16)
+}
+
+proptest! {
+    #![proptest_config(Config { cases: cases(), failure_persistence: None, ..Config::default() })]
+
+    #[test]
+    fn any_schedule_is_the_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(), 1..5), 0u32..5, any::<bool>()), 1..6)) {
+        let stream = harness::stream();
+        let mut engine = Engine::new(&stream, &model);
+        for (acts, pad, absorbed) in &steps {
+            engine.act(acts, *pad, *absorbed)?;
+        }
+        engine.end();
+    }
+}
+
+const SMALL: Model = Model {
+    heads: 2,
+    block_size: 16,
+    blocks: 40,
+    format: Cache::BnBsH,
+    room: 40,
+    dump: false,
+    mtp: true,
+};
+
+#[test]
+fn chunks_stay_within_the_workspace_and_end_with_blocks() {
+    let stream = harness::stream();
+    let mut engine = Engine::new(&stream, &SMALL);
+    let log = |engine: &Engine<'_>| std::mem::take(&mut *engine.projected.lock().unwrap());
+    // Two prompts, nothing cached: one projection a layer, of the step's own tokens.
+    engine
+        .act(&[Act::Chunk(0, 70), Act::Chunk(3, 25)], 0, false)
+        .unwrap();
+    assert_eq!(log(&engine), [95, 95]);
+    // 70 and 25 cached, a third new: 16 and 16, then 16 and 9, then what is left of the longer.
+    let acts = [Act::Chunk(4, 3), Act::Chunk(1, 2), Act::Chunk(3, 5)];
+    engine.act(&acts, 2, false).unwrap();
+    let chunks = log(&engine);
+    assert_eq!(engine.requests.len(), 3);
+    assert_eq!(chunks[..chunks.len() / 2], [12, 32, 25, 32, 6]);
+    assert_eq!(chunks[..5], chunks[5..]);
+    // Absorbed steps project nothing.
+    let acts = [Act::Chunk(4, 1), Act::Verify(2, 3, 1)];
+    engine.act(&acts, 2, true).unwrap();
+    engine.act(&[Act::Chunk(4, 1)], 0, true).unwrap();
+    assert_eq!(log(&engine), [] as [usize; 0]);
+    assert!(engine.checked >= 30, "{} rows", engine.checked);
+    engine.end();
+}
+
+/// The reason why a step over these tensors is refused.
+fn refusal(
+    stream: &Stream,
+    backends: Backends<bf16>,
+    causality: Causality,
+    rows: u32,
+    cached: u32,
+    absorbed: bool,
+) -> Error {
+    let shape = CacheShape::latent(1);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(stream.device(), 4, 128, shape, pad).unwrap();
+    let mut attention = Attention::new(AttentionShape::latent(2), cache, backends);
+    let settings = BatchSettings {
+        blocks: 4,
+        block_size: 128,
+        pad,
+        causality,
+        policy: StatePolicy::default(),
+    };
+    let request = BatchRequest {
+        cached,
+        new: rows,
+        drafts: 0,
+        row: &[0, 1],
+        group: None,
+    };
+    let metadata = AttentionMetadata::new(&[request], settings).unwrap();
+    let ones = |axes: [usize; 2]| {
+        let ones = vec![bf16::ONE; rows as usize * axes[0] * axes[1]];
+        let shape = [rows as usize, axes[0], axes[1]];
+        stream.upload(&ones, shape).unwrap()
+    };
+    let projection =
+        |_: &Stream, _: usize, _: LatentRows<'_, bf16>, _: &UpProjected<bf16>| -> Result<()> {
+            panic!("nothing is planned")
+        };
+    let (query, form) = match absorbed {
+        true => (ones([2, LATENT]), LatentForm::Absorbed),
+        false => (ones([2, DIM]), LatentForm::Plain(&projection)),
+    };
+    let (query_rope, latent, key_rope) = (ones([2, ROPE]), ones([1, LATENT]), ones([1, ROPE]));
+    let tensors = LatentTensors {
+        query_rope: &query_rope,
+        form,
+    };
+    let mut step = attention.begin(stream, &metadata).unwrap();
+    let error = step
+        .forward_latent(0, &query, &latent, &key_rope, tensors)
+        .unwrap_err();
+    drop(step);
+    // Nothing was written.
+    let latents = &attention.cache().layer(0).unwrap().key;
+    let latents = latents.download(stream).unwrap();
+    assert!(latents.iter().all(|x| *x == bf16::ZERO));
+    error
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_its_reason() {
+    let stream = harness::stream();
+    let mla = || Backends::none().with(Mla::new());
+    let said = |error: Error| match error {
+        Error::NoBackend { reasons } => reasons,
+        other => panic!("{other}"),
+    };
+    let refusal = |backends, causality, rows, cached, absorbed| {
+        said(refusal(
+            &stream, backends, causality, rows, cached, absorbed,
+        ))
+    };
+    let reason = refusal(mla(), Causality::Bidirectional, 1, 5, true);
+    assert!(reason.starts_with("mla: backend.latent"), "{reason}");
+    let reason = refusal(mla(), Causality::Causal, 17, 5, true);
+    assert!(reason.starts_with("mla: mla.rows"), "{reason}");
+    let small = Backends::none().with(Mla::new().workspace_bytes(100));
+    let reason = refusal(small, Causality::Causal, 17, 5, false);
+    assert!(reason.starts_with("mla: latent.workspace"), "{reason}");
+    let others = Backends::none().with(PagedDecode).with(Fused);
+    let reason = refusal(others, Causality::Causal, 1, 5, true);
+    assert!(
+        reason.starts_with("paged_decode: backend.latent"),
+        "{reason}"
+    );
+    assert!(reason.contains("fused: backend.latent"), "{reason}");
+    // In a hybrid the layers are named.
+    let sets = [LayerSet::new([0], "fused").during(Phase::Decode, "mla")];
+    let hybrid = Hybrid::new(1, mla().with(Fused), sets).unwrap();
+    let reason = refusal(Backends::none().with(hybrid), Causality::Causal, 3, 0, true);
+    let start = "hybrid: no backend can serve the step: fused, for the phase Prefill of the layers [0]: backend.latent";
+    assert!(reason.starts_with(start), "{reason}");
+}
