@@ -421,12 +421,12 @@ impl<'a> Engine<'a> {
                         work.push((at, tokens, 0));
                     }
                 }
-                Act::Verify(_, drafts, right) if cached > 0 && cached == known => {
-                    if self.grow(at, 1 + drafts) {
-                        self.name(at, cached + 1 + drafts);
-                        work.push((at, 1 + drafts, *drafts));
-                        accepted.push((at, *right.min(drafts), *drafts));
-                    }
+                Act::Verify(_, drafts, right)
+                    if cached > 0 && cached == known && self.grow(at, 1 + drafts) =>
+                {
+                    self.name(at, cached + 1 + drafts);
+                    work.push((at, 1 + drafts, *drafts));
+                    accepted.push((at, *right.min(drafts), *drafts));
                 }
                 Act::Share(_, tokens) if self.requests.len() < REQUESTS => {
                     let tokens = tokens % (cached + 1);
@@ -523,13 +523,19 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
         .act(&[Act::Chunk(0, 70), Act::Chunk(3, 25)], 0, false)
         .unwrap();
     assert_eq!(log(&engine), [95, 95]);
-    // 70 and 25 cached, a third new: 16 and 16, then 16 and 9, then what is left of the longer.
+    // 70 and 25 cached, a third new: 16 and 16, then 16 and 9, then what is left.
     let acts = [Act::Chunk(4, 3), Act::Chunk(1, 2), Act::Chunk(3, 5)];
     engine.act(&acts, 2, false).unwrap();
     let chunks = log(&engine);
     assert_eq!(engine.requests.len(), 3);
-    assert_eq!(chunks[..chunks.len() / 2], [12, 32, 25, 32, 6]);
-    assert_eq!(chunks[..5], chunks[5..]);
+    assert_eq!(chunks[..chunks.len() / 2], [12, 32, 25, 38]);
+    assert_eq!(chunks[..4], chunks[4..]);
+    // The other way round, so that the queries have to be put in the order of the chunks: a half each of 33 and 73, then
+    // what is left of the longer.
+    let acts = [Act::Chunk(3, 4), Act::Chunk(5, 2), Act::Chunk(4, 1)];
+    engine.act(&acts, 1, false).unwrap();
+    let chunks = log(&engine);
+    assert_eq!(chunks[..chunks.len() / 2], [8, 32, 27, 32, 9]);
     // Absorbed steps project nothing.
     let acts = [Act::Chunk(4, 1), Act::Verify(2, 3, 1)];
     engine.act(&acts, 2, true).unwrap();

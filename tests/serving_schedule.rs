@@ -15,7 +15,7 @@ use ascend_attention::kv::{
 };
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Fused, PagedDecode, StatePolicy,
+    Drafting, Fused, Hybrid, LayerSet, PagedDecode, Phase, StatePolicy,
 };
 use ascend_attention::{Stream, Tensor, bf16};
 use proptest::prelude::*;
@@ -87,6 +87,7 @@ struct Model {
     /// Blocks that the requests can have.
     blocks: u32,
     decode_path: bool,
+    hybrid: bool,
     dump: bool,
     chunked: bool,
     mtp: bool,
@@ -124,7 +125,7 @@ fn model() -> impl Strategy<Value = Model> {
     let window = prop_oneof![2 => Just(None), 1 => (1u32..200).prop_map(Some)];
     let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)];
     let sizes = (1usize..3, 1usize..4, window, format, 1u32..3, 4u32..9);
-    (sizes, any::<[bool; 4]>()).prop_map(
+    (sizes, any::<[bool; 5]>()).prop_map(
         |((kv_heads, group, window, format, size, blocks), flags)| Model {
             kv_heads,
             group,
@@ -136,6 +137,7 @@ fn model() -> impl Strategy<Value = Model> {
             dump: flags[1],
             chunked: flags[2],
             mtp: flags[3],
+            hybrid: flags[4],
         },
     )
 }
@@ -179,9 +181,19 @@ impl<'a> Engine<'a> {
         .unwrap();
         let mut ballast = Sequence::new(cache.pool());
         let _ = ballast.grow(BALLAST * model.block_size).unwrap();
-        let backends = match model.decode_path {
-            true => Backends::none().with(PagedDecode).with(Fused),
-            false => Backends::none().with(Fused),
+        let all = Backends::none().with(PagedDecode).with(Fused);
+        // What the decode path takes: other caches and windows are another backend's.
+        let decodes = model.window.is_none() && model.format != Cache::Nz;
+        let backends = match (model.decode_path, model.hybrid) {
+            (true, true) if decodes => {
+                let sets = [
+                    LayerSet::new([1], "fused"),
+                    LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode"),
+                ];
+                Backends::none().with(Hybrid::new(LAYERS, all, sets).unwrap())
+            }
+            (true, _) => all,
+            (false, _) => Backends::none().with(Fused),
         };
         let causality = Causality::from_flags(true, model.window).unwrap();
         let drafting = match model.mtp {
@@ -452,6 +464,7 @@ fn the_schedules_check_something() {
         block_size: 128,
         blocks: 8,
         decode_path: true,
+        hybrid: false,
         dump: true,
         chunked: true,
         mtp: true,

@@ -29,7 +29,7 @@ impl ContextChunk {
 }
 
 impl ContextChunks {
-    /// Chunks of at most `capacity` tokens, which end with a block where they can.
+    /// Chunks of at most `capacity` tokens. All but the last end with a block where they can.
     ///
     /// # Errors
     /// [`Rule::LatentWorkspace`] if they cannot hold a token of each request.
@@ -60,7 +60,12 @@ impl ContextChunks {
             let share = u32::try_from(share).unwrap_or(u32::MAX);
             let end = start.saturating_add(share);
             let whole = end - end.checked_rem(block_size).unwrap_or(0);
-            let end = if whole > start { whole } else { end };
+            let longest = order.first().map_or(0, of);
+            let end = if whole > start && end < longest {
+                whole
+            } else {
+                end
+            };
             let positions = order.iter().take(requests);
             chunks.push(ContextChunk {
                 positions: positions.map(|r| start..end.min(of(r))).collect(),

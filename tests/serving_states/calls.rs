@@ -32,6 +32,7 @@ fn plain(layout: Layout, query: &[i64], key: &[i64], heads: [i64; 2], scale: f64
         inner_precise: 0,
         lse: false,
         sink: None,
+        ropes: [None, None],
         antiquant: [None, None],
         modes: [0; 4],
         others: 0,

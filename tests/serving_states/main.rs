@@ -1,6 +1,6 @@
 //! The exact operator parameters of each kind of step, as a function table records them that stands before the emulation.
 //!
-//! `steps` has the states of a serving step, `calls` the kinds of attention that engines call for beside steps: vision
+//! `steps` has the states of a serving step, `latent` those of multi-head latent attention and the parts of a hybrid, `calls` the kinds of attention that engines call for beside steps: vision
 //! towers, quantised caches, heads of 512, products without the operator.
 
 #![cfg(feature = "emulation")]
@@ -14,6 +14,7 @@
 mod calls;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod latent;
 mod recorder;
 mod steps;
 

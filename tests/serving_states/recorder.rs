@@ -36,6 +36,8 @@ pub struct Said {
     pub inner_precise: i64,
     pub lse: bool,
     pub sink: Option<Described>,
+    /// Rotary parts of query and key.
+    pub ropes: [Option<Described>; 2],
     /// Scales of key and value.
     pub antiquant: [Option<Described>; 2],
     /// `antiquantMode`, `keyAntiquantMode`, `valueAntiquantMode`, `queryQuantMode`.
@@ -188,8 +190,6 @@ mod wrapper {
                 valueAntiquantOffset,
                 keySharedPrefix,
                 valueSharedPrefix,
-                queryRope,
-                keyRope,
                 keyRopeAntiquantScale,
                 dequantScaleQuery,
             ];
@@ -216,6 +216,7 @@ mod wrapper {
                 inner_precise: innerPrecise,
                 lse: softmaxLseFlag,
                 sink: shape(learnableSink),
+                ropes: [shape(queryRope), shape(keyRope)],
                 antiquant: [shape(keyAntiquantScale), shape(valueAntiquantScale)],
                 modes: [
                     antiquantMode,

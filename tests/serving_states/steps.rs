@@ -143,6 +143,7 @@ fn paged(tokens: i64, requests: i64, columns: i64) -> Said {
         inner_precise: 0,
         lse: false,
         sink: None,
+        ropes: [None, None],
         antiquant: [None, None],
         modes: [0; 4],
         others: 0,
