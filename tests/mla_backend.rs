@@ -14,8 +14,8 @@ use std::sync::{LazyLock, Mutex};
 use ascend_attention::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Refused, Rule, Sequence};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Fused, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode,
-    Phase, StatePolicy, UpProjected,
+    Drafting, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla,
+    PagedDecode, Phase, StatePolicy, UpProjected,
 };
 use ascend_attention::{Error, Output, Result, Stream, Tensor, bf16};
 use proptest::prelude::*;
@@ -623,13 +623,17 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     let small = Backends::none().with(Mla::new().workspace_bytes(100));
     let reason = refusal(small, Causality::Causal, 17, 5, false);
     assert!(reason.starts_with("mla: latent.workspace"), "{reason}");
-    let others = Backends::none().with(PagedDecode).with(Fused);
+    let others = Backends::none()
+        .with(PagedDecode)
+        .with(Fused)
+        .with(FusedInTwo);
     let reason = refusal(others, Causality::Causal, 1, 5, true);
     assert!(
         reason.starts_with("paged_decode: backend.latent"),
         "{reason}"
     );
     assert!(reason.contains("fused: backend.latent"), "{reason}");
+    assert!(reason.contains("fused_in_two: backend.latent"), "{reason}");
     // In a hybrid the layers are named.
     let sets = [LayerSet::new([0], "fused").during(Phase::Decode, "mla")];
     let hybrid = Hybrid::new(1, mla().with(Fused), sets).unwrap();

@@ -52,6 +52,7 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
         let metadata = step.metadata;
         let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
         let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;
