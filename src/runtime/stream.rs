@@ -215,6 +215,8 @@ impl Stream {
         if let Err(error) = destroy() {
             tracing::error!("cannot destroy a stream: {error}");
         }
+        // Its work is over: what was dropped while the work used it goes now, and not when somebody next asks.
+        self.context().sweep();
     }
 }
 
