@@ -191,7 +191,7 @@ fn main() -> Result<()> {
         let metadata = AttentionMetadata::new(&batch, settings)?;
 
         // Short steps read the latents as they are; for prompts, keys and values are projected out of them.
-        let absorbed = new <= 1 + DRAFTS;
+        let absorbed = Mla::absorbs(&metadata);
         let up_project =
             |stream: &Stream, _: usize, rows: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
                 model.up_project(stream, rows, out)

@@ -11,7 +11,9 @@ mod harness;
 
 use std::sync::{LazyLock, Mutex};
 
-use ascend_attention::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Refused, Rule, Sequence};
+use ascend_attention::kv::{
+    Audit, AuditRequest, Cache, CacheShape, PadPolicy, PagedKvCache, Refused, Rule, Sequence,
+};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Drafting, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla,
@@ -276,6 +278,24 @@ impl<'a> Engine<'a> {
             .collect();
         let mut metadata = AttentionMetadata::new(&batch, self.settings).unwrap();
         metadata.pad_to(metadata.tokens() + pad).unwrap();
+        let audited: Vec<_> = batch
+            .iter()
+            .map(|request| AuditRequest {
+                cached: request.cached,
+                new: request.new,
+            })
+            .collect();
+        Audit {
+            blocks: self.settings.blocks,
+            block_size: self.settings.block_size,
+            pad: self.settings.pad,
+            requests: &audited,
+            table: metadata.table(),
+            slots: metadata.slots(),
+        }
+        .run()
+        .unwrap();
+        let absorbed = absorbed && Mla::absorbs(&metadata);
         let mut names = Vec::new();
         for (at, new, _) in work {
             let request = &self.requests[*at];
@@ -438,10 +458,8 @@ impl<'a> Engine<'a> {
                 _ => {}
             }
         }
-        // Prompts are too long for the absorbed form.
-        let short = work.iter().all(|(_, new, _)| *new <= 16);
         if !work.is_empty() {
-            self.step(&work, pad, absorbed && short)?;
+            self.step(&work, pad, absorbed)?;
         }
         for (at, right, drafts) in accepted {
             let request = &mut self.requests[at];
@@ -545,16 +563,38 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
     engine.end();
 }
 
+#[test]
+fn absorbed_queries_read_nz_caches() {
+    let stream = harness::stream();
+    let model = Model {
+        block_size: 128,
+        blocks: 4,
+        format: Cache::Nz,
+        ..SMALL
+    };
+    let mut engine = Engine::new(&stream, &model);
+    // Nothing cached yet, so that nothing has to be gathered.
+    let acts = [Act::Chunk(0, 140), Act::Chunk(3, 9)];
+    engine.act(&acts, 1, false).unwrap();
+    for acts in [
+        [Act::Chunk(4, 1), Act::Chunk(1, 1)],
+        [Act::Verify(4, 3, 2), Act::Chunk(1, 1)],
+    ] {
+        engine.act(&acts, 2, true).unwrap();
+    }
+    assert!(engine.checked >= 18, "{} rows", engine.checked);
+    engine.end();
+}
+
 /// The reason why a step over these tensors is refused.
-fn refusal(
+fn refused(
     stream: &Stream,
     backends: Backends<bf16>,
     causality: Causality,
-    rows: u32,
-    cached: u32,
+    (format, rows, cached): (Cache, u32, u32),
     absorbed: bool,
 ) -> Error {
-    let shape = CacheShape::latent(1);
+    let shape = CacheShape::latent(1).format(format);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 4, 128, shape, pad).unwrap();
     let mut attention = Attention::new(AttentionShape::latent(2), cache, backends);
@@ -612,9 +652,8 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
         other => panic!("{other}"),
     };
     let refusal = |backends, causality, rows, cached, absorbed| {
-        said(refusal(
-            &stream, backends, causality, rows, cached, absorbed,
-        ))
+        let step = (Cache::BnBsH, rows, cached);
+        said(refused(&stream, backends, causality, step, absorbed))
     };
     let reason = refusal(mla(), Causality::Bidirectional, 1, 5, true);
     assert!(reason.starts_with("mla: backend.latent"), "{reason}");
@@ -634,6 +673,10 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     );
     assert!(reason.contains("fused: backend.latent"), "{reason}");
     assert!(reason.contains("fused_in_two: backend.latent"), "{reason}");
+    // Tokens that lie in parts cannot be gathered.
+    let step = (Cache::Nz, 17, 5);
+    let reason = said(refused(&stream, mla(), Causality::Causal, step, false));
+    assert!(reason.starts_with("mla: cache"), "{reason}");
     // In a hybrid the layers are named.
     let sets = [LayerSet::new([0], "fused").during(Phase::Decode, "mla")];
     let hybrid = Hybrid::new(1, mla().with(Fused), sets).unwrap();

@@ -82,7 +82,7 @@ impl CacheShape {
         let elements = dims
             .iter()
             .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
-        Some((dims, elements))
+        (elements > 0).then_some((dims, elements))
     }
 
     /// Pieces that a token's key is written in: its heads, where these lie in different places of a block.
@@ -185,7 +185,7 @@ impl<T: Element> PagedKvCache<T> {
                 Error::invalid(
                     "shape",
                     format_args!("{shape:?}"),
-                    "sizes that go into the format, and whose product can be counted",
+                    "sizes of 1 or more that go into the format, and whose product can be counted",
                 )
             })?;
             let buffer = device.alloc_zeroed::<T>(elements)?;

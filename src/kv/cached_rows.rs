@@ -109,6 +109,13 @@ impl CachedRows {
 }
 
 impl<T: Element> LayerCache<T> {
+    /// Refuses a cache whose tokens do not lie whole.
+    pub(crate) fn lies_whole(&self, block_size: u32) -> Result<()> {
+        tokens(&self.key, block_size)?;
+        tokens(&self.value, block_size)?;
+        Ok(())
+    }
+
     /// Queues the copying of cached tokens into `[tokens, N * D]` each, of a cache whose tokens lie whole: BnBsH, or a
     /// single head in BnNBsD. Returns at once.
     ///

@@ -1,5 +1,6 @@
 //! Other backends for other layers and other kinds of steps.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::attention::Output;
@@ -127,7 +128,7 @@ impl<T: Element> Hybrid<T> {
         sets: impl IntoIterator<Item = LayerSet>,
     ) -> Result<Self, Refused> {
         let sets: Vec<LayerSet> = sets.into_iter().collect();
-        let mut of_layer: Vec<Option<usize>> = vec![None; layers];
+        let mut of_layer = BTreeMap::new();
         for (at, set) in sets.iter().enumerate() {
             if set.layers.is_empty() {
                 return Err(unknown_layers(
@@ -136,16 +137,13 @@ impl<T: Element> Hybrid<T> {
                 ));
             }
             for &layer in &set.layers {
-                match of_layer.get_mut(layer) {
-                    Some(place @ None) => *place = Some(at),
-                    Some(Some(other)) => {
-                        let given = format_args!("layer {layer} in the sets {other} and {at}");
-                        return Err(unknown_layers(given, layers));
-                    }
-                    None => {
-                        let given = format_args!("layer {layer} in set {at}");
-                        return Err(unknown_layers(given, layers));
-                    }
+                if layer >= layers {
+                    let given = format_args!("layer {layer} in set {at}");
+                    return Err(unknown_layers(given, layers));
+                }
+                if let Some(other) = of_layer.insert(layer, at) {
+                    let given = format_args!("layer {layer} in the sets {other} and {at}");
+                    return Err(unknown_layers(given, layers));
                 }
             }
             for phase in Phase::ALL {
@@ -161,11 +159,16 @@ impl<T: Element> Hybrid<T> {
                 }
             }
         }
-        let known = of_layer.iter().enumerate().map(|(layer, set)| {
-            set.ok_or_else(|| unknown_layers(format_args!("layer {layer} in no set"), layers))
-        });
+        if of_layer.len() < layers {
+            let mut known = of_layer.keys().enumerate();
+            let missing = known.find(|(at, layer)| at != *layer);
+            let missing = missing.map_or(of_layer.len(), |(at, _)| at);
+            let given = format_args!("layer {missing} in no set");
+            return Err(unknown_layers(given, layers));
+        }
         Ok(Self {
-            of_layer: known.collect::<Result<_, _>>()?,
+            // In the order of the layers, of which none is missing.
+            of_layer: of_layer.into_values().collect(),
             backends: registry,
             sets,
         })
@@ -286,6 +289,10 @@ mod tests {
         assert_eq!(rule(vec![set(&[0, 1]), set(&[1, 2])]), Rule::HybridLayers);
         assert_eq!(rule(vec![set(&[0, 1, 2]), set(&[])]), Rule::HybridLayers);
         assert_eq!(rule(vec![set(&[0, 0, 1, 2])]), Rule::HybridLayers);
+        for (layers, sets) in [(3, vec![set(&[0, 2])]), (usize::MAX, vec![set(&[0])])] {
+            let error = Hybrid::new(layers, registry(), sets).unwrap_err();
+            assert_eq!(error.given, "layer 1 in no set");
+        }
         let sparse = LayerSet::new(0..3, "fused").during(Phase::Mixed, "sparse");
         assert_eq!(rule(vec![sparse]), Rule::BackendName);
     }

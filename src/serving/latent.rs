@@ -30,8 +30,9 @@ pub struct LatentTensors<'a, T: Element> {
 /// | absorbed | `[tokens, N, 512]` | the caller multiplies `W_UK` into the query | output `[N, tokens, 512]`: the caller multiplies `W_UV` into it |
 /// | plain | `[tokens, N, 128]` | nothing | output `[tokens, N, 128]`; the step calls [`UpProjection`] for the keys and values that it needs |
 ///
-/// Absorbed queries read the cache as it is, and are for steps of few tokens a request, at most 16. Plain ones are for
-/// prompts; steps that mix both take the plain form, or are made two.
+/// Absorbed queries read the cache as it is, and are for steps of few tokens a request, at most 16
+/// ([`Mla::absorbs`](super::Mla::absorbs)). Plain ones are for prompts. Steps that mix both take the plain form, which
+/// projects the cached tokens of their decoding requests too; scheduled as two steps, each has its own.
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.
     Absorbed,

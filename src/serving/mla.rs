@@ -13,8 +13,9 @@ use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::causality::Causality;
 use super::latent::{LatentForm, LatentTensors};
 use super::lengths::CallLengths;
+use super::metadata::AttentionMetadata;
 use super::mla_prefill::MlaPrefill;
-use super::state::AttentionState;
+use super::state::{AttentionState, StatePolicy};
 
 /// Multi-head latent attention over a cache of latents and rotary parts
 /// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), for causal layers.
@@ -27,7 +28,8 @@ use super::state::AttentionState;
 ///
 /// An absorbed call has the latents as keys and as values, one key head, and gives `[N, tokens, 512]`, so that the
 /// projection of the values is one batched product. A plain step calls the [`UpProjection`](super::UpProjection) for its
-/// own tokens and for each chunk, and gives `[tokens, N, 128]`.
+/// own tokens and for each chunk, and gives `[tokens, N, 128]`. It gathers the chunks where tokens lie whole, so not out
+/// of NZ caches.
 ///
 /// Of the [`AttentionShape`](super::AttentionShape), `kv_heads` is 1 and the scale that of the whole head, usually
 /// `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](super::AttentionShape::latent).
@@ -57,6 +59,14 @@ impl Mla {
     pub fn workspace_bytes(mut self, bytes: usize) -> Self {
         self.workspace_bytes = bytes;
         self
+    }
+
+    /// Whether a step can be computed with absorbed queries: no request has more than
+    /// [`StatePolicy::MAX_VERIFIED`] tokens. Prompts are that short seldom, so this is when to absorb.
+    pub fn absorbs(metadata: &AttentionMetadata) -> bool {
+        let rows = metadata.q_ends().per_request();
+        let most = i64::from(StatePolicy::MAX_VERIFIED);
+        rows.lengths().iter().all(|rows| *rows <= most)
     }
 }
 

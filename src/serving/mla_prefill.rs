@@ -74,7 +74,9 @@ impl<T: Element> MlaPrefill<T> {
         let metadata = step.metadata;
         let (heads, dim) = (step.shape.heads, size(first.query, 2));
         let [latent_dim, rope_dim] = [size(first.key, 2), size(latent.query_rope, 2)];
-        let row = latent_dim + rope_dim + heads.saturating_mul(2 * dim + rope_dim);
+        let head = dim.saturating_mul(2).saturating_add(rope_dim);
+        let row = latent_dim.saturating_add(rope_dim);
+        let row = row.saturating_add(heads.saturating_mul(head));
         let capacity = workspace_bytes / row.saturating_mul(size_of::<T>()).max(1);
         let (cached, block_size) = (cached(metadata), metadata.settings().block_size);
         let context = ContextChunks::new(&cached, capacity, block_size)?;
@@ -112,6 +114,9 @@ impl<T: Element> MlaPrefill<T> {
             kv: metadata.q_ends(),
         };
         let merged = !context.chunks.is_empty();
+        if merged {
+            first.cache.lies_whole(block_size)?;
+        }
         let own = lengths
             .apply(call.clone())
             .mask(device.masks().causal(CausalOrigin::RightDown)?)
