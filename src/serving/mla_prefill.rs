@@ -29,7 +29,8 @@ use super::mla::{plain, size};
 pub(super) struct MlaPrefill<T: Element> {
     /// The stream that orders the use of the workspace.
     stream: usize,
-    tokens: usize,
+    /// Shape of queries and output, `[tokens, N, D]`.
+    shape: [usize; 3],
     own: Plan,
     chunks: Vec<Chunk>,
     /// The requests' rows in the step, in the order of the chunks.
@@ -38,21 +39,25 @@ pub(super) struct MlaPrefill<T: Element> {
     workspace: Mutex<Workspace<T>>,
 }
 
-/// What is used again for each chunk and each layer.
+/// What is used again for each chunk and each layer, so that a layer allocates nothing but its output.
 struct Workspace<T: Element> {
-    latent: Tensor<T>,
-    key_rope: Tensor<T>,
     projected: UpProjected<T>,
-    /// Where the order of the chunks is not that of the step.
-    ordered: Option<Ordered<T>>,
+    /// Where there are chunks.
+    context: Option<ContextSpace<T>>,
 }
 
-/// Rows in the order of the chunks.
-struct Ordered<T: Element> {
-    query: Tensor<T>,
-    query_rope: Tensor<T>,
-    attention: Tensor<T>,
-    softmax_lse: Tensor<f32>,
+/// What the chunks are computed in. Rows are in their order.
+struct ContextSpace<T: Element> {
+    latent: Tensor<T>,
+    key_rope: Tensor<T>,
+    /// Of the step's own tokens, in the order of the step.
+    own_lse: Tensor<f32>,
+    /// Over one chunk.
+    part: Output<T>,
+    /// Over all up to one chunk, and all up to the next.
+    merged: [Output<T>; 2],
+    /// Queries and their rotary parts, where the order is not that of the step.
+    ordered: Option<[Tensor<T>; 2]>,
 }
 
 /// Part of the cached tokens: the queries of the first requests over it.
@@ -83,29 +88,39 @@ impl<T: Element> MlaPrefill<T> {
         let tokens = metadata.tokens() as usize;
 
         let device = step.stream.device();
-        let longest = context.longest();
-        let (all, gathered) = (tokens.max(longest), longest.max(1));
-        let empty = |shape: &[usize]| Tensor::<T>::empty(device, shape);
         let rows = rows(metadata, &context.order);
         let behind: usize = rows.iter().map(Range::len).sum();
-        let ordered = match context.in_place() {
-            true => None,
-            false => Some(Ordered {
-                query: empty(&[behind, heads, dim])?,
-                query_rope: empty(&[behind, heads, rope_dim])?,
-                attention: empty(&[behind, heads, dim])?,
-                softmax_lse: Tensor::empty(device, [behind, heads, 1])?,
-            }),
+        let empty = |rows: usize, dim: usize| Tensor::<T>::empty(device, [rows, heads, dim]);
+        let lse = |rows: usize| Tensor::<f32>::empty(device, [rows, heads, 1]);
+        let output = || -> Result<Output<T>> {
+            Ok(Output {
+                attention: empty(behind, dim)?,
+                softmax_lse: Some(lse(behind)?),
+            })
         };
-        let workspace = Workspace {
-            latent: empty(&[gathered, latent_dim])?,
-            key_rope: empty(&[gathered, rope_dim])?,
-            projected: UpProjected {
-                key: empty(&[all, heads, dim])?,
-                key_rope: empty(&[all, heads, rope_dim])?,
-                value: empty(&[all, heads, dim])?,
-            },
-            ordered,
+        let longest = context.longest();
+        let space = match context.chunks.is_empty() {
+            true => None,
+            false => {
+                first.cache.lies_whole(block_size)?;
+                Some(ContextSpace {
+                    latent: Tensor::empty(device, [longest, latent_dim])?,
+                    key_rope: Tensor::empty(device, [longest, rope_dim])?,
+                    own_lse: lse(tokens)?,
+                    part: output()?,
+                    merged: [output()?, output()?],
+                    ordered: match context.in_place() {
+                        true => None,
+                        false => Some([empty(behind, dim)?, empty(behind, rope_dim)?]),
+                    },
+                })
+            }
+        };
+        let all = tokens.max(longest);
+        let projected = UpProjected {
+            key: empty(all, dim)?,
+            key_rope: empty(all, rope_dim)?,
+            value: empty(all, dim)?,
         };
 
         let call = step.shape.call(Layout::Tnd).kv_heads(count(heads));
@@ -113,50 +128,47 @@ impl<T: Element> MlaPrefill<T> {
             q: metadata.q_ends(),
             kv: metadata.q_ends(),
         };
-        let merged = !context.chunks.is_empty();
-        if merged {
-            first.cache.lies_whole(block_size)?;
-        }
         let own = lengths
             .apply(call.clone())
             .mask(device.masks().causal(CausalOrigin::RightDown)?)
-            .softmax_lse(merged);
-        let projected = workspace.projected.first(tokens)?;
-        let own = own.plan_with(&inputs(first.query, latent.query_rope, &projected))?;
+            .softmax_lse(space.is_some());
+        let of_step = projected.first(tokens)?;
+        let own = own.plan_with(&inputs(first.query, latent.query_rope, &of_step))?;
         let mut chunks = Vec::with_capacity(context.chunks.len());
-        if merged {
-            let output: Output<T> = own.output()?;
-            for chunk in &context.chunks {
-                let lengths = ChunkLengths::new(chunk, &rows)?;
-                let rows: usize = lengths.rows;
-                let projected = workspace.projected.first(chunk.tokens())?;
-                let queries = [
-                    first.query.narrow(0, 0..rows)?,
-                    latent.query_rope.narrow(0, 0..rows)?,
-                ];
-                let [query, query_rope] = &queries;
-                let call = call.clone().mask(Mask::none()).softmax_lse(true);
-                let plan = lengths.apply(call)?;
-                let plan = plan.plan_with(&inputs(query, query_rope, &projected))?;
-                let part = first_rows(&output, rows)?;
-                let parts = [Part::of(&part)?, Part::of(&part)?];
-                chunks.push(Chunk {
-                    requests: chunk.positions.len(),
-                    rows,
-                    cached: cached_rows(metadata.table(), block_size, &context.order, chunk)?,
-                    plan,
-                    // Each row has keys in its own step, and in each chunk that it is part of.
-                    merge: MergeState::new(Layout::Tnd).plan(&parts)?,
-                });
-            }
+        for chunk in &context.chunks {
+            let Some(space) = &space else { break };
+            let lengths = ChunkLengths::new(chunk, &rows)?;
+            let rows: usize = lengths.rows;
+            let projected = projected.first(chunk.tokens())?;
+            let queries = [
+                first.query.narrow(0, 0..rows)?,
+                latent.query_rope.narrow(0, 0..rows)?,
+            ];
+            let [query, query_rope] = &queries;
+            let call = call.clone().mask(Mask::none()).softmax_lse(true);
+            let plan = lengths.apply(call)?;
+            let plan = plan.plan_with(&inputs(query, query_rope, &projected))?;
+            let part = first_rows(&space.part, rows)?;
+            let parts = [Part::of(&part)?, Part::of(&part)?];
+            chunks.push(Chunk {
+                requests: chunk.positions.len(),
+                rows,
+                cached: cached_rows(metadata.table(), block_size, &context.order, chunk)?,
+                plan,
+                // Each row has keys in its own step, and in each chunk that it is part of.
+                merge: MergeState::new(Layout::Tnd).plan(&parts)?,
+            });
         }
         Ok(Self {
             stream: step.stream.as_raw().addr(),
-            tokens,
+            shape: [tokens, heads, dim],
             own,
             chunks,
             rows,
-            workspace: Mutex::new(workspace),
+            workspace: Mutex::new(Workspace {
+                projected,
+                context: space,
+            }),
         })
     }
 
@@ -165,31 +177,36 @@ impl<T: Element> MlaPrefill<T> {
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        workspace: &Workspace<T>,
-        own: Output<T>,
-    ) -> Result<Tensor<T>> {
+        projected: &UpProjected<T>,
+        space: &ContextSpace<T>,
+        own: &Output<T>,
+    ) -> Result<()> {
         let stream = step.stream;
         let (latent, projection) = plain(step, layer)?;
-        let of_step = [layer.query.clone(), latent.query_rope.clone()];
-        let ([query, query_rope], mut merged) = match &workspace.ordered {
+        let of_step = [layer.query, latent.query_rope];
+        let ([query, query_rope], mut merged) = match &space.ordered {
             None => (of_step, own.clone()),
-            Some(to) => self.order(stream, &of_step, &own, to)?,
+            Some([query, query_rope]) => {
+                self.order(stream, of_step, own, space)?;
+                // The first merge is into the other one.
+                ([query, query_rope], space.merged[1].clone())
+            }
         };
         let mut requests = self.rows.len();
-        for chunk in &self.chunks {
+        for (chunk, target) in self.chunks.iter().zip(space.merged.iter().cycle()) {
             // Requests without a part of the chunk are done.
-            self.give_back(stream, &merged, &own, chunk.requests..requests)?;
+            self.give_back(stream, &merged, own, chunk.requests..requests)?;
             requests = chunk.requests;
             merged = first_rows(&merged, chunk.rows)?;
             let tokens = chunk.cached.len();
             let cached = LatentRows {
-                latent: &workspace.latent.narrow(0, 0..tokens)?,
-                key_rope: &workspace.key_rope.narrow(0, 0..tokens)?,
+                latent: &space.latent.narrow(0, 0..tokens)?,
+                key_rope: &space.key_rope.narrow(0, 0..tokens)?,
             };
             layer
                 .cache
                 .gather(stream, &chunk.cached, cached.latent, cached.key_rope)?;
-            let projected = workspace.projected.first(tokens)?;
+            let projected = projected.first(tokens)?;
             projection.up_project(stream, layer.layer, cached, &projected)?;
             let queries = [
                 query.narrow(0, 0..chunk.rows)?,
@@ -197,48 +214,46 @@ impl<T: Element> MlaPrefill<T> {
             ];
             let [query, query_rope] = &queries;
             let inputs = inputs(query, query_rope, &projected);
-            let part: Output<T> = chunk.plan.launch_with(stream, &inputs)?;
+            let mut part = first_rows(&space.part, chunk.rows)?;
+            chunk.plan.launch_with_into(stream, &inputs, &mut part)?;
+            let mut target = first_rows(target, chunk.rows)?;
             let parts = [Part::of(&merged)?, Part::of(&part)?];
-            merged = chunk.merge.launch(stream, &parts)?;
+            chunk.merge.launch_into(stream, &parts, &mut target)?;
+            merged = target;
         }
-        let whole = workspace.ordered.is_none() && size(&merged.attention, 0) == self.tokens;
-        if whole {
-            return Ok(merged.attention);
-        }
-        self.give_back(stream, &merged, &own, 0..requests)?;
-        Ok(own.attention)
+        self.give_back(stream, &merged, own, 0..requests)
     }
 
     /// Copies the rows of requests with cached tokens to the order of the chunks.
     fn order(
         &self,
         stream: &Stream,
-        [query, query_rope]: &[Tensor<T>; 2],
+        [query, query_rope]: [&Tensor<T>; 2],
         own: &Output<T>,
-        to: &Ordered<T>,
-    ) -> Result<([Tensor<T>; 2], Output<T>)> {
+        space: &ContextSpace<T>,
+    ) -> Result<()> {
+        let Some([to_query, to_rope]) = &space.ordered else {
+            return Ok(());
+        };
+        let [_, merged] = &space.merged;
         let mut at = 0;
         for rows in &self.rows {
             let place = at..at + rows.len();
             at = place.end;
             for (to, from) in [
-                (&to.query, query),
-                (&to.query_rope, query_rope),
-                (&to.attention, &own.attention),
+                (to_query, query),
+                (to_rope, query_rope),
+                (&merged.attention, &own.attention),
             ] {
                 let from = from.narrow(0, rows.clone())?;
                 to.narrow(0, place.clone())?.copy_from(stream, &from)?;
             }
-            if let Some(from) = &own.softmax_lse {
+            if let (Some(to), Some(from)) = (&merged.softmax_lse, &own.softmax_lse) {
                 let from = from.narrow(0, rows.clone())?;
-                to.softmax_lse.narrow(0, place)?.copy_from(stream, &from)?;
+                to.narrow(0, place)?.copy_from(stream, &from)?;
             }
         }
-        let merged = Output {
-            attention: to.attention.clone(),
-            softmax_lse: Some(to.softmax_lse.clone()),
-        };
-        Ok(([to.query.clone(), to.query_rope.clone()], merged))
+        Ok(())
     }
 
     /// Copies the merged rows of some requests to where the step has them.
@@ -273,21 +288,26 @@ impl<T: Element> StepPlan<T> for MlaPrefill<T> {
         }
         let (latent, projection) = plain(step, layer)?;
         let (latent_dim, rope_dim) = (size(layer.key, 2), size(layer.value, 2));
+        let [tokens, ..] = self.shape;
         let new = LatentRows {
-            latent: &layer.key.reshape([self.tokens, latent_dim])?,
-            key_rope: &layer.value.reshape([self.tokens, rope_dim])?,
+            latent: &layer.key.reshape([tokens, latent_dim])?,
+            key_rope: &layer.value.reshape([tokens, rope_dim])?,
         };
         let workspace = lock(&self.workspace);
-        let projected = workspace.projected.first(self.tokens)?;
+        let projected = workspace.projected.first(tokens)?;
         projection.up_project(stream, layer.layer, new, &projected)?;
         let inputs = inputs(layer.query, latent.query_rope, &projected);
-        let own: Output<T> = self.own.launch_with(stream, &inputs)?;
-        let attention = match self.chunks.is_empty() {
-            true => own.attention,
-            false => self.merge_context(step, layer, &workspace, own)?,
+        let context = workspace.context.as_ref();
+        let mut own = Output {
+            attention: Tensor::empty(stream.device(), self.shape)?,
+            softmax_lse: context.map(|context| context.own_lse.clone()),
         };
+        self.own.launch_with_into(stream, &inputs, &mut own)?;
+        if let Some(context) = context {
+            self.merge_context(step, layer, &workspace.projected, context, &own)?;
+        }
         Ok(Output {
-            attention,
+            attention: own.attention,
             softmax_lse: None,
         })
     }
