@@ -21,8 +21,9 @@ use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    DraftTree, Drafting, Fused, FusedInTwo, Hybrid, LayerSet, PagedDecode, PerRequest, Phase,
-    RecordedBatch, StatePolicy, TreeTensors, TreeVerification, TriangleGate, TrianglePrefill,
+    DraftTree, Drafting, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors,
+    LayerSet, Mla, PagedDecode, PerRequest, Phase, RecordedBatch, StatePolicy, TreeTensors,
+    TreeVerification, TriangleGate, TrianglePrefill, UpProjected,
 };
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{
@@ -61,15 +62,8 @@ fn shape() -> AttentionShape {
     AttentionShape::new(HEADS, 1, DIM)
 }
 
-/// One step over all layers, padded; the last layer's result is looked at.
-fn step(
-    stream: &Stream,
-    attention: &mut Attention<bf16>,
-    causality: Causality,
-    batch: &[BatchRequest<'_>],
-    sink: Option<&Tensor<bf16>>,
-) -> Result<()> {
-    let settings = BatchSettings {
+fn settings(causality: Causality) -> BatchSettings {
+    BatchSettings {
         blocks: BLOCKS,
         block_size: 128,
         pad: PadPolicy::SkipNegative,
@@ -78,7 +72,18 @@ fn step(
             chunked_prefill: true,
             drafting: Some(Drafting::Mtp),
         },
-    };
+    }
+}
+
+/// One step over all layers, padded; the last layer's result is looked at.
+fn step(
+    stream: &Stream,
+    attention: &mut Attention<bf16>,
+    causality: Causality,
+    batch: &[BatchRequest<'_>],
+    sink: Option<&Tensor<bf16>>,
+) -> Result<()> {
+    let settings = settings(causality);
     let recorded = RecordedBatch::from_json(&RecordedBatch::new(settings, batch).to_json())?;
     let mut metadata = AttentionMetadata::new(&recorded.requests(), settings)?;
     metadata.renew(batch)?;
@@ -160,6 +165,46 @@ fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let hybrid = Hybrid::new(LAYERS, registry, [even, odd])?;
     let backends = Backends::none().with(FusedInTwo).with(hybrid).with(Fused);
     schedule(stream, pools, backends)
+}
+
+/// Latent attention: a prompt, a chunk whose context is up-projected in parts, absorbed decoding.
+fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let device = stream.device();
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(device, BLOCKS, 128, CacheShape::latent(1), pad)?;
+    pools.push(cache.pool().clone());
+    let row = 512 + 64 + HEADS * (128 + 64 + 128);
+    let mla = Mla::new().workspace_bytes(100 * row * size_of::<bf16>());
+    let backends = Backends::none().with(mla);
+    let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    let projection =
+        |stream: &Stream, _: usize, _: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
+            [&out.key, &out.key_rope, &out.value]
+                .into_iter()
+                .try_for_each(|tensor| tensor.overwrite(stream, &vec![bf16::ONE; tensor.len()]))
+        };
+    for (tokens, absorbed) in [(140, false), (3, false), (1, true)] {
+        let _ = sequence.grow(tokens)?;
+        let batch = [BatchRequest::of(&sequence, tokens)];
+        let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal))?;
+        let rows = |heads, dim| ones(stream, bf16::ONE, [tokens as usize, heads, dim]);
+        let (dim, form) = match absorbed {
+            true => (512, LatentForm::Absorbed),
+            false => (128, LatentForm::Plain(&projection)),
+        };
+        let (query, query_rope) = (rows(HEADS, dim)?, rows(HEADS, 64)?);
+        let (latent, key_rope) = (rows(1, 512)?, rows(1, 64)?);
+        let tensors = LatentTensors {
+            query_rope: &query_rope,
+            form,
+        };
+        let mut step = attention.begin(stream, &metadata)?;
+        let output = step.forward_latent(0, &query, &latent, &key_rope, tensors)?;
+        drop(step);
+        output.attention.download(stream)?;
+    }
+    Ok(())
 }
 
 fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
@@ -324,9 +369,10 @@ fn nothing_is_left_whatever_fails() {
     let device = harness::device();
     drop(device.masks().causal(CausalOrigin::RightDown).unwrap());
     let before = ascend_emu::live();
-    let pieces: [Piece; 6] = [
+    let pieces: [Piece; 7] = [
         packed_steps,
         steps_by_several_backends,
+        latent_steps,
         drafted_trees,
         triangles,
         merges,

@@ -1,5 +1,6 @@
 //! What kind of step a batch is.
 
+use ascend_spec::fia::FiaCall;
 use serde::{Deserialize, Serialize};
 
 use super::batch::BatchRequest;
@@ -46,7 +47,7 @@ pub struct StatePolicy {
 
 impl StatePolicy {
     /// Most query tokens of a request that a decoding call verifies.
-    pub const MAX_VERIFIED: u32 = 16;
+    pub const MAX_VERIFIED: u32 = FiaCall::MOST_DECODE_ROWS as u32;
 
     /// The kind of a step, by vLLM-Ascend's order of tests. A request with more than [`StatePolicy::MAX_VERIFIED`] query
     /// tokens makes a verifying step a prefill in chunks, which has no such limit.

@@ -1,5 +1,6 @@
 //! Head dimensions, head counts and strides.
 
+use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::merge::{HostPart, LseNat, merge_on_host};
 use ascend_attention::spec::fia::{HeadShape, Version};
 use ascend_attention::spec::{DType, Refusal, Soc};
@@ -15,6 +16,36 @@ fn why(heads: HeadShape) -> &'static str {
         Err(Refusal::Violation(violation)) => violation.rule.id,
         other => panic!("{heads:?}: {other:?}"),
     }
+}
+
+/// 8107, 10769: lists of another size than the batch, given by hand: no call of the operator is made.
+#[test]
+fn pain_02_lists_of_another_size_given_by_hand() {
+    let stream = harness::stream();
+    let query = stream.upload(&[bf16::ONE; 3 * 64], [3, 1, 64]).unwrap();
+    let cache = stream.upload(&[bf16::ONE; 8 * 128 * 64], [8, 128, 64]);
+    let cache = cache.unwrap();
+    let rule = |rows: usize, columns: usize, kv: &[i64]| {
+        let rows = vec![vec![1; columns]; rows];
+        let table = BlockTable::from_rows(&stream, &rows, 128).unwrap();
+        let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
+        let call = FusedInferAttention::new(Layout::Tnd)
+            .kv_heads(1)
+            .actual_seq_lengths([1, 2, 3])
+            .actual_seq_lengths_kv(kv)
+            .mask(stream.device().masks().chunked_prefill().unwrap());
+        match call.plan_with(&inputs) {
+            Ok(_) => None,
+            Err(Error::Violation(violation)) => Some(violation.rule.id),
+            Err(other) => panic!("{other}"),
+        }
+    };
+    assert_eq!(rule(3, 2, &[5, 9, 200]), None);
+    assert_eq!(rule(3, 2, &[5, 9]), Some("packed.lengths_required"));
+    assert_eq!(rule(3, 2, &[5, 9, 200, 1]), Some("packed.lengths_required"));
+    assert_eq!(rule(2, 2, &[5, 9, 200]), Some("block_table.shape"));
+    assert_eq!(rule(4, 2, &[5, 9, 200]), Some("block_table.shape"));
+    assert_eq!(rule(3, 1, &[5, 9, 200]), Some("packed.kv_range"));
 }
 
 /// 8045, 9632, 9642, 4020, 12095, 7729, sgl-project/sglang 28635: head dimensions that packed calls do not take. The

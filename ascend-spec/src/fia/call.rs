@@ -112,6 +112,9 @@ impl<'a> FiaCall<'a> {
     /// `i32::MAX`, the operator's default of both token counts: no bound.
     pub const ALL_TOKENS: i64 = 2_147_483_647;
 
+    /// Most query rows of a sequence that the decode path takes, where it takes several.
+    pub const MOST_DECODE_ROWS: i64 = 16;
+
     /// A call without tensors whose attributes have the operator's defaults, except `inner_precise`, which is 0 (high
     /// precision) as in the frameworks rather than the operator definition's 1.
     pub fn new(input_layout: &'a str) -> Self {

@@ -1,7 +1,7 @@
 //! Quantised keys and values under a half-precision query.
 
 use super::Facts;
-use crate::fia::Cache;
+use crate::fia::{Cache, FiaCall};
 use crate::rule::{broken, require, rules};
 use crate::{DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
 
@@ -76,7 +76,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         "none",
         "scales",
     );
-    let few = f.q.rows <= 16;
+    let few = f.q.rows <= FiaCall::MOST_DECODE_ROWS;
     if split && few {
         pairs(f)?;
         return split_few(f);

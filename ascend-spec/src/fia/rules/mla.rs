@@ -1,7 +1,7 @@
 //! Multi-head latent attention: rotary parts, the absorbed form over a compressed cache, and its quantised form.
 
 use super::{Facts, packed};
-use crate::fia::Cache;
+use crate::fia::{Cache, FiaCall};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal, SparseMode, TensorDesc};
@@ -291,7 +291,13 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
     } else {
         f.q.rows
     };
-    require!(sliding || rows <= 16, ROWS, rows, "0 to 16",);
+    let most = FiaCall::MOST_DECODE_ROWS;
+    require!(
+        sliding || rows <= most,
+        ROWS,
+        rows,
+        format_args!("0 to {most}"),
+    );
     let shaped = f
         .call
         .query_rope
