@@ -6,7 +6,8 @@
 //! against a cached prefix all rest on this.
 //!
 //! [`MergeState`] merges on the device, by the operator that CANN has for it; [`merge_on_host`] in host memory, in single
-//! or double precision. Neither stands in for the other by itself.
+//! or double precision. Neither stands in for the other by itself. Where it is known which parts have keys for which rows,
+//! [`MergeState::plan_rows`] merges without looking at the others.
 //!
 //! # What every merge keeps to
 //!
@@ -22,7 +23,9 @@
 mod host;
 mod lse;
 mod plan;
+mod rows;
 
 pub use host::{HostPart, HostReal, Merged, merge_on_host};
 pub use lse::{LseLog2, LseNat};
 pub use plan::{EmptyRows, MergePlan, MergeState, Part};
+pub use rows::{PartsOfRows, RowMergePlan};

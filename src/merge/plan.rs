@@ -95,6 +95,11 @@ impl MergeState {
         }
     }
 
+    /// The layout of the outputs' calls.
+    pub(super) fn layout(&self) -> Layout {
+        self.layout
+    }
+
     /// How rows are treated that a part has no keys for. Unset: [`EmptyRows::None`].
     pub fn empty_rows(mut self, empty_rows: EmptyRows) -> Self {
         self.empty_rows = empty_rows;
@@ -423,7 +428,7 @@ impl MergePlan {
 }
 
 /// Refuses a tensor of another shape. Rows that do not lie one behind the other are refused when they are viewed as such.
-fn same(argument: &'static str, tensor: &AnyTensor, planned: &TensorDesc) -> Result<()> {
+pub(super) fn same(argument: &'static str, tensor: &AnyTensor, planned: &TensorDesc) -> Result<()> {
     if tensor.shape() == &planned.shape[..] && tensor.dtype() == planned.dtype {
         Ok(())
     } else {
@@ -432,7 +437,11 @@ fn same(argument: &'static str, tensor: &AnyTensor, planned: &TensorDesc) -> Res
 }
 
 #[cold]
-fn not_as_planned(argument: &'static str, given: impl ToString, planned: &TensorDesc) -> Error {
+pub(super) fn not_as_planned(
+    argument: &'static str,
+    given: impl ToString,
+    planned: &TensorDesc,
+) -> Error {
     Error::NotAsPlanned {
         argument,
         given: given.to_string(),

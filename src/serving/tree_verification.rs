@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::kv::{LayerCache, Rule, refused};
 use crate::mask::Mask;
 use crate::memory::Element;
-use crate::merge::{EmptyRows, MergePlan, MergeState, Part};
+use crate::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
@@ -48,14 +48,12 @@ pub struct TreeTensors<'a, T: Element> {
 #[derive(Debug)]
 pub struct TreePlan {
     nodes: Plan,
-    cached: Option<(Plan, MergePlan)>,
+    cached: Option<(Plan, RowMergePlan)>,
 }
 
 impl TreeVerification {
     /// Prepares the verification of a tree a request behind `cached` tokens each. Smaller trees are padded to the nodes of
     /// the tensors; the rows behind mean nothing. One plan serves all layers of a step.
-    ///
-    /// While a request has no cached tokens, merging waits for the stream ([`EmptyRows::ThroughHost`]).
     ///
     /// # Errors
     /// [`Rule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a tree larger
@@ -101,13 +99,13 @@ impl TreeVerification {
             .apply(call.softmax_lse(true))
             .plan_with(&before(tensors))?;
         let (own_out, before_out): (Output<T>, Output<T>) = (own.output()?, before.output()?);
-        let empty_rows = match cached.lengths().contains(&0) {
-            true => EmptyRows::ThroughHost,
-            false => EmptyRows::None,
-        };
+        let parts = cached.lengths().iter().map(|len| PartsOfRows {
+            rows: 1,
+            parts: if *len > 0 { 0b11 } else { 0b01 },
+        });
+        let parts: Vec<PartsOfRows> = parts.collect();
         let merge = MergeState::new(Layout::Bnsd)
-            .empty_rows(empty_rows)
-            .plan(&[Part::of(&own_out)?, Part::of(&before_out)?])?;
+            .plan_rows(&parts, &[Part::of(&own_out)?, Part::of(&before_out)?])?;
         Ok(TreePlan {
             nodes: own,
             cached: Some((before, merge)),
@@ -151,7 +149,7 @@ impl TreePlan {
     /// Queues the verification of a layer: the attention of the nodes, `[B, N, nodes, D]`.
     ///
     /// # Errors
-    /// As for [`Plan::launch_with`] and [`MergePlan::launch`].
+    /// As for [`Plan::launch_with`] and [`RowMergePlan::launch`].
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,

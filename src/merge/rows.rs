@@ -1,0 +1,291 @@
+//! Merging parts that have keys for some rows only, where it is known for which.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ascend_spec::{Axes, TensorDesc};
+use smallvec::SmallVec;
+
+use crate::attention::Output;
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::runtime::{Context, Stream};
+use crate::tensor::{AnyTensor, Tensor};
+
+use super::plan::{MergePlan, MergeState, Part, not_as_planned};
+
+/// Rows one behind the other, and the parts that have keys for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PartsOfRows {
+    /// Number of rows of the first axis: packed tokens in TND, requests in BNSD.
+    pub rows: usize,
+    /// Bit `i`: part `i` has keys for each of them.
+    pub parts: u16,
+}
+
+/// A merge of parts that was checked and prepared, each with keys for some of the rows. From [`MergeState::plan_rows`].
+///
+/// What a part holds in rows that it has no keys for is not looked at. So nothing goes by way of the host, which a merge
+/// of whole parts has to do for such rows ([`EmptyRows`](super::EmptyRows)): rows with several parts are merged, those
+/// with one are copied, and those with none become 0 with log-sum-exp -inf.
+pub struct RowMergePlan {
+    context: Arc<Context>,
+    parts: usize,
+    out: TensorDesc,
+    lse_out: TensorDesc,
+    runs: Vec<Run>,
+}
+
+/// Rows that are treated alike.
+struct Run {
+    rows: Range<usize>,
+    how: How,
+}
+
+enum How {
+    Merge(u16, MergePlan),
+    Copy(usize),
+    /// The rows as they have to be.
+    Fill(AnyTensor, AnyTensor),
+}
+
+/// The parts that bits name, in order.
+fn named(bits: u16) -> impl Iterator<Item = usize> {
+    (0..16).filter(move |part| bits >> part & 1 == 1)
+}
+
+impl MergeState {
+    /// Checks a merge of parts that have keys for some of the rows, and prepares it for parts of these shapes. `rows`
+    /// says for all rows, in order, which parts have keys for them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for rows that are not as many as the outputs have, for parts that there are not, and
+    /// for layouts whose outputs do not begin with the axis of their log-sum-exps' rows (all but BNSD and TND);
+    /// otherwise as for [`MergeState::plan`].
+    pub fn plan_rows<T: Element>(
+        &self,
+        rows: &[PartsOfRows],
+        parts: &[Part<'_, T>],
+    ) -> Result<RowMergePlan> {
+        let Some(first) = parts.first() else {
+            return Err(Error::invalid("parts", "none", "1 to 16"));
+        };
+        if !matches!(self.layout().output(), Axes::Bnsd | Axes::Tnd) {
+            return Err(Error::invalid(
+                "layout",
+                self.layout(),
+                "BNSD or TND, whose outputs and log-sum-exps have the same first axis",
+            ));
+        }
+        let (out, lse_out) = (*first.attention.desc(), *first.softmax_lse.0.desc());
+        let total = rows
+            .iter()
+            .fold(0usize, |sum, run| sum.saturating_add(run.rows));
+        let axis = out.shape.first().copied().unwrap_or(0);
+        if i64::try_from(total) != Ok(axis) {
+            return Err(Error::invalid(
+                "rows",
+                total,
+                format_args!("{axis}, as the parts have"),
+            ));
+        }
+        let known = u16::MAX >> 16usize.saturating_sub(parts.len()).min(15);
+        if let Some(run) = rows.iter().find(|run| run.parts & !known != 0) {
+            return Err(Error::invalid(
+                "rows",
+                format_args!("parts {:#b}", run.parts),
+                format_args!("bits of {} parts", parts.len()),
+            ));
+        }
+        let context = first.attention.memory().context();
+        let mut runs = Vec::new();
+        let mut start = 0;
+        for alike in rows.chunk_by(|a, b| a.parts == b.parts) {
+            let bits = alike.first().map_or(0, |run| run.parts);
+            let rows = start..start + alike.iter().map(|run| run.rows).sum::<usize>();
+            start = rows.end;
+            if rows.is_empty() {
+                continue;
+            }
+            let how = match bits.count_ones() {
+                0 => fill(context, &out, &lse_out, rows.len())?,
+                1 => How::Copy(bits.trailing_zeros() as usize),
+                _ => How::Merge(bits, self.plan_run(bits, &rows, parts)?),
+            };
+            runs.push(Run { rows, how });
+        }
+        Ok(RowMergePlan {
+            context: Arc::clone(context),
+            parts: parts.len(),
+            out,
+            lse_out,
+            runs,
+        })
+    }
+
+    fn plan_run<T: Element>(
+        &self,
+        bits: u16,
+        rows: &Range<usize>,
+        parts: &[Part<'_, T>],
+    ) -> Result<MergePlan> {
+        let cut = cut(bits, rows, parts)?;
+        let cut: SmallVec<[Part<'_, T>; 4]> = cut.iter().map(Cut::part).collect();
+        self.plan(&cut)
+    }
+}
+
+/// Some rows of a part.
+struct Cut<T: Element> {
+    attention: Tensor<T>,
+    softmax_lse: Tensor<f32>,
+}
+
+impl<T: Element> Cut<T> {
+    fn part(&self) -> Part<'_, T> {
+        Part {
+            attention: &self.attention,
+            softmax_lse: super::LseNat(&self.softmax_lse),
+        }
+    }
+}
+
+fn cut<T: Element>(
+    bits: u16,
+    rows: &Range<usize>,
+    parts: &[Part<'_, T>],
+) -> Result<SmallVec<[Cut<T>; 4]>> {
+    let cut = |part: &Part<'_, T>| {
+        Ok(Cut {
+            attention: part.attention.narrow(0, rows.clone())?,
+            softmax_lse: part.softmax_lse.0.narrow(0, rows.clone())?,
+        })
+    };
+    named(bits)
+        .filter_map(|at| parts.get(at))
+        .map(cut)
+        .collect()
+}
+
+/// Rows without keys.
+fn fill(
+    context: &Arc<Context>,
+    out: &TensorDesc,
+    lse_out: &TensorDesc,
+    rows: usize,
+) -> Result<How> {
+    let tensor = |of: &TensorDesc| {
+        let rows = i64::try_from(rows).unwrap_or(i64::MAX);
+        AnyTensor::empty(
+            context,
+            TensorDesc::packed(of.dtype, of.shape.with(0, rows)),
+        )
+    };
+    let (zeros, lse) = (tensor(out)?, tensor(lse_out)?);
+    let bytes = zeros.len() * out.dtype.size().unwrap_or(0);
+    zeros.write_part(0, &vec![0; bytes])?;
+    let empty = f32::NEG_INFINITY.to_ne_bytes();
+    lse.write_part(0, &empty.repeat(lse.len()))?;
+    Ok(How::Fill(zeros, lse))
+}
+
+impl RowMergePlan {
+    /// New output tensors, to be used with [`RowMergePlan::launch_into`] again and again. Their content is unspecified.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the parts' type.
+    pub fn output<T: Element>(&self) -> Result<Output<T>> {
+        let new = |of: &TensorDesc| {
+            AnyTensor::empty(&self.context, TensorDesc::packed(of.dtype, of.shape))
+        };
+        Ok(Output {
+            attention: new(&self.out)?.typed()?,
+            softmax_lse: Some(new(&self.lse_out)?.typed()?),
+        })
+    }
+
+    /// Queues the merge with new output tensors. Returns at once.
+    ///
+    /// # Errors
+    /// As for [`RowMergePlan::launch_into`] and [`RowMergePlan::output`].
+    pub fn launch<T: Element>(&self, stream: &Stream, parts: &[Part<'_, T>]) -> Result<Output<T>> {
+        let mut output = self.output()?;
+        self.launch_into(stream, parts, &mut output)?;
+        Ok(output)
+    }
+
+    /// Queues the merge with output tensors of the caller. Returns at once.
+    ///
+    /// # Errors
+    /// As for [`MergePlan::launch_into`].
+    pub fn launch_into<T: Element>(
+        &self,
+        stream: &Stream,
+        parts: &[Part<'_, T>],
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        if parts.len() != self.parts {
+            return Err(Error::NotAsPlanned {
+                argument: "parts",
+                given: parts.len().to_string(),
+                planned: self.parts.to_string(),
+            });
+        }
+        let Some(lse_out) = &output.softmax_lse else {
+            return Err(not_as_planned("output.softmax_lse", "none", &self.lse_out));
+        };
+        for (attention, lse) in parts
+            .iter()
+            .map(|part| (part.attention, part.softmax_lse.0))
+            .chain([(&output.attention, lse_out)])
+        {
+            super::plan::same("attention", attention, &self.out)?;
+            super::plan::same("softmax_lse", lse, &self.lse_out)?;
+        }
+        for Run { rows, how } in &self.runs {
+            let attention = output.attention.narrow(0, rows.clone())?;
+            let lse = lse_out.narrow(0, rows.clone())?;
+            match how {
+                How::Merge(bits, plan) => {
+                    let cut = cut(*bits, rows, parts)?;
+                    let cut: SmallVec<[Part<'_, T>; 4]> = cut.iter().map(Cut::part).collect();
+                    let mut output = Output {
+                        attention,
+                        softmax_lse: Some(lse),
+                    };
+                    plan.launch_into(stream, &cut, &mut output)?;
+                }
+                How::Copy(part) => {
+                    let of = cut(1 << part, rows, parts)?;
+                    for Cut {
+                        attention: from,
+                        softmax_lse,
+                    } in &of
+                    {
+                        attention.copy_from(stream, from)?;
+                        lse.copy_from(stream, softmax_lse)?;
+                    }
+                }
+                How::Fill(zeros, empty) => {
+                    AnyTensor::copy_from(&attention, stream, zeros)?;
+                    AnyTensor::copy_from(&lse, stream, empty)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for RowMergePlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let run = |run: &Run| match &run.how {
+            How::Merge(parts, _) => (run.rows.clone(), *parts),
+            How::Copy(part) => (run.rows.clone(), 1 << part),
+            How::Fill(..) => (run.rows.clone(), 0),
+        };
+        f.debug_struct("RowMergePlan")
+            .field("parts", &self.parts)
+            .field("runs", &self.runs.iter().map(run).collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
