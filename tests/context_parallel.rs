@@ -1,4 +1,5 @@
-//! A context divided over ranks: each rank attends over its own keys, and the merged parts are attention over all.
+//! A context divided over ranks: each rank attends over its own keys, on a stream of its own, and the merged parts are
+//! attention over all.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,176 +9,327 @@
 
 mod harness;
 
-use ascend_attention::attention::Inputs;
-use ascend_attention::kv::{CacheShape, Interleave, PadPolicy, PageTable, PagedKvCache};
-use ascend_attention::merge::{EmptyRows, MergeState, Part};
-use ascend_attention::serving::{CallLengths, PerRequest};
-use ascend_attention::{FusedInferAttention, Layout, Output, f16};
+use std::thread;
+
+use ascend_attention::kv::{
+    BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Rule, Sequence,
+};
+use ascend_attention::merge::Part;
+use ascend_attention::serving::{
+    AttentionShape, BatchRequest, ContextParallel, ContextSplit, RankStep,
+};
+use ascend_attention::{Device, Event, Output, Tensor, bf16, f16};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
 const DIM: usize = 64;
 const BLOCK_SIZE: u32 = 128;
+const PAD: PadPolicy = PadPolicy::SkipNegative;
 
 #[derive(Clone, Debug)]
 struct Case {
     ranks: u32,
     run: u32,
-    lengths: Vec<usize>,
-    heads: usize,
+    /// Cached tokens of each request, and those of the step.
+    requests: Vec<(u32, u32)>,
+    kv_heads: usize,
+    group: usize,
     seed: u64,
 }
 
-/// Rows as `[rows, 1, N, D]`, which is also `[rows, N, D]`.
-fn packed(of: &Logical<f16>) -> Vec<f16> {
-    let rows = (0..of.rows).flat_map(|row| (0..of.heads).map(move |head| (head, row)));
-    rows.flat_map(|(head, row)| of.row(0, head, row).to_vec())
-        .collect()
+/// All rows of a request.
+struct Rows<T> {
+    query: Logical<T>,
+    key: Logical<T>,
+    value: Logical<T>,
 }
 
-fn check(case: &Case) -> Result<(), TestCaseError> {
-    let stream = harness::stream();
-    let share = Interleave::new(case.ranks, case.run).unwrap();
-    let requests = case.lengths.len();
-    let logical = |seed: u64, heads: usize, rows: usize| Logical {
+fn logical<T: Half>(seed: u64, heads: usize, rows: usize) -> Logical<T> {
+    let numbers = harness::numbers(seed, heads * rows * DIM);
+    Logical {
         batch: 1,
         heads,
         rows,
         dim: DIM,
-        data: harness::halves(case.seed * 97 + seed, heads * rows * DIM),
-    };
-    let queries = logical(0, case.heads, requests);
-    let all = |salt: u64| -> Vec<Logical<f16>> {
-        let requests = case.lengths.iter().enumerate();
-        requests
-            .map(|(r, len)| logical(r as u64 * 2 + salt, 1, *len))
-            .collect()
-    };
-    let (keys, values) = (all(1), all(2));
-    // One table for all ranks: an entry stands for a block on each of them.
-    let span = BLOCK_SIZE * case.ranks;
-    let mut next = 0;
-    let rows: Vec<Vec<i32>> = case
-        .lengths
-        .iter()
-        .map(|len| {
-            let blocks = (*len as u32).div_ceil(span) as i32;
-            next += blocks;
-            (next - blocks..next).rev().collect()
+        data: numbers.into_iter().map(T::of).collect(),
+    }
+}
+
+/// Some rows, `[rows, N, D]`.
+fn packed<T: Half>(of: &Logical<T>, rows: std::ops::Range<usize>) -> Vec<T> {
+    let rows = rows.flat_map(|row| (0..of.heads).map(move |head| (head, row)));
+    rows.flat_map(|(head, row)| of.row(0, head, row).to_vec())
+        .collect()
+}
+
+/// What all ranks see of a step.
+struct Step<'a, T: Half> {
+    shape: AttentionShape,
+    split: &'a ContextSplit,
+    /// Blocks of each rank's cache.
+    blocks: u32,
+    query: &'a Tensor<T>,
+    /// Slots, keys and values of what was cached before the step.
+    before: Vec<(ContextSplit, Tensor<T>, Tensor<T>)>,
+    new: [&'a Tensor<T>; 2],
+}
+
+impl<T: Half> Step<'_, T> {
+    /// What a rank does, with a cache of its own.
+    fn rank(&self, device: &Device, rank: &RankStep) -> (Output<T>, Event) {
+        let stream = device.stream().unwrap();
+        let of = CacheShape::new(1, self.shape.kv_heads, DIM);
+        let mut cache = PagedKvCache::<T>::new(device, self.blocks, BLOCK_SIZE, of, PAD).unwrap();
+        let mut write = |slots: &[i32], key: &Tensor<T>, value: &Tensor<T>| {
+            let write = cache.plan_write(&stream, slots, key, value).unwrap();
+            cache.write(&stream, &write, 0, key, value).unwrap();
+        };
+        for (split, key, value) in &self.before {
+            let mine = &split.ranks()[rank.rank() as usize];
+            write(mine.slots(), key, value);
+        }
+        write(rank.slots(), self.new[0], self.new[1]);
+        let table = cache.block_table(&stream, rank.table()).unwrap();
+        let layer = cache.layer(0).unwrap();
+        let plan = rank.plan(self.shape, self.query, layer, &table).unwrap();
+        let keys: i64 = rank.kv_lengths().lengths().iter().sum();
+        assert_eq!(plan.is_empty(), keys == 0);
+        let output = plan.launch(&stream, self.query, layer, &table).unwrap();
+        (output, stream.record_event().unwrap())
+    }
+}
+
+fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
+    let stream = harness::stream();
+    let share = Interleave::new(case.ranks, case.run).unwrap();
+    let parallel = ContextParallel::new(share, BLOCK_SIZE).unwrap();
+    let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
+    let rows: Vec<Rows<T>> = (case.seed * 50..)
+        .zip(&case.requests)
+        .map(|(seed, (cached, new))| {
+            let all = (cached + new) as usize;
+            Rows {
+                query: logical(3 * seed, heads, all),
+                key: logical(3 * seed + 1, kv_heads, all),
+                value: logical(3 * seed + 2, kv_heads, all),
+            }
         })
         .collect();
-
-    let query = stream
-        .upload(&packed(&queries), [requests, 1, case.heads, DIM])
-        .unwrap();
-    let scale = 1.0 / (DIM as f64).sqrt();
-    let mut parts: Vec<Output<f16>> = Vec::new();
-    let mut empty = EmptyRows::None;
-    for rank in 0..case.ranks {
-        let shape = CacheShape::new(1, 1, DIM);
-        let pad = PadPolicy::SkipNegative;
-        let device = stream.device();
-        let blocks = u32::try_from(next).unwrap();
-        let mut cache = PagedKvCache::<f16>::new(device, blocks, BLOCK_SIZE, shape, pad).unwrap();
-        for (r, len) in case.lengths.iter().enumerate() {
-            // What other ranks hold has no slot here, also in the middle of the list.
-            let slots: Vec<i32> = (0..*len as u32)
-                .map(|position| {
-                    let slot = share.slot(&rows[r], position, BLOCK_SIZE, rank).unwrap();
-                    slot.unwrap_or(pad.slot())
-                })
-                .collect();
-            let upload = |of: &Logical<f16>| stream.upload(&packed(of), [*len, 1, DIM]).unwrap();
-            let (key, value) = (upload(&keys[r]), upload(&values[r]));
-            let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
-            cache.write(&stream, &write, 0, &key, &value).unwrap();
-        }
-        let lengths = case
-            .lengths
-            .iter()
-            .map(|len| share.local_len(*len as u64, rank) as i64);
-        let lengths = PerRequest::new(lengths.collect()).unwrap();
-        if lengths.lengths().contains(&0) {
-            empty = EmptyRows::ThroughHost;
-        }
-        let table = cache
-            .block_table(&stream, &PageTable::from_rows(&rows))
-            .unwrap();
-        let layer = cache.layer(0).unwrap();
-        let inputs = Inputs::new(&query, &layer.key, &layer.value).paged(&table);
-        let call = FusedInferAttention::new(Layout::Bsnd)
-            .heads(case.heads as i64)
-            .kv_heads(1)
-            .scale(scale)
-            .softmax_lse(true);
-        let lengths = CallLengths::Batched {
-            q: None,
-            kv: &lengths,
-        };
-        let plan = lengths.apply(call).plan_with(&inputs).unwrap();
-        parts.push(plan.launch_with(&stream, &inputs).unwrap());
+    // One pool for all ranks: an entry of the table stands for a block on each of them.
+    let span = parallel.pool_block_size();
+    let needed: u32 = case
+        .requests
+        .iter()
+        .map(|(cached, new)| (cached + new).div_ceil(span))
+        .sum();
+    let pool = BlockPool::new(needed, span, PAD).unwrap();
+    let mut sequences = Vec::new();
+    for (cached, new) in &case.requests {
+        let mut sequence = Sequence::new(&pool);
+        let _ = sequence.grow(cached + new).unwrap();
+        sequences.push(sequence);
     }
-    let parts: Vec<Part<'_, f16>> = parts.iter().map(|part| Part::of(part).unwrap()).collect();
-    let out = match parts.as_slice() {
-        [one] => one.attention.download(&stream).unwrap(),
-        parts => {
-            let merge = MergeState::new(Layout::Bsnd).empty_rows(empty);
-            let plan = merge.plan(parts).unwrap();
-            let merged = plan.launch(&stream, parts).unwrap();
-            merged.attention.download(&stream).unwrap()
-        }
+    let batch: Vec<_> = sequences
+        .iter()
+        .zip(&case.requests)
+        .map(|(sequence, (_, new))| BatchRequest::of(sequence, *new))
+        .collect();
+    let split = parallel.split(&batch, PAD).unwrap();
+    let upload = |of: fn(&Rows<T>) -> &Logical<T>| -> Tensor<T> {
+        let requests = rows.iter().zip(&case.requests);
+        let data: Vec<T> = requests
+            .flat_map(|(rows, (cached, new))| {
+                let cached = *cached as usize;
+                packed(of(rows), cached..cached + *new as usize)
+            })
+            .collect();
+        let tokens: u32 = case.requests.iter().map(|(_, new)| new).sum();
+        let heads = of(&rows[0]).heads;
+        stream.upload(&data, [tokens as usize, heads, DIM]).unwrap()
     };
-    let q = queries.exact();
-    for r in 0..requests {
-        let (k, v) = (keys[r].exact(), values[r].exact());
-        for head in 0..case.heads {
-            let want = row(&q, &k, &v, (0, 0), head, r, scale, |_| true).unwrap().0;
-            let got = &out[(r * case.heads + head) * DIM..][..DIM];
-            for (got, want) in got.iter().zip(&want) {
-                let got = got.to_f64();
+    let (query, key, value) = (
+        upload(|r| &r.query),
+        upload(|r| &r.key),
+        upload(|r| &r.value),
+    );
+    let before = sequences.iter().zip(&rows).zip(&case.requests);
+    let before = before.filter(|(_, (cached, _))| *cached > 0);
+    let before = before.map(|((sequence, rows), (cached, _))| {
+        let request = BatchRequest {
+            cached: 0,
+            new: *cached,
+            ..BatchRequest::of(sequence, 1)
+        };
+        let upload = |of: &Logical<T>| {
+            let len = *cached as usize;
+            stream
+                .upload(&packed(of, 0..len), [len, kv_heads, DIM])
+                .unwrap()
+        };
+        let split = parallel.split(&[request], PAD).unwrap();
+        (split, upload(&rows.key), upload(&rows.value))
+    });
+    let step = Step {
+        shape: AttentionShape::new(heads, kv_heads, DIM),
+        split: &split,
+        blocks: needed,
+        query: &query,
+        before: before.collect(),
+        new: [&key, &value],
+    };
+    let device = stream.device();
+    // Every rank on a thread and a stream of its own.
+    let mut parts: Vec<Output<T>> = thread::scope(|scope| {
+        let ranks: Vec<_> = step
+            .split
+            .ranks()
+            .iter()
+            .map(|rank| scope.spawn(|| step.rank(device, rank)))
+            .collect();
+        let wait = |(output, event): (Output<T>, Event)| {
+            stream.wait_event(&event).unwrap();
+            output
+        };
+        ranks
+            .into_iter()
+            .map(|rank| wait(rank.join().unwrap()))
+            .collect()
+    });
+    if let Some(new) = split.new_tokens() {
+        let plan = new.plan(&stream, step.shape, &query, &key, &value).unwrap();
+        parts.push(plan.launch_new(&stream, &query, &key, &value).unwrap());
+    }
+    let parts: Vec<Part<'_, T>> = parts.iter().map(|part| Part::of(part).unwrap()).collect();
+    let merge = split.plan_merge(&parts).unwrap();
+    let out = merge.launch(&stream, &parts).unwrap();
+    let out = out.attention.download(&stream).unwrap();
+    let mut token = 0;
+    for (r, (rows, (cached, new))) in rows.iter().zip(&case.requests).enumerate() {
+        let (q, k, v) = (rows.query.exact(), rows.key.exact(), rows.value.exact());
+        for position in *cached as usize..(cached + new) as usize {
+            let head = position % heads;
+            let scale = step.shape.scale;
+            let sees = |key: usize| key <= position;
+            let want = row(&q, &k, &v, (0, 0), head, position, scale, sees);
+            let got = &out[(token * heads + head) * DIM..][..DIM];
+            for (got, want) in got.iter().zip(&want.unwrap().0) {
+                let got = got.to();
                 prop_assert!(
-                    (got - want).abs() <= 2.0 * f16::TOLERANCE,
-                    "request {r}, head {head}: {got}, expected {want}"
+                    (got - want).abs() <= 2.0 * T::TOLERANCE,
+                    "request {r}, position {position}, head {head}: {got}, expected {want}"
                 );
             }
+            token += 1;
         }
     }
+    drop(batch);
+    drop(sequences);
+    prop_assert_eq!(pool.held_blocks(), 0);
     Ok(())
 }
 
-fn case() -> impl Strategy<Value = Case> {
+fn case(new: impl Strategy<Value = u32>) -> impl Strategy<Value = Case> {
     let run = (0u32..8).prop_map(|power| 1 << power);
-    let lengths = prop::collection::vec(1usize..400, 1..4);
-    (1u32..5, run, lengths, 1usize..5, any::<u16>()).prop_map(
-        |(ranks, run, lengths, heads, seed)| Case {
+    let cached = prop_oneof![1 => Just(0u32), 4 => 0u32..400];
+    let requests = prop::collection::vec((cached, new), 1..4);
+    (1u32..5, run, requests, 1usize..3, 1usize..4, any::<u16>()).prop_map(
+        |(ranks, run, requests, kv_heads, group, seed)| Case {
             ranks,
             run,
-            lengths,
-            heads,
+            requests,
+            kv_heads,
+            group,
             seed: seed.into(),
         },
     )
 }
 
 proptest! {
-    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(40) })]
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(20) })]
 
     #[test]
-    fn any_division_of_any_context(case in case()) {
-        check(&case)?;
+    fn decoding_over_any_division_of_any_context(case in case(Just(1))) {
+        check::<f16>(&case)?;
+    }
+
+    #[test]
+    fn chunks_and_drafts_over_any_division(case in case(1u32..60)) {
+        check::<bf16>(&case)?;
     }
 }
 
 /// Fewer tokens than ranks: some hold none of them.
 #[test]
 fn ranks_without_keys() {
-    let case = Case {
+    let case = |requests| Case {
         ranks: 4,
         run: 64,
-        lengths: vec![3, 130, 257],
-        heads: 2,
+        requests,
+        kv_heads: 1,
+        group: 2,
         seed: 9,
     };
-    check(&case).unwrap();
+    check::<f16>(&case(vec![(2, 1), (129, 1), (256, 1)])).unwrap();
+    check::<f16>(&case(vec![(0, 1), (63, 1)])).unwrap();
+    check::<bf16>(&case(vec![(0, 7), (0, 90)])).unwrap();
+    check::<bf16>(&case(vec![(65, 3), (0, 9), (300, 1)])).unwrap();
+}
+
+#[test]
+fn divisions_that_cannot_be_are_refused() {
+    let of = |ranks, run, block_size| {
+        let share = Interleave::new(ranks, run).unwrap();
+        ContextParallel::new(share, block_size).map_err(|refused| refused.rule)
+    };
+    assert_eq!(of(16, 1, 128), Err(Rule::RanksParts));
+    assert_eq!(of(2, 3, 128), Err(Rule::RanksInterleave));
+    let parallel = of(15, 16, 128).unwrap();
+    assert_eq!(parallel.pool_block_size(), 1920);
+    let request = BatchRequest {
+        cached: 5,
+        new: 1,
+        drafts: 0,
+        row: &[0],
+        group: None,
+        prompt_len: None,
+    };
+    let rule = |request| parallel.split(&[request], PAD).unwrap_err().rule;
+    assert_eq!(rule(BatchRequest { new: 0, ..request }), Rule::BatchEmpty);
+    assert_eq!(
+        rule(BatchRequest {
+            cached: 1920,
+            ..request
+        }),
+        Rule::TableRow
+    );
+    assert_eq!(
+        rule(BatchRequest {
+            cached: u32::MAX,
+            ..request
+        }),
+        Rule::LengthsOverflow
+    );
+    assert_eq!(
+        rule(BatchRequest {
+            row: &[-1],
+            ..request
+        }),
+        Rule::TableBlock
+    );
+    assert_eq!(parallel.split(&[], PAD).unwrap_err().rule, Rule::BatchEmpty);
+    // What the ranks have adds up to what there is.
+    let long = BatchRequest {
+        cached: 1000,
+        new: 3,
+        ..request
+    };
+    let split = parallel.split(&[long], PAD).unwrap();
+    let keys = split
+        .ranks()
+        .iter()
+        .map(|rank| rank.kv_lengths().lengths()[0]);
+    assert_eq!(keys.sum::<i64>(), 1000);
+    let slots = split.ranks().iter().flat_map(RankStep::slots);
+    assert_eq!(slots.filter(|slot| **slot >= 0).count(), 3);
 }

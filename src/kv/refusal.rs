@@ -64,10 +64,14 @@ rules! {
     PadTarget = "pad.target", "a batch is padded to at least its own size";
     DraftCount = "draft.count", "a request has more query tokens than drafts";
     DraftTree = "draft.tree", "a draft's parent comes before it";
+    RanksParts = "ranks.parts", "a context is divided into no more parts than a merge takes";
     BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
     BackendLatent = "backend.latent", "latent attention goes to its own backend, which gets causal layers of it alone";
     LatentWorkspace = "latent.workspace", "the workspace of latent attention holds a cached token of each request";
+    BackendCascade = "backend.cascade_prefill", "a cascade has new tokens behind cached ones, and no window or sinks";
+    BackendSharedPrefix = "backend.shared_prefix_decode", "neighbouring requests share enough cached blocks, without window or sinks";
+    BackendTriangle = "backend.triangle_mix", "TriangleMix leaves enough out of a causal prompt of known length, in some layer";
     BackendName = "backend.name", "a set of layers names a registered backend for each kind of step";
     HybridLayers = "hybrid.layers", "each layer is in exactly one set of a hybrid backend";
     BatchEmpty = "batch.empty", "a batch has requests, and each has query tokens";

@@ -143,17 +143,8 @@ impl Interleave {
         shard.map_or(0, |shard| shard.local_len(len))
     }
 
-    /// The slot of `position` on `rank`, or `None` where another rank holds it.
-    ///
-    /// # Errors
-    /// [`Rule::RanksInterleave`] if a block does not hold whole runs, otherwise as [`slot`].
-    pub fn slot(
-        self,
-        row: &[i32],
-        position: u32,
-        block_size: u32,
-        rank: u32,
-    ) -> Result<Option<i32>, Refused> {
+    /// Refuses blocks that do not hold whole runs.
+    pub(crate) fn check(self, block_size: u32) -> Result<(), Refused> {
         if block_size == 0 {
             return Err(no_block_size());
         }
@@ -165,6 +156,21 @@ impl Interleave {
                 "choose a run that divides the block size",
             ));
         }
+        Ok(())
+    }
+
+    /// The slot of `position` on `rank`, or `None` where another rank holds it.
+    ///
+    /// # Errors
+    /// [`Rule::RanksInterleave`] if a block does not hold whole runs, otherwise as [`slot`].
+    pub fn slot(
+        self,
+        row: &[i32],
+        position: u32,
+        block_size: u32,
+        rank: u32,
+    ) -> Result<Option<i32>, Refused> {
+        self.check(block_size)?;
         let span = u64::from(block_size) * u64::from(self.ranks);
         let offset = u64::from(position) % span;
         let run = u64::from(self.run);

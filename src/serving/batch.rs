@@ -21,6 +21,9 @@ pub struct BatchRequest<'a> {
     /// The pool that the row's blocks are of, where that is known. A step refuses rows of several pools, and a cache
     /// those of another one.
     pub group: Option<GroupId>,
+    /// Tokens of the whole prompt, of which the query tokens may be a chunk, where that is known. What depends on where
+    /// a prompt ends, such as TriangleMix, asks for it; the same for every chunk of a prompt.
+    pub prompt_len: Option<u32>,
 }
 
 impl<'a> BatchRequest<'a> {
@@ -32,7 +35,14 @@ impl<'a> BatchRequest<'a> {
             drafts: 0,
             row: sequence.row(),
             group: Some(sequence.pool().group()),
+            prompt_len: None,
         }
+    }
+
+    /// The same, with the length of the whole prompt.
+    pub fn prompt_len(mut self, tokens: u32) -> Self {
+        self.prompt_len = Some(tokens);
+        self
     }
 
     /// The same, the last `drafts` tokens being drafts.
@@ -73,7 +83,7 @@ pub struct BatchSettings {
 ///     causality: Causality::Causal,
 ///     policy: StatePolicy::default(),
 /// };
-/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2], group: None };
+/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2], group: None, prompt_len: None };
 /// let json = RecordedBatch::new(settings, &[decode]).to_json();
 ///
 /// let again = RecordedBatch::from_json(&json)?;
@@ -99,6 +109,8 @@ struct RecordedRequest {
     new: u32,
     drafts: u32,
     row: Vec<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prompt_len: Option<u32>,
 }
 
 impl RecordedBatch {
@@ -112,6 +124,7 @@ impl RecordedBatch {
             new: request.new,
             drafts: request.drafts,
             row: request.row.to_vec(),
+            prompt_len: request.prompt_len,
         };
         Self {
             version: Self::VERSION,
@@ -128,6 +141,7 @@ impl RecordedBatch {
             drafts: request.drafts,
             row: &request.row,
             group: None,
+            prompt_len: request.prompt_len,
         };
         self.requests.iter().map(view).collect()
     }

@@ -25,6 +25,7 @@ pub struct AttentionMetadata {
     slots: Vec<i32>,
     table: PageTable,
     group: Option<GroupId>,
+    prompt_lens: Vec<Option<u32>>,
 }
 
 impl AttentionMetadata {
@@ -49,6 +50,7 @@ impl AttentionMetadata {
             slots: Vec::new(),
             table: PageTable::default(),
             group: None,
+            prompt_lens: Vec::new(),
         };
         metadata.renew(requests)?;
         Ok(metadata)
@@ -76,6 +78,7 @@ impl AttentionMetadata {
         self.slots.clear();
         self.table.reset(columns);
         self.group = None;
+        self.prompt_lens.clear();
     }
 
     /// Blocks that a request needs, at least one.
@@ -136,6 +139,7 @@ impl AttentionMetadata {
                 .ok_or_else(|| too_many(at))?;
             self.q_ends.push_end(tokens);
             self.kv_lengths.push(len.into());
+            self.prompt_lens.push(request.prompt_len);
             if request.new - request.drafts == 1 {
                 self.decodes_lead &= self.decodes == at;
                 self.decodes += 1;
@@ -299,6 +303,11 @@ impl AttentionMetadata {
         self.group
     }
 
+    /// The length of a request's whole prompt, where it is known; dummies have none.
+    pub fn prompt_len(&self, request: usize) -> Option<u32> {
+        self.prompt_lens.get(request).copied().flatten()
+    }
+
     /// The lengths of a packed call, in the form that the place of its keys asks for: with nothing cached the keys are
     /// this step's tokens and end where these do.
     pub fn call_lengths(&self) -> CallLengths<'_> {
@@ -382,6 +391,7 @@ mod tests {
             drafts: 0,
             row,
             group: None,
+            prompt_len: None,
         }
     }
 
@@ -470,7 +480,7 @@ mod tests {
                 block += blocks;
             }
             let requests: Vec<_> = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| BatchRequest {
-                cached: *cached, new: *new, drafts: drafts % new, row, group: None,
+                cached: *cached, new: *new, drafts: drafts % new, row, group: None, prompt_len: (drafts % 3 > 0).then_some(cached + drafts % 50),
             }).collect();
             let settings = BatchSettings { blocks: 128, ..settings() };
             let metadata = AttentionMetadata::new(&requests, settings).unwrap();

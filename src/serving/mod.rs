@@ -12,15 +12,20 @@
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](crate::kv::PageTable): the index formats of engines.
 //! - [`LocalBatch`]: attention within chunks, by virtual requests.
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
+//! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes apart, merged.
+//! - [`ContextParallel`]: contexts divided over ranks.
 //! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge.
-//! - [`TrianglePrefill`]: TriangleMix by calls of the stock operator.
+//! - [`TriangleMixPrefill`]: TriangleMix by calls of the stock operator, as a backend; [`TrianglePrefill`] is that of one
+//!   prompt.
 //! - [`RangeReport`]: what numbers a tensor holds.
 //! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
 
 mod backend;
 mod batch;
+mod cascade_prefill;
 mod causality;
 mod context_chunks;
+mod context_parallel;
 mod custom_mask;
 mod draft_tree;
 mod engine;
@@ -36,17 +41,22 @@ mod mla;
 mod mla_prefill;
 mod paged_decode;
 mod range_report;
+mod shared_prefix_decode;
 mod split_kv;
 mod state;
 mod tree_verification;
+mod triangle_mix;
 mod triangle_prefill;
+mod triangle_rows;
 
 pub use backend::{
     AttentionBackend, AttentionShape, Backends, LayerTensors, RefusedBackend, Selected,
     StepContext, StepPlan,
 };
 pub use batch::{BatchRequest, BatchSettings, RecordedBatch};
+pub use cascade_prefill::CascadePrefill;
 pub use causality::Causality;
+pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use draft_tree::{Accepted, DraftTree};
 pub use engine::{Attention, Step};
@@ -61,7 +71,10 @@ pub use metadata::AttentionMetadata;
 pub use mla::Mla;
 pub use paged_decode::PagedDecode;
 pub use range_report::{Number, RangeReport};
+pub use shared_prefix_decode::{SharedGroup, SharedPrefixDecode, SharedPrefixGate};
 pub use split_kv::SplitLimits;
 pub use state::{AttentionState, Drafting, StatePolicy};
 pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};
-pub use triangle_prefill::{TriangleGate, TrianglePlan, TrianglePrefill};
+pub use triangle_mix::TriangleMixPrefill;
+pub use triangle_prefill::{TrianglePlan, TrianglePrefill};
+pub use triangle_rows::{TriangleChoice, TriangleGate, WhyDense};

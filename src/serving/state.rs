@@ -85,6 +85,7 @@ mod tests {
             drafts,
             row: &[],
             group: None,
+            prompt_len: None,
         };
         let requests: Vec<_> = requests.iter().map(request).collect();
         policy.state(&requests)

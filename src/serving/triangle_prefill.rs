@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use ascend_spec::Layout;
-use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_spec::geometry::TriangleMix;
 
-use crate::attention::{Output, Plan};
+use crate::attention::{BlockTable, Inputs, Output, Plan};
 use crate::error::{Error, Result};
+use crate::kv::PageTable;
 use crate::mask::{CausalOrigin, Mask};
 use crate::memory::Element;
 use crate::merge::{MergePlan, MergeState, Part};
@@ -14,29 +15,8 @@ use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
 use super::backend::{AttentionShape, count};
-
-/// When leaving keys out is worth the additional calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TriangleGate {
-    /// Fewest rows that leave keys out.
-    pub min_sparse_rows: u64,
-    /// Fewest pairs of row and key left out.
-    pub min_saved_pairs: u128,
-}
-
-impl TriangleGate {
-    /// As measured by a port to the 910B3 with heads of 128 elements: below, dense attention is faster.
-    pub const MEASURED: Self = Self {
-        min_sparse_rows: 128,
-        min_saved_pairs: 913_152,
-    };
-
-    /// Whatever it costs.
-    pub const ALWAYS: Self = Self {
-        min_sparse_rows: 1,
-        min_saved_pairs: 1,
-    };
-}
+use super::lengths::{CallLengths, Cumulative, PerRequest};
+use super::triangle_rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
 
 /// Prefill of one prompt, or of a chunk of it, in a layer with TriangleMix.
 ///
@@ -49,7 +29,8 @@ impl TriangleGate {
 /// | from `E` on: dense | causal |
 ///
 /// The two parts of the middle rows are disjoint, for row `S` is the first whose window begins behind the sinks. All masks
-/// are the compressed one. Keys and values are dense: those of the prompt up to the last row, packed.
+/// are the compressed one. Keys and values are dense: those of the prompt up to the last row, packed. Over a paged cache,
+/// and for batches of several requests, the same is done by [`TriangleMixPrefill`](super::TriangleMixPrefill).
 ///
 /// It is dense attention while the prompt's length is not known, for single rows (decoding), and where the
 /// [`TriangleGate`] says so.
@@ -63,21 +44,29 @@ pub struct TrianglePrefill {
     pub gate: TriangleGate,
 }
 
+/// One call over rows one behind the other.
+#[derive(Debug)]
+struct Call {
+    rows: Range<usize>,
+    keys: Keys,
+    plan: Plan,
+}
+
+/// What a call reads.
+#[derive(Debug)]
+enum Keys {
+    /// These rows of packed keys.
+    Packed(Range<usize>),
+    /// A cache, by this table.
+    Paged(BlockTable),
+}
+
 /// Rows that one call computes, or two that are merged.
 #[derive(Debug)]
 struct Segment {
-    rows: Range<usize>,
-    keys: Range<usize>,
-    plan: Plan,
+    call: Call,
     /// What middle rows see besides their window.
-    sinks: Option<Box<Sinks>>,
-}
-
-#[derive(Debug)]
-struct Sinks {
-    keys: Range<usize>,
-    plan: Plan,
-    merge: MergePlan,
+    sinks: Option<Box<(Call, MergePlan)>>,
 }
 
 /// A prefill that was prepared. From [`TrianglePrefill::plan`].
@@ -87,6 +76,18 @@ pub struct TrianglePlan {
     shape: [usize; 3],
     saved_pairs: u128,
 }
+
+/// Where the keys of a step's requests are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeySource<'a> {
+    /// Packed; where the keys of each request begin.
+    Packed(&'a [usize]),
+    /// In a cache with blocks of so many tokens; a row of the table for each request.
+    Paged(&'a PageTable, usize),
+}
+
+/// A request of a step: its rows, those before them, and what was chosen for it.
+pub(super) type Chosen = (Range<usize>, usize, TriangleChoice);
 
 impl TrianglePrefill {
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
@@ -103,152 +104,178 @@ impl TrianglePrefill {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<TrianglePlan> {
+        let rows = query.shape().first().copied().unwrap_or(0).unsigned_abs();
+        let keys = key.shape().first().copied().unwrap_or(0);
+        let wanted = first_row.saturating_add(rows);
+        if u64::try_from(keys) != Ok(wanted) {
+            return Err(Error::invalid(
+                "key",
+                format_args!("{keys} keys"),
+                format_args!("{wanted}, the rows before the chunk and its own"),
+            ));
+        }
+        let choice = self.gate.choose(self.sizes, (first_row, rows), prompt_len);
+        let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+        let requests = vec![(0..place(rows), place(first_row), choice)];
+        self.plan_rows(
+            stream,
+            requests,
+            KeySource::Packed(&[0]),
+            [query, key, value],
+        )
+    }
+
+    /// Prepares the rows of a step. Key and value are the packed ones, or the cache.
+    pub(super) fn plan_rows<T: Element>(
+        &self,
+        stream: &Stream,
+        requests: Vec<Chosen>,
+        source: KeySource<'_>,
+        tensors: [&Tensor<T>; 3],
+    ) -> Result<TrianglePlan> {
+        let [query, ..] = tensors;
         let &[rows, heads, dim] = query.shape() else {
             return Err(Error::invalid("query", query.desc(), "[rows, N, D]"));
         };
         let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
-        let shape = [size(rows), size(heads), size(dim)];
-        let of = TriangleRows {
-            first_row,
-            rows: rows.unsigned_abs(),
-            // Without a length, no row is known to lie before the last ones.
-            prompt_len: prompt_len.unwrap_or(0),
+        let saved = |(_, _, choice): &Chosen| match choice {
+            TriangleChoice::Sparse { saved_pairs, .. } => *saved_pairs,
+            TriangleChoice::Dense(_) => 0,
         };
-        let keys = key.shape().first().copied().unwrap_or(0);
-        if u64::try_from(keys) != Ok(of.keys()) {
-            return Err(Error::invalid(
-                "key",
-                format_args!("{keys} keys"),
-                format_args!("{}, the rows before the chunk and its own", of.keys()),
-            ));
-        }
-        let middle = self.middle(of);
-        let saved_pairs = match &middle {
-            Some(_) => self.sizes.geometry(TrianglePart::Middle, of).visible(),
-            None => 0,
-        };
-        let first = usize::try_from(first_row).unwrap_or(usize::MAX);
+        let saved_pairs = requests.iter().map(saved).sum();
+        let window = usize::try_from(self.sizes.sliding_window_size).unwrap_or(usize::MAX);
         let parts = Parts {
             of: self,
             stream,
-            first,
-            tensors: [query, key, value],
+            source,
+            tensors,
         };
-        let all = 0..shape[0];
-        let segments = match middle {
-            None => vec![parts.causal(all)?],
-            Some(middle) => {
-                let before = 0..middle.start;
-                let behind = middle.end..all.end;
-                let mut segments = Vec::new();
-                if !before.is_empty() {
-                    segments.push(parts.causal(before)?);
-                }
-                segments.push(parts.middle(middle)?);
-                if !behind.is_empty() {
-                    segments.push(parts.causal(behind)?);
-                }
-                segments
-            }
-        };
+        let groups = row_groups(requests, window);
+        let segments = groups.iter().map(|group| match group {
+            RowGroup::Causal(pieces) => parts.causal(pieces),
+            RowGroup::Middle(piece) => parts.middle(piece),
+        });
         Ok(TrianglePlan {
-            segments,
-            shape,
+            segments: segments.collect::<Result<_>>()?,
+            shape: [size(rows), size(heads), size(dim)],
             saved_pairs,
         })
     }
-
-    /// The rows of the chunk that leave keys out, if it is worth it.
-    fn middle(&self, of: TriangleRows) -> Option<Range<usize>> {
-        if of.rows <= 1 {
-            return None;
-        }
-        let first = self.sizes.first_sparse_row(of.prompt_len)?;
-        let place = |row: u64| row.saturating_sub(of.first_row).min(of.rows);
-        let (start, end) = (
-            place(first),
-            place(self.sizes.first_last_row(of.prompt_len)),
-        );
-        let worth = end.saturating_sub(start) >= self.gate.min_sparse_rows.max(1)
-            && self.sizes.geometry(TrianglePart::Middle, of).visible() >= self.gate.min_saved_pairs;
-        match worth {
-            true => Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?),
-            false => None,
-        }
-    }
 }
 
-/// What the calls of a prefill are made of. Rows are counted in the chunk, keys in the prompt.
+/// What the calls of a prefill are made of.
 struct Parts<'a, T: Element> {
     of: &'a TrianglePrefill,
     stream: &'a Stream,
-    first: usize,
+    source: KeySource<'a>,
     tensors: [&'a Tensor<T>; 3],
 }
 
 impl<T: Element> Parts<'_, T> {
-    fn call(
-        &self,
-        mask: Mask,
-        rows: &Range<usize>,
-        keys: &Range<usize>,
-        lse: bool,
-    ) -> Result<Plan> {
+    /// A call over pieces one behind the other.
+    fn call(&self, mask: Mask, pieces: &[Piece], lse: bool) -> Result<Call> {
         let [query, key, value] = self.tensors;
-        let (query, key, value) = (
-            query.narrow(0, rows.clone())?,
-            key.narrow(0, keys.clone())?,
-            value.narrow(0, keys.clone())?,
-        );
-        let call = self.of.shape.call(Layout::Tnd);
-        call.mask(mask)
-            .actual_seq_lengths([count(rows.len())])
-            .actual_seq_lengths_kv([count(keys.len())])
-            .softmax_lse(lse)
-            .plan(&query, &key, &value)
+        let start = pieces.first().map_or(0, |piece| piece.rows.start);
+        let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);
+        let ends = pieces.iter().map(|piece| count(piece.rows.end - start));
+        let q = &Cumulative::new(ends.collect())?;
+        let call = self.of.shape.call(Layout::Tnd).mask(mask).softmax_lse(lse);
+        let query = query.narrow(0, rows.clone())?;
+        let (keys, plan) = match self.source {
+            KeySource::Packed(starts) => {
+                let place = |piece: &Piece| {
+                    let first = starts.get(piece.request).copied().unwrap_or(0);
+                    first + piece.keys.start..first + piece.keys.end
+                };
+                // The pieces of a request behind another's begin with its first key, and all but the last piece end with
+                // their request's last one: their keys are one behind the other too.
+                let first = pieces.first().map_or(0, |piece| place(piece).start);
+                let ends = pieces.iter().map(|piece| count(place(piece).end - first));
+                let kv = &Cumulative::new(ends.collect())?;
+                let keys = first..pieces.last().map_or(first, |piece| place(piece).end);
+                let call = CallLengths::PackedDense { q, kv }.apply(call);
+                let (key, value) = (key.narrow(0, keys.clone())?, value.narrow(0, keys.clone())?);
+                (Keys::Packed(keys), call.plan(&query, &key, &value)?)
+            }
+            KeySource::Paged(table, block_size) => {
+                // A call over keys in the middle begins with a whole block; the band hides what is too far back.
+                let block = |piece: &Piece| piece.keys.start / block_size.max(1);
+                let row = |piece: &Piece| -> &[i32] {
+                    let row = table.row(piece.request).unwrap_or_default();
+                    let end = piece.keys.end.div_ceil(block_size.max(1));
+                    row.get(block(piece)..end).unwrap_or_default()
+                };
+                let lengths = pieces
+                    .iter()
+                    .map(|piece| count(piece.keys.end - block(piece) * block_size));
+                let kv = &PerRequest::new(lengths.collect())?;
+                let rows: Vec<&[i32]> = pieces.iter().map(row).collect();
+                let table = BlockTable::from_rows(self.stream, &rows, block_size)?;
+                let call = CallLengths::PackedPaged { q, kv }.apply(call);
+                let plan = call.plan_with(&Inputs::new(&query, key, value).paged(&table))?;
+                (Keys::Paged(table), plan)
+            }
+        };
+        Ok(Call { rows, keys, plan })
     }
 
-    fn causal(&self, rows: Range<usize>) -> Result<Segment> {
-        let masks = self.stream.device().masks();
-        let keys = 0..self.first + rows.end;
-        let plan = self.call(masks.causal(CausalOrigin::RightDown)?, &rows, &keys, false)?;
+    fn causal(&self, pieces: &[Piece]) -> Result<Segment> {
+        let mask = self
+            .stream
+            .device()
+            .masks()
+            .causal(CausalOrigin::RightDown)?;
         Ok(Segment {
-            rows,
-            keys,
-            plan,
+            call: self.call(mask, pieces, false)?,
             sinks: None,
         })
     }
 
     /// Rows whose window begins behind the sinks. The last row stands at the last key, so that the band is the window.
-    fn middle(&self, rows: Range<usize>) -> Result<Segment> {
+    fn middle(&self, piece: &Piece) -> Result<Segment> {
         let sizes = self.of.sizes;
-        let window = usize::try_from(sizes.sliding_window_size).unwrap_or(usize::MAX);
+        let window = i64::try_from(sizes.sliding_window_size).unwrap_or(i64::MAX);
         let sinks = usize::try_from(sizes.num_sink_tokens).unwrap_or(usize::MAX);
-        let first_key = (self.first + rows.start).saturating_sub(window);
-        let (keys, sinks) = (first_key..self.first + rows.end, 0..sinks);
-        let masks = self.stream.device().masks();
-        let merged = !sinks.is_empty();
-        let plan = self.call(masks.band(count(window), 0)?, &rows, &keys, merged)?;
+        let band = self.stream.device().masks().band(window, 0)?;
+        let merged = sinks > 0;
+        let call = self.call(band, std::slice::from_ref(piece), merged)?;
         let sinks = match merged {
             false => None,
             true => {
-                let far = self.call(Mask::none(), &rows, &sinks, true)?;
-                let (near_out, far_out): (Output<T>, Output<T>) = (plan.output()?, far.output()?);
+                let far = Piece {
+                    keys: 0..sinks,
+                    ..piece.clone()
+                };
+                let far = self.call(Mask::none(), &[far], true)?;
+                let (near_out, far_out): (Output<T>, Output<T>) =
+                    (call.plan.output()?, far.plan.output()?);
                 let parts = [Part::of(&near_out)?, Part::of(&far_out)?];
-                Some(Box::new(Sinks {
-                    keys: sinks,
-                    plan: far,
-                    merge: MergeState::new(Layout::Tnd).plan(&parts)?,
-                }))
+                let merge = MergeState::new(Layout::Tnd).plan(&parts)?;
+                Some(Box::new((far, merge)))
             }
         };
-        Ok(Segment {
-            rows,
-            keys,
-            plan,
-            sinks,
-        })
+        Ok(Segment { call, sinks })
+    }
+}
+
+impl Call {
+    fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        [query, key, value]: [&Tensor<T>; 3],
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let query = query.narrow(0, self.rows.clone())?;
+        match &self.keys {
+            Keys::Packed(keys) => {
+                let (key, value) = (key.narrow(0, keys.clone())?, value.narrow(0, keys.clone())?);
+                self.plan.launch_into(stream, &query, &key, &value, output)
+            }
+            Keys::Paged(table) => {
+                let inputs = Inputs::new(&query, key, value).paged(table);
+                self.plan.launch_with_into(stream, &inputs, output)
+            }
+        }
     }
 }
 
@@ -275,37 +302,25 @@ impl TrianglePlan {
         value: &Tensor<T>,
     ) -> Result<Tensor<T>> {
         let out = Tensor::<T>::empty(stream.device(), self.shape)?;
-        let part = |rows: &Range<usize>, keys: &Range<usize>| -> Result<[Tensor<T>; 3]> {
-            Ok([
-                query.narrow(0, rows.clone())?,
-                key.narrow(0, keys.clone())?,
-                value.narrow(0, keys.clone())?,
-            ])
-        };
-        for Segment {
-            rows,
-            keys,
-            plan,
-            sinks,
-        } in &self.segments
-        {
-            let attention = out.narrow(0, rows.clone())?;
-            let [q, k, v] = part(rows, keys)?;
+        let tensors = [query, key, value];
+        for Segment { call, sinks } in &self.segments {
+            let attention = out.narrow(0, call.rows.clone())?;
             let Some(sinks) = sinks else {
                 let mut output = Output {
                     attention,
                     softmax_lse: None,
                 };
-                plan.launch_into(stream, &q, &k, &v, &mut output)?;
+                call.launch(stream, tensors, &mut output)?;
                 continue;
             };
-            let near = plan.launch(stream, &q, &k, &v)?;
-            let [q, k, v] = part(rows, &sinks.keys)?;
-            let far = sinks.plan.launch(stream, &q, &k, &v)?;
-            let mut both = sinks.merge.output()?;
+            let (far_call, merge) = sinks.as_ref();
+            let (mut near, mut far) = (call.plan.output()?, far_call.plan.output()?);
+            call.launch(stream, tensors, &mut near)?;
+            far_call.launch(stream, tensors, &mut far)?;
+            let mut both = merge.output()?;
             both.attention = attention;
             let parts = [Part::of(&near)?, Part::of(&far)?];
-            sinks.merge.launch_into(stream, &parts, &mut both)?;
+            merge.launch_into(stream, &parts, &mut both)?;
         }
         Ok(out)
     }

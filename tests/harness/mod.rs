@@ -12,6 +12,7 @@
 )]
 
 pub mod reference;
+pub mod tokens;
 
 use ascend_attention::{
     CausalOrigin, Device, FusedInferAttention, Layout, Output, Plan, Runtime, Stream, Tensor, f16,

@@ -55,6 +55,7 @@ fn request(cached: u32, new: u32, row: &[i32]) -> BatchRequest<'_> {
         drafts: 0,
         row,
         group: None,
+        prompt_len: None,
     }
 }
 

@@ -78,6 +78,7 @@ impl Given<'_> {
                 drafts,
                 row,
                 group: None,
+                prompt_len: None,
             })
             .collect();
         let settings = BatchSettings {

@@ -1,0 +1,120 @@
+//! Prefill behind a cached prefix: the new tokens dense, the cached ones paged, merged.
+
+use ascend_spec::Layout;
+
+use crate::attention::{Inputs, Output, Plan};
+use crate::error::Result;
+use crate::kv::{Rule, refused};
+use crate::mask::Mask;
+use crate::memory::Element;
+use crate::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::causality::Causality;
+use super::lengths::{CallLengths, PerRequest};
+
+/// Three calls a layer for steps with new tokens behind cached ones: the step's tokens among themselves, from the packed
+/// keys, under the step's mask; all of them over what was cached before, paged, without a mask; and a merge on the device
+/// by their log-sum-exps. Requests without anything cached are in the same batch and are not merged.
+///
+/// The new keys are read where the model left them, and no call has both a mask and a cache. Steps that only decode and
+/// steps that have nothing cached are refused, as are windows and sinks. Packed calls are BF16, as for
+/// [`Fused`](super::Fused).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CascadePrefill;
+
+#[derive(Debug)]
+struct CascadeStep {
+    new: Plan,
+    cached: Plan,
+    merge: RowMergePlan,
+}
+
+/// Bits of the parts.
+const NEW: u16 = 1;
+const CACHED: u16 = 2;
+
+/// Query tokens and cached keys of each request, dummies included.
+pub(super) fn new_and_cached(step: &StepContext<'_>) -> Vec<(i64, i64)> {
+    let q = step.metadata.q_ends().per_request();
+    let kv = step.metadata.kv_lengths().lengths().iter();
+    let both = q.lengths().iter().zip(kv);
+    both.map(|(q, kv)| (*q, (kv - q).max(0))).collect()
+}
+
+impl<T: Element> AttentionBackend<T> for CascadePrefill {
+    fn name(&self) -> &'static str {
+        "cascade_prefill"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let metadata = step.metadata;
+        let causality = metadata.settings().causality;
+        let requests = new_and_cached(step);
+        let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
+        let windowed = matches!(causality, Causality::Window(_));
+        if !behind || windowed || first.learnable_sink.is_some() {
+            return Err(refused(
+                Rule::BackendCascade,
+                format_args!(
+                    "{:?}, {causality:?}, {} sinks",
+                    metadata.state(),
+                    with(first.learnable_sink.is_some())
+                ),
+                "a request with several new tokens behind cached ones, no window, no sinks",
+                "register a backend for packed queries behind this one",
+            )
+            .into());
+        }
+        let mask = causality.mask(&step.stream.device().masks())?;
+        let call = step.shape.call(Layout::Tnd).softmax_lse(true);
+        let ends = metadata.q_ends();
+        let new = CallLengths::PackedDense { q: ends, kv: ends };
+        let new = new.apply(call.clone().mask(mask)).plan_with(&own(first))?;
+        let before = requests.iter().map(|(_, cached)| *cached).collect();
+        let cached = CallLengths::PackedPaged {
+            q: ends,
+            kv: &PerRequest::new(before)?,
+        };
+        let cached = cached.apply(call.mask(Mask::none()));
+        let cached = cached.plan_with(&paged(step, first))?;
+        let rows: Vec<PartsOfRows> = requests
+            .iter()
+            .map(|(new, cached)| PartsOfRows {
+                rows: usize::try_from(*new).unwrap_or(0),
+                parts: if *cached > 0 { NEW | CACHED } else { NEW },
+            })
+            .collect();
+        let (one, other): (Output<T>, Output<T>) = (new.output()?, cached.output()?);
+        let merge =
+            MergeState::new(Layout::Tnd).plan_rows(&rows, &[Part::of(&one)?, Part::of(&other)?])?;
+        Ok(Box::new(CascadeStep { new, cached, merge }))
+    }
+}
+
+/// A word for messages.
+pub(super) fn with(there: bool) -> &'static str {
+    if there { "with" } else { "without" }
+}
+
+fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a> {
+    Inputs::new(layer.query, layer.key, layer.value)
+}
+
+fn paged<'a, T: Element>(step: &StepContext<'a>, layer: &LayerTensors<'a, T>) -> Inputs<'a> {
+    Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(step.block_table)
+}
+
+impl<T: Element> StepPlan<T> for CascadeStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let new: Output<T> = self.new.launch_with(step.stream, &own(layer))?;
+        let cached = self.cached.launch_with(step.stream, &paged(step, layer))?;
+        let parts = [Part::of(&new)?, Part::of(&cached)?];
+        self.merge.launch(step.stream, &parts)
+    }
+}
