@@ -611,6 +611,7 @@ fn refused(
         drafts: 0,
         row: &[0, 1],
         group: None,
+        prompt_len: None,
     };
     let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let ones = |axes: [usize; 2]| {

@@ -41,6 +41,7 @@ fn metadata(
             drafts,
             row,
             group: None,
+            prompt_len: None,
         })
         .collect();
     let settings = BatchSettings {
