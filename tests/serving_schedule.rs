@@ -15,7 +15,7 @@ use ascend_attention::kv::{
 };
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Drafting, Fused, Hybrid, LayerSet, PagedDecode, Phase,
+    CascadePrefill, Causality, Drafting, Fused, FusedInTwo, Hybrid, LayerSet, PagedDecode, Phase,
     SharedPrefixDecode, SharedPrefixGate, StatePolicy,
 };
 use ascend_attention::{Stream, bf16};
@@ -112,6 +112,8 @@ struct Engine<'a> {
     ballast: Sequence,
     next: u64,
     checked: usize,
+    /// Steps that took two calls a layer.
+    in_two: usize,
 }
 
 impl<'a> Engine<'a> {
@@ -151,7 +153,8 @@ impl<'a> Engine<'a> {
                 backends.with(Hybrid::new(LAYERS, all, sets).unwrap())
             }
             (true, _) => backends.with(PagedDecode).with(Fused),
-            (false, _) => backends.with(Fused),
+            (false, true) => backends.with(FusedInTwo).with(Fused),
+            (false, false) => backends.with(Fused),
         };
         let causality = Causality::from_flags(true, model.window).unwrap();
         let drafting = match model.mtp {
@@ -177,6 +180,7 @@ impl<'a> Engine<'a> {
             ballast,
             next: 1,
             checked: 0,
+            in_two: 0,
         }
     }
 
@@ -248,6 +252,8 @@ impl<'a> Engine<'a> {
                 let value = packed(self.stream, &names, layer, 2, self.shape.kv_heads);
                 results.push(step.forward(layer, &query, &key, &value).unwrap().attention);
             }
+            let selected = step.selected().unwrap().name;
+            self.in_two += usize::from(selected == "fused_in_two");
         }
         for (layer, result) in results.iter().enumerate() {
             let result = result.download(self.stream).unwrap();
@@ -347,6 +353,10 @@ impl<'a> Engine<'a> {
                 _ => {}
             }
         }
+        if self.model.hybrid && !self.model.decode_path {
+            // Two calls want the decodes in front.
+            work.sort_by_key(|(_, new, drafts)| new - drafts > 1);
+        }
         self.step(&work, pad)?;
         for (at, right, drafts) in accepted {
             let request = &mut self.requests[at];
@@ -417,30 +427,33 @@ fn cases() -> u32 {
 #[test]
 fn the_schedules_check_something() {
     let stream = harness::stream();
-    let model = Model {
-        kv_heads: 1,
-        group: 2,
-        window: NonZeroU32::new(50).map(NonZeroU32::get),
-        format: Cache::BnNBsD,
-        block_size: 128,
-        blocks: 8,
-        decode_path: true,
-        hybrid: false,
-        merging: false,
-        dump: true,
-        chunked: true,
-        mtp: true,
-    };
-    let mut engine = Engine::new(&stream, model);
-    let steps = [
-        vec![Act::Chunk(0, 140), Act::Chunk(3, 20)],
-        vec![Act::Share(0, 130), Act::Chunk(1, 1)],
-        vec![Act::Chunk(0, 1), Act::Verify(1, 3, 2), Act::Chunk(2, 7)],
-        vec![Act::Slide(0), Act::Preempt(1)],
-        vec![Act::Chunk(0, 1), Act::Chunk(1, 9)],
-    ];
-    for acts in &steps {
-        engine.act(acts, 3).unwrap();
+    for decode_path in [false, true] {
+        let model = Model {
+            kv_heads: 1,
+            group: 2,
+            window: NonZeroU32::new(50).map(NonZeroU32::get),
+            format: Cache::BnNBsD,
+            block_size: 128,
+            blocks: 8,
+            decode_path,
+            hybrid: !decode_path,
+            merging: false,
+            dump: true,
+            chunked: true,
+            mtp: true,
+        };
+        let mut engine = Engine::new(&stream, model);
+        let steps = [
+            vec![Act::Chunk(0, 140), Act::Chunk(3, 20)],
+            vec![Act::Share(0, 130), Act::Chunk(1, 1)],
+            vec![Act::Chunk(0, 7), Act::Verify(1, 3, 2), Act::Chunk(2, 7)],
+            vec![Act::Slide(0), Act::Preempt(1)],
+            vec![Act::Chunk(0, 9), Act::Chunk(1, 1)],
+        ];
+        for acts in &steps {
+            engine.act(acts, 3).unwrap();
+        }
+        assert!(engine.checked >= 40, "{} rows", engine.checked);
+        assert_eq!(engine.in_two > 0, !decode_path, "{} steps", engine.in_two);
     }
-    assert!(engine.checked >= 40, "{} rows", engine.checked);
 }
