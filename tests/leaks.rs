@@ -15,15 +15,16 @@ mod harness;
 use std::num::NonZeroU32;
 
 use ascend_attention::kv::{
-    BlockPool, CacheShape, PadPolicy, PageTable, PagedKvCache, Rule, Sequence,
+    BlockPool, CacheShape, Interleave, PadPolicy, PageTable, PagedKvCache, Rule, Sequence,
 };
-use ascend_attention::mask::{HostMask, MaskForm};
+use ascend_attention::mask::{HostMask, MaskForm, TriangleLayers};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    DraftTree, Drafting, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors,
-    LayerSet, Mla, PagedDecode, PerRequest, Phase, RecordedBatch, StatePolicy, TreeTensors,
-    TreeVerification, TriangleGate, TrianglePrefill, UpProjected,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Fused, FusedInTwo, Hybrid,
+    LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode, PerRequest, Phase,
+    RecordedBatch, SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeTensors,
+    TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
 };
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{
@@ -112,7 +113,7 @@ fn schedule(stream: &Stream, pools: &mut Pools, backends: Backends<bf16>) -> Res
         stream,
         &mut attention,
         causal,
-        &[BatchRequest::of(&first, 200)],
+        &[BatchRequest::of(&first, 200).prompt_len(200)],
         None,
     )?;
     // Another request begins alike, in the middle of a block.
@@ -165,6 +166,50 @@ fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let hybrid = Hybrid::new(LAYERS, registry, [even, odd])?;
     let backends = Backends::none().with(FusedInTwo).with(hybrid).with(Fused);
     schedule(stream, pools, backends)
+}
+
+fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let triangle = TriangleMixPrefill {
+        layers: TriangleLayers::first(1),
+        sizes: TriangleMix::new(4, 16, 8),
+        gate: TriangleGate::ALWAYS,
+    };
+    let gate = SharedPrefixGate::ALWAYS;
+    let backends = Backends::none()
+        .with(triangle)
+        .with(SharedPrefixDecode { gate })
+        .with(CascadePrefill)
+        .with(Fused);
+    schedule(stream, pools, backends)
+}
+
+/// A context divided over two ranks, each with a cache of its own, and the new tokens among themselves.
+fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let parallel = ContextParallel::new(Interleave::new(2, 64)?, 128)?;
+    let pad = PadPolicy::SkipNegative;
+    let pool = BlockPool::new(BLOCKS, parallel.pool_block_size(), pad)?;
+    pools.push(pool.clone());
+    let mut sequence = Sequence::new(&pool);
+    let _ = sequence.grow(150)?;
+    let split = parallel.split(&[BatchRequest::of(&sequence, 6)], pad)?;
+    let query = ones(stream, bf16::ONE, [6, HEADS, DIM])?;
+    let key = ones(stream, bf16::ONE, [6, 1, DIM])?;
+    let mut parts = Vec::new();
+    for rank in split.ranks() {
+        let mut cache = cache(stream, pools)?;
+        let write = cache.plan_write(stream, rank.slots(), &key, &key)?;
+        cache.write(stream, &write, 0, &key, &key)?;
+        let table = cache.block_table(stream, rank.table())?;
+        let layer = cache.layer(0)?;
+        let plan = rank.plan(shape(), &query, layer, &table)?;
+        parts.push(plan.launch(stream, &query, layer, &table)?);
+    }
+    let new = split.new_tokens().unwrap();
+    let plan = new.plan(stream, shape(), &query, &key, &key)?;
+    parts.push(plan.launch_new(stream, &query, &key, &key)?);
+    let parts: Vec<Part<'_, bf16>> = parts.iter().map(Part::of).collect::<Result<_>>()?;
+    let merged = split.plan_merge(&parts)?.launch(stream, &parts)?;
+    merged.attention.download(stream).map(drop)
 }
 
 /// Latent attention: a prompt, a chunk whose context is up-projected in parts, absorbed decoding.
@@ -320,22 +365,24 @@ fn run(piece: Piece, before: Live) -> Result<()> {
     outcome
 }
 
-const FAULTS: [(Site, i32); 6] = [
-    (Site::Malloc, 207_001),
-    (Site::Malloc, 507_899),
-    (Site::Memcpy, 507_899),
-    (Site::Launch, 361_001),
-    (Site::Launch, 507_015),
-    (Site::Sync, 507_046),
+/// Calls that fail, and with which statuses in turn: memory that ran out or not, launches refused at once or failing on
+/// the device.
+const FAULTS: [(Site, [i32; 2]); 4] = [
+    (Site::Malloc, [207_001, 507_899]),
+    (Site::Memcpy, [507_899; 2]),
+    (Site::Launch, [361_001, 507_015]),
+    (Site::Sync, [507_046; 2]),
 ];
 
 /// Runs with the first call of each kind failing, with the second, and so on: how many runs failed, by kind.
 fn with_each_fault(piece: Piece, before: Live) -> [usize; FAULTS.len()] {
-    FAULTS.map(|(site, status)| {
+    FAULTS.map(|(site, statuses)| {
         let mut failed = 0;
         // Some failures are made good, such as memory that is there after waiting.
         let mut good = 0;
         for nth in 1.. {
+            let [odd, even] = statuses;
+            let status = if nth % 2 == 1 { odd } else { even };
             let fault = inject(site, nth, status);
             match run(piece, before) {
                 Ok(()) => good += 1,
@@ -369,9 +416,11 @@ fn nothing_is_left_whatever_fails() {
     let device = harness::device();
     drop(device.masks().causal(CausalOrigin::RightDown).unwrap());
     let before = ascend_emu::live();
-    let pieces: [Piece; 7] = [
+    let pieces: [Piece; 9] = [
         packed_steps,
         steps_by_several_backends,
+        steps_of_several_calls,
+        ranks,
         latent_steps,
         drafted_trees,
         triangles,
