@@ -83,6 +83,28 @@ pub enum Error {
         /// What `aclGetRecentErrMsg` said about it; empty if nothing.
         message: String,
     },
+    /// The device has no streams, or other queues of its, left.
+    #[error(
+        "{function} returned {status}{}: the device's streams are used up, of which every captured graph takes some; \
+         capture fewer sizes or layers, or drop graphs (`graph::CaptureEstimate` counts them)",
+        told(message)
+    )]
+    StreamsExhausted {
+        /// The C function.
+        function: &'static str,
+        /// What it returned.
+        status: AclStatus,
+        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        message: String,
+    },
+    /// The calling thread captures a graph, and this cannot be part of one.
+    #[error("{what} is not possible while this thread captures a graph: {instead}")]
+    Capturing {
+        /// What was asked for.
+        what: &'static str,
+        /// What to do.
+        instead: &'static str,
+    },
     /// CANN's libraries cannot be loaded.
     #[error("{0}; to run on the CPU instead, use the emulation (ASCEND_BACKEND=emulated)")]
     Load(#[from] LoadError),
@@ -212,6 +234,12 @@ pub(crate) fn acl_error(api: &Api, function: &'static str, status: i32, bytes: u
             function,
             status,
             bytes,
+            message,
+        }
+    } else if status.is_stream_shortage() {
+        Error::StreamsExhausted {
+            function,
+            status,
             message,
         }
     } else if status.is_timeout() {

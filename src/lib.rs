@@ -40,6 +40,7 @@
 //! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator. [`attention::Arguments`] takes every argument by name.
 //! - [`mask`]: every mask that the operators take, and who uses which.
 //! - [`kv`]: the paged KV cache. [`serving`]: batches, index formats, drafts.
+//! - [`graph`]: calls captured once and replayed with other lengths.
 //! - [`merge`]: attention over parts of the keys, merged.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
@@ -94,6 +95,7 @@ pub mod attention;
 pub mod case;
 mod error;
 mod executor;
+pub mod graph;
 pub mod kv;
 pub mod mask;
 mod memory;
@@ -108,6 +110,7 @@ pub use ascend_spec::{DType, Layout, SparseMode};
 pub use ascend_sys as sys;
 pub use attention::{FusedInferAttention, InnerPrecise, Output, Plan};
 pub use error::{Error, Result};
+pub use graph::Graph;
 pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};

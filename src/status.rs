@@ -158,6 +158,14 @@ impl AclStatus {
         )
     }
 
+    /// Whether the device has no streams, or queues for them, left.
+    pub const fn is_stream_shortage(self) -> bool {
+        matches!(
+            self.0,
+            sys::ACL_ERROR_RT_RESOURCE_ALLOC_FAIL | sys::ACL_ERROR_RT_NO_STREAM_RESOURCE
+        )
+    }
+
     /// Whether a wait ended before what it waited for.
     pub const fn is_timeout(self) -> bool {
         matches!(
@@ -253,5 +261,8 @@ mod tests {
             assert!(AclStatus(code).is_timeout() && !AclStatus(code).is_out_of_memory());
         }
         assert!(!AclStatus(507_014).is_timeout());
+        for code in [207_005, 207_008] {
+            assert!(AclStatus(code).is_stream_shortage() && !AclStatus(code).is_out_of_memory());
+        }
     }
 }

@@ -320,7 +320,7 @@ impl Context {
     }
 
     /// Waits for the work of every stream; the first fault found is reported.
-    pub(crate) fn synchronize(&self, name: &str, deadline: Option<Instant>) -> Outcome {
+    pub(crate) fn synchronize(&self, name: &'static str, deadline: Option<Instant>) -> Outcome {
         let mut outcome = Ok(());
         for stream in self.all_streams() {
             let one = stream.synchronize(name, deadline);

@@ -245,6 +245,12 @@ impl Event {
         }
     }
 
+    /// Whether a wait inside a graph would end without anything more being queued.
+    pub(crate) fn will_be_raised(&self) -> bool {
+        let state = self.state.lock();
+        state.raised || !state.pending.is_empty()
+    }
+
     /// Lets waiting threads look at their abort flags.
     pub(crate) fn wake(&self) {
         drop(self.state.lock());

@@ -32,6 +32,8 @@ pub enum FindingKind {
     EmptyRow,
     /// A synchronisation with an event that was never recorded.
     UnrecordedEvent,
+    /// The host waits for a replayed graph, which waits for an event that nothing queued will record.
+    StalledReplay,
     /// A device was reset while memory on it was still allocated.
     Leak,
 }
@@ -50,6 +52,7 @@ impl FindingKind {
             FindingKind::DuplicateSlot => "slot named twice",
             FindingKind::EmptyRow => "row without keys in a merge",
             FindingKind::UnrecordedEvent => "event never recorded",
+            FindingKind::StalledReplay => "replay that waits for ever",
             FindingKind::Leak => "memory leaked",
         }
     }

@@ -14,6 +14,7 @@ use crate::ledger::{self, LaneId, Progress};
 use crate::lock::{Lock, Signal, expired};
 use crate::operator::{Access, Addresses};
 use crate::queue::{Command, Queue};
+use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{
     CAPTURE_CONFLICT, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID, STREAM_CAPTURED,
     STREAM_SYNC_TIMEOUT, TASK_GROUP_STATUS, failure,
@@ -22,7 +23,7 @@ use crate::task::Task;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) static STREAMS: Table<Stream> = Table::new(Kind::Stream);
 
@@ -57,6 +58,8 @@ struct Shared {
     fault: Option<Fault>,
     /// Event that the thread is waiting for.
     waiting: Option<Arc<Event>>,
+    /// The thread is waiting within a graph.
+    replaying: bool,
 }
 
 /// A stream.
@@ -295,21 +298,51 @@ impl Stream {
         Ok(submission.seq)
     }
 
-    fn wait_completed(&self, target: u64, deadline: Option<Instant>) -> bool {
+    /// Whether that many commands are over before a deadline.
+    ///
+    /// Without a deadline, a replay that nothing will wake is a finding after a while: threads may yet queue what it waits
+    /// for, but a program whose only thread waits here would wait for ever.
+    fn wait_completed(
+        &self,
+        name: &'static str,
+        target: u64,
+        deadline: Option<Instant>,
+    ) -> Outcome<bool> {
+        let mut patience = Patience::default();
         let mut shared = self.shared.lock();
         while shared.completed < target {
             if expired(deadline) {
-                return false;
+                return Ok(false);
             }
-            shared = self.advanced.wait(shared, deadline);
+            let look = deadline.or_else(|| Instant::now().checked_add(Patience::LOOK));
+            shared = self.advanced.wait(shared, look);
+            let stalled = deadline.is_none()
+                && shared.replaying
+                && shared.waiting.as_ref().is_some_and(|e| !e.will_be_raised());
+            if patience.is_over(stalled) {
+                drop(shared);
+                report(
+                    check(),
+                    STREAM_SYNC_TIMEOUT,
+                    Suspicion {
+                        kind: FindingKind::StalledReplay,
+                        site: (name, "stream"),
+                        message: format!(
+                            "{name}: a replayed graph on the stream waits for an ACL_EVENT_EXTERNAL event that no \
+                             stream has a record of queued; record it after aclmdlRIExecuteAsync and the task updates"
+                        ),
+                    },
+                )?;
+                shared = self.shared.lock();
+            }
         }
-        true
+        Ok(true)
     }
 
     /// Waits for the work queued so far and reports the first fault since the last time.
-    pub(crate) fn synchronize(&self, name: &str, deadline: Option<Instant>) -> Outcome {
+    pub(crate) fn synchronize(&self, name: &'static str, deadline: Option<Instant>) -> Outcome {
         let target = self.target(name)?;
-        if !self.wait_completed(target, deadline) {
+        if !self.wait_completed(name, target, deadline)? {
             return Err(failure!(
                 STREAM_SYNC_TIMEOUT,
                 "{name}: the stream's work was not over in time"
@@ -320,9 +353,9 @@ impl Stream {
     }
 
     /// Waits for the work queued so far; its faults stay to be reported.
-    pub(crate) fn wait(&self, name: &str) -> Outcome {
+    pub(crate) fn wait(&self, name: &'static str) -> Outcome {
         let target = self.target(name)?;
-        self.wait_completed(target, None);
+        self.wait_completed(name, target, None)?;
         ledger::host_waited_for_lane(self.lane, target);
         Ok(())
     }
@@ -386,7 +419,11 @@ impl Stream {
             self.leave(&capture);
         }
         let submission = self.submission.lock();
-        if at_once {
+        let hopeless = || {
+            let over = self.wait_completed("aclrtDestroyStream", submission.seq, None);
+            over.is_err()
+        };
+        if at_once || hopeless() {
             self.drop_queued(&submission);
         }
         self.shared.lock().ending = true;
@@ -400,6 +437,32 @@ impl Stream {
         }
         ledger::host_waited_for_lane(self.lane, seq);
         ledger::close_lane(self.lane);
+    }
+}
+
+/// How long a wait without a deadline has been hopeless.
+#[derive(Debug, Default)]
+struct Patience {
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Patience {
+    /// From one look to the next.
+    const LOOK: Duration = Duration::from_millis(100);
+    /// Until a hopeless wait is a finding.
+    const LIMIT: Duration = Duration::from_secs(2);
+
+    /// Takes note of a look; whether to tell, once.
+    fn is_over(&mut self, hopeless: bool) -> bool {
+        if !hopeless {
+            self.since = None;
+            return false;
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let over = !self.told && since.elapsed() >= Self::LIMIT;
+        self.told |= over;
+        over
     }
 }
 

@@ -168,6 +168,45 @@ fn external_events_cross_the_border_of_a_graph() {
     destroy(two);
 }
 
+#[test]
+fn waiting_for_a_replay_that_nothing_wakes_is_an_error() {
+    let _bench = Bench::new();
+    let (one, two) = (stream(), stream());
+    let ready = external_event();
+    begin(one);
+    unsafe {
+        ok(aclrtStreamWaitEvent(one, ready));
+        ok(aclrtResetEvent(ready, one));
+    }
+    let graph = end(one);
+    // Recorded before the replay before it has used the event up: one record for two replays.
+    replay(graph, one);
+    replay(graph, one);
+    ok(unsafe { aclrtRecordEvent(ready, two) });
+    sync(two);
+    let strict = check_scope(Check::Strict);
+    fails(
+        unsafe { aclrtSynchronizeStream(one) },
+        507_046,
+        &["waits for an ACL_EVENT_EXTERNAL event"],
+    );
+    fails(
+        unsafe { aclrtSynchronizeDevice() },
+        507_046,
+        &["aclrtSynchronizeDevice", "no stream has a record"],
+    );
+    // Nothing is broken.
+    ok(unsafe { aclrtRecordEvent(ready, two) });
+    sync(one);
+    // A stream with a replay that nothing wakes can be destroyed.
+    replay(graph, one);
+    destroy(one);
+    drop(strict);
+    ok(unsafe { aclmdlRIDestroy(graph) });
+    ok(unsafe { aclrtDestroyEvent(ready) });
+    destroy(two);
+}
+
 /// Reads without a synchronisation, which compat lets pass.
 fn value_unsynced(at: *mut c_void) -> u8 {
     let _compat = check_scope(Check::Compat);

@@ -1,17 +1,17 @@
 //! A call, described step by step.
 
-use ascend_spec::fia::FiaCall;
+use ascend_spec::fia::{FiaCall, Operand};
 use ascend_spec::{Layout, TensorDesc};
 use smallvec::SmallVec;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::memory::Element;
 use crate::tensor::Tensor;
 
 use super::inputs::Inputs;
-use super::plan::{Plan, imply_outputs};
-use super::tensor_list::{List, TensorList};
+use super::plan::{Bindings, Plan, imply_outputs};
+use super::tensor_list::TensorList;
 
 /// CANN's `innerPrecise`: precision, and what becomes of rows that a mask tensor leaves without keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -156,11 +156,26 @@ impl FusedInferAttention {
     /// As for [`FusedInferAttention::plan`].
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<Plan> {
-        let descs = |list: List<'_>| -> SmallVec<[TensorDesc; 1]> {
-            list.iter().map(|tensor| *tensor.desc()).collect()
+        self.plan_bindings(inputs)
+    }
+
+    /// The same for tensors in whatever form.
+    pub(crate) fn plan_bindings(&self, bindings: &impl Bindings) -> Result<Plan> {
+        let (mut key, mut value) = (Descs::new(), Descs::new());
+        let mut context = None;
+        bindings.each(|operand, tensor| {
+            match operand {
+                Operand::Key(_) => key.push(*tensor.desc()),
+                Operand::Value(_) => value.push(*tensor.desc()),
+                Operand::Query => context = Some(tensor.memory().context()),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        let Some(context) = context else {
+            return Err(Error::invalid("query", "none", "a tensor"));
         };
-        let (key, value) = (descs(inputs.key()), descs(inputs.value()));
-        let features = inputs.features();
+        let features = bindings.features().unwrap_or_default();
         let mut call = FiaCall {
             key: &key,
             value: &value,
@@ -178,14 +193,15 @@ impl FusedInferAttention {
             ..FiaCall::new(self.layout.as_str())
         };
         features.describe(&mut call);
-        inputs.visit(|operand, tensor| {
+        bindings.each(|operand, tensor| {
             if let Some(parameter) = operand.parameter() {
                 *parameter.of_mut(&mut call) = Some(*tensor.desc());
             }
             Ok(())
         })?;
         imply_outputs(&mut call);
-        let context = inputs.query().memory().context();
-        Plan::new(context, &call, &self.allowed, self.mask.tensor(), inputs)
+        Plan::new(context, &call, &self.allowed, self.mask.tensor(), bindings)
     }
 }
+
+type Descs = SmallVec<[TensorDesc; 1]>;

@@ -7,7 +7,7 @@ use crate::memory::Element;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::block_table::BlockTable;
-use super::plan::Bindings;
+use super::plan::{Bindings, Output};
 use super::pse_shift::PseShift;
 use super::quantisation::{Modes, Quantisation};
 use super::shared_prefix::SharedPrefix;
@@ -156,18 +156,6 @@ impl<'a> Inputs<'a> {
         self
     }
 
-    pub(super) fn query(&self) -> &'a AnyTensor {
-        self.query
-    }
-
-    pub(super) fn key(&self) -> List<'a> {
-        self.key
-    }
-
-    pub(super) fn value(&self) -> List<'a> {
-        self.value
-    }
-
     /// The attributes that the tensors bring.
     pub(super) fn features(&self) -> Features {
         Features {
@@ -219,7 +207,7 @@ impl<'a> Inputs<'a> {
 
 /// Attributes that come with [`Inputs`]. They are part of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Features {
+pub(crate) struct Features {
     block_size: i64,
     modes: Modes,
     shared_prefix_len: Option<i64>,
@@ -283,10 +271,20 @@ impl Features {
 }
 
 /// A launch of typed inputs.
-pub(super) struct Launch<'a> {
-    pub(super) inputs: Inputs<'a>,
-    pub(super) attention_out: &'a AnyTensor,
-    pub(super) softmax_lse: Option<&'a AnyTensor>,
+pub(crate) struct Launch<'a> {
+    pub(crate) inputs: Inputs<'a>,
+    pub(crate) attention_out: &'a AnyTensor,
+    pub(crate) softmax_lse: Option<&'a AnyTensor>,
+}
+
+impl<'a> Launch<'a> {
+    pub(crate) fn new<T: Element>(inputs: &Inputs<'a>, output: &'a Output<T>) -> Self {
+        Self {
+            inputs: *inputs,
+            attention_out: &output.attention,
+            softmax_lse: output.softmax_lse.as_deref(),
+        }
+    }
 }
 
 impl Bindings for Launch<'_> {

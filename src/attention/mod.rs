@@ -6,6 +6,7 @@
 
 mod arguments;
 mod block_table;
+mod bound;
 mod builder;
 mod call;
 mod descriptor;
@@ -20,8 +21,11 @@ mod tensor_list;
 pub use arguments::Arguments;
 pub use ascend_spec::fia::{AntiquantMode, Cache, Parameter};
 pub use block_table::BlockTable;
+pub(crate) use bound::Bound;
 pub use builder::{FusedInferAttention, InnerPrecise};
 pub use inputs::Inputs;
+pub(crate) use inputs::Launch;
+pub(crate) use plan::Bindings;
 pub use plan::{Output, Plan};
 pub use pse_shift::{Distance, PseShift};
 pub use quantisation::{Affine, Antiquantisation, Quantisation};

@@ -10,6 +10,7 @@ use ascend_spec::{Layout, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
+use crate::executor::Queue;
 use crate::memory::{Element, overlap};
 use crate::runtime::{Context, Stream, lock};
 use crate::tensor::{AnyTensor, Tensor};
@@ -64,7 +65,7 @@ struct Prepared {
 }
 
 /// The tensors of a call or a launch.
-pub(super) trait Bindings {
+pub(crate) trait Bindings {
     /// Calls `visit` with each, outputs first, until it fails.
     fn each<'b>(&'b self, visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>) -> Result<()>;
 
@@ -302,28 +303,24 @@ impl Plan {
         inputs: &Inputs<'_>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        let launch = Launch {
-            inputs: *inputs,
-            attention_out: &output.attention,
-            softmax_lse: output.softmax_lse.as_deref(),
-        };
-        self.run(stream, &launch)
+        self.run(stream, &Launch::new(inputs, output))
     }
 
     /// Checks the tensors of a launch and queues it.
-    pub(super) fn run(&self, stream: &Stream, bindings: &impl Bindings) -> Result<()> {
-        if !stream.context().is(&self.context) {
+    pub(crate) fn run(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {
+        if !queue.context().is(&self.context) {
             return Err(Error::invalid(
                 "stream",
-                format_args!("a stream of device {}", stream.device().id()),
+                format_args!("a stream of device {}", queue.context().id()),
                 format_args!("one of device {}, as the plan", self.context.id()),
             ));
         }
         self.check(bindings)?;
         let api = self.context.bind()?;
+        let raw = queue.raw()?;
         let workspace = match self.workspace_bytes {
             0 => None,
-            bytes => Some(stream.workspace(bytes)?),
+            bytes => Some(queue.workspace(bytes)?),
         };
         let mut prepared = lock(&self.prepared);
         let mut at = 0;
@@ -336,22 +333,14 @@ impl Plan {
             .as_ref()
             .map_or(ptr::null_mut(), |memory| memory.address());
         let bytes = self.workspace_bytes as u64;
-        // SAFETY: the tensors are laid out as planned, as checked; they and the workspace are marked below, which keeps
-        // their memory until the stream has passed the launch, and borrowed until then.
-        let outcome = unsafe {
-            operator::launch(
-                api,
-                self.version,
-                &prepared.executor,
-                address,
-                bytes,
-                stream.as_raw(),
-            )
-        };
+        // SAFETY: the tensors are laid out as planned, as checked; they and the workspace are kept below for as long as
+        // the launch may use them, and borrowed until then.
+        let outcome =
+            unsafe { operator::launch(api, self.version, &prepared.executor, address, bytes, raw) };
         // Also after a failure: part of the work may have been queued.
-        let number = stream.timeline().advance();
+        let number = queue.queued();
         drop(prepared);
-        let mark = |tensor: &AnyTensor| tensor.memory().uses().mark(stream.timeline(), number);
+        let mark = |tensor: &AnyTensor| queue.keep(number, tensor.memory());
         let marked = bindings.each(|_, tensor| {
             mark(tensor);
             Ok(())
@@ -360,7 +349,7 @@ impl Plan {
             mark(mask);
         }
         if let Some(workspace) = &workspace {
-            workspace.uses().mark(stream.timeline(), number);
+            queue.keep(number, workspace);
         }
         outcome.and(marked)
     }

@@ -2,8 +2,10 @@
 
 mod descriptor;
 mod prepared;
+mod queue;
 mod repeatable;
 
 pub(crate) use descriptor::{Owned, int_array, tensor, tensor_list};
 pub(crate) use prepared::{Operand, Place, Prepared, Symbols};
+pub(crate) use queue::Queue;
 pub(crate) use repeatable::Executor;

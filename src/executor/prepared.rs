@@ -12,10 +12,10 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Error, Result, aclnn, aclnn_error};
 use crate::memory::overlap;
-use crate::runtime::{Context, Stream, lock};
+use crate::runtime::{Context, lock};
 use crate::tensor::AnyTensor;
 
-use super::{Executor, Owned, tensor, tensor_list};
+use super::{Executor, Owned, Queue, tensor, tensor_list};
 
 /// Where a tensor stands in the operator's argument list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,21 +189,22 @@ impl Prepared {
     /// Allocates no host memory from the second launch on a stream on.
     pub(crate) fn run<'a>(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         given: &dyn Fn(usize) -> Option<&'a AnyTensor>,
     ) -> Result<()> {
-        if !stream.context().is(&self.context) {
+        if !queue.context().is(&self.context) {
             return Err(Error::invalid(
                 "stream",
-                format_args!("a stream of device {}", stream.device().id()),
+                format_args!("a stream of device {}", queue.context().id()),
                 format_args!("one of device {}, as the plan", self.context.id()),
             ));
         }
         self.check(given)?;
         let api = self.context.bind()?;
+        let raw = queue.raw()?;
         let workspace = match self.workspace_bytes {
             0 => None,
-            bytes => Some(stream.workspace(bytes)?),
+            bytes => Some(queue.workspace(bytes)?),
         };
         let at = (workspace.as_ref()).map_or(ptr::null_mut(), |memory| memory.address());
         let mut state = lock(&self.state);
@@ -212,13 +213,13 @@ impl Prepared {
             self.point(api, &mut state, index, address)?;
         }
         // SAFETY: the executor is repeatable; the tensors are laid out as planned, as checked; they and the workspace are
-        // marked below, which keeps their memory until the stream has passed the launch, and borrowed until then.
+        // kept below for as long as the launch may use them, and borrowed until then.
         let status = unsafe {
             (self.phase_two)(
                 at,
                 self.workspace_bytes as u64,
                 state.executor.as_ptr(),
-                stream.as_raw(),
+                raw,
             )
         };
         let outcome = match status {
@@ -226,15 +227,15 @@ impl Prepared {
             failed => Err(aclnn_error(api, self.operator.symbol(), failed)),
         };
         // Also after a failure: part of the work may have been queued.
-        let number = stream.timeline().advance();
+        let number = queue.queued();
         drop(state);
         for index in 0..self.operands.len() {
             if let Some(tensor) = given(index) {
-                tensor.memory().uses().mark(stream.timeline(), number);
+                queue.keep(number, tensor.memory());
             }
         }
         if let Some(workspace) = &workspace {
-            workspace.uses().mark(stream.timeline(), number);
+            queue.keep(number, workspace);
         }
         outcome
     }

@@ -75,6 +75,12 @@ rules! {
     BackendName = "backend.name", "a set of layers names a registered backend for each kind of step";
     HybridLayers = "hybrid.layers", "each layer is in exactly one set of a hybrid backend";
     BatchEmpty = "batch.empty", "a batch has requests, and each has query tokens";
+    GraphLengths = "graph.lengths", "a replay has at most the keys that were declared at the capture";
+    GraphWorkspace = "graph.workspace", "a replay needs at most the workspace that the capture took";
+    GraphUpdate = "graph.update", "a replay is given lengths once for each call captured with varying ones, made for its graph";
+    GraphSize = "graph.size", "a batch fits a captured size";
+    GraphStreams = "graph.streams", "graphs take no more streams than there are";
+    GraphFailed = "graph.failed", "a graph whose replay could not be ordered is not replayed again";
     BatchFormat = "batch.format", "a recorded batch is the JSON that this release writes";
 }
 

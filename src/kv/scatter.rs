@@ -7,7 +7,7 @@ use ascend_spec::scatter::{NORM, PA_NZ, ScatterCall};
 use ascend_spec::{OperatorVersion, TensorDesc};
 
 use crate::error::{Error, Result, aclnn};
-use crate::executor::{Operand, Place, Prepared, Symbols};
+use crate::executor::{Operand, Place, Prepared, Queue, Symbols};
 use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, Tensor};
@@ -290,9 +290,9 @@ impl ScatterPlan {
         self.run(stream, key, None, slots, key_cache)
     }
 
-    fn run(
+    pub(crate) fn run(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         key: &AnyTensor,
         values: Option<(&AnyTensor, &AnyTensor)>,
         slots: &SlotMapping,
@@ -335,7 +335,7 @@ impl ScatterPlan {
             values.map(|(value, _)| value),
             value_cache.as_ref(),
         ];
-        prepared.run(stream, &|operand| given.get(operand).copied().flatten())
+        prepared.run(queue, &|operand| given.get(operand).copied().flatten())
     }
 }
 

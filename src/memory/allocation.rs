@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ascend_sys::bindings as sys;
 
 use crate::error::{Error, Result, acl, acl_error};
-use crate::runtime::{Context, Resource, Stream, Uses};
+use crate::executor::Queue;
+use crate::runtime::{Context, Resource, Stream, Uses, capturing};
 
 /// One piece of device memory. Dropping it frees it, as soon as no queued work uses it.
 pub(crate) struct Memory {
@@ -43,6 +44,7 @@ impl Memory {
         if bytes == 0 {
             return Ok(memory);
         }
+        capturing::refuse("allocating memory", "allocate before the capture")?;
         let api = context.bind()?;
         context.sweep();
         let mut malloc = || {
@@ -145,6 +147,7 @@ impl Memory {
         if bytes.is_empty() {
             return Ok(());
         }
+        capturing::refuse("a copy that the host waits for", "copy before the capture")?;
         let api = self.context.bind()?;
         let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE;
         // SAFETY: source and destination have that many bytes, as checked; the copy is over when the call returns.
@@ -168,6 +171,7 @@ impl Memory {
         if bytes.is_empty() {
             return Ok(());
         }
+        capturing::refuse("a copy that the host waits for", "copy before the capture")?;
         let api = self.context.bind()?;
         let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST;
         // SAFETY: source and destination have that many bytes, as checked; the copy is over when the call returns.
@@ -190,6 +194,7 @@ impl Memory {
         if self.bytes == 0 {
             return Ok(());
         }
+        capturing::refuse("a copy that the host waits for", "copy before the capture")?;
         let api = self.context.bind()?;
         // SAFETY: the memory has that many bytes; the call returns when it is done.
         unsafe { acl!(api, aclrtMemset(self.address, self.bytes, 0, self.bytes)) }
@@ -211,6 +216,7 @@ impl Memory {
             self.writable("tensor")?;
         }
         self.holds(offset, len)?;
+        capturing::refuse("a copy from or to the host", "copy before the replay")?;
         let api = self.context.bind()?;
         let device = self.at(offset);
         let (from, to, kind) = if to_device {
@@ -245,12 +251,12 @@ impl Memory {
 
     /// Queues a copy from other device memory, or from another part of this.
     pub(crate) fn copy_from_device(
-        &self,
+        self: &Arc<Self>,
         offset: usize,
-        source: &Self,
+        source: &Arc<Self>,
         source_offset: usize,
         len: usize,
-        stream: &Stream,
+        queue: &impl Queue,
     ) -> Result<()> {
         self.writable("tensor")?;
         self.holds(offset, len)?;
@@ -259,18 +265,19 @@ impl Memory {
             return Ok(());
         }
         let api = self.context.bind()?;
+        let raw = queue.raw()?;
         let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE;
         let (to, from) = (self.at(offset), source.at(source_offset));
-        // SAFETY: both have that many bytes, as checked; the marks below keep them until the stream has passed the copy.
+        // SAFETY: both have that many bytes, as checked; they are kept below for as long as the copy may use them.
         let outcome = unsafe {
             acl!(
                 api,
-                aclrtMemcpyAsync(to, len, from.cast_const(), len, kind, stream.as_raw())
+                aclrtMemcpyAsync(to, len, from.cast_const(), len, kind, raw)
             )
         };
-        let number = stream.timeline().advance();
-        self.uses.mark(stream.timeline(), number);
-        source.uses.mark(stream.timeline(), number);
+        let number = queue.queued();
+        queue.keep(number, self);
+        queue.keep(number, source);
         outcome
     }
 }

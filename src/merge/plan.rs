@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::attention::Output;
 use crate::error::{Error, Result, aclnn};
-use crate::executor::{Operand, Place, Prepared, Symbols};
+use crate::executor::{Operand, Place, Prepared, Queue, Symbols};
 use crate::memory::Element;
 use crate::runtime::{Context, Stream};
 use crate::tensor::{AnyTensor, Tensor};
@@ -344,6 +344,57 @@ impl MergePlan {
         parts: &[Part<'_, T>],
         output: &mut Output<T>,
     ) -> Result<()> {
+        let lse_out = self.check(parts, output)?;
+        let Some(prepared) = &self.prepared else {
+            return Ok(());
+        };
+        if self.merge.empty_rows == EmptyRows::None {
+            return self.queue(prepared, stream, parts, output, lse_out);
+        }
+        let mut given = Given::new();
+        let empty = self.fetch(stream, parts, &mut given)?;
+        self.complete(parts, output, lse_out, &mut given)?;
+        prepared.run(stream, &|operand| given.get(operand))?;
+        if let [.., out, lse] = given.as_slice()
+            && !empty.is_empty()
+        {
+            stream.synchronize()?;
+            let dim = self.problem.dim;
+            let row_bytes = dim.saturating_mul(self.problem.dtype.size().unwrap_or(0));
+            for row in empty {
+                out.write_part(row * row_bytes, &vec![0; row_bytes])?;
+                lse.write_part(row * size_of::<f32>(), &f32::NEG_INFINITY.to_ne_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the merge into a graph.
+    pub(crate) fn record<T: Element>(
+        &self,
+        queue: &impl Queue,
+        parts: &[Part<'_, T>],
+        output: &Output<T>,
+    ) -> Result<()> {
+        let lse_out = self.check(parts, output)?;
+        if self.merge.empty_rows != EmptyRows::None {
+            return Err(Error::Capturing {
+                what: "a merge through the host",
+                instead: "merge parts that all have keys, with EmptyRows::None",
+            });
+        }
+        match &self.prepared {
+            Some(prepared) => self.queue(prepared, queue, parts, output, lse_out),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses tensors of other shapes; the output's log-sum-exps.
+    fn check<'o, T: Element>(
+        &self,
+        parts: &[Part<'_, T>],
+        output: &'o Output<T>,
+    ) -> Result<&'o Tensor<f32>> {
         if parts.len() != self.problem.parts {
             return Err(Error::NotAsPlanned {
                 argument: "parts",
@@ -360,36 +411,41 @@ impl MergePlan {
         }
         same("output.attention", &output.attention, &self.out)?;
         same("output.softmax_lse", lse_out, &self.lse_out)?;
-        let Some(prepared) = &self.prepared else {
-            return Ok(());
-        };
-        let (rows, dim) = (self.problem.rows, self.problem.dim);
+        Ok(lse_out)
+    }
+
+    /// Queues the operator with the log-sum-exps as they are.
+    fn queue<T: Element>(
+        &self,
+        prepared: &Prepared,
+        queue: &impl Queue,
+        parts: &[Part<'_, T>],
+        output: &Output<T>,
+        lse_out: &Tensor<f32>,
+    ) -> Result<()> {
         let mut given = Given::new();
-        let mut empty = Vec::new();
-        match self.merge.empty_rows {
-            EmptyRows::None => {
-                for part in parts {
-                    given.push(self.merge.in_order(part.softmax_lse.0)?.reshape([rows])?);
-                }
-            }
-            EmptyRows::ThroughHost => empty = self.fetch(stream, parts, &mut given)?,
+        for part in parts {
+            let lse = self.merge.in_order(part.softmax_lse.0)?;
+            given.push(lse.reshape([self.problem.rows])?);
         }
+        self.complete(parts, output, lse_out, &mut given)?;
+        prepared.run(queue, &|operand| given.get(operand))
+    }
+
+    /// Adds what follows the parts' log-sum-exps.
+    fn complete<T: Element>(
+        &self,
+        parts: &[Part<'_, T>],
+        output: &Output<T>,
+        lse_out: &Tensor<f32>,
+        given: &mut Given,
+    ) -> Result<()> {
+        let (rows, dim) = (self.problem.rows, self.problem.dim);
         for part in parts {
             given.push(part.attention.reshape([rows, dim])?.into());
         }
         given.push(output.attention.reshape([rows, dim])?.into());
         given.push(self.merge.in_order(lse_out)?.reshape([rows])?);
-        prepared.run(stream, &|operand| given.get(operand))?;
-        if let [.., out, lse] = given.as_slice()
-            && !empty.is_empty()
-        {
-            stream.synchronize()?;
-            let row_bytes = dim.saturating_mul(self.problem.dtype.size().unwrap_or(0));
-            for row in empty {
-                out.write_part(row * row_bytes, &vec![0; row_bytes])?;
-                lse.write_part(row * size_of::<f32>(), &f32::NEG_INFINITY.to_ne_bytes())?;
-            }
-        }
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use ascend_sys::bindings as sys;
 
 use crate::error::{Error, Result, acl};
 use crate::runtime::stream::milliseconds;
-use crate::runtime::{Context, Device, Resource, Stream, Uses};
+use crate::runtime::{Context, Device, Resource, Stream, Uses, capturing};
 
 /// A mark in a stream. From [`Stream::record_event`], so there is none that was never recorded.
 ///
@@ -108,6 +108,10 @@ impl Event {
                 format_args!("one of device {}, as the stream", stream.device().id()),
             ));
         }
+        capturing::refuse(
+            "an event",
+            "what is captured happens in order without events",
+        )?;
         let outcome = call(stream.as_raw());
         self.uses
             .mark(stream.timeline(), stream.timeline().advance());
@@ -122,6 +126,7 @@ impl Event {
     /// [`Error::Acl`]: this call failed, or work before the mark did.
     #[doc(alias = "aclrtSynchronizeEvent")]
     pub fn synchronize(&self) -> Result<()> {
+        capturing::refuse("waiting for an event", "wait before or after the capture")?;
         let api = self.context.bind()?;
         // SAFETY: the event is alive as long as this object.
         unsafe { acl!(api, aclrtSynchronizeEvent(self.raw)) }
@@ -135,6 +140,7 @@ impl Event {
     /// [`Error::Timeout`] when the time is up; otherwise as [`Event::synchronize`].
     #[doc(alias = "aclrtSynchronizeEventWithTimeout")]
     pub fn synchronize_timeout(&self, limit: Duration) -> Result<()> {
+        capturing::refuse("waiting for an event", "wait before or after the capture")?;
         let api = self.context.bind()?;
         let limit = milliseconds(limit);
         // SAFETY: the event is alive as long as this object.

@@ -19,6 +19,8 @@ pub(crate) enum Resource {
     HostMemory(*mut std::ffi::c_void),
     /// An event.
     Event(sys::aclrtEvent),
+    /// A captured graph.
+    Graph(sys::aclmdlRI),
     /// Nothing by itself: the end of a stream that is used by somebody else from now on.
     Stream,
 }
@@ -38,6 +40,8 @@ impl Resource {
                 Self::HostMemory(at) => unsafe { acl!(api, aclrtFreeHost(at)) },
                 // SAFETY: handed on to the caller.
                 Self::Event(event) => unsafe { acl!(api, aclrtDestroyEvent(event)) },
+                // SAFETY: handed on to the caller.
+                Self::Graph(graph) => unsafe { acl!(api, aclmdlRIDestroy(graph)) },
                 Self::Stream => Ok(()),
             }
         };

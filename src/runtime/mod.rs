@@ -1,5 +1,6 @@
 //! The process's connection to CANN or to its emulation, and what lives on a device.
 
+pub(crate) mod capturing;
 mod context;
 mod device;
 mod event;

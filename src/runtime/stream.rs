@@ -10,7 +10,7 @@ use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Error, Result, acl};
 use crate::memory::Memory;
-use crate::runtime::{Context, Device, Event, Resource, Timeline, Uses, lock};
+use crate::runtime::{Context, Device, Event, Resource, Timeline, Uses, capturing, lock};
 
 /// A queue of work that the device does in order. Different streams run side by side; [`Event`]s order them.
 ///
@@ -94,6 +94,7 @@ impl Stream {
     /// [`Error::Acl`]: this call failed, or work queued earlier did.
     #[doc(alias = "aclrtSynchronizeStream")]
     pub fn synchronize(&self) -> Result<()> {
+        capturing::refuse("waiting for a stream", "wait before or after the capture")?;
         let api = self.context().bind()?;
         // SAFETY: the stream is alive as long as this object.
         self.finish(|| unsafe { acl!(api, aclrtSynchronizeStream(self.raw)) })
@@ -107,6 +108,7 @@ impl Stream {
     /// [`Error::Timeout`] when the time is up; otherwise as [`Stream::synchronize`].
     #[doc(alias = "aclrtSynchronizeStreamWithTimeout")]
     pub fn synchronize_timeout(&self, limit: Duration) -> Result<()> {
+        capturing::refuse("waiting for a stream", "wait before or after the capture")?;
         let api = self.context().bind()?;
         let limit = milliseconds(limit);
         // SAFETY: the stream is alive as long as this object.
@@ -132,6 +134,7 @@ impl Stream {
     /// [`Error::Acl`].
     #[doc(alias = "aclrtStreamQuery")]
     pub fn is_idle(&self) -> Result<bool> {
+        capturing::refuse("waiting for a stream", "wait before or after the capture")?;
         let api = self.context().bind()?;
         let number = self.timeline.issued();
         let mut status = sys::aclrtStreamStatus::ACL_STREAM_STATUS_NOT_READY;

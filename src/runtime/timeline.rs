@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ascend_sys::{Api, bindings as sys};
 use smallvec::SmallVec;
@@ -205,42 +205,66 @@ impl std::fmt::Debug for Timeline {
 /// An operation, by stream and number.
 pub(super) type Use = (Arc<Timeline>, u64);
 
-/// The latest operation of each stream that uses something. Two streams fit without heap memory.
+/// The latest operation of each stream that uses something.
+///
+/// Nearly everything is used by one stream only, the first: its uses are noted without a lock. Two more streams fit
+/// without heap memory.
 #[derive(Debug, Default)]
-pub(crate) struct Uses(Mutex<SmallVec<[Use; 2]>>);
+pub(crate) struct Uses {
+    first: OnceLock<Arc<Timeline>>,
+    /// Of the first stream; 0 for none.
+    number: AtomicU64,
+    others: Mutex<SmallVec<[Use; 2]>>,
+}
 
 impl Uses {
     /// Takes note of a use.
+    #[inline]
     pub(crate) fn mark(&self, timeline: &Arc<Timeline>, number: u64) {
-        let mut uses = lock(&self.0);
-        if let Some((_, known)) = uses.iter_mut().find(|(of, _)| Arc::ptr_eq(of, timeline)) {
+        let first = self.first.get_or_init(|| Arc::clone(timeline));
+        if Arc::ptr_eq(first, timeline) {
+            self.number.fetch_max(number, Ordering::AcqRel);
+        } else {
+            self.mark_other(timeline, number);
+        }
+    }
+
+    fn mark_other(&self, timeline: &Arc<Timeline>, number: u64) {
+        let mut others = lock(&self.others);
+        if let Some((_, known)) = others.iter_mut().find(|(of, _)| Arc::ptr_eq(of, timeline)) {
             *known = number.max(*known);
             return;
         }
-        uses.retain(|(of, number)| !of.passed(*number));
-        uses.push((Arc::clone(timeline), number));
+        others.retain(|(of, number)| !of.passed(*number));
+        others.push((Arc::clone(timeline), number));
     }
 
     /// Whether all uses are known to be over; behind the others an event is recorded, so that it will be known. The device
     /// must be bound.
     pub(crate) fn are_over(&self, api: &Api) -> bool {
         let mut all = true;
-        for (timeline, number) in lock(&self.0).iter() {
-            if !timeline.is_complete(api, *number) {
-                timeline.mark(api, *number);
+        let mut look = |timeline: &Timeline, number: u64| {
+            if !timeline.is_complete(api, number) {
+                timeline.mark(api, number);
                 all = false;
             }
+        };
+        if let Some(first) = self.first.get() {
+            look(first, self.number.load(Ordering::Acquire));
+        }
+        for (timeline, number) in lock(&self.others).iter() {
+            look(timeline, *number);
         }
         all
     }
 
     /// Takes out the uses that are not over. The device must be bound.
     pub(super) fn take_pending(&mut self, api: &Api) -> SmallVec<[Use; 2]> {
-        let uses = self
-            .0
-            .get_mut()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut uses = std::mem::take(uses);
+        let others = self.others.get_mut();
+        let mut uses = std::mem::take(others.unwrap_or_else(PoisonError::into_inner));
+        if let Some(first) = self.first.take() {
+            uses.push((first, std::mem::take(self.number.get_mut())));
+        }
         uses.retain(|(timeline, number)| !timeline.is_complete(api, *number));
         uses
     }

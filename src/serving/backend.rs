@@ -131,6 +131,25 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`Error::NotAsPlanned`] for tensors of other shapes; whatever the launch says.
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>>;
+
+    /// Queues the attention of a layer, with an output tensor of the caller, of the query's shape.
+    ///
+    /// Unless a plan says otherwise this copies what [`StepPlan::run`] gives.
+    ///
+    /// # Errors
+    /// As for [`StepPlan::run`]; [`Error::InvalidArgument`] for an output of another shape.
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let computed = self.run(step, layer)?;
+        if let (Some(to), Some(from)) = (&output.softmax_lse, &computed.softmax_lse) {
+            to.copy_from(step.stream, from)?;
+        }
+        output.attention.copy_from(step.stream, &computed.attention)
+    }
 }
 
 /// Backends in the order in which they are tried.

@@ -8,7 +8,7 @@ use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
-use super::backend::{AttentionShape, Backends, LayerTensors, Selected, StepContext};
+use super::backend::{AttentionShape, Backends, LayerTensors, Selected, StepContext, StepPlan};
 use super::latent::LatentTensors;
 use super::metadata::AttentionMetadata;
 
@@ -113,7 +113,30 @@ impl<T: Element> Step<'_, T> {
         value: &Tensor<T>,
         learnable_sink: Option<&Tensor<bf16>>,
     ) -> Result<Output<T>> {
-        self.queue(layer, [query, key, value], learnable_sink, None)
+        let tensors = [query, key, value];
+        self.queue(layer, tensors, learnable_sink, None, |plan, step, tensors| {
+            plan.run(step, tensors)
+        })
+    }
+
+    /// As [`Step::forward_with_sink`], with an output tensor of the caller, of the query's shape. Allocates nothing on the
+    /// host from the second layer on, if the backend does not.
+    ///
+    /// # Errors
+    /// As for [`Step::forward`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for an output of another shape.
+    pub fn forward_into(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        learnable_sink: Option<&Tensor<bf16>>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let tensors = [query, key, value];
+        self.queue(layer, tensors, learnable_sink, None, |plan, step, tensors| {
+            plan.run_into(step, tensors, output)
+        })
     }
 
     /// Queues one layer of multi-head latent attention: writes its latents `[tokens, 1, 512]` and rotary keys
@@ -130,16 +153,20 @@ impl<T: Element> Step<'_, T> {
         key_rope: &Tensor<T>,
         tensors: LatentTensors<'_, T>,
     ) -> Result<Output<T>> {
-        self.queue(layer, [query, latent, key_rope], None, Some(tensors))
+        let latent = [query, latent, key_rope];
+        self.queue(layer, latent, None, Some(tensors), |plan, step, tensors| {
+            plan.run(step, tensors)
+        })
     }
 
-    fn queue(
+    fn queue<R>(
         &mut self,
         layer: usize,
         [query, key, value]: [&Tensor<T>; 3],
         learnable_sink: Option<&Tensor<bf16>>,
         latent: Option<LatentTensors<'_, T>>,
-    ) -> Result<Output<T>> {
+        run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+    ) -> Result<R> {
         let context = StepContext {
             stream: self.stream,
             shape: self.attention.shape,
@@ -178,7 +205,7 @@ impl<T: Element> Step<'_, T> {
             learnable_sink,
             latent,
         };
-        selected.plan.run(&context, &tensors)
+        run(&*selected.plan, &context, &tensors)
     }
 
     /// What serves the step, once the first layer has planned it.

@@ -74,4 +74,14 @@ impl<T: Element> StepPlan<T> for FusedStep {
         let inputs = inputs(step, layer, self.reads_cache);
         self.plan.launch_with(step.stream, &inputs)
     }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let inputs = inputs(step, layer, self.reads_cache);
+        self.plan.launch_with_into(step.stream, &inputs, output)
+    }
 }

@@ -113,20 +113,30 @@ impl<T: Element> StepPlan<T> for TwoCalls {
             size(layer.query, 1),
             size(layer.value, 2),
         ];
-        let attention = Tensor::empty(step.stream.device(), shape)?;
+        let mut output = Output {
+            attention: Tensor::empty(step.stream.device(), shape)?,
+            softmax_lse: None,
+        };
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
         for part in &self.0 {
             let query = layer.query.narrow(0, part.rows.clone())?;
             let inputs = inputs(&query, &part.block_table, layer);
             let mut rows = Output {
-                attention: attention.narrow(0, part.rows.clone())?,
+                attention: output.attention.narrow(0, part.rows.clone())?,
                 softmax_lse: None,
             };
             part.plan
                 .launch_with_into(step.stream, &inputs, &mut rows)?;
         }
-        Ok(Output {
-            attention,
-            softmax_lse: None,
-        })
+        Ok(())
     }
 }

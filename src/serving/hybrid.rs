@@ -258,9 +258,25 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
 
 impl<T: Element> StepPlan<T> for HybridStep<T> {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        self.of(layer)?.run(step, layer)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        self.of(layer)?.run_into(step, layer, output)
+    }
+}
+
+impl<T: Element> HybridStep<T> {
+    /// The plan of a layer.
+    fn of(&self, layer: &LayerTensors<'_, T>) -> Result<&dyn StepPlan<T>> {
         let of = self.of_layer.get(layer.layer);
         match of.and_then(|plan| self.plans.get(*plan)) {
-            Some(plan) => plan.run(step, layer),
+            Some(plan) => Ok(&**plan),
             None => Err(
                 unknown_layers(format_args!("layer {}", layer.layer), self.of_layer.len()).into(),
             ),

@@ -237,6 +237,23 @@ impl CallLengths<'_> {
         }
     }
 
+    /// Keys of each request, in whatever form the operator wants them.
+    pub fn keys(&self) -> PerRequest {
+        match self {
+            Self::PackedDense { kv, .. } => kv.per_request(),
+            Self::PackedPaged { kv, .. } | Self::Batched { kv, .. } => (*kv).clone(),
+        }
+    }
+
+    /// The form.
+    pub(crate) fn form(&self) -> &'static str {
+        match self {
+            Self::PackedPaged { .. } => "packed over a paged cache",
+            Self::PackedDense { .. } => "packed over packed keys",
+            Self::Batched { .. } => "with a batch axis",
+        }
+    }
+
     /// Gives both to a call.
     pub fn apply(&self, call: FusedInferAttention) -> FusedInferAttention {
         let call = call.actual_seq_lengths_kv(self.actual_seq_lengths_kv());

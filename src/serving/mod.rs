@@ -9,6 +9,7 @@
 //!   batch as a file.
 //! - [`Causality`]: which keys a token sees, and the one way from there to the operator's mask.
 //! - [`Cumulative`] and [`PerRequest`]: lengths that cannot be mixed up; [`CallLengths`] gives a call the form it needs.
+//! - [`GraphPool`]: steps replayed from graphs captured for some sizes.
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](crate::kv::PageTable): the index formats of engines.
 //! - [`LocalBatch`]: attention within chunks, by virtual requests.
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
@@ -31,6 +32,7 @@ mod draft_tree;
 mod engine;
 mod fused;
 mod fused_in_two;
+mod graph_pool;
 mod hybrid;
 mod index;
 mod latent;
@@ -62,6 +64,7 @@ pub use draft_tree::{Accepted, DraftTree};
 pub use engine::{Attention, Step};
 pub use fused::Fused;
 pub use fused_in_two::FusedInTwo;
+pub use graph_pool::GraphPool;
 pub use hybrid::{Hybrid, LayerSet, Phase};
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use latent::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};

@@ -37,11 +37,16 @@ fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
 
 /// Packed queries `[tokens, N, D]` as one row a request.
 fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
-    let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(query, axis));
+    let [tokens, heads, dim] = sizes(query);
     match layout {
         Layout::Bnsd => query.reshape([tokens, heads, 1, dim]),
         _ => query.reshape([tokens, 1, heads.saturating_mul(dim)]),
     }
+}
+
+/// `[tokens, N, D]`.
+fn sizes<T: Element>(packed: &Tensor<T>) -> [usize; 3] {
+    [0, 1, 2].map(|axis| size(packed, axis))
 }
 
 impl<T: Element> AttentionBackend<T> for PagedDecode {
@@ -95,20 +100,26 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
 
 impl<T: Element> StepPlan<T> for DecodeStep {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let mut output = self.plan.output()?;
+        output.attention = output.attention.reshape(sizes(layer.query))?;
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
         let query = rows(self.layout, layer.query)?;
         let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
-        let output = self
-            .plan
-            .launch_with(step.stream, &inputs.paged(step.block_table))?;
-        let packed: Vec<usize> = layer
-            .query
-            .shape()
-            .iter()
-            .filter_map(|size| usize::try_from(*size).ok())
-            .collect();
-        Ok(Output {
-            attention: output.attention.reshape(packed)?,
-            softmax_lse: output.softmax_lse,
-        })
+        let mut output = Output {
+            attention: rows(self.layout, &output.attention)?,
+            softmax_lse: output.softmax_lse.clone(),
+        };
+        let inputs = inputs.paged(step.block_table);
+        self.plan
+            .launch_with_into(step.stream, &inputs, &mut output)
     }
 }

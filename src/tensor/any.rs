@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
+use crate::executor::Queue;
 use crate::memory::{Element, Memory, vec_from};
 use crate::runtime::{Context, Stream};
 
@@ -340,8 +341,13 @@ impl AnyTensor {
     /// [`Error::InvalidArgument`] for tensors that are not so, or of another device; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn copy_from(&self, stream: &Stream, source: &Self) -> Result<()> {
-        self.on("tensor", stream.context())?;
-        source.on("source", stream.context())?;
+        self.copy_by(stream, source)
+    }
+
+    /// The same, queued anywhere.
+    pub(crate) fn copy_by(&self, queue: &impl Queue, source: &Self) -> Result<()> {
+        self.on("tensor", queue.context())?;
+        source.on("source", queue.context())?;
         let alike = (self.dtype(), self.shape()) == (source.dtype(), source.shape());
         if !alike || !self.is_contiguous() || !source.is_contiguous() {
             return Err(Error::invalid(
@@ -359,7 +365,7 @@ impl AnyTensor {
             ));
         }
         self.memory
-            .copy_from_device(self.start, &source.memory, source.start, to.len(), stream)
+            .copy_from_device(self.start, &source.memory, source.start, to.len(), queue)
     }
 
     /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.

@@ -38,7 +38,7 @@ pub unsafe extern "C" fn aclrtGetRunMode(runMode: *mut aclrtRunMode) -> aclError
     acl(|| unsafe { store("runMode", runMode, aclrtRunMode::ACL_HOST) })
 }
 
-fn synchronize(name: &str, deadline: Option<Instant>) -> Outcome {
+fn synchronize(name: &'static str, deadline: Option<Instant>) -> Outcome {
     let outcome = context::current()?.synchronize(name, deadline);
     strike(Site::Sync)?;
     outcome

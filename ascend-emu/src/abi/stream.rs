@@ -59,7 +59,7 @@ pub unsafe extern "C" fn aclrtDestroyStreamForce(stream: aclrtStream) -> aclErro
     acl(|| current()?.destroy_stream("aclrtDestroyStreamForce", stream, true))
 }
 
-fn synchronize(name: &str, raw: aclrtStream, deadline: Option<Instant>) -> Outcome {
+fn synchronize(name: &'static str, raw: aclrtStream, deadline: Option<Instant>) -> Outcome {
     let outcome = stream(name, raw)?.synchronize(name, deadline);
     strike(Site::Sync)?;
     outcome

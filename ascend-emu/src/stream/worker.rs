@@ -1,6 +1,7 @@
 //! The thread of a stream.
 
 use super::Stream;
+use crate::event::Event;
 use crate::fault::Fault;
 use crate::graph::{Graph, Step};
 use crate::operator::{Access, Addresses};
@@ -90,6 +91,13 @@ impl Stream {
         }
     }
 
+    /// Says which event of a graph the thread is waiting for.
+    fn wait_within(&self, event: Option<Arc<Event>>) {
+        let mut shared = self.shared.lock();
+        shared.replaying = event.is_some();
+        shared.waiting = event;
+    }
+
     /// Runs the steps of a graph in the order of their recording, which holds every dependency among them.
     fn run_graph(
         &self,
@@ -108,9 +116,9 @@ impl Stream {
                 Some(Step::Raise(event)) => event.raise(self.lane),
                 Some(Step::Lower(event)) => event.lower(),
                 Some(Step::Await(event)) => {
-                    self.shared.lock().waiting = Some(Arc::clone(&event));
+                    self.wait_within(Some(Arc::clone(&event)));
                     event.wait_raised(&self.abort);
-                    self.shared.lock().waiting = None;
+                    self.wait_within(None);
                 }
                 None => {}
             }

@@ -1,0 +1,53 @@
+//! Where launches go: a stream, or a graph that is captured from one.
+
+use std::sync::Arc;
+
+use ascend_sys::bindings as sys;
+
+use crate::error::Result;
+use crate::memory::Memory;
+use crate::runtime::{Context, Stream, capturing};
+
+/// Something that takes launches in order, and the memory that they need.
+pub(crate) trait Queue {
+    /// The device's context.
+    fn context(&self) -> &Arc<Context>;
+
+    /// The stream that the functions of CANN are given.
+    ///
+    /// # Errors
+    /// If no work may be queued here now.
+    fn raw(&self) -> Result<sys::aclrtStream>;
+
+    /// Scratch memory of at least some bytes, not 0, for one launch after the other.
+    fn workspace(&self, bytes: usize) -> Result<Arc<Memory>>;
+
+    /// The number of the launch that was queued just now.
+    fn queued(&self) -> u64;
+
+    /// Keeps memory for as long as the launch of this number may use it.
+    fn keep(&self, number: u64, memory: &Arc<Memory>);
+}
+
+impl Queue for Stream {
+    fn context(&self) -> &Arc<Context> {
+        self.context()
+    }
+
+    fn raw(&self) -> Result<sys::aclrtStream> {
+        capturing::refuse("work on a stream", "record it with `Capturing`")?;
+        Ok(self.as_raw())
+    }
+
+    fn workspace(&self, bytes: usize) -> Result<Arc<Memory>> {
+        self.workspace(bytes)
+    }
+
+    fn queued(&self) -> u64 {
+        self.timeline().advance()
+    }
+
+    fn keep(&self, number: u64, memory: &Arc<Memory>) {
+        memory.uses().mark(self.timeline(), number);
+    }
+}

@@ -1,0 +1,253 @@
+//! Calls that take new lengths for every replay.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ascend_sys::{Api, bindings as sys};
+
+use crate::attention::{Bound, FusedInferAttention, Plan};
+use crate::error::{Result, acl};
+use crate::executor::Queue;
+use crate::kv::{Refused, Rule, refused};
+use crate::memory::Memory;
+use crate::runtime::{Context, Stream};
+use crate::serving::CallLengths;
+
+use super::external_event::ExternalEvent;
+
+/// A call of a graph, launched once or more within it, all launches with the same lengths. From
+/// [`Capturing::attention`](super::Capturing::attention).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CapturedCall {
+    pub(super) graph: u64,
+    pub(super) index: usize,
+}
+
+/// A number for a graph, never used twice.
+pub(super) fn new_graph() -> u64 {
+    static GRAPHS: AtomicU64 = AtomicU64::new(0);
+    GRAPHS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The longest lengths of a call.
+#[derive(Debug)]
+struct Longest {
+    form: &'static str,
+    keys: Vec<i64>,
+}
+
+/// A call whose lengths vary.
+#[derive(Debug)]
+pub(super) struct Varying {
+    call: FusedInferAttention,
+    longest: Longest,
+    /// Tensors to plan with.
+    bound: Bound,
+    /// Workspace that every launch has.
+    workspace_bytes: usize,
+}
+
+impl Varying {
+    /// A call planned at its longest lengths.
+    pub(super) fn new(
+        call: &FusedInferAttention,
+        longest: CallLengths<'_>,
+        bound: Bound,
+    ) -> Result<(Self, Plan)> {
+        let plan = longest.apply(call.clone()).plan_bindings(&bound)?;
+        let varying = Self {
+            call: call.clone(),
+            longest: Longest {
+                form: longest.form(),
+                keys: longest.keys().lengths().to_vec(),
+            },
+            bound,
+            workspace_bytes: plan.workspace_bytes(),
+        };
+        Ok((varying, plan))
+    }
+
+    /// The call planned with other lengths, which need no more than the longest.
+    pub(super) fn plan(&self, lengths: CallLengths<'_>) -> Result<Plan> {
+        self.longest.admits(lengths)?;
+        let plan = lengths
+            .apply(self.call.clone())
+            .plan_bindings(&self.bound)?;
+        if plan.workspace_bytes() > self.workspace_bytes {
+            return Err(refused(
+                Rule::GraphWorkspace,
+                format_args!("{} bytes", plan.workspace_bytes()),
+                format_args!("{} bytes", self.workspace_bytes),
+                "capture again with lengths that need the most workspace",
+            )
+            .into());
+        }
+        Ok(plan)
+    }
+}
+
+impl Longest {
+    fn admits(&self, lengths: CallLengths<'_>) -> Result<(), Refused> {
+        if lengths.form() != self.form {
+            return Err(refused(
+                Rule::GraphLengths,
+                format_args!("lengths of a call {}", lengths.form()),
+                format_args!("those of a call {}", self.form),
+                "give the lengths in the form of the capture",
+            ));
+        }
+        let keys = lengths.keys();
+        if keys.lengths().len() != self.keys.len() {
+            return Err(refused(
+                Rule::LengthsBatch,
+                format_args!("{} requests", keys.lengths().len()),
+                format_args!("{}, as captured", self.keys.len()),
+                "pad the batch with dummy requests to the captured size",
+            ));
+        }
+        let mut both = keys.lengths().iter().zip(&self.keys);
+        match both.position(|(given, longest)| given > longest) {
+            None => Ok(()),
+            Some(request) => Err(refused(
+                Rule::GraphLengths,
+                format_args!(
+                    "{} keys of request {request}",
+                    keys.lengths().get(request).copied().unwrap_or(0)
+                ),
+                format_args!("at most {}", self.keys.get(request).copied().unwrap_or(0)),
+                "declare the longest lengths that will ever come, such as the model's limit, at the capture",
+            )),
+        }
+    }
+}
+
+/// A launch of a [`Varying`] call within the graph.
+#[derive(Debug)]
+pub(super) struct Launched {
+    /// Which call.
+    pub(super) call: usize,
+    bound: Bound,
+    workspace: Option<Arc<Memory>>,
+    group: Group,
+    pub(super) event: ExternalEvent,
+}
+
+/// The handle of a task group. It ends with the graph.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group(pub(super) sys::aclrtTaskGrp);
+
+// SAFETY: a name, not memory: CANN takes it from any thread whose context is the graph's.
+unsafe impl Send for Group {}
+// SAFETY: as above.
+unsafe impl Sync for Group {}
+
+impl Launched {
+    pub(super) fn new(
+        call: usize,
+        bound: Bound,
+        workspace: Option<Arc<Memory>>,
+        group: Group,
+        event: ExternalEvent,
+    ) -> Self {
+        Self {
+            call,
+            bound,
+            workspace,
+            group,
+            event,
+        }
+    }
+
+    /// Gives the launch within the graph the lengths of a plan, once the stream gets there.
+    pub(super) fn update(&self, api: &Api, side: &Stream, plan: &Plan) -> Result<()> {
+        let raw = side.as_raw();
+        // SAFETY: the stream is alive and not captured, and the group is one of the graph's, which lives.
+        unsafe { acl!(api, aclmdlRICaptureTaskUpdateBegin(raw, self.group.0)) }?;
+        let queue = Updating {
+            side,
+            workspace: self.workspace.as_ref(),
+        };
+        let outcome = plan.run(&queue, &self.bound);
+        // Also after a failure: the stream has to leave the update.
+        // SAFETY: as above.
+        let end = unsafe { acl!(api, aclmdlRICaptureTaskUpdateEnd(raw)) };
+        outcome.and(end)
+    }
+}
+
+/// Where a call goes that takes the place of one within a graph.
+struct Updating<'a> {
+    side: &'a Stream,
+    workspace: Option<&'a Arc<Memory>>,
+}
+
+impl Queue for Updating<'_> {
+    fn context(&self) -> &Arc<Context> {
+        self.side.context()
+    }
+
+    fn raw(&self) -> Result<*mut c_void> {
+        Ok(self.side.as_raw())
+    }
+
+    fn workspace(&self, bytes: usize) -> Result<Arc<Memory>> {
+        let have = self.workspace.map_or(0, |memory| memory.bytes());
+        match self.workspace {
+            Some(memory) if have >= bytes => Ok(Arc::clone(memory)),
+            _ => Err(refused(
+                Rule::GraphWorkspace,
+                format_args!("{bytes} bytes"),
+                format_args!("{have} bytes"),
+                "capture again with lengths that need the most workspace",
+            )
+            .into()),
+        }
+    }
+
+    fn queued(&self) -> u64 {
+        self.side.timeline().advance()
+    }
+
+    /// The graph has kept everything since the capture.
+    fn keep(&self, _: u64, _: &Arc<Memory>) {}
+}
+
+#[cfg(all(test, feature = "emulation"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::*;
+    use crate::attention::{BlockTable, Inputs};
+    use crate::serving::PerRequest;
+    use crate::{Error, Layout, Runtime, Tensor, f16};
+
+    /// 15486 of vllm-project/vllm-ascend, where the declared lengths are right and the workspace is not: whatever the
+    /// operator asks for, it is compared with what there is.
+    #[test]
+    fn pain_15_more_workspace_than_there_is() {
+        let device = Runtime::emulated().unwrap().device(0).unwrap();
+        let query: Tensor<f16> = Tensor::empty(&device, [1, 1, 64]).unwrap();
+        let cache: Tensor<f16> = Tensor::empty(&device, [4, 16, 64]).unwrap();
+        let table = BlockTable::zeroed(&device, 1, 4, 16).unwrap();
+        let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
+        let keys = PerRequest::new(vec![64]).unwrap();
+        let longest = CallLengths::Batched { q: None, kv: &keys };
+        let call = FusedInferAttention::new(Layout::Bsh).heads(1);
+        let bound = Bound::of(&inputs).unwrap();
+        let (mut varying, plan) = Varying::new(&call, longest, bound).unwrap();
+        assert!(plan.workspace_bytes() > 0);
+        assert!(varying.plan(longest).is_ok());
+        varying.workspace_bytes -= 1;
+        match varying.plan(longest) {
+            Err(Error::Refused(refused)) => {
+                assert_eq!(refused.rule, Rule::GraphWorkspace);
+                assert_eq!(refused.given, format!("{} bytes", plan.workspace_bytes()));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! What can be captured.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use ascend_sys::Api;
+
+use crate::attention::{Bindings, Bound, FusedInferAttention, Inputs, Launch, Output, Plan};
+use crate::error::{Error, Result, acl};
+use crate::executor::Queue;
+use crate::kv::{Rule, ScatterPlan, SlotMapping, refused};
+use crate::memory::{Element, Memory};
+use crate::merge::{MergePlan, Part};
+use crate::runtime::{Context, Stream, capturing};
+use crate::serving::CallLengths;
+use crate::tensor::{AnyTensor, Tensor};
+
+use super::call::{CapturedCall, Group, Launched, Varying};
+use super::external_event::ExternalEvent;
+
+/// A graph being captured: what is launched through it becomes part of the graph, in this order, and does not run now.
+///
+/// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a function here has
+/// failed the capture fails, also if its error is ignored.
+///
+/// While a thread captures, this crate refuses it what cannot be part of a graph and would happen at once: waiting,
+/// allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that before. Other
+/// threads are free to.
+pub struct Capturing<'a> {
+    graph: u64,
+    recorder: Recorder<'a>,
+    plans: Vec<Plan>,
+    calls: Vec<Varying>,
+    launches: Vec<Launched>,
+    failed: Option<Error>,
+}
+
+/// What a finished capture hands to the graph.
+pub(super) struct Captured {
+    pub(super) calls: Vec<Varying>,
+    pub(super) launches: Vec<Launched>,
+    pub(super) kept: Vec<Arc<Memory>>,
+}
+
+/// The queue of a captured stream: keeps memory until the graph ends.
+struct Recorder<'a> {
+    stream: &'a Stream,
+    kept: RefCell<Vec<Arc<Memory>>>,
+    /// The largest so far. Captured launches run one after the other, so one serves all that it is large enough for.
+    workspace: RefCell<Option<Arc<Memory>>>,
+}
+
+impl Queue for Recorder<'_> {
+    fn context(&self) -> &Arc<Context> {
+        self.stream.context()
+    }
+
+    fn raw(&self) -> Result<*mut c_void> {
+        Ok(self.stream.as_raw())
+    }
+
+    fn workspace(&self, bytes: usize) -> Result<Arc<Memory>> {
+        let mut largest = self.workspace.borrow_mut();
+        if let Some(memory) = largest.as_ref().filter(|memory| memory.bytes() >= bytes) {
+            return Ok(Arc::clone(memory));
+        }
+        let memory = capturing::lifted(|| Memory::alloc(self.stream.context(), bytes))?;
+        Ok(Arc::clone(largest.insert(Arc::new(memory))))
+    }
+
+    fn queued(&self) -> u64 {
+        0
+    }
+
+    fn keep(&self, _: u64, memory: &Arc<Memory>) {
+        let mut kept = self.kept.borrow_mut();
+        if !kept.iter().any(|known| Arc::ptr_eq(known, memory)) {
+            kept.push(Arc::clone(memory));
+        }
+    }
+}
+
+impl<'a> Capturing<'a> {
+    pub(super) fn new(graph: u64, stream: &'a Stream) -> Self {
+        Self {
+            graph,
+            recorder: Recorder {
+                stream,
+                kept: RefCell::default(),
+                workspace: RefCell::default(),
+            },
+            plans: Vec::new(),
+            calls: Vec::new(),
+            launches: Vec::new(),
+            failed: None,
+        }
+    }
+
+    pub(super) fn finish(self) -> Result<Captured> {
+        match self.failed {
+            Some(error) => Err(error),
+            None => Ok(Captured {
+                calls: self.calls,
+                launches: self.launches,
+                kept: self.recorder.kept.into_inner(),
+            }),
+        }
+    }
+
+    /// Takes note of a failure.
+    fn note<R>(&mut self, outcome: Result<R>) -> Result<R> {
+        if let (Err(error), None) = (&outcome, &self.failed) {
+            self.failed = Some(error.clone());
+        }
+        outcome
+    }
+
+    fn api(&self) -> Result<&Api> {
+        self.recorder.stream.context().bind()
+    }
+
+    /// Plans a call whose lengths vary from replay to replay, for [`Capturing::launch`]: once for all layers of its
+    /// shapes. `longest` are the longest that will ever come: workspace is taken for them. Lengths that `call` has are
+    /// replaced by them.
+    ///
+    /// # Errors
+    /// As for [`FusedInferAttention::plan_with`].
+    pub fn attention(
+        &mut self,
+        call: &FusedInferAttention,
+        longest: CallLengths<'_>,
+        inputs: &Inputs<'_>,
+    ) -> Result<CapturedCall> {
+        let (call, plan) = Varying::new(call, longest, Bound::of(inputs)?)?;
+        self.calls.push(call);
+        self.plans.push(plan);
+        Ok(CapturedCall {
+            graph: self.graph,
+            index: self.calls.len() - 1,
+        })
+    }
+
+    /// Captures a launch of a call with varying lengths.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_with_into`]; [`Rule::GraphUpdate`] for a call of another graph;
+    /// [`Error::StreamsExhausted`].
+    #[doc(alias = "aclmdlRICaptureTaskGrpBegin")]
+    #[doc(alias = "aclmdlRICaptureTaskGrpEnd")]
+    pub fn launch<T: Element>(
+        &mut self,
+        call: CapturedCall,
+        inputs: &Inputs<'_>,
+        output: &Output<T>,
+    ) -> Result<()> {
+        let launched = self.launch_grouped(call, &Launch::new(inputs, output));
+        let launched = self.note(launched)?;
+        self.launches.push(launched);
+        Ok(())
+    }
+
+    fn launch_grouped(&self, call: CapturedCall, bindings: &impl Bindings) -> Result<Launched> {
+        let plan = self.plans.get(call.index);
+        let Some(plan) = plan.filter(|_| call.graph == self.graph) else {
+            return Err(refused(
+                Rule::GraphUpdate,
+                "a call of another graph",
+                "one of this capture",
+                "call `attention` within each capture",
+            )
+            .into());
+        };
+        let stream = self.recorder.stream;
+        let event = ExternalEvent::new(stream.context())?;
+        let bound = Bound::of(bindings)?;
+        let api = self.api()?;
+        event.await_in(api, stream)?;
+        // SAFETY: the stream is alive and being captured.
+        unsafe { acl!(api, aclmdlRICaptureTaskGrpBegin(stream.as_raw())) }?;
+        let outcome = plan.run(&self.recorder, bindings);
+        let mut group = ptr::null_mut();
+        // Also after a failure: a group that was begun has to end before the capture does.
+        // SAFETY: as above; `group` is a place for the result.
+        let end = unsafe { acl!(api, aclmdlRICaptureTaskGrpEnd(stream.as_raw(), &mut group)) };
+        outcome.and(end)?;
+        let workspace = match plan.workspace_bytes() {
+            0 => None,
+            bytes => Some(self.recorder.workspace(bytes)?),
+        };
+        Ok(Launched::new(
+            call.index,
+            bound,
+            workspace,
+            Group(group),
+            event,
+        ))
+    }
+
+    /// Captures a launch whose lengths are those of its plan in every replay.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_with_into`].
+    pub fn launch_plan<T: Element>(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        output: &Output<T>,
+    ) -> Result<()> {
+        let outcome = plan.run(&self.recorder, &Launch::new(inputs, output));
+        self.note(outcome)
+    }
+
+    /// Captures the writing of keys and values into a paged cache. The slots are read on the device, from the memory of
+    /// the mapping: [`SlotMapping::overwrite`] replaces them between replays.
+    ///
+    /// # Errors
+    /// As for [`ScatterPlan::launch`].
+    pub fn scatter<T: Element>(
+        &mut self,
+        plan: &ScatterPlan,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        slots: &SlotMapping,
+        key_cache: &Tensor<T>,
+        value_cache: &Tensor<T>,
+    ) -> Result<()> {
+        let values: Option<(&AnyTensor, &AnyTensor)> = Some((value, value_cache));
+        let outcome = plan.run(&self.recorder, key, values, slots, key_cache);
+        self.note(outcome)
+    }
+
+    /// Captures a merge.
+    ///
+    /// # Errors
+    /// As for [`MergePlan::launch_into`]; [`Error::Capturing`] for a merge that goes through the host.
+    pub fn merge<T: Element>(
+        &mut self,
+        plan: &MergePlan,
+        parts: &[Part<'_, T>],
+        output: &Output<T>,
+    ) -> Result<()> {
+        let outcome = plan.record(&self.recorder, parts, output);
+        self.note(outcome)
+    }
+
+    /// Captures a copy on the device, of contiguous tensors of one shape.
+    ///
+    /// # Errors
+    /// As for [`AnyTensor::copy_from`].
+    pub fn copy(&mut self, to: &AnyTensor, from: &AnyTensor) -> Result<()> {
+        let outcome = to.copy_by(&self.recorder, from);
+        self.note(outcome)
+    }
+
+    /// The raw stream (`aclrtStream`) that is being captured, for work of other libraries. It is not to be used after
+    /// the capture, and what that work uses is not known to the graph: whoever captures it keeps it until the graph and
+    /// its replays are over.
+    pub fn as_raw(&self) -> *mut c_void {
+        self.recorder.stream.as_raw()
+    }
+}
+
+impl fmt::Debug for Capturing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capturing")
+            .field("calls", &self.calls.len())
+            .field("launches", &self.launches.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,200 @@
+//! A captured graph and its replays.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::attention::Plan;
+use crate::error::{Error, Result};
+use crate::executor::Queue;
+use crate::kv::{Rule, refused};
+use crate::memory::Memory;
+use crate::runtime::{Device, Event, Stream};
+
+use super::call::{Launched, new_graph};
+use super::capture::{Captured, Capturing};
+use super::session::{Replayable, Session};
+use super::update::{Calls, Update};
+
+/// A captured graph, and the buffers that it was captured with.
+///
+/// See the [module](super) for what a replay reads, and an example. Dropping a graph waits for the updates that it has
+/// queued; what it captured is freed when its last replay is over.
+///
+/// # Threads
+/// `Send` and `Sync` if the buffers are. Replays of one graph happen one after the other, on whatever streams.
+pub struct Graph<B> {
+    // Before the events and memory that it uses.
+    graph: Replayable,
+    calls: Arc<Calls>,
+    launches: Vec<Launched>,
+    kept: Vec<Arc<Memory>>,
+    /// Recorded behind the latest replay.
+    done: Option<Event>,
+    failed: bool,
+    /// Captured once; updates are queued here since.
+    side: Arc<Stream>,
+    buffers: B,
+}
+
+impl<B> Graph<B> {
+    /// Captures what `record` launches. The graph owns the buffers from then on; what `record` returns comes back beside
+    /// the graph. Nothing runs until the graph is replayed.
+    ///
+    /// The capture goes on a stream of its own: nothing of the caller's is captured by accident, and no stream of the
+    /// caller's is changed, whatever happens in `record`. After an error or a panic there everything is destroyed.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// What `record` returns; [`Error::Capturing`] within another capture; [`Error::StreamsExhausted`] if the device has
+    /// not the streams that a graph needs; [`Error::Acl`].
+    #[doc(alias = "aclmdlRICaptureBegin")]
+    #[doc(alias = "aclmdlRICaptureEnd")]
+    pub fn capture<R>(
+        device: &Device,
+        buffers: B,
+        record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R>,
+    ) -> Result<(Self, R)> {
+        Self::capture_beside(&Arc::new(device.stream()?), buffers, record)
+    }
+
+    /// The same with a stream to capture from and to update on later, which nothing but graphs uses.
+    pub(crate) fn capture_beside<R>(
+        side: &Arc<Stream>,
+        buffers: B,
+        record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R>,
+    ) -> Result<(Self, R)> {
+        let number = new_graph();
+        // Before the session, which is to end first should `record` panic.
+        let mut capturing = Capturing::new(number, side);
+        let session = Session::begin(side)?;
+        let outcome = record(&mut capturing, &buffers);
+        let graph = session.end();
+        let value = outcome?;
+        let captured = capturing.finish()?;
+        let graph = graph?;
+        let Captured {
+            calls,
+            launches,
+            kept,
+        } = captured;
+        let graph = Self {
+            graph,
+            calls: Arc::new(Calls {
+                graph: number,
+                calls,
+            }),
+            launches,
+            kept,
+            done: None,
+            failed: false,
+            side: Arc::clone(side),
+            buffers,
+        };
+        Ok((graph, value))
+    }
+
+    /// The buffers, to be read and refilled in place, on a stream that is in order with the replays.
+    pub fn buffers(&self) -> &B {
+        &self.buffers
+    }
+
+    /// Ends the graph and gives the buffers back.
+    pub fn into_buffers(self) -> B {
+        self.buffers
+    }
+
+    /// Number of launches whose lengths vary.
+    pub fn varying(&self) -> usize {
+        self.launches.len()
+    }
+
+    /// Begins the update that the next replay needs: with lengths for each call captured by [`Capturing::attention`],
+    /// with nothing for a graph without such calls.
+    pub fn update(&self) -> Update {
+        Update::new(&self.calls)
+    }
+
+    /// Queues a replay with new lengths. Returns at once. It is done behind what the stream has queued, and behind the
+    /// graph's replay before, on whatever stream that was.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// Before anything is launched: [`Rule::GraphUpdate`] for a call without lengths, or an update of another graph;
+    /// [`Error::InvalidArgument`] for a stream of another device. After a failure of CANN's, the replay that was queued
+    /// runs with whatever lengths its calls had: its results mean nothing, but nobody waits for ever. A replay that could
+    /// not be ordered before the next is the last ([`Rule::GraphFailed`]).
+    #[doc(alias = "aclmdlRIExecuteAsync")]
+    #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
+    #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
+    pub fn replay(&mut self, stream: &Stream, update: Update) -> Result<()> {
+        if !stream.context().is(self.side.context()) {
+            return Err(Error::invalid(
+                "stream",
+                format_args!("a stream of device {}", stream.device().id()),
+                format_args!("one of device {}, as the graph", self.side.device().id()),
+            ));
+        }
+        Queue::raw(stream)?;
+        if self.failed {
+            return Err(refused(
+                Rule::GraphFailed,
+                "a graph whose last replay failed",
+                "graphs whose replays were queued whole",
+                "capture again",
+            )
+            .into());
+        }
+        let plans = update.complete(&self.calls)?;
+        if let Some(done) = &self.done {
+            // The lengths must not change, nor the events be raised, while the replay before may look at them.
+            stream.wait_event(done)?;
+            self.side.wait_event(done)?;
+        }
+        // SAFETY: the graph's events and memory are marked below.
+        let (number, launched) = unsafe { self.graph.execute(stream) };
+        for memory in &self.kept {
+            memory.uses().mark(stream.timeline(), number);
+        }
+        for launch in &self.launches {
+            launch.event.uses().mark(stream.timeline(), number);
+        }
+        launched?;
+        let ordered = match &self.done {
+            Some(done) => done.record(stream),
+            None => stream.record_event().map(|done| self.done = Some(done)),
+        };
+        let released = self.release(&plans);
+        self.failed = ordered.is_err() || released.is_err();
+        ordered.and(released)
+    }
+
+    /// Gives the replay that was launched its lengths, call by call. After a failure the rest goes on without: the replay
+    /// waits for every event.
+    fn release(&self, plans: &[Plan]) -> Result<()> {
+        let api = self.side.context().bind()?;
+        let mut outcome = Ok(());
+        for launch in &self.launches {
+            if let (Ok(()), Some(plan)) = (&outcome, plans.get(launch.call)) {
+                outcome = launch.update(api, &self.side, plan);
+            }
+            let mut recorded = launch.event.record(api, &self.side);
+            if recorded.is_err() {
+                // Nothing else would end the replay.
+                recorded = launch.event.record(api, &self.side);
+            }
+            outcome = outcome.and(recorded);
+        }
+        outcome
+    }
+}
+
+impl<B> fmt::Debug for Graph<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph")
+            .field("calls", &self.calls.calls.len())
+            .field("launches", &self.launches.len())
+            .finish_non_exhaustive()
+    }
+}

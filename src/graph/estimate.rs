@@ -1,0 +1,94 @@
+//! What captures will take, before they are made.
+
+use crate::kv::{Refused, Rule, refused};
+
+/// Streams and events that captured graphs take of a device.
+///
+/// A device has some two thousand streams. A graph takes one for its work and, as engines on this hardware found, one for
+/// each launch that can be updated; a device without streams left fails in the middle of a capture, with 207005 or 207008
+/// ([`Error::StreamsExhausted`](crate::Error::StreamsExhausted)). CANN does not say how many it will take: this counts the
+/// most.
+///
+/// ```
+/// use ascend_attention::graph::CaptureEstimate;
+///
+/// // 20 sizes of a model of 61 layers, two calls with varying lengths in each.
+/// let estimate = CaptureEstimate::new(20, 2 * 61);
+/// assert!(estimate.fits(CaptureEstimate::STREAMS).is_err());
+/// assert_eq!(CaptureEstimate::most_graphs(2 * 61, CaptureEstimate::STREAMS), 14);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CaptureEstimate {
+    /// Graphs, one for each size.
+    pub graphs: usize,
+    /// Launches in each whose lengths vary.
+    pub varying: usize,
+}
+
+impl CaptureEstimate {
+    /// Streams of a device that graphs may take: vLLM-Ascend leaves the rest of 2048 to everything else.
+    pub const STREAMS: usize = 1800;
+
+    /// For so many graphs of so many launches with varying lengths.
+    pub fn new(graphs: usize, varying: usize) -> Self {
+        Self { graphs, varying }
+    }
+
+    /// Streams, the one for updates included.
+    pub fn streams(&self) -> usize {
+        let each = self.varying.saturating_add(1);
+        self.graphs.saturating_mul(each).saturating_add(1)
+    }
+
+    /// Events.
+    pub fn events(&self) -> usize {
+        // One behind the latest replay besides.
+        let each = self.varying.saturating_add(1);
+        self.graphs.saturating_mul(each)
+    }
+
+    /// Refuses captures for which there are not enough streams.
+    ///
+    /// # Errors
+    /// [`Rule::GraphStreams`].
+    pub fn fits(&self, streams: usize) -> Result<(), Refused> {
+        if self.streams() <= streams {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::GraphStreams,
+            format_args!(
+                "{} streams for {} graphs of {} launches",
+                self.streams(),
+                self.graphs,
+                self.varying
+            ),
+            format_args!(
+                "at most {streams}, enough for {} graphs",
+                Self::most_graphs(self.varying, streams)
+            ),
+            "capture fewer sizes, and pad batches further",
+        ))
+    }
+
+    /// Graphs of so many launches that some streams are enough for.
+    pub fn most_graphs(varying: usize, streams: usize) -> usize {
+        streams.saturating_sub(1) / varying.saturating_add(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_graphs_fit_and_one_more_does_not() {
+        for (varying, streams) in [(0, 1), (0, 9), (1, 9), (61, 1800), (usize::MAX, 1800)] {
+            let most = CaptureEstimate::most_graphs(varying, streams);
+            let estimate = |graphs| CaptureEstimate::new(graphs, varying).fits(streams);
+            assert_eq!(estimate(most), Ok(()), "{varying} {streams}");
+            let refused = estimate(most + 1).unwrap_err();
+            assert_eq!(refused.rule, Rule::GraphStreams);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A capture in progress: begun once, ended once, whatever happens in between.
+
+use std::ptr;
+use std::sync::Arc;
+
+use ascend_sys::bindings as sys;
+
+use crate::error::{Result, acl};
+use crate::runtime::{Context, Resource, Stream, Uses, capturing};
+
+/// A captured graph (`aclmdlRI`).
+#[derive(Debug)]
+pub(super) struct Replayable {
+    context: Arc<Context>,
+    raw: sys::aclmdlRI,
+    uses: Uses,
+}
+
+// SAFETY: `raw` is a name, not memory; CANN takes calls with one graph from any thread whose context is the graph's.
+unsafe impl Send for Replayable {}
+// SAFETY: as above.
+unsafe impl Sync for Replayable {}
+
+impl Replayable {
+    /// Queues a replay; its number on the stream.
+    ///
+    /// # Safety
+    /// The caller keeps all that the graph uses until the stream has passed that number, also after a failure.
+    pub(super) unsafe fn execute(&self, stream: &Stream) -> (u64, Result<()>) {
+        let execute = || -> Result<()> {
+            let api = self.context.bind()?;
+            // SAFETY: graph and stream are alive, the mark below keeps the graph, and the caller everything else.
+            unsafe { acl!(api, aclmdlRIExecuteAsync(self.raw, stream.as_raw())) }
+        };
+        let outcome = execute();
+        let number = stream.timeline().advance();
+        self.uses.mark(stream.timeline(), number);
+        (number, outcome)
+    }
+}
+
+impl Drop for Replayable {
+    fn drop(&mut self) {
+        // SAFETY: this object owns the graph, and every replay was noted in `uses`.
+        unsafe {
+            self.context
+                .retire(Resource::Graph(self.raw), &mut self.uses)
+        };
+    }
+}
+
+/// A stream whose work is recorded. Dropping it ends the capture and destroys what was recorded.
+pub(super) struct Session<'a> {
+    stream: &'a Stream,
+    open: bool,
+    _scope: capturing::Scope,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn begin(stream: &'a Stream) -> Result<Self> {
+        let scope = capturing::begin()?;
+        let api = stream.context().bind()?;
+        // Other threads go on as they like; what this one must not do meanwhile, the scope refuses.
+        let mode = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is alive, and known to nobody but the capture.
+        unsafe { acl!(api, aclmdlRICaptureBegin(stream.as_raw(), mode)) }?;
+        Ok(Self {
+            stream,
+            open: true,
+            _scope: scope,
+        })
+    }
+
+    /// Ends the capture: the graph.
+    pub(super) fn end(mut self) -> Result<Replayable> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Result<Replayable> {
+        self.open = false;
+        let api = self.stream.context().bind()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the stream is being captured; `raw` is a place for the result.
+        unsafe { acl!(api, aclmdlRICaptureEnd(self.stream.as_raw(), &mut raw)) }?;
+        Ok(Replayable {
+            context: Arc::clone(self.stream.context()),
+            raw,
+            uses: Uses::default(),
+        })
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            // What failed already is being reported; the end of a failed capture fails too.
+            drop(self.close());
+        }
+    }
+}

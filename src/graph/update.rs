@@ -1,0 +1,119 @@
+//! New lengths for a replay.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::attention::Plan;
+use crate::error::Result;
+use crate::kv::{Refused, Rule, refused};
+use crate::serving::CallLengths;
+
+use super::call::{CapturedCall, Varying};
+
+/// The calls of a graph that take lengths.
+#[derive(Debug)]
+pub(super) struct Calls {
+    pub(super) graph: u64,
+    pub(super) calls: Vec<Varying>,
+}
+
+/// New lengths for every call of a graph that takes them: checked, planned, and used up by one replay. From
+/// [`Graph::update`](super::Graph::update).
+///
+/// It can be made while the replay before is still running.
+#[must_use = "an update does nothing until replayed"]
+pub struct Update {
+    calls: Arc<Calls>,
+    plans: Vec<Option<Plan>>,
+}
+
+impl Update {
+    pub(super) fn new(calls: &Arc<Calls>) -> Self {
+        Self {
+            calls: Arc::clone(calls),
+            plans: calls.calls.iter().map(|_| None).collect(),
+        }
+    }
+
+    /// Gives one call its lengths.
+    ///
+    /// # Errors
+    /// [`Rule::GraphLengths`] for more keys than the capture declared or lengths in another form,
+    /// [`Rule::LengthsBatch`] for another number of requests, [`Rule::GraphWorkspace`],
+    /// [`Rule::GraphUpdate`] for a call of another graph or one that has lengths already; otherwise as for
+    /// [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with).
+    pub fn lengths(mut self, call: CapturedCall, lengths: CallLengths<'_>) -> Result<Self> {
+        self.set(call, lengths)?;
+        Ok(self)
+    }
+
+    /// Gives all calls the same lengths.
+    ///
+    /// # Errors
+    /// As for [`Update::lengths`].
+    pub fn all(mut self, lengths: CallLengths<'_>) -> Result<Self> {
+        let graph = self.calls.graph;
+        for index in 0..self.plans.len() {
+            self.set(CapturedCall { graph, index }, lengths)?;
+        }
+        Ok(self)
+    }
+
+    fn set(&mut self, call: CapturedCall, lengths: CallLengths<'_>) -> Result<()> {
+        let own = call.graph == self.calls.graph;
+        let known = self.calls.calls.get(call.index).filter(|_| own);
+        let (Some(varying), Some(place)) = (known, self.plans.get_mut(call.index)) else {
+            return Err(refused(
+                Rule::GraphUpdate,
+                "lengths for a call of another graph",
+                "a call of this graph",
+                "keep each graph's calls beside it",
+            )
+            .into());
+        };
+        if place.is_some() {
+            return Err(refused(
+                Rule::GraphUpdate,
+                format_args!("lengths for call {} twice", call.index),
+                "once for each call",
+                "give a call all its lengths at once",
+            )
+            .into());
+        }
+        *place = Some(varying.plan(lengths)?);
+        Ok(())
+    }
+
+    /// The plans of a graph's calls, if they are all there.
+    pub(super) fn complete(self, calls: &Arc<Calls>) -> Result<Vec<Plan>, Refused> {
+        if !Arc::ptr_eq(&self.calls, calls) {
+            return Err(refused(
+                Rule::GraphUpdate,
+                "an update of another graph",
+                "one of this graph",
+                "call `update` of the graph that is replayed",
+            ));
+        }
+        let count = self.plans.len();
+        let missing = self.plans.iter().position(Option::is_none);
+        match missing {
+            None => Ok(self.plans.into_iter().flatten().collect()),
+            Some(call) => Err(refused(
+                Rule::GraphUpdate,
+                format_args!("no lengths for call {call}"),
+                format_args!("lengths for all {count} calls"),
+                "lengths are captured by value: give every call those of the step",
+            )),
+        }
+    }
+}
+
+impl fmt::Debug for Update {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let given = self.plans.iter().filter(|plan| plan.is_some()).count();
+        f.debug_struct("Update")
+            .field("calls", &self.plans.len())
+            .field("given", &given)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,57 @@
+//! Which threads capture a graph, and what they must not do meanwhile.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use crate::error::{Error, Result};
+
+thread_local! {
+    static CAPTURING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread captures a graph until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Scope(PhantomData<*const ()>);
+
+/// Begins a capture on the calling thread.
+///
+/// # Errors
+/// [`Error::Capturing`] if it captures already.
+pub(crate) fn begin() -> Result<Scope> {
+    refuse("another capture", "capture one graph after the other")?;
+    CAPTURING.set(true);
+    Ok(Scope(PhantomData))
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        CAPTURING.set(false);
+    }
+}
+
+/// Refuses what cannot become part of a graph while the calling thread captures one: it would happen now, and not when
+/// the graph is replayed.
+#[inline]
+pub(crate) fn refuse(what: &'static str, instead: &'static str) -> Result<()> {
+    if CAPTURING.get() {
+        return Err(refusal(what, instead));
+    }
+    Ok(())
+}
+
+#[cold]
+fn refusal(what: &'static str, instead: &'static str) -> Error {
+    Error::Capturing { what, instead }
+}
+
+/// Does what the capture itself needs although others are refused it.
+pub(crate) fn lifted<R>(body: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CAPTURING.set(self.0);
+        }
+    }
+    let _restore = Restore(CAPTURING.replace(false));
+    body()
+}
