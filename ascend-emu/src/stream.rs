@@ -451,7 +451,7 @@ impl Patience {
     /// From one look to the next.
     const LOOK: Duration = Duration::from_millis(100);
     /// Until a hopeless wait is a finding.
-    const LIMIT: Duration = Duration::from_secs(2);
+    const LIMIT: Duration = Duration::from_secs(1);
 
     /// Takes note of a look; whether to tell, once.
     fn is_over(&mut self, hopeless: bool) -> bool {

@@ -114,9 +114,13 @@ impl<T: Element> Step<'_, T> {
         learnable_sink: Option<&Tensor<bf16>>,
     ) -> Result<Output<T>> {
         let tensors = [query, key, value];
-        self.queue(layer, tensors, learnable_sink, None, |plan, step, tensors| {
-            plan.run(step, tensors)
-        })
+        self.queue(
+            layer,
+            tensors,
+            learnable_sink,
+            None,
+            |plan, step, tensors| plan.run(step, tensors),
+        )
     }
 
     /// As [`Step::forward_with_sink`], with an output tensor of the caller, of the query's shape. Allocates nothing on the
@@ -134,9 +138,13 @@ impl<T: Element> Step<'_, T> {
         output: &mut Output<T>,
     ) -> Result<()> {
         let tensors = [query, key, value];
-        self.queue(layer, tensors, learnable_sink, None, |plan, step, tensors| {
-            plan.run_into(step, tensors, output)
-        })
+        self.queue(
+            layer,
+            tensors,
+            learnable_sink,
+            None,
+            |plan, step, tensors| plan.run_into(step, tensors, output),
+        )
     }
 
     /// Queues one layer of multi-head latent attention: writes its latents `[tokens, 1, 512]` and rotary keys
