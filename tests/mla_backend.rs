@@ -19,7 +19,7 @@ use ascend_attention::serving::{
     Drafting, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla,
     PagedDecode, Phase, StatePolicy, UpProjected,
 };
-use ascend_attention::{Error, Output, Result, Stream, Tensor, bf16};
+use ascend_attention::{Error, Result, Stream, Tensor, bf16};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
@@ -263,12 +263,13 @@ impl<'a> Engine<'a> {
             .unwrap()
     }
 
-    /// Runs a step, absorbed or plain, and checks some of its rows.
+    /// Runs a step and checks some of its rows. With `absorb`, all queries are absorbed where none is too long, and those of
+    /// the decodes in front otherwise.
     fn step(
         &mut self,
         work: &[(usize, u32, u32)],
         pad: u32,
-        absorbed: bool,
+        absorb_some: bool,
     ) -> Result<(), TestCaseError> {
         let batch: Vec<_> = work
             .iter()
@@ -295,7 +296,13 @@ impl<'a> Engine<'a> {
         }
         .run()
         .unwrap();
-        let absorbed = absorbed && Mla::absorbs(&metadata);
+        let mixed = metadata.decodes() > 0 && metadata.prefills() > 0 && metadata.decodes_lead();
+        // Tokens with absorbed queries.
+        let split = match absorb_some {
+            true if Mla::absorbs(&metadata) => metadata.tokens() as usize,
+            true if mixed => metadata.decode_tokens() as usize,
+            _ => 0,
+        };
         let mut names = Vec::new();
         for (at, new, _) in work {
             let request = &self.requests[*at];
@@ -326,50 +333,61 @@ impl<'a> Engine<'a> {
         };
         let inputs: Vec<_> = (0..LAYERS)
             .map(|layer| {
-                let query = match absorbed {
-                    true => {
-                        let rows: Vec<bf16> = names
-                            .iter()
-                            .flat_map(|n| {
-                                absorb(layer, heads, &row(*n, layer, What::Query, heads * DIM))
-                            })
-                            .collect();
-                        stream.upload(&rows, [names.len(), heads, LATENT]).unwrap()
-                    }
-                    false => self.packed(&names, layer, What::Query, [heads, DIM]),
-                };
+                let rows = names[..split].iter();
+                let rows = rows.flat_map(|name| {
+                    absorb(layer, heads, &row(*name, layer, What::Query, heads * DIM))
+                });
+                let rows: Vec<bf16> = rows.collect();
                 [
-                    query,
+                    stream.upload(&rows, [split, heads, LATENT]).unwrap(),
+                    self.packed(&names[split..], layer, What::Query, [heads, DIM]),
                     self.packed(&names, layer, What::QueryRope, [heads, ROPE]),
                     self.packed(&names, layer, What::Latent, [1, LATENT]),
                     self.packed(&names, layer, What::KeyRope, [1, ROPE]),
                 ]
             })
             .collect();
-        let mut results: Vec<Output<bf16>> = Vec::new();
+        // Of each layer the outputs of absorbed queries and of plain ones.
+        let mut results: Vec<[Option<Tensor<bf16>>; 2]> = Vec::new();
         {
             let mut step = self.attention.begin(stream, &metadata).unwrap();
-            for (layer, [query, query_rope, latent, key_rope]) in inputs.iter().enumerate() {
-                let form = match absorbed {
-                    true => LatentForm::Absorbed,
-                    false => LatentForm::Plain(&projection),
+            for (layer, inputs) in inputs.iter().enumerate() {
+                let [absorbed, plain, query_rope, latent, key_rope] = inputs;
+                let decoded = vec![bf16::NAN; heads * split * LATENT];
+                let decoded = stream.upload(&decoded, [heads, split, LATENT]).unwrap();
+                let (query, form) = match split {
+                    0 => (plain, LatentForm::Plain(&projection)),
+                    _ if split == names.len() => (absorbed, LatentForm::Absorbed),
+                    _ => {
+                        let form = LatentForm::Mixed {
+                            absorbed,
+                            decoded: &decoded,
+                            projection: &projection,
+                        };
+                        (plain, form)
+                    }
                 };
                 let tensors = LatentTensors { query_rope, form };
                 let output = step
                     .forward_latent(layer, query, latent, key_rope, tensors)
                     .unwrap();
-                results.push(output);
+                results.push(match form {
+                    LatentForm::Plain(_) => [None, Some(output.attention)],
+                    LatentForm::Absorbed => [Some(output.attention), None],
+                    LatentForm::Mixed { .. } => [Some(decoded), Some(output.attention)],
+                });
             }
         }
-        for (layer, output) in results.iter().enumerate() {
-            let shape: &[i64] = output.attention.shape();
-            let result = exact(&output.attention.download(stream).unwrap());
-            let (tokens, n) = (names.len(), heads as i64);
-            let rows = tokens as i64;
-            match absorbed {
-                true => prop_assert_eq!(shape, [n, rows, LATENT as i64]),
-                false => prop_assert_eq!(shape, [rows, n, DIM as i64]),
-            }
+        for (layer, outputs) in results.iter().enumerate() {
+            let result = |output: &Option<Tensor<bf16>>, shape: [usize; 3]| match output {
+                None => Vec::new(),
+                Some(output) => {
+                    assert_eq!(output.shape(), shape.map(|size| size as i64));
+                    exact(&output.download(stream).unwrap())
+                }
+            };
+            let decoded = result(&outputs[0], [heads, split, LATENT]);
+            let plain = result(&outputs[1], [names.len() - split, heads, DIM]);
             let mut first = 0;
             for (at, new, _) in work {
                 let request = &self.requests[*at];
@@ -378,11 +396,11 @@ impl<'a> Engine<'a> {
                     let position = len - new + of;
                     let want = dense(&request.names[..=position], layer, self.shape);
                     let token = first + of;
-                    let got: Vec<f64> = match absorbed {
-                        false => result[token * heads * DIM..][..heads * DIM].to_vec(),
-                        true => (0..heads)
+                    let got: Vec<f64> = match token.checked_sub(split) {
+                        Some(token) => plain[token * heads * DIM..][..heads * DIM].to_vec(),
+                        None => (0..heads)
                             .flat_map(|head| {
-                                let latent = &result[(head * tokens + token) * LATENT..][..LATENT];
+                                let latent = &decoded[(head * split + token) * LATENT..][..LATENT];
                                 // The caller's part: the projection of the values.
                                 let all = project(layer, true, heads, latent);
                                 all[head * DIM..(head + 1) * DIM].to_vec()
@@ -393,7 +411,7 @@ impl<'a> Engine<'a> {
                         prop_assert!(
                             (got - want).abs() <= 2e-2,
                             "layer {layer}, request {at}, position {position}, element {x}: {got}, expected {want}; \
-                             {:?}, absorbed {absorbed}",
+                             {:?}, {split} absorbed",
                             metadata.state()
                         );
                     }
@@ -457,6 +475,10 @@ impl<'a> Engine<'a> {
                 }
                 _ => {}
             }
+        }
+        if absorbed {
+            // What decodes goes first.
+            work.sort_by_key(|(_, new, drafts)| new - drafts > 1);
         }
         if !work.is_empty() {
             self.step(&work, pad, absorbed)?;
@@ -559,6 +581,14 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
     engine.act(&acts, 2, true).unwrap();
     engine.act(&[Act::Chunk(4, 1)], 0, true).unwrap();
     assert_eq!(log(&engine), [] as [usize; 0]);
+    // Mixed ones project what prefills: the third request, behind a decode of two drafts.
+    let len = |engine: &Engine<'_>, at: usize| engine.requests[at].sequence.len() as usize;
+    let cached = len(&engine, 2);
+    let acts = [Act::Chunk(2, 20), Act::Verify(1, 2, 1)];
+    engine.act(&acts, 1, true).unwrap();
+    let chunks = log(&engine);
+    assert_eq!(chunks[0], 21);
+    assert_eq!(chunks[1..chunks.len() / 2].iter().sum::<usize>(), cached);
     assert!(engine.checked >= 30, "{} rows", engine.checked);
     engine.end();
 }
@@ -592,7 +622,7 @@ fn refused(
     backends: Backends<bf16>,
     causality: Causality,
     (format, rows, cached): (Cache, u32, u32),
-    absorbed: bool,
+    form: &str,
 ) -> Error {
     let shape = CacheShape::latent(1).format(format);
     let pad = PadPolicy::SkipNegative;
@@ -623,9 +653,16 @@ fn refused(
         |_: &Stream, _: usize, _: LatentRows<'_, bf16>, _: &UpProjected<bf16>| -> Result<()> {
             panic!("nothing is planned")
         };
-    let (query, form) = match absorbed {
-        true => (ones([2, LATENT]), LatentForm::Absorbed),
-        false => (ones([2, DIM]), LatentForm::Plain(&projection)),
+    let (absorbed, plain) = (ones([2, LATENT]), ones([2, DIM]));
+    let mixed = LatentForm::Mixed {
+        absorbed: &absorbed,
+        decoded: &absorbed,
+        projection: &projection,
+    };
+    let (query, form) = match form {
+        "absorbed" => (&absorbed, LatentForm::Absorbed),
+        "plain" => (&plain, LatentForm::Plain(&projection)),
+        _ => (&plain, mixed),
     };
     let (query_rope, latent, key_rope) = (ones([2, ROPE]), ones([1, LATENT]), ones([1, ROPE]));
     let tensors = LatentTensors {
@@ -634,7 +671,7 @@ fn refused(
     };
     let mut step = attention.begin(stream, &metadata).unwrap();
     let error = step
-        .forward_latent(0, &query, &latent, &key_rope, tensors)
+        .forward_latent(0, query, &latent, &key_rope, tensors)
         .unwrap_err();
     drop(step);
     // Nothing was written.
@@ -652,36 +689,48 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
         Error::NoBackend { reasons } => reasons,
         other => panic!("{other}"),
     };
-    let refusal = |backends, causality, rows, cached, absorbed| {
+    let refusal = |backends, causality, rows, cached, form| {
         let step = (Cache::BnBsH, rows, cached);
-        said(refused(&stream, backends, causality, step, absorbed))
+        said(refused(&stream, backends, causality, step, form))
     };
-    let reason = refusal(mla(), Causality::Bidirectional, 1, 5, true);
+    let reason = refusal(mla(), Causality::Bidirectional, 1, 5, "absorbed");
     assert!(reason.starts_with("mla: backend.latent"), "{reason}");
-    let reason = refusal(mla(), Causality::Causal, 17, 5, true);
+    let reason = refusal(mla(), Causality::Causal, 17, 5, "absorbed");
     assert!(reason.starts_with("mla: mla.rows"), "{reason}");
     let small = Backends::none().with(Mla::new().workspace_bytes(100));
-    let reason = refusal(small, Causality::Causal, 17, 5, false);
+    let reason = refusal(small, Causality::Causal, 17, 5, "plain");
     assert!(reason.starts_with("mla: latent.workspace"), "{reason}");
     let others = Backends::none()
         .with(PagedDecode)
         .with(Fused)
         .with(FusedInTwo);
-    let reason = refusal(others, Causality::Causal, 1, 5, true);
+    let reason = refusal(others, Causality::Causal, 1, 5, "absorbed");
     assert!(
         reason.starts_with("paged_decode: backend.latent"),
         "{reason}"
     );
     assert!(reason.contains("fused: backend.latent"), "{reason}");
     assert!(reason.contains("fused_in_two: backend.latent"), "{reason}");
+    let reason = refusal(mla(), Causality::Causal, 3, 5, "mixed");
+    let why = "mixed queries for 0 decodes and 1 prefills";
+    assert!(
+        reason.starts_with("mla: backend.latent") && reason.contains(why),
+        "{reason}"
+    );
     // Tokens that lie in parts cannot be gathered.
     let step = (Cache::Nz, 17, 5);
-    let reason = said(refused(&stream, mla(), Causality::Causal, step, false));
+    let reason = said(refused(&stream, mla(), Causality::Causal, step, "plain"));
     assert!(reason.starts_with("mla: cache"), "{reason}");
     // In a hybrid the layers are named.
     let sets = [LayerSet::new([0], "fused").during(Phase::Decode, "mla")];
     let hybrid = Hybrid::new(1, mla().with(Fused), sets).unwrap();
-    let reason = refusal(Backends::none().with(hybrid), Causality::Causal, 3, 0, true);
+    let reason = refusal(
+        Backends::none().with(hybrid),
+        Causality::Causal,
+        3,
+        0,
+        "absorbed",
+    );
     let start = "hybrid: no backend can serve the step: fused, for the phase Prefill of the layers [0]: backend.latent";
     assert!(reason.starts_with(start), "{reason}");
 }

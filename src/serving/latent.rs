@@ -29,15 +29,26 @@ pub struct LatentTensors<'a, T: Element> {
 /// |---|---|---|---|
 /// | absorbed | `[tokens, N, 512]` | the caller multiplies `W_UK` into the query | output `[N, tokens, 512]`: the caller multiplies `W_UV` into it |
 /// | plain | `[tokens, N, 128]` | nothing | output `[tokens, N, 128]`; the step calls [`UpProjection`] for the keys and values that it needs |
+/// | mixed | plain ones of the prefills; absorbed ones of the decodes apart | as above | output of the prefills; that of the decodes where the caller wants it |
 ///
 /// Absorbed queries read the cache as it is, and are for steps of few tokens a request, at most 16
-/// ([`Mla::absorbs`](super::Mla::absorbs)). Plain ones are for prompts. Steps that mix both take the plain form, which
-/// projects the cached tokens of their decoding requests too; scheduled as two steps, each has its own.
+/// ([`Mla::absorbs`](super::Mla::absorbs)). Plain ones are for prompts. A step of prefills and decodes may be plain too, but
+/// then projects all that its decodes have cached.
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.
     Absorbed,
     /// Queries in the space of the keys.
     Plain(&'a dyn UpProjection<T>),
+    /// Both: the requests that decode stand in front of the batch
+    /// ([`AttentionMetadata::decodes_lead`](super::AttentionMetadata::decodes_lead)), and `query` is that of the rest.
+    Mixed {
+        /// Queries of the decodes, `[decode tokens, N, 512]`.
+        absorbed: &'a Tensor<T>,
+        /// Where the output of the decodes goes, `[N, decode tokens, 512]`.
+        decoded: &'a Tensor<T>,
+        /// For the rest.
+        projection: &'a dyn UpProjection<T>,
+    },
 }
 
 impl<T: Element> Clone for LatentForm<'_, T> {
@@ -53,6 +64,7 @@ impl<T: Element> fmt::Debug for LatentForm<'_, T> {
         f.write_str(match self {
             Self::Absorbed => "Absorbed",
             Self::Plain(_) => "Plain",
+            Self::Mixed { .. } => "Mixed",
         })
     }
 }

@@ -1,21 +1,21 @@
 //! Multi-head latent attention by the stock operator.
 
-use ascend_spec::Layout;
+use std::fmt;
 
-use crate::attention::{Inputs, Output, Plan};
-use crate::error::Result;
+use crate::attention::Output;
+use crate::error::{Error, Result};
 use crate::kv::{Refused, Rule, refused};
-use crate::mask::CausalOrigin;
 use crate::memory::Element;
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::AnyTensor;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::causality::Causality;
 use super::latent::{LatentForm, LatentTensors};
-use super::lengths::CallLengths;
 use super::metadata::AttentionMetadata;
+use super::mla_decode::MlaDecode;
 use super::mla_prefill::MlaPrefill;
-use super::state::{AttentionState, StatePolicy};
+use super::state::StatePolicy;
+use super::step_part::StepPart;
 
 /// Multi-head latent attention over a cache of latents and rotary parts
 /// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), for causal layers.
@@ -25,6 +25,7 @@ use super::state::{AttentionState, StatePolicy};
 /// | [absorbed](LatentForm::Absorbed) | one token a request | BNSD_NBSD over the cache, mode 0 |
 /// | absorbed | up to 16 tokens a request: multi-token prediction, drafts | TND_NTD over the cache, mode 3 |
 /// | [plain](LatentForm::Plain) | any | TND over the step's own tokens, mode 3; then for each chunk of the cached tokens TND, mode 0, merged by log-sum-exps |
+/// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for the decodes, the plain ones for the rest |
 ///
 /// An absorbed call has the latents as keys and as values, one key head, and gives `[N, tokens, 512]`, so that the
 /// projection of the values is one batched product. A plain step calls the [`UpProjection`](super::UpProjection) for its
@@ -118,123 +119,109 @@ impl<T: Element> AttentionBackend<T> for Mla {
         first: &LayerTensors<'_, T>,
     ) -> Result<Box<dyn StepPlan<T>>> {
         let latent = latent(step, first)?;
-        match latent.form {
-            LatentForm::Absorbed => Ok(Box::new(Absorbed::plan(step, first, &latent)?)),
-            LatentForm::Plain(_) => {
-                let prefill = MlaPrefill::plan(step, first, &latent, self.workspace_bytes)?;
-                Ok(Box::new(prefill))
-            }
-        }
-    }
-}
-
-/// A step of absorbed queries.
-#[derive(Debug)]
-struct Absorbed {
-    plan: Plan,
-    layout: Layout,
-}
-
-impl Absorbed {
-    fn plan<T: Element>(
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-        latent: &LatentTensors<'_, T>,
-    ) -> Result<Self> {
+        let rope = latent.query_rope;
         let metadata = step.metadata;
-        let single = metadata.state() == AttentionState::DecodeOnly
-            && metadata.tokens() as usize == metadata.table().requests();
-        // An NZ cache goes with BSND queries alone, which are the same bytes.
-        let layout = match (single, first.cache.key.shape().len()) {
-            (false, _) => Layout::TndNtd,
-            (true, 5) => Layout::BsndNbsd,
-            (true, _) => Layout::BnsdNbsd,
-        };
-        let kv = metadata.kv_lengths();
-        let lengths = match single {
-            true => CallLengths::Batched { q: None, kv },
-            false => CallLengths::PackedPaged {
-                q: metadata.q_ends(),
-                kv,
-            },
-        };
-        let call = lengths.apply(step.shape.call(layout));
-        let call = match single {
-            true => call,
-            false => {
-                let masks = step.stream.device().masks();
-                call.mask(masks.causal(CausalOrigin::RightDown)?)
+        let bytes = self.workspace_bytes;
+        Ok(Box::new(match latent.form {
+            LatentForm::Absorbed => {
+                let part = StepPart::all(metadata);
+                let queries = [first.query, rope];
+                MlaStep::Absorbed(MlaDecode::plan(step, &part, first.cache, queries)?)
             }
-        };
-        let (query, rope) = queries(layout, first.query, latent.query_rope)?;
-        let plan = call.plan_with(&inputs(step, first, &query, &rope))?;
-        Ok(Self { plan, layout })
+            LatentForm::Plain(_) => {
+                let part = StepPart::all(metadata);
+                let prefill = MlaPrefill::plan(step, part, first, rope, bytes)?;
+                MlaStep::Plain(Box::new(prefill))
+            }
+            LatentForm::Mixed { absorbed, .. } => {
+                if metadata.prefills() == 0 || metadata.decodes() == 0 || !metadata.decodes_lead() {
+                    return Err(not_mixed(metadata).into());
+                }
+                let [decodes, others] = StepPart::split(metadata);
+                let rope_of = rope.narrow(0, decodes.tokens.clone())?;
+                let queries = [absorbed, &rope_of];
+                let decode = MlaDecode::plan(step, &decodes, first.cache, queries)?;
+                let prefill = MlaPrefill::plan(step, others, first, rope, bytes)?;
+                MlaStep::Mixed(decodes.tokens.len(), decode, Box::new(prefill))
+            }
+        }))
     }
 }
 
-/// Packed queries and their rotary parts, `[tokens, N, D]`, in the axes of a layout.
-fn queries<T: Element>(
-    layout: Layout,
-    query: &Tensor<T>,
-    rope: &Tensor<T>,
-) -> Result<(Tensor<T>, Tensor<T>)> {
-    let view = |tensor: &Tensor<T>| {
-        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(tensor, axis));
-        match layout {
-            Layout::BnsdNbsd => tensor.reshape([tokens, heads, 1, dim]),
-            Layout::BsndNbsd => tensor.reshape([tokens, 1, heads, dim]),
-            _ => Ok(tensor.clone()),
-        }
-    };
-    Ok((view(query)?, view(rope)?))
+#[cold]
+fn not_mixed(metadata: &AttentionMetadata) -> Refused {
+    refused(
+        Rule::BackendLatent,
+        format_args!(
+            "mixed queries for {} decodes and {} prefills{}",
+            metadata.decodes(),
+            metadata.prefills(),
+            if metadata.decodes_lead() {
+                ""
+            } else {
+                ", one of these in front of a decode"
+            },
+        ),
+        "decodes, then prefills",
+        "put the decodes first, and bring one form where there is one kind of request",
+    )
 }
 
-fn inputs<'a, T: Element>(
-    step: &StepContext<'a>,
-    layer: &LayerTensors<'a, T>,
-    query: &'a Tensor<T>,
-    rope: &'a Tensor<T>,
-) -> Inputs<'a> {
-    let (latents, ropes) = (&layer.cache.key, &layer.cache.value);
-    Inputs::new(query, latents, latents)
-        .rope(rope, ropes)
-        .paged(step.block_table)
+/// A step, by the form of its queries.
+enum MlaStep<T: Element> {
+    Absorbed(MlaDecode),
+    Plain(Box<MlaPrefill<T>>),
+    /// With the number of tokens that decode.
+    Mixed(usize, MlaDecode, Box<MlaPrefill<T>>),
 }
 
-impl<T: Element> StepPlan<T> for Absorbed {
+impl<T: Element> StepPlan<T> for MlaStep<T> {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let latent = latent(step, layer)?;
-        if let LatentForm::Plain(_) = latent.form {
-            return Err(other_form(&latent.form, "Absorbed"));
-        }
-        let (query, rope) = queries(self.layout, layer.query, latent.query_rope)?;
-        let inputs = inputs(step, layer, &query, &rope);
-        let output: Output<T> = self.plan.launch_with(step.stream, &inputs)?;
-        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
+        let rope = latent.query_rope;
+        let attention = match (self, latent.form) {
+            (Self::Absorbed(decode), LatentForm::Absorbed) => {
+                decode.run(step, layer.cache, [layer.query, rope], None)?
+            }
+            (Self::Plain(prefill), LatentForm::Plain(projection)) => {
+                prefill.run(step, layer, rope, projection)?
+            }
+            (
+                Self::Mixed(tokens, decode, prefill),
+                LatentForm::Mixed {
+                    absorbed,
+                    decoded,
+                    projection,
+                },
+            ) => {
+                let queries = [absorbed, &rope.narrow(0, 0..*tokens)?];
+                decode.run(step, layer.cache, queries, Some(decoded))?;
+                prefill.run(step, layer, rope, projection)?
+            }
+            (planned, given) => {
+                return Err(Error::NotAsPlanned {
+                    argument: "form",
+                    given: format!("{given:?}"),
+                    planned: format!("{planned:?}"),
+                });
+            }
+        };
         Ok(Output {
-            attention: output.attention.reshape([heads, tokens, dim])?,
+            attention,
             softmax_lse: None,
         })
     }
 }
 
-/// The latent tensors of a plain layer.
-pub(super) fn plain<'a, T: Element>(
-    step: &StepContext<'_>,
-    layer: &LayerTensors<'a, T>,
-) -> Result<(LatentTensors<'a, T>, &'a dyn super::UpProjection<T>)> {
-    let latent = latent(step, layer)?;
-    match latent.form {
-        LatentForm::Plain(projection) => Ok((latent, projection)),
-        LatentForm::Absorbed => Err(other_form(&latent.form, "Plain")),
-    }
-}
-
-#[cold]
-fn other_form<T: Element>(form: &LatentForm<'_, T>, planned: &str) -> crate::Error {
-    crate::Error::NotAsPlanned {
-        argument: "form",
-        given: format!("{form:?}"),
-        planned: planned.to_owned(),
+impl<T: Element> fmt::Debug for MlaStep<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absorbed(decode) => f.debug_tuple("Absorbed").field(decode).finish(),
+            Self::Plain(prefill) => f.debug_tuple("Plain").field(prefill).finish(),
+            Self::Mixed(_, decode, prefill) => {
+                let mut mixed = f.debug_tuple("Mixed");
+                mixed.field(decode).field(prefill).finish()
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Steps of plain queries in multi-head latent attention: the step's own tokens, then the cached ones in chunks.
+//! Plain queries in multi-head latent attention: the step's own tokens, then the cached ones in chunks.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use ascend_spec::Layout;
 
 use crate::attention::{Inputs, Output, Plan};
 use crate::error::{Error, Result};
-use crate::kv::{CachedRows, PageTable};
+use crate::kv::CachedRows;
 use crate::mask::{CausalOrigin, Mask};
 use crate::memory::Element;
 use crate::merge::{MergePlan, MergeState, Part};
@@ -16,13 +16,14 @@ use crate::runtime::{Stream, lock};
 use crate::tensor::Tensor;
 
 use super::AttentionMetadata;
-use super::backend::{LayerTensors, StepContext, StepPlan, count};
+use super::backend::{LayerTensors, StepContext, count};
 use super::context_chunks::{ContextChunk, ContextChunks};
-use super::latent::{LatentRows, LatentTensors, UpProjected};
+use super::latent::{LatentRows, UpProjected, UpProjection};
 use super::lengths::{CallLengths, PerRequest};
-use super::mla::{plain, size};
+use super::mla::size;
+use super::step_part::StepPart;
 
-/// A step of plain queries.
+/// The calls of plain queries.
 ///
 /// Queries of requests that have something cached are put in the order of the chunks, so that those which a chunk is for
 /// lie one behind the other; with one such request, or an order that is already so, nothing is copied.
@@ -31,6 +32,8 @@ pub(super) struct MlaPrefill<T: Element> {
     stream: usize,
     /// Shape of queries and output, `[tokens, N, D]`.
     shape: [usize; 3],
+    /// Its tokens among those of the step.
+    of_step: Range<usize>,
     own: Plan,
     chunks: Vec<Chunk>,
     /// The requests' rows in the step, in the order of the chunks.
@@ -70,25 +73,27 @@ struct Chunk {
 }
 
 impl<T: Element> MlaPrefill<T> {
+    /// Prepares the calls of a part of the step, with the queries of its own tokens and the rotary parts of all.
     pub(super) fn plan(
         step: &StepContext<'_>,
+        part: StepPart,
         first: &LayerTensors<'_, T>,
-        latent: &LatentTensors<'_, T>,
+        query_rope: &Tensor<T>,
         workspace_bytes: usize,
     ) -> Result<Self> {
-        let metadata = step.metadata;
+        let query_rope = query_rope.narrow(0, part.tokens.clone())?;
         let (heads, dim) = (step.shape.heads, size(first.query, 2));
-        let [latent_dim, rope_dim] = [size(first.key, 2), size(latent.query_rope, 2)];
+        let [latent_dim, rope_dim] = [size(first.key, 2), size(&query_rope, 2)];
         let head = dim.saturating_mul(2).saturating_add(rope_dim);
         let row = latent_dim.saturating_add(rope_dim);
         let row = row.saturating_add(heads.saturating_mul(head));
         let capacity = workspace_bytes / row.saturating_mul(size_of::<T>()).max(1);
-        let (cached, block_size) = (cached(metadata), metadata.settings().block_size);
-        let context = ContextChunks::new(&cached, capacity, block_size)?;
-        let tokens = metadata.tokens() as usize;
+        let block_size = step.metadata.settings().block_size;
+        let context = ContextChunks::new(&part.cached(), capacity, block_size)?;
+        let tokens = part.tokens.len();
 
         let device = step.stream.device();
-        let rows = rows(metadata, &context.order);
+        let rows = part.rows(&context.order);
         let behind: usize = rows.iter().map(Range::len).sum();
         let empty = |rows: usize, dim: usize| Tensor::<T>::empty(device, [rows, heads, dim]);
         let lse = |rows: usize| Tensor::<f32>::empty(device, [rows, heads, 1]);
@@ -125,15 +130,15 @@ impl<T: Element> MlaPrefill<T> {
 
         let call = step.shape.call(Layout::Tnd).kv_heads(count(heads));
         let lengths = CallLengths::PackedDense {
-            q: metadata.q_ends(),
-            kv: metadata.q_ends(),
+            q: &part.q_ends,
+            kv: &part.q_ends,
         };
         let own = lengths
             .apply(call.clone())
             .mask(device.masks().causal(CausalOrigin::RightDown)?)
             .softmax_lse(space.is_some());
         let of_step = projected.first(tokens)?;
-        let own = own.plan_with(&inputs(first.query, latent.query_rope, &of_step))?;
+        let own = own.plan_with(&inputs(first.query, &query_rope, &of_step))?;
         let mut chunks = Vec::with_capacity(context.chunks.len());
         for chunk in &context.chunks {
             let Some(space) = &space else { break };
@@ -142,18 +147,18 @@ impl<T: Element> MlaPrefill<T> {
             let projected = projected.first(chunk.tokens())?;
             let queries = [
                 first.query.narrow(0, 0..rows)?,
-                latent.query_rope.narrow(0, 0..rows)?,
+                query_rope.narrow(0, 0..rows)?,
             ];
             let [query, query_rope] = &queries;
             let call = call.clone().mask(Mask::none()).softmax_lse(true);
             let plan = lengths.apply(call)?;
             let plan = plan.plan_with(&inputs(query, query_rope, &projected))?;
-            let part = first_rows(&space.part, rows)?;
-            let parts = [Part::of(&part)?, Part::of(&part)?];
+            let over = first_rows(&space.part, rows)?;
+            let parts = [Part::of(&over)?, Part::of(&over)?];
             chunks.push(Chunk {
                 requests: chunk.positions.len(),
                 rows,
-                cached: cached_rows(metadata.table(), block_size, &context.order, chunk)?,
+                cached: cached_rows(step.metadata, &part, &context.order, chunk)?,
                 plan,
                 // Each row has keys in its own step, and in each chunk that it is part of.
                 merge: MergeState::new(Layout::Tnd).plan(&parts)?,
@@ -162,6 +167,7 @@ impl<T: Element> MlaPrefill<T> {
         Ok(Self {
             stream: step.stream.as_raw().addr(),
             shape: [tokens, heads, dim],
+            of_step: part.tokens,
             own,
             chunks,
             rows,
@@ -175,15 +181,14 @@ impl<T: Element> MlaPrefill<T> {
     /// Merges the attention over each chunk into that over the step's own tokens.
     fn merge_context(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
-        projected: &UpProjected<T>,
-        space: &ContextSpace<T>,
+        (query_rope, projection): (&Tensor<T>, &dyn UpProjection<T>),
+        workspace: (&UpProjected<T>, &ContextSpace<T>),
         own: &Output<T>,
     ) -> Result<()> {
-        let stream = step.stream;
-        let (latent, projection) = plain(step, layer)?;
-        let of_step = [layer.query, latent.query_rope];
+        let (projected, space) = workspace;
+        let of_step = [layer.query, query_rope];
         let ([query, query_rope], mut merged) = match &space.ordered {
             None => (of_step, own.clone()),
             Some([query, query_rope]) => {
@@ -274,10 +279,15 @@ impl<T: Element> MlaPrefill<T> {
         }
         Ok(())
     }
-}
 
-impl<T: Element> StepPlan<T> for MlaPrefill<T> {
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    /// Queues the attention of a layer, `[tokens, N, 128]`.
+    pub(super) fn run(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        query_rope: &Tensor<T>,
+        projection: &dyn UpProjection<T>,
+    ) -> Result<Tensor<T>> {
         let stream = step.stream;
         if stream.as_raw().addr() != self.stream {
             return Err(Error::NotAsPlanned {
@@ -286,17 +296,18 @@ impl<T: Element> StepPlan<T> for MlaPrefill<T> {
                 planned: "the stream of the step, which orders the use of its workspace".to_owned(),
             });
         }
-        let (latent, projection) = plain(step, layer)?;
+        let query_rope = &query_rope.narrow(0, self.of_step.clone())?;
         let (latent_dim, rope_dim) = (size(layer.key, 2), size(layer.value, 2));
         let [tokens, ..] = self.shape;
+        let new = |rows: &Tensor<T>| rows.narrow(0, self.of_step.clone());
         let new = LatentRows {
-            latent: &layer.key.reshape([tokens, latent_dim])?,
-            key_rope: &layer.value.reshape([tokens, rope_dim])?,
+            latent: &new(layer.key)?.reshape([tokens, latent_dim])?,
+            key_rope: &new(layer.value)?.reshape([tokens, rope_dim])?,
         };
         let workspace = lock(&self.workspace);
         let projected = workspace.projected.first(tokens)?;
         projection.up_project(stream, layer.layer, new, &projected)?;
-        let inputs = inputs(layer.query, latent.query_rope, &projected);
+        let inputs = inputs(layer.query, query_rope, &projected);
         let context = workspace.context.as_ref();
         let mut own = Output {
             attention: Tensor::empty(stream.device(), self.shape)?,
@@ -304,12 +315,10 @@ impl<T: Element> StepPlan<T> for MlaPrefill<T> {
         };
         self.own.launch_with_into(stream, &inputs, &mut own)?;
         if let Some(context) = context {
-            self.merge_context(step, layer, &workspace.projected, context, &own)?;
+            let workspace = (&workspace.projected, context);
+            self.merge_context(stream, layer, (query_rope, projection), workspace, &own)?;
         }
-        Ok(Output {
-            attention: own.attention,
-            softmax_lse: None,
-        })
+        Ok(own.attention)
     }
 }
 
@@ -330,34 +339,17 @@ fn first_rows<T: Element>(output: &Output<T>, rows: usize) -> Result<Output<T>> 
     })
 }
 
-/// Tokens that each request had cached before the step; dummies none.
-fn cached(metadata: &AttentionMetadata) -> Vec<u32> {
-    let new = metadata.q_ends().per_request();
-    let lengths = metadata.kv_lengths().lengths().iter().zip(new.lengths());
-    let cached = lengths.map(|(kv, q)| u32::try_from(kv - q).unwrap_or(0));
-    cached.collect()
-}
-
-/// The rows of these requests among the packed ones.
-fn rows(metadata: &AttentionMetadata, requests: &[usize]) -> Vec<Range<usize>> {
-    let starts = metadata.q_ends().with_zero();
-    let at = |at: usize| {
-        let row = starts.get(at).copied().unwrap_or(0);
-        usize::try_from(row).unwrap_or(0)
-    };
-    requests.iter().map(|r| at(*r)..at(*r + 1)).collect()
-}
-
 /// The tokens of a chunk in the cache.
 fn cached_rows(
-    table: &PageTable,
-    block_size: u32,
+    metadata: &AttentionMetadata,
+    part: &StepPart,
     order: &[usize],
     chunk: &ContextChunk,
 ) -> Result<CachedRows> {
-    let mut rows = CachedRows::new(block_size);
+    let mut rows = CachedRows::new(metadata.settings().block_size);
     for (request, positions) in order.iter().zip(&chunk.positions) {
-        rows.push(table.row(*request).unwrap_or(&[]), positions.clone())?;
+        let row = metadata.table().row(part.requests.start + *request);
+        rows.push(row.unwrap_or(&[]), positions.clone())?;
     }
     Ok(rows)
 }

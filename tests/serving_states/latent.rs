@@ -58,12 +58,13 @@ fn metadata(
     metadata
 }
 
-/// What the calls of a step say, whose workspace has room for so many cached tokens.
+/// What the calls of a step say, of which the first tokens have absorbed queries, and whose workspace has room for so many
+/// cached tokens.
 fn said(
     table: &Table,
     format: Cache,
     metadata: &AttentionMetadata,
-    absorbed: bool,
+    split: usize,
     room: usize,
 ) -> Vec<Said> {
     let stream = &table.stream;
@@ -76,7 +77,7 @@ fn said(
     let shape = AttentionShape::latent(HEADS);
     let mut attention = Attention::new(shape, cache, Backends::none().with(mla));
     let tokens = metadata.tokens() as usize;
-    let ones = |heads: usize, dim: usize| {
+    let ones = |tokens: usize, heads: usize, dim: usize| {
         let ones = vec![bf16::ONE; tokens * heads * dim];
         stream.upload(&ones, [tokens, heads, dim]).unwrap()
     };
@@ -90,19 +91,30 @@ fn said(
         }
         Ok(())
     };
-    let (dim, form) = match absorbed {
-        true => (LATENT, LatentForm::Absorbed),
-        false => (DIM, LatentForm::Plain(&projection)),
+    let absorbed = ones(split, HEADS, LATENT);
+    let decoded = ones(HEADS, split, LATENT);
+    let plain = ones(tokens - split, HEADS, DIM);
+    let (query, form) = match split {
+        0 => (&plain, LatentForm::Plain(&projection)),
+        _ if split == tokens => (&absorbed, LatentForm::Absorbed),
+        _ => {
+            let form = LatentForm::Mixed {
+                absorbed: &absorbed,
+                decoded: &decoded,
+                projection: &projection,
+            };
+            (&plain, form)
+        }
     };
-    let (query, query_rope) = (ones(HEADS, dim), ones(HEADS, ROPE));
-    let (latent, key_rope) = (ones(1, LATENT), ones(1, ROPE));
+    let query_rope = ones(tokens, HEADS, ROPE);
+    let (latent, key_rope) = (ones(tokens, 1, LATENT), ones(tokens, 1, ROPE));
     let tensors = LatentTensors {
         query_rope: &query_rope,
         form,
     };
     recorder::take();
     let mut step = attention.begin(stream, metadata).unwrap();
-    step.forward_latent(0, &query, &latent, &key_rope, tensors)
+    step.forward_latent(0, query, &latent, &key_rope, tensors)
         .unwrap();
     drop(step);
     stream.synchronize().unwrap();
@@ -154,10 +166,22 @@ fn decode_only() {
         kv_lengths: Some(vec![131, 10, 1]),
         ..absorbed(3, 2)
     };
-    let calls = said(&table, Cache::BnBsH, &metadata, true, 1);
+    let calls = said(
+        &table,
+        Cache::BnBsH,
+        &metadata,
+        metadata.tokens() as usize,
+        1,
+    );
     assert_eq!(calls, std::slice::from_ref(&want));
     // The other formats; the operator has no BNSD over NZ.
-    let calls = said(&table, Cache::BnNBsD, &metadata, true, 1);
+    let calls = said(
+        &table,
+        Cache::BnNBsD,
+        &metadata,
+        metadata.tokens() as usize,
+        1,
+    );
     let split = Said {
         key: bf16s([6, 1, 128, 512]),
         value: bf16s([6, 1, 128, 512]),
@@ -165,7 +189,7 @@ fn decode_only() {
         ..want.clone()
     };
     assert_eq!(calls, [split]);
-    let calls = said(&table, Cache::Nz, &metadata, true, 1);
+    let calls = said(&table, Cache::Nz, &metadata, metadata.tokens() as usize, 1);
     let nz = Said {
         layout: "BSND_NBSD".to_owned(),
         query: bf16s([3, 1, 4, 512]),
@@ -193,7 +217,13 @@ fn verifying_drafts() {
         mask: compressed(),
         ..absorbed(3, 2)
     };
-    let calls = said(&table, Cache::BnBsH, &metadata, true, 1);
+    let calls = said(
+        &table,
+        Cache::BnBsH,
+        &metadata,
+        metadata.tokens() as usize,
+        1,
+    );
     assert_eq!(calls, [want]);
 }
 
@@ -227,7 +257,7 @@ fn prefill_without_cache() {
         lse: false,
         ..plain(8, 8, &[5, 8], &[5, 8])
     };
-    let calls = said(&table, Cache::BnBsH, &metadata, false, 1);
+    let calls = said(&table, Cache::BnBsH, &metadata, 0, 1);
     assert_eq!(calls, [want]);
 }
 
@@ -248,9 +278,33 @@ fn prefill_with_context_chunks() {
         plain(20, 80, &[20], &[80]),
         plain(20, 20, &[20], &[20]),
     ];
-    let calls = said(&table, Cache::BnBsH, &metadata, false, 80);
+    let calls = said(&table, Cache::BnBsH, &metadata, 0, 80);
     assert_eq!(calls[0], own);
     assert_eq!(calls[1..], chunks);
+}
+
+#[test]
+fn decodes_in_front_of_prefills() {
+    let table = Table::new();
+    let metadata = metadata(CHUNKED, Some(25), &[(130, 1, 0), (9, 1, 0), (7, 20, 0)]);
+    assert_eq!(metadata.state(), AttentionState::ChunkedPrefill);
+    let decode = Said {
+        layout: "BNSD_NBSD".to_owned(),
+        query: bf16s([2, 4, 1, 512]),
+        out: bf16s([4, 2, 1, 512]),
+        ropes: ropes([2, 4, 1, 64], [6, 128, 64]),
+        kv_lengths: Some(vec![131, 10]),
+        ..absorbed(2, 2)
+    };
+    // Behind the prefill a dummy of three tokens.
+    let own = Said {
+        sparse_mode: 3,
+        mask: compressed(),
+        ..plain(23, 23, &[20, 23], &[20, 23])
+    };
+    let cached = plain(20, 7, &[20], &[7]);
+    let calls = said(&table, Cache::BnBsH, &metadata, 2, 80);
+    assert_eq!(calls, [decode, own, cached]);
 }
 
 /// Runs the layers of a step: the layouts of what was planned, and what failed.

@@ -1,0 +1,80 @@
+//! Requests of a step that are computed alike.
+
+use std::ops::Range;
+
+use crate::attention::BlockTable;
+use crate::error::Result;
+
+use super::lengths::{Cumulative, PerRequest};
+use super::metadata::AttentionMetadata;
+
+/// Requests of a step that follow each other and are computed alike: all of them, those that decode, or the others.
+#[derive(Clone, Debug)]
+pub(super) struct StepPart {
+    /// Where their query tokens end, counted from their own first one.
+    pub(super) q_ends: Cumulative,
+    pub(super) kv_lengths: PerRequest,
+    /// Their rows of the block table, dummies included.
+    pub(super) requests: Range<usize>,
+    /// Their query tokens.
+    pub(super) tokens: Range<usize>,
+}
+
+impl StepPart {
+    /// The whole step.
+    pub(super) fn all(metadata: &AttentionMetadata) -> Self {
+        Self {
+            q_ends: metadata.q_ends().clone(),
+            kv_lengths: metadata.kv_lengths().clone(),
+            requests: 0..metadata.table().requests(),
+            tokens: 0..metadata.tokens() as usize,
+        }
+    }
+
+    /// The decodes, which stand in front, and the rest.
+    pub(super) fn split(metadata: &AttentionMetadata) -> [Self; 2] {
+        let (decodes, rows) = (metadata.decodes(), metadata.decode_tokens() as usize);
+        let (q, q_rest) = metadata.q_ends().split_at(decodes);
+        let (kv, kv_rest) = metadata.kv_lengths().split_at(decodes);
+        let part = |q_ends, kv_lengths, requests, tokens| Self {
+            q_ends,
+            kv_lengths,
+            requests,
+            tokens,
+        };
+        let (requests, tokens) = (metadata.table().requests(), metadata.tokens() as usize);
+        [
+            part(q, kv, 0..decodes, 0..rows),
+            part(q_rest, kv_rest, decodes..requests, rows..tokens),
+        ]
+    }
+
+    /// Whether each request has one query token.
+    pub(super) fn is_single(&self) -> bool {
+        self.tokens.len() == self.requests.len()
+    }
+
+    /// Its rows of the step's table.
+    pub(super) fn block_table(&self, of_step: &BlockTable) -> Result<BlockTable> {
+        let rows = of_step.tensor().narrow(0, self.requests.clone())?;
+        BlockTable::from_tensor(rows, of_step.block_size())
+    }
+
+    /// Tokens that each request had cached before the step; dummies none.
+    pub(super) fn cached(&self) -> Vec<u32> {
+        let new = self.q_ends.per_request();
+        let lengths = self.kv_lengths.lengths().iter().zip(new.lengths());
+        let cached = lengths.map(|(kv, q)| u32::try_from(kv - q).unwrap_or(0));
+        cached.collect()
+    }
+
+    /// The query tokens of these requests, counted from the first of the part.
+    pub(super) fn rows(&self, requests: &[usize]) -> Vec<Range<usize>> {
+        let starts = self.q_ends.with_zero();
+        let at = |at: usize| {
+            let row = starts.get(at).copied().unwrap_or(0);
+            usize::try_from(row).unwrap_or(0)
+        };
+        requests.iter().map(|r| at(*r)..at(*r + 1)).collect()
+    }
+}
