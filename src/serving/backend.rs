@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::kv::{LayerCache, Refused, Rule, refused};
 use crate::memory::Element;
 use crate::runtime::Stream;
-use crate::tensor::Tensor;
+use crate::tensor::{AnyTensor, Tensor};
 
 use super::latent::LatentTensors;
 use super::metadata::AttentionMetadata;
@@ -57,6 +57,12 @@ impl AttentionShape {
 /// A number of heads, rows or keys as the operator counts.
 pub(super) fn count(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+/// Size of an axis.
+pub(super) fn size(tensor: &AnyTensor, axis: usize) -> usize {
+    let size = tensor.shape().get(axis).copied().unwrap_or(0);
+    usize::try_from(size).unwrap_or(0)
 }
 
 /// What all layers of a step share.

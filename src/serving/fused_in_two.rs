@@ -10,9 +10,10 @@ use crate::kv::{Rule, refused};
 use crate::memory::Element;
 use crate::tensor::Tensor;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
 use super::fused::with_sink;
 use super::lengths::CallLengths;
+use super::step_part::StepPart;
 
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: the decodes first, then
 /// the rest with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in one call, as
@@ -77,13 +78,10 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
             .settings()
             .causality
             .mask(&step.stream.device().masks())?;
-        let ends = metadata.q_ends().split_at(decodes);
-        let lengths = metadata.kv_lengths().split_at(decodes);
-        let split = metadata.decode_tokens() as usize;
-        let whole = step.block_table;
-        let part = |q, kv, rows: Range<usize>, requests: Range<usize>| -> Result<Part> {
-            let table = whole.tensor().narrow(0, requests)?;
-            let block_table = BlockTable::from_tensor(table, whole.block_size())?;
+        let part = |of: &StepPart| -> Result<Part> {
+            let (q, kv) = (&of.q_ends, &of.kv_lengths);
+            let block_table = of.block_table(step.block_table)?;
+            let rows = of.tokens.clone();
             let query = first.query.narrow(0, rows.clone())?;
             let call = step.shape.call(Layout::Tnd).mask(mask.clone());
             let call = CallLengths::PackedPaged { q, kv }.apply(call);
@@ -94,20 +92,13 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
                 block_table,
             })
         };
-        let (rows, requests) = (metadata.tokens() as usize, whole.sequences());
-        Ok(Box::new(TwoCalls([
-            part(&ends.0, &lengths.0, 0..split, 0..decodes)?,
-            part(&ends.1, &lengths.1, split..rows, decodes..requests)?,
-        ])))
+        let [decodes, others] = StepPart::split(metadata);
+        Ok(Box::new(TwoCalls([part(&decodes)?, part(&others)?])))
     }
 }
 
 impl<T: Element> StepPlan<T> for TwoCalls {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let size = |tensor: &Tensor<T>, axis: usize| {
-            let size = tensor.shape().get(axis).copied().unwrap_or(0);
-            usize::try_from(size).unwrap_or(0)
-        };
         let shape = [
             size(layer.query, 0),
             size(layer.query, 1),

@@ -6,7 +6,6 @@ use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::kv::{Refused, Rule, refused};
 use crate::memory::Element;
-use crate::tensor::AnyTensor;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::causality::Causality;
@@ -100,12 +99,6 @@ fn latent<'a, T: Element>(
         }
         Some(latent) => Ok(latent),
     }
-}
-
-/// Size of an axis.
-pub(super) fn size(tensor: &AnyTensor, axis: usize) -> usize {
-    let size = tensor.shape().get(axis).copied().unwrap_or(0);
-    usize::try_from(size).unwrap_or(0)
 }
 
 impl<T: Element> AttentionBackend<T> for Mla {

@@ -9,9 +9,8 @@ use crate::mask::CausalOrigin;
 use crate::memory::Element;
 use crate::tensor::Tensor;
 
-use super::backend::StepContext;
+use super::backend::{StepContext, size};
 use super::lengths::CallLengths;
-use super::mla::size;
 use super::state::AttentionState;
 use super::step_part::StepPart;
 

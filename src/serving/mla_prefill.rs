@@ -16,11 +16,10 @@ use crate::runtime::{Stream, lock};
 use crate::tensor::Tensor;
 
 use super::AttentionMetadata;
-use super::backend::{LayerTensors, StepContext, count};
+use super::backend::{LayerTensors, StepContext, count, size};
 use super::context_chunks::{ContextChunk, ContextChunks};
 use super::latent::{LatentRows, UpProjected, UpProjection};
 use super::lengths::{CallLengths, PerRequest};
-use super::mla::size;
 use super::step_part::StepPart;
 
 /// The calls of plain queries.

@@ -8,10 +8,9 @@ use crate::kv::{LayerCache, Rule, refused};
 use crate::memory::Element;
 use crate::tensor::Tensor;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
 use super::causality::Causality;
 use super::lengths::CallLengths;
-use super::mla::size;
 use super::state::AttentionState;
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only decode and layers without a window
