@@ -14,6 +14,7 @@ mod harness;
 
 use std::num::NonZeroU32;
 
+use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::kv::{
     BlockPool, CacheShape, Interleave, PadPolicy, PageTable, PagedKvCache, Rule, Sequence,
 };
@@ -21,15 +22,15 @@ use ascend_attention::mask::{HostMask, MaskForm, TriangleLayers};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Fused, FusedInTwo, Hybrid,
-    LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode, PerRequest, Phase,
-    RecordedBatch, SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeTensors,
-    TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
+    CallLengths, CascadePrefill, Causality, ContextParallel, Cumulative, DraftTree, Drafting,
+    Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode,
+    PerRequest, Phase, RecordedBatch, SharedPrefixDecode, SharedPrefixGate, StatePolicy,
+    TreeTensors, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
 };
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, InnerPrecise, Layout, Result, SlidingWindow, Stream,
-    Tensor, bf16,
+    CausalOrigin, Error, FusedInferAttention, Graph, InnerPrecise, Layout, Output, Result,
+    SlidingWindow, Stream, Tensor, bf16,
 };
 use ascend_emu::{Live, Site, inject};
 
@@ -291,6 +292,50 @@ fn triangles(stream: &Stream, _: &mut Pools) -> Result<()> {
         .map(drop)
 }
 
+/// A captured decoding step, replayed with lengths that grow.
+fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
+    struct Buffers {
+        query: Tensor<bf16>,
+        cache: Tensor<bf16>,
+        table: BlockTable,
+        output: Output<bf16>,
+    }
+    let buffers = Buffers {
+        query: ones(stream, bf16::ONE, [2, HEADS, DIM])?,
+        cache: ones(stream, bf16::ONE, [4, 128, DIM])?,
+        table: BlockTable::from_rows(stream, &[[2], [3]], 128)?,
+        output: Output {
+            attention: Tensor::empty(stream.device(), [2, HEADS, DIM])?,
+            softmax_lse: None,
+        },
+    };
+    let call = FusedInferAttention::new(Layout::Tnd)
+        .heads(HEADS as i64)
+        .kv_heads(1)
+        .mask(stream.device().masks().causal(CausalOrigin::RightDown)?);
+    let ends = Cumulative::new(vec![1, 2])?;
+    let longest = PerRequest::new(vec![128, 128])?;
+    let (mut graph, ()) = Graph::capture(stream.device(), buffers, |capture, buffers| {
+        let inputs = Inputs::new(&buffers.query, &buffers.cache, &buffers.cache);
+        let inputs = inputs.paged(&buffers.table);
+        let longest = CallLengths::PackedPaged {
+            q: &ends,
+            kv: &longest,
+        };
+        let call = capture.attention(&call, longest, &inputs)?;
+        capture.launch(call, &inputs, &buffers.output)
+    })?;
+    for keys in [5, 6] {
+        let kv = PerRequest::new(vec![keys, 2 * keys])?;
+        let lengths = CallLengths::PackedPaged { q: &ends, kv: &kv };
+        let update = graph.update().all(lengths)?;
+        graph.replay(stream, update)?;
+    }
+    let output = graph.buffers().output.attention.download(stream)?;
+    assert!(output.iter().all(|x| *x == bf16::ONE));
+    Ok(())
+}
+
 fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
     let query = ones(stream, bf16::ONE, [3, HEADS, DIM])?;
     let keys = ones(stream, bf16::ONE, [5, 1, DIM])?;
@@ -416,7 +461,7 @@ fn nothing_is_left_whatever_fails() {
     let device = harness::device();
     drop(device.masks().causal(CausalOrigin::RightDown).unwrap());
     let before = ascend_emu::live();
-    let pieces: [Piece; 9] = [
+    let pieces: [Piece; 10] = [
         packed_steps,
         steps_by_several_backends,
         steps_of_several_calls,
@@ -424,6 +469,7 @@ fn nothing_is_left_whatever_fails() {
         latent_steps,
         drafted_trees,
         triangles,
+        graphs,
         merges,
         copies,
     ];

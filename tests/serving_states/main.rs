@@ -12,6 +12,7 @@
 )]
 
 mod calls;
+mod captured;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod latent;
