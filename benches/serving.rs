@@ -96,16 +96,15 @@ struct SharedPrefix {
 }
 
 impl SharedPrefix {
-    const SIZES: [(u32, u32); 9] = [
-        (2, 1024),
+    const SIZES: [(u32, u32); 8] = [
         (2, 8192),
-        (4, 256),
         (4, 1024),
         (4, 4096),
-        (16, 128),
         (16, 256),
         (16, 1024),
+        (16, 4096),
         (64, 256),
+        (64, 1024),
     ];
 
     fn new(device: &Device, (requests, prefix): (u32, u32)) -> Self {

@@ -9,8 +9,8 @@
 mod harness;
 
 use ascend_attention::serving::{AttentionShape, TriangleGate, TrianglePrefill};
-use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::{Error, Stream, Tensor, bf16};
+use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_attention::{CausalOrigin, Error, FusedInferAttention, Layout, Stream, Tensor, bf16};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -119,6 +119,106 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
         first = end;
     }
     Ok(sparse)
+}
+
+/// Rows of `[B, N, S, D]` data, one batch, as `[1, N, rows, D]`.
+fn heads_first(stream: &Stream, of: &Logical<bf16>, rows: std::ops::Range<usize>) -> Tensor<bf16> {
+    let data: Vec<bf16> = (0..of.heads)
+        .flat_map(|head| rows.clone().map(move |row| (head, row)))
+        .flat_map(|(head, row)| of.row(0, head, row).to_vec())
+        .collect();
+    stream
+        .upload(&data, [1, of.heads, rows.len(), DIM])
+        .unwrap()
+}
+
+/// Every row, by the calls of a prefill and by one call with the whole mask as a tensor (sparse mode 1).
+#[track_caller]
+fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) {
+    let stream = harness::stream();
+    let (heads, kv_heads) = (4, 2);
+    let prefill = TrianglePrefill {
+        shape: AttentionShape::new(heads, kv_heads, DIM),
+        sizes,
+        gate: TriangleGate::ALWAYS,
+    };
+    let query = logical(71, heads, prompt);
+    let (key, value) = (logical(72, kv_heads, prompt), logical(73, kv_heads, prompt));
+    let mut first = 0;
+    for end in cuts.iter().copied().chain([prompt]) {
+        let rows = first..end;
+        if rows.is_empty() {
+            continue;
+        }
+        let place = (first as u64, Some(prompt as u64));
+        let (q, k, v) = (
+            packed(&stream, &query, rows.clone()),
+            packed(&stream, &key, 0..end),
+            packed(&stream, &value, 0..end),
+        );
+        let plan = prefill.plan(&stream, place, &q, &k, &v).unwrap();
+        let by_calls = plan.launch(&stream, &q, &k, &v).unwrap();
+        let by_calls = by_calls.download(&stream).unwrap();
+
+        let of = TriangleRows {
+            first_row: first as u64,
+            rows: rows.len() as u64,
+            prompt_len: prompt as u64,
+        };
+        let masks = stream.device().masks();
+        let mask = match rows.len() {
+            // Decoding, which is dense.
+            1 => masks.causal(CausalOrigin::RightDown),
+            _ => masks.triangle_mix(sizes, TrianglePart::Triangle, of),
+        };
+        let (q, k, v) = (
+            heads_first(&stream, &query, rows.clone()),
+            heads_first(&stream, &key, 0..end),
+            heads_first(&stream, &value, 0..end),
+        );
+        let call = FusedInferAttention::new(Layout::Bnsd)
+            .heads(heads as i64)
+            .kv_heads(kv_heads as i64)
+            .scale(prefill.shape.scale)
+            .mask(mask.unwrap());
+        let explicit = call.plan(&q, &k, &v).unwrap();
+        let explicit = explicit.launch(&stream, &q, &k, &v).unwrap();
+        let explicit = explicit.attention.download(&stream).unwrap();
+        for head in 0..heads {
+            for row in 0..rows.len() {
+                let one = &by_calls[(row * heads + head) * DIM..][..DIM];
+                let other = &explicit[(head * rows.len() + row) * DIM..][..DIM];
+                for (one, other) in one.iter().zip(other) {
+                    // Each is rounded, and so are the parts of one of them.
+                    assert!(
+                        (one.to_f64() - other.to_f64()).abs() <= 2.0 * bf16::TOLERANCE,
+                        "prompt {prompt}, cuts {cuts:?}, row {}, head {head}: {one} and {other}",
+                        first + row
+                    );
+                }
+            }
+        }
+        first = end;
+    }
+}
+
+/// With `S` the first row that leaves a key out: prompts of 1, S, S + 1 tokens and more, at once and in chunks that end at
+/// 1, at S, at S + 1, and at the first of the last rows.
+#[test]
+fn calls_of_the_stock_operator_are_the_explicit_mask() {
+    let sizes = TriangleMix::new(3, 12, 10);
+    let s = 3 + 12 + 1;
+    for prompt in [1, s, s + 1, s + 10, s + 11, 150] {
+        let last = prompt - prompt.min(10);
+        same_as_the_explicit_mask(sizes, prompt, &[]);
+        for cut in [1, s, s + 1, last, last + 1] {
+            same_as_the_explicit_mask(sizes, prompt, &[cut.min(prompt)]);
+        }
+    }
+    same_as_the_explicit_mask(sizes, 150, &[1, s, s + 1, 64, 128, 140]);
+    same_as_the_explicit_mask(TriangleMix::GUIDE, 300, &[36, 37, 128, 236]);
+    same_as_the_explicit_mask(TriangleMix::new(0, 5, 0), 90, &[40]);
+    same_as_the_explicit_mask(TriangleMix::new(7, 0, 1), 90, &[40]);
 }
 
 fn case() -> impl Strategy<Value = Case> {
