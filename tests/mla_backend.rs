@@ -19,7 +19,7 @@ use ascend_attention::serving::{
     Drafting, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla,
     PagedDecode, Phase, StatePolicy, UpProjected,
 };
-use ascend_attention::{Error, Result, Stream, Tensor, bf16};
+use ascend_attention::{Error, Output, Result, Stream, Tensor, bf16};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
@@ -368,9 +368,24 @@ impl<'a> Engine<'a> {
                     }
                 };
                 let tensors = LatentTensors { query_rope, form };
-                let output = step
-                    .forward_latent(layer, query, latent, key_rope, tensors)
-                    .unwrap();
+                // The last layer's output goes into a tensor of the caller, like the decodes'.
+                let output = if layer + 1 < LAYERS {
+                    step.forward_latent(layer, query, latent, key_rope, tensors)
+                        .unwrap()
+                } else {
+                    let shape = match form {
+                        LatentForm::Absorbed => [heads, split, LATENT],
+                        _ => [names.len() - split, heads, DIM],
+                    };
+                    let nan = vec![bf16::NAN; shape.iter().product()];
+                    let mut output = Output {
+                        attention: stream.upload(&nan, shape).unwrap(),
+                        softmax_lse: None,
+                    };
+                    step.forward_latent_into(layer, query, latent, key_rope, tensors, &mut output)
+                        .unwrap();
+                    output
+                };
                 results.push(match form {
                     LatentForm::Plain(_) => [None, Some(output.attention)],
                     LatentForm::Absorbed => [Some(output.attention), None],

@@ -138,7 +138,8 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     /// [`Error::NotAsPlanned`] for tensors of other shapes; whatever the launch says.
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>>;
 
-    /// Queues the attention of a layer, with an output tensor of the caller, of the query's shape.
+    /// Queues the attention of a layer, with an output tensor of the caller, of the query's shape; of latent attention
+    /// as its form says.
     ///
     /// Unless a plan says otherwise this copies what [`StepPlan::run`] gives.
     ///

@@ -167,6 +167,25 @@ impl<T: Element> Step<'_, T> {
         })
     }
 
+    /// The same with an output tensor of the caller, shaped as the form says.
+    ///
+    /// # Errors
+    /// As for [`Step::forward_into`].
+    pub fn forward_latent_into(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        latent: &Tensor<T>,
+        key_rope: &Tensor<T>,
+        tensors: LatentTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let latent = [query, latent, key_rope];
+        self.queue(layer, latent, None, Some(tensors), |plan, step, tensors| {
+            plan.run_into(step, tensors, output)
+        })
+    }
+
     fn queue<R>(
         &mut self,
         layer: usize,

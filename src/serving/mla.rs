@@ -6,8 +6,9 @@ use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::kv::{Refused, Rule, refused};
 use crate::memory::Element;
+use crate::tensor::Tensor;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
 use super::causality::Causality;
 use super::latent::{LatentForm, LatentTensors};
 use super::metadata::AttentionMetadata;
@@ -170,14 +171,33 @@ enum MlaStep<T: Element> {
 
 impl<T: Element> StepPlan<T> for MlaStep<T> {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
+        let shape = match self {
+            Self::Absorbed(_) => [heads, tokens, dim],
+            Self::Plain(_) | Self::Mixed(..) => [tokens, heads, dim],
+        };
+        let mut output = Output {
+            attention: Tensor::empty(step.stream.device(), shape)?,
+            softmax_lse: None,
+        };
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
         let latent = latent(step, layer)?;
-        let rope = latent.query_rope;
-        let attention = match (self, latent.form) {
+        let (rope, into) = (latent.query_rope, &output.attention);
+        match (self, latent.form) {
             (Self::Absorbed(decode), LatentForm::Absorbed) => {
-                decode.run(step, layer.cache, [layer.query, rope], None)?
+                decode.run(step, layer.cache, [layer.query, rope], into)
             }
             (Self::Plain(prefill), LatentForm::Plain(projection)) => {
-                prefill.run(step, layer, rope, projection)?
+                prefill.run(step, layer, rope, projection, into)
             }
             (
                 Self::Mixed(tokens, decode, prefill),
@@ -188,21 +208,15 @@ impl<T: Element> StepPlan<T> for MlaStep<T> {
                 },
             ) => {
                 let queries = [absorbed, &rope.narrow(0, 0..*tokens)?];
-                decode.run(step, layer.cache, queries, Some(decoded))?;
-                prefill.run(step, layer, rope, projection)?
+                decode.run(step, layer.cache, queries, decoded)?;
+                prefill.run(step, layer, rope, projection, into)
             }
-            (planned, given) => {
-                return Err(Error::NotAsPlanned {
-                    argument: "form",
-                    given: format!("{given:?}"),
-                    planned: format!("{planned:?}"),
-                });
-            }
-        };
-        Ok(Output {
-            attention,
-            softmax_lse: None,
-        })
+            (planned, given) => Err(Error::NotAsPlanned {
+                argument: "form",
+                given: format!("{given:?}"),
+                planned: format!("{planned:?}"),
+            }),
+        }
     }
 }
 

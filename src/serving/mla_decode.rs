@@ -69,33 +69,27 @@ impl MlaDecode {
         })
     }
 
-    /// Queues the call of a layer, into `[N, tokens, 512]` of the caller or new memory, which is returned.
+    /// Queues the call of a layer, into `[N, tokens, 512]`.
     pub(super) fn run<T: Element>(
         &self,
         step: &StepContext<'_>,
         cache: &LayerCache<T>,
         queries: [&Tensor<T>; 2],
-        into: Option<&Tensor<T>>,
-    ) -> Result<Tensor<T>> {
-        let shape = [1, 0, 2].map(|axis| size(queries[0], axis));
-        let [heads, tokens, dim] = shape;
-        let planned = |tensor: &Tensor<T>| match self.layout {
-            Layout::TndNtd => tensor.reshape(shape),
-            _ => tensor.reshape([heads, tokens, 1, dim]),
-        };
-        let mut output = match into {
-            None => self.plan.output()?,
-            Some(into) => Output {
-                attention: planned(into)?,
-                softmax_lse: None,
+        into: &Tensor<T>,
+    ) -> Result<()> {
+        let [heads, tokens, dim] = [0, 1, 2].map(|axis| size(into, axis));
+        let mut output = Output {
+            attention: match self.layout {
+                Layout::TndNtd => into.clone(),
+                _ => into.reshape([heads, tokens, 1, dim])?,
             },
+            softmax_lse: None,
         };
         let queries = views(self.layout, queries)?;
         let table = self.block_table.as_ref().unwrap_or(step.block_table);
         let inputs = inputs(cache, &queries, table);
         self.plan
-            .launch_with_into(step.stream, &inputs, &mut output)?;
-        output.attention.reshape(shape)
+            .launch_with_into(step.stream, &inputs, &mut output)
     }
 }
 

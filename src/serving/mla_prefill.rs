@@ -41,7 +41,7 @@ pub(super) struct MlaPrefill<T: Element> {
     workspace: Mutex<Workspace<T>>,
 }
 
-/// What is used again for each chunk and each layer, so that a layer allocates nothing but its output.
+/// What is used again for each chunk and each layer, so that a layer allocates nothing on the device.
 struct Workspace<T: Element> {
     projected: UpProjected<T>,
     /// Where there are chunks.
@@ -279,14 +279,15 @@ impl<T: Element> MlaPrefill<T> {
         Ok(())
     }
 
-    /// Queues the attention of a layer, `[tokens, N, 128]`.
+    /// Queues the attention of a layer, into `[tokens, N, 128]`.
     pub(super) fn run(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
         query_rope: &Tensor<T>,
         projection: &dyn UpProjection<T>,
-    ) -> Result<Tensor<T>> {
+        into: &Tensor<T>,
+    ) -> Result<()> {
         let stream = step.stream;
         if stream.as_raw().addr() != self.stream {
             return Err(Error::NotAsPlanned {
@@ -309,7 +310,7 @@ impl<T: Element> MlaPrefill<T> {
         let inputs = inputs(layer.query, query_rope, &projected);
         let context = workspace.context.as_ref();
         let mut own = Output {
-            attention: Tensor::empty(stream.device(), self.shape)?,
+            attention: into.clone(),
             softmax_lse: context.map(|context| context.own_lse.clone()),
         };
         self.own.launch_with_into(stream, &inputs, &mut own)?;
@@ -317,7 +318,7 @@ impl<T: Element> MlaPrefill<T> {
             let workspace = (&workspace.projected, context);
             self.merge_context(stream, layer, (query_rope, projection), workspace, &own)?;
         }
-        Ok(own.attention)
+        Ok(())
     }
 }
 
