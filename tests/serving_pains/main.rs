@@ -9,7 +9,8 @@
 //!   dropped, 32 too short (`masks`).
 //! - Numbers: 18 negative lengths, 26 chunks (here and in `numbers`); 25 NaN, 27 bases, 29 batch invariance (`numbers`).
 //! - Places: 19 slots, 22 groups, 24 blocks in flight (here).
-//! - Captured graphs: 14 replay, 15 workspace, 16 its sharing, 30 streams (`tests/graph_pains.rs`).
+//! - Captured graphs: 14 replay, 15 workspace, 16 its sharing, 30 streams (`tests/graph.rs`,
+//!   `tests/graph_pains.rs`).
 
 #![allow(
     clippy::unwrap_used,
