@@ -44,8 +44,8 @@ pub struct Plan {
     /// What each launch brings, outputs first.
     planned: Vec<Planned>,
     features: Features,
-    /// The mask, which stays the same for all launches.
-    mask: Option<AnyTensor>,
+    /// The mask, which stays the same for all launches, and its addresses.
+    mask: Option<(AnyTensor, Range<usize>)>,
     workspace_bytes: usize,
     prepared: Mutex<Prepared>,
 }
@@ -158,7 +158,7 @@ impl Plan {
             layout: Layout::parse(call.input_layout),
             planned,
             features: bindings.features().unwrap_or_default(),
-            mask: mask.cloned(),
+            mask: mask.map(|mask| (mask.clone(), mask.addresses())),
             workspace_bytes: usize::try_from(bytes)
                 .map_err(|_| Error::invalid("workspace", bytes, "bytes that can be addressed"))?,
             prepared: Mutex::new(Prepared {
@@ -194,7 +194,7 @@ impl Plan {
     /// Bytes of device memory that the mask's tensor takes for as long as the plan or its cache holds it: 4 MiB for the
     /// compressed mask of any length, rows times keys for a full one, nothing without a tensor.
     pub fn mask_bytes(&self) -> usize {
-        self.mask.as_ref().map_or(0, |mask| reach(mask.desc()))
+        self.mask.as_ref().map_or(0, |(mask, _)| reach(mask.desc()))
     }
 
     /// New output tensors, to be used with [`Plan::launch_into`] again and again. Their content is unspecified.
@@ -345,7 +345,7 @@ impl Plan {
             mark(tensor);
             Ok(())
         });
-        if let Some(mask) = &self.mask {
+        if let Some((mask, _)) = &self.mask {
             mark(mask);
         }
         if let Some(workspace) = &workspace {
@@ -409,11 +409,7 @@ impl Plan {
             features.are_as_planned(&self.features)?;
         }
         match &self.mask {
-            Some(mask) => apart(
-                Operand::AttenMask,
-                &mask.addresses(),
-                [&attention_out, &softmax_lse],
-            ),
+            Some((_, at)) => apart(Operand::AttenMask, at, [&attention_out, &softmax_lse]),
             None => Ok(()),
         }
     }

@@ -23,8 +23,8 @@ use super::external_event::ExternalEvent;
 
 /// A graph being captured: what is launched through it becomes part of the graph, in this order, and does not run now.
 ///
-/// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a function here has
-/// failed the capture fails, also if its error is ignored.
+/// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a launch, copy or merge
+/// has failed the capture fails, also if the error is ignored.
 ///
 /// While a thread captures, this crate refuses it what cannot be part of a graph and would happen at once: waiting,
 /// allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that before. Other

@@ -65,10 +65,11 @@ impl Stream {
     /// The raw stream (`aclrtStream`), valid while this object is. Memory that work queued behind this crate's back
     /// uses has to outlive that work.
     ///
-    /// This crate does not know of graphs that are captured from the stream behind its back (`aclmdlRICaptureBegin`):
-    /// what it queues meanwhile runs whenever the graph does, while it takes that work to be over once the stream was
-    /// synchronised. Whoever captures has to keep every tensor and plan of such launches, and the stream with its
-    /// workspace, which a later launch may replace by a larger one, until the graph is destroyed.
+    /// [`Graph`](crate::Graph) captures graphs. This crate does not know of those that are captured from the stream
+    /// behind its back (`aclmdlRICaptureBegin`): what it queues meanwhile runs whenever the graph does, while it takes
+    /// that work to be over once the stream was synchronised. Whoever captures has to keep every tensor and plan of such
+    /// launches, and the stream with its workspace, which a later launch may replace by a larger one, until the graph is
+    /// destroyed.
     pub fn as_raw(&self) -> *mut c_void {
         self.raw
     }
