@@ -91,8 +91,9 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let (mut arrived, mut worst, mut rows) = (0, 0f64, 0);
     let mut replays = SIZES.map(|size| (size, 0));
     for step in 0..STEPS {
-        // Requests arrive in waves, and end after some tokens.
+        // Requests arrive and leave in waves; the first ones stay until they are long.
         let wanted = [1, 2, 5, 8, 3][step / 8 % 5];
+        running.truncate(wanted);
         while running.len() < wanted {
             arrived += 1;
             running.push(Request {
@@ -103,7 +104,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         }
         for (at, request) in running.iter_mut().enumerate() {
             request.tokens.push((1000 * step + at) as u64);
-            // Copies come with shared blocks only, which there are none of.
+            // It says which blocks to copy, which is for sequences that share some.
             let _ = request.cached.grow(1)?;
         }
         let batch: Vec<_> = running

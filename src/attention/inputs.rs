@@ -157,6 +157,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// The attributes that the tensors bring.
+    #[inline]
     pub(super) fn features(&self) -> Features {
         Features {
             block_size: self.block_table.map_or(0, |table| {
@@ -170,6 +171,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Visits every tensor, in the operator's order but for the lists, which come last.
+    #[inline]
     pub(super) fn visit(
         &self,
         mut visit: impl FnMut(Operand, &'a AnyTensor) -> Result<()>,
@@ -233,6 +235,7 @@ impl Features {
     }
 
     /// Refuses the attributes of a launch that are not the planned ones.
+    #[inline]
     pub(super) fn are_as_planned(&self, planned: &Self) -> Result<()> {
         if self == planned {
             Ok(())

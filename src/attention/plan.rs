@@ -355,6 +355,7 @@ impl Plan {
     }
 
     /// Place of a tensor among the planned ones: mostly the one where it stands in a launch.
+    #[inline]
     fn position(&self, at: usize, operand: Operand) -> Option<usize> {
         match self.planned.get(at) {
             Some(planned) if planned.operand == operand => Some(at),
@@ -437,6 +438,7 @@ impl Plan {
 
 impl Prepared {
     /// Sees to it that the executor has a tensor's address.
+    #[inline]
     fn point(&mut self, index: Option<usize>, operand: Operand, tensor: &AnyTensor) -> Result<()> {
         let Some(now) = index.and_then(|index| self.addresses.get_mut(index)) else {
             return Ok(());

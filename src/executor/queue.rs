@@ -30,10 +30,12 @@ pub(crate) trait Queue {
 }
 
 impl Queue for Stream {
+    #[inline]
     fn context(&self) -> &Arc<Context> {
         self.context()
     }
 
+    #[inline]
     fn raw(&self) -> Result<sys::aclrtStream> {
         capturing::refuse("work on a stream", "record it with `Capturing`")?;
         Ok(self.as_raw())
@@ -43,10 +45,12 @@ impl Queue for Stream {
         self.workspace(bytes)
     }
 
+    #[inline]
     fn queued(&self) -> u64 {
         self.timeline().advance()
     }
 
+    #[inline]
     fn keep(&self, number: u64, memory: &Arc<Memory>) {
         memory.uses().mark(self.timeline(), number);
     }

@@ -83,18 +83,22 @@ impl Memory {
         }
     }
 
+    #[inline]
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
+    #[inline]
     pub(crate) fn address(&self) -> *mut c_void {
         self.address
     }
 
+    #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
+    #[inline]
     pub(crate) fn uses(&self) -> &Uses {
         &self.uses
     }
@@ -106,6 +110,7 @@ impl Memory {
     }
 
     /// Address of a byte; null if the memory has none.
+    #[inline]
     pub(crate) fn at(&self, offset: usize) -> *mut c_void {
         self.address
             .wrapping_byte_add(if self.address.is_null() { 0 } else { offset })

@@ -98,6 +98,7 @@ impl Context {
     }
 
     /// Whether two handles are of one device and may meet in one call.
+    #[inline]
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.raw == other.raw
     }

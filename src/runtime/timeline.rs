@@ -53,6 +53,7 @@ impl Timeline {
     }
 
     /// The number of an operation that was queued just now.
+    #[inline]
     pub(crate) fn advance(&self) -> u64 {
         self.issued.fetch_add(1, Ordering::AcqRel) + 1
     }

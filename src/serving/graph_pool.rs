@@ -7,9 +7,13 @@ use crate::graph::{CaptureEstimate, Capturing, Graph};
 use crate::kv::{Rule, refused};
 use crate::runtime::{Device, Stream};
 
+use super::lengths::CallLengths;
 use super::metadata::AttentionMetadata;
 
 /// One captured graph for each of some sizes, in query tokens. A step is padded to the smallest size that holds it.
+///
+/// Graphs of a pool read the paged cache ([`CallLengths::PackedPaged`]), also in a step that begins with nothing cached:
+/// they write the step's keys and values before they attend.
 ///
 /// Capture a size with the metadata of a batch of that size: as many requests, each as long as it may ever become.
 /// Padding adds requests of one token where all real ones have one, so that a decode step of any number of requests
@@ -95,7 +99,11 @@ impl<B> GraphPool<B> {
             .into());
         };
         metadata.pad_to(*size)?;
-        let update = graph.update().all(metadata.call_lengths())?;
+        let lengths = CallLengths::PackedPaged {
+            q: metadata.q_ends(),
+            kv: metadata.kv_lengths(),
+        };
+        let update = graph.update().all(lengths)?;
         fill(graph.buffers(), metadata)?;
         graph.replay(stream, update)?;
         Ok(graph.buffers())

@@ -65,11 +65,13 @@ impl AnyTensor {
         Arc::strong_count(&self.memory) == 1 && self.memory.is_idle()
     }
 
+    #[inline]
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
     /// What operators are told about the tensor. Its offset is 0: a view's begins at [`AnyTensor::as_raw`].
+    #[inline]
     pub fn desc(&self) -> &TensorDesc {
         &self.desc
     }
@@ -103,16 +105,22 @@ impl AnyTensor {
     }
 
     /// Refuses a tensor of another device.
+    #[inline]
     pub(crate) fn on(&self, argument: &'static str, context: &Context) -> Result<()> {
-        let own = self.memory.context();
-        if own.is(context) {
+        if self.memory.context().is(context) {
             return Ok(());
         }
-        Err(Error::invalid(
+        Err(self.elsewhere(argument, context))
+    }
+
+    #[cold]
+    fn elsewhere(&self, argument: &'static str, context: &Context) -> Error {
+        let own = self.memory.context();
+        Error::invalid(
             argument,
             format_args!("a tensor on device {}", own.id()),
             format_args!("one on device {} of the same runtime", context.id()),
-        ))
+        )
     }
 
     /// Element type.
@@ -148,6 +156,7 @@ impl AnyTensor {
 
     /// Address of the first element on the device, valid while this tensor is; null without memory. Work queued behind
     /// this crate's back has to be over before the tensor is dropped.
+    #[inline]
     pub fn as_raw(&self) -> *mut c_void {
         self.memory.at(self.start)
     }
