@@ -53,6 +53,7 @@
 //! | [`DuplicateSlot`](FindingKind::DuplicateSlot) | goes on: the last token stays | device fault, nothing is written |
 //! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row becomes NaN | device fault, nothing is written |
 //! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
+//! | [`StalledReplay`](FindingKind::StalledReplay) | goes on waiting | error after a second, with the code of a timeout |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
 //!
 //! In `compat` each kind at each place is told on stderr once. A race is found from what was queued and waited for,
