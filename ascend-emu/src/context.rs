@@ -216,7 +216,7 @@ pub(crate) fn destroy(raw: *const c_void) -> Outcome {
 /// `aclrtSetCurrentContext`.
 pub(crate) fn set_current(raw: *const c_void) -> Outcome {
     initialized()?;
-    CONTEXTS.get(raw)?;
+    CONTEXTS.exists(raw)?;
     CURRENT.set(Some(Id::of_raw(raw)));
     Ok(())
 }
