@@ -2,13 +2,12 @@
 
 use super::Buffers;
 use super::blocks::Blocks;
-use super::element::Element;
 use super::factors::{Conversion, Coordinates, Factors, Numbers};
 use super::keys::{Keys, Part, Place};
 use super::mask::{Bias, MaskBytes};
 use super::output::Output;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::source::Source;
+use super::source::{Source, Types};
 use super::tensors::{Sink, Sizes};
 use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, Work};
 use ascend_spec::{DType, MaskGeometry};
@@ -17,8 +16,8 @@ use std::ops::Range;
 /// One call. A *query* is one row of one head; the queries that share a key head are numbered row by row, and within
 /// a row head by head, so that neighbours see nearly the same keys.
 #[derive(Debug)]
-pub(super) struct Attention<T> {
-    pub(super) sequences: Vec<Sequence<T>>,
+pub(super) struct Attention {
+    pub(super) sequences: Vec<Sequence>,
     pub(super) kv_heads: usize,
     /// Query heads that share a key head.
     pub(super) group: usize,
@@ -30,17 +29,19 @@ pub(super) struct Attention<T> {
     query_scale: f32,
     /// Factor of the products of queries and keys that the queries do not have.
     pub(super) scale: f32,
-    query: Source<T>,
-    query_rope: Option<Source<T>>,
+    query: Source,
+    query_rope: Option<Source>,
     query_conversion: Option<Conversion>,
     pub(super) key_conversion: Option<Conversion>,
     pub(super) value_conversion: Option<Conversion>,
-    pub(super) out: Output<T>,
+    pub(super) out: Output,
     pub(super) lse: Option<Sink<f32>>,
     pub(super) mask: Option<MaskBytes>,
-    pub(super) bias: Option<Bias<T>>,
+    pub(super) bias: Option<Bias>,
     /// Of each head, the logit that has no value.
     pub(super) sink: Option<Vec<f32>>,
+    /// Element type that weights are rounded to.
+    pub(super) held: DType,
     /// Factor of the weights, where they are rounded to integers after it.
     pub(super) quantum: Option<f32>,
     /// Factor of the output.
@@ -51,10 +52,10 @@ pub(super) struct Attention<T> {
 
 /// One entry of the batch.
 #[derive(Debug)]
-pub(super) struct Sequence<T> {
+pub(super) struct Sequence {
     /// Visible keys of each row, before the mask tensor.
     pub(super) geometry: MaskGeometry,
-    pub(super) keys: Keys<T>,
+    pub(super) keys: Keys,
     /// Place on the batch axis of query and output.
     pub(super) batch: usize,
     /// Rows that are written: those of the geometry first, then those around them, which are blank.
@@ -67,14 +68,16 @@ pub(super) struct Sequence<T> {
     pub(super) first_key: usize,
 }
 
-impl<T: Element> Attention<T> {
+impl Attention {
     /// # Safety
     ///
-    /// As for [`super::run`], for as long as the value is used; tensors of the problem's element type hold elements of
-    /// type `T`.
-    pub(super) unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Self {
+    /// As for [`super::run`], for as long as the value is used; with `single`, for tensors of the problem's element type
+    /// that hold `FLOAT`.
+    pub(super) unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>, single: bool) -> Self {
         let attends = problem.work == Work::Attend;
         let own = problem.dtype();
+        let held = if single { DType::Float } else { own };
+        let types = Types { own, held };
         let batch = if problem.is_packed() {
             1
         } else {
@@ -88,7 +91,7 @@ impl<T: Element> Attention<T> {
         };
         let source = |operand, rows: &Rows, dim| {
             // SAFETY: the problem touches all of the query and of its rotary part.
-            unsafe { Source::new(buffers.base(operand), rows, sizes(dim), own) }
+            unsafe { Source::new(buffers.base(operand), rows, sizes(dim), types) }
         };
         let conversion = |affine: &Option<Affine>, heads, dim| {
             let affine = affine.as_ref()?;
@@ -117,7 +120,7 @@ impl<T: Element> Attention<T> {
             sequences: if attends {
                 (0..problem.batch)
                     // SAFETY: the problem touches the key rows of each sequence.
-                    .map(|b| unsafe { Sequence::new(problem, buffers, b, padding) })
+                    .map(|b| unsafe { Sequence::new(problem, buffers, b, padding, types) })
                     .collect()
             } else {
                 (0..batch).map(|b| Sequence::blank(problem, b)).collect()
@@ -143,7 +146,7 @@ impl<T: Element> Attention<T> {
             out: unsafe {
                 let conversion = conversion(&problem.out_affine, problem.heads, values);
                 let base = buffers.base(Operand::AttentionOut);
-                Output::new(base, &problem.out, sizes(values), own, conversion)
+                Output::new(base, &problem.out, sizes(values), types, conversion)
             },
             lse: problem.lse.map(|rows| {
                 // SAFETY: the problem touches all of the log-sum-exp, and nobody else does.
@@ -157,12 +160,13 @@ impl<T: Element> Attention<T> {
                 _ => None,
             },
             // SAFETY: the problem touches the position bias.
-            bias: unsafe { Bias::new(problem, buffers, own) },
+            bias: unsafe { Bias::new(problem, buffers, types) },
             sink: problem.sink.map(|grid| {
                 let logits = factors(grid, problem.heads);
                 let heads = 0..problem.heads;
                 heads.map(|head| logits.of_row((0, head, 0))).collect()
             }),
+            held,
             quantum: int8.map(|[_, quantum, _]| quantum),
             gain: int8.map_or(1.0, |[.., gain]| gain),
             corrects_blind_rows: problem.corrects_blind_rows(),
@@ -177,6 +181,12 @@ impl<T: Element> Attention<T> {
                 sequence.geometry = *geometry;
             }
         }
+    }
+
+    /// Whether the tiles of a sequence's keys do for its values, too.
+    pub(super) fn values_are_keys(&self, sequence: &Sequence) -> bool {
+        let plain = self.key_conversion.is_none() && self.value_conversion.is_none();
+        plain && sequence.keys.hold_values()
     }
 
     /// Vectors that hold a query or a key.
@@ -210,7 +220,7 @@ impl<T: Element> Attention<T> {
     pub(super) fn read_query<S: Simd>(
         &self,
         simd: S,
-        sequence: &Sequence<T>,
+        sequence: &Sequence,
         (row, head): (usize, usize),
         out: &mut [Vector],
         step: usize,
@@ -231,7 +241,7 @@ impl<T: Element> Attention<T> {
     }
 }
 
-impl<T: Element> Sequence<T> {
+impl Sequence {
     /// # Safety
     ///
     /// As for [`Attention::new`].
@@ -240,8 +250,8 @@ impl<T: Element> Sequence<T> {
         buffers: &Buffers<'_>,
         b: usize,
         padding: Padding,
+        types: Types,
     ) -> Self {
-        let own = problem.dtype();
         let (at, of) = (problem.key_value(b), problem.sequence(b, padding));
         let (batch, rows) = match &problem.pages {
             Some(pages) => (pages.blocks, pages.block_size),
@@ -255,13 +265,20 @@ impl<T: Element> Sequence<T> {
         };
         let source = |operand, rows_of: &Rows, dim| {
             // SAFETY: the problem touches at least the valid rows of this tensor, or all of it where it is paged.
-            unsafe { Source::new(buffers.base(operand), rows_of, sizes(batch, rows, dim), own) }
+            unsafe {
+                Source::new(
+                    buffers.base(operand),
+                    rows_of,
+                    sizes(batch, rows, dim),
+                    types,
+                )
+            }
         };
         let shared = |operand, rows: Option<Rows>, dim| match rows {
             Some(rows) => {
                 let sizes = sizes(1, of.prefix, dim);
                 // SAFETY: the problem touches the prefix.
-                unsafe { Source::new(buffers.base(operand), &rows, sizes, own) }
+                unsafe { Source::new(buffers.base(operand), &rows, sizes, types) }
             }
             None => Source::Nothing,
         };
@@ -361,15 +378,15 @@ impl<T: Element> Sequence<T> {
 }
 
 /// One query to read.
-struct ReadQuery<'a, T> {
-    attention: &'a Attention<T>,
+struct ReadQuery<'a> {
+    attention: &'a Attention,
     /// Batch, head and row.
     at: (usize, usize, usize),
     out: &'a mut [Vector],
     step: usize,
 }
 
-impl<T: Element> Kernel for ReadQuery<'_, T> {
+impl Kernel for ReadQuery<'_> {
     type Output = ();
 
     #[inline(always)]

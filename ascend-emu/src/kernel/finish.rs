@@ -1,11 +1,10 @@
 //! From running sums to output: division, rows without keys, parts of a split put together.
 
 use super::attention::{Attention, Sequence};
-use super::element::Element;
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::tile::{KEYS, quantise, read_mask, read_values};
+use super::tile::{KEYS, quantise, read_mask, read_values, stride};
 use ascend_spec::geometry::Runs;
 
 /// What attention to some keys leaves of each query: the maximum of its scores, which count in bits (times `log2 e`), the
@@ -89,14 +88,14 @@ impl Part {
 }
 
 /// Queries whose state is complete: what writes their output and log-sum-exp.
-pub(super) struct Finish<'a, T> {
-    pub(super) attention: &'a Attention<T>,
-    pub(super) sequence: &'a Sequence<T>,
+pub(super) struct Finish<'a> {
+    pub(super) attention: &'a Attention,
+    pub(super) sequence: &'a Sequence,
     pub(super) task: &'a Task,
     pub(super) state: State<'a>,
 }
 
-impl<T: Element> Kernel for Finish<'_, T> {
+impl Kernel for Finish<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -175,21 +174,15 @@ fn divide(
         factor *= weight(max);
         max = highest;
     }
-    for out in out.iter_mut() {
-        for out in out.iter_mut() {
-            *out = *out * factor / sum;
-        }
+    let factor = factor / sum;
+    for out in out.as_flattened_mut() {
+        *out *= factor;
     }
     ((f64::from(max) + f64::from(sum).log2()) * std::f64::consts::LN_2) as f32
 }
 
 /// Whether the mask tensor hides each of the keys from a row.
-fn hides_all<T: Element>(
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
-    row: u64,
-    keys: &Runs,
-) -> bool {
+fn hides_all(attention: &Attention, sequence: &Sequence, row: u64, keys: &Runs) -> bool {
     let mut bytes = [0; KEYS];
     keys.clone().all(|run| {
         // Within the key length, a usize.
@@ -204,15 +197,16 @@ fn hides_all<T: Element>(
 
 /// The mean of the values of `keys`, as weights that are all 1 make it.
 #[inline(always)]
-fn mean_value<T: Element, S: Simd>(
+fn mean_value<S: Simd>(
     simd: S,
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
+    attention: &Attention,
+    sequence: &Sequence,
     kv_head: usize,
     keys: &Runs,
 ) -> Vec<Vector> {
     let columns = attention.columns();
-    let mut tile = vec![[0.0; WIDTH]; KEYS * columns];
+    let stride = stride(columns);
+    let mut tile = vec![[0.0; WIDTH]; KEYS * stride];
     let mut sums = vec![[0.0f64; WIDTH]; columns];
     let mut count = 0.0;
     for run in keys.clone() {
@@ -222,8 +216,8 @@ fn mean_value<T: Element, S: Simd>(
             let keys = first..end.min(first + KEYS);
             count += keys.len() as f64;
             read_values(simd, attention, sequence, kv_head, keys.clone(), &mut tile);
-            for (sums, values) in sums.iter_mut().zip(tile.chunks(KEYS)) {
-                for values in &values[..keys.len()] {
+            for values in tile.chunks(stride).take(keys.len()) {
+                for (sums, values) in sums.iter_mut().zip(values) {
                     for (sum, value) in sums.iter_mut().zip(values) {
                         *sum += f64::from(*value);
                     }

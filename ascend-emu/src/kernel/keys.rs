@@ -1,31 +1,30 @@
 //! Where the keys and values of a sequence lie: in a tensor of rows, in the blocks of a cache, in a shared prefix.
 
 use super::blocks::Blocks;
-use super::element::Element;
 use super::factors::{Conversion, Coordinates};
 use super::lines::Lines;
 use super::simd::{Simd, Vector, WIDTH};
-use super::source::{Source, clear};
+use super::source::{Source, Stored, clear};
 use std::ops::Range;
 
 /// Rows of one kind: keys or values.
 #[derive(Debug)]
-pub(super) struct Part<T> {
+pub(super) struct Part {
     /// Elements of a row, without the rotary part.
     pub(super) dim: usize,
     /// The sequence's own rows, or the cache's.
-    pub(super) own: Source<T>,
+    pub(super) own: Source,
     /// The rows before the sequence's own.
-    pub(super) prefix: Source<T>,
+    pub(super) prefix: Source,
     /// Rotary part, which follows each row.
-    pub(super) rope: Option<Source<T>>,
+    pub(super) rope: Option<Source>,
 }
 
 /// Keys and values of a sequence, a shared prefix first.
 #[derive(Debug)]
-pub(super) struct Keys<T> {
-    pub(super) key: Part<T>,
-    pub(super) value: Part<T>,
+pub(super) struct Keys {
+    pub(super) key: Part,
+    pub(super) value: Part,
     /// Number of keys in the shared prefix.
     pub(super) prefix: usize,
     /// Number of the sequence.
@@ -51,7 +50,7 @@ struct Spot {
     coordinates: Coordinates,
 }
 
-impl<T: Element> Keys<T> {
+impl Keys {
     /// `None` for a key of a block that the cache does not have.
     #[inline(always)]
     fn spot(&self, key: usize) -> Option<Spot> {
@@ -86,7 +85,7 @@ impl<T: Element> Keys<T> {
     pub(super) fn read<S: Simd>(
         &self,
         simd: S,
-        part: &Part<T>,
+        part: &Part,
         conversion: Option<&Conversion>,
         (head, key): (usize, usize),
         out: (&mut [Vector], usize),
@@ -96,12 +95,18 @@ impl<T: Element> Keys<T> {
     }
 }
 
-impl<T: Element> Keys<T> {
-    /// Where the rows `keys` of the keys, or of the values, lie, if they are whole vectors of the call's own type.
+impl Keys {
+    /// Whether each value is the beginning of its key.
+    pub(super) fn hold_values(&self) -> bool {
+        let (key, value) = (&self.key, &self.value);
+        self.prefix == 0 && value.dim <= key.dim && key.own.coincides(&value.own)
+    }
+
+    /// Where the rows `keys` of the keys, or of the values, lie, if they are whole vectors of this type.
     #[inline(always)]
-    pub(super) fn lines(
+    pub(super) fn lines<T: Stored>(
         &self,
-        part: &Part<T>,
+        part: &Part,
         head: usize,
         keys: Range<usize>,
     ) -> Option<Lines<T>> {
@@ -123,9 +128,7 @@ impl<T: Element> Keys<T> {
             } else {
                 &part.own
             };
-            let Source::Own(plain) = source else {
-                return None;
-            };
+            let plain = T::of(source)?;
             if plain.sizes().dim != part.dim {
                 return None;
             }
@@ -138,7 +141,7 @@ impl<T: Element> Keys<T> {
     }
 }
 
-impl<T: Element> Part<T> {
+impl Part {
     #[inline(always)]
     fn read<S: Simd>(
         &self,

@@ -78,18 +78,17 @@ impl<S: Simd, T: Element> Rows<S> for &Lines<T> {
     }
 }
 
-/// Rows that were fetched into a buffer: vector `i` of row `j` is number `j * row + i * column`.
+/// Rows that were fetched into a buffer: vector `i` of row `j` is number `j * row + i`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetched<'a> {
     pub(super) vectors: &'a [Vector],
     pub(super) row: usize,
-    pub(super) column: usize,
 }
 
 impl<S: Simd> Rows<S> for Fetched<'_> {
     #[inline(always)]
     fn at(self, simd: S, j: usize, i: usize) -> S::Register {
-        simd.load(&self.vectors[j * self.row + i * self.column])
+        simd.load(&self.vectors[j * self.row + i])
     }
 
     #[inline(always)]

@@ -1,13 +1,11 @@
 //! Tensors that are as large as the scores: the mask and the position bias.
 
 use super::Buffers;
-use super::element::Element;
 use super::factors::Factors;
 use super::lines::{CACHE_LINE, prefetch};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::source::Source;
+use super::source::{Source, Types};
 use super::tensors::Sizes;
-use ascend_spec::DType;
 use ascend_spec::fia::{MaskTensor, Operand, Problem, Slopes};
 use std::ops::Range;
 
@@ -123,14 +121,14 @@ impl MaskBytes {
 
 /// The additive position bias.
 #[derive(Debug)]
-pub(super) enum Bias<T> {
+pub(super) enum Bias {
     /// Read.
-    Tensor(Source<T>),
+    Tensor(Source),
     /// Made, with the slope of each head.
     Slopes { of: Slopes, slopes: Vec<f32> },
 }
 
-impl<T: Element> Bias<T> {
+impl Bias {
     /// The bias of a problem, if it has one.
     ///
     /// # Safety
@@ -139,7 +137,7 @@ impl<T: Element> Bias<T> {
     pub(super) unsafe fn new(
         problem: &Problem<'_>,
         buffers: &Buffers<'_>,
-        own: DType,
+        types: Types,
     ) -> Option<Self> {
         if let Some(of) = problem.slopes {
             // SAFETY: the problem touches the slopes.
@@ -164,7 +162,7 @@ impl<T: Element> Bias<T> {
             dim: axis(3),
         };
         // SAFETY: these are the axes of the description, and a batch axis of 1 has stride 0.
-        let source = unsafe { Source::new(buffers.base(Operand::PseShift), &rows, sizes, own) };
+        let source = unsafe { Source::new(buffers.base(Operand::PseShift), &rows, sizes, types) };
         Some(Bias::Tensor(source))
     }
 
@@ -228,14 +226,14 @@ impl Kernel for MakeBias<'_> {
 }
 
 /// A row of the bias to read, or a part of it.
-struct ReadBias<'a, T> {
-    of: &'a Source<T>,
+struct ReadBias<'a> {
+    of: &'a Source,
     at: (usize, usize, usize),
     keys: Range<usize>,
     out: &'a mut [Vector],
 }
 
-impl<T: Element> Kernel for ReadBias<'_, T> {
+impl Kernel for ReadBias<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -1,23 +1,24 @@
 //! The output: of the call's own element type, or quantised.
 
-use super::element::Element;
 use super::factors::Conversion;
 use super::simd::{Simd, Vector, WIDTH};
+use super::source::Types;
 use super::tensors::{Sink, Sizes};
 use ascend_spec::DType;
 use ascend_spec::fia::Rows;
+use half::{bf16, f16};
 
 /// A tensor that attention is written to.
 #[derive(Debug)]
-pub(super) enum Output<T> {
-    Own(Sink<T>),
+pub(super) enum Output {
+    Single(Sink<f32>),
+    Half(Sink<f16>),
+    Brain(Sink<bf16>),
     /// `INT8`; without a conversion only zeros are written.
     Bytes(Sink<i8>, Option<Box<Conversion>>),
 }
 
-impl<T: Element> Output<T> {
-    /// `own` is the element type that `T` stands for.
-    ///
+impl Output {
     /// # Safety
     ///
     /// As for [`Sink::new`].
@@ -25,15 +26,16 @@ impl<T: Element> Output<T> {
         base: *mut u8,
         rows: &Rows,
         sizes: Sizes,
-        own: DType,
+        types: Types,
         conversion: Option<Conversion>,
     ) -> Self {
         // SAFETY: the caller keeps this contract.
         unsafe {
-            if rows.dtype == DType::Int8 && own != DType::Int8 {
-                Output::Bytes(Sink::new(base, rows, sizes), conversion.map(Box::new))
-            } else {
-                Output::Own(Sink::new(base, rows, sizes))
+            match types.held(rows.dtype) {
+                DType::Float16 => Output::Half(Sink::new(base, rows, sizes)),
+                DType::Bf16 => Output::Brain(Sink::new(base, rows, sizes)),
+                DType::Float => Output::Single(Sink::new(base, rows, sizes)),
+                _ => Output::Bytes(Sink::new(base, rows, sizes), conversion.map(Box::new)),
             }
         }
     }
@@ -41,7 +43,9 @@ impl<T: Element> Output<T> {
     /// Whether no two elements share memory, so that threads may write different rows at once.
     pub(super) fn is_disjoint(&self) -> bool {
         match self {
-            Output::Own(sink) => sink.is_disjoint(),
+            Output::Single(sink) => sink.is_disjoint(),
+            Output::Half(sink) => sink.is_disjoint(),
+            Output::Brain(sink) => sink.is_disjoint(),
             Output::Bytes(sink, _) => sink.is_disjoint(),
         }
     }
@@ -55,7 +59,9 @@ impl<T: Element> Output<T> {
         values: &mut [Vector],
     ) {
         match self {
-            Output::Own(sink) => sink.write_row(simd, at, values),
+            Output::Single(sink) => sink.write_row(simd, at, values),
+            Output::Half(sink) => sink.write_row(simd, at, values),
+            Output::Brain(sink) => sink.write_row(simd, at, values),
             Output::Bytes(sink, conversion) => {
                 if let Some(conversion) = conversion {
                     conversion.to_stored(at.1, values);
@@ -75,7 +81,9 @@ impl<T: Element> Output<T> {
     ) {
         values.fill([0.0; WIDTH]);
         match self {
-            Output::Own(sink) => sink.write_row(simd, at, values),
+            Output::Single(sink) => sink.write_row(simd, at, values),
+            Output::Half(sink) => sink.write_row(simd, at, values),
+            Output::Brain(sink) => sink.write_row(simd, at, values),
             Output::Bytes(sink, _) => sink.write_row(simd, at, values),
         }
     }

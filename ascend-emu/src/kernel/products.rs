@@ -1,12 +1,25 @@
-//! The two matrix products of a block: queries with keys, weights with values.
+//! The two matrix products of a slab, which is a few panels of queries: queries with keys, weights with values.
 //!
-//! The loops are ordered so that what is used again lies in the first cache: a panel's queries while all keys pass, two
-//! columns of values while all queries pass.
+//! The loops are ordered so that what is used again lies in the first cache: the slab's queries, or a stretch of them along
+//! the head dimension, while all keys pass; its weights and a few columns of values while all queries pass. Keys and
+//! values of the tile come from the second cache once for each slab.
 
-use super::panel::Block;
+use super::panel::Slab;
 use super::simd::{Shape, Simd, Vector, WIDTH};
 use super::tile::KEYS;
 use std::ops::Range;
+
+/// Panels in a slab.
+pub(super) const PANELS: usize = 3;
+
+/// Queries in a slab.
+pub(super) const LANES: usize = PANELS * WIDTH;
+
+/// Elements along the head dimension whose products are added up at a time: so many of a slab's queries take 24 kB.
+const STRETCH: usize = 128;
+
+const _: () = assert!(LANES.is_multiple_of(Shape::ROWS));
+const _: () = assert!(KEYS.is_multiple_of(Shape::ROWS));
 
 /// The smallest range that holds all of these.
 pub(super) fn union(ranges: &[Range<usize>]) -> Range<usize> {
@@ -21,20 +34,49 @@ pub(super) fn union(ranges: &[Range<usize>]) -> Range<usize> {
     union
 }
 
-/// Products of the queries with the keys that their panels see, in steps of as many keys as there are rows.
+/// The panels, side by side, among which are all that see any of these keys.
 #[inline(always)]
-pub(super) fn score<S: Simd>(simd: S, block: &mut Block<'_>, dim: usize, seen: &[Range<usize>]) {
-    let together = match S::SHAPE {
-        Shape::TwelveTwice => 2,
-        Shape::Two | Shape::Six => 1,
-    };
-    for (number, panels) in seen.chunks(together).enumerate() {
-        let (panel, keys) = (number * together, union(panels));
+fn active(seen: &[Range<usize>], keys: Range<usize>) -> Range<usize> {
+    let sees = |panel: &Range<usize>| panel.start < keys.end && keys.start < panel.end;
+    let first = seen.iter().position(sees).unwrap_or(0);
+    first..seen.iter().rposition(sees).map_or(first, |last| last + 1)
+}
+
+/// Products of the slab's queries with the keys that its panels see, in steps of a few keys.
+#[inline(always)]
+pub(super) fn score<S: Simd>(simd: S, slab: &mut Slab<'_>, dim: usize, seen: &[Range<usize>]) {
+    let stretch = dim.div_ceil(dim.div_ceil(STRETCH).max(1)).max(1);
+    for first in (0..dim).step_by(stretch) {
+        let along = first..dim.min(first + stretch);
+        match S::SHAPE {
+            Shape::Wide => score_stretch::<S, 8>(simd, slab, dim, &along, seen),
+            Shape::Six => score_stretch::<S, 6>(simd, slab, dim, &along, seen),
+            Shape::Two => score_stretch::<S, 2>(simd, slab, dim, &along, seen),
+        }
+    }
+}
+
+#[inline(always)]
+fn score_stretch<S: Simd, const ROWS: usize>(
+    simd: S,
+    slab: &mut Slab<'_>,
+    dim: usize,
+    along: &Range<usize>,
+    seen: &[Range<usize>],
+) {
+    let keys = union(seen);
+    for first in (keys.start / ROWS * ROWS..keys.end).step_by(ROWS) {
+        let panels = active(seen, first..first + ROWS);
+        let mut at = (first, panels.start);
         match (S::SHAPE, panels.len()) {
-            (Shape::TwelveTwice, 2) => score_rows::<S, 12, 2>(simd, block, dim, panel, &keys),
-            (Shape::TwelveTwice, _) => score_rows::<S, 12, 1>(simd, block, dim, panel, &keys),
-            (Shape::Six, _) => score_rows::<S, 6, 1>(simd, block, dim, panel, &keys),
-            (Shape::Two, _) => score_rows::<S, 2, 1>(simd, block, dim, panel, &keys),
+            (Shape::Wide, 3) => score_rows::<S, ROWS, 3>(simd, slab, dim, along, at),
+            (Shape::Wide, 2) => score_rows::<S, ROWS, 2>(simd, slab, dim, along, at),
+            _ => {
+                for panel in panels {
+                    at.1 = panel;
+                    score_rows::<S, ROWS, 1>(simd, slab, dim, along, at);
+                }
+            }
         }
     }
 }
@@ -42,108 +84,123 @@ pub(super) fn score<S: Simd>(simd: S, block: &mut Block<'_>, dim: usize, seen: &
 #[inline(always)]
 fn score_rows<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
-    block: &mut Block<'_>,
+    slab: &mut Slab<'_>,
     dim: usize,
-    panel: usize,
-    keys: &Range<usize>,
+    along: &Range<usize>,
+    (first, panel): (usize, usize),
 ) {
-    let mut queries = [&block.queries[..0]; COLUMNS];
+    let mut queries = [&slab.queries[..0]; COLUMNS];
     for (c, queries) in queries.iter_mut().enumerate() {
-        *queries = &block.queries[(panel + c) * dim..][..dim];
+        *queries = &slab.queries[(panel + c) * dim..][along.clone()];
     }
-    let stride = dim.next_multiple_of(WIDTH);
-    let tile = block.keys.as_flattened();
-    for first in (keys.start / ROWS * ROWS..keys.end).step_by(ROWS) {
-        let tile = &tile[first * stride..][..ROWS * stride];
-        let mut rows = [tile; ROWS];
-        for (r, row) in rows.iter_mut().enumerate() {
-            *row = &tile[r * stride..][..dim];
-        }
-        let mut products = [[simd.splat(0.0); COLUMNS]; ROWS];
-        for d in 0..dim {
-            let mut of = [simd.splat(0.0); COLUMNS];
+    let stride = slab.key_stride * WIDTH;
+    let tile = &slab.keys.as_flattened()[first * stride..][..ROWS * stride];
+    let mut rows = [tile; ROWS];
+    for (r, row) in rows.iter_mut().enumerate() {
+        *row = &tile[r * stride..][along.clone()];
+    }
+    let scores = &mut slab.scores[first * PANELS + panel..][..(ROWS - 1) * PANELS + COLUMNS];
+    let mut products = [[simd.splat(0.0); COLUMNS]; ROWS];
+    if along.start > 0 {
+        for r in 0..ROWS {
             for c in 0..COLUMNS {
-                of[c] = simd.load(&queries[c][d]);
-            }
-            for r in 0..ROWS {
-                let key = simd.splat(rows[r][d]);
-                for c in 0..COLUMNS {
-                    products[r][c] = simd.mul_add(key, of[c], products[r][c]);
-                }
+                products[r][c] = simd.load(&scores[r * PANELS + c]);
             }
         }
-        for (r, products) in products.iter().enumerate() {
-            let scores = &mut block.scores[(first + r) * block.panels + panel..][..COLUMNS];
-            for (score, product) in scores.iter_mut().zip(products) {
-                simd.store(*product, score);
+    }
+    for d in 0..along.len() {
+        let mut of = [simd.splat(0.0); COLUMNS];
+        for c in 0..COLUMNS {
+            of[c] = simd.load(&queries[c][d]);
+        }
+        for r in 0..ROWS {
+            let key = simd.splat(rows[r][d]);
+            for c in 0..COLUMNS {
+                products[r][c] = simd.mul_add(key, of[c], products[r][c]);
             }
+        }
+    }
+    for r in 0..ROWS {
+        for c in 0..COLUMNS {
+            simd.store(products[r][c], &mut scores[r * PANELS + c]);
         }
     }
 }
 
-/// Adds the weighted values to the output of `count` queries, whose panels have seen these keys.
+/// Adds the weighted values to the output of the slab's first `count` queries, whose panels have seen these keys.
 #[inline(always)]
 pub(super) fn weigh<S: Simd>(
     simd: S,
-    block: &mut Block<'_>,
+    slab: &mut Slab<'_>,
     count: usize,
     seen: &[Range<usize>],
     finite: bool,
 ) {
-    match S::SHAPE {
-        Shape::TwelveTwice => weigh_rows::<S, 12, 2>(simd, block, count, seen, finite),
-        Shape::Six => weigh_rows::<S, 6, 1>(simd, block, count, seen, finite),
-        Shape::Two => weigh_rows::<S, 2, 1>(simd, block, count, seen, finite),
+    let columns = slab.columns;
+    let mut column = 0;
+    while column < columns {
+        let left = if finite { columns - column } else { 1 };
+        match (S::SHAPE, left) {
+            (Shape::Wide, 4..) => {
+                weigh_queries::<S, 6, 4>(simd, slab, column, count, seen, finite);
+                column += 4;
+            }
+            (Shape::Wide, 2..) => {
+                weigh_queries::<S, 12, 2>(simd, slab, column, count, seen, finite);
+                column += 2;
+            }
+            (Shape::Wide, _) => {
+                weigh_queries::<S, 12, 1>(simd, slab, column, count, seen, finite);
+                column += 1;
+            }
+            (Shape::Six, _) => {
+                weigh_queries::<S, 6, 1>(simd, slab, column, count, seen, finite);
+                column += 1;
+            }
+            (Shape::Two, _) => {
+                weigh_queries::<S, 2, 1>(simd, slab, column, count, seen, finite);
+                column += 1;
+            }
+        }
     }
 }
 
 #[inline(always)]
-fn weigh_rows<S: Simd, const ROWS: usize, const COLUMNS: usize>(
+fn weigh_queries<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
-    block: &mut Block<'_>,
+    slab: &mut Slab<'_>,
+    column: usize,
     count: usize,
     seen: &[Range<usize>],
     finite: bool,
 ) {
-    let columns = block.values.len() / KEYS;
-    let mut column = 0;
-    while column < columns {
-        let whole = finite && column + COLUMNS <= columns;
-        for query in (0..count).step_by(ROWS) {
-            let last_panel = ((query + ROWS - 1) / WIDTH).min(seen.len() - 1);
-            let keys = union(&seen[query / WIDTH..=last_panel]);
-            if keys.is_empty() {
-                continue;
-            }
-            let place = (query, column);
-            if !finite {
-                weigh_with_care::<ROWS>(block, place, &keys);
-            } else if whole {
-                weigh_columns::<S, ROWS, COLUMNS>(simd, block, place, &keys);
-            } else {
-                weigh_columns::<S, ROWS, 1>(simd, block, place, &keys);
-            }
+    for query in (0..count).step_by(ROWS) {
+        let last_panel = ((query + ROWS - 1) / WIDTH).min(seen.len() - 1);
+        let keys = union(&seen[query / WIDTH..=last_panel]);
+        if keys.is_empty() {
+            continue;
         }
-        column += if whole { COLUMNS } else { 1 };
+        if finite {
+            weigh_columns::<S, ROWS, COLUMNS>(simd, slab, (query, column), &keys);
+        } else {
+            weigh_with_care::<ROWS>(slab, (query, column), &keys);
+        }
     }
 }
 
 #[inline(always)]
 fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
-    block: &mut Block<'_>,
+    slab: &mut Slab<'_>,
     (query, column): (usize, usize),
     keys: &Range<usize>,
 ) {
-    let columns = block.values.len() / KEYS;
-    let stride = block.panels * WIDTH;
-    let weights = &block.scores.as_flattened()[keys.start * stride + query..];
-    let mut values = [&block.values[..0]; COLUMNS];
-    for (c, values) in values.iter_mut().enumerate() {
-        *values = &block.values[(column + c) * KEYS..][keys.clone()];
-    }
-    let decay = &block.decay.as_flattened()[query..][..ROWS];
-    let out = &mut block.out[query * columns + column..][..(ROWS - 1) * columns + COLUMNS];
+    let columns = slab.columns;
+    let stride = slab.value_stride;
+    let weights = &slab.scores.as_flattened()[keys.start * LANES + query..];
+    let values = &slab.values[keys.start * stride + column..];
+    let decay = &slab.decay.as_flattened()[query..][..ROWS];
+    let out = &mut slab.out[query * columns + column..][..(ROWS - 1) * columns + COLUMNS];
     let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
     for r in 0..ROWS {
         for c in 0..COLUMNS {
@@ -151,11 +208,12 @@ fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
             sums[r][c] = simd.multiply(out, simd.splat(decay[r]));
         }
     }
-    for j in 0..values[0].len() {
-        let weights = &weights[j * stride..][..ROWS];
+    for j in 0..keys.len() {
+        let weights = &weights[j * LANES..][..ROWS];
+        let values = &values[j * stride..][..COLUMNS];
         let mut of = [simd.splat(0.0); COLUMNS];
         for c in 0..COLUMNS {
-            of[c] = simd.load(&values[c][j]);
+            of[c] = simd.load(&values[c]);
         }
         for r in 0..ROWS {
             let weight = simd.splat(weights[r]);
@@ -174,23 +232,21 @@ fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
 /// One column of [`weigh`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
 #[cold]
 fn weigh_with_care<const ROWS: usize>(
-    block: &mut Block<'_>,
+    slab: &mut Slab<'_>,
     (query, column): (usize, usize),
     keys: &Range<usize>,
 ) {
-    let columns = block.values.len() / KEYS;
-    let stride = block.panels * WIDTH;
-    let weights = block.scores.as_flattened();
-    let values: &[Vector] = &block.values[column * KEYS..];
+    let weights = slab.scores.as_flattened();
     for query in query..query + ROWS {
-        let out = &mut block.out[query * columns + column];
+        let out = &mut slab.out[query * slab.columns + column];
         for out in out.iter_mut() {
-            *out *= block.decay.as_flattened()[query];
+            *out *= slab.decay.as_flattened()[query];
         }
         for key in keys.clone() {
-            let weight = weights[key * stride + query];
+            let weight = weights[key * LANES + query];
             if weight != 0.0 {
-                for (out, value) in out.iter_mut().zip(&values[key]) {
+                let value: &Vector = &slab.values[key * slab.value_stride + column];
+                for (out, value) in out.iter_mut().zip(value) {
                     *out += weight * value;
                 }
             }

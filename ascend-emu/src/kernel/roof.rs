@@ -24,7 +24,7 @@ impl Kernel for MultiplyAdd {
     fn run<S: Simd>(self, simd: S) -> u64 {
         // As many sums as the kernels keep: enough to hide the latency, few enough for the registers.
         match S::SHAPE {
-            Shape::TwelveTwice => multiply_adds::<S, 24>(simd, self.0),
+            Shape::Wide => multiply_adds::<S, 24>(simd, self.0),
             Shape::Six => multiply_adds::<S, 6>(simd, self.0),
             Shape::Two => multiply_adds::<S, 2>(simd, self.0),
         }

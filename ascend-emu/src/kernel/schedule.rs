@@ -1,7 +1,6 @@
 //! Who computes what: blocks of queries, split over key ranges where there are few, the longest first.
 
 use super::attention::{Attention, Sequence};
-use super::element::Element;
 use super::finish::{Finish, Part, State};
 use super::scratch::Scratch;
 use super::simd::{Kernel, Level, Simd};
@@ -41,7 +40,7 @@ impl Task {
 }
 
 /// Computes all of `attention`.
-pub(super) fn compute<T: Element>(level: Level, attention: &Attention<T>) {
+pub(super) fn compute(level: Level, attention: &Attention) {
     let mut blocks = blocks(attention);
     // The longest first: what is left over at the end is short. Equal ones stay in order, near in memory.
     blocks.sort_by_key(|block| std::cmp::Reverse(block.work()));
@@ -114,7 +113,7 @@ pub(super) fn compute<T: Element>(level: Level, attention: &Attention<T>) {
 }
 
 /// The blocks of a call, each with all the keys that any of its queries sees.
-fn blocks<T: Element>(attention: &Attention<T>) -> Vec<Task> {
+fn blocks(attention: &Attention) -> Vec<Task> {
     let mut blocks = Vec::new();
     for (number, sequence) in attention.sequences.iter().enumerate() {
         let all = 0..sequence.geometry.kv_len() as usize;
@@ -186,16 +185,16 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
 }
 
 /// One task.
-struct Attend<'a, T> {
-    attention: &'a Attention<T>,
-    sequence: &'a Sequence<T>,
+struct Attend<'a> {
+    attention: &'a Attention,
+    sequence: &'a Sequence,
     task: &'a Task,
     scratch: &'a mut Scratch,
     /// Where the state goes if other tasks see other keys of the block.
     part: Option<&'a OnceLock<Part>>,
 }
 
-impl<T: Element> Kernel for Attend<'_, T> {
+impl Kernel for Attend<'_> {
     type Output = ();
 
     #[inline(always)]

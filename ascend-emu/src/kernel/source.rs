@@ -8,10 +8,30 @@ use ascend_spec::fia::Rows;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// A tensor that is read: of the call's own element type, or of another one.
+/// Element types of a call's tensors.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Source<T> {
-    Own(Plain<T>),
+pub(super) struct Types {
+    /// That of the query and of all that goes with it, as described.
+    pub(super) own: DType,
+    /// What tensors of that type hold.
+    pub(super) held: DType,
+}
+
+impl Types {
+    /// What a tensor of this type holds.
+    pub(super) fn held(self, described: DType) -> DType {
+        if described == self.own {
+            self.held
+        } else {
+            described
+        }
+    }
+}
+
+/// A tensor that is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Single(Plain<f32>),
     Half(Plain<f16>),
     Brain(Plain<bf16>),
     Bytes(Plain<i8>),
@@ -20,17 +40,15 @@ pub(super) enum Source<T> {
     Nothing,
 }
 
-impl<T: Element> Source<T> {
-    /// `own` is the element type that `T` stands for.
-    ///
+impl Source {
     /// # Safety
     ///
     /// As long as the source is used, every element of `rows` within `sizes`, counted from `base`, may be read.
-    pub(super) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, own: DType) -> Self {
+    pub(super) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, types: Types) -> Self {
         // SAFETY: the caller keeps this contract, in whichever type.
         unsafe {
-            match rows.dtype {
-                dtype if dtype == own => Source::Own(Plain::new(base, rows, sizes)),
+            match types.held(rows.dtype) {
+                DType::Float => Source::Single(Plain::new(base, rows, sizes)),
                 DType::Float16 => Source::Half(Plain::new(base, rows, sizes)),
                 DType::Bf16 => Source::Brain(Plain::new(base, rows, sizes)),
                 DType::Int8 => Source::Bytes(Plain::new(base, rows, sizes)),
@@ -43,12 +61,22 @@ impl<T: Element> Source<T> {
     /// Sizes of the axes; nothing where there is no tensor.
     pub(super) fn sizes(&self) -> Sizes {
         match self {
-            Source::Own(plain) => plain.sizes(),
+            Source::Single(plain) => plain.sizes(),
             Source::Half(plain) => plain.sizes(),
             Source::Brain(plain) => plain.sizes(),
             Source::Bytes(plain) => plain.sizes(),
             Source::Nibbles(nibbles) => nibbles.0.sizes(),
             Source::Nothing => Sizes::NONE,
+        }
+    }
+
+    /// Whether rows of the same number begin at the same element and go on alike.
+    pub(super) fn coincides(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Source::Single(one), Source::Single(other)) => one.coincides(other),
+            (Source::Half(one), Source::Half(other)) => one.coincides(other),
+            (Source::Brain(one), Source::Brain(other)) => one.coincides(other),
+            _ => false,
         }
     }
 
@@ -64,7 +92,7 @@ impl<T: Element> Source<T> {
         watch: &mut S::Register,
     ) {
         match self {
-            Source::Own(plain) => plain.read(simd, at, columns, out, step, watch),
+            Source::Single(plain) => plain.read(simd, at, columns, out, step, watch),
             Source::Half(plain) => plain.read(simd, at, columns, out, step, watch),
             Source::Brain(plain) => plain.read(simd, at, columns, out, step, watch),
             Source::Bytes(plain) => plain.read(simd, at, columns, out, step, watch),
@@ -72,6 +100,32 @@ impl<T: Element> Source<T> {
             Source::Nothing => clear(out, step, columns.len().div_ceil(WIDTH)),
         }
     }
+}
+
+/// Elements that kernels may read where they lie.
+pub(super) trait Stored: Element {
+    /// The tensor, if it has this element type.
+    fn of(source: &Source) -> Option<&Plain<Self>>;
+}
+
+macro_rules! stored {
+    ($($element:ty, $source:ident;)*) => {$(
+        impl Stored for $element {
+            #[inline(always)]
+            fn of(source: &Source) -> Option<&Plain<Self>> {
+                match source {
+                    Source::$source(plain) => Some(plain),
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+stored! {
+    f32, Single;
+    f16, Half;
+    bf16, Brain;
 }
 
 /// Whether rows of this type can be read.

@@ -15,7 +15,10 @@ use super::lines::{Fetched, Rows};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Shape, Simd, Vector, WIDTH};
-use super::tile::{Hidden, KEYS, look, quantise, read_bias, read_keys, read_values};
+use super::source::Stored;
+use super::tile::{Hidden, KEYS, look, quantise, read_bias, read_keys, read_values, stride};
+use ascend_spec::DType;
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// The largest number of queries for which this is the faster way.
@@ -46,10 +49,10 @@ struct Strip<'s> {
 
 /// Attends to the keys of `task`: maximum, sum and output of each of its queries, at most [`QUERIES`].
 #[inline(always)]
-pub(super) fn attend<'s, T: Element, S: Simd>(
+pub(super) fn attend<'s, S: Simd>(
     simd: S,
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
+    attention: &Attention,
+    sequence: &Sequence,
     task: &Task,
     scratch: &'s mut Scratch,
 ) -> State<'s> {
@@ -57,8 +60,8 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
     let count = task.queries.len().min(QUERIES);
     let sizes = [
         QUERIES * vectors,
-        KEYS * vectors,
-        KEYS * columns,
+        KEYS * stride(vectors),
+        KEYS * stride(columns),
         QUERIES * SCORES,
         QUERIES * columns,
         QUERIES * columns,
@@ -92,7 +95,6 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
 
     let mut hidden = [0; KEYS];
     let of_rows = attention.rows(&task.queries);
-    let head = task.kv_head;
     for first in task.keys.clone().step_by(KEYS) {
         let tile = first..task.keys.end.min(first + KEYS);
         let lanes = |row: u64| {
@@ -107,49 +109,21 @@ pub(super) fn attend<'s, T: Element, S: Simd>(
         }
         let hidden = mixed.then_some(&hidden);
         let rows = tile.start + seen.start..tile.start + seen.end;
-        let of = &sequence.keys;
-        let plain = attention.key_conversion.is_none() && attention.value_conversion.is_none();
-        let lines = || {
-            let keys = of.lines(&of.key, head, rows.clone())?;
-            Some((keys, of.lines(&of.value, head, rows.clone())?))
-        };
-        let fetched = |vectors, row, column| Fetched {
-            vectors,
-            row,
-            column,
-        };
         let mut tile = Tile {
             attention,
             sequence,
             task,
-            rows: rows.clone(),
+            rows,
             seen,
             hidden,
         };
-        match if plain { lines() } else { None } {
-            Some((key_lines, value_lines)) => {
-                // What comes next is asked for while this is computed.
-                tile.scores(simd, &mut strip, &key_lines, &value_lines);
-                strip.before.copy_from_slice(strip.out);
-                let next = rows.end..task.keys.end.min(rows.end + KEYS);
-                let next = of.lines(&of.key, head, next).unwrap_or(key_lines);
-                if !tile.outputs(simd, &mut strip, &value_lines, &next) {
-                    strip.out.copy_from_slice(strip.before);
-                    read_values(simd, attention, sequence, head, rows, values);
-                    tile.outputs_with_care(&mut strip, values);
-                }
-            }
-            None => {
-                read_keys(simd, attention, sequence, head, rows.clone(), keys);
-                let finite = read_values(simd, attention, sequence, head, rows, values);
-                let (keys, of) = (fetched(keys, vectors, 1), fetched(values, 1, KEYS));
-                tile.scores(simd, &mut strip, keys, of);
-                if finite {
-                    tile.outputs(simd, &mut strip, of, of);
-                } else {
-                    tile.outputs_with_care(&mut strip, values);
-                }
-            }
+        let streamed = match attention.held {
+            DType::Float16 => tile.stream::<f16, S>(simd, &mut strip, values),
+            DType::Bf16 => tile.stream::<bf16, S>(simd, &mut strip, values),
+            _ => tile.stream::<f32, S>(simd, &mut strip, values),
+        };
+        if streamed.is_none() {
+            tile.fetch(simd, &mut strip, keys, values);
         }
     }
     let (max, sum) = (max.as_flattened_mut(), sum.as_flattened_mut());
@@ -180,9 +154,9 @@ fn turns(count: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Some keys, and who looks at them.
-struct Tile<'a, T> {
-    attention: &'a Attention<T>,
-    sequence: &'a Sequence<T>,
+struct Tile<'a> {
+    attention: &'a Attention,
+    sequence: &'a Sequence,
     task: &'a Task,
     /// The keys that are visible.
     rows: Range<usize>,
@@ -192,7 +166,61 @@ struct Tile<'a, T> {
     hidden: Option<&'a Hidden>,
 }
 
-impl<T: Element> Tile<'_, T> {
+impl Tile<'_> {
+    /// Computes the tile from keys and values where they lie, if they are whole vectors of type `T`.
+    #[inline(always)]
+    fn stream<T: Stored, S: Simd>(
+        &mut self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        fetched: &mut [Vector],
+    ) -> Option<()> {
+        if self.attention.key_conversion.is_some() || self.attention.value_conversion.is_some() {
+            return None;
+        }
+        let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        let rows = self.rows.clone();
+        let keys = of.lines::<T>(&of.key, head, rows.clone())?;
+        let values = of.lines::<T>(&of.value, head, rows.clone())?;
+        // What comes next is asked for while this is computed.
+        self.scores(simd, strip, &keys, &values);
+        strip.before.copy_from_slice(strip.out);
+        let next = rows.end..self.task.keys.end.min(rows.end + KEYS);
+        let next = of.lines::<T>(&of.key, head, next).unwrap_or(keys);
+        if !self.outputs(simd, strip, &values, &next) {
+            strip.out.copy_from_slice(strip.before);
+            read_values(simd, self.attention, self.sequence, head, rows, fetched);
+            self.outputs_with_care(strip, fetched);
+        }
+        Some(())
+    }
+
+    /// Computes the tile from keys and values that are fetched first.
+    #[inline(always)]
+    fn fetch<S: Simd>(
+        &mut self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        keys: &mut [Vector],
+        values: &mut [Vector],
+    ) {
+        let (attention, sequence) = (self.attention, self.sequence);
+        let (rows, head) = (self.rows.clone(), self.task.kv_head);
+        read_keys(simd, attention, sequence, head, rows.clone(), keys);
+        let finite = read_values(simd, attention, sequence, head, rows, values);
+        let fetched = |vectors, row| Fetched {
+            vectors,
+            row: stride(row),
+        };
+        let of = fetched(values, attention.columns());
+        self.scores(simd, strip, fetched(keys, attention.vectors()), of);
+        if finite {
+            self.outputs(simd, strip, of, of);
+        } else {
+            self.outputs_with_care(strip, values);
+        }
+    }
+
     /// Weights of every query.
     #[inline(always)]
     fn scores<S: Simd, K: Rows<S>, V: Rows<S>>(
@@ -252,7 +280,12 @@ impl<T: Element> Tile<'_, T> {
         let scores = &mut scores[..(count * R).div_ceil(WIDTH)];
         self.bias::<S, R>(simd, lane, scores);
         self.hide::<S, R>(simd, lane, scores);
-        soften::<T, S, R>(simd, strip, lane, count, self.attention.quantum);
+        let quantum = self.attention.quantum;
+        match self.attention.held {
+            DType::Float16 => soften::<f16, S, R>(simd, strip, lane, count, quantum),
+            DType::Bf16 => soften::<bf16, S, R>(simd, strip, lane, count, quantum),
+            _ => soften::<f32, S, R>(simd, strip, lane, count, quantum),
+        }
     }
 
     /// Scales scores where the queries are not, and adds the position bias.
@@ -323,11 +356,11 @@ impl<T: Element> Tile<'_, T> {
         for (lane, together) in turns(count) {
             let values = (values, (lane == 0).then_some(next));
             match (together, S::SHAPE) {
-                (4, Shape::TwelveTwice) => {
+                (4, Shape::Wide) => {
                     self.weigh::<S, V, 4, 2>(simd, strip, lane, values, &mut watch);
                 }
                 (4, _) => self.weigh::<S, V, 4, 1>(simd, strip, lane, values, &mut watch),
-                (2, Shape::TwelveTwice) => {
+                (2, Shape::Wide) => {
                     self.weigh::<S, V, 2, 4>(simd, strip, lane, values, &mut watch);
                 }
                 (2, _) => self.weigh::<S, V, 2, 2>(simd, strip, lane, values, &mut watch),
@@ -405,8 +438,7 @@ impl<T: Element> Tile<'_, T> {
         }
     }
 
-    /// [`Tile::outputs`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing. The
-    /// values lie in columns.
+    /// [`Tile::outputs`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
     #[cold]
     fn outputs_with_care(&self, strip: &mut Strip<'_>, values: &[Vector]) {
         let count = self.task.queries.len().min(QUERIES);
@@ -419,8 +451,9 @@ impl<T: Element> Tile<'_, T> {
                 for out in out.as_flattened_mut() {
                     *out *= strip.decay[lane + r];
                 }
-                for (j, weight) in weights.enumerate().filter(|(_, weight)| **weight != 0.0) {
-                    for (out, value) in out.iter_mut().zip(values.iter().skip(j).step_by(KEYS)) {
+                let values = values.chunks(stride(columns));
+                for (weight, values) in weights.zip(values).filter(|(weight, _)| **weight != 0.0) {
+                    for (out, value) in out.iter_mut().zip(values) {
                         for (out, value) in out.iter_mut().zip(value) {
                             *out += weight * value;
                         }

@@ -101,6 +101,11 @@ impl<T> Grid<T> {
         self.sizes
     }
 
+    /// Whether rows of the same number begin at the same element and go on alike.
+    fn coincides(&self, other: &Self) -> bool {
+        self.base == other.base && self.view == other.view && self.lanes == other.lanes
+    }
+
     /// Whether no two elements share memory. May say no where it is so in an intricate way.
     fn is_disjoint(&self) -> bool {
         let Sizes {
@@ -179,6 +184,11 @@ impl<T: Element> Plain<T> {
 
     pub(super) fn sizes(&self) -> Sizes {
         self.0.sizes
+    }
+
+    /// Whether rows of the same number begin at the same element and go on alike.
+    pub(super) fn coincides(&self, other: &Self) -> bool {
+        self.0.coincides(&other.0)
     }
 
     /// Address of a row, and elements from each to the next, where `count` rows from it on exist and the elements of a row

@@ -1,7 +1,6 @@
 //! What the kernels fetch: tiles of keys and values in single precision, and of the mask tensor.
 
 use super::attention::{Attention, Sequence};
-use super::element::Element;
 use super::factors::Conversion;
 use super::keys::{Keys, Part};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
@@ -14,16 +13,23 @@ pub(super) const KEYS: usize = 96;
 /// Of each key of a tile, the lanes that do not see it, a bit each.
 pub(super) type Hidden = [u16; KEYS];
 
-/// Reads the rows `keys` of the keys, each into as many vectors as it takes, one behind the other.
+/// Vectors from row to row of a tile whose rows take so many. An odd number: rows that lie a power of two apart would get
+/// into each other's way in a cache.
 #[inline(always)]
-pub(super) fn read_keys<T: Element, S: Simd>(
+pub(super) fn stride(vectors: usize) -> usize {
+    vectors | 1
+}
+
+/// Reads the rows `keys` of the keys, each [`stride`] vectors behind the one before. Says whether all are finite.
+#[inline(always)]
+pub(super) fn read_keys<S: Simd>(
     simd: S,
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
+    attention: &Attention,
+    sequence: &Sequence,
     kv_head: usize,
     keys: Range<usize>,
     out: &mut [Vector],
-) {
+) -> bool {
     simd.apart(ReadRows {
         of: &sequence.keys,
         part: &sequence.keys.key,
@@ -31,17 +37,16 @@ pub(super) fn read_keys<T: Element, S: Simd>(
         kv_head,
         keys,
         out,
-        steps: (attention.vectors(), 1),
-    });
+        stride: stride(attention.vectors()),
+    })
 }
 
-/// Reads the rows `keys` of the values, sorted into columns: vector `i` of the row of key number `j` goes to
-/// `out[i * KEYS + j]`. Says whether all values are finite.
+/// Reads the rows `keys` of the values, each [`stride`] vectors behind the one before. Says whether all are finite.
 #[inline(always)]
-pub(super) fn read_values<T: Element, S: Simd>(
+pub(super) fn read_values<S: Simd>(
     simd: S,
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
+    attention: &Attention,
+    sequence: &Sequence,
     kv_head: usize,
     keys: Range<usize>,
     out: &mut [Vector],
@@ -53,31 +58,29 @@ pub(super) fn read_values<T: Element, S: Simd>(
         kv_head,
         keys,
         out,
-        steps: (1, KEYS),
+        stride: stride(attention.columns()),
     })
 }
 
 /// Rows to read; says whether all elements are finite.
-struct ReadRows<'a, T> {
-    of: &'a Keys<T>,
-    part: &'a Part<T>,
+struct ReadRows<'a> {
+    of: &'a Keys,
+    part: &'a Part,
     conversion: Option<&'a Conversion>,
     kv_head: usize,
     keys: Range<usize>,
     out: &'a mut [Vector],
-    /// Vectors from row to row, and from vector to vector.
-    steps: (usize, usize),
+    stride: usize,
 }
 
-impl<T: Element> Kernel for ReadRows<'_, T> {
+impl Kernel for ReadRows<'_> {
     type Output = bool;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> bool {
-        let (row, step) = self.steps;
         let mut watch = simd.splat(0.0);
         for (j, key) in self.keys.enumerate() {
-            let (at, out) = ((self.kv_head, key), (&mut self.out[j * row..], step));
+            let (at, out) = ((self.kv_head, key), (&mut self.out[j * self.stride..], 1));
             self.of
                 .read(simd, self.part, self.conversion, at, out, &mut watch);
         }
@@ -91,9 +94,9 @@ impl<T: Element> Kernel for ReadRows<'_, T> {
 /// that holds every visible key, counted from the tile's first, and whether `hidden` was filled because the rows do not
 /// see all of it.
 #[inline(always)]
-pub(super) fn look<T: Element>(
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
+pub(super) fn look(
+    attention: &Attention,
+    sequence: &Sequence,
     rows: Range<u64>,
     tile: &Range<usize>,
     lanes: impl Fn(u64) -> u16,
@@ -154,9 +157,9 @@ pub(super) fn look<T: Element>(
 
 /// Reads the mask bytes of a row, if there are a mask tensor and such a row.
 #[inline(always)]
-pub(super) fn read_mask<'a, T: Element>(
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
+pub(super) fn read_mask<'a>(
+    attention: &Attention,
+    sequence: &Sequence,
     row: u64,
     keys: &Range<usize>,
     out: &'a mut [u8; KEYS],
@@ -173,10 +176,10 @@ pub(super) fn read_mask<'a, T: Element>(
 
 /// Reads the position bias of a row that exists, in bits as the scores are, if there is one. Says whether there is one.
 #[inline(always)]
-pub(super) fn read_bias<T: Element, S: Simd>(
+pub(super) fn read_bias<S: Simd>(
     simd: S,
-    attention: &Attention<T>,
-    sequence: &Sequence<T>,
+    attention: &Attention,
+    sequence: &Sequence,
     (row, head): (usize, usize),
     keys: &Range<usize>,
     out: &mut [Vector; KEYS / WIDTH],

@@ -60,7 +60,7 @@ unsafe fn halves(wide: __m512) -> __m256 {
 impl Simd for Avx512 {
     type Register = __m512;
 
-    const SHAPE: Shape = Shape::TwelveTwice;
+    const SHAPE: Shape = Shape::Wide;
 
     #[inline(always)]
     fn load(self, values: &Vector) -> __m512 {

@@ -7,7 +7,7 @@
 //!
 //! | name | needs | registers of a [`Vector`] | sums of a product kernel |
 //! |---|---|---|---|
-//! | `avx512` | AVX-512 F, BW, DQ, VL | 1 of 32 | 12 x 2 |
+//! | `avx512` | AVX-512 F, BW, DQ, VL | 1 of 32 | 8 x 3, 6 x 4 |
 //! | `avx2` | AVX2, FMA, F16C | 2 of 16 | 6 x 1 |
 //! | `neon` | AArch64 | 4 of 32 | 6 x 1 |
 //! | `portable` | nothing | what the target has | 2 x 1 |
@@ -37,17 +37,17 @@ pub(super) enum Shape {
     Two,
     /// Six rows by one vector.
     Six,
-    /// Twelve rows by two vectors.
+    /// Twenty-four vectors: eight rows by three, or six by four.
     #[cfg_attr(
         not(target_arch = "x86_64"),
         allow(dead_code, reason = "no other target has so many registers")
     )]
-    TwelveTwice,
+    Wide,
 }
 
 impl Shape {
-    /// The largest number of rows of any of them, a multiple of all.
-    pub(super) const MOST_ROWS: usize = 12;
+    /// Rows that any of them divides into whole steps.
+    pub(super) const ROWS: usize = 24;
 }
 
 /// Proof that an instruction set is there, and its arithmetic.

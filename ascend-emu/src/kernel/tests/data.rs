@@ -6,10 +6,9 @@ use super::calls::contents::{fill, is_rows, operands, reach};
 use crate::config::config;
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
-use crate::kernel::{Beyond, Buffers, run_as};
+use crate::kernel::{Beyond, Buffers, run_under};
 use ascend_spec::fia::{Operand, Problem, Rows};
 use ascend_spec::{DType, MaskGeometry};
-use half::{bf16, f16};
 use std::collections::HashMap;
 use std::ptr;
 
@@ -130,11 +129,7 @@ impl Data {
         // SAFETY: the tensors have the sizes of the descriptors that the problem was made from, or what a test put
         // into their place together with its own views.
         self.with_buffers(|buffers| unsafe {
-            match dtype {
-                DType::Float16 => run_as::<f16>(problem, buffers, &beyond, level),
-                DType::Bf16 => run_as::<bf16>(problem, buffers, &beyond, level),
-                _ => run_as::<f32>(problem, buffers, &beyond, level),
-            }
+            run_under(level, problem, buffers, &beyond);
         });
     }
 
