@@ -213,11 +213,11 @@ pub(super) fn attend<'s, S: Simd>(
                 decay: [[1.0; WIDTH]; PANELS],
             };
             score(simd, &mut slab, dim, keys);
-            for panel in 0..used {
+            for (panel, seen_keys) in keys.iter().enumerate() {
                 if attention.scale != 1.0 || attention.bias.is_some() {
                     let queries = task.queries.start + (first_panel + panel) * WIDTH;
                     let queries = queries..task.queries.end.min(queries + WIDTH);
-                    let of = (panel, queries, &keys[panel]);
+                    let of = (panel, queries, seen_keys);
                     bias(
                         simd,
                         attention,
@@ -229,7 +229,7 @@ pub(super) fn attend<'s, S: Simd>(
                     );
                 }
                 let hidden = seen.mixed[panel].then_some(&seen.hidden[panel]);
-                let of = (panel, &keys[panel], hidden);
+                let of = (panel, seen_keys, hidden);
                 let quantum = attention.quantum;
                 match attention.held {
                     DType::Float16 => soften::<f16, S>(simd, &mut slab, quantum, of, &all),
