@@ -36,7 +36,7 @@ fn table() -> Result<(), String> {
     }
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     println!(
-        "{:34} {:5} {:>7} {:>10} {:>9} {:>9} {:>8}  roof, rate of copying, runs",
+        "{:34} {:5} {:>7} {:>10} {:>9} {:>9} {:>8}  roof, rate of copying, runs, working memory",
         "case", "type", "threads", "ms", "GFLOP/s", "GB/s", "of roof"
     );
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -53,7 +53,7 @@ fn table() -> Result<(), String> {
                     false => format!("{:.0} GFLOP/s", of.peak_gflops),
                 };
                 println!(
-                    "{:34} {name:5} {threads:7} {:10.3} {:9.1} {:9.2} {:7.1}%  {roof}, {:.1} GB/s, {}",
+                    "{:34} {name:5} {threads:7} {:10.3} {:9.1} {:9.2} {:7.1}%  {roof}, {:.1} GB/s, {}, {:.1} MB",
                     case.name,
                     of.seconds * 1e3,
                     of.gflops,
@@ -61,6 +61,7 @@ fn table() -> Result<(), String> {
                     of.fraction_of_peak * 100.0,
                     of.copy_bytes_per_second / 1e9,
                     of.runs,
+                    of.scratch_bytes as f64 / 1e6,
                 );
             }
         }

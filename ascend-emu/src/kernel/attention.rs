@@ -2,6 +2,7 @@
 
 use super::Buffers;
 use super::blocks::Blocks;
+use super::cells::Cells;
 use super::factors::{Conversion, Coordinates, Factors, Numbers};
 use super::keys::{Keys, Part, Place};
 use super::mask::{Bias, MaskBytes};
@@ -11,7 +12,9 @@ use super::source::{Source, Types};
 use super::tensors::{Sink, Sizes};
 use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, Work};
 use ascend_spec::{DType, MaskGeometry};
+use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One call. A *query* is one row of one head; the queries that share a key head are numbered row by row, and within
 /// a row head by head, so that neighbours see nearly the same keys.
@@ -66,6 +69,8 @@ pub(super) struct Sequence {
     end: usize,
     /// Key 0 in mask and position bias.
     pub(super) first_key: usize,
+    /// Summary of the mask tensor, if there is one and it is worth it.
+    pub(super) cells: Option<Arc<Cells>>,
 }
 
 impl Attention {
@@ -181,6 +186,43 @@ impl Attention {
                 sequence.geometry = *geometry;
             }
         }
+    }
+
+    /// Summarises the mask tensor, once for all sequences that it means the same to. Gives the bytes that this takes.
+    pub(super) fn summarise_mask(&mut self) -> usize {
+        let Some(mask) = &self.mask else {
+            return 0;
+        };
+        let mut bytes = 0;
+        let mut made: Option<(_, Arc<Cells>)> = None;
+        for sequence in &mut self.sequences {
+            if !Cells::worth(sequence) {
+                continue;
+            }
+            let place = |row: u64| {
+                let (batch, _, row) = sequence.at(0, row as usize);
+                mask.element(batch, row, sequence.first_key)
+            };
+            let of = (
+                [place(0), place(sequence.geometry.q_len() - 1)],
+                sequence.geometry,
+            );
+            if let Some((_, cells)) = made.as_ref().filter(|(same, _)| *same == of) {
+                sequence.cells = Some(Arc::clone(cells));
+                continue;
+            }
+            let mut cells = Cells::new(sequence);
+            let rows: Vec<_> = cells.rows_mut().enumerate().collect();
+            let of_rows = &*sequence;
+            rows.into_par_iter()
+                .with_min_len(8)
+                .for_each(|(number, row)| Cells::fill(row, number, mask, of_rows));
+            bytes += cells.bytes();
+            let cells = Arc::new(cells);
+            sequence.cells = Some(Arc::clone(&cells));
+            made = Some((of, cells));
+        }
+        bytes
     }
 
     /// Whether the tiles of a sequence's keys do for its values, too.
@@ -330,6 +372,7 @@ impl Sequence {
             first: of.q_first,
             end: problem.query_rows,
             first_key: of.kv_first,
+            cells: None,
         }
     }
 
@@ -355,6 +398,7 @@ impl Sequence {
             first: 0,
             end: problem.query_rows,
             first_key: 0,
+            cells: None,
         }
     }
 

@@ -140,6 +140,15 @@ impl Factors {
         channels.copied().unwrap_or([one; WIDTH])
     }
 
+    /// The same in a register.
+    #[inline(always)]
+    fn register<S: Simd>(&self, simd: S, head: usize, i: usize, one: f32) -> S::Register {
+        match self.channels.get(head * self.vectors + i) {
+            Some(channels) => simd.load(channels),
+            None => simd.splat(one),
+        }
+    }
+
     /// The number of a row, where one stands for all elements.
     #[inline(always)]
     fn one(&self, at: (usize, usize, usize)) -> f32 {
@@ -226,6 +235,30 @@ impl Conversion {
             }
             *watch = simd.mul_add(simd.load(out), simd.splat(0.0), *watch);
         }
+    }
+
+    /// Scale and offset of a row, where they are the same for all its elements.
+    pub(super) fn of_row(&self, at: Coordinates, head: usize) -> (f32, f32) {
+        let (batch, row) = if self.by_block { at.block } else { at.sequence };
+        let scale = self.scale.one((batch, head, row));
+        let offset = self.offset.as_ref();
+        (scale, offset.map_or(0.0, |it| it.one((batch, head, row))))
+    }
+
+    /// The values of vector `i` of a row with this scale and offset, unless its elements have their own.
+    #[inline(always)]
+    pub(super) fn value<S: Simd>(
+        &self,
+        simd: S,
+        stored: S::Register,
+        (head, i): (usize, usize),
+        (scale, offset): (f32, f32),
+    ) -> S::Register {
+        let stored = match &self.offset {
+            Some(factors) => simd.add(stored, factors.register(simd, head, i, offset)),
+            None => stored,
+        };
+        simd.multiply(stored, self.scale.register(simd, head, i, scale))
     }
 
     /// Turns the values of a row into numbers to store, not rounded yet.

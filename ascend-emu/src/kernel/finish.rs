@@ -51,6 +51,11 @@ impl<'s> State<'s> {
 }
 
 impl Part {
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.max) + size_of_val(&*self.sum) + size_of_val(&*self.out)
+    }
+
     /// To go on with.
     pub(super) fn state(&mut self) -> State<'_> {
         State {

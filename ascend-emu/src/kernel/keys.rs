@@ -2,9 +2,10 @@
 
 use super::blocks::Blocks;
 use super::factors::{Conversion, Coordinates};
-use super::lines::Lines;
+use super::lines::{Lines, OfRows};
 use super::simd::{Simd, Vector, WIDTH};
 use super::source::{Source, Stored, clear};
+use super::tile::KEYS;
 use std::ops::Range;
 
 /// Rows of one kind: keys or values.
@@ -100,6 +101,22 @@ impl Keys {
     pub(super) fn hold_values(&self) -> bool {
         let (key, value) = (&self.key, &self.value);
         self.prefix == 0 && value.dim <= key.dim && key.own.coincides(&value.own)
+    }
+
+    /// Scale and offset of the rows `keys`.
+    pub(super) fn of_rows(
+        &self,
+        conversion: &Conversion,
+        head: usize,
+        keys: Range<usize>,
+    ) -> OfRows {
+        let mut of_rows = [(0.0, 0.0); KEYS];
+        for (of_row, key) in of_rows.iter_mut().zip(keys) {
+            if let Some(spot) = self.spot(key) {
+                *of_row = conversion.of_row(spot.coordinates, head);
+            }
+        }
+        of_rows
     }
 
     /// Where the rows `keys` of the keys, or of the values, lie, if they are whole vectors of this type.

@@ -1,6 +1,7 @@
 //! The rows of a tile where they lie, for kernels that read each of them once or twice only.
 
 use super::element::Element;
+use super::factors::Conversion;
 use super::simd::{Simd, Vector, WIDTH};
 use super::tile::KEYS;
 
@@ -75,6 +76,33 @@ impl<S: Simd, T: Element> Rows<S> for &Lines<T> {
         {
             prefetch(row.cast::<u8>().wrapping_add(byte));
         }
+    }
+}
+
+/// Rows of stored integers, made values in registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Converted<'a, T> {
+    pub(super) lines: &'a Lines<T>,
+    pub(super) conversion: &'a Conversion,
+    pub(super) head: usize,
+    /// Scale and offset of each row.
+    pub(super) of_rows: &'a OfRows,
+}
+
+/// Scale and offset of each row of a tile.
+pub(super) type OfRows = [(f32, f32); KEYS];
+
+impl<S: Simd, T: Element> Rows<S> for Converted<'_, T> {
+    #[inline(always)]
+    fn at(self, simd: S, j: usize, i: usize) -> S::Register {
+        let stored = self.lines.at(simd, j, i);
+        let of_row = self.of_rows[j];
+        self.conversion.value(simd, stored, (self.head, i), of_row)
+    }
+
+    #[inline(always)]
+    fn prefetch(self, j: usize, i: usize) {
+        Rows::<S>::prefetch(self.lines, j, i);
     }
 }
 

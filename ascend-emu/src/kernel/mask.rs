@@ -105,7 +105,7 @@ impl MaskBytes {
 
     /// Element of a key of a row.
     #[inline(always)]
-    fn element(&self, batch: usize, row: usize, key: usize) -> i64 {
+    pub(super) fn element(&self, batch: usize, row: usize, key: usize) -> i64 {
         self.at.at(batch, row).saturating_add(self.step(key))
     }
 

@@ -7,7 +7,7 @@
 //! | `schedule` | blocks of queries, their order, threads, splits over the keys |
 //! | `panel`, `products`, `strip` | the flash-attention loop over key tiles, for many queries and for few |
 //! | `finish` | division, rows without keys, merging of splits, writing |
-//! | `tile` | fetching tiles of keys, values and mask |
+//! | `tile`, `cells` | fetching tiles of keys, values and mask; which of the mask need not be fetched |
 //! | `attention`, `keys`, `blocks` | numbering of queries; where the rows of queries, keys and values are |
 //! | `source`, `factors`, `mask`, `output` | tensors by the row, whatever their type; scales, masks, quantised output |
 //! | `tensors`, `lines` | rows of elements of one type, checked; those of a tile without a copy |
@@ -24,7 +24,8 @@
 //!
 //! # Memory
 //!
-//! Nothing of the size of the score matrix is ever allocated. A thread keeps its tiles between calls: 0.5 MB for prefill
+//! Nothing of the size of the score matrix is ever allocated but a summary of a mask tensor, a byte for 256 of the
+//! tensor's and at most 16 MB. [`Beyond::working_memory`] says what a call takes. A thread keeps its tiles between calls: 0.5 MB for prefill
 //! at head dimension 128 and 0.3 MB at 64, 0.1 MB for decode at 128, 0.5 MB for latent attention of 32 heads. A call that
 //! is split over its keys also keeps the output of each part in single precision until all are there.
 //!
@@ -38,6 +39,7 @@
 
 mod attention;
 mod blocks;
+mod cells;
 mod element;
 mod exp;
 mod factors;
@@ -69,6 +71,7 @@ pub use blocks::BadBlock;
 pub(crate) use panel::QUERIES as BLOCK_QUERIES;
 pub(crate) use simd::Level;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Base addresses of the tensors of one call; null where the call has none.
 ///
@@ -127,6 +130,8 @@ pub struct Beyond<'a> {
     pub single: bool,
     /// Visible keys, in place of the problem's, of the sequences that have its lengths.
     pub geometry: Option<&'a MaskGeometry>,
+    /// Where to put the bytes of working memory that the call took, over all threads.
+    pub working_memory: Option<&'a AtomicUsize>,
 }
 
 /// [`run`] with more than the problem says.
@@ -212,5 +217,9 @@ unsafe fn run_under(
     if let Some(geometry) = beyond.geometry {
         attention.see(geometry);
     }
-    schedule::compute(level, &attention);
+    let cells = attention.summarise_mask();
+    let bytes = cells + schedule::compute(level, &attention);
+    if let Some(working_memory) = beyond.working_memory {
+        working_memory.store(bytes, Ordering::Relaxed);
+    }
 }

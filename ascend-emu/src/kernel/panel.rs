@@ -34,7 +34,7 @@ const SLABS: usize = QUERIES / LANES;
 /// Tiles that are passed over at once where nobody sees them.
 const STRIDE: usize = 16;
 
-const _: () = assert!(QUERIES.is_multiple_of(LANES));
+const _: () = assert!((QUERIES / 2).is_multiple_of(LANES));
 
 /// What the panels of a slab see of a tile. Keys count from the tile's first.
 #[derive(Clone)]

@@ -39,8 +39,8 @@ impl Task {
     }
 }
 
-/// Computes all of `attention`.
-pub(super) fn compute(level: Level, attention: &Attention) {
+/// Computes all of `attention`. Gives the bytes of working memory that this took.
+pub(super) fn compute(level: Level, attention: &Attention) -> usize {
     let mut blocks = blocks(attention);
     // The longest first: what is left over at the end is short. Equal ones stay in order, near in memory.
     blocks.sort_by_key(|block| std::cmp::Reverse(block.work()));
@@ -72,7 +72,7 @@ pub(super) fn compute(level: Level, attention: &Attention) {
         && attention.lse.as_ref().is_none_or(|lse| lse.is_disjoint());
     let parallel = work >= LEAST_WORK && disjoint;
 
-    in_parallel(parallel, tasks.len(), |index, scratch| {
+    let tiles = in_parallel(parallel, tasks.len(), |index, scratch| {
         let part = (!whole[index]).then_some(&parts[index]);
         let Some(sequence) = attention.sequences.get(tasks[index].sequence) else {
             return;
@@ -110,17 +110,34 @@ pub(super) fn compute(level: Level, attention: &Attention) {
             state: merged.state(),
         });
     });
+    tiles
+        + parts
+            .iter()
+            .filter_map(OnceLock::get)
+            .map(Part::bytes)
+            .sum::<usize>()
 }
 
 /// The blocks of a call, each with all the keys that any of its queries sees.
 fn blocks(attention: &Attention) -> Vec<Task> {
+    let queries = |sequence: &Sequence| sequence.rows * attention.group;
+    let whole = attention.sequences.iter().map(|sequence| {
+        let blocks = queries(sequence).div_ceil(panel::QUERIES);
+        blocks.saturating_mul(attention.kv_heads)
+    });
+    // Where large blocks would be few, more of them go round better than parts of them, which have to be merged.
+    let size = if whole.fold(0, usize::saturating_add) < FEW_BLOCKS {
+        panel::QUERIES / 2
+    } else {
+        panel::QUERIES
+    };
     let mut blocks = Vec::new();
     for (number, sequence) in attention.sequences.iter().enumerate() {
         let all = 0..sequence.geometry.kv_len() as usize;
-        let queries = sequence.rows * attention.group;
+        let queries = queries(sequence);
         for kv_head in 0..attention.kv_heads {
-            for first in (0..queries).step_by(panel::QUERIES) {
-                let queries = first..queries.min(first + panel::QUERIES);
+            for first in (0..queries).step_by(size) {
+                let queries = first..queries.min(first + size);
                 let keys = sequence.span(attention.rows(&queries), &all);
                 blocks.push(Task {
                     sequence: number,
@@ -155,9 +172,10 @@ fn split_keys(block: &Task, count: usize, tasks: &mut Vec<Task>) {
     }
 }
 
-/// Calls `work` with each number below `count`, in order of begin, on the current pool or, if not `parallel`, here.
-fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) + Sync) {
-    let next = AtomicUsize::new(0);
+/// Calls `work` with each number below `count`, in order of begin, on the current pool or, if not `parallel`, here. Gives
+/// the bytes of working memory that it took.
+fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) + Sync) -> usize {
+    let (next, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let worker = || {
         Scratch::with(|scratch| {
             loop {
@@ -167,6 +185,7 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
                 }
                 work(index, scratch);
             }
+            bytes.fetch_add(scratch.asked(), Ordering::Relaxed);
         });
     };
     let workers = if parallel {
@@ -182,6 +201,7 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
     } else {
         worker();
     }
+    bytes.into_inner()
 }
 
 /// One task.

@@ -10,6 +10,8 @@ const ALIGN: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     floats: Vec<f32>,
+    /// Most bytes asked for at once since the work began.
+    asked: usize,
 }
 
 thread_local! {
@@ -20,14 +22,21 @@ impl Scratch {
     /// Runs `work` with this thread's memory.
     pub(super) fn with<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
         let mut scratch = SPARE.take().unwrap_or_default();
+        scratch.asked = 0;
         let result = work(&mut scratch);
         SPARE.set(Some(scratch));
         result
     }
 
+    /// Most bytes that the work has asked for at once.
+    pub(super) fn asked(&self) -> usize {
+        self.asked
+    }
+
     /// So many vectors, each on its own cache line.
     pub(super) fn vectors(&mut self, count: usize) -> &mut [Vector] {
         let floats = count * WIDTH + ALIGN / size_of::<f32>();
+        self.asked = self.asked.max(floats * size_of::<f32>());
         if self.floats.len() < floats {
             self.floats.resize(floats, 0.0);
         }

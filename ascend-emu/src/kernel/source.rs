@@ -126,6 +126,7 @@ stored! {
     f32, Single;
     f16, Half;
     bf16, Brain;
+    i8, Bytes;
 }
 
 /// Whether rows of this type can be read.
@@ -177,6 +178,24 @@ impl Nibbles {
             .step_by(WIDTH)
             .zip(out.iter_mut().step_by(step))
         {
+            let index = first.wrapping_add(self.0.column(at));
+            if self.0.is_dense() && index & 1 == 0 && at + WIDTH <= columns.end {
+                // SAFETY: as below, the bytes of elements that lie side by side.
+                let bytes = unsafe {
+                    base.wrapping_offset(index >> 1)
+                        .cast::<[u8; WIDTH / 2]>()
+                        .read_unaligned()
+                };
+                for (i, out) in out.iter_mut().enumerate() {
+                    let high = if i % 2 == 0 {
+                        bytes[i / 2] << 4
+                    } else {
+                        bytes[i / 2]
+                    };
+                    *out = f32::from(high.cast_signed() >> 4);
+                }
+                continue;
+            }
             *out = [0.0; WIDTH];
             for (out, d) in out.iter_mut().zip(at..columns.end) {
                 let index = first.wrapping_add(self.0.column(d));

@@ -3,15 +3,16 @@
 //! With fewer queries than a vector has lanes, scores are dot products along the head dimension. One, two or four
 //! queries are computed together, so that each vector of a key is read and widened once for them; their scores take
 //! turns, key by key, so that softmax still fills its vectors. Keys and values are read where they lie, without a copy,
-//! if they are rows of the call's own element type; the values of a tile are asked for while its scores are computed,
-//! since they are read by columns, which the processor does not foresee.
+//! if they are whole vectors of one type; stored bytes become values in registers. The values of a tile are asked for
+//! while its scores are computed, since they are read by columns, which the processor does not foresee.
 //!
 //! A thread needs `96 * 2 * d` floats for head dimension `d` beside a few rows: 0.1 MB at 128.
 
 use super::attention::{Attention, Sequence};
 use super::element::Element;
+use super::factors::Conversion;
 use super::finish::State;
-use super::lines::{Fetched, Rows};
+use super::lines::{Converted, Fetched, Rows};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Shape, Simd, Vector, WIDTH};
@@ -117,10 +118,14 @@ pub(super) fn attend<'s, S: Simd>(
             seen,
             hidden,
         };
-        let streamed = match attention.held {
-            DType::Float16 => tile.stream::<f16, S>(simd, &mut strip, values),
-            DType::Bf16 => tile.stream::<bf16, S>(simd, &mut strip, values),
-            _ => tile.stream::<f32, S>(simd, &mut strip, values),
+        let streamed = match (&attention.key_conversion, &attention.value_conversion) {
+            (None, None) => match attention.held {
+                DType::Float16 => tile.stream::<f16, S>(simd, &mut strip, values),
+                DType::Bf16 => tile.stream::<bf16, S>(simd, &mut strip, values),
+                _ => tile.stream::<f32, S>(simd, &mut strip, values),
+            },
+            (Some(key), Some(value)) => tile.convert(simd, &mut strip, [key, value], values),
+            _ => None,
         };
         if streamed.is_none() {
             tile.fetch(simd, &mut strip, keys, values);
@@ -175,24 +180,67 @@ impl Tile<'_> {
         strip: &mut Strip<'_>,
         fetched: &mut [Vector],
     ) -> Option<()> {
-        if self.attention.key_conversion.is_some() || self.attention.value_conversion.is_some() {
-            return None;
-        }
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
         let rows = self.rows.clone();
         let keys = of.lines::<T>(&of.key, head, rows.clone())?;
-        let values = of.lines::<T>(&of.value, head, rows.clone())?;
-        // What comes next is asked for while this is computed.
-        self.scores(simd, strip, &keys, &values);
+        let values = of.lines::<T>(&of.value, head, rows)?;
+        let next = of.lines::<T>(&of.key, head, self.next()).unwrap_or(keys);
+        self.pass(simd, strip, [&keys, &values, &next], fetched);
+        Some(())
+    }
+
+    /// [`Tile::stream`] of stored bytes, which become values in registers.
+    #[inline(always)]
+    fn convert<S: Simd>(
+        &mut self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        [of_key, of_value]: [&Conversion; 2],
+        fetched: &mut [Vector],
+    ) -> Option<()> {
+        let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        let rows = self.rows.clone();
+        let keys = of.lines::<i8>(&of.key, head, rows.clone())?;
+        let values = of.lines::<i8>(&of.value, head, rows.clone())?;
+        let next = of.lines::<i8>(&of.key, head, self.next()).unwrap_or(keys);
+        let key_rows = of.of_rows(of_key, head, rows.clone());
+        let value_rows = of.of_rows(of_value, head, rows);
+        let converted = |lines, conversion, of_rows| Converted {
+            lines,
+            conversion,
+            head,
+            of_rows,
+        };
+        let keys = converted(&keys, of_key, &key_rows);
+        let values = converted(&values, of_value, &value_rows);
+        let next = converted(&next, of_key, &key_rows);
+        self.pass(simd, strip, [keys, values, next], fetched);
+        Some(())
+    }
+
+    /// The keys behind the tile's, as many.
+    fn next(&self) -> Range<usize> {
+        let end = self.rows.end;
+        end..self.task.keys.end.min(end + KEYS)
+    }
+
+    /// Computes the tile from keys and values where they lie, and asks for the next keys.
+    #[inline(always)]
+    fn pass<S: Simd, R: Rows<S>>(
+        &mut self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        [keys, values, next]: [R; 3],
+        fetched: &mut [Vector],
+    ) {
+        self.scores(simd, strip, keys, values);
         strip.before.copy_from_slice(strip.out);
-        let next = rows.end..self.task.keys.end.min(rows.end + KEYS);
-        let next = of.lines::<T>(&of.key, head, next).unwrap_or(keys);
-        if !self.outputs(simd, strip, &values, &next) {
+        if !self.outputs(simd, strip, values, next) {
             strip.out.copy_from_slice(strip.before);
+            let (rows, head) = (self.rows.clone(), self.task.kv_head);
             read_values(simd, self.attention, self.sequence, head, rows, fetched);
             self.outputs_with_care(strip, fetched);
         }
-        Some(())
     }
 
     /// Computes the tile from keys and values that are fetched first.

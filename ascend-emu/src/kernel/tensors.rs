@@ -133,6 +133,11 @@ impl<T> Grid<T> {
         true
     }
 
+    /// Whether the elements of a vector lie side by side.
+    pub(super) fn is_dense(&self) -> bool {
+        self.dense
+    }
+
     /// Number of the first element of a row that exists.
     #[inline(always)]
     pub(super) fn first(&self, (batch, head, row): (usize, usize, usize)) -> isize {

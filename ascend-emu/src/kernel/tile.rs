@@ -1,6 +1,7 @@
 //! What the kernels fetch: tiles of keys and values in single precision, and of the mask tensor.
 
 use super::attention::{Attention, Sequence};
+use super::cells::Cover;
 use super::factors::Conversion;
 use super::keys::{Keys, Part};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
@@ -125,7 +126,19 @@ pub(super) fn look(
             }
         }
     }
-    if let Some(mask) = &attention.mask {
+    let cover = match &sequence.cells {
+        _ if attention.mask.is_none() => Cover::HidesNone,
+        Some(cells) => cells.cover(rows.clone(), tile.start + seen.start..tile.start + seen.end),
+        None => Cover::HidesSome,
+    };
+    if cover == Cover::HidesAll {
+        return (0..0, false);
+    }
+    if let Some(mask) = attention
+        .mask
+        .as_ref()
+        .filter(|_| cover == Cover::HidesSome)
+    {
         if !mixed {
             hidden.fill(0);
         }

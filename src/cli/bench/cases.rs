@@ -5,6 +5,7 @@ use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{DType, Extents, Layout, MaskGeometry, Soc, SparseMode, TensorDesc};
 use ascend_attention::{bf16, f16};
 use ascend_emu::kernel::{self, Beyond, Buffers};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Which keys are visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub(crate) struct Case {
     rope: i64,
     sight: Sight,
     paged: bool,
+    /// Whether keys and values are stored as `INT8`, with a scale for each channel.
+    stored: bool,
 }
 
 const fn case(
@@ -53,6 +56,7 @@ const fn case(
         rope: 0,
         sight,
         paged: false,
+        stored: false,
     }
 }
 
@@ -98,6 +102,14 @@ pub(crate) const CASES: &[Case] = &[
         paged: true,
         ..case(
             "decode_paged_b16_h32kv8_4096_d128",
+            [16, 32, 8, 1, 4096, 128],
+            Sight::All,
+        )
+    },
+    Case {
+        stored: true,
+        ..case(
+            "decode_int8_b16_h32kv8_4096_d128",
             [16, 32, 8, 1, 4096, 128],
             Sight::All,
         )
@@ -177,7 +189,8 @@ impl Case {
             _ => 2 * self.dim,
         };
         let cache = self.batch * self.kv_heads * self.keys * cached;
-        (query + cache) as f64 * size
+        let cached_size = if self.stored { 1.0 } else { size };
+        query as f64 * size + cache as f64 * cached_size
     }
 
     /// Describes the call and fills its tensors; `FLOAT` goes to the kernels in single precision.
@@ -204,10 +217,16 @@ impl Case {
         plain.num_key_value_heads = self.kv_heads;
         plain.scale = 1.0 / ((self.dim + self.rope) as f64).sqrt();
         let blocks = self.batch * self.keys / BLOCK;
+        let cached = if self.stored { DType::Int8 } else { described };
         let cache = |dim| match self.paged {
-            true => desc(described, &[blocks, self.kv_heads, BLOCK, dim]),
-            false => desc(described, &[self.batch, self.kv_heads, self.keys, dim]),
+            true => desc(cached, &[blocks, self.kv_heads, BLOCK, dim]),
+            false => desc(cached, &[self.batch, self.kv_heads, self.keys, dim]),
         };
+        if self.stored {
+            let scale = desc(described, &[1, self.kv_heads * self.dim])?;
+            plain.key_antiquant_scale = Some(scale);
+            plain.value_antiquant_scale = Some(scale);
+        }
         let mut kv_lens = None;
         if self.paged {
             plain.block_size = BLOCK;
@@ -273,6 +292,7 @@ impl Prepared {
             },
             problem: &problem,
             tensors: &mut tensors,
+            working_memory: AtomicUsize::new(0),
         });
         self.tensors = tensors;
         Ok(result)
@@ -287,6 +307,8 @@ impl Prepared {
             Operand::Key(0),
             Operand::Value(0),
             Operand::KeyRope,
+            Operand::KeyAntiquantScale,
+            Operand::ValueAntiquantScale,
             Operand::AttenMask,
             Operand::BlockTable,
             Operand::AttentionOut,
@@ -301,7 +323,11 @@ impl Prepared {
                 continue;
             };
             let held = match operand {
-                Operand::AttenMask | Operand::BlockTable => desc.dtype,
+                Operand::AttenMask
+                | Operand::BlockTable
+                | Operand::KeyAntiquantScale
+                | Operand::ValueAntiquantScale => desc.dtype,
+                _ if desc.dtype == DType::Int8 => desc.dtype,
                 _ => self.held,
             };
             let count = desc.elements().unwrap_or(0) as usize;
@@ -331,6 +357,7 @@ impl Prepared {
                         each(&mut words, |_| f16::from_f32(random.number()).to_bits());
                     }
                     DType::Bf16 => each(&mut words, |_| bf16::from_f32(random.number()).to_bits()),
+                    DType::Int8 => each(&mut words, |_| random.below(256) as u8),
                     _ => each(&mut words, |_| random.number().to_bits()),
                 },
             }
@@ -348,9 +375,15 @@ pub(crate) struct Ready<'a> {
     geometry: Option<MaskGeometry>,
     problem: &'a Problem<'a>,
     tensors: &'a mut Vec<(Operand, Vec<u64>)>,
+    working_memory: AtomicUsize,
 }
 
 impl Ready<'_> {
+    /// Bytes that the last run took beside its tensors, over all threads.
+    pub(crate) fn working_memory(&self) -> usize {
+        self.working_memory.load(Ordering::Relaxed)
+    }
+
     /// Computes it once on the current pool.
     pub(crate) fn run(&mut self) -> Result<(), String> {
         let base: Vec<(Operand, *mut u8)> = self
@@ -370,6 +403,7 @@ impl Ready<'_> {
         let beyond = Beyond {
             single: self.single,
             geometry: self.geometry.as_ref(),
+            working_memory: Some(&self.working_memory),
         };
         // SAFETY: each tensor has the memory of its description, four bytes an element where single precision is held.
         let done = unsafe { kernel::run_beyond(self.problem, &buffers, &beyond) };

@@ -47,6 +47,8 @@ pub(crate) struct Measured {
     pub(crate) read_bytes_per_second: f64,
     pub(crate) copy_bytes_per_second: f64,
     pub(crate) runs: usize,
+    /// Bytes that a run takes beside its tensors.
+    pub(crate) scratch_bytes: usize,
 }
 
 impl Bench {
@@ -147,6 +149,7 @@ impl Bench {
             read_bytes_per_second: median(&mut reads),
             copy_bytes_per_second: copy,
             runs,
+            scratch_bytes: ready.working_memory(),
         })
     }
 }

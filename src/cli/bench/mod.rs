@@ -160,6 +160,7 @@ fn json(case: &Case, dtype: &str, threads: usize, of: &Measured) -> String {
         "read_bytes_per_second": of.read_bytes_per_second,
         "copy_bytes_per_second": of.copy_bytes_per_second,
         "runs": of.runs,
+        "scratch_bytes": of.scratch_bytes,
     })
     .to_string()
 }

@@ -11,6 +11,7 @@ use ascend_spec::fia::{Operand, Problem, Rows};
 use ascend_spec::{DType, MaskGeometry};
 use std::collections::HashMap;
 use std::ptr;
+use std::sync::atomic::AtomicUsize;
 
 /// The instruction sets to test: the one that the environment asks for, or all.
 pub(super) fn levels() -> Vec<Level> {
@@ -64,6 +65,8 @@ pub(super) struct Data {
     of: HashMap<Operand, Fenced>,
     /// Visible keys in place of the problem's.
     pub(super) geometry: Option<MaskGeometry>,
+    /// Bytes that the last run took beside these.
+    pub(super) working_memory: usize,
 }
 
 impl Data {
@@ -91,6 +94,7 @@ impl Data {
             dtype,
             of,
             geometry: None,
+            working_memory: 0,
         }
     }
 
@@ -122,15 +126,18 @@ impl Data {
     pub(super) fn run(&mut self, problem: &Problem<'_>, level: Level) {
         let dtype = self.dtype;
         let geometry = self.geometry;
+        let bytes = AtomicUsize::new(0);
         let beyond = Beyond {
             single: dtype == DType::Float,
             geometry: geometry.as_ref(),
+            working_memory: Some(&bytes),
         };
         // SAFETY: the tensors have the sizes of the descriptors that the problem was made from, or what a test put
         // into their place together with its own views.
         self.with_buffers(|buffers| unsafe {
             run_under(level, problem, buffers, &beyond);
         });
+        self.working_memory = bytes.into_inner();
     }
 
     /// What the oracle computes.

@@ -296,6 +296,29 @@ fn results_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
+fn working_memory_is_that_of_tiles_and_threads() {
+    let bytes = |threads: usize, rows: usize, keys: usize| {
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .unwrap();
+        // Enough blocks for none to be split.
+        let case = Case::plain(DType::Float16, [2, 16, 1, rows, keys, 64]);
+        case.with(|problem, tensors| {
+            pool.install(|| tensors.run(problem, Level::detect()));
+            tensors.working_memory
+        })
+    };
+    for rows in [1, 40, 384] {
+        let one = bytes(1, rows, 96);
+        assert!(0 < one && one < 300_000, "{one}");
+        assert_eq!(bytes(1, rows, 700), one);
+        assert!(bytes(2, rows, 700) <= 2 * one);
+    }
+    assert_eq!(bytes(1, 384, 96), bytes(1, 768, 700));
+}
+
+#[test]
 fn rows_may_lie_backwards_and_outputs_on_each_other() {
     let case = Case::plain(DType::Float16, [1, 2, 1, 200, 300, 128]);
     each(&case, |problem, tensors, level| {
