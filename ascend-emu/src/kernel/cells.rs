@@ -23,12 +23,12 @@ const HIDDEN: u8 = 1;
 /// Some key of a cell is visible to some row.
 const VISIBLE: u8 = 2;
 
-/// What a mask tensor does to some rows and keys.
+/// How much of some keys a mask tensor hides from some rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cover {
-    HidesAll,
-    HidesNone,
-    HidesSome,
+    All,
+    Nothing,
+    Part,
 }
 
 /// The cells of the rows and keys of one sequence, as far as its geometry lets rows see keys.
@@ -104,9 +104,9 @@ impl Cells {
         let rows = rows.skip(down.start).take(down.len());
         let cells = rows.flat_map(|row| row.get(across.clone()).unwrap_or_default());
         match cells.fold(0, |any, cell| any | cell) {
-            HIDDEN => Cover::HidesAll,
-            VISIBLE => Cover::HidesNone,
-            _ => Cover::HidesSome,
+            HIDDEN => Cover::All,
+            VISIBLE => Cover::Nothing,
+            _ => Cover::Part,
         }
     }
 }

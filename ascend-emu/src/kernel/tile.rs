@@ -127,18 +127,14 @@ pub(super) fn look(
         }
     }
     let cover = match &sequence.cells {
-        _ if attention.mask.is_none() => Cover::HidesNone,
+        _ if attention.mask.is_none() => Cover::Nothing,
         Some(cells) => cells.cover(rows.clone(), tile.start + seen.start..tile.start + seen.end),
-        None => Cover::HidesSome,
+        None => Cover::Part,
     };
-    if cover == Cover::HidesAll {
+    if cover == Cover::All {
         return (0..0, false);
     }
-    if let Some(mask) = attention
-        .mask
-        .as_ref()
-        .filter(|_| cover == Cover::HidesSome)
-    {
+    if let Some(mask) = attention.mask.as_ref().filter(|_| cover == Cover::Part) {
         if !mixed {
             hidden.fill(0);
         }
