@@ -9,9 +9,9 @@ use super::tile::KEYS;
 pub(super) const CACHE_LINE: usize = 64;
 
 /// What a kernel reads a tile's rows from, vector by vector.
-pub(super) trait Rows<S: Simd>: Copy {
+pub(super) trait Rows: Copy {
     /// Vector `i` of row `j`.
-    fn at(self, simd: S, j: usize, i: usize) -> S::Register;
+    fn at<S: Simd>(self, simd: S, j: usize, i: usize) -> S::Register;
 
     /// Asks for vector `i` of row `j` to be brought near, where it begins a cache line or might.
     fn prefetch(self, j: usize, i: usize);
@@ -51,9 +51,9 @@ impl<T: Element> Lines<T> {
     }
 }
 
-impl<S: Simd, T: Element> Rows<S> for &Lines<T> {
+impl<T: Element> Rows for &Lines<T> {
     #[inline(always)]
-    fn at(self, simd: S, j: usize, i: usize) -> S::Register {
+    fn at<S: Simd>(self, simd: S, j: usize, i: usize) -> S::Register {
         assert!(
             j < self.count.min(KEYS) && i < self.vectors,
             "no such vector"
@@ -92,9 +92,9 @@ pub(super) struct Converted<'a, T> {
 /// Scale and offset of each row of a tile.
 pub(super) type OfRows = [(f32, f32); KEYS];
 
-impl<S: Simd, T: Element> Rows<S> for Converted<'_, T> {
+impl<T: Element> Rows for Converted<'_, T> {
     #[inline(always)]
-    fn at(self, simd: S, j: usize, i: usize) -> S::Register {
+    fn at<S: Simd>(self, simd: S, j: usize, i: usize) -> S::Register {
         let stored = self.lines.at(simd, j, i);
         let of_row = self.of_rows[j];
         self.conversion.value(simd, stored, (self.head, i), of_row)
@@ -102,7 +102,7 @@ impl<S: Simd, T: Element> Rows<S> for Converted<'_, T> {
 
     #[inline(always)]
     fn prefetch(self, j: usize, i: usize) {
-        Rows::<S>::prefetch(self.lines, j, i);
+        self.lines.prefetch(j, i);
     }
 }
 
@@ -113,9 +113,9 @@ pub(super) struct Fetched<'a> {
     pub(super) row: usize,
 }
 
-impl<S: Simd> Rows<S> for Fetched<'_> {
+impl Rows for Fetched<'_> {
     #[inline(always)]
-    fn at(self, simd: S, j: usize, i: usize) -> S::Register {
+    fn at<S: Simd>(self, simd: S, j: usize, i: usize) -> S::Register {
         simd.load(&self.vectors[j * self.row + i])
     }
 

@@ -57,6 +57,7 @@ pub(crate) mod scatter;
 mod schedule;
 mod scratch;
 mod simd;
+mod softmax;
 mod source;
 mod strip;
 mod tensors;

@@ -14,15 +14,14 @@
 //! second cache holds.
 
 use super::attention::{Attention, Sequence};
-use super::element::Element;
 use super::finish::State;
-use super::products::{LANES, PANELS, score, union, weigh};
+use super::products::{LANES, PANELS, Score, Weigh, union};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
-use super::simd::{Simd, Vector, WIDTH};
-use super::tile::{Hidden, KEYS, look, quantise, read_bias, read_keys, read_values, stride};
-use ascend_spec::{DType, Tile};
-use half::{bf16, f16};
+use super::simd::{Kernel, Simd, Vector, WIDTH};
+use super::softmax::weights;
+use super::tile::{Hidden, KEYS, look, read_bias, read_keys, read_values, stride};
+use ascend_spec::Tile;
 use std::ops::Range;
 
 /// Queries in a block.
@@ -123,8 +122,30 @@ impl<'s> Block<'s> {
 }
 
 /// Attends to the keys of `task`: maximum, sum and output of each of its queries.
+pub(super) struct Attend<'a, 's> {
+    pub(super) attention: &'a Attention,
+    pub(super) sequence: &'a Sequence,
+    pub(super) task: &'a Task,
+    pub(super) scratch: &'s mut Scratch,
+}
+
+impl<'s> Kernel for Attend<'_, 's> {
+    type Output = State<'s>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> State<'s> {
+        let Attend {
+            attention,
+            sequence,
+            task,
+            scratch,
+        } = self;
+        attend(simd, attention, sequence, task, scratch)
+    }
+}
+
 #[inline(always)]
-pub(super) fn attend<'s, S: Simd>(
+fn attend<'s, S: Simd>(
     simd: S,
     attention: &Attention,
     sequence: &Sequence,
@@ -212,7 +233,11 @@ pub(super) fn attend<'s, S: Simd>(
                 sum: &mut block.sum[first_panel..][..PANELS],
                 decay: [[1.0; WIDTH]; PANELS],
             };
-            score(simd, &mut slab, dim, keys);
+            simd.apart(Score {
+                slab: &mut slab,
+                dim,
+                seen: keys,
+            });
             for (panel, seen_keys) in keys.iter().enumerate() {
                 if attention.scale != 1.0 || attention.bias.is_some() {
                     let queries = task.queries.start + (first_panel + panel) * WIDTH;
@@ -229,21 +254,21 @@ pub(super) fn attend<'s, S: Simd>(
                     );
                 }
                 let hidden = seen.mixed[panel].then_some(&seen.hidden[panel]);
-                let of = (panel, seen_keys, hidden);
-                let quantum = attention.quantum;
-                match attention.held {
-                    DType::Float16 => soften::<f16, S>(simd, &mut slab, quantum, of, &all),
-                    DType::Bf16 => soften::<bf16, S>(simd, &mut slab, quantum, of, &all),
-                    _ => soften::<f32, S>(simd, &mut slab, quantum, of, &all),
-                }
+                simd.apart(Soften {
+                    attention,
+                    slab: &mut slab,
+                    panel,
+                    seen: seen_keys,
+                    hidden,
+                    all: &all,
+                });
             }
-            weigh(
-                simd,
-                &mut slab,
-                (count - number * LANES).min(LANES),
-                keys,
+            simd.apart(Weigh {
+                slab: &mut slab,
+                count: (count - number * LANES).min(LANES),
+                seen: keys,
                 finite,
-            );
+            });
         }
     }
     let Block { out, max, sum, .. } = block;
@@ -317,73 +342,77 @@ fn bias<S: Simd>(
     }
 }
 
-/// Scores to weights: hides, moves the running maximum, takes powers, adds them up and rounds them to the element type
-/// or to integers. Weights of keys in `all` that the panel does not see are 0.
-#[inline(always)]
-fn soften<T: Element, S: Simd>(
-    simd: S,
-    slab: &mut Slab<'_>,
-    quantum: Option<f32>,
-    (panel, seen, hidden): (usize, &Range<usize>, Option<&Hidden>),
-    all: &Range<usize>,
-) {
-    let Range { start, end } = *seen;
-    if start == end {
-        for scores in slab.scores[all.start * PANELS..all.end * PANELS].chunks_exact_mut(PANELS) {
-            scores[panel] = [0.0; WIDTH];
-        }
-        slab.decay[panel] = [1.0; WIDTH];
-        return;
-    }
-    for unseen in [all.start..start, end..all.end] {
-        let scores = &mut slab.scores[unseen.start * PANELS..unseen.end * PANELS];
-        for scores in scores.chunks_exact_mut(PANELS) {
-            scores[panel] = [0.0; WIDTH];
-        }
-    }
-    let scores = &mut slab.scores[start * PANELS..end * PANELS];
-    if let Some(hidden) = hidden {
-        let scores = scores.chunks_exact_mut(PANELS);
-        for (scores, &lanes) in scores.zip(&hidden[start..end]) {
-            let score = simd.load(&scores[panel]);
-            simd.store(simd.hide(score, lanes), &mut scores[panel]);
-        }
-    }
+/// Scores of a panel to weights: hides, moves the running maximum, takes powers, adds them up and rounds them.
+struct Soften<'a, 's> {
+    attention: &'a Attention,
+    slab: &'a mut Slab<'s>,
+    panel: usize,
+    /// The keys that the panel sees.
+    seen: &'a Range<usize>,
+    /// Which queries do not see which of them.
+    hidden: Option<&'a Hidden>,
+    /// The keys that the slab sees. Weights of those that the panel does not see are 0.
+    all: &'a Range<usize>,
+}
 
-    let old = simd.load(&slab.max[panel]);
-    // Four at a time, since each waits for the one before. NaN is no maximum; it reaches the sum and the output through
-    // its power.
-    let mut most = [old; 4];
-    let fours = scores.chunks_exact(4 * PANELS);
-    for scores in fours.remainder().chunks_exact(PANELS) {
-        most[0] = simd.larger(simd.load(&scores[panel]), most[0]);
-    }
-    for four in fours {
-        for i in 0..4 {
-            most[i] = simd.larger(simd.load(&four[i * PANELS + panel]), most[i]);
+impl Kernel for Soften<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Soften {
+            attention,
+            slab,
+            panel,
+            seen,
+            hidden,
+            all,
+        } = self;
+        let Range { start, end } = *seen;
+        if start == end {
+            for scores in slab.scores[all.start * PANELS..all.end * PANELS].chunks_exact_mut(PANELS)
+            {
+                scores[panel] = [0.0; WIDTH];
+            }
+            slab.decay[panel] = [1.0; WIDTH];
+            return;
         }
-    }
-    let max = simd.larger(simd.larger(most[0], most[1]), simd.larger(most[2], most[3]));
-    // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
-    let shift = simd.larger(max, simd.splat(f32::MIN));
-    let decay = simd.exp2(simd.subtract(old, shift));
-    let mut sum = simd.splat(0.0);
-    if let Some(quantum) = quantum {
-        for scores in scores.chunks_exact_mut(PANELS) {
-            let weight = simd.exp2(simd.subtract(simd.load(&scores[panel]), shift));
-            sum = simd.add(sum, weight);
-            simd.store(weight, &mut scores[panel]);
-            scores[panel] = quantise(&scores[panel], quantum);
+        for unseen in [all.start..start, end..all.end] {
+            let scores = &mut slab.scores[unseen.start * PANELS..unseen.end * PANELS];
+            for scores in scores.chunks_exact_mut(PANELS) {
+                scores[panel] = [0.0; WIDTH];
+            }
         }
-    } else {
-        for scores in scores.chunks_exact_mut(PANELS) {
-            let weight = simd.exp2(simd.subtract(simd.load(&scores[panel]), shift));
-            sum = simd.add(sum, weight);
-            simd.store(T::round(simd, weight), &mut scores[panel]);
+        let scores = &mut slab.scores[start * PANELS..end * PANELS];
+        if let Some(hidden) = hidden {
+            let scores = scores.chunks_exact_mut(PANELS);
+            for (scores, &lanes) in scores.zip(&hidden[start..end]) {
+                let score = simd.load(&scores[panel]);
+                simd.store(simd.hide(score, lanes), &mut scores[panel]);
+            }
         }
+
+        let old = simd.load(&slab.max[panel]);
+        // Four at a time, since each waits for the one before. NaN is no maximum; it reaches the sum and the output through
+        // its power.
+        let mut most = [old; 4];
+        let fours = scores.chunks_exact(4 * PANELS);
+        for scores in fours.remainder().chunks_exact(PANELS) {
+            most[0] = simd.larger(simd.load(&scores[panel]), most[0]);
+        }
+        for four in fours {
+            for i in 0..4 {
+                most[i] = simd.larger(simd.load(&four[i * PANELS + panel]), most[i]);
+            }
+        }
+        let max = simd.larger(simd.larger(most[0], most[1]), simd.larger(most[2], most[3]));
+        // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
+        let shift = simd.larger(max, simd.splat(f32::MIN));
+        let decay = simd.exp2(simd.subtract(old, shift));
+        let sum = weights::<S, PANELS>(simd, attention, scores, panel, shift);
+        let sum = simd.mul_add(simd.load(&slab.sum[panel]), decay, sum);
+        simd.store(sum, &mut slab.sum[panel]);
+        simd.store(max, &mut slab.max[panel]);
+        simd.store(decay, &mut slab.decay[panel]);
     }
-    let sum = simd.mul_add(simd.load(&slab.sum[panel]), decay, sum);
-    simd.store(sum, &mut slab.sum[panel]);
-    simd.store(max, &mut slab.max[panel]);
-    simd.store(decay, &mut slab.decay[panel]);
 }

@@ -5,7 +5,7 @@
 //! values of the tile come from the second cache once for each slab.
 
 use super::panel::Slab;
-use super::simd::{Shape, Simd, Vector, WIDTH};
+use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::tile::KEYS;
 use std::ops::Range;
 
@@ -43,15 +43,28 @@ fn active(seen: &[Range<usize>], keys: Range<usize>) -> Range<usize> {
 }
 
 /// Products of the slab's queries with the keys that its panels see, in steps of a few keys.
-#[inline(always)]
-pub(super) fn score<S: Simd>(simd: S, slab: &mut Slab<'_>, dim: usize, seen: &[Range<usize>]) {
-    let stretch = dim.div_ceil(dim.div_ceil(STRETCH).max(1)).max(1);
-    for first in (0..dim).step_by(stretch) {
-        let along = first..dim.min(first + stretch);
-        match S::SHAPE {
-            Shape::Wide => score_stretch::<S, 8>(simd, slab, dim, &along, seen),
-            Shape::Six => score_stretch::<S, 6>(simd, slab, dim, &along, seen),
-            Shape::Two => score_stretch::<S, 2>(simd, slab, dim, &along, seen),
+pub(super) struct Score<'a, 's> {
+    pub(super) slab: &'a mut Slab<'s>,
+    /// Elements of a query.
+    pub(super) dim: usize,
+    /// The keys that each panel sees.
+    pub(super) seen: &'a [Range<usize>],
+}
+
+impl Kernel for Score<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Score { slab, dim, seen } = self;
+        let stretch = dim.div_ceil(dim.div_ceil(STRETCH).max(1)).max(1);
+        for first in (0..dim).step_by(stretch) {
+            let along = first..dim.min(first + stretch);
+            match S::SHAPE {
+                Shape::Wide => score_stretch::<S, 8>(simd, slab, dim, &along, seen),
+                Shape::Six => score_stretch::<S, 6>(simd, slab, dim, &along, seen),
+                Shape::Two => score_stretch::<S, 2>(simd, slab, dim, &along, seen),
+            }
         }
     }
 }
@@ -127,39 +140,53 @@ fn score_rows<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     }
 }
 
-/// Adds the weighted values to the output of the slab's first `count` queries, whose panels have seen these keys.
-#[inline(always)]
-pub(super) fn weigh<S: Simd>(
-    simd: S,
-    slab: &mut Slab<'_>,
-    count: usize,
-    seen: &[Range<usize>],
-    finite: bool,
-) {
-    let columns = slab.columns;
-    let mut column = 0;
-    while column < columns {
-        let left = if finite { columns - column } else { 1 };
-        match (S::SHAPE, left) {
-            (Shape::Wide, 4..) => {
-                weigh_queries::<S, 6, 4>(simd, slab, column, count, seen, finite);
-                column += 4;
-            }
-            (Shape::Wide, 2..) => {
-                weigh_queries::<S, 12, 2>(simd, slab, column, count, seen, finite);
-                column += 2;
-            }
-            (Shape::Wide, _) => {
-                weigh_queries::<S, 12, 1>(simd, slab, column, count, seen, finite);
-                column += 1;
-            }
-            (Shape::Six, _) => {
-                weigh_queries::<S, 6, 1>(simd, slab, column, count, seen, finite);
-                column += 1;
-            }
-            (Shape::Two, _) => {
-                weigh_queries::<S, 2, 1>(simd, slab, column, count, seen, finite);
-                column += 1;
+/// Adds the weighted values to the output of the slab's first queries, whose panels have seen these keys.
+pub(super) struct Weigh<'a, 's> {
+    pub(super) slab: &'a mut Slab<'s>,
+    /// Queries.
+    pub(super) count: usize,
+    /// The keys that each panel sees.
+    pub(super) seen: &'a [Range<usize>],
+    /// Whether all values are finite.
+    pub(super) finite: bool,
+}
+
+impl Kernel for Weigh<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Weigh {
+            slab,
+            count,
+            seen,
+            finite,
+        } = self;
+        let columns = slab.columns;
+        let mut column = 0;
+        while column < columns {
+            let left = if finite { columns - column } else { 1 };
+            match (S::SHAPE, left) {
+                (Shape::Wide, 4..) => {
+                    weigh_queries::<S, 6, 4>(simd, slab, column, count, seen, finite);
+                    column += 4;
+                }
+                (Shape::Wide, 2..) => {
+                    weigh_queries::<S, 12, 2>(simd, slab, column, count, seen, finite);
+                    column += 2;
+                }
+                (Shape::Wide, _) => {
+                    weigh_queries::<S, 12, 1>(simd, slab, column, count, seen, finite);
+                    column += 1;
+                }
+                (Shape::Six, _) => {
+                    weigh_queries::<S, 6, 1>(simd, slab, column, count, seen, finite);
+                    column += 1;
+                }
+                (Shape::Two, _) => {
+                    weigh_queries::<S, 2, 1>(simd, slab, column, count, seen, finite);
+                    column += 1;
+                }
             }
         }
     }
@@ -229,7 +256,7 @@ fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     }
 }
 
-/// One column of [`weigh`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
+/// One column of [`Weigh`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
 #[cold]
 fn weigh_with_care<const ROWS: usize>(
     slab: &mut Slab<'_>,

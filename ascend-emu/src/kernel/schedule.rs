@@ -229,9 +229,19 @@ impl Kernel for Attend<'_> {
         let state = if task.keys.is_empty() {
             State::empty(scratch, task.queries.len(), attention.columns())
         } else if task.queries.len() <= strip::QUERIES {
-            strip::attend(simd, attention, sequence, task, scratch)
+            simd.apart(strip::Attend {
+                attention,
+                sequence,
+                task,
+                scratch,
+            })
         } else {
-            panel::attend(simd, attention, sequence, task, scratch)
+            simd.apart(panel::Attend {
+                attention,
+                sequence,
+                task,
+                scratch,
+            })
         };
         match part {
             Some(part) => drop(part.set(state.keep())),

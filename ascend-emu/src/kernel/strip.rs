@@ -9,15 +9,15 @@
 //! A thread needs `96 * 2 * d` floats for head dimension `d` beside a few rows: 0.1 MB at 128.
 
 use super::attention::{Attention, Sequence};
-use super::element::Element;
 use super::factors::Conversion;
 use super::finish::State;
 use super::lines::{Converted, Fetched, Rows};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
-use super::simd::{Shape, Simd, Vector, WIDTH};
+use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
+use super::softmax::weights;
 use super::source::Stored;
-use super::tile::{Hidden, KEYS, look, quantise, read_bias, read_keys, read_values, stride};
+use super::tile::{Hidden, KEYS, look, read_bias, read_keys, read_values, stride};
 use ascend_spec::DType;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -49,8 +49,30 @@ struct Strip<'s> {
 }
 
 /// Attends to the keys of `task`: maximum, sum and output of each of its queries, at most [`QUERIES`].
+pub(super) struct Attend<'a, 's> {
+    pub(super) attention: &'a Attention,
+    pub(super) sequence: &'a Sequence,
+    pub(super) task: &'a Task,
+    pub(super) scratch: &'s mut Scratch,
+}
+
+impl<'s> Kernel for Attend<'_, 's> {
+    type Output = State<'s>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> State<'s> {
+        let Attend {
+            attention,
+            sequence,
+            task,
+            scratch,
+        } = self;
+        attend(simd, attention, sequence, task, scratch)
+    }
+}
+
 #[inline(always)]
-pub(super) fn attend<'s, S: Simd>(
+fn attend<'s, S: Simd>(
     simd: S,
     attention: &Attention,
     sequence: &Sequence,
@@ -110,7 +132,7 @@ pub(super) fn attend<'s, S: Simd>(
         }
         let hidden = mixed.then_some(&hidden);
         let rows = tile.start + seen.start..tile.start + seen.end;
-        let mut tile = Tile {
+        let tile = Tile {
             attention,
             sequence,
             task,
@@ -175,7 +197,7 @@ impl Tile<'_> {
     /// Computes the tile from keys and values where they lie, if they are whole vectors of type `T`.
     #[inline(always)]
     fn stream<T: Stored, S: Simd>(
-        &mut self,
+        &self,
         simd: S,
         strip: &mut Strip<'_>,
         fetched: &mut [Vector],
@@ -192,7 +214,7 @@ impl Tile<'_> {
     /// [`Tile::stream`] of stored bytes, which become values in registers.
     #[inline(always)]
     fn convert<S: Simd>(
-        &mut self,
+        &self,
         simd: S,
         strip: &mut Strip<'_>,
         [of_key, of_value]: [&Conversion; 2],
@@ -218,6 +240,11 @@ impl Tile<'_> {
         Some(())
     }
 
+    /// Queries that look.
+    fn count(&self) -> usize {
+        self.task.queries.len().min(QUERIES)
+    }
+
     /// The keys behind the tile's, as many.
     fn next(&self) -> Range<usize> {
         let end = self.rows.end;
@@ -226,16 +253,28 @@ impl Tile<'_> {
 
     /// Computes the tile from keys and values where they lie, and asks for the next keys.
     #[inline(always)]
-    fn pass<S: Simd, R: Rows<S>>(
-        &mut self,
+    fn pass<S: Simd, R: Rows>(
+        &self,
         simd: S,
         strip: &mut Strip<'_>,
         [keys, values, next]: [R; 3],
         fetched: &mut [Vector],
     ) {
-        self.scores(simd, strip, keys, values);
+        let tile = self;
+        simd.apart(Scores {
+            tile,
+            strip,
+            keys,
+            values,
+        });
         strip.before.copy_from_slice(strip.out);
-        if !self.outputs(simd, strip, values, next) {
+        let finite = simd.apart(Outputs {
+            tile,
+            strip,
+            values,
+            next,
+        });
+        if !finite {
             strip.out.copy_from_slice(strip.before);
             let (rows, head) = (self.rows.clone(), self.task.kv_head);
             read_values(simd, self.attention, self.sequence, head, rows, fetched);
@@ -246,7 +285,7 @@ impl Tile<'_> {
     /// Computes the tile from keys and values that are fetched first.
     #[inline(always)]
     fn fetch<S: Simd>(
-        &mut self,
+        &self,
         simd: S,
         strip: &mut Strip<'_>,
         keys: &mut [Vector],
@@ -261,43 +300,33 @@ impl Tile<'_> {
             row: stride(row),
         };
         let of = fetched(values, attention.columns());
-        self.scores(simd, strip, fetched(keys, attention.vectors()), of);
+        let tile = self;
+        simd.apart(Scores {
+            tile,
+            strip,
+            keys: fetched(keys, attention.vectors()),
+            values: of,
+        });
         if finite {
-            self.outputs(simd, strip, of, of);
+            simd.apart(Outputs {
+                tile,
+                strip,
+                values: of,
+                next: of,
+            });
         } else {
             self.outputs_with_care(strip, values);
         }
     }
 
-    /// Weights of every query.
-    #[inline(always)]
-    fn scores<S: Simd, K: Rows<S>, V: Rows<S>>(
-        &mut self,
-        simd: S,
-        strip: &mut Strip<'_>,
-        keys: K,
-        values: V,
-    ) {
-        let count = self.task.queries.len().min(QUERIES);
-        for (lane, together) in turns(count) {
-            // One query after the other asks for the values.
-            let near = (lane == 0).then_some(values);
-            match together {
-                4 => self.weights::<S, K, V, 4, 1>(simd, strip, lane, keys, near),
-                2 => self.weights::<S, K, V, 2, 2>(simd, strip, lane, keys, near),
-                _ => self.weights::<S, K, V, 1, 4>(simd, strip, lane, keys, near),
-            }
-        }
-    }
-
     /// Weights of `R` queries from `lane` on, `J` keys at a time.
     #[inline(always)]
-    fn weights<S: Simd, K: Rows<S>, V: Rows<S>, const R: usize, const J: usize>(
+    fn weights<S: Simd, V: Rows, const R: usize, const J: usize>(
         &self,
         simd: S,
         strip: &mut Strip<'_>,
         lane: usize,
-        keys: K,
+        keys: V,
         near: Option<V>,
     ) {
         let count = self.rows.len();
@@ -328,12 +357,12 @@ impl Tile<'_> {
         let scores = &mut scores[..(count * R).div_ceil(WIDTH)];
         self.bias::<S, R>(simd, lane, scores);
         self.hide::<S, R>(simd, lane, scores);
-        let quantum = self.attention.quantum;
-        match self.attention.held {
-            DType::Float16 => soften::<f16, S, R>(simd, strip, lane, count, quantum),
-            DType::Bf16 => soften::<bf16, S, R>(simd, strip, lane, count, quantum),
-            _ => soften::<f32, S, R>(simd, strip, lane, count, quantum),
-        }
+        simd.apart(Soften::<R> {
+            attention: self.attention,
+            strip,
+            lane,
+            keys: count,
+        });
     }
 
     /// Scales scores where the queries are not, and adds the position bias.
@@ -390,39 +419,9 @@ impl Tile<'_> {
         }
     }
 
-    /// Adds the weighted values to the output of every query. Says whether the outputs are finite.
-    #[inline(always)]
-    fn outputs<S: Simd, V: Rows<S>>(
-        &self,
-        simd: S,
-        strip: &mut Strip<'_>,
-        values: V,
-        next: V,
-    ) -> bool {
-        let count = self.task.queries.len().min(QUERIES);
-        let mut watch = simd.splat(0.0);
-        for (lane, together) in turns(count) {
-            let values = (values, (lane == 0).then_some(next));
-            match (together, S::SHAPE) {
-                (4, Shape::Wide) => {
-                    self.weigh::<S, V, 4, 2>(simd, strip, lane, values, &mut watch);
-                }
-                (4, _) => self.weigh::<S, V, 4, 1>(simd, strip, lane, values, &mut watch),
-                (2, Shape::Wide) => {
-                    self.weigh::<S, V, 2, 4>(simd, strip, lane, values, &mut watch);
-                }
-                (2, _) => self.weigh::<S, V, 2, 2>(simd, strip, lane, values, &mut watch),
-                _ => self.weigh::<S, V, 1, 4>(simd, strip, lane, values, &mut watch),
-            }
-        }
-        let mut watched = [0.0; WIDTH];
-        simd.store(watch, &mut watched);
-        watched.iter().all(|product| *product == 0.0)
-    }
-
     /// Adds the weighted values to the output of `R` queries from `lane` on, `C` columns at a time.
     #[inline(always)]
-    fn weigh<S: Simd, V: Rows<S>, const R: usize, const C: usize>(
+    fn weigh<S: Simd, V: Rows, const R: usize, const C: usize>(
         &self,
         simd: S,
         strip: &mut Strip<'_>,
@@ -443,7 +442,7 @@ impl Tile<'_> {
     }
 
     #[inline(always)]
-    fn weigh_columns<S: Simd, V: Rows<S>, const R: usize, const C: usize>(
+    fn weigh_columns<S: Simd, V: Rows, const R: usize, const C: usize>(
         &self,
         simd: S,
         strip: &mut Strip<'_>,
@@ -489,9 +488,8 @@ impl Tile<'_> {
     /// [`Tile::outputs`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
     #[cold]
     fn outputs_with_care(&self, strip: &mut Strip<'_>, values: &[Vector]) {
-        let count = self.task.queries.len().min(QUERIES);
         let columns = strip.out.len() / QUERIES;
-        for (lane, together) in turns(count) {
+        for (lane, together) in turns(self.count()) {
             for r in 0..together {
                 let weights = strip.scores[lane * SCORES..].as_flattened().iter();
                 let weights = weights.skip(r).step_by(together).take(self.rows.len());
@@ -512,6 +510,75 @@ impl Tile<'_> {
     }
 }
 
+/// Turns the products of a tile's keys with every query into weights.
+struct Scores<'a, 's, R> {
+    tile: &'a Tile<'a>,
+    strip: &'a mut Strip<'s>,
+    keys: R,
+    /// Asked for on the way.
+    values: R,
+}
+
+impl<R: Rows> Kernel for Scores<'_, '_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Scores {
+            tile,
+            strip,
+            keys,
+            values,
+        } = self;
+        for (lane, together) in turns(tile.count()) {
+            // One query after the other asks for the values.
+            let near = (lane == 0).then_some(values);
+            match together {
+                4 => tile.weights::<S, R, 4, 1>(simd, strip, lane, keys, near),
+                2 => tile.weights::<S, R, 2, 2>(simd, strip, lane, keys, near),
+                _ => tile.weights::<S, R, 1, 4>(simd, strip, lane, keys, near),
+            }
+        }
+    }
+}
+
+/// Adds the weighted values to the output of every query. Says whether the outputs are finite.
+struct Outputs<'a, 's, R> {
+    tile: &'a Tile<'a>,
+    strip: &'a mut Strip<'s>,
+    values: R,
+    /// The keys behind the tile's, which are asked for on the way.
+    next: R,
+}
+
+impl<R: Rows> Kernel for Outputs<'_, '_, R> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> bool {
+        let Outputs {
+            tile,
+            strip,
+            values,
+            next,
+        } = self;
+        let mut watch = simd.splat(0.0);
+        for (lane, together) in turns(tile.count()) {
+            let of = (values, (lane == 0).then_some(next));
+            match (together, S::SHAPE) {
+                (4, Shape::Wide) => tile.weigh::<S, R, 4, 2>(simd, strip, lane, of, &mut watch),
+                (4, _) => tile.weigh::<S, R, 4, 1>(simd, strip, lane, of, &mut watch),
+                (2, Shape::Wide) => tile.weigh::<S, R, 2, 4>(simd, strip, lane, of, &mut watch),
+                (2, _) => tile.weigh::<S, R, 2, 2>(simd, strip, lane, of, &mut watch),
+                _ => tile.weigh::<S, R, 1, 4>(simd, strip, lane, of, &mut watch),
+            }
+        }
+        let mut watched = [0.0; WIDTH];
+        simd.store(watch, &mut watched);
+        watched.iter().all(|product| *product == 0.0)
+    }
+}
+
 /// The first `R` lanes, combined with those that lie a multiple of `R` behind.
 #[inline(always)]
 fn fold<const R: usize>(vector: &Vector, combine: impl Fn(f32, f32) -> f32) -> [f32; R] {
@@ -525,51 +592,52 @@ fn fold<const R: usize>(vector: &Vector, combine: impl Fn(f32, f32) -> f32) -> [
 
 /// Scores of `R` queries to weights: moves the running maxima, takes powers, adds them up and rounds them to the element
 /// type or to integers.
-#[inline(always)]
-fn soften<T: Element, S: Simd, const R: usize>(
-    simd: S,
-    strip: &mut Strip<'_>,
+struct Soften<'a, 's, const R: usize> {
+    attention: &'a Attention,
+    strip: &'a mut Strip<'s>,
     lane: usize,
     keys: usize,
-    quantum: Option<f32>,
-) {
-    let scores = &mut strip.scores[lane * SCORES..][..(keys * R).div_ceil(WIDTH)];
-    let mut old = [0.0; WIDTH];
-    for (i, old) in old.iter_mut().enumerate() {
-        *old = strip.max[lane + i % R];
-    }
-    // NaN is no maximum; it reaches the sum and the output through its power.
-    let mut most = simd.load(&old);
-    for score in scores.iter() {
-        most = simd.larger(simd.load(score), most);
-    }
-    let mut max = [0.0; WIDTH];
-    simd.store(most, &mut max);
-    let highest: [f32; R] = fold(&max, |a, b| if a > b { a } else { b });
-    for (i, max) in max.iter_mut().enumerate() {
-        *max = highest[i % R];
-    }
-    // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
-    let shift = simd.larger(simd.load(&max), simd.splat(f32::MIN));
-    let mut sums = simd.splat(0.0);
-    for score in scores.iter_mut() {
-        let weight = simd.exp2(simd.subtract(simd.load(score), shift));
-        sums = simd.add(sums, weight);
-        if let Some(quantum) = quantum {
-            simd.store(weight, score);
-            *score = quantise(score, quantum);
-        } else {
-            simd.store(T::round(simd, weight), score);
+}
+
+impl<const R: usize> Kernel for Soften<'_, '_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Soften {
+            attention,
+            strip,
+            lane,
+            keys,
+        } = self;
+        let scores = &mut strip.scores[lane * SCORES..][..(keys * R).div_ceil(WIDTH)];
+        let mut old = [0.0; WIDTH];
+        for (i, old) in old.iter_mut().enumerate() {
+            *old = strip.max[lane + i % R];
         }
-    }
-    let mut decay = [0.0; WIDTH];
-    simd.store(simd.exp2(simd.subtract(simd.load(&old), shift)), &mut decay);
-    let mut sum = [0.0; WIDTH];
-    simd.store(sums, &mut sum);
-    let sum: [f32; R] = fold(&sum, |a, b| a + b);
-    for r in 0..R {
-        strip.max[lane + r] = highest[r];
-        strip.decay[lane + r] = decay[r];
-        strip.sum[lane + r] = strip.sum[lane + r] * decay[r] + sum[r];
+        // NaN is no maximum; it reaches the sum and the output through its power.
+        let mut most = simd.load(&old);
+        for score in scores.iter() {
+            most = simd.larger(simd.load(score), most);
+        }
+        let mut max = [0.0; WIDTH];
+        simd.store(most, &mut max);
+        let highest: [f32; R] = fold(&max, |a, b| if a > b { a } else { b });
+        for (i, max) in max.iter_mut().enumerate() {
+            *max = highest[i % R];
+        }
+        // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
+        let shift = simd.larger(simd.load(&max), simd.splat(f32::MIN));
+        let sums = weights::<S, 1>(simd, attention, scores, 0, shift);
+        let mut decay = [0.0; WIDTH];
+        simd.store(simd.exp2(simd.subtract(simd.load(&old), shift)), &mut decay);
+        let mut sum = [0.0; WIDTH];
+        simd.store(sums, &mut sum);
+        let sum: [f32; R] = fold(&sum, |a, b| a + b);
+        for r in 0..R {
+            strip.max[lane + r] = highest[r];
+            strip.decay[lane + r] = decay[r];
+            strip.sum[lane + r] = strip.sum[lane + r] * decay[r] + sum[r];
+        }
     }
 }
