@@ -8,13 +8,32 @@ use super::tile::KEYS;
 /// Bytes that the processor fetches at once.
 pub(super) const CACHE_LINE: usize = 64;
 
-/// What a kernel reads a tile's rows from, vector by vector.
+/// What a kernel reads a tile's rows from.
 pub(super) trait Rows: Copy {
-    /// Vector `i` of row `j`.
-    fn at<S: Simd>(self, simd: S, j: usize, i: usize) -> S::Register;
+    /// One of them.
+    type Row: Row;
 
-    /// Asks for vector `i` of row `j` to be brought near, where it begins a cache line or might.
-    fn prefetch(self, j: usize, i: usize);
+    /// Row `j`.
+    #[inline(always)]
+    fn row(self, j: usize) -> Self::Row {
+        let [row] = self.rows(j);
+        row
+    }
+
+    /// So many rows from `j` on.
+    fn rows<const COUNT: usize>(self, j: usize) -> [Self::Row; COUNT];
+
+    /// Asks for row `j`, if there is one, to be brought near.
+    fn prefetch(self, j: usize);
+}
+
+/// A row, read vector by vector.
+pub(super) trait Row: Copy {
+    /// How many vectors it has.
+    fn vectors(self) -> usize;
+
+    /// Vector `i`.
+    fn at<S: Simd>(self, simd: S, i: usize) -> S::Register;
 }
 
 /// Rows of whole vectors of elements of one type, anywhere in memory.
@@ -51,58 +70,135 @@ impl<T: Element> Lines<T> {
     }
 }
 
-impl<T: Element> Rows for &Lines<T> {
+impl<T> Lines<T> {
+    /// The rows, to read. Kernels take these, and not the lines themselves, since what is behind a reference has to be
+    /// looked up again after every request for a cache line.
+    pub(super) fn view(&self) -> View<'_, T> {
+        View {
+            rows: self.rows.get(..self.count).unwrap_or_default(),
+            vectors: self.vectors,
+        }
+    }
+}
+
+/// Rows of [`Lines`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a, T> {
+    rows: &'a [*const T],
+    vectors: usize,
+}
+
+/// A row of a [`View`]: its first element, and how many vectors may be read from there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line<T> {
+    first: *const T,
+    vectors: usize,
+}
+
+impl<T: Element> Rows for View<'_, T> {
+    type Row = Line<T>;
+
     #[inline(always)]
-    fn at<S: Simd>(self, simd: S, j: usize, i: usize) -> S::Register {
-        assert!(
-            j < self.count.min(KEYS) && i < self.vectors,
-            "no such vector"
-        );
+    fn rows<const COUNT: usize>(self, j: usize) -> [Line<T>; COUNT] {
+        let rows = &self.rows[j..][..COUNT];
+        let mut lines = [Line {
+            first: std::ptr::null(),
+            vectors: self.vectors,
+        }; COUNT];
+        for (line, first) in lines.iter_mut().zip(rows) {
+            line.first = *first;
+        }
+        lines
+    }
+
+    #[inline(always)]
+    fn prefetch(self, j: usize) {
+        if let Some(row) = self.rows.get(j) {
+            for byte in (0..self.vectors * size_of::<[T; WIDTH]>()).step_by(CACHE_LINE) {
+                prefetch(row.cast::<u8>().wrapping_add(byte));
+            }
+        }
+    }
+}
+
+impl<T: Element> Row for Line<T> {
+    #[inline(always)]
+    fn vectors(self) -> usize {
+        self.vectors
+    }
+
+    #[inline(always)]
+    fn at<S: Simd>(self, simd: S, i: usize) -> S::Register {
+        assert!(i < self.vectors, "no such vector");
         // SAFETY: the row was pushed, so its vectors may be read.
         let values = unsafe {
-            self.rows[j]
+            self.first
                 .wrapping_add(i * WIDTH)
                 .cast::<[T; WIDTH]>()
                 .read_unaligned()
         };
         T::widen(simd, &values)
     }
-
-    #[inline(always)]
-    fn prefetch(self, j: usize, i: usize) {
-        let byte = i * size_of::<[T; WIDTH]>();
-        if byte.is_multiple_of(CACHE_LINE)
-            && let Some(row) = self.rows[..self.count.min(KEYS)].get(j)
-        {
-            prefetch(row.cast::<u8>().wrapping_add(byte));
-        }
-    }
 }
 
 /// Rows of stored integers, made values in registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Converted<'a, T> {
-    pub(super) lines: &'a Lines<T>,
+    pub(super) lines: View<'a, T>,
     pub(super) conversion: &'a Conversion,
     pub(super) head: usize,
     /// Scale and offset of each row.
     pub(super) of_rows: &'a OfRows,
 }
 
+/// A row of [`Converted`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConvertedLine<'a, T> {
+    line: Line<T>,
+    conversion: &'a Conversion,
+    head: usize,
+    of_row: (f32, f32),
+}
+
 /// Scale and offset of each row of a tile.
 pub(super) type OfRows = [(f32, f32); KEYS];
 
-impl<T: Element> Rows for Converted<'_, T> {
+impl<'a, T: Element> Rows for Converted<'a, T> {
+    type Row = ConvertedLine<'a, T>;
+
     #[inline(always)]
-    fn at<S: Simd>(self, simd: S, j: usize, i: usize) -> S::Register {
-        let stored = self.lines.at(simd, j, i);
-        let of_row = self.of_rows[j];
-        self.conversion.value(simd, stored, (self.head, i), of_row)
+    fn rows<const COUNT: usize>(self, j: usize) -> [ConvertedLine<'a, T>; COUNT] {
+        let lines: [Line<T>; COUNT] = self.lines.rows(j);
+        let mut converted = [ConvertedLine {
+            line: lines[0],
+            conversion: self.conversion,
+            head: self.head,
+            of_row: (0.0, 0.0),
+        }; COUNT];
+        for (i, line) in converted.iter_mut().enumerate() {
+            line.line = lines[i];
+            line.of_row = self.of_rows[j + i];
+        }
+        converted
     }
 
     #[inline(always)]
-    fn prefetch(self, j: usize, i: usize) {
-        self.lines.prefetch(j, i);
+    fn prefetch(self, j: usize) {
+        self.lines.prefetch(j);
+    }
+}
+
+impl<T: Element> Row for ConvertedLine<'_, T> {
+    #[inline(always)]
+    fn vectors(self) -> usize {
+        self.line.vectors
+    }
+
+    #[inline(always)]
+    fn at<S: Simd>(self, simd: S, i: usize) -> S::Register {
+        let stored = self.line.at(simd, i);
+        self.conversion
+            .value(simd, stored, (self.head, i), self.of_row)
     }
 }
 
@@ -113,14 +209,33 @@ pub(super) struct Fetched<'a> {
     pub(super) row: usize,
 }
 
-impl Rows for Fetched<'_> {
+impl<'a> Rows for Fetched<'a> {
+    type Row = &'a [Vector];
+
     #[inline(always)]
-    fn at<S: Simd>(self, simd: S, j: usize, i: usize) -> S::Register {
-        simd.load(&self.vectors[j * self.row + i])
+    fn rows<const COUNT: usize>(self, j: usize) -> [&'a [Vector]; COUNT] {
+        let all = &self.vectors[j * self.row..][..COUNT * self.row];
+        let mut rows = [all; COUNT];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = &all[i * self.row..][..self.row];
+        }
+        rows
     }
 
     #[inline(always)]
-    fn prefetch(self, _: usize, _: usize) {}
+    fn prefetch(self, _: usize) {}
+}
+
+impl Row for &[Vector] {
+    #[inline(always)]
+    fn vectors(self) -> usize {
+        self.len()
+    }
+
+    #[inline(always)]
+    fn at<S: Simd>(self, simd: S, i: usize) -> S::Register {
+        simd.load(&self[i])
+    }
 }
 
 /// Asks for a cache line. Any address will do.

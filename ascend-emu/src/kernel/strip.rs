@@ -11,7 +11,7 @@
 use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
 use super::finish::State;
-use super::lines::{Converted, Fetched, Rows};
+use super::lines::{Converted, Fetched, Row, Rows};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
@@ -24,6 +24,9 @@ use std::ops::Range;
 
 /// The largest number of queries for which this is the faster way.
 pub(super) const QUERIES: usize = 8;
+
+/// Rows of values that are added without a branch between them.
+const STEP: usize = 4;
 
 /// Vectors of scores of one query.
 const SCORES: usize = KEYS / WIDTH;
@@ -207,7 +210,12 @@ impl Tile<'_> {
         let keys = of.lines::<T>(&of.key, head, rows.clone())?;
         let values = of.lines::<T>(&of.value, head, rows)?;
         let next = of.lines::<T>(&of.key, head, self.next()).unwrap_or(keys);
-        self.pass(simd, strip, [&keys, &values, &next], fetched);
+        self.pass(
+            simd,
+            strip,
+            [keys.view(), values.view(), next.view()],
+            fetched,
+        );
         Some(())
     }
 
@@ -233,9 +241,9 @@ impl Tile<'_> {
             head,
             of_rows,
         };
-        let keys = converted(&keys, of_key, &key_rows);
-        let values = converted(&values, of_value, &value_rows);
-        let next = converted(&next, of_key, &key_rows);
+        let keys = converted(keys.view(), of_key, &key_rows);
+        let values = converted(values.view(), of_value, &value_rows);
+        let next = converted(next.view(), of_key, &key_rows);
         self.pass(simd, strip, [keys, values, next], fetched);
         Some(())
     }
@@ -335,24 +343,35 @@ impl Tile<'_> {
             .as_chunks::<R>()
             .0;
         let scores = &mut strip.scores[lane * SCORES..][..R * SCORES];
-        let (fours, _) = scores.as_flattened_mut().as_chunks_mut::<4>();
-        for (step, four) in fours.iter_mut().enumerate().take(count.div_ceil(J)) {
-            let first = step * J;
-            let mut products = [simd.splat(0.0); 4];
-            for (i, queries) in queries.iter().enumerate() {
-                for j in 0..J {
-                    if let Some(values) = near {
-                        values.prefetch(first + j, i);
-                    }
-                    // Past the last key its product is computed again, and hidden.
-                    let key = keys.at(simd, (first + j).min(count - 1), i);
-                    for r in 0..R {
-                        let query = simd.load(&queries[r]);
-                        products[j * R + r] = simd.mul_add(query, key, products[j * R + r]);
-                    }
+        let of_steps = scores.as_flattened_mut().chunks_exact_mut(J * R);
+        for (first, scores) in (0..count).step_by(J).zip(of_steps) {
+            // Past the last key a product is computed again, and hidden.
+            let mut of = [keys.row(first); J];
+            if first + J <= count {
+                of = keys.rows(first);
+            } else {
+                for (j, of) in of.iter_mut().enumerate().take(count - first) {
+                    *of = keys.row(first + j);
                 }
             }
-            *four = simd.totals(products);
+            if let Some(values) = near {
+                for j in first..first + J {
+                    values.prefetch(j);
+                }
+            }
+            assert!(of.iter().all(|key| queries.len() <= key.vectors()));
+            let mut sums = [[simd.nothing(); R]; J];
+            for (i, queries) in queries.iter().enumerate() {
+                let mut keys = [simd.splat(0.0); J];
+                for j in 0..J {
+                    keys[j] = of[j].at(simd, i);
+                }
+                simd.dots(queries, keys, &mut sums);
+            }
+            for (four, scores) in scores.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                let sum = |i: usize| sums[(4 * four + i) / R][(4 * four + i) % R];
+                *scores = simd.totals([sum(0), sum(1), sum(2), sum(3)]);
+            }
         }
         let scores = &mut scores[..(count * R).div_ceil(WIDTH)];
         self.bias::<S, R>(simd, lane, scores);
@@ -462,20 +481,27 @@ impl Tile<'_> {
                 sums[r][c] = simd.multiply(out, decay);
             }
         }
-        for (j, weights) in weights.iter().enumerate() {
-            let mut of = [simd.splat(0.0); C];
-            for (c, of) in of.iter_mut().enumerate() {
-                if let Some(next) = near {
-                    next.prefetch(j, column + c);
+        // Each pass over the rows asks for its share of the next ones, evenly.
+        let passes = columns.div_ceil(C);
+        let (mut ask, mut due) = (column / C * KEYS.div_ceil(passes), 0);
+        let (steps, rest) = weights.as_chunks::<STEP>();
+        for (step, weights) in steps.iter().enumerate() {
+            if let Some(next) = near {
+                due += STEP;
+                while due >= passes {
+                    next.prefetch(ask);
+                    ask += 1;
+                    due -= passes;
                 }
-                *of = values.at(simd, j, column + c);
             }
-            for r in 0..R {
-                let weight = simd.splat(weights[r]);
-                for c in 0..C {
-                    sums[r][c] = simd.mul_add(weight, of[c], sums[r][c]);
-                }
+            let rows: [V::Row; STEP] = values.rows(step * STEP);
+            for (row, weights) in rows.into_iter().zip(weights) {
+                add_row(simd, row, weights, column, &mut sums);
             }
+        }
+        for (j, weights) in rest.iter().enumerate() {
+            let row = values.row(steps.len() * STEP + j);
+            add_row(simd, row, weights, column, &mut sums);
         }
         for r in 0..R {
             for c in 0..C {
@@ -510,6 +536,27 @@ impl Tile<'_> {
     }
 }
 
+/// Adds columns of a weighted row to their sums.
+#[inline(always)]
+fn add_row<S: Simd, R: Row, const QUERIES: usize, const COLUMNS: usize>(
+    simd: S,
+    row: R,
+    weights: &[f32; QUERIES],
+    column: usize,
+    sums: &mut [[S::Register; COLUMNS]; QUERIES],
+) {
+    let mut of = [simd.splat(0.0); COLUMNS];
+    for c in 0..COLUMNS {
+        of[c] = row.at(simd, column + c);
+    }
+    for r in 0..QUERIES {
+        let weight = simd.splat(weights[r]);
+        for c in 0..COLUMNS {
+            sums[r][c] = simd.mul_add(weight, of[c], sums[r][c]);
+        }
+    }
+}
+
 /// Turns the products of a tile's keys with every query into weights.
 struct Scores<'a, 's, R> {
     tile: &'a Tile<'a>,
@@ -533,10 +580,14 @@ impl<R: Rows> Kernel for Scores<'_, '_, R> {
         for (lane, together) in turns(tile.count()) {
             // One query after the other asks for the values.
             let near = (lane == 0).then_some(values);
-            match together {
-                4 => tile.weights::<S, R, 4, 1>(simd, strip, lane, keys, near),
-                2 => tile.weights::<S, R, 2, 2>(simd, strip, lane, keys, near),
-                _ => tile.weights::<S, R, 1, 4>(simd, strip, lane, keys, near),
+            match (together, S::SHAPE) {
+                (4, Shape::Wide) => tile.weights::<S, R, 4, 4>(simd, strip, lane, keys, near),
+                (4, Shape::Six) => tile.weights::<S, R, 4, 3>(simd, strip, lane, keys, near),
+                (4, Shape::Two) => tile.weights::<S, R, 4, 1>(simd, strip, lane, keys, near),
+                (2, Shape::Two) => tile.weights::<S, R, 2, 2>(simd, strip, lane, keys, near),
+                (2, _) => tile.weights::<S, R, 2, 4>(simd, strip, lane, keys, near),
+                (_, Shape::Two) => tile.weights::<S, R, 1, 4>(simd, strip, lane, keys, near),
+                _ => tile.weights::<S, R, 1, 8>(simd, strip, lane, keys, near),
             }
         }
     }

@@ -106,6 +106,7 @@ unsafe fn widen_bf16(half: __m128i) -> __m256 {
 
 impl Simd for Avx2 {
     type Register = [__m256; 2];
+    type Sum = __m256;
 
     const SHAPE: Shape = Shape::Six;
 
@@ -186,13 +187,33 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn totals(self, four: [Self::Register; 4]) -> [f32; 4] {
+    fn nothing(self) -> __m256 {
+        self.splat(0.0)[0]
+    }
+
+    #[inline(always)]
+    fn dots<const QUERIES: usize, const KEYS: usize>(
+        self,
+        queries: &[Vector; QUERIES],
+        keys: [Self::Register; KEYS],
+        sums: &mut [[__m256; QUERIES]; KEYS],
+    ) {
+        for half in 0..2 {
+            for r in 0..QUERIES {
+                let query = self.load(&queries[r])[half];
+                for j in 0..KEYS {
+                    // SAFETY: `self` exists, so the processor has FMA.
+                    sums[j][r] = unsafe { _mm256_fmadd_ps(query, keys[j][half], sums[j][r]) };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn totals(self, [a, b, c, d]: [__m256; 4]) -> [f32; 4] {
         // SAFETY: `self` exists, so the processor has AVX; both transmuted types are 16 bytes of plain bits.
         unsafe {
-            let [a, b, c, d] = four;
-            let low = _mm256_hadd_ps(_mm256_add_ps(a[0], a[1]), _mm256_add_ps(b[0], b[1]));
-            let high = _mm256_hadd_ps(_mm256_add_ps(c[0], c[1]), _mm256_add_ps(d[0], d[1]));
-            let sums = _mm256_hadd_ps(low, high);
+            let sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
             let sums = _mm_add_ps(
                 _mm256_castps256_ps128(sums),
                 _mm256_extractf128_ps::<1>(sums),

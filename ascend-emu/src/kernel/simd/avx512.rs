@@ -59,6 +59,7 @@ unsafe fn halves(wide: __m512) -> __m256 {
 
 impl Simd for Avx512 {
     type Register = __m512;
+    type Sum = __m512;
 
     const SHAPE: Shape = Shape::Wide;
 
@@ -134,6 +135,26 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn apart<K: Kernel>(self, kernel: K) -> K::Output {
         self.run(kernel)
+    }
+
+    #[inline(always)]
+    fn nothing(self) -> __m512 {
+        self.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn dots<const QUERIES: usize, const KEYS: usize>(
+        self,
+        queries: &[Vector; QUERIES],
+        keys: [__m512; KEYS],
+        sums: &mut [[__m512; QUERIES]; KEYS],
+    ) {
+        for r in 0..QUERIES {
+            let query = self.load(&queries[r]);
+            for j in 0..KEYS {
+                sums[j][r] = self.mul_add(query, keys[j], sums[j][r]);
+            }
+        }
     }
 
     #[inline(always)]

@@ -55,6 +55,9 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// A [`Vector`] in registers.
     type Register: Copy;
 
+    /// Some numbers, as many as one register has, whose sum matters.
+    type Sum: Copy;
+
     /// What fits its registers.
     const SHAPE: Shape;
 
@@ -91,15 +94,20 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Runs `kernel` in a function of its own, so that it is compiled once whoever calls it.
     fn apart<K: Kernel>(self, kernel: K) -> K::Output;
 
-    /// The sums over the lanes of four.
-    #[inline(always)]
-    fn totals(self, four: [Self::Register; 4]) -> [f32; 4] {
-        four.map(|register| {
-            let mut values = [0.0; WIDTH];
-            self.store(register, &mut values);
-            total(&values)
-        })
-    }
+    /// The sum of nothing.
+    fn nothing(self) -> Self::Sum;
+
+    /// Adds the products of each key with each query to its sum. Where a vector takes several registers all go to the
+    /// same sum, so that there is room for more keys.
+    fn dots<const QUERIES: usize, const KEYS: usize>(
+        self,
+        queries: &[Vector; QUERIES],
+        keys: [Self::Register; KEYS],
+        sums: &mut [[Self::Sum; QUERIES]; KEYS],
+    );
+
+    /// Four sums in single numbers.
+    fn totals(self, four: [Self::Sum; 4]) -> [f32; 4];
 
     /// IEEE half precision to single, exact.
     fn widen_f16(self, bits: &[u16; WIDTH]) -> Self::Register;

@@ -31,6 +31,7 @@ fn each(work: impl Fn(usize) -> float32x4_t) -> Four {
 
 impl Simd for Neon {
     type Register = Four;
+    type Sum = float32x4_t;
 
     const SHAPE: Shape = Shape::Six;
 
@@ -100,9 +101,32 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn totals(self, four: [Four; 4]) -> [f32; 4] {
+    fn nothing(self) -> float32x4_t {
+        self.splat(0.0)[0]
+    }
+
+    #[inline(always)]
+    fn dots<const QUERIES: usize, const KEYS: usize>(
+        self,
+        queries: &[Vector; QUERIES],
+        keys: [Four; KEYS],
+        sums: &mut [[float32x4_t; QUERIES]; KEYS],
+    ) {
+        for quarter in 0..4 {
+            for r in 0..QUERIES {
+                let query = self.load(&queries[r])[quarter];
+                for j in 0..KEYS {
+                    // SAFETY: as above.
+                    sums[j][r] = unsafe { vfmaq_f32(sums[j][r], query, keys[j][quarter]) };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn totals(self, four: [float32x4_t; 4]) -> [f32; 4] {
         // SAFETY: as above.
-        four.map(|[a, b, c, d]| unsafe { vaddvq_f32(vaddq_f32(vaddq_f32(a, b), vaddq_f32(c, d))) })
+        four.map(|sum| unsafe { vaddvq_f32(sum) })
     }
 
     #[inline(always)]

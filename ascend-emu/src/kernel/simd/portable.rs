@@ -2,7 +2,7 @@
 
 use super::super::exp::exp2_of;
 use super::half_bits::{half_to_single, single_to_half};
-use super::{Exponents, Kernel, Shape, Simd, Vector, WIDTH};
+use super::{Exponents, Kernel, Shape, Simd, Vector, WIDTH, total};
 
 /// The target's baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,7 @@ fn mul_add(a: f32, b: f32, c: f32) -> f32 {
 
 impl Simd for Portable {
     type Register = Vector;
+    type Sum = Vector;
 
     const SHAPE: Shape = if cfg!(target_arch = "aarch64") {
         Shape::Six
@@ -82,6 +83,30 @@ impl Simd for Portable {
             *left = if hidden { f32::NEG_INFINITY } else { *left };
         }
         left
+    }
+
+    #[inline(always)]
+    fn nothing(self) -> Vector {
+        [0.0; WIDTH]
+    }
+
+    #[inline(always)]
+    fn dots<const QUERIES: usize, const KEYS: usize>(
+        self,
+        queries: &[Vector; QUERIES],
+        keys: [Vector; KEYS],
+        sums: &mut [[Vector; QUERIES]; KEYS],
+    ) {
+        for j in 0..KEYS {
+            for r in 0..QUERIES {
+                sums[j][r] = Simd::mul_add(self, queries[r], keys[j], sums[j][r]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn totals(self, four: [Vector; 4]) -> [f32; 4] {
+        four.map(|sum| total(&sum))
     }
 
     #[inline(never)]
