@@ -4,7 +4,7 @@ use super::attention::{Attention, Sequence};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::tile::{KEYS, quantise, read_mask, read_values, stride};
+use super::tile::{KEYS, Places, quantise, read_mask, read_values, stride};
 use ascend_spec::geometry::Runs;
 
 /// What attention to some keys leaves of each query: the maximum of its scores, which count in bits (times `log2 e`), the
@@ -220,7 +220,8 @@ fn mean_value<S: Simd>(
         for first in (start..end).step_by(KEYS) {
             let keys = first..end.min(first + KEYS);
             count += keys.len() as f64;
-            read_values(simd, attention, sequence, kv_head, keys.clone(), &mut tile);
+            let places = Places::Rows(&mut tile);
+            read_values(simd, attention, sequence, kv_head, keys.clone(), places);
             for values in tile.chunks(stride).take(keys.len()) {
                 for (sums, values) in sums.iter_mut().zip(values) {
                     for (sum, value) in sums.iter_mut().zip(values) {

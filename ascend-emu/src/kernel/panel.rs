@@ -20,7 +20,7 @@ use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::softmax::weights;
-use super::tile::{Hidden, KEYS, look, read_bias, read_keys, read_values, stride};
+use super::tile::{Hidden, KEYS, Places, look, read_bias, read_keys, read_values, tile_vectors};
 use ascend_spec::Tile;
 use std::ops::Range;
 
@@ -50,10 +50,12 @@ struct Sight {
 struct Block<'s> {
     /// Of each panel, element `d` of its queries.
     queries: &'s mut [Vector],
-    /// A tile of keys, row by row.
+    /// A tile of keys, cut into stretches.
     keys: &'s mut [Vector],
-    /// A tile of values, row by row.
+    /// A tile of values, cut into stretches.
     values: &'s mut [Vector],
+    /// One query, key or value.
+    row: &'s mut [Vector],
     /// Scores of a slab.
     scores: &'s mut [Vector],
     /// Output of each query, row by row, not yet divided by the sum.
@@ -67,12 +69,10 @@ struct Block<'s> {
 /// What is at work together: a few panels of queries and a tile.
 pub(super) struct Slab<'s> {
     pub(super) queries: &'s [Vector],
-    /// Keys, and vectors from each to the next.
+    /// A tile of keys, cut into stretches.
     pub(super) keys: &'s [Vector],
-    pub(super) key_stride: usize,
-    /// Values, and vectors from each to the next.
+    /// Its values, likewise.
     pub(super) values: &'s [Vector],
-    pub(super) value_stride: usize,
     /// Of each key, the score and then the weight of each query.
     pub(super) scores: &'s mut [Vector],
     pub(super) out: &'s mut [Vector],
@@ -88,23 +88,23 @@ impl<'s> Block<'s> {
     fn new(
         scratch: &'s mut Scratch,
         count: usize,
-        dim: usize,
         key_vectors: usize,
         columns: usize,
         shares: bool,
     ) -> Self {
         let slabs = count.div_ceil(LANES);
         let sizes = [
-            slabs * PANELS * dim,
-            KEYS * stride(key_vectors),
-            if shares { 0 } else { KEYS * stride(columns) },
+            slabs * PANELS * key_vectors * WIDTH,
+            tile_vectors(key_vectors),
+            if shares { 0 } else { tile_vectors(columns) },
+            key_vectors.max(columns),
             KEYS * PANELS,
             slabs * LANES * columns,
             slabs * PANELS,
             slabs * PANELS,
         ];
         let mut rest = scratch.vectors(sizes.iter().sum());
-        let [queries, keys, values, scores, out, max, sum] =
+        let [queries, keys, values, row, scores, out, max, sum] =
             sizes.map(|size| take(&mut rest, size));
         out.fill([0.0; WIDTH]);
         max.fill([f32::NEG_INFINITY; WIDTH]);
@@ -113,6 +113,7 @@ impl<'s> Block<'s> {
             queries,
             keys,
             values,
+            row,
             scores,
             out,
             max,
@@ -152,13 +153,14 @@ fn attend<'s, S: Simd>(
     task: &Task,
     scratch: &'s mut Scratch,
 ) -> State<'s> {
-    let (dim, key_vectors) = (attention.dim, attention.vectors());
+    let key_vectors = attention.vectors();
+    // Vectors of a panel, one for each element of a query.
+    let of_panel = key_vectors * WIDTH;
     let columns = attention.columns();
     let count = task.queries.len().min(QUERIES);
     let panels = count.div_ceil(WIDTH);
     let shares = attention.values_are_keys(sequence);
-    let mut block = Block::new(scratch, count, dim, key_vectors, columns, shares);
-    let (key_stride, value_stride) = (stride(key_vectors), stride(columns));
+    let mut block = Block::new(scratch, count, key_vectors, columns, shares);
     let mut seen = [const {
         Sight {
             keys: [const { 0..0 }; PANELS],
@@ -200,17 +202,21 @@ fn attend<'s, S: Simd>(
             continue;
         }
         let (rows, head) = (tile.start + all.start..tile.start + all.end, task.kv_head);
-        let keys = &mut block.keys[all.start * key_stride..];
-        let mut finite = read_keys(simd, attention, sequence, head, rows.clone(), keys);
-        if !shares {
-            let values = &mut block.values[all.start * value_stride..];
-            finite = read_values(simd, attention, sequence, head, rows, values);
-        }
-        let (values, value_stride) = if shares {
-            (&*block.keys, key_stride)
-        } else {
-            (&*block.values, value_stride)
+        let places = Places::Tile {
+            tile: &mut *block.keys,
+            first: all.start,
+            row: &mut *block.row,
         };
+        let mut finite = read_keys(simd, attention, sequence, head, rows.clone(), places);
+        if !shares {
+            let places = Places::Tile {
+                tile: &mut *block.values,
+                first: all.start,
+                row: &mut *block.row,
+            };
+            finite = read_values(simd, attention, sequence, head, rows, places);
+        }
+        let values = if shares { &*block.keys } else { &*block.values };
 
         for (number, seen) in seen.iter().enumerate().take(panels.div_ceil(PANELS)) {
             let first_panel = number * PANELS;
@@ -221,11 +227,9 @@ fn attend<'s, S: Simd>(
                 continue;
             }
             let mut slab = Slab {
-                queries: &block.queries[first_panel * dim..][..PANELS * dim],
+                queries: &block.queries[first_panel * of_panel..][..PANELS * of_panel],
                 keys: block.keys,
-                key_stride,
                 values,
-                value_stride,
                 scores: block.scores,
                 out: &mut block.out[number * LANES * columns..][..LANES * columns],
                 columns,
@@ -235,7 +239,7 @@ fn attend<'s, S: Simd>(
             };
             simd.apart(Score {
                 slab: &mut slab,
-                dim,
+                vectors: key_vectors,
                 seen: keys,
             });
             for (panel, seen_keys) in keys.iter().enumerate() {
@@ -289,9 +293,8 @@ fn pack_queries<S: Simd>(
     block: &mut Block<'_>,
     panels: usize,
 ) {
-    let dim = attention.dim;
-    // The key tile is not in use yet.
-    let wide = &mut block.keys[..attention.vectors()];
+    let of_panel = attention.vectors() * WIDTH;
+    let wide = &mut block.row[..attention.vectors()];
     let rows = sequence.geometry.q_len() as usize;
     for lane in 0..panels * WIDTH {
         let query = task.queries.start + lane;
@@ -301,7 +304,7 @@ fn pack_queries<S: Simd>(
         } else {
             wide.fill([0.0; WIDTH]);
         }
-        let panel = &mut block.queries[lane / WIDTH * dim..][..dim];
+        let panel = &mut block.queries[lane / WIDTH * of_panel..][..of_panel];
         for (across, &value) in panel.iter_mut().zip(wide.as_flattened()) {
             across[lane % WIDTH] = value;
         }

@@ -6,7 +6,7 @@
 
 use super::panel::Slab;
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
-use super::tile::KEYS;
+use super::tile::{KEYS, PITCH, STRETCH};
 use std::ops::Range;
 
 /// Panels in a slab.
@@ -15,11 +15,12 @@ pub(super) const PANELS: usize = 3;
 /// Queries in a slab.
 pub(super) const LANES: usize = PANELS * WIDTH;
 
-/// Elements along the head dimension whose products are added up at a time: so many of a slab's queries take 24 kB.
-const STRETCH: usize = 128;
+/// Elements of a row whose products are computed without a branch between them.
+const STEP: usize = 4;
 
 const _: () = assert!(LANES.is_multiple_of(Shape::ROWS));
 const _: () = assert!(KEYS.is_multiple_of(Shape::ROWS));
+const _: () = assert!(STRETCH.is_multiple_of(4) && WIDTH.is_multiple_of(STEP));
 
 /// The smallest range that holds all of these.
 pub(super) fn union(ranges: &[Range<usize>]) -> Range<usize> {
@@ -45,8 +46,8 @@ fn active(seen: &[Range<usize>], keys: Range<usize>) -> Range<usize> {
 /// Products of the slab's queries with the keys that its panels see, in steps of a few keys.
 pub(super) struct Score<'a, 's> {
     pub(super) slab: &'a mut Slab<'s>,
-    /// Elements of a query.
-    pub(super) dim: usize,
+    /// Vectors of a key.
+    pub(super) vectors: usize,
     /// The keys that each panel sees.
     pub(super) seen: &'a [Range<usize>],
 }
@@ -56,14 +57,17 @@ impl Kernel for Score<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Score { slab, dim, seen } = self;
-        let stretch = dim.div_ceil(dim.div_ceil(STRETCH).max(1)).max(1);
-        for first in (0..dim).step_by(stretch) {
-            let along = first..dim.min(first + stretch);
+        let Score {
+            slab,
+            vectors,
+            seen,
+        } = self;
+        for first in (0..vectors).step_by(STRETCH) {
+            let along = first..vectors.min(first + STRETCH);
             match S::SHAPE {
-                Shape::Wide => score_stretch::<S, 8>(simd, slab, dim, &along, seen),
-                Shape::Six => score_stretch::<S, 6>(simd, slab, dim, &along, seen),
-                Shape::Two => score_stretch::<S, 2>(simd, slab, dim, &along, seen),
+                Shape::Wide => score_stretch::<S, 8>(simd, slab, vectors, &along, seen),
+                Shape::Six => score_stretch::<S, 6>(simd, slab, vectors, &along, seen),
+                Shape::Two => score_stretch::<S, 2>(simd, slab, vectors, &along, seen),
             }
         }
     }
@@ -73,7 +77,7 @@ impl Kernel for Score<'_, '_> {
 fn score_stretch<S: Simd, const ROWS: usize>(
     simd: S,
     slab: &mut Slab<'_>,
-    dim: usize,
+    vectors: usize,
     along: &Range<usize>,
     seen: &[Range<usize>],
 ) {
@@ -82,12 +86,12 @@ fn score_stretch<S: Simd, const ROWS: usize>(
         let panels = active(seen, first..first + ROWS);
         let mut at = (first, panels.start);
         match (S::SHAPE, panels.len()) {
-            (Shape::Wide, 3) => score_rows::<S, ROWS, 3>(simd, slab, dim, along, at),
-            (Shape::Wide, 2) => score_rows::<S, ROWS, 2>(simd, slab, dim, along, at),
+            (Shape::Wide, 3) => score_rows::<S, ROWS, 3>(simd, slab, vectors, along, at),
+            (Shape::Wide, 2) => score_rows::<S, ROWS, 2>(simd, slab, vectors, along, at),
             _ => {
                 for panel in panels {
                     at.1 = panel;
-                    score_rows::<S, ROWS, 1>(simd, slab, dim, along, at);
+                    score_rows::<S, ROWS, 1>(simd, slab, vectors, along, at);
                 }
             }
         }
@@ -98,20 +102,16 @@ fn score_stretch<S: Simd, const ROWS: usize>(
 fn score_rows<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
     slab: &mut Slab<'_>,
-    dim: usize,
+    vectors: usize,
     along: &Range<usize>,
     (first, panel): (usize, usize),
 ) {
-    let mut queries = [&slab.queries[..0]; COLUMNS];
+    let (of_panels, _) = slab.queries.as_chunks::<WIDTH>();
+    let mut queries = [of_panels; COLUMNS];
     for (c, queries) in queries.iter_mut().enumerate() {
-        *queries = &slab.queries[(panel + c) * dim..][along.clone()];
+        *queries = &of_panels[(panel + c) * vectors..][along.clone()];
     }
-    let stride = slab.key_stride * WIDTH;
-    let tile = &slab.keys.as_flattened()[first * stride..][..ROWS * stride];
-    let mut rows = [tile; ROWS];
-    for (r, row) in rows.iter_mut().enumerate() {
-        *row = &tile[r * stride..][along.clone()];
-    }
+    let rows = &slab.keys[along.start / STRETCH * (KEYS * PITCH) + first * PITCH..][..ROWS * PITCH];
     let scores = &mut slab.scores[first * PANELS + panel..][..(ROWS - 1) * PANELS + COLUMNS];
     let mut products = [[simd.splat(0.0); COLUMNS]; ROWS];
     if along.start > 0 {
@@ -121,15 +121,26 @@ fn score_rows<S: Simd, const ROWS: usize, const COLUMNS: usize>(
             }
         }
     }
-    for d in 0..along.len() {
-        let mut of = [simd.splat(0.0); COLUMNS];
+    for i in 0..along.len().min(STRETCH) {
+        let (mut across, mut key) = ([&queries[0][i]; COLUMNS], [&rows[i]; ROWS]);
         for c in 0..COLUMNS {
-            of[c] = simd.load(&queries[c][d]);
+            across[c] = &queries[c][i];
         }
         for r in 0..ROWS {
-            let key = simd.splat(rows[r][d]);
-            for c in 0..COLUMNS {
-                products[r][c] = simd.mul_add(key, of[c], products[r][c]);
+            key[r] = &rows[r * PITCH + i];
+        }
+        for first in (0..WIDTH).step_by(STEP) {
+            for d in first..first + STEP {
+                let mut of = [simd.splat(0.0); COLUMNS];
+                for c in 0..COLUMNS {
+                    of[c] = simd.load(&across[c][d]);
+                }
+                for r in 0..ROWS {
+                    let key = simd.splat(key[r][d]);
+                    for c in 0..COLUMNS {
+                        products[r][c] = simd.mul_add(key, of[c], products[r][c]);
+                    }
+                }
             }
         }
     }
@@ -223,9 +234,9 @@ fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     keys: &Range<usize>,
 ) {
     let columns = slab.columns;
-    let stride = slab.value_stride;
-    let weights = &slab.scores.as_flattened()[keys.start * LANES + query..];
-    let values = &slab.values[keys.start * stride + column..];
+    let weights = &slab.scores.as_flattened()[keys.start * LANES..keys.end * LANES];
+    let values = &slab.values[column / STRETCH * (KEYS * PITCH)..][..KEYS * PITCH];
+    let values = values[keys.start * PITCH..].as_chunks::<PITCH>().0;
     let decay = &slab.decay.as_flattened()[query..][..ROWS];
     let out = &mut slab.out[query * columns + column..][..(ROWS - 1) * columns + COLUMNS];
     let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
@@ -235,12 +246,13 @@ fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
             sums[r][c] = simd.multiply(out, simd.splat(decay[r]));
         }
     }
-    for j in 0..keys.len() {
-        let weights = &weights[j * LANES..][..ROWS];
-        let values = &values[j * stride..][..COLUMNS];
+    let (weights, _) = weights.as_chunks::<LANES>();
+    let within = column % STRETCH;
+    for (weights, row) in weights.iter().zip(values) {
+        let (weights, row) = (&weights[query..][..ROWS], &row[within..][..COLUMNS]);
         let mut of = [simd.splat(0.0); COLUMNS];
         for c in 0..COLUMNS {
-            of[c] = simd.load(&values[c]);
+            of[c] = simd.load(&row[c]);
         }
         for r in 0..ROWS {
             let weight = simd.splat(weights[r]);
@@ -272,7 +284,8 @@ fn weigh_with_care<const ROWS: usize>(
         for key in keys.clone() {
             let weight = weights[key * LANES + query];
             if weight != 0.0 {
-                let value: &Vector = &slab.values[key * slab.value_stride + column];
+                let at = column / STRETCH * (KEYS * PITCH) + key * PITCH + column % STRETCH;
+                let value: &Vector = &slab.values[at];
                 for (out, value) in out.iter_mut().zip(value) {
                     *out += weight * value;
                 }

@@ -17,7 +17,7 @@ use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::softmax::weights;
 use super::source::Stored;
-use super::tile::{Hidden, KEYS, look, read_bias, read_keys, read_values, stride};
+use super::tile::{Hidden, KEYS, Places, look, read_bias, read_keys, read_values, stride};
 use ascend_spec::DType;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -285,7 +285,8 @@ impl Tile<'_> {
         if !finite {
             strip.out.copy_from_slice(strip.before);
             let (rows, head) = (self.rows.clone(), self.task.kv_head);
-            read_values(simd, self.attention, self.sequence, head, rows, fetched);
+            let places = Places::Rows(&mut *fetched);
+            read_values(simd, self.attention, self.sequence, head, rows, places);
             self.outputs_with_care(strip, fetched);
         }
     }
@@ -301,8 +302,10 @@ impl Tile<'_> {
     ) {
         let (attention, sequence) = (self.attention, self.sequence);
         let (rows, head) = (self.rows.clone(), self.task.kv_head);
-        read_keys(simd, attention, sequence, head, rows.clone(), keys);
-        let finite = read_values(simd, attention, sequence, head, rows, values);
+        let places = Places::Rows(&mut *keys);
+        read_keys(simd, attention, sequence, head, rows.clone(), places);
+        let places = Places::Rows(&mut *values);
+        let finite = read_values(simd, attention, sequence, head, rows, places);
         let fetched = |vectors, row| Fetched {
             vectors,
             row: stride(row),
