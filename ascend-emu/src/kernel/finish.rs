@@ -1,10 +1,11 @@
 //! From running sums to output: division, rows without keys, parts of a split put together.
 
 use super::attention::{Attention, Sequence};
+use super::fetch::{Places, read_values, stride};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::tile::{KEYS, Places, quantise, read_mask, read_values, stride};
+use super::tile::{KEYS, quantise, read_mask};
 use ascend_spec::geometry::Runs;
 
 /// What attention to some keys leaves of each query: the maximum of its scores, which count in bits (times `log2 e`), the

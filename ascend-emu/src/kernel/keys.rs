@@ -119,7 +119,8 @@ impl Keys {
         of_rows
     }
 
-    /// Where the rows `keys` of the keys, or of the values, lie, if they are whole vectors of this type.
+    /// Where the rows `keys` of the keys, or of the values, lie, if they are whole vectors of this type. Without the rotary
+    /// part.
     #[inline(always)]
     pub(super) fn lines<T: Stored>(
         &self,
@@ -127,10 +128,29 @@ impl Keys {
         head: usize,
         keys: Range<usize>,
     ) -> Option<Lines<T>> {
-        if part.rope.is_some() {
-            return None;
-        }
-        let mut lines = Lines::new(part.dim / WIDTH);
+        self.lines_of([&part.prefix, &part.own], part.dim, head, keys)
+    }
+
+    /// Where the rotary part of the rows `keys` lies, if it is whole vectors of this type.
+    #[inline(always)]
+    pub(super) fn rope_lines<T: Stored>(
+        &self,
+        rope: &Source,
+        head: usize,
+        keys: Range<usize>,
+    ) -> Option<Lines<T>> {
+        self.lines_of([&Source::Nothing, rope], rope.sizes().dim, head, keys)
+    }
+
+    #[inline(always)]
+    fn lines_of<T: Stored>(
+        &self,
+        [prefix, own]: [&Source; 2],
+        dim: usize,
+        head: usize,
+        keys: Range<usize>,
+    ) -> Option<Lines<T>> {
+        let mut lines = Lines::new(dim / WIDTH);
         let mut key = keys.start;
         while key < keys.end {
             let spot = self.spot(key)?;
@@ -140,13 +160,8 @@ impl Keys {
                 Place::Pages(blocks) => blocks.size() - spot.row,
             };
             let count = left.min(keys.end - key);
-            let source = if spot.in_prefix {
-                &part.prefix
-            } else {
-                &part.own
-            };
-            let plain = T::of(source)?;
-            if plain.sizes().dim != part.dim {
+            let plain = T::of(if spot.in_prefix { prefix } else { own })?;
+            if plain.sizes().dim != dim {
                 return None;
             }
             let (first, stride) = plain.lines((spot.batch, head, spot.row), count)?;

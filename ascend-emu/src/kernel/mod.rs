@@ -43,6 +43,7 @@ mod cells;
 mod element;
 mod exp;
 mod factors;
+mod fetch;
 mod finish;
 mod keys;
 mod lines;

@@ -9,18 +9,19 @@
 //! in the first cache, where those of a whole block did not. That, and blocks of twice as many queries, made products that
 //! ran at 0.55 to 0.65 of the peak of AVX-512 run at 0.63 to 0.77.
 //!
-//! A thread needs `2 * 384 * d + 2 * 96 * (d + 16) + 96 * 48` floats for head dimension `d`: 0.5 MB at 128. More queries to
-//! a block fetch each tile less often; more keys to a tile touch the output less often; both are bounded by what the
-//! second cache holds.
+//! A thread needs `2 * 384 * d + 2 * 96 * 9/8 * d + 96 * 48` floats for head dimension `d`, rounded up to 128 in the second
+//! term: 0.5 MB at 128. More queries to a block fetch each tile less often; more keys to a tile touch the output less often;
+//! both are bounded by what the second cache holds.
 
 use super::attention::{Attention, Sequence};
+use super::fetch::{Places, read_keys, read_values, tile_vectors};
 use super::finish::State;
 use super::products::{LANES, PANELS, Score, Weigh, union};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::softmax::weights;
-use super::tile::{Hidden, KEYS, Places, look, read_bias, read_keys, read_values, tile_vectors};
+use super::tile::{Hidden, KEYS, look, read_bias};
 use ascend_spec::Tile;
 use std::ops::Range;
 

@@ -4,9 +4,10 @@
 //! the head dimension, while all keys pass; its weights and a few columns of values while all queries pass. Keys and
 //! values of the tile come from the second cache once for each slab.
 
+use super::fetch::{PITCH, STRETCH};
 use super::panel::Slab;
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
-use super::tile::{KEYS, PITCH, STRETCH};
+use super::tile::KEYS;
 use std::ops::Range;
 
 /// Panels in a slab.

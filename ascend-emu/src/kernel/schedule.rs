@@ -7,6 +7,7 @@ use super::simd::{Kernel, Level, Simd};
 use super::tile::KEYS;
 use super::{panel, strip};
 use rayon::prelude::*;
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,8 +43,7 @@ impl Task {
 /// Computes all of `attention`. Gives the bytes of working memory that this took.
 pub(super) fn compute(level: Level, attention: &Attention) -> usize {
     let mut blocks = blocks(attention);
-    // The longest first: what is left over at the end is short. Equal ones stay in order, near in memory.
-    blocks.sort_by_key(|block| std::cmp::Reverse(block.work()));
+    longest_first(&mut blocks);
     let busy = blocks.iter().filter(|block| !block.keys.is_empty()).count();
     let split = if busy == 0 || busy >= FEW_BLOCKS {
         1
@@ -149,6 +149,26 @@ fn blocks(attention: &Attention) -> Vec<Task> {
         }
     }
     blocks
+}
+
+/// Puts the key heads with most work first, and of each the longest blocks: what is left over at the end is short, and
+/// blocks that read the same keys and values stay together, which a cache may hold.
+fn longest_first(blocks: &mut [Task]) {
+    let head = |block: &Task| (block.sequence, block.kv_head);
+    let mut order = Vec::with_capacity(blocks.len());
+    for (number, of_head) in blocks.chunk_by(|a, b| head(a) == head(b)).enumerate() {
+        let work = of_head.iter().map(Task::work).fold(0, u64::saturating_add);
+        order.extend(
+            of_head
+                .iter()
+                .map(|block| (Reverse(work), number, Reverse(block.work()))),
+        );
+    }
+    let mut keyed: Vec<_> = order.into_iter().zip(blocks.iter().cloned()).collect();
+    keyed.sort_by_key(|(key, _)| *key);
+    for (place, (_, block)) in blocks.iter_mut().zip(keyed) {
+        *place = block;
+    }
 }
 
 /// Cuts the keys of `block` into at most `count` even ranges that are worth it, and adds the tasks.

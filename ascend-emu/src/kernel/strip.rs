@@ -10,6 +10,7 @@
 
 use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
+use super::fetch::{Places, read_keys, read_values, stride};
 use super::finish::State;
 use super::lines::{Converted, Fetched, Row, Rows};
 use super::schedule::Task;
@@ -17,7 +18,7 @@ use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::softmax::weights;
 use super::source::Stored;
-use super::tile::{Hidden, KEYS, Places, look, read_bias, read_keys, read_values, stride};
+use super::tile::{Hidden, KEYS, look, read_bias};
 use ascend_spec::DType;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -206,6 +207,9 @@ impl Tile<'_> {
         fetched: &mut [Vector],
     ) -> Option<()> {
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        if of.key.rope.is_some() {
+            return None;
+        }
         let rows = self.rows.clone();
         let keys = of.lines::<T>(&of.key, head, rows.clone())?;
         let values = of.lines::<T>(&of.value, head, rows)?;
@@ -229,6 +233,9 @@ impl Tile<'_> {
         fetched: &mut [Vector],
     ) -> Option<()> {
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        if of.key.rope.is_some() {
+            return None;
+        }
         let rows = self.rows.clone();
         let keys = of.lines::<i8>(&of.key, head, rows.clone())?;
         let values = of.lines::<i8>(&of.value, head, rows.clone())?;
@@ -549,8 +556,8 @@ fn add_row<S: Simd, R: Row, const QUERIES: usize, const COLUMNS: usize>(
     sums: &mut [[S::Register; COLUMNS]; QUERIES],
 ) {
     let mut of = [simd.splat(0.0); COLUMNS];
-    for c in 0..COLUMNS {
-        of[c] = row.at(simd, column + c);
+    for (c, of) in of.iter_mut().enumerate() {
+        *of = row.at(simd, column + c);
     }
     for r in 0..QUERIES {
         let weight = simd.splat(weights[r]);

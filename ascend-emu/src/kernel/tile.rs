@@ -1,10 +1,8 @@
-//! What the kernels fetch: tiles of keys and values in single precision, and of the mask tensor.
+//! What is known of a tile of keys before its products: who sees which of them, and what is added to the scores.
 
 use super::attention::{Attention, Sequence};
 use super::cells::Cover;
-use super::factors::Conversion;
-use super::keys::{Keys, Part};
-use super::simd::{Kernel, Simd, Vector, WIDTH};
+use super::simd::{Simd, Vector, WIDTH};
 use ascend_spec::Tile;
 use std::ops::Range;
 
@@ -13,129 +11,6 @@ pub(super) const KEYS: usize = 96;
 
 /// Of each key of a tile, the lanes that do not see it, a bit each.
 pub(super) type Hidden = [u16; KEYS];
-
-/// Vectors of a stretch. The rows of a tile that products read are cut into stretches: first so many vectors of every row,
-/// then the next ones. All rows of a stretch can be found from one address, whatever the head dimension.
-pub(super) const STRETCH: usize = 8;
-
-/// Vectors from row to row of a stretch. An odd number: rows that lie a power of two apart would get into each other's way
-/// in a cache.
-pub(super) const PITCH: usize = STRETCH + 1;
-
-/// Vectors of a tile, cut into stretches, whose rows take so many.
-pub(super) fn tile_vectors(row: usize) -> usize {
-    row.div_ceil(STRETCH) * KEYS * PITCH
-}
-
-/// Vectors from row to row, likewise odd, where whole rows lie behind each other.
-#[inline(always)]
-pub(super) fn stride(vectors: usize) -> usize {
-    vectors | 1
-}
-
-/// Where rows go.
-pub(super) enum Places<'a> {
-    /// Each a [`stride`] behind the one before.
-    Rows(&'a mut [Vector]),
-    /// Into a tile that is cut into stretches, from its row `first` on. `row` holds one row.
-    Tile {
-        tile: &'a mut [Vector],
-        first: usize,
-        row: &'a mut [Vector],
-    },
-}
-
-/// Reads the rows `keys` of the keys. Says whether all are finite.
-#[inline(always)]
-pub(super) fn read_keys<S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    kv_head: usize,
-    keys: Range<usize>,
-    places: Places<'_>,
-) -> bool {
-    simd.apart(ReadRows {
-        of: &sequence.keys,
-        part: &sequence.keys.key,
-        conversion: attention.key_conversion.as_ref(),
-        kv_head,
-        keys,
-        vectors: attention.vectors(),
-        places,
-    })
-}
-
-/// Reads the rows `keys` of the values. Says whether all are finite.
-#[inline(always)]
-pub(super) fn read_values<S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    kv_head: usize,
-    keys: Range<usize>,
-    places: Places<'_>,
-) -> bool {
-    simd.apart(ReadRows {
-        of: &sequence.keys,
-        part: &sequence.keys.value,
-        conversion: attention.value_conversion.as_ref(),
-        kv_head,
-        keys,
-        vectors: attention.columns(),
-        places,
-    })
-}
-
-/// Rows to read; says whether all elements are finite.
-struct ReadRows<'a> {
-    of: &'a Keys,
-    part: &'a Part,
-    conversion: Option<&'a Conversion>,
-    kv_head: usize,
-    keys: Range<usize>,
-    vectors: usize,
-    places: Places<'a>,
-}
-
-impl ReadRows<'_> {
-    #[inline(always)]
-    fn read<S: Simd>(&self, simd: S, key: usize, out: &mut [Vector], watch: &mut S::Register) {
-        let at = (self.kv_head, key);
-        self.of
-            .read(simd, self.part, self.conversion, at, (out, 1), watch);
-    }
-}
-
-impl Kernel for ReadRows<'_> {
-    type Output = bool;
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) -> bool {
-        let mut watch = simd.splat(0.0);
-        let mut places = std::mem::replace(&mut self.places, Places::Rows(&mut []));
-        let stride = stride(self.vectors);
-        for (j, key) in self.keys.clone().enumerate() {
-            let (out, cut) = match &mut places {
-                Places::Rows(rows) => (&mut rows[j * stride..], None),
-                Places::Tile { tile, first, .. } if self.vectors <= STRETCH => {
-                    (&mut tile[(*first + j) * PITCH..], None)
-                }
-                Places::Tile { tile, first, row } => (&mut **row, Some((tile, *first + j))),
-            };
-            self.read(simd, key, out, &mut watch);
-            if let Some((tile, j)) = cut {
-                let stretches = tile.chunks_exact_mut(KEYS * PITCH);
-                for (to, from) in stretches.zip(out[..self.vectors].chunks(STRETCH)) {
-                    to[j * PITCH..][..from.len()].copy_from_slice(from);
-                }
-            }
-        }
-        let mut watched = [0.0; WIDTH];
-        simd.store(watch, &mut watched);
-        watched.iter().all(|product| *product == 0.0)
-    }
-}
 
 /// Finds which keys of a tile some rows see. A lane is a query; `lanes(row)` are the bits of a row's. Gives the range
 /// that holds every visible key, counted from the tile's first, and whether `hidden` was filled because the rows do not

@@ -198,7 +198,7 @@ impl Simd for Avx2 {
         keys: [Self::Register; KEYS],
         sums: &mut [[__m256; QUERIES]; KEYS],
     ) {
-        for half in 0..2 {
+        for half in [0, 1] {
             for r in 0..QUERIES {
                 let query = self.load(&queries[r])[half];
                 for j in 0..KEYS {

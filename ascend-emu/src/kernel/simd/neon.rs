@@ -112,7 +112,7 @@ impl Simd for Neon {
         keys: [Four; KEYS],
         sums: &mut [[float32x4_t; QUERIES]; KEYS],
     ) {
-        for quarter in 0..4 {
+        for quarter in [0, 1, 2, 3] {
             for r in 0..QUERIES {
                 let query = self.load(&queries[r])[quarter];
                 for j in 0..KEYS {

@@ -1,0 +1,199 @@
+//! Tiles of keys and values, fetched: widened to single precision, stored integers as the values they mean.
+
+use super::attention::{Attention, Sequence};
+use super::factors::Conversion;
+use super::keys::{Keys, Part};
+use super::lines::{Row, Rows};
+use super::simd::{Kernel, Simd, Vector, WIDTH};
+use super::source::{Source, Stored};
+use super::tile::KEYS;
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// Rows that are asked for before they are read.
+const AHEAD: usize = 8;
+
+/// Vectors of a stretch. The rows of a tile that products read are cut into stretches: first so many vectors of every row,
+/// then the next ones. All rows of a stretch can be found from one address, whatever the head dimension.
+pub(super) const STRETCH: usize = 8;
+
+/// Vectors from row to row of a stretch. An odd number: rows that lie a power of two apart would get into each other's way
+/// in a cache.
+pub(super) const PITCH: usize = STRETCH + 1;
+
+/// Vectors of a tile, cut into stretches, whose rows take so many.
+pub(super) fn tile_vectors(row: usize) -> usize {
+    row.div_ceil(STRETCH) * KEYS * PITCH
+}
+
+/// Vectors from row to row, likewise odd, where whole rows lie behind each other.
+#[inline(always)]
+pub(super) fn stride(vectors: usize) -> usize {
+    vectors | 1
+}
+
+/// Where rows go.
+pub(super) enum Places<'a> {
+    /// Each a [`stride`] behind the one before.
+    Rows(&'a mut [Vector]),
+    /// Into a tile that is cut into stretches, from its row `first` on. `row` holds one row.
+    Tile {
+        tile: &'a mut [Vector],
+        first: usize,
+        row: &'a mut [Vector],
+    },
+}
+
+/// Reads the rows `keys` of the keys. Says whether all are finite.
+#[inline(always)]
+pub(super) fn read_keys<S: Simd>(
+    simd: S,
+    attention: &Attention,
+    sequence: &Sequence,
+    kv_head: usize,
+    keys: Range<usize>,
+    places: Places<'_>,
+) -> bool {
+    simd.apart(ReadRows {
+        of: &sequence.keys,
+        part: &sequence.keys.key,
+        conversion: attention.key_conversion.as_ref(),
+        kv_head,
+        keys,
+        vectors: attention.vectors(),
+        places,
+    })
+}
+
+/// Reads the rows `keys` of the values. Says whether all are finite.
+#[inline(always)]
+pub(super) fn read_values<S: Simd>(
+    simd: S,
+    attention: &Attention,
+    sequence: &Sequence,
+    kv_head: usize,
+    keys: Range<usize>,
+    places: Places<'_>,
+) -> bool {
+    simd.apart(ReadRows {
+        of: &sequence.keys,
+        part: &sequence.keys.value,
+        conversion: attention.value_conversion.as_ref(),
+        kv_head,
+        keys,
+        vectors: attention.columns(),
+        places,
+    })
+}
+
+/// Rows to read; says whether all elements are finite.
+struct ReadRows<'a> {
+    of: &'a Keys,
+    part: &'a Part,
+    conversion: Option<&'a Conversion>,
+    kv_head: usize,
+    keys: Range<usize>,
+    vectors: usize,
+    places: Places<'a>,
+}
+
+impl Places<'_> {
+    /// The place of vector `i` of row `j`, of rows that take so many.
+    #[inline(always)]
+    fn vector(&mut self, vectors: usize, j: usize, i: usize) -> &mut Vector {
+        match self {
+            Places::Rows(rows) => &mut rows[j * stride(vectors) + i],
+            Places::Tile { tile, first, .. } => {
+                &mut tile[i / STRETCH * (KEYS * PITCH) + (*first + j) * PITCH + i % STRETCH]
+            }
+        }
+    }
+}
+
+impl ReadRows<'_> {
+    /// Reads rows that are whole vectors of type `T`, not to be converted. `None`, with nothing done, for others.
+    #[inline(always)]
+    fn stream<T: Stored, S: Simd>(
+        &self,
+        simd: S,
+        places: &mut Places<'_>,
+        watch: &mut S::Register,
+    ) -> Option<()> {
+        let ReadRows { of, part, .. } = self;
+        let lines = of.lines::<T>(part, self.kv_head, self.keys.clone())?;
+        let Some(rope) = &part.rope else {
+            self.widen(simd, places, lines.view(), 0, watch);
+            return Some(());
+        };
+        let rope = of.rope_lines::<T>(rope, self.kv_head, self.keys.clone())?;
+        self.widen(simd, places, lines.view(), 0, watch);
+        self.widen(simd, places, rope.view(), part.dim / WIDTH, watch);
+        Some(())
+    }
+
+    /// Widens rows into their places from vector `first` on.
+    #[inline(always)]
+    fn widen<S: Simd, R: Rows>(
+        &self,
+        simd: S,
+        places: &mut Places<'_>,
+        rows: R,
+        first: usize,
+        watch: &mut S::Register,
+    ) {
+        let mut own = *watch;
+        for j in 0..self.keys.len() {
+            rows.prefetch(j + AHEAD);
+            let row = rows.row(j);
+            for i in 0..row.vectors() {
+                let value = row.at(simd, i);
+                simd.store(value, places.vector(self.vectors, j, first + i));
+                own = simd.mul_add(value, simd.splat(0.0), own);
+            }
+        }
+        *watch = own;
+    }
+
+    /// Reads any rows, one by one.
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, simd: S, places: &mut Places<'_>, watch: &mut S::Register) {
+        let stride = stride(self.vectors);
+        for (j, key) in self.keys.clone().enumerate() {
+            let at = (self.kv_head, key);
+            let out = match places {
+                Places::Rows(rows) => &mut rows[j * stride..],
+                Places::Tile { row, .. } => &mut **row,
+            };
+            self.of
+                .read(simd, self.part, self.conversion, at, (out, 1), watch);
+            if let Places::Tile { tile, first, row } = places {
+                let stretches = tile.chunks_exact_mut(KEYS * PITCH);
+                for (to, from) in stretches.zip(row[..self.vectors].chunks(STRETCH)) {
+                    to[(*first + j) * PITCH..][..from.len()].copy_from_slice(from);
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for ReadRows<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) -> bool {
+        let mut watch = simd.splat(0.0);
+        let mut places = std::mem::replace(&mut self.places, Places::Rows(&mut []));
+        let streamed = match (self.conversion, &self.part.own) {
+            (Some(_), _) => None,
+            (None, Source::Half(_)) => self.stream::<f16, S>(simd, &mut places, &mut watch),
+            (None, Source::Brain(_)) => self.stream::<bf16, S>(simd, &mut places, &mut watch),
+            (None, _) => self.stream::<f32, S>(simd, &mut places, &mut watch),
+        };
+        if streamed.is_none() {
+            self.fetch(simd, &mut places, &mut watch);
+        }
+        let mut watched = [0.0; WIDTH];
+        simd.store(watch, &mut watched);
+        watched.iter().all(|product| *product == 0.0)
+    }
+}
