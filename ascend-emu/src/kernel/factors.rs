@@ -140,13 +140,11 @@ impl Factors {
         channels.copied().unwrap_or([one; WIDTH])
     }
 
-    /// The same in a register.
-    #[inline(always)]
-    fn register<S: Simd>(&self, simd: S, head: usize, i: usize, one: f32) -> S::Register {
-        match self.channels.get(head * self.vectors + i) {
-            Some(channels) => simd.load(channels),
-            None => simd.splat(one),
-        }
+    /// The numbers of a head's elements, or none where rows have one for all.
+    fn of_head(&self, head: usize) -> &[Vector] {
+        let first = head.saturating_mul(self.vectors);
+        let channels = self.channels.get(first..).unwrap_or_default();
+        channels.get(..self.vectors).unwrap_or_default()
     }
 
     /// The number of a row, where one stands for all elements.
@@ -245,20 +243,12 @@ impl Conversion {
         (scale, offset.map_or(0.0, |it| it.one((batch, head, row))))
     }
 
-    /// The values of vector `i` of a row with this scale and offset, unless its elements have their own.
-    #[inline(always)]
-    pub(super) fn value<S: Simd>(
-        &self,
-        simd: S,
-        stored: S::Register,
-        (head, i): (usize, usize),
-        (scale, offset): (f32, f32),
-    ) -> S::Register {
-        let stored = match &self.offset {
-            Some(factors) => simd.add(stored, factors.register(simd, head, i, offset)),
-            None => stored,
-        };
-        simd.multiply(stored, self.scale.register(simd, head, i, scale))
+    /// What is the same for all rows of a head.
+    pub(super) fn of_head(&self, head: usize) -> OfHead<'_> {
+        OfHead {
+            scales: self.scale.of_head(head),
+            offsets: self.offset.as_ref().map(|it| it.of_head(head)),
+        }
     }
 
     /// Turns the values of a row into numbers to store, not rounded yet.
@@ -278,5 +268,39 @@ impl Conversion {
                 }
             }
         }
+    }
+}
+
+/// Scales and offsets of the elements of a head; empty where rows have one for all.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfHead<'a> {
+    scales: &'a [Vector],
+    offsets: Option<&'a [Vector]>,
+}
+
+impl OfHead<'_> {
+    /// The values of vector `i` of a row with this scale and offset, unless its elements have their own.
+    #[inline(always)]
+    pub(super) fn value<S: Simd>(
+        self,
+        simd: S,
+        stored: S::Register,
+        i: usize,
+        (scale, offset): (f32, f32),
+    ) -> S::Register {
+        let stored = match self.offsets {
+            Some(offsets) => simd.add(stored, either(simd, offsets, i, offset)),
+            None => stored,
+        };
+        simd.multiply(stored, either(simd, self.scales, i, scale))
+    }
+}
+
+/// Vector `i` of `each`, or `one` where there is none.
+#[inline(always)]
+fn either<S: Simd>(simd: S, each: &[Vector], i: usize, one: f32) -> S::Register {
+    match each.get(i) {
+        Some(each) => simd.load(each),
+        None => simd.splat(one),
     }
 }

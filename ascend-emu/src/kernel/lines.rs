@@ -1,7 +1,7 @@
 //! The rows of a tile where they lie, for kernels that read each of them once or twice only.
 
 use super::element::Element;
-use super::factors::Conversion;
+use super::factors::OfHead;
 use super::simd::{Simd, Vector, WIDTH};
 use super::tile::KEYS;
 
@@ -145,8 +145,7 @@ impl<T: Element> Row for Line<T> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Converted<'a, T> {
     pub(super) lines: View<'a, T>,
-    pub(super) conversion: &'a Conversion,
-    pub(super) head: usize,
+    pub(super) of_head: OfHead<'a>,
     /// Scale and offset of each row.
     pub(super) of_rows: &'a OfRows,
 }
@@ -155,8 +154,7 @@ pub(super) struct Converted<'a, T> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConvertedLine<'a, T> {
     line: Line<T>,
-    conversion: &'a Conversion,
-    head: usize,
+    of_head: OfHead<'a>,
     of_row: (f32, f32),
 }
 
@@ -171,8 +169,7 @@ impl<'a, T: Element> Rows for Converted<'a, T> {
         let lines: [Line<T>; COUNT] = self.lines.rows(j);
         let mut converted = [ConvertedLine {
             line: lines[0],
-            conversion: self.conversion,
-            head: self.head,
+            of_head: self.of_head,
             of_row: (0.0, 0.0),
         }; COUNT];
         for (i, line) in converted.iter_mut().enumerate() {
@@ -197,8 +194,7 @@ impl<T: Element> Row for ConvertedLine<'_, T> {
     #[inline(always)]
     fn at<S: Simd>(self, simd: S, i: usize) -> S::Register {
         let stored = self.line.at(simd, i);
-        self.conversion
-            .value(simd, stored, (self.head, i), self.of_row)
+        self.of_head.value(simd, stored, i, self.of_row)
     }
 }
 

@@ -242,12 +242,12 @@ impl Tile<'_> {
         let next = of.lines::<i8>(&of.key, head, self.next()).unwrap_or(keys);
         let key_rows = of.of_rows(of_key, head, rows.clone());
         let value_rows = of.of_rows(of_value, head, rows);
-        let converted = |lines, conversion, of_rows| Converted {
+        let converted = |lines, of_head, of_rows| Converted {
             lines,
-            conversion,
-            head,
+            of_head,
             of_rows,
         };
+        let (of_key, of_value) = (of_key.of_head(head), of_value.of_head(head));
         let keys = converted(keys.view(), of_key, &key_rows);
         let values = converted(values.view(), of_value, &value_rows);
         let next = converted(next.view(), of_key, &key_rows);
