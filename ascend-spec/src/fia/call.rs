@@ -170,6 +170,11 @@ impl<'a> FiaCall<'a> {
         }
     }
 
+    /// `sparse_mode` as the operator reads it: in 32 bits.
+    pub(in crate::fia) fn mode(&self) -> i64 {
+        i64::from(self.sparse_mode as i32)
+    }
+
     /// The mask that counts: one without elements is as good as none.
     pub fn mask(&self) -> Option<&TensorDesc> {
         self.atten_mask.as_ref().filter(|mask| !mask.is_empty())

@@ -153,7 +153,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
             Some(_) => MaskUse::Compressed,
             None => MaskUse::None,
         };
-        let mode = SparseMode::from_acl(f.call.sparse_mode).unwrap_or(SparseMode::DefaultMask);
+        let mode = SparseMode::from_acl(f.call.mode()).unwrap_or(SparseMode::DefaultMask);
         return Ok((Work::Attend, mode, usage));
     }
     if paged::unchecked(f.call, f.key) {

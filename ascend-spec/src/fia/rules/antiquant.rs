@@ -150,7 +150,7 @@ fn split_few(f: &Facts<'_>) -> Result<(), Refusal> {
 /// Paged prefill: per-channel scales of a FLOAT16 query under mode 3.
 fn paged_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
-    let mode = SparseMode::from_acl(call.sparse_mode);
+    let mode = SparseMode::from_acl(call.mode());
     require!(
         f.query.dtype == DType::Float16
             && f.kv_dtype() == DType::Int8
@@ -165,7 +165,10 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         PREFILL,
         format_args!(
             "{} {} query, innerPrecise {}, sparseMode {}",
-            f.query.dtype, f.layout, call.inner_precise, call.sparse_mode
+            f.query.dtype,
+            f.layout,
+            call.inner_precise,
+            call.mode()
         ),
         "FLOAT16 in BSH or BSND, INT8 keys, split scales of mode 0, innerPrecise 1, sparseMode 3 with a mask, no position bias",
     );
@@ -437,14 +440,14 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
     );
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let fits = match (f.q.rows, call.mask()) {
-        (1, None) => call.sparse_mode == 0,
+        (1, None) => call.mode() == 0,
         (1, Some(_)) | (_, None) => false,
-        (_, Some(mask)) => call.sparse_mode == 3 && *mask.shape == [size, size],
+        (_, Some(mask)) => call.mode() == 3 && *mask.shape == [size, size],
     };
     require!(
         fits,
         NZ_MODE,
-        format_args!("sparseMode {}, {} rows", call.sparse_mode, f.q.rows),
+        format_args!("sparseMode {}, {} rows", call.mode(), f.q.rows),
         "mode 0 without a mask for single rows, mode 3 with the [2048, 2048] mask for several",
     );
     Ok(())

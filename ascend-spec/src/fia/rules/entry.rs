@@ -250,7 +250,7 @@ pub(in crate::fia) fn route(
             let several = (2..=FiaCall::MOST_DECODE_ROWS).contains(&q.rows);
             q.rows == 1
                 || (several && (q.dim == 512 && rope || at.key.shape.rank() == 5))
-                || (call.sparse_mode == 4 && rope && q.dim == 512)
+                || (call.mode() == 4 && rope && q.dim == 512)
         }
     };
     if decode {

@@ -58,7 +58,7 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     };
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     if let Some(mode @ (SparseMode::RightDownCausal | SparseMode::Band)) =
-        Operator::FusedInferAttentionScore.sparse_mode(f.call.sparse_mode)
+        Operator::FusedInferAttentionScore.sparse_mode(f.call.mode())
     {
         require!(
             *mask.shape == [size, size],
@@ -114,10 +114,10 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
 }
 
 fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
-    let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.call.sparse_mode) else {
+    let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.call.mode()) else {
         return Err(broken(
             &MODE,
-            f.call.sparse_mode,
+            f.call.mode(),
             "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)",
             MODE.fix,
         )

@@ -160,7 +160,7 @@ pub(in crate::fia) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return paired(f);
     };
-    let sliding = call.sparse_mode == SparseMode::Band.acl();
+    let sliding = call.mode() == SparseMode::Band.acl();
     require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false",);
     require!(
         f.out.dtype == f.query.dtype,
@@ -285,7 +285,7 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
         heads,
         "1, 2, 4, 8, 16, 32, 64, 128",
     );
-    let sliding = f.call.sparse_mode == SparseMode::Band.acl();
+    let sliding = f.call.mode() == SparseMode::Band.acl();
     let rows = if f.packed() {
         packed::longest_query(f)
     } else {
@@ -420,8 +420,8 @@ fn lengths(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
-    let mode = f.call.sparse_mode;
+pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
+    let mode = f.call.mode();
     let mask = f.call.mask();
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let square = mask.is_some_and(|mask| *mask.shape == [size, size]);

@@ -88,7 +88,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     }
     output(f, true)?;
     let channel = count(&call.quant_scale2) > 1;
-    let band = SparseMode::from_acl(call.sparse_mode) == Some(SparseMode::Band);
+    let band = SparseMode::from_acl(call.mode()) == Some(SparseMode::Band);
     let negative = band && (call.pre_tokens < 0 || call.next_tokens < 0);
     require!(
         !channel || !(super::padding::given(f) || call.softmax_lse_flag || negative),

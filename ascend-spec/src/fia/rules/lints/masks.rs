@@ -21,6 +21,9 @@ rules! {
     MODE_FULL = "sparse_mode.left_up_decode", Lint, V1, "check J12",
         "in the decode path mode 2 comes with no mask",
         "pass mode 1 if the mask is a full one, mode 0 without a mask to see every key";
+    MODE_WIDE = "sparse_mode.wide", Lint, V1, "entry and routing, sparseMode",
+        "sparseMode is a number of 32 bits",
+        "pass a mode from 0 to 4: the operator reads the lower 32 bits";
     HEADS = "atten_mask.head_axis", Lint, V1, "checks E4.3, J12",
         "the axes of a full mask between batch and keys have size 1, but for the rows of several query rows",
         "the operator has one mask for all heads: drop the axis";
@@ -28,10 +31,17 @@ rules! {
 
 pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let call = p.call;
-    let mode = Operator::FusedInferAttentionScore.sparse_mode(call.sparse_mode);
+    let mode = Operator::FusedInferAttentionScore.sparse_mode(call.mode());
     let unmasked = p.mask == MaskUse::None;
     let decode = p.route == Route::Decode;
     tokens(p, mode, report);
+    lint!(
+        report,
+        call.mode() == call.sparse_mode,
+        MODE_WIDE,
+        call.sparse_mode,
+        "0 to 4",
+    );
     if decode {
         lint!(
             report,

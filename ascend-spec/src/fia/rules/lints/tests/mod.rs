@@ -266,6 +266,9 @@ fn masked(found: &mut Found, prefill: &FiaCall<'_>, decode: &FiaCall<'_>) {
     }
     found.clean(&with(decode, |c| c.sparse_mode = 3));
     found.breaks("sparse_mode.unchecked", with(decode, |c| c.sparse_mode = 7));
+    for call in [decode, prefill] {
+        found.breaks("sparse_mode.wide", with(call, |c| c.sparse_mode = 1 << 32));
+    }
     found.breaks(
         "sparse_mode.left_up_decode",
         with(decode, |c| {
