@@ -47,9 +47,15 @@ impl<'a> FiaCall<'a> {
             rows: 0,
             dim: 0,
         };
+        let nibbles = lists::nibbles(version, &at);
         let extents = |desc: &TensorDesc| match cache {
             Some(cache) => paged::extents(cache, desc, kv_heads),
-            None => lists::extents(layout, desc, kv_heads),
+            None => layout.input().extents(&desc.shape, kv_heads),
+        };
+        let counted = |desc: &TensorDesc| {
+            let of = extents(desc)?;
+            let dim = of.dim.saturating_mul(nibbles);
+            Some(Extents { dim, ..of })
         };
         if cache.is_none() {
             lists::rank(layout, at.key, at.value)?;
@@ -72,9 +78,10 @@ impl<'a> FiaCall<'a> {
             batch,
             q,
             kv_heads,
+            nibbles,
             cache,
-            k: extents(at.key).unwrap_or(none),
-            v: extents(at.value).unwrap_or(none),
+            k: counted(at.key).unwrap_or(none),
+            v: counted(at.value).unwrap_or(none),
             kv_list,
             key_rows: match cache {
                 Some(_) => paged::capacity(self),
@@ -98,7 +105,9 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     if entry::empty_query(&operands(f), f.route)? {
         return Ok((Work::Nothing, unmasked.0, unmasked.1));
     }
-    if !f.packed() {
+    if !f.packed() && (f.k.dim, f.v.dim) != (f.q.dim, f.q.dim) {
+        // INT32 beside INT4 shows here first.
+        lists::dtypes(f)?;
         heads::equal_dims(f.q, f.k.dim, f.v.dim)?;
     }
     if f.key.is_empty() || f.value.is_empty() {

@@ -1,6 +1,7 @@
 //! A call that holds every rule, resolved to what a kernel needs.
 
 use super::quantisation::{Affine, Grid};
+use super::resolve::rows;
 use super::rules::lengths;
 use super::{Cache, FiaCall, Operand, Slopes};
 use crate::layout::View;
@@ -364,18 +365,18 @@ impl<'a> Problem<'a> {
                 ..self.first
             };
         }
-        let rows = |first: Rows, desc: Option<&TensorDesc>, dim: usize| {
-            let view = desc.and_then(|desc| self.layout.input().view(desc, dim as i64));
+        let one = |first: Rows, desc: Option<&TensorDesc>, dim: usize| {
+            let own = desc.map(|desc| rows(self.layout.input(), desc, dim as i64));
             Rows {
-                view: view.unwrap_or(first.view),
+                view: own.map_or(first.view, |own| own.view),
                 ..first
             }
         };
         KeyValue {
             list_index: b,
             batch: 0,
-            key: rows(self.first.key, self.call.key.get(b), self.head_dim),
-            value: rows(self.first.value, self.call.value.get(b), self.value_dim),
+            key: one(self.first.key, self.call.key.get(b), self.head_dim),
+            value: one(self.first.value, self.call.value.get(b), self.value_dim),
             key_rope: self.first.key_rope,
         }
     }

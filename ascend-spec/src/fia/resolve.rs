@@ -77,6 +77,16 @@ pub(super) fn resolve<'a>(
     }
     problem.pages = pages(f);
     problem.prefix = shared_prefix(f);
+    let prefixes = [&call.key_shared_prefix, &call.value_shared_prefix];
+    if prefixes
+        .into_iter()
+        .flatten()
+        .any(|prefix| prefix.dtype == DType::Int32)
+    {
+        return Err(Unsupported {
+            feature: "a shared prefix (keySharedPrefix) of INT32",
+        });
+    }
     problem.padded = (
         f.prefill() && call.query_padding_size.is_some() && !f.packed(),
         padding::in_force(f),
@@ -277,7 +287,7 @@ fn shared_prefix(f: &Facts<'_>) -> Option<Prefix> {
 }
 
 /// Rows of a tensor whose rank the rules have checked.
-fn rows(axes: Axes, desc: &TensorDesc, dim: i64) -> Rows {
+pub(super) fn rows(axes: Axes, desc: &TensorDesc, dim: i64) -> Rows {
     let view = axes.view(desc, dim).unwrap_or(View {
         offset: 0,
         batch: 0,

@@ -1,7 +1,7 @@
 //! Versions of the operator, and which one a call needs.
 
-use crate::Soc;
 use crate::fia::FiaCall;
+use crate::{DType, Soc};
 use std::fmt;
 
 /// A version of FusedInferAttentionScore: each adds arguments to the one before.
@@ -9,7 +9,8 @@ use std::fmt;
 pub enum Version {
     /// CANN 7.0 and later.
     V1,
-    /// Adds separate key and value antiquantisation and the shared prefix.
+    /// Adds separate key and value antiquantisation, keys and values of INT32 that hold eight INT4 each, and the shared
+    /// prefix.
     V2,
     /// Adds the rotary parts of multi-head latent attention.
     V3,
@@ -81,6 +82,9 @@ impl Version {
             || call.actual_shared_prefix_len.is_some()
             || call.key_antiquant_mode != 0
             || call.value_antiquant_mode != 0
+            // Only from here on are they eight INT4 each.
+            || call.key.iter().any(|key| key.dtype == DType::Int32)
+            || call.value.iter().any(|value| value.dtype == DType::Int32)
         {
             Version::V2
         } else {

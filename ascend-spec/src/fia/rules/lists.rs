@@ -1,17 +1,17 @@
 //! Key and value: dtype, rank, batch, and lists of one tensor a sequence.
 
-use super::{Facts, unpacked};
-use crate::fia::{FiaCall, Route};
-use crate::layout::Extents;
+use super::Facts;
+use super::entry::Operands;
+use crate::fia::{FiaCall, Route, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal, TensorDesc};
 
 rules! {
-    KEY_VALUE_DTYPE = "value.dtype_of_key", TILING_ERROR, V1, "check D3",
+    KEY_VALUE_DTYPE = "value.dtype_of_key", TILING_ERROR, V1, "checks A5, D3",
         "key and value have one dtype",
         "convert every key and value to one dtype";
-    KEY_DTYPE = "key.dtype_of_query", TILING_ERROR, V1, "checks D3, F3",
-        "key and value have the query's dtype, or are INT8 or INT4 with antiquantisation",
+    KEY_DTYPE = "key.dtype_of_query", TILING_ERROR, V1, "checks A5, D3, F3",
+        "key and value have the query's dtype, or are INT8 or INT4 (INT32 of eight INT4 from V2 on) with antiquantisation",
         "convert key and value to the query's dtype";
     KEY_RANK = "key.rank", TILING_ERROR, V1, "checks B13, D13",
         "key and value have as many axes as the layout",
@@ -36,13 +36,14 @@ rules! {
         "give all tensors of the list the same heads and head dimension";
 }
 
-/// Extents of a key or value that is not paged, packed nibbles counted one by one.
-pub(in crate::fia) fn extents(layout: Layout, desc: &TensorDesc, kv_heads: i64) -> Option<Extents> {
-    let mut of = layout.input().extents(&desc.shape, kv_heads)?;
-    if desc.dtype == DType::Int32 {
-        of.dim = of.dim.saturating_mul(8);
+/// Elements in one of key and value: from V2 on, INT32 of both is eight INT4 in each.
+pub(in crate::fia) fn nibbles(version: Version, at: &Operands<'_>) -> i64 {
+    let words = at.key.dtype == DType::Int32 && at.value.dtype == DType::Int32;
+    if words && version != Version::V1 {
+        8
+    } else {
+        1
     }
-    Some(of)
 }
 
 /// Whether every batch entry has its own key and value tensor.
@@ -67,14 +68,14 @@ pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
     } else {
         1
     };
-    let first = unpacked(f.key.dtype);
+    let first = f.key.dtype;
     let mut all = f
         .call
         .key
         .iter()
         .take(used)
         .chain(f.call.value.iter().take(used));
-    if let Some(desc) = all.find(|desc| unpacked(desc.dtype) != first) {
+    if let Some(desc) = all.find(|desc| desc.dtype != first) {
         return Err(crate::rule::broken(
             &KEY_VALUE_DTYPE,
             format_args!("{} beside {}", desc.dtype, f.key.dtype),
@@ -83,9 +84,9 @@ pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
         )
         .into());
     }
-    let fits = match f.query.dtype {
-        DType::Int8 => first == DType::Int8,
-        half => first == half || matches!(first, DType::Int8 | DType::Int4),
+    let fits = match (f.query.dtype, f.kv_dtype()) {
+        (DType::Int8, key) => key == DType::Int8,
+        (half, key) => key == half || matches!(key, DType::Int8 | DType::Int4),
     };
     require!(
         fits,
@@ -200,7 +201,7 @@ pub(in crate::fia) fn longest(
     list: bool,
 ) -> i64 {
     let used = if list { usize::MAX } else { 1 };
-    let rows = |key: &TensorDesc| Some(extents(layout, key, kv_heads)?.rows);
+    let rows = |key: &TensorDesc| Some(layout.input().extents(&key.shape, kv_heads)?.rows);
     call.key
         .iter()
         .take(used)

@@ -78,6 +78,8 @@ pub(in crate::fia) struct Facts<'a> {
     pub(in crate::fia) q: Extents,
     /// Heads of key and value, with 0 resolved.
     pub(in crate::fia) kv_heads: i64,
+    /// Elements in one of key and value: eight INT4 where both are INT32.
+    pub(in crate::fia) nibbles: i64,
     /// How the cache lies, if it is paged.
     pub(in crate::fia) cache: Option<Cache>,
     /// Extents of the first key; of a paged cache: blocks and tokens in a block.
@@ -111,7 +113,10 @@ impl Facts<'_> {
 
     /// Dtype of key and value, with packed nibbles named for what they are.
     pub(in crate::fia) fn kv_dtype(&self) -> DType {
-        unpacked(self.key.dtype)
+        match self.nibbles {
+            1 => self.key.dtype,
+            _ => DType::Int4,
+        }
     }
 
     /// Whether key and value are quantised and the query is not.
@@ -139,7 +144,7 @@ impl Facts<'_> {
         if !self.kv_list {
             return self.key_rows;
         }
-        let extents = |key| lists::extents(self.layout, key, self.kv_heads);
+        let extents = |key: &TensorDesc| self.layout.input().extents(&key.shape, self.kv_heads);
         self.call
             .key
             .get(b)

@@ -94,18 +94,14 @@ pub(in crate::fia) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) ->
             dim,
         })
     };
-    let mut of = match (cache, &desc.shape[..]) {
+    match (cache, &desc.shape[..]) {
         (Cache::BnBsH, &[bn, bs, h]) if kv_heads > 0 && h % kv_heads == 0 => {
             of(bn, kv_heads, bs, h / kv_heads)
         }
         (Cache::BnNBsD, &[bn, n, bs, d]) => of(bn, n, bs, d),
         (Cache::Nz, &[bn, n, d1, bs, d0]) => of(bn, n, bs, d1.saturating_mul(d0)),
         _ => None,
-    }?;
-    if desc.dtype == DType::Int32 {
-        of.dim = of.dim.saturating_mul(8);
     }
-    Some(of)
 }
 
 /// Keys that a row of the block table can hold.

@@ -2,7 +2,7 @@
 
 use super::Facts;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{DType, Refusal, TensorDesc};
 
 rules! {
     PAIR = "shared_prefix.pair", TILING_ERROR, V2, "check E5.3",
@@ -11,7 +11,7 @@ rules! {
     SHAPE = "shared_prefix.shape", TILING_ERROR, V2, "check E5.3",
         "both prefixes have batch 1, at least one row, and the heads and head dimension of key and value",
         "shape the prefixes as the keys, with batch 1";
-    DTYPE = "shared_prefix.dtype", TILING_ERROR, V2, "checks E5.3, J21",
+    DTYPE = "shared_prefix.dtype", TILING_ERROR, V2, "checks A5, E5.3, J21",
         "the prefixes have the key's dtype in the decode path",
         "convert the prefixes to the key's dtype";
     LENGTH = "shared_prefix.length", TILING_ERROR, V2, "checks E5.4, F4",
@@ -45,7 +45,8 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         "a shared prefix with one of them",
         "none of them",
     );
-    let extents = |desc| super::lists::extents(f.layout, desc, f.kv_heads);
+    // INT32 is what it is here: only key and value hold eight INT4 in each.
+    let extents = |desc: &TensorDesc| f.layout.input().extents(&desc.shape, f.kv_heads);
     let fits = match (extents(key), extents(value)) {
         (Some(k), Some(v)) => {
             k.batch == 1
@@ -63,10 +64,10 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("batch 1, {} heads of {}, equal rows", f.k.heads, f.k.dim),
     );
     require!(
-        f.prefill() || (key.dtype == f.key.dtype && key.dtype == value.dtype),
+        f.prefill() || (key.dtype == f.kv_dtype() && key.dtype == value.dtype),
         DTYPE,
         format_args!("{} and {}", key.dtype, value.dtype),
-        f.key.dtype,
+        f.kv_dtype(),
     );
     if let Some(lengths) = call.actual_shared_prefix_len
         && !lengths.is_empty()

@@ -1,7 +1,6 @@
 //! Keys and values that are not looked at, and limits that only the documents know.
 
 use super::{Report, lint};
-use crate::fia::rules::unpacked;
 use crate::fia::{Problem, Route};
 use crate::rule::rules;
 
@@ -54,12 +53,12 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         used,
     );
     if p.kv_list {
-        let first = call.key.first().map(|key| unpacked(key.dtype));
+        let first = call.key.first().map(|key| key.dtype);
         let other = call
             .key
             .iter()
             .chain(call.value)
-            .find(|desc| Some(unpacked(desc.dtype)) != first);
+            .find(|desc| Some(desc.dtype) != first);
         if let Some(other) = other {
             lint!(report, false, LIST_DTYPE, other, "the first key's dtype");
         }

@@ -15,18 +15,12 @@ rules! {
 
 pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let call = p.call;
-    let Some(key) = call.key.first() else { return };
+    let key = p.first.key.dtype;
     for prefix in [&call.key_shared_prefix, &call.value_shared_prefix]
         .into_iter()
         .flatten()
     {
-        lint!(
-            report,
-            prefix.dtype == key.dtype,
-            DTYPE,
-            prefix.dtype,
-            key.dtype,
-        );
+        lint!(report, prefix.dtype == key, DTYPE, prefix.dtype, key,);
     }
     lint!(
         report,
