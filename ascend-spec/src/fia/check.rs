@@ -36,11 +36,7 @@ impl<'a> FiaCall<'a> {
         let q = entry::query(self, layout, at.query)?;
         let route = entry::route(self, layout, q, &at);
         let kv_heads = heads::kv_heads(self);
-        // The decode path tells the cache's format by the value.
-        let cache = match route {
-            Route::Decode => paged::cache(self, at.value)?,
-            Route::Prefill => paged::cache(self, at.key)?,
-        };
+        let cache = paged::cache(self, at.key, route)?;
         let none = Extents {
             batch: 0,
             heads: 0,

@@ -1,6 +1,6 @@
 //! Grids of scales and offsets: which of their values applies to which element.
 
-use super::rules::Facts;
+use super::rules::{Facts, output};
 use super::{AntiquantMode, FiaCall, Operand};
 use crate::{Axes, DType, TensorDesc, View};
 
@@ -89,7 +89,8 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
     }
     // The operator holds the shape of merged mode 2 against that of mode 0.
     let mode = if merged && mode == 2 { 0 } else { mode };
-    let (n, d) = (f.kv_heads, if half == 0 { f.q.dim } else { f.v.dim });
+    let value_dim = output::value_dim(f);
+    let (n, d) = (f.kv_heads, if half == 0 { f.q.dim } else { value_dim });
     let last = desc.shape.last().copied().unwrap_or(1);
     let bs = call.block_size;
     let view = |batch, head, row, dim| View {
@@ -110,11 +111,11 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
             false,
             f.batch.saturating_mul(n).saturating_mul(last),
         ),
-        AntiquantMode::PerTokenPaged => (view(bs, 0, 1, 0), true, f.k.batch.saturating_mul(bs)),
+        AntiquantMode::PerTokenPaged => (view(bs, 0, 1, 0), true, f.blocks().saturating_mul(bs)),
         AntiquantMode::PerTokenHeadPaged => (
             view(n.saturating_mul(bs), bs, 1, 0),
             true,
-            f.k.batch.saturating_mul(n).saturating_mul(bs),
+            f.blocks().saturating_mul(n).saturating_mul(bs),
         ),
     };
     let by_token = matches!(mode, AntiquantMode::PerToken | AntiquantMode::PerTokenHead);
@@ -174,7 +175,7 @@ pub(super) fn output(f: &Facts<'_>) -> Option<Affine> {
         scalar(0)
     } else {
         View {
-            head: f.v.dim,
+            head: output::value_dim(f),
             dim: 1,
             ..scalar(0)
         }

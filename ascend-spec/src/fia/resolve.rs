@@ -3,7 +3,7 @@
 use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
 use super::rules::{Facts, output, padding, prefix, pse};
 use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Slopes, Work, quantisation};
-use crate::{Axes, DType, Layout, SparseMode, TensorDesc, Unsupported, View};
+use crate::{Axes, DType, SparseMode, TensorDesc, Unsupported, View};
 
 /// What is to be done, with the mode in force and the use of the mask.
 pub(super) type Verdict = (Work, SparseMode, MaskUse);
@@ -12,14 +12,15 @@ pub(super) type Verdict = (Work, SparseMode, MaskUse);
 ///
 /// # Errors
 /// [`Unsupported`] for calls that the operator leaves unchecked and that hold together too little to compute: a scale
-/// that its mode's grid outgrows, a position bias of another shape. Scales of single tokens with a shared prefix.
+/// that its mode's grid outgrows, a position bias of another shape, caches of key and value that differ in their axes.
+/// Scales of single tokens with a shared prefix, and prefixes of INT32.
 pub(super) fn resolve<'a>(
     f: &Facts<'a>,
     (work, mode, mask): Verdict,
 ) -> Result<Problem<'a>, Unsupported> {
     let call = f.call;
     let size = |value: i64| usize::try_from(value).unwrap_or(0);
-    let value_dim = value_dim(f);
+    let value_dim = output::value_dim(f);
     let attend = work == Work::Attend;
     let out = TensorDesc::packed(
         f.out.dtype,
@@ -75,6 +76,7 @@ pub(super) fn resolve<'a>(
     if !attend {
         return Ok(problem);
     }
+    fitting(f)?;
     problem.pages = pages(f);
     problem.prefix = shared_prefix(f);
     let prefixes = [&call.key_shared_prefix, &call.value_shared_prefix];
@@ -176,15 +178,24 @@ fn quantised(f: &Facts<'_>, problem: &mut Problem<'_>) -> Result<(), Unsupported
     Ok(())
 }
 
-/// Head dimension of the output. Over a paged cache only packed queries, and single rows in BSH over BnBsH, have one
-/// that differs from the query's.
-fn value_dim(f: &Facts<'_>) -> i64 {
-    let own = match f.layout {
-        Layout::Tnd | Layout::NtdTnd => true,
-        Layout::Bsh => f.cache == Some(Cache::BnBsH) && !f.prefill() && !f.rope(),
-        _ => false,
-    };
-    if f.paged() && !own { f.q.dim } else { f.v.dim }
+/// Paged caches that go through unchecked and whose elements lie nobody knows where.
+fn fitting(f: &Facts<'_>) -> Result<(), Unsupported> {
+    if !f.paged() {
+        return Ok(());
+    }
+    if f.key.shape.rank() != f.value.shape.rank() {
+        return Err(Unsupported {
+            feature: "caches of key and value with different numbers of axes",
+        });
+    }
+    let hidden = f.value.shape.last().copied().unwrap_or(0);
+    let whole = hidden.saturating_mul(f.nibbles);
+    if output::own_value_dim(f) && whole % f.kv_heads.max(1) != 0 {
+        return Err(Unsupported {
+            feature: "a value cache whose last axis does not divide by numKeyValueHeads",
+        });
+    }
+    Ok(())
 }
 
 /// Key, value and rotary part of the first tensor.

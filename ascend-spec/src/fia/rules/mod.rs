@@ -99,6 +99,11 @@ impl Facts<'_> {
         self.cache.is_some()
     }
 
+    /// Blocks of a paged cache.
+    pub(in crate::fia) fn blocks(&self) -> i64 {
+        self.key.shape.first().copied().unwrap_or(0)
+    }
+
     pub(in crate::fia) fn packed(&self) -> bool {
         self.layout.is_packed()
     }

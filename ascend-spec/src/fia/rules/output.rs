@@ -2,7 +2,7 @@
 
 use super::Facts;
 use crate::dtype::Names;
-use crate::fia::{Cache, FiaCall, Route};
+use crate::fia::{FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal, TensorDesc};
@@ -55,13 +55,37 @@ pub(in crate::fia) fn expected(query: Extents, value_dim: i64) -> Extents {
     }
 }
 
+/// Whether a single row in BSH over a paged cache has the head dimension of its value: the axes of the value tell.
+pub(in crate::fia) fn own_value_dim(f: &Facts<'_>) -> bool {
+    f.layout == Layout::Bsh
+        && f.paged()
+        && !f.prefill()
+        && !f.rope()
+        && f.q.rows == 1
+        && f.value.shape.rank() == 3
+}
+
+/// Head dimension of the output. Over a paged cache only packed queries, and single rows in BSH, have one that differs
+/// from the query's.
+pub(in crate::fia) fn value_dim(f: &Facts<'_>) -> i64 {
+    if own_value_dim(f) {
+        // The operator forgets the remainder.
+        let hidden = f.value.shape.last().copied().unwrap_or(0);
+        return hidden.saturating_mul(f.nibbles) / f.kv_heads.max(1);
+    }
+    match f.layout {
+        Layout::Tnd | Layout::NtdTnd => f.v.dim,
+        _ if f.paged() => f.q.dim,
+        _ => f.v.dim,
+    }
+}
+
 pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
     let out = &f.out.shape;
-    let implied = f.layout.out_shape(expected(f.q, f.v.dim));
+    let implied = f.layout.out_shape(expected(f.q, value_dim(f)));
     let of_query = f.layout.out_shape(f.q);
     let want = match f.layout {
-        // A single row over a paged cache may have a value dimension of its own.
-        Layout::Bsh if !f.prefill() && f.cache == Some(Cache::BnBsH) && !f.rope() => implied,
+        Layout::Bsh if own_value_dim(f) => implied,
         Layout::Bnsd if f.paged() => of_query,
         Layout::Bsh | Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd | Layout::TndNtd => {
             of_query
@@ -74,6 +98,7 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
         (Layout::Bsnd, Route::Decode) => f.paged() || out.rank() == 4,
         // The prefill path compares the four axes and no others.
         (Layout::Bnsd, Route::Prefill) if !f.paged() => out.starts_with(&want),
+        (Layout::BnsdBsnd, _) => out.starts_with(&want),
         _ => *out == want,
     };
     if !holds {

@@ -1,14 +1,14 @@
 //! Page attention: block size, block table, cache shapes.
 
 use super::Facts;
-use crate::fia::{Cache, FiaCall};
+use crate::fia::{Cache, FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{broken, require, rules};
 use crate::{DType, Layout, Refusal, TensorDesc};
 
 rules! {
-    CACHE_RANK = "cache.rank", TILING_ERROR, V1, "checks E3.4, G0.3",
-        "a paged cache has 3 axes (BnBsH), 4 (BnNBsD) or, where the path takes it, 5 (NZ)",
+    CACHE_RANK = "cache.rank", TILING_ERROR, V1, "check E3.4",
+        "in the prefill path a paged cache has 3 axes (BnBsH), 4 (BnNBsD) or, with packed queries, 5 (NZ)",
         "shape the cache as [blocks, block size, heads * dim] or [blocks, heads, block size, dim]";
     BLOCK_SIZE = "block_size.prefill", TILING_ERROR, V1, "check E3.1",
         "in the prefill path blockSize is a multiple of 128 from 128 to 1024",
@@ -25,8 +25,9 @@ rules! {
     BLOCKS = "cache.blocks", TILING_ERROR, V1, "check E3.3",
         "the cache has at least as many blocks as the sequences need together",
         "pass the whole cache";
-    CACHE_SHAPE = "cache.shape", TILING_ERROR, V1, "checks E3.4, F6",
-        "key and value cache have the shape that block size, heads and head dimension imply",
+    CACHE_SHAPE = "cache.shape", TILING_ERROR, V1, "checks E3.4, F20",
+        "in the prefill path key and value cache have the shape that block size, heads and head dimension imply, in the \
+         decode path an NZ cache of the key does",
         "shape both caches by blockSize, numKeyValueHeads and the query's head dimension";
     CACHE_LAYOUT = "cache.layout", TILING_ERROR, V1, "checks E3.5, F6",
         "the cache's format goes with the query's layout",
@@ -68,18 +69,19 @@ pub(in crate::fia) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// How the cache lies.
+/// How the cache lies: the axes of the key tell, and the decode path takes what it does not know for BnBsH.
 pub(in crate::fia) fn cache(
     call: &FiaCall<'_>,
     key: &TensorDesc,
+    route: Route,
 ) -> Result<Option<Cache>, Refusal> {
     if call.block_table.is_none() {
         return Ok(None);
     }
     match key.shape.rank() {
-        3 => Ok(Some(Cache::BnBsH)),
         4 => Ok(Some(Cache::BnNBsD)),
         5 => Ok(Some(Cache::Nz)),
+        rank if rank == 3 || route == Route::Decode => Ok(Some(Cache::BnBsH)),
         _ => Err(broken(&CACHE_RANK, key.shape, "3, 4 or 5 axes", CACHE_RANK.fix).into()),
     }
 }
@@ -277,11 +279,11 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
     decode_shapes(f, cache)
 }
 
-/// The decode path takes a BnBsH cache as it is and compares the axes of the others.
+/// The decode path compares the axes of an NZ cache and takes the others as they are.
 fn decode_shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
     let bs = f.call.block_size;
     require!(
-        cache == Cache::BnBsH || (f.k.rows == bs && f.k.heads == f.kv_heads && f.k.dim == f.q.dim),
+        cache != Cache::Nz || (f.k.rows == bs && f.k.heads == f.kv_heads && f.k.dim == f.q.dim),
         CACHE_SHAPE,
         format_args!("key {}", f.key.shape),
         format_args!(

@@ -163,7 +163,8 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
         "FLOAT, or BF16 with a BF16 query",
     );
     let size = count(&call.quant_scale2);
-    let channels = u64::try_from(call.num_heads.saturating_mul(f.v.dim)).unwrap_or(0);
+    let channels =
+        u64::try_from(call.num_heads.saturating_mul(super::output::value_dim(f))).unwrap_or(0);
     require!(
         size == 1 || size == channels,
         OUT_SIZE,

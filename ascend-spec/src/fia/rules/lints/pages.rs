@@ -16,7 +16,8 @@ rules! {
         "in the decode path the cache has as many blocks as its longest sequence needs",
         "pass the whole cache, or shorter lengths";
     SHAPE = "cache.shape_unchecked", Lint, V1, "checks E3.4, F6",
-        "in the decode path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head dimension]",
+        "in the decode path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head dimension], a BnNBsD cache \
+         [blocks, numKeyValueHeads, blockSize, head dimension]",
         "shape the cache by blockSize, numKeyValueHeads and the query's head dimension";
     VALUE = "cache.value_unchecked", Lint, V1, "check J9",
         "in the decode path the value cache has the key cache's shape",
@@ -69,21 +70,17 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         format_args!("key {}, value {}", key.shape, value.shape),
         key.shape,
     );
-    if pages.cache != Cache::BnBsH {
-        return;
+    let (blocks, bs) = (size(pages.blocks), size(pages.block_size));
+    let (heads, dim) = (size(p.kv_heads), size(p.head_dim));
+    if let Some(shape) = pages.cache.shape(key.dtype, blocks, bs, heads, dim) {
+        lint!(report, key.shape == shape, SHAPE, key.shape, shape);
     }
-    let hidden = size(p.kv_heads).saturating_mul(size(p.head_dim));
-    let hidden = match key.dtype {
-        // Eight INT4 in each.
-        DType::Int32 => hidden / 8,
-        _ => hidden,
-    };
+    let hidden = key.shape.last().copied().unwrap_or(0);
     lint!(
         report,
-        key.shape.get(1..) == Some(&[size(pages.block_size), hidden]),
-        SHAPE,
-        key.shape,
-        format_args!("[blocks, {}, {hidden}]", pages.block_size),
+        pages.cache != Cache::BnBsH || hidden <= 65_535,
+        HIDDEN,
+        hidden,
+        "65535 or less",
     );
-    lint!(report, hidden <= 65_535, HIDDEN, hidden, "65535 or less");
 }

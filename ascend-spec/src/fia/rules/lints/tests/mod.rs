@@ -379,6 +379,20 @@ fn paged(found: &mut Found) {
         with(&decode, |c| (c.key, c.value) = (&other, &other)),
     );
     found.breaks("cache.value_unchecked", with(&decode, |c| c.value = &other));
+    let (heads_first, fewer) = ([half(&[8, 4, 128, 32])], [half(&[8, 2, 128, 64])]);
+    let by_heads = FiaCall {
+        input_layout: "BNSD",
+        query: Some(half(&[2, 4, 1, 32])),
+        attention_out: Some(half(&[2, 4, 1, 32])),
+        key: &heads_first,
+        value: &heads_first,
+        ..decode.clone()
+    };
+    found.clean(&by_heads);
+    found.breaks(
+        "cache.shape_unchecked",
+        with(&by_heads, |c| (c.key, c.value) = (&fewer, &fewer)),
+    );
     found.breaks(
         "actual_seq_lengths_kv.empty",
         with(&decode, |c| c.actual_seq_lengths_kv = Some(&[])),
