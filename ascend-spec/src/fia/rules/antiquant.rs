@@ -43,8 +43,12 @@ rules! {
         "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for several",
         "use mode 3 for several rows, mode 0 without a mask for one";
     NZ = "antiquant.nz_cache", TILING_ERROR, V1, "check F20",
-        "an NZ cache of INT8 keys has BF16 queries of head dimension 128 and one of the supported head counts, without softmaxLse",
+        "without rotary parts an NZ cache is INT8 in runs of 32 under BF16 queries of head dimension 128 in BSH, BSND or BNSD, \
+         of one of the supported head counts, with split scales alone, and writes no softmaxLse and no INT8 output",
         "use a BnBsH cache";
+    MIXED = "antiquant.mixed_modes", TILING_ERROR, V2, "check F16; FusedInferAttentionScore documentation, keyAntiquantMode",
+        "per-channel keys beside values with a scale for each token are INT8 under a FLOAT16 query",
+        "use one mode for key and value";
 }
 
 /// Prefill path: what may be asked for when key and value are not quantised.
@@ -272,7 +276,7 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
             format_args!("an antiquantisation tensor with {} keys", f.key.dtype),
             "none",
         );
-        return Ok(());
+        return nz(f);
     }
     require!(
         !f.packed(),
@@ -325,9 +329,10 @@ fn offset_like(offset: Option<&TensorDesc>, scale: &TensorDesc) -> Result<(), Re
     Ok(())
 }
 
-/// Per-channel shapes with `p` leading: 2 for the merged tensor, 1 for a split one.
+/// Per-channel shapes with `p` leading: 2 for the merged tensor, 1 for a split one. The head dimension is the query's:
+/// a paged key may have any.
 fn channel(f: &Facts<'_>, shape: &[i64], p: i64) -> bool {
-    let (n, d) = (f.kv_heads, f.k.dim);
+    let (n, d) = (f.kv_heads, f.q.dim);
     shape == [p, n, 1, d]
         || shape == [p, 1, n, d]
         || shape == [p, n, d]
@@ -345,22 +350,25 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
         "the same from 0 to 5 (4 and 5 with paging), or 0 and 1",
         "use one scheme for key and value",
     );
-    let (bn, bs) = (f.k.batch, f.call.block_size);
+    require!(
+        modes.0 == modes.1 || (f.kv_dtype() == DType::Int8 && f.query.dtype == DType::Float16),
+        MIXED,
+        format_args!("{} keys, {} query", f.key.dtype, f.query.dtype),
+        "INT8 and FLOAT16",
+    );
+    let (bn, bs) = (f.blocks(), f.call.block_size);
     let n = f.kv_heads;
+    let nz_cache = f.cache == Some(Cache::Nz);
     for (index, (scale, offset)) in split_tensors(f).enumerate() {
         let mode = if index == 0 { modes.0 } else { modes.1 };
         let shape = &scale.shape;
         let fits = match mode {
-            0 => {
-                channel(f, shape, 1)
-                    || **shape == [1]
-                    || (f.cache == Some(Cache::Nz) && nz_channel(f, shape))
-            }
+            0 if nz_cache && !f.rope() => *shape == nz_channel(f),
+            0 => channel(f, shape, 1) || **shape == [1],
             // Beside per-channel keys the value's scale is not looked at.
             1 if modes == (0, 1) => true,
             1 => {
-                matches!(shape[..], [b, s] if (b == f.batch || b == 1) && s >= f.key_rows)
-                    || matches!(shape[..], [1, b, s] if b == f.batch && s >= f.key_rows)
+                matches!(shape[..], [b, s] | [1, b, s] if b == f.batch && s >= f.key_rows)
             }
             2 => **shape == [n],
             3 => {
@@ -373,7 +381,8 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
             fits,
             SHAPE,
             format_args!("{shape} for mode {mode}"),
-            "mode 0 [1] or [1, heads, 1, dim], [1, heads, dim], [1, heads * dim]; 1 [B, S]; 2 [heads]; 3 [B, heads, S]; \
+            "mode 0 [1] or [1, heads, 1, dim], [1, heads, dim], [1, heads * dim], over NZ [heads * dim] with BSH, \
+             [heads, dim] with BSND, [heads, 1, dim] with BNSD; 1 [B, S]; 2 [heads]; 3 [B, heads, S]; \
              4 [blocks, block size]; 5 [blocks, heads, block size]",
         );
         let dtype = if matches!(mode, 0 | 2) {
@@ -382,14 +391,13 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
             DType::Float
         };
         require!(
-            (index == 1 && modes != (0, 1)) || scale.dtype == dtype,
+            (index == 1 && modes != (0, 1) && !nz_cache) || scale.dtype == dtype,
             DTYPE,
             scale.dtype,
             dtype,
         );
         offset_like(offset, scale)?;
     }
-    let nz_cache = f.cache == Some(Cache::Nz);
     if let (Some(key), Some(value)) = (&call.key_antiquant_scale, &call.value_antiquant_scale) {
         require!(
             modes.0 != modes.1
@@ -400,22 +408,21 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
             key.shape,
             "give key and value scales of one shape",
         );
-        require!(
-            !nz_cache || modes.0 != 0 || *key.shape != [1],
-            SHAPE,
-            key.shape,
-            "one scale a channel",
-            "expand the scale to every channel",
-        );
     }
     nz(f)
 }
 
-fn nz_channel(f: &Facts<'_>, shape: &[i64]) -> bool {
-    let (n, d) = (f.kv_heads, f.k.dim);
-    shape == [n, 1, d] || shape == [n, d] || shape == [n.saturating_mul(d)]
+/// Per-channel shape over an NZ cache: that of the layout's heads and head dimension.
+fn nz_channel(f: &Facts<'_>) -> Dims {
+    let (n, d) = (f.kv_heads, f.q.dim);
+    match f.layout.input() {
+        crate::Axes::Bsh => Dims::of([n.saturating_mul(d)]),
+        crate::Axes::Bsnd => Dims::of([n, d]),
+        _ => Dims::of([n, 1, d]),
+    }
 }
 
+/// An NZ cache without rotary parts: one kernel takes it.
 fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
     if f.cache != Some(Cache::Nz) || f.rope() {
         return Ok(());
@@ -423,20 +430,41 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let heads = (call.num_heads, f.kv_heads);
     require!(
-        f.query.dtype == DType::Bf16
+        f.kv_dtype() == DType::Int8
+            && f.key.shape.last() == Some(&32)
+            && f.query.dtype == DType::Bf16
             && f.q.dim == 128
+            && matches!(f.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd)
             && matches!(heads, (10, 1) | (64, 8) | (80, 8) | (128, 16))
             && matches!(call.block_size, 128 | 512)
             && call.inner_precise == 1
             && !call.softmax_lse_flag
+            && f.out.dtype == DType::Bf16
+            && call.pse_shift.is_none(),
+        NZ,
+        format_args!(
+            "{} query in {}, dim {}, heads {} over {}, block size {}, {} keys {}",
+            f.query.dtype,
+            f.layout,
+            f.q.dim,
+            heads.0,
+            heads.1,
+            call.block_size,
+            f.key.dtype,
+            f.key.shape
+        ),
+        "BF16, 128, (10, 1), (64, 8), (80, 8) or (128, 16), block size 128 or 512, innerPrecise 1, INT8 keys in runs of 32, \
+         no pseShift, BF16 output",
+    );
+    let modes = (call.key_antiquant_mode, call.value_antiquant_mode);
+    require!(
+        call.key_antiquant_scale.is_some()
+            && matches!(modes, (0, 0) | (1, 1))
             && call.key_antiquant_offset.is_none()
             && call.value_antiquant_offset.is_none(),
         NZ,
-        format_args!(
-            "{} query, dim {}, heads {} over {}, block size {}",
-            f.query.dtype, f.q.dim, heads.0, heads.1, call.block_size
-        ),
-        "BF16, 128, (10, 1), (64, 8), (80, 8) or (128, 16), block size 128 or 512, innerPrecise 1, no offsets",
+        format_args!("modes {} and {}", modes.0, modes.1),
+        "keyAntiquantScale and valueAntiquantScale of mode 0 or 1, no offsets",
     );
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let fits = match (f.q.rows, call.mask()) {

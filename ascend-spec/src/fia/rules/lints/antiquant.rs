@@ -21,6 +21,9 @@ rules! {
     VALUE_SCALE = "antiquant.value_scale_unchecked", Lint, V2, "check J14",
         "a value's scale for each token beside per-channel keys is [B, S] or [1, B, S]",
         "shape the value's scale by its mode";
+    UNALIGNED = "antiquant.head_dim_unchecked", Lint, V1, "FusedInferAttentionScore documentation, limits",
+        "in the decode path the head dimension is a multiple of 64 with INT4 keys",
+        "pad the head dimension with zeros";
     ROPE_SCALE = "key_rope_antiquant_scale.ignored", Lint, V3, "check J15",
         "keyRopeAntiquantScale is not given",
         "drop keyRopeAntiquantScale: it is reserved";
@@ -76,6 +79,15 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         MERGED_MODE,
         call.antiquant_mode,
         "0 or 1",
+    );
+    lint!(
+        report,
+        p.route != Route::Decode
+            || p.first.key.dtype != DType::Int4
+            || p.head_dim.is_multiple_of(64),
+        UNALIGNED,
+        p.head_dim,
+        "multiples of 64",
     );
     if !query {
         dtypes(p, merged, report);
