@@ -2,8 +2,8 @@
 
 use super::resolve::{Verdict, resolve};
 use super::rules::{
-    Facts, antiquant, entry, heads, lengths, lists, mask, mla, mla_int8, output, packed, padding,
-    paged, prefix, pse, quant, sink,
+    Facts, antiquant, entry, heads, lengths, lists, mask, mla, mla_antiquant, mla_int8, output,
+    packed, padding, paged, prefix, pse, quant, sink,
 };
 use super::{FiaCall, MaskUse, Problem, Route, Version, Work};
 use crate::layout::Extents;
@@ -164,6 +164,9 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     if paged::unchecked(f.call, f.key) {
         paged::unchecked_layout(f)?;
         return Ok((Work::Attend, SparseMode::DefaultMask, MaskUse::None));
+    }
+    if f.rope() && f.antiquant() {
+        mla_antiquant::antiquant(f)?;
     }
     entry::query_scale(f.call, f.antiquant())?;
     heads::counts(f)?;

@@ -1,6 +1,6 @@
 //! Multi-head latent attention: rotary parts, the absorbed form over a compressed cache, and its quantised form.
 
-use super::{Facts, packed};
+use super::{Facts, mla_sliding, packed};
 use crate::fia::{Cache, FiaCall};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
@@ -37,10 +37,10 @@ rules! {
     PAGED = "mla.paged", TILING_ERROR, V3, "checks B13, F18, G3.2",
         "the absorbed form is paged, except with sparse mode 4",
         "page the compressed cache";
-    BLOCK_SIZE = "mla.block_size", TILING_ERROR, V3, "check G3.2",
-        "blockSize is 16 or 128, 128 with an NZ cache, 64 or 128 with sparse mode 4",
+    BLOCK_SIZE = "mla.block_size", TILING_ERROR, V3, "checks F18, G1.4, G3.2",
+        "blockSize is 16 or 128, 128 with an NZ cache, 64 or 128 with sparse mode 4, and not negative without a block table",
         "use blocks of 128 tokens";
-    CACHE = "mla.cache", TILING_ERROR, V3, "checks G3.2, G3.6, G4.4, G4.5",
+    CACHE = "mla.cache", TILING_ERROR, V3, "checks F18, G3.2, G3.6, G4.4, G4.5",
         "the caches of key, value and keyRope have one format and block count, and the format goes with the layout",
         "shape the three caches alike; BnNBsD goes with BNSD and packed queries, NZ with the others";
     MODE = "mla.sparse_mode", TILING_ERROR, V3, "checks F14a, F14b, G3.4",
@@ -64,8 +64,8 @@ rules! {
     OUT = "mla.output", TILING_ERROR, V3, "checks F21, G3.1",
         "the output has the query's dtype, BF16 for an INT8 query",
         "make the output of the query's dtype, BF16 for an INT8 query";
-    FULL_QUANT = "mla.full_quant", TILING_ERROR, V4, "check F14d",
-        "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and queryQuantMode 3",
+    FULL_QUANT = "mla.full_quant", TILING_ERROR, V4, "checks F12, F14d, J10",
+        "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and queryQuantMode 3, and no left padding",
         "meet all of the conditions";
 }
 
@@ -210,13 +210,24 @@ pub(in crate::fia) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
             "no blockTable",
             "a blockTable",
         );
-        return sliding_dense(f, k_rope);
+        require!(
+            call.block_size >= 0,
+            BLOCK_SIZE,
+            call.block_size,
+            "0 or more",
+            "set blockSize to 0",
+        );
+        return mla_sliding::dense(f, k_rope);
     };
     block_size(f, cache, sliding)?;
     caches(f, cache, k_rope)?;
     lengths(f, sliding)?;
     modes(f, sliding)?;
-    if sliding { sliding_rules(f) } else { Ok(()) }
+    if sliding {
+        mla_sliding::rules(f)
+    } else {
+        Ok(())
+    }
 }
 
 fn alone(f: &Facts<'_>) -> Result<(), Refusal> {
@@ -320,8 +331,8 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
 /// Extents of queryRope. The quantised form divides the last axis of BSH and forgets the remainder.
 fn rope_extents(f: &Facts<'_>, desc: &TensorDesc) -> Option<Extents> {
     let heads = f.call.num_heads;
-    match (f.layout.input(), desc.shape[..].first_chunk()) {
-        (crate::Axes::Bsh, Some(&[batch, rows, hidden])) if f.query.dtype == DType::Int8 => {
+    match (f.layout.input(), &desc.shape[..]) {
+        (crate::Axes::Bsh, &[batch, rows, hidden]) if f.query.dtype == DType::Int8 => {
             Some(Extents {
                 batch,
                 heads,
@@ -333,7 +344,7 @@ fn rope_extents(f: &Facts<'_>, desc: &TensorDesc) -> Option<Extents> {
     }
 }
 
-fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(), Refusal> {
+pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(), Refusal> {
     let bs = f.call.block_size;
     let fits = match (sliding, cache) {
         (true, Cache::Nz) => false,
@@ -350,15 +361,15 @@ fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(), Refusal>
     Ok(())
 }
 
-fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Refusal> {
+pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Refusal> {
     let bs = f.call.block_size;
     let rope = super::paged::extents(cache, k_rope, 1);
     let grid = |of: Extents| (of.batch, of.heads, of.rows);
-    let lanes = 256 / i64::from(f.key.dtype.bits().max(1));
+    let lanes = |desc: &TensorDesc| 256 / i64::from(desc.dtype.bits().max(1));
     let nz = cache != Cache::Nz
         || [f.key, f.value, k_rope]
             .into_iter()
-            .all(|desc| desc.shape.last() == Some(&lanes));
+            .all(|desc| desc.shape.last() == Some(&lanes(desc)));
     let heads_first = match cache {
         Cache::BnBsH => true,
         Cache::BnNBsD => f.packed() || matches!(f.layout, Layout::Bnsd | Layout::BnsdNbsd),
@@ -445,7 +456,7 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
 }
 
 /// Query lengths, where they are looked at.
-fn rows_given(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn rows_given(f: &Facts<'_>) -> Result<(), Refusal> {
     if let Some(lengths) = f.call.actual_seq_lengths {
         let fits = lengths.iter().all(|len| (0..=f.q.rows).contains(len));
         require!(
@@ -456,49 +467,5 @@ fn rows_given(f: &Facts<'_>) -> Result<(), Refusal> {
             "pass each sequence's number of rows",
         );
     }
-    Ok(())
-}
-
-/// Sparse mode 4 over keys that are not paged.
-fn sliding_dense(f: &Facts<'_>, k_rope: &TensorDesc) -> Result<(), Refusal> {
-    let extents = f.layout.input().extents(&k_rope.shape, 1);
-    require!(
-        f.call.key.len() == 1
-            && f.k.heads == 1
-            && f.k == f.v
-            && f.k.batch == f.batch
-            && extents == Some(Extents { dim: 64, ..f.k }),
-        CACHE,
-        format_args!(
-            "key {}, value {}, keyRope {}",
-            f.key.shape, f.value.shape, k_rope.shape
-        ),
-        "one tensor each of the query's batch, one head of 512, 512 and 64",
-        "shape key, value and keyRope alike",
-    );
-    rows_given(f)?;
-    super::lengths::key(f)?;
-    modes(f, true)?;
-    sliding_rules(f)
-}
-
-fn sliding_rules(f: &Facts<'_>) -> Result<(), Refusal> {
-    let call = f.call;
-    let fits = f.layout == Layout::Bsnd
-        && call.num_heads == 128
-        && matches!(f.cache, Some(Cache::BnBsH) | None)
-        && (1..=2048).contains(&call.pre_tokens)
-        && call.next_tokens == 0
-        && f.key_rows <= 131_088
-        && (0..f.batch()).all(|b| f.q_len(b) <= f.kv_len(b));
-    require!(
-        fits,
-        SLIDING,
-        format_args!(
-            "{}, {} heads, preTokens {}, nextTokens {}, {} keys",
-            f.layout, call.num_heads, call.pre_tokens, call.next_tokens, f.key_rows
-        ),
-        "BSND, 128 heads, BnBsH, preTokens 1 to 2048, nextTokens 0, at most 131088 keys",
-    );
     Ok(())
 }

@@ -35,6 +35,8 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
         &call.pse_shift,
         &call.key_shared_prefix,
         &call.value_shared_prefix,
+        // Refused before the block table would make it ignored.
+        &call.kv_padding_size,
     ];
     let query_scale = f.layout.input().shape(Extents { dim: 1, ..f.q });
     let dequant = call.dequant_scale_query.as_ref();
@@ -100,11 +102,12 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
     } else {
         super::lengths::key(f)?;
     }
-    full_quant_modes(f)
+    quantised_modes(f)
 }
 
-fn full_quant_modes(f: &Facts<'_>) -> Result<(), Refusal> {
-    let mode = f.call.sparse_mode;
+/// Sparse mode and mask of the absorbed form over a quantised cache.
+pub(super) fn quantised_modes(f: &Facts<'_>) -> Result<(), Refusal> {
+    let mode = f.call.mode();
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let square = f
         .call

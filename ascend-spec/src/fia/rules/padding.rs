@@ -14,8 +14,8 @@ rules! {
     ALONE = "padding_size.alone", TILING_ERROR, V1, "checks C6, C7",
         "left padding goes with no tensor list, paging, packed layout or shared prefix in the prefill path",
         "pad on the right and give the lengths";
-    DECODE = "padding_size.decode", TILING_ERROR, V1, "check J10",
-        "in the decode path kvPaddingSize goes with neither INT4 keys, rotary parts nor a shared prefix",
+    DECODE = "padding_size.decode", TILING_ERROR, V1, "checks F7, F12, J10",
+        "in the decode path kvPaddingSize goes with neither INT4 keys nor rotary parts, nor with a shared prefix and key lengths",
         "pad on the right and give the lengths";
 }
 
@@ -70,15 +70,20 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Whether the decode path sees key lengths: an empty array counts as none.
+fn lengths(f: &Facts<'_>) -> bool {
+    let lengths = f.call.actual_seq_lengths_kv;
+    lengths.is_some_and(|lengths| !lengths.is_empty())
+}
+
 /// The decode path ignores padding where it does not refuse it.
 pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
-    let ignored = f.paged() || f.kv_list || f.call.actual_seq_lengths_kv.is_none();
     if f.call.kv_padding_size.is_none() {
         return Ok(());
     }
-    let prefix = f.call.key_shared_prefix.is_some() && f.call.actual_seq_lengths_kv.is_some();
+    let prefix = f.call.key_shared_prefix.is_some() && lengths(f);
     require!(
-        !prefix && f.kv_dtype() != DType::Int4 && (ignored || !f.rope()),
+        !prefix && f.kv_dtype() != DType::Int4 && !f.rope(),
         DECODE,
         "kvPaddingSize with one of them",
         "none of them",
@@ -88,6 +93,6 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
 
 /// Whether the padding of the keys takes effect.
 pub(in crate::fia) fn in_force(f: &Facts<'_>) -> bool {
-    let ignored = f.paged() || f.kv_list || f.call.actual_seq_lengths_kv.is_none();
+    let ignored = f.paged() || f.kv_list || !lengths(f);
     f.call.kv_padding_size.is_some() && !f.packed() && (f.prefill() || !ignored)
 }

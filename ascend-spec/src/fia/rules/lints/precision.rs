@@ -1,6 +1,7 @@
 //! `innerPrecise`.
 
 use super::{Report, lint};
+use crate::DType;
 use crate::fia::rules::paged;
 use crate::fia::{Problem, Route};
 use crate::rule::rules;
@@ -16,8 +17,9 @@ rules! {
 
 /// Whether the operator leaves the call unchecked.
 pub(super) fn bypass(p: &Problem<'_>, report: Report<'_>) -> bool {
+    // The absorbed form with an INT8 query is checked by itself.
     let unchecked = p.route == Route::Decode
-        && p.call.query_rope.is_none()
+        && (p.call.query_rope.is_none() || p.query.dtype != DType::Int8)
         && p.call
             .key
             .first()
