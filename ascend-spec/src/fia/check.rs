@@ -106,7 +106,9 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
         lists::dtypes(f)?;
         heads::equal_dims(f.q, f.k.dim, f.v.dim)?;
     }
-    if f.key.is_empty() || f.value.is_empty() {
+    heads::dim_max(f)?;
+    if lists::empty(f)? {
+        quant::filled(f)?;
         return Ok((Work::Fill, unmasked.0, unmasked.1));
     }
     output::precision(f)?;

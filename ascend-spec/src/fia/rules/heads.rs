@@ -107,6 +107,12 @@ pub(in crate::fia) fn equal_dims(query: Extents, key: i64, value: i64) -> Result
     Ok(())
 }
 
+/// The largest head dimension.
+pub(in crate::fia) fn dim_max(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(f.q.dim <= 512, DIM_MAX, f.q.dim, "1 to 512");
+    Ok(())
+}
+
 /// Size and alignment of the head dimension.
 pub(in crate::fia) fn dim(f: &Facts<'_>) -> Result<(), Refusal> {
     require!((1..=512).contains(&f.q.dim), DIM_MAX, f.q.dim, "1 to 512",);

@@ -29,7 +29,7 @@ rules! {
         "a list of keys or values has one tensor for each batch entry",
         "pass one tensor a sequence, or one tensor with the query's batch size";
     LIST_BATCH = "key.list_batch", TILING_ERROR, V1, "checks C5, F10",
-        "each tensor of a list has batch 1 and at least one element",
+        "each tensor of a list has batch 1 and at least one element, or in the prefill path none of them has any",
         "give each sequence a tensor of its own with at least one row";
     LIST_SHAPE = "key.list_shape", TILING_ERROR, V1, "checks C5, F10",
         "the tensors of a list differ in their number of rows only",
@@ -95,6 +95,23 @@ pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
         f.query.dtype,
     );
     Ok(())
+}
+
+/// Whether there are no keys or no values. A list is empty as a whole or not at all.
+pub(in crate::fia) fn empty(f: &Facts<'_>) -> Result<bool, Refusal> {
+    if !f.kv_list {
+        return Ok(f.key.is_empty() || f.value.is_empty());
+    }
+    for (list, name) in [(f.call.key, "key"), (f.call.value, "value")] {
+        let empty = list.iter().filter(|desc| desc.is_empty()).count();
+        require!(
+            empty == 0 || empty == list.len(),
+            LIST_BATCH,
+            format_args!("{empty} of {} tensors in {name} are empty", list.len()),
+            "all of them, or none",
+        );
+    }
+    Ok(f.key.is_empty() || f.value.is_empty())
 }
 
 pub(in crate::fia) fn rank(

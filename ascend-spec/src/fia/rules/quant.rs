@@ -11,6 +11,9 @@ rules! {
     INT8_DECODE = "quant.int8_query_decode", TILING_ERROR, V1, "check F3",
         "an INT8 query with one row a sequence is multi-head latent attention",
         "dequantise the query";
+    INT8_EMPTY = "quant.int8_query_empty", TILING_ERROR, V1, "FusedInferAttentionScore documentation, empty tensors",
+        "an INT8 query goes with keys and values that are not empty",
+        "skip the call, or dequantise the query: without keys the output is 0";
     FP_OUT = "quant.half_output", TILING_ERROR, V1, "check D6",
         "an INT8 query with a FLOAT16 output has no quantScale2 and no quantOffset2",
         "drop quantScale2 and quantOffset2, or make the output INT8";
@@ -57,6 +60,17 @@ fn count(tensor: &Option<TensorDesc>) -> u64 {
 
 fn dequantised<'a>(f: &Facts<'a>) -> [&'a Option<TensorDesc>; 3] {
     [&f.call.deq_scale1, &f.call.quant_scale1, &f.call.deq_scale2]
+}
+
+/// A call without keys, whose output is filled.
+pub(in crate::fia) fn filled(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(
+        f.query.dtype != DType::Int8,
+        INT8_EMPTY,
+        format_args!("key {}, value {}", f.key.shape, f.value.shape),
+        "at least one key",
+    );
+    Ok(())
 }
 
 pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
