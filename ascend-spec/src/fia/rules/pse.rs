@@ -1,6 +1,6 @@
 //! Additive position bias.
 
-use super::{Facts, Given};
+use super::{Facts, Given, packed};
 use crate::fia::FiaCall;
 use crate::rule::{require, rules};
 use crate::{DType, Refusal};
@@ -100,6 +100,15 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     };
     require!(pse.dtype == dtype, DTYPE, pse.dtype, dtype,);
     let (rows, keys) = match (f.prefill(), f.paged()) {
+        // Packed sequences are measured one by one.
+        (true, paged) if f.packed() => (
+            packed::longest_query(f),
+            if paged {
+                super::mask::width(f)
+            } else {
+                f.longest_key()
+            },
+        ),
         (true, true) => (f.q.rows, super::mask::width(f)),
         // A shared prefix is not counted here, though the operator reads its bias too.
         (true, false) => (f.q.rows, f.key_rows),
@@ -107,11 +116,13 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         (false, false) => (1, f.longest_key().saturating_add(super::prefix::length(f))),
     };
     let fits = match pse.shape[..] {
-        // TND takes no bias at all; NTD_TND looks at two axes and ignores the values.
-        [b, n, _, _] if f.packed() => b == 1 && n == f.call.num_heads,
         [b, n, i, j] => {
             let rows_fit = if f.prefill() { i >= rows } else { i == 1 };
-            (b == 1 || b == f.batch) && n == f.call.num_heads && rows_fit && j >= keys
+            // TND takes no bias at all; NTD_TND looks at the shape and ignores the values.
+            (b == 1 || (b == f.batch && !f.packed()))
+                && n == f.call.num_heads
+                && rows_fit
+                && j >= keys
         }
         _ => false,
     };
