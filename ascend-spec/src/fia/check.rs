@@ -30,7 +30,7 @@ impl<'a> FiaCall<'a> {
     fn facts(&'a self, version: Version, soc: Soc) -> Result<Facts<'a>, Refusal> {
         let at = entry::operands(self)?;
         entry::product(version, soc)?;
-        entry::types(self, &at)?;
+        entry::types(self, &at, soc)?;
         let layout = entry::layout(self)?;
         entry::countable(self, &at)?;
         let q = entry::query(self, layout, at.query)?;

@@ -4,7 +4,7 @@ use crate::dtype::Names;
 use crate::fia::{FiaCall, Route, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Refusal, Soc, TensorDesc};
+use crate::{DType, Layout, Refusal, Soc, TensorDesc, Unsupported};
 
 rules! {
     REQUIRED = "call.required", PARAM_NULLPTR, V1, "check A1",
@@ -90,8 +90,15 @@ pub(in crate::fia) fn product(version: Version, soc: Soc) -> Result<(), Refusal>
 }
 
 /// Dtypes and formats of the tensors that the API layer looks at.
-pub(in crate::fia) fn types(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
+pub(in crate::fia) fn types(
+    call: &FiaCall<'_>,
+    at: &Operands<'_>,
+    soc: Soc,
+) -> Result<(), Refusal> {
     use DType::{Bf16, Bool, Float16, Int4, Int8, Int32, UInt8};
+    if soc == Soc::Ascend950 {
+        small_floats(call, at)?;
+    }
     one(at.query, "query", &[Float16, Bf16, Int8])?;
     for key in call.key {
         one(key, "key", &[Float16, Bf16, Int8, Int4, Int32])?;
@@ -112,6 +119,22 @@ pub(in crate::fia) fn types(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(),
         one(mask, "attenMask", &[Bool, Int8, UInt8])?;
     }
     one(at.out, "attentionOut", &[Float16, Bf16, Int8])
+}
+
+/// Types that Ascend 950 takes beyond those of the other products.
+fn small_floats(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Unsupported> {
+    use DType::{Float4E2M1, Float8E4M3Fn, HiFloat8};
+    let newer = |desc: &TensorDesc| matches!(desc.dtype, HiFloat8 | Float8E4M3Fn);
+    let mut cached = call.key.iter().chain(call.value);
+    if newer(at.query)
+        || newer(at.out)
+        || cached.any(|desc| newer(desc) || desc.dtype == Float4E2M1)
+    {
+        return Err(Unsupported::new(
+            "the types that Ascend 950 has beyond the other products' (HIFLOAT8, FLOAT8_E4M3FN, FLOAT4_E2M1)",
+        ));
+    }
+    Ok(())
 }
 
 fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Refusal> {
