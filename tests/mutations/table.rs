@@ -30,7 +30,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
     (
         "key",
         "dtype",
-        "dtype.registered value.dtype_of_key head_dim.equal head_dim.aligned",
+        "dtype.registered value.dtype_of_key head_dim.aligned",
     ),
     (
         "key value",
@@ -41,14 +41,14 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "key value",
         "rank",
         "key.rank cache.rank cache.shape cache.layout key.list_batch value.shape_of_key \
-        head_dim.equal rope.absorbed_dims antiquant.scale_shape attention_out.shape",
+        head_dim.equal rope.absorbed_dims antiquant.scale_shape attention_out.shape unsupported",
     ),
     (
         "key value",
         "empty longer shorter",
         "value.shape_of_key value.shape_unchecked packed.value_rows key.batch \
         key.list_batch key.list_length head_dim.equal num_key_value_heads.key cache.shape mla.cache rope.absorbed_dims \
-        rope.prefill_dims packed.head_dim packed.kv_ends shape.countable",
+        rope.prefill_dims packed.head_dim packed.kv_ends shape.countable quant.int8_query_empty",
     ),
     (
         "key",
@@ -59,10 +59,13 @@ pub const TABLE: &[(&str, &str, &str)] = &[
     (
         "value",
         "dtype",
-        "dtype.registered value.dtype_of_key head_dim.equal rope.dtype rope.absorbed_dims \
-        ",
+        "dtype.registered value.dtype_of_key rope.dtype",
     ),
-    ("value", "empty longer shorter", "attention_out.shape"),
+    (
+        "value",
+        "empty longer shorter",
+        "attention_out.shape unsupported",
+    ),
     (
         "attention_out",
         "dtype",
@@ -181,7 +184,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
     (
         "key_shared_prefix value_shared_prefix",
         "dtype",
-        "shared_prefix.dtype shared_prefix.shape",
+        "shared_prefix.dtype unsupported",
     ),
     (
         "key_shared_prefix value_shared_prefix",
@@ -299,7 +302,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
     (
         "key_antiquant_mode value_antiquant_mode",
         "value",
-        "antiquant.modes antiquant.scale_shape antiquant.scale_dtype mla.alone",
+        "antiquant.modes antiquant.mixed_modes antiquant.scale_shape antiquant.scale_dtype mla.alone",
     ),
     // Heads, layout and modes.
     (
@@ -326,7 +329,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "value",
         "sparse_mode.known sparse_mode.without_mask atten_mask.required \
         atten_mask.compressed_shape atten_mask.compressed_shape_decode packed.sparse_mode mla.sparse_mode \
-        mla.block_size",
+        mla.block_size atten_mask.full_shape",
     ),
     (
         "pre_tokens next_tokens",
@@ -455,7 +458,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
     (
         "key",
         "rank longer shorter",
-        "cache.blocks_unchecked cache.shape_unchecked cache.value_unchecked",
+        "cache.shape_unchecked cache.value_unchecked",
     ),
     ("value", "longer shorter", "cache.value_unchecked"),
     (
@@ -483,7 +486,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
     (
         "sparse_mode",
         "value",
-        "sparse_mode.unchecked sparse_mode.left_up_decode",
+        "sparse_mode.unchecked sparse_mode.left_up_decode sparse_mode.wide",
     ),
     (
         "input_layout",

@@ -56,11 +56,12 @@ fn call(seed: u64) -> Call {
         paths::latent,
         paths::biased,
         quantised::antiquant,
+        quantised::nz,
         quantised::quantised,
     ];
     let mut random = Random(seed ^ 0x5851_f42d);
-    match random.below(9) {
-        kind @ 0..7 => kinds[kind](seed),
+    match random.below(10) {
+        kind @ 0..8 => kinds[kind](seed),
         _ => dense::dense(seed),
     }
 }

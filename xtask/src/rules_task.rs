@@ -19,6 +19,9 @@ FusedInferAttentionScore, or another operator by its name. The last column names
 entry of the operator's check list or the part of its documentation that the condition comes from; `CONTRIBUTING.md`
 explains the numbering.
 
+The operator's checks are those of CANN's release of late 2025, V1 to V4 on Atlas A2 and A3, with what V5 adds on Ascend
+950. What a later release takes beyond them is refused here.
+
 ";
 
 /// Writes the table.

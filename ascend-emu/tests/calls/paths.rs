@@ -130,7 +130,7 @@ pub fn paged(seed: u64) -> Call {
     let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]);
     let several = random.below(2) == 0;
     let cache = match layout {
-        Layout::Bnsd => pick(random, if several { &CACHES[..2] } else { &CACHES[..] }),
+        Layout::Bnsd => pick(random, &CACHES[..2]),
         _ => Cache::BnBsH,
     };
     let dim = pick(random, &[16, 32, 64, 128]);

@@ -5,6 +5,52 @@ use super::{Call, Random, desc};
 use ascend_spec::fia::Cache;
 use ascend_spec::{DType, Extents, Layout, SparseMode};
 
+/// INT8 keys in an NZ cache, one query row or several.
+pub fn nz(seed: u64) -> Call {
+    let random = &mut Random(seed);
+    let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]);
+    let several = random.below(2) == 0;
+    let batch = 1 + random.below(2) as i64;
+    let of = Extents {
+        batch,
+        heads: 10,
+        rows: if several {
+            2 + random.below(15) as i64
+        } else {
+            1
+        },
+        dim: 128,
+    };
+    let mut call = Call::new(layout, DType::Bf16, of, seed);
+    let lens: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
+    let block_size = pick(random, &[128, 512]);
+    call.pages(
+        Cache::Nz,
+        DType::Int8,
+        [1, block_size, 128, 128],
+        &lens,
+        random,
+    );
+    call.plain.inner_precise = 1;
+    let capacity = call.plain.block_table.unwrap().shape[1] * block_size;
+    let scale = match (random.below(2), layout) {
+        (0, _) => {
+            call.plain.key_antiquant_mode = 1;
+            call.plain.value_antiquant_mode = 1;
+            desc(DType::Float, &[batch, capacity + random.below(3) as i64])
+        }
+        (_, Layout::Bsh) => desc(DType::Bf16, &[128]),
+        (_, Layout::Bsnd) => desc(DType::Bf16, &[1, 128]),
+        _ => desc(DType::Bf16, &[1, 1, 128]),
+    };
+    call.plain.key_antiquant_scale = Some(scale);
+    call.plain.value_antiquant_scale = Some(scale);
+    if several {
+        call.masked(SparseMode::RightDownCausal);
+    }
+    call
+}
+
 /// Quantised keys and values of single rows.
 pub fn antiquant(seed: u64) -> Call {
     let random = &mut Random(seed);

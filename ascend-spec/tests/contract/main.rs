@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod corners;
+mod paged;
+mod quantised;
 mod recorded;
 mod rules;
 mod verdicts;

@@ -541,6 +541,13 @@ fn every_rule_is_broken_by_some_call() {
             ..paged.clone()
         },
     );
+    expect(
+        "cache.rank",
+        FiaCall {
+            key: &[half(&[4, 128])],
+            ..paged.clone()
+        },
+    );
     let heads_first = [half(&[4, 4, 128, 32])];
     expect(
         "cache.layout",
@@ -718,6 +725,31 @@ fn every_rule_is_broken_by_some_call() {
         ),
     ] {
         assert_eq!(newest(&call), id);
+        seen.insert(id);
+    }
+
+    let mixed = FiaCall {
+        query: Some(bf16(&[2, 8, 1, 32])),
+        attention_out: Some(bf16(&[2, 8, 1, 32])),
+        key: &quantised,
+        value: &quantised,
+        key_antiquant_scale: Some(bf16(&[1, 4, 32])),
+        value_antiquant_scale: TensorDesc::contiguous(DType::Float, &[2, 64]),
+        value_antiquant_mode: 1,
+        ..decode.clone()
+    };
+    let empty = [int8(&[2, 4, 0, 32])];
+    let without_keys = FiaCall {
+        query: Some(int8(&[2, 8, 16, 32])),
+        key: &empty,
+        value: &empty,
+        ..prefill.clone()
+    };
+    for (id, call) in [
+        ("antiquant.mixed_modes", mixed),
+        ("quant.int8_query_empty", without_keys),
+    ] {
+        assert_eq!(refused_on(&call, Version::V4, Soc::AtlasA2), id);
         seen.insert(id);
     }
 

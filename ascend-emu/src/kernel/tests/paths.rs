@@ -63,6 +63,11 @@ proptest! {
     }
 
     #[test]
+    fn quantised_nz_caches_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
+        agree(&quantised::nz(seed), level, single)?;
+    }
+
+    #[test]
     fn quantised_queries_and_outputs_agree_with_the_oracle(seed: u64, level: usize) {
         agree(&quantised::quantised(seed), level, false)?;
     }

@@ -79,25 +79,37 @@ fn decode(stored: DType, cache: &[i64], table: &[i32], block_size: i64, len: i64
 }
 
 #[test]
-fn nz_blocks_keep_runs_of_sixteen_channels() {
-    // 3 blocks, 1 head, 2 runs, 16 tokens, 16 channels. Token 16 of the sequence is token 0 of block 2.
-    let mut call = decode(DType::Float16, &[3, 1, 2, 16, 16], &[1, 2], 16, 17);
-    let value = |block: usize, run: usize, token: usize, lane: usize| {
-        if (block, token) == (2, 0) {
-            17.0 * (1 + run * 16 + lane) as f32
-        } else if block == 1 {
-            0.0
-        } else {
-            f32::NAN
+fn nz_blocks_keep_runs_of_thirty_two_channels() {
+    // 3 blocks, 1 head, 4 runs, 128 tokens, 32 channels. Token 128 of the sequence is token 0 of block 2.
+    let mut call = Call::new(Layout::Bnsd, DType::Bf16, of(1, 10, 1, 128), 1);
+    call.key = vec![desc(DType::Int8, &[3, 1, 4, 128, 32])];
+    call.value = call.key.clone();
+    call.plain.block_size = 128;
+    call.plain.inner_precise = 1;
+    call.plain.num_key_value_heads = 1;
+    call.plain.block_table = Some(desc(DType::Int32, &[1, 2]));
+    call.kv_lens = Some(vec![129]);
+    let scale = Some(desc(DType::Bf16, &[1, 1, 128]));
+    call.plain.key_antiquant_scale = scale;
+    call.plain.value_antiquant_scale = scale;
+    let value = |at: usize| {
+        let (block, run, token, lane) = (at / 16384, at / 4096 % 4, at / 32 % 128, at % 32);
+        match (block, token) {
+            (2, 0) => (run * 32 + lane) as u8,
+            (1, _) => 0,
+            // What the table does not name, or the length leaves out, may be anything.
+            _ => 100,
         }
     };
-    let all = (0..3 * 2 * 16 * 16).map(|at| value(at / 512, at / 256 % 2, at / 16 % 16, at % 16));
-    call.contents.push((Operand::Value(0), halves(all)));
-    // What the table does not name may be anything.
-    let key = (0..3 * 512).map(|at| if at < 512 { f32::NAN } else { 1.0 });
-    call.contents.push((Operand::Key(0), halves(key)));
-    // The mean of sixteen zeros and the row of token 16.
-    gives(&call, |_, _, d| (d + 1) as f64);
+    call.contents = vec![
+        (Operand::BlockTable, integers(&[1, 2])),
+        (Operand::Query, brains([0.0; 1280])),
+        (Operand::Value(0), (0..3 * 16384).map(value).collect()),
+        (Operand::KeyAntiquantScale, brains([1.0; 128])),
+        (Operand::ValueAntiquantScale, brains([129.0; 128])),
+    ];
+    // The mean of 128 zeros and the row of token 128.
+    gives(&call, |_, _, d| d as f64);
 }
 
 #[test]
