@@ -5,9 +5,10 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `schedule` | blocks of queries, their order, threads, splits over the keys |
-//! | `panel`, `products`, `strip` | the flash-attention loop over key tiles, for many queries and for few |
+//! | `panel`, `products`, `strip`, `softmax` | the flash-attention loop over key tiles, for many queries and for few |
 //! | `finish` | division, rows without keys, merging of splits, writing |
-//! | `tile`, `cells` | fetching tiles of keys, values and mask; which of the mask need not be fetched |
+//! | `fetch` | tiles of keys and values, widened |
+//! | `tile`, `cells` | who sees which keys of a tile; where the mask tensor need not be asked |
 //! | `attention`, `keys`, `blocks` | numbering of queries; where the rows of queries, keys and values are |
 //! | `source`, `factors`, `mask`, `output` | tensors by the row, whatever their type; scales, masks, quantised output |
 //! | `tensors`, `lines` | rows of elements of one type, checked; those of a tile without a copy |
@@ -25,9 +26,9 @@
 //! # Memory
 //!
 //! Nothing of the size of the score matrix is ever allocated but a summary of a mask tensor, a byte for 256 of the
-//! tensor's and at most 16 MB. [`Beyond::working_memory`] says what a call takes. A thread keeps its tiles between calls: 0.5 MB for prefill
-//! at head dimension 128 and 0.3 MB at 64, 0.1 MB for decode at 128, 0.5 MB for latent attention of 32 heads. A call that
-//! is split over its keys also keeps the output of each part in single precision until all are there.
+//! tensor's and at most 16 MB. [`Beyond::working_memory`] says what a call takes. A thread keeps its tiles between calls:
+//! 0.5 MB for prefill at head dimension 128 and 0.3 MB at 64, 0.1 MB for decode at 128, 0.5 MB for latent attention of 32
+//! heads. A call that is split over its keys also keeps the output of each part in single precision until all are there.
 //!
 //! # What is not done
 //!

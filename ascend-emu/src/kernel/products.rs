@@ -3,6 +3,11 @@
 //! The loops are ordered so that what is used again lies in the first cache: the slab's queries, or a stretch of them along
 //! the head dimension, while all keys pass; its weights and a few columns of values while all queries pass. Keys and
 //! values of the tile come from the second cache once for each slab.
+//!
+//! Both loops are nothing but loads and multiply-adds: the rows of a stretch lie a constant apart, so that all of them are
+//! found from one address, and what bounds there are to check is checked outside. With a pitch that depends on the head
+//! dimension a step of AVX2's loops took 33 instructions instead of 21, and `full_2048_h8_d64` 169 ms instead of 114 on one
+//! thread. Four keys at a time in the loop over values made AVX-512 spill.
 
 use super::fetch::{PITCH, STRETCH};
 use super::panel::Slab;

@@ -4,7 +4,9 @@
 //! queries are computed together, so that each vector of a key is read and widened once for them; their scores take
 //! turns, key by key, so that softmax still fills its vectors. Keys and values are read where they lie, without a copy,
 //! if they are whole vectors of one type; stored bytes become values in registers. The values of a tile are asked for
-//! while its scores are computed, since they are read by columns, which the processor does not foresee.
+//! while its scores are computed, and the next keys while the output is: without that a cache in memory took a fifth longer
+//! on one thread and half as long again on two. Scores of several keys and four queries are added up at a time, which
+//! loads each query once for all of them.
 //!
 //! A thread needs `96 * 2 * d` floats for head dimension `d` beside a few rows: 0.1 MB at 128.
 
