@@ -41,7 +41,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "key value",
         "rank",
         "key.rank cache.rank cache.shape cache.layout key.list_batch value.shape_of_key \
-        head_dim.equal rope.absorbed_dims antiquant.scale_shape attention_out.shape unsupported",
+        head_dim.equal rope.absorbed_dims mla.cache antiquant.scale_shape attention_out.shape unsupported",
     ),
     (
         "key value",

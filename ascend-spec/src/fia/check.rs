@@ -5,7 +5,7 @@ use super::rules::{
     Facts, antiquant, entry, heads, lengths, lists, mask, mla, mla_antiquant, mla_int8, output,
     packed, padding, paged, prefix, pse, quant, sink,
 };
-use super::{FiaCall, MaskUse, Problem, Route, Version, Work};
+use super::{Cache, FiaCall, MaskUse, Problem, Route, Version, Work};
 use crate::layout::Extents;
 use crate::{DType, Refusal, Soc, SparseMode, TensorDesc};
 
@@ -44,12 +44,17 @@ impl<'a> FiaCall<'a> {
             dim: 0,
         };
         let nibbles = lists::nibbles(version, &at);
-        let extents = |desc: &TensorDesc| match cache {
+        let lying = |cache: Option<Cache>, desc: &TensorDesc| match cache {
             Some(cache) => paged::extents(cache, desc, kv_heads),
             None => layout.input().extents(&desc.shape, kv_heads),
         };
-        let counted = |desc: &TensorDesc| {
-            let of = extents(desc)?;
+        // In the decode path the value may have other axes than the key.
+        let value_cache = match (cache, route) {
+            (Some(_), Route::Decode) => paged::of_rank(at.value.shape.rank()).or(cache),
+            _ => cache,
+        };
+        let counted = |cache, desc| {
+            let of = lying(cache, desc)?;
             let dim = of.dim.saturating_mul(nibbles);
             Some(Extents { dim, ..of })
         };
@@ -62,7 +67,8 @@ impl<'a> FiaCall<'a> {
             q.batch
         };
         let kv_list = lists::is_list(self, layout, batch, route, at.key);
-        let prefix = self.key_shared_prefix.as_ref().and_then(extents);
+        let prefix = self.key_shared_prefix.as_ref();
+        let prefix = prefix.and_then(|desc| lying(cache, desc));
         Ok(Facts {
             call: self,
             query: at.query,
@@ -76,8 +82,8 @@ impl<'a> FiaCall<'a> {
             kv_heads,
             nibbles,
             cache,
-            k: counted(at.key).unwrap_or(none),
-            v: counted(at.value).unwrap_or(none),
+            k: counted(cache, at.key).unwrap_or(none),
+            v: counted(value_cache, at.value).unwrap_or(none),
             kv_list,
             key_rows: match cache {
                 Some(_) => paged::capacity(self),

@@ -97,7 +97,10 @@ pub(super) fn resolve<'a>(
     if let (Some(rope), true) = (&call.query_rope, f.rope()) {
         let dim = 64;
         problem.rope_dim = dim as usize;
-        problem.query_rope = Some(rows(f.layout.input(), rope, dim));
+        problem.query_rope = Some(Rows {
+            dtype: rope.dtype,
+            ..rows(f.layout.input(), rope, dim)
+        });
     }
     if pse::slopes(call) {
         if problem.prefix.is_some() {
@@ -188,6 +191,11 @@ fn fitting(f: &Facts<'_>) -> Result<(), Unsupported> {
             feature: "caches of key and value with different numbers of axes",
         });
     }
+    if f.key.dtype != f.value.dtype {
+        return Err(Unsupported {
+            feature: "caches of key and value with different types",
+        });
+    }
     let hidden = f.value.shape.last().copied().unwrap_or(0);
     let whole = hidden.saturating_mul(f.nibbles);
     if output::own_value_dim(f) && whole % f.kv_heads.max(1) != 0 {
@@ -214,7 +222,11 @@ fn keys(f: &Facts<'_>, value_dim: i64) -> KeyValue {
             .key_rope
             .as_ref()
             .filter(|_| f.rope())
-            .map(|rope| one(rope, 64)),
+            .map(|rope| Rows {
+                // INT32 is no pack of INT4 here.
+                dtype: rope.dtype,
+                ..one(rope, 64)
+            }),
     }
 }
 

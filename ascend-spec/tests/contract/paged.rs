@@ -183,3 +183,29 @@ fn unchecked_calls_take_any_value() {
         ),
     ]);
 }
+
+#[test]
+fn packed_queries_have_the_head_dimension_of_the_value_as_its_axes_say() {
+    // B13, J2.
+    let (nz, by_heads, flat) = (
+        [int8(&[8, 2, 4, 32, 32])],
+        [int8(&[8, 2, 32, 128])],
+        [int8(&[8, 32])],
+    );
+    let words = [of(DType::Int32, &[8, 2, 4, 32, 32])];
+    let call = FiaCall {
+        block_size: 32,
+        inner_precise: 2,
+        actual_seq_lengths: Some(&[2, 3]),
+        antiquant_scale: Some(of(DType::Float, &[2, 256])),
+        antiquant_offset: Some(of(DType::Float, &[2, 256])),
+        ..paged("TND", &nz, &[3, 4, 128], (4, 2))
+    };
+    let value = |value| with(&call, |c| c.value = value);
+    answers(&[
+        ("accepted", "as the key", call.clone()),
+        ("unsupported", "other axes", value(&by_heads)),
+        ("attention_out.shape", "two axes", value(&flat)),
+        ("unsupported", "another type", value(&words)),
+    ]);
+}

@@ -249,6 +249,7 @@ fn nz_caches_are_int8_and_have_split_scales_alone() {
 fn the_rotary_part_of_a_quantised_query_has_the_axes_of_the_query() {
     // F18; the remainder of the last axis is forgotten.
     let cache = [int8(&[8, 1, 16, 128, 32])];
+    let words = [of(DType::Int32, &[8, 1, 16, 128, 32])];
     let call = FiaCall {
         query: Some(int8(&[2, 1, 4096])),
         attention_out: Some(bf16(&[8, 2, 1, 512])),
@@ -273,6 +274,11 @@ fn the_rotary_part_of_a_quantised_query_has_the_axes_of_the_query() {
         ("accepted", "a remainder", rope(&[2, 1, 513])),
         ("rope.absorbed_dims", "four axes", rope(&[2, 1, 512, 77])),
         ("rope.absorbed_dims", "two axes", rope(&[2, 512])),
+        (
+            "mla.full_quant",
+            "INT32 keys",
+            with(&call, |c| c.key = &words),
+        ),
         // F12, J10.
         (
             "mla.full_quant",
@@ -288,6 +294,7 @@ fn a_half_precision_query_over_quantised_latents_holds_the_rules_of_the_absorbed
     let cache = [int8(&[20, 128, 512])];
     let nz = [int8(&[20, 1, 16, 128, 32])];
     let short = [int8(&[20, 64, 512])];
+    let by_heads = [int8(&[20, 1, 128, 512])];
     let dense = [int8(&[2, 64, 1, 512])];
     let narrow = [int8(&[20, 128, 128])];
     let call = FiaCall {
@@ -412,6 +419,11 @@ fn a_half_precision_query_over_quantised_latents_holds_the_rules_of_the_absorbed
                 (c.key, c.value) = (&nz, &nz);
                 c.key_rope = Some(bf16(&[20, 1, 4, 128, 16]));
             }),
+        ),
+        (
+            "mla.cache",
+            "a value of other axes",
+            with(&call, |c| c.value = &by_heads),
         ),
         (
             "mla.cache",

@@ -384,7 +384,8 @@ pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result
             && heads_first
             && f.k.rows == bs
             && f.k.heads == 1
-            && k_rope.shape.rank() == f.key.shape.rank(),
+            && k_rope.shape.rank() == f.key.shape.rank()
+            && f.value.shape.rank() == f.key.shape.rank(),
         CACHE,
         format_args!(
             "key {}, value {}, keyRope {} with {}",

@@ -58,6 +58,7 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
             && k_rope.shape.last() == Some(&16)
             && q_rope.dtype == DType::Bf16
             && k_rope.dtype == DType::Bf16
+            && f.key.dtype == DType::Int8
             && f.value.dtype == DType::Int8
             && !matches!(f.layout, Layout::Bnsd | Layout::BnsdNbsd)
             && call.query_quant_mode == 3

@@ -69,6 +69,16 @@ pub(in crate::fia) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// The format of a cache by its number of axes.
+pub(in crate::fia) fn of_rank(rank: usize) -> Option<Cache> {
+    match rank {
+        3 => Some(Cache::BnBsH),
+        4 => Some(Cache::BnNBsD),
+        5 => Some(Cache::Nz),
+        _ => None,
+    }
+}
+
 /// How the cache lies: the axes of the key tell, and the decode path takes what it does not know for BnBsH.
 pub(in crate::fia) fn cache(
     call: &FiaCall<'_>,
@@ -78,11 +88,11 @@ pub(in crate::fia) fn cache(
     if call.block_table.is_none() {
         return Ok(None);
     }
-    match key.shape.rank() {
-        4 => Ok(Some(Cache::BnNBsD)),
-        5 => Ok(Some(Cache::Nz)),
-        rank if rank == 3 || route == Route::Decode => Ok(Some(Cache::BnBsH)),
-        _ => Err(broken(&CACHE_RANK, key.shape, "3, 4 or 5 axes", CACHE_RANK.fix).into()),
+    match (of_rank(key.shape.rank()), route) {
+        (None, Route::Prefill) => {
+            Err(broken(&CACHE_RANK, key.shape, "3, 4 or 5 axes", CACHE_RANK.fix).into())
+        }
+        (cache, _) => Ok(Some(cache.unwrap_or(Cache::BnBsH))),
     }
 }
 
