@@ -99,6 +99,14 @@ pub struct LayerTensors<'a, T: Element> {
 }
 
 impl<T: Element> LayerTensors<'_, T> {
+    /// A word for messages on whether there are sinks.
+    pub(super) fn with_sinks(&self) -> &'static str {
+        match self.learnable_sink {
+            Some(_) => "with",
+            None => "without",
+        }
+    }
+
     /// Refuses latent attention on behalf of a backend that knows keys and values alone.
     pub(super) fn without_latent(&self) -> Result<(), Refused> {
         match self.latent {

@@ -34,14 +34,6 @@ struct CascadeStep {
 const NEW: u16 = 1;
 const CACHED: u16 = 2;
 
-/// Query tokens and cached keys of each request, dummies included.
-pub(super) fn new_and_cached(step: &StepContext<'_>) -> Vec<(i64, i64)> {
-    let q = step.metadata.q_ends().per_request();
-    let kv = step.metadata.kv_lengths().lengths().iter();
-    let both = q.lengths().iter().zip(kv);
-    both.map(|(q, kv)| (*q, (kv - q).max(0))).collect()
-}
-
 impl<T: Element> AttentionBackend<T> for CascadePrefill {
     fn name(&self) -> &'static str {
         "cascade_prefill"
@@ -55,7 +47,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         first.without_latent()?;
         let metadata = step.metadata;
         let causality = metadata.settings().causality;
-        let requests = new_and_cached(step);
+        let requests: Vec<_> = metadata.new_and_cached().collect();
         let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
         let windowed = matches!(causality, Causality::Window(_));
         if !behind || windowed || first.learnable_sink.is_some() {
@@ -64,7 +56,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
                 format_args!(
                     "{:?}, {causality:?}, {} sinks",
                     metadata.state(),
-                    with(first.learnable_sink.is_some())
+                    first.with_sinks()
                 ),
                 "a request with several new tokens behind cached ones, no window, no sinks",
                 "register a backend for packed queries behind this one",
@@ -95,11 +87,6 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
             MergeState::new(Layout::Tnd).plan_rows(&rows, &[Part::of(&one)?, Part::of(&other)?])?;
         Ok(Box::new(CascadeStep { new, cached, merge }))
     }
-}
-
-/// A word for messages.
-pub(super) fn with(there: bool) -> &'static str {
-    if there { "with" } else { "without" }
 }
 
 fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a> {

@@ -200,35 +200,33 @@ impl<T: Element> Step<'_, T> {
             metadata: self.metadata,
             block_table: &self.block_table,
         };
-        if self.planned.is_none() {
-            let cache = &self.attention.cache;
-            let tensors = LayerTensors {
-                layer,
-                query,
-                key,
-                value,
-                cache: cache.layer(layer)?,
-                learnable_sink,
-                latent,
-            };
-            let selected = self.attention.backends.plan(&context, &tensors)?;
-            let write = cache.plan_write(self.stream, self.metadata.slots(), key, value)?;
-            self.planned = Some((write, selected));
-        }
-        let Some((write, selected)) = &self.planned else {
-            return Err(crate::Error::NoBackend {
-                reasons: "nothing was planned".to_owned(),
-            });
+        let (write, selected) = match &self.planned {
+            Some(planned) => planned,
+            None => {
+                let cache = &self.attention.cache;
+                let tensors = LayerTensors {
+                    layer,
+                    query,
+                    key,
+                    value,
+                    cache: cache.layer(layer)?,
+                    learnable_sink,
+                    latent,
+                };
+                let selected = self.attention.backends.plan(&context, &tensors)?;
+                let write = cache.plan_write(self.stream, self.metadata.slots(), key, value)?;
+                &*self.planned.insert((write, selected))
+            }
         };
-        self.attention
-            .cache
-            .write(self.stream, write, layer, key, value)?;
+        let cache = &mut self.attention.cache;
+        cache.write(self.stream, write, layer, key, value)?;
+        // Made anew, since writing had the cache to itself.
         let tensors = LayerTensors {
             layer,
             query,
             key,
             value,
-            cache: self.attention.cache.layer(layer)?,
+            cache: cache.layer(layer)?,
             learnable_sink,
             latent,
         };

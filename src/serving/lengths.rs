@@ -102,6 +102,13 @@ impl Cumulative {
     }
 
     /// Adds an end; the caller sees to it that it is not before the last.
+    /// Of each request, the tokens of these that are new, and those that were cached before: the rest of `keys`.
+    pub(super) fn new_and_cached(&self, keys: &PerRequest) -> impl Iterator<Item = (i64, i64)> {
+        let new = self.per_request().0.into_iter();
+        new.zip(keys.lengths())
+            .map(|(new, keys)| (new, (keys - new).max(0)))
+    }
+
     pub(super) fn push_end(&mut self, end: u32) {
         self.0.push(end.into());
     }

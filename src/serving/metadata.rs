@@ -288,6 +288,11 @@ impl AttentionMetadata {
         &self.kv_lengths
     }
 
+    /// New tokens of each request, and those that are cached already, dummies included.
+    pub(super) fn new_and_cached(&self) -> impl Iterator<Item = (i64, i64)> {
+        self.q_ends.new_and_cached(&self.kv_lengths)
+    }
+
     /// The slot of each query token's key and value, padding included.
     pub fn slots(&self) -> &[i32] {
         &self.slots

@@ -71,11 +71,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
                     "{:?} of {} tokens in {requests} requests, {causality:?}, {} sinks",
                     metadata.state(),
                     metadata.tokens(),
-                    if first.learnable_sink.is_some() {
-                        "with"
-                    } else {
-                        "without"
-                    },
+                    first.with_sinks(),
                 ),
                 "one token a request, causal, without window and sinks",
                 "register a backend for packed queries behind this one",

@@ -12,7 +12,6 @@ use crate::memory::Element;
 use crate::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
-use super::cascade_prefill::{new_and_cached, with};
 use super::causality::Causality;
 use super::lengths::{CallLengths, Cumulative, PerRequest};
 use super::metadata::AttentionMetadata;
@@ -127,11 +126,10 @@ impl SharedPrefixDecode {
 
 /// For each real request but the last the number of full cached blocks that it shares with the next one.
 fn shared_with_next(metadata: &AttentionMetadata) -> Vec<usize> {
-    let q = metadata.q_ends().per_request();
-    let lengths = metadata.kv_lengths().lengths().iter().zip(q.lengths());
     let block_size = i64::from(metadata.settings().block_size.max(1));
     // A block that this step writes to is nobody else's.
-    let full = lengths.map(|(kv, q)| usize::try_from((kv - q) / block_size).unwrap_or(0));
+    let lengths = metadata.new_and_cached();
+    let full = lengths.map(|(_, cached)| usize::try_from(cached / block_size).unwrap_or(0));
     let rows = (0..metadata.requests()).map(|at| metadata.table().row(at).unwrap_or_default());
     let full: Vec<&[i32]> = rows
         .zip(full)
@@ -169,7 +167,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
                     "{} requests, {} pairs of neighbours with shared blocks, {causality:?}, {} sinks",
                     metadata.requests(),
                     shared_with_next(metadata).iter().filter(|n| **n > 0).count(),
-                    with(first.learnable_sink.is_some()),
+                    first.with_sinks(),
                 ),
                 format_args!("{:?} or more, causal, no window, no sinks", self.gate),
                 "sort the batch by rows of the table; register an ordinary backend behind this one",
@@ -223,12 +221,12 @@ impl<'a> Lists<'a> {
         let table = step.metadata.table();
         let keys = |blocks: usize| i64::try_from(blocks * step.block_table.block_size());
         let keys = |blocks| keys(blocks).unwrap_or(i64::MAX);
-        let requests = new_and_cached(step);
+        let requests = step.metadata.new_and_cached();
         let mut groups = groups.iter().peekable();
         let (mut prefix_ends, mut prefix_keys, mut prefix_rows) = (vec![], vec![], vec![]);
         let (mut suffix_keys, mut suffix_rows, mut parts) = (vec![], vec![], vec![]);
         let (mut end, mut before) = (0, 0);
-        for (at, (new, cached)) in requests.iter().enumerate() {
+        for (at, (new, cached)) in requests.enumerate() {
             while groups.next_if(|group| group.requests.end <= at).is_some() {}
             let group = groups.peek().filter(|group| group.requests.contains(&at));
             let blocks = group.map_or(0, |group| group.blocks);
@@ -251,7 +249,7 @@ impl<'a> Lists<'a> {
             suffix_keys.push(new + cached - keys(blocks));
             suffix_rows.push(row.get(blocks..).unwrap_or_default());
             parts.push(PartsOfRows {
-                rows: usize::try_from(*new).unwrap_or(0),
+                rows: usize::try_from(new).unwrap_or(0),
                 parts: if blocks > 0 { SUFFIX | PREFIX } else { SUFFIX },
             });
         }

@@ -62,10 +62,10 @@ impl StepPart {
 
     /// Tokens that each request had cached before the step; dummies none.
     pub(super) fn cached(&self) -> Vec<u32> {
-        let new = self.q_ends.per_request();
-        let lengths = self.kv_lengths.lengths().iter().zip(new.lengths());
-        let cached = lengths.map(|(kv, q)| u32::try_from(kv - q).unwrap_or(0));
-        cached.collect()
+        let lengths = self.q_ends.new_and_cached(&self.kv_lengths);
+        lengths
+            .map(|(_, cached)| u32::try_from(cached).unwrap_or(0))
+            .collect()
     }
 
     /// The query tokens of these requests, counted from the first of the part.

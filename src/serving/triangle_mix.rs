@@ -13,7 +13,6 @@ use crate::memory::Element;
 use crate::tensor::Tensor;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
-use super::cascade_prefill::{new_and_cached, with};
 use super::causality::Causality;
 use super::fused::Fused;
 use super::metadata::AttentionMetadata;
@@ -112,7 +111,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
                 Rule::BackendTriangle,
                 format_args!(
                     "{causality:?}, {} sinks, {layers} layers, {}",
-                    with(first.learnable_sink.is_some()),
+                    first.with_sinks(),
                     reasons(&choices)
                 ),
                 "a causal prompt of known length that leaves enough out, no window, no sinks, 1 layer or more",
@@ -123,7 +122,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
         let dense = Fused.plan(step, first)?;
         let mut starts = Vec::with_capacity(choices.len());
         let mut end = 0;
-        let requests = new_and_cached(step).into_iter().zip(choices);
+        let requests = step.metadata.new_and_cached().zip(choices);
         let requests = requests.map(|((new, cached), choice)| -> Chosen {
             let size = |n: i64| usize::try_from(n).unwrap_or(0);
             let rows: Range<usize> = end..end + size(new);
