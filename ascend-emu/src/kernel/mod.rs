@@ -5,7 +5,7 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `schedule` | blocks of queries, their order, threads, splits over the keys |
-//! | `panel`, `products`, `strip`, `softmax` | the flash-attention loop over key tiles, for many queries and for few |
+//! | `panel`, `products`, `strip`, `strip_products`, `softmax` | the flash-attention loop over key tiles, for many queries and for few |
 //! | `finish` | division, rows without keys, merging of splits, writing |
 //! | `fetch` | tiles of keys and values, widened |
 //! | `tile`, `cells` | who sees which keys of a tile; where the mask tensor need not be asked |
@@ -62,6 +62,7 @@ mod simd;
 mod softmax;
 mod source;
 mod strip;
+mod strip_products;
 mod tensors;
 #[cfg(test)]
 mod tests;
