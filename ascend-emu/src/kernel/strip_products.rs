@@ -197,7 +197,7 @@ impl Tile<'_> {
         }
     }
 
-    /// [`Tile::outputs`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
+    /// [`Outputs`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
     #[cold]
     pub(super) fn outputs_with_care(&self, strip: &mut Strip<'_>, values: &[Vector]) {
         let columns = strip.out.len() / QUERIES;
