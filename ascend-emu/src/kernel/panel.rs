@@ -294,20 +294,28 @@ fn pack_queries<S: Simd>(
     block: &mut Block<'_>,
     panels: usize,
 ) {
-    let of_panel = attention.vectors() * WIDTH;
-    let wide = &mut block.row[..attention.vectors()];
+    let vectors = attention.vectors();
+    // The key tile is not in use yet.
+    let wide = &mut block.keys[..WIDTH * vectors];
     let rows = sequence.geometry.q_len() as usize;
-    for lane in 0..panels * WIDTH {
-        let query = task.queries.start + lane;
-        let (row, head) = attention.place(task.kv_head, query);
-        if query < task.queries.end && row < rows {
-            attention.read_query(simd, sequence, (row, head), wide, 1);
-        } else {
-            wide.fill([0.0; WIDTH]);
+    for panel in 0..panels {
+        for lane in 0..WIDTH {
+            let query = task.queries.start + panel * WIDTH + lane;
+            let (row, head) = attention.place(task.kv_head, query);
+            let wide = &mut wide[lane * vectors..][..vectors];
+            if query < task.queries.end && row < rows {
+                attention.read_query(simd, sequence, (row, head), wide, 1);
+            } else {
+                wide.fill([0.0; WIDTH]);
+            }
         }
-        let panel = &mut block.queries[lane / WIDTH * of_panel..][..of_panel];
-        for (across, &value) in panel.iter_mut().zip(wide.as_flattened()) {
-            across[lane % WIDTH] = value;
+        let panel = &mut block.queries[panel * vectors * WIDTH..][..vectors * WIDTH];
+        for (i, across) in panel.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
+            let mut block = [[0.0; WIDTH]; WIDTH];
+            for (lane, row) in block.iter_mut().enumerate() {
+                *row = wide[lane * vectors + i];
+            }
+            *across = simd.across(&block);
         }
     }
 }

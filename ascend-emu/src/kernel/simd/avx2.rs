@@ -5,11 +5,13 @@ use super::{Exponents, Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
     __m128i, __m256, __m256i, _CMP_NLT_UQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
     _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_blendv_ps,
-    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
-    _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps,
-    _mm256_max_ps, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32,
-    _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_ps,
+    _mm256_castpd_ps, _mm256_castps_pd, _mm256_castps_si256, _mm256_castps256_ps128,
+    _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32,
+    _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_max_ps, _mm256_mul_ps,
+    _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32,
+    _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps,
+    _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -220,6 +222,50 @@ impl Simd for Avx2 {
             );
             transmute::<core::arch::x86_64::__m128, [f32; 4]>(sums)
         }
+    }
+
+    /// Eight by eight: pairs, then fours of rows within each half of the registers, then the halves.
+    #[inline(always)]
+    fn across(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
+        let mut columns = [[0.0; WIDTH]; WIDTH];
+        for of_columns in [0, 1] {
+            let mut eights = [[self.nothing(); 8]; 2];
+            for (of_rows, eight) in eights.iter_mut().enumerate() {
+                let mut fours = [[self.nothing(); 4]; 2];
+                for (g, four) in fours.iter_mut().enumerate() {
+                    let first = 8 * of_rows + 4 * g;
+                    // SAFETY: `self` exists, so the processor has AVX.
+                    *four = unsafe {
+                        let a = self.load(&rows[first])[of_columns];
+                        let b = self.load(&rows[first + 1])[of_columns];
+                        let c = self.load(&rows[first + 2])[of_columns];
+                        let d = self.load(&rows[first + 3])[of_columns];
+                        let low = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
+                        let high = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+                        let next_low = _mm256_castps_pd(_mm256_unpacklo_ps(c, d));
+                        let next_high = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+                        [
+                            _mm256_castpd_ps(_mm256_unpacklo_pd(low, next_low)),
+                            _mm256_castpd_ps(_mm256_unpackhi_pd(low, next_low)),
+                            _mm256_castpd_ps(_mm256_unpacklo_pd(high, next_high)),
+                            _mm256_castpd_ps(_mm256_unpackhi_pd(high, next_high)),
+                        ]
+                    };
+                }
+                for k in 0..4 {
+                    // SAFETY: as above.
+                    unsafe {
+                        eight[k] = _mm256_permute2f128_ps::<0x20>(fours[0][k], fours[1][k]);
+                        eight[4 + k] = _mm256_permute2f128_ps::<0x31>(fours[0][k], fours[1][k]);
+                    }
+                }
+            }
+            for k in 0..8 {
+                let column = &mut columns[8 * of_columns + k];
+                self.store([eights[0][k], eights[1][k]], column);
+            }
+        }
+        columns
     }
 
     #[inline(always)]

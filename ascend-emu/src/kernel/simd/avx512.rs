@@ -5,12 +5,14 @@ use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
     __m128, __m128i, __m256, __m256i, __m512, _CMP_NLT_UQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT,
     _mm_add_ps, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_hadd_ps,
-    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512, _mm512_castps512_ps256,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_extractf32x8_ps,
-    _mm512_fmadd_ps, _mm512_mask_blend_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps,
-    _mm512_reduce_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_sub_ps,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd,
+    _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+    _mm512_cvtps_ph, _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_mask_blend_ps,
+    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_ps, _mm512_roundscale_ps,
+    _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
+    _mm512_srli_epi32, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
+    _mm512_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -170,6 +172,53 @@ impl Simd for Avx512 {
             );
             transmute::<__m128, [f32; 4]>(sums)
         }
+    }
+
+    /// Pairs, then fours of rows within each quarter of the registers, then the quarters.
+    #[inline(always)]
+    fn across(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
+        let mut fours = [[self.splat(0.0); 4]; 4];
+        for (g, four) in fours.iter_mut().enumerate() {
+            // SAFETY: as above.
+            *four = unsafe {
+                let a = self.load(&rows[4 * g]);
+                let b = self.load(&rows[4 * g + 1]);
+                let c = self.load(&rows[4 * g + 2]);
+                let d = self.load(&rows[4 * g + 3]);
+                let low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+                let high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+                let next_low = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+                let next_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+                [
+                    _mm512_castpd_ps(_mm512_unpacklo_pd(low, next_low)),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(low, next_low)),
+                    _mm512_castpd_ps(_mm512_unpacklo_pd(high, next_high)),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(high, next_high)),
+                ]
+            };
+        }
+        const EVEN: i32 = 0x88;
+        const ODD: i32 = 0xdd;
+        let mut columns = [[0.0; WIDTH]; WIDTH];
+        for k in 0..4 {
+            // SAFETY: as above.
+            let quarters = unsafe {
+                let even = _mm512_shuffle_f32x4::<EVEN>(fours[0][k], fours[1][k]);
+                let odd = _mm512_shuffle_f32x4::<ODD>(fours[0][k], fours[1][k]);
+                let next_even = _mm512_shuffle_f32x4::<EVEN>(fours[2][k], fours[3][k]);
+                let next_odd = _mm512_shuffle_f32x4::<ODD>(fours[2][k], fours[3][k]);
+                [
+                    _mm512_shuffle_f32x4::<EVEN>(even, next_even),
+                    _mm512_shuffle_f32x4::<EVEN>(odd, next_odd),
+                    _mm512_shuffle_f32x4::<ODD>(even, next_even),
+                    _mm512_shuffle_f32x4::<ODD>(odd, next_odd),
+                ]
+            };
+            for (m, quarter) in quarters.into_iter().enumerate() {
+                self.store(quarter, &mut columns[4 * m + k]);
+            }
+        }
+        columns
     }
 
     #[inline(always)]

@@ -109,6 +109,18 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Four sums in single numbers.
     fn totals(self, four: [Self::Sum; 4]) -> [f32; 4];
 
+    /// Rows for columns.
+    #[inline(always)]
+    fn across(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
+        let mut columns = [[0.0; WIDTH]; WIDTH];
+        for (r, row) in rows.iter().enumerate() {
+            for (c, &value) in row.iter().enumerate() {
+                columns[c][r] = value;
+            }
+        }
+        columns
+    }
+
     /// IEEE half precision to single, exact.
     fn widen_f16(self, bits: &[u16; WIDTH]) -> Self::Register;
 
@@ -260,6 +272,27 @@ mod tests {
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> [u16; WIDTH] {
             simd.narrow_f16(simd.load(&self.0))
+        }
+    }
+
+    struct Across([Vector; WIDTH]);
+
+    impl Kernel for Across {
+        type Output = [Vector; WIDTH];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [Vector; WIDTH] {
+            simd.across(&self.0)
+        }
+    }
+
+    #[test]
+    fn rows_become_columns() {
+        let number = |r: usize, c: usize| (r * WIDTH + c) as f32;
+        let rows = std::array::from_fn(|r| std::array::from_fn(|c| number(r, c)));
+        let columns = std::array::from_fn(|c| std::array::from_fn(|r| number(r, c)));
+        for level in Level::all() {
+            assert_eq!(level.run(Across(rows)), columns, "{level:?}");
         }
     }
 
