@@ -4,7 +4,7 @@ use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
 use super::keys::{Keys, Part};
 use super::lines::{Row, Rows};
-use super::simd::{Kernel, Simd, Vector, WIDTH};
+use super::simd::{Kernel, Simd, Vector, WIDTH, all_zero};
 use super::source::{Source, Stored};
 use super::tile::KEYS;
 use half::{bf16, f16};
@@ -24,6 +24,12 @@ pub(super) const PITCH: usize = STRETCH + 1;
 /// Vectors of a tile, cut into stretches, whose rows take so many.
 pub(super) fn tile_vectors(row: usize) -> usize {
     row.div_ceil(STRETCH) * KEYS * PITCH
+}
+
+/// Where a tile, cut into stretches, has vector `i` of row `j`.
+#[inline(always)]
+pub(super) fn place(j: usize, i: usize) -> usize {
+    i / STRETCH * (KEYS * PITCH) + j * PITCH + i % STRETCH
 }
 
 /// Vectors from row to row, likewise odd, where whole rows lie behind each other.
@@ -103,9 +109,7 @@ impl Places<'_> {
     fn vector(&mut self, vectors: usize, j: usize, i: usize) -> &mut Vector {
         match self {
             Places::Rows(rows) => &mut rows[j * stride(vectors) + i],
-            Places::Tile { tile, first, .. } => {
-                &mut tile[i / STRETCH * (KEYS * PITCH) + (*first + j) * PITCH + i % STRETCH]
-            }
+            Places::Tile { tile, first, .. } => &mut tile[place(*first + j, i)],
         }
     }
 }
@@ -167,9 +171,9 @@ impl ReadRows<'_> {
             self.of
                 .read(simd, self.part, self.conversion, at, (out, 1), watch);
             if let Places::Tile { tile, first, row } = places {
-                let stretches = tile.chunks_exact_mut(KEYS * PITCH);
-                for (to, from) in stretches.zip(row[..self.vectors].chunks(STRETCH)) {
-                    to[(*first + j) * PITCH..][..from.len()].copy_from_slice(from);
+                for (stretch, from) in row[..self.vectors].chunks(STRETCH).enumerate() {
+                    let to = place(*first + j, stretch * STRETCH);
+                    tile[to..][..from.len()].copy_from_slice(from);
                 }
             }
         }
@@ -192,8 +196,6 @@ impl Kernel for ReadRows<'_> {
         if streamed.is_none() {
             self.fetch(simd, &mut places, &mut watch);
         }
-        let mut watched = [0.0; WIDTH];
-        simd.store(watch, &mut watched);
-        watched.iter().all(|product| *product == 0.0)
+        all_zero(simd, watch)
     }
 }

@@ -17,7 +17,7 @@ use super::attention::{Attention, Sequence};
 use super::fetch::{Places, read_keys, read_values, tile_vectors};
 use super::finish::State;
 use super::products::{LANES, PANELS, Score, Weigh, union};
-use super::schedule::Task;
+use super::schedule::{Task, Work};
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::softmax::weights;
@@ -124,36 +124,25 @@ impl<'s> Block<'s> {
 }
 
 /// Attends to the keys of `task`: maximum, sum and output of each of its queries.
-pub(super) struct Attend<'a, 's> {
-    pub(super) attention: &'a Attention,
-    pub(super) sequence: &'a Sequence,
-    pub(super) task: &'a Task,
-    pub(super) scratch: &'s mut Scratch,
-}
+pub(super) struct Attend<'a, 's>(pub(super) Work<'a, 's>);
 
 impl<'s> Kernel for Attend<'_, 's> {
     type Output = State<'s>;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> State<'s> {
-        let Attend {
-            attention,
-            sequence,
-            task,
-            scratch,
-        } = self;
-        attend(simd, attention, sequence, task, scratch)
+        attend(simd, self.0)
     }
 }
 
 #[inline(always)]
-fn attend<'s, S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    task: &Task,
-    scratch: &'s mut Scratch,
-) -> State<'s> {
+fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
+    let Work {
+        attention,
+        sequence,
+        task,
+        scratch,
+    } = work;
     let key_vectors = attention.vectors();
     // Vectors of a panel, one for each element of a query.
     let of_panel = key_vectors * WIDTH;

@@ -9,7 +9,7 @@
 //! dimension a step of AVX2's loops took 33 instructions instead of 21, and `full_2048_h8_d64` 169 ms instead of 114 on one
 //! thread. Four keys at a time in the loop over values made AVX-512 spill.
 
-use super::fetch::{PITCH, STRETCH};
+use super::fetch::{PITCH, STRETCH, place};
 use super::panel::Slab;
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::tile::KEYS;
@@ -117,7 +117,7 @@ fn score_rows<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     for (c, queries) in queries.iter_mut().enumerate() {
         *queries = &of_panels[(panel + c) * vectors..][along.clone()];
     }
-    let rows = &slab.keys[along.start / STRETCH * (KEYS * PITCH) + first * PITCH..][..ROWS * PITCH];
+    let rows = &slab.keys[place(first, along.start)..][..ROWS * PITCH];
     let scores = &mut slab.scores[first * PANELS + panel..][..(ROWS - 1) * PANELS + COLUMNS];
     let mut products = [[simd.splat(0.0); COLUMNS]; ROWS];
     if along.start > 0 {
@@ -241,8 +241,9 @@ fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
 ) {
     let columns = slab.columns;
     let weights = &slab.scores.as_flattened()[keys.start * LANES..keys.end * LANES];
-    let values = &slab.values[column / STRETCH * (KEYS * PITCH)..][..KEYS * PITCH];
-    let values = values[keys.start * PITCH..].as_chunks::<PITCH>().0;
+    let within = column % STRETCH;
+    let values = &slab.values[place(keys.start, column - within)..][..keys.len() * PITCH];
+    let (values, _) = values.as_chunks::<PITCH>();
     let decay = &slab.decay.as_flattened()[query..][..ROWS];
     let out = &mut slab.out[query * columns + column..][..(ROWS - 1) * columns + COLUMNS];
     let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
@@ -253,7 +254,6 @@ fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         }
     }
     let (weights, _) = weights.as_chunks::<LANES>();
-    let within = column % STRETCH;
     for (weights, row) in weights.iter().zip(values) {
         let (weights, row) = (&weights[query..][..ROWS], &row[within..][..COLUMNS]);
         let mut of = [simd.splat(0.0); COLUMNS];
@@ -290,8 +290,7 @@ fn weigh_with_care<const ROWS: usize>(
         for key in keys.clone() {
             let weight = weights[key * LANES + query];
             if weight != 0.0 {
-                let at = column / STRETCH * (KEYS * PITCH) + key * PITCH + column % STRETCH;
-                let value: &Vector = &slab.values[at];
+                let value: &Vector = &slab.values[place(key, column)];
                 for (out, value) in out.iter_mut().zip(value) {
                     *out += weight * value;
                 }

@@ -77,13 +77,13 @@ pub(super) fn compute(level: Level, attention: &Attention) -> usize {
         let Some(sequence) = attention.sequences.get(tasks[index].sequence) else {
             return;
         };
-        level.run(Attend {
+        let work = Work {
             attention,
             sequence,
             task: &tasks[index],
             scratch,
-            part,
-        });
+        };
+        level.run(Attend { work, part });
     });
 
     let split: Vec<usize> = (0..blocks.len())
@@ -224,12 +224,17 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
     bytes.into_inner()
 }
 
-/// One task.
+/// One task, and what it is computed with.
+pub(super) struct Work<'a, 's> {
+    pub(super) attention: &'a Attention,
+    pub(super) sequence: &'a Sequence,
+    pub(super) task: &'a Task,
+    pub(super) scratch: &'s mut Scratch,
+}
+
+/// Computes one task.
 struct Attend<'a> {
-    attention: &'a Attention,
-    sequence: &'a Sequence,
-    task: &'a Task,
-    scratch: &'a mut Scratch,
+    work: Work<'a, 'a>,
     /// Where the state goes if other tasks see other keys of the block.
     part: Option<&'a OnceLock<Part>>,
 }
@@ -239,29 +244,14 @@ impl Kernel for Attend<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Attend {
-            attention,
-            sequence,
-            task,
-            scratch,
-            part,
-        } = self;
+        let Attend { work, part } = self;
+        let (attention, sequence, task) = (work.attention, work.sequence, work.task);
         let state = if task.keys.is_empty() {
-            State::empty(scratch, task.queries.len(), attention.columns())
+            State::empty(work.scratch, task.queries.len(), attention.columns())
         } else if task.queries.len() <= strip::QUERIES {
-            simd.apart(strip::Attend {
-                attention,
-                sequence,
-                task,
-                scratch,
-            })
+            simd.apart(strip::Attend(work))
         } else {
-            simd.apart(panel::Attend {
-                attention,
-                sequence,
-                task,
-                scratch,
-            })
+            simd.apart(panel::Attend(work))
         };
         match part {
             Some(part) => drop(part.set(state.keep())),

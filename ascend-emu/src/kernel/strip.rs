@@ -14,10 +14,10 @@ use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
 use super::fetch::{Places, read_keys, read_values, stride};
 use super::finish::State;
-use super::lines::{Converted, Fetched, Rows};
-use super::schedule::Task;
-use super::scratch::{Scratch, take};
-use super::simd::{Kernel, Simd, Vector, WIDTH};
+use super::lines::{Converted, Fetched, Lines, Rows};
+use super::schedule::{Task, Work};
+use super::scratch::take;
+use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::source::Stored;
 use super::strip_products::{Outputs, Scores};
 use super::tile::{Hidden, KEYS, look};
@@ -31,7 +31,7 @@ pub(super) const QUERIES: usize = 8;
 /// Vectors of scores of one query.
 pub(super) const SCORES: usize = KEYS / WIDTH;
 
-const _: () = assert!(KEYS.is_multiple_of(4) && KEYS.is_multiple_of(WIDTH));
+const _: () = assert!(KEYS.is_multiple_of(Shape::ROWS) && KEYS.is_multiple_of(WIDTH));
 
 /// The buffers of a strip.
 pub(super) struct Strip<'s> {
@@ -52,36 +52,25 @@ pub(super) struct Strip<'s> {
 }
 
 /// Attends to the keys of `task`: maximum, sum and output of each of its queries, at most [`QUERIES`].
-pub(super) struct Attend<'a, 's> {
-    pub(super) attention: &'a Attention,
-    pub(super) sequence: &'a Sequence,
-    pub(super) task: &'a Task,
-    pub(super) scratch: &'s mut Scratch,
-}
+pub(super) struct Attend<'a, 's>(pub(super) Work<'a, 's>);
 
 impl<'s> Kernel for Attend<'_, 's> {
     type Output = State<'s>;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> State<'s> {
-        let Attend {
-            attention,
-            sequence,
-            task,
-            scratch,
-        } = self;
-        attend(simd, attention, sequence, task, scratch)
+        attend(simd, self.0)
     }
 }
 
 #[inline(always)]
-fn attend<'s, S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    task: &Task,
-    scratch: &'s mut Scratch,
-) -> State<'s> {
+fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
+    let Work {
+        attention,
+        sequence,
+        task,
+        scratch,
+    } = work;
     let (vectors, columns) = (attention.vectors(), attention.columns());
     let count = task.queries.len().min(QUERIES);
     let sizes = [
@@ -205,14 +194,7 @@ impl Tile<'_> {
         strip: &mut Strip<'_>,
         fetched: &mut [Vector],
     ) -> Option<()> {
-        let (of, head) = (&self.sequence.keys, self.task.kv_head);
-        if of.key.rope.is_some() {
-            return None;
-        }
-        let rows = self.rows.clone();
-        let keys = of.lines::<T>(&of.key, head, rows.clone())?;
-        let values = of.lines::<T>(&of.value, head, rows)?;
-        let next = of.lines::<T>(&of.key, head, self.next()).unwrap_or(keys);
+        let [keys, values, next] = self.lines::<T>()?;
         self.pass(
             simd,
             strip,
@@ -231,14 +213,9 @@ impl Tile<'_> {
         [of_key, of_value]: [&Conversion; 2],
         fetched: &mut [Vector],
     ) -> Option<()> {
+        let [keys, values, next] = self.lines::<i8>()?;
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
-        if of.key.rope.is_some() {
-            return None;
-        }
         let rows = self.rows.clone();
-        let keys = of.lines::<i8>(&of.key, head, rows.clone())?;
-        let values = of.lines::<i8>(&of.value, head, rows.clone())?;
-        let next = of.lines::<i8>(&of.key, head, self.next()).unwrap_or(keys);
         let key_rows = of.of_rows(of_key, head, rows.clone());
         let value_rows = of.of_rows(of_value, head, rows);
         let converted = |lines, of_head, of_rows| Converted {
@@ -252,6 +229,20 @@ impl Tile<'_> {
         let next = converted(next.view(), of_key, &key_rows);
         self.pass(simd, strip, [keys, values, next], fetched);
         Some(())
+    }
+
+    /// Where the tile's keys and values lie, and the next keys, if they are whole vectors of type `T` and keys have no
+    /// rotary part.
+    #[inline(always)]
+    fn lines<T: Stored>(&self) -> Option<[Lines<T>; 3]> {
+        let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        if of.key.rope.is_some() {
+            return None;
+        }
+        let keys = of.lines::<T>(&of.key, head, self.rows.clone())?;
+        let values = of.lines::<T>(&of.value, head, self.rows.clone())?;
+        let next = of.lines::<T>(&of.key, head, self.next());
+        Some([keys, values, next.unwrap_or(keys)])
     }
 
     /// Queries that look.

@@ -4,7 +4,7 @@
 use super::attention::Attention;
 use super::fetch::stride;
 use super::lines::{Row, Rows};
-use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
+use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_zero};
 use super::softmax::weights;
 use super::strip::{QUERIES, SCORES, Strip, Tile, turns};
 use super::tile::{KEYS, read_bias};
@@ -310,9 +310,7 @@ impl<R: Rows> Kernel for Outputs<'_, '_, R> {
                 _ => tile.weigh::<S, R, 1, 4>(simd, strip, lane, of, &mut watch),
             }
         }
-        let mut watched = [0.0; WIDTH];
-        simd.store(watch, &mut watched);
-        watched.iter().all(|product| *product == 0.0)
+        all_zero(simd, watch)
     }
 }
 

@@ -164,6 +164,14 @@ pub(super) fn total(v: &Vector) -> f32 {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
+/// Whether every number is zero: what is left of a sum of products with zero if no factor was infinite or NaN.
+#[inline(always)]
+pub(super) fn all_zero<S: Simd>(simd: S, register: S::Register) -> bool {
+    let mut values = [0.0; WIDTH];
+    simd.store(register, &mut values);
+    values.iter().all(|value| *value == 0.0)
+}
+
 /// A computation that is compiled once for each instruction set. `run` and all it calls must be `#[inline(always)]`.
 pub(super) trait Kernel {
     /// What it gives.
