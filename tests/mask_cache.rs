@@ -6,53 +6,20 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "../ascend-spec/tests/allocations/mod.rs"]
+mod allocations;
 mod harness;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use allocations::allocations;
 use ascend_attention::mask::{CacheCounts, MaskForm};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{CompressedMask, DType};
 use ascend_attention::{CausalOrigin, Device, SlidingWindow};
 use harness::{Sample, device, poisoned, stream};
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counting what each thread asks for.
-struct Counting;
-
-fn count() {
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: hands everything on to the system's allocator; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: handed on to the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: handed on to the caller.
-        unsafe { System.realloc(at, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: handed on to the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// The device has one cache, whose counts each test reads: they take turns.
 static TURN: Mutex<()> = Mutex::new(());
@@ -285,15 +252,15 @@ fn a_hit_allocates_nothing() {
         );
     };
     ask();
-    let (misses, before) = (masks.cache().counts().misses, ALLOCATIONS.get());
+    let (misses, before) = (masks.cache().counts().misses, allocations());
     for _ in 0..100 {
         ask();
     }
-    let allocated = ALLOCATIONS.get() - before;
+    let allocated = allocations() - before;
     assert_eq!(masks.cache().counts().misses, misses);
     assert_eq!(allocated, 0, "900 hits allocated {allocated} times");
     drop(vec![0u8; 1]);
-    assert!(ALLOCATIONS.get() > before, "the allocator counts");
+    assert!(allocations() > before, "the allocator counts");
 }
 
 #[test]

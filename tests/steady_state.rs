@@ -6,11 +6,11 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "../ascend-spec/tests/allocations/mod.rs"]
+mod allocations;
 mod harness;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use allocations::allocations;
 use ascend_attention::attention::{
     Affine, AntiquantMode, Antiquantisation, BlockTable, Inputs, Quantisation,
 };
@@ -22,50 +22,16 @@ use ascend_attention::serving::{
 use ascend_attention::{Element, FusedInferAttention, Output, Tensor, bf16, f16};
 use harness::{Sample, halves, poisoned};
 
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counting what each thread asks for.
-struct Counting;
-
-fn count() {
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: hands everything on to the system's allocator; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: handed on to the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: handed on to the caller.
-        unsafe { System.realloc(at, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: handed on to the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// Allocations of 50 rounds, after the first ones made the workspace and filled queues that grow once.
 fn in_steady_state(mut round: impl FnMut()) -> usize {
     for _ in 0..8 {
         round();
     }
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     for _ in 0..50 {
         round();
     }
-    ALLOCATIONS.get() - before
+    allocations() - before
 }
 
 #[test]
@@ -85,11 +51,11 @@ fn a_launch_allocates_nothing() {
         stream.synchronize().unwrap();
     });
     assert_eq!(allocated, 0, "200 launches allocated {allocated} times");
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     for output in outputs {
         sample.check(&output.attention.download(&stream).unwrap());
     }
-    assert!(ALLOCATIONS.get() > before, "the allocator counts");
+    assert!(allocations() > before, "the allocator counts");
 }
 
 #[test]

@@ -6,42 +6,13 @@
 )]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "../../ascend-spec/tests/allocations/mod.rs"]
+mod allocations;
 mod bench;
 
+use allocations::allocations;
 use ascend_emu::abi::*;
 use bench::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<usize> = const { Cell::new(0) };
-}
-
-fn count() {
-    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: hands everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn launches_addresses_and_events_allocate_nothing() {
@@ -82,12 +53,12 @@ fn launches_addresses_and_events_allocate_nothing() {
     }
     sync(one);
     sync(two);
-    let before = COUNT.get();
+    let before = allocations();
     for _ in 0..50 {
         step(&call);
         step(&other);
     }
-    let after = COUNT.get();
+    let after = allocations();
     sync(one);
     sync(two);
     assert_eq!(after - before, 0);

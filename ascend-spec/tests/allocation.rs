@@ -2,33 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod allocations;
+
+use allocations::allocations;
 use ascend_spec::fia::{FiaCall, Version};
 use ascend_spec::{DType, Soc, TensorDesc};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call is passed on to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps GlobalAlloc's contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps GlobalAlloc's contract, which is the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static GLOBAL: Counting = Counting;
 
 #[test]
 fn an_accepted_call_allocates_nothing() {
@@ -45,10 +23,10 @@ fn an_accepted_call_allocates_nothing() {
         attention_out: Some(half(&[256, 32, 1, 128])),
         ..FiaCall::new("BNSD")
     };
-    let before = ALLOCATIONS.with(Cell::get);
+    let before = allocations();
     let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
     let linted = problem.lint(&[]);
     let kv: usize = (0..256).map(|b| problem.kv_len(b)).sum();
-    assert_eq!(ALLOCATIONS.with(Cell::get), before);
+    assert_eq!(allocations(), before);
     assert!(linted.is_ok() && kv == 16 * 255 * 128);
 }
