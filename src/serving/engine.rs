@@ -200,36 +200,29 @@ impl<T: Element> Step<'_, T> {
             metadata: self.metadata,
             block_table: &self.block_table,
         };
-        let (write, selected) = match &self.planned {
-            Some(planned) => planned,
-            None => {
-                let cache = &self.attention.cache;
-                let tensors = LayerTensors {
-                    layer,
-                    query,
-                    key,
-                    value,
-                    cache: cache.layer(layer)?,
-                    learnable_sink,
-                    latent,
-                };
-                let selected = self.attention.backends.plan(&context, &tensors)?;
-                let write = cache.plan_write(self.stream, self.metadata.slots(), key, value)?;
-                &*self.planned.insert((write, selected))
-            }
-        };
-        let cache = &mut self.attention.cache;
-        cache.write(self.stream, write, layer, key, value)?;
-        // Made anew, since writing had the cache to itself.
+        // A handle of its own, since writing has the cache to itself.
+        let layer_cache = self.attention.cache.layer(layer)?.clone();
         let tensors = LayerTensors {
             layer,
             query,
             key,
             value,
-            cache: cache.layer(layer)?,
+            cache: &layer_cache,
             learnable_sink,
             latent,
         };
+        let (write, selected) = match &self.planned {
+            Some(planned) => planned,
+            None => {
+                let selected = self.attention.backends.plan(&context, &tensors)?;
+                let slots = self.metadata.slots();
+                let cache = &self.attention.cache;
+                let write = cache.plan_write(self.stream, slots, key, value)?;
+                &*self.planned.insert((write, selected))
+            }
+        };
+        let cache = &mut self.attention.cache;
+        cache.write(self.stream, write, layer, key, value)?;
         run(&*selected.plan, &context, &tensors)
     }
 
