@@ -11,17 +11,16 @@ mod harness;
 
 use std::sync::{LazyLock, Mutex};
 
-use ascend_attention::kv::{
-    Audit, AuditRequest, Cache, CacheShape, PadPolicy, PagedKvCache, Refused, Rule, Sequence,
-};
+use ascend_attention::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Drafting, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla,
     PagedDecode, Phase, StatePolicy, UpProjected,
 };
 use ascend_attention::{Error, Output, Result, Stream, Tensor, bf16};
+use harness::schedule::{Act, Schedule, Turn, act, config};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError};
+use proptest::test_runner::TestCaseError;
 
 const LATENT: usize = 512;
 const ROPE: usize = 64;
@@ -145,30 +144,6 @@ struct Model {
 /// Most requests at a time.
 const REQUESTS: usize = 4;
 
-#[derive(Clone, Debug)]
-enum Act {
-    /// Some more tokens.
-    Chunk(usize, u32),
-    /// One token and some drafts, of which some are accepted.
-    Verify(usize, u32, u32),
-    /// A new request that begins with tokens of another one.
-    Share(usize, u32),
-    /// Gives everything back; the tokens are computed again later.
-    Preempt(usize),
-    End(usize),
-}
-
-fn act() -> impl Strategy<Value = Act> {
-    prop_oneof![
-        5 => (any::<usize>(), 1u32..90).prop_map(|(r, n)| Act::Chunk(r, n)),
-        4 => any::<usize>().prop_map(|r| Act::Chunk(r, 1)),
-        3 => (any::<usize>(), 1u32..4, 0u32..4).prop_map(|(r, d, a)| Act::Verify(r, d, a)),
-        2 => (any::<usize>(), any::<u32>()).prop_map(|(r, n)| Act::Share(r, n)),
-        1 => any::<usize>().prop_map(Act::Preempt),
-        1 => any::<usize>().prop_map(Act::End),
-    ]
-}
-
 fn model() -> impl Strategy<Value = Model> {
     let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD)];
     let sizes = (0u32..2, any::<bool>(), 2u32..5, format);
@@ -185,18 +160,12 @@ fn model() -> impl Strategy<Value = Model> {
     )
 }
 
-struct Request {
-    names: Vec<u64>,
-    sequence: Sequence,
-}
-
 struct Engine<'a> {
     stream: &'a Stream,
     settings: BatchSettings,
     attention: Attention<bf16>,
     shape: AttentionShape,
-    requests: Vec<Request>,
-    next: u64,
+    schedule: Schedule,
     checked: usize,
     /// Tokens of each call of the projection.
     projected: Mutex<Vec<usize>>,
@@ -233,24 +202,9 @@ impl<'a> Engine<'a> {
             },
             attention: Attention::new(shape, cache, Backends::none().with(mla)),
             shape,
-            requests: Vec::new(),
-            next: 1,
+            schedule: Schedule::of(REQUESTS),
             checked: 0,
             projected: Mutex::default(),
-        }
-    }
-
-    fn grow(&mut self, at: usize, tokens: u32) -> bool {
-        match self.requests[at].sequence.grow(tokens) {
-            Ok(grown) => {
-                let cache = self.attention.cache_mut();
-                cache.copy_blocks(self.stream, &grown.copies).unwrap();
-                true
-            }
-            Err(Refused { rule, .. }) => {
-                assert_eq!(rule, Rule::PoolExhausted);
-                false
-            }
         }
     }
 
@@ -265,37 +219,8 @@ impl<'a> Engine<'a> {
 
     /// Runs a step and checks some of its rows. With `absorb`, all queries are absorbed where none is too long, and those of
     /// the decodes in front otherwise.
-    fn step(
-        &mut self,
-        work: &[(usize, u32, u32)],
-        pad: u32,
-        absorb_some: bool,
-    ) -> Result<(), TestCaseError> {
-        let batch: Vec<_> = work
-            .iter()
-            .map(|(at, new, drafts)| {
-                BatchRequest::of(&self.requests[*at].sequence, *new).drafts(*drafts)
-            })
-            .collect();
-        let mut metadata = AttentionMetadata::new(&batch, self.settings).unwrap();
-        metadata.pad_to(metadata.tokens() + pad).unwrap();
-        let audited: Vec<_> = batch
-            .iter()
-            .map(|request| AuditRequest {
-                cached: request.cached,
-                new: request.new,
-            })
-            .collect();
-        Audit {
-            blocks: self.settings.blocks,
-            block_size: self.settings.block_size,
-            pad: self.settings.pad,
-            requests: &audited,
-            table: metadata.table(),
-            slots: metadata.slots(),
-        }
-        .run()
-        .unwrap();
+    fn step(&mut self, turns: &[Turn], pad: u32, absorb_some: bool) -> Result<(), TestCaseError> {
+        let metadata = self.schedule.metadata(turns, self.settings, pad);
         let mixed = metadata.decodes() > 0 && metadata.prefills() > 0 && metadata.decodes_lead();
         // Tokens with absorbed queries.
         let split = match absorb_some {
@@ -303,13 +228,7 @@ impl<'a> Engine<'a> {
             true if mixed => metadata.decode_tokens() as usize,
             _ => 0,
         };
-        let mut names = Vec::new();
-        for (at, new, _) in work {
-            let request = &self.requests[*at];
-            let len = request.sequence.len() as usize;
-            names.extend_from_slice(&request.names[len - *new as usize..len]);
-        }
-        names.resize(names.len() + pad as usize, 0);
+        let names = self.schedule.names(turns, pad);
         let (heads, stream) = (self.shape.heads, self.stream);
         let projected = &self.projected;
         let projection = |stream: &Stream,
@@ -403,152 +322,59 @@ impl<'a> Engine<'a> {
             };
             let decoded = result(&outputs[0], [heads, split, LATENT]);
             let plain = result(&outputs[1], [names.len() - split, heads, DIM]);
-            let mut first = 0;
-            for (at, new, _) in work {
-                let request = &self.requests[*at];
-                let (len, new) = (request.sequence.len() as usize, *new as usize);
-                for of in [0, new / 2, new - 1] {
-                    let position = len - new + of;
-                    let want = dense(&request.names[..=position], layer, self.shape);
-                    let token = first + of;
-                    let got: Vec<f64> = match token.checked_sub(split) {
-                        Some(token) => plain[token * heads * DIM..][..heads * DIM].to_vec(),
-                        None => (0..heads)
-                            .flat_map(|head| {
-                                let latent = &decoded[(head * split + token) * LATENT..][..LATENT];
-                                // The caller's part: the projection of the values.
-                                let all = project(layer, true, heads, latent);
-                                all[head * DIM..(head + 1) * DIM].to_vec()
-                            })
-                            .collect(),
-                    };
-                    for (x, (got, want)) in got.iter().zip(&want).enumerate() {
-                        prop_assert!(
-                            (got - want).abs() <= 2e-2,
-                            "layer {layer}, request {at}, position {position}, element {x}: {got}, expected {want}; \
-                             {:?}, {split} absorbed",
-                            metadata.state()
-                        );
-                    }
-                    self.checked += 1;
+            for row in self.schedule.rows(turns) {
+                let position = row.names.len() - 1;
+                let want = dense(row.names, layer, self.shape);
+                let got: Vec<f64> = match row.token.checked_sub(split) {
+                    Some(token) => plain[token * heads * DIM..][..heads * DIM].to_vec(),
+                    None => (0..heads)
+                        .flat_map(|head| {
+                            let latent = &decoded[(head * split + row.token) * LATENT..][..LATENT];
+                            // The caller's part: the projection of the values.
+                            let all = project(layer, true, heads, latent);
+                            all[head * DIM..(head + 1) * DIM].to_vec()
+                        })
+                        .collect(),
+                };
+                for (x, (got, want)) in got.iter().zip(&want).enumerate() {
+                    prop_assert!(
+                        (got - want).abs() <= 2e-2,
+                        "layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; {:?},                          {split} absorbed",
+                        row.request,
+                        metadata.state()
+                    );
                 }
-                first += new;
+                self.checked += 1;
             }
         }
         Ok(())
     }
 
     fn act(&mut self, acts: &[Act], pad: u32, absorbed: bool) -> Result<(), TestCaseError> {
-        let mut work: Vec<(usize, u32, u32)> = Vec::new();
-        let mut accepted = Vec::new();
-        for act in acts {
-            let (Act::Chunk(r, _) | Act::Verify(r, ..) | Act::Share(r, _)) = act else {
-                continue;
-            };
-            let many = self.requests.len();
-            let at = match many == 0 || many < REQUESTS && r % 3 == 0 {
-                false => r % many,
-                true => {
-                    let sequence = Sequence::new(self.attention.cache().pool());
-                    let names = Vec::new();
-                    self.requests.push(Request { names, sequence });
-                    many
-                }
-            };
-            if work.iter().any(|(busy, ..)| *busy == at) {
-                continue;
-            }
-            let (cached, known) = {
-                let request = &self.requests[at];
-                (request.sequence.len(), request.names.len() as u32)
-            };
-            match act {
-                Act::Chunk(_, tokens) => {
-                    // Tokens that were preempted come again before new ones.
-                    let tokens = match known - cached {
-                        0 => *tokens,
-                        left => left.min(*tokens),
-                    };
-                    if self.grow(at, tokens) {
-                        self.name(at, cached + tokens);
-                        work.push((at, tokens, 0));
-                    }
-                }
-                Act::Verify(_, drafts, right)
-                    if cached > 0 && cached == known && self.grow(at, 1 + drafts) =>
-                {
-                    self.name(at, cached + 1 + drafts);
-                    work.push((at, 1 + drafts, *drafts));
-                    accepted.push((at, *right.min(drafts), *drafts));
-                }
-                Act::Share(_, tokens) if self.requests.len() < REQUESTS => {
-                    let tokens = tokens % (cached + 1);
-                    let request = &self.requests[at];
-                    let sequence = request.sequence.share_prefix(tokens).unwrap();
-                    let names = request.names[..tokens as usize].to_vec();
-                    self.requests.push(Request { names, sequence });
-                }
-                _ => {}
-            }
-        }
+        let cache = self.attention.cache_mut();
+        let mut turns = self.schedule.begin_step(acts, self.stream, cache);
         if absorbed {
             // What decodes goes first.
-            work.sort_by_key(|(_, new, drafts)| new - drafts > 1);
+            turns.sort_by_key(Turn::prefills);
         }
-        if !work.is_empty() {
-            self.step(&work, pad, absorbed)?;
+        if !turns.is_empty() {
+            self.step(&turns, pad, absorbed)?;
         }
-        for (at, right, drafts) in accepted {
-            let request = &mut self.requests[at];
-            let kept = request.sequence.len() - (drafts - right);
-            request.sequence.truncate(kept).unwrap();
-            request.names.truncate(kept as usize);
-        }
-        for act in acts {
-            match act {
-                Act::Preempt(r) if !self.requests.is_empty() => {
-                    let at = r % self.requests.len();
-                    self.requests[at].sequence.truncate(0).unwrap();
-                }
-                Act::End(r) if !self.requests.is_empty() => {
-                    self.requests.swap_remove(r % self.requests.len());
-                }
-                _ => {}
-            }
-        }
+        self.schedule.end_step(acts, &turns);
         Ok(())
     }
 
-    /// New tokens for a request, until it has so many.
-    fn name(&mut self, at: usize, len: u32) {
-        while self.requests[at].names.len() < len as usize {
-            self.next += 1;
-            self.requests[at].names.push(self.next);
-        }
-    }
-
     fn end(mut self) {
-        let pool = self.attention.cache().pool().clone();
-        self.requests.clear();
-        self.stream.synchronize().unwrap();
-        let reserved = u32::from(self.settings.pad != PadPolicy::SkipNegative);
-        assert_eq!(pool.held_blocks(), 0);
-        assert_eq!(pool.free_blocks(), (pool.blocks() - reserved) as usize);
-        assert_eq!(pool.steps_in_flight(), 0);
+        let pool = self.attention.cache().pool();
+        self.schedule.end(self.stream, pool, self.settings.pad);
     }
-}
-
-/// `PROPTEST_CASES` of them; fewer by default, for a build without optimisation.
-fn cases() -> u32 {
-    let given = std::env::var("PROPTEST_CASES").ok();
-    given.and_then(|cases| cases.parse().ok()).unwrap_or(16)
 }
 
 proptest! {
-    #![proptest_config(Config { cases: cases(), failure_persistence: None, ..Config::default() })]
+    #![proptest_config(config(16))]
 
     #[test]
-    fn any_schedule_is_the_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(), 1..5), 0u32..5, any::<bool>()), 1..6)) {
+    fn any_schedule_is_the_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(90, 4), 1..5), 0u32..5, any::<bool>()), 1..6)) {
         let stream = harness::stream();
         let mut engine = Engine::new(&stream, &model);
         for (acts, pad, absorbed) in &steps {
@@ -582,7 +408,7 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
     let acts = [Act::Chunk(4, 3), Act::Chunk(1, 2), Act::Chunk(3, 5)];
     engine.act(&acts, 2, false).unwrap();
     let chunks = log(&engine);
-    assert_eq!(engine.requests.len(), 3);
+    assert_eq!(engine.schedule.requests.len(), 3);
     assert_eq!(chunks[..chunks.len() / 2], [12, 32, 25, 38]);
     assert_eq!(chunks[..4], chunks[4..]);
     // The other way round, so that the queries have to be put in the order of the chunks: a half each of 33 and 73, then
@@ -597,7 +423,7 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
     engine.act(&[Act::Chunk(4, 1)], 0, true).unwrap();
     assert_eq!(log(&engine), [] as [usize; 0]);
     // Mixed ones project what prefills: the third request, behind a decode of two drafts.
-    let len = |engine: &Engine<'_>, at: usize| engine.requests[at].sequence.len() as usize;
+    let len = |engine: &Engine<'_>, at: usize| engine.schedule.requests[at].sequence.len() as usize;
     let cached = len(&engine, 2);
     let acts = [Act::Chunk(2, 20), Act::Verify(1, 2, 1)];
     engine.act(&acts, 1, true).unwrap();

@@ -12,6 +12,7 @@
 )]
 
 pub mod reference;
+pub mod schedule;
 pub mod tokens;
 
 use ascend_attention::{
