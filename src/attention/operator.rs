@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use ascend_spec::fia::{FiaCall, Parameter, Version};
 use ascend_spec::{Refusal, Soc};
-use ascend_sys::{Api, Library, bindings as sys};
+use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result, aclnn};
+use crate::executor::Slot;
 use crate::runtime::Context;
 
 use super::descriptor::{Descriptors, Executor};
@@ -174,19 +175,12 @@ pub(super) fn prepare(
 /// # Safety
 /// The executor's addresses and the workspace are memory of the planned sizes, which is kept until the stream has passed
 /// the launch; the stream is alive.
-pub(super) unsafe fn launch(
-    api: &Api,
-    version: Version,
-    executor: &Executor,
-    workspace: *mut std::ffi::c_void,
-    bytes: u64,
-    stream: sys::aclrtStream,
-) -> Result<()> {
+pub(super) unsafe fn launch(version: Version, executor: &Executor, slot: &Slot<'_>) -> Result<()> {
     let executor = executor.as_ptr();
     macro_rules! phase_two {
         ($function:ident) => {
             // SAFETY: handed on to the caller; the executor is repeatable, so it may be used any number of times.
-            unsafe { aclnn!(api, $function(workspace, bytes, executor, stream)) }
+            unsafe { aclnn!(slot.api, $function(slot.workspace, slot.bytes, executor, slot.stream)) }
         };
     }
     match version {

@@ -3,16 +3,16 @@
 use std::fmt;
 use std::ops::Range;
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
 use ascend_spec::{Layout, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::executor::Queue;
+use crate::executor::{Launches, Queue};
 use crate::memory::{Element, overlap};
-use crate::runtime::{Context, Stream, lock};
+use crate::runtime::{Context, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::descriptor::{Descriptors, Executor, Placed};
@@ -38,7 +38,6 @@ pub struct Output<T: Element> {
 /// # Threads
 /// `Send` and `Sync`. Launches of one plan from several threads take turns; they may go to different streams.
 pub struct Plan {
-    context: Arc<Context>,
     version: Version,
     layout: Option<Layout>,
     /// What each launch brings, outputs first.
@@ -46,8 +45,7 @@ pub struct Plan {
     features: Features,
     /// The mask, which stays the same for all launches, and its addresses.
     mask: Option<(AnyTensor, Range<usize>)>,
-    workspace_bytes: usize,
-    prepared: Mutex<Prepared>,
+    launches: Launches<Prepared>,
 }
 
 /// A tensor that each launch brings.
@@ -152,24 +150,22 @@ impl Plan {
         context.bind()?;
         let descriptors = Descriptors::new(context, call, &placed)?;
         let (executor, bytes) = operator::prepare(context, version, call, descriptors)?;
+        let prepared = Prepared {
+            executor,
+            addresses,
+        };
         Ok(Self {
-            context: Arc::clone(context),
             version,
             layout: Layout::parse(call.input_layout),
             planned,
             features: bindings.features().unwrap_or_default(),
             mask: mask.map(|mask| (mask.clone(), mask.addresses())),
-            workspace_bytes: usize::try_from(bytes)
-                .map_err(|_| Error::invalid("workspace", bytes, "bytes that can be addressed"))?,
-            prepared: Mutex::new(Prepared {
-                executor,
-                addresses,
-            }),
+            launches: Launches::new(context, bytes, prepared)?,
         })
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
-        &self.context
+        self.launches.context()
     }
 
     pub(super) fn desc(&self, output: Parameter) -> Option<TensorDesc> {
@@ -188,7 +184,7 @@ impl Plan {
 
     /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
     pub fn workspace_bytes(&self) -> usize {
-        self.workspace_bytes
+        self.launches.workspace_bytes()
     }
 
     /// Bytes of device memory that the mask's tensor takes for as long as the plan or its cache holds it: 4 MiB for the
@@ -206,7 +202,7 @@ impl Plan {
     pub fn output<T: Element>(&self) -> Result<Output<T>> {
         let new = |parameter| {
             let desc = self.desc(parameter);
-            desc.map(|desc| AnyTensor::empty(&self.context, desc))
+            desc.map(|desc| AnyTensor::empty(self.context(), desc))
                 .transpose()
         };
         let Some(attention) = new(Parameter::AttentionOut)? else {
@@ -308,50 +304,31 @@ impl Plan {
 
     /// Checks the tensors of a launch and queues it.
     pub(crate) fn run(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {
-        if !queue.context().is(&self.context) {
-            return Err(Error::invalid(
-                "stream",
-                format_args!("a stream of device {}", queue.context().id()),
-                format_args!("one of device {}, as the plan", self.context.id()),
-            ));
-        }
+        self.launches.check_device(queue)?;
         self.check(bindings)?;
-        let api = self.context.bind()?;
-        let raw = queue.raw()?;
-        let workspace = match self.workspace_bytes {
-            0 => None,
-            bytes => Some(queue.workspace(bytes)?),
-        };
-        let mut prepared = lock(&self.prepared);
-        let mut at = 0;
-        bindings.each(|operand, tensor| {
-            let index = self.position(at, operand);
-            at += 1;
-            prepared.point(index, operand, tensor)
-        })?;
-        let address = workspace
-            .as_ref()
-            .map_or(ptr::null_mut(), |memory| memory.address());
-        let bytes = self.workspace_bytes as u64;
-        // SAFETY: the tensors are laid out as planned, as checked; they and the workspace are kept below for as long as
-        // the launch may use them, and borrowed until then.
-        let outcome =
-            unsafe { operator::launch(api, self.version, &prepared.executor, address, bytes, raw) };
-        // Also after a failure: part of the work may have been queued.
-        let number = queue.queued();
-        drop(prepared);
-        let mark = |tensor: &AnyTensor| queue.keep(number, tensor.memory());
-        let marked = bindings.each(|_, tensor| {
-            mark(tensor);
-            Ok(())
-        });
-        if let Some((mask, _)) = &self.mask {
-            mark(mask);
-        }
-        if let Some(workspace) = &workspace {
-            queue.keep(number, workspace);
-        }
-        outcome.and(marked)
+        self.launches.queue(
+            queue,
+            |_, prepared| {
+                let mut at = 0;
+                bindings.each(|operand, tensor| {
+                    let index = self.position(at, operand);
+                    at += 1;
+                    prepared.point(index, operand, tensor)
+                })
+            },
+            // SAFETY: the tensors are laid out as planned, as checked; they and the workspace are kept for as long as the
+            // launch may use them, and borrowed until then.
+            |prepared, slot| unsafe { operator::launch(self.version, &prepared.executor, slot) },
+            |queued| {
+                if let Some((mask, _)) = &self.mask {
+                    queued.keep(mask.memory());
+                }
+                bindings.each(|_, tensor| {
+                    queued.keep(tensor.memory());
+                    Ok(())
+                })
+            },
+        )
     }
 
     /// Place of a tensor among the planned ones: mostly the one where it stands in a launch.
@@ -381,7 +358,7 @@ impl Plan {
         bindings.each(|operand, tensor| {
             let index = self.position(given, operand);
             given += 1;
-            tensor.on(operand.name(), &self.context)?;
+            tensor.on(operand.name(), self.context())?;
             let Some(planned) = index.and_then(|index| self.planned.get(index)) else {
                 return Err(not_as_planned(operand, tensor.desc(), "no such tensor"));
             };
@@ -481,7 +458,7 @@ impl fmt::Debug for Plan {
             .field("operator", &self.operator())
             .field("layout", &self.layout)
             .field("softmax_lse", &self.desc(Parameter::SoftmaxLse).is_some())
-            .field("workspace_bytes", &self.workspace_bytes)
+            .field("workspace_bytes", &self.workspace_bytes())
             .finish_non_exhaustive()
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ascend_spec::{OperatorVersion, TensorDesc};
 use ascend_sys::bindings::{self as sys, aclOpExecutor, aclTensor, aclTensorList};
@@ -12,10 +12,10 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Error, Result, aclnn, aclnn_error};
 use crate::memory::overlap;
-use crate::runtime::{Context, lock};
+use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
-use super::{Executor, Owned, Queue, tensor, tensor_list};
+use super::{Executor, Launches, Owned, Queue, tensor, tensor_list};
 
 /// Where a tensor stands in the operator's argument list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,12 +140,10 @@ struct State {
 
 /// A call that was checked and prepared.
 pub(crate) struct Prepared {
-    context: Arc<Context>,
     operator: OperatorVersion,
     phase_two: PhaseTwo,
     operands: Vec<Operand>,
-    workspace_bytes: usize,
-    state: Mutex<State>,
+    launches: Launches<State>,
 }
 
 impl Prepared {
@@ -165,23 +163,20 @@ impl Prepared {
         phase_one(api, &handles, &mut bytes, &mut raw)?;
         // SAFETY: phase one made the executor of these descriptors.
         let executor = unsafe { Executor::new(context, symbols.operator.symbol(), raw, handles) }?;
-        let workspace_bytes = usize::try_from(bytes)
-            .map_err(|_| Error::invalid("workspace", bytes, "bytes that can be addressed"))?;
+        let state = State {
+            executor,
+            addresses: vec![Some(stand_in.addr()); operands.len()],
+        };
         Ok(Self {
-            context: Arc::clone(context),
             operator: symbols.operator,
             phase_two,
-            workspace_bytes,
-            state: Mutex::new(State {
-                executor,
-                addresses: vec![Some(stand_in.addr()); operands.len()],
-            }),
             operands,
+            launches: Launches::new(context, bytes, state)?,
         })
     }
 
     pub(crate) fn workspace_bytes(&self) -> usize {
-        self.workspace_bytes
+        self.launches.workspace_bytes()
     }
 
     /// Queues the call with the tensors that `given` has for the operands, by their order.
@@ -192,52 +187,33 @@ impl Prepared {
         queue: &impl Queue,
         given: &dyn Fn(usize) -> Option<&'a AnyTensor>,
     ) -> Result<()> {
-        if !queue.context().is(&self.context) {
-            return Err(Error::invalid(
-                "stream",
-                format_args!("a stream of device {}", queue.context().id()),
-                format_args!("one of device {}, as the plan", self.context.id()),
-            ));
-        }
+        self.launches.check_device(queue)?;
         self.check(given)?;
-        let api = self.context.bind()?;
-        let raw = queue.raw()?;
-        let workspace = match self.workspace_bytes {
-            0 => None,
-            bytes => Some(queue.workspace(bytes)?),
-        };
-        let at = (workspace.as_ref()).map_or(ptr::null_mut(), |memory| memory.address());
-        let mut state = lock(&self.state);
-        for index in 0..self.operands.len() {
-            let address = given(index).map_or(ptr::null_mut(), AnyTensor::as_raw);
-            self.point(api, &mut state, index, address)?;
-        }
-        // SAFETY: the executor is repeatable; the tensors are laid out as planned, as checked; they and the workspace are
-        // kept below for as long as the launch may use them, and borrowed until then.
-        let status = unsafe {
-            (self.phase_two)(
-                at,
-                self.workspace_bytes as u64,
-                state.executor.as_ptr(),
-                raw,
-            )
-        };
-        let outcome = match status {
-            sys::ACLNN_SUCCESS => Ok(()),
-            failed => Err(aclnn_error(api, self.operator.symbol(), failed)),
-        };
-        // Also after a failure: part of the work may have been queued.
-        let number = queue.queued();
-        drop(state);
-        for index in 0..self.operands.len() {
-            if let Some(tensor) = given(index) {
-                queue.keep(number, tensor.memory());
-            }
-        }
-        if let Some(workspace) = &workspace {
-            queue.keep(number, workspace);
-        }
-        outcome
+        let operands = 0..self.operands.len();
+        self.launches.queue(
+            queue,
+            |api, state| {
+                operands.clone().try_for_each(|index| {
+                    let address = given(index).map_or(ptr::null_mut(), AnyTensor::as_raw);
+                    self.point(api, state, index, address)
+                })
+            },
+            |state, slot| {
+                let (at, executor) = (slot.workspace, state.executor.as_ptr());
+                // SAFETY: the executor is repeatable; the tensors are laid out as planned, as checked; they and the
+                // workspace are kept for as long as the launch may use them, and borrowed until then.
+                match unsafe { (self.phase_two)(at, slot.bytes, executor, slot.stream) } {
+                    sys::ACLNN_SUCCESS => Ok(()),
+                    failed => Err(aclnn_error(slot.api, self.operator.symbol(), failed)),
+                }
+            },
+            |queued| {
+                for tensor in operands.clone().filter_map(given) {
+                    queued.keep(tensor.memory());
+                }
+                Ok(())
+            },
+        )
     }
 
     /// Refuses tensors that are not as planned, and outputs that share memory with another tensor.
@@ -246,7 +222,7 @@ impl Prepared {
             let Some(tensor) = given(index) else {
                 return Err(not_as_planned(operand, "no tensor"));
             };
-            tensor.on(operand.name, &self.context)?;
+            tensor.on(operand.name, self.launches.context())?;
             if *tensor.desc() != operand.desc {
                 return Err(not_as_planned(operand, tensor.desc()));
             }
@@ -323,7 +299,7 @@ impl fmt::Debug for Prepared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Prepared")
             .field("operator", &self.operator)
-            .field("workspace_bytes", &self.workspace_bytes)
+            .field("workspace_bytes", &self.workspace_bytes())
             .finish_non_exhaustive()
     }
 }
