@@ -139,14 +139,7 @@ fn split_few(f: &Facts<'_>) -> Result<(), Refusal> {
             },
         );
         require!(scale.dtype == dtype, DTYPE, scale.dtype, dtype);
-        if let Some(offset) = offset {
-            require!(
-                offset.shape == scale.shape && offset.dtype == scale.dtype,
-                OFFSET,
-                offset,
-                scale,
-            );
-        }
+        offset_like(offset, scale)?;
     }
     Ok(())
 }
