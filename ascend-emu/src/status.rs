@@ -1,5 +1,6 @@
 //! Status codes, and the calling thread's most recent error.
 
+use ascend_spec::Refusal;
 use ascend_sys::bindings as sys;
 use std::any::Any;
 use std::borrow::Cow;
@@ -84,6 +85,13 @@ impl Failure {
             message: format!("runtime error {}: {}", self.code, self.message).into(),
             code: ACLNN_RUNTIME,
         }
+    }
+}
+
+/// A call that the contract refuses.
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Failure::new(refusal.status(), refusal.to_string())
     }
 }
 

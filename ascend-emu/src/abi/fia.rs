@@ -7,7 +7,7 @@ use crate::executor::launch;
 use crate::op::fia::FiaOperator;
 use crate::op::owned_call::{Attributes, Inputs, OwnedCall};
 use crate::operator::Addresses;
-use crate::status::{ACLNN_NULLPTR, Failure, Outcome, aclnn};
+use crate::status::{ACLNN_NULLPTR, Outcome, aclnn};
 use ascend_spec::fia::{Parameter as P, Place, Version};
 use ascend_sys::bindings::{
     aclIntArray, aclOpExecutor, aclTensor, aclTensorList, aclnnStatus, aclrtStream,
@@ -228,8 +228,7 @@ impl Raw {
         unsafe {
             phase_one(workspace_size, executor, || {
                 let (call, addresses) = self.read()?;
-                let op = FiaOperator::new(call, version, config().soc)
-                    .map_err(|refusal| Failure::new(refusal.status(), refusal.to_string()))?;
+                let op = FiaOperator::new(call, version, config().soc)?;
                 let idle = op.is_empty();
                 Ok((op, addresses, idle))
             })

@@ -6,7 +6,7 @@ use crate::descriptor::{describe, optional_ints};
 use crate::executor::launch;
 use crate::op::scatter::{OwnedScatter, ScatterOperator, place};
 use crate::operator::Addresses;
-use crate::status::{Failure, aclnn};
+use crate::status::aclnn;
 use ascend_spec::OperatorVersion;
 use ascend_sys::bindings::{aclIntArray, aclOpExecutor, aclTensor, aclnnStatus, aclrtStream};
 use std::ffi::{c_char, c_void};
@@ -57,8 +57,7 @@ pub unsafe extern "C" fn aclnnScatterPaKvCacheGetWorkspaceSize(
             strides: optional_ints(stridesOptional)?,
             offsets: optional_ints(offsetsOptional)?,
         };
-        let op = ScatterOperator::new(call, config().soc)
-            .map_err(|refusal| Failure::new(refusal.status(), refusal.to_string()))?;
+        let op = ScatterOperator::new(call, config().soc)?;
         let idle = op.is_idle();
         Ok((op, addresses, idle))
     };

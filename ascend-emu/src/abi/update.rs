@@ -6,7 +6,7 @@ use crate::descriptor::{Described, describe, optional_list};
 use crate::executor::launch;
 use crate::op::update::{OwnedUpdate, UpdateOperator};
 use crate::operator::Addresses;
-use crate::status::{Failure, aclnn};
+use crate::status::aclnn;
 use ascend_spec::OperatorVersion;
 use ascend_sys::bindings::{aclOpExecutor, aclTensor, aclTensorList, aclnnStatus, aclrtStream};
 use std::ffi::c_void;
@@ -40,8 +40,7 @@ pub unsafe extern "C" fn aclnnAttentionUpdateGetWorkspaceSize(
             update_type: updateType,
             outputs,
         };
-        let op = UpdateOperator::new(call, config().soc)
-            .map_err(|refusal| Failure::new(refusal.status(), refusal.to_string()))?;
+        let op = UpdateOperator::new(call, config().soc)?;
         let idle = op.is_idle();
         Ok((op, addresses, idle))
     };
