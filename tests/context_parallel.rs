@@ -45,24 +45,6 @@ struct Rows<T> {
     value: Logical<T>,
 }
 
-fn logical<T: Half>(seed: u64, heads: usize, rows: usize) -> Logical<T> {
-    let numbers = harness::numbers(seed, heads * rows * DIM);
-    Logical {
-        batch: 1,
-        heads,
-        rows,
-        dim: DIM,
-        data: numbers.into_iter().map(T::of).collect(),
-    }
-}
-
-/// Some rows, `[rows, N, D]`.
-fn packed<T: Half>(of: &Logical<T>, rows: std::ops::Range<usize>) -> Vec<T> {
-    let rows = rows.flat_map(|row| (0..of.heads).map(move |head| (head, row)));
-    rows.flat_map(|(head, row)| of.row(0, head, row).to_vec())
-        .collect()
-}
-
 /// What all ranks see of a step.
 struct Step<'a, T: Half> {
     shape: AttentionShape,
@@ -110,9 +92,9 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         .map(|(seed, (cached, new))| {
             let all = (cached + new) as usize;
             Rows {
-                query: logical(3 * seed, heads, all),
-                key: logical(3 * seed + 1, kv_heads, all),
-                value: logical(3 * seed + 2, kv_heads, all),
+                query: Logical::random(3 * seed, [1, heads, all, DIM]),
+                key: Logical::random(3 * seed + 1, [1, kv_heads, all, DIM]),
+                value: Logical::random(3 * seed + 2, [1, kv_heads, all, DIM]),
             }
         })
         .collect();
@@ -141,7 +123,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         let data: Vec<T> = requests
             .flat_map(|(rows, (cached, new))| {
                 let cached = *cached as usize;
-                packed(of(rows), cached..cached + *new as usize)
+                of(rows).packed(cached..cached + *new as usize)
             })
             .collect();
         let tokens: u32 = case.requests.iter().map(|(_, new)| new).sum();
@@ -164,7 +146,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         let upload = |of: &Logical<T>| {
             let len = *cached as usize;
             stream
-                .upload(&packed(of, 0..len), [len, kv_heads, DIM])
+                .upload(&of.packed(0..len), [len, kv_heads, DIM])
                 .unwrap()
         };
         let split = parallel.split(&[request], PAD).unwrap();

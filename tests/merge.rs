@@ -156,34 +156,6 @@ const HEADS: usize = 4;
 const DIM: usize = 64;
 const SCALE: f64 = 0.125;
 
-fn logical<T: Half>(seed: u64, heads: usize, rows: usize) -> Logical<T> {
-    Logical {
-        batch: 1,
-        heads,
-        rows,
-        dim: DIM,
-        data: numbers(seed, heads * rows * DIM)
-            .into_iter()
-            .map(T::of)
-            .collect(),
-    }
-}
-
-/// Some of the rows of keys or values.
-fn rows_of<T: Half>(whole: &Logical<T>, rows: std::ops::Range<usize>) -> Logical<T> {
-    let mut data = Vec::new();
-    for head in 0..whole.heads {
-        for row in rows.clone() {
-            data.extend_from_slice(whole.row(0, head, row));
-        }
-    }
-    Logical {
-        rows: rows.len(),
-        data,
-        ..whole.clone()
-    }
-}
-
 fn upload<T: Half>(stream: &Stream, of: &Logical<T>, layout: Layout) -> Tensor<T> {
     match layout {
         Layout::Tnd => {
@@ -210,8 +182,8 @@ fn parts<T: Half>(
     let ranges = cuts.windows(2).map(|cut| cut[0]..cut[1]);
     let one = |keys: std::ops::Range<usize>| {
         let len = keys.len() as i64;
-        let k = upload(stream, &rows_of(key, keys.clone()), layout);
-        let v = upload(stream, &rows_of(value, keys), layout);
+        let k = upload(stream, &key.narrow(keys.clone()), layout);
+        let v = upload(stream, &value.narrow(keys), layout);
         let mut call = FusedInferAttention::new(layout)
             .heads(query.heads as i64)
             .kv_heads(key.heads as i64)
@@ -287,8 +259,11 @@ fn merged_parts<T: Half>(cases: &[(Layout, usize, usize, bool)]) {
     let stream = stream();
     for &(layout, rows, heads, lined_up) in cases {
         let kv_heads = heads / 2 + heads % 2;
-        let query = logical::<T>(1, heads, rows);
-        let (key, value) = (logical(2, kv_heads, 70), logical(3, kv_heads, 70));
+        let query = Logical::<T>::random(1, [1, heads, rows, DIM]);
+        let (key, value) = (
+            Logical::random(2, [1, kv_heads, 70, DIM]),
+            Logical::random(3, [1, kv_heads, 70, DIM]),
+        );
         let parts = parts(&stream, layout, &query, &key, &value, &[0, 1, 40, 70]);
         let parts: Vec<Part<'_, T>> = parts.iter().map(|part| Part::of(part).unwrap()).collect();
         let all = [&query, &key, &value];

@@ -9,8 +9,7 @@
 mod harness;
 
 use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Output, Stream, Tensor,
-    bf16, f16,
+    CausalOrigin, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Stream, Tensor, bf16, f16,
 };
 use harness::reference::{Half, Logical, Sees, axes, row};
 use proptest::prelude::*;
@@ -152,45 +151,18 @@ fn full_mask(call: &Call, stream: &Stream) -> Mask {
     }
 }
 
-fn random<T: Half>(seed: u64, batch: usize, heads: usize, rows: usize, dim: usize) -> Logical<T> {
-    let data = harness::numbers(seed, batch * heads * rows * dim);
-    Logical {
-        batch,
-        heads,
-        rows,
-        dim,
-        data: data.into_iter().map(T::of).collect(),
-    }
-}
-
-/// Outputs full of NaN: a launch that writes nothing fails.
-fn poisoned<T: Half>(plan: &ascend_attention::Plan, stream: &Stream) -> Output<T> {
-    let output = plan.output::<T>().unwrap();
-    output
-        .attention
-        .overwrite(stream, &vec![T::NAN; output.attention.len()])
-        .unwrap();
-    if let Some(lse) = &output.softmax_lse {
-        lse.overwrite(stream, &vec![f32::NAN; lse.len()]).unwrap();
-    }
-    output
-}
-
 fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
     let stream = harness::stream();
     let (input, out_axes) = axes(call.layout);
     let heads = call.kv_heads * call.group;
-    let q = random::<T>(call.seed, call.batch, heads, call.rows, call.dim);
+    let q = Logical::random(call.seed, [call.batch, heads, call.rows, call.dim]);
     let kv_batch = if call.is_list() { 1 } else { call.batch };
     let kv = |salt: u64| -> Vec<Logical<T>> {
         let each = call.keys.iter().enumerate();
         each.map(|(b, &rows)| {
-            random::<T>(
+            Logical::random(
                 call.seed + salt + b as u64,
-                kv_batch,
-                call.kv_heads,
-                rows,
-                call.dim,
+                [kv_batch, call.kv_heads, rows, call.dim],
             )
         })
         .collect()
@@ -236,7 +208,7 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
         Err(Error::Violation(violation)) if violation.rule.id.contains("tokens") => return Ok(()),
         Err(error) => return Err(TestCaseError::fail(error.to_string())),
     };
-    let mut output = poisoned::<T>(&plan, &stream);
+    let mut output = harness::poisoned::<T>(&plan, &stream);
     plan.launch_into(&stream, &query, &keys, &values, &mut output)
         .unwrap();
     let got = output.attention.download(&stream).unwrap();
@@ -480,7 +452,7 @@ fn empty_tensors_are_no_work_or_zeros() {
     assert_eq!(output.attention.download(&stream).unwrap(), []);
 
     let plan = attention.plan(&some, &none, &none).unwrap();
-    let mut output = poisoned::<f16>(&plan, &stream);
+    let mut output = harness::poisoned::<f16>(&plan, &stream);
     plan.launch_into(&stream, &some, &none, &none, &mut output)
         .unwrap();
     assert_eq!(

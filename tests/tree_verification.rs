@@ -30,33 +30,6 @@ struct Case {
     seed: u64,
 }
 
-/// Rows of one request: those cached first, then the nodes.
-fn logical(seed: u64, heads: usize, rows: usize) -> Logical<f16> {
-    Logical {
-        batch: 1,
-        heads,
-        rows,
-        dim: DIM,
-        data: harness::halves(seed, heads * rows * DIM),
-    }
-}
-
-/// Some rows of a request as `[N, rows, D]`.
-fn part(of: &Logical<f16>, rows: std::ops::Range<usize>) -> Vec<f16> {
-    let heads = (0..of.heads).flat_map(|head| rows.clone().map(move |row| (head, row)));
-    heads
-        .flat_map(|(head, row)| of.row(0, head, row).to_vec())
-        .collect()
-}
-
-/// Some rows of a request as `[rows, N, D]`.
-fn packed(of: &Logical<f16>, rows: std::ops::Range<usize>) -> Vec<f16> {
-    let heads = rows.flat_map(|row| (0..of.heads).map(move |head| (head, row)));
-    heads
-        .flat_map(|(head, row)| of.row(0, head, row).to_vec())
-        .collect()
-}
-
 fn check(case: &Case) -> Result<(), TestCaseError> {
     let stream = harness::stream();
     let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
@@ -73,7 +46,10 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let rows = |salt: u64, heads: usize| -> Vec<Logical<f16>> {
         let requests = case.requests.iter().enumerate();
         let one = |(r, (cached, _)): (usize, &(usize, _))| {
-            logical(case.seed * 31 + r as u64 * 3 + salt, heads, cached + nodes)
+            Logical::<f16>::random(
+                case.seed * 31 + r as u64 * 3 + salt,
+                [1, heads, cached + nodes, DIM],
+            )
         };
         requests.map(one).collect()
     };
@@ -84,7 +60,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         let grown = sequence.grow(*cached as u32).unwrap();
         if *cached > 0 {
             let upload = |of: &Logical<f16>| {
-                let data = packed(of, 0..*cached);
+                let data = of.packed(0..*cached);
                 stream.upload(&data, [*cached, kv_heads, DIM]).unwrap()
             };
             let (key, value) = (upload(&keys[r]), upload(&values[r]));
@@ -112,7 +88,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let upload = |of: &[Logical<f16>], heads: usize| -> Tensor<f16> {
         let requests = of.iter().zip(&case.requests);
         let data: Vec<f16> = requests
-            .flat_map(|(of, (cached, _))| part(of, *cached..cached + nodes))
+            .flat_map(|(of, (cached, _))| of.narrow(*cached..cached + nodes).data)
             .collect();
         stream
             .upload(&data, [trees.len(), heads, nodes, DIM])

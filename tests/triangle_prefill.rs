@@ -17,25 +17,10 @@ use proptest::test_runner::{Config, TestCaseError};
 
 const DIM: usize = 64;
 
-fn logical(seed: u64, heads: usize, rows: usize) -> Logical<bf16> {
-    let numbers = harness::numbers(seed, heads * rows * DIM);
-    Logical {
-        batch: 1,
-        heads,
-        rows,
-        dim: DIM,
-        data: numbers.into_iter().map(bf16::from_f32).collect(),
-    }
-}
-
 /// The rows of a range, packed.
 fn packed(stream: &Stream, of: &Logical<bf16>, rows: std::ops::Range<usize>) -> Tensor<bf16> {
     let shape = [rows.len(), of.heads, DIM];
-    let data: Vec<bf16> = rows
-        .flat_map(|row| (0..of.heads).map(move |head| (row, head)))
-        .flat_map(|(row, head)| of.row(0, head, row).to_vec())
-        .collect();
-    stream.upload(&data, shape).unwrap()
+    stream.upload(&of.packed(rows), shape).unwrap()
 }
 
 #[derive(Clone, Debug)]
@@ -66,9 +51,9 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
         sizes: case.sizes,
         gate: TriangleGate::ALWAYS,
     };
-    let query = logical(3 * case.seed, heads, case.prompt);
-    let key = logical(3 * case.seed + 1, kv_heads, case.prompt);
-    let value = logical(3 * case.seed + 2, kv_heads, case.prompt);
+    let query = Logical::random(3 * case.seed, [1, heads, case.prompt, DIM]);
+    let key = Logical::random(3 * case.seed + 1, [1, kv_heads, case.prompt, DIM]);
+    let value = Logical::random(3 * case.seed + 2, [1, kv_heads, case.prompt, DIM]);
     let (q, k, v) = (query.exact(), key.exact(), value.exact());
     let mut sparse = 0;
     let mut first = 0;
@@ -142,8 +127,11 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
         sizes,
         gate: TriangleGate::ALWAYS,
     };
-    let query = logical(71, heads, prompt);
-    let (key, value) = (logical(72, kv_heads, prompt), logical(73, kv_heads, prompt));
+    let query = Logical::random(71, [1, heads, prompt, DIM]);
+    let (key, value) = (
+        Logical::random(72, [1, kv_heads, prompt, DIM]),
+        Logical::random(73, [1, kv_heads, prompt, DIM]),
+    );
     let mut first = 0;
     for end in cuts.iter().copied().chain([prompt]) {
         let rows = first..end;
@@ -293,7 +281,7 @@ fn lengths_at_the_boundaries() {
 #[test]
 fn the_gate_falls_back_to_dense_attention() {
     let stream = harness::stream();
-    let tokens = |heads| packed(&stream, &logical(1, heads, 300), 0..300);
+    let tokens = |heads| packed(&stream, &Logical::random(1, [1, heads, 300, DIM]), 0..300);
     let (query, key) = (tokens(2), tokens(1));
     let plan = |gate, prompt| {
         let prefill = TrianglePrefill {

@@ -60,15 +60,9 @@ impl Sample {
     pub const SCALE: f64 = 0.125;
 
     pub fn new(seed: u64) -> Self {
-        let [batch, heads, rows, dim] = Self::SHAPE;
-        let logical = |salt: u64| reference::Logical {
-            batch,
-            heads,
-            rows,
-            dim,
-            data: halves(3 * seed + salt, Self::LEN),
-        };
-        let (query, key, value) = (logical(1), logical(2), logical(3));
+        let [_, heads, rows, _] = Self::SHAPE;
+        let random = |salt| reference::Logical::random(3 * seed + salt, Self::SHAPE);
+        let (query, key, value) = (random(1), random(2), random(3));
         let (q, k, v) = (query.exact(), key.exact(), value.exact());
         let mut want = Vec::new();
         for head in 0..heads {
@@ -111,12 +105,15 @@ impl Sample {
 }
 
 /// Outputs full of NaN: a launch that writes nothing fails.
-pub fn poisoned(plan: &Plan, stream: &Stream) -> Output<f16> {
-    let output = plan.output::<f16>().unwrap();
+pub fn poisoned<T: reference::Half>(plan: &Plan, stream: &Stream) -> Output<T> {
+    let output = plan.output::<T>().unwrap();
     output
         .attention
-        .overwrite(stream, &vec![f16::NAN; output.attention.len()])
+        .overwrite(stream, &vec![T::NAN; output.attention.len()])
         .unwrap();
+    if let Some(lse) = &output.softmax_lse {
+        lse.overwrite(stream, &vec![f32::NAN; lse.len()]).unwrap();
+    }
     output
 }
 

@@ -1,5 +1,7 @@
 //! Attention by its definition, in double precision, knowing nothing of the crate's own rules and kernels.
 
+use std::ops::Range;
+
 use ascend_attention::{Element, Layout, bf16, f16};
 
 /// An element type that attention computes in.
@@ -53,6 +55,22 @@ impl<T: Copy> Logical<T> {
         &self.data[first..first + self.dim]
     }
 
+    /// Some rows of a single batch entry, as a tensor of their own.
+    pub fn narrow(&self, rows: Range<usize>) -> Self {
+        let all = (0..self.heads).flat_map(|n| rows.clone().map(move |s| (n, s)));
+        Self {
+            data: all.flat_map(|(n, s)| self.row(0, n, s).to_vec()).collect(),
+            rows: rows.len(),
+            ..*self
+        }
+    }
+
+    /// Some rows of a single batch entry, packed: `[rows, N, D]`.
+    pub fn packed(&self, rows: Range<usize>) -> Vec<T> {
+        let all = rows.flat_map(|s| (0..self.heads).map(move |n| (n, s)));
+        all.flat_map(|(n, s)| self.row(0, n, s).to_vec()).collect()
+    }
+
     /// Shape and elements in an axis order, `BNSD`, `BSND` or `BSH`.
     pub fn pack(&self, axes: &str) -> (Vec<usize>, Vec<T>) {
         let (b, n, s, d) = (self.batch, self.heads, self.rows, self.dim);
@@ -84,6 +102,18 @@ impl<T: Copy> Logical<T> {
 }
 
 impl<T: Half> Logical<T> {
+    /// Numbers between -1 and 1 for batch, heads, rows and dimension, the same for each seed.
+    pub fn random(seed: u64, [batch, heads, rows, dim]: [usize; 4]) -> Self {
+        let data = super::numbers(seed, batch * heads * rows * dim);
+        Self {
+            batch,
+            heads,
+            rows,
+            dim,
+            data: data.into_iter().map(T::of).collect(),
+        }
+    }
+
     /// The same numbers in double precision.
     pub fn exact(&self) -> Logical<f64> {
         Logical {

@@ -23,14 +23,8 @@ fn attends(
     mask: Mask,
     visible: impl Fn(usize, usize) -> bool,
 ) -> Vec<f16> {
-    let logical = |seed, rows| Logical {
-        batch: 1,
-        heads: 2,
-        rows,
-        dim: 16,
-        data: halves(seed, 2 * rows * 16),
-    };
-    let inputs = [logical(1, rows), logical(2, keys), logical(3, keys)];
+    let random = |seed, rows| Logical::<f16>::random(seed, [1, 2, rows, 16]);
+    let inputs = [random(1, rows), random(2, keys), random(3, keys)];
     let [query, key, value] = inputs
         .each_ref()
         .map(|of| stream.upload(&of.data, [1, 2, of.rows, 16]).unwrap());
