@@ -7,37 +7,10 @@ use ascend_attention::serving::{AttentionShape, CallLengths, Causality, Cumulati
 use ascend_attention::spec::fia::{HeadShape, Version};
 use ascend_attention::spec::{DType, Soc};
 use ascend_attention::sys::bindings::aclDataType;
-use ascend_attention::{Error, FusedInferAttention, InnerPrecise, Layout, Mask, Tensor, bf16};
+use ascend_attention::{Error, FusedInferAttention, InnerPrecise, Layout, Tensor, bf16};
 
 use crate::recorder::{self, Said};
-use crate::{Table, bf16s, compressed, ints};
-
-/// A call without anything but its tensors.
-fn plain(layout: Layout, query: &[i64], key: &[i64], heads: [i64; 2], scale: f64) -> Said {
-    Said {
-        layout: layout.to_string(),
-        query: bf16s(query),
-        key: bf16s(key),
-        value: bf16s(key),
-        out: bf16s(query),
-        mask: None,
-        q_lengths: None,
-        kv_lengths: None,
-        table: None,
-        block_size: 0,
-        sparse_mode: 0,
-        tokens: [Mask::ALL_TOKENS; 2],
-        heads,
-        scale,
-        inner_precise: 0,
-        lse: false,
-        sink: None,
-        ropes: [None, None],
-        antiquant: [None, None],
-        modes: [0; 4],
-        others: 0,
-    }
-}
+use crate::{Table, bare, bf16s, compressed, ints};
 
 fn ones(table: &Table, shape: &[usize]) -> Tensor<bf16> {
     let ones = vec![bf16::ONE; shape.iter().product()];
@@ -74,8 +47,8 @@ fn vision_towers() {
     let want = Said {
         q_lengths: Some(vec![4, 9]),
         kv_lengths: Some(vec![4, 9]),
-        ..plain(
-            Layout::Tnd,
+        ..bare(
+            Layout::Tnd.as_str(),
             &[9, 4, 128],
             &[9, 2, 128],
             [4, 2],
@@ -137,8 +110,8 @@ fn decoding_over_an_int8_cache() {
         block_size: 128,
         inner_precise: 1,
         antiquant: [Some(bf16s([8, 1, 128])), Some(bf16s([8, 1, 128]))],
-        ..plain(
-            Layout::Bnsd,
+        ..bare(
+            Layout::Bnsd.as_str(),
             &[2, 64, 1, 128],
             &[],
             [64, 8],
@@ -209,8 +182,8 @@ fn prefill_over_an_int8_cache() {
         sparse_mode: 3,
         q_lengths: Some(q.to_vec()),
         kv_lengths: Some(kv.to_vec()),
-        ..plain(
-            Layout::Tnd,
+        ..bare(
+            Layout::Tnd.as_str(),
             &[8, 4, 128],
             &[145, 2, 128],
             [4, 2],

@@ -1,61 +1,22 @@
 //! Steps of multi-head latent attention, and of the parts of a hybrid.
 
+use crate::batch::{self, BLOCK_SIZE, BLOCKS, CHUNKED, MTP, Requests};
 use crate::recorder::{self, Described, Said};
-use crate::{Table, bf16s, compressed, ints};
+use crate::{Table, bare, bf16s, compressed, ints};
 use ascend_attention::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Rule};
 use ascend_attention::serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, Drafting, Fused, Hybrid, LatentForm, LatentRows, LatentTensors,
-    LayerSet, Mla, PagedDecode, Phase, StatePolicy, UpProjected,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, Fused,
+    Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode, Phase, StatePolicy,
+    UpProjected,
 };
-use ascend_attention::{Error, Mask, Result, Stream, bf16};
+use ascend_attention::{Error, Result, Stream, bf16};
 
 const HEADS: usize = 4;
 const LATENT: usize = 512;
 const ROPE: usize = 64;
 const DIM: usize = 128;
-const BLOCKS: u32 = 6;
-const BLOCK_SIZE: u32 = 128;
-
-const CHUNKED: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: None,
-};
-const MTP: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: Some(Drafting::Mtp),
-};
-
-fn metadata(
-    policy: StatePolicy,
-    padded: Option<u32>,
-    step: &[(u32, u32, u32)],
-) -> AttentionMetadata {
-    let rows: Vec<[i32; 2]> = (0..3).map(|r| [2 * r, 2 * r + 1]).collect();
-    let batch: Vec<_> = step
-        .iter()
-        .zip(&rows)
-        .map(|(&(cached, new, drafts), row)| BatchRequest {
-            cached,
-            new,
-            drafts,
-            row,
-            group: None,
-            prompt_len: None,
-        })
-        .collect();
-    let settings = BatchSettings {
-        blocks: BLOCKS,
-        block_size: BLOCK_SIZE,
-        pad: PadPolicy::SkipNegative,
-        causality: Causality::Causal,
-        policy,
-    };
-    let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
-    if let Some(tokens) = padded {
-        metadata.pad_to(tokens).unwrap();
-    }
-    metadata
+fn metadata(policy: StatePolicy, padded: Option<u32>, requests: &Requests) -> AttentionMetadata {
+    batch::metadata(Causality::Causal, policy, padded, requests).unwrap()
 }
 
 /// What the calls of a step say, of which the first tokens have absorbed queries, and whose workspace has room for so many
@@ -123,29 +84,11 @@ fn said(
 
 /// What every absorbed call says, before layout, shapes, lengths and mask.
 fn absorbed(requests: i64, columns: i64) -> Said {
-    let cache = bf16s([BLOCKS.into(), BLOCK_SIZE.into(), LATENT as i64]);
+    let cache = [BLOCKS.into(), BLOCK_SIZE.into(), LATENT as i64];
     Said {
-        layout: String::new(),
-        query: bf16s([]),
-        key: cache.clone(),
-        value: cache,
-        out: bf16s([]),
-        mask: None,
-        q_lengths: None,
-        kv_lengths: None,
         table: Some(ints([requests, columns])),
         block_size: BLOCK_SIZE.into(),
-        sparse_mode: 0,
-        tokens: [Mask::ALL_TOKENS; 2],
-        heads: [HEADS as i64, 1],
-        scale: 1.0 / 192f64.sqrt(),
-        inner_precise: 0,
-        lse: false,
-        sink: None,
-        ropes: [None, None],
-        antiquant: [None, None],
-        modes: [0; 4],
-        others: 0,
+        ..bare("", &[], &cache, [HEADS as i64, 1], 1.0 / 192f64.sqrt())
     }
 }
 

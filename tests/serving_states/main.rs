@@ -1,7 +1,8 @@
 //! The exact operator parameters of each kind of step, as a function table records them that stands before the emulation.
 //!
-//! `steps` has the states of a serving step, `latent` those of multi-head latent attention and the parts of a hybrid, `calls` the kinds of attention that engines call for beside steps: vision
-//! towers, quantised caches, heads of 512, products without the operator.
+//! `steps` has the states of a serving step, `latent` those of multi-head latent attention and the parts of a hybrid, `calls`
+//! the kinds of attention that engines call for beside steps: vision towers, quantised caches, heads of 512, products
+//! without the operator.
 
 #![cfg(feature = "emulation")]
 #![allow(
@@ -11,6 +12,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod batch;
 mod calls;
 mod captured;
 #[path = "../harness/mod.rs"]
@@ -21,10 +23,10 @@ mod steps;
 
 use std::sync::{MutexGuard, PoisonError};
 
-use ascend_attention::Stream;
 use ascend_attention::sys::bindings::aclDataType;
+use ascend_attention::{Mask, Stream};
 
-use recorder::Described;
+use recorder::{Described, Said};
 
 /// A stream whose calls are recorded, for one test at a time.
 struct Table {
@@ -65,4 +67,31 @@ fn compressed() -> Option<Described> {
 
 fn ints(shape: impl Into<Vec<i64>>) -> Described {
     (aclDataType::ACL_INT32, shape.into())
+}
+
+/// A call without anything but its tensors.
+fn bare(layout: &str, query: &[i64], key: &[i64], heads: [i64; 2], scale: f64) -> Said {
+    Said {
+        layout: layout.to_owned(),
+        query: bf16s(query),
+        key: bf16s(key),
+        value: bf16s(key),
+        out: bf16s(query),
+        mask: None,
+        q_lengths: None,
+        kv_lengths: None,
+        table: None,
+        block_size: 0,
+        sparse_mode: 0,
+        tokens: [Mask::ALL_TOKENS; 2],
+        heads,
+        scale,
+        inner_precise: 0,
+        lse: false,
+        sink: None,
+        ropes: [None, None],
+        antiquant: [None, None],
+        modes: [0; 4],
+        others: 0,
+    }
 }

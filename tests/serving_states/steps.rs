@@ -4,21 +4,19 @@ use std::num::NonZeroU32;
 
 use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_attention::serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, Drafting, Fused, FusedInTwo, PagedDecode, StatePolicy,
+    Attention, AttentionShape, AttentionState, Backends, Causality, Fused, FusedInTwo, PagedDecode,
+    StatePolicy,
 };
-use ascend_attention::{Error, Mask, bf16};
+use ascend_attention::{Error, bf16};
 
+use crate::batch::{self, BLOCK_SIZE, BLOCKS, CHUNKED, MTP, Requests, WHOLE};
 use crate::recorder::{self, Said};
-use crate::{Table, bf16s, compressed, ints};
+use crate::{Table, bare, bf16s, compressed, ints};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 128;
-const BLOCKS: u32 = 6;
-const BLOCK_SIZE: u32 = 128;
-
-/// A step: of each request the cached tokens, the new ones and how many of these are drafts.
+/// A step.
 #[derive(Clone, Copy)]
 struct Given<'a> {
     causality: Causality,
@@ -26,23 +24,10 @@ struct Given<'a> {
     sink: bool,
     padded: Option<u32>,
     dim: usize,
-    requests: &'a [(u32, u32, u32)],
+    requests: &'a Requests,
 }
 
-const CHUNKED: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: None,
-};
-const WHOLE: StatePolicy = StatePolicy {
-    chunked_prefill: false,
-    drafting: None,
-};
-const MTP: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: Some(Drafting::Mtp),
-};
-
-fn step<'a>(policy: StatePolicy, requests: &'a [(u32, u32, u32)]) -> Given<'a> {
+fn step<'a>(policy: StatePolicy, requests: &'a Requests) -> Given<'a> {
     Given {
         causality: Causality::Causal,
         policy,
@@ -70,28 +55,7 @@ impl Given<'_> {
         let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad)?;
         let shape = AttentionShape::new(HEADS, KV_HEADS, self.dim);
         let mut attention = Attention::new(shape, cache, backends);
-        let rows: Vec<[i32; 2]> = (0..3).map(|r| [2 * r, 2 * r + 1]).collect();
-        let batch: Vec<_> = (self.requests.iter().zip(&rows))
-            .map(|(&(cached, new, drafts), row)| BatchRequest {
-                cached,
-                new,
-                drafts,
-                row,
-                group: None,
-                prompt_len: None,
-            })
-            .collect();
-        let settings = BatchSettings {
-            blocks: BLOCKS,
-            block_size: BLOCK_SIZE,
-            pad,
-            causality: self.causality,
-            policy: self.policy,
-        };
-        let mut metadata = AttentionMetadata::new(&batch, settings)?;
-        if let Some(tokens) = self.padded {
-            metadata.pad_to(tokens)?;
-        }
+        let metadata = batch::metadata(self.causality, self.policy, self.padded, self.requests)?;
         let tokens = metadata.tokens() as usize;
         let rows = |heads: usize| {
             let ones = vec![bf16::ONE; tokens * heads * self.dim];
@@ -127,27 +91,17 @@ fn paged(tokens: i64, requests: i64, columns: i64) -> Said {
     let (heads, dim) = (HEADS as i64, DIM as i64);
     let cache = [BLOCKS.into(), BLOCK_SIZE.into(), KV_HEADS as i64 * dim];
     Said {
-        layout: "TND".to_owned(),
-        query: bf16s([tokens, heads, dim]),
-        key: bf16s(cache),
-        value: bf16s(cache),
-        out: bf16s([tokens, heads, dim]),
         mask: compressed(),
-        q_lengths: None,
-        kv_lengths: None,
         table: Some(ints([requests, columns])),
         block_size: BLOCK_SIZE.into(),
         sparse_mode: 3,
-        tokens: [Mask::ALL_TOKENS; 2],
-        heads: [heads, KV_HEADS as i64],
-        scale: 1.0 / (DIM as f64).sqrt(),
-        inner_precise: 0,
-        lse: false,
-        sink: None,
-        ropes: [None, None],
-        antiquant: [None, None],
-        modes: [0; 4],
-        others: 0,
+        ..bare(
+            "TND",
+            &[tokens, heads, dim],
+            &cache,
+            [heads, KV_HEADS as i64],
+            1.0 / (DIM as f64).sqrt(),
+        )
     }
 }
 

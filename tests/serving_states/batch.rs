@@ -1,0 +1,58 @@
+//! Batches of up to three requests with two blocks each.
+
+use ascend_attention::Result;
+use ascend_attention::kv::PadPolicy;
+use ascend_attention::serving::{
+    AttentionMetadata, BatchRequest, BatchSettings, Causality, Drafting, StatePolicy,
+};
+
+pub const BLOCKS: u32 = 6;
+pub const BLOCK_SIZE: u32 = 128;
+
+pub const CHUNKED: StatePolicy = StatePolicy {
+    chunked_prefill: true,
+    drafting: None,
+};
+pub const WHOLE: StatePolicy = StatePolicy {
+    chunked_prefill: false,
+    drafting: None,
+};
+pub const MTP: StatePolicy = StatePolicy {
+    chunked_prefill: true,
+    drafting: Some(Drafting::Mtp),
+};
+
+/// Of each request the cached tokens, the new ones and how many of these are drafts.
+pub type Requests = [(u32, u32, u32)];
+
+/// What a step is told, perhaps padded to so many tokens.
+pub fn metadata(
+    causality: Causality,
+    policy: StatePolicy,
+    padded: Option<u32>,
+    requests: &Requests,
+) -> Result<AttentionMetadata> {
+    let rows: Vec<[i32; 2]> = (0..3).map(|r| [2 * r, 2 * r + 1]).collect();
+    let batch: Vec<_> = (requests.iter().zip(&rows))
+        .map(|(&(cached, new, drafts), row)| BatchRequest {
+            cached,
+            new,
+            drafts,
+            row,
+            group: None,
+            prompt_len: None,
+        })
+        .collect();
+    let settings = BatchSettings {
+        blocks: BLOCKS,
+        block_size: BLOCK_SIZE,
+        pad: PadPolicy::SkipNegative,
+        causality,
+        policy,
+    };
+    let mut metadata = AttentionMetadata::new(&batch, settings)?;
+    if let Some(tokens) = padded {
+        metadata.pad_to(tokens)?;
+    }
+    Ok(metadata)
+}
