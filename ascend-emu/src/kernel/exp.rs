@@ -1,12 +1,12 @@
 //! The exponential of the softmax, to base 2: scores are multiplied by `log2 e` beforehand, together with the scale.
 
-use super::simd::{Exponents, Simd};
+use super::simd::Simd;
 
-/// Below this the result is 0 instead of a number that is nearly subnormal.
-pub(super) const SMALLEST: f32 = -126.0;
+/// Exponent whose biased form is 0, and with it the power.
+const SMALLEST: f32 = -127.0;
 
-/// 1.5 * 2^23: added to a small number it leaves the nearest integer in the low bits.
-pub(super) const ROUNDING: f32 = 12_582_912.0;
+/// 1.5 * 2^23 and the exponents' bias: added to a small number it leaves the nearest integer, biased, in the low bits.
+const ROUNDING: f32 = 12_582_912.0 + 127.0;
 
 /// Minimax polynomial of `(2^f - 1) / f` on `[-1/2, 1/2]`, found with Remez' exchange; the error of `2^f` is 2.6e-9
 /// before rounding.
@@ -19,25 +19,21 @@ const POLYNOMIAL: [f32; 6] = [
     6.931_472_4e-1,
 ];
 
-/// `2^f` for `f` in `[-1/2, 1/2]`.
+/// `2^x` for `x <= 0`, with a relative error under 2^-22 as long as it is not subnormal; 0 for `x` up to -126.5; NaN for
+/// NaN.
 #[inline(always)]
-pub(super) fn power<S: Simd>(simd: S, f: S::Register) -> S::Register {
-    let mut p = simd.splat(POLYNOMIAL[0]);
-    for coefficient in &POLYNOMIAL[1..] {
-        p = simd.mul_add(p, f, simd.splat(*coefficient));
-    }
-    simd.mul_add(p, f, simd.splat(1.0))
-}
-
-/// `2^x` for `x <= 0`, with a relative error under 2^-22; 0 for `x` below [`SMALLEST`]; NaN for NaN.
-#[inline(always)]
-pub(super) fn exp2_of<S: Exponents>(simd: S, x: S::Register) -> S::Register {
+pub(super) fn exp2<S: Simd>(simd: S, x: S::Register) -> S::Register {
     // NaN passes through.
     let bounded = simd.larger(simd.splat(SMALLEST), x);
     let rounding = simd.splat(ROUNDING);
     let shifted = simd.add(bounded, rounding);
     let fraction = simd.subtract(bounded, simd.subtract(shifted, rounding));
-    simd.scale(power(simd, fraction), shifted, x, SMALLEST)
+    let mut power = simd.splat(POLYNOMIAL[0]);
+    for coefficient in &POLYNOMIAL[1..] {
+        power = simd.mul_add(power, fraction, simd.splat(*coefficient));
+    }
+    power = simd.mul_add(power, fraction, simd.splat(1.0));
+    simd.multiply(power, simd.raise(shifted))
 }
 
 #[cfg(test)]
@@ -54,7 +50,7 @@ mod tests {
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> Vector {
             let mut power = [0.0; WIDTH];
-            simd.store(simd.exp2(simd.load(&self.0)), &mut power);
+            simd.store(exp2(simd, simd.load(&self.0)), &mut power);
             power
         }
     }
@@ -63,9 +59,9 @@ mod tests {
     fn error_is_below_the_stated_bound() {
         // Evenly over the range, and densely near 0.
         let xs: Vec<f32> = (0..2_000_000)
-            .map(|i| SMALLEST * (i as f32 / 2e6))
+            .map(|i| -126.0 * (i as f32 / 2e6))
             .chain((0..160_000).map(|i| -((i as f32 - 120_000.0) / 10_000.0).exp()))
-            .filter(|x| *x >= SMALLEST)
+            .filter(|x| *x >= -126.0)
             .collect();
         for level in Level::all() {
             for xs in xs.as_chunks::<WIDTH>().0 {

@@ -1,4 +1,4 @@
-//! From running sums to output: division, rows without keys, parts of a split put together.
+//! From running sums to output: division, rows without keys.
 
 use super::attention::{Attention, Sequence};
 use super::fetch::{Places, read_values, stride};
@@ -17,14 +17,6 @@ pub(super) struct State<'s> {
     pub(super) out: &'s mut [Vector],
 }
 
-/// A [`State`] kept until the other parts of its block are there.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Part {
-    max: Vec<f32>,
-    sum: Vec<f32>,
-    out: Vec<Vector>,
-}
-
 impl<'s> State<'s> {
     /// Of `count` queries with `columns` vectors of output each that have seen nothing yet.
     pub(super) fn empty(scratch: &'s mut Scratch, count: usize, columns: usize) -> Self {
@@ -38,57 +30,6 @@ impl<'s> State<'s> {
             max: &mut max[..count],
             sum: &mut sum[..count],
             out: rest,
-        }
-    }
-
-    /// A copy.
-    pub(super) fn keep(&self) -> Part {
-        Part {
-            max: self.max.to_vec(),
-            sum: self.sum.to_vec(),
-            out: self.out.to_vec(),
-        }
-    }
-}
-
-impl Part {
-    /// Bytes that it takes.
-    pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.max) + size_of_val(&*self.sum) + size_of_val(&*self.out)
-    }
-
-    /// To go on with.
-    pub(super) fn state(&mut self) -> State<'_> {
-        State {
-            max: &mut self.max,
-            sum: &mut self.sum,
-            out: &mut self.out,
-        }
-    }
-
-    /// Adds what `other` keys leave: both to the larger maximum, then summed.
-    pub(super) fn merge(&mut self, other: &Part) {
-        let columns = self.out.len() / self.max.len().max(1);
-        for query in 0..self.max.len().min(other.max.len()) {
-            let (ours, theirs) = (self.max[query], other.max[query]);
-            let max = if theirs > ours { theirs } else { ours };
-            // Also keeps parts that saw nothing, or only -inf, from making a NaN of a difference.
-            let factor = |part: f32| {
-                if part == max {
-                    1.0
-                } else {
-                    (part - max).exp2()
-                }
-            };
-            let (our, their) = (factor(ours), factor(theirs));
-            self.max[query] = max;
-            self.sum[query] = self.sum[query] * our + other.sum[query] * their;
-            let out = &mut self.out[query * columns..][..columns];
-            for (out, other) in out.iter_mut().zip(&other.out[query * columns..]) {
-                for (out, other) in out.iter_mut().zip(other) {
-                    *out = *out * our + other * their;
-                }
-            }
         }
     }
 }

@@ -9,6 +9,9 @@ use super::tensors::Sizes;
 use ascend_spec::fia::{MaskTensor, Operand, Problem, Slopes};
 use std::ops::Range;
 
+/// How far below a row lies the one that is asked for while it is read.
+const BELOW: usize = 2;
+
 /// A full mask tensor; it has a byte an element, and any byte but 0 hides.
 #[derive(Clone, Debug)]
 pub(super) struct MaskBytes {
@@ -57,7 +60,8 @@ impl MaskBytes {
         }
     }
 
-    /// Adds `lanes` to those from which a key is hidden, for each key of one row from key `first_key` on that is.
+    /// Adds `lanes` to those from which a key is hidden, for each key of one row from key `first_key` on that is. Asks for
+    /// the same keys of a row further down.
     #[inline(always)]
     pub(super) fn hide(
         &self,
@@ -75,9 +79,9 @@ impl MaskBytes {
             }
             return;
         };
-        // The next tile's, which are too far away for the processor to foresee them.
-        for line in 0..=hidden.len() / CACHE_LINE {
-            prefetch(from.wrapping_add(hidden.len() + line * CACHE_LINE));
+        let below = self.element(batch, row + BELOW, first_key) as isize;
+        for byte in (0..hidden.len()).step_by(CACHE_LINE) {
+            prefetch(self.base.wrapping_offset(below).wrapping_add(byte));
         }
         let (chunks, rest) = hidden.as_chunks_mut::<CHUNK>();
         let mut at = from;

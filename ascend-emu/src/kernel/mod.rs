@@ -6,9 +6,9 @@
 //! |---|---|
 //! | `schedule` | blocks of queries, their order, threads, splits over the keys |
 //! | `panel`, `products`, `strip`, `strip_products`, `softmax` | the flash-attention loop over key tiles, for many queries and for few |
-//! | `finish` | division, rows without keys, merging of splits, writing |
+//! | `parts`, `finish` | merging of splits; division, rows without keys, writing |
 //! | `fetch` | tiles of keys and values, widened |
-//! | `tile`, `cells` | who sees which keys of a tile; where the mask tensor need not be asked |
+//! | `tile`, `cells`, `ahead` | who sees which keys of a tile; where the mask tensor need not be asked; reading it |
 //! | `attention`, `keys`, `blocks` | numbering of queries; where the rows of queries, keys and values are |
 //! | `source`, `factors`, `mask`, `output` | tensors by the row, whatever their type; scales, masks, quantised output |
 //! | `tensors`, `lines` | rows of elements of one type, checked; those of a tile without a copy |
@@ -28,7 +28,8 @@
 //! Nothing of the size of the score matrix is ever allocated but a summary of a mask tensor, a byte for 256 of the
 //! tensor's and at most 16 MB. [`Beyond::working_memory`] says what a call takes. A thread keeps its tiles between calls:
 //! 0.5 MB for prefill at head dimension 128 and 0.3 MB at 64, 0.1 MB for decode at 128, 0.5 MB for latent attention of 32
-//! heads. A call that is split over its keys also keeps the output of each part in single precision until all are there.
+//! heads. A call that is split over its keys also keeps, of each block, the output of the parts so far in single precision, and
+//! of those that came before their turn.
 //!
 //! # What is not done
 //!
@@ -38,6 +39,7 @@
 //! queries keep the tiles from being fetched too often; together they take half a megabyte of a second cache. With blocks
 //! of 192 queries, fetching took a tenth of the time of AVX-512 kernels, and with 96 a fifth.
 
+mod ahead;
 mod attention;
 mod blocks;
 mod cells;
@@ -52,6 +54,7 @@ mod mask;
 pub(crate) mod merge;
 mod output;
 mod panel;
+mod parts;
 mod products;
 pub mod reference;
 pub mod roof;

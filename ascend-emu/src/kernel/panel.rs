@@ -10,10 +10,12 @@
 //! ran at 0.55 to 0.65 of the peak of AVX-512 run at 0.63 to 0.77.
 //!
 //! A thread needs `2 * 384 * d + 2 * 96 * 9/8 * d + 96 * 48` floats for head dimension `d`, rounded up to 128 in the second
-//! term: 0.5 MB at 128. More queries to a block fetch each tile less often; more keys to a tile touch the output less often;
+//! term: 0.5 MB at 128, and another 37 kB where there is a mask tensor. More queries to a block fetch each tile less often; more keys to a tile touch the output less often;
 //! both are bounded by what the second cache holds.
 
+use super::ahead::{AHEAD, Ahead};
 use super::attention::{Attention, Sequence};
+use super::exp::exp2;
 use super::fetch::{Places, read_keys, read_values, tile_vectors};
 use super::finish::State;
 use super::products::{LANES, PANELS, Score, Weigh, union};
@@ -65,6 +67,8 @@ struct Block<'s> {
     max: &'s mut [Vector],
     /// Running sum of each query.
     sum: &'s mut [Vector],
+    /// What a mask tensor hides from each panel.
+    ahead: [Ahead<'s>; SLABS * PANELS],
 }
 
 /// What is at work together: a few panels of queries and a tile.
@@ -92,6 +96,7 @@ impl<'s> Block<'s> {
         key_vectors: usize,
         columns: usize,
         shares: bool,
+        has_mask: bool,
     ) -> Self {
         let slabs = count.div_ceil(LANES);
         let sizes = [
@@ -104,7 +109,9 @@ impl<'s> Block<'s> {
             slabs * PANELS,
             slabs * PANELS,
         ];
-        let mut rest = scratch.vectors(sizes.iter().sum());
+        let of_panel = if has_mask { AHEAD } else { 0 };
+        let (mut rest, mut bits) =
+            scratch.vectors_and_bits(sizes.iter().sum(), slabs * PANELS * of_panel);
         let [queries, keys, values, row, scores, out, max, sum] =
             sizes.map(|size| take(&mut rest, size));
         out.fill([0.0; WIDTH]);
@@ -119,6 +126,10 @@ impl<'s> Block<'s> {
             out,
             max,
             sum,
+            ahead: std::array::from_fn(|panel| {
+                let size = if panel < slabs * PANELS { of_panel } else { 0 };
+                Ahead::new(take(&mut bits, size))
+            }),
         }
     }
 }
@@ -150,7 +161,8 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
     let count = task.queries.len().min(QUERIES);
     let panels = count.div_ceil(WIDTH);
     let shares = attention.values_are_keys(sequence);
-    let mut block = Block::new(scratch, count, key_vectors, columns, shares);
+    let has_mask = attention.mask.is_some();
+    let mut block = Block::new(scratch, count, key_vectors, columns, shares, has_mask);
     let mut seen = [const {
         Sight {
             keys: [const { 0..0 }; PANELS],
@@ -182,10 +194,12 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
                 let end = ((row as usize + 1) * group).min(queries.end) - start;
                 ((1u32 << end) - (1u32 << first)) as u16
             };
+            let ahead = &mut block.ahead[panel];
             let (seen, panel) = (&mut seen[panel / PANELS], panel % PANELS);
             let hidden = &mut seen.hidden[panel];
+            let of = (&tile, task.keys.end);
             (seen.keys[panel], seen.mixed[panel]) =
-                look(attention, sequence, rows, &tile, lanes, hidden);
+                look(attention, sequence, rows, of, lanes, ahead, hidden);
             all = union(&[all, seen.keys[panel].clone()]);
         }
         if all.is_empty() {
@@ -385,31 +399,32 @@ impl Kernel for Soften<'_, '_> {
             }
         }
         let scores = &mut slab.scores[start * PANELS..end * PANELS];
+        let old = simd.load(&slab.max[panel]);
+        // NaN is no maximum; it reaches the sum and the output through its power.
+        let mut most = [old; 4];
         if let Some(hidden) = hidden {
             let scores = scores.chunks_exact_mut(PANELS);
             for (scores, &lanes) in scores.zip(&hidden[start..end]) {
-                let score = simd.load(&scores[panel]);
-                simd.store(simd.hide(score, lanes), &mut scores[panel]);
+                let score = simd.hide(simd.load(&scores[panel]), lanes);
+                simd.store(score, &mut scores[panel]);
+                most[0] = simd.larger(score, most[0]);
             }
-        }
-
-        let old = simd.load(&slab.max[panel]);
-        // Four at a time, since each waits for the one before. NaN is no maximum; it reaches the sum and the output through
-        // its power.
-        let mut most = [old; 4];
-        let fours = scores.chunks_exact(4 * PANELS);
-        for scores in fours.remainder().chunks_exact(PANELS) {
-            most[0] = simd.larger(simd.load(&scores[panel]), most[0]);
-        }
-        for four in fours {
-            for i in 0..4 {
-                most[i] = simd.larger(simd.load(&four[i * PANELS + panel]), most[i]);
+        } else {
+            // Four at a time, since each waits for the one before.
+            let fours = scores.chunks_exact(4 * PANELS);
+            for scores in fours.remainder().chunks_exact(PANELS) {
+                most[0] = simd.larger(simd.load(&scores[panel]), most[0]);
+            }
+            for four in fours {
+                for i in 0..4 {
+                    most[i] = simd.larger(simd.load(&four[i * PANELS + panel]), most[i]);
+                }
             }
         }
         let max = simd.larger(simd.larger(most[0], most[1]), simd.larger(most[2], most[3]));
         // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
         let shift = simd.larger(max, simd.splat(f32::MIN));
-        let decay = simd.exp2(simd.subtract(old, shift));
+        let decay = exp2(simd, simd.subtract(old, shift));
         let sum = weights::<S, PANELS>(simd, attention, scores, panel, shift);
         let sum = simd.mul_add(simd.load(&slab.sum[panel]), decay, sum);
         simd.store(sum, &mut slab.sum[panel]);

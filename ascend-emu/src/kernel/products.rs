@@ -218,17 +218,23 @@ fn weigh_queries<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     seen: &[Range<usize>],
     finite: bool,
 ) {
-    for query in (0..count).step_by(ROWS) {
-        let last_panel = ((query + ROWS - 1) / WIDTH).min(seen.len() - 1);
+    let mut query = 0;
+    while query < count {
+        // Fours where a step of six would compute as much for queries that do not exist.
+        let rows = match (S::SHAPE, count - query) {
+            (Shape::Six | Shape::Wide, 0..=4 | 7 | 8) => 4,
+            _ => ROWS,
+        };
+        let last_panel = ((query + rows - 1) / WIDTH).min(seen.len() - 1);
         let keys = union(&seen[query / WIDTH..=last_panel]);
-        if keys.is_empty() {
-            continue;
+        let at = (query, column);
+        match (keys.is_empty(), finite, rows) {
+            (true, ..) => {}
+            (_, false, _) => weigh_with_care(slab, at, rows, &keys),
+            (_, _, 4) => weigh_columns::<S, 4, COLUMNS>(simd, slab, at, &keys),
+            _ => weigh_columns::<S, ROWS, COLUMNS>(simd, slab, at, &keys),
         }
-        if finite {
-            weigh_columns::<S, ROWS, COLUMNS>(simd, slab, (query, column), &keys);
-        } else {
-            weigh_with_care::<ROWS>(slab, (query, column), &keys);
-        }
+        query += rows;
     }
 }
 
@@ -276,13 +282,14 @@ fn weigh_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
 
 /// One column of [`Weigh`] where some values are infinite or NaN: a key of weight 0, hidden perhaps, adds nothing.
 #[cold]
-fn weigh_with_care<const ROWS: usize>(
+fn weigh_with_care(
     slab: &mut Slab<'_>,
     (query, column): (usize, usize),
+    rows: usize,
     keys: &Range<usize>,
 ) {
     let weights = slab.scores.as_flattened();
-    for query in query..query + ROWS {
+    for query in query..query + rows {
         let out = &mut slab.out[query * slab.columns + column];
         for out in out.iter_mut() {
             *out *= slab.decay.as_flattened()[query];

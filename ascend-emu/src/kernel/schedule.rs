@@ -1,7 +1,8 @@
 //! Who computes what: blocks of queries, split over key ranges where there are few, the longest first.
 
 use super::attention::{Attention, Sequence};
-use super::finish::{Finish, Part, State};
+use super::finish::{Finish, State};
+use super::parts::Parts;
 use super::scratch::Scratch;
 use super::simd::{Kernel, Level, Simd};
 use super::tile::KEYS;
@@ -9,7 +10,6 @@ use super::{panel, strip};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// With fewer blocks than this, each is split over its keys. A constant, and not the number of threads, so that results
@@ -40,81 +40,70 @@ impl Task {
     }
 }
 
+/// A block whose keys are split among tasks.
+#[derive(Debug)]
+struct Split {
+    block: Task,
+    parts: Parts,
+}
+
 /// Computes all of `attention`. Gives the bytes of working memory that this took.
 pub(super) fn compute(level: Level, attention: &Attention) -> usize {
     let mut blocks = blocks(attention);
     longest_first(&mut blocks);
     let busy = blocks.iter().filter(|block| !block.keys.is_empty()).count();
-    let split = if busy == 0 || busy >= FEW_BLOCKS {
+    let count = if busy == 0 || busy >= FEW_BLOCKS {
         1
     } else {
         WANTED_TASKS.div_ceil(busy)
     };
-
-    let mut tasks = Vec::with_capacity(blocks.len());
-    // Of each block, its tasks.
-    let mut of_block = Vec::with_capacity(blocks.len());
-    for block in &blocks {
-        let first = tasks.len();
-        split_keys(block, split, &mut tasks);
-        of_block.push(first..tasks.len());
-    }
-    let parts: Vec<OnceLock<Part>> = tasks.iter().map(|_| OnceLock::new()).collect();
-    let mut whole = vec![true; tasks.len()];
-    for tasks in of_block.iter().filter(|tasks| tasks.len() > 1) {
-        whole[tasks.clone()].fill(false);
-    }
     let dims = (attention.dim + attention.value_dim) as u64;
     let work = blocks.iter().map(Task::work).fold(0, u64::saturating_add);
     let work = work.saturating_mul(dims);
+
+    // Each with the split that it is a part of, and its number among the parts.
+    let mut tasks = Vec::with_capacity(blocks.len());
+    let mut splits = Vec::new();
+    for block in blocks {
+        let length = part_length(&block, count);
+        if block.keys.len() <= length {
+            tasks.push((block, None));
+            continue;
+        }
+        for (number, first) in block.keys.clone().step_by(length).enumerate() {
+            let keys = first..block.keys.end.min(first + length);
+            let task = Task {
+                keys,
+                ..block.clone()
+            };
+            tasks.push((task, Some((splits.len(), number))));
+        }
+        let parts = Parts::new(block.keys.len().div_ceil(length));
+        splits.push(Split { block, parts });
+    }
     let disjoint = attention.is_disjoint()
         && attention.out.is_disjoint()
         && attention.lse.as_ref().is_none_or(|lse| lse.is_disjoint());
     let parallel = work >= LEAST_WORK && disjoint;
 
     let tiles = in_parallel(parallel, tasks.len(), |index, scratch| {
-        let part = (!whole[index]).then_some(&parts[index]);
-        let Some(sequence) = attention.sequences.get(tasks[index].sequence) else {
+        let (task, part) = &tasks[index];
+        let Some(sequence) = attention.sequences.get(task.sequence) else {
             return;
         };
         let work = Work {
             attention,
             sequence,
-            task: &tasks[index],
+            task,
             scratch,
         };
+        let part = part.map(|(split, number)| (&splits[split], number));
         level.run(Attend { work, part });
     });
-
-    let split: Vec<usize> = (0..blocks.len())
-        .filter(|&block| of_block[block].len() > 1)
-        .collect();
-    in_parallel(parallel, split.len(), |index, _| {
-        let block = split[index];
-        let mut merged = Part::default();
-        for (i, part) in parts[of_block[block].clone()].iter().enumerate() {
-            match part.get() {
-                Some(part) if i == 0 => merged = part.clone(),
-                Some(part) => merged.merge(part),
-                None => {}
-            }
-        }
-        let task = &blocks[block];
-        let Some(sequence) = attention.sequences.get(task.sequence) else {
-            return;
-        };
-        level.run(Finish {
-            attention,
-            sequence,
-            task,
-            state: merged.state(),
-        });
-    });
     tiles
-        + parts
+        + splits
             .iter()
-            .filter_map(OnceLock::get)
-            .map(Part::bytes)
+            .map(|split| split.parts.bytes())
             .sum::<usize>()
 }
 
@@ -171,25 +160,10 @@ fn longest_first(blocks: &mut [Task]) {
     }
 }
 
-/// Cuts the keys of `block` into at most `count` even ranges that are worth it, and adds the tasks.
-fn split_keys(block: &Task, count: usize, tasks: &mut Vec<Task>) {
-    let length = block
-        .keys
-        .len()
-        .div_ceil(count)
-        .max(LEAST_KEYS)
-        .next_multiple_of(KEYS);
-    if block.keys.len() <= length {
-        tasks.push(block.clone());
-        return;
-    }
-    for first in block.keys.clone().step_by(length) {
-        let keys = first..block.keys.end.min(first + length);
-        tasks.push(Task {
-            keys,
-            ..block.clone()
-        });
-    }
+/// Keys of a part where a block is split into at most `count` of them, even and worth it.
+fn part_length(block: &Task, count: usize) -> usize {
+    let even = block.keys.len().div_ceil(count);
+    even.max(LEAST_KEYS).next_multiple_of(KEYS)
 }
 
 /// Calls `work` with each number below `count`, in order of begin, on the current pool or, if not `parallel`, here. Gives
@@ -235,8 +209,8 @@ pub(super) struct Work<'a, 's> {
 /// Computes one task.
 struct Attend<'a> {
     work: Work<'a, 'a>,
-    /// Where the state goes if other tasks see other keys of the block.
-    part: Option<&'a OnceLock<Part>>,
+    /// The split that it is a part of, and its number there.
+    part: Option<(&'a Split, usize)>,
 }
 
 impl Kernel for Attend<'_> {
@@ -253,14 +227,22 @@ impl Kernel for Attend<'_> {
         } else {
             simd.apart(panel::Attend(work))
         };
-        match part {
-            Some(part) => drop(part.set(state.keep())),
-            None => simd.apart(Finish {
-                attention,
-                sequence,
-                task,
-                state,
-            }),
-        }
+        let mut whole;
+        let (task, state) = match part {
+            None => (task, state),
+            Some((split, number)) => {
+                whole = split.parts.add(number, &state);
+                match &mut whole {
+                    Some(whole) => (&split.block, whole.state()),
+                    None => return,
+                }
+            }
+        };
+        simd.apart(Finish {
+            attention,
+            sequence,
+            task,
+            state,
+        });
     }
 }

@@ -10,6 +10,7 @@ const ALIGN: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     floats: Vec<f32>,
+    bits: Vec<u16>,
     /// Most bytes asked for at once since the work began.
     asked: usize,
 }
@@ -35,10 +36,23 @@ impl Scratch {
 
     /// So many vectors, each on its own cache line.
     pub(super) fn vectors(&mut self, count: usize) -> &mut [Vector] {
+        self.vectors_and_bits(count, 0).0
+    }
+
+    /// So many vectors, each on its own cache line, and so many times 16 bits.
+    pub(super) fn vectors_and_bits(
+        &mut self,
+        count: usize,
+        bits: usize,
+    ) -> (&mut [Vector], &mut [u16]) {
         let floats = count * WIDTH + ALIGN / size_of::<f32>();
-        self.asked = self.asked.max(floats * size_of::<f32>());
+        let bytes = floats * size_of::<f32>() + bits * size_of::<u16>();
+        self.asked = self.asked.max(bytes);
         if self.floats.len() < floats {
             self.floats.resize(floats, 0.0);
+        }
+        if self.bits.len() < bits {
+            self.bits.resize(bits, 0);
         }
         let skip = self
             .floats
@@ -46,7 +60,7 @@ impl Scratch {
             .align_offset(ALIGN)
             .min(self.floats.len());
         let (aligned, _) = self.floats[skip..].as_chunks_mut();
-        &mut aligned[..count]
+        (&mut aligned[..count], &mut self.bits[..bits])
     }
 }
 

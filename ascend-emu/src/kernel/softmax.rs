@@ -2,6 +2,7 @@
 
 use super::attention::Attention;
 use super::element::Element;
+use super::exp::exp2;
 use super::simd::{Simd, Vector};
 use super::tile::quantise;
 use ascend_spec::DType;
@@ -21,7 +22,7 @@ pub(super) fn weights<S: Simd, const STEP: usize>(
         (Some(quantum), _) => {
             let mut sum = simd.splat(0.0);
             for scores in scores.chunks_exact_mut(STEP) {
-                let weight = simd.exp2(simd.subtract(simd.load(&scores[at]), shift));
+                let weight = exp2(simd, simd.subtract(simd.load(&scores[at]), shift));
                 sum = simd.add(sum, weight);
                 simd.store(weight, &mut scores[at]);
                 scores[at] = quantise(&scores[at], quantum);
@@ -43,7 +44,7 @@ fn powers<T: Element, S: Simd, const STEP: usize>(
 ) -> S::Register {
     let mut sum = simd.splat(0.0);
     for scores in scores.chunks_exact_mut(STEP) {
-        let weight = simd.exp2(simd.subtract(simd.load(&scores[at]), shift));
+        let weight = exp2(simd, simd.subtract(simd.load(&scores[at]), shift));
         sum = simd.add(sum, weight);
         simd.store(T::round(simd, weight), &mut scores[at]);
     }

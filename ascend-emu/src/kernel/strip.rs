@@ -10,6 +10,7 @@
 //!
 //! A thread needs `96 * 2 * d` floats for head dimension `d` beside a few rows: 0.1 MB at 128.
 
+use super::ahead::{AHEAD, Ahead};
 use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
 use super::fetch::{Places, read_keys, read_values, stride};
@@ -83,7 +84,8 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
         1,
         1,
     ];
-    let mut rest = scratch.vectors(sizes.iter().sum());
+    let bits = attention.mask.as_ref().map_or(0, |_| AHEAD);
+    let (mut rest, bits) = scratch.vectors_and_bits(sizes.iter().sum(), bits);
     let [queries, keys, values, scores, out, before, max, sum] =
         sizes.map(|size| take(&mut rest, size));
     let mut strip = Strip {
@@ -108,6 +110,7 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
         }
     }
 
+    let mut ahead = Ahead::new(bits);
     let mut hidden = [0; KEYS];
     let of_rows = attention.rows(&task.queries);
     for first in task.keys.clone().step_by(KEYS) {
@@ -118,7 +121,16 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
             ((1u32 << (end - task.queries.start)) - (1u32 << (first - task.queries.start))) as u16
         };
         let rows = of_rows.clone();
-        let (seen, mixed) = look(attention, sequence, rows, &tile, lanes, &mut hidden);
+        let of = (&tile, task.keys.end);
+        let (seen, mixed) = look(
+            attention,
+            sequence,
+            rows,
+            of,
+            lanes,
+            &mut ahead,
+            &mut hidden,
+        );
         if seen.is_empty() {
             continue;
         }

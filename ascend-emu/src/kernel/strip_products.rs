@@ -2,6 +2,7 @@
 //! sums of its values.
 
 use super::attention::Attention;
+use super::exp::exp2;
 use super::fetch::stride;
 use super::lines::{Row, Rows};
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_zero};
@@ -365,7 +366,10 @@ impl<const R: usize> Kernel for Soften<'_, '_, R> {
         let shift = simd.larger(simd.load(&max), simd.splat(f32::MIN));
         let sums = weights::<S, 1>(simd, attention, scores, 0, shift);
         let mut decay = [0.0; WIDTH];
-        simd.store(simd.exp2(simd.subtract(simd.load(&old), shift)), &mut decay);
+        simd.store(
+            exp2(simd, simd.subtract(simd.load(&old), shift)),
+            &mut decay,
+        );
         let mut sum = [0.0; WIDTH];
         simd.store(sums, &mut sum);
         let sum: [f32; R] = fold(&sum, |a, b| a + b);

@@ -1,5 +1,6 @@
 //! What is known of a tile of keys before its products: who sees which of them, and what is added to the scores.
 
+use super::ahead::Ahead;
 use super::attention::{Attention, Sequence};
 use super::cells::Cover;
 use super::simd::{Simd, Vector, WIDTH};
@@ -12,16 +13,17 @@ pub(super) const KEYS: usize = 96;
 /// Of each key of a tile, the lanes that do not see it, a bit each.
 pub(super) type Hidden = [u16; KEYS];
 
-/// Finds which keys of a tile some rows see. A lane is a query; `lanes(row)` are the bits of a row's. Gives the range
-/// that holds every visible key, counted from the tile's first, and whether `hidden` was filled because the rows do not
-/// see all of it.
+/// Finds which keys of a tile, one of those before `end`, some rows see. A lane is a query; `lanes(row)` are the bits of a
+/// row's. Gives the range that holds every visible key, counted from the tile's first, and whether `hidden` was filled
+/// because the rows do not see all of it.
 #[inline(always)]
 pub(super) fn look(
     attention: &Attention,
     sequence: &Sequence,
     rows: Range<u64>,
-    tile: &Range<usize>,
+    (tile, end): (&Range<usize>, usize),
     lanes: impl Fn(u64) -> u16,
+    ahead: &mut Ahead<'_>,
     hidden: &mut Hidden,
 ) -> (Range<usize>, bool) {
     let keys = tile.start as u64..tile.end as u64;
@@ -55,20 +57,15 @@ pub(super) fn look(
     if cover == Cover::All {
         return (0..0, false);
     }
-    if let Some(mask) = attention.mask.as_ref().filter(|_| cover == Cover::Part) {
-        if !mixed {
-            hidden.fill(0);
-        }
-        let mut used = 0;
-        for row in rows {
-            let lanes = lanes(row);
-            used |= lanes;
-            // Nobody looks at a row that does not exist.
-            if row < sequence.geometry.q_len() {
-                let (batch, _, row) = sequence.at(0, row as usize);
-                let first_key = sequence.first_key + tile.start;
-                mask.hide((batch, row), first_key, lanes, &mut hidden[..tile.len()]);
+    if cover == Cover::Part {
+        let used = rows.clone().fold(0, |used, row| used | lanes(row));
+        let masked = ahead.of_tile(attention, sequence, rows, (tile, end), lanes);
+        if mixed {
+            for (hidden, masked) in hidden.iter_mut().zip(masked) {
+                *hidden |= masked;
             }
+        } else {
+            hidden[..masked.len()].copy_from_slice(masked);
         }
         let visible = |lanes: &u16| lanes & used != used;
         let within = &hidden[seen.clone()];

@@ -1,17 +1,16 @@
 //! AVX2 with fused multiply-add and conversion of half precision.
 
-use super::super::exp::exp2_of;
-use super::{Exponents, Kernel, Shape, Simd, Vector, WIDTH};
+use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
-    __m128i, __m256, __m256i, _CMP_NLT_UQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
-    _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_blendv_ps,
-    _mm256_castpd_ps, _mm256_castps_pd, _mm256_castps_si256, _mm256_castps256_ps128,
-    _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32,
-    _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph,
-    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_max_ps, _mm256_mul_ps,
-    _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32,
-    _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps,
-    _mm256_unpacklo_pd, _mm256_unpacklo_ps,
+    __m128i, __m256, __m256i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_castpd_ps,
+    _mm256_castps_pd, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps,
+    _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps,
+    _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_permute2f128_ps,
+    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32,
+    _mm256_srli_epi32, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd,
+    _mm256_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -66,20 +65,15 @@ unsafe fn round_bf16(value: __m256) -> __m256 {
 
 // Closures would lose the features: what is done to both halves is in functions.
 
-/// `y * 2^n` where `shifted` is `n` and a rounding constant, 0 where `x` is less than `bound`.
+/// See [`Simd::raise`].
 ///
 /// # Safety
 ///
 /// The processor has AVX2.
 #[inline(always)]
-unsafe fn scale(y: __m256, shifted: __m256, x: __m256, bound: f32) -> __m256 {
+unsafe fn raise(numbers: __m256) -> __m256 {
     // SAFETY: the caller keeps this contract.
-    unsafe {
-        let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
-        let power = _mm256_add_epi32(power, _mm256_set1_epi32(127 << 23));
-        let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(bound));
-        _mm256_and_ps(_mm256_mul_ps(y, _mm256_castsi256_ps(power)), keep)
-    }
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(numbers))) }
 }
 
 /// Minus infinity in the lanes whose bit of `bits` is among `lanes`.
@@ -166,15 +160,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn exp2(self, x: Self::Register) -> Self::Register {
-        exp2_of(self, x)
+    fn raise(self, numbers: Self::Register) -> Self::Register {
+        // SAFETY: `self` exists, so the processor has AVX2.
+        unsafe { [raise(numbers[0]), raise(numbers[1])] }
     }
 
     #[inline(always)]
     fn hide(self, x: Self::Register, lanes: u16) -> Self::Register {
         // SAFETY: `self` exists, so the processor has AVX2.
         unsafe {
-            let lanes = _mm256_set1_epi32(i32::from(lanes));
+            let lanes = _mm256_set1_epi16(lanes.cast_signed());
             let low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
             [
                 hide(x[0], lanes, low),
@@ -310,25 +305,6 @@ impl Simd for Avx2 {
             [
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
-            ]
-        }
-    }
-}
-
-impl Exponents for Avx2 {
-    #[inline(always)]
-    fn scale(
-        self,
-        y: Self::Register,
-        shifted: Self::Register,
-        x: Self::Register,
-        bound: f32,
-    ) -> Self::Register {
-        // SAFETY: `self` exists, so the processor has AVX2.
-        unsafe {
-            [
-                scale(y[0], shifted[0], x[0], bound),
-                scale(y[1], shifted[1], x[1], bound),
             ]
         }
     }

@@ -1,18 +1,15 @@
 //! AVX-512.
 
-use super::super::exp;
 use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
-    __m128, __m128i, __m256, __m256i, __m512, _CMP_NLT_UQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT,
-    _mm_add_ps, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_hadd_ps,
-    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd,
-    _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-    _mm512_cvtps_ph, _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_mask_blend_ps,
-    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_ps, _mm512_roundscale_ps,
-    _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
-    _mm512_srli_epi32, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
-    _mm512_unpacklo_ps,
+    __m128, __m128i, __m256, __m256i, __m512, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
+    _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_hadd_ps, _mm512_add_epi32,
+    _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512,
+    _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32,
+    _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph,
+    _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32,
+    _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -113,19 +110,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_max_ps(a, b) }
     }
 
-    /// The instructions take exponents apart and put them together, with all that is infinite.
     #[inline(always)]
-    fn exp2(self, x: __m512) -> __m512 {
+    fn raise(self, numbers: __m512) -> __m512 {
         // SAFETY: as above.
-        unsafe {
-            let fraction = _mm512_reduce_ps::<_MM_FROUND_TO_NEAREST_INT>(x);
-            let whole = _mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(x);
-            let power = exp::power(self, fraction);
-            let power = _mm512_scalef_ps(power, whole);
-            // As the other instruction sets have it: nothing instead of numbers that are nearly subnormal.
-            let small = _mm512_cmp_ps_mask::<{ _CMP_NLT_UQ }>(x, _mm512_set1_ps(exp::SMALLEST));
-            _mm512_maskz_mov_ps(small, power)
-        }
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(numbers))) }
     }
 
     #[inline(always)]

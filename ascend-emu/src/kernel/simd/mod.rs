@@ -85,8 +85,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// `a` where it is larger than `b`, else `b`: also where `a` is NaN.
     fn larger(self, a: Self::Register, b: Self::Register) -> Self::Register;
 
-    /// `2^x`: see [`super::exp`].
-    fn exp2(self, x: Self::Register) -> Self::Register;
+    /// Floats whose exponents, with their bias, are the low bits of these; nothing else is left of the numbers.
+    fn raise(self, numbers: Self::Register) -> Self::Register;
 
     /// Minus infinity in the lanes whose bit is set, `x` in the others.
     fn hide(self, x: Self::Register, lanes: u16) -> Self::Register;
@@ -135,19 +135,6 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
 
     /// Whole numbers to single.
     fn widen_i8(self, values: &[i8; WIDTH]) -> Self::Register;
-}
-
-/// What [`super::exp::exp2_of`] needs where no instruction puts exponents together.
-pub(super) trait Exponents: Simd {
-    /// `y * 2^n` where `shifted` is the whole number `n` plus [`super::exp::ROUNDING`], and 0 where `x` is less than
-    /// `bound`.
-    fn scale(
-        self,
-        y: Self::Register,
-        shifted: Self::Register,
-        x: Self::Register,
-        bound: f32,
-    ) -> Self::Register;
 }
 
 /// Sum of a vector, in halves.

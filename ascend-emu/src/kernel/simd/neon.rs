@@ -1,8 +1,7 @@
 //! NEON, which every AArch64 processor has.
 
-use super::super::exp::exp2_of;
 use super::half_bits::{half_to_single, single_to_half};
-use super::{Exponents, Kernel, Shape, Simd, Vector, WIDTH};
+use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::aarch64::{
     float32x4_t, vaddq_f32, vaddq_s32, vaddvq_f32, vandq_u32, vbslq_f32, vcgtq_f32, vcltq_f32,
     vdupq_n_f32, vdupq_n_s32, vfmaq_f32, vmulq_f32, vmvnq_u32, vreinterpretq_f32_s32,
@@ -84,8 +83,11 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn exp2(self, x: Four) -> Four {
-        exp2_of(self, x)
+    fn raise(self, numbers: Four) -> Four {
+        // SAFETY: as above.
+        each(|i| unsafe {
+            vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(numbers[i])))
+        })
     }
 
     #[inline(always)]
@@ -161,19 +163,5 @@ impl Simd for Neon {
     #[inline(always)]
     fn widen_i8(self, values: &[i8; WIDTH]) -> Four {
         self.load(&values.map(f32::from))
-    }
-}
-
-impl Exponents for Neon {
-    #[inline(always)]
-    fn scale(self, y: Four, shifted: Four, x: Four, bound: f32) -> Four {
-        // SAFETY: as above.
-        each(|i| unsafe {
-            let power = vshlq_n_s32::<23>(vreinterpretq_s32_f32(shifted[i]));
-            let power = vaddq_s32(power, vdupq_n_s32(127 << 23));
-            let scaled = vmulq_f32(y[i], vreinterpretq_f32_s32(power));
-            let keep = vmvnq_u32(vcltq_f32(x[i], vdupq_n_f32(bound)));
-            vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(scaled), keep))
-        })
     }
 }

@@ -1,8 +1,7 @@
 //! The target's baseline.
 
-use super::super::exp::exp2_of;
 use super::half_bits::{half_to_single, single_to_half};
-use super::{Exponents, Kernel, Shape, Simd, Vector, WIDTH, total};
+use super::{Kernel, Shape, Simd, Vector, WIDTH, total};
 
 /// The target's baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +70,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn exp2(self, x: Vector) -> Vector {
-        exp2_of(self, x)
+    fn raise(self, numbers: Vector) -> Vector {
+        let mut powers = numbers;
+        for power in &mut powers {
+            *power = f32::from_bits(power.to_bits() << 23);
+        }
+        powers
     }
 
     #[inline(always)]
@@ -182,17 +185,5 @@ impl Simd for Portable {
             wide[i] = f32::from(values[i]);
         }
         wide
-    }
-}
-
-impl Exponents for Portable {
-    #[inline(always)]
-    fn scale(self, y: Vector, shifted: Vector, x: Vector, bound: f32) -> Vector {
-        let mut scaled = y;
-        for i in 0..WIDTH {
-            let power = f32::from_bits((shifted[i].to_bits() << 23).wrapping_add(127 << 23));
-            scaled[i] = if x[i] < bound { 0.0 } else { y[i] * power };
-        }
-        scaled
     }
 }

@@ -6,6 +6,7 @@ mod calls;
 mod case;
 mod data;
 mod edges;
+mod masks;
 mod paths;
 mod places;
 mod properties;
