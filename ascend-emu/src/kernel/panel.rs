@@ -10,8 +10,8 @@
 //! ran at 0.55 to 0.65 of the peak of AVX-512 run at 0.63 to 0.77.
 //!
 //! A thread needs `2 * 384 * d + 2 * 96 * 9/8 * d + 96 * 48` floats for head dimension `d`, rounded up to 128 in the second
-//! term: 0.5 MB at 128, and another 37 kB where there is a mask tensor. More queries to a block fetch each tile less often; more keys to a tile touch the output less often;
-//! both are bounded by what the second cache holds.
+//! term: 0.5 MB at 128, and another 37 kB where there is a mask tensor. More queries to a block fetch each tile less often;
+//! more keys to a tile touch the output less often; both are bounded by what the second cache holds.
 
 use super::ahead::{AHEAD, Ahead};
 use super::attention::{Attention, Sequence};

@@ -18,7 +18,7 @@ use super::finish::State;
 use super::lines::{Converted, Fetched, Lines, Rows};
 use super::schedule::{Task, Work};
 use super::scratch::take;
-use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
+use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_zero};
 use super::source::Stored;
 use super::strip_products::{Outputs, Scores};
 use super::tile::{Hidden, KEYS, look};
@@ -42,14 +42,21 @@ pub(super) struct Strip<'s> {
     pub(super) scores: &'s mut [Vector],
     /// Output of each query, row by row, not yet divided by the sum.
     pub(super) out: &'s mut [Vector],
-    /// What `out` was before the tile.
-    pub(super) before: &'s mut [Vector],
     /// Running maximum of each query.
     pub(super) max: [f32; QUERIES],
     /// Running sum of each query.
     pub(super) sum: [f32; QUERIES],
     /// Factor of each query that the last tile puts on what was before.
     pub(super) decay: [f32; QUERIES],
+}
+
+impl Strip<'_> {
+    /// Forgets the keys that were seen.
+    fn clear(&mut self) {
+        self.out.fill([0.0; WIDTH]);
+        self.max = [f32::NEG_INFINITY; QUERIES];
+        self.sum = [0.0; QUERIES];
+    }
 }
 
 /// Attends to the keys of `task`: maximum, sum and output of each of its queries, at most [`QUERIES`].
@@ -80,24 +87,20 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
         KEYS * stride(columns),
         QUERIES * SCORES,
         QUERIES * columns,
-        QUERIES * columns,
         1,
         1,
     ];
     let bits = attention.mask.as_ref().map_or(0, |_| AHEAD);
     let (mut rest, bits) = scratch.vectors_and_bits(sizes.iter().sum(), bits);
-    let [queries, keys, values, scores, out, before, max, sum] =
-        sizes.map(|size| take(&mut rest, size));
+    let [queries, keys, values, scores, out, max, sum] = sizes.map(|size| take(&mut rest, size));
     let mut strip = Strip {
         queries,
         scores,
         out,
-        before,
         max: [f32::NEG_INFINITY; QUERIES],
         sum: [0.0; QUERIES],
         decay: [1.0; QUERIES],
     };
-    strip.out.fill([0.0; WIDTH]);
     strip.queries.fill([0.0; WIDTH]);
     let rows = sequence.geometry.q_len() as usize;
     for (lane, together) in turns(count) {
@@ -113,48 +116,60 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
     let mut ahead = Ahead::new(bits);
     let mut hidden = [0; KEYS];
     let of_rows = attention.rows(&task.queries);
-    for first in task.keys.clone().step_by(KEYS) {
-        let tile = first..task.keys.end.min(first + KEYS);
-        let lanes = |row: u64| {
-            let first = (row as usize * attention.group).max(task.queries.start);
-            let end = ((row as usize + 1) * attention.group).min(task.queries.end);
-            ((1u32 << (end - task.queries.start)) - (1u32 << (first - task.queries.start))) as u16
-        };
-        let rows = of_rows.clone();
-        let of = (&tile, task.keys.end);
-        let (seen, mixed) = look(
-            attention,
-            sequence,
-            rows,
-            of,
-            lanes,
-            &mut ahead,
-            &mut hidden,
-        );
-        if seen.is_empty() {
-            continue;
+    // Where values are read in place, nobody has looked whether they are finite. The output tells, and is then computed
+    // again: a value of weight 0 must add nothing, whatever it is.
+    for with_care in [false, true] {
+        strip.clear();
+        let mut streamed = false;
+        for first in task.keys.clone().step_by(KEYS) {
+            let tile = first..task.keys.end.min(first + KEYS);
+            let lanes = |row: u64| {
+                let first = (row as usize * attention.group).max(task.queries.start);
+                let end = ((row as usize + 1) * attention.group).min(task.queries.end);
+                ((1u32 << (end - task.queries.start)) - (1u32 << (first - task.queries.start)))
+                    as u16
+            };
+            let rows = of_rows.clone();
+            let of = (&tile, task.keys.end);
+            let (seen, mixed) = look(
+                attention,
+                sequence,
+                rows,
+                of,
+                lanes,
+                &mut ahead,
+                &mut hidden,
+            );
+            if seen.is_empty() {
+                continue;
+            }
+            let hidden = mixed.then_some(&hidden);
+            let rows = tile.start + seen.start..tile.start + seen.end;
+            let tile = Tile {
+                attention,
+                sequence,
+                task,
+                rows,
+                seen,
+                hidden,
+            };
+            let done = match (&attention.key_conversion, &attention.value_conversion) {
+                _ if with_care => None,
+                (None, None) => match attention.held {
+                    DType::Float16 => tile.stream::<f16, S>(simd, &mut strip),
+                    DType::Bf16 => tile.stream::<bf16, S>(simd, &mut strip),
+                    _ => tile.stream::<f32, S>(simd, &mut strip),
+                },
+                (Some(key), Some(value)) => tile.convert(simd, &mut strip, [key, value]),
+                _ => None,
+            };
+            match done {
+                Some(()) => streamed = true,
+                None => tile.fetch(simd, &mut strip, keys, values),
+            }
         }
-        let hidden = mixed.then_some(&hidden);
-        let rows = tile.start + seen.start..tile.start + seen.end;
-        let tile = Tile {
-            attention,
-            sequence,
-            task,
-            rows,
-            seen,
-            hidden,
-        };
-        let streamed = match (&attention.key_conversion, &attention.value_conversion) {
-            (None, None) => match attention.held {
-                DType::Float16 => tile.stream::<f16, S>(simd, &mut strip, values),
-                DType::Bf16 => tile.stream::<bf16, S>(simd, &mut strip, values),
-                _ => tile.stream::<f32, S>(simd, &mut strip, values),
-            },
-            (Some(key), Some(value)) => tile.convert(simd, &mut strip, [key, value], values),
-            _ => None,
-        };
-        if streamed.is_none() {
-            tile.fetch(simd, &mut strip, keys, values);
+        if !streamed || finite(simd, strip.out) {
+            break;
         }
     }
     let (max, sum) = (max.as_flattened_mut(), sum.as_flattened_mut());
@@ -166,6 +181,16 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
         sum: &mut sum[..count],
         out: &mut out[..count * columns],
     }
+}
+
+/// Whether no number is infinite or NaN.
+#[inline(always)]
+fn finite<S: Simd>(simd: S, vectors: &[Vector]) -> bool {
+    let mut watch = simd.splat(0.0);
+    for vector in vectors {
+        watch = simd.mul_add(simd.load(vector), simd.splat(0.0), watch);
+    }
+    all_zero(simd, watch)
 }
 
 /// The queries that are computed together: the first, and how many.
@@ -200,19 +225,9 @@ pub(super) struct Tile<'a> {
 impl Tile<'_> {
     /// Computes the tile from keys and values where they lie, if they are whole vectors of type `T`.
     #[inline(always)]
-    fn stream<T: Stored, S: Simd>(
-        &self,
-        simd: S,
-        strip: &mut Strip<'_>,
-        fetched: &mut [Vector],
-    ) -> Option<()> {
+    fn stream<T: Stored, S: Simd>(&self, simd: S, strip: &mut Strip<'_>) -> Option<()> {
         let [keys, values, next] = self.lines::<T>()?;
-        self.pass(
-            simd,
-            strip,
-            [keys.view(), values.view(), next.view()],
-            fetched,
-        );
+        self.pass(simd, strip, [keys.view(), values.view(), next.view()]);
         Some(())
     }
 
@@ -223,7 +238,6 @@ impl Tile<'_> {
         simd: S,
         strip: &mut Strip<'_>,
         [of_key, of_value]: [&Conversion; 2],
-        fetched: &mut [Vector],
     ) -> Option<()> {
         let [keys, values, next] = self.lines::<i8>()?;
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
@@ -239,7 +253,7 @@ impl Tile<'_> {
         let keys = converted(keys.view(), of_key, &key_rows);
         let values = converted(values.view(), of_value, &value_rows);
         let next = converted(next.view(), of_key, &key_rows);
-        self.pass(simd, strip, [keys, values, next], fetched);
+        self.pass(simd, strip, [keys, values, next]);
         Some(())
     }
 
@@ -270,13 +284,7 @@ impl Tile<'_> {
 
     /// Computes the tile from keys and values where they lie, and asks for the next keys.
     #[inline(always)]
-    fn pass<S: Simd, R: Rows>(
-        &self,
-        simd: S,
-        strip: &mut Strip<'_>,
-        [keys, values, next]: [R; 3],
-        fetched: &mut [Vector],
-    ) {
+    fn pass<S: Simd, R: Rows>(&self, simd: S, strip: &mut Strip<'_>, [keys, values, next]: [R; 3]) {
         let tile = self;
         simd.apart(Scores {
             tile,
@@ -284,20 +292,12 @@ impl Tile<'_> {
             keys,
             values,
         });
-        strip.before.copy_from_slice(strip.out);
-        let finite = simd.apart(Outputs {
+        simd.apart(Outputs {
             tile,
             strip,
             values,
             next,
         });
-        if !finite {
-            strip.out.copy_from_slice(strip.before);
-            let (rows, head) = (self.rows.clone(), self.task.kv_head);
-            let places = Places::Rows(&mut *fetched);
-            read_values(simd, self.attention, self.sequence, head, rows, places);
-            self.outputs_with_care(strip, fetched);
-        }
     }
 
     /// Computes the tile from keys and values that are fetched first.

@@ -5,7 +5,7 @@ use super::attention::Attention;
 use super::exp::exp2;
 use super::fetch::stride;
 use super::lines::{Row, Rows};
-use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_zero};
+use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::softmax::weights;
 use super::strip::{QUERIES, SCORES, Strip, Tile, turns};
 use super::tile::{KEYS, read_bias};
@@ -133,16 +133,15 @@ impl Tile<'_> {
         strip: &mut Strip<'_>,
         lane: usize,
         values: (V, Option<V>),
-        watch: &mut S::Register,
     ) {
         let columns = strip.out.len() / QUERIES;
         let mut column = 0;
         while column + C <= columns {
-            self.weigh_columns::<S, V, R, C>(simd, strip, (lane, column), values, watch);
+            self.weigh_columns::<S, V, R, C>(simd, strip, (lane, column), values);
             column += C;
         }
         while column < columns {
-            self.weigh_columns::<S, V, R, 1>(simd, strip, (lane, column), values, watch);
+            self.weigh_columns::<S, V, R, 1>(simd, strip, (lane, column), values);
             column += 1;
         }
     }
@@ -154,7 +153,6 @@ impl Tile<'_> {
         strip: &mut Strip<'_>,
         (lane, column): (usize, usize),
         (values, near): (V, Option<V>),
-        watch: &mut S::Register,
     ) {
         let columns = strip.out.len() / QUERIES;
         let weights = strip.scores[lane * SCORES..][..R * SCORES].as_flattened();
@@ -192,7 +190,6 @@ impl Tile<'_> {
         }
         for r in 0..R {
             for c in 0..C {
-                *watch = simd.mul_add(sums[r][c], simd.splat(0.0), *watch);
                 simd.store(sums[r][c], &mut out[r * columns + column + c]);
             }
         }
@@ -280,7 +277,7 @@ impl<R: Rows> Kernel for Scores<'_, '_, R> {
     }
 }
 
-/// Adds the weighted values to the output of every query. Says whether the outputs are finite.
+/// Adds the weighted values to the output of every query.
 pub(super) struct Outputs<'a, 's, R> {
     pub(super) tile: &'a Tile<'a>,
     pub(super) strip: &'a mut Strip<'s>,
@@ -290,28 +287,26 @@ pub(super) struct Outputs<'a, 's, R> {
 }
 
 impl<R: Rows> Kernel for Outputs<'_, '_, R> {
-    type Output = bool;
+    type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> bool {
+    fn run<S: Simd>(self, simd: S) {
         let Outputs {
             tile,
             strip,
             values,
             next,
         } = self;
-        let mut watch = simd.splat(0.0);
         for (lane, together) in turns(tile.count()) {
             let of = (values, (lane == 0).then_some(next));
             match (together, S::SHAPE) {
-                (4, Shape::Wide) => tile.weigh::<S, R, 4, 2>(simd, strip, lane, of, &mut watch),
-                (4, _) => tile.weigh::<S, R, 4, 1>(simd, strip, lane, of, &mut watch),
-                (2, Shape::Wide) => tile.weigh::<S, R, 2, 4>(simd, strip, lane, of, &mut watch),
-                (2, _) => tile.weigh::<S, R, 2, 2>(simd, strip, lane, of, &mut watch),
-                _ => tile.weigh::<S, R, 1, 4>(simd, strip, lane, of, &mut watch),
+                (4, Shape::Wide) => tile.weigh::<S, R, 4, 4>(simd, strip, lane, of),
+                (4, _) => tile.weigh::<S, R, 4, 1>(simd, strip, lane, of),
+                (2, Shape::Wide) => tile.weigh::<S, R, 2, 4>(simd, strip, lane, of),
+                (2, _) => tile.weigh::<S, R, 2, 2>(simd, strip, lane, of),
+                _ => tile.weigh::<S, R, 1, 4>(simd, strip, lane, of),
             }
         }
-        all_zero(simd, watch)
     }
 }
 
