@@ -50,7 +50,7 @@ pub(super) enum Places<'a> {
     },
 }
 
-/// Reads the rows `keys` of the keys. Says whether all are finite.
+/// Reads the rows `keys` of the keys. With care, says whether all are finite.
 #[inline(always)]
 pub(super) fn read_keys<S: Simd>(
     simd: S,
@@ -59,6 +59,7 @@ pub(super) fn read_keys<S: Simd>(
     kv_head: usize,
     keys: Range<usize>,
     places: Places<'_>,
+    with_care: bool,
 ) -> bool {
     simd.apart(ReadRows {
         of: &sequence.keys,
@@ -68,10 +69,11 @@ pub(super) fn read_keys<S: Simd>(
         keys,
         vectors: attention.vectors(),
         places,
+        with_care,
     })
 }
 
-/// Reads the rows `keys` of the values. Says whether all are finite.
+/// Reads the rows `keys` of the values. With care, says whether all are finite.
 #[inline(always)]
 pub(super) fn read_values<S: Simd>(
     simd: S,
@@ -80,6 +82,7 @@ pub(super) fn read_values<S: Simd>(
     kv_head: usize,
     keys: Range<usize>,
     places: Places<'_>,
+    with_care: bool,
 ) -> bool {
     simd.apart(ReadRows {
         of: &sequence.keys,
@@ -89,10 +92,11 @@ pub(super) fn read_values<S: Simd>(
         keys,
         vectors: attention.columns(),
         places,
+        with_care,
     })
 }
 
-/// Rows to read; says whether all elements are finite.
+/// Rows to read; with care, says whether all elements are finite.
 struct ReadRows<'a> {
     of: &'a Keys,
     part: &'a Part,
@@ -101,16 +105,19 @@ struct ReadRows<'a> {
     keys: Range<usize>,
     vectors: usize,
     places: Places<'a>,
+    with_care: bool,
 }
 
 impl Places<'_> {
-    /// The place of vector `i` of row `j`, of rows that take so many.
+    /// The places of vector `i` of row `j`, of rows that take so many, and of those that follow it up to the end of the
+    /// stretch.
     #[inline(always)]
-    fn vector(&mut self, vectors: usize, j: usize, i: usize) -> &mut Vector {
-        match self {
-            Places::Rows(rows) => &mut rows[j * stride(vectors) + i],
-            Places::Tile { tile, first, .. } => &mut tile[place(*first + j, i)],
-        }
+    fn run(&mut self, vectors: usize, j: usize, i: usize) -> &mut [Vector] {
+        let (all, first) = match self {
+            Places::Rows(rows) => (&mut **rows, j * stride(vectors) + i),
+            Places::Tile { tile, first, .. } => (&mut **tile, place(*first + j, i)),
+        };
+        &mut all[first..][..(STRETCH - i % STRETCH).min(vectors - i)]
     }
 }
 
@@ -149,10 +156,19 @@ impl ReadRows<'_> {
         for j in 0..self.keys.len() {
             rows.prefetch(j + AHEAD);
             let row = rows.row(j);
-            for i in 0..row.vectors() {
-                let value = row.at(simd, i);
-                simd.store(value, places.vector(self.vectors, j, first + i));
-                own = simd.mul_add(value, simd.splat(0.0), own);
+            let mut i = 0;
+            while i < row.vectors() {
+                let run = places.run(self.vectors, j, first + i);
+                let count = run.len().min(row.vectors() - i);
+                for (k, place) in run[..count].iter_mut().enumerate() {
+                    simd.store(row.at(simd, i + k), place);
+                }
+                if self.with_care {
+                    for value in &run[..count] {
+                        own = simd.mul_add(simd.load(value), simd.splat(0.0), own);
+                    }
+                }
+                i += count;
             }
         }
         *watch = own;

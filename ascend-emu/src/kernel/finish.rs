@@ -163,7 +163,8 @@ fn mean_value<S: Simd>(
             let keys = first..end.min(first + KEYS);
             count += keys.len() as f64;
             let places = Places::Rows(&mut tile);
-            read_values(simd, attention, sequence, kv_head, keys.clone(), places);
+            let rows = keys.clone();
+            read_values(simd, attention, sequence, kv_head, rows, places, false);
             for values in tile.chunks(stride).take(keys.len()) {
                 for (sums, values) in sums.iter_mut().zip(values) {
                     for (sum, value) in sums.iter_mut().zip(values) {

@@ -21,7 +21,7 @@ use super::finish::State;
 use super::products::{LANES, PANELS, Score, Weigh, union};
 use super::schedule::{Task, Work};
 use super::scratch::{Scratch, take};
-use super::simd::{Kernel, Simd, Vector, WIDTH};
+use super::simd::{Kernel, Simd, Vector, WIDTH, all_finite};
 use super::softmax::weights;
 use super::tile::{Hidden, KEYS, look, read_bias};
 use ascend_spec::Tile;
@@ -69,6 +69,8 @@ struct Block<'s> {
     sum: &'s mut [Vector],
     /// What a mask tensor hides from each panel.
     ahead: [Ahead<'s>; SLABS * PANELS],
+    /// What each slab sees of the tile.
+    sights: [Sight; SLABS],
 }
 
 /// What is at work together: a few panels of queries and a tile.
@@ -89,34 +91,37 @@ pub(super) struct Slab<'s> {
     pub(super) decay: [Vector; PANELS],
 }
 
+/// Some queries of one key head, and what they attend to.
+#[derive(Clone, Copy)]
+struct Prefill<'a> {
+    attention: &'a Attention,
+    sequence: &'a Sequence,
+    task: &'a Task,
+}
+
 impl<'s> Block<'s> {
-    fn new(
-        scratch: &'s mut Scratch,
-        count: usize,
-        key_vectors: usize,
-        columns: usize,
-        shares: bool,
-        has_mask: bool,
-    ) -> Self {
-        let slabs = count.div_ceil(LANES);
+    fn new(scratch: &'s mut Scratch, of: Prefill<'_>) -> Self {
+        let (key_vectors, columns) = (of.attention.vectors(), of.attention.columns());
+        let slabs = of.count().div_ceil(LANES);
         let sizes = [
             slabs * PANELS * key_vectors * WIDTH,
             tile_vectors(key_vectors),
-            if shares { 0 } else { tile_vectors(columns) },
+            if of.shares() {
+                0
+            } else {
+                tile_vectors(columns)
+            },
             key_vectors.max(columns),
             KEYS * PANELS,
             slabs * LANES * columns,
             slabs * PANELS,
             slabs * PANELS,
         ];
-        let of_panel = if has_mask { AHEAD } else { 0 };
+        let of_panel = of.attention.mask.as_ref().map_or(0, |_| AHEAD);
         let (mut rest, mut bits) =
             scratch.vectors_and_bits(sizes.iter().sum(), slabs * PANELS * of_panel);
         let [queries, keys, values, row, scores, out, max, sum] =
             sizes.map(|size| take(&mut rest, size));
-        out.fill([0.0; WIDTH]);
-        max.fill([f32::NEG_INFINITY; WIDTH]);
-        sum.fill([0.0; WIDTH]);
         Block {
             queries,
             keys,
@@ -130,7 +135,21 @@ impl<'s> Block<'s> {
                 let size = if panel < slabs * PANELS { of_panel } else { 0 };
                 Ahead::new(take(&mut bits, size))
             }),
+            sights: [const {
+                Sight {
+                    keys: [const { 0..0 }; PANELS],
+                    mixed: [false; PANELS],
+                    hidden: [[0; KEYS]; PANELS],
+                }
+            }; SLABS],
         }
+    }
+
+    /// Forgets the keys that were seen.
+    fn clear(&mut self) {
+        self.out.fill([0.0; WIDTH]);
+        self.max.fill([f32::NEG_INFINITY; WIDTH]);
+        self.sum.fill([0.0; WIDTH]);
     }
 }
 
@@ -148,88 +167,188 @@ impl<'s> Kernel for Attend<'_, 's> {
 
 #[inline(always)]
 fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
-    let Work {
-        attention,
-        sequence,
-        task,
-        scratch,
-    } = work;
-    let key_vectors = attention.vectors();
-    // Vectors of a panel, one for each element of a query.
-    let of_panel = key_vectors * WIDTH;
-    let columns = attention.columns();
-    let count = task.queries.len().min(QUERIES);
-    let panels = count.div_ceil(WIDTH);
-    let shares = attention.values_are_keys(sequence);
-    let has_mask = attention.mask.is_some();
-    let mut block = Block::new(scratch, count, key_vectors, columns, shares, has_mask);
-    let mut seen = [const {
-        Sight {
-            keys: [const { 0..0 }; PANELS],
-            mixed: [false; PANELS],
-            hidden: [[0; KEYS]; PANELS],
+    let of = Prefill {
+        attention: work.attention,
+        sequence: work.sequence,
+        task: work.task,
+    };
+    let mut block = Block::new(work.scratch, of);
+    of.pack_queries(simd, &mut block);
+    let (count, columns) = (of.count(), of.attention.columns());
+    // Whether values are finite is looked at only where the output is not: then it is computed again, since a value of
+    // weight 0 must add nothing, whatever it is.
+    for with_care in [false, true] {
+        block.clear();
+        of.pass(simd, &mut block, with_care);
+        if all_finite(simd, &block.out[..count * columns]) {
+            break;
         }
-    }; SLABS];
-    pack_queries(simd, attention, sequence, task, &mut block, panels);
+    }
+    let Block { out, max, sum, .. } = block;
+    State {
+        max: &mut max.as_flattened_mut()[..count],
+        sum: &mut sum.as_flattened_mut()[..count],
+        out: &mut out[..count * columns],
+    }
+}
 
-    let block_rows = attention.rows(&task.queries);
-    let mut first = task.keys.start;
-    while first < task.keys.end {
-        let many = first as u64..task.keys.end.min(first + STRIDE * KEYS) as u64;
-        if sequence.geometry.tile(block_rows.clone(), many.clone()) == Tile::None {
-            first = many.end as usize;
-            continue;
+impl Prefill<'_> {
+    /// Queries.
+    fn count(self) -> usize {
+        self.task.queries.len().min(QUERIES)
+    }
+
+    fn panels(self) -> usize {
+        self.count().div_ceil(WIDTH)
+    }
+
+    /// Whether a tile of keys does for its values, too.
+    fn shares(self) -> bool {
+        self.attention.values_are_keys(self.sequence)
+    }
+
+    /// The queries of a panel.
+    #[inline(always)]
+    fn queries(self, panel: usize) -> Range<usize> {
+        let start = self.task.queries.start + panel * WIDTH;
+        start..self.task.queries.end.min(start + WIDTH)
+    }
+
+    /// Widens the queries and puts them across. Rows past the sequence's length are zeros.
+    #[inline(always)]
+    fn pack_queries<S: Simd>(self, simd: S, block: &mut Block<'_>) {
+        let (attention, sequence, task) = (self.attention, self.sequence, self.task);
+        let vectors = attention.vectors();
+        // The key tile is not in use yet.
+        let wide = &mut block.keys[..WIDTH * vectors];
+        let rows = sequence.geometry.q_len() as usize;
+        for panel in 0..self.panels() {
+            for lane in 0..WIDTH {
+                let query = task.queries.start + panel * WIDTH + lane;
+                let (row, head) = attention.place(task.kv_head, query);
+                let wide = &mut wide[lane * vectors..][..vectors];
+                if query < task.queries.end && row < rows {
+                    attention.read_query(simd, sequence, (row, head), wide, 1);
+                } else {
+                    wide.fill([0.0; WIDTH]);
+                }
+            }
+            let panel = &mut block.queries[panel * vectors * WIDTH..][..vectors * WIDTH];
+            for (i, across) in panel.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
+                let mut block = [[0.0; WIDTH]; WIDTH];
+                for (lane, row) in block.iter_mut().enumerate() {
+                    *row = wide[lane * vectors + i];
+                }
+                *across = simd.across(&block);
+            }
         }
-        let tile = first..task.keys.end.min(first + KEYS);
-        first = tile.end;
+    }
+
+    /// Computes all tiles that are visible.
+    #[inline(always)]
+    fn pass<S: Simd>(self, simd: S, block: &mut Block<'_>, with_care: bool) {
+        let (sequence, keys) = (self.sequence, &self.task.keys);
+        let rows = self.attention.rows(&self.task.queries);
+        let mut first = keys.start;
+        while first < keys.end {
+            let many = first as u64..keys.end.min(first + STRIDE * KEYS) as u64;
+            if sequence.geometry.tile(rows.clone(), many.clone()) == Tile::None {
+                first = many.end as usize;
+                continue;
+            }
+            let tile = first..keys.end.min(first + KEYS);
+            first = tile.end;
+            let seen = self.look(&tile, block);
+            if !seen.is_empty() {
+                let finite = self.fetch(simd, &tile, seen, block, with_care);
+                self.meet(simd, tile.start, block, finite || !with_care);
+            }
+        }
+    }
+
+    /// Finds what each slab sees of a tile. Gives the keys that any sees.
+    #[inline(always)]
+    fn look(self, tile: &Range<usize>, block: &mut Block<'_>) -> Range<usize> {
+        let (attention, sequence) = (self.attention, self.sequence);
+        let group = attention.group;
         let mut all = 0..0;
-        for panel in 0..panels {
-            let start = task.queries.start + panel * WIDTH;
-            let queries = start..task.queries.end.min(start + WIDTH);
+        for panel in 0..self.panels() {
+            let queries = self.queries(panel);
             let rows = attention.rows(&queries);
-            let group = attention.group;
             let lanes = |row: u64| {
                 // The queries of a row that are the panel's.
-                let first = (row as usize * group).max(queries.start) - start;
-                let end = ((row as usize + 1) * group).min(queries.end) - start;
+                let first = (row as usize * group).max(queries.start) - queries.start;
+                let end = ((row as usize + 1) * group).min(queries.end) - queries.start;
                 ((1u32 << end) - (1u32 << first)) as u16
             };
+            let of = (tile, self.task.keys.end);
             let ahead = &mut block.ahead[panel];
-            let (seen, panel) = (&mut seen[panel / PANELS], panel % PANELS);
-            let hidden = &mut seen.hidden[panel];
-            let of = (&tile, task.keys.end);
-            (seen.keys[panel], seen.mixed[panel]) =
+            let (sight, panel) = (&mut block.sights[panel / PANELS], panel % PANELS);
+            let hidden = &mut sight.hidden[panel];
+            (sight.keys[panel], sight.mixed[panel]) =
                 look(attention, sequence, rows, of, lanes, ahead, hidden);
-            all = union(&[all, seen.keys[panel].clone()]);
+            all = union(&[all, sight.keys[panel].clone()]);
         }
-        if all.is_empty() {
-            continue;
-        }
-        let (rows, head) = (tile.start + all.start..tile.start + all.end, task.kv_head);
-        let places = Places::Tile {
+        all
+    }
+
+    /// Fetches the keys `seen` of a tile, and their values. With care, says whether these are finite.
+    #[inline(always)]
+    fn fetch<S: Simd>(
+        self,
+        simd: S,
+        tile: &Range<usize>,
+        seen: Range<usize>,
+        block: &mut Block<'_>,
+        with_care: bool,
+    ) -> bool {
+        let (attention, sequence, head) = (self.attention, self.sequence, self.task.kv_head);
+        let rows = tile.start + seen.start..tile.start + seen.end;
+        let keys = Places::Tile {
             tile: &mut *block.keys,
-            first: all.start,
+            first: seen.start,
             row: &mut *block.row,
         };
-        let mut finite = read_keys(simd, attention, sequence, head, rows.clone(), places);
-        if !shares {
-            let places = Places::Tile {
-                tile: &mut *block.values,
-                first: all.start,
-                row: &mut *block.row,
-            };
-            finite = read_values(simd, attention, sequence, head, rows, places);
+        let finite = read_keys(
+            simd,
+            attention,
+            sequence,
+            head,
+            rows.clone(),
+            keys,
+            with_care,
+        );
+        if self.shares() {
+            return finite;
         }
-        let values = if shares { &*block.keys } else { &*block.values };
+        let values = Places::Tile {
+            tile: &mut *block.values,
+            first: seen.start,
+            row: &mut *block.row,
+        };
+        read_values(simd, attention, sequence, head, rows, values, with_care)
+    }
 
-        for (number, seen) in seen.iter().enumerate().take(panels.div_ceil(PANELS)) {
+    /// One slab after the other meets the tile whose first key is `first`.
+    #[inline(always)]
+    fn meet<S: Simd>(self, simd: S, first: usize, block: &mut Block<'_>, finite: bool) {
+        let attention = self.attention;
+        let (vectors, columns) = (attention.vectors(), attention.columns());
+        let values = if self.shares() {
+            &*block.keys
+        } else {
+            &*block.values
+        };
+        let panels = self.panels();
+        for (number, sight) in block.sights[..panels.div_ceil(PANELS)].iter().enumerate() {
             let first_panel = number * PANELS;
-            let used = (panels - first_panel).min(PANELS);
-            let keys = &seen.keys[..used];
-            let all = union(keys);
+            let seen = &sight.keys[..(panels - first_panel).min(PANELS)];
+            let all = union(seen);
             if all.is_empty() {
                 continue;
             }
+            // Vectors of a panel, one for each element of a query.
+            let of_panel = vectors * WIDTH;
             let mut slab = Slab {
                 queries: &block.queries[first_panel * of_panel..][..PANELS * of_panel],
                 keys: block.keys,
@@ -243,116 +362,62 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
             };
             simd.apart(Score {
                 slab: &mut slab,
-                vectors: key_vectors,
-                seen: keys,
+                vectors,
+                seen,
             });
-            for (panel, seen_keys) in keys.iter().enumerate() {
+            for (panel, seen) in seen.iter().enumerate() {
                 if attention.scale != 1.0 || attention.bias.is_some() {
-                    let queries = task.queries.start + (first_panel + panel) * WIDTH;
-                    let queries = queries..task.queries.end.min(queries + WIDTH);
-                    let of = (panel, queries, seen_keys);
-                    bias(
-                        simd,
-                        attention,
-                        sequence,
-                        task.kv_head,
-                        &mut slab,
-                        of,
-                        tile.start,
-                    );
+                    let queries = self.queries(first_panel + panel);
+                    self.bias(simd, &mut slab, (panel, queries, seen), first);
                 }
-                let hidden = seen.mixed[panel].then_some(&seen.hidden[panel]);
                 simd.apart(Soften {
                     attention,
                     slab: &mut slab,
                     panel,
-                    seen: seen_keys,
-                    hidden,
+                    seen,
+                    hidden: sight.mixed[panel].then_some(&sight.hidden[panel]),
                     all: &all,
                 });
             }
             simd.apart(Weigh {
                 slab: &mut slab,
-                count: (count - number * LANES).min(LANES),
-                seen: keys,
+                count: (self.count() - number * LANES).min(LANES),
+                seen,
                 finite,
             });
         }
     }
-    let Block { out, max, sum, .. } = block;
-    State {
-        max: &mut max.as_flattened_mut()[..count],
-        sum: &mut sum.as_flattened_mut()[..count],
-        out: &mut out[..count * columns],
-    }
-}
 
-/// Widens the queries and puts them across. Rows past the sequence's length are zeros.
-#[inline(always)]
-fn pack_queries<S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    task: &Task,
-    block: &mut Block<'_>,
-    panels: usize,
-) {
-    let vectors = attention.vectors();
-    // The key tile is not in use yet.
-    let wide = &mut block.keys[..WIDTH * vectors];
-    let rows = sequence.geometry.q_len() as usize;
-    for panel in 0..panels {
-        for lane in 0..WIDTH {
-            let query = task.queries.start + panel * WIDTH + lane;
-            let (row, head) = attention.place(task.kv_head, query);
-            let wide = &mut wide[lane * vectors..][..vectors];
-            if query < task.queries.end && row < rows {
-                attention.read_query(simd, sequence, (row, head), wide, 1);
-            } else {
-                wide.fill([0.0; WIDTH]);
+    /// Scales the scores of a panel where the queries are not, and adds the position bias. Keys count from `first`.
+    #[inline(always)]
+    fn bias<S: Simd>(
+        self,
+        simd: S,
+        slab: &mut Slab<'_>,
+        (panel, queries, seen): (usize, Range<usize>, &Range<usize>),
+        first: usize,
+    ) {
+        let (attention, sequence) = (self.attention, self.sequence);
+        let keys = first + seen.start..first + seen.end;
+        let scores = &mut slab.scores[seen.start * PANELS..seen.end * PANELS];
+        for score in scores.iter_mut().skip(panel).step_by(PANELS) {
+            for score in score {
+                *score *= attention.scale;
             }
         }
-        let panel = &mut block.queries[panel * vectors * WIDTH..][..vectors * WIDTH];
-        for (i, across) in panel.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
-            let mut block = [[0.0; WIDTH]; WIDTH];
-            for (lane, row) in block.iter_mut().enumerate() {
-                *row = wide[lane * vectors + i];
+        for (lane, query) in queries.enumerate() {
+            let place = attention.place(self.task.kv_head, query);
+            if place.0 as u64 >= sequence.geometry.q_len() {
+                break;
             }
-            *across = simd.across(&block);
-        }
-    }
-}
-
-/// Scales the scores of a panel where the queries are not, and adds the position bias. Keys count from `first`.
-#[inline(always)]
-fn bias<S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    kv_head: usize,
-    slab: &mut Slab<'_>,
-    (panel, queries, seen): (usize, Range<usize>, &Range<usize>),
-    first: usize,
-) {
-    let keys = first + seen.start..first + seen.end;
-    let scores = &mut slab.scores[seen.start * PANELS..seen.end * PANELS];
-    for score in scores.iter_mut().skip(panel).step_by(PANELS) {
-        for score in score {
-            *score *= attention.scale;
-        }
-    }
-    for (lane, query) in queries.enumerate() {
-        let place = attention.place(kv_head, query);
-        if place.0 as u64 >= sequence.geometry.q_len() {
-            break;
-        }
-        let mut bias = [[0.0; WIDTH]; KEYS / WIDTH];
-        if !read_bias(simd, attention, sequence, place, &keys, &mut bias) {
-            break;
-        }
-        let scores = scores.iter_mut().skip(panel).step_by(PANELS);
-        for (score, bias) in scores.zip(bias.as_flattened()) {
-            score[lane] += bias;
+            let mut bias = [[0.0; WIDTH]; KEYS / WIDTH];
+            if !read_bias(simd, attention, sequence, place, &keys, &mut bias) {
+                break;
+            }
+            let scores = scores.iter_mut().skip(panel).step_by(PANELS);
+            for (score, bias) in scores.zip(bias.as_flattened()) {
+                score[lane] += bias;
+            }
         }
     }
 }

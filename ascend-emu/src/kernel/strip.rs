@@ -18,7 +18,7 @@ use super::finish::State;
 use super::lines::{Converted, Fetched, Lines, Rows};
 use super::schedule::{Task, Work};
 use super::scratch::take;
-use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_zero};
+use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_finite};
 use super::source::Stored;
 use super::strip_products::{Outputs, Scores};
 use super::tile::{Hidden, KEYS, look};
@@ -168,7 +168,7 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
                 None => tile.fetch(simd, &mut strip, keys, values),
             }
         }
-        if !streamed || finite(simd, strip.out) {
+        if !streamed || all_finite(simd, strip.out) {
             break;
         }
     }
@@ -181,16 +181,6 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
         sum: &mut sum[..count],
         out: &mut out[..count * columns],
     }
-}
-
-/// Whether no number is infinite or NaN.
-#[inline(always)]
-fn finite<S: Simd>(simd: S, vectors: &[Vector]) -> bool {
-    let mut watch = simd.splat(0.0);
-    for vector in vectors {
-        watch = simd.mul_add(simd.load(vector), simd.splat(0.0), watch);
-    }
-    all_zero(simd, watch)
 }
 
 /// The queries that are computed together: the first, and how many.
@@ -312,9 +302,9 @@ impl Tile<'_> {
         let (attention, sequence) = (self.attention, self.sequence);
         let (rows, head) = (self.rows.clone(), self.task.kv_head);
         let places = Places::Rows(&mut *keys);
-        read_keys(simd, attention, sequence, head, rows.clone(), places);
+        read_keys(simd, attention, sequence, head, rows.clone(), places, false);
         let places = Places::Rows(&mut *values);
-        let finite = read_values(simd, attention, sequence, head, rows, places);
+        let finite = read_values(simd, attention, sequence, head, rows, places, true);
         let fetched = |vectors, row| Fetched {
             vectors,
             row: stride(row),

@@ -159,6 +159,16 @@ pub(super) fn all_zero<S: Simd>(simd: S, register: S::Register) -> bool {
     values.iter().all(|value| *value == 0.0)
 }
 
+/// Whether no number is infinite or NaN.
+#[inline(always)]
+pub(super) fn all_finite<S: Simd>(simd: S, vectors: &[Vector]) -> bool {
+    let mut watch = simd.splat(0.0);
+    for vector in vectors {
+        watch = simd.mul_add(simd.load(vector), simd.splat(0.0), watch);
+    }
+    all_zero(simd, watch)
+}
+
 /// A computation that is compiled once for each instruction set. `run` and all it calls must be `#[inline(always)]`.
 pub(super) trait Kernel {
     /// What it gives.
