@@ -3,9 +3,11 @@
 use super::blocks::Blocks;
 use super::factors::{Conversion, Coordinates};
 use super::lines::{Lines, OfRows};
+use super::requests::Requests;
 use super::simd::{Simd, Vector, WIDTH};
 use super::source::{Source, Stored, clear};
 use super::tile::KEYS;
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// Rows of one kind: keys or values.
@@ -129,6 +131,41 @@ impl Keys {
         keys: Range<usize>,
     ) -> Option<Lines<T>> {
         self.lines_of([&part.prefix, &part.own], part.dim, head, keys)
+    }
+
+    /// Adds the rows `keys` of the keys, or of the values, to what will be asked for. Rows that are not whole vectors of one
+    /// type are left to the processor's own foresight.
+    pub(super) fn request(
+        &self,
+        part: &Part,
+        head: usize,
+        keys: &Range<usize>,
+        requests: &mut Requests,
+    ) {
+        match &part.own {
+            Source::Single(_) => self.request_as::<f32>(part, head, keys, requests),
+            Source::Half(_) => self.request_as::<f16>(part, head, keys, requests),
+            Source::Brain(_) => self.request_as::<bf16>(part, head, keys, requests),
+            Source::Bytes(_) => self.request_as::<i8>(part, head, keys, requests),
+            Source::Nibbles(_) | Source::Nothing => {}
+        }
+    }
+
+    fn request_as<T: Stored>(
+        &self,
+        part: &Part,
+        head: usize,
+        keys: &Range<usize>,
+        requests: &mut Requests,
+    ) {
+        if let Some(rows) = self.lines::<T>(part, head, keys.clone()) {
+            requests.add(rows.addresses(), part.dim);
+        }
+        let rope = part.rope.as_ref();
+        let rows = rope.and_then(|rope| self.rope_lines::<T>(rope, head, keys.clone()));
+        if let (Some(rope), Some(rows)) = (rope, rows) {
+            requests.add(rows.addresses(), rope.sizes().dim);
+        }
     }
 
     /// Where the rotary part of the rows `keys` lies, if it is whole vectors of this type.

@@ -2,11 +2,9 @@
 
 use super::element::Element;
 use super::factors::OfHead;
+use super::requests::{CACHE_LINE, Near, prefetch};
 use super::simd::{Simd, Vector, WIDTH};
 use super::tile::KEYS;
-
-/// Bytes that the processor fetches at once.
-pub(super) const CACHE_LINE: usize = 64;
 
 /// What a kernel reads a tile's rows from.
 pub(super) trait Rows: Copy {
@@ -71,11 +69,16 @@ impl<T: Element> Lines<T> {
 }
 
 impl<T> Lines<T> {
+    /// The address of each row.
+    pub(super) fn addresses(&self) -> &[*const T] {
+        self.rows.get(..self.count).unwrap_or_default()
+    }
+
     /// The rows, to read. Kernels take these, and not the lines themselves, since what is behind a reference has to be
     /// looked up again after every request for a cache line.
     pub(super) fn view(&self) -> View<'_, T> {
         View {
-            rows: self.rows.get(..self.count).unwrap_or_default(),
+            rows: self.addresses(),
             vectors: self.vectors,
         }
     }
@@ -115,7 +118,7 @@ impl<T: Element> Rows for View<'_, T> {
     fn prefetch(self, j: usize) {
         if let Some(row) = self.rows.get(j) {
             for byte in (0..self.vectors * size_of::<[T; WIDTH]>()).step_by(CACHE_LINE) {
-                prefetch(row.cast::<u8>().wrapping_add(byte));
+                prefetch(Near::First, row.cast::<u8>().wrapping_add(byte));
             }
         }
     }
@@ -232,26 +235,4 @@ impl Row for &[Vector] {
     fn at<S: Simd>(self, simd: S, i: usize) -> S::Register {
         simd.load(&self[i])
     }
-}
-
-/// Asks for a cache line. Any address will do.
-#[inline(always)]
-pub(super) fn prefetch(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is part of the baseline and never faults.
-    unsafe {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the instruction is part of the baseline, never faults and changes nothing that a program can see.
-    unsafe {
-        core::arch::asm!(
-            "prfm pldl1keep, [{address}]",
-            address = in(reg) address,
-            options(nostack, preserves_flags, readonly)
-        );
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = address;
 }

@@ -2,7 +2,7 @@
 
 use super::Buffers;
 use super::factors::Factors;
-use super::lines::{CACHE_LINE, prefetch};
+use super::requests::{CACHE_LINE, Near, prefetch};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::source::{Source, Types};
 use super::tensors::Sizes;
@@ -81,7 +81,8 @@ impl MaskBytes {
         };
         let below = self.element(batch, row + BELOW, first_key) as isize;
         for byte in (0..hidden.len()).step_by(CACHE_LINE) {
-            prefetch(self.base.wrapping_offset(below).wrapping_add(byte));
+            let address = self.base.wrapping_offset(below).wrapping_add(byte);
+            prefetch(Near::First, address);
         }
         let (chunks, rest) = hidden.as_chunks_mut::<CHUNK>();
         let mut at = from;

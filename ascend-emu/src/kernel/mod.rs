@@ -11,7 +11,7 @@
 //! | `tile`, `cells`, `ahead` | who sees which keys of a tile; where the mask tensor need not be asked; reading it |
 //! | `attention`, `keys`, `blocks` | numbering of queries; where the rows of queries, keys and values are |
 //! | `source`, `factors`, `mask`, `output` | tensors by the row, whatever their type; scales, masks, quantised output |
-//! | `tensors`, `lines` | rows of elements of one type, checked; those of a tile without a copy |
+//! | `tensors`, `lines`, `requests` | rows of elements of one type, checked; those of a tile without a copy; asking for them early |
 //! | `exp`, `element`, `simd` | arithmetic, element types, instruction sets |
 //! | `scatter`, `merge` | the operators beside attention: rows into a paged cache; parts into one |
 //!
@@ -57,6 +57,7 @@ mod panel;
 mod parts;
 mod products;
 pub mod reference;
+mod requests;
 pub mod roof;
 pub(crate) mod scatter;
 mod schedule;

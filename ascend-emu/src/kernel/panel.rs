@@ -18,7 +18,8 @@ use super::attention::{Attention, Sequence};
 use super::exp::exp2;
 use super::fetch::{Places, read_keys, read_values, tile_vectors};
 use super::finish::State;
-use super::products::{LANES, PANELS, Score, Weigh, union};
+use super::products::{self, LANES, PANELS, Score, Weigh, union};
+use super::requests::Requests;
 use super::schedule::{Task, Work};
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH, all_finite};
@@ -71,6 +72,8 @@ struct Block<'s> {
     ahead: [Ahead<'s>; SLABS * PANELS],
     /// What each slab sees of the tile.
     sights: [Sight; SLABS],
+    /// Rows of the next tile.
+    requests: Requests,
 }
 
 /// What is at work together: a few panels of queries and a tile.
@@ -89,6 +92,8 @@ pub(super) struct Slab<'s> {
     sum: &'s mut [Vector],
     /// Factor of each query that the last tile puts on what was before.
     pub(super) decay: [Vector; PANELS],
+    /// Rows of the next tile.
+    pub(super) requests: &'s mut Requests,
 }
 
 /// Some queries of one key head, and what they attend to.
@@ -142,6 +147,7 @@ impl<'s> Block<'s> {
                     hidden: [[0; KEYS]; PANELS],
                 }
             }; SLABS],
+            requests: Requests::none(),
         }
     }
 
@@ -261,6 +267,8 @@ impl Prefill<'_> {
             let seen = self.look(&tile, block);
             if !seen.is_empty() {
                 let finite = self.fetch(simd, &tile, seen, block, with_care);
+                let next = first..keys.end.min(first + KEYS);
+                self.request::<S>(next, &mut block.requests);
                 self.meet(simd, tile.start, block, finite || !with_care);
             }
         }
@@ -329,6 +337,18 @@ impl Prefill<'_> {
         read_values(simd, attention, sequence, head, rows, values, with_care)
     }
 
+    /// Lets the rows of the next tile be asked for.
+    fn request<S: Simd>(self, next: Range<usize>, requests: &mut Requests) {
+        let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        requests.clear();
+        of.request(&of.key, head, &next, requests);
+        if !self.shares() {
+            of.request(&of.value, head, &next, requests);
+        }
+        let steps = products::steps::<S>(self.attention.vectors(), self.attention.columns());
+        requests.spread(self.panels().div_ceil(PANELS) * steps);
+    }
+
     /// One slab after the other meets the tile whose first key is `first`.
     #[inline(always)]
     fn meet<S: Simd>(self, simd: S, first: usize, block: &mut Block<'_>, finite: bool) {
@@ -359,6 +379,7 @@ impl Prefill<'_> {
                 max: &mut block.max[first_panel..][..PANELS],
                 sum: &mut block.sum[first_panel..][..PANELS],
                 decay: [[1.0; WIDTH]; PANELS],
+                requests: &mut block.requests,
             };
             simd.apart(Score {
                 slab: &mut slab,

@@ -28,6 +28,16 @@ const _: () = assert!(LANES.is_multiple_of(Shape::ROWS));
 const _: () = assert!(KEYS.is_multiple_of(Shape::ROWS));
 const _: () = assert!(STRETCH.is_multiple_of(4) && WIDTH.is_multiple_of(STEP));
 
+/// About how often the products of a slab ask for a share of the next tile, with keys and values of so many vectors.
+pub(super) fn steps<S: Simd>(vectors: usize, columns: usize) -> usize {
+    let (keys, queries, together) = match S::SHAPE {
+        Shape::Wide => (8, 6, 4),
+        Shape::Six => (6, 6, 1),
+        Shape::Two => (2, 2, 1),
+    };
+    vectors.div_ceil(STRETCH) * (KEYS / keys) + columns.div_ceil(together) * (LANES / queries)
+}
+
 /// The smallest range that holds all of these.
 pub(super) fn union(ranges: &[Range<usize>]) -> Range<usize> {
     let mut union = 0..0;
@@ -90,6 +100,7 @@ fn score_stretch<S: Simd, const ROWS: usize>(
     let keys = union(seen);
     for first in (keys.start / ROWS * ROWS..keys.end).step_by(ROWS) {
         let panels = active(seen, first..first + ROWS);
+        slab.requests.ask();
         let mut at = (first, panels.start);
         match (S::SHAPE, panels.len()) {
             (Shape::Wide, 3) => score_rows::<S, ROWS, 3>(simd, slab, vectors, along, at),
@@ -235,6 +246,7 @@ fn weigh_queries<S: Simd, const ROWS: usize, const COLUMNS: usize>(
             _ => weigh_columns::<S, ROWS, COLUMNS>(simd, slab, at, &keys),
         }
         query += rows;
+        slab.requests.ask();
     }
 }
 
