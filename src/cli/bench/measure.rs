@@ -66,24 +66,28 @@ impl Bench {
 
     /// Operations a second, all threads at once.
     fn peak(&self) -> f64 {
-        let start = Instant::now();
-        let done: u64 = self
-            .pool
-            .broadcast(|_| roof::multiply_add(BURST))
-            .iter()
-            .sum();
-        done as f64 / start.elapsed().as_secs_f64()
+        self.rate(|_| roof::multiply_add(BURST) as f64)
     }
 
     /// Bytes read a second, all threads at once.
     fn read(&self) -> f64 {
         let part = self.memory.len() / self.threads;
-        let start = Instant::now();
-        self.pool.broadcast(|at| {
-            let first = at.index() * part;
-            black_box(roof::read(&self.memory[first..first + part]))
+        self.rate(|thread| {
+            let first = thread * part;
+            black_box(roof::read(&self.memory[first..first + part]));
+            (part * size_of::<f32>()) as f64
+        })
+    }
+
+    /// What all threads together do in a second: the sum of each one's own rate. By the time until the last one is done, a
+    /// thread that was held up would count for all of them, which is not so for a call, whose work goes to whoever is free.
+    fn rate(&self, work: impl Fn(usize) -> f64 + Sync) -> f64 {
+        let rates = self.pool.broadcast(|at| {
+            let start = Instant::now();
+            let done = work(at.index());
+            done / start.elapsed().as_secs_f64()
         });
-        (part * self.threads * size_of::<f32>()) as f64 / start.elapsed().as_secs_f64()
+        rates.iter().sum()
     }
 
     /// Bytes copied a second, all threads at once; each counts once, though it is read and written.
