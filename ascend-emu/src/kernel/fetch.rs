@@ -2,7 +2,7 @@
 
 use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
-use super::keys::{Keys, Part};
+use super::keys::Part;
 use super::lines::{Row, Rows};
 use super::simd::{Kernel, Simd, Vector, WIDTH, all_zero};
 use super::source::{Source, Stored};
@@ -50,62 +50,50 @@ pub(super) enum Places<'a> {
     },
 }
 
-/// Reads the rows `keys` of the keys. With care, says whether all are finite.
-#[inline(always)]
-pub(super) fn read_keys<S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    kv_head: usize,
-    keys: Range<usize>,
-    places: Places<'_>,
-    with_care: bool,
-) -> bool {
-    simd.apart(ReadRows {
-        of: &sequence.keys,
-        part: &sequence.keys.key,
-        conversion: attention.key_conversion.as_ref(),
-        kv_head,
-        keys,
-        vectors: attention.vectors(),
-        places,
-        with_care,
-    })
+/// Rows of keys, and of their values, to read.
+#[derive(Clone, Debug)]
+pub(super) struct Fetch<'a> {
+    pub(super) attention: &'a Attention,
+    pub(super) sequence: &'a Sequence,
+    pub(super) kv_head: usize,
+    pub(super) rows: Range<usize>,
+    /// Whether to look if all elements are finite.
+    pub(super) with_care: bool,
 }
 
-/// Reads the rows `keys` of the values. With care, says whether all are finite.
-#[inline(always)]
-pub(super) fn read_values<S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    kv_head: usize,
-    keys: Range<usize>,
-    places: Places<'_>,
-    with_care: bool,
-) -> bool {
-    simd.apart(ReadRows {
-        of: &sequence.keys,
-        part: &sequence.keys.value,
-        conversion: attention.value_conversion.as_ref(),
-        kv_head,
-        keys,
-        vectors: attention.columns(),
-        places,
-        with_care,
-    })
+impl Fetch<'_> {
+    /// Reads the keys. With care, says whether all are finite.
+    #[inline(always)]
+    pub(super) fn keys<S: Simd>(&self, simd: S, places: Places<'_>) -> bool {
+        simd.apart(ReadRows {
+            fetch: self,
+            part: &self.sequence.keys.key,
+            conversion: self.attention.key_conversion.as_ref(),
+            vectors: self.attention.vectors(),
+            places,
+        })
+    }
+
+    /// Reads the values. With care, says whether all are finite.
+    #[inline(always)]
+    pub(super) fn values<S: Simd>(&self, simd: S, places: Places<'_>) -> bool {
+        simd.apart(ReadRows {
+            fetch: self,
+            part: &self.sequence.keys.value,
+            conversion: self.attention.value_conversion.as_ref(),
+            vectors: self.attention.columns(),
+            places,
+        })
+    }
 }
 
-/// Rows to read; with care, says whether all elements are finite.
+/// Rows of one kind to read; with care, says whether all elements are finite.
 struct ReadRows<'a> {
-    of: &'a Keys,
+    fetch: &'a Fetch<'a>,
     part: &'a Part,
     conversion: Option<&'a Conversion>,
-    kv_head: usize,
-    keys: Range<usize>,
     vectors: usize,
     places: Places<'a>,
-    with_care: bool,
 }
 
 impl Places<'_> {
@@ -130,13 +118,14 @@ impl ReadRows<'_> {
         places: &mut Places<'_>,
         watch: &mut S::Register,
     ) -> Option<()> {
-        let ReadRows { of, part, .. } = self;
-        let lines = of.lines::<T>(part, self.kv_head, self.keys.clone())?;
+        let (part, head) = (self.part, self.fetch.kv_head);
+        let (of, rows) = (&self.fetch.sequence.keys, &self.fetch.rows);
+        let lines = of.lines::<T>(part, head, rows.clone())?;
         let Some(rope) = &part.rope else {
             self.widen(simd, places, lines.view(), 0, watch);
             return Some(());
         };
-        let rope = of.rope_lines::<T>(rope, self.kv_head, self.keys.clone())?;
+        let rope = of.rope_lines::<T>(rope, head, rows.clone())?;
         self.widen(simd, places, lines.view(), 0, watch);
         self.widen(simd, places, rope.view(), part.dim / WIDTH, watch);
         Some(())
@@ -153,7 +142,7 @@ impl ReadRows<'_> {
         watch: &mut S::Register,
     ) {
         let mut own = *watch;
-        for j in 0..self.keys.len() {
+        for j in 0..self.fetch.rows.len() {
             rows.prefetch(j + AHEAD);
             let row = rows.row(j);
             let mut i = 0;
@@ -163,7 +152,7 @@ impl ReadRows<'_> {
                 for (k, place) in run[..count].iter_mut().enumerate() {
                     simd.store(row.at(simd, i + k), place);
                 }
-                if self.with_care {
+                if self.fetch.with_care {
                     for value in &run[..count] {
                         own = simd.mul_add(simd.load(value), simd.splat(0.0), own);
                     }
@@ -178,14 +167,14 @@ impl ReadRows<'_> {
     #[inline(always)]
     fn fetch<S: Simd>(&self, simd: S, places: &mut Places<'_>, watch: &mut S::Register) {
         let stride = stride(self.vectors);
-        for (j, key) in self.keys.clone().enumerate() {
-            let at = (self.kv_head, key);
+        for (j, key) in self.fetch.rows.clone().enumerate() {
+            let at = (self.fetch.kv_head, key);
             let out = match places {
                 Places::Rows(rows) => &mut rows[j * stride..],
                 Places::Tile { row, .. } => &mut **row,
             };
-            self.of
-                .read(simd, self.part, self.conversion, at, (out, 1), watch);
+            let of = &self.fetch.sequence.keys;
+            of.read(simd, self.part, self.conversion, at, (out, 1), watch);
             if let Places::Tile { tile, first, row } = places {
                 for (stretch, from) in row[..self.vectors].chunks(STRETCH).enumerate() {
                     let to = place(*first + j, stretch * STRETCH);

@@ -1,7 +1,7 @@
 //! From running sums to output: division, rows without keys.
 
 use super::attention::{Attention, Sequence};
-use super::fetch::{Places, read_values, stride};
+use super::fetch::{Fetch, Places, stride};
 use super::schedule::Task;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
@@ -162,9 +162,14 @@ fn mean_value<S: Simd>(
         for first in (start..end).step_by(KEYS) {
             let keys = first..end.min(first + KEYS);
             count += keys.len() as f64;
-            let places = Places::Rows(&mut tile);
-            let rows = keys.clone();
-            read_values(simd, attention, sequence, kv_head, rows, places, false);
+            let fetch = Fetch {
+                attention,
+                sequence,
+                kv_head,
+                rows: keys.clone(),
+                with_care: false,
+            };
+            fetch.values(simd, Places::Rows(&mut tile));
             for values in tile.chunks(stride).take(keys.len()) {
                 for (sums, values) in sums.iter_mut().zip(values) {
                     for (sum, value) in sums.iter_mut().zip(values) {

@@ -16,7 +16,7 @@
 use super::ahead::{AHEAD, Ahead};
 use super::attention::{Attention, Sequence};
 use super::exp::exp2;
-use super::fetch::{Places, read_keys, read_values, tile_vectors};
+use super::fetch::{Fetch, Places, tile_vectors};
 use super::finish::State;
 use super::products::{self, LANES, PANELS, Score, Weigh, union};
 use super::requests::Requests;
@@ -310,22 +310,19 @@ impl Prefill<'_> {
         block: &mut Block<'_>,
         with_care: bool,
     ) -> bool {
-        let (attention, sequence, head) = (self.attention, self.sequence, self.task.kv_head);
-        let rows = tile.start + seen.start..tile.start + seen.end;
+        let fetch = Fetch {
+            attention: self.attention,
+            sequence: self.sequence,
+            kv_head: self.task.kv_head,
+            rows: tile.start + seen.start..tile.start + seen.end,
+            with_care,
+        };
         let keys = Places::Tile {
             tile: &mut *block.keys,
             first: seen.start,
             row: &mut *block.row,
         };
-        let finite = read_keys(
-            simd,
-            attention,
-            sequence,
-            head,
-            rows.clone(),
-            keys,
-            with_care,
-        );
+        let finite = fetch.keys(simd, keys);
         if self.shares() {
             return finite;
         }
@@ -334,7 +331,7 @@ impl Prefill<'_> {
             first: seen.start,
             row: &mut *block.row,
         };
-        read_values(simd, attention, sequence, head, rows, values, with_care)
+        fetch.values(simd, values)
     }
 
     /// Lets the rows of the next tile be asked for.

@@ -13,7 +13,7 @@
 use super::ahead::{AHEAD, Ahead};
 use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
-use super::fetch::{Places, read_keys, read_values, stride};
+use super::fetch::{Fetch, Places, stride};
 use super::finish::State;
 use super::lines::{Converted, Fetched, Lines, Rows};
 use super::schedule::{Task, Work};
@@ -299,12 +299,16 @@ impl Tile<'_> {
         keys: &mut [Vector],
         values: &mut [Vector],
     ) {
-        let (attention, sequence) = (self.attention, self.sequence);
-        let (rows, head) = (self.rows.clone(), self.task.kv_head);
-        let places = Places::Rows(&mut *keys);
-        read_keys(simd, attention, sequence, head, rows.clone(), places, false);
-        let places = Places::Rows(&mut *values);
-        let finite = read_values(simd, attention, sequence, head, rows, places, true);
+        let attention = self.attention;
+        let fetch = Fetch {
+            attention,
+            sequence: self.sequence,
+            kv_head: self.task.kv_head,
+            rows: self.rows.clone(),
+            with_care: true,
+        };
+        fetch.keys(simd, Places::Rows(&mut *keys));
+        let finite = fetch.values(simd, Places::Rows(&mut *values));
         let fetched = |vectors, row| Fetched {
             vectors,
             row: stride(row),
