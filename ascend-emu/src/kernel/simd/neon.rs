@@ -3,9 +3,8 @@
 use super::half_bits::{half_to_single, single_to_half};
 use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::aarch64::{
-    float32x4_t, vaddq_f32, vaddq_s32, vaddvq_f32, vandq_u32, vbslq_f32, vcgtq_f32, vcltq_f32,
-    vdupq_n_f32, vdupq_n_s32, vfmaq_f32, vmulq_f32, vmvnq_u32, vreinterpretq_f32_s32,
-    vreinterpretq_f32_u32, vreinterpretq_s32_f32, vreinterpretq_u32_f32, vshlq_n_s32, vsubq_f32,
+    float32x4_t, vaddq_f32, vaddvq_f32, vbslq_f32, vcgtq_f32, vdupq_n_f32, vfmaq_f32, vmulq_f32,
+    vreinterpretq_f32_s32, vreinterpretq_s32_f32, vshlq_n_s32, vsubq_f32,
 };
 use std::mem::transmute;
 
