@@ -37,17 +37,16 @@ impl<'s> Ahead<'s> {
         (tile, end): (&Range<usize>, usize),
         lanes: impl Fn(u64) -> u16,
     ) -> &[u16] {
-        if tile.start < self.keys.start || self.keys.end < tile.end {
+        let known = self.keys.start <= tile.start && tile.end <= self.keys.end;
+        if let Some(mask) = attention.mask.as_ref().filter(|_| !known) {
             self.keys = tile.start..reach(sequence, &rows, tile, end);
             let hidden = &mut self.hidden[..self.keys.len()];
             hidden.fill(0);
             // Nobody looks at a row that does not exist.
             for row in rows.start..rows.end.min(sequence.geometry.q_len()) {
-                if let Some(mask) = &attention.mask {
-                    let (batch, _, place) = sequence.at(0, row as usize);
-                    let first = sequence.first_key + tile.start;
-                    mask.hide((batch, place), first, lanes(row), hidden);
-                }
+                let (batch, _, place) = sequence.at(0, row as usize);
+                let first = sequence.first_key + tile.start;
+                mask.hide((batch, place), first, lanes(row), hidden);
             }
         }
         &self.hidden[tile.start - self.keys.start..][..tile.len()]

@@ -96,6 +96,17 @@ impl Kernel for Finish<'_> {
     }
 }
 
+/// `2^(score - max)` of a score that is at most `max`. The equal ones keep -inf, of which nothing was seen, from making a NaN
+/// of the difference.
+#[inline(always)]
+pub(super) fn below(max: f32, score: f32) -> f32 {
+    if score == max {
+        1.0
+    } else {
+        (score - max).exp2()
+    }
+}
+
 /// Divides the weighted values by the sum of the weights, after the logit without a value has joined maximum and sum.
 /// Gives the log-sum-exp, in which that logit counts too: what the operator writes there is not known.
 #[inline(always)]
@@ -109,16 +120,8 @@ fn divide(
     if let Some(sink) = sink {
         let sink = sink * std::f32::consts::LOG2_E;
         let highest = if sink > max { sink } else { max };
-        // Also keeps a sink of -inf with a maximum of -inf from making a NaN of a difference.
-        let weight = |logit: f32| {
-            if logit == highest {
-                1.0
-            } else {
-                (logit - highest).exp2()
-            }
-        };
-        sum = sum * weight(max) + weight(sink);
-        factor *= weight(max);
+        sum = sum * below(highest, max) + below(highest, sink);
+        factor *= below(highest, max);
         max = highest;
     }
     let factor = factor / sum;

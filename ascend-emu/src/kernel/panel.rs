@@ -102,6 +102,8 @@ struct Prefill<'a> {
     attention: &'a Attention,
     sequence: &'a Sequence,
     task: &'a Task,
+    /// Whether a tile of keys does for its values, too.
+    shares: bool,
 }
 
 impl<'s> Block<'s> {
@@ -111,11 +113,7 @@ impl<'s> Block<'s> {
         let sizes = [
             slabs * PANELS * key_vectors * WIDTH,
             tile_vectors(key_vectors),
-            if of.shares() {
-                0
-            } else {
-                tile_vectors(columns)
-            },
+            if of.shares { 0 } else { tile_vectors(columns) },
             key_vectors.max(columns),
             KEYS * PANELS,
             slabs * LANES * columns,
@@ -177,6 +175,7 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
         attention: work.attention,
         sequence: work.sequence,
         task: work.task,
+        shares: work.attention.values_are_keys(work.sequence),
     };
     let mut block = Block::new(work.scratch, of);
     of.pack_queries(simd, &mut block);
@@ -206,11 +205,6 @@ impl Prefill<'_> {
 
     fn panels(self) -> usize {
         self.count().div_ceil(WIDTH)
-    }
-
-    /// Whether a tile of keys does for its values, too.
-    fn shares(self) -> bool {
-        self.attention.values_are_keys(self.sequence)
     }
 
     /// The queries of a panel.
@@ -323,7 +317,7 @@ impl Prefill<'_> {
             row: &mut *block.row,
         };
         let finite = fetch.keys(simd, keys);
-        if self.shares() {
+        if self.shares {
             return finite;
         }
         let values = Places::Tile {
@@ -339,7 +333,7 @@ impl Prefill<'_> {
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
         requests.clear();
         of.request(&of.key, head, &next, requests);
-        if !self.shares() {
+        if !self.shares {
             of.request(&of.value, head, &next, requests);
         }
         let steps = products::steps::<S>(self.attention.vectors(), self.attention.columns());
@@ -351,7 +345,7 @@ impl Prefill<'_> {
     fn meet<S: Simd>(self, simd: S, first: usize, block: &mut Block<'_>, finite: bool) {
         let attention = self.attention;
         let (vectors, columns) = (attention.vectors(), attention.columns());
-        let values = if self.shares() {
+        let values = if self.shares {
             &*block.keys
         } else {
             &*block.values

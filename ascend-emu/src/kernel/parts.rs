@@ -1,6 +1,6 @@
 //! Blocks whose keys are split among tasks: what the tasks leave, put together as they come.
 
-use super::finish::State;
+use super::finish::{State, below};
 use super::simd::Vector;
 use std::sync::{Mutex, PoisonError};
 
@@ -36,15 +36,7 @@ impl Part {
         for query in 0..self.max.len().min(other.max.len()) {
             let (ours, theirs) = (self.max[query], other.max[query]);
             let max = if theirs > ours { theirs } else { ours };
-            // Also keeps parts that saw nothing, or only -inf, from making a NaN of a difference.
-            let factor = |part: f32| {
-                if part == max {
-                    1.0
-                } else {
-                    (part - max).exp2()
-                }
-            };
-            let (our, their) = (factor(ours), factor(theirs));
+            let (our, their) = (below(max, ours), below(max, theirs));
             self.max[query] = max;
             self.sum[query] = self.sum[query] * our + other.sum[query] * their;
             let out = &mut self.out[query * columns..][..columns];

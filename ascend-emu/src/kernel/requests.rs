@@ -21,7 +21,7 @@ pub(super) enum Near {
 /// Rows that will be read.
 #[derive(Debug)]
 pub(super) struct Requests {
-    /// Of each row, where it begins and ends.
+    /// Of each row, where it begins, and its bytes.
     rows: [(*const u8, usize); 3 * KEYS],
     count: usize,
     /// Cache lines of all rows.
