@@ -278,7 +278,17 @@ pub(super) struct OfHead<'a> {
     offsets: Option<&'a [Vector]>,
 }
 
-impl OfHead<'_> {
+impl<'a> OfHead<'a> {
+    /// The same from vector `i` of a row on.
+    #[inline(always)]
+    pub(super) fn from(self, i: usize) -> Self {
+        let from = |of: &'a [Vector]| of.get(i..).unwrap_or_default();
+        OfHead {
+            scales: from(self.scales),
+            offsets: self.offsets.map(from),
+        }
+    }
+
     /// The values of vector `i` of a row with this scale and offset, unless its elements have their own.
     #[inline(always)]
     pub(super) fn value<S: Simd>(

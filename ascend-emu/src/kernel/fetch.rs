@@ -3,7 +3,7 @@
 use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
 use super::keys::Part;
-use super::lines::{Row, Rows};
+use super::lines::{Lines, Row, Rows};
 use super::simd::{Kernel, Simd, Vector, WIDTH, all_zero};
 use super::source::{Source, Stored};
 use super::tile::KEYS;
@@ -110,44 +110,49 @@ impl Places<'_> {
 }
 
 impl ReadRows<'_> {
-    /// Reads rows that are whole vectors of type `T`, not to be converted. `None`, with nothing done, for others.
+    /// Reads the rows from number `done` on that lie a constant pitch apart, if they are whole vectors of type `T`. Gives how
+    /// many they are.
     #[inline(always)]
     fn stream<T: Stored, S: Simd>(
         &self,
         simd: S,
         places: &mut Places<'_>,
+        done: usize,
         watch: &mut S::Register,
-    ) -> Option<()> {
+    ) -> Option<usize> {
         let (part, head) = (self.part, self.fetch.kv_head);
         let (of, rows) = (&self.fetch.sequence.keys, &self.fetch.rows);
+        let rows = rows.start + done..rows.end;
         let lines = of.lines::<T>(part, head, rows.clone())?;
-        let Some(rope) = &part.rope else {
-            self.widen(simd, places, lines.view(), 0, watch);
-            return Some(());
-        };
-        let rope = of.rope_lines::<T>(rope, head, rows.clone())?;
-        self.widen(simd, places, lines.view(), 0, watch);
-        self.widen(simd, places, rope.view(), part.dim / WIDTH, watch);
-        Some(())
+        if let Some(rope) = &part.rope {
+            let rope = of.rope_lines::<T>(rope, head, rows.start..rows.start + lines.count())?;
+            if rope.count() < lines.count() {
+                return None;
+            }
+            self.widen(simd, places, rope, (done, part.dim / WIDTH), watch);
+        }
+        self.widen(simd, places, lines, (done, 0), watch);
+        Some(lines.count())
     }
 
-    /// Widens rows into their places from vector `first` on.
+    /// Widens rows into their places, from row `first_row` and vector `first` on.
     #[inline(always)]
-    fn widen<S: Simd, R: Rows>(
+    fn widen<T: Stored, S: Simd>(
         &self,
         simd: S,
         places: &mut Places<'_>,
-        rows: R,
-        first: usize,
+        rows: Lines<T>,
+        (first_row, first): (usize, usize),
         watch: &mut S::Register,
     ) {
         let mut own = *watch;
-        for j in 0..self.fetch.rows.len() {
-            rows.prefetch(j + AHEAD);
+        let upcoming = rows.upcoming();
+        for j in 0..rows.count() {
+            upcoming.ask_for(j + AHEAD);
             let row = rows.row(j);
             let mut i = 0;
             while i < row.vectors() {
-                let run = places.run(self.vectors, j, first + i);
+                let run = places.run(self.vectors, first_row + j, first + i);
                 let count = run.len().min(row.vectors() - i);
                 for (k, place) in run[..count].iter_mut().enumerate() {
                     simd.store(row.at(simd, i + k), place);
@@ -163,23 +168,20 @@ impl ReadRows<'_> {
         *watch = own;
     }
 
-    /// Reads any rows, one by one.
+    /// Reads row number `j`, whatever it is.
     #[inline(always)]
-    fn fetch<S: Simd>(&self, simd: S, places: &mut Places<'_>, watch: &mut S::Register) {
-        let stride = stride(self.vectors);
-        for (j, key) in self.fetch.rows.clone().enumerate() {
-            let at = (self.fetch.kv_head, key);
-            let out = match places {
-                Places::Rows(rows) => &mut rows[j * stride..],
-                Places::Tile { row, .. } => &mut **row,
-            };
-            let of = &self.fetch.sequence.keys;
-            of.read(simd, self.part, self.conversion, at, (out, 1), watch);
-            if let Places::Tile { tile, first, row } = places {
-                for (stretch, from) in row[..self.vectors].chunks(STRETCH).enumerate() {
-                    let to = place(*first + j, stretch * STRETCH);
-                    tile[to..][..from.len()].copy_from_slice(from);
-                }
+    fn fetch<S: Simd>(&self, simd: S, places: &mut Places<'_>, j: usize, watch: &mut S::Register) {
+        let at = (self.fetch.kv_head, self.fetch.rows.start + j);
+        let out = match places {
+            Places::Rows(rows) => &mut rows[j * stride(self.vectors)..],
+            Places::Tile { row, .. } => &mut **row,
+        };
+        let of = &self.fetch.sequence.keys;
+        of.read(simd, self.part, self.conversion, at, (out, 1), watch);
+        if let Places::Tile { tile, first, row } = places {
+            for (stretch, from) in row[..self.vectors].chunks(STRETCH).enumerate() {
+                let to = place(*first + j, stretch * STRETCH);
+                tile[to..][..from.len()].copy_from_slice(from);
             }
         }
     }
@@ -192,14 +194,22 @@ impl Kernel for ReadRows<'_> {
     fn run<S: Simd>(mut self, simd: S) -> bool {
         let mut watch = simd.splat(0.0);
         let mut places = std::mem::replace(&mut self.places, Places::Rows(&mut []));
-        let streamed = match (self.conversion, &self.part.own) {
-            (Some(_), _) => None,
-            (None, Source::Half(_)) => self.stream::<f16, S>(simd, &mut places, &mut watch),
-            (None, Source::Brain(_)) => self.stream::<bf16, S>(simd, &mut places, &mut watch),
-            (None, _) => self.stream::<f32, S>(simd, &mut places, &mut watch),
-        };
-        if streamed.is_none() {
-            self.fetch(simd, &mut places, &mut watch);
+        let mut done = 0;
+        while done < self.fetch.rows.len() {
+            let streamed = match (self.conversion, &self.part.own) {
+                (Some(_), _) => None,
+                (None, Source::Half(_)) => {
+                    self.stream::<f16, S>(simd, &mut places, done, &mut watch)
+                }
+                (None, Source::Brain(_)) => {
+                    self.stream::<bf16, S>(simd, &mut places, done, &mut watch)
+                }
+                (None, _) => self.stream::<f32, S>(simd, &mut places, done, &mut watch),
+            };
+            done += streamed.unwrap_or_else(|| {
+                self.fetch(simd, &mut places, done, &mut watch);
+                1
+            });
         }
         all_zero(simd, watch)
     }

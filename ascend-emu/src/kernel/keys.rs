@@ -3,10 +3,10 @@
 use super::blocks::Blocks;
 use super::factors::{Conversion, Coordinates};
 use super::lines::{Lines, OfRows};
-use super::requests::Requests;
+use super::requests::{Requests, Upcoming};
 use super::simd::{Simd, Vector, WIDTH};
 use super::source::{Source, Stored, clear};
-use super::tile::KEYS;
+use super::strip::STEP_KEYS;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -112,7 +112,7 @@ impl Keys {
         head: usize,
         keys: Range<usize>,
     ) -> OfRows {
-        let mut of_rows = [(0.0, 0.0); KEYS];
+        let mut of_rows = [(0.0, 0.0); STEP_KEYS];
         for (of_row, key) in of_rows.iter_mut().zip(keys) {
             if let Some(spot) = self.spot(key) {
                 *of_row = conversion.of_row(spot.coordinates, head);
@@ -121,8 +121,8 @@ impl Keys {
         of_rows
     }
 
-    /// Where the rows `keys` of the keys, or of the values, lie, if they are whole vectors of this type. Without the rotary
-    /// part.
+    /// The rows of the keys, or of the values, without the rotary part, from `keys` on that lie a constant pitch apart, if they
+    /// are whole vectors of this type.
     #[inline(always)]
     pub(super) fn lines<T: Stored>(
         &self,
@@ -131,6 +131,59 @@ impl Keys {
         keys: Range<usize>,
     ) -> Option<Lines<T>> {
         self.lines_of([&part.prefix, &part.own], part.dim, head, keys)
+    }
+
+    /// The rotary part of the rows from `keys` on that lie a constant pitch apart, if it is whole vectors of this type.
+    #[inline(always)]
+    pub(super) fn rope_lines<T: Stored>(
+        &self,
+        rope: &Source,
+        head: usize,
+        keys: Range<usize>,
+    ) -> Option<Lines<T>> {
+        self.lines_of([&Source::Nothing, rope], rope.sizes().dim, head, keys)
+    }
+
+    #[inline(always)]
+    fn lines_of<T: Stored>(
+        &self,
+        [prefix, own]: [&Source; 2],
+        dim: usize,
+        head: usize,
+        keys: Range<usize>,
+    ) -> Option<Lines<T>> {
+        let spot = self.spot(keys.start).filter(|_| !keys.is_empty())?;
+        let left = match &self.place {
+            _ if spot.in_prefix => self.prefix - keys.start,
+            Place::Rows { .. } => keys.len(),
+            Place::Pages(blocks) => blocks.size() - spot.row,
+        };
+        let count = left.min(keys.len());
+        let plain = T::of(if spot.in_prefix { prefix } else { own })?;
+        if plain.sizes().dim != dim {
+            return None;
+        }
+        let (first, pitch) = plain.lines((spot.batch, head, spot.row), count)?;
+        // SAFETY: the rows exist, as `Plain::lines` checked, and may be read by the contract of their tensor.
+        Some(unsafe { Lines::new(first, pitch, count, dim / WIDTH) })
+    }
+
+    /// The first of the rows `keys` of the keys, or of the values, to ask for, up to the second border of a block.
+    #[inline(always)]
+    pub(super) fn upcoming<T: Stored>(
+        &self,
+        part: &Part,
+        head: usize,
+        mut keys: Range<usize>,
+    ) -> [Upcoming; 2] {
+        let mut upcoming = [Upcoming::NONE; 2];
+        for upcoming in &mut upcoming {
+            if let Some(lines) = self.lines::<T>(part, head, keys.clone()) {
+                *upcoming = lines.upcoming();
+                keys.start += lines.count();
+            }
+        }
+        upcoming
     }
 
     /// Adds the rows `keys` of the keys, or of the values, to what will be asked for. Rows that are not whole vectors of one
@@ -158,55 +211,17 @@ impl Keys {
         keys: &Range<usize>,
         requests: &mut Requests,
     ) {
-        if let Some(rows) = self.lines::<T>(part, head, keys.clone()) {
-            requests.add(rows.addresses(), part.dim);
-        }
-        let rope = part.rope.as_ref();
-        let rows = rope.and_then(|rope| self.rope_lines::<T>(rope, head, keys.clone()));
-        if let (Some(rope), Some(rows)) = (rope, rows) {
-            requests.add(rows.addresses(), rope.sizes().dim);
-        }
-    }
-
-    /// Where the rotary part of the rows `keys` lies, if it is whole vectors of this type.
-    #[inline(always)]
-    pub(super) fn rope_lines<T: Stored>(
-        &self,
-        rope: &Source,
-        head: usize,
-        keys: Range<usize>,
-    ) -> Option<Lines<T>> {
-        self.lines_of([&Source::Nothing, rope], rope.sizes().dim, head, keys)
-    }
-
-    #[inline(always)]
-    fn lines_of<T: Stored>(
-        &self,
-        [prefix, own]: [&Source; 2],
-        dim: usize,
-        head: usize,
-        keys: Range<usize>,
-    ) -> Option<Lines<T>> {
-        let mut lines = Lines::new(dim / WIDTH);
-        let mut key = keys.start;
-        while key < keys.end {
-            let spot = self.spot(key)?;
-            let left = match &self.place {
-                _ if spot.in_prefix => self.prefix - key,
-                Place::Rows { .. } => keys.end - key,
-                Place::Pages(blocks) => blocks.size() - spot.row,
-            };
-            let count = left.min(keys.end - key);
-            let plain = T::of(if spot.in_prefix { prefix } else { own })?;
-            if plain.sizes().dim != dim {
-                return None;
+        let add = |requests: &mut Requests, of: &dyn Fn(Range<usize>) -> Option<Lines<T>>| {
+            let mut keys = keys.clone();
+            while let Some(lines) = of(keys.clone()) {
+                requests.add(lines.upcoming());
+                keys.start += lines.count();
             }
-            let (first, stride) = plain.lines((spot.batch, head, spot.row), count)?;
-            // SAFETY: the rows exist, as `Plain::lines` checked, and may be read by the contract of their tensor.
-            unsafe { lines.push(first, stride, count) };
-            key += count;
+        };
+        add(requests, &|keys| self.lines(part, head, keys));
+        if let Some(rope) = &part.rope {
+            add(requests, &|keys| self.rope_lines(rope, head, keys));
         }
-        Some(lines)
     }
 }
 

@@ -1,15 +1,18 @@
-//! The rows of a tile where they lie, for kernels that read each of them once or twice only.
+//! Rows of a tile where they lie, for kernels that read each of them once or twice only.
 
 use super::element::Element;
 use super::factors::OfHead;
-use super::requests::{CACHE_LINE, Near, prefetch};
+use super::requests::Upcoming;
 use super::simd::{Simd, Vector, WIDTH};
-use super::tile::KEYS;
+use super::strip::STEP_KEYS;
 
 /// What a kernel reads a tile's rows from.
 pub(super) trait Rows: Copy {
     /// One of them.
     type Row: Row;
+
+    /// Bytes that a vector takes where it lies.
+    const BYTES: usize;
 
     /// Row `j`.
     #[inline(always)]
@@ -21,8 +24,8 @@ pub(super) trait Rows: Copy {
     /// So many rows from `j` on.
     fn rows<const COUNT: usize>(self, j: usize) -> [Self::Row; COUNT];
 
-    /// Asks for row `j`, if there is one, to be brought near.
-    fn prefetch(self, j: usize);
+    /// The same rows from vector `i` on.
+    fn from(self, i: usize) -> Self;
 }
 
 /// A row, read vector by vector.
@@ -34,92 +37,80 @@ pub(super) trait Row: Copy {
     fn at<S: Simd>(self, simd: S, i: usize) -> S::Register;
 }
 
-/// Rows of whole vectors of elements of one type, anywhere in memory.
+/// Rows of whole vectors of elements of one type, a constant pitch apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lines<T> {
-    rows: [*const T; KEYS],
+    first: *const T,
+    /// Elements from each row to the next.
+    pitch: isize,
     count: usize,
     vectors: usize,
 }
 
 impl<T: Element> Lines<T> {
-    /// Of no rows yet, with so many vectors each.
-    pub(super) fn new(vectors: usize) -> Self {
-        Lines {
-            rows: [std::ptr::null(); KEYS],
-            count: 0,
-            vectors,
-        }
-    }
-
-    /// Adds `count` rows, as far as there is room, each `stride` elements behind the one before.
+    /// `count` rows of so many vectors, each `pitch` elements behind the one before.
     ///
     /// # Safety
     ///
     /// As long as the value is used, the vectors of each of these rows may be read. No alignment is assumed.
-    pub(super) unsafe fn push(&mut self, first: *const T, stride: isize, count: usize) {
-        let places = self.rows.get_mut(self.count..).unwrap_or_default();
-        let mut row = first;
-        for place in places.iter_mut().take(count) {
-            *place = row;
-            row = row.wrapping_offset(stride);
-            self.count += 1;
+    pub(super) unsafe fn new(first: *const T, pitch: isize, count: usize, vectors: usize) -> Self {
+        Lines {
+            first,
+            pitch,
+            count,
+            vectors,
         }
     }
-}
 
-impl<T> Lines<T> {
-    /// The address of each row.
-    pub(super) fn addresses(&self) -> &[*const T] {
-        self.rows.get(..self.count).unwrap_or_default()
+    /// How many rows there are.
+    pub(super) fn count(self) -> usize {
+        self.count
     }
 
-    /// The rows, to read. Kernels take these, and not the lines themselves, since what is behind a reference has to be
-    /// looked up again after every request for a cache line.
-    pub(super) fn view(&self) -> View<'_, T> {
-        View {
-            rows: self.addresses(),
-            vectors: self.vectors,
-        }
+    /// The same rows, to ask for.
+    pub(super) fn upcoming(self) -> Upcoming {
+        Upcoming::new(self.first, self.pitch, self.count, self.vectors * WIDTH)
+    }
+
+    #[inline(always)]
+    fn address(self, j: usize) -> *const T {
+        self.first
+            .wrapping_offset(self.pitch.wrapping_mul(j as isize))
     }
 }
 
-/// Rows of [`Lines`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct View<'a, T> {
-    rows: &'a [*const T],
-    vectors: usize,
-}
-
-/// A row of a [`View`]: its first element, and how many vectors may be read from there.
+/// A row of [`Lines`]: its first element, and how many vectors may be read from there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line<T> {
     first: *const T,
     vectors: usize,
 }
 
-impl<T: Element> Rows for View<'_, T> {
+impl<T: Element> Rows for Lines<T> {
     type Row = Line<T>;
+
+    const BYTES: usize = size_of::<[T; WIDTH]>();
 
     #[inline(always)]
     fn rows<const COUNT: usize>(self, j: usize) -> [Line<T>; COUNT] {
-        let rows = &self.rows[j..][..COUNT];
+        assert!(j < self.count && COUNT <= self.count - j, "no such row");
         let mut lines = [Line {
-            first: std::ptr::null(),
+            first: self.first,
             vectors: self.vectors,
         }; COUNT];
-        for (line, first) in lines.iter_mut().zip(rows) {
-            line.first = *first;
+        for (i, line) in lines.iter_mut().enumerate() {
+            line.first = self.address(j + i);
         }
         lines
     }
 
     #[inline(always)]
-    fn prefetch(self, j: usize) {
-        if let Some(row) = self.rows.get(j) {
-            for byte in (0..self.vectors * size_of::<[T; WIDTH]>()).step_by(CACHE_LINE) {
-                prefetch(Near::First, row.cast::<u8>().wrapping_add(byte));
-            }
+    fn from(self, i: usize) -> Self {
+        assert!(i <= self.vectors, "no such vector");
+        Lines {
+            first: self.first.wrapping_add(i * WIDTH),
+            vectors: self.vectors - i,
+            ..self
         }
     }
 }
@@ -133,7 +124,7 @@ impl<T: Element> Row for Line<T> {
     #[inline(always)]
     fn at<S: Simd>(self, simd: S, i: usize) -> S::Register {
         assert!(i < self.vectors, "no such vector");
-        // SAFETY: the row was pushed, so its vectors may be read.
+        // SAFETY: the row is one of its lines', so its vectors may be read.
         let values = unsafe {
             self.first
                 .wrapping_add(i * WIDTH)
@@ -147,7 +138,7 @@ impl<T: Element> Row for Line<T> {
 /// Rows of stored integers, made values in registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Converted<'a, T> {
-    pub(super) lines: View<'a, T>,
+    pub(super) lines: Lines<T>,
     pub(super) of_head: OfHead<'a>,
     /// Scale and offset of each row.
     pub(super) of_rows: &'a OfRows,
@@ -161,11 +152,13 @@ pub(super) struct ConvertedLine<'a, T> {
     of_row: (f32, f32),
 }
 
-/// Scale and offset of each row of a tile.
-pub(super) type OfRows = [(f32, f32); KEYS];
+/// Scale and offset of each row of a step.
+pub(super) type OfRows = [(f32, f32); STEP_KEYS];
 
 impl<'a, T: Element> Rows for Converted<'a, T> {
     type Row = ConvertedLine<'a, T>;
+
+    const BYTES: usize = Lines::<T>::BYTES;
 
     #[inline(always)]
     fn rows<const COUNT: usize>(self, j: usize) -> [ConvertedLine<'a, T>; COUNT] {
@@ -183,8 +176,12 @@ impl<'a, T: Element> Rows for Converted<'a, T> {
     }
 
     #[inline(always)]
-    fn prefetch(self, j: usize) {
-        self.lines.prefetch(j);
+    fn from(self, i: usize) -> Self {
+        Converted {
+            lines: self.lines.from(i),
+            of_head: self.of_head.from(i),
+            ..self
+        }
     }
 }
 
@@ -206,23 +203,32 @@ impl<T: Element> Row for ConvertedLine<'_, T> {
 pub(super) struct Fetched<'a> {
     pub(super) vectors: &'a [Vector],
     pub(super) row: usize,
+    /// The vector of each row that counts as the first.
+    pub(super) first: usize,
 }
 
 impl<'a> Rows for Fetched<'a> {
     type Row = &'a [Vector];
+
+    const BYTES: usize = size_of::<Vector>();
 
     #[inline(always)]
     fn rows<const COUNT: usize>(self, j: usize) -> [&'a [Vector]; COUNT] {
         let all = &self.vectors[j * self.row..][..COUNT * self.row];
         let mut rows = [all; COUNT];
         for (i, row) in rows.iter_mut().enumerate() {
-            *row = &all[i * self.row..][..self.row];
+            *row = &all[i * self.row..][self.first..self.row];
         }
         rows
     }
 
     #[inline(always)]
-    fn prefetch(self, _: usize) {}
+    fn from(self, i: usize) -> Self {
+        Fetched {
+            first: self.first + i,
+            ..self
+        }
+    }
 }
 
 impl Row for &[Vector] {

@@ -27,7 +27,7 @@
 //!
 //! Nothing of the size of the score matrix is ever allocated but a summary of a mask tensor, a byte for 256 of the
 //! tensor's and at most 16 MB. [`Beyond::working_memory`] says what a call takes. A thread keeps its tiles between calls:
-//! 0.5 MB for prefill at head dimension 128 and 0.3 MB at 64, 0.1 MB for decode at 128, 0.5 MB for latent attention of 32
+//! 0.5 MB for prefill at head dimension 128 and 0.3 MB at 64, 0.05 MB for decode at 128, 0.5 MB for latent attention of 32
 //! heads. A call that is split over its keys also keeps, of each block, the output of the parts so far in single precision, and
 //! of those that came before their turn.
 //!

@@ -4,10 +4,11 @@
 //! processor keeps few requests, and stops where there are more. With dozens at a step nothing was gained; with a few,
 //! fetching the tiles of latent attention takes an eighth of the time instead of a fifth.
 
-use super::tile::KEYS;
-
 /// Bytes that the processor fetches at once.
 pub(super) const CACHE_LINE: usize = 64;
+
+/// Runs of rows that are remembered: keys, rotary parts and values of a tile in blocks of 16.
+const RUNS: usize = 24;
 
 /// How near a cache line is brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,45 +19,155 @@ pub(super) enum Near {
     Second,
 }
 
-/// Rows that will be read.
+/// Rows that will be read, a constant pitch apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Upcoming {
+    first: *const u8,
+    /// Bytes from each row to the next.
+    pitch: isize,
+    rows: usize,
+    /// Bytes of a row.
+    bytes: usize,
+}
+
+impl Upcoming {
+    /// No rows.
+    pub(super) const NONE: Upcoming = Upcoming {
+        first: std::ptr::null(),
+        pitch: 0,
+        rows: 0,
+        bytes: 0,
+    };
+
+    /// So many rows of so many elements, each `pitch` elements behind the one before.
+    pub(super) fn new<T>(first: *const T, pitch: isize, rows: usize, elements: usize) -> Self {
+        Upcoming {
+            first: first.cast(),
+            pitch: pitch.wrapping_mul(size_of::<T>() as isize),
+            rows,
+            bytes: elements * size_of::<T>(),
+        }
+    }
+
+    /// Cache lines of all rows.
+    fn lines(self) -> usize {
+        self.rows * self.bytes.div_ceil(CACHE_LINE)
+    }
+
+    /// Address of row `j` of these and those behind them, or else of any, and bytes from it to the next.
+    #[inline(always)]
+    fn or(&self, behind: &Upcoming, j: usize) -> (*const u8, isize) {
+        if j < self.rows {
+            (self.address(j, 0), self.pitch)
+        } else if j - self.rows < behind.rows {
+            (behind.address(j - self.rows, 0), behind.pitch)
+        } else {
+            (self.first, self.pitch)
+        }
+    }
+
+    #[inline(always)]
+    fn address(self, row: usize, byte: usize) -> *const u8 {
+        let row = self.pitch.wrapping_mul(row as isize);
+        self.first.wrapping_offset(row).wrapping_add(byte)
+    }
+
+    /// Asks for a row to be brought into the first cache, if there is such a one.
+    #[inline(always)]
+    pub(super) fn ask_for(self, row: usize) {
+        if row < self.rows {
+            for byte in (0..self.bytes).step_by(CACHE_LINE) {
+                prefetch(Near::First, self.address(row, byte));
+            }
+        }
+    }
+}
+
+/// Rows to ask for while as many others are read: some for the first cache and some for the second. The border of a block
+/// may lie among them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asks {
+    first: [Upcoming; 2],
+    second: [Upcoming; 2],
+}
+
+impl Asks {
+    /// For these rows, where there are any, or else for those that are read.
+    pub(super) fn new(read: Upcoming, first: [Upcoming; 2], second: [Upcoming; 2]) -> Self {
+        let some =
+            |[here, behind]: [Upcoming; 2]| [if here.rows > 0 { here } else { read }, behind];
+        Asks {
+            first: some(first),
+            second: some(second),
+        }
+    }
+
+    /// The rows from number `j` on, up to the border of a block; any others where there are none.
+    #[inline(always)]
+    pub(super) fn rows(&self, j: usize) -> Asking {
+        Asking {
+            first: self.first[0].or(&self.first[1], j),
+            second: self.second[0].or(&self.second[1], j),
+        }
+    }
+}
+
+/// A few of the rows of [`Asks`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asking {
+    first: (*const u8, isize),
+    second: (*const u8, isize),
+}
+
+impl Asking {
+    /// Asks for the cache lines with these bytes of a row.
+    #[inline(always)]
+    pub(super) fn ask(self, row: usize, byte: usize) {
+        let at = |(first, pitch): (*const u8, isize)| {
+            let row = pitch.wrapping_mul(row as isize);
+            first.wrapping_offset(row).wrapping_add(byte)
+        };
+        prefetch(Near::First, at(self.first));
+        prefetch(Near::Second, at(self.second));
+    }
+}
+
+/// Rows of a tile that will be read, asked for a few cache lines at a time.
 #[derive(Debug)]
 pub(super) struct Requests {
-    /// Of each row, where it begins, and its bytes.
-    rows: [(*const u8, usize); 3 * KEYS],
+    runs: [Upcoming; RUNS],
     count: usize,
     /// Cache lines of all rows.
     lines: usize,
     /// Those to ask for at once.
     share: usize,
-    /// The next row to ask for, and how much of it was asked for.
-    at: (usize, usize),
+    /// What to ask for next: the run, the row and its byte.
+    at: (usize, usize, usize),
 }
 
 impl Requests {
     /// For nothing.
     pub(super) fn none() -> Self {
         Requests {
-            rows: [(std::ptr::null(), 0); 3 * KEYS],
+            runs: [Upcoming::NONE; RUNS],
             count: 0,
             lines: 0,
             share: 0,
-            at: (0, 0),
+            at: (0, 0, 0),
         }
     }
 
     /// Forgets all rows.
     pub(super) fn clear(&mut self) {
-        (self.count, self.lines, self.at) = (0, 0, (0, 0));
+        (self.count, self.lines, self.at) = (0, 0, (0, 0, 0));
     }
 
-    /// Adds rows of so many elements, as far as there is room.
-    pub(super) fn add<T>(&mut self, rows: &[*const T], elements: usize) {
-        let bytes = elements * size_of::<T>();
-        let places = self.rows.get_mut(self.count..).unwrap_or_default();
-        for (place, row) in places.iter_mut().zip(rows) {
-            *place = (row.cast(), bytes);
+    /// Adds rows, if there is room.
+    pub(super) fn add(&mut self, rows: Upcoming) {
+        if let Some(place) = self.runs.get_mut(self.count).filter(|_| rows.lines() > 0) {
+            *place = rows;
             self.count += 1;
-            self.lines += bytes.div_ceil(CACHE_LINE);
+            self.lines += rows.lines();
         }
     }
 
@@ -79,14 +190,16 @@ impl Requests {
     /// The next cache line to ask for.
     #[inline(always)]
     fn next(&mut self) -> Option<*const u8> {
-        let (row, byte) = self.at;
-        let &(first, bytes) = self.rows[..self.count].get(row)?;
-        self.at = if byte + CACHE_LINE < bytes {
-            (row, byte + CACHE_LINE)
+        let (run, row, byte) = self.at;
+        let rows = self.runs[..self.count].get(run)?;
+        self.at = if byte + CACHE_LINE < rows.bytes {
+            (run, row, byte + CACHE_LINE)
+        } else if row + 1 < rows.rows {
+            (run, row + 1, 0)
         } else {
-            (row + 1, 0)
+            (run + 1, 0, 0)
         };
-        Some(first.wrapping_add(byte))
+        Some(rows.address(row, byte))
     }
 }
 
@@ -131,14 +244,16 @@ mod tests {
         let (halves, bytes) = ([0u16; 4 * 100], [0i8; 3 * 64]);
         let mut requests = Requests::none();
         let of = |i: usize| halves[i * 100..].as_ptr();
-        requests.add(&[of(0), of(2), of(1)], 100);
-        requests.add(&[bytes[64..].as_ptr()], 64);
+        requests.add(Upcoming::new(of(0), 200, 2, 100));
+        requests.add(Upcoming::new(of(3), -200, 1, 100));
+        requests.add(Upcoming::new(of(1), 100, 0, 100));
+        requests.add(Upcoming::new(bytes[64..].as_ptr(), 64, 1, 64));
         let lines = |row: *const u16| {
             (0..200)
                 .step_by(CACHE_LINE)
                 .map(move |byte| row.cast::<u8>().wrapping_add(byte))
         };
-        let mut want: Vec<*const u8> = [of(0), of(2), of(1)].into_iter().flat_map(lines).collect();
+        let mut want: Vec<*const u8> = [of(0), of(2), of(3)].into_iter().flat_map(lines).collect();
         want.push(bytes[64..].as_ptr().cast());
         let all: Vec<*const u8> = std::iter::from_fn(|| requests.next()).collect();
         assert_eq!(all, want);
@@ -150,8 +265,7 @@ mod tests {
     fn so_many_shares_are_everything() {
         let bytes = [0i8; 64 * 50];
         let mut requests = Requests::none();
-        let rows: Vec<*const i8> = bytes.chunks(64).map(<[i8]>::as_ptr).collect();
-        requests.add(&rows, 64);
+        requests.add(Upcoming::new(bytes.as_ptr(), 64, 50, 64));
         requests.spread(7);
         for _ in 0..6 {
             requests.ask();
@@ -162,10 +276,36 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_found_on_both_sides_of_a_border() {
+        let bytes = [0i8; 64 * 20];
+        let at = |row: usize| bytes[64 * row..].as_ptr().cast::<u8>();
+        let of = |row, pitch, rows| Upcoming::new(at(row).cast::<i8>(), pitch, rows, 64);
+        let (read, here, behind) = (of(9, 64, 5), of(0, 128, 3), of(19, -64, 2));
+        let none = Upcoming::NONE;
+        let asks = Asks::new(read, [here, behind], [none; 2]);
+        let first: Vec<_> = (0..6).map(|j| asks.rows(j).first).collect();
+        let (here, behind) = ((at(0), 128), (at(19), -64));
+        let want = [
+            here,
+            (at(2), 128),
+            (at(4), 128),
+            behind,
+            (at(18), -64),
+            here,
+        ];
+        assert_eq!(first, want);
+        // Where there is nothing to ask for, something that is at hand anyway.
+        assert_eq!(asks.rows(2).second, (at(11), 64));
+        assert_eq!(asks.rows(7).second, (at(9), 64));
+    }
+
+    #[test]
     fn rows_without_room_are_left_out() {
         let byte = 0i8;
         let mut requests = Requests::none();
-        requests.add(&[std::ptr::from_ref(&byte); 4 * KEYS], 1);
-        assert_eq!(std::iter::from_fn(|| requests.next()).count(), 3 * KEYS);
+        for _ in 0..2 * RUNS {
+            requests.add(Upcoming::new(&raw const byte, 1, 3, 1));
+        }
+        assert_eq!(std::iter::from_fn(|| requests.next()).count(), 3 * RUNS);
     }
 }

@@ -3,12 +3,20 @@
 //! With fewer queries than a vector has lanes, scores are dot products along the head dimension. One, two or four
 //! queries are computed together, so that each vector of a key is read and widened once for them; their scores take
 //! turns, key by key, so that softmax still fills its vectors. Keys and values are read where they lie, without a copy,
-//! if they are whole vectors of one type; stored bytes become values in registers. The values of a tile are asked for
-//! while its scores are computed, and the next keys while the output is: without that a cache in memory took a fifth longer
-//! on one thread and half as long again on two. Scores of several keys and four queries are added up at a time, which
-//! loads each query once for all of them.
+//! if they are whole vectors of one type; stored bytes become values in registers. Scores of several keys and four queries
+//! are added up at a time, which loads each query once for all of them.
 //!
-//! A thread needs `96 * 2 * d` floats for head dimension `d` beside a few rows: 0.1 MB at 128.
+//! # Memory
+//!
+//! A cache is read once, so that decode is as fast as memory if products and memory do not wait for each other. A tile is
+//! computed in steps whose keys and values fit a first cache. While the scores of a step are computed, its values are asked for,
+//! and while its output is, the next keys; both also ask for rows that are read later to be brought into the second cache,
+//! which waits for more cache lines at a time than the first. A request stands in the products' own loops, next to the vector in
+//! the same place of the row that is read. `decode_b16_h32kv8_4096_d128` in `FLOAT16` on two threads, fastest run of AVX-512 /
+//! AVX2: 15.6 / 14.4 ms with requests for the first cache alone, whole tiles ahead and row by row; 12.6 / 12.9 ms with steps
+//! and both caches; 11.0 / 12.5 ms vector by vector.
+//!
+//! A thread needs `48 * 2 * d` floats for head dimension `d` beside a few rows: 0.05 MB at 128.
 
 use super::ahead::{AHEAD, Ahead};
 use super::attention::{Attention, Sequence};
@@ -16,12 +24,13 @@ use super::factors::Conversion;
 use super::fetch::{Fetch, Places, stride};
 use super::finish::State;
 use super::lines::{Converted, Fetched, Lines, Rows};
+use super::requests::{Asks, Upcoming};
 use super::schedule::{Task, Work};
 use super::scratch::take;
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_finite};
 use super::source::Stored;
 use super::strip_products::{Outputs, Scores};
-use super::tile::{Hidden, KEYS, look};
+use super::tile::{KEYS, look};
 use ascend_spec::DType;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -29,16 +38,22 @@ use std::ops::Range;
 /// The largest number of queries for which this is the faster way.
 pub(super) const QUERIES: usize = 8;
 
-/// Vectors of scores of one query.
-pub(super) const SCORES: usize = KEYS / WIDTH;
+/// Keys of a step.
+pub(super) const STEP_KEYS: usize = KEYS / 2;
 
-const _: () = assert!(KEYS.is_multiple_of(Shape::ROWS) && KEYS.is_multiple_of(WIDTH));
+/// How far ahead rows are asked for that the second cache is to keep, in keys.
+const FAR: usize = KEYS;
+
+/// Vectors of a step's scores of one query.
+pub(super) const SCORES: usize = STEP_KEYS / WIDTH;
+
+const _: () = assert!(STEP_KEYS.is_multiple_of(Shape::ROWS) && STEP_KEYS.is_multiple_of(WIDTH));
 
 /// The buffers of a strip.
 pub(super) struct Strip<'s> {
     /// Queries; those that are computed together take turns, a vector each.
     pub(super) queries: &'s mut [Vector],
-    /// Of the queries that are computed together, key by key, the scores and then the weights of the tile.
+    /// Of the queries that are computed together, key by key, the scores and then the weights of the step.
     pub(super) scores: &'s mut [Vector],
     /// Output of each query, row by row, not yet divided by the sum.
     pub(super) out: &'s mut [Vector],
@@ -46,7 +61,7 @@ pub(super) struct Strip<'s> {
     pub(super) max: [f32; QUERIES],
     /// Running sum of each query.
     pub(super) sum: [f32; QUERIES],
-    /// Factor of each query that the last tile puts on what was before.
+    /// Factor of each query that the last step puts on what was before.
     pub(super) decay: [f32; QUERIES],
 }
 
@@ -83,8 +98,8 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
     let count = task.queries.len().min(QUERIES);
     let sizes = [
         QUERIES * vectors,
-        KEYS * stride(vectors),
-        KEYS * stride(columns),
+        STEP_KEYS * stride(vectors),
+        STEP_KEYS * stride(columns),
         QUERIES * SCORES,
         QUERIES * columns,
         1,
@@ -143,29 +158,28 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
             if seen.is_empty() {
                 continue;
             }
-            let hidden = mixed.then_some(&hidden);
-            let rows = tile.start + seen.start..tile.start + seen.end;
-            let tile = Tile {
+            let hidden = mixed.then_some(&hidden[seen.clone()]);
+            let mut left = Step {
                 attention,
                 sequence,
                 task,
-                rows,
-                seen,
+                rows: tile.start + seen.start..tile.start + seen.end,
                 hidden,
             };
-            let done = match (&attention.key_conversion, &attention.value_conversion) {
-                _ if with_care => None,
-                (None, None) => match attention.held {
-                    DType::Float16 => tile.stream::<f16, S>(simd, &mut strip),
-                    DType::Bf16 => tile.stream::<bf16, S>(simd, &mut strip),
-                    _ => tile.stream::<f32, S>(simd, &mut strip),
-                },
-                (Some(key), Some(value)) => tile.convert(simd, &mut strip, [key, value]),
-                _ => None,
-            };
-            match done {
-                Some(()) => streamed = true,
-                None => tile.fetch(simd, &mut strip, keys, values),
+            while !left.rows.is_empty() {
+                let done = match (&attention.key_conversion, &attention.value_conversion) {
+                    _ if with_care => None,
+                    (None, None) => match attention.held {
+                        DType::Float16 => left.stream::<f16, S>(simd, &mut strip),
+                        DType::Bf16 => left.stream::<bf16, S>(simd, &mut strip),
+                        _ => left.stream::<f32, S>(simd, &mut strip),
+                    },
+                    (Some(key), Some(value)) => left.convert(simd, &mut strip, [key, value]),
+                    _ => None,
+                };
+                streamed |= done.is_some();
+                let done = done.unwrap_or_else(|| left.fetch(simd, &mut strip, keys, values));
+                left = left.part(done..left.rows.len());
             }
         }
         if !streamed || all_finite(simd, strip.out) {
@@ -200,65 +214,26 @@ pub(super) fn turns(count: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Some keys, and who looks at them.
-pub(super) struct Tile<'a> {
+#[derive(Clone)]
+pub(super) struct Step<'a> {
     pub(super) attention: &'a Attention,
     pub(super) sequence: &'a Sequence,
     pub(super) task: &'a Task,
-    /// The keys that are visible.
+    /// The keys.
     pub(super) rows: Range<usize>,
-    /// The same from the tile's first on.
-    pub(super) seen: Range<usize>,
-    /// Which queries do not see which of the tile's keys.
-    pub(super) hidden: Option<&'a Hidden>,
+    /// Which queries do not see which of them.
+    pub(super) hidden: Option<&'a [u16]>,
 }
 
-impl Tile<'_> {
-    /// Computes the tile from keys and values where they lie, if they are whole vectors of type `T`.
-    #[inline(always)]
-    fn stream<T: Stored, S: Simd>(&self, simd: S, strip: &mut Strip<'_>) -> Option<()> {
-        let [keys, values, next] = self.lines::<T>()?;
-        self.pass(simd, strip, [keys.view(), values.view(), next.view()]);
-        Some(())
-    }
-
-    /// [`Tile::stream`] of stored bytes, which become values in registers.
-    #[inline(always)]
-    fn convert<S: Simd>(
-        &self,
-        simd: S,
-        strip: &mut Strip<'_>,
-        [of_key, of_value]: [&Conversion; 2],
-    ) -> Option<()> {
-        let [keys, values, next] = self.lines::<i8>()?;
-        let (of, head) = (&self.sequence.keys, self.task.kv_head);
-        let rows = self.rows.clone();
-        let key_rows = of.of_rows(of_key, head, rows.clone());
-        let value_rows = of.of_rows(of_value, head, rows);
-        let converted = |lines, of_head, of_rows| Converted {
-            lines,
-            of_head,
-            of_rows,
-        };
-        let (of_key, of_value) = (of_key.of_head(head), of_value.of_head(head));
-        let keys = converted(keys.view(), of_key, &key_rows);
-        let values = converted(values.view(), of_value, &value_rows);
-        let next = converted(next.view(), of_key, &key_rows);
-        self.pass(simd, strip, [keys, values, next]);
-        Some(())
-    }
-
-    /// Where the tile's keys and values lie, and the next keys, if they are whole vectors of type `T` and keys have no
-    /// rotary part.
-    #[inline(always)]
-    fn lines<T: Stored>(&self) -> Option<[Lines<T>; 3]> {
-        let (of, head) = (&self.sequence.keys, self.task.kv_head);
-        if of.key.rope.is_some() {
-            return None;
+impl Step<'_> {
+    /// Some of its keys, counted from the first.
+    fn part(&self, keys: Range<usize>) -> Self {
+        let first = self.rows.start;
+        Step {
+            rows: first + keys.start..first + keys.end,
+            hidden: self.hidden.map(|hidden| &hidden[keys]),
+            ..self.clone()
         }
-        let keys = of.lines::<T>(&of.key, head, self.rows.clone())?;
-        let values = of.lines::<T>(&of.value, head, self.rows.clone())?;
-        let next = of.lines::<T>(&of.key, head, self.next());
-        Some([keys, values, next.unwrap_or(keys)])
     }
 
     /// Queries that look.
@@ -266,31 +241,96 @@ impl Tile<'_> {
         self.task.queries.len().min(QUERIES)
     }
 
-    /// The keys behind the tile's, as many.
-    fn next(&self) -> Range<usize> {
-        let end = self.rows.end;
-        end..self.task.keys.end.min(end + KEYS)
+    /// Computes the first keys from where they and their values lie, if those are whole vectors of type `T`. Gives how many.
+    #[inline(always)]
+    fn stream<T: Stored, S: Simd>(&self, simd: S, strip: &mut Strip<'_>) -> Option<usize> {
+        let [keys, values] = self.lines::<T>()?;
+        let step = self.part(0..values.count());
+        step.pass(simd, strip, [keys, values], Some(step.asks(values)));
+        Some(values.count())
     }
 
-    /// Computes the tile from keys and values where they lie, and asks for the next keys.
+    /// [`Step::stream`] of stored bytes, which become values in registers.
     #[inline(always)]
-    fn pass<S: Simd, R: Rows>(&self, simd: S, strip: &mut Strip<'_>, [keys, values, next]: [R; 3]) {
-        let tile = self;
+    fn convert<S: Simd>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        [of_key, of_value]: [&Conversion; 2],
+    ) -> Option<usize> {
+        let [keys, values] = self.lines::<i8>()?;
+        let step = self.part(0..values.count());
+        let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        let key_rows = of.of_rows(of_key, head, step.rows.clone());
+        let value_rows = of.of_rows(of_value, head, step.rows.clone());
+        let converted = |lines, of_head, of_rows| Converted {
+            lines,
+            of_head,
+            of_rows,
+        };
+        let asks = step.asks(values);
+        let keys = converted(keys, of_key.of_head(head), &key_rows);
+        let values = converted(values, of_value.of_head(head), &value_rows);
+        let count = step.rows.len();
+        step.pass(simd, strip, [keys, values], Some(asks));
+        Some(count)
+    }
+
+    /// Where the first keys and their values lie, if those are whole vectors of type `T` and keys have no rotary part.
+    #[inline(always)]
+    fn lines<T: Stored>(&self) -> Option<[Lines<T>; 2]> {
+        let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        if of.key.rope.is_some() {
+            return None;
+        }
+        let Range { start, end } = self.rows;
+        let keys = of.lines::<T>(&of.key, head, start..end.min(start + STEP_KEYS))?;
+        let values = of.lines::<T>(&of.value, head, start..start + keys.count())?;
+        Some([keys, values])
+    }
+
+    /// What to ask for while scores, and while outputs are computed.
+    #[inline(always)]
+    fn asks<T: Stored>(&self, values: Lines<T>) -> [Asks; 2] {
+        let (of, head) = (&self.sequence.keys, self.task.kv_head);
+        let here = values.upcoming();
+        let behind = |by| {
+            let end = self.task.keys.end;
+            end.min(self.rows.start + by)..end.min(self.rows.end + by)
+        };
+        let far = of.upcoming::<T>(&of.value, head, behind(FAR));
+        let of_scores = Asks::new(here, [here, Upcoming::NONE], far);
+        let next = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS));
+        let far = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS + FAR));
+        let of_outputs = Asks::new(here, next, far);
+        [of_scores, of_outputs]
+    }
+
+    /// Computes the keys, and asks for others on the way.
+    #[inline(always)]
+    fn pass<S: Simd, R: Rows>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        [keys, values]: [R; 2],
+        asks: Option<[Asks; 2]>,
+    ) {
+        let step = self;
         simd.apart(Scores {
-            tile,
+            step,
             strip,
             keys,
-            values,
+            asks: asks.as_ref().map(|[of_scores, _]| of_scores),
         });
         simd.apart(Outputs {
-            tile,
+            step,
             strip,
             values,
-            next,
+            asks: asks.as_ref().map(|[_, of_outputs]| of_outputs),
         });
     }
 
-    /// Computes the tile from keys and values that are fetched first.
+    /// Computes the first keys, which are fetched before. Gives how many.
     #[inline(always)]
     fn fetch<S: Simd>(
         &self,
@@ -298,13 +338,14 @@ impl Tile<'_> {
         strip: &mut Strip<'_>,
         keys: &mut [Vector],
         values: &mut [Vector],
-    ) {
+    ) -> usize {
         let attention = self.attention;
+        let step = &self.part(0..self.rows.len().min(STEP_KEYS));
         let fetch = Fetch {
             attention,
             sequence: self.sequence,
             kv_head: self.task.kv_head,
-            rows: self.rows.clone(),
+            rows: step.rows.clone(),
             with_care: true,
         };
         fetch.keys(simd, Places::Rows(&mut *keys));
@@ -312,24 +353,24 @@ impl Tile<'_> {
         let fetched = |vectors, row| Fetched {
             vectors,
             row: stride(row),
+            first: 0,
         };
-        let of = fetched(values, attention.columns());
-        let tile = self;
         simd.apart(Scores {
-            tile,
+            step,
             strip,
             keys: fetched(keys, attention.vectors()),
-            values: of,
+            asks: None,
         });
         if finite {
             simd.apart(Outputs {
-                tile,
+                step,
                 strip,
-                values: of,
-                next: of,
+                values: fetched(values, attention.columns()),
+                asks: None,
             });
         } else {
-            self.outputs_with_care(strip, values);
+            step.outputs_with_care(strip, values);
         }
+        step.rows.len()
     }
 }

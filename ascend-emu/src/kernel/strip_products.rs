@@ -1,28 +1,29 @@
-//! The two products of a strip and the softmax between them: dot products of a tile's keys with a few queries, and weighted
+//! The two products of a strip and the softmax between them: dot products of a step's keys with a few queries, and weighted
 //! sums of its values.
 
 use super::attention::Attention;
 use super::exp::exp2;
 use super::fetch::stride;
 use super::lines::{Row, Rows};
+use super::requests::{Asks, CACHE_LINE};
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::softmax::weights;
-use super::strip::{QUERIES, SCORES, Strip, Tile, turns};
-use super::tile::{KEYS, read_bias};
+use super::strip::{QUERIES, SCORES, Step, Strip, turns};
+use super::tile::read_bias;
 
 /// Rows of values that are added without a branch between them.
-const STEP: usize = 4;
+const FEW: usize = 4;
 
-impl Tile<'_> {
+impl Step<'_> {
     /// Weights of `R` queries from `lane` on, `J` keys at a time.
     #[inline(always)]
-    fn weights<S: Simd, V: Rows, const R: usize, const J: usize>(
+    fn weights<S: Simd, K: Rows, const R: usize, const J: usize>(
         &self,
         simd: S,
         strip: &mut Strip<'_>,
         lane: usize,
-        keys: V,
-        near: Option<V>,
+        keys: K,
+        asks: Option<&Asks>,
     ) {
         let count = self.rows.len();
         let vectors = strip.queries.len() / QUERIES;
@@ -41,23 +42,35 @@ impl Tile<'_> {
                     *of = keys.row(first + j);
                 }
             }
-            if let Some(values) = near {
-                for j in first..first + J {
-                    values.prefetch(j);
-                }
-            }
+            let asking = asks.map(|asks| asks.rows(first));
             assert!(of.iter().all(|key| queries.len() <= key.vectors()));
             let mut sums = [[simd.nothing(); R]; J];
             for (i, queries) in queries.iter().enumerate() {
+                if let Some(asking) = asking
+                    && (i * K::BYTES).is_multiple_of(CACHE_LINE)
+                {
+                    for j in 0..J {
+                        asking.ask(j, i * K::BYTES);
+                    }
+                }
                 let mut keys = [simd.splat(0.0); J];
                 for j in 0..J {
                     keys[j] = of[j].at(simd, i);
                 }
                 simd.dots(queries, keys, &mut sums);
             }
-            for (four, scores) in scores.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                let sum = |i: usize| sums[(4 * four + i) / R][(4 * four + i) % R];
-                *scores = simd.totals([sum(0), sum(1), sum(2), sum(3)]);
+            let sum = |i: usize| sums[i / R][i % R];
+            if let Some(scores) = scores.as_mut_array::<WIDTH>() {
+                let mut of = [simd.nothing(); WIDTH];
+                for (i, of) in of.iter_mut().enumerate() {
+                    *of = sum(i);
+                }
+                *scores = simd.totals_of_sixteen(of);
+            } else {
+                for (four, scores) in scores.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                    let sum = |i: usize| sum(4 * four + i);
+                    *scores = simd.totals([sum(0), sum(1), sum(2), sum(3)]);
+                }
             }
         }
         let scores = &mut scores[..(count * R).div_ceil(WIDTH)];
@@ -108,7 +121,6 @@ impl Tile<'_> {
     #[inline(always)]
     fn hide<S: Simd, const R: usize>(&self, simd: S, lane: usize, scores: &mut [Vector]) {
         if let Some(hidden) = self.hidden {
-            let hidden = &hidden[self.seen.clone()];
             for (score, hidden) in scores.iter_mut().zip(hidden.chunks(WIDTH / R)) {
                 let mut lanes = 0;
                 for (j, hidden) in hidden.iter().enumerate() {
@@ -132,16 +144,17 @@ impl Tile<'_> {
         simd: S,
         strip: &mut Strip<'_>,
         lane: usize,
-        values: (V, Option<V>),
+        values: V,
+        asks: Option<&Asks>,
     ) {
         let columns = strip.out.len() / QUERIES;
         let mut column = 0;
         while column + C <= columns {
-            self.weigh_columns::<S, V, R, C>(simd, strip, (lane, column), values);
+            self.weigh_columns::<S, V, R, C>(simd, strip, (lane, column), values, asks);
             column += C;
         }
         while column < columns {
-            self.weigh_columns::<S, V, R, 1>(simd, strip, (lane, column), values);
+            self.weigh_columns::<S, V, R, 1>(simd, strip, (lane, column), values, asks);
             column += 1;
         }
     }
@@ -152,7 +165,8 @@ impl Tile<'_> {
         simd: S,
         strip: &mut Strip<'_>,
         (lane, column): (usize, usize),
-        (values, near): (V, Option<V>),
+        values: V,
+        asks: Option<&Asks>,
     ) {
         let columns = strip.out.len() / QUERIES;
         let weights = strip.scores[lane * SCORES..][..R * SCORES].as_flattened();
@@ -166,27 +180,33 @@ impl Tile<'_> {
                 sums[r][c] = simd.multiply(out, decay);
             }
         }
-        // Each pass over the rows asks for its share of the next ones, evenly.
-        let passes = columns.div_ceil(C);
-        let (mut ask, mut due) = (column / C * KEYS.div_ceil(passes), 0);
-        let (steps, rest) = weights.as_chunks::<STEP>();
+        // Each pass over the rows asks for the same columns of others, or, if those are less than a cache line, for all columns
+        // of such a line in some of the rows.
+        let lines = (C * V::BYTES).div_ceil(CACHE_LINE);
+        let turns = (CACHE_LINE / (C * V::BYTES)).clamp(1, FEW);
+        let (turn, byte) = (
+            column / C % turns,
+            column * V::BYTES / CACHE_LINE * CACHE_LINE,
+        );
+        let values = values.from(column);
+        let (steps, rest) = weights.as_chunks::<FEW>();
         for (step, weights) in steps.iter().enumerate() {
-            if let Some(next) = near {
-                due += STEP;
-                while due >= passes {
-                    next.prefetch(ask);
-                    ask += 1;
-                    due -= passes;
+            if let Some(asks) = asks {
+                let asking = asks.rows(step * FEW);
+                for row in (0..FEW).step_by(turns) {
+                    for line in 0..lines {
+                        asking.ask(turn + row, byte + line * CACHE_LINE);
+                    }
                 }
             }
-            let rows: [V::Row; STEP] = values.rows(step * STEP);
+            let rows: [V::Row; FEW] = values.rows(step * FEW);
             for (row, weights) in rows.into_iter().zip(weights) {
-                add_row(simd, row, weights, column, &mut sums);
+                add_row(simd, row, weights, &mut sums);
             }
         }
         for (j, weights) in rest.iter().enumerate() {
-            let row = values.row(steps.len() * STEP + j);
-            add_row(simd, row, weights, column, &mut sums);
+            let row = values.row(steps.len() * FEW + j);
+            add_row(simd, row, weights, &mut sums);
         }
         for r in 0..R {
             for c in 0..C {
@@ -220,18 +240,17 @@ impl Tile<'_> {
     }
 }
 
-/// Adds columns of a weighted row to their sums.
+/// Adds the first columns of a weighted row to their sums.
 #[inline(always)]
 fn add_row<S: Simd, R: Row, const QUERIES: usize, const COLUMNS: usize>(
     simd: S,
     row: R,
     weights: &[f32; QUERIES],
-    column: usize,
     sums: &mut [[S::Register; COLUMNS]; QUERIES],
 ) {
     let mut of = [simd.splat(0.0); COLUMNS];
     for (c, of) in of.iter_mut().enumerate() {
-        *of = row.at(simd, column + c);
+        *of = row.at(simd, c);
     }
     for r in 0..QUERIES {
         let weight = simd.splat(weights[r]);
@@ -241,13 +260,13 @@ fn add_row<S: Simd, R: Row, const QUERIES: usize, const COLUMNS: usize>(
     }
 }
 
-/// Turns the products of a tile's keys with every query into weights.
+/// Turns the products of a step's keys with every query into weights.
 pub(super) struct Scores<'a, 's, R> {
-    pub(super) tile: &'a Tile<'a>,
+    pub(super) step: &'a Step<'a>,
     pub(super) strip: &'a mut Strip<'s>,
     pub(super) keys: R,
     /// Asked for on the way.
-    pub(super) values: R,
+    pub(super) asks: Option<&'a Asks>,
 }
 
 impl<R: Rows> Kernel for Scores<'_, '_, R> {
@@ -256,22 +275,22 @@ impl<R: Rows> Kernel for Scores<'_, '_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Scores {
-            tile,
+            step,
             strip,
             keys,
-            values,
+            asks,
         } = self;
-        for (lane, together) in turns(tile.count()) {
-            // One query after the other asks for the values.
-            let near = (lane == 0).then_some(values);
+        for (lane, together) in turns(step.count()) {
+            // The first queries ask for all.
+            let asks = asks.filter(|_| lane == 0);
             match (together, S::SHAPE) {
-                (4, Shape::Wide) => tile.weights::<S, R, 4, 4>(simd, strip, lane, keys, near),
-                (4, Shape::Six) => tile.weights::<S, R, 4, 3>(simd, strip, lane, keys, near),
-                (4, Shape::Two) => tile.weights::<S, R, 4, 1>(simd, strip, lane, keys, near),
-                (2, Shape::Two) => tile.weights::<S, R, 2, 2>(simd, strip, lane, keys, near),
-                (2, _) => tile.weights::<S, R, 2, 4>(simd, strip, lane, keys, near),
-                (_, Shape::Two) => tile.weights::<S, R, 1, 4>(simd, strip, lane, keys, near),
-                _ => tile.weights::<S, R, 1, 8>(simd, strip, lane, keys, near),
+                (4, Shape::Wide) => step.weights::<S, R, 4, 4>(simd, strip, lane, keys, asks),
+                (4, Shape::Six) => step.weights::<S, R, 4, 3>(simd, strip, lane, keys, asks),
+                (4, Shape::Two) => step.weights::<S, R, 4, 1>(simd, strip, lane, keys, asks),
+                (2, Shape::Two) => step.weights::<S, R, 2, 2>(simd, strip, lane, keys, asks),
+                (2, _) => step.weights::<S, R, 2, 4>(simd, strip, lane, keys, asks),
+                (_, Shape::Two) => step.weights::<S, R, 1, 4>(simd, strip, lane, keys, asks),
+                _ => step.weights::<S, R, 1, 8>(simd, strip, lane, keys, asks),
             }
         }
     }
@@ -279,11 +298,11 @@ impl<R: Rows> Kernel for Scores<'_, '_, R> {
 
 /// Adds the weighted values to the output of every query.
 pub(super) struct Outputs<'a, 's, R> {
-    pub(super) tile: &'a Tile<'a>,
+    pub(super) step: &'a Step<'a>,
     pub(super) strip: &'a mut Strip<'s>,
     pub(super) values: R,
-    /// The keys behind the tile's, which are asked for on the way.
-    pub(super) next: R,
+    /// Asked for on the way.
+    pub(super) asks: Option<&'a Asks>,
 }
 
 impl<R: Rows> Kernel for Outputs<'_, '_, R> {
@@ -292,19 +311,19 @@ impl<R: Rows> Kernel for Outputs<'_, '_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Outputs {
-            tile,
+            step,
             strip,
             values,
-            next,
+            asks,
         } = self;
-        for (lane, together) in turns(tile.count()) {
-            let of = (values, (lane == 0).then_some(next));
+        for (lane, together) in turns(step.count()) {
+            let asks = asks.filter(|_| lane == 0);
             match (together, S::SHAPE) {
-                (4, Shape::Wide) => tile.weigh::<S, R, 4, 4>(simd, strip, lane, of),
-                (4, _) => tile.weigh::<S, R, 4, 1>(simd, strip, lane, of),
-                (2, Shape::Wide) => tile.weigh::<S, R, 2, 4>(simd, strip, lane, of),
-                (2, _) => tile.weigh::<S, R, 2, 2>(simd, strip, lane, of),
-                _ => tile.weigh::<S, R, 1, 4>(simd, strip, lane, of),
+                (4, Shape::Wide) => step.weigh::<S, R, 4, 4>(simd, strip, lane, values, asks),
+                (4, _) => step.weigh::<S, R, 4, 1>(simd, strip, lane, values, asks),
+                (2, Shape::Wide) => step.weigh::<S, R, 2, 4>(simd, strip, lane, values, asks),
+                (2, _) => step.weigh::<S, R, 2, 2>(simd, strip, lane, values, asks),
+                _ => step.weigh::<S, R, 1, 4>(simd, strip, lane, values, asks),
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::ahead::Ahead;
 use super::attention::{Attention, Sequence};
 use super::cells::Cover;
-use super::simd::{Simd, Vector, WIDTH};
+use super::simd::{Simd, Vector};
 use ascend_spec::Tile;
 use std::ops::Range;
 
@@ -109,7 +109,7 @@ pub(super) fn read_bias<S: Simd>(
     sequence: &Sequence,
     (row, head): (usize, usize),
     keys: &Range<usize>,
-    out: &mut [Vector; KEYS / WIDTH],
+    out: &mut [Vector],
 ) -> bool {
     let Some(bias) = &attention.bias else {
         return false;

@@ -109,6 +109,17 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Four sums in single numbers.
     fn totals(self, four: [Self::Sum; 4]) -> [f32; 4];
 
+    /// Sixteen sums in single numbers.
+    #[inline(always)]
+    fn totals_of_sixteen(self, sums: [Self::Sum; WIDTH]) -> Vector {
+        let mut totals = [0.0; WIDTH];
+        let (of, _) = sums.as_chunks::<4>();
+        for (totals, four) in totals.as_chunks_mut::<4>().0.iter_mut().zip(of) {
+            *totals = self.totals(*four);
+        }
+        totals
+    }
+
     /// Rows for columns.
     #[inline(always)]
     fn across(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
