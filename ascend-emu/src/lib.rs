@@ -58,7 +58,7 @@
 //!
 //! In `compat` each kind at each place is told on stderr once. A race is found from what was queued and waited for,
 //! not from timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one
-//! thread, [`inject`] makes one of its calls fail, [`live`] counts handles and memory not given back.
+//! thread, [`inject`] makes one of its calls fail, [`live()`] counts handles and memory not given back.
 //!
 //! # Differences from hardware
 //!
