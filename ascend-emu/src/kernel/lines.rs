@@ -141,7 +141,7 @@ pub(super) struct Converted<'a, T> {
     pub(super) lines: Lines<T>,
     pub(super) of_head: OfHead<'a>,
     /// Scale and offset of each row.
-    pub(super) of_rows: &'a OfRows,
+    pub(super) of_rows: &'a [(f32, f32)],
 }
 
 /// A row of [`Converted`].

@@ -2,7 +2,8 @@
 //!
 //! The rows of the next tile are asked for while the products of this one are computed, a few cache lines at each step: a
 //! processor keeps few requests, and stops where there are more. With dozens at a step nothing was gained; with a few,
-//! fetching the tiles of latent attention takes an eighth of the time instead of a fifth.
+//! fetching the tiles of latent attention takes an eighth of the time instead of a fifth. Decode, which reads rows where they
+//! lie, asks for one vector with each that it reads.
 
 /// Bytes that the processor fetches at once.
 pub(super) const CACHE_LINE: usize = 64;
@@ -92,10 +93,12 @@ pub(super) struct Asks {
 }
 
 impl Asks {
-    /// For these rows, where there are any, or else for those that are read.
-    pub(super) fn new(read: Upcoming, first: [Upcoming; 2], second: [Upcoming; 2]) -> Self {
-        let some =
-            |[here, behind]: [Upcoming; 2]| [if here.rows > 0 { here } else { read }, behind];
+    /// For these rows, or `else_for` where there are none.
+    pub(super) fn new(first: [Upcoming; 2], second: [Upcoming; 2], else_for: Upcoming) -> Self {
+        let some = |[here, behind]: [Upcoming; 2]| match here.rows {
+            0 => [else_for, behind],
+            _ => [here, behind],
+        };
         Asks {
             first: some(first),
             second: some(second),
@@ -282,7 +285,7 @@ mod tests {
         let of = |row, pitch, rows| Upcoming::new(at(row).cast::<i8>(), pitch, rows, 64);
         let (read, here, behind) = (of(9, 64, 5), of(0, 128, 3), of(19, -64, 2));
         let none = Upcoming::NONE;
-        let asks = Asks::new(read, [here, behind], [none; 2]);
+        let asks = Asks::new([here, behind], [none; 2], read);
         let first: Vec<_> = (0..6).map(|j| asks.rows(j).first).collect();
         let (here, behind) = ((at(0), 128), (at(19), -64));
         let want = [

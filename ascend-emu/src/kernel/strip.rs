@@ -29,7 +29,7 @@ use super::schedule::{Task, Work};
 use super::scratch::take;
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_finite};
 use super::source::Stored;
-use super::strip_products::{Outputs, Scores};
+use super::strip_products::{Outputs, Scores, Weights};
 use super::tile::{KEYS, look};
 use ascend_spec::DType;
 use half::{bf16, f16};
@@ -41,11 +41,14 @@ pub(super) const QUERIES: usize = 8;
 /// Keys of a step.
 pub(super) const STEP_KEYS: usize = KEYS / 2;
 
+/// Runs of constant pitch that the keys of a step may lie in: blocks of 16, and a border anywhere.
+const RUNS: usize = STEP_KEYS / 16 + 1;
+
 /// How far ahead rows are asked for that the second cache is to keep, in keys.
 const FAR: usize = KEYS;
 
-/// Vectors of a step's scores of one query.
-pub(super) const SCORES: usize = STEP_KEYS / WIDTH;
+/// Vectors of a step's scores of one query; one more is for products that no key has, past the last.
+pub(super) const SCORES: usize = STEP_KEYS / WIDTH + 1;
 
 const _: () = assert!(STEP_KEYS.is_multiple_of(Shape::ROWS) && STEP_KEYS.is_multiple_of(WIDTH));
 
@@ -159,27 +162,29 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
                 continue;
             }
             let hidden = mixed.then_some(&hidden[seen.clone()]);
-            let mut left = Step {
+            let tile = Step {
                 attention,
                 sequence,
                 task,
                 rows: tile.start + seen.start..tile.start + seen.end,
                 hidden,
             };
-            while !left.rows.is_empty() {
+            for first in (0..seen.len()).step_by(STEP_KEYS) {
+                let step = tile.part(first..seen.len().min(first + STEP_KEYS));
                 let done = match (&attention.key_conversion, &attention.value_conversion) {
                     _ if with_care => None,
                     (None, None) => match attention.held {
-                        DType::Float16 => left.stream::<f16, S>(simd, &mut strip),
-                        DType::Bf16 => left.stream::<bf16, S>(simd, &mut strip),
-                        _ => left.stream::<f32, S>(simd, &mut strip),
+                        DType::Float16 => step.stream::<f16, S>(simd, &mut strip),
+                        DType::Bf16 => step.stream::<bf16, S>(simd, &mut strip),
+                        _ => step.stream::<f32, S>(simd, &mut strip),
                     },
-                    (Some(key), Some(value)) => left.convert(simd, &mut strip, [key, value]),
+                    (Some(key), Some(value)) => step.convert(simd, &mut strip, [key, value]),
                     _ => None,
                 };
-                streamed |= done.is_some();
-                let done = done.unwrap_or_else(|| left.fetch(simd, &mut strip, keys, values));
-                left = left.part(done..left.rows.len());
+                match done {
+                    Some(()) => streamed = true,
+                    None => step.fetch(simd, &mut strip, keys, values),
+                }
             }
         }
         if !streamed || all_finite(simd, strip.out) {
@@ -225,6 +230,28 @@ pub(super) struct Step<'a> {
     pub(super) hidden: Option<&'a [u16]>,
 }
 
+/// Keys of a step that lie a constant pitch apart, and so do their values.
+#[derive(Clone, Copy)]
+struct Run<R> {
+    /// The first of them, counted from the step's.
+    first: usize,
+    count: usize,
+    keys: R,
+    values: R,
+}
+
+/// The runs of a step.
+struct Runs<R> {
+    runs: [Option<Run<R>>; RUNS],
+    count: usize,
+}
+
+impl<R: Copy> Runs<R> {
+    fn iter(&self) -> impl Iterator<Item = Run<R>> {
+        self.runs[..self.count].iter().copied().flatten()
+    }
+}
+
 impl Step<'_> {
     /// Some of its keys, counted from the first.
     fn part(&self, keys: Range<usize>) -> Self {
@@ -241,13 +268,12 @@ impl Step<'_> {
         self.task.queries.len().min(QUERIES)
     }
 
-    /// Computes the first keys from where they and their values lie, if those are whole vectors of type `T`. Gives how many.
+    /// Computes the step from keys and values where they lie, if they are whole vectors of type `T`.
     #[inline(always)]
-    fn stream<T: Stored, S: Simd>(&self, simd: S, strip: &mut Strip<'_>) -> Option<usize> {
-        let [keys, values] = self.lines::<T>()?;
-        let step = self.part(0..values.count());
-        step.pass(simd, strip, [keys, values], Some(step.asks(values)));
-        Some(values.count())
+    fn stream<T: Stored, S: Simd>(&self, simd: S, strip: &mut Strip<'_>) -> Option<()> {
+        let runs = self.runs::<T>()?;
+        self.pass(simd, strip, || runs.iter(), &self.asks(&runs));
+        Some(())
     }
 
     /// [`Step::stream`] of stored bytes, which become values in registers.
@@ -257,80 +283,111 @@ impl Step<'_> {
         simd: S,
         strip: &mut Strip<'_>,
         [of_key, of_value]: [&Conversion; 2],
-    ) -> Option<usize> {
-        let [keys, values] = self.lines::<i8>()?;
-        let step = self.part(0..values.count());
+    ) -> Option<()> {
+        let runs = self.runs::<i8>()?;
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
-        let key_rows = of.of_rows(of_key, head, step.rows.clone());
-        let value_rows = of.of_rows(of_value, head, step.rows.clone());
-        let converted = |lines, of_head, of_rows| Converted {
-            lines,
-            of_head,
-            of_rows,
+        let key_rows = of.of_rows(of_key, head, self.rows.clone());
+        let value_rows = of.of_rows(of_value, head, self.rows.clone());
+        let converted = |run: Run<Lines<i8>>| Run {
+            first: run.first,
+            count: run.count,
+            keys: Converted {
+                lines: run.keys,
+                of_head: of_key.of_head(head),
+                of_rows: &key_rows[run.first..],
+            },
+            values: Converted {
+                lines: run.values,
+                of_head: of_value.of_head(head),
+                of_rows: &value_rows[run.first..],
+            },
         };
-        let asks = step.asks(values);
-        let keys = converted(keys, of_key.of_head(head), &key_rows);
-        let values = converted(values, of_value.of_head(head), &value_rows);
-        let count = step.rows.len();
-        step.pass(simd, strip, [keys, values], Some(asks));
-        Some(count)
+        let of_runs = || runs.iter().map(converted);
+        self.pass(simd, strip, of_runs, &self.asks(&runs));
+        Some(())
     }
 
-    /// Where the first keys and their values lie, if those are whole vectors of type `T` and keys have no rotary part.
+    /// Where keys and values lie, if they are whole vectors of type `T`, in few places, and keys have no rotary part.
     #[inline(always)]
-    fn lines<T: Stored>(&self) -> Option<[Lines<T>; 2]> {
+    fn runs<T: Stored>(&self) -> Option<Runs<Lines<T>>> {
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
         if of.key.rope.is_some() {
             return None;
         }
-        let Range { start, end } = self.rows;
-        let keys = of.lines::<T>(&of.key, head, start..end.min(start + STEP_KEYS))?;
-        let values = of.lines::<T>(&of.value, head, start..start + keys.count())?;
-        Some([keys, values])
+        let mut runs = Runs {
+            runs: [None; RUNS],
+            count: 0,
+        };
+        let Range { mut start, end } = self.rows;
+        while start < end {
+            let keys = of.lines::<T>(&of.key, head, start..end)?;
+            let values = of.lines::<T>(&of.value, head, start..start + keys.count())?;
+            let count = values.count();
+            *runs.runs.get_mut(runs.count)? = Some(Run {
+                first: start - self.rows.start,
+                count,
+                keys,
+                values,
+            });
+            runs.count += 1;
+            start += count;
+        }
+        Some(runs)
     }
 
     /// What to ask for while scores, and while outputs are computed.
     #[inline(always)]
-    fn asks<T: Stored>(&self, values: Lines<T>) -> [Asks; 2] {
+    fn asks<T: Stored>(&self, runs: &Runs<Lines<T>>) -> [Asks; 2] {
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
-        let here = values.upcoming();
+        let mut here = [Upcoming::NONE; 2];
+        for (here, run) in here.iter_mut().zip(runs.iter()) {
+            *here = run.values.upcoming();
+        }
         let behind = |by| {
             let end = self.task.keys.end;
             end.min(self.rows.start + by)..end.min(self.rows.end + by)
         };
         let far = of.upcoming::<T>(&of.value, head, behind(FAR));
-        let of_scores = Asks::new(here, [here, Upcoming::NONE], far);
+        let of_scores = Asks::new(here, far, here[0]);
         let next = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS));
         let far = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS + FAR));
-        let of_outputs = Asks::new(here, next, far);
+        let of_outputs = Asks::new(next, far, here[0]);
         [of_scores, of_outputs]
     }
 
-    /// Computes the keys, and asks for others on the way.
+    /// Computes the step, and asks for others on the way. The softmax is that of the whole step, so that numbers do not depend
+    /// on where rows lie.
     #[inline(always)]
-    fn pass<S: Simd, R: Rows>(
+    fn pass<S: Simd, R: Rows, I: Iterator<Item = Run<R>>>(
         &self,
         simd: S,
         strip: &mut Strip<'_>,
-        [keys, values]: [R; 2],
-        asks: Option<[Asks; 2]>,
+        runs: impl Fn() -> I,
+        [of_scores, of_outputs]: &[Asks; 2],
     ) {
         let step = self;
-        simd.apart(Scores {
-            step,
-            strip,
-            keys,
-            asks: asks.as_ref().map(|[of_scores, _]| of_scores),
-        });
-        simd.apart(Outputs {
-            step,
-            strip,
-            values,
-            asks: asks.as_ref().map(|[_, of_outputs]| of_outputs),
-        });
+        for run in runs() {
+            simd.apart(Scores {
+                step,
+                strip,
+                keys: run.keys,
+                place: run.first..run.first + run.count,
+                asks: Some(of_scores),
+            });
+        }
+        simd.apart(Weights { step, strip });
+        for run in runs() {
+            simd.apart(Outputs {
+                step,
+                strip,
+                values: run.values,
+                place: run.first..run.first + run.count,
+                asks: Some(of_outputs),
+            });
+        }
     }
 
-    /// Computes the first keys, which are fetched before. Gives how many.
+    /// Computes the step from keys and values that are fetched first.
     #[inline(always)]
     fn fetch<S: Simd>(
         &self,
@@ -338,14 +395,13 @@ impl Step<'_> {
         strip: &mut Strip<'_>,
         keys: &mut [Vector],
         values: &mut [Vector],
-    ) -> usize {
-        let attention = self.attention;
-        let step = &self.part(0..self.rows.len().min(STEP_KEYS));
+    ) {
+        let (step, attention) = (self, self.attention);
         let fetch = Fetch {
             attention,
             sequence: self.sequence,
             kv_head: self.task.kv_head,
-            rows: step.rows.clone(),
+            rows: self.rows.clone(),
             with_care: true,
         };
         fetch.keys(simd, Places::Rows(&mut *keys));
@@ -355,22 +411,25 @@ impl Step<'_> {
             row: stride(row),
             first: 0,
         };
+        let place = 0..self.rows.len();
         simd.apart(Scores {
             step,
             strip,
             keys: fetched(keys, attention.vectors()),
+            place: place.clone(),
             asks: None,
         });
+        simd.apart(Weights { step, strip });
         if finite {
             simd.apart(Outputs {
                 step,
                 strip,
                 values: fetched(values, attention.columns()),
+                place,
                 asks: None,
             });
         } else {
-            step.outputs_with_care(strip, values);
+            self.outputs_with_care(strip, values);
         }
-        step.rows.len()
     }
 }

@@ -10,30 +10,31 @@ use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::softmax::weights;
 use super::strip::{QUERIES, SCORES, Step, Strip, turns};
 use super::tile::read_bias;
+use std::ops::Range;
 
 /// Rows of values that are added without a branch between them.
 const FEW: usize = 4;
 
 impl Step<'_> {
-    /// Weights of `R` queries from `lane` on, `J` keys at a time.
+    /// Products of the keys at `place` with `R` queries from `lane` on, `J` keys at a time.
     #[inline(always)]
-    fn weights<S: Simd, K: Rows, const R: usize, const J: usize>(
+    fn scores<S: Simd, K: Rows, const R: usize, const J: usize>(
         &self,
         simd: S,
         strip: &mut Strip<'_>,
         lane: usize,
-        keys: K,
+        (keys, place): (K, &Range<usize>),
         asks: Option<&Asks>,
     ) {
-        let count = self.rows.len();
+        let count = place.len();
         let vectors = strip.queries.len() / QUERIES;
         let queries = strip.queries[lane * vectors..][..R * vectors]
             .as_chunks::<R>()
             .0;
-        let scores = &mut strip.scores[lane * SCORES..][..R * SCORES];
-        let of_steps = scores.as_flattened_mut().chunks_exact_mut(J * R);
+        let scores = strip.scores[lane * SCORES..][..R * SCORES].as_flattened_mut();
+        let of_steps = scores[place.start * R..].chunks_exact_mut(J * R);
         for (first, scores) in (0..count).step_by(J).zip(of_steps) {
-            // Past the last key a product is computed again, and hidden.
+            // Past the last key a product is computed again, which the next key's takes the place of, or which is hidden.
             let mut of = [keys.row(first); J];
             if first + J <= count {
                 of = keys.rows(first);
@@ -42,7 +43,7 @@ impl Step<'_> {
                     *of = keys.row(first + j);
                 }
             }
-            let asking = asks.map(|asks| asks.rows(first));
+            let asking = asks.map(|asks| asks.rows(place.start + first));
             assert!(of.iter().all(|key| queries.len() <= key.vectors()));
             let mut sums = [[simd.nothing(); R]; J];
             for (i, queries) in queries.iter().enumerate() {
@@ -73,15 +74,16 @@ impl Step<'_> {
                 }
             }
         }
-        let scores = &mut scores[..(count * R).div_ceil(WIDTH)];
+    }
+
+    /// Scores of `R` queries from `lane` on to weights.
+    #[inline(always)]
+    fn weights<S: Simd, const R: usize>(&self, simd: S, strip: &mut Strip<'_>, lane: usize) {
+        let keys = self.rows.len();
+        let scores = &mut strip.scores[lane * SCORES..][..(keys * R).div_ceil(WIDTH)];
         self.bias::<S, R>(simd, lane, scores);
         self.hide::<S, R>(simd, lane, scores);
-        simd.apart(Soften::<R> {
-            attention: self.attention,
-            strip,
-            lane,
-            keys: count,
-        });
+        soften::<S, R>(simd, self.attention, strip, lane, keys);
     }
 
     /// Scales scores where the queries are not, and adds the position bias.
@@ -137,14 +139,14 @@ impl Step<'_> {
         }
     }
 
-    /// Adds the weighted values to the output of `R` queries from `lane` on, `C` columns at a time.
+    /// Adds the weighted values at `place` to the output of `R` queries from `lane` on, `C` columns at a time.
     #[inline(always)]
     fn weigh<S: Simd, V: Rows, const R: usize, const C: usize>(
         &self,
         simd: S,
         strip: &mut Strip<'_>,
         lane: usize,
-        values: V,
+        values: (V, &Range<usize>),
         asks: Option<&Asks>,
     ) {
         let columns = strip.out.len() / QUERIES;
@@ -165,16 +167,22 @@ impl Step<'_> {
         simd: S,
         strip: &mut Strip<'_>,
         (lane, column): (usize, usize),
-        values: V,
+        (values, place): (V, &Range<usize>),
         asks: Option<&Asks>,
     ) {
         let columns = strip.out.len() / QUERIES;
         let weights = strip.scores[lane * SCORES..][..R * SCORES].as_flattened();
-        let weights = &weights.as_chunks::<R>().0[..self.rows.len()];
+        let weights = &weights.as_chunks::<R>().0[place.clone()];
         let out = &mut strip.out[lane * columns..][..R * columns];
         let mut sums = [[simd.splat(0.0); C]; R];
         for r in 0..R {
-            let decay = simd.splat(strip.decay[lane + r]);
+            // The first values of a step meet what was before.
+            let decay = if place.start == 0 {
+                strip.decay[lane + r]
+            } else {
+                1.0
+            };
+            let decay = simd.splat(decay);
             for c in 0..C {
                 let out = simd.load(&out[r * columns + column + c]);
                 sums[r][c] = simd.multiply(out, decay);
@@ -192,7 +200,7 @@ impl Step<'_> {
         let (steps, rest) = weights.as_chunks::<FEW>();
         for (step, weights) in steps.iter().enumerate() {
             if let Some(asks) = asks {
-                let asking = asks.rows(step * FEW);
+                let asking = asks.rows(place.start + step * FEW);
                 for row in (0..FEW).step_by(turns) {
                     for line in 0..lines {
                         asking.ask(turn + row, byte + line * CACHE_LINE);
@@ -260,11 +268,13 @@ fn add_row<S: Simd, R: Row, const QUERIES: usize, const COLUMNS: usize>(
     }
 }
 
-/// Turns the products of a step's keys with every query into weights.
+/// Computes the products of some of a step's keys with every query.
 pub(super) struct Scores<'a, 's, R> {
     pub(super) step: &'a Step<'a>,
     pub(super) strip: &'a mut Strip<'s>,
     pub(super) keys: R,
+    /// Which of the step's keys they are.
+    pub(super) place: Range<usize>,
     /// Asked for on the way.
     pub(super) asks: Option<&'a Asks>,
 }
@@ -274,33 +284,51 @@ impl<R: Rows> Kernel for Scores<'_, '_, R> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Scores {
-            step,
-            strip,
-            keys,
-            asks,
-        } = self;
+        let (step, strip, keys) = (self.step, self.strip, (self.keys, &self.place));
         for (lane, together) in turns(step.count()) {
             // The first queries ask for all.
-            let asks = asks.filter(|_| lane == 0);
+            let asks = self.asks.filter(|_| lane == 0);
             match (together, S::SHAPE) {
-                (4, Shape::Wide) => step.weights::<S, R, 4, 4>(simd, strip, lane, keys, asks),
-                (4, Shape::Six) => step.weights::<S, R, 4, 3>(simd, strip, lane, keys, asks),
-                (4, Shape::Two) => step.weights::<S, R, 4, 1>(simd, strip, lane, keys, asks),
-                (2, Shape::Two) => step.weights::<S, R, 2, 2>(simd, strip, lane, keys, asks),
-                (2, _) => step.weights::<S, R, 2, 4>(simd, strip, lane, keys, asks),
-                (_, Shape::Two) => step.weights::<S, R, 1, 4>(simd, strip, lane, keys, asks),
-                _ => step.weights::<S, R, 1, 8>(simd, strip, lane, keys, asks),
+                (4, Shape::Wide) => step.scores::<S, R, 4, 4>(simd, strip, lane, keys, asks),
+                (4, Shape::Six) => step.scores::<S, R, 4, 3>(simd, strip, lane, keys, asks),
+                (4, Shape::Two) => step.scores::<S, R, 4, 1>(simd, strip, lane, keys, asks),
+                (2, Shape::Two) => step.scores::<S, R, 2, 2>(simd, strip, lane, keys, asks),
+                (2, _) => step.scores::<S, R, 2, 4>(simd, strip, lane, keys, asks),
+                (_, Shape::Two) => step.scores::<S, R, 1, 4>(simd, strip, lane, keys, asks),
+                _ => step.scores::<S, R, 1, 8>(simd, strip, lane, keys, asks),
             }
         }
     }
 }
 
-/// Adds the weighted values to the output of every query.
+/// Turns the products of a step's keys with every query into weights.
+pub(super) struct Weights<'a, 's> {
+    pub(super) step: &'a Step<'a>,
+    pub(super) strip: &'a mut Strip<'s>,
+}
+
+impl Kernel for Weights<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (lane, together) in turns(self.step.count()) {
+            match together {
+                4 => self.step.weights::<S, 4>(simd, self.strip, lane),
+                2 => self.step.weights::<S, 2>(simd, self.strip, lane),
+                _ => self.step.weights::<S, 1>(simd, self.strip, lane),
+            }
+        }
+    }
+}
+
+/// Adds some of a step's values, weighted, to the output of every query.
 pub(super) struct Outputs<'a, 's, R> {
     pub(super) step: &'a Step<'a>,
     pub(super) strip: &'a mut Strip<'s>,
     pub(super) values: R,
+    /// Which of the step's keys they belong to.
+    pub(super) place: Range<usize>,
     /// Asked for on the way.
     pub(super) asks: Option<&'a Asks>,
 }
@@ -310,14 +338,9 @@ impl<R: Rows> Kernel for Outputs<'_, '_, R> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Outputs {
-            step,
-            strip,
-            values,
-            asks,
-        } = self;
+        let (step, strip, values) = (self.step, self.strip, (self.values, &self.place));
         for (lane, together) in turns(step.count()) {
-            let asks = asks.filter(|_| lane == 0);
+            let asks = self.asks.filter(|_| lane == 0);
             match (together, S::SHAPE) {
                 (4, Shape::Wide) => step.weigh::<S, R, 4, 4>(simd, strip, lane, values, asks),
                 (4, _) => step.weigh::<S, R, 4, 1>(simd, strip, lane, values, asks),
@@ -342,55 +365,44 @@ fn fold<const R: usize>(vector: &Vector, combine: impl Fn(f32, f32) -> f32) -> [
 
 /// Scores of `R` queries to weights: moves the running maxima, takes powers, adds them up and rounds them to the element
 /// type or to integers.
-struct Soften<'a, 's, const R: usize> {
-    attention: &'a Attention,
-    strip: &'a mut Strip<'s>,
+#[inline(always)]
+fn soften<S: Simd, const R: usize>(
+    simd: S,
+    attention: &Attention,
+    strip: &mut Strip<'_>,
     lane: usize,
     keys: usize,
-}
-
-impl<const R: usize> Kernel for Soften<'_, '_, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Soften {
-            attention,
-            strip,
-            lane,
-            keys,
-        } = self;
-        let scores = &mut strip.scores[lane * SCORES..][..(keys * R).div_ceil(WIDTH)];
-        let mut old = [0.0; WIDTH];
-        for (i, old) in old.iter_mut().enumerate() {
-            *old = strip.max[lane + i % R];
-        }
-        // NaN is no maximum; it reaches the sum and the output through its power.
-        let mut most = simd.load(&old);
-        for score in scores.iter() {
-            most = simd.larger(simd.load(score), most);
-        }
-        let mut max = [0.0; WIDTH];
-        simd.store(most, &mut max);
-        let highest: [f32; R] = fold(&max, |a, b| if a > b { a } else { b });
-        for (i, max) in max.iter_mut().enumerate() {
-            *max = highest[i % R];
-        }
-        // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
-        let shift = simd.larger(simd.load(&max), simd.splat(f32::MIN));
-        let sums = weights::<S, 1>(simd, attention, scores, 0, shift);
-        let mut decay = [0.0; WIDTH];
-        simd.store(
-            exp2(simd, simd.subtract(simd.load(&old), shift)),
-            &mut decay,
-        );
-        let mut sum = [0.0; WIDTH];
-        simd.store(sums, &mut sum);
-        let sum: [f32; R] = fold(&sum, |a, b| a + b);
-        for r in 0..R {
-            strip.max[lane + r] = highest[r];
-            strip.decay[lane + r] = decay[r];
-            strip.sum[lane + r] = strip.sum[lane + r] * decay[r] + sum[r];
-        }
+) {
+    let scores = &mut strip.scores[lane * SCORES..][..(keys * R).div_ceil(WIDTH)];
+    let mut old = [0.0; WIDTH];
+    for (i, old) in old.iter_mut().enumerate() {
+        *old = strip.max[lane + i % R];
+    }
+    // NaN is no maximum; it reaches the sum and the output through its power.
+    let mut most = simd.load(&old);
+    for score in scores.iter() {
+        most = simd.larger(simd.load(score), most);
+    }
+    let mut max = [0.0; WIDTH];
+    simd.store(most, &mut max);
+    let highest: [f32; R] = fold(&max, |a, b| if a > b { a } else { b });
+    for (i, max) in max.iter_mut().enumerate() {
+        *max = highest[i % R];
+    }
+    // Before anything is seen the maximum is -inf; the difference to it must not be NaN.
+    let shift = simd.larger(simd.load(&max), simd.splat(f32::MIN));
+    let sums = weights::<S, 1>(simd, attention, scores, 0, shift);
+    let mut decay = [0.0; WIDTH];
+    simd.store(
+        exp2(simd, simd.subtract(simd.load(&old), shift)),
+        &mut decay,
+    );
+    let mut sum = [0.0; WIDTH];
+    simd.store(sums, &mut sum);
+    let sum: [f32; R] = fold(&sum, |a, b| a + b);
+    for r in 0..R {
+        strip.max[lane + r] = highest[r];
+        strip.decay[lane + r] = decay[r];
+        strip.sum[lane + r] = strip.sum[lane + r] * decay[r] + sum[r];
     }
 }
