@@ -240,17 +240,8 @@ struct Run<R> {
     values: R,
 }
 
-/// The runs of a step.
-struct Runs<R> {
-    runs: [Option<Run<R>>; RUNS],
-    count: usize,
-}
-
-impl<R: Copy> Runs<R> {
-    fn iter(&self) -> impl Iterator<Item = Run<R>> {
-        self.runs[..self.count].iter().copied().flatten()
-    }
-}
+/// The runs of a step, in order, and then none.
+type Runs<R> = [Option<Run<R>>; RUNS];
 
 impl Step<'_> {
     /// Some of its keys, counted from the first.
@@ -272,7 +263,8 @@ impl Step<'_> {
     #[inline(always)]
     fn stream<T: Stored, S: Simd>(&self, simd: S, strip: &mut Strip<'_>) -> Option<()> {
         let runs = self.runs::<T>()?;
-        self.pass(simd, strip, || runs.iter(), &self.asks(&runs));
+        let of_runs = || runs.iter().copied().flatten();
+        self.pass(simd, strip, of_runs, &self.asks(&runs));
         Some(())
     }
 
@@ -302,7 +294,7 @@ impl Step<'_> {
                 of_rows: &value_rows[run.first..],
             },
         };
-        let of_runs = || runs.iter().map(converted);
+        let of_runs = || runs.iter().copied().flatten().map(converted);
         self.pass(simd, strip, of_runs, &self.asks(&runs));
         Some(())
     }
@@ -314,25 +306,24 @@ impl Step<'_> {
         if of.key.rope.is_some() {
             return None;
         }
-        let mut runs = Runs {
-            runs: [None; RUNS],
-            count: 0,
-        };
+        let mut runs = [None; RUNS];
         let Range { mut start, end } = self.rows;
-        while start < end {
+        for run in &mut runs {
+            if start == end {
+                break;
+            }
             let keys = of.lines::<T>(&of.key, head, start..end)?;
             let values = of.lines::<T>(&of.value, head, start..start + keys.count())?;
             let count = values.count();
-            *runs.runs.get_mut(runs.count)? = Some(Run {
+            *run = Some(Run {
                 first: start - self.rows.start,
                 count,
                 keys,
                 values,
             });
-            runs.count += 1;
             start += count;
         }
-        Some(runs)
+        (start == end).then_some(runs)
     }
 
     /// What to ask for while scores, and while outputs are computed.
@@ -340,7 +331,7 @@ impl Step<'_> {
     fn asks<T: Stored>(&self, runs: &Runs<Lines<T>>) -> [Asks; 2] {
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
         let mut here = [Upcoming::NONE; 2];
-        for (here, run) in here.iter_mut().zip(runs.iter()) {
+        for (here, run) in here.iter_mut().zip(runs.iter().flatten()) {
             *here = run.values.upcoming();
         }
         let behind = |by| {
