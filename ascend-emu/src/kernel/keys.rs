@@ -2,7 +2,7 @@
 
 use super::blocks::Blocks;
 use super::factors::{Conversion, Coordinates};
-use super::lines::{Lines, OfRows};
+use super::lines::Lines;
 use super::requests::{Requests, Upcoming};
 use super::simd::{Simd, Vector, WIDTH};
 use super::source::{Source, Stored, clear};
@@ -51,6 +51,19 @@ struct Spot {
     batch: usize,
     row: usize,
     coordinates: Coordinates,
+}
+
+/// The runs of rows that `of` finds, each behind the one before, from the first of `keys` on.
+#[inline(always)]
+fn runs<T: Stored>(
+    mut keys: Range<usize>,
+    of: impl Fn(Range<usize>) -> Option<Lines<T>>,
+) -> impl Iterator<Item = Lines<T>> {
+    std::iter::from_fn(move || {
+        let lines = of(keys.clone())?;
+        keys.start += lines.count();
+        Some(lines)
+    })
 }
 
 impl Keys {
@@ -105,13 +118,13 @@ impl Keys {
         self.prefix == 0 && value.dim <= key.dim && key.own.coincides(&value.own)
     }
 
-    /// Scale and offset of the rows `keys`.
+    /// Scale and offset of the rows `keys`, those of a step.
     pub(super) fn of_rows(
         &self,
         conversion: &Conversion,
         head: usize,
         keys: Range<usize>,
-    ) -> OfRows {
+    ) -> [(f32, f32); STEP_KEYS] {
         let mut of_rows = [(0.0, 0.0); STEP_KEYS];
         for (of_row, key) in of_rows.iter_mut().zip(keys) {
             if let Some(spot) = self.spot(key) {
@@ -174,14 +187,12 @@ impl Keys {
         &self,
         part: &Part,
         head: usize,
-        mut keys: Range<usize>,
+        keys: Range<usize>,
     ) -> [Upcoming; 2] {
         let mut upcoming = [Upcoming::NONE; 2];
-        for upcoming in &mut upcoming {
-            if let Some(lines) = self.lines::<T>(part, head, keys.clone()) {
-                *upcoming = lines.upcoming();
-                keys.start += lines.count();
-            }
+        let runs = runs(keys, |keys| self.lines::<T>(part, head, keys));
+        for (upcoming, lines) in upcoming.iter_mut().zip(runs) {
+            *upcoming = lines.upcoming();
         }
         upcoming
     }
@@ -211,16 +222,13 @@ impl Keys {
         keys: &Range<usize>,
         requests: &mut Requests,
     ) {
-        let add = |requests: &mut Requests, of: &dyn Fn(Range<usize>) -> Option<Lines<T>>| {
-            let mut keys = keys.clone();
-            while let Some(lines) = of(keys.clone()) {
-                requests.add(lines.upcoming());
-                keys.start += lines.count();
-            }
-        };
-        add(requests, &|keys| self.lines(part, head, keys));
+        for lines in runs(keys.clone(), |keys| self.lines::<T>(part, head, keys)) {
+            requests.add(lines.upcoming());
+        }
         if let Some(rope) = &part.rope {
-            add(requests, &|keys| self.rope_lines(rope, head, keys));
+            for lines in runs(keys.clone(), |keys| self.rope_lines::<T>(rope, head, keys)) {
+                requests.add(lines.upcoming());
+            }
         }
     }
 }

@@ -4,7 +4,6 @@ use super::element::Element;
 use super::factors::OfHead;
 use super::requests::Upcoming;
 use super::simd::{Simd, Vector, WIDTH};
-use super::strip::STEP_KEYS;
 
 /// What a kernel reads a tile's rows from.
 pub(super) trait Rows: Copy {
@@ -151,9 +150,6 @@ pub(super) struct ConvertedLine<'a, T> {
     of_head: OfHead<'a>,
     of_row: (f32, f32),
 }
-
-/// Scale and offset of each row of a step.
-pub(super) type OfRows = [(f32, f32); STEP_KEYS];
 
 impl<'a, T: Element> Rows for Converted<'a, T> {
     type Row = ConvertedLine<'a, T>;

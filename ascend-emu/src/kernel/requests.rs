@@ -20,12 +20,35 @@ pub(super) enum Near {
     Second,
 }
 
-/// Rows that will be read, a constant pitch apart.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Upcoming {
+/// Where rows are that lie a constant pitch apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pitched {
     first: *const u8,
     /// Bytes from each row to the next.
     pitch: isize,
+}
+
+impl Pitched {
+    #[inline(always)]
+    fn address(self, row: usize, byte: usize) -> *const u8 {
+        let row = self.pitch.wrapping_mul(row as isize);
+        self.first.wrapping_offset(row).wrapping_add(byte)
+    }
+
+    /// The same from row `row` on.
+    #[inline(always)]
+    fn from(self, row: usize) -> Self {
+        Pitched {
+            first: self.address(row, 0),
+            ..self
+        }
+    }
+}
+
+/// Rows that will be read, a constant pitch apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Upcoming {
+    at: Pitched,
     rows: usize,
     /// Bytes of a row.
     bytes: usize,
@@ -34,8 +57,10 @@ pub(super) struct Upcoming {
 impl Upcoming {
     /// No rows.
     pub(super) const NONE: Upcoming = Upcoming {
-        first: std::ptr::null(),
-        pitch: 0,
+        at: Pitched {
+            first: std::ptr::null(),
+            pitch: 0,
+        },
         rows: 0,
         bytes: 0,
     };
@@ -43,8 +68,10 @@ impl Upcoming {
     /// So many rows of so many elements, each `pitch` elements behind the one before.
     pub(super) fn new<T>(first: *const T, pitch: isize, rows: usize, elements: usize) -> Self {
         Upcoming {
-            first: first.cast(),
-            pitch: pitch.wrapping_mul(size_of::<T>() as isize),
+            at: Pitched {
+                first: first.cast(),
+                pitch: pitch.wrapping_mul(size_of::<T>() as isize),
+            },
             rows,
             bytes: elements * size_of::<T>(),
         }
@@ -55,22 +82,16 @@ impl Upcoming {
         self.rows * self.bytes.div_ceil(CACHE_LINE)
     }
 
-    /// Address of row `j` of these and those behind them, or else of any, and bytes from it to the next.
+    /// Row `j` of these and those behind them, or else any, and the rows that follow it.
     #[inline(always)]
-    fn or(&self, behind: &Upcoming, j: usize) -> (*const u8, isize) {
+    fn or(&self, behind: &Upcoming, j: usize) -> Pitched {
         if j < self.rows {
-            (self.address(j, 0), self.pitch)
+            self.at.from(j)
         } else if j - self.rows < behind.rows {
-            (behind.address(j - self.rows, 0), behind.pitch)
+            behind.at.from(j - self.rows)
         } else {
-            (self.first, self.pitch)
+            self.at
         }
-    }
-
-    #[inline(always)]
-    fn address(self, row: usize, byte: usize) -> *const u8 {
-        let row = self.pitch.wrapping_mul(row as isize);
-        self.first.wrapping_offset(row).wrapping_add(byte)
     }
 
     /// Asks for a row to be brought into the first cache, if there is such a one.
@@ -78,7 +99,7 @@ impl Upcoming {
     pub(super) fn ask_for(self, row: usize) {
         if row < self.rows {
             for byte in (0..self.bytes).step_by(CACHE_LINE) {
-                prefetch(Near::First, self.address(row, byte));
+                prefetch(Near::First, self.at.address(row, byte));
             }
         }
     }
@@ -118,20 +139,16 @@ impl Asks {
 /// A few of the rows of [`Asks`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asking {
-    first: (*const u8, isize),
-    second: (*const u8, isize),
+    first: Pitched,
+    second: Pitched,
 }
 
 impl Asking {
     /// Asks for the cache lines with these bytes of a row.
     #[inline(always)]
     pub(super) fn ask(self, row: usize, byte: usize) {
-        let at = |(first, pitch): (*const u8, isize)| {
-            let row = pitch.wrapping_mul(row as isize);
-            first.wrapping_offset(row).wrapping_add(byte)
-        };
-        prefetch(Near::First, at(self.first));
-        prefetch(Near::Second, at(self.second));
+        prefetch(Near::First, self.first.address(row, byte));
+        prefetch(Near::Second, self.second.address(row, byte));
     }
 }
 
@@ -202,7 +219,7 @@ impl Requests {
         } else {
             (run + 1, 0, 0)
         };
-        Some(rows.address(row, byte))
+        Some(rows.at.address(row, byte))
     }
 }
 
@@ -287,19 +304,13 @@ mod tests {
         let none = Upcoming::NONE;
         let asks = Asks::new([here, behind], [none; 2], read);
         let first: Vec<_> = (0..6).map(|j| asks.rows(j).first).collect();
-        let (here, behind) = ((at(0), 128), (at(19), -64));
-        let want = [
-            here,
-            (at(2), 128),
-            (at(4), 128),
-            behind,
-            (at(18), -64),
-            here,
-        ];
-        assert_eq!(first, want);
+        let rows = |first: *const u8, pitch| Pitched { first, pitch };
+        let (here, behind) = (rows(at(0), 128), rows(at(19), -64));
+        let (two, four, last) = (rows(at(2), 128), rows(at(4), 128), rows(at(18), -64));
+        assert_eq!(first, [here, two, four, behind, last, here]);
         // Where there is nothing to ask for, something that is at hand anyway.
-        assert_eq!(asks.rows(2).second, (at(11), 64));
-        assert_eq!(asks.rows(7).second, (at(9), 64));
+        assert_eq!(asks.rows(2).second, rows(at(11), 64));
+        assert_eq!(asks.rows(7).second, rows(at(9), 64));
     }
 
     #[test]

@@ -33,6 +33,7 @@ use super::strip_products::{Outputs, Scores, Weights};
 use super::tile::{KEYS, look};
 use ascend_spec::DType;
 use half::{bf16, f16};
+use std::iter;
 use std::ops::Range;
 
 /// The largest number of queries for which this is the faster way.
@@ -206,7 +207,7 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
 #[inline(always)]
 pub(super) fn turns(count: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut lane = 0;
-    std::iter::from_fn(move || {
+    iter::from_fn(move || {
         let together = match count - lane {
             0 => return None,
             1 => 1,
@@ -346,8 +347,7 @@ impl Step<'_> {
         [of_scores, of_outputs]
     }
 
-    /// Computes the step, and asks for others on the way. The softmax is that of the whole step, so that numbers do not depend
-    /// on where rows lie.
+    /// Computes the step, and asks for others on the way.
     #[inline(always)]
     fn pass<S: Simd, R: Rows, I: Iterator<Item = Run<R>>>(
         &self,
@@ -356,24 +356,48 @@ impl Step<'_> {
         runs: impl Fn() -> I,
         [of_scores, of_outputs]: &[Asks; 2],
     ) {
+        self.weights(simd, strip, runs(), Some(of_scores));
+        self.outputs(simd, strip, runs(), Some(of_outputs));
+    }
+
+    /// Computes the weights. The softmax is that of the whole step, so that numbers do not depend on where rows lie.
+    #[inline(always)]
+    fn weights<S: Simd, R: Rows>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        runs: impl Iterator<Item = Run<R>>,
+        asks: Option<&Asks>,
+    ) {
         let step = self;
-        for run in runs() {
+        for run in runs {
             simd.apart(Scores {
                 step,
                 strip,
                 keys: run.keys,
                 place: run.first..run.first + run.count,
-                asks: Some(of_scores),
+                asks,
             });
         }
         simd.apart(Weights { step, strip });
-        for run in runs() {
+    }
+
+    /// Adds the weighted values to the output.
+    #[inline(always)]
+    fn outputs<S: Simd, R: Rows>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        runs: impl Iterator<Item = Run<R>>,
+        asks: Option<&Asks>,
+    ) {
+        for run in runs {
             simd.apart(Outputs {
-                step,
+                step: self,
                 strip,
                 values: run.values,
                 place: run.first..run.first + run.count,
-                asks: Some(of_outputs),
+                asks,
             });
         }
     }
@@ -387,7 +411,7 @@ impl Step<'_> {
         keys: &mut [Vector],
         values: &mut [Vector],
     ) {
-        let (step, attention) = (self, self.attention);
+        let attention = self.attention;
         let fetch = Fetch {
             attention,
             sequence: self.sequence,
@@ -402,23 +426,15 @@ impl Step<'_> {
             row: stride(row),
             first: 0,
         };
-        let place = 0..self.rows.len();
-        simd.apart(Scores {
-            step,
-            strip,
+        let all = Run {
+            first: 0,
+            count: self.rows.len(),
             keys: fetched(keys, attention.vectors()),
-            place: place.clone(),
-            asks: None,
-        });
-        simd.apart(Weights { step, strip });
+            values: fetched(values, attention.columns()),
+        };
+        self.weights(simd, strip, iter::once(all), None);
         if finite {
-            simd.apart(Outputs {
-                step,
-                strip,
-                values: fetched(values, attention.columns()),
-                place,
-                asks: None,
-            });
+            self.outputs(simd, strip, iter::once(all), None);
         } else {
             self.outputs_with_care(strip, values);
         }

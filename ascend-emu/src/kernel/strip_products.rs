@@ -78,7 +78,7 @@ impl Step<'_> {
 
     /// Scores of `R` queries from `lane` on to weights.
     #[inline(always)]
-    fn weights<S: Simd, const R: usize>(&self, simd: S, strip: &mut Strip<'_>, lane: usize) {
+    fn to_weights<S: Simd, const R: usize>(&self, simd: S, strip: &mut Strip<'_>, lane: usize) {
         let keys = self.rows.len();
         let scores = &mut strip.scores[lane * SCORES..][..(keys * R).div_ceil(WIDTH)];
         self.bias::<S, R>(simd, lane, scores);
@@ -314,9 +314,9 @@ impl Kernel for Weights<'_, '_> {
     fn run<S: Simd>(self, simd: S) {
         for (lane, together) in turns(self.step.count()) {
             match together {
-                4 => self.step.weights::<S, 4>(simd, self.strip, lane),
-                2 => self.step.weights::<S, 2>(simd, self.strip, lane),
-                _ => self.step.weights::<S, 1>(simd, self.strip, lane),
+                4 => self.step.to_weights::<S, 4>(simd, self.strip, lane),
+                2 => self.step.to_weights::<S, 2>(simd, self.strip, lane),
+                _ => self.step.to_weights::<S, 1>(simd, self.strip, lane),
             }
         }
     }
