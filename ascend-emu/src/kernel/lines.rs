@@ -25,6 +25,9 @@ pub(super) trait Rows: Copy {
 
     /// The same rows from vector `i` on.
     fn from(self, i: usize) -> Self;
+
+    /// The rows from row `j` on.
+    fn after(self, j: usize) -> Self;
 }
 
 /// A row, read vector by vector.
@@ -112,6 +115,16 @@ impl<T: Element> Rows for Lines<T> {
             ..self
         }
     }
+
+    #[inline(always)]
+    fn after(self, j: usize) -> Self {
+        assert!(j <= self.count, "no such row");
+        Lines {
+            first: self.address(j),
+            count: self.count - j,
+            ..self
+        }
+    }
 }
 
 impl<T: Element> Row for Line<T> {
@@ -179,6 +192,15 @@ impl<'a, T: Element> Rows for Converted<'a, T> {
             ..self
         }
     }
+
+    #[inline(always)]
+    fn after(self, j: usize) -> Self {
+        Converted {
+            lines: self.lines.after(j),
+            of_rows: &self.of_rows[j..],
+            ..self
+        }
+    }
 }
 
 impl<T: Element> Row for ConvertedLine<'_, T> {
@@ -222,6 +244,14 @@ impl<'a> Rows for Fetched<'a> {
     fn from(self, i: usize) -> Self {
         Fetched {
             first: self.first + i,
+            ..self
+        }
+    }
+
+    #[inline(always)]
+    fn after(self, j: usize) -> Self {
+        Fetched {
+            vectors: &self.vectors[j * self.row..],
             ..self
         }
     }

@@ -5,6 +5,9 @@
 //! fetching the tiles of latent attention takes an eighth of the time instead of a fifth. Decode, which reads rows where they
 //! lie, asks for one vector with each that it reads.
 
+use std::iter;
+use std::ops::Range;
+
 /// Bytes that the processor fetches at once.
 pub(super) const CACHE_LINE: usize = 64;
 
@@ -82,15 +85,23 @@ impl Upcoming {
         self.rows * self.bytes.div_ceil(CACHE_LINE)
     }
 
-    /// Row `j` of these and those behind them, or else any, and the rows that follow it.
+    /// Row `j` of these and those behind them, and how many follow it at the same pitch, itself counted; where there is no such
+    /// row, the first one for ever.
     #[inline(always)]
-    fn or(&self, behind: &Upcoming, j: usize) -> Pitched {
+    fn or(&self, behind: &Upcoming, j: usize) -> (Pitched, usize) {
         if j < self.rows {
-            self.at.from(j)
+            (self.at.from(j), self.rows - j)
         } else if j - self.rows < behind.rows {
-            behind.at.from(j - self.rows)
+            let j = j - self.rows;
+            (behind.at.from(j), behind.rows - j)
         } else {
-            self.at
+            (
+                Pitched {
+                    pitch: 0,
+                    ..self.at
+                },
+                usize::MAX,
+            )
         }
     }
 
@@ -126,17 +137,33 @@ impl Asks {
         }
     }
 
-    /// The rows from number `j` on, up to the border of a block; any others where there are none.
+    /// For nothing: what is at hand anyway.
+    pub(super) fn nothing(at_hand: Upcoming) -> Self {
+        Asks::new([Upcoming::NONE; 2], [Upcoming::NONE; 2], at_hand)
+    }
+
+    /// What to ask for while the rows `place` are read: parts of `place`, and rows a constant pitch apart for each.
     #[inline(always)]
-    pub(super) fn rows(&self, j: usize) -> Asking {
-        Asking {
-            first: self.first[0].or(&self.first[1], j),
-            second: self.second[0].or(&self.second[1], j),
-        }
+    pub(super) fn along(
+        &self,
+        place: Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, Asking)> {
+        let mut start = place.start;
+        iter::from_fn(move || {
+            let left = place.end - start;
+            if left == 0 {
+                return None;
+            }
+            let (first, of_first) = self.first[0].or(&self.first[1], start);
+            let (second, of_second) = self.second[0].or(&self.second[1], start);
+            let part = start..start + left.min(of_first).min(of_second);
+            start = part.end;
+            Some((part, Asking { first, second }))
+        })
     }
 }
 
-/// A few of the rows of [`Asks`].
+/// Rows to ask for, a constant pitch apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asking {
     first: Pitched,
@@ -149,6 +176,15 @@ impl Asking {
     pub(super) fn ask(self, row: usize, byte: usize) {
         prefetch(Near::First, self.first.address(row, byte));
         prefetch(Near::Second, self.second.address(row, byte));
+    }
+
+    /// The rows from `row` on.
+    #[inline(always)]
+    pub(super) fn from(self, row: usize) -> Self {
+        Asking {
+            first: self.first.from(row),
+            second: self.second.from(row),
+        }
     }
 }
 
@@ -303,14 +339,25 @@ mod tests {
         let (read, here, behind) = (of(9, 64, 5), of(0, 128, 3), of(19, -64, 2));
         let none = Upcoming::NONE;
         let asks = Asks::new([here, behind], [none; 2], read);
-        let first: Vec<_> = (0..6).map(|j| asks.rows(j).first).collect();
+        let parts: Vec<_> = asks
+            .along(2..8)
+            .map(|(part, asking)| (part, asking.first, asking.second))
+            .collect();
         let rows = |first: *const u8, pitch| Pitched { first, pitch };
-        let (here, behind) = (rows(at(0), 128), rows(at(19), -64));
-        let (two, four, last) = (rows(at(2), 128), rows(at(4), 128), rows(at(18), -64));
-        assert_eq!(first, [here, two, four, behind, last, here]);
         // Where there is nothing to ask for, something that is at hand anyway.
-        assert_eq!(asks.rows(2).second, rows(at(11), 64));
-        assert_eq!(asks.rows(7).second, rows(at(9), 64));
+        let (else_for, none) = (rows(at(9), 0), rows(at(0), 0));
+        assert_eq!(
+            parts,
+            [
+                (2..3, rows(at(4), 128), else_for),
+                (3..5, rows(at(19), -64), else_for),
+                (5..8, none, else_for)
+            ]
+        );
+        assert_eq!(asks.along(4..4).count(), 0);
+        let nothing = Asks::nothing(read);
+        let (part, asking) = nothing.along(0..7).next().expect("there is a part");
+        assert_eq!((part, asking.first), (0..7, else_for));
     }
 
     #[test]

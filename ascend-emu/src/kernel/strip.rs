@@ -356,8 +356,8 @@ impl Step<'_> {
         runs: impl Fn() -> I,
         [of_scores, of_outputs]: &[Asks; 2],
     ) {
-        self.weights(simd, strip, runs(), Some(of_scores));
-        self.outputs(simd, strip, runs(), Some(of_outputs));
+        self.weights(simd, strip, runs(), of_scores);
+        self.outputs(simd, strip, runs(), of_outputs);
     }
 
     /// Computes the weights. The softmax is that of the whole step, so that numbers do not depend on where rows lie.
@@ -367,17 +367,19 @@ impl Step<'_> {
         simd: S,
         strip: &mut Strip<'_>,
         runs: impl Iterator<Item = Run<R>>,
-        asks: Option<&Asks>,
+        asks: &Asks,
     ) {
         let step = self;
         for run in runs {
-            simd.apart(Scores {
-                step,
-                strip,
-                keys: run.keys,
-                place: run.first..run.first + run.count,
-                asks,
-            });
+            for (place, asking) in asks.along(run.first..run.first + run.count) {
+                simd.apart(Scores {
+                    step,
+                    strip,
+                    keys: run.keys.after(place.start - run.first),
+                    place,
+                    asking,
+                });
+            }
         }
         simd.apart(Weights { step, strip });
     }
@@ -389,16 +391,18 @@ impl Step<'_> {
         simd: S,
         strip: &mut Strip<'_>,
         runs: impl Iterator<Item = Run<R>>,
-        asks: Option<&Asks>,
+        asks: &Asks,
     ) {
         for run in runs {
-            simd.apart(Outputs {
-                step: self,
-                strip,
-                values: run.values,
-                place: run.first..run.first + run.count,
-                asks,
-            });
+            for (place, asking) in asks.along(run.first..run.first + run.count) {
+                simd.apart(Outputs {
+                    step: self,
+                    strip,
+                    values: run.values.after(place.start - run.first),
+                    place,
+                    asking,
+                });
+            }
         }
     }
 
@@ -432,9 +436,11 @@ impl Step<'_> {
             keys: fetched(keys, attention.vectors()),
             values: fetched(values, attention.columns()),
         };
-        self.weights(simd, strip, iter::once(all), None);
+        let fetched = Upcoming::new(keys.as_ptr(), 1, 1, attention.vectors());
+        let asks = Asks::nothing(fetched);
+        self.weights(simd, strip, iter::once(all), &asks);
         if finite {
-            self.outputs(simd, strip, iter::once(all), None);
+            self.outputs(simd, strip, iter::once(all), &asks);
         } else {
             self.outputs_with_care(strip, values);
         }

@@ -5,7 +5,7 @@ use super::attention::Attention;
 use super::exp::exp2;
 use super::fetch::stride;
 use super::lines::{Row, Rows};
-use super::requests::{Asks, CACHE_LINE};
+use super::requests::{Asking, CACHE_LINE};
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH};
 use super::softmax::weights;
 use super::strip::{QUERIES, SCORES, Step, Strip, turns};
@@ -24,7 +24,7 @@ impl Step<'_> {
         strip: &mut Strip<'_>,
         lane: usize,
         (keys, place): (K, &Range<usize>),
-        asks: Option<&Asks>,
+        mut asking: Asking,
     ) {
         let count = place.len();
         let vectors = strip.queries.len() / QUERIES;
@@ -43,15 +43,13 @@ impl Step<'_> {
                     *of = keys.row(first + j);
                 }
             }
-            let asking = asks.map(|asks| asks.rows(place.start + first));
             assert!(of.iter().all(|key| queries.len() <= key.vectors()));
             let mut sums = [[simd.nothing(); R]; J];
             for (i, queries) in queries.iter().enumerate() {
-                if let Some(asking) = asking
-                    && (i * K::BYTES).is_multiple_of(CACHE_LINE)
-                {
+                let byte = i * K::BYTES;
+                if byte.is_multiple_of(CACHE_LINE) {
                     for j in 0..J {
-                        asking.ask(j, i * K::BYTES);
+                        asking.ask(j, byte);
                     }
                 }
                 let mut keys = [simd.splat(0.0); J];
@@ -60,6 +58,7 @@ impl Step<'_> {
                 }
                 simd.dots(queries, keys, &mut sums);
             }
+            asking = asking.from(J);
             let sum = |i: usize| sums[i / R][i % R];
             if let Some(scores) = scores.as_mut_array::<WIDTH>() {
                 let mut of = [simd.nothing(); WIDTH];
@@ -147,16 +146,16 @@ impl Step<'_> {
         strip: &mut Strip<'_>,
         lane: usize,
         values: (V, &Range<usize>),
-        asks: Option<&Asks>,
+        asking: Asking,
     ) {
         let columns = strip.out.len() / QUERIES;
         let mut column = 0;
         while column + C <= columns {
-            self.weigh_columns::<S, V, R, C>(simd, strip, (lane, column), values, asks);
+            self.weigh_columns::<S, V, R, C>(simd, strip, (lane, column), values, asking);
             column += C;
         }
         while column < columns {
-            self.weigh_columns::<S, V, R, 1>(simd, strip, (lane, column), values, asks);
+            self.weigh_columns::<S, V, R, 1>(simd, strip, (lane, column), values, asking);
             column += 1;
         }
     }
@@ -168,7 +167,7 @@ impl Step<'_> {
         strip: &mut Strip<'_>,
         (lane, column): (usize, usize),
         (values, place): (V, &Range<usize>),
-        asks: Option<&Asks>,
+        mut asking: Asking,
     ) {
         let columns = strip.out.len() / QUERIES;
         let weights = strip.scores[lane * SCORES..][..R * SCORES].as_flattened();
@@ -199,14 +198,12 @@ impl Step<'_> {
         let values = values.from(column);
         let (steps, rest) = weights.as_chunks::<FEW>();
         for (step, weights) in steps.iter().enumerate() {
-            if let Some(asks) = asks {
-                let asking = asks.rows(place.start + step * FEW);
-                for row in (0..FEW).step_by(turns) {
-                    for line in 0..lines {
-                        asking.ask(turn + row, byte + line * CACHE_LINE);
-                    }
+            for row in (0..FEW).step_by(turns) {
+                for line in 0..lines {
+                    asking.ask(turn + row, byte + line * CACHE_LINE);
                 }
             }
+            asking = asking.from(FEW);
             let rows: [V::Row; FEW] = values.rows(step * FEW);
             for (row, weights) in rows.into_iter().zip(weights) {
                 add_row(simd, row, weights, &mut sums);
@@ -276,7 +273,7 @@ pub(super) struct Scores<'a, 's, R> {
     /// Which of the step's keys they are.
     pub(super) place: Range<usize>,
     /// Asked for on the way.
-    pub(super) asks: Option<&'a Asks>,
+    pub(super) asking: Asking,
 }
 
 impl<R: Rows> Kernel for Scores<'_, '_, R> {
@@ -286,16 +283,15 @@ impl<R: Rows> Kernel for Scores<'_, '_, R> {
     fn run<S: Simd>(self, simd: S) {
         let (step, strip, keys) = (self.step, self.strip, (self.keys, &self.place));
         for (lane, together) in turns(step.count()) {
-            // The first queries ask for all.
-            let asks = self.asks.filter(|_| lane == 0);
+            let asking = self.asking;
             match (together, S::SHAPE) {
-                (4, Shape::Wide) => step.scores::<S, R, 4, 4>(simd, strip, lane, keys, asks),
-                (4, Shape::Six) => step.scores::<S, R, 4, 3>(simd, strip, lane, keys, asks),
-                (4, Shape::Two) => step.scores::<S, R, 4, 1>(simd, strip, lane, keys, asks),
-                (2, Shape::Two) => step.scores::<S, R, 2, 2>(simd, strip, lane, keys, asks),
-                (2, _) => step.scores::<S, R, 2, 4>(simd, strip, lane, keys, asks),
-                (_, Shape::Two) => step.scores::<S, R, 1, 4>(simd, strip, lane, keys, asks),
-                _ => step.scores::<S, R, 1, 8>(simd, strip, lane, keys, asks),
+                (4, Shape::Wide) => step.scores::<S, R, 4, 4>(simd, strip, lane, keys, asking),
+                (4, Shape::Six) => step.scores::<S, R, 4, 3>(simd, strip, lane, keys, asking),
+                (4, Shape::Two) => step.scores::<S, R, 4, 1>(simd, strip, lane, keys, asking),
+                (2, Shape::Two) => step.scores::<S, R, 2, 2>(simd, strip, lane, keys, asking),
+                (2, _) => step.scores::<S, R, 2, 4>(simd, strip, lane, keys, asking),
+                (_, Shape::Two) => step.scores::<S, R, 1, 4>(simd, strip, lane, keys, asking),
+                _ => step.scores::<S, R, 1, 8>(simd, strip, lane, keys, asking),
             }
         }
     }
@@ -330,7 +326,7 @@ pub(super) struct Outputs<'a, 's, R> {
     /// Which of the step's keys they belong to.
     pub(super) place: Range<usize>,
     /// Asked for on the way.
-    pub(super) asks: Option<&'a Asks>,
+    pub(super) asking: Asking,
 }
 
 impl<R: Rows> Kernel for Outputs<'_, '_, R> {
@@ -340,13 +336,13 @@ impl<R: Rows> Kernel for Outputs<'_, '_, R> {
     fn run<S: Simd>(self, simd: S) {
         let (step, strip, values) = (self.step, self.strip, (self.values, &self.place));
         for (lane, together) in turns(step.count()) {
-            let asks = self.asks.filter(|_| lane == 0);
+            let asking = self.asking;
             match (together, S::SHAPE) {
-                (4, Shape::Wide) => step.weigh::<S, R, 4, 4>(simd, strip, lane, values, asks),
-                (4, _) => step.weigh::<S, R, 4, 1>(simd, strip, lane, values, asks),
-                (2, Shape::Wide) => step.weigh::<S, R, 2, 4>(simd, strip, lane, values, asks),
-                (2, _) => step.weigh::<S, R, 2, 2>(simd, strip, lane, values, asks),
-                _ => step.weigh::<S, R, 1, 4>(simd, strip, lane, values, asks),
+                (4, Shape::Wide) => step.weigh::<S, R, 4, 4>(simd, strip, lane, values, asking),
+                (4, _) => step.weigh::<S, R, 4, 1>(simd, strip, lane, values, asking),
+                (2, Shape::Wide) => step.weigh::<S, R, 2, 4>(simd, strip, lane, values, asking),
+                (2, _) => step.weigh::<S, R, 2, 2>(simd, strip, lane, values, asking),
+                _ => step.weigh::<S, R, 1, 4>(simd, strip, lane, values, asking),
             }
         }
     }
