@@ -190,8 +190,11 @@ impl Keys {
         keys: Range<usize>,
     ) -> [Upcoming; 2] {
         let mut upcoming = [Upcoming::NONE; 2];
-        let runs = runs(keys, |keys| self.lines::<T>(part, head, keys));
-        for (upcoming, lines) in upcoming.iter_mut().zip(runs) {
+        let mut runs = runs(keys, |keys| self.lines::<T>(part, head, keys));
+        for upcoming in &mut upcoming {
+            let Some(lines) = runs.next() else {
+                break;
+            };
             *upcoming = lines.upcoming();
         }
         upcoming

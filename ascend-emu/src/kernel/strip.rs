@@ -263,8 +263,9 @@ impl Step<'_> {
     /// Computes the step from keys and values where they lie, if they are whole vectors of type `T`.
     #[inline(always)]
     fn stream<T: Stored, S: Simd>(&self, simd: S, strip: &mut Strip<'_>) -> Option<()> {
-        let runs = self.runs::<T>()?;
-        let of_runs = || runs.iter().copied().flatten();
+        let mut runs = [None; RUNS];
+        self.runs::<T>(&mut runs)?;
+        let of_runs = || runs.iter().flatten().copied();
         self.pass(simd, strip, of_runs, &self.asks(&runs));
         Some(())
     }
@@ -277,11 +278,12 @@ impl Step<'_> {
         strip: &mut Strip<'_>,
         [of_key, of_value]: [&Conversion; 2],
     ) -> Option<()> {
-        let runs = self.runs::<i8>()?;
+        let mut runs = [None; RUNS];
+        self.runs::<i8>(&mut runs)?;
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
         let key_rows = of.of_rows(of_key, head, self.rows.clone());
         let value_rows = of.of_rows(of_value, head, self.rows.clone());
-        let converted = |run: Run<Lines<i8>>| Run {
+        let converted = |run: &Run<Lines<i8>>| Run {
             first: run.first,
             count: run.count,
             keys: Converted {
@@ -295,21 +297,20 @@ impl Step<'_> {
                 of_rows: &value_rows[run.first..],
             },
         };
-        let of_runs = || runs.iter().copied().flatten().map(converted);
+        let of_runs = || runs.iter().flatten().map(converted);
         self.pass(simd, strip, of_runs, &self.asks(&runs));
         Some(())
     }
 
-    /// Where keys and values lie, if they are whole vectors of type `T`, in few places, and keys have no rotary part.
+    /// Finds where keys and values lie, if they are whole vectors of type `T`, in few places, and keys have no rotary part.
     #[inline(always)]
-    fn runs<T: Stored>(&self) -> Option<Runs<Lines<T>>> {
+    fn runs<T: Stored>(&self, runs: &mut Runs<Lines<T>>) -> Option<()> {
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
         if of.key.rope.is_some() {
             return None;
         }
-        let mut runs = [None; RUNS];
         let Range { mut start, end } = self.rows;
-        for run in &mut runs {
+        for run in runs {
             if start == end {
                 break;
             }
@@ -324,7 +325,7 @@ impl Step<'_> {
             });
             start += count;
         }
-        (start == end).then_some(runs)
+        (start == end).then_some(())
     }
 
     /// What to ask for while scores, and while outputs are computed.
