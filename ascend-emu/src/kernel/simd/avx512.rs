@@ -2,14 +2,15 @@
 
 use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
-    __m128, __m128i, __m256, __m256i, __m512, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
-    _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_hadd_ps, _mm512_add_epi32,
-    _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512,
-    _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph,
-    _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_mul_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32,
-    _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    __m128, __m128i, __m256, __m256i, __m512, _CMP_UNORD_Q, _MM_FROUND_CUR_DIRECTION,
+    _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm256_add_ps, _mm256_castps256_ps128,
+    _mm256_extractf128_ps, _mm256_hadd_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
+    _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvt_roundph_ps, _mm512_cvtepi8_epi32,
+    _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtps_ph, _mm512_extractf32x8_ps,
+    _mm512_fmadd_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_sub_ps,
+    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -246,8 +247,14 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn widen_f16(self, bits: &[u16; WIDTH]) -> __m512 {
+        // Without a word on rounding, of which there is none, the conversion may read memory itself: that leaves an arithmetic
+        // unit free.
         // SAFETY: as above; the transmuted types are 32 bytes of plain bits.
-        unsafe { _mm512_cvtph_ps(transmute::<[u16; WIDTH], __m256i>(*bits)) }
+        unsafe {
+            _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(transmute::<[u16; WIDTH], __m256i>(
+                *bits,
+            ))
+        }
     }
 
     #[inline(always)]
