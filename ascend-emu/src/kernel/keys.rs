@@ -165,7 +165,10 @@ impl Keys {
         head: usize,
         keys: Range<usize>,
     ) -> Option<Lines<T>> {
-        let spot = self.spot(keys.start).filter(|_| !keys.is_empty())?;
+        if keys.is_empty() {
+            return None;
+        }
+        let spot = self.spot(keys.start)?;
         let left = match &self.place {
             _ if spot.in_prefix => self.prefix - keys.start,
             Place::Rows { .. } => keys.len(),

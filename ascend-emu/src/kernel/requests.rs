@@ -85,26 +85,6 @@ impl Upcoming {
         self.rows * self.bytes.div_ceil(CACHE_LINE)
     }
 
-    /// Row `j` of these and those behind them, and how many follow it at the same pitch, itself counted; where there is no such
-    /// row, the first one for ever.
-    #[inline(always)]
-    fn or(&self, behind: &Upcoming, j: usize) -> (Pitched, usize) {
-        if j < self.rows {
-            (self.at.from(j), self.rows - j)
-        } else if j - self.rows < behind.rows {
-            let j = j - self.rows;
-            (behind.at.from(j), behind.rows - j)
-        } else {
-            (
-                Pitched {
-                    pitch: 0,
-                    ..self.at
-                },
-                usize::MAX,
-            )
-        }
-    }
-
     /// Asks for a row to be brought into the first cache, if there is such a one.
     #[inline(always)]
     pub(super) fn ask_for(self, row: usize) {
@@ -122,27 +102,30 @@ impl Upcoming {
 pub(super) struct Asks {
     first: [Upcoming; 2],
     second: [Upcoming; 2],
+    /// What is asked for where there is nothing else.
+    at_hand: Pitched,
 }
 
 impl Asks {
-    /// For these rows, or `else_for` where there are none.
-    pub(super) fn new(first: [Upcoming; 2], second: [Upcoming; 2], else_for: Upcoming) -> Self {
-        let some = |[here, behind]: [Upcoming; 2]| match here.rows {
-            0 => [else_for, behind],
-            _ => [here, behind],
+    /// For these rows, and then for one that is in the first cache anyway.
+    pub(super) fn new(first: [Upcoming; 2], second: [Upcoming; 2], at_hand: *const u8) -> Self {
+        let at_hand = Pitched {
+            first: at_hand,
+            pitch: 0,
         };
         Asks {
-            first: some(first),
-            second: some(second),
+            first,
+            second,
+            at_hand,
         }
     }
 
-    /// For nothing: what is at hand anyway.
-    pub(super) fn nothing(at_hand: Upcoming) -> Self {
+    /// For nothing.
+    pub(super) fn nothing(at_hand: *const u8) -> Self {
         Asks::new([Upcoming::NONE; 2], [Upcoming::NONE; 2], at_hand)
     }
 
-    /// What to ask for while the rows `place` are read: parts of `place`, and rows a constant pitch apart for each.
+    /// What to ask for while the rows `place` are read: parts of `place`, and for each rows a constant pitch apart.
     #[inline(always)]
     pub(super) fn along(
         &self,
@@ -154,12 +137,25 @@ impl Asks {
             if left == 0 {
                 return None;
             }
-            let (first, of_first) = self.first[0].or(&self.first[1], start);
-            let (second, of_second) = self.second[0].or(&self.second[1], start);
+            let (first, of_first) = self.row(&self.first, start);
+            let (second, of_second) = self.row(&self.second, start);
             let part = start..start + left.min(of_first).min(of_second);
             start = part.end;
             Some((part, Asking { first, second }))
         })
+    }
+
+    /// Row `j` of some, and how many there are from it on at the same pitch.
+    #[inline(always)]
+    fn row(&self, [here, behind]: &[Upcoming; 2], j: usize) -> (Pitched, usize) {
+        if j < here.rows {
+            (here.at.from(j), here.rows - j)
+        } else if j - here.rows < behind.rows {
+            let j = j - here.rows;
+            (behind.at.from(j), behind.rows - j)
+        } else {
+            (self.at_hand, usize::MAX)
+        }
     }
 }
 
@@ -336,28 +332,28 @@ mod tests {
         let bytes = [0i8; 64 * 20];
         let at = |row: usize| bytes[64 * row..].as_ptr().cast::<u8>();
         let of = |row, pitch, rows| Upcoming::new(at(row).cast::<i8>(), pitch, rows, 64);
-        let (read, here, behind) = (of(9, 64, 5), of(0, 128, 3), of(19, -64, 2));
-        let none = Upcoming::NONE;
-        let asks = Asks::new([here, behind], [none; 2], read);
+        let (here, behind, none) = (of(0, 128, 3), of(19, -64, 2), Upcoming::NONE);
+        let asks = Asks::new([here, behind], [none; 2], at(9));
         let parts: Vec<_> = asks
             .along(2..8)
             .map(|(part, asking)| (part, asking.first, asking.second))
             .collect();
         let rows = |first: *const u8, pitch| Pitched { first, pitch };
-        // Where there is nothing to ask for, something that is at hand anyway.
-        let (else_for, none) = (rows(at(9), 0), rows(at(0), 0));
+        let at_hand = rows(at(9), 0);
         assert_eq!(
             parts,
             [
-                (2..3, rows(at(4), 128), else_for),
-                (3..5, rows(at(19), -64), else_for),
-                (5..8, none, else_for)
+                (2..3, rows(at(4), 128), at_hand),
+                (3..5, rows(at(19), -64), at_hand),
+                (5..8, at_hand, at_hand)
             ]
         );
         assert_eq!(asks.along(4..4).count(), 0);
-        let nothing = Asks::nothing(read);
-        let (part, asking) = nothing.along(0..7).next().expect("there is a part");
-        assert_eq!((part, asking.first), (0..7, else_for));
+        let parts: Vec<_> = Asks::nothing(at(9))
+            .along(1..7)
+            .map(|(part, asking)| (part, asking.first))
+            .collect();
+        assert_eq!(parts, [(1..7, at_hand)]);
     }
 
     #[test]

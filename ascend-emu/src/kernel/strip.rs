@@ -29,7 +29,7 @@ use super::schedule::{Task, Work};
 use super::scratch::take;
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_finite};
 use super::source::Stored;
-use super::strip_products::{Outputs, Scores, Weights};
+use super::strip_products::{Correct, Outputs, Scores, Weights};
 use super::tile::{KEYS, look};
 use ascend_spec::DType;
 use half::{bf16, f16};
@@ -46,7 +46,7 @@ pub(super) const STEP_KEYS: usize = KEYS / 2;
 const RUNS: usize = STEP_KEYS / 16 + 1;
 
 /// How far ahead rows are asked for that the second cache is to keep, in keys.
-const FAR: usize = KEYS;
+const FAR: usize = STEP_KEYS;
 
 /// Vectors of a step's scores of one query; one more is for products that no key has, past the last.
 pub(super) const SCORES: usize = STEP_KEYS / WIDTH + 1;
@@ -340,11 +340,12 @@ impl Step<'_> {
             let end = self.task.keys.end;
             end.min(self.rows.start + by)..end.min(self.rows.end + by)
         };
+        let at_hand = (&raw const self.rows).cast();
         let far = of.upcoming::<T>(&of.value, head, behind(FAR));
-        let of_scores = Asks::new(here, far, here[0]);
+        let of_scores = Asks::new(here, far, at_hand);
         let next = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS));
         let far = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS + FAR));
-        let of_outputs = Asks::new(next, far, here[0]);
+        let of_outputs = Asks::new(next, far, at_hand);
         [of_scores, of_outputs]
     }
 
@@ -382,7 +383,14 @@ impl Step<'_> {
                 });
             }
         }
-        simd.apart(Weights { step, strip });
+        if step.corrects() {
+            simd.apart(Correct { step, strip });
+        }
+        simd.apart(Weights {
+            attention: step.attention,
+            of: (step.count(), step.rows.len()),
+            strip,
+        });
     }
 
     /// Adds the weighted values to the output.
@@ -437,8 +445,7 @@ impl Step<'_> {
             keys: fetched(keys, attention.vectors()),
             values: fetched(values, attention.columns()),
         };
-        let fetched = Upcoming::new(keys.as_ptr(), 1, 1, attention.vectors());
-        let asks = Asks::nothing(fetched);
+        let asks = Asks::nothing(keys.as_ptr().cast());
         self.weights(simd, strip, iter::once(all), &asks);
         if finite {
             self.outputs(simd, strip, iter::once(all), &asks);

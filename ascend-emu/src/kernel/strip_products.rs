@@ -75,14 +75,20 @@ impl Step<'_> {
         }
     }
 
-    /// Scores of `R` queries from `lane` on to weights.
+    /// Scales, biases and hides scores of `R` queries from `lane` on.
     #[inline(always)]
-    fn to_weights<S: Simd, const R: usize>(&self, simd: S, strip: &mut Strip<'_>, lane: usize) {
-        let keys = self.rows.len();
-        let scores = &mut strip.scores[lane * SCORES..][..(keys * R).div_ceil(WIDTH)];
+    fn correct<S: Simd, const R: usize>(&self, simd: S, strip: &mut Strip<'_>, lane: usize) {
+        let scores = &mut strip.scores[lane * SCORES..][..(self.rows.len() * R).div_ceil(WIDTH)];
         self.bias::<S, R>(simd, lane, scores);
         self.hide::<S, R>(simd, lane, scores);
-        soften::<S, R>(simd, self.attention, strip, lane, keys);
+    }
+
+    /// Whether scores are not just products.
+    pub(super) fn corrects(&self) -> bool {
+        self.attention.scale != 1.0
+            || self.attention.bias.is_some()
+            || self.hidden.is_some()
+            || !self.rows.len().is_multiple_of(WIDTH)
     }
 
     /// Scales scores where the queries are not, and adds the position bias.
@@ -198,16 +204,16 @@ impl Step<'_> {
         let values = values.from(column);
         let (steps, rest) = weights.as_chunks::<FEW>();
         for (step, weights) in steps.iter().enumerate() {
-            for row in (0..FEW).step_by(turns) {
-                for line in 0..lines {
-                    asking.ask(turn + row, byte + line * CACHE_LINE);
+            let rows: [V::Row; FEW] = values.rows(step * FEW);
+            for j in 0..FEW {
+                if j % turns == 0 {
+                    for line in 0..lines {
+                        asking.ask(turn + j, byte + line * CACHE_LINE);
+                    }
                 }
+                add_row(simd, rows[j], &weights[j], &mut sums);
             }
             asking = asking.from(FEW);
-            let rows: [V::Row; FEW] = values.rows(step * FEW);
-            for (row, weights) in rows.into_iter().zip(weights) {
-                add_row(simd, row, weights, &mut sums);
-            }
         }
         for (j, weights) in rest.iter().enumerate() {
             let row = values.row(steps.len() * FEW + j);
@@ -297,9 +303,32 @@ impl<R: Rows> Kernel for Scores<'_, '_, R> {
     }
 }
 
-/// Turns the products of a step's keys with every query into weights.
-pub(super) struct Weights<'a, 's> {
+/// Makes scores of the products of a step's keys with every query.
+pub(super) struct Correct<'a, 's> {
     pub(super) step: &'a Step<'a>,
+    pub(super) strip: &'a mut Strip<'s>,
+}
+
+impl Kernel for Correct<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (lane, together) in turns(self.step.count()) {
+            match together {
+                4 => self.step.correct::<S, 4>(simd, self.strip, lane),
+                2 => self.step.correct::<S, 2>(simd, self.strip, lane),
+                _ => self.step.correct::<S, 1>(simd, self.strip, lane),
+            }
+        }
+    }
+}
+
+/// Turns the scores of a step's keys with every query into weights.
+pub(super) struct Weights<'a, 's> {
+    pub(super) attention: &'a Attention,
+    /// Queries, and keys.
+    pub(super) of: (usize, usize),
     pub(super) strip: &'a mut Strip<'s>,
 }
 
@@ -308,11 +337,16 @@ impl Kernel for Weights<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for (lane, together) in turns(self.step.count()) {
+        let Weights {
+            attention,
+            of: (count, keys),
+            strip,
+        } = self;
+        for (lane, together) in turns(count) {
             match together {
-                4 => self.step.to_weights::<S, 4>(simd, self.strip, lane),
-                2 => self.step.to_weights::<S, 2>(simd, self.strip, lane),
-                _ => self.step.to_weights::<S, 1>(simd, self.strip, lane),
+                4 => soften::<S, 4>(simd, attention, strip, lane, keys),
+                2 => soften::<S, 2>(simd, attention, strip, lane, keys),
+                _ => soften::<S, 1>(simd, attention, strip, lane, keys),
             }
         }
     }
@@ -348,14 +382,19 @@ impl<R: Rows> Kernel for Outputs<'_, '_, R> {
     }
 }
 
-/// The first `R` lanes, combined with those that lie a multiple of `R` behind.
+/// The first `R` lanes, combined with those that lie a multiple of `R` behind. `R` is a power of two.
 #[inline(always)]
 fn fold<const R: usize>(vector: &Vector, combine: impl Fn(f32, f32) -> f32) -> [f32; R] {
-    let mut folded = [0.0; R];
-    for (r, folded) in folded.iter_mut().enumerate() {
-        let lanes = vector.iter().copied().skip(r).step_by(R);
-        *folded = lanes.reduce(&combine).unwrap_or(0.0);
+    let mut lanes = *vector;
+    let mut half = WIDTH / 2;
+    while half >= R {
+        for i in 0..half {
+            lanes[i] = combine(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
     }
+    let mut folded = [0.0; R];
+    folded.copy_from_slice(&lanes[..R]);
     folded
 }
 
