@@ -53,6 +53,20 @@ struct Spot {
     coordinates: Coordinates,
 }
 
+/// Rows to ask for that were found last. The next ones are often among them.
+#[derive(Debug)]
+pub(super) struct Found {
+    keys: Range<usize>,
+    rows: Upcoming,
+}
+
+impl Found {
+    pub(super) const NOTHING: Found = Found {
+        keys: 0..0,
+        rows: Upcoming::NONE,
+    };
+}
+
 /// The runs of rows that `of` finds, each behind the one before, from the first of `keys` on.
 #[inline(always)]
 fn runs<T: Stored>(
@@ -184,23 +198,31 @@ impl Keys {
         Some(unsafe { Lines::new(first, pitch, count, dim / WIDTH) })
     }
 
-    /// The first of the rows `keys` of the keys, or of the values, to ask for, up to the second border of a block.
+    /// The first of the rows `keys` of the keys, or of the values, to ask for, up to the second border of a block. Looks them
+    /// up if `found` does not have them, and then those behind them as well, up to `end`.
     #[inline(always)]
     pub(super) fn upcoming<T: Stored>(
         &self,
         part: &Part,
         head: usize,
         keys: Range<usize>,
+        (found, end): (&mut Found, usize),
     ) -> [Upcoming; 2] {
-        let mut upcoming = [Upcoming::NONE; 2];
-        let mut runs = runs(keys, |keys| self.lines::<T>(part, head, keys));
-        for upcoming in &mut upcoming {
-            let Some(lines) = runs.next() else {
-                break;
-            };
-            *upcoming = lines.upcoming();
+        let rows = |keys| {
+            let lines = self.lines::<T>(part, head, keys);
+            lines.map_or(Upcoming::NONE, Lines::upcoming)
+        };
+        if !found.keys.contains(&keys.start) {
+            found.rows = rows(keys.start..end);
+            found.keys = keys.start..keys.start + found.rows.count();
         }
-        upcoming
+        let here = found.rows.part(keys.start - found.keys.start, keys.len());
+        let left = keys.start + here.count()..keys.end;
+        let behind = match here.count() {
+            0 => Upcoming::NONE,
+            _ => rows(left),
+        };
+        [here, behind]
     }
 
     /// Adds the rows `keys` of the keys, or of the values, to what will be asked for. Rows that are not whole vectors of one

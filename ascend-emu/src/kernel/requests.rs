@@ -85,6 +85,22 @@ impl Upcoming {
         self.rows * self.bytes.div_ceil(CACHE_LINE)
     }
 
+    /// How many rows there are.
+    #[inline(always)]
+    pub(super) fn count(&self) -> usize {
+        self.rows
+    }
+
+    /// Some of the rows, at most `rows`, from number `first` on.
+    #[inline(always)]
+    pub(super) fn part(self, first: usize, rows: usize) -> Self {
+        Upcoming {
+            at: self.at.from(first),
+            rows: rows.min(self.rows.saturating_sub(first)),
+            ..self
+        }
+    }
+
     /// Asks for a row to be brought into the first cache, if there is such a one.
     #[inline(always)]
     pub(super) fn ask_for(self, row: usize) {

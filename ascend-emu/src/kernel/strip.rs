@@ -23,6 +23,7 @@ use super::attention::{Attention, Sequence};
 use super::factors::Conversion;
 use super::fetch::{Fetch, Places, stride};
 use super::finish::State;
+use super::keys::Found;
 use super::lines::{Converted, Fetched, Lines, Rows};
 use super::requests::{Asks, Upcoming};
 use super::schedule::{Task, Work};
@@ -140,6 +141,7 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
     for with_care in [false, true] {
         strip.clear();
         let mut streamed = false;
+        let mut found = [Found::NOTHING; 3];
         for first in task.keys.clone().step_by(KEYS) {
             let tile = first..task.keys.end.min(first + KEYS);
             let lanes = |row: u64| {
@@ -175,11 +177,13 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
                 let done = match (&attention.key_conversion, &attention.value_conversion) {
                     _ if with_care => None,
                     (None, None) => match attention.held {
-                        DType::Float16 => step.stream::<f16, S>(simd, &mut strip),
-                        DType::Bf16 => step.stream::<bf16, S>(simd, &mut strip),
-                        _ => step.stream::<f32, S>(simd, &mut strip),
+                        DType::Float16 => step.stream::<f16, S>(simd, &mut strip, &mut found),
+                        DType::Bf16 => step.stream::<bf16, S>(simd, &mut strip, &mut found),
+                        _ => step.stream::<f32, S>(simd, &mut strip, &mut found),
                     },
-                    (Some(key), Some(value)) => step.convert(simd, &mut strip, [key, value]),
+                    (Some(key), Some(value)) => {
+                        step.convert(simd, &mut strip, [key, value], &mut found)
+                    }
                     _ => None,
                 };
                 match done {
@@ -262,11 +266,16 @@ impl Step<'_> {
 
     /// Computes the step from keys and values where they lie, if they are whole vectors of type `T`.
     #[inline(always)]
-    fn stream<T: Stored, S: Simd>(&self, simd: S, strip: &mut Strip<'_>) -> Option<()> {
+    fn stream<T: Stored, S: Simd>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        found: &mut [Found; 3],
+    ) -> Option<()> {
         let mut runs = [None; RUNS];
         self.runs::<T>(&mut runs)?;
         let of_runs = || runs.iter().flatten().copied();
-        self.pass(simd, strip, of_runs, &self.asks(&runs));
+        self.pass(simd, strip, of_runs, &self.asks(&runs, found));
         Some(())
     }
 
@@ -277,6 +286,7 @@ impl Step<'_> {
         simd: S,
         strip: &mut Strip<'_>,
         [of_key, of_value]: [&Conversion; 2],
+        found: &mut [Found; 3],
     ) -> Option<()> {
         let mut runs = [None; RUNS];
         self.runs::<i8>(&mut runs)?;
@@ -298,7 +308,7 @@ impl Step<'_> {
             },
         };
         let of_runs = || runs.iter().flatten().map(converted);
-        self.pass(simd, strip, of_runs, &self.asks(&runs));
+        self.pass(simd, strip, of_runs, &self.asks(&runs, found));
         Some(())
     }
 
@@ -330,21 +340,20 @@ impl Step<'_> {
 
     /// What to ask for while scores, and while outputs are computed.
     #[inline(always)]
-    fn asks<T: Stored>(&self, runs: &Runs<Lines<T>>) -> [Asks; 2] {
+    fn asks<T: Stored>(&self, runs: &Runs<Lines<T>>, found: &mut [Found; 3]) -> [Asks; 2] {
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
         let mut here = [Upcoming::NONE; 2];
         for (here, run) in here.iter_mut().zip(runs.iter().flatten()) {
             *here = run.values.upcoming();
         }
-        let behind = |by| {
-            let end = self.task.keys.end;
-            end.min(self.rows.start + by)..end.min(self.rows.end + by)
-        };
+        let end = self.task.keys.end;
+        let behind = |by| end.min(self.rows.start + by)..end.min(self.rows.end + by);
+        let [far_values, next_keys, far_keys] = found;
         let at_hand = (&raw const self.rows).cast();
-        let far = of.upcoming::<T>(&of.value, head, behind(FAR));
+        let far = of.upcoming::<T>(&of.value, head, behind(FAR), (far_values, end));
         let of_scores = Asks::new(here, far, at_hand);
-        let next = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS));
-        let far = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS + FAR));
+        let next = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS), (next_keys, end));
+        let far = of.upcoming::<T>(&of.key, head, behind(STEP_KEYS + FAR), (far_keys, end));
         let of_outputs = Asks::new(next, far, at_hand);
         [of_scores, of_outputs]
     }
