@@ -65,6 +65,12 @@ impl Found {
         keys: 0..0,
         rows: Upcoming::NONE,
     };
+
+    /// Whether they include this one.
+    #[inline(always)]
+    pub(super) fn has(&self, key: usize) -> bool {
+        self.keys.contains(&key)
+    }
 }
 
 /// The runs of rows that `of` finds, each behind the one before, from the first of `keys` on.
@@ -212,7 +218,7 @@ impl Keys {
             let lines = self.lines::<T>(part, head, keys);
             lines.map_or(Upcoming::NONE, Lines::upcoming)
         };
-        if !found.keys.contains(&keys.start) {
+        if !found.has(keys.start) {
             found.rows = rows(keys.start..end);
             found.keys = keys.start..keys.start + found.rows.count();
         }

@@ -11,6 +11,12 @@ use std::ops::Range;
 /// Bytes that the processor fetches at once.
 pub(super) const CACHE_LINE: usize = 64;
 
+/// Bytes of a page of memory, where pages are small.
+const PAGE: usize = 4096;
+
+/// Pages that are looked up at once.
+const PAGES: usize = 16;
+
 /// Runs of rows that are remembered: keys, rotary parts and values of a tile in blocks of 16.
 const RUNS: usize = 24;
 
@@ -99,6 +105,22 @@ impl Upcoming {
             rows: rows.min(self.rows.saturating_sub(first)),
             ..self
         }
+    }
+
+    /// Has the processor look up where the first pages of the rows are, by asking for a cache line of each.
+    pub(super) fn find_pages(self) {
+        for address in self.pages() {
+            prefetch(Near::Second, address);
+        }
+    }
+
+    /// An address in each of the first pages.
+    fn pages(self) -> impl Iterator<Item = *const u8> {
+        let rows = PAGE / self.at.pitch.unsigned_abs().clamp(1, PAGE);
+        (0..self.rows)
+            .step_by(rows)
+            .take(PAGES)
+            .map(move |row| self.at.address(row, 0))
     }
 
     /// Asks for a row to be brought into the first cache, if there is such a one.
@@ -370,6 +392,21 @@ mod tests {
             .map(|(part, asking)| (part, asking.first))
             .collect();
         assert_eq!(parts, [(1..7, at_hand)]);
+    }
+
+    #[test]
+    fn pages_are_looked_up_once_and_not_too_many() {
+        let first = std::ptr::null::<i8>();
+        let pages = |pitch, rows| -> Vec<usize> {
+            let rows = Upcoming::new(first, pitch, rows, 64);
+            rows.pages().map(<*const u8>::addr).collect()
+        };
+        assert_eq!(pages(1 << 10, 10), [0, 4096, 8192]);
+        assert_eq!(pages(5000, 3), [0, 5000, 10000]);
+        assert_eq!(pages(1 << 11, 1000).len(), PAGES);
+        assert_eq!(pages(-4096, 2), [0, 4096usize.wrapping_neg()]);
+        assert_eq!(pages(0, 3), [0]);
+        assert_eq!(pages(64, 0), [0; 0]);
     }
 
     #[test]

@@ -349,6 +349,15 @@ impl Step<'_> {
         let end = self.task.keys.end;
         let behind = |by| end.min(self.rows.start + by)..end.min(self.rows.end + by);
         let [far_values, next_keys, far_keys] = found;
+        // Pages of a new block are looked up together, those of its keys and of its values: one by one it would take longer.
+        let farthest = behind(STEP_KEYS + FAR).start;
+        if !far_keys.has(farthest) {
+            for part in [&of.key, &of.value] {
+                if let Some(lines) = of.lines::<T>(part, head, farthest..end) {
+                    lines.upcoming().find_pages();
+                }
+            }
+        }
         let at_hand = (&raw const self.rows).cast();
         let far = of.upcoming::<T>(&of.value, head, behind(FAR), (far_values, end));
         let of_scores = Asks::new(here, far, at_hand);
