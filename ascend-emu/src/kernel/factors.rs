@@ -244,8 +244,8 @@ impl Conversion {
     }
 
     /// What is the same for all rows of a head.
-    pub(super) fn of_head(&self, head: usize) -> OfHead<'_> {
-        OfHead {
+    pub(super) fn of_head(&self, head: usize) -> OfAny<'_> {
+        OfAny {
             scales: self.scale.of_head(head),
             offsets: self.offset.as_ref().map(|it| it.of_head(head)),
         }
@@ -271,27 +271,110 @@ impl Conversion {
     }
 }
 
+/// What makes values of the stored numbers of a head's rows.
+pub(super) trait OfHead: Copy {
+    /// The same from vector `i` of a row on.
+    fn from(self, i: usize) -> Self;
+
+    /// How many vectors of a row it has factors for.
+    fn vectors(self) -> usize;
+
+    /// The values of vector `i` of a row with this scale and offset, unless its elements have their own.
+    fn value<S: Simd>(
+        self,
+        simd: S,
+        stored: S::Register,
+        i: usize,
+        of_row: (f32, f32),
+    ) -> S::Register;
+}
+
+/// Scales of the elements of a head, without offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfChannels<'a>(&'a [Vector]);
+
+impl OfHead for OfChannels<'_> {
+    #[inline(always)]
+    fn from(self, i: usize) -> Self {
+        OfChannels(self.0.get(i..).unwrap_or_default())
+    }
+
+    #[inline(always)]
+    fn vectors(self) -> usize {
+        self.0.len()
+    }
+
+    #[inline(always)]
+    fn value<S: Simd>(self, simd: S, stored: S::Register, i: usize, _: (f32, f32)) -> S::Register {
+        simd.multiply(stored, simd.load(&self.0[i]))
+    }
+}
+
+/// A scale of each row, without offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfRows;
+
+impl OfHead for OfRows {
+    #[inline(always)]
+    fn from(self, _: usize) -> Self {
+        self
+    }
+
+    #[inline(always)]
+    fn vectors(self) -> usize {
+        usize::MAX
+    }
+
+    #[inline(always)]
+    fn value<S: Simd>(
+        self,
+        simd: S,
+        stored: S::Register,
+        _: usize,
+        (scale, _): (f32, f32),
+    ) -> S::Register {
+        simd.multiply(stored, simd.splat(scale))
+    }
+}
+
 /// Scales and offsets of the elements of a head; empty where rows have one for all.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OfHead<'a> {
+pub(super) struct OfAny<'a> {
     scales: &'a [Vector],
     offsets: Option<&'a [Vector]>,
 }
 
-impl<'a> OfHead<'a> {
-    /// The same from vector `i` of a row on.
+impl<'a> OfAny<'a> {
+    /// The same, if elements have scales, and there are no offsets.
+    pub(super) fn channels(self) -> Option<OfChannels<'a>> {
+        let plain = self.offsets.is_none() && !self.scales.is_empty();
+        plain.then_some(OfChannels(self.scales))
+    }
+
+    /// The same, if rows have scales, and there are no offsets.
+    pub(super) fn rows(self) -> Option<OfRows> {
+        let plain = self.offsets.is_none() && self.scales.is_empty();
+        plain.then_some(OfRows)
+    }
+}
+
+impl<'a> OfHead for OfAny<'a> {
     #[inline(always)]
-    pub(super) fn from(self, i: usize) -> Self {
+    fn from(self, i: usize) -> Self {
         let from = |of: &'a [Vector]| of.get(i..).unwrap_or_default();
-        OfHead {
+        OfAny {
             scales: from(self.scales),
             offsets: self.offsets.map(from),
         }
     }
 
-    /// The values of vector `i` of a row with this scale and offset, unless its elements have their own.
     #[inline(always)]
-    pub(super) fn value<S: Simd>(
+    fn vectors(self) -> usize {
+        usize::MAX
+    }
+
+    #[inline(always)]
+    fn value<S: Simd>(
         self,
         simd: S,
         stored: S::Register,

@@ -149,29 +149,30 @@ impl<T: Element> Row for Line<T> {
 
 /// Rows of stored integers, made values in registers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Converted<'a, T> {
+pub(super) struct Converted<'a, T, H> {
     pub(super) lines: Lines<T>,
-    pub(super) of_head: OfHead<'a>,
+    pub(super) of_head: H,
     /// Scale and offset of each row.
     pub(super) of_rows: &'a [(f32, f32)],
 }
 
 /// A row of [`Converted`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ConvertedLine<'a, T> {
+pub(super) struct ConvertedLine<T, H> {
     line: Line<T>,
-    of_head: OfHead<'a>,
+    of_head: H,
     of_row: (f32, f32),
 }
 
-impl<'a, T: Element> Rows for Converted<'a, T> {
-    type Row = ConvertedLine<'a, T>;
+impl<T: Element, H: OfHead> Rows for Converted<'_, T, H> {
+    type Row = ConvertedLine<T, H>;
 
     const BYTES: usize = Lines::<T>::BYTES;
 
     #[inline(always)]
-    fn rows<const COUNT: usize>(self, j: usize) -> [ConvertedLine<'a, T>; COUNT] {
+    fn rows<const COUNT: usize>(self, j: usize) -> [ConvertedLine<T, H>; COUNT] {
         let lines: [Line<T>; COUNT] = self.lines.rows(j);
+        let of_rows = &self.of_rows[j..][..COUNT];
         let mut converted = [ConvertedLine {
             line: lines[0],
             of_head: self.of_head,
@@ -179,7 +180,7 @@ impl<'a, T: Element> Rows for Converted<'a, T> {
         }; COUNT];
         for (i, line) in converted.iter_mut().enumerate() {
             line.line = lines[i];
-            line.of_row = self.of_rows[j + i];
+            line.of_row = of_rows[i];
         }
         converted
     }
@@ -203,10 +204,10 @@ impl<'a, T: Element> Rows for Converted<'a, T> {
     }
 }
 
-impl<T: Element> Row for ConvertedLine<'_, T> {
+impl<T: Element, H: OfHead> Row for ConvertedLine<T, H> {
     #[inline(always)]
     fn vectors(self) -> usize {
-        self.line.vectors
+        self.line.vectors().min(self.of_head.vectors())
     }
 
     #[inline(always)]

@@ -24,7 +24,7 @@
 
 use super::ahead::{AHEAD, Ahead};
 use super::attention::{Attention, Sequence};
-use super::factors::Conversion;
+use super::factors::{Conversion, OfHead};
 use super::fetch::{Fetch, Places, stride};
 use super::finish::State;
 use super::keys::Found;
@@ -295,25 +295,51 @@ impl Step<'_> {
         let mut runs = [None; RUNS];
         self.runs::<i8>(&mut runs)?;
         let (of, head) = (&self.sequence.keys, self.task.kv_head);
-        let key_rows = of.of_rows(of_key, head, self.rows.clone());
-        let value_rows = of.of_rows(of_value, head, self.rows.clone());
+        let asks = self.asks(&runs, found);
+        let (key, value) = (of_key.of_head(head), of_value.of_head(head));
+        // The common forms on their own: what an element is multiplied with is then not decided for each vector anew.
+        if let (Some(key), Some(value)) = (key.channels(), value.channels()) {
+            let none = [(0.0, 0.0); STEP_KEYS];
+            self.pass_converted(simd, strip, &runs, (key, &none), (value, &none), &asks);
+            return Some(());
+        }
+        let keys = of.of_rows(of_key, head, self.rows.clone());
+        let values = of.of_rows(of_value, head, self.rows.clone());
+        if let (Some(key), Some(value)) = (key.rows(), value.rows()) {
+            self.pass_converted(simd, strip, &runs, (key, &keys), (value, &values), &asks);
+        } else {
+            self.pass_converted(simd, strip, &runs, (key, &keys), (value, &values), &asks);
+        }
+        Some(())
+    }
+
+    /// [`Step::pass`] of stored bytes, given what converts the keys and what converts the values: of their head, and of each
+    /// row.
+    #[inline(always)]
+    fn pass_converted<S: Simd, H: OfHead>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        runs: &Runs<Lines<i8>>,
+        keys: (H, &[(f32, f32)]),
+        values: (H, &[(f32, f32)]),
+        asks: &[Asks; 2],
+    ) {
         let converted = |run: &Run<Lines<i8>>| Run {
             first: run.first,
             count: run.count,
             keys: Converted {
                 lines: run.keys,
-                of_head: of_key.of_head(head),
-                of_rows: &key_rows[run.first..],
+                of_head: keys.0,
+                of_rows: &keys.1[run.first..],
             },
             values: Converted {
                 lines: run.values,
-                of_head: of_value.of_head(head),
-                of_rows: &value_rows[run.first..],
+                of_head: values.0,
+                of_rows: &values.1[run.first..],
             },
         };
-        let of_runs = || runs.iter().flatten().map(converted);
-        self.pass(simd, strip, of_runs, &self.asks(&runs, found));
-        Some(())
+        self.pass(simd, strip, || runs.iter().flatten().map(converted), asks);
     }
 
     /// Finds where keys and values lie, if they are whole vectors of type `T`, in few places, and keys have no rotary part.
