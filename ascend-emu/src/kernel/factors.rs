@@ -276,8 +276,11 @@ pub(super) trait OfHead: Copy {
     /// The same from vector `i` of a row on.
     fn from(self, i: usize) -> Self;
 
-    /// How many vectors of a row it has factors for.
-    fn vectors(self) -> usize;
+    /// How many vectors of a row it has factors for: any number, unless there is one for each element.
+    #[inline(always)]
+    fn vectors(self) -> usize {
+        usize::MAX
+    }
 
     /// The values of vector `i` of a row with this scale and offset, unless its elements have their own.
     fn value<S: Simd>(
@@ -321,11 +324,6 @@ impl OfHead for OfRows {
     }
 
     #[inline(always)]
-    fn vectors(self) -> usize {
-        usize::MAX
-    }
-
-    #[inline(always)]
     fn value<S: Simd>(
         self,
         simd: S,
@@ -366,11 +364,6 @@ impl<'a> OfHead for OfAny<'a> {
             scales: from(self.scales),
             offsets: self.offsets.map(from),
         }
-    }
-
-    #[inline(always)]
-    fn vectors(self) -> usize {
-        usize::MAX
     }
 
     #[inline(always)]

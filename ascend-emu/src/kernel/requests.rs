@@ -187,13 +187,13 @@ impl Asks {
     /// Row `j` of some, and how many there are from it on at the same pitch.
     #[inline(always)]
     fn row(&self, [here, behind]: &[Upcoming; 2], j: usize) -> (Pitched, usize) {
-        if j < here.rows {
-            (here.at.from(j), here.rows - j)
-        } else if j - here.rows < behind.rows {
-            let j = j - here.rows;
-            (behind.at.from(j), behind.rows - j)
-        } else {
-            (self.at_hand, usize::MAX)
+        let left = match j.checked_sub(here.rows) {
+            None => here.part(j, usize::MAX),
+            Some(j) => behind.part(j, usize::MAX),
+        };
+        match left.rows {
+            0 => (self.at_hand, usize::MAX),
+            rows => (left.at, rows),
         }
     }
 }

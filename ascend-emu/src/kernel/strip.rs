@@ -434,11 +434,7 @@ impl Step<'_> {
         if step.corrects() {
             simd.apart(Correct { step, strip });
         }
-        simd.apart(Weights {
-            attention: step.attention,
-            of: (step.count(), step.rows.len()),
-            strip,
-        });
+        simd.apart(Weights { step, strip });
     }
 
     /// Adds the weighted values to the output.

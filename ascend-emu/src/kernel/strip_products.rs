@@ -288,8 +288,9 @@ impl<R: Rows> Kernel for Scores<'_, '_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let (step, strip, keys) = (self.step, self.strip, (self.keys, &self.place));
+        // Every turn asks for the same: what an earlier one had brought takes little time.
+        let asking = self.asking;
         for (lane, together) in turns(step.count()) {
-            let asking = self.asking;
             match (together, S::SHAPE) {
                 (4, Shape::Wide) => step.scores::<S, R, 4, 4>(simd, strip, lane, keys, asking),
                 (4, Shape::Six) => step.scores::<S, R, 4, 3>(simd, strip, lane, keys, asking),
@@ -326,9 +327,7 @@ impl Kernel for Correct<'_, '_> {
 
 /// Turns the scores of a step's keys with every query into weights.
 pub(super) struct Weights<'a, 's> {
-    pub(super) attention: &'a Attention,
-    /// Queries, and keys.
-    pub(super) of: (usize, usize),
+    pub(super) step: &'a Step<'a>,
     pub(super) strip: &'a mut Strip<'s>,
 }
 
@@ -337,12 +336,8 @@ impl Kernel for Weights<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Weights {
-            attention,
-            of: (count, keys),
-            strip,
-        } = self;
-        for (lane, together) in turns(count) {
+        let (attention, strip, keys) = (self.step.attention, self.strip, self.step.rows.len());
+        for (lane, together) in turns(self.step.count()) {
             match together {
                 4 => soften::<S, 4>(simd, attention, strip, lane, keys),
                 2 => soften::<S, 2>(simd, attention, strip, lane, keys),
@@ -369,8 +364,8 @@ impl<R: Rows> Kernel for Outputs<'_, '_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let (step, strip, values) = (self.step, self.strip, (self.values, &self.place));
+        let asking = self.asking;
         for (lane, together) in turns(step.count()) {
-            let asking = self.asking;
             match (together, S::SHAPE) {
                 (4, Shape::Wide) => step.weigh::<S, R, 4, 4>(simd, strip, lane, values, asking),
                 (4, _) => step.weigh::<S, R, 4, 1>(simd, strip, lane, values, asking),
