@@ -10,7 +10,7 @@ mod bench;
 
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
-use ascend_sys::bindings::{aclDataType, aclOpExecutor, aclTensor, aclrtStream};
+use ascend_sys::bindings::{aclDataType, aclFormat, aclOpExecutor, aclTensor, aclrtStream};
 use bench::*;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
@@ -42,6 +42,15 @@ fn rows(seed: u16, dim: usize) -> Vec<u16> {
 
 impl Scatter {
     fn new(slots: [i32; TOKENS], nz: bool) -> Self {
+        Self::described(slots, nz, tensor)
+    }
+
+    /// With tensors that are described by a function of their type, shape and address.
+    fn described(
+        slots: [i32; TOKENS],
+        nz: bool,
+        tensor: impl Fn(aclDataType, &[i64], *mut c_void) -> *mut aclTensor,
+    ) -> Self {
         let (b, s, n) = (BLOCKS as i64, BLOCK_SIZE as i64, HEADS as i64);
         let cache = |dim: usize| upload(&vec![OLD; BLOCKS * BLOCK_SIZE * HEADS * dim]);
         let memory = [
@@ -168,6 +177,34 @@ fn rows_are_in_their_slots_and_nowhere_else() {
         ok(scatter.launch(scatter.prepare(), null_mut()));
         sync(null_mut());
         scatter.check([Some(9), Some(0), Some(7)]);
+        scatter.destroy();
+    }
+}
+
+#[test]
+fn tensors_that_pytorch_describes_are_taken_and_private_formats_are_not() {
+    let _bench = Bench::new();
+    for nz in [false, true] {
+        let scatter = Scatter::described([9, 0, 7], nz, torch_tensor);
+        ok(scatter.launch(scatter.prepare(), null_mut()));
+        sync(null_mut());
+        scatter.check([Some(9), Some(0), Some(7)]);
+        scatter.destroy();
+    }
+    let (mut bytes, mut executor) = (0, null_mut());
+    for (nz, format) in [
+        (false, aclFormat::ACL_FORMAT_FRACTAL_NZ),
+        (false, aclFormat::ACL_FORMAT_NC1HWC0),
+        (true, aclFormat::ACL_FORMAT_NC1HWC0),
+    ] {
+        let scatter = Scatter::described([9, 0, 7], nz, |dtype, shape, at| {
+            tensor_of(format, dtype, shape, at)
+        });
+        fails(
+            scatter.try_prepare(null(), &mut bytes, &mut executor),
+            161_002,
+            &["scatter.format", "NCL"],
+        );
         scatter.destroy();
     }
 }

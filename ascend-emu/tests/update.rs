@@ -10,7 +10,9 @@ mod bench;
 
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
-use ascend_sys::bindings::{aclDataType, aclOpExecutor, aclTensor, aclTensorList, aclrtStream};
+use ascend_sys::bindings::{
+    aclDataType, aclFormat, aclOpExecutor, aclTensor, aclTensorList, aclrtStream,
+};
 use bench::*;
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -61,6 +63,16 @@ struct Update {
 
 impl Update {
     fn new<T: Number>(lse: &[Vec<f32>], local: &[Vec<T>], dim: usize) -> Self {
+        Self::in_format(aclFormat::ACL_FORMAT_ND, lse, local, dim)
+    }
+
+    fn in_format<T: Number>(
+        format: aclFormat,
+        lse: &[Vec<f32>],
+        local: &[Vec<T>],
+        dim: usize,
+    ) -> Self {
+        let tensor = |dtype, shape: &[i64], at| tensor_of(format, dtype, shape, at);
         let rows = lse[0].len();
         let (shape, flat) = ([rows as i64, dim as i64], [rows as i64]);
         let float = aclDataType::ACL_FLOAT;
@@ -218,6 +230,27 @@ proptest! {
             _ => close::<bf16>(lse, seed, units * 8),
         }
     }
+}
+
+#[test]
+fn plain_formats_are_taken_and_private_ones_are_not() {
+    let _bench = Bench::new();
+    let (lse, local) = ([vec![0.0], vec![0.0]], [vec![1.0f32; 8], vec![3.0; 8]]);
+    for format in [aclFormat::ACL_FORMAT_NCL, aclFormat::ACL_FORMAT_NCHW] {
+        let update = Update::in_format(format, &lse, &local, 8);
+        ok(update.launch(update.prepare(1), null_mut()));
+        sync(null_mut());
+        assert_eq!(download::<f32>(update.out, 8), [2.0; 8]);
+        update.destroy();
+    }
+    let update = Update::in_format(aclFormat::ACL_FORMAT_FRACTAL_NZ, &lse, &local, 8);
+    let (mut bytes, mut executor) = (0, null_mut());
+    fails(
+        update.try_prepare(1, &mut bytes, &mut executor),
+        161_002,
+        &["update.format", "NCHW"],
+    );
+    update.destroy();
 }
 
 const INF: f32 = f32::INFINITY;

@@ -4,7 +4,8 @@ use std::fmt;
 
 /// How a tensor's elements lie in memory. The discriminant is CANN's `aclFormat` value.
 ///
-/// Attention takes [`Format::Nd`]; its checks tolerate three of the image formats, which mean the same for them.
+/// Operators take every [plain](Format::is_plain) format for [`Format::Nd`]: PyTorch's plugin names a tensor of three axes
+/// [`Format::Ncl`], one of four [`Format::Nchw`] and one of five [`Format::Ncdhw`], whatever the axes mean.
 /// Source: `acl/acl_base.h`, CANN 8.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -56,13 +57,31 @@ impl Format {
         self as i32
     }
 
-    /// Whether attention's checks let this format pass.
+    /// Whether the axes lie in memory as they are described, row by row. The other formats are private to the device:
+    /// blocks of a fixed size, or nothing that is known.
     pub const fn is_plain(self) -> bool {
-        matches!(
-            self,
-            Format::Nd | Format::Nchw | Format::Nhwc | Format::Ncdhw
-        )
+        match self {
+            Format::Nd
+            | Format::Nchw
+            | Format::Nhwc
+            | Format::Hwcn
+            | Format::Ndhwc
+            | Format::Ncdhw
+            | Format::Nc
+            | Format::Ncl => true,
+            Format::Undefined
+            | Format::Nc1hwc0
+            | Format::FractalZ
+            | Format::Nc1hwc0C04
+            | Format::FractalNz
+            | Format::Ndc1hwc0
+            | Format::FractalZ3d => false,
+        }
     }
+
+    /// The plain formats, as a message names them.
+    pub(crate) const PLAIN: &'static str =
+        "ND (also NCL, NCHW, NHWC, HWCN, NCDHW, NDHWC and NC, which mean the same here)";
 }
 
 impl fmt::Display for Format {

@@ -129,7 +129,7 @@ fn each_change(
         Format::FractalNz,
         Format::Nc1hwc0,
         Format::Undefined,
-        Format::Hwcn,
+        Format::Ndc1hwc0,
     ] {
         visit("format", format.to_string(), TensorDesc { format, ..desc });
     }

@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ascend_attention::attention::Arguments;
 use ascend_attention::spec::fia::{Operand, Problem, Rows, Version, Work, rules};
-use ascend_attention::spec::{DType, Refusal, Soc, TensorDesc};
+use ascend_attention::spec::{DType, Format, Refusal, Soc, TensorDesc};
 use ascend_attention::{Error, Runtime, Stream};
 use ascend_emu::kernel::reference::{Inputs, attention};
 use calls::compare::Written;
@@ -183,10 +183,7 @@ fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Er
     for operand in operands(&described) {
         let desc = operand.of(&described)?;
         // The safe layer has no tensors with gaps, of other formats, or of halves of bytes.
-        if !desc.is_contiguous()
-            || desc.format != ascend_attention::spec::Format::Nd
-            || desc.dtype.size().is_none()
-        {
+        if !desc.is_contiguous() || desc.format != Format::Nd || desc.dtype.size().is_none() {
             return None;
         }
         let bytes = raw::reach(desc)?;
@@ -417,6 +414,34 @@ fn calls_that_the_contract_accepts_are_computed() {
         let (computed, strided) = (ends.computed.get(), ends.linted.get());
         println!("{computed} computed, {strided} more with strided tensors");
         assert!(computed + strided >= config().cases as usize);
+    });
+}
+
+/// Gives each tensor the format that PyTorch's plugin gives one of so many axes.
+fn described_by_torch(call: &mut Call) {
+    for operand in operands(&call.describe()) {
+        let desc = breaking::of_mut(call, operand).unwrap();
+        desc.format = match desc.shape.rank() {
+            3 => Format::Ncl,
+            4 => Format::Nchw,
+            5 => Format::Ncdhw,
+            _ => Format::Nd,
+        };
+    }
+}
+
+#[test]
+fn calls_in_the_formats_of_pytorch_are_computed() {
+    strictly(|stream, ends| {
+        for seed in 0..16 {
+            for kind in [dense::dense, paths::packed, paths::paged, paths::latent] {
+                let mut call = kind(seed);
+                described_by_torch(&mut call);
+                check(stream, &call, true, ends).unwrap();
+            }
+        }
+        // Packed, BSH and a paged cache of three axes are among them.
+        assert_eq!(ends.computed.get() + ends.linted.get(), 64);
     });
 }
 

@@ -175,6 +175,26 @@ impl Gate {
 }
 
 pub fn tensor(dtype: aclDataType, shape: &[i64], data: *mut c_void) -> *mut aclTensor {
+    tensor_of(aclFormat::ACL_FORMAT_ND, dtype, shape, data)
+}
+
+/// A tensor in the format that PyTorch's plugin gives one of so many axes.
+pub fn torch_tensor(dtype: aclDataType, shape: &[i64], data: *mut c_void) -> *mut aclTensor {
+    let format = match shape.len() {
+        3 => aclFormat::ACL_FORMAT_NCL,
+        4 => aclFormat::ACL_FORMAT_NCHW,
+        5 => aclFormat::ACL_FORMAT_NCDHW,
+        _ => aclFormat::ACL_FORMAT_ND,
+    };
+    tensor_of(format, dtype, shape, data)
+}
+
+pub fn tensor_of(
+    format: aclFormat,
+    dtype: aclDataType,
+    shape: &[i64],
+    data: *mut c_void,
+) -> *mut aclTensor {
     let mut strides = vec![1i64; shape.len()];
     for i in (1..shape.len()).rev() {
         strides[i - 1] = strides[i] * shape[i];
@@ -186,7 +206,7 @@ pub fn tensor(dtype: aclDataType, shape: &[i64], data: *mut c_void) -> *mut aclT
             dtype,
             strides.as_ptr(),
             0,
-            aclFormat::ACL_FORMAT_ND,
+            format,
             shape.as_ptr(),
             shape.len() as u64,
             data,

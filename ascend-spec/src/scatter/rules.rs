@@ -25,7 +25,7 @@ rules! {
         "slotMapping is INT32 or INT64",
         "convert the slots to one of the allowed dtypes";
     FORMAT = "scatter.format", PARAM_INVALID, ScatterPaKvCache, "ScatterPaKvCache documentation, formats",
-        "tensors are in format ND, caches in the mode PA_NZ perhaps in FRACTAL_NZ",
+        "tensors are in a plain format such as ND or NCL, caches in the mode PA_NZ perhaps in FRACTAL_NZ",
         "describe the tensor as ND";
     CACHE_MODE = "cache_mode.known", PARAM_INVALID, ScatterPaKvCache, "ScatterPaKvCache documentation, cacheModeOptional",
         "cacheModeOptional is null, Norm or PA_NZ",
@@ -218,10 +218,10 @@ fn product(soc: Soc) -> Result<(), Violation> {
 
 fn tensor(desc: &TensorDesc, name: &str, nz: bool) -> Result<(), Violation> {
     require!(
-        desc.format == Format::Nd || nz && desc.format == Format::FractalNz,
+        desc.format.is_plain() || nz && desc.format == Format::FractalNz,
         FORMAT,
         format_args!("{name} in format {}", desc.format),
-        if nz { "ND or FRACTAL_NZ" } else { "ND" },
+        format_args!("{}{}", if nz { "FRACTAL_NZ, " } else { "" }, Format::PLAIN),
         format_args!("describe {name} as ND"),
     );
     let addressable = desc.is_countable() && desc.byte_range().is_some();

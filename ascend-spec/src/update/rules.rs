@@ -27,7 +27,7 @@ rules! {
         "every localOut and out is FLOAT, FLOAT16 or BF16, all the same",
         "convert all parts and the output to one of the allowed dtypes";
     FORMAT = "update.format", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, formats",
-        "every tensor is in format ND, with dimensions of at least 0 whose bytes can be addressed",
+        "every tensor is in a plain format such as ND or NCHW, with dimensions of at least 0 whose bytes can be addressed",
         "describe the tensor as ND, with a shape that memory can hold";
     OUT_SHAPE = "update.local_out_shape", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, localOut",
         "every localOut and out is [rows, D], all the same",
@@ -188,13 +188,13 @@ impl UpdateCall<'_> {
 
 fn plain(desc: &TensorDesc, name: &str) -> Result<(), Violation> {
     require!(
-        desc.format == Format::Nd && desc.is_countable() && desc.byte_range().is_some(),
+        desc.format.is_plain() && desc.is_countable() && desc.byte_range().is_some(),
         FORMAT,
         format_args!(
             "{name} {} strides {} in format {}",
             desc.shape, desc.strides, desc.format
         ),
-        "ND, and dimensions of at least 0",
+        format_args!("{}, and dimensions of at least 0", Format::PLAIN),
         format_args!("describe {name} as ND with a shape that memory can hold"),
     );
     Ok(())

@@ -4,7 +4,7 @@ use crate::dtype::Names;
 use crate::fia::{FiaCall, Route, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Refusal, Soc, TensorDesc, Unsupported};
+use crate::{DType, Format, Layout, Refusal, Soc, TensorDesc, Unsupported};
 
 rules! {
     REQUIRED = "call.required", PARAM_NULLPTR, V1, "check A1",
@@ -17,7 +17,7 @@ rules! {
         "the tensor's dtype is one that the operator takes there",
         "convert the tensor to one of the allowed dtypes";
     FORMAT = "format.plain", PARAM_INVALID, V1, "check A3",
-        "the tensor's format is ND, NCHW, NHWC or NCDHW",
+        "the tensor's format is ND, NCL, NCHW or another plain one",
         "describe the tensor as ND";
     COUNTABLE = "shape.countable", TILING_ERROR, V1, "check B3",
         "no dimension is negative, each has a stride, and the number of elements fits in 63 bits",
@@ -149,7 +149,7 @@ fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Refusal> 
         desc.format.is_plain(),
         FORMAT,
         format_args!("{name} in format {}", desc.format),
-        "ND (also NCHW, NHWC, NCDHW, which mean the same here)",
+        Format::PLAIN,
         format_args!("describe {name} as ND"),
     );
     Ok(())

@@ -1,9 +1,9 @@
 //! Tensors of every kind, and the factor of the scores.
 
 use super::{Report, lint};
-use crate::TensorDesc;
 use crate::fia::{FiaCall, Operand, Parameter, Problem};
 use crate::rule::rules;
+use crate::{Format, TensorDesc};
 
 rules! {
     STRIDED = "tensor.strided", Lint, V1, "FusedInferAttentionScore documentation, constraints",
@@ -13,7 +13,7 @@ rules! {
         "an optional tensor that is given has elements",
         "pass a null pointer instead: the operator takes an empty tensor for one that is not given";
     FORMAT = "tensor.format", Lint, V1, "check A3; FusedInferAttentionScore documentation, parameters",
-        "every tensor has a plain format: ND, NCHW, NHWC or NCDHW",
+        "every tensor has a plain format: ND, NCL, NCHW or another of row-major axes",
         "describe the tensor as ND: the operator looks at the formats of some tensors only, and takes all for ND";
     COUNTABLE = "tensor.countable", Lint, V1, "check B3",
         "the number of elements of every tensor fits in 63 bits",
@@ -64,7 +64,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             desc.format.is_plain(),
             FORMAT,
             format_args!("{name} in format {}", desc.format),
-            "ND",
+            Format::PLAIN,
         );
     }
     for (desc, name) in optional(p.call) {
