@@ -42,8 +42,10 @@ fn json_has_an_object_for_each_call_and_the_counts() {
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     let (counts, calls) = objects.split_last().unwrap();
-    assert_eq!(counts["passed"], calls.len());
-    for call in calls {
+    assert_eq!(counts["summary"]["passed"], calls.len());
+    for (at, call) in calls.iter().enumerate() {
+        assert_eq!(call["file"], sample());
+        assert_eq!(call["line"], at + 1);
         let refused = call["verdict"] == "reject";
         assert_eq!(call["rule"].is_string(), refused, "{call}");
         assert!(!refused || call["message"].is_string(), "{call}");
@@ -68,6 +70,93 @@ fn a_wrong_expectation_fails_and_is_named() {
     assert_eq!(code, 1, "{text}");
     assert!(
         text.contains("NOT AS EXPECTED") && text.ends_with("0 passed, 1 failed\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_cannot_be_read_is_named_and_counted_and_the_rest_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let good = std::fs::read_to_string(sample()).unwrap();
+    let good = good.lines().next().unwrap();
+    std::fs::write(path("a.safetensors"), b"not a case").unwrap();
+    std::fs::copy(
+        "tests/vectors/numeric/059_head_dim_16.safetensors",
+        path("b.safetensors"),
+    )
+    .unwrap();
+    std::fs::write(
+        path("c.jsonl"),
+        format!("{good}\n\n{{\"id\": 3}}\n{good}\n"),
+    )
+    .unwrap();
+    std::fs::write(path("d.jsonl"), [0xff, 0xfe]).unwrap();
+    std::fs::write(path("e.txt"), "no case at all").unwrap();
+
+    let folder = folder.path().to_str().unwrap();
+    let (code, text) = check(&[folder]);
+    assert_eq!(code, 1, "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    let begins = [
+        "a: UNREADABLE; not a safetensors file",
+        "b (head_dim_16): accept, as expected",
+        "c:1 (",
+        "c:3: UNREADABLE; not a parameter case: `id` is 3",
+        "c:4 (",
+        "d: UNREADABLE; ",
+        "accepted: ",
+        "3 passed, 3 failed",
+    ];
+    assert_eq!(lines.len(), begins.len(), "{text}");
+    for (line, begin) in lines.iter().zip(begins) {
+        assert!(line.starts_with(begin), "{begin}: {line}");
+    }
+
+    let (code, text) = check(&["--json", folder]);
+    assert_eq!(code, 1, "{text}");
+    let objects: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let verdicts: Vec<&str> = objects[..6]
+        .iter()
+        .map(|object| object["verdict"].as_str().unwrap())
+        .collect();
+    assert_eq!((verdicts[0], verdicts[3]), ("unreadable", "unreadable"));
+    assert!(
+        objects[0]["file"]
+            .as_str()
+            .unwrap()
+            .ends_with("a.safetensors")
+    );
+    assert_eq!(
+        (&objects[3]["line"], &objects[1]["line"]),
+        (&3.into(), &serde_json::Value::Null)
+    );
+    assert_eq!(objects[6]["summary"]["unreadable"], 3);
+
+    // An argument that names no file is a wrong command line, as for `run`.
+    let (code, text) = check(&[folder, "absent.jsonl"]);
+    assert_eq!(code, 2);
+    assert!(text.starts_with("error: absent.jsonl: "), "{text}");
+}
+
+#[test]
+fn flags_that_would_be_ignored_are_refused() {
+    for arguments in [
+        &["--explain", "atten_mask.required", "--json"][..],
+        &["--explain", "atten_mask.required", "--summary"],
+        &["--explain", "atten_mask.required", "--soc", "Ascend910B3"],
+    ] {
+        let (code, text) = check(arguments);
+        assert_eq!(code, 2, "{text}");
+        assert!(text.contains("cannot be used with"), "{text}");
+    }
+    let (code, text) = check(&["--soc", "Ascend1", &sample()]);
+    assert_eq!(code, 2, "{text}");
+    assert!(
+        text.contains("--soc Ascend1: ") && text.contains("Ascend910B3"),
         "{text}"
     );
 }
@@ -119,7 +208,7 @@ fn a_summary_counts_by_area_and_adds_up() {
         "rejected_wrong",
     ] {
         let sum: u64 = areas.iter().map(|area| area[field].as_u64().unwrap()).sum();
-        assert_eq!(counts[field], sum, "{field}");
+        assert_eq!(counts["summary"][field], sum, "{field}");
     }
     let names: Vec<&str> = areas
         .iter()

@@ -132,6 +132,28 @@ fn an_unknown_key_is_an_error_that_names_it_and_the_rest_runs() {
 }
 
 #[test]
+fn calls_without_data_are_for_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("calls.jsonl");
+    fs::write(&path, "{}\n").unwrap();
+    let output = emulated(&[path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stdout)
+            .contains("calls  FAIL  calls without data cannot be run: `ascend-attn check`"),
+        "{}",
+        text(&output.stdout)
+    );
+    let output = emulated(&[folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).contains("`ascend-attn check`"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
 fn what_is_not_supported_is_said_by_name_and_does_not_pass() {
     let folder = tempfile::tempdir().unwrap();
     let case = case_files::unsupported();

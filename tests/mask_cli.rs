@@ -101,14 +101,14 @@ fn the_text_form_is_the_definition() {
 
 #[test]
 fn triangle_mix_is_drawn_for_prompts_and_chunks() {
-    let (sink, window, last) = (2, 3, 4);
+    let (sink, window, last) = (2, 4, 4);
     for (rows, keys, prompt) in [(16, 16, 16), (6, 16, 16), (6, 12, 16), (6, 12, 14)] {
         let prompt_len = prompt.to_string();
         let sizes = [
             "--sink",
             "2",
             "--window",
-            "3",
+            "4",
             "--last",
             "4",
             "--prompt-len",
@@ -119,7 +119,7 @@ fn triangle_mix_is_drawn_for_prompts_and_chunks() {
             arguments.extend(sizes);
             shows(&arguments, (rows, keys), |i, j| {
                 let q = i + keys - rows;
-                let streaming = j < sink || q - j <= window;
+                let streaming = j < sink || q - j < window;
                 j <= q && visible(streaming, q >= prompt - last)
             });
         };
@@ -217,7 +217,11 @@ fn trees_and_tensors_are_read_from_files() {
     assert_eq!(lines(&band), ["#..", ".#."]);
     refused(
         &["mode3", "--tensor", file.to_str().unwrap()],
-        "modes 0 and 1 do",
+        "--tensor belongs to mode0, mode1",
+    );
+    refused(
+        &["mode1", "--sq", "9", "--tensor", file.to_str().unwrap()],
+        "--sq 9: the mask of --tensor has 2",
     );
     fs::write(&file, "#.#\n.#\n").unwrap();
     refused(&tensor, "line 2: 3 characters");
@@ -254,7 +258,7 @@ fn explanations_say_the_rule_and_what_the_row_sees() {
         "--sink",
         "2",
         "--window",
-        "3",
+        "4",
         "--last",
         "4",
         "--explain",
@@ -276,7 +280,6 @@ fn explanations_say_the_rule_and_what_the_row_sees() {
             && triangle("17", "5").contains("one of the last 4 rows")
     );
     assert!(triangle("10", "11").contains("behind the row's own place: 11 > 10"));
-    assert!(triangle("99", "0").contains("there are 20 rows and 20 keys"));
     assert!(
         explained(&["mode3", "--sq", "3", "--skv", "1", "--explain", "0", "0"])
             .contains("sees no key")
@@ -350,6 +353,113 @@ fn the_masks_of_cases_are_drawn() {
     }
     assert!(drawn > 0);
     refused(&["--case", "/nowhere.safetensors"], "/nowhere.safetensors");
+}
+
+#[test]
+fn flags_that_do_not_belong_to_a_mask_are_refused_with_those_that_do() {
+    for (arguments, flag) in [
+        (&["causal", "--window", "2"][..], "--window"),
+        (&["mode3", "--pre", "2"], "--pre"),
+        (&["mode2", "--next", "2"], "--next"),
+        (&["mode1", "--pre", "2"], "--pre"),
+        (&["mode4", "--prefix", "2"], "--prefix"),
+        (&["mode5", "--window", "2"], "--window"),
+        (&["sliding-window", "--chunk", "2"], "--chunk"),
+        (
+            &["sliding-window", "--q-ends", "2", "--kv-ends", "2"],
+            "--q-ends",
+        ),
+        (&["local", "--sink", "2"], "--sink"),
+        (&["mla", "--last", "2"], "--last"),
+        (&["chunked-prefill", "--prompt-len", "99"], "--prompt-len"),
+        (&["prefix", "--preset", "guide"], "--preset"),
+        (&["tree", "--tensor", "x"], "--tensor"),
+        (&["triangle", "--tree", "x"], "--tree"),
+    ] {
+        let belongs = format!(
+            "{flag} does not belong to {}, which takes --sq, ",
+            arguments[0]
+        );
+        refused(arguments, &belongs);
+    }
+    refused(
+        &["causal", "--window", "2"],
+        "--window belongs to sliding-window, triangle, streaming, last, middle, dense",
+    );
+    // A case has its own lengths, modes and windows.
+    let case = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/vectors/numeric/059_head_dim_16.safetensors");
+    let case = case.to_str().unwrap();
+    for flag in ["--sq", "--window", "--chunk", "--prefix"] {
+        refused(
+            &["--case", case, flag, "2"],
+            &format!("{flag} does not go with --case"),
+        );
+    }
+    refused(&["mode3", "--block", "4"], "--block is about pictures");
+    refused(&["mode3", "--block", "0", "--png", "x.png"], "--block");
+    refused(&["mode5", "--prefix", "2,3"], "2 numbers for 1 sequences");
+    refused(&["mode5", "--prefix", "-1"], "0 or more");
+}
+
+#[test]
+fn a_window_counts_the_rows_own_key_for_every_mask_and_the_help_says_so() {
+    let row = |kind: &str| {
+        let arguments = [kind, "--sq", "9", "--window", "3", "--explain", "8", "8"];
+        lines(&arguments).last().unwrap().clone()
+    };
+    assert_eq!(row("sliding-window"), "row 8 sees the keys 6 to 8");
+    let sinks = [
+        "streaming",
+        "--sq",
+        "9",
+        "--sink",
+        "1",
+        "--window",
+        "3",
+        "--explain",
+        "8",
+        "8",
+    ];
+    assert_eq!(
+        lines(&sinks).last().unwrap(),
+        "row 8 sees the keys 0 to 0 and 6 to 8"
+    );
+    for kind in ["sliding-window", "streaming", "triangle"] {
+        refused(&[kind, "--window", "0"], "1 or more");
+    }
+    // A preset's sizes are the published ones: keys before the row's own.
+    let guide = [
+        "streaming",
+        "--sq",
+        "99",
+        "--preset",
+        "guide",
+        "--explain",
+        "98",
+        "98",
+    ];
+    assert_eq!(
+        lines(&guide).last().unwrap(),
+        "row 98 sees the keys 0 to 3 and 66 to 98"
+    );
+    for flag in ["-h", "--help"] {
+        let help = lines(&[flag]).join("\n");
+        assert!(
+            help.contains("--window <N>") && help.contains("its own among them"),
+            "{help}"
+        );
+    }
+}
+
+#[test]
+fn a_row_or_a_key_that_is_not_there_cannot_be_explained() {
+    for (i, j) in [("4", "0"), ("0", "6"), ("18446744073709551615", "0")] {
+        refused(
+            &["mode3", "--sq", "4", "--skv", "6", "--explain", i, j],
+            &format!("--explain {i} {j}: there are 4 rows and 6 keys, counted from 0"),
+        );
+    }
 }
 
 #[test]

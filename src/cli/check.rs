@@ -1,13 +1,14 @@
 //! `ascend-attn check`: the contract's verdict on calls, without running them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ascend_attention::case::{Case, Expect, ParameterCase};
 use ascend_attention::spec::fia::{FiaCall, Version};
-use ascend_attention::spec::{Refusal, Soc};
+use ascend_attention::spec::{Refusal, Soc, Violation};
 use serde_json::json;
 
 use super::area::Area;
@@ -16,12 +17,13 @@ use super::{Stop, explain, replay};
 
 /// Say what the operator would make of calls, without running them
 ///
-/// Takes case files, folders of them, and JSON lines (*.jsonl) that describe calls by shapes, dtypes and attributes.
-/// Prints for each call whether the operator accepts it, the rule that refuses it or the lints that it breaks, and
-/// whether that is what the file expects. Ends with the counts, and with exit code 1 if any verdict is not as expected.
+/// Takes case files, JSON lines (*.jsonl) that describe calls by shapes, dtypes and attributes, and folders of both.
+/// Prints for each call its file, whether the operator accepts it, the rule that refuses it or the lints that it breaks,
+/// and whether that is what the file expects. Ends with the counts, and with exit code 1 if any verdict is not as expected
+/// or any file or line cannot be read.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    /// Case files, folders of case files, or JSON lines
+    /// Case files, JSON lines, or folders: all *.safetensors and *.jsonl files in a folder, by name
     #[arg(required_unless_present = "explain", value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The chip whose operator is asked, as CANN names it
@@ -34,8 +36,25 @@ pub(super) struct Arguments {
     #[arg(long)]
     summary: bool,
     /// Print the text of a rule or lint instead, its source, and what to change in a call that breaks it
-    #[arg(long, value_name = "RULE", conflicts_with = "files")]
+    #[arg(long, value_name = "RULE", conflicts_with_all = ["files", "soc", "json", "summary"])]
     explain: Option<String>,
+}
+
+/// Where a call stands.
+struct Place<'a> {
+    file: &'a Path,
+    /// The line of a file of JSON lines, from 1 on.
+    line: Option<usize>,
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&replay::stem(self.file))?;
+        match self.line {
+            Some(line) => write!(f, ":{line}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The verdict on one call.
@@ -46,7 +65,7 @@ struct Checked {
     accepted: bool,
     rule: Option<&'static str>,
     message: Option<String>,
-    lints: Vec<&'static str>,
+    lints: Vec<Violation>,
 }
 
 /// Verdicts, counted apart.
@@ -58,6 +77,7 @@ struct Counts {
     rejected_wrong: usize,
     without_expectation: usize,
     artefacts: usize,
+    unreadable: usize,
 }
 
 impl Counts {
@@ -77,7 +97,7 @@ impl Counts {
     }
 
     fn failed(&self) -> usize {
-        self.accepted_wrong + self.rejected_wrong
+        self.accepted_wrong + self.rejected_wrong + self.unreadable
     }
 }
 
@@ -99,42 +119,40 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     if let Some(id) = &arguments.explain {
         return explain::rule(id, output);
     }
-    let soc = Soc::from_name(&arguments.soc)
-        .ok_or_else(|| Stop::Trouble(format!("{}: no chip that is known", arguments.soc)))?;
+    let soc = Soc::from_name(&arguments.soc).ok_or_else(|| {
+        Stop::Trouble(format!(
+            "--soc {}: no chip that is known; allowed are names such as Ascend910B3, Ascend910_9382 and Ascend950PR_9599",
+            arguments.soc
+        ))
+    })?;
+    let files = replay::collect(&arguments.files, &[replay::CASES, replay::CALLS])?;
     let mut totals = Totals::default();
-    let mut take = |checked: &Checked, output: &mut Output| {
-        totals.count(checked);
-        if arguments.summary {
-            return Ok(());
-        }
-        report(checked, arguments.json, output)
-    };
-    let mut artefacts = 0;
-    for file in &arguments.files {
-        if file
-            .extension()
-            .is_some_and(|extension| extension == "jsonl")
-        {
-            for case in lines(file)? {
-                if case.artefact {
-                    artefacts += 1;
-                    continue;
+    for file in &files {
+        let mut take = |place: &Place<'_>, read: Result<Read, String>| {
+            let checked = match read {
+                Err(error) => {
+                    totals.all.unreadable += 1;
+                    return unreadable(place, &error, arguments.json, output);
                 }
-                let checked = check(case.id.clone(), case.accepted, &case.call(), soc);
-                take(&checked, output)?;
+                Ok(Read::Line(case)) if case.artefact => {
+                    totals.all.artefacts += 1;
+                    return Ok(());
+                }
+                Ok(Read::Line(case)) => check(case.id.clone(), case.accepted, &case.call(), soc),
+                Ok(Read::Case(case)) => {
+                    let expected = Some(case.expect == Expect::Ok);
+                    let description = case.describe();
+                    check(case.name.clone(), expected, &description.call(&case), soc)
+                }
+            };
+            totals.count(&checked);
+            match arguments.summary {
+                true => Ok(()),
+                false => report(place, &checked, arguments.json, output),
             }
-            continue;
-        }
-        for file in replay::collect(std::slice::from_ref(file))? {
-            let case = Case::read(&file)
-                .map_err(|error| Stop::Trouble(format!("{}: {error}", file.display())))?;
-            let expected = Some(case.expect == Expect::Ok);
-            let description = case.describe();
-            let checked = check(case.name.clone(), expected, &description.call(&case), soc);
-            take(&checked, output)?;
-        }
+        };
+        each_call(file, &mut take)?;
     }
-    totals.all.artefacts = artefacts;
     if arguments.summary {
         areas(&totals, arguments.json, output)?;
     }
@@ -142,17 +160,38 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     Ok(ExitCode::from(u8::from(totals.all.failed() > 0)))
 }
 
-/// The calls of a file of JSON lines; empty lines are passed over.
-fn lines(file: &Path) -> Result<Vec<ParameterCase>, Stop> {
-    let trouble = |at: usize, error: &dyn std::fmt::Display| {
-        Stop::Trouble(format!("{}:{at}: {error}", file.display()))
+/// What a file says of a call.
+enum Read {
+    Case(Box<Case>),
+    Line(Box<ParameterCase>),
+}
+
+/// Calls `take` with every call of a file, or with what is wrong with the file or the line; empty lines are passed over.
+fn each_call(
+    file: &Path,
+    take: &mut dyn FnMut(&Place<'_>, Result<Read, String>) -> Result<(), Stop>,
+) -> Result<(), Stop> {
+    let whole = Place { file, line: None };
+    if !replay::has_extension(file, replay::CALLS) {
+        let case = Case::read(file).map_err(|error| error.to_string());
+        return take(&whole, case.map(|case| Read::Case(Box::new(case))));
+    }
+    let text = match fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) => return take(&whole, Err(format!("{}: {error}", file.display()))),
     };
-    let text = fs::read_to_string(file).map_err(|error| trouble(0, &error))?;
-    text.lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(at, line)| ParameterCase::from_json(line).map_err(|error| trouble(at + 1, &error)))
-        .collect()
+    for (at, line) in text.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let place = Place {
+            file,
+            line: Some(at + 1),
+        };
+        let case = ParameterCase::from_json(line).map_err(|error| error.to_string());
+        take(&place, case.map(|case| Read::Line(Box::new(case))))?;
+    }
+    Ok(())
 }
 
 fn check(id: String, expected: Option<bool>, call: &FiaCall<'_>, soc: Soc) -> Checked {
@@ -170,7 +209,7 @@ fn check(id: String, expected: Option<bool>, call: &FiaCall<'_>, soc: Soc) -> Ch
         lints: Vec::new(),
     };
     match call.check(version, soc) {
-        Ok(problem) => problem.each_lint(&mut |violation| checked.lints.push(violation.rule.id)),
+        Ok(problem) => problem.each_lint(&mut |violation| checked.lints.push(violation)),
         // The operator takes it; this release alone does not compute it.
         Err(Refusal::Unsupported(unsupported)) => checked.message = Some(unsupported.to_string()),
         Err(Refusal::Violation(violation)) => {
@@ -182,18 +221,26 @@ fn check(id: String, expected: Option<bool>, call: &FiaCall<'_>, soc: Soc) -> Ch
     checked
 }
 
-fn report(checked: &Checked, json: bool, output: &mut Output) -> Result<(), Stop> {
+fn report(
+    place: &Place<'_>,
+    checked: &Checked,
+    json: bool,
+    output: &mut Output,
+) -> Result<(), Stop> {
     let verdict = if checked.accepted { "accept" } else { "reject" };
     let agrees = checked
         .expected
         .map(|expected| expected == checked.accepted);
     if json {
+        let lints = checked.lints.iter().map(ToString::to_string);
         return output.line(json!({
+            "file": place.file.to_string_lossy(),
+            "line": place.line,
             "id": checked.id,
             "verdict": verdict,
             "rule": checked.rule,
             "message": checked.message,
-            "lints": checked.lints,
+            "lints": lints.collect::<Vec<_>>(),
             "agrees": agrees,
         }));
     }
@@ -203,13 +250,35 @@ fn report(checked: &Checked, json: bool, output: &mut Output) -> Result<(), Stop
         None => "nothing expected",
     };
     let message = checked.message.as_deref().unwrap_or("");
-    let lints = checked.lints.join(", ");
+    let lints: Vec<&str> = checked.lints.iter().map(|lint| lint.rule.id).collect();
+    // The name inside a case file is often the file's.
+    let id = match &checked.id {
+        id if id.is_empty() || place.to_string().ends_with(id) => String::new(),
+        id => format!(" ({id})"),
+    };
     output.line(format_args!(
-        "{}: {verdict}, {agreement}{}{message}{}{lints}",
-        checked.id,
+        "{place}{id}: {verdict}, {agreement}{}{message}{}{}",
         if message.is_empty() { "" } else { "; " },
         if lints.is_empty() { "" } else { "; lints: " },
+        lints.join(", "),
     ))
+}
+
+/// Says that a file or a line is none that describes a call.
+fn unreadable(place: &Place<'_>, error: &str, json: bool, output: &mut Output) -> Result<(), Stop> {
+    if json {
+        return output.line(json!({
+            "file": place.file.to_string_lossy(),
+            "line": place.line,
+            "id": null,
+            "verdict": "unreadable",
+            "rule": null,
+            "message": error,
+            "lints": [],
+            "agrees": null,
+        }));
+    }
+    output.line(format_args!("{place}: UNREADABLE; {error}"))
 }
 
 /// The counts of each area, in a table.
@@ -249,7 +318,7 @@ fn areas(totals: &Totals, json: bool, output: &mut Output) -> Result<(), Stop> {
 fn summary(counts: &Counts, json: bool, output: &mut Output) -> Result<(), Stop> {
     let (passed, failed) = (counts.passed(), counts.failed());
     if json {
-        return output.line(json!({
+        return output.line(json!({ "summary": {
             "passed": passed,
             "failed": failed,
             "accepted_right": counts.accepted_right,
@@ -258,16 +327,19 @@ fn summary(counts: &Counts, json: bool, output: &mut Output) -> Result<(), Stop>
             "rejected_wrong": counts.rejected_wrong,
             "without_expectation": counts.without_expectation,
             "artefacts": counts.artefacts,
-        }));
+            "unreadable": counts.unreadable,
+        }}));
     }
     output.line(format_args!(
-        "accepted: {} right, {} wrong; rejected: {} right, {} wrong; {} without expectation, {} artefacts passed over",
+        "accepted: {} right, {} wrong; rejected: {} right, {} wrong; {} without expectation, {} artefacts passed over, {} \
+         unreadable",
         counts.accepted_right,
         counts.accepted_wrong,
         counts.rejected_right,
         counts.rejected_wrong,
         counts.without_expectation,
         counts.artefacts,
+        counts.unreadable,
     ))?;
     output.line(format_args!("{passed} passed, {failed} failed"))
 }

@@ -38,7 +38,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
-    let files = collect(&arguments.files)?;
+    let files = collect(&arguments.files, &[CASES])?;
     let out = match &arguments.out {
         Some(folder) => Some(Written::into(folder, &files)?),
         None => None,
@@ -78,6 +78,12 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
         stem: stem(file),
         ..Report::default()
     };
+    if has_extension(file, CALLS) {
+        report.failure = Some(
+            "calls without data cannot be run: `ascend-attn check` says what the operator makes of them".to_owned(),
+        );
+        return report;
+    }
     match Case::read(file) {
         Err(error) => report.failure = Some(error.to_string()),
         Ok(case) => {
@@ -103,14 +109,23 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
     report
 }
 
+/// Extension of case files.
+pub(super) const CASES: &str = "safetensors";
+/// Extension of files of calls without data, one in a line.
+pub(super) const CALLS: &str = "jsonl";
+
+pub(super) fn has_extension(file: &Path, extension: &str) -> bool {
+    file.extension().is_some_and(|of| of == extension)
+}
+
 /// The file's name without its extension.
-fn stem(file: &Path) -> String {
+pub(super) fn stem(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or(file.as_os_str());
     stem.to_string_lossy().into_owned()
 }
 
-/// The files meant by the arguments, folders replaced by the case files in them.
-pub(super) fn collect(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Stop> {
+/// The files meant by the arguments, folders replaced by the files in them that have one of these extensions.
+pub(super) fn collect(arguments: &[PathBuf], extensions: &[&str]) -> Result<Vec<PathBuf>, Stop> {
     let mut files = Vec::new();
     for path in arguments {
         let unreadable = |error| Stop::Trouble(format!("{}: {error}", path.display()));
@@ -119,19 +134,24 @@ pub(super) fn collect(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Stop> {
             continue;
         }
         let mut found = Vec::new();
+        let mut calls = false;
         for entry in fs::read_dir(path).map_err(unreadable)? {
             let file = entry.map_err(unreadable)?.path();
-            if file
-                .extension()
-                .is_some_and(|extension| extension == "safetensors")
-            {
+            calls |= has_extension(&file, CALLS);
+            if extensions.iter().any(|of| has_extension(&file, of)) {
                 found.push(file);
             }
         }
         if found.is_empty() {
             return Err(Stop::Trouble(format!(
-                "{}: no *.safetensors file in this folder",
-                path.display()
+                "{}: no *.{} file in this folder{}",
+                path.display(),
+                extensions.join(" or *."),
+                if calls {
+                    "; `ascend-attn check` reads its *.jsonl files"
+                } else {
+                    ""
+                }
             )));
         }
         found.sort();

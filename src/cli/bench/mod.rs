@@ -92,17 +92,20 @@ fn choose(arguments: &Arguments) -> Result<Vec<Choice>, Stop> {
         let message = format!("--dtype {given}: allowed are f16, bf16 and f32");
         return Err(Stop::Trouble(message));
     }
-    let cases = CASES.iter().filter(wanted);
-    let chosen: Vec<_> = cases
-        .flat_map(|case| types.iter().map(move |of| (case, *of)))
-        .collect();
-    if chosen.is_empty() {
-        let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
-        let filter = arguments.filter.as_deref().unwrap_or_default();
-        let message = format!("--filter {filter}: no such case among {}", names.join(", "));
-        return Err(Stop::Trouble(message));
+    let parts = arguments.filter.iter().flat_map(|filter| filter.split(','));
+    for part in parts {
+        let names = || CASES.iter().map(|case| case.name);
+        if part.is_empty() || !names().any(|name| name.contains(part)) {
+            return Err(Stop::Trouble(format!(
+                "--filter {part:?}: no such case among {}",
+                names().collect::<Vec<_>>().join(", ")
+            )));
+        }
     }
-    Ok(chosen)
+    let cases = CASES.iter().filter(wanted);
+    Ok(cases
+        .flat_map(|case| types.iter().map(move |of| (case, *of)))
+        .collect())
 }
 
 /// A bar on standard error; nothing where that is no terminal.

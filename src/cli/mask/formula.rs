@@ -169,16 +169,11 @@ impl Formula {
         }
     }
 
-    /// Why row `i` sees key `j`, or why not, line by line.
+    /// Why row `i` sees key `j`, or why not, line by line. There are such a row and such a key.
     pub(super) fn explain(&self, i: u64, j: u64) -> Vec<String> {
         let seen = self.sees(i, j);
         let verdict = if seen { "visible" } else { "hidden" };
         let mut lines = vec![format!("row {i}, key {j}: {verdict}")];
-        let (rows, keys) = (self.q_len(), self.kv_len());
-        if i >= rows || j >= keys {
-            lines.push(format!("there are {rows} rows and {keys} keys"));
-            return lines;
-        }
         lines.extend(self.rule(i, j));
         let mut runs = Vec::new();
         self.each_run(i, &mut |run| {

@@ -1,6 +1,7 @@
 //! `ascend-attn mask`: draws which keys each query row sees.
 
 mod case_mask;
+mod flags;
 mod formula;
 mod picture;
 mod png_file;
@@ -22,7 +23,7 @@ use formula::Formula;
 /// Draw which keys each query row sees
 ///
 /// Without an output option the text form is written: one line for each query row, `#` where the key is visible and `.`
-/// where it is hidden.
+/// where it is hidden. Flags that do not belong to the mask are refused.
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(super) struct Arguments {
@@ -41,7 +42,8 @@ pub(super) struct Arguments {
     /// nextTokens of modes 0, 4, 7 and 8 [default: no bound; in modes 7 and 8 that of an uncut sequence]
     #[arg(long, value_name = "N")]
     next: Option<i64>,
-    /// sliding-window: keys that a row sees, its own among them; TriangleMix: keys before its own
+    /// sliding-window and TriangleMix: keys of a row's window, its own among them, so that TriangleMix's
+    /// sliding_window_size is one less [default: 4; TriangleMix: that of the preset]
     #[arg(long, value_name = "N")]
     window: Option<u64>,
     /// TriangleMix: keys at the start that every row sees
@@ -54,14 +56,15 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N")]
     prompt_len: Option<u64>,
     /// TriangleMix: sizes that --sink, --window and --last override
-    #[arg(long, value_name = "NAME", default_value = "paper")]
-    preset: Preset,
-    /// Modes 5 and 6, and prefix: keys that every row sees; in packed sequences one number for each
+    /// [default: paper]
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
+    /// Modes 5 and 6, and prefix: keys that every row sees; in packed sequences one number for each [default: 0]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     prefix: Vec<i64>,
-    /// local: keys of a chunk
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    chunk: u64,
+    /// local: keys of a chunk [default: 4]
+    #[arg(long, value_name = "N")]
+    chunk: Option<u64>,
     /// Packed sequences: ends of their query rows, cumulative
     #[arg(long, value_name = "N,N", value_delimiter = ',', requires = "kv_ends", conflicts_with_all = ["sq", "skv"])]
     q_ends: Vec<i64>,
@@ -71,19 +74,19 @@ pub(super) struct Arguments {
     /// tree: file with the parent of each token, -1 for a root: numbers between commas, spaces or brackets
     #[arg(long, value_name = "FILE")]
     tree: Option<PathBuf>,
-    /// Modes 0 and 1: the mask tensor, as a file in the text form
+    /// Modes 0 and 1: the mask tensor, as a file in the text form, which says how many rows and keys there are
     #[arg(long, value_name = "FILE")]
     tensor: Option<PathBuf>,
-    /// Draw what a case file's call sees
+    /// Draw what a case file's call sees; with --sequence and the output options alone
     #[arg(long, value_name = "FILE", conflicts_with = "kind")]
     case: Option<PathBuf>,
     /// Which sequence of the case
     #[arg(long, value_name = "N", default_value_t = 0, requires = "case")]
     sequence: usize,
-    /// Rows and keys of the tiles that are counted and drawn [default: 128, or a few for small masks]
-    #[arg(long, value_name = "N")]
+    /// --png and --svg: rows and keys of the tiles that are counted and drawn [default: 128, or a few for small masks]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     block: Option<u64>,
-    /// Write the text form, and nothing else, to standard output
+    /// Write the text form to standard output also where a picture or an explanation is asked for
     #[arg(long)]
     text: bool,
     /// Write a picture
@@ -147,11 +150,11 @@ enum Kind {
 /// Sizes of TriangleMix by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Preset {
-    /// 8 sinks, window 512, 128 last rows
+    /// 8 sinks, a window of 513 keys, 128 last rows
     Paper,
-    /// 4, 32, 64
+    /// 4, 33, 64
     Guide,
-    /// 8, 64, 128
+    /// 8, 65, 128
     GuideLong,
 }
 
@@ -159,20 +162,37 @@ enum Preset {
 const MOST_CELLS: u64 = 1 << 28;
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
+    let drawn = arguments.png.is_some() || arguments.svg.is_some();
+    if arguments.block.is_some() && !drawn {
+        return Err(Stop::Trouble(
+            "--block is about pictures: give --png FILE or --svg FILE too, or leave it out"
+                .to_owned(),
+        ));
+    }
     let (title, formula) = match (&arguments.case, arguments.kind) {
-        (Some(file), _) => case_mask::read(file, arguments.sequence)?,
-        (None, Some(kind)) => resolve::resolve(arguments, kind)?,
+        (Some(file), _) => {
+            flags::of_case(arguments)?;
+            case_mask::read(file, arguments.sequence)?
+        }
+        (None, Some(kind)) => {
+            flags::belong(arguments, kind)?;
+            resolve::resolve(arguments, kind)?
+        }
         (None, None) => return Err(Stop::Trouble("no KIND and no --case".to_owned())),
     };
     if let [i, j] = arguments.explain[..] {
+        let (rows, keys) = (formula.q_len(), formula.kv_len());
+        if i >= rows || j >= keys {
+            return Err(Stop::Trouble(format!(
+                "--explain {i} {j}: there are {rows} rows and {keys} keys, counted from 0"
+            )));
+        }
         for line in formula.explain(i, j) {
             output.line(line)?;
         }
     }
-    let drawn = arguments.png.is_some() || arguments.svg.is_some();
     if drawn {
-        let block = arguments.block.filter(|&block| block > 0);
-        let scene = picture::draw(&title, &formula, block);
+        let scene = picture::draw(&title, &formula, arguments.block);
         if let Some(file) = &arguments.svg {
             write(file, svg_file::text(&scene).as_bytes())?;
         }

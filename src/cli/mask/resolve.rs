@@ -30,10 +30,12 @@ pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), S
     }
     let sizes = format!("Sq {sq}, Skv {skv}");
     let part = |part| {
-        let mix = triangle_sizes(of);
+        let mix = triangle_sizes(of)?;
         let title = format!(
             "TriangleMix: {part:?}, {sizes}, sinks {}, window {}, last {}",
-            mix.num_sink_tokens, mix.sliding_window_size, mix.num_last_tokens
+            mix.num_sink_tokens,
+            mix.sliding_window_size.saturating_add(1),
+            mix.num_last_tokens
         );
         Ok((title, triangle(of, mix, part, sq, skv)?))
     };
@@ -53,18 +55,14 @@ pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), S
         Kind::Mla => mla(of),
         Kind::SlidingWindow => {
             let window = of.window.unwrap_or(4);
-            let Some(pre) = window.checked_sub(1) else {
-                return Err(Stop::Trouble(
-                    "--window 0: a row sees its own key at least, so 1 or more".to_owned(),
-                ));
-            };
+            let before = before_own(window)?;
             let lengths = Lengths::Dense {
                 batch: 1,
                 q_len: sq,
                 kv_len: skv,
             };
             let call = Sparsity {
-                pre_tokens: i64::try_from(pre).unwrap_or(i64::MAX),
+                pre_tokens: i64::try_from(before).unwrap_or(i64::MAX),
                 next_tokens: 0,
                 ..Sparsity::new(SparseMode::Band, lengths)
             };
@@ -78,7 +76,7 @@ pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), S
         Kind::Middle => part(TrianglePart::Middle),
         Kind::Dense => part(TrianglePart::Dense),
         Kind::Local => {
-            let chunk = NonZeroU64::new(of.chunk)
+            let chunk = NonZeroU64::new(of.chunk.unwrap_or(4))
                 .ok_or_else(|| Stop::Trouble("--chunk 0: 1 or more".to_owned()))?;
             let title = format!("local chunks of {chunk}, {sizes}");
             Ok((title, Formula::Local(LocalChunks::new(chunk, sq, skv))))
@@ -95,10 +93,23 @@ fn named(of: &Arguments, name: &str, mode: SparseMode) -> Result<(String, Formul
 
 fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
     let tensor = of.tensor.as_deref().map(text_mask).transpose()?;
-    let sq = of.sq.or(tensor.as_ref().map(|of| of.shape()[0] as u64));
-    let sq = sq.unwrap_or(16);
-    let skv = of.skv.or(tensor.as_ref().map(|of| of.shape()[1] as u64));
-    let skv = skv.unwrap_or(sq);
+    let (sq, skv) = match &tensor {
+        Some(tensor) => {
+            let [rows, keys] = [0, 1].map(|axis| tensor.shape().get(axis).map_or(0, |&n| n as u64));
+            for (flag, given, is) in [("--sq", of.sq, rows), ("--skv", of.skv, keys)] {
+                if let Some(given) = given.filter(|&given| given != is) {
+                    return Err(Stop::Trouble(format!(
+                        "{flag} {given}: the mask of --tensor has {is}; leave {flag} out"
+                    )));
+                }
+            }
+            (rows, keys)
+        }
+        None => {
+            let sq = of.sq.unwrap_or(16);
+            (sq, of.skv.unwrap_or(sq))
+        }
+    };
     let packed = !of.q_ends.is_empty();
     let (lengths, at) = if packed {
         ends("--q-ends", &of.q_ends)?;
@@ -124,6 +135,7 @@ fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
         };
         (lengths, format!("Sq {sq}, Skv {skv}"))
     };
+    prefixes(&of.prefix, lengths.batch())?;
     let mut call = Sparsity::new(mode, lengths);
     call.prefix = &of.prefix;
     call.has_tensor |= of.pre.is_some() || of.next.is_some() || tensor.is_some();
@@ -150,19 +162,32 @@ fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
         title.push_str(&format!(", prefix {:?}", of.prefix));
     }
     let formula = match tensor {
-        Some(tensor)
-            if matches!(mode, SparseMode::DefaultMask | SparseMode::AllMask) && !packed =>
-        {
-            Formula::masked(call.geometry(0), mode, tensor)
+        Some(_) if packed => {
+            return Err(Stop::Trouble(
+                "--tensor does not go with --q-ends and --kv-ends: it is the mask of one sequence"
+                    .to_owned(),
+            ));
         }
-        Some(_) => {
-            return Err(Stop::Trouble(format!(
-                "--tensor: mode {mode} takes no full mask here, modes 0 and 1 do"
-            )));
-        }
+        Some(tensor) => Formula::masked(call.geometry(0), mode, tensor),
         None => Formula::sparse(&call),
     };
     Ok((title, formula))
+}
+
+/// Refuses prefixes that are not one for each sequence.
+fn prefixes(prefix: &[i64], sequences: usize) -> Result<(), Stop> {
+    if !prefix.is_empty() && prefix.len() != sequences {
+        return Err(Stop::Trouble(format!(
+            "--prefix {prefix:?}: {} numbers for {sequences} sequences; one for each",
+            prefix.len()
+        )));
+    }
+    match prefix.iter().find(|&&keys| keys < 0) {
+        Some(keys) => Err(Stop::Trouble(format!(
+            "--prefix {keys}: a number of keys, 0 or more"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Refuses ends that do not ascend.
@@ -197,17 +222,25 @@ fn mla(of: &Arguments) -> Result<(String, Formula), Stop> {
     Ok((title, Formula::sparse(&call)))
 }
 
-fn triangle_sizes(of: &Arguments) -> TriangleMix {
-    let preset = match of.preset {
+/// Keys before a row's own in a window that counts it.
+fn before_own(window: u64) -> Result<u64, Stop> {
+    window.checked_sub(1).ok_or_else(|| {
+        Stop::Trouble("--window 0: a row's own key is in its window, so 1 or more".to_owned())
+    })
+}
+
+fn triangle_sizes(of: &Arguments) -> Result<TriangleMix, Stop> {
+    let preset = match of.preset.unwrap_or(Preset::Paper) {
         Preset::Paper => TriangleMix::PAPER,
         Preset::Guide => TriangleMix::GUIDE,
         Preset::GuideLong => TriangleMix::GUIDE_LONG_CONTEXT,
     };
-    TriangleMix::new(
+    let before = of.window.map(before_own).transpose()?;
+    Ok(TriangleMix::new(
         of.sink.unwrap_or(preset.num_sink_tokens),
-        of.window.unwrap_or(preset.sliding_window_size),
+        before.unwrap_or(preset.sliding_window_size),
         of.last.unwrap_or(preset.num_last_tokens),
-    )
+    ))
 }
 
 fn triangle(
