@@ -160,6 +160,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     Ok(ExitCode::from(u8::from(totals.all.failed() > 0)))
 }
 
+/// Takes a call, or what is wrong where one should be.
+type Take<'t> = dyn FnMut(&Place<'_>, Result<Read, String>) -> Result<(), Stop> + 't;
+
 /// What a file says of a call.
 enum Read {
     Case(Box<Case>),
@@ -167,10 +170,7 @@ enum Read {
 }
 
 /// Calls `take` with every call of a file, or with what is wrong with the file or the line; empty lines are passed over.
-fn each_call(
-    file: &Path,
-    take: &mut dyn FnMut(&Place<'_>, Result<Read, String>) -> Result<(), Stop>,
-) -> Result<(), Stop> {
+fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
     let whole = Place { file, line: None };
     if !replay::has_extension(file, replay::CALLS) {
         let case = Case::read(file).map_err(|error| error.to_string());
