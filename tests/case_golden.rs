@@ -8,8 +8,8 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ascend_attention::Runtime;
-use ascend_attention::case::{Case, Expect, Verdict};
+use ascend_attention::case::{Case, CaseTensor, Expect, Parameter, Verdict};
+use ascend_attention::{Error, Runtime};
 use harness::stream;
 
 /// The case files of a folder, by name.
@@ -225,6 +225,43 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
         status: Some(161_001),
     };
     assert!(matches!(verdict(&null), Verdict::Passed));
+}
+
+#[test]
+fn a_file_that_would_make_the_device_leave_its_tensors_is_refused() {
+    let stream = stream();
+    let read = |name: &str| Case::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
+    let refused = |case: &Case, id: &str| {
+        for expect in [Expect::Ok, Expect::Reject { status: None }] {
+            let mut case = case.clone();
+            case.expect = expect;
+            let outcome = case.run(&stream).unwrap();
+            match &outcome.refusal {
+                Some(Error::Violation(violation)) => assert_eq!(violation.rule.id, id),
+                other => panic!("{other:?}"),
+            }
+            assert!(
+                matches!(outcome.verdict, Verdict::Failed { .. }),
+                "{:?}",
+                outcome.verdict
+            );
+            assert!(outcome.attention_out.is_none());
+        }
+    };
+    let mut short = read("000_plain_bnsd_f16");
+    let mut shape = short.value[0].shape().to_vec();
+    shape[2] -= 1;
+    short.value[0] = case_files::tensor(short.value[0].dtype(), &shape);
+    refused(&short, "value.shape_unchecked");
+
+    let mut paged = read("067_paged_decode_bsh_block16");
+    let table = &paged.tensors[&Parameter::BlockTable];
+    let mut bytes = table.bytes().to_vec();
+    bytes[..4].copy_from_slice(&(1i32 << 20).to_le_bytes());
+    let table = CaseTensor::new(table.dtype(), table.shape(), bytes).unwrap();
+    paged.tensors.insert(Parameter::BlockTable, table);
+    refused(&paged, "block_table.range");
+    harness::still_works(&stream);
 }
 
 #[test]

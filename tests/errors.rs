@@ -103,6 +103,52 @@ fn lints_stop_a_call_unless_allowed() {
 }
 
 #[test]
+fn lints_that_leave_the_tensors_are_allowed_by_unsafe_code_alone() {
+    let stream = stream();
+    let query = tensor(&stream, [1, 4, 8, 32]);
+    let (key, short) = (
+        tensor(&stream, [1, 4, 16, 32]),
+        tensor(&stream, [1, 4, 8, 32]),
+    );
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(4).scale(1.0);
+    let id = "value.shape_unchecked";
+    violates(call.plan(&query, &key, &short), id);
+    for inputs in [(&key, &short), (&key, &key)] {
+        let error = call
+            .clone()
+            .allow_lint(id)
+            .plan(&query, inputs.0, inputs.1)
+            .unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.starts_with("allow_lint: given value.shape_unchecked")
+                && text.contains("`allow_overrun`"),
+            "{text}"
+        );
+    }
+    let mut arguments = Arguments::new(&FiaCall {
+        num_heads: 4,
+        ..FiaCall::new("BNSD")
+    });
+    arguments
+        .set(Parameter::Query, &query)
+        .push_key(&key)
+        .push_value(&short)
+        .allow_lint(id);
+    assert!(matches!(
+        arguments.plan(stream.device()),
+        Err(Error::InvalidArgument {
+            argument: "allow_lint",
+            ..
+        })
+    ));
+    // SAFETY: the call is not launched.
+    let allowed = unsafe { call.allow_overrun(id) };
+    allowed.plan(&query, &key, &short).unwrap();
+    still_works(&stream);
+}
+
+#[test]
 fn a_wrong_dtype_is_named() {
     let stream = stream();
     let int = stream.upload(&[0i32; 512], [1, 1, 16, 32]).unwrap();

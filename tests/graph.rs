@@ -17,7 +17,7 @@ use ascend_attention::kv::{Rule, ScatterPaKvCache, SlotMapping};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::serving::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::{
-    Device, Error, FusedInferAttention, Graph, Layout, Output, Result, Stream, Tensor, f16,
+    Device, Error, FusedInferAttention, Graph, Layout, Output, Plan, Result, Stream, Tensor, f16,
 };
 use harness::{halves, still_works};
 
@@ -129,6 +129,12 @@ fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<CapturedCall
     Ok(varying)
 }
 
+/// A plan whose lengths stay.
+fn fixed_plan(buffers: &Buffers) -> Result<Plan> {
+    let call = call().actual_seq_lengths_kv([LONGEST; BATCH]);
+    call.plan_with(&buffers.inputs(&buffers.layers[0]))
+}
+
 fn captured(stream: &Stream, layers: usize) -> (Graph<Buffers>, CapturedCall) {
     Graph::capture(stream.device(), Buffers::new(stream, layers), record).unwrap()
 }
@@ -144,6 +150,50 @@ fn rule(error: Error) -> Rule {
 /// Numbers below `bound`, the same for each seed.
 fn below(seed: u64, bound: i64) -> i64 {
     (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as i64 % bound
+}
+
+#[test]
+fn a_replay_reads_no_block_that_its_cache_does_not_have() {
+    let stream = harness::stream();
+    let violates = |outcome: Result<()>, id: &str| {
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(&error, Error::Violation(of) if of.rule.id == id),
+            "{error}"
+        );
+    };
+    // Full, and with lengths that stay: the launches of both read what the table holds then.
+    let fixed = |capture: &mut Capturing<'_>, buffers: &Buffers| {
+        let plan = fixed_plan(buffers)?;
+        let layer = &buffers.layers[0];
+        capture.launch_plan(&plan, &buffers.inputs(layer), &layer.output)
+    };
+    let (mut varying, _) = captured(&stream, 2);
+    let (mut same, ()) = Graph::capture(stream.device(), Buffers::new(&stream, 1), fixed).unwrap();
+    for graph in [&mut varying, &mut same] {
+        let lengths = keys(&[LONGEST; BATCH]);
+        let replay = |graph: &mut Graph<Buffers>| {
+            let update = match graph.varying() {
+                0 => graph.update(),
+                _ => graph.update().all(per(&lengths))?,
+            };
+            graph.replay(&stream, update)
+        };
+        let mut beyond = rows(0);
+        beyond[1][2] = BLOCKS as i32;
+        let table = |graph: &Graph<Buffers>, rows: &[Vec<i32>]| {
+            graph.buffers().table.overwrite(&stream, rows)
+        };
+        violates(table(graph, &beyond), "block_table.range");
+        let mut short = rows(0);
+        short[2].pop();
+        table(graph, &short).unwrap();
+        violates(replay(graph), "block_table.row_short");
+        table(graph, &rows(1)).unwrap();
+        replay(graph).unwrap();
+        stream.synchronize().unwrap();
+    }
+    harness::still_works(&stream);
 }
 
 #[test]

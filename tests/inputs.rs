@@ -8,7 +8,8 @@
 mod harness;
 
 use ascend_attention::attention::{
-    Affine, Arguments, BlockTable, Cache, Inputs, Parameter, Quantisation, SharedPrefix,
+    Affine, Arguments, BlockTable, Cache, Inputs, PaddingSize, Parameter, Quantisation,
+    SharedPrefix,
 };
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::{DType, Error, FusedInferAttention, Layout, Stream, Tensor, bf16, f16};
@@ -165,9 +166,11 @@ fn wrong_tables_are_named() {
     );
     invalid(BlockTable::from_rows(&stream, &[[1, 2]], 0), "block_size");
     let flat = stream.upload(&[1, 2, 3, 4], [4]).unwrap();
-    invalid(BlockTable::from_tensor(flat.clone(), 16), "block_table");
+    // SAFETY: neither becomes a table.
+    let from_tensor = |tensor| unsafe { BlockTable::from_tensor(tensor, 16) };
+    invalid(from_tensor(flat.clone()), "block_table");
     let turned = flat.reshape([2, 2]).unwrap().permute([1, 0]).unwrap();
-    invalid(BlockTable::from_tensor(turned, 16), "block_table");
+    invalid(from_tensor(turned), "block_table");
     invalid(
         BlockTable::zeroed(stream.device(), usize::MAX, 2, 16),
         "block_table",
@@ -177,6 +180,146 @@ fn wrong_tables_are_named() {
     invalid(two.overwrite(&stream, &[[3, 4], [5, 6]]), "block_table");
     invalid(two.overwrite(&stream, &[[3], [-1]]), "block_table");
     assert_eq!(two.tensor().download(&stream).unwrap(), [1, 2]);
+}
+
+/// One query row for each of two sequences over a cache of 9 blocks of 16 tokens.
+fn paged_call(stream: &Stream) -> (FusedInferAttention, Tensor<f16>, Tensor<f16>) {
+    let (cache, _) = cache(stream, 1);
+    let query = stream
+        .upload(&halves(1, 2 * HEADS * DIM), [2, HEADS, 1, DIM])
+        .unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd)
+        .heads(HEADS as i64)
+        .scale(0.125)
+        .actual_seq_lengths_kv(LENGTHS);
+    (call, query, cache)
+}
+
+#[test]
+fn a_table_is_held_against_the_cache_of_each_plan_and_launch() {
+    let stream = stream();
+    let (call, query, cache) = paged_call(&stream);
+    let blocks = usize::try_from(cache.shape()[0]).unwrap();
+    let last = blocks as i32 - 1;
+    let from = |rows: &[Vec<i32>]| BlockTable::from_rows(&stream, rows, BLOCK_SIZE).unwrap();
+    let right = from(&[vec![1, 2, last], vec![4, 5]]);
+    let beyond = from(&[vec![1, 2, 1 << 20], vec![4, 5]]);
+    let short = from(&[vec![1, 2, 3], vec![4]]);
+    let inputs = |table| Inputs::new(&query, &cache, &cache).paged(table);
+    violates(call.plan_with(&inputs(&beyond)), "block_table.range");
+    violates(call.plan_with(&inputs(&short)), "block_table.row_short");
+    let plan = call.plan_with(&inputs(&right)).unwrap();
+    let launch = |table| plan.launch_with::<f16>(&stream, &inputs(table));
+    let refused = |outcome: Result<_, Error>, id| {
+        let error: Error = outcome.err().unwrap();
+        assert!(
+            matches!(&error, Error::Violation(of) if of.rule.id == id),
+            "{error}"
+        );
+    };
+    refused(launch(&beyond).map(drop), "block_table.range");
+    refused(launch(&short).map(drop), "block_table.row_short");
+    launch(&right).unwrap();
+    // What is written later is held against the caches of earlier launches: they may still be queued.
+    violates(
+        right.overwrite(&stream, &[vec![0, 1, blocks as i32], vec![2, 3]]),
+        "block_table.range",
+    );
+    right.overwrite(&stream, &[vec![0, 1], vec![2, 3]]).unwrap();
+    refused(launch(&right).map(drop), "block_table.row_short");
+    right
+        .overwrite(&stream, &[vec![0, 1, last], vec![2, 3]])
+        .unwrap();
+    launch(&right).unwrap();
+    // A table that no launch has used may still become one for a larger cache.
+    let other = from(&[vec![0, 1, 2], vec![2, 3]]);
+    other
+        .overwrite(&stream, &[vec![0, 1, 1 << 20], vec![2, 3]])
+        .unwrap();
+    refused(launch(&other).map(drop), "block_table.range");
+    // Nothing else writes to its memory.
+    invalid(right.tensor().overwrite(&stream, &[1 << 20; 6]), "tensor");
+    let six = stream.upload(&[1 << 20; 6], [2, 3]).unwrap();
+    invalid(right.tensor().copy_from(&stream, &six), "tensor");
+    stream.synchronize().unwrap();
+    still_works(&stream);
+}
+
+#[test]
+fn tables_and_paddings_by_name_are_checked_before_a_launch() {
+    let stream = stream();
+    let (_, query, cache) = paged_call(&stream);
+    let mut call = FiaCall::new("BNSD");
+    (call.num_heads, call.scale, call.block_size) = (HEADS as i64, 0.125, BLOCK_SIZE as i64);
+    let lengths: Vec<i64> = LENGTHS.to_vec();
+    call.actual_seq_lengths_kv = Some(&lengths);
+    let by_name = |table: [i32; 6]| {
+        let table = stream.upload(&table, [2, 3]).unwrap();
+        let mut arguments = Arguments::new(&call);
+        arguments
+            .set(Parameter::Query, &query)
+            .set(Parameter::BlockTable, table)
+            .push_key(&cache)
+            .push_value(&cache);
+        let plan = arguments.plan(stream.device()).unwrap();
+        arguments.set_outputs(&plan).unwrap();
+        arguments.launch(&plan, &stream)
+    };
+    // Entries behind the blocks of a sequence are not read.
+    by_name([1, 2, 3, 4, 5, 1 << 20]).unwrap();
+    violates(by_name([1, 2, 1 << 20, 4, 5, 6]), "block_table.range");
+    violates(by_name([1, 2, 3, 4, -1, 6]), "block_table.range");
+    stream.synchronize().unwrap();
+
+    let rows = stream
+        .upload(&halves(1, HEADS * 16 * DIM), [1, HEADS, 16, DIM])
+        .unwrap();
+    let mut padded = FiaCall::new("BNSD");
+    (padded.num_heads, padded.scale) = (HEADS as i64, 0.125);
+    padded.actual_seq_lengths = Some(&[10]);
+    let by_name = |size: i64| {
+        let size = stream.upload(&[size], [1]).unwrap();
+        let mut arguments = Arguments::new(&padded);
+        arguments
+            .set(Parameter::Query, &rows)
+            .set(Parameter::QueryPaddingSize, size)
+            .push_key(&rows)
+            .push_value(&rows);
+        let plan = arguments.plan(stream.device()).unwrap();
+        arguments.set_outputs(&plan).unwrap();
+        arguments.launch(&plan, &stream)
+    };
+    by_name(6).unwrap();
+    violates(by_name(7), "padding_size.range");
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn padding_that_leaves_no_room_is_refused() {
+    let stream = stream();
+    let rows = stream
+        .upload(&halves(1, HEADS * 16 * DIM), [1, HEADS, 16, DIM])
+        .unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd)
+        .heads(HEADS as i64)
+        .scale(0.125)
+        .actual_seq_lengths([10])
+        .actual_seq_lengths_kv([12]);
+    let sizes = [4, 5, 6, 7].map(|size| PaddingSize::new(&stream, size).unwrap());
+    let plain = Inputs::new(&rows, &rows, &rows);
+    let query = |at: usize| plain.query_padding(&sizes[at]);
+    let keys = |at: usize| plain.kv_padding(&sizes[at]);
+    violates(call.plan_with(&query(3)), "padding_size.range");
+    violates(call.plan_with(&keys(1)), "padding_size.range");
+    call.plan_with(&keys(0)).unwrap();
+    let plan = call.plan_with(&query(2)).unwrap();
+    plan.launch_with::<f16>(&stream, &query(2)).unwrap();
+    violates(
+        plan.launch_with::<f16>(&stream, &query(3)).map(drop),
+        "padding_size.range",
+    );
+    invalid(sizes[0].tensor().overwrite(&stream, &[99]), "tensor");
+    stream.synchronize().unwrap();
 }
 
 #[test]
@@ -198,7 +341,9 @@ fn a_launch_brings_what_its_plan_was_made_with() {
         .unwrap();
 
     let wider = BlockTable::with_columns(&stream, &[[1], [2]], 4, BLOCK_SIZE).unwrap();
-    let coarser = BlockTable::from_tensor(table.tensor().clone(), 2 * BLOCK_SIZE).unwrap();
+    // SAFETY: it has blocks of the cache.
+    let coarser =
+        unsafe { BlockTable::from_tensor(table.tensor().clone(), 2 * BLOCK_SIZE) }.unwrap();
     let launch = |inputs: &Inputs<'_>| plan.launch_with::<f16>(&stream, inputs);
     not_as_planned(launch(&plain), "block_table");
     not_as_planned(launch(&plain.paged(&wider)), "block_table");

@@ -189,9 +189,26 @@ fn wrong_slots_never_reach_the_device() {
     let text = new(&[3, 0, 3]).unwrap_err().to_string();
     assert!(text.contains("tokens 0 and 2 go to slot 3"), "{text}");
 
+    // Nothing safe lets the device write beyond the cache.
+    let allowed = |lint| {
+        SlotMapping::allowing(&stream, &[1 << 20], 32, &[lint])
+            .unwrap_err()
+            .to_string()
+    };
+    let text = allowed("slot_mapping.range");
+    assert!(text.contains("`from_tensor_unchecked` is unsafe"), "{text}");
+    assert!(allowed("slot_mapping.unique").starts_with("slot_mapping.range"));
+
     let key = upload(&stream, &halves(1, 2 * DIM), &[2, 1, DIM]);
     let mut cache = nan(&stream, &[2, 4, 1, DIM]);
     let slots = new(&[1, 6]).unwrap();
+    let bytes = (1i64 << 20).to_le_bytes().repeat(2);
+    let text = slots
+        .tensor()
+        .overwrite_bytes(&stream, &bytes)
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("`SlotMapping::overwrite`"), "{text}");
     let plan = ScatterPaKvCache::new()
         .plan_key(&key, &slots, &cache)
         .unwrap();
@@ -279,7 +296,9 @@ fn tensors_have_to_be_as_planned() {
     );
     assert!(cache.download(&stream).unwrap().iter().all(|x| x.is_nan()));
     // Slots from the device.
-    let unchecked = SlotMapping::from_tensor_unchecked(upload(&stream, &[5i32, 2], &[2]));
+    // SAFETY: both slots are the cache's.
+    let unchecked =
+        unsafe { SlotMapping::from_tensor_unchecked(upload(&stream, &[5i32, 2], &[2])) };
     assert!(unchecked.overwrite(&stream, &[1, 2]).is_err());
     let plan = ScatterPaKvCache::new()
         .plan_key(&key, &unchecked, &cache)

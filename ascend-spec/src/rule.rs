@@ -31,6 +31,23 @@ pub struct Rule {
     pub since: OperatorVersion,
     /// Rule or lint.
     pub level: Level,
+    /// Whether the device may read or write outside of the call's tensors where the lint is broken; false for a rule,
+    /// whose call is never launched. Where it is not known what the operator does, this is true.
+    pub overruns: bool,
+    /// Why the lint overruns memory or does not, in one sentence; empty for a rule.
+    pub reach: &'static str,
+}
+
+impl Rule {
+    /// A call that breaks the rule: the value, and the values that would not. The fix is the rule's own.
+    #[cold]
+    pub fn broken(
+        &'static self,
+        given: impl fmt::Display,
+        allowed: impl fmt::Display,
+    ) -> Violation {
+        broken(self, given, allowed, self.fix)
+    }
 }
 
 /// Status of a null required argument.
@@ -123,9 +140,11 @@ macro_rules! require {
     };
 }
 
-/// Declares the rules of one file: a static for each and the file's table `RULES`.
+/// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a lint
+/// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`.
 macro_rules! rules {
-    ($($name:ident = $id:literal, $status:ident, $since:ident, $source:literal, $holds:literal, $fix:literal;)*) => {
+    ($($name:ident = $id:literal, $status:ident $(($reach:literal))?, $since:ident, $source:literal, $holds:literal,
+        $fix:literal;)*) => {
         $(
             #[doc = concat!("`", $id, "`: ", $holds, " (", $source, ").")]
             #[allow(rustdoc::broken_intra_doc_links, reason = "shapes such as [tokens] are no links")]
@@ -137,6 +156,8 @@ macro_rules! rules {
                 status: rules!(@status $status),
                 since: rules!(@since $since),
                 level: rules!(@level $status),
+                overruns: rules!(@overruns $status),
+                reach: concat!($($reach)?),
             };
         )*
         /// Every rule of this file.
@@ -148,8 +169,12 @@ macro_rules! rules {
         $crate::OperatorVersion::FusedInferAttentionScore($crate::fia::Version::$version)
     };
     (@status Lint) => { 0 };
+    (@status Overrun) => { 0 };
     (@status $status:ident) => { $crate::rule::$status };
+    (@overruns Overrun) => { true };
+    (@overruns $status:ident) => { false };
     (@level Lint) => { $crate::rule::Level::Lint };
+    (@level Overrun) => { $crate::rule::Level::Lint };
     (@level $status:ident) => { $crate::rule::Level::Rule };
 }
 

@@ -1,13 +1,16 @@
 //! Every argument of the operator, by name.
 
+use ascend_spec::DType;
 use ascend_spec::fia::{FiaCall, Operand, Parameter};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::runtime::{Device, Stream};
 use crate::tensor::AnyTensor;
 
+use super::allowed::Allowed;
 use super::call::OwnedCall;
 use super::inputs::Features;
+use super::places::{GivenPlaces, Reading};
 use super::plan::{Bindings, Plan, imply_outputs};
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
@@ -18,7 +21,7 @@ pub struct Arguments {
     tensors: Vec<(Parameter, AnyTensor)>,
     key: Vec<AnyTensor>,
     value: Vec<AnyTensor>,
-    allowed: Vec<String>,
+    allowed: Allowed,
 }
 
 impl Arguments {
@@ -29,7 +32,7 @@ impl Arguments {
             tensors: Vec::new(),
             key: Vec::new(),
             value: Vec::new(),
-            allowed: Vec::new(),
+            allowed: Allowed::default(),
         }
     }
 
@@ -58,9 +61,20 @@ impl Arguments {
         self
     }
 
-    /// Lets a call through that breaks a lint: the operator takes it and ignores, misreads or overruns something.
+    /// Lets a call through that breaks a lint, as [`FusedInferAttention::allow_lint`](super::FusedInferAttention::allow_lint)
+    /// does.
     pub fn allow_lint(&mut self, id: impl Into<String>) -> &mut Self {
-        self.allowed.push(id.into());
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Lets a call through that breaks any lint.
+    ///
+    /// # Safety
+    /// As for [`FusedInferAttention::allow_overrun`](super::FusedInferAttention::allow_overrun).
+    pub unsafe fn allow_overrun(&mut self, id: impl Into<String>) -> &mut Self {
+        // SAFETY: handed on to the caller.
+        unsafe { self.allowed.overrun(id) };
         self
     }
 
@@ -78,17 +92,84 @@ impl Arguments {
     pub fn plan(&self, device: &Device) -> Result<Plan> {
         let mut call = self.call.borrow();
         imply_outputs(&mut call);
-        Plan::new(device.context(), &call, &self.allowed, None, self)
+        Plan::new(
+            device.context(),
+            &call,
+            &self.allowed,
+            None,
+            self,
+            Reading::Planned,
+        )
     }
 
     /// Launches a plan with these tensors, all of which replace those that the plan was made with. The outputs have to
     /// be given.
     ///
+    /// A block table and sizes of left padding are places in other tensors: the launch waits for the stream, checks them on
+    /// the host, and reads copies that nobody can change any more.
+    ///
     /// # Errors
-    /// As for [`Plan::launch_into`].
+    /// As for [`Plan::launch_into`]; [`Error::Violation`] by `block_table.range`, `block_table.row_short` or
+    /// `padding_size.range`.
     #[doc(alias = "aclnnFusedInferAttentionScore")]
     pub fn launch(&self, plan: &Plan, stream: &Stream) -> Result<()> {
-        plan.run(stream, self)
+        let copies = self.checked_places(plan, stream)?;
+        plan.run(
+            stream,
+            &Replay {
+                arguments: self,
+                copies,
+            },
+        )
+    }
+
+    /// Copies of the tensors that are places in others, checked.
+    fn checked_places(&self, plan: &Plan, stream: &Stream) -> Result<Vec<(Parameter, AnyTensor)>> {
+        let mut copies = Vec::new();
+        let Some(places) = plan.places() else {
+            return Ok(copies);
+        };
+        for parameter in [
+            Parameter::BlockTable,
+            Parameter::QueryPaddingSize,
+            Parameter::KvPaddingSize,
+        ] {
+            let Some(tensor) = self.get(parameter) else {
+                continue;
+            };
+            let Some(dtype) = place_dtype(tensor) else {
+                // Allowing a tensor of another type or shape was unsafe.
+                continue;
+            };
+            if !tensor.is_contiguous() {
+                return Err(Error::invalid(
+                    Operand::from(parameter).name(),
+                    tensor.desc(),
+                    "a contiguous tensor",
+                ));
+            }
+            let bytes = tensor.download_bytes(stream)?;
+            match dtype {
+                DType::Int32 => {
+                    let columns = tensor.shape().get(1).copied().unwrap_or(0);
+                    let table: Vec<i32> = bytes
+                        .as_chunks()
+                        .0
+                        .iter()
+                        .map(|id| i32::from_le_bytes(*id))
+                        .collect();
+                    places.admits_table(&table, usize::try_from(columns).unwrap_or(0))?;
+                }
+                _ => {
+                    let size = bytes.as_chunks().0.first().copied().map(i64::from_le_bytes);
+                    places.admits_padding(parameter.into(), size.unwrap_or(0))?;
+                }
+            }
+            let copy = stream.upload_desc(&bytes, *tensor.desc())?;
+            copy.freeze();
+            copies.push((parameter, copy));
+        }
+        Ok(copies)
     }
 
     /// Gives new output tensors, of the shapes and dtypes that a plan has.
@@ -103,6 +184,41 @@ impl Arguments {
             }
         }
         Ok(())
+    }
+}
+
+/// The element type of a tensor of places; `None` for one that is not as the operator reads it.
+fn place_dtype(tensor: &AnyTensor) -> Option<DType> {
+    match (tensor.dtype(), tensor.shape()) {
+        (DType::Int32, [_, _]) | (DType::Int64, [1]) => Some(tensor.dtype()),
+        _ => None,
+    }
+}
+
+/// A launch with some of the tensors replaced.
+struct Replay<'a> {
+    arguments: &'a Arguments,
+    copies: Vec<(Parameter, AnyTensor)>,
+}
+
+impl Bindings for Replay<'_> {
+    fn each<'b>(
+        &'b self,
+        mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        self.arguments.each(|operand, tensor| {
+            let mut copies = self.copies.iter();
+            let copy = copies.find(|(parameter, _)| operand.parameter() == Some(*parameter));
+            visit(operand, copy.map_or(tensor, |(_, copy)| copy))
+        })
+    }
+
+    fn features(&self) -> Option<Features> {
+        None
+    }
+
+    fn places(&self) -> GivenPlaces<'_> {
+        GivenPlaces::default()
     }
 }
 
@@ -129,5 +245,9 @@ impl Bindings for Arguments {
 
     fn features(&self) -> Option<Features> {
         None
+    }
+
+    fn places(&self) -> GivenPlaces<'_> {
+        GivenPlaces::default()
     }
 }

@@ -1,7 +1,14 @@
 //! Where the keys of each sequence lie in a paged cache.
 
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use ascend_spec::fia::Places;
+use ascend_spec::fia::rules::contents::BLOCK;
+
 use crate::error::{Error, Result};
-use crate::runtime::{Device, Stream};
+use crate::memory::as_bytes;
+use crate::runtime::{Device, Stream, lock};
 use crate::tensor::Tensor;
 
 /// The blocks of each sequence in a paged cache (`blockTable`), and the tokens in a block (`blockSize`).
@@ -12,6 +19,11 @@ use crate::tensor::Tensor;
 /// [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of keys of each
 /// sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a row behind the
 /// blocks that these need are ignored.
+///
+/// The table remembers what it was filled with. Each plan and each launch compares that with the cache and the lengths: a
+/// block that the cache does not have is refused by `block_table.range`, a row that does not name enough blocks for its
+/// sequence's keys by `block_table.row_short`. From the first launch on the table takes no block beyond that launch's
+/// cache.
 ///
 /// The operator reads the table on the device when it runs. A launch takes any table of the planned shape and block
 /// size: the same one with new content ([`BlockTable::overwrite`]), or another one, so that the next step's table can be
@@ -47,6 +59,43 @@ use crate::tensor::Tensor;
 pub struct BlockTable {
     tensor: Tensor<i32>,
     block_size: usize,
+    /// First row of the content.
+    first: usize,
+    content: Arc<Mutex<Content>>,
+}
+
+/// What is known of a table in device memory. Tables that share the memory share it.
+#[derive(Debug, Default)]
+struct Content {
+    /// Rows of the table that has the whole memory.
+    sequences: usize,
+    /// The largest block; `None` if there is none, or it is not known.
+    largest: Option<i32>,
+    /// Blocks that each row names; empty if that is not known, or if rows are full.
+    rows: Vec<usize>,
+    /// Blocks of the smallest cache that a launch has read by the table: what is queued or captured may still do so.
+    blocks: Option<usize>,
+}
+
+impl Content {
+    /// Takes note of rows from `first` on.
+    fn replace(&mut self, first: usize, rows: &[impl AsRef<[i32]>]) {
+        let (largest, lengths) = (largest(rows), rows.iter().map(|row| row.as_ref().len()));
+        if rows.len() == self.sequences {
+            self.largest = largest;
+            self.rows = lengths.collect();
+            return;
+        }
+        // Other rows stay as they are.
+        self.largest = self.largest.max(largest);
+        for (row, len) in self.rows.iter_mut().skip(first).zip(lengths) {
+            *row = len;
+        }
+    }
+}
+
+fn largest(rows: &[impl AsRef<[i32]>]) -> Option<i32> {
+    rows.iter().flat_map(|row| row.as_ref()).copied().max()
 }
 
 impl BlockTable {
@@ -77,7 +126,12 @@ impl BlockTable {
     ) -> Result<Self> {
         let flat = flat(rows, columns)?;
         let tensor = stream.upload(&flat, [rows.len(), columns])?;
-        Self::from_tensor(tensor, block_size)
+        let mut content = Content {
+            sequences: rows.len(),
+            ..Content::default()
+        };
+        content.replace(0, rows);
+        Self::owned(tensor, block_size, content)
     }
 
     /// A table that is on the device already, `[B, M]`. Its content is not looked at.
@@ -85,19 +139,17 @@ impl BlockTable {
     /// # Errors
     /// [`Error::InvalidArgument`] for another number of axes, a strided tensor, one without elements, or blocks of no
     /// token.
-    pub fn from_tensor(tensor: Tensor<i32>, block_size: usize) -> Result<Self> {
-        let fits = tensor.shape().len() == 2 && tensor.is_contiguous() && !tensor.is_empty();
-        if !fits {
-            return Err(Error::invalid(
-                "block_table",
-                tensor.desc(),
-                "a contiguous tensor [sequences, blocks of each], both at least 1",
-            ));
-        }
-        if block_size == 0 || i64::try_from(block_size).is_err() {
-            return Err(Error::invalid("block_size", block_size, "at least 1"));
-        }
-        Ok(Self { tensor, block_size })
+    ///
+    /// # Safety
+    /// Whenever a call that was launched with the table runs, the entries for the blocks that the keys of each sequence need
+    /// are blocks of the call's cache.
+    pub unsafe fn from_tensor(tensor: Tensor<i32>, block_size: usize) -> Result<Self> {
+        let sequences = tensor.shape().first().copied().unwrap_or(0);
+        let content = Content {
+            sequences: usize::try_from(sequences).unwrap_or(0),
+            ..Content::default()
+        };
+        Self::new(tensor, block_size, content)
     }
 
     /// A table full of block 0, to be overwritten.
@@ -118,17 +170,75 @@ impl BlockTable {
             )
         })?;
         let buffer = device.alloc_zeroed::<i32>(entries)?;
-        Self::from_tensor(
+        Self::owned(
             Tensor::from_buffer(&buffer, [sequences, columns])?,
             block_size,
+            Content {
+                sequences,
+                largest: Some(0),
+                ..Content::default()
+            },
         )
+    }
+
+    /// A table of full rows of `columns` blocks, row-major.
+    pub(crate) fn of_full_rows(
+        stream: &Stream,
+        blocks: &[i32],
+        columns: usize,
+        block_size: usize,
+    ) -> Result<Self> {
+        let rows = blocks.len().checked_div(columns).unwrap_or(0);
+        let flat = flat(&[blocks], blocks.len())?;
+        let content = Content {
+            sequences: rows,
+            largest: largest(&[&flat]),
+            ..Content::default()
+        };
+        Self::owned(stream.upload(&flat, [rows, columns])?, block_size, content)
+    }
+
+    /// Some rows, which stay in the same memory.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Result<Self> {
+        Ok(Self {
+            tensor: self.tensor.narrow(0, rows.clone())?,
+            first: self.first.saturating_add(rows.start),
+            ..self.clone()
+        })
+    }
+
+    /// A table in memory that nobody else has.
+    fn owned(tensor: Tensor<i32>, block_size: usize, content: Content) -> Result<Self> {
+        tensor.freeze();
+        Self::new(tensor, block_size, content)
+    }
+
+    fn new(tensor: Tensor<i32>, block_size: usize, content: Content) -> Result<Self> {
+        let fits = tensor.shape().len() == 2 && tensor.is_contiguous() && !tensor.is_empty();
+        if !fits {
+            return Err(Error::invalid(
+                "block_table",
+                tensor.desc(),
+                "a contiguous tensor [sequences, blocks of each], both at least 1",
+            ));
+        }
+        if block_size == 0 || i64::try_from(block_size).is_err() {
+            return Err(Error::invalid("block_size", block_size, "at least 1"));
+        }
+        Ok(Self {
+            tensor,
+            block_size,
+            first: 0,
+            content: Arc::new(Mutex::new(content)),
+        })
     }
 
     /// Waits for a stream, then replaces the content, and waits for that. Rows may be shorter than the table's; they are
     /// filled up with block 0. Other streams that use the table have to be waited for before.
     ///
     /// # Errors
-    /// As for [`BlockTable::with_columns`], for another number of rows, and for a table of another device.
+    /// As for [`BlockTable::with_columns`], for another number of rows, and for a table of another device;
+    /// [`Error::Violation`] by `block_table.range` for a block that the cache of a launch before does not have.
     pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[i32]>]) -> Result<()> {
         if rows.len() != self.sequences() {
             return Err(Error::invalid(
@@ -137,10 +247,57 @@ impl BlockTable {
                 format_args!("{} rows", self.sequences()),
             ));
         }
-        self.tensor.overwrite(stream, &flat(rows, self.columns())?)
+        let flat = flat(rows, self.columns())?;
+        self.tensor.on("block_table", stream.context())?;
+        // Not while the content is held: what the stream waits for may be a launch that looks at it.
+        stream.synchronize()?;
+        let mut content = lock(&self.content);
+        let largest = largest(rows);
+        if let (Some(blocks), Some(block)) = (content.blocks, largest)
+            && usize::try_from(block).map_or(true, |block| block >= blocks)
+        {
+            return Err(BLOCK
+                .broken(
+                    format_args!("block {block}"),
+                    format_args!(
+                        "0 to {}, as a launch with this table has read a cache of {blocks} blocks",
+                        blocks.saturating_sub(1)
+                    ),
+                )
+                .into());
+        }
+        let written = self.tensor.renew(stream, as_bytes(&flat));
+        if written.is_ok() {
+            content.replace(self.first, rows);
+        } else {
+            // Part of it may have arrived.
+            content.largest = content.largest.max(largest);
+        }
+        written
     }
 
-    /// The table on the device, `[B, M]`.
+    /// Refuses a table that does not fit a call; what is captured is read later, so its rows are not looked at. A launch
+    /// makes the table remember the cache.
+    pub(crate) fn admitted(&self, places: &Places, rows: bool, launched: bool) -> Result<()> {
+        let mut content = lock(&self.content);
+        places.admits_block(content.largest.map(i64::from))?;
+        if rows {
+            Self::name_enough(&content, self.first, places)?;
+        }
+        if launched {
+            let blocks = content.blocks.unwrap_or(usize::MAX);
+            content.blocks = Some(blocks.min(places.blocks()));
+        }
+        Ok(())
+    }
+
+    fn name_enough(content: &Content, first: usize, places: &Places) -> Result<()> {
+        let rows = content.rows.get(first..).unwrap_or(&[]);
+        Ok(places.admits_rows(rows.iter().copied())?)
+    }
+
+    /// The table on the device, `[B, M]`. Nothing can be written to one that was made on the host, but by
+    /// [`BlockTable::overwrite`].
     pub fn tensor(&self) -> &Tensor<i32> {
         &self.tensor
     }

@@ -5,7 +5,10 @@ use ascend_spec::fia::Operand;
 use crate::error::Result;
 use crate::tensor::AnyTensor;
 
+use super::block_table::BlockTable;
 use super::inputs::Features;
+use super::padding_size::PaddingSize;
+use super::places::GivenPlaces;
 use super::plan::Bindings;
 
 /// The tensors of a launch and the attributes that came with them, owned: what refers to a launch that is done later.
@@ -13,6 +16,9 @@ use super::plan::Bindings;
 pub(crate) struct Bound {
     tensors: Vec<(Operand, AnyTensor)>,
     features: Option<Features>,
+    block_table: Option<BlockTable>,
+    query_padding: Option<PaddingSize>,
+    kv_padding: Option<PaddingSize>,
 }
 
 impl Bound {
@@ -22,9 +28,13 @@ impl Bound {
             tensors.push((operand, tensor.clone()));
             Ok(())
         })?;
+        let places = bindings.places();
         Ok(Self {
             tensors,
             features: bindings.features(),
+            block_table: places.block_table.cloned(),
+            query_padding: places.query_padding.cloned(),
+            kv_padding: places.kv_padding.cloned(),
         })
     }
 }
@@ -40,5 +50,13 @@ impl Bindings for Bound {
 
     fn features(&self) -> Option<Features> {
         self.features
+    }
+
+    fn places(&self) -> GivenPlaces<'_> {
+        GivenPlaces {
+            block_table: self.block_table.as_ref(),
+            query_padding: self.query_padding.as_ref(),
+            kv_padding: self.kv_padding.as_ref(),
+        }
     }
 }

@@ -9,7 +9,9 @@ use crate::mask::Mask;
 use crate::memory::Element;
 use crate::tensor::Tensor;
 
+use super::allowed::Allowed;
 use super::inputs::Inputs;
+use super::places::Reading;
 use super::plan::{Bindings, Plan, imply_outputs};
 use super::tensor_list::TensorList;
 
@@ -46,7 +48,7 @@ pub struct FusedInferAttention {
     actual_seq_lengths_kv: Option<Vec<i64>>,
     softmax_lse: bool,
     inner_precise: InnerPrecise,
-    allowed: Vec<String>,
+    allowed: Allowed,
 }
 
 impl FusedInferAttention {
@@ -63,7 +65,7 @@ impl FusedInferAttention {
             actual_seq_lengths_kv: None,
             softmax_lse: defaults.softmax_lse_flag,
             inner_precise: InnerPrecise::default(),
-            allowed: Vec::new(),
+            allowed: Allowed::default(),
         }
     }
 
@@ -117,10 +119,23 @@ impl FusedInferAttention {
         self
     }
 
-    /// Lets the call through although it breaks a lint, by the lint's id: the operator takes the call and ignores,
-    /// misreads or overruns something.
+    /// Lets the call through although it breaks a lint, by the lint's id: the operator takes the call and ignores or
+    /// misreads something. Lints that [overrun](ascend_spec::Rule::overruns) memory are not among them: planning then is an
+    /// [`Error::InvalidArgument`] that names [`allow_overrun`](Self::allow_overrun).
     pub fn allow_lint(mut self, id: &str) -> Self {
-        self.allowed.push(id.to_owned());
+        self.allowed.lint(id);
+        self
+    }
+
+    /// The same for any lint, also one that overruns memory, such as `attention_out.shape_unchecked`: the operator goes by
+    /// other sizes than the tensors have.
+    ///
+    /// # Safety
+    /// Whatever the operator reads and writes in launches of the call lies in memory that the call's tensors are views of,
+    /// and nobody else uses the part that it writes. [`Rule::reach`](ascend_spec::Rule::reach) says where the lint leads.
+    pub unsafe fn allow_overrun(mut self, id: &str) -> Self {
+        // SAFETY: handed on to the caller.
+        unsafe { self.allowed.overrun(id) };
         self
     }
 
@@ -156,11 +171,11 @@ impl FusedInferAttention {
     /// As for [`FusedInferAttention::plan`].
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<Plan> {
-        self.plan_bindings(inputs)
+        self.plan_bindings(inputs, Reading::Planned)
     }
 
-    /// The same for tensors in whatever form.
-    pub(crate) fn plan_bindings(&self, bindings: &impl Bindings) -> Result<Plan> {
+    /// The same for tensors in whatever form, read when the plan is launched or by replays.
+    pub(crate) fn plan_bindings(&self, bindings: &impl Bindings, reading: Reading) -> Result<Plan> {
         let (mut key, mut value) = (Descs::new(), Descs::new());
         let mut context = None;
         bindings.each(|operand, tensor| {
@@ -200,7 +215,14 @@ impl FusedInferAttention {
             Ok(())
         })?;
         imply_outputs(&mut call);
-        Plan::new(context, &call, &self.allowed, self.mask.tensor(), bindings)
+        Plan::new(
+            context,
+            &call,
+            &self.allowed,
+            self.mask.tensor(),
+            bindings,
+            reading,
+        )
     }
 }
 

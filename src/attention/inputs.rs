@@ -7,6 +7,8 @@ use crate::memory::Element;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::block_table::BlockTable;
+use super::padding_size::PaddingSize;
+use super::places::GivenPlaces;
 use super::plan::{Bindings, Output};
 use super::pse_shift::PseShift;
 use super::quantisation::{Modes, Quantisation};
@@ -58,8 +60,8 @@ pub struct Inputs<'a> {
     value: List<'a>,
     pse_shift: Option<PseShift<'a>>,
     block_table: Option<&'a BlockTable>,
-    query_padding: Option<&'a AnyTensor>,
-    kv_padding: Option<&'a AnyTensor>,
+    query_padding: Option<&'a PaddingSize>,
+    kv_padding: Option<&'a PaddingSize>,
     shared_prefix: Option<SharedPrefix<'a>>,
     rope: Option<[&'a AnyTensor; 2]>,
     learnable_sink: Option<&'a AnyTensor>,
@@ -132,11 +134,11 @@ impl<'a> Inputs<'a> {
         self
     }
 
-    /// The query's rows are at the end of each sequence, before `padding` unused ones (`queryPaddingSize`): INT64 `[1]`,
-    /// read on the device. Needs [`actual_seq_lengths`](crate::FusedInferAttention::actual_seq_lengths).
+    /// The query's rows are at the end of each sequence, before `padding` unused ones (`queryPaddingSize`). Needs
+    /// [`actual_seq_lengths`](crate::FusedInferAttention::actual_seq_lengths).
     ///
     /// Since CANN 8.1.
-    pub fn query_padding(mut self, padding: &'a Tensor<i64>) -> Self {
+    pub fn query_padding(mut self, padding: &'a PaddingSize) -> Self {
         self.query_padding = Some(padding);
         self
     }
@@ -145,7 +147,7 @@ impl<'a> Inputs<'a> {
     /// [`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv).
     ///
     /// Since CANN 8.1.
-    pub fn kv_padding(mut self, padding: &'a Tensor<i64>) -> Self {
+    pub fn kv_padding(mut self, padding: &'a PaddingSize) -> Self {
         self.kv_padding = Some(padding);
         self
     }
@@ -170,6 +172,16 @@ impl<'a> Inputs<'a> {
         }
     }
 
+    /// The tensors whose elements are places in others.
+    #[inline]
+    pub(super) fn places(&self) -> GivenPlaces<'a> {
+        GivenPlaces {
+            block_table: self.block_table,
+            query_padding: self.query_padding,
+            kv_padding: self.kv_padding,
+        }
+    }
+
     /// Visits every tensor, in the operator's order but for the lists, which come last.
     #[inline]
     pub(super) fn visit(
@@ -184,8 +196,9 @@ impl<'a> Inputs<'a> {
         some(P::PseShift, self.pse_shift.map(|pse| pse.tensor()))?;
         let table = self.block_table.map(|table| &**table.tensor());
         some(P::BlockTable, table)?;
-        some(P::QueryPaddingSize, self.query_padding)?;
-        some(P::KvPaddingSize, self.kv_padding)?;
+        let padding = |size: Option<&'a PaddingSize>| size.map(|size| &**size.tensor());
+        some(P::QueryPaddingSize, padding(self.query_padding))?;
+        some(P::KvPaddingSize, padding(self.kv_padding))?;
         if let Some(prefix) = self.shared_prefix {
             some(P::KeySharedPrefix, Some(prefix.key))?;
             some(P::ValueSharedPrefix, Some(prefix.value))?;
@@ -305,6 +318,10 @@ impl Bindings for Launch<'_> {
     fn features(&self) -> Option<Features> {
         Some(self.inputs.features())
     }
+
+    fn places(&self) -> GivenPlaces<'_> {
+        self.inputs.places()
+    }
 }
 
 impl Bindings for Inputs<'_> {
@@ -314,5 +331,9 @@ impl Bindings for Inputs<'_> {
 
     fn features(&self) -> Option<Features> {
         Some(Inputs::features(self))
+    }
+
+    fn places(&self) -> GivenPlaces<'_> {
+        Inputs::places(self)
     }
 }

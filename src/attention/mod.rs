@@ -4,6 +4,7 @@
 //! [`BlockTable`], rotary parts, a [`SharedPrefix`], scales of a [`Quantisation`], ...) is given together with them, as
 //! [`Inputs`]. [`Arguments`] takes every argument of the operator by name, for tools that replay calls.
 
+mod allowed;
 mod arguments;
 mod block_table;
 mod bound;
@@ -12,6 +13,8 @@ mod call;
 mod descriptor;
 mod inputs;
 mod operator;
+mod padding_size;
+mod places;
 mod plan;
 mod pse_shift;
 mod quantisation;
@@ -25,7 +28,9 @@ pub(crate) use bound::Bound;
 pub use builder::{FusedInferAttention, InnerPrecise};
 pub use inputs::Inputs;
 pub(crate) use inputs::Launch;
-pub(crate) use plan::Bindings;
+pub use padding_size::PaddingSize;
+pub(crate) use places::Reading;
+pub(crate) use plan::{Bindings, CapturedTable};
 pub use plan::{Output, Plan};
 pub use pse_shift::{Distance, PseShift};
 pub use quantisation::{Affine, Antiquantisation, Quantisation};

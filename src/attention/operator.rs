@@ -3,7 +3,7 @@
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::fia::{FiaCall, Parameter, Version};
+use ascend_spec::fia::{FiaCall, Parameter, Places, Version};
 use ascend_spec::{Refusal, Soc};
 use ascend_sys::{Api, Library};
 
@@ -14,8 +14,13 @@ use crate::runtime::Context;
 use super::descriptor::{Descriptors, Executor};
 
 /// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
-/// product and can express the call.
-pub(super) fn choose(api: &Api, soc: Soc, call: &FiaCall<'_>, allowed: &[&str]) -> Result<Version> {
+/// product and can express the call. With it come the bounds of what the call reads on the device as places.
+pub(super) fn choose(
+    api: &Api,
+    soc: Soc,
+    call: &FiaCall<'_>,
+    allowed: &[&str],
+) -> Result<(Version, Option<Places>)> {
     let oldest = Version::oldest_for(call);
     let candidates = || {
         let able = |version: &Version| *version >= oldest && version.runs_on(soc);
@@ -35,12 +40,13 @@ pub(super) fn choose(api: &Api, soc: Soc, call: &FiaCall<'_>, allowed: &[&str]) 
             since: first.since_cann(),
         });
     };
-    if version == first {
-        checked?.lint(allowed)?;
+    let problem = if version == first {
+        checked?
     } else {
-        call.check(version, soc)?.lint(allowed)?;
-    }
-    Ok(version)
+        call.check(version, soc)?
+    };
+    problem.lint(allowed)?;
+    Ok((version, problem.places()))
 }
 
 /// What makes a version the oldest that can express a call.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::fia::{FiaCall, Operand, Parameter, Places, Version};
 use ascend_spec::{Layout, TensorDesc};
 use smallvec::SmallVec;
 
@@ -15,9 +15,12 @@ use crate::memory::{Element, overlap};
 use crate::runtime::{Context, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
+use super::allowed::Allowed;
+use super::block_table::BlockTable;
 use super::descriptor::{Descriptors, Executor, Placed};
 use super::inputs::{Features, Inputs, Launch};
 use super::operator;
+use super::places::{GivenPlaces, Reading};
 use super::tensor_list::TensorList;
 
 /// What a launch computes.
@@ -43,6 +46,8 @@ pub struct Plan {
     /// What each launch brings, outputs first.
     planned: Vec<Planned>,
     features: Features,
+    /// Bounds of what launches read on the device as places.
+    places: Option<Places>,
     /// The mask, which stays the same for all launches, and its addresses.
     mask: Option<(AnyTensor, Range<usize>)>,
     launches: Launches<Prepared>,
@@ -62,6 +67,20 @@ struct Prepared {
     addresses: Vec<usize>,
 }
 
+/// A table that each replay of a graph reads for the same lengths.
+#[derive(Debug)]
+pub(crate) struct CapturedTable {
+    places: Places,
+    table: BlockTable,
+}
+
+impl CapturedTable {
+    /// Refuses rows that do not name the blocks that a replay reads.
+    pub(crate) fn replayed(&self) -> Result<()> {
+        self.table.admitted(&self.places, true, true)
+    }
+}
+
 /// The tensors of a call or a launch.
 pub(crate) trait Bindings {
     /// Calls `visit` with each, outputs first, until it fails.
@@ -69,6 +88,9 @@ pub(crate) trait Bindings {
 
     /// The attributes that came with them; none where all attributes are the plan's.
     fn features(&self) -> Option<Features>;
+
+    /// The tensors whose elements are places in others; none where the caller has checked them.
+    fn places(&self) -> GivenPlaces<'_>;
 }
 
 /// Bytes from a tensor's address to the end of its last element.
@@ -86,20 +108,22 @@ pub(super) fn imply_outputs(call: &mut FiaCall<'_>) {
 
 impl Plan {
     /// Checks and prepares a call with these tensors, and a mask that stays the same for all launches. The call
-    /// describes all of them, and the outputs.
+    /// describes all of them, and the outputs. Tables of a call that is to be captured are not full yet.
     pub(super) fn new(
         context: &Arc<Context>,
         call: &FiaCall<'_>,
-        allowed: &[String],
+        allowed: &Allowed,
         mask: Option<&AnyTensor>,
         bindings: &impl Bindings,
+        reading: Reading,
     ) -> Result<Self> {
         bindings.each(|operand, tensor| tensor.on(operand.name(), context))?;
         if let Some(mask) = mask {
             mask.on(Parameter::AttenMask.name(), context)?;
         }
-        let allowed: SmallVec<[&str; 4]> = allowed.iter().map(String::as_str).collect();
-        let version = operator::choose(context.runtime().api(), context.soc()?, call, &allowed)?;
+        let api = context.runtime().api();
+        let (version, places) = operator::choose(api, context.soc()?, call, &allowed.ids()?)?;
+        bindings.places().admitted(places.as_ref(), reading)?;
 
         let mut placed: SmallVec<[Placed; 8]> = SmallVec::new();
         bindings.each(|operand, tensor| {
@@ -159,6 +183,7 @@ impl Plan {
             layout: Layout::parse(call.input_layout),
             planned,
             features: bindings.features().unwrap_or_default(),
+            places,
             mask: mask.map(|mask| (mask.clone(), mask.addresses())),
             launches: Launches::new(context, bytes, prepared)?,
         })
@@ -175,6 +200,25 @@ impl Plan {
             .iter()
             .find(|planned| planned.operand == operand);
         planned.map(|planned| planned.desc)
+    }
+
+    /// Bounds of what launches read on the device as places.
+    pub(super) fn places(&self) -> Option<&Places> {
+        self.places.as_ref()
+    }
+
+    /// Refuses a table whose rows do not name the blocks that a replay reads.
+    pub(crate) fn replayed(&self, bindings: &impl Bindings) -> Result<()> {
+        bindings
+            .places()
+            .admitted(self.places.as_ref(), Reading::Launched)
+    }
+
+    /// The table that captured launches read, with what it has to name.
+    pub(crate) fn captured_table(&self, bindings: &impl Bindings) -> Option<CapturedTable> {
+        let table = bindings.places().block_table?.clone();
+        let places = self.places.clone()?;
+        Some(CapturedTable { places, table })
     }
 
     /// Name of the operator's function that launches call.
@@ -306,6 +350,11 @@ impl Plan {
     pub(crate) fn run(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {
         self.launches.check_device(queue)?;
         self.check(bindings)?;
+        let reading = match queue.runs_now() {
+            true => Reading::Launched,
+            false => Reading::Captured,
+        };
+        bindings.places().admitted(self.places.as_ref(), reading)?;
         self.launches.queue(
             queue,
             |_, prepared| {

@@ -20,10 +20,15 @@ pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
     };
     let consequence = match rule.level {
         Level::Rule => format!("the operator refuses the call with status {}", rule.status),
-        Level::Lint => {
-            "the operator takes the call all the same; the safe layer stops it unless allowed"
-                .to_owned()
-        }
+        Level::Lint if rule.overruns => format!(
+            "the operator takes the call all the same and may leave its tensors: {}; the safe layer stops it, allowing it \
+             is unsafe",
+            rule.reach
+        ),
+        Level::Lint => format!(
+            "the operator takes the call all the same; the safe layer stops it unless allowed; memory: {}",
+            rule.reach
+        ),
     };
     output.line(format_args!("{id}"))?;
     output.line(format_args!("  must hold: {}", rule.holds))?;

@@ -19,6 +19,11 @@ pub(crate) trait Queue {
     /// If no work may be queued here now.
     fn raw(&self) -> Result<sys::aclrtStream>;
 
+    /// Whether what is queued here runs once, with the memory as it is then; otherwise replays run it.
+    fn runs_now(&self) -> bool {
+        true
+    }
+
     /// Scratch memory of at least some bytes, not 0, for one launch after the other.
     fn workspace(&self, bytes: usize) -> Result<Arc<Memory>>;
 

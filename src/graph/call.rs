@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ascend_sys::{Api, bindings as sys};
 
-use crate::attention::{Bound, FusedInferAttention, Plan};
+use crate::attention::{Bound, FusedInferAttention, Plan, Reading};
 use crate::error::{Result, acl};
 use crate::executor::Queue;
 use crate::kv::{Refused, Rule, refused};
@@ -55,7 +55,9 @@ impl Varying {
         longest: CallLengths<'_>,
         bound: Bound,
     ) -> Result<(Self, Plan)> {
-        let plan = longest.apply(call.clone()).plan_bindings(&bound)?;
+        let plan = longest
+            .apply(call.clone())
+            .plan_bindings(&bound, Reading::Captured)?;
         let varying = Self {
             call: call.clone(),
             longest: Longest {
@@ -73,7 +75,7 @@ impl Varying {
         self.longest.admits(lengths)?;
         let plan = lengths
             .apply(self.call.clone())
-            .plan_bindings(&self.bound)?;
+            .plan_bindings(&self.bound, Reading::Captured)?;
         if plan.workspace_bytes() > self.workspace_bytes {
             return Err(refused(
                 Rule::GraphWorkspace,
@@ -159,6 +161,11 @@ impl Launched {
         }
     }
 
+    /// Refuses a plan that needs more blocks than the launch's table names now.
+    pub(super) fn admits(&self, plan: &Plan) -> Result<()> {
+        plan.replayed(&self.bound)
+    }
+
     /// Gives the launch within the graph the lengths of a plan, once the stream gets there.
     pub(super) fn update(&self, api: &Api, side: &Stream, plan: &Plan) -> Result<()> {
         let raw = side.as_raw();
@@ -189,6 +196,10 @@ impl Queue for Updating<'_> {
 
     fn raw(&self) -> Result<*mut c_void> {
         Ok(self.side.as_raw())
+    }
+
+    fn runs_now(&self) -> bool {
+        false
     }
 
     fn workspace(&self, bytes: usize) -> Result<Arc<Memory>> {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use ascend_sys::Api;
 
-use crate::attention::{Bindings, Bound, FusedInferAttention, Inputs, Launch, Output, Plan};
+use crate::attention::{
+    Bindings, Bound, CapturedTable, FusedInferAttention, Inputs, Launch, Output, Plan,
+};
 use crate::error::{Error, Result, acl};
 use crate::executor::Queue;
 use crate::kv::{Rule, ScatterPlan, SlotMapping, refused};
@@ -35,6 +37,7 @@ pub struct Capturing<'a> {
     plans: Vec<Plan>,
     calls: Vec<Varying>,
     launches: Vec<Launched>,
+    tables: Vec<CapturedTable>,
     failed: Option<Error>,
 }
 
@@ -42,6 +45,8 @@ pub struct Capturing<'a> {
 pub(super) struct Captured {
     pub(super) calls: Vec<Varying>,
     pub(super) launches: Vec<Launched>,
+    /// Those of launches whose lengths stay.
+    pub(super) tables: Vec<CapturedTable>,
     pub(super) kept: Vec<Arc<Memory>>,
 }
 
@@ -60,6 +65,10 @@ impl Queue for Recorder<'_> {
 
     fn raw(&self) -> Result<*mut c_void> {
         Ok(self.stream.as_raw())
+    }
+
+    fn runs_now(&self) -> bool {
+        false
     }
 
     fn workspace(&self, bytes: usize) -> Result<Arc<Memory>> {
@@ -95,6 +104,7 @@ impl<'a> Capturing<'a> {
             plans: Vec::new(),
             calls: Vec::new(),
             launches: Vec::new(),
+            tables: Vec::new(),
             failed: None,
         }
     }
@@ -105,6 +115,7 @@ impl<'a> Capturing<'a> {
             None => Ok(Captured {
                 calls: self.calls,
                 launches: self.launches,
+                tables: self.tables,
                 kept: self.recorder.kept.into_inner(),
             }),
         }
@@ -210,6 +221,7 @@ impl<'a> Capturing<'a> {
         output: &Output<T>,
     ) -> Result<()> {
         let outcome = plan.run(&self.recorder, &Launch::new(inputs, output));
+        self.tables.extend(plan.captured_table(inputs));
         self.note(outcome)
     }
 

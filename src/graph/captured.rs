@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::attention::Plan;
+use crate::attention::{CapturedTable, Plan};
 use crate::error::{Error, Result};
 use crate::executor::Queue;
 use crate::kv::{Rule, refused};
@@ -27,6 +27,7 @@ pub struct Graph<B> {
     graph: Replayable,
     calls: Arc<Calls>,
     launches: Vec<Launched>,
+    tables: Vec<CapturedTable>,
     kept: Vec<Arc<Memory>>,
     /// Recorded behind the latest replay.
     done: Option<Event>,
@@ -76,6 +77,7 @@ impl<B> Graph<B> {
         let Captured {
             calls,
             launches,
+            tables,
             kept,
         } = captured;
         let graph = Self {
@@ -85,6 +87,7 @@ impl<B> Graph<B> {
                 calls,
             }),
             launches,
+            tables,
             kept,
             done: None,
             failed: false,
@@ -122,7 +125,8 @@ impl<B> Graph<B> {
     ///
     /// # Errors
     /// Before anything is launched: [`Rule::GraphUpdate`] for a call without lengths, or an update of another graph;
-    /// [`Error::InvalidArgument`] for a stream of another device. After a failure of CANN's, the replay that was queued
+    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Violation`] by `block_table.row_short` for a table
+    /// that does not name the blocks of the keys that the replay reads. After a failure of CANN's, the replay that was queued
     /// runs with whatever lengths its calls had: its results mean nothing, but nobody waits for ever. A replay that could
     /// not be ordered before the next is the last ([`Rule::GraphFailed`]).
     #[doc(alias = "aclmdlRIExecuteAsync")]
@@ -147,6 +151,12 @@ impl<B> Graph<B> {
             .into());
         }
         let plans = update.complete(&self.calls)?;
+        for launch in &self.launches {
+            if let Some(plan) = plans.get(launch.call) {
+                launch.admits(plan)?;
+            }
+        }
+        self.tables.iter().try_for_each(CapturedTable::replayed)?;
         if let Some(done) = &self.done {
             // The lengths must not change, nor the events be raised, while the replay before may look at them.
             stream.wait_event(done)?;

@@ -246,8 +246,8 @@ impl<T: Element> PagedKvCache<T> {
             )
             .into());
         }
-        let tensor = stream.upload(table.blocks(), [table.requests(), table.columns()])?;
-        BlockTable::from_tensor(tensor, self.pool.block_size() as usize)
+        let block_size = self.pool.block_size() as usize;
+        BlockTable::of_full_rows(stream, table.blocks(), table.columns(), block_size)
     }
 
     /// Prepares the writing of a step's tokens: `slots` has one for each row of `key` and `value`, which are

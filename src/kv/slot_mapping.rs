@@ -1,16 +1,18 @@
 //! The slots that new tokens go to, checked before they reach the device.
 
 use ascend_spec::Violation;
-use ascend_spec::scatter::slot_faults;
+use ascend_spec::scatter::{rules, slot_faults};
 
 use crate::error::{Error, Result};
+use crate::memory::as_bytes;
 use crate::runtime::Stream;
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::{AnyTensor, has_len};
 
 /// The slot of each new token, on the device: row `s % block_size` of block `s / block_size` for slot `s`.
 ///
-/// Made from slots on the host, it is checked: each slot is one of the cache's, and none is there twice. Slots that the
-/// device has computed can be taken [unchecked](Self::from_tensor_unchecked).
+/// Made from slots on the host, it is checked: each slot is one of the cache's, and none is there twice. Plans and launches
+/// refuse it for a smaller cache. Slots that the device has computed can be taken
+/// [unchecked](Self::from_tensor_unchecked).
 #[derive(Clone, Debug)]
 pub struct SlotMapping {
     tensor: AnyTensor,
@@ -40,30 +42,44 @@ impl SlotMapping {
         Self::allowing(stream, mapping, slots, &[])
     }
 
-    /// The same, letting slots pass that break the lints of these ids.
+    /// The same, letting slots pass that break the lints of these ids: `slot_mapping.unique`, `slot_mapping.negative`.
     ///
-    /// Allow `slot_mapping.negative` where padding tokens have a negative slot and the device is known to skip them, as
-    /// the emulation does. CANN's documents do not say so; leaving padding out of the call works everywhere.
+    /// Allow `slot_mapping.negative` where padding tokens have a negative slot, which the operator's kernels pass over, as the
+    /// emulation does. CANN's documents do not say so; leaving padding out of the call needs no such knowledge.
     ///
     /// # Errors
-    /// As for [`SlotMapping::new`].
+    /// As for [`SlotMapping::new`]; [`Error::InvalidArgument`] for a lint that overruns memory, `slot_mapping.range`.
     pub fn allowing(
         stream: &Stream,
         mapping: &[i64],
         slots: u64,
         allowed: &[&'static str],
     ) -> Result<Self> {
+        if let Some(overrun) =
+            (rules::RULES.iter()).find(|rule| rule.overruns && allowed.contains(&rule.id))
+        {
+            return Err(Error::invalid(
+                "allowed",
+                format_args!("{}: {}", overrun.id, overrun.reach),
+                "lints that stay within the cache; `from_tensor_unchecked` is unsafe and takes any slots",
+            ));
+        }
         check(mapping, slots, allowed)?;
+        let tensor = stream.upload(mapping, [mapping.len()])?;
+        tensor.freeze();
         Ok(Self {
-            tensor: stream.upload(mapping, [mapping.len()])?.into(),
+            tensor: tensor.into(),
             slots: Some(slots),
             allowed: allowed.to_vec(),
         })
     }
 
-    /// Slots that are on the device already, `INT32` or `INT64`, `[tokens]`. What they say is not checked: a slot beyond
-    /// the cache makes the device write beyond it.
-    pub fn from_tensor_unchecked(tensor: impl Into<AnyTensor>) -> Self {
+    /// Slots that are on the device already, `INT32` or `INT64`, `[tokens]`. What they say is not checked.
+    ///
+    /// # Safety
+    /// Whenever a call that was launched with them runs, each is below the slots of the call's caches: the device writes a
+    /// row wherever its slot would be.
+    pub unsafe fn from_tensor_unchecked(tensor: impl Into<AnyTensor>) -> Self {
         Self {
             tensor: tensor.into(),
             slots: None,
@@ -86,11 +102,13 @@ impl SlotMapping {
             ));
         };
         check(mapping, slots, &self.allowed)?;
-        let tensor: Tensor<i64> = self.tensor.clone().typed()?;
-        tensor.overwrite(stream, mapping)
+        has_len("mapping", mapping.len(), self.tensor.len())?;
+        self.tensor.on("slot_mapping", stream.context())?;
+        stream.synchronize()?;
+        self.tensor.renew(stream, as_bytes(mapping))
     }
 
-    /// The slots on the device.
+    /// The slots on the device. Nothing can be written to those that were checked, but by [`SlotMapping::overwrite`].
     pub fn tensor(&self) -> &AnyTensor {
         &self.tensor
     }

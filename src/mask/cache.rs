@@ -277,7 +277,7 @@ impl MaskCache {
         let made = HostMask::of(mask, form).and_then(|mask| upload(device, &mask));
         if let Ok(tensor) = &made {
             // One caller's change would be every later caller's mask.
-            tensor.memory().freeze();
+            tensor.freeze();
         }
         if made.is_err() && kept {
             let mut state = lock(&self.0);

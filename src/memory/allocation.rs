@@ -128,7 +128,7 @@ impl Memory {
         }
     }
 
-    /// From now on nothing is written to it any more.
+    /// From now on nothing is written to it but by [`Memory::renew`].
     pub(crate) fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
     }
@@ -140,14 +140,20 @@ impl Memory {
         }
         Err(Error::invalid(
             argument,
-            "a tensor of the mask cache, which all callers share",
-            "one of your own, such as `Masks::custom` makes",
+            "a tensor whose content others rely on: a mask of the cache, a block table, slots, a padding size",
+            "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` check what \
+             they write",
         ))
     }
 
     /// Copies host bytes in and waits for that. Does not wait for work that uses the memory.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.writable("tensor")?;
+        self.renew(offset, bytes)
+    }
+
+    /// The same for frozen memory, by its owner.
+    pub(crate) fn renew(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.holds(offset, bytes.len())?;
         if bytes.is_empty() {
             return Ok(());

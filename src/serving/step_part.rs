@@ -56,8 +56,7 @@ impl StepPart {
 
     /// Its rows of the step's table.
     pub(super) fn block_table(&self, of_step: &BlockTable) -> Result<BlockTable> {
-        let rows = of_step.tensor().narrow(0, self.requests.clone())?;
-        BlockTable::from_tensor(rows, of_step.block_size())
+        of_step.rows(self.requests.clone())
     }
 
     /// Tokens that each request had cached before the step; dummies none.

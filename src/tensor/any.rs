@@ -391,6 +391,19 @@ impl AnyTensor {
         memory.write(start, bytes)
     }
 
+    /// From now on the elements change by [`AnyTensor::renew`] alone.
+    pub(crate) fn freeze(&self) {
+        self.memory.freeze();
+    }
+
+    /// Replaces the elements of a contiguous tensor that its owner has frozen, and waits for that. Does not wait for work
+    /// that uses the tensor.
+    pub(crate) fn renew(&self, stream: &Stream, bytes: &[u8]) -> Result<()> {
+        let (memory, start) = self.packed("tensor", stream)?;
+        has_len("bytes", bytes.len(), bytes_of(&self.desc)?)?;
+        memory.renew(start, bytes)
+    }
+
     /// Replaces some bytes of a contiguous tensor, from a byte on, and waits for that. Does not wait for work that uses the
     /// tensor.
     pub(crate) fn write_part(&self, byte: usize, bytes: &[u8]) -> Result<()> {

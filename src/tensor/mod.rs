@@ -6,4 +6,5 @@ mod typed;
 mod upload;
 
 pub use any::AnyTensor;
+pub(crate) use shape::has_len;
 pub use typed::Tensor;

@@ -37,7 +37,7 @@ pub(super) fn bytes_of(desc: &TensorDesc) -> Result<usize> {
         })
 }
 
-pub(super) fn has_len(argument: &'static str, given: usize, wanted: usize) -> Result<()> {
+pub(crate) fn has_len(argument: &'static str, given: usize, wanted: usize) -> Result<()> {
     if given == wanted {
         Ok(())
     } else {

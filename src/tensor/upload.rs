@@ -50,7 +50,7 @@ impl Stream {
         self.upload_desc(bytes, desc)
     }
 
-    pub(super) fn upload_desc(&self, bytes: &[u8], desc: TensorDesc) -> Result<AnyTensor> {
+    pub(crate) fn upload_desc(&self, bytes: &[u8], desc: TensorDesc) -> Result<AnyTensor> {
         let tensor = AnyTensor::empty(self.context(), desc)?;
         tensor.memory.write(0, bytes)?;
         Ok(tensor)

@@ -14,7 +14,8 @@ Made from the code by `cargo run -p xtask -- rules`; do not edit.
 
 A *rule* is what the operator itself refuses: the safe layer refuses it before the call, the emulator inside it, with
 CANN's status. A *lint* is a call that the operator takes and then ignores, misreads or overruns an argument of: the
-emulator takes it too, the safe layer stops it unless the caller allows the lint by its id. *Since* is the version of
+emulator takes it too, the safe layer stops it unless the caller allows the lint by its id. A call that breaks a lint
+which *overruns* may make the device read or write outside of the call's tensors: allowing that is `unsafe`. *Since* is the version of
 FusedInferAttentionScore, or another operator by its name. The last column names the
 entry of the operator's check list or the part of its documentation that the condition comes from; `CONTRIBUTING.md`
 explains the numbering.
@@ -49,13 +50,19 @@ fn table() -> String {
     for (level, title) in [(Level::Rule, "Rules"), (Level::Lint, "Lints")] {
         let rules: Vec<&Rule> = every_rule().filter(|rule| rule.level == level).collect();
         let _ = writeln!(text, "## {title} ({})\n", rules.len());
-        text.push_str(
-            "| id | must hold | fix | status | since | source |\n|---|---|---|---|---|---|\n",
-        );
+        text.push_str(match level {
+            Level::Rule => {
+                "| id | must hold | fix | status | since | source |\n|---|---|---|---|---|---|\n"
+            }
+            Level::Lint => {
+                "| id | must hold | fix | memory | since | source |\n|---|---|---|---|---|---|\n"
+            }
+        });
         for rule in rules {
             let status = match rule.level {
                 Level::Rule => rule.status.to_string(),
-                Level::Lint => "taken".to_owned(),
+                Level::Lint if rule.overruns => format!("**overruns**: {}", rule.reach),
+                Level::Lint => format!("stays within: {}", rule.reach),
             };
             let Rule {
                 id,

@@ -31,5 +31,6 @@ pub use problem::{
     Sequence, Work,
 };
 pub use quantisation::{Affine, Grid};
+pub use rules::contents::Places;
 pub use slopes::Slopes;
 pub use version::Version;

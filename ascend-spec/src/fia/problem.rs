@@ -391,7 +391,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Rows on the row axis of a key tensor that is not paged.
-    pub(super) fn kv_axis(&self, b: usize) -> usize {
+    pub(in crate::fia) fn kv_axis(&self, b: usize) -> usize {
         let index = if self.kv_list { b } else { 0 };
         let axis = self.layout.input().row_axis();
         let rows = |key: &TensorDesc| key.shape.get(axis).copied().map(size);

@@ -52,16 +52,16 @@ rules! {
     VALUE_CACHE = "value_cache.shape", TILING_ERROR, ScatterPaKvCache, "ScatterPaKvCache documentation, valueCacheRef",
         "valueCacheRef holds as many blocks of as many rows as keyCacheRef, of rows like the value's",
         "give the caches of keys and values the same blocks";
-    UNUSED = "compress_lens.unused", Lint, ScatterPaKvCache, "ScatterPaKvCache documentation, scatterModeOptional",
+    UNUSED = "compress_lens.unused", Lint("the tensors are not looked at"), ScatterPaKvCache, "ScatterPaKvCache documentation, scatterModeOptional",
         "compressLens, compressSeqOffset and seqLens go with a compressed mode",
         "leave these tensors out";
-    SLOT_RANGE = "slot_mapping.range", Lint, ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_RANGE = "slot_mapping.range", Overrun("a row is written to wherever its slot would be"), ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
         "every slot is one of the cache's",
         "take the slot from the block table of this cache: block * block size + row";
-    SLOT_DUPLICATE = "slot_mapping.unique", Lint, ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_DUPLICATE = "slot_mapping.unique", Lint("one of the rows stays"), ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
         "no slot is named twice",
         "give each token a slot of its own";
-    SLOT_NEGATIVE = "slot_mapping.negative", Lint, ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_NEGATIVE = "slot_mapping.negative", Lint("the operator's kernels pass over such tokens, though its documents do not say so"), ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
         "no slot is negative: the documents do not say that such tokens are skipped",
         "leave padding tokens out of the call, or allow this lint where negative slots are known to be skipped";
 }

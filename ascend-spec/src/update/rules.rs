@@ -41,7 +41,7 @@ rules! {
     LSE_OUT = "update.lse_out", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lseOut",
         "lseOut is given with updateType 1 and only then",
         "give lseOut exactly when updateType is 1";
-    EMPTY_ROW = "update.empty_row", Lint, AttentionUpdate, "AttentionUpdate documentation, formula",
+    EMPTY_ROW = "update.empty_row", Lint("only numbers change"), AttentionUpdate, "AttentionUpdate documentation, formula",
         "no log-sum-exp is +inf, and each row has one above -inf: the formula has no other result than NaN",
         "replace +inf by -inf, and leave rows out that no part has keys for";
 }

@@ -3,6 +3,7 @@
 //! Each file declares its rules as data and, below them, the code that applies them.
 
 pub mod antiquant;
+pub mod contents;
 pub mod entry;
 pub mod heads;
 pub mod lengths;
@@ -45,6 +46,7 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
         quant::RULES,
         antiquant::RULES,
         mla::RULES,
+        contents::RULES,
     ]
     .into_iter()
     .flatten()
@@ -206,6 +208,12 @@ mod tests {
                 rule.id
             );
             assert_eq!(rule.status == 0, rule.level == Level::Lint, "{}", rule.id);
+            assert_eq!(
+                rule.reach.is_empty(),
+                rule.level == Level::Rule,
+                "{}",
+                rule.id
+            );
         }
     }
 }

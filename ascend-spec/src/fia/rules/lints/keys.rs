@@ -5,25 +5,28 @@ use crate::fia::{Problem, Route};
 use crate::rule::rules;
 
 rules! {
-    LIST_IGNORED = "key.list_ignored", Lint, V1, "check J16",
+    LIST_IGNORED = "key.list_ignored", Lint("the tensors are not looked at"), V1, "check J16",
         "every tensor of the key and value lists is used",
         "pass the tensors that are used only";
-    LIST_DTYPE = "key.list_dtype", Lint, V1, "check D3",
+    LIST_DTYPE = "key.list_dtype", Overrun("a tensor of smaller elements is read as one of the first tensor's"), V1, "check D3",
         "in the prefill path the tensors of a list have one dtype",
         "convert every tensor of the lists to one dtype: the operator looks at the first alone";
-    LIST_MAX = "key.list_max", Lint, V1, "FusedInferAttentionScore documentation, limits; check I2",
+    SINGLE_LENGTH = "key.list_single_length", Overrun("keys behind the end of a shorter tensor are read"), V1, "check E1.2",
+        "in the prefill path one key length for a whole list fits in each of its tensors",
+        "pass a key length for each sequence: the operator holds a single one against the longest tensor";
+    LIST_MAX = "key.list_max", Overrun("nobody says what holds the addresses of more"), V1, "FusedInferAttentionScore documentation, limits; check I2",
         "a list of keys has at most 256 tensors",
         "split the batch over several calls";
-    VALUE_SHAPE = "value.shape_unchecked", Lint, V1, "check J17",
+    VALUE_SHAPE = "value.shape_unchecked", Overrun("the value is read by the key's rows"), V1, "check J17",
         "the value has the key's batch size and rows",
         "give the value its key's shape: the operator reads it by the key's rows";
-    ROWS_MAX = "query.rows_max", Lint, V1, "check D15",
+    ROWS_MAX = "query.rows_max", Overrun("nobody says where offsets of more rows lead"), V1, "check D15",
         "a sequence has at most 20971520 query rows and as many keys",
         "split long sequences: the operator only warns";
-    HEADS_MAX = "num_heads.max_decode", Lint, V1, "FusedInferAttentionScore documentation, limits; check D1",
+    HEADS_MAX = "num_heads.max_decode", Overrun("nobody says what the buffers hold for more"), V1, "FusedInferAttentionScore documentation, limits; check D1",
         "numHeads is at most 256 in the decode path",
         "split the heads over several calls";
-    UNALIGNED = "query.batch_unaligned", Lint, V1, "FusedInferAttentionScore documentation, limits",
+    UNALIGNED = "query.batch_unaligned", Overrun("nobody says where rows of more sequences are copied to"), V1, "FusedInferAttentionScore documentation, limits",
         "with a head dimension that is no multiple of 16 the batch size is at most 128",
         "pad the head dimension with zeros, or split the batch over several calls";
 }
@@ -61,6 +64,16 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             .find(|desc| Some(desc.dtype) != first);
         if let Some(other) = other {
             lint!(report, false, LIST_DTYPE, other, "the first key's dtype");
+        }
+        if let (Route::Prefill, Some(&[len])) = (p.route, call.actual_seq_lengths_kv) {
+            let shortest = (0..p.batch).map(|b| p.kv_axis(b)).min().unwrap_or(0);
+            lint!(
+                report,
+                usize::try_from(len).is_ok_and(|len| len <= shortest),
+                SINGLE_LENGTH,
+                len,
+                format_args!("0 to {shortest}, or a length for each of {}", p.batch),
+            );
         }
         lint!(report, p.batch <= 256, LIST_MAX, p.batch, "1 to 256");
     } else if let ([key, ..], [value, ..]) = (call.key, call.value)

@@ -5,13 +5,13 @@ use crate::fia::{Problem, Route};
 use crate::rule::rules;
 
 rules! {
-    SURPLUS = "actual_seq_lengths.surplus", Lint, V1, "checks E1, F7",
+    SURPLUS = "actual_seq_lengths.surplus", Lint("the entries are not looked at"), V1, "checks E1, F7",
         "the length arrays have no entries beyond the batch",
         "drop the entries beyond the batch: the operator uses the first ones";
-    IGNORED = "actual_seq_lengths.ignored", Lint, V1, "check E1.1; FusedInferAttentionScore documentation, actualSeqLengths",
+    IGNORED = "actual_seq_lengths.ignored", Lint("every row of the tensors is computed"), V1, "check E1.1; FusedInferAttentionScore documentation, actualSeqLengths",
         "in the decode path actualSeqLengths is the number of query rows, once or for each sequence",
         "drop actualSeqLengths: every sequence has all its query rows in the decode path";
-    EMPTY = "actual_seq_lengths_kv.empty", Lint, V1, "check J7",
+    EMPTY = "actual_seq_lengths_kv.empty", Lint("the whole block table is read, whose blocks are checked"), V1, "check J7",
         "a paged call has a key length for each sequence",
         "pass the number of cached tokens of each sequence: otherwise all that the block table could hold counts";
 }

@@ -6,25 +6,25 @@ use crate::rule::rules;
 use crate::{Operator, SparseMode, TOKENS_UNBOUNDED};
 
 rules! {
-    WINDOW = "tokens.without_mask", Lint, V1, "FusedInferAttentionScore documentation, sparseMode",
+    WINDOW = "tokens.without_mask", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, sparseMode",
         "preTokens and nextTokens are unbounded where the operator ignores them",
         "a window needs mode 4 with the compressed mask, or mode 0 with a mask and several query rows";
-    PRE = "pre_tokens.ignored", Lint, V1, "check E4.4",
+    PRE = "pre_tokens.ignored", Lint("only numbers change"), V1, "check E4.4",
         "in the causal modes 2 and 3 preTokens hides no key",
         "use mode 4 for a causal window: modes 2 and 3 show every key before the diagonal";
-    MODE = "sparse_mode.without_mask", Lint, V1, "check F14",
+    MODE = "sparse_mode.without_mask", Lint("no mask is read"), V1, "check F14",
         "a sparse mode that hides keys has a mask in the decode path",
         "pass the mask, or mode 0: the operator lets the row see every key";
-    MODE_UNKNOWN = "sparse_mode.unchecked", Lint, V1, "check J12",
+    MODE_UNKNOWN = "sparse_mode.unchecked", Lint("the mask is checked as that of mode 0"), V1, "check J12",
         "in the decode path sparseMode is from 0 to 4",
         "pass mode 0: the operator takes what it does not know for it";
-    MODE_FULL = "sparse_mode.left_up_decode", Lint, V1, "check J12",
+    MODE_FULL = "sparse_mode.left_up_decode", Lint("the mask is checked as the full one that it is read as"), V1, "check J12",
         "in the decode path mode 2 comes with no mask",
         "pass mode 1 if the mask is a full one, mode 0 without a mask to see every key";
-    MODE_WIDE = "sparse_mode.wide", Lint, V1, "entry and routing, sparseMode",
+    MODE_WIDE = "sparse_mode.wide", Lint("the mask is checked as that of the mode in force"), V1, "entry and routing, sparseMode",
         "sparseMode is a number of 32 bits",
         "pass a mode from 0 to 4: the operator reads the lower 32 bits";
-    HEADS = "atten_mask.head_axis", Lint, V1, "checks E4.3, J12",
+    HEADS = "atten_mask.head_axis", Lint("less of the mask is read than there is"), V1, "checks E4.3, J12",
         "the axes of a full mask between batch and keys have size 1, but for the rows of several query rows",
         "the operator has one mask for all heads: drop the axis";
 }

@@ -8,16 +8,16 @@ use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
 rules! {
-    LAYOUT = "input_layout.heads_first", Lint, V3, "FusedInferAttentionScore documentation, inputLayout",
+    LAYOUT = "input_layout.heads_first", Lint("the output has as many elements in either order"), V3, "FusedInferAttentionScore documentation, inputLayout",
         "the layouts BSH_NBSD, BSND_NBSD and BNSD_NBSD go with multi-head latent attention in its absorbed form",
         "use the layout without _NBSD, and put the heads first afterwards";
-    OUT_SHAPE = "attention_out.shape_unchecked", Lint, V1, "checks B9, J4",
+    OUT_SHAPE = "attention_out.shape_unchecked", Overrun("the operator writes the whole of its own shape"), V1, "checks B9, J4",
         "attentionOut has the shape that the operator writes",
         "make attentionOut of this shape";
-    LSE_UNCHECKED = "softmax_lse.unchecked", Lint, V1, "check J13",
+    LSE_UNCHECKED = "softmax_lse.unchecked", Overrun("the operator writes a FLOAT for each row wherever softmaxLse points"), V1, "check J13",
         "softmaxLse is a FLOAT tensor of shape [B, N, S, 1] when softmaxLseFlag is true",
         "pass a softmaxLse of this shape, or set softmaxLseFlag to false";
-    LSE_IGNORED = "softmax_lse.ignored", Lint, V1, "FusedInferAttentionScore documentation, softmaxLse",
+    LSE_IGNORED = "softmax_lse.ignored", Lint("nothing is written there"), V1, "FusedInferAttentionScore documentation, softmaxLse",
         "softmaxLse is given when softmaxLseFlag is true, and otherwise stands in with one element at most",
         "set softmaxLseFlag to true: otherwise softmaxLse comes back as it was";
 }

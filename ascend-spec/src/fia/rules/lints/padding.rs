@@ -6,10 +6,10 @@ use crate::fia::Problem;
 use crate::rule::rules;
 
 rules! {
-    IGNORED = "padding_size.ignored", Lint, V1, "check J10",
+    IGNORED = "padding_size.ignored", Lint("the tensor is not looked at"), V1, "check J10",
         "queryPaddingSize goes with several query rows, kvPaddingSize with key lengths and one key tensor that is not paged",
         "drop the padding, or pad on the right and give the lengths";
-    UNCHECKED = "padding_size.unchecked", Lint, V1, "checks C7, J10",
+    UNCHECKED = "padding_size.unchecked", Overrun("eight bytes are read whatever the tensor has"), V1, "checks C7, J10",
         "queryPaddingSize and kvPaddingSize are INT64 [1]",
         "pass one INT64: the padding is the same for every sequence";
 }

@@ -7,10 +7,10 @@ use crate::fia::{Problem, Route};
 use crate::rule::rules;
 
 rules! {
-    UNCHECKED = "inner_precise.unchecked", Lint, V1, "checks J1, J2",
+    UNCHECKED = "inner_precise.unchecked", Overrun("nothing is checked, and everything is read as the attributes say"), V1, "checks J1, J2",
         "innerPrecise is 0 or 1 over an INT8 cache in the decode path",
         "use innerPrecise 0 or 1: with 2 and query lengths the operator leaves the call unchecked";
-    MEANING = "inner_precise.meaning", Lint, V1, "check J20",
+    MEANING = "inner_precise.meaning", Lint("only numbers change"), V1, "check J20",
         "innerPrecise is from 0 to 3",
         "0 is high precision, 1 high performance; 2 and 3 also correct rows without visible keys";
 }

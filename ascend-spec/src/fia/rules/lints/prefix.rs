@@ -5,10 +5,10 @@ use crate::fia::Problem;
 use crate::rule::rules;
 
 rules! {
-    DTYPE = "shared_prefix.dtype_unchecked", Lint, V2, "check J21",
+    DTYPE = "shared_prefix.dtype_unchecked", Overrun("a prefix of smaller elements is read as one of the key's"), V2, "check J21",
         "in the prefill path keySharedPrefix and valueSharedPrefix have the key's dtype",
         "convert the prefixes to the key's dtype";
-    LENGTH = "shared_prefix.length_ignored", Lint, V2, "check J21",
+    LENGTH = "shared_prefix.length_ignored", Lint("only an attribute is ignored"), V2, "check J21",
         "actualSharedPrefixLen goes with keySharedPrefix and valueSharedPrefix",
         "pass the prefixes, or drop actualSharedPrefixLen";
 }

@@ -5,13 +5,13 @@ use crate::fia::Problem;
 use crate::rule::rules;
 
 rules! {
-    IGNORED = "pse_shift.ignored", Lint, V1, "check E2.9",
+    IGNORED = "pse_shift.ignored", Lint("the tensor is not looked at"), V1, "check E2.9",
         "packed sequences come without pseShift",
         "drop pseShift, or use a layout with a batch axis: the operator adds no bias to packed sequences";
-    PREFIX = "pse_shift.prefix_unchecked", Lint, V2, "check E5.1",
+    PREFIX = "pse_shift.prefix_unchecked", Overrun("columns are read for the prefix's keys too"), V2, "check E5.1",
         "pseShift covers the keys of a shared prefix too",
         "give pseShift a column for each key of prefix and sequence";
-    START = "start_idx.ignored", Lint, V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx",
+    START = "start_idx.ignored", Lint("only attributes are ignored"), V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx",
         "qStartIdx and kvStartIdx go with pseType 2 and 3",
         "drop the start positions, or choose the slopes that use them";
 }

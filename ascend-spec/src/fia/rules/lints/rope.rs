@@ -5,10 +5,10 @@ use crate::fia::{Problem, Route};
 use crate::rule::rules;
 
 rules! {
-    DTYPE = "rope.dtype_unchecked", Lint, V3, "check J29",
+    DTYPE = "rope.dtype_unchecked", Overrun("a rotary part of smaller elements is read as one of the query's"), V3, "check J29",
         "in the prefill path queryRope and keyRope have the query's dtype",
         "convert the rotary parts to the query's dtype";
-    CACHE = "rope.cache_unchecked", Lint, V3, "check J29",
+    CACHE = "rope.cache_unchecked", Overrun("the cache of keyRope is read by the blocks of the key"), V3, "check J29",
         "in the prefill path the cache of keyRope has as many blocks as that of the key, and tokens in each",
         "shape the cache of keyRope as that of the key";
 }

@@ -175,6 +175,15 @@ fn dense(found: &mut Found) {
     found.clean(&list);
     let mixed = [elements[0], bf16(&[1, 60, 4, 32])];
     found.breaks("key.list_dtype", with(&list, |c| c.key = &mixed));
+    let uneven = [half(&[1, 64, 4, 32]), half(&[1, 60, 4, 32])];
+    let uneven = with(&list, |c| (c.key, c.value) = (&uneven, &uneven));
+    found.clean(&with(&uneven, |c| {
+        c.actual_seq_lengths_kv = Some(&[60]);
+    }));
+    found.breaks(
+        "key.list_single_length",
+        with(&uneven, |c| c.actual_seq_lengths_kv = Some(&[61])),
+    );
     let many = vec![half(&[1, 64, 4, 32]); 257];
     found.breaks(
         "key.list_max",

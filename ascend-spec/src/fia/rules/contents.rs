@@ -1,0 +1,267 @@
+//! What no description of a call shows: the numbers in device memory that name places in other tensors.
+
+use crate::fia::{Operand, Problem, Work};
+use crate::rule::{broken, rules};
+use crate::{Rule, Violation};
+
+rules! {
+    BLOCK = "block_table.range", Overrun("the block is read from wherever it would be"), V1,
+        "FusedInferAttentionScore documentation, blockTable",
+        "every block that the table names for a sequence's keys is one of the cache's",
+        "name blocks of this cache, or pass the cache that the table was made for";
+    ROW = "block_table.row_short", Lint("the entries behind a row's blocks are blocks of the cache too"), V1,
+        "FusedInferAttentionScore documentation, blockTable",
+        "the row of each sequence names as many blocks as its keys need",
+        "name every block of the sequence, or shorten its key length";
+    PADDING = "padding_size.range", Overrun("rows before the first are read or written"), V1,
+        "FusedInferAttentionScore documentation, queryPaddingSize and kvPaddingSize",
+        "left padding leaves room for the rows of every sequence",
+        "count the unused rows behind the sequence: rows of the axis less rows of the sequence at most";
+}
+
+/// Bounds of the numbers that a call reads on the device and takes for places: the blocks of a table, the sizes of left
+/// padding.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// Blocks of the paged cache; the ids of a table are below. 0 without one.
+    blocks: usize,
+    /// Blocks that each sequence needs.
+    needed: Vec<usize>,
+    /// The largest of them.
+    most_needed: usize,
+    /// Most left padding of the query, if it counts.
+    query_padding: Option<i64>,
+    /// Most left padding of the keys, if it counts.
+    key_padding: Option<i64>,
+}
+
+impl Problem<'_> {
+    /// Bounds of what the call reads on the device and takes for places; `None` if it reads nothing of the kind.
+    pub fn places(&self) -> Option<Places> {
+        let (query, key) = self.padding_operands();
+        let pages = self.pages.as_ref().filter(|_| self.work == Work::Attend);
+        if pages.is_none() && query.is_none() && key.is_none() {
+            return None;
+        }
+        let needed: Vec<usize> = match pages {
+            Some(pages) => (0..self.batch)
+                .map(|b| self.kv_len(b).div_ceil(pages.block_size.max(1)))
+                .collect(),
+            None => Vec::new(),
+        };
+        let room = |rows: usize, longest: Option<usize>| {
+            let room = rows.saturating_sub(longest.unwrap_or(0));
+            i64::try_from(room).unwrap_or(i64::MAX)
+        };
+        let keys = (0..self.batch).map(|b| self.kv_len(b)).max();
+        let queries = (0..self.batch).map(|b| self.q_len(b)).max();
+        Some(Places {
+            blocks: pages.map_or(0, |pages| pages.blocks),
+            most_needed: needed.iter().copied().max().unwrap_or(0),
+            needed,
+            query_padding: query.map(|_| room(self.query_rows, queries)),
+            key_padding: key.map(|_| room(self.key_rows, keys)),
+        })
+    }
+}
+
+impl Places {
+    /// Blocks of the cache, where there is a table.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Most blocks that a sequence needs.
+    pub fn most_needed(&self) -> usize {
+        self.most_needed
+    }
+
+    /// Checks a table whose largest block is `largest`, or that has none.
+    ///
+    /// # Errors
+    /// `block_table.range`.
+    pub fn admits_block(&self, largest: Option<i64>) -> Result<(), Violation> {
+        match largest.filter(|&block| !self.holds(block)) {
+            None => Ok(()),
+            Some(block) => Err(self.no_block(format_args!("block {block}"))),
+        }
+    }
+
+    /// Checks how many blocks the rows of a table name; rows that are not known are left out.
+    ///
+    /// # Errors
+    /// `block_table.row_short`.
+    pub fn admits_rows(&self, blocks: impl Iterator<Item = usize>) -> Result<(), Violation> {
+        for (sequence, (&needed, named)) in self.needed.iter().zip(blocks).enumerate() {
+            if named < needed {
+                return Err(broken(
+                    &ROW,
+                    format_args!("{named} blocks of sequence {sequence}"),
+                    format_args!("{needed} or more, which its keys need"),
+                    ROW.fix,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the entries of a table that the call reads: `table` has a row of `columns` for each sequence. What lies
+    /// behind the blocks that a sequence needs may be anything.
+    ///
+    /// # Errors
+    /// `block_table.range`, or `block_table.row_short` for a table that ends before.
+    pub fn admits_table(&self, table: &[i32], columns: usize) -> Result<(), Violation> {
+        for (sequence, &needed) in self.needed.iter().enumerate() {
+            let first = sequence.saturating_mul(columns);
+            let row = table.get(first..).unwrap_or(&[]);
+            let row = row.get(..columns).unwrap_or(row);
+            let Some(used) = row.get(..needed) else {
+                return self.admits_rows(
+                    (0..=sequence).map(|b| if b == sequence { row.len() } else { usize::MAX }),
+                );
+            };
+            if let Some(block) = used.iter().find(|&&block| !self.holds(i64::from(block))) {
+                return Err(self.no_block(format_args!("block {block} of sequence {sequence}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a size of left padding, of `queryPaddingSize` or `kvPaddingSize`.
+    ///
+    /// # Errors
+    /// `padding_size.range`.
+    pub fn admits_padding(&self, operand: Operand, size: i64) -> Result<(), Violation> {
+        let most = match operand {
+            Operand::QueryPaddingSize => self.query_padding,
+            Operand::KvPaddingSize => self.key_padding,
+            _ => None,
+        };
+        match most {
+            // The operator takes a negative size for 0.
+            Some(most) if size > most => Err(broken(
+                &PADDING,
+                format_args!("{} {size}", operand.acl_name()),
+                format_args!("at most {most}"),
+                PADDING.fix,
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn holds(&self, block: i64) -> bool {
+        usize::try_from(block).is_ok_and(|block| block < self.blocks)
+    }
+
+    #[cold]
+    fn no_block(&self, given: std::fmt::Arguments<'_>) -> Violation {
+        let last = self.blocks.saturating_sub(1);
+        let rule: &'static Rule = &BLOCK;
+        broken(
+            rule,
+            given,
+            format_args!("0 to {last}, as the cache has {} blocks", self.blocks),
+            rule.fix,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fia::{FiaCall, Version};
+    use crate::{DType, Soc, TensorDesc};
+
+    fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
+        TensorDesc::contiguous(dtype, shape)
+    }
+
+    /// The id of the rule that is broken.
+    fn broken_by(outcome: Result<(), Violation>) -> Option<&'static str> {
+        outcome.err().map(|violation| violation.rule.id)
+    }
+
+    #[test]
+    fn tables_are_held_against_the_cache_and_the_lengths() {
+        let cache = [of(DType::Float16, &[4, 16, 64]).unwrap()];
+        let call = FiaCall {
+            query: of(DType::Float16, &[2, 1, 64]),
+            key: &cache,
+            value: &cache,
+            attention_out: of(DType::Float16, &[2, 1, 64]),
+            block_table: of(DType::Int32, &[2, 3]),
+            block_size: 16,
+            actual_seq_lengths_kv: Some(&[33, 5]),
+            num_heads: 1,
+            ..FiaCall::new("BSH")
+        };
+        let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+        let places = problem.places().unwrap();
+        assert_eq!((places.blocks(), places.most_needed()), (4, 3));
+        // What lies behind the blocks that are read may be anything.
+        assert_eq!(places.admits_table(&[3, 0, 1, 2, -1, 1 << 30], 3), Ok(()));
+        for table in [
+            [3, 0, 4, 2, 0, 0],
+            [3, 0, -1, 2, 0, 0],
+            [0, 1, 2, i32::MAX, 0, 0],
+        ] {
+            assert_eq!(
+                broken_by(places.admits_table(&table, 3)),
+                Some("block_table.range")
+            );
+        }
+        for (table, columns) in [(&[0, 1, 2][..], 3), (&[0, 1, 2, 3], 2), (&[], 0)] {
+            assert_eq!(
+                broken_by(places.admits_table(table, columns)),
+                Some("block_table.row_short")
+            );
+        }
+        assert_eq!(places.admits_block(Some(3)), Ok(()));
+        assert_eq!(places.admits_block(None), Ok(()));
+        let text = places.admits_block(Some(1 << 20)).unwrap_err().to_string();
+        assert!(text.contains("0 to 3"), "{text}");
+        assert_eq!(places.admits_rows([3, 1].into_iter()), Ok(()));
+        let text = places
+            .admits_rows([3, 0].into_iter())
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("0 blocks of sequence 1"), "{text}");
+    }
+
+    #[test]
+    fn padding_leaves_room_for_the_longest_sequence() {
+        let key = [of(DType::Float16, &[2, 1, 32, 64]).unwrap()];
+        let call = FiaCall {
+            query: of(DType::Float16, &[2, 1, 16, 64]),
+            key: &key,
+            value: &key,
+            attention_out: of(DType::Float16, &[2, 1, 16, 64]),
+            query_padding_size: of(DType::Int64, &[1]),
+            kv_padding_size: of(DType::Int64, &[1]),
+            actual_seq_lengths: Some(&[10, 12]),
+            actual_seq_lengths_kv: Some(&[32, 7]),
+            num_heads: 1,
+            ..FiaCall::new("BNSD")
+        };
+        let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+        let places = problem.places().unwrap();
+        for (operand, most) in [(Operand::QueryPaddingSize, 4), (Operand::KvPaddingSize, 0)] {
+            for size in [i64::MIN, -1, 0, most] {
+                assert_eq!(places.admits_padding(operand, size), Ok(()));
+            }
+            for size in [most + 1, i64::MAX] {
+                assert_eq!(
+                    broken_by(places.admits_padding(operand, size)),
+                    Some("padding_size.range")
+                );
+            }
+        }
+        let unpadded = FiaCall {
+            query_padding_size: None,
+            kv_padding_size: None,
+            ..call.clone()
+        };
+        let problem = unpadded.check(Version::V1, Soc::AtlasA2).unwrap();
+        assert_eq!(problem.places(), None);
+    }
+}

@@ -1,0 +1,46 @@
+//! The lints that a call may break.
+
+use ascend_spec::fia::rules::lints;
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+
+/// The lints that a call may break, by id.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Allowed {
+    safe: Vec<String>,
+    overruns: Vec<String>,
+}
+
+impl Allowed {
+    /// Allows a lint that stays within the call's tensors; another one is refused by [`Allowed::ids`].
+    pub(super) fn lint(&mut self, id: impl Into<String>) {
+        self.safe.push(id.into());
+    }
+
+    /// Allows any lint.
+    ///
+    /// # Safety
+    /// As for [`FusedInferAttention::allow_overrun`](super::FusedInferAttention::allow_overrun).
+    pub(super) unsafe fn overrun(&mut self, id: impl Into<String>) {
+        self.overruns.push(id.into());
+    }
+
+    /// All that are allowed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a lint that overruns memory and was allowed as one that does not.
+    pub(super) fn ids(&self) -> Result<SmallVec<[&str; 4]>> {
+        for id in &self.safe {
+            if let Some(rule) = lints::all().find(|rule| rule.id == id && rule.overruns) {
+                return Err(Error::invalid(
+                    "allow_lint",
+                    format_args!("{id}, which may leave the call's tensors: {}", rule.reach),
+                    "lints that stay within them; allowing another one is unsafe: `allow_overrun`",
+                ));
+            }
+        }
+        let both = self.safe.iter().chain(&self.overruns);
+        Ok(both.map(String::as_str).collect())
+    }
+}
