@@ -140,7 +140,7 @@ impl Memory {
         }
         Err(Error::invalid(
             argument,
-            "a tensor whose content others rely on: a mask of the cache, a block table, slots, a padding size",
+            "memory that others rely on: a tensor of the mask cache, which all callers share, a block table, slots, a padding",
             "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` check what \
              they write",
         ))
