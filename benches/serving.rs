@@ -10,8 +10,7 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_attention::serving::{
     AttentionBackend, AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality,
-    Fused, LayerTensors, PagedDecode, SharedPrefixDecode, SharedPrefixGate, StatePolicy,
-    StepContext,
+    Fused, LayerTensors, PagedDecode, SharedPrefixDecode, SharedPrefixGate, StepContext,
 };
 use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
 use divan::Bencher;
@@ -33,13 +32,7 @@ fn sequences(requests: u32) -> (BlockPool, Vec<Sequence>) {
 }
 
 fn settings(pool: &BlockPool) -> BatchSettings {
-    BatchSettings {
-        blocks: pool.blocks(),
-        block_size: pool.block_size(),
-        pad: pool.pad_policy(),
-        causality: Causality::Causal,
-        policy: StatePolicy::default(),
-    }
+    BatchSettings::of(pool, Causality::Causal)
 }
 
 fn batch(sequences: &[Sequence]) -> Vec<BatchRequest<'_>> {

@@ -53,18 +53,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         pool.block_size(),
         cache.bytes() >> 10
     );
+    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: Some(Drafting::Mtp),
+    });
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
     let mut attention = Attention::new(shape, cache, Backends::none().with(Fused));
-    let settings = BatchSettings {
-        blocks: BLOCKS,
-        block_size: BLOCK_SIZE,
-        pad: PadPolicy::SkipNegative,
-        causality: Causality::Causal,
-        policy: StatePolicy {
-            chunked_prefill: true,
-            drafting: Some(Drafting::Mtp),
-        },
-    };
 
     let mut waiting: Vec<Vec<u64>> = (0..6).map(prompt).collect();
     waiting.reverse();

@@ -22,16 +22,6 @@ const DIM: usize = 64;
 const LAYERS: usize = 4;
 const PROMPT: u32 = 3000;
 const CHUNK: u32 = 1024;
-const SETTINGS: BatchSettings = BatchSettings {
-    blocks: 64,
-    block_size: 128,
-    pad: PadPolicy::SkipNegative,
-    causality: Causality::Causal,
-    policy: StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    },
-};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::auto()?;
@@ -59,13 +49,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
     let of = CacheShape::new(LAYERS, KV_HEADS, DIM);
-    let cache = PagedKvCache::new(
-        &device,
-        SETTINGS.blocks,
-        SETTINGS.block_size,
-        of,
-        SETTINGS.pad,
-    )?;
+    let cache = PagedKvCache::new(&device, 64, 128, of, PadPolicy::SkipNegative)?;
+    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: None,
+    });
     let pool = cache.pool().clone();
     let backends = Backends::none()
         .with(triangle)
@@ -87,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             BatchRequest::of(&decoding, 1),
             BatchRequest::of(&prompt, new).prompt_len(PROMPT),
         ];
-        let metadata = AttentionMetadata::new(&batch, SETTINGS)?;
+        let metadata = AttentionMetadata::new(&batch, settings)?;
         let last = first(true) + u64::from(decoding.len()) - 1;
         let chunk = u64::from(prompt.len() - new)..prompt.len().into();
         let tokens: Vec<u64> = std::iter::once(last).chain(chunk).collect();

@@ -140,18 +140,13 @@ fn main() -> Result<()> {
     let stream = device.stream()?;
     let model = Model::new();
     let shape = AttentionShape::latent(HEADS);
-    let settings = BatchSettings {
-        blocks: BLOCKS,
-        block_size: BLOCK_SIZE,
-        pad: PadPolicy::SkipNegative,
-        causality: Causality::Causal,
-        policy: StatePolicy {
-            chunked_prefill: true,
-            drafting: None,
-        },
-    };
     let cache = CacheShape::latent(1);
-    let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, cache, settings.pad)?;
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, cache, pad)?;
+    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: None,
+    });
     // Room for 48 cached tokens at a time, so that the later chunks of the prompt read what is cached in several.
     let mla = Mla::new().workspace_bytes(48 * 2 * (LATENT + ROPE + HEADS * (2 * DIM + ROPE)));
     let mut attention = Attention::new(shape, cache, Backends::none().with(mla));

@@ -57,15 +57,10 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let device = runtime.device(0)?;
     let stream = device.stream()?;
     println!("{} on {}", device.soc_name(), runtime.backend());
-    let settings = BatchSettings {
-        blocks: BLOCKS,
-        block_size: BLOCK_SIZE,
-        pad: PadPolicy::SkipNegative,
-        causality: Causality::Causal,
-        policy: StatePolicy::default(),
-    };
     let heads = CacheShape::new(LAYERS, KV_HEADS, DIM);
-    let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, heads, settings.pad)?;
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, heads, pad)?;
+    let settings = BatchSettings::of(&cache, Causality::Causal);
     let call = FusedInferAttention::new(Layout::Tnd)
         .heads(HEADS as i64)
         .kv_heads(KV_HEADS as i64)

@@ -26,17 +26,11 @@ const LAYERS: usize = 2;
 const HEADS: usize = 2;
 const DIM: usize = 64;
 
-fn settings() -> BatchSettings {
-    BatchSettings {
-        blocks: BLOCKS,
-        block_size: BLOCK_SIZE,
-        pad: PadPolicy::SkipNegative,
-        causality: Causality::Causal,
-        policy: StatePolicy {
-            chunked_prefill: true,
-            drafting: None,
-        },
-    }
+fn settings(cache: &PagedKvCache<bf16>) -> BatchSettings {
+    BatchSettings::of(cache, Causality::Causal).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: None,
+    })
 }
 
 fn numbers(seed: u64, n: usize) -> Vec<bf16> {
@@ -70,7 +64,7 @@ impl Model {
         let shape = CacheShape::new(LAYERS, 1, DIM);
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(device, BLOCKS, BLOCK_SIZE, shape, pad).unwrap();
-        let mask = settings().causality.mask(&device.masks()).unwrap();
+        let mask = settings(&cache).causality.mask(&device.masks()).unwrap();
         let call = FusedInferAttention::new(Layout::Tnd)
             .heads(HEADS as i64)
             .kv_heads(1)
@@ -188,7 +182,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
             let _ = sequence.grow(1).unwrap();
         }
         let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
-        let mut metadata = AttentionMetadata::new(&batch, settings()).unwrap();
+        let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
         assert_eq!(metadata.state(), AttentionState::DecodeOnly);
         let buffers = graphs
             .replay(stream, &mut metadata, |buffers, metadata| {
@@ -224,7 +218,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
         let _ = sequence.grow(2).unwrap();
     }
     let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
-    let mut metadata = AttentionMetadata::new(&batch, settings()).unwrap();
+    let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
     let error = graphs.replay(stream, &mut metadata, |_, _| Ok(()));
     match error.map(drop) {
         Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::GraphSize),

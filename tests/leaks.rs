@@ -64,17 +64,11 @@ fn shape() -> AttentionShape {
     AttentionShape::new(HEADS, 1, DIM)
 }
 
-fn settings(causality: Causality) -> BatchSettings {
-    BatchSettings {
-        blocks: BLOCKS,
-        block_size: 128,
-        pad: PadPolicy::SkipNegative,
-        causality,
-        policy: StatePolicy {
-            chunked_prefill: true,
-            drafting: Some(Drafting::Mtp),
-        },
-    }
+fn settings(cache: &PagedKvCache<bf16>, causality: Causality) -> BatchSettings {
+    BatchSettings::of(cache, causality).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: Some(Drafting::Mtp),
+    })
 }
 
 /// One step over all layers, padded; the last layer's result is looked at.
@@ -85,7 +79,7 @@ fn step(
     batch: &[BatchRequest<'_>],
     sink: Option<&Tensor<bf16>>,
 ) -> Result<()> {
-    let settings = settings(causality);
+    let settings = settings(attention.cache(), causality);
     let recorded = RecordedBatch::from_json(&RecordedBatch::new(settings, batch).to_json())?;
     let mut metadata = AttentionMetadata::new(&recorded.requests(), settings)?;
     metadata.renew(batch)?;

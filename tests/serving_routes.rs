@@ -140,16 +140,10 @@ fn run(
             ..BatchRequest::of(sequence, request.new)
         })
         .collect();
-    let settings = BatchSettings {
-        blocks: BLOCKS,
-        block_size: BLOCK_SIZE,
-        pad,
-        causality: case.causality,
-        policy: StatePolicy {
-            chunked_prefill: true,
-            drafting: None,
-        },
-    };
+    let settings = BatchSettings::of(attention.cache(), case.causality).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: None,
+    });
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.pad_to(metadata.tokens() + case.pad).unwrap();
     let mut tokens: Vec<u64> = Vec::new();
@@ -548,12 +542,9 @@ fn chunks_need_the_length_of_the_prompt() {
             prompt_len: *prompt_len,
         })
         .collect();
-    let settings = |blocks| BatchSettings {
-        blocks,
-        block_size: 128,
-        pad: PadPolicy::SkipNegative,
-        causality: Causality::Causal,
-        policy: StatePolicy::default(),
+    let settings = |blocks| {
+        let pool = BlockPool::new(blocks, 128, PadPolicy::SkipNegative).unwrap();
+        BatchSettings::of(&pool, Causality::Causal)
     };
     let gate = TriangleGate {
         min_sparse_rows: 50,

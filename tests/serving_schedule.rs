@@ -127,16 +127,10 @@ impl<'a> Engine<'a> {
         schedule.window = model.window;
         Self {
             stream,
-            settings: BatchSettings {
-                blocks: BALLAST + model.blocks,
-                block_size: model.block_size,
-                pad,
-                causality,
-                policy: StatePolicy {
-                    chunked_prefill: model.chunked,
-                    drafting: model.mtp.then_some(Drafting::Mtp),
-                },
-            },
+            settings: BatchSettings::of(&cache, causality).policy(StatePolicy {
+                chunked_prefill: model.chunked,
+                drafting: model.mtp.then_some(Drafting::Mtp),
+            }),
             model,
             attention: Attention::new(shape, cache, backends),
             shape,
@@ -216,7 +210,7 @@ proptest! {
         }
         engine.ballast.truncate(0).unwrap();
         let pool = engine.attention.cache().pool();
-        engine.schedule.end(&stream, pool, engine.settings.pad);
+        engine.schedule.end(&stream, pool, engine.settings.pad());
     }
 }
 

@@ -17,7 +17,7 @@ use ascend_attention::attention::{
 use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, PagedDecode, StatePolicy,
+    Fused, PagedDecode,
 };
 use ascend_attention::{Element, FusedInferAttention, Output, Tensor, bf16, f16};
 use harness::{Sample, halves, poisoned};
@@ -121,13 +121,7 @@ fn layers_of_a_step<T: Element + Default>(backends: Backends<T>) -> usize {
         let _ = sequence.grow(1).unwrap();
     }
     let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
-    let settings = BatchSettings {
-        blocks: 8,
-        block_size: 128,
-        pad,
-        causality: Causality::Causal,
-        policy: StatePolicy::default(),
-    };
+    let settings = BatchSettings::of(&pool, Causality::Causal);
     let metadata = AttentionMetadata::new(&batch, settings).unwrap();
     let rows = |heads: usize| {
         let zeros = vec![T::default(); REQUESTS * heads * 64];

@@ -391,6 +391,12 @@ impl<T: Element> PagedKvCache<T> {
     }
 }
 
+impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
+    fn as_ref(&self) -> &BlockPool {
+        &self.pool
+    }
+}
+
 /// A step's writes, prepared once for all layers. From [`PagedKvCache::plan_write`].
 #[derive(Debug)]
 pub struct CacheWrite {

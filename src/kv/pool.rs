@@ -276,6 +276,12 @@ impl BlockPool {
     }
 }
 
+impl AsRef<BlockPool> for BlockPool {
+    fn as_ref(&self) -> &BlockPool {
+        self
+    }
+}
+
 impl fmt::Debug for BlockPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BlockPool")

@@ -43,6 +43,10 @@ rules! {
     TableRow = "table.row", "a table has a row for each sequence, with a block for each of its tokens";
     TableBlock = "table.block", "every used entry of a table is a block of the cache";
     TableGroup = "table.group", "a step's block tables and the cache that it reads are of one pool";
+    SettingsCache = "settings.cache", "a step's settings are those of the cache that it reads";
+    StepTokens = "step.tokens", "query, key and value of a layer have a row for each token of the step, padding included";
+    StepHeads = "step.heads", "query, key and value of a layer have the heads and the head dimension of the attention";
+    StepLayers = "step.layers", "all layers of a step bring sinks or none does, and all bring latents or none does";
     TableShared = "table.shared", "no token is written into a block that another sequence reads";
     SlotRange = "slot.range", "a slot is inside the cache; only padding lies outside";
     SlotDuplicate = "slot.duplicate", "no slot is written twice in one step";

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::kv::{GroupId, PadPolicy, Refused, Rule, Sequence, refused};
+use crate::kv::{BlockPool, GroupId, PadPolicy, Refused, Rule, Sequence, refused};
 
 use super::causality::Causality;
 use super::state::StatePolicy;
@@ -52,37 +52,108 @@ impl<'a> BatchRequest<'a> {
     }
 }
 
-/// What all requests of a step share.
+/// What all requests of a step share: how the cache lies that it reads, which keys a token sees, and how the step is
+/// classified.
+///
+/// It is made from the cache, and [`Attention::begin`](super::Attention::begin) compares: block sizes that differ would
+/// put tokens into the blocks of other requests.
+///
+/// ```
+/// use ascend_attention::kv::{BlockPool, PadPolicy};
+/// use ascend_attention::serving::{BatchSettings, Causality, StatePolicy};
+///
+/// # fn main() -> Result<(), ascend_attention::kv::Refused> {
+/// let pool = BlockPool::new(32, 128, PadPolicy::SkipNegative)?; // or a `PagedKvCache`
+/// let settings = BatchSettings::of(&pool, Causality::Causal).policy(StatePolicy {
+///     chunked_prefill: true,
+///     drafting: None,
+/// });
+/// assert_eq!((settings.blocks(), settings.block_size()), (32, 128));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchSettings {
-    /// Blocks of the cache.
-    pub blocks: u32,
-    /// Tokens in a block.
-    pub block_size: u32,
-    /// What padding tokens write.
-    pub pad: PadPolicy,
+    pub(super) blocks: u32,
+    pub(super) block_size: u32,
+    pub(super) pad: PadPolicy,
     /// Which keys a token sees.
     pub causality: Causality,
     /// How the step is classified.
     pub policy: StatePolicy,
 }
 
+impl BatchSettings {
+    /// Settings for steps over a cache, or over the pool of one, of a model without chunked prefill and drafts.
+    pub fn of(cache: &impl AsRef<BlockPool>, causality: Causality) -> Self {
+        let pool = cache.as_ref();
+        Self {
+            blocks: pool.blocks(),
+            block_size: pool.block_size(),
+            pad: pool.pad_policy(),
+            causality,
+            policy: StatePolicy::default(),
+        }
+    }
+
+    /// The same with another way to classify steps.
+    pub fn policy(mut self, policy: StatePolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Blocks of the cache.
+    pub fn blocks(&self) -> usize {
+        self.blocks as usize
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size as usize
+    }
+
+    /// What padding tokens write.
+    pub fn pad(&self) -> PadPolicy {
+        self.pad
+    }
+
+    /// Refuses settings that were made from another cache.
+    pub(super) fn check(&self, pool: &BlockPool) -> Result<(), Refused> {
+        let own = Self::of(pool, self.causality).policy(self.policy);
+        if *self == own {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::SettingsCache,
+            self.geometry(),
+            own.geometry(),
+            "make the settings with `BatchSettings::of(&cache, ...)`, from the cache that the step begins on",
+        ))
+    }
+
+    fn geometry(&self) -> String {
+        let pad = match self.pad {
+            PadPolicy::SkipNegative => "padding skipped".to_owned(),
+            PadPolicy::DumpSlot(slot) => format!("padding in slot {slot}"),
+        };
+        format!(
+            "{} blocks of {} tokens, {pad}",
+            self.blocks, self.block_size
+        )
+    }
+}
+
 /// A step as a file: a production batch that becomes a test.
 ///
 /// ```
-/// use ascend_attention::kv::PadPolicy;
+/// use ascend_attention::kv::{BlockPool, PadPolicy};
 /// use ascend_attention::serving::{
-///     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, RecordedBatch, StatePolicy,
+///     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, RecordedBatch,
 /// };
 ///
 /// # fn main() -> Result<(), ascend_attention::kv::Refused> {
-/// let settings = BatchSettings {
-///     blocks: 8,
-///     block_size: 128,
-///     pad: PadPolicy::SkipNegative,
-///     causality: Causality::Causal,
-///     policy: StatePolicy::default(),
-/// };
+/// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
+/// let settings = BatchSettings::of(&pool, Causality::Causal);
 /// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2], group: None, prompt_len: None };
 /// let json = RecordedBatch::new(settings, &[decode]).to_json();
 ///

@@ -10,6 +10,7 @@ use crate::tensor::Tensor;
 
 use super::backend::{AttentionShape, Backends, LayerTensors, Selected, StepContext, StepPlan};
 use super::latent::LatentTensors;
+use super::layer_check::{Brought, check_layer};
 use super::metadata::AttentionMetadata;
 
 /// The attention of a model: heads, a paged cache, and the ways to compute.
@@ -46,12 +47,14 @@ impl<T: Element> Attention<T> {
     /// again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`Rule::TableGroup`] for blocks of another pool; as for [`PagedKvCache::block_table`].
+    /// [`Rule::SettingsCache`] for metadata whose settings were made from another cache, [`Rule::TableGroup`] for blocks of
+    /// another pool; as for [`PagedKvCache::block_table`].
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
         metadata: &'a AttentionMetadata,
     ) -> Result<Step<'a, T>> {
+        metadata.settings().check(self.cache.pool())?;
         let group = self.cache.pool().group();
         if let Some(other) = metadata.group().filter(|other| *other != group) {
             return Err(refused(
@@ -81,7 +84,15 @@ pub struct Step<'a, T: Element> {
     metadata: &'a AttentionMetadata,
     block_table: BlockTable,
     lease: StepLease<'a, Stream>,
-    planned: Option<(CacheWrite, Selected<T>)>,
+    planned: Option<Planned<T>>,
+}
+
+/// What the first layer of a step has prepared for all.
+#[derive(Debug)]
+struct Planned<T: Element> {
+    write: CacheWrite,
+    selected: Selected<T>,
+    brought: Brought,
 }
 
 impl<T: Element> Step<'_, T> {
@@ -89,6 +100,9 @@ impl<T: Element> Step<'_, T> {
     /// value `[tokens, Nkv, D]`, packed, with the padding of the metadata. Returns at once. The first layer plans for all.
     ///
     /// # Errors
+    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or latents
+    /// where the first layer of the step had none, or none where it had;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`]
     /// and [`PagedKvCache::write`]. Nothing is written unless attention could be planned too.
     pub fn forward(
@@ -211,24 +225,32 @@ impl<T: Element> Step<'_, T> {
             learnable_sink,
             latent,
         };
-        let (write, selected) = match &self.planned {
-            Some(planned) => planned,
+        check_layer(&context, &tensors)?;
+        let planned = match &self.planned {
+            Some(planned) => {
+                planned.brought.again(&tensors)?;
+                planned
+            }
             None => {
                 let selected = self.attention.backends.plan(&context, &tensors)?;
                 let slots = self.metadata.slots();
                 let cache = &self.attention.cache;
                 let write = cache.plan_write(self.stream, slots, key, value)?;
-                &*self.planned.insert((write, selected))
+                &*self.planned.insert(Planned {
+                    write,
+                    selected,
+                    brought: Brought::by(&tensors),
+                })
             }
         };
         let cache = &mut self.attention.cache;
-        cache.write(self.stream, write, layer, key, value)?;
-        run(&*selected.plan, &context, &tensors)
+        cache.write(self.stream, &planned.write, layer, key, value)?;
+        run(&*planned.selected.plan, &context, &tensors)
     }
 
     /// What serves the step, once the first layer has planned it.
     pub fn selected(&self) -> Option<&Selected<T>> {
-        self.planned.as_ref().map(|(_, selected)| selected)
+        self.planned.as_ref().map(|planned| &planned.selected)
     }
 
     /// The lease that keeps blocks from being handed out while the step may read them.

@@ -36,6 +36,7 @@ mod graph_pool;
 mod hybrid;
 mod index;
 mod latent;
+mod layer_check;
 mod lengths;
 mod local_attention;
 mod metadata;

@@ -54,7 +54,8 @@ impl SplitLimits {
             _ => self.heads.div_ceil(group.min(16)),
         };
         let grid = lengths.len() as f64 * f64::from(head_groups);
-        let cores = f64::from(self.cores) * (max as f64 / 64.0).log2().max(1.0);
+        // Cores are counted whole, as the kernels do: the rest of one is no core.
+        let cores = (f64::from(self.cores) * (max as f64 / 64.0).log2().max(1.0)).floor();
         // At least 1, since neither is 0; at most the cap.
         let by_cores = ((cores / grid).ceil() as i64).clamp(1, cap);
         let core_chunk = parts_of(max, by_cores);
@@ -129,6 +130,19 @@ mod tests {
             SplitLimits::deterministic(&per(&[1]), 0).unwrap_err().rule,
             Rule::SplitLimits
         );
+    }
+
+    /// 130 keys make 20.4 cores out of 20, and 5 requests in 4 head groups take 20: one part each.
+    #[test]
+    fn scaled_cores_are_counted_whole() {
+        let limits = SplitLimits {
+            max_splits: 8,
+            cores: 20,
+            heads: 16,
+            kv_heads: 4,
+        };
+        assert_eq!(limits.balanced(&per(&[130; 5])).unwrap(), [1; 5]);
+        assert_eq!(limits.balanced(&per(&[130; 4])).unwrap(), [2; 4]);
     }
 
     proptest! {

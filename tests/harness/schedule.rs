@@ -209,9 +209,9 @@ impl Schedule {
             new: request.new,
         });
         Audit {
-            blocks: settings.blocks,
-            block_size: settings.block_size,
-            pad: settings.pad,
+            blocks: settings.blocks() as u32,
+            block_size: settings.block_size() as u32,
+            pad: settings.pad(),
             requests: &audited.collect::<Vec<_>>(),
             table: metadata.table(),
             slots: metadata.slots(),

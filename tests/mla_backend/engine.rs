@@ -61,16 +61,10 @@ impl<'a> Engine<'a> {
         let mla = Mla::new().workspace_bytes(workspace(model.heads, model.room));
         Self {
             stream,
-            settings: BatchSettings {
-                blocks,
-                block_size: model.block_size,
-                pad,
-                causality: Causality::Causal,
-                policy: StatePolicy {
-                    chunked_prefill: true,
-                    drafting: model.mtp.then_some(Drafting::Mtp),
-                },
-            },
+            settings: BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
+                chunked_prefill: true,
+                drafting: model.mtp.then_some(Drafting::Mtp),
+            }),
             attention: Attention::new(shape, cache, Backends::none().with(mla)),
             shape,
             schedule: Schedule::of(REQUESTS),
@@ -237,6 +231,6 @@ impl<'a> Engine<'a> {
 
     pub fn end(mut self) {
         let pool = self.attention.cache().pool();
-        self.schedule.end(self.stream, pool, self.settings.pad);
+        self.schedule.end(self.stream, pool, self.settings.pad());
     }
 }

@@ -21,14 +21,8 @@ fn refused(
     let shape = CacheShape::latent(1).format(format);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 4, 128, shape, pad).unwrap();
+    let settings = BatchSettings::of(&cache, causality);
     let mut attention = Attention::new(AttentionShape::latent(2), cache, backends);
-    let settings = BatchSettings {
-        blocks: 4,
-        block_size: 128,
-        pad,
-        causality,
-        policy: StatePolicy::default(),
-    };
     let request = BatchRequest {
         cached,
         new: rows,

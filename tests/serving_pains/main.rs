@@ -8,6 +8,7 @@
 //! - Masks: 6 none at all, 7 of one row, 8 and 9 windows, 10 windows without causality, 11 size, 12 sharing, 13 dtype, 28
 //!   dropped, 32 too short (`masks`).
 //! - Numbers: 18 negative lengths, 26 chunks (here and in `numbers`); 25 NaN, 27 bases, 29 batch invariance (`numbers`).
+//! - A step and the cache, the layers and the requests that it is of: `agreement`.
 //! - Places: 19 slots, 22 groups, 24 blocks in flight (here).
 //! - Captured graphs: 14 replay, 15 workspace, 16 its sharing, 30 streams (`tests/graph.rs`,
 //!   `tests/graph_pains.rs`).
@@ -18,6 +19,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod agreement;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod masks;
@@ -37,16 +39,15 @@ use ascend_attention::{Error, Stream, Tensor, bf16};
 const DIM: usize = 64;
 
 fn settings(causality: Causality) -> BatchSettings {
-    BatchSettings {
-        blocks: 32,
-        block_size: 128,
-        pad: PadPolicy::SkipNegative,
-        causality,
-        policy: StatePolicy {
-            chunked_prefill: true,
-            drafting: Some(Drafting::Mtp),
-        },
-    }
+    settings_of(32, 128, causality)
+}
+
+fn settings_of(blocks: u32, block_size: u32, causality: Causality) -> BatchSettings {
+    let pool = BlockPool::new(blocks, block_size, PadPolicy::SkipNegative).unwrap();
+    BatchSettings::of(&pool, causality).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: Some(Drafting::Mtp),
+    })
 }
 
 fn request(cached: u32, new: u32, row: &[i32]) -> BatchRequest<'_> {
@@ -93,7 +94,7 @@ fn pain_01_query_tokens_other_than_the_last_length() {
     let batch = [request(5, 1, &[3]), request(9, 1, &[4])];
     let mut metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
     let error = refused(&metadata, [4, 4]);
-    assert!(error.contains("packed.q_total"), "{error}");
+    assert!(error.contains("step.tokens"), "{error}");
     metadata.pad_to(4).unwrap();
     assert_eq!(metadata.q_ends().total(), 4);
     let stream = harness::stream();
@@ -144,7 +145,7 @@ fn pain_04_other_key_tokens_than_lengths() {
     let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
     assert_eq!(metadata.state(), AttentionState::PrefillNoCache);
     let error = refused(&metadata, [5, 8]);
-    assert!(error.contains("packed.kv_ends"), "{error}");
+    assert!(error.contains("step.tokens"), "{error}");
 }
 
 /// 12842: negative lengths on ranks that hold no part of a context.
@@ -230,11 +231,7 @@ fn pain_23_block_sizes_of_cache_and_kernel() {
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 16, shape, pad).unwrap();
     let backends = Backends::none().with(Fused);
     let mut engine = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
-    let settings = BatchSettings {
-        blocks: 8,
-        block_size: 16,
-        ..settings(Causality::Causal)
-    };
+    let settings = settings_of(8, 16, Causality::Causal);
     let batch = [request(5, 3, &[3])];
     let metadata = AttentionMetadata::new(&batch, settings).unwrap();
     let mut step = engine.begin(&stream, &metadata).unwrap();

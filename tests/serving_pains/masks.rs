@@ -5,14 +5,14 @@ use std::num::NonZeroU32;
 use ascend_attention::attention::{Inputs, PseShift};
 use ascend_attention::kv::Rule;
 use ascend_attention::mask::{HostMask, MaskForm};
-use ascend_attention::serving::{AttentionMetadata, BatchSettings, Causality};
+use ascend_attention::serving::{AttentionMetadata, Causality};
 use ascend_attention::spec::DType;
 use ascend_attention::{
     CausalOrigin, Error, FusedInferAttention, Layout, Mask, Output, Plan, SparseMode, Stream,
     Tensor, f16,
 };
 
-use crate::{engine, harness, request, rows, settings};
+use crate::{engine, harness, request, rows, settings, settings_of};
 
 const HEADS: usize = 2;
 const ROWS: usize = 4;
@@ -121,10 +121,7 @@ fn pain_11_masks_of_the_longest_length_squared() {
     // Nor has a step behind a million cached tokens a larger one.
     let row: Vec<i32> = (0..8000).collect();
     let batch = [request(1_000_000, 3, &row)];
-    let settings = BatchSettings {
-        blocks: 8000,
-        ..settings(Causality::Causal)
-    };
+    let settings = settings_of(8000, 128, Causality::Causal);
     let metadata = AttentionMetadata::new(&batch, settings).unwrap();
     let mask = metadata.settings().causality.mask(&masks).unwrap();
     assert_eq!(mask.tensor_bytes(), 4 << 20);

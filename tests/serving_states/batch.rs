@@ -1,7 +1,7 @@
 //! Batches of up to three requests with two blocks each.
 
 use ascend_attention::Result;
-use ascend_attention::kv::PadPolicy;
+use ascend_attention::kv::{BlockPool, PadPolicy};
 use ascend_attention::serving::{
     AttentionMetadata, BatchRequest, BatchSettings, Causality, Drafting, StatePolicy,
 };
@@ -43,13 +43,8 @@ pub fn metadata(
             prompt_len: None,
         })
         .collect();
-    let settings = BatchSettings {
-        blocks: BLOCKS,
-        block_size: BLOCK_SIZE,
-        pad: PadPolicy::SkipNegative,
-        causality,
-        policy,
-    };
+    let pool = BlockPool::new(BLOCKS, BLOCK_SIZE, PadPolicy::SkipNegative)?;
+    let settings = BatchSettings::of(&pool, causality).policy(policy);
     let mut metadata = AttentionMetadata::new(&batch, settings)?;
     if let Some(tokens) = padded {
         metadata.pad_to(tokens)?;

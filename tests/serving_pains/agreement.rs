@@ -1,0 +1,156 @@
+//! What belongs together and was made apart: settings and cache, the layers of a step, sequences and requests.
+
+use ascend_attention::kv::{BlockPool, PadPolicy, PagedKvCache, Rule};
+use ascend_attention::serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchSettings, CascadePrefill,
+    Causality, Fused, PagedDecode, RecordedBatch, SharedPrefixDecode, SharedPrefixGate,
+};
+use ascend_attention::{Error, Stream, Tensor, bf16, kv::CacheShape};
+
+use crate::{DIM, engine, harness, request, rows, settings, settings_of};
+
+/// The rule by which a call was refused, and what was said.
+fn rule<R>(outcome: Result<R, Error>) -> (Rule, String) {
+    match outcome.map(drop) {
+        Err(Error::Refused(refused)) => (refused.rule, refused.to_string()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_step_with_the_settings_of_another_cache_is_refused() {
+    let stream = harness::stream();
+    let mut engine = engine(&stream);
+    let of = |blocks, block_size, pad| {
+        let pool = BlockPool::new(blocks, block_size, pad).unwrap();
+        BatchSettings::of(&pool, Causality::Causal)
+    };
+    let skip = PadPolicy::SkipNegative;
+    let batch = [request(5, 1, &[3])];
+    for (other, told) in [
+        (of(32, 256, skip), "given 32 blocks of 256 tokens"),
+        (of(31, 128, skip), "given 31 blocks of 128 tokens"),
+        (of(32, 128, PadPolicy::DumpSlot(5)), "padding in slot 5"),
+    ] {
+        // Also those of a step that comes from a file.
+        let json = RecordedBatch::new(other, &batch).to_json();
+        let recorded = RecordedBatch::from_json(&json).unwrap();
+        assert_eq!(recorded.settings, other);
+        let metadata = AttentionMetadata::new(&recorded.requests(), recorded.settings).unwrap();
+        let (rule, said) = rule(engine.begin(&stream, &metadata));
+        assert_eq!(rule, Rule::SettingsCache);
+        assert!(said.contains(told), "{said}");
+        assert!(
+            said.contains("allowed: 32 blocks of 128 tokens, padding skipped"),
+            "{said}"
+        );
+    }
+    assert_eq!(engine.cache().pool().steps_in_flight(), 0);
+    let own = BatchSettings::of(engine.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&batch, own).unwrap();
+    assert!(engine.begin(&stream, &metadata).is_ok());
+}
+
+/// A recorded batch of the first release.
+#[test]
+fn recorded_batches_keep_their_form() {
+    let json = concat!(
+        r#"{"version":1,"settings":{"blocks":32,"block_size":128,"pad":"SkipNegative","causality":"Causal","#,
+        r#""policy":{"chunked_prefill":true,"drafting":"Mtp"}},"#,
+        r#""requests":[{"cached":5,"new":1,"drafts":0,"row":[3]}]}"#
+    );
+    let recorded = RecordedBatch::from_json(json).unwrap();
+    assert_eq!(recorded.settings, settings(Causality::Causal));
+    assert_eq!(recorded.to_json(), json);
+}
+
+/// An engine of two layers.
+fn two_layers(stream: &Stream, backends: Backends<bf16>) -> Attention<bf16> {
+    let pad = PadPolicy::SkipNegative;
+    let shape = CacheShape::new(2, 1, DIM);
+    let cache = PagedKvCache::new(stream.device(), 32, 128, shape, pad).unwrap();
+    Attention::new(AttentionShape::new(1, 1, DIM), cache, backends)
+}
+
+#[test]
+fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
+    let stream = harness::stream();
+    let gate = SharedPrefixGate::ALWAYS;
+    let sink: Tensor<bf16> = stream.upload(&[bf16::ONE], [1]).unwrap();
+    let decode: &[_] = &[request(128, 1, &[3, 4]), request(128, 1, &[3, 5])];
+    let prompt: &[_] = &[request(128, 7, &[3, 4])];
+    let steps = [
+        (Backends::none().with(Fused), decode),
+        (Backends::none().with(PagedDecode), decode),
+        (Backends::none().with(SharedPrefixDecode { gate }), decode),
+        (Backends::none().with(CascadePrefill), prompt),
+    ];
+    for (backends, batch) in steps {
+        let name = backends.names().next().unwrap();
+        let mut engine = two_layers(&stream, backends);
+        let settings = BatchSettings::of(engine.cache(), Causality::Causal);
+        let metadata = AttentionMetadata::new(batch, settings).unwrap();
+        let tokens = rows(&stream, metadata.tokens() as usize);
+        let written = |engine: &Attention<bf16>| {
+            let key = &engine.cache().layer(1).unwrap().key;
+            key.download(&stream).unwrap()
+        };
+        let before = written(&engine);
+        let mut step = engine.begin(&stream, &metadata).unwrap();
+        step.forward(0, &tokens, &tokens, &tokens).unwrap();
+        let late = step.forward_with_sink(1, &tokens, &tokens, &tokens, Some(&sink));
+        let (broken, said) = rule(late);
+        assert_eq!(broken, Rule::StepLayers, "{name}: {said}");
+        assert!(said.contains("given layer 1: sinks"), "{said}");
+        drop(step);
+        assert_eq!(written(&engine), before, "{name}");
+        if name == "fused" {
+            let mut step = engine.begin(&stream, &metadata).unwrap();
+            step.forward_with_sink(0, &tokens, &tokens, &tokens, Some(&sink))
+                .unwrap();
+            let none = step.forward(1, &tokens, &tokens, &tokens);
+            assert_eq!(rule(none).0, Rule::StepLayers);
+        }
+    }
+}
+
+#[test]
+fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
+    let stream = harness::stream();
+    let mut engine = engine(&stream);
+    let metadata =
+        AttentionMetadata::new(&[request(5, 2, &[3])], settings(Causality::Causal)).unwrap();
+    let of = |axes: [usize; 3]| -> Tensor<bf16> {
+        let ones = vec![bf16::ONE; axes.iter().product()];
+        stream.upload(&ones, axes).unwrap()
+    };
+    let good = of([2, 1, DIM]);
+    for (axes, broken) in [
+        ([3, 1, DIM], Rule::StepTokens),
+        ([1, 1, DIM], Rule::StepTokens),
+        ([2, 2, DIM], Rule::StepHeads),
+        ([2, 1, 128], Rule::StepHeads),
+    ] {
+        let other = of(axes);
+        for [query, key, value] in [
+            [&other, &good, &good],
+            [&good, &other, &good],
+            [&other, &other, &other],
+        ] {
+            let mut step = engine.begin(&stream, &metadata).unwrap();
+            let (rule, said) = rule(step.forward(0, query, key, value));
+            assert_eq!(rule, broken, "{said}");
+            assert!(step.selected().is_none());
+        }
+    }
+    let padded = settings_of(32, 128, Causality::Causal);
+    let mut metadata = AttentionMetadata::new(&[request(5, 2, &[3])], padded).unwrap();
+    metadata.pad_to(8).unwrap();
+    let mut step = engine.begin(&stream, &metadata).unwrap();
+    let (_, said) = rule(step.forward(0, &good, &good, &good));
+    assert!(
+        said.contains("given query [2, 1, 64] in layer 0")
+            && said.contains("8 rows: 2 of the requests and 6 of padding"),
+        "{said}"
+    );
+}
