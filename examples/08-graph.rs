@@ -14,7 +14,7 @@ use ascend_attention::kv::{
 };
 use ascend_attention::serving::{
     AttentionMetadata, BatchRequest, BatchSettings, CallLengths, Causality, Cumulative, GraphPool,
-    PerRequest, StatePolicy,
+    PerRequest,
 };
 use ascend_attention::{
     Device, FusedInferAttention, Layout, Output, Result, Runtime, Stream, Tensor, bf16,

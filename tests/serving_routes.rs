@@ -9,7 +9,7 @@
 
 mod harness;
 
-use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
+use ascend_attention::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,

@@ -4,7 +4,7 @@ use ascend_attention::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode,
-    Phase, StatePolicy, UpProjected,
+    Phase, UpProjected,
 };
 use ascend_attention::{Error, Result, Stream, bf16};
 
