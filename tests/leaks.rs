@@ -227,7 +227,8 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     for (tokens, absorbed) in [(140, false), (3, false), (1, true)] {
         let _ = sequence.grow(tokens)?;
         let batch = [BatchRequest::of(&sequence, tokens)];
-        let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal))?;
+        let metadata =
+            AttentionMetadata::new(&batch, settings(attention.cache(), Causality::Causal))?;
         let rows = |heads, dim| ones(stream, bf16::ONE, [tokens as usize, heads, dim]);
         let (dim, form) = match absorbed {
             true => (512, LatentForm::Absorbed),
