@@ -6,8 +6,8 @@ use crate::handle::Id;
 use crate::ledger::{Clock, LaneId};
 use crate::lock::Lock;
 use crate::status::{
-    CAPTURE_CONFLICT, CAPTURE_DEPENDENCY, CAPTURE_INVALIDATED, CAPTURE_MODE, CAPTURE_WRONG_THREAD,
-    Failure, Outcome, STREAM_UNJOINED, TASK_GROUP_STATUS, failure,
+    CAPTURE_CONFLICT, CAPTURE_DEPENDENCY, CAPTURE_INVALIDATED, CAPTURE_WRONG_THREAD, Failure,
+    Outcome, STREAM_UNJOINED, TASK_GROUP_STATUS, failure,
 };
 use crate::stream::Stream;
 use crate::task::Task;
@@ -15,7 +15,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
-/// Whom a capture keeps from calls that could disturb it, such as synchronous copies and allocations.
+/// Whom a capture keeps from the calls that CANN takes for unsafe meanwhile: copies and fills that the host waits for.
+/// Allocating and freeing are not among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Every thread.
@@ -76,8 +77,8 @@ fn any_active(captures: &mut Vec<Weak<Capture>>) -> bool {
     !captures.is_empty()
 }
 
-/// Refuses a call that could disturb a capture.
-pub(crate) fn forbid_unsafe(name: &str) -> Outcome {
+/// Refuses a copy or fill that the host waits for, with a status, while a capture forbids these.
+pub(crate) fn forbid_unsafe(code: i32, name: &str) -> Outcome {
     let refused = match MODE.try_with(Cell::get).unwrap_or(Mode::Relaxed) {
         Mode::Relaxed => false,
         mode => {
@@ -89,7 +90,7 @@ pub(crate) fn forbid_unsafe(name: &str) -> Outcome {
     };
     if refused {
         return Err(failure!(
-            CAPTURE_MODE,
+            code,
             "{name} is not allowed while a stream is being captured; aclmdlRICaptureThreadExchangeMode to RELAXED \
              allows it"
         ));

@@ -1,6 +1,7 @@
 //! Devices and contexts, and which one is the calling thread's.
 
 use crate::config::{check, config, validate};
+use crate::fork;
 use crate::handle::{Id, Kind, Table};
 use crate::ledger;
 use crate::lock::Lock;
@@ -92,6 +93,7 @@ thread_local! {
 /// `aclInit`.
 pub(crate) fn initialize() -> Outcome {
     validate()?;
+    fork::watch()?;
     match PHASE.compare_exchange(BEFORE, DURING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(()),
         Err(DURING) => Err(failure!(
@@ -319,11 +321,17 @@ impl Context {
         streams
     }
 
-    /// Waits for the work of every stream; the first fault found is reported.
+    /// Waits for the work of every stream; the first fault found is reported. Refused, before anything is waited for,
+    /// while one of them is being captured.
     pub(crate) fn synchronize(&self, name: &'static str, deadline: Option<Instant>) -> Outcome {
-        let mut outcome = Ok(());
+        let mut waits = Vec::new();
         for stream in self.all_streams() {
-            let one = stream.synchronize(name, deadline);
+            let target = stream.queued(name)?;
+            waits.push((stream, target));
+        }
+        let mut outcome = Ok(());
+        for (stream, target) in waits {
+            let one = stream.synchronize_to(name, target, deadline);
             outcome = outcome.and(one);
         }
         outcome

@@ -81,6 +81,7 @@ mod descriptor;
 mod event;
 mod executor;
 mod fault;
+mod fork;
 mod graph;
 mod handle;
 pub mod kernel;

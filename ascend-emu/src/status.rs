@@ -1,5 +1,6 @@
 //! Status codes, and the calling thread's most recent error.
 
+use crate::fork;
 use ascend_spec::Refusal;
 use ascend_sys::bindings as sys;
 use std::any::Any;
@@ -47,6 +48,7 @@ codes! {
     CAPTURE_CONFLICT = ACL_ERROR_STREAM_CAPTURE_CONFLICT;
     CAPTURE_INVALIDATED = ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED;
     TASK_GROUP_STATUS = ACL_ERROR_STREAM_TASK_GROUP_STATUS;
+    NOT_SUPPORTED = ACL_ERROR_RT_FEATURE_NOT_SUPPORT;
     MEMORY_ALLOCATION = ACL_ERROR_RT_MEMORY_ALLOCATION;
     MEMORY_FREE = ACL_ERROR_RT_MEMORY_FREE;
     NO_STREAM_RESOURCE = ACL_ERROR_RT_NO_STREAM_RESOURCE;
@@ -63,6 +65,10 @@ codes! {
 
 /// Code of a capture ended on another thread than it began on; later headers than 8.1 name it.
 pub(crate) const CAPTURE_WRONG_THREAD: i32 = 107_038;
+
+/// Code of an asynchronous copy that pageable host memory makes a synchronous one, while a capture forbids these; later
+/// headers than 8.1 name it.
+pub(crate) const CAPTURE_BLOCKS_ASYNC: i32 = 107_041;
 
 /// Why a call fails: a status and a text for `aclGetRecentErrMsg`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,7 +193,7 @@ pub(crate) fn contain<T>(code: i32, body: impl FnOnce() -> Outcome<T>) -> Outcom
 
 /// Body of every `acl*` function that returns a status.
 pub(crate) fn acl(body: impl FnOnce() -> Outcome) -> i32 {
-    match contain(INTERNAL, body) {
+    match contain(INTERNAL, || fork::refuse().and_then(|()| body())) {
         Ok(()) => SUCCESS,
         Err(failure) => {
             remember(&failure, true);
@@ -198,7 +204,8 @@ pub(crate) fn acl(body: impl FnOnce() -> Outcome) -> i32 {
 
 /// Body of every function that returns an `aclnnStatus`.
 pub(crate) fn aclnn(body: impl FnOnce() -> Outcome) -> i32 {
-    match contain(ACLNN_INNER, body) {
+    let own = || fork::refuse().map_err(Failure::of_runtime);
+    match contain(ACLNN_INNER, || own().and_then(|()| body())) {
         Ok(()) => SUCCESS,
         Err(failure) => {
             remember(&failure, false);
@@ -209,7 +216,8 @@ pub(crate) fn aclnn(body: impl FnOnce() -> Outcome) -> i32 {
 
 /// Body of every function that returns something else, with what it returns on failure.
 pub(crate) fn value<T>(on_failure: T, body: impl FnOnce() -> Outcome<T>) -> T {
-    contain(INTERNAL, body).unwrap_or_else(|failure| {
+    let outcome = contain(INTERNAL, || fork::refuse().and_then(|()| body()));
+    outcome.unwrap_or_else(|failure| {
         remember(&failure, false);
         on_failure
     })

@@ -298,6 +298,21 @@ impl Stream {
         Ok(submission.seq)
     }
 
+    /// Number of commands queued so far, for a wait for the whole context: refused while the stream is being captured,
+    /// which goes on.
+    pub(crate) fn queued(&self, name: &str) -> Outcome<u64> {
+        let submission = self.submission.lock();
+        if let Mode::Captured(_) = submission.mode {
+            return Err(failure!(
+                STREAM_CAPTURED,
+                "{name}: stream {} of the context is being captured; wait for the other streams one by one, or for all \
+                 after aclmdlRICaptureEnd",
+                self.lane
+            ));
+        }
+        Ok(submission.seq)
+    }
+
     /// Whether that many commands are over before a deadline.
     ///
     /// Without a deadline, a replay that nothing will wake is a finding after a while: threads may yet queue what it waits
@@ -342,6 +357,16 @@ impl Stream {
     /// Waits for the work queued so far and reports the first fault since the last time.
     pub(crate) fn synchronize(&self, name: &'static str, deadline: Option<Instant>) -> Outcome {
         let target = self.target(name)?;
+        self.synchronize_to(name, target, deadline)
+    }
+
+    /// The same for a number of commands that [`Stream::queued`] told.
+    pub(crate) fn synchronize_to(
+        &self,
+        name: &'static str,
+        target: u64,
+        deadline: Option<Instant>,
+    ) -> Outcome {
         if !self.wait_completed(name, target, deadline)? {
             return Err(failure!(
                 STREAM_SYNC_TIMEOUT,

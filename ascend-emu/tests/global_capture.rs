@@ -24,16 +24,12 @@ fn every_thread_is_kept_from_disturbing() {
         ok(aclrtSetCurrentContext(std::ptr::without_provenance_mut(
             context,
         )));
-        let mut at = null_mut();
-        fails(
-            aclrtMalloc(&mut at, 32, HUGE_FIRST),
-            107_030,
-            &["aclrtMalloc"],
-        );
+        let at = malloc(32);
+        fails(aclrtMemset(at, 32, 0, 32), 107_030, &["aclrtMemset"]);
         // A thread that says it knows what it does may.
         let mut mode = aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL;
         ok(aclmdlRICaptureThreadExchangeMode(&mut mode));
-        let at = malloc(32);
+        ok(aclrtMemset(at, 32, 0, 32));
         free(at);
     })
     .join()

@@ -306,9 +306,8 @@ fn synchronising_spoils_a_capture() {
     let (stream, event) = (stream(), event());
     let mut status = aclmdlRICaptureStatus(9);
     let mut graph = null_mut();
-    let spoil: [(&dyn Fn() -> i32, i32); 4] = [
+    let spoil: [(&dyn Fn() -> i32, i32); 3] = [
         (&|| unsafe { aclrtSynchronizeStream(stream) }, 107_027),
-        (&|| unsafe { aclrtSynchronizeDevice() }, 107_027),
         (&|| unsafe { aclrtSynchronizeEvent(event) }, 107_028),
         (
             &|| unsafe { aclrtStreamQuery(stream, &mut std::mem::zeroed()) },
@@ -352,6 +351,45 @@ fn synchronising_spoils_a_capture() {
     }
     ok(unsafe { aclrtDestroyEvent(event) });
     destroy(stream);
+}
+
+#[test]
+fn a_device_is_not_waited_for_during_a_capture_which_goes_on() {
+    let bench = Bench::new();
+    let (captured, other, gate) = (stream(), stream(), Gate::new());
+    let at = malloc(64);
+    // Nothing is waited for: other streams have work that is not over.
+    gate.hold(other);
+    begin(captured);
+    set(at, 1, captured);
+    let refused = || unsafe {
+        fails(aclrtSynchronizeDevice(), 107_027, &["being captured"]);
+        fails(
+            aclrtSynchronizeDeviceWithTimeout(1),
+            107_027,
+            &["being captured"],
+        );
+    };
+    refused();
+    let context = bench.context.addr();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let context = std::ptr::without_provenance_mut(context);
+            ok(unsafe { aclrtSetCurrentContext(context) });
+            refused();
+        });
+    });
+    set(at, 2, captured);
+    let graph = end(captured);
+    gate.open();
+    replay(graph, captured);
+    ok(unsafe { aclrtSynchronizeDevice() });
+    assert_eq!(value(at), 2);
+    ok(unsafe { aclmdlRIDestroy(graph) });
+    free(at);
+    gate.destroy();
+    destroy(captured);
+    destroy(other);
 }
 
 #[test]
@@ -453,17 +491,31 @@ fn modes_forbid_what_disturbs() {
     let stream = stream();
     let at = malloc(64);
     let local = aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL;
-    let mut other = null_mut();
+    let eager = bench::stream();
+    let mut host = [0u8; 64];
     ok(unsafe { aclmdlRICaptureBegin(stream, local) });
-    let mut disturb = || unsafe { aclrtMalloc(&mut other, 32, HUGE_FIRST) };
-    fails(disturb(), 107_030, &["aclrtMalloc", "captured"]);
     unsafe {
         fails(
             aclrtMemset(at, 64, 0, 64),
             107_030,
             &["aclrtMemset", "captured"],
         );
-        fails(aclrtFree(at), 107_030, &["aclrtFree"]);
+        fails(
+            aclrtMemcpy(host.as_mut_ptr().cast(), 64, at, 64, D2H),
+            107_030,
+            &["aclrtMemcpy", "captured"],
+        );
+        // Memory that is not pinned makes it wait.
+        fails(
+            aclrtMemcpyAsync(host.as_mut_ptr().cast(), 64, at, 64, D2H, eager),
+            107_041,
+            &["aclrtMemcpyAsync", "captured"],
+        );
+        // Allocating and freeing disturb nobody.
+        let mut pinned = null_mut();
+        ok(aclrtMallocHost(&mut pinned, 64));
+        ok(aclrtFreeHost(pinned));
+        free(malloc(32));
         let mut mode = RELAXED;
         ok(aclmdlRICaptureThreadExchangeMode(&mut mode));
         assert_eq!(mode, aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_GLOBAL);
@@ -483,6 +535,7 @@ fn modes_forbid_what_disturbs() {
     ok(unsafe { aclmdlRIDestroy(graph) });
     free(at);
     destroy(stream);
+    destroy(eager);
 }
 
 #[test]

@@ -392,3 +392,53 @@ fn configurations_are_checked() {
     }
     destroy(stream);
 }
+
+/// A fork has none of the streams' threads: whoever waits there would wait for ever.
+#[test]
+fn a_forked_process_is_refused_instead_of_waiting_for_ever() {
+    let _bench = Bench::new();
+    let (stream, gate) = (stream(), Gate::new());
+    let at = malloc(64);
+    gate.hold(stream);
+    ok(unsafe { aclrtMemsetAsync(at, 64, 1, 64, stream) });
+    // SAFETY: the child calls nothing but functions of the emulator, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above; the text of the latest error is valid until the next one.
+        unsafe {
+            libc::alarm(20);
+            let refused = |status: i32, code: i32| {
+                let text = aclGetRecentErrMsg();
+                let named = !text.is_null()
+                    && std::ffi::CStr::from_ptr(text)
+                        .to_bytes()
+                        .windows(6)
+                        .any(|w| w == b"forked");
+                status == code && named
+            };
+            let right = refused(aclrtSynchronizeStream(stream), 207_000)
+                && refused(aclrtSynchronizeDevice(), 207_000)
+                && refused(aclrtMemsetAsync(at, 64, 2, 64, stream), 207_000)
+                && refused(aclrtDestroyStream(stream), 207_000)
+                && refused(aclrtFree(at), 207_000)
+                && refused(aclInit(std::ptr::null()), 207_000)
+                && refused(aclnnInit(std::ptr::null()), 361_001);
+            libc::_exit(if right { 0 } else { 1 });
+        }
+    }
+    assert!(child > 0);
+    let mut status = 0;
+    // SAFETY: `status` is a place for the result.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "{status:#x}"
+    );
+    // The parent goes on.
+    gate.open();
+    sync(stream);
+    assert_eq!(download::<u8>(at, 64), [1; 64]);
+    free(at);
+    gate.destroy();
+    destroy(stream);
+}

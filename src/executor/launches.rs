@@ -67,14 +67,7 @@ impl<S> Launches<S> {
     /// Refuses a queue of another device.
     #[inline]
     pub(crate) fn check_device(&self, queue: &impl Queue) -> Result<()> {
-        if queue.context().is(&self.context) {
-            return Ok(());
-        }
-        Err(Error::invalid(
-            "stream",
-            format_args!("a stream of device {}", queue.context().id()),
-            format_args!("one of device {}, as the plan", self.context.id()),
-        ))
+        self.context.admits("stream", queue.context())
     }
 
     /// Queues a launch: `point` gives the executor the addresses of tensors that are laid out as planned, `phase_two` calls

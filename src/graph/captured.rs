@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::attention::{CapturedTable, Plan};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::executor::Queue;
 use crate::kv::{Rule, refused};
 use crate::memory::Memory;
@@ -47,8 +47,8 @@ impl<B> Graph<B> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// What `record` returns; [`Error::Capturing`] within another capture; [`Error::StreamsExhausted`] if the device has
-    /// not the streams that a graph needs; [`Error::Acl`].
+    /// What `record` returns; [`Error::Capturing`](crate::Error::Capturing) within another capture; [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has
+    /// not the streams that a graph needs; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclmdlRICaptureBegin")]
     #[doc(alias = "aclmdlRICaptureEnd")]
     pub fn capture<R>(
@@ -125,7 +125,7 @@ impl<B> Graph<B> {
     ///
     /// # Errors
     /// Before anything is launched: [`Rule::GraphUpdate`] for a call without lengths, or an update of another graph;
-    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Violation`] by `block_table.row_short` for a table
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device; [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table
     /// that does not name the blocks of the keys that the replay reads. After a failure of CANN's, the replay that was queued
     /// runs with whatever lengths its calls had: its results mean nothing, but nobody waits for ever. A replay that could
     /// not be ordered before the next is the last ([`Rule::GraphFailed`]).
@@ -133,13 +133,7 @@ impl<B> Graph<B> {
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
     pub fn replay(&mut self, stream: &Stream, update: Update) -> Result<()> {
-        if !stream.context().is(self.side.context()) {
-            return Err(Error::invalid(
-                "stream",
-                format_args!("a stream of device {}", stream.device().id()),
-                format_args!("one of device {}, as the graph", self.side.device().id()),
-            ));
-        }
+        self.side.context().admits("stream", stream.context())?;
         Queue::raw(stream)?;
         if self.failed {
             return Err(refused(

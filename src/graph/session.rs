@@ -62,9 +62,13 @@ impl<'a> Session<'a> {
         let api = stream.context().bind()?;
         // Other threads go on as they like; what this one must not do meanwhile, the scope refuses.
         let mode = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
+        stream.timeline().suspend(api);
         // SAFETY: the stream is alive, and known to nobody but the capture.
-        unsafe { acl!(api, aclmdlRICaptureBegin(stream.as_raw(), mode)) }?;
-        Ok(Self {
+        let begun = unsafe { acl!(api, aclmdlRICaptureBegin(stream.as_raw(), mode)) };
+        if begun.is_err() {
+            stream.timeline().resume(api);
+        }
+        begun.map(|()| Self {
             stream,
             open: true,
             _scope: scope,
@@ -81,8 +85,9 @@ impl<'a> Session<'a> {
         let api = self.stream.context().bind()?;
         let mut raw = ptr::null_mut();
         // SAFETY: the stream is being captured; `raw` is a place for the result.
-        unsafe { acl!(api, aclmdlRICaptureEnd(self.stream.as_raw(), &mut raw)) }?;
-        Ok(Replayable {
+        let ended = unsafe { acl!(api, aclmdlRICaptureEnd(self.stream.as_raw(), &mut raw)) };
+        self.stream.timeline().resume(api);
+        ended.map(|()| Replayable {
             context: Arc::clone(self.stream.context()),
             raw,
             uses: Uses::default(),

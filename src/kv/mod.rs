@@ -8,6 +8,7 @@
 mod audit;
 mod cache;
 mod cached_rows;
+mod fence;
 mod pad;
 mod pool;
 mod refusal;
@@ -21,8 +22,9 @@ pub use ascend_spec::fia::Cache;
 pub use audit::{Audit, AuditRequest};
 pub use cache::{CacheShape, CacheWrite, LayerCache, PagedKvCache};
 pub use cached_rows::CachedRows;
+pub use fence::{Fence, Lane, StreamFence};
 pub use pad::PadPolicy;
-pub use pool::{Block, BlockPool, Fence, GroupId, Lane, StepLease};
+pub use pool::{Block, BlockPool, GroupId, StepLease};
 pub(crate) use refusal::refused;
 pub use refusal::{Refused, Rule};
 pub use scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
-use crate::error::Result;
-use crate::runtime::{Event, Stream, lock};
+use crate::runtime::lock;
 
+use super::fence::{Fence, Lane};
 use super::pad::PadPolicy;
 use super::refusal::{Refused, Rule, refused};
 
@@ -21,47 +22,10 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// Tells whether work that was queued is over.
-pub trait Fence: Send {
-    /// Whether everything before the fence is over. When it cannot be told, it is not.
-    fn is_passed(&self) -> bool;
-}
-
-impl Fence for Event {
-    fn is_passed(&self) -> bool {
-        self.is_complete().unwrap_or_else(|error| {
-            tracing::error!("cannot ask whether a step is over: {error}");
-            false
-        })
-    }
-}
-
-/// Where the work of a step is queued.
-pub trait Lane {
-    /// What tells when everything queued so far is over.
-    type Fence: Fence + 'static;
-
-    /// A fence behind everything queued so far.
-    ///
-    /// # Errors
-    /// Those of the lane.
-    fn fence(&self) -> Result<Self::Fence>;
-}
-
-impl Lane for Stream {
-    type Fence = Event;
-
-    fn fence(&self) -> Result<Event> {
-        self.record_event()
-    }
-}
-
 /// A step whose launches may be reading blocks.
 enum Step {
     Open,
-    Ending(Box<dyn Fence>),
-    /// Nobody can tell when it is over.
-    Lost,
+    Ending(Arc<dyn Fence>),
 }
 
 #[derive(Default)]
@@ -74,18 +38,27 @@ struct State {
     steps: VecDeque<Step>,
     /// Number of the first of `steps`.
     first_step: u64,
+    /// Threads that are asking fences.
+    asking: Vec<ThreadId>,
 }
 
 impl State {
-    /// Moves blocks that no step in flight can read to the free ones.
-    fn reclaim(&mut self) {
-        while let Some(Step::Ending(fence)) = self.steps.front() {
-            if !fence.is_passed() {
-                break;
-            }
-            self.steps.pop_front();
-            self.first_step += 1;
+    /// The first step in flight and what tells when it is over, if it has ended.
+    fn ending(&self) -> Option<(u64, Arc<dyn Fence>)> {
+        match self.steps.front() {
+            Some(Step::Ending(fence)) => Some((self.first_step, Arc::clone(fence))),
+            Some(Step::Open) | None => None,
         }
+    }
+
+    /// Takes out the first step in flight, unless another thread did, and moves blocks that none behind it can read to
+    /// the free ones.
+    fn finish(&mut self, step: u64) -> Option<Step> {
+        if step != self.first_step {
+            return None;
+        }
+        let over = self.steps.pop_front()?;
+        self.first_step += 1;
         while let Some(&(step, block)) = self.waiting.front() {
             if step >= self.first_step {
                 break;
@@ -93,6 +66,7 @@ impl State {
             self.waiting.pop_front();
             self.free.push(block);
         }
+        Some(over)
     }
 
     fn release(&mut self, block: i32) {
@@ -193,18 +167,32 @@ impl BlockPool {
         self.0.pad
     }
 
+    /// Asks the fences of steps whether they are over, without holding the lock: a fence may be slow, or ask the pool.
+    fn reclaim(&self) {
+        let Some(asking) = Asking::begin(self) else {
+            return;
+        };
+        loop {
+            let ending = lock(&asking.pool.0.state).ending();
+            let Some((step, fence)) = ending.filter(|(_, fence)| fence.is_passed()) else {
+                return;
+            };
+            let over = lock(&asking.pool.0.state).finish(step);
+            // Fences end outside the lock too.
+            drop((over, fence));
+        }
+    }
+
     /// Number of blocks that can be handed out now.
     pub fn free_blocks(&self) -> usize {
-        let mut state = lock(&self.0.state);
-        state.reclaim();
-        state.free.len()
+        self.reclaim();
+        lock(&self.0.state).free.len()
     }
 
     /// Number of blocks that were given back and may still be read by a step in flight.
     pub fn waiting_blocks(&self) -> usize {
-        let mut state = lock(&self.0.state);
-        state.reclaim();
-        state.waiting.len()
+        self.reclaim();
+        lock(&self.0.state).waiting.len()
     }
 
     /// Number of blocks that someone holds.
@@ -215,9 +203,8 @@ impl BlockPool {
 
     /// Number of steps in flight.
     pub fn steps_in_flight(&self) -> usize {
-        let mut state = lock(&self.0.state);
-        state.reclaim();
-        state.steps.len()
+        self.reclaim();
+        lock(&self.0.state).steps.len()
     }
 
     /// A block that nobody else holds and no launch in flight reads.
@@ -227,7 +214,9 @@ impl BlockPool {
     pub fn allocate(&self) -> Result<Block, Refused> {
         let mut state = lock(&self.0.state);
         if state.free.is_empty() || !state.waiting.is_empty() {
-            state.reclaim();
+            drop(state);
+            self.reclaim();
+            state = lock(&self.0.state);
         }
         let Some(id) = state.free.pop() else {
             let waiting = state.waiting.len();
@@ -363,20 +352,12 @@ pub struct StepLease<'a, L: Lane> {
 
 impl<L: Lane> Drop for StepLease<'_, L> {
     fn drop(&mut self) {
-        let step = match self.lane.fence() {
-            Ok(fence) => Step::Ending(Box::new(fence)),
-            Err(error) => {
-                tracing::error!(
-                    "blocks of a step stay out of use, for its end cannot be marked: {error}"
-                );
-                Step::Lost
-            }
-        };
+        let fence: Arc<dyn Fence> = Arc::new(self.lane.fence());
         let mut state = lock(&self.pool.0.state);
         let at = self.number.checked_sub(state.first_step);
         let at = at.and_then(|at| usize::try_from(at).ok());
         if let Some(open) = at.and_then(|at| state.steps.get_mut(at)) {
-            *open = step;
+            *open = Step::Ending(fence);
         }
     }
 }
@@ -389,6 +370,36 @@ impl<L: Lane> fmt::Debug for StepLease<'_, L> {
     }
 }
 
+/// The calling thread asks fences until this is dropped.
+struct Asking<'a> {
+    pool: &'a BlockPool,
+    thread: ThreadId,
+}
+
+impl<'a> Asking<'a> {
+    /// Nothing if there is no fence to ask, or this thread is asking one already, which asks the pool in turn.
+    fn begin(pool: &'a BlockPool) -> Option<Self> {
+        let thread = thread::current().id();
+        let mut state = lock(&pool.0.state);
+        let ending = matches!(state.steps.front(), Some(Step::Ending(_)));
+        if !ending || state.asking.contains(&thread) {
+            return None;
+        }
+        state.asking.push(thread);
+        drop(state);
+        Some(Self { pool, thread })
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.pool.0.state);
+        if let Some(at) = state.asking.iter().position(|of| *of == self.thread) {
+            state.asking.swap_remove(at);
+        }
+    }
+}
+
 #[cfg(test)]
 #[allow(
     clippy::unwrap_used,
@@ -397,7 +408,6 @@ impl<L: Lane> fmt::Debug for StepLease<'_, L> {
 )]
 pub(crate) mod tests {
     use super::*;
-    use crate::error::Error;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
@@ -427,9 +437,9 @@ pub(crate) mod tests {
 
     impl Lane for ByHand {
         type Fence = Point;
-        fn fence(&self) -> Result<Point> {
+        fn fence(&self) -> Point {
             let at = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
-            Ok(Point(at, Arc::clone(&self.done)))
+            Point(at, Arc::clone(&self.done))
         }
     }
 
@@ -491,19 +501,84 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_step_whose_end_is_unknown_keeps_its_blocks() {
-        struct Broken;
-        impl Lane for Broken {
+    fn a_step_whose_end_cannot_be_told_yet_keeps_its_blocks_until_it_can() {
+        /// A lane that does not know its end until it is synchronised.
+        #[derive(Default)]
+        struct Unmarked(Arc<AtomicU64>);
+        impl Lane for Unmarked {
             type Fence = Point;
-            fn fence(&self) -> Result<Point> {
-                Err(Error::NoEmulation)
+            fn fence(&self) -> Point {
+                Point(1, Arc::clone(&self.0))
             }
         }
         let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
+        let lane = Unmarked::default();
         let block = pool.allocate().unwrap();
-        drop(pool.begin_step(&Broken));
+        drop(pool.begin_step(&lane));
         drop(block);
         assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (1, 1));
+        lane.0.store(1, Ordering::SeqCst);
+        assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
+    }
+
+    #[test]
+    fn a_fence_may_ask_its_pool() {
+        struct Curious(BlockPool, Arc<AtomicU64>);
+        impl Fence for Curious {
+            fn is_passed(&self) -> bool {
+                let of = (self.0.free_blocks(), self.0.held_blocks());
+                self.1.store(of.0 as u64 + 1, Ordering::SeqCst);
+                self.0.steps_in_flight() == 1
+            }
+        }
+        impl Drop for Curious {
+            fn drop(&mut self) {
+                self.0.waiting_blocks();
+            }
+        }
+        struct Asking(BlockPool, Arc<AtomicU64>);
+        impl Lane for Asking {
+            type Fence = Curious;
+            fn fence(&self) -> Curious {
+                Curious(self.0.clone(), Arc::clone(&self.1))
+            }
+        }
+        let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
+        let seen = Arc::new(AtomicU64::new(0));
+        let lane = Asking(pool.clone(), Arc::clone(&seen));
+        let block = pool.allocate().unwrap();
+        drop(pool.begin_step(&lane));
+        drop(block);
+        assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
+        // What the fence was told is what was known while it was asked.
+        assert_eq!(seen.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_fence_that_panics_is_asked_again() {
+        struct Panics(AtomicU64);
+        impl Fence for Panics {
+            fn is_passed(&self) -> bool {
+                if self.0.fetch_add(1, Ordering::SeqCst) == 0 {
+                    std::panic::resume_unwind(Box::new("a bug of the fence's"));
+                }
+                true
+            }
+        }
+        struct Of;
+        impl Lane for Of {
+            type Fence = Panics;
+            fn fence(&self) -> Panics {
+                Panics(AtomicU64::new(0))
+            }
+        }
+        let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
+        let block = pool.allocate().unwrap();
+        drop(pool.begin_step(&Of));
+        drop(block);
+        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.free_blocks()));
+        assert!(asked.is_err());
+        assert_eq!(pool.free_blocks(), 1);
     }
 
     #[derive(Clone, Debug)]

@@ -80,9 +80,10 @@ impl<T: Element> DeviceBuffer<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more elements than there are; [`Error::Acl`].
+    /// [`Error::InvalidArgument`] for more elements than there are, or a stream of another device; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpy")]
     pub fn copy_from(&self, stream: &Stream, elements: &[T]) -> Result<()> {
+        self.memory.context().admits("stream", stream.context())?;
         stream.synchronize()?;
         self.memory.write(0, as_bytes(elements))
     }
@@ -92,9 +93,10 @@ impl<T: Element> DeviceBuffer<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`]: the copy, or work on the stream, failed.
+    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Acl`]: the copy, or work on the stream, failed.
     #[doc(alias = "aclrtMemcpy")]
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
+        self.memory.context().admits("stream", stream.context())?;
         stream.synchronize()?;
         vec_from(self.len, |bytes| self.memory.read(0, bytes))
     }

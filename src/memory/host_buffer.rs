@@ -13,7 +13,7 @@ use crate::error::{Error, Result, acl_error};
 use crate::memory::Element;
 use crate::memory::device_buffer::bytes_for;
 use crate::memory::element::normalise;
-use crate::runtime::{Context, Device, Event, Resource, Stream, Uses};
+use crate::runtime::{Context, Device, Event, Resource, Stream, Uses, capturing};
 use crate::tensor::Tensor;
 
 /// Pinned host memory: a slice of elements that the device can copy from and to by itself. From
@@ -37,6 +37,7 @@ impl<T: Element> HostBuffer<T> {
         let context = device.context();
         let mut start = NonNull::dangling();
         if bytes > 0 {
+            capturing::refuse("allocating memory", "allocate before the capture")?;
             let api = context.bind()?;
             context.sweep();
             let malloc = || {
@@ -70,6 +71,8 @@ impl<T: Element> HostBuffer<T> {
     }
 
     fn transfer(self, tensor: &Tensor<T>, to_device: bool, stream: &Stream) -> Result<Transfer<T>> {
+        // The uses of this memory are waited for by its own context.
+        stream.context().admits("host", &self.context)?;
         if self.len != tensor.len() {
             return Err(Error::invalid(
                 "host",
@@ -169,8 +172,8 @@ impl<T: Element> Tensor<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a strided tensor, another length or another device; [`Error::Acl`]. The host
-    /// memory is dropped with the error.
+    /// [`Error::InvalidArgument`] for a strided tensor, another length, or a tensor or host memory of another device than
+    /// the stream's; [`Error::Acl`]. The host memory is dropped with the error.
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn download_async(&self, stream: &Stream, host: HostBuffer<T>) -> Result<Transfer<T>> {
         host.transfer(self, false, stream)

@@ -3,13 +3,14 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr;
+use std::sync::Arc;
 
 use ascend_spec::Soc;
 use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Error, Result, acl};
 use crate::runtime::Runtime;
-use crate::runtime::graveyard::{Graveyard, Resource};
+use crate::runtime::deferred_free::{DeferredFrees, Resource};
 use crate::runtime::timeline::Uses;
 
 /// One use of a device. The last holder of it resets the device.
@@ -19,7 +20,7 @@ pub(crate) struct Context {
     raw: sys::aclrtContext,
     soc_name: String,
     soc: Option<Soc>,
-    graveyard: Graveyard,
+    deferred: DeferredFrees,
 }
 
 // SAFETY: `raw` is a name, not memory: CANN lets any thread make any context its current one, at the same time as others.
@@ -40,7 +41,7 @@ impl Context {
                 raw,
                 soc: Soc::from_name(&soc_name),
                 soc_name,
-                graveyard: Graveyard::default(),
+                deferred: DeferredFrees::default(),
                 runtime,
             }),
             Err(error) => {
@@ -97,10 +98,39 @@ impl Context {
         })
     }
 
-    /// Whether two handles are of one device and may meet in one call.
+    /// Whether two handles are of one device of one runtime and may meet in one call.
+    ///
+    /// Equal raw contexts do not say so: those of two runtimes are numbers or addresses of their own, which may happen to
+    /// be equal. A runtime has one context for each device as long as a handle on the device is left.
     #[inline]
     pub(crate) fn is(&self, other: &Self) -> bool {
-        self.raw == other.raw
+        ptr::eq(self, other)
+    }
+
+    /// Refuses a handle of another device, or of the same device of another runtime, for a call that goes to this
+    /// context. Everything that brings a tensor, buffer, stream or event to a call asks here.
+    #[inline]
+    pub(crate) fn admits(&self, argument: &'static str, of: &Self) -> Result<()> {
+        if self.is(of) {
+            return Ok(());
+        }
+        Err(self.elsewhere(argument, of))
+    }
+
+    #[cold]
+    fn elsewhere(&self, argument: &'static str, of: &Self) -> Error {
+        let other = match Arc::ptr_eq(&self.runtime.0, &of.runtime.0) {
+            true => "",
+            false => " of another runtime",
+        };
+        Error::invalid(
+            argument,
+            format_args!("one of device {}{other}", of.id),
+            format_args!(
+                "one of device {} of the same runtime, where the call goes",
+                self.id
+            ),
+        )
     }
 
     /// Frees a resource now or, while queued work still uses it, later. Never blocks, never fails: problems are logged.
@@ -110,20 +140,20 @@ impl Context {
     pub(crate) unsafe fn retire(&self, resource: Resource, uses: &mut Uses) {
         match self.bind() {
             // SAFETY: handed on to the caller.
-            Ok(api) => unsafe { self.graveyard.retire(api, resource, uses) },
+            Ok(api) => unsafe { self.deferred.retire(api, resource, uses) },
             Err(error) => tracing::error!("cannot free {resource:?}: {error}"),
         }
     }
 
     /// Frees what retired resources are no longer used. The device must be bound.
     pub(crate) fn sweep(&self) {
-        self.graveyard.sweep(self.runtime.api());
+        self.deferred.sweep(self.runtime.api());
     }
 
-    /// Waits for the work that retired resources are used by and frees them; whether there were any. The device must be
-    /// bound.
+    /// Waits for the work that retired resources are used by, and for no other, and frees them; whether there was such
+    /// work. The device must be bound.
     pub(crate) fn reclaim(&self) -> bool {
-        self.graveyard.reclaim(self.runtime.api())
+        self.deferred.reclaim(self.runtime.api())
     }
 }
 
@@ -131,7 +161,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // Nothing else on the device is left: each stream, buffer and event holds this context.
         match self.bind() {
-            Ok(api) => self.graveyard.close(api),
+            Ok(api) => self.deferred.close(api),
             Err(error) => tracing::error!("cannot bind device {}: {error}", self.id),
         }
         reset(self.runtime.api(), self.id);

@@ -10,7 +10,7 @@ use ascend_sys::bindings as sys;
 use crate::error::{Result, acl};
 use crate::mask::{MaskCache, Masks};
 use crate::memory::{DeviceBuffer, Element, HostBuffer};
-use crate::runtime::{Context, Runtime, Stream};
+use crate::runtime::{Context, Runtime, Stream, capturing};
 
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,12 +95,18 @@ impl Device {
 
     /// Waits for everything queued on the device, by whomever.
     ///
+    /// While any thread captures a graph on the device there is no such wait: the capturing thread is refused by this
+    /// crate, others by CANN, and the capture goes on. [`Stream::synchronize`] of another stream is possible on the
+    /// others.
+    ///
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl), also for the failure of work queued earlier.
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl), also
+    /// for the failure of work queued earlier, and while another thread captures (status 107027).
     #[doc(alias = "aclrtSynchronizeDevice")]
     pub fn synchronize(&self) -> Result<()> {
+        capturing::refuse("waiting for a device", "wait before or after the capture")?;
         let api = self.context().bind()?;
         // SAFETY: has no precondition but a bound device.
         unsafe { acl!(api, aclrtSynchronizeDevice()) }?;

@@ -101,13 +101,7 @@ impl Event {
         stream: &Stream,
         call: impl FnOnce(sys::aclrtStream) -> Result<()>,
     ) -> Result<()> {
-        if !stream.context().is(&self.context) {
-            return Err(Error::invalid(
-                "event",
-                format_args!("an event of device {}", self.context.id()),
-                format_args!("one of device {}, as the stream", stream.device().id()),
-            ));
-        }
+        stream.context().admits("event", &self.context)?;
         capturing::refuse(
             "an event",
             "what is captured happens in order without events",
@@ -167,8 +161,8 @@ impl Event {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if one of the events does not note the time; [`Error::Acl`] if one was not reached
-    /// yet, or `start` is the later.
+    /// [`Error::InvalidArgument`] if one of the events does not note the time, or they are of different devices;
+    /// [`Error::Acl`] if one was not reached yet, or `start` is the later.
     #[doc(alias = "aclrtEventElapsedTime")]
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
         if !self.timed || !start.timed {
@@ -178,6 +172,7 @@ impl Event {
                 "events of record_timing_event",
             ));
         }
+        self.context.admits("start", &start.context)?;
         let api = self.context.bind()?;
         let mut ms = 0.0;
         // SAFETY: both events are alive; `ms` is a place for the result.

@@ -2,9 +2,9 @@
 
 pub(crate) mod capturing;
 mod context;
+mod deferred_free;
 mod device;
 mod event;
-mod graveyard;
 mod stream;
 mod timeline;
 
@@ -18,10 +18,10 @@ use ascend_sys::{Api, Origin, bindings as sys};
 
 use crate::error::{Error, Result, acl, acl_error};
 pub(crate) use context::Context;
+pub(crate) use deferred_free::Resource;
 use device::Shared;
 pub use device::{Device, MemoryInfo};
 pub use event::Event;
-pub(crate) use graveyard::Resource;
 pub use stream::Stream;
 pub(crate) use timeline::{Timeline, Uses};
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use ascend_sys::{Api, bindings as sys};
 
-use crate::error::{Error, Result, acl};
+use crate::error::{Result, acl};
 use crate::memory::Memory;
+use crate::runtime::timeline::synchronise_stream;
 use crate::runtime::{Context, Device, Event, Resource, Timeline, Uses, capturing, lock};
 
 /// A queue of work that the device does in order. Different streams run side by side; [`Event`]s order them.
@@ -116,15 +117,14 @@ impl Stream {
         self.finish(|| unsafe { acl!(api, aclrtSynchronizeStreamWithTimeout(self.raw, limit)) })
     }
 
-    /// Runs a synchronisation and takes note of what is over because of it.
+    /// Runs a synchronisation and takes note of what is over because of it. After a failure, that of a fault included,
+    /// nothing is known to be over: by default CANN goes on with a stream after a fault.
     fn finish(&self, synchronize: impl FnOnce() -> Result<()>) -> Result<()> {
         let number = self.timeline.issued();
-        let outcome = synchronize();
-        if outcome.as_ref().map_or_else(is_device_fault, |()| true) {
-            self.timeline.finish(number);
-            self.context().sweep();
-        }
-        outcome
+        synchronize()?;
+        self.timeline.finish(number);
+        self.context().sweep();
+        self.timeline.take_fault().map_or(Ok(()), Err)
     }
 
     /// Whether everything queued so far is over.
@@ -202,25 +202,39 @@ impl Stream {
             .map_or(0, |memory| memory.bytes())
     }
 
-    fn destroy(&self, api: &Api) {
-        self.timeline.seal();
-        let synchronize = || -> Result<()> {
-            // SAFETY: the stream is alive until it is destroyed below.
-            unsafe { acl!(api, aclrtSynchronizeStream(self.raw)) }
-        };
-        if let Err(error) = synchronize() {
+    /// Waits for the work of a stream that is being dropped; whether it is known to be over.
+    fn drain(&self, api: &Api) -> bool {
+        let mut outcome = synchronise_stream(api, self.raw);
+        if let Err(error) = &outcome {
             tracing::error!("work on a dropped stream failed: {error}");
+            // A fault is told once, while the work behind it goes on: whether all is over tells the second wait.
+            outcome = synchronise_stream(api, self.raw);
         }
-        self.timeline.end(api);
-        let destroy = || -> Result<()> {
-            // SAFETY: this object made the stream and is being dropped; the timeline no longer uses it.
-            unsafe { acl!(api, aclrtDestroyStream(self.raw)) }
+        outcome.is_ok()
+    }
+
+    /// Ends the stream once it has passed a number: now or, as long as that is not known, later.
+    fn end_behind(&self, number: u64, owned: Option<sys::aclrtStream>) {
+        let timeline = Arc::clone(&self.timeline);
+        let mut uses = Uses::default();
+        uses.mark(&self.timeline, number);
+        // SAFETY: this object is being dropped, and nothing else ends the stream or frees its markers.
+        unsafe {
+            self.context()
+                .retire(Resource::Stream { timeline, owned }, &mut uses)
         };
-        if let Err(error) = destroy() {
-            tracing::error!("cannot destroy a stream: {error}");
+    }
+
+    fn destroy(&self, api: &Api) {
+        // Of its own, for what was queued behind this crate's back has none.
+        let number = self.timeline.advance();
+        self.timeline.seal();
+        if self.drain(api) {
+            self.timeline.finish(u64::MAX);
+        } else {
+            self.timeline.unseal();
         }
-        // Its work is over: what was dropped while the work used it goes now, and not when somebody next asks.
-        self.context().sweep();
+        self.end_behind(number, Some(self.raw));
     }
 }
 
@@ -233,20 +247,11 @@ impl Drop for Stream {
         if self.owned {
             return self.destroy(api);
         }
-        if !self.timeline.hand_back(api) {
-            let synchronize = || -> Result<()> {
-                // SAFETY: the stream is alive as long as this object.
-                unsafe { acl!(api, aclrtSynchronizeStream(self.raw)) }
-            };
-            if let Err(error) = synchronize() {
-                tracing::error!("work on a borrowed stream failed: {error}");
-            }
-            return self.timeline.end(api);
+        self.timeline.seal();
+        if !self.timeline.mark_end(api) && self.drain(api) {
+            self.timeline.finish(u64::MAX);
         }
-        let mut uses = Uses::default();
-        uses.mark(&self.timeline, self.timeline.issued());
-        // SAFETY: stands for no resource but the markers of this stream, which nothing else frees.
-        unsafe { self.context().retire(Resource::Stream, &mut uses) };
+        self.end_behind(self.timeline.issued(), None);
     }
 }
 
@@ -263,9 +268,4 @@ impl fmt::Debug for Stream {
 /// A limit as the C functions take it: -1 would mean for ever.
 pub(super) fn milliseconds(limit: Duration) -> i32 {
     i32::try_from(limit.as_millis()).unwrap_or(i32::MAX)
-}
-
-/// Whether a failure says that the device has stopped the work: after that, nothing of it still runs.
-fn is_device_fault(error: &Error) -> bool {
-    matches!(error, Error::Acl { status, .. } if (sys::ACL_ERROR_RT_LOST_HEARTBEAT..=sys::ACL_ERROR_RT_SUSPECT_REMOTE_ERROR).contains(&status.0))
 }

@@ -1,17 +1,18 @@
 //! How far a stream has come, and what is still used by its queued work.
 //!
-//! Each operation that this crate queues gets the stream's next number *after* it was queued. Whoever knows that the
-//! stream passed a number therefore knows that the operation of that number, and all before it, are over.
+//! Each operation that this crate queues gets the stream's next number *after* it was queued. That the stream passed a
+//! number therefore proves that the operation of that number, and all before it, are over. Proof is a synchronisation
+//! that succeeded or an event that was reached, never a failure: by default CANN goes on with a stream after a fault.
 
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use ascend_sys::{Api, bindings as sys};
 use smallvec::SmallVec;
 
-use crate::error::{Result, acl};
+use crate::error::{Error, Result, acl};
 use crate::runtime::lock;
 
 /// Recorded events kept for reuse.
@@ -22,15 +23,21 @@ pub(crate) struct Timeline {
     issued: AtomicU64,
     completed: AtomicU64,
     state: Mutex<State>,
+    /// Read by those who wait for the stream itself, so that it is not destroyed meanwhile.
+    waited_for: RwLock<()>,
 }
 
 struct State {
     stream: sys::aclrtStream,
-    /// Whether the stream may still be used to record.
+    /// Whether the stream may still be used to record and to wait.
     open: bool,
+    /// Whether a graph is being captured from the stream: what is recorded now would become part of it.
+    captured: bool,
     /// Recorded after the operations up to a number; the numbers ascend.
     markers: VecDeque<(u64, sys::aclrtEvent)>,
     spare: Vec<sys::aclrtEvent>,
+    /// A fault that CANN told to another wait than the stream's own, which has to tell it.
+    fault: Option<Error>,
 }
 
 // SAFETY: the handles are names that CANN lets any thread use; the mutex orders their uses and their end.
@@ -46,9 +53,12 @@ impl Timeline {
             state: Mutex::new(State {
                 stream,
                 open: true,
+                captured: false,
                 markers: VecDeque::new(),
                 spare: Vec::new(),
+                fault: None,
             }),
+            waited_for: RwLock::new(()),
         }
     }
 
@@ -74,7 +84,7 @@ impl Timeline {
     }
 
     /// Whether an operation is over. The device must be bound.
-    pub(super) fn is_complete(&self, api: &Api, number: u64) -> bool {
+    pub(crate) fn is_complete(&self, api: &Api, number: u64) -> bool {
         if self.passed(number) {
             return true;
         }
@@ -91,14 +101,21 @@ impl Timeline {
     }
 
     /// Records an event behind an operation, unless one is there, so that [`Timeline::is_complete`] can tell later.
-    /// On failure, or once the stream is gone, synchronising or dropping the stream tells. The device must be bound.
-    pub(super) fn mark(&self, api: &Api, number: u64) {
+    /// On failure, and while the stream is being captured or once it is gone, nothing is recorded: a later mark, a
+    /// successful synchronisation or the end of the stream tells. The device must be bound.
+    pub(crate) fn mark(&self, api: &Api, number: u64) {
         let mut state = lock(&self.state);
+        if state.open && !state.captured {
+            self.record_behind(api, &mut state, number);
+        }
+    }
+
+    fn record_behind(&self, api: &Api, state: &mut State, number: u64) {
         let marked = state
             .markers
             .back()
             .is_some_and(|&(upto, _)| upto >= number);
-        if marked || !state.open || self.passed(number) {
+        if marked || self.passed(number) {
             return;
         }
         let upto = self.issued();
@@ -110,19 +127,102 @@ impl Timeline {
         }
     }
 
-    /// Records an event behind everything queued so far and takes no more: the stream is its owner's alone from now on.
-    pub(super) fn hand_back(&self, api: &Api) -> bool {
-        let number = self.issued();
+    /// Waits until an operation is over; whether it is known to be. Other streams are not waited for, and a fault of this
+    /// one is kept for the next that synchronises it. The device must be bound.
+    pub(super) fn wait(&self, api: &Api, number: u64) -> bool {
+        if self.is_complete(api, number) {
+            return true;
+        }
         self.mark(api, number);
+        let marker = lock(&self.state).take_marker(number);
+        let Some((upto, event)) = marker else {
+            return self.wait_for_stream(api, number);
+        };
+        // It is not among the markers now, so that nobody records it anew or destroys it meanwhile.
+        let outcome = synchronise_event(api, event);
+        let over = outcome.is_ok() || is_reached(api, event);
+        if over {
+            self.finish(upto);
+        }
         let mut state = lock(&self.state);
-        state.open = false;
+        match over {
+            true => state.recycle(api, event),
+            false => state.put_back(upto, event),
+        }
+        state.keep_fault(outcome);
+        over
+    }
+
+    /// The same where no event could be recorded: waits for the stream itself.
+    fn wait_for_stream(&self, api: &Api, number: u64) -> bool {
+        let _stays = self
+            .waited_for
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let stream = {
+            let state = lock(&self.state);
+            if !state.open || state.captured {
+                return self.passed(number);
+            }
+            state.stream
+        };
+        let upto = self.issued();
+        let outcome = synchronise_stream(api, stream);
+        if outcome.is_ok() {
+            self.finish(upto);
+        }
+        lock(&self.state).keep_fault(outcome);
+        self.passed(number)
+    }
+
+    /// Takes no more markers and returns when nobody waits for the stream any more: it is about to end, or its owner's
+    /// alone from now on.
+    pub(super) fn seal(&self) {
+        lock(&self.state).open = false;
+        self.await_others();
+    }
+
+    /// Takes markers again: the stream cannot end yet.
+    pub(super) fn unseal(&self) {
+        lock(&self.state).open = true;
+    }
+
+    fn await_others(&self) {
+        drop(
+            self.waited_for
+                .write()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+
+    /// Records an event behind everything queued so far, for a sealed stream that is still there; whether the end of its
+    /// work can be told without the stream from now on. The device must be bound.
+    pub(super) fn mark_end(&self, api: &Api) -> bool {
+        let number = self.issued();
+        let mut state = lock(&self.state);
+        self.record_behind(api, &mut state, number);
         let last = state.markers.back().map_or(0, |&(upto, _)| upto);
         self.passed(number) || last >= number
     }
 
-    /// Takes no more markers: the stream is about to end.
-    pub(super) fn seal(&self) {
-        lock(&self.state).open = false;
+    /// Records nothing until [`Timeline::resume`]: a graph is about to be captured from the stream. What is queued is
+    /// marked before, so that its end can be told during the capture. The device must be bound.
+    pub(crate) fn suspend(&self, api: &Api) {
+        self.mark(api, self.issued());
+        lock(&self.state).captured = true;
+        self.await_others();
+    }
+
+    /// The capture is over. The device must be bound.
+    pub(crate) fn resume(&self, api: &Api) {
+        lock(&self.state).captured = false;
+        // What was dropped meanwhile could not be marked.
+        self.mark(api, self.issued());
+    }
+
+    /// The fault that another wait was told, once.
+    pub(super) fn take_fault(&self) -> Option<Error> {
+        lock(&self.state).fault.take()
     }
 
     /// Takes note that the stream is gone, and with it all its work. The device must be bound.
@@ -164,6 +264,29 @@ impl State {
         }
     }
 
+    /// The first marker behind an operation.
+    fn take_marker(&mut self, number: u64) -> Option<(u64, sys::aclrtEvent)> {
+        let mut markers = self.markers.iter();
+        let at = markers.position(|&(upto, _)| upto >= number)?;
+        self.markers.remove(at)
+    }
+
+    fn put_back(&mut self, upto: u64, event: sys::aclrtEvent) {
+        let at = self.markers.partition_point(|&(other, _)| other < upto);
+        self.markers.insert(at, (upto, event));
+    }
+
+    /// Keeps a fault of the device for the stream's next synchronisation.
+    fn keep_fault(&mut self, outcome: Result<()>) {
+        match outcome {
+            Err(error) if is_device_fault(&error) => {
+                self.fault.get_or_insert(error);
+            }
+            Err(error) => tracing::warn!("cannot wait for the work on a stream: {error}"),
+            Ok(()) => {}
+        }
+    }
+
     fn recycle(&mut self, api: &Api, event: sys::aclrtEvent) {
         if self.open && self.spare.len() < SPARE {
             self.spare.push(event);
@@ -173,13 +296,28 @@ impl State {
     }
 }
 
+/// Whether a failure is the device's, of work queued earlier, and not of the call that tells it.
+fn is_device_fault(error: &Error) -> bool {
+    matches!(error, Error::Acl { status, .. } if (507_000..508_000).contains(&status.0))
+}
+
+fn synchronise_event(api: &Api, event: sys::aclrtEvent) -> Result<()> {
+    // SAFETY: the caller has taken the event out of the only place that knows it.
+    unsafe { acl!(api, aclrtSynchronizeEvent(event)) }
+}
+
+pub(super) fn synchronise_stream(api: &Api, stream: sys::aclrtStream) -> Result<()> {
+    // SAFETY: the caller keeps the stream alive meanwhile.
+    unsafe { acl!(api, aclrtSynchronizeStream(stream)) }
+}
+
 fn is_reached(api: &Api, event: sys::aclrtEvent) -> bool {
     let mut status = sys::aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_NOT_READY;
     let query = |status| -> Result<()> {
         // SAFETY: the event is alive while it stands among the markers; `status` is a place for the result.
         unsafe { acl!(api, aclrtQueryEventStatus(event, status)) }
     };
-    // A query fails after a fault of the device, or while the stream is being captured: not known, so not reached.
+    // A query may fail after a fault of the device: not known, so not reached.
     query(&mut status).is_ok()
         && status == sys::aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE
 }

@@ -107,20 +107,7 @@ impl AnyTensor {
     /// Refuses a tensor of another device.
     #[inline]
     pub(crate) fn on(&self, argument: &'static str, context: &Context) -> Result<()> {
-        if self.memory.context().is(context) {
-            return Ok(());
-        }
-        Err(self.elsewhere(argument, context))
-    }
-
-    #[cold]
-    fn elsewhere(&self, argument: &'static str, context: &Context) -> Error {
-        let own = self.memory.context();
-        Error::invalid(
-            argument,
-            format_args!("a tensor on device {}", own.id()),
-            format_args!("one on device {} of the same runtime", context.id()),
-        )
+        context.admits(argument, self.memory.context())
     }
 
     /// Element type.

@@ -9,7 +9,9 @@ use crate::ledger::{self, Place};
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses};
 use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{Failure, Outcome, PARAM_INVALID, acl, failure};
+use crate::status::{
+    CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, Failure, Outcome, PARAM_INVALID, acl, failure,
+};
 use crate::task::Task;
 use ascend_sys::bindings::{
     aclError, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtStream,
@@ -32,7 +34,6 @@ unsafe fn allocate(
     place: impl FnOnce() -> Outcome<Place>,
 ) -> Outcome {
     not_null(name, to)?;
-    forbid_unsafe(name)?;
     if size == 0 {
         return Err(refuse(&format!("{name}: size"), size, "1 byte or more"));
     }
@@ -91,7 +92,6 @@ pub unsafe extern "C" fn aclrtMallocHost(hostPtr: *mut *mut c_void, size: usize)
 fn free(name: &'static str, device: bool, pointer: *mut c_void) -> Outcome {
     not_null(name, pointer)?;
     current()?;
-    forbid_unsafe(name)?;
     ledger::free(check(), name, device, pointer.addr())
 }
 
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn aclrtMemcpy(
     acl(|| {
         current()?;
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
-        forbid_unsafe(NAME)?;
+        forbid_unsafe(CAPTURE_MODE, NAME)?;
         strike(Site::Memcpy)?;
         // SAFETY: host memory is valid, by the caller's promise.
         unsafe { copy.run(NAME) }
@@ -290,6 +290,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsync(
         let Some((what, end)) = pageable.filter(|_| !stream.records()) else {
             return stream.submit(copy.task(), None, PARAM_INVALID);
         };
+        forbid_unsafe(CAPTURE_BLOCKS_ASYNC, NAME)?;
         let suspicion = Suspicion {
             kind: FindingKind::PageableCopy,
             site: (NAME, what),
@@ -336,7 +337,7 @@ pub unsafe extern "C" fn aclrtMemset(
     acl(|| {
         current()?;
         let task = fill(NAME, devPtr, maxCount, value, count)?;
-        forbid_unsafe(NAME)?;
+        forbid_unsafe(CAPTURE_MODE, NAME)?;
         let none = Addresses::default();
         ledger::inspect(check(), PARAM_INVALID, NAME, true, &|visit| {
             task.accesses(&none, visit);

@@ -1,4 +1,4 @@
-//! What was dropped while queued work still uses it: freed when that work is over.
+//! Deferred frees: what was dropped while queued work still uses it, freed once that work is known to be over.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Result, acl};
 use crate::runtime::lock;
-use crate::runtime::timeline::{Use, Uses};
+use crate::runtime::timeline::{Timeline, Use, Uses};
 
 /// Something that CANN has to be told to free.
 #[derive(Debug)]
@@ -21,8 +21,11 @@ pub(crate) enum Resource {
     Event(sys::aclrtEvent),
     /// A captured graph.
     Graph(sys::aclmdlRI),
-    /// Nothing by itself: the end of a stream that is used by somebody else from now on.
-    Stream,
+    /// The end of a stream that was dropped: its markers, and the stream itself unless it is somebody else's.
+    Stream {
+        timeline: Arc<Timeline>,
+        owned: Option<sys::aclrtStream>,
+    },
 }
 
 // SAFETY: the addresses are handles here; nothing is read or written through them.
@@ -42,7 +45,14 @@ impl Resource {
                 Self::Event(event) => unsafe { acl!(api, aclrtDestroyEvent(event)) },
                 // SAFETY: handed on to the caller.
                 Self::Graph(graph) => unsafe { acl!(api, aclmdlRIDestroy(graph)) },
-                Self::Stream => Ok(()),
+                Self::Stream { timeline, owned } => {
+                    timeline.end(api);
+                    match owned {
+                        // SAFETY: handed on to the caller; the timeline no longer uses the stream.
+                        Some(stream) => unsafe { acl!(api, aclrtDestroyStream(stream)) },
+                        None => Ok(()),
+                    }
+                }
             }
         };
         if let Err(error) = free() {
@@ -51,20 +61,22 @@ impl Resource {
     }
 }
 
-struct Parked {
+struct Deferred {
     resource: Resource,
     uses: SmallVec<[Use; 2]>,
 }
 
-/// The retired resources of one device.
+/// The deferred frees of one context.
 #[derive(Default)]
-pub(super) struct Graveyard {
-    parked: Mutex<Vec<Parked>>,
-    /// Length of `parked`, to be read without the lock.
+pub(super) struct DeferredFrees {
+    deferred: Mutex<Vec<Deferred>>,
+    /// Length of `deferred`, to be read without the lock.
     count: AtomicUsize,
 }
 
-impl Graveyard {
+impl DeferredFrees {
+    /// Frees a resource now or, while queued work uses it, later.
+    ///
     /// # Safety
     /// As for `Context::retire`; the device is bound.
     pub(super) unsafe fn retire(&self, api: &Api, resource: Resource, uses: &mut Uses) {
@@ -76,9 +88,9 @@ impl Graveyard {
             for (timeline, number) in &uses {
                 timeline.mark(api, *number);
             }
-            let mut parked = lock(&self.parked);
-            parked.push(Parked { resource, uses });
-            self.count.store(parked.len(), Ordering::Release);
+            let mut deferred = lock(&self.deferred);
+            deferred.push(Deferred { resource, uses });
+            self.count.store(deferred.len(), Ordering::Release);
         }
         self.sweep(api);
     }
@@ -88,7 +100,7 @@ impl Graveyard {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
-        let mut parked = lock(&self.parked);
+        let mut deferred = lock(&self.deferred);
         // Entries come in the order in which they were dropped: behind an operation that is not over, those of the same
         // stream need no question to the device.
         let mut stuck: Option<Use> = None;
@@ -102,54 +114,45 @@ impl Graveyard {
             }
             over
         };
-        let done = |parked: &mut Parked| parked.uses.iter().all(&mut over);
-        let free: SmallVec<[Parked; 8]> = parked.extract_if(.., done).collect();
-        self.count.store(parked.len(), Ordering::Release);
-        drop(parked);
-        for Parked { resource, uses } in free {
-            if matches!(resource, Resource::Stream) {
-                for (timeline, _) in &uses {
-                    timeline.end(api);
-                }
-            }
-            // SAFETY: it was given up when it was parked, and the work that used it is over.
+        let done = |entry: &mut Deferred| entry.uses.iter().all(&mut over);
+        let free: SmallVec<[Deferred; 8]> = deferred.extract_if(.., done).collect();
+        self.count.store(deferred.len(), Ordering::Release);
+        drop(deferred);
+        for Deferred { resource, .. } in free {
+            // SAFETY: it was given up when its free was deferred, and the work that used it is over.
             unsafe { resource.free(api) };
         }
     }
 
-    /// Waits for everything queued on the device, then frees; whether there was something to wait for.
+    /// Waits for the work that deferred frees wait for, stream by stream, then frees; whether some of it was waited for.
+    /// Other work goes on: a stream that nothing deferred waits for is not touched. The device must be bound.
     pub(super) fn reclaim(&self, api: &Api) -> bool {
-        let uses: Vec<Use> = lock(&self.parked)
-            .iter()
-            .flat_map(|parked| parked.uses.iter().cloned())
-            .collect();
-        if uses.is_empty() {
-            return false;
+        let mut last: SmallVec<[Use; 4]> = SmallVec::new();
+        let entries = lock(&self.deferred);
+        for (timeline, number) in entries.iter().flat_map(|entry| &entry.uses) {
+            match last.iter_mut().find(|(of, _)| Arc::ptr_eq(of, timeline)) {
+                Some((_, known)) => *known = (*known).max(*number),
+                None => last.push((Arc::clone(timeline), *number)),
+            }
         }
-        let wait = || -> Result<()> {
-            // SAFETY: has no precondition but a bound device.
-            unsafe { acl!(api, aclrtSynchronizeDevice()) }
-        };
-        if let Err(error) = wait() {
-            tracing::warn!("cannot wait for the work that dropped buffers are used by: {error}");
-            return false;
+        drop(entries);
+        let mut waited = false;
+        for (timeline, number) in &last {
+            waited |= timeline.wait(api, *number);
         }
-        for (timeline, number) in &uses {
-            timeline.finish(*number);
+        if waited {
+            self.sweep(api);
         }
-        self.sweep(api);
-        true
+        waited
     }
 
-    /// Frees everything: no stream is left but those that were handed back. The device must be bound.
+    /// Frees what can be waited for, and leaks the rest: work that is not known to be over may still use it. The device
+    /// must be bound.
     pub(super) fn close(&self, api: &Api) {
         self.reclaim(api);
-        for Parked { resource, uses } in std::mem::take(&mut *lock(&self.parked)) {
-            // SAFETY: it was given up when it was parked; the work on it cannot be waited for, so it has failed.
-            unsafe { resource.free(api) };
-            for (timeline, _) in uses {
-                timeline.end(api);
-            }
+        for Deferred { resource, .. } in std::mem::take(&mut *lock(&self.deferred)) {
+            tracing::error!("{resource:?} leaks: the work that uses it could not be waited for");
         }
+        self.count.store(0, Ordering::Release);
     }
 }
