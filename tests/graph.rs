@@ -570,6 +570,8 @@ fn what_cannot_be_captured_is_refused_by_name() {
                 .overwrite(&stream, &vec![f16::ZERO; BATCH * HIDDEN]),
             stream.upload(&[1i32], [1]).map(drop),
             device.alloc::<u8>(64).map(drop),
+            device.host_buffer::<u8>(64).map(drop),
+            device.synchronize(),
             layer.key.copy_from(&stream, &layer.value),
             plan.launch_with_into(&stream, &inputs, &mut output),
             Graph::capture(device, (), |_, ()| Ok(())).map(drop),

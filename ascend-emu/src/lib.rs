@@ -66,6 +66,7 @@
 //! - A device fault leaves the device usable.
 //! - `aclFinalize` releases nothing, and `aclInit` cannot be called again after it.
 //! - `aclrtSynchronizeDevice` waits for the streams of the calling thread's context.
+//! - A process that was forked after `aclInit` gets an error from every call, whose text says so.
 //! - Workspaces are checked and not written.
 //! - `aclnnScatterPaKvCache` skips tokens with a negative slot; CANN's documents do not say what hardware does.
 //! - A captured graph is replayed in one stream, in the order of recording.

@@ -29,8 +29,11 @@ use super::external_event::ExternalEvent;
 /// has failed the capture fails, also if the error is ignored.
 ///
 /// While a thread captures, this crate refuses it what cannot be part of a graph and would happen at once: waiting,
-/// allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that before. Other
-/// threads are free to.
+/// allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that before.
+///
+/// Other threads are free to do all of that, memory that they drop or run out of included, but for one thing: nobody waits
+/// for a device as a whole while one of its streams is being captured. CANN refuses
+/// [`Device::synchronize`](crate::Device::synchronize) then, and the capture goes on; wait for streams or events instead.
 pub struct Capturing<'a> {
     graph: u64,
     recorder: Recorder<'a>,

@@ -1,0 +1,492 @@
+//! What is dropped while queued work uses it is freed when that work is known to be over: not before, whatever fails, and
+//! without waiting for anything else. Each handle meets the streams of its own device and runtime alone.
+
+#![cfg(feature = "emulation")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod harness;
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use ascend_attention::kv::{BlockPool, PadPolicy};
+use ascend_attention::sys::bindings::{
+    self as sys, aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtMemMallocPolicy, aclrtStream,
+};
+use ascend_attention::sys::{Api, Functions};
+use ascend_attention::{Device, Error, Graph, Runtime, Stream, Tensor};
+use ascend_emu::{Site, inject};
+use harness::{Sample, still_works};
+
+/// The tests share what the functions below count.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The emulation with some functions replaced.
+fn runtime(change: impl FnOnce(&mut Functions)) -> Runtime {
+    harness::runtime();
+    let mut functions = ascend_emu::functions();
+    change(&mut functions);
+    let api = Arc::new(Api::from_functions(functions, "emulation, watched"));
+    // SAFETY: the functions do what CANN's do, or fail as they may.
+    unsafe { Runtime::from_api(api) }.unwrap()
+}
+
+/// Holds streams up until it is opened.
+struct Gate {
+    stream: Stream,
+    event: *mut c_void,
+    graph: *mut c_void,
+}
+
+// SAFETY: the handles are names that the emulation takes from any thread.
+unsafe impl Sync for Gate {}
+
+#[track_caller]
+fn ok(status: aclError) {
+    assert_eq!(status, 0);
+}
+
+impl Gate {
+    fn new(device: &Device) -> Self {
+        let stream = device.stream().unwrap();
+        let (mut event, mut graph) = (ptr::null_mut(), ptr::null_mut());
+        let api = ascend_emu::functions();
+        let relaxed = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is alive; the others are places for results, and then live handles.
+        unsafe {
+            let flag = sys::ACL_EVENT_EXTERNAL;
+            ok(api.aclrtCreateEventWithFlag.unwrap()(&mut event, flag));
+            ok(api.aclmdlRICaptureBegin.unwrap()(stream.as_raw(), relaxed));
+            ok(api.aclrtStreamWaitEvent.unwrap()(stream.as_raw(), event));
+            ok(api.aclmdlRICaptureEnd.unwrap()(stream.as_raw(), &mut graph));
+        }
+        Self {
+            stream,
+            event,
+            graph,
+        }
+    }
+
+    /// What is queued on a stream from now on waits for the gate.
+    fn hold(&self, stream: &Stream) {
+        stream.record_event().unwrap();
+        let execute = ascend_emu::functions().aclmdlRIExecuteAsync.unwrap();
+        // SAFETY: graph and stream are alive.
+        ok(unsafe { execute(self.graph, stream.as_raw()) });
+    }
+
+    fn open(&self) {
+        // Makes the device this thread's.
+        self.stream.record_event().unwrap();
+        let record = ascend_emu::functions().aclrtRecordEvent.unwrap();
+        // SAFETY: event and stream are alive.
+        ok(unsafe { record(self.event, self.stream.as_raw()) });
+        self.stream.synchronize().unwrap();
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let api = ascend_emu::functions();
+        self.stream.synchronize().unwrap();
+        // SAFETY: both are alive and destroyed once; nothing waits for them any more.
+        unsafe {
+            ok(api.aclmdlRIDestroy.unwrap()(self.graph));
+            ok(api.aclrtDestroyEvent.unwrap()(self.event));
+        }
+    }
+}
+
+/// Memory, events and streams that the watched functions have made and not freed.
+static MEMORY: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static EVENTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Waits fail at once and nothing is said to be over.
+static BROKEN: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// The next wait for a stream reports a fault while the stream goes on.
+    static FAULT: Cell<bool> = const { Cell::new(false) };
+}
+
+fn made(what: &Mutex<Vec<usize>>, status: aclError, at: *mut *mut c_void) -> aclError {
+    if status == 0 {
+        // SAFETY: the call succeeded, so the place has its result.
+        what.lock().unwrap().push(unsafe { at.read() }.addr());
+    }
+    status
+}
+
+fn freed(what: &Mutex<Vec<usize>>, at: *mut c_void) {
+    what.lock().unwrap().retain(|&known| known != at.addr());
+}
+
+unsafe extern "C" fn malloc(
+    at: *mut *mut c_void,
+    bytes: usize,
+    policy: aclrtMemMallocPolicy,
+) -> aclError {
+    // SAFETY: handed on to the caller, as below.
+    let status = unsafe { ascend_emu::functions().aclrtMalloc.unwrap()(at, bytes, policy) };
+    made(&MEMORY, status, at)
+}
+
+unsafe extern "C" fn free(at: *mut c_void) -> aclError {
+    freed(&MEMORY, at);
+    // SAFETY: as above.
+    unsafe { ascend_emu::functions().aclrtFree.unwrap()(at) }
+}
+
+unsafe extern "C" fn create_event(event: *mut aclrtEvent, flag: u32) -> aclError {
+    let create = ascend_emu::functions().aclrtCreateEventExWithFlag.unwrap();
+    // SAFETY: as above.
+    made(&EVENTS, unsafe { create(event, flag) }, event)
+}
+
+unsafe extern "C" fn destroy_event(event: aclrtEvent) -> aclError {
+    freed(&EVENTS, event);
+    // SAFETY: as above.
+    unsafe { ascend_emu::functions().aclrtDestroyEvent.unwrap()(event) }
+}
+
+unsafe extern "C" fn create_stream(stream: *mut aclrtStream) -> aclError {
+    let create = ascend_emu::functions().aclrtCreateStream.unwrap();
+    // SAFETY: as above.
+    made(&STREAMS, unsafe { create(stream) }, stream)
+}
+
+unsafe extern "C" fn destroy_stream(stream: aclrtStream) -> aclError {
+    freed(&STREAMS, stream);
+    // SAFETY: as above.
+    unsafe { ascend_emu::functions().aclrtDestroyStream.unwrap()(stream) }
+}
+
+unsafe extern "C" fn synchronize_stream(stream: aclrtStream) -> aclError {
+    if FAULT.take() {
+        return 507_015;
+    }
+    if BROKEN.load(Ordering::SeqCst) {
+        return 507_899;
+    }
+    // SAFETY: as above.
+    unsafe { ascend_emu::functions().aclrtSynchronizeStream.unwrap()(stream) }
+}
+
+unsafe extern "C" fn synchronize_event(event: aclrtEvent) -> aclError {
+    if BROKEN.load(Ordering::SeqCst) {
+        return 507_899;
+    }
+    // SAFETY: as above.
+    unsafe { ascend_emu::functions().aclrtSynchronizeEvent.unwrap()(event) }
+}
+
+unsafe extern "C" fn query_event(
+    event: aclrtEvent,
+    status: *mut aclrtEventRecordedStatus,
+) -> aclError {
+    if BROKEN.load(Ordering::SeqCst) {
+        return 507_899;
+    }
+    // SAFETY: as above.
+    unsafe { ascend_emu::functions().aclrtQueryEventStatus.unwrap()(event, status) }
+}
+
+/// A reclaim has no business with the device as a whole.
+unsafe extern "C" fn synchronize_device() -> aclError {
+    507_899
+}
+
+fn watched() -> Runtime {
+    runtime(|functions| {
+        functions.aclrtMalloc = Some(malloc);
+        functions.aclrtFree = Some(free);
+        functions.aclrtCreateEventExWithFlag = Some(create_event);
+        functions.aclrtDestroyEvent = Some(destroy_event);
+        functions.aclrtCreateStream = Some(create_stream);
+        functions.aclrtDestroyStream = Some(destroy_stream);
+        functions.aclrtSynchronizeStream = Some(synchronize_stream);
+        functions.aclrtSynchronizeEvent = Some(synchronize_event);
+        functions.aclrtQueryEventStatus = Some(query_event);
+        functions.aclrtSynchronizeDevice = Some(synchronize_device);
+    })
+}
+
+/// Queues a launch on a stream and drops all tensors of it; their addresses.
+fn launch_and_drop(stream: &Stream) -> [usize; 4] {
+    let [query, key, value] = Sample::new(1).upload(stream);
+    let attention = Sample::attention(stream.device());
+    let plan = attention.plan(&query, &key, &value).unwrap();
+    let output = plan.launch(stream, &query, &key, &value).unwrap();
+    [&query, &key, &value, &output.attention].map(|tensor| tensor.as_raw().addr())
+}
+
+#[track_caller]
+fn none_freed(addresses: &[usize]) {
+    let memory = MEMORY.lock().unwrap();
+    assert!(addresses.iter().all(|address| memory.contains(address)));
+}
+
+#[track_caller]
+fn all_freed(addresses: &[usize]) {
+    let memory = MEMORY.lock().unwrap();
+    assert!(!addresses.iter().any(|address| memory.contains(address)));
+}
+
+#[test]
+fn handles_of_another_device_or_runtime_are_refused() {
+    let _turn = turn();
+    let one = harness::runtime();
+    // The same functions, so that both runtimes have the very same raw context for a device.
+    let two = runtime(|_| {});
+    let (own, elsewhere) = (one.device(0).unwrap(), one.device(1).unwrap());
+    let twin = two.device(0).unwrap();
+    assert_eq!(own.as_raw(), twin.as_raw());
+    assert_ne!(own, twin);
+    for device in [&elsewhere, &twin] {
+        let (stream, other) = (own.stream().unwrap(), device.stream().unwrap());
+        let gate = Gate::new(&own);
+        gate.hold(&stream);
+        let tensor = Tensor::<i32>::empty(&own, [64]).unwrap();
+        let buffer = own.alloc::<i32>(4).unwrap();
+        let event = own.stream().unwrap().record_timing_event().unwrap();
+        let later = other.record_timing_event().unwrap();
+        let host = || device.host_buffer::<i32>(64).unwrap();
+        let errors = [
+            tensor.download_async(&stream, host()).unwrap_err(),
+            tensor.overwrite_async(&stream, host()).unwrap_err(),
+            tensor.download_async(&other, host()).unwrap_err(),
+            tensor.download(&other).unwrap_err(),
+            tensor.overwrite(&other, &[0; 64]).unwrap_err(),
+            tensor.copy_from(&other, &tensor).unwrap_err(),
+            buffer.to_vec(&other).unwrap_err(),
+            buffer.copy_from(&other, &[1; 4]).unwrap_err(),
+            event.record(&other).unwrap_err(),
+            other.wait_event(&event).unwrap_err(),
+            later.elapsed_since(&event).unwrap_err(),
+        ];
+        for (at, error) in errors.iter().enumerate() {
+            let text = error.to_string();
+            assert!(
+                matches!(error, Error::InvalidArgument { .. }),
+                "{at}: {text}"
+            );
+            assert!(text.contains("of the same runtime"), "{at}: {text}");
+        }
+        // Nothing of it marks the work on the stream as over.
+        drop(tensor);
+        assert!(!stream.is_idle().unwrap());
+        gate.open();
+        stream.synchronize().unwrap();
+        still_works(&stream);
+        still_works(&other);
+    }
+}
+
+#[test]
+fn a_reclaim_waits_for_the_streams_that_dropped_memory_is_used_on_alone() {
+    let _turn = turn();
+    let device = watched().device(0).unwrap();
+    let (busy, held) = (device.stream().unwrap(), device.stream().unwrap());
+    let (gate, slow) = (Gate::new(&device), Gate::new(&device));
+    gate.hold(&held);
+    slow.hold(&busy);
+    let dropped = launch_and_drop(&busy);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            slow.open();
+        });
+        let failure = inject(Site::Malloc, 1, 207_001);
+        device.alloc::<u8>(64).unwrap();
+        drop(failure);
+    });
+    all_freed(&dropped);
+    assert!(!held.is_idle().unwrap());
+    gate.open();
+}
+
+#[test]
+fn a_fault_that_a_reclaim_is_told_is_told_by_the_next_synchronisation() {
+    let _turn = turn();
+    let device = harness::device();
+    let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
+    gate.hold(&stream);
+    let fault = inject(Site::Launch, 1, 507_015);
+    launch_and_drop(&stream);
+    drop(fault);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            gate.open();
+        });
+        let failure = inject(Site::Malloc, 1, 207_001);
+        device.alloc::<u8>(64).unwrap();
+        drop(failure);
+    });
+    let error = stream.synchronize().unwrap_err();
+    assert!(
+        matches!(&error, Error::Acl { status, .. } if status.0 == 507_015),
+        "{error}"
+    );
+    stream.synchronize().unwrap();
+    still_works(&stream);
+}
+
+/// CANN goes on with a stream after a fault, unless it is told not to.
+#[test]
+fn after_a_fault_memory_of_work_that_goes_on_is_not_freed() {
+    let _turn = turn();
+    let device = watched().device(0).unwrap();
+    let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
+    gate.hold(&stream);
+    let dropped = launch_and_drop(&stream);
+    FAULT.set(true);
+    let error = stream.synchronize().unwrap_err();
+    assert!(
+        matches!(&error, Error::Acl { status, .. } if status.0 == 507_015),
+        "{error}"
+    );
+    none_freed(&dropped);
+    device.alloc::<u8>(64).unwrap();
+    none_freed(&dropped);
+    gate.open();
+    stream.synchronize().unwrap();
+    all_freed(&dropped);
+    still_works(&stream);
+}
+
+#[test]
+fn a_stream_whose_work_cannot_be_waited_for_ends_once_it_can() {
+    let _turn = turn();
+    let device = watched().device(0).unwrap();
+    let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
+    let raw = stream.as_raw().addr();
+    gate.hold(&stream);
+    let dropped = launch_and_drop(&stream);
+    BROKEN.store(true, Ordering::SeqCst);
+    drop(stream);
+    none_freed(&dropped);
+    assert!(STREAMS.lock().unwrap().contains(&raw));
+    BROKEN.store(false, Ordering::SeqCst);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            gate.open();
+        });
+        let failure = inject(Site::Malloc, 1, 207_001);
+        device.alloc::<u8>(64).unwrap();
+        drop(failure);
+    });
+    all_freed(&dropped);
+    assert!(!STREAMS.lock().unwrap().contains(&raw));
+}
+
+#[test]
+fn what_cannot_be_waited_for_is_leaked_when_its_device_is_given_up() {
+    let _turn = turn();
+    // Keeps the device in use: its reset would free everything.
+    let keeper = harness::device();
+    let gate = Gate::new(&keeper);
+    let device = watched().device(0).unwrap();
+    let stream = device.stream().unwrap();
+    let raw = stream.as_raw().addr();
+    gate.hold(&stream);
+    let dropped = launch_and_drop(&stream);
+    BROKEN.store(true, Ordering::SeqCst);
+    drop((stream, device));
+    none_freed(&dropped);
+    assert!(STREAMS.lock().unwrap().contains(&raw));
+    BROKEN.store(false, Ordering::SeqCst);
+    gate.open();
+    // Nobody else does it now.
+    let api = ascend_emu::functions();
+    let take = |of: &Mutex<Vec<usize>>| std::mem::take(&mut *of.lock().unwrap());
+    let handle = ptr::without_provenance_mut::<c_void>;
+    keeper.memory_info().unwrap();
+    // SAFETY: each was made by the watched functions, is alive, and is freed once; a stream waits for its work.
+    unsafe {
+        take(&STREAMS)
+            .into_iter()
+            .for_each(|at| ok(api.aclrtDestroyStream.unwrap()(handle(at))));
+        take(&EVENTS)
+            .into_iter()
+            .for_each(|at| ok(api.aclrtDestroyEvent.unwrap()(handle(at))));
+        take(&MEMORY)
+            .into_iter()
+            .for_each(|at| ok(api.aclrtFree.unwrap()(handle(at))));
+    }
+    still_works(&keeper.stream().unwrap());
+}
+
+#[test]
+fn during_a_capture_other_threads_reclaim_and_nobody_waits_for_the_device() {
+    let _turn = turn();
+    let device = harness::device();
+    let stream = device.stream().unwrap();
+    let (from, to) = (
+        stream.upload(&[7i32; 64], [64]).unwrap(),
+        stream.upload(&[0i32; 64], [64]).unwrap(),
+    );
+    let (mut graph, ()) = Graph::capture(&device, (), |capture, ()| {
+        let refused = device.synchronize().unwrap_err();
+        assert!(matches!(refused, Error::Capturing { .. }), "{refused}");
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let refused = device.synchronize().unwrap_err();
+                assert!(
+                    matches!(&refused, Error::Acl { status, .. } if status.0 == 107_027),
+                    "{refused}"
+                );
+                let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
+                gate.hold(&stream);
+                launch_and_drop(&stream);
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        thread::sleep(Duration::from_millis(50));
+                        gate.open();
+                    });
+                    let failure = inject(Site::Malloc, 1, 207_001);
+                    let allocated = device.alloc::<u8>(64).map(drop);
+                    drop(failure);
+                    allocated
+                })
+            });
+            other.join().unwrap()
+        })?;
+        capture.copy(&to, &from)
+    })
+    .unwrap();
+    graph.replay(&stream, graph.update()).unwrap();
+    assert_eq!(to.download(&stream).unwrap(), [7; 64]);
+    device.synchronize().unwrap();
+}
+
+#[test]
+fn a_step_that_ends_while_its_thread_captures_gives_its_blocks_back() {
+    let _turn = turn();
+    let stream = harness::stream();
+    let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
+    let block = pool.allocate().unwrap();
+    let step = pool.begin_step(&stream);
+    drop(block);
+    let (graph, ()) = Graph::capture(stream.device(), (), |_, ()| {
+        drop(step);
+        Ok(())
+    })
+    .unwrap();
+    drop(graph);
+    stream.device().synchronize().unwrap();
+    assert_eq!((pool.free_blocks(), pool.steps_in_flight()), (2, 0));
+}
