@@ -1,0 +1,129 @@
+//! An engine on this crate: a small transformer that serves several requests at once, checked against the model's
+//! definition.
+//!
+//! ```sh
+//! cargo run --release --example 11-model                  # a model of random weights, every other layer with a window
+//! cargo run --release --example 11-model -- MODEL.gguf    # a model of the architecture `llama` from a file
+//! ```
+//!
+//! Requests arrive one after the other and begin alike. Their prompts are computed in chunks beside the decoding of others
+//! ([`scheduler`]), what they begin with is computed once, and when the blocks run out the youngest gives its own back and
+//! computes them again later. Steps that only decode are replayed from graphs ([`graphs`]). Layers with a window have a
+//! small cache of their own ([`engine`]). In the end each request's tokens go through the model's definition in double
+//! precision ([`dense`]), and the logits are compared ([`comparison`]).
+
+mod comparison;
+mod dense;
+mod engine;
+mod gguf;
+mod graphs;
+mod model;
+mod product;
+mod questions;
+mod scheduler;
+mod text;
+mod weights;
+
+use std::error::Error;
+use std::num::NonZeroU32;
+use std::path::Path;
+
+use ascend_attention::Runtime;
+use engine::{Engine, Limits};
+use model::Model;
+use scheduler::{Request, Scheduler};
+use weights::Random;
+
+/// Keys that a token sees in every other layer of the generated model.
+const WINDOW: u32 = 100;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    match std::env::args().nth(1) {
+        Some(path) => from_file(Path::new(&path)),
+        None => generated(),
+    }
+}
+
+/// Requests of random tokens to a model of random weights.
+fn generated() -> Result<(), Box<dyn Error>> {
+    let window = NonZeroU32::new(WINDOW).ok_or("a window of no keys")?;
+    let model = weights::generated(window);
+    let mut random = Random(7);
+    let mut tokens = |count| -> Vec<u32> {
+        let token = |_| (random.next() % model.config.vocabulary as u64) as u32;
+        (0..count).map(token).collect()
+    };
+    let shared = tokens(200);
+    // Some begin near the end of a block, so that they soon need another one.
+    let own = [40, 45, 170, 178, 20, 120, 150].into_iter().enumerate();
+    let requests = own.map(|(number, own)| {
+        let own = tokens(own);
+        let new = 24 + 9 * (number % 4);
+        Request::new(number, [&shared[..], &own].concat(), shared.len(), new)
+    });
+    let limits = Limits {
+        blocks: 11,
+        windowed_blocks: 10,
+        longest: 512,
+        graphs: vec![1, 2, 4],
+    };
+    let finished = serve(&model, requests.collect(), &limits)?;
+    comparison::check(&model, &finished)
+}
+
+/// Questions to a model from a file.
+fn from_file(path: &Path) -> Result<(), Box<dyn Error>> {
+    let (model, vocabulary) = gguf::load(path)?;
+    let shared = vocabulary.encode(questions::BEGINNING);
+    let requests = questions::ASKED.iter().enumerate();
+    let requests = requests.map(|(number, question)| {
+        let own = vocabulary.encode(&format!("Question: {question}\nAnswer:"));
+        Request::new(number, [&shared[..], &own].concat(), shared.len(), 12)
+    });
+    let limits = Limits {
+        blocks: 9,
+        windowed_blocks: 0,
+        longest: 384,
+        graphs: vec![1, 2, 4],
+    };
+    let finished = serve(&model, requests.collect(), &limits)?;
+    for request in &finished {
+        // What comes behind the answer would be the next question.
+        let text = vocabulary.decode(&request.tokens[request.shared..]);
+        println!("{}", text.lines().take(2).collect::<Vec<_>>().join(" "));
+    }
+    comparison::check(&model, &finished)
+}
+
+/// Lets an engine serve all requests.
+fn serve(
+    model: &Model,
+    requests: Vec<Request>,
+    limits: &Limits,
+) -> Result<Vec<Request>, Box<dyn Error>> {
+    let runtime = Runtime::auto()?;
+    let stream = runtime.device(0)?.stream()?;
+    println!("{} on {}", stream.device().soc_name(), runtime.backend());
+    let mut engine = Engine::new(model, &stream, limits)?;
+    let asked = requests.len();
+    let mut scheduler = Scheduler::new(requests);
+    while !scheduler.is_done() {
+        scheduler.step(&mut engine)?;
+    }
+    let (finished, counts) = scheduler.finish();
+    let replays = engine.replays();
+    println!("{counts}\n{replays} steps replayed from graphs");
+    let happened = [
+        counts.shared_blocks,
+        counts.preempted,
+        counts.resumed,
+        replays,
+    ];
+    if finished.len() != asked || !engine.is_idle() {
+        return Err("a request or a block was lost".into());
+    }
+    if happened.contains(&0) {
+        return Err("nothing was shared, preempted, resumed or replayed".into());
+    }
+    Ok(finished)
+}
