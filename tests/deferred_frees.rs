@@ -13,17 +13,17 @@ mod harness;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ascend_attention::kv::{BlockPool, PadPolicy};
 use ascend_attention::sys::bindings::{
     self as sys, aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtMemMallocPolicy, aclrtStream,
 };
 use ascend_attention::sys::{Api, Functions};
-use ascend_attention::{Device, Error, Graph, Runtime, Stream, Tensor};
+use ascend_attention::{Device, Error, Graph, Result, Runtime, Stream, Tensor};
 use ascend_emu::{Site, inject};
 use harness::{Sample, still_works};
 
@@ -115,6 +115,8 @@ static EVENTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// Waits fail at once and nothing is said to be over.
 static BROKEN: AtomicBool = AtomicBool::new(false);
+/// Waits for events so far.
+static WAITS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// The next wait for a stream reports a fault while the stream goes on.
@@ -185,6 +187,7 @@ unsafe extern "C" fn synchronize_stream(stream: aclrtStream) -> aclError {
 }
 
 unsafe extern "C" fn synchronize_event(event: aclrtEvent) -> aclError {
+    WAITS.fetch_add(1, Ordering::SeqCst);
     if BROKEN.load(Ordering::SeqCst) {
         return 507_899;
     }
@@ -203,9 +206,15 @@ unsafe extern "C" fn query_event(
     unsafe { ascend_emu::functions().aclrtQueryEventStatus.unwrap()(event, status) }
 }
 
-/// A reclaim has no business with the device as a whole.
+/// Whether waiting for the device as a whole is an error rather than a wait that may take for ever.
+static STREAMS_ALONE: AtomicBool = AtomicBool::new(false);
+
 unsafe extern "C" fn synchronize_device() -> aclError {
-    507_899
+    if STREAMS_ALONE.load(Ordering::SeqCst) {
+        return 507_899;
+    }
+    // SAFETY: as above.
+    unsafe { ascend_emu::functions().aclrtSynchronizeDevice.unwrap()() }
 }
 
 fn watched() -> Runtime {
@@ -230,6 +239,23 @@ fn launch_and_drop(stream: &Stream) -> [usize; 4] {
     let plan = attention.plan(&query, &key, &value).unwrap();
     let output = plan.launch(stream, &query, &key, &value).unwrap();
     [&query, &key, &value, &output.attention].map(|tensor| tensor.as_raw().addr())
+}
+
+/// Allocates when there is no memory but what was dropped with work queued behind a gate, which opens when somebody waits
+/// for that work.
+fn alloc_by_reclaim(device: &Device, gate: &Gate) -> Result<()> {
+    let before = WAITS.load(Ordering::SeqCst);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let since = Instant::now();
+            while WAITS.load(Ordering::SeqCst) == before && since.elapsed().as_secs() < 20 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            gate.open();
+        });
+        let _failure = inject(Site::Malloc, 1, 207_001);
+        device.alloc::<u8>(64).map(drop)
+    })
 }
 
 #[track_caller]
@@ -303,15 +329,10 @@ fn a_reclaim_waits_for_the_streams_that_dropped_memory_is_used_on_alone() {
     gate.hold(&held);
     slow.hold(&busy);
     let dropped = launch_and_drop(&busy);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            thread::sleep(Duration::from_millis(50));
-            slow.open();
-        });
-        let failure = inject(Site::Malloc, 1, 207_001);
-        device.alloc::<u8>(64).unwrap();
-        drop(failure);
-    });
+    STREAMS_ALONE.store(true, Ordering::SeqCst);
+    let allocated = alloc_by_reclaim(&device, &slow);
+    STREAMS_ALONE.store(false, Ordering::SeqCst);
+    allocated.unwrap();
     all_freed(&dropped);
     assert!(!held.is_idle().unwrap());
     gate.open();
@@ -320,21 +341,13 @@ fn a_reclaim_waits_for_the_streams_that_dropped_memory_is_used_on_alone() {
 #[test]
 fn a_fault_that_a_reclaim_is_told_is_told_by_the_next_synchronisation() {
     let _turn = turn();
-    let device = harness::device();
+    let device = watched().device(0).unwrap();
     let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
     gate.hold(&stream);
     let fault = inject(Site::Launch, 1, 507_015);
     launch_and_drop(&stream);
     drop(fault);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            thread::sleep(Duration::from_millis(50));
-            gate.open();
-        });
-        let failure = inject(Site::Malloc, 1, 207_001);
-        device.alloc::<u8>(64).unwrap();
-        drop(failure);
-    });
+    alloc_by_reclaim(&device, &gate).unwrap();
     let error = stream.synchronize().unwrap_err();
     assert!(
         matches!(&error, Error::Acl { status, .. } if status.0 == 507_015),
@@ -380,15 +393,7 @@ fn a_stream_whose_work_cannot_be_waited_for_ends_once_it_can() {
     none_freed(&dropped);
     assert!(STREAMS.lock().unwrap().contains(&raw));
     BROKEN.store(false, Ordering::SeqCst);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            thread::sleep(Duration::from_millis(50));
-            gate.open();
-        });
-        let failure = inject(Site::Malloc, 1, 207_001);
-        device.alloc::<u8>(64).unwrap();
-        drop(failure);
-    });
+    alloc_by_reclaim(&device, &gate).unwrap();
     all_freed(&dropped);
     assert!(!STREAMS.lock().unwrap().contains(&raw));
 }
@@ -433,7 +438,7 @@ fn what_cannot_be_waited_for_is_leaked_when_its_device_is_given_up() {
 #[test]
 fn during_a_capture_other_threads_reclaim_and_nobody_waits_for_the_device() {
     let _turn = turn();
-    let device = harness::device();
+    let device = watched().device(0).unwrap();
     let stream = device.stream().unwrap();
     let (from, to) = (
         stream.upload(&[7i32; 64], [64]).unwrap(),
@@ -452,16 +457,7 @@ fn during_a_capture_other_threads_reclaim_and_nobody_waits_for_the_device() {
                 let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
                 gate.hold(&stream);
                 launch_and_drop(&stream);
-                thread::scope(|scope| {
-                    scope.spawn(|| {
-                        thread::sleep(Duration::from_millis(50));
-                        gate.open();
-                    });
-                    let failure = inject(Site::Malloc, 1, 207_001);
-                    let allocated = device.alloc::<u8>(64).map(drop);
-                    drop(failure);
-                    allocated
-                })
+                alloc_by_reclaim(&device, &gate)
             });
             other.join().unwrap()
         })?;

@@ -210,6 +210,9 @@ impl Stream {
             // A fault is told once, while the work behind it goes on: whether all is over tells the second wait.
             outcome = synchronise_stream(api, self.raw);
         }
+        if let Some(fault) = self.timeline.take_fault() {
+            tracing::error!("work on a dropped stream failed: {fault}");
+        }
         outcome.is_ok()
     }
 
