@@ -76,6 +76,7 @@ impl Step {
         let stream = device.stream().unwrap();
         let lengths: Vec<i64> = (0..batch).map(|b| 1 + (b % 1000) as i64).collect();
         let call = FusedInferAttention::new(Layout::Bsnd)
+            .scale(1.0)
             .heads(HEADS as i64)
             .kv_heads(1)
             .actual_seq_lengths_kv(lengths.clone());

@@ -7,7 +7,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stream = device.stream()?;
     let half = |shape: [usize; 4]| stream.upload(&vec![f16::ONE; shape.iter().product()], shape);
     let (query, cache) = (half([1, 8, 16, 64])?, half([1, 2, 48, 64])?);
-    let attention = || FusedInferAttention::new(Layout::Bnsd).heads(8).kv_heads(2);
+    let attention = || {
+        FusedInferAttention::new(Layout::Bnsd)
+            .heads(8)
+            .kv_heads(2)
+            .scale(1.0 / 64f64.sqrt())
+    };
 
     println!("-- A broken rule is found before the operator is called, and says what to do:");
     let error = attention()

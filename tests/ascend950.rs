@@ -51,6 +51,7 @@ fn slopes_bend_attention_toward_near_keys() {
             key_start: 3,
         });
         let plan = FusedInferAttention::new(Layout::Bnsd)
+            .scale(1.0)
             .heads(2)
             .plan_with(&inputs)
             .unwrap();

@@ -15,7 +15,7 @@ use ascend_attention::attention::{Arguments, Parameter};
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::{
     BACKEND_VARIABLE, DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Runtime,
-    Tensor, f16,
+    Tensor, bf16, f16,
 };
 use harness::{still_works, stream, tensor};
 
@@ -40,7 +40,12 @@ fn broken_rules_are_named_before_the_operator_is_called() {
     let stream = stream();
     let q = tensor(&stream, [1, 4, 8, 32]);
     let kv = tensor(&stream, [1, 2, 16, 32]);
-    let call = || FusedInferAttention::new(Layout::Bnsd).heads(4).kv_heads(2);
+    let call = || {
+        FusedInferAttention::new(Layout::Bnsd)
+            .scale(1.0)
+            .heads(4)
+            .kv_heads(2)
+    };
     call().plan(&q, &kv, &kv).unwrap();
     violates(call().heads(3).plan(&q, &kv, &kv), "num_heads.query");
     violates(
@@ -89,7 +94,7 @@ fn lints_stop_a_call_unless_allowed() {
     let whole = tensor(&stream, [1, 8, 4, 32]);
     let strided = whole.permute([0, 2, 1, 3]).unwrap();
     let kv = tensor(&stream, [1, 4, 16, 32]);
-    let call = FusedInferAttention::new(Layout::Bnsd).heads(4);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(4);
     violates(call.plan(&strided, &kv, &kv), "tensor.strided");
     let plan = call
         .clone()
@@ -99,6 +104,81 @@ fn lints_stop_a_call_unless_allowed() {
     drop(plan);
     call.plan(&strided.contiguous(&stream).unwrap(), &kv, &kv)
         .unwrap();
+    still_works(&stream);
+}
+
+#[test]
+fn what_is_left_unset_is_named() {
+    let stream = stream();
+    let (query, key) = (
+        tensor(&stream, [1, 8, 16, 64]),
+        tensor(&stream, [1, 2, 16, 64]),
+    );
+    let call = FusedInferAttention::new(Layout::Bnsd);
+    let text = |outcome: Result<_, Error>| outcome.map(drop).unwrap_err().to_string();
+    let scaled = call.clone().heads(8).kv_heads(2);
+    assert_eq!(
+        text(scaled.plan(&query, &key, &key)),
+        "scale: given none, allowed: the factor of the scores, usually one over the root of the head dimension: \
+         `.scale(1.0 / 64f64.sqrt())`; `.scale(1.0)` for queries that are scaled already"
+    );
+    scaled.scale(1.0).plan(&query, &key, &key).unwrap();
+    // With and without a scale.
+    for call in [call.clone(), call.scale(0.125)] {
+        let text = text(call.plan(&query, &key, &key));
+        assert!(
+            text.starts_with("num_heads.query") && text.contains("`.heads(8)`"),
+            "{text}"
+        );
+    }
+    let hidden: Tensor<f16> = Tensor::empty(stream.device(), [1, 16, 8 * 128]).unwrap();
+    let bsh = FusedInferAttention::new(Layout::Bsh).scale(0.125);
+    let text = text(bsh.plan(&hidden, &hidden, &hidden));
+    assert!(
+        text.starts_with("head_dim.max") && text.contains("`.heads()`"),
+        "{text}"
+    );
+    still_works(&stream);
+}
+
+#[test]
+fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
+    let stream = stream();
+    let packed: Tensor<bf16> = Tensor::empty(stream.device(), [8, 1, 64]).unwrap();
+    let fix = |q: &[i64], kv: &[i64]| {
+        let call = FusedInferAttention::new(Layout::Tnd)
+            .heads(1)
+            .kv_heads(1)
+            .scale(0.125);
+        let call = call.actual_seq_lengths(q).actual_seq_lengths_kv(kv);
+        match call.plan(&packed, &packed, &packed).unwrap_err() {
+            Error::Violation(violation) => (violation.rule.id, violation.fix),
+            other => panic!("{other}"),
+        }
+    };
+    let cumulative = "cumulative: pass [3, 8]".to_owned();
+    assert_eq!(
+        fix(&[3, 5], &[3, 8]),
+        ("packed.q_total", cumulative.clone())
+    );
+    assert_eq!(fix(&[3, 8], &[3, 5]), ("packed.kv_ends", cumulative));
+    let decreasing = "cumulative: pass [5, 8]".to_owned();
+    assert_eq!(fix(&[5, 3], &[5, 8]), ("packed.q_ends", decreasing));
+    let (rule, leading) = fix(&[0, 3, 8], &[3, 8]);
+    assert_eq!(rule, "packed.lengths_required");
+    assert!(leading.contains("leading 0"), "{leading}");
+    // Nothing is guessed: these are no lengths of 8 rows.
+    assert!(fix(&[3, 4], &[3, 8]).1.starts_with("trim the query"));
+
+    let rows = tensor(&stream, [2, 1, 5, 64]);
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
+    let error = call.actual_seq_lengths_kv([3, 8]).plan(&rows, &rows, &rows);
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .ends_with("fix: not cumulative: pass [3, 5]")
+    );
     still_works(&stream);
 }
 
@@ -152,7 +232,7 @@ fn lints_that_leave_the_tensors_are_allowed_by_unsafe_code_alone() {
 fn a_wrong_dtype_is_named() {
     let stream = stream();
     let int = stream.upload(&[0i32; 512], [1, 1, 16, 32]).unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0);
     violates(call.plan(&int, &int, &int), "dtype.registered");
     let half = tensor(&stream, [1, 1, 16, 32]);
     let error = stream
@@ -209,7 +289,7 @@ fn a_launch_must_be_as_planned() {
     let stream = stream();
     let q = tensor(&stream, [1, 2, 8, 32]);
     let kv = tensor(&stream, [1, 2, 16, 32]);
-    let call = FusedInferAttention::new(Layout::Bnsd).heads(2);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2);
     let plan = call.plan(&q, &kv, &kv).unwrap();
     let with_lse = call.softmax_lse(true).plan(&q, &kv, &kv).unwrap();
 
@@ -383,6 +463,7 @@ fn corrected_rows_are_refused_where_the_operator_refuses_them() {
     let stream = stream();
     let q = tensor(&stream, [1, 4, 1, 32]);
     let call = FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
         .heads(4)
         .inner_precise(InnerPrecise::HighPrecisionCorrected);
     violates(call.plan(&q, &q, &q), "inner_precise.known");

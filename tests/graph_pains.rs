@@ -89,7 +89,7 @@ fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<()> {
         q: None,
         kv: &longest,
     };
-    let call = FusedInferAttention::new(Layout::Bsh).heads(1);
+    let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
     let call = capture.attention(&call, longest, &buffers.inputs())?;
     for output in &buffers.outputs {
         capture.launch(call, &buffers.inputs(), output)?;
@@ -235,6 +235,7 @@ fn pain_16_graphs_on_two_streams_share_no_workspace() {
     }
     let buffers = graphs[0].buffers();
     let plan = FusedInferAttention::new(Layout::Bsh)
+        .scale(1.0)
         .heads(1)
         .actual_seq_lengths_kv([4, 40])
         .plan_with(&buffers.inputs())

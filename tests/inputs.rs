@@ -329,7 +329,9 @@ fn a_launch_brings_what_its_plan_was_made_with() {
     let query = stream
         .upload(&halves(1, 2 * HEADS * DIM), [2, HEADS, 1, DIM])
         .unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd).heads(HEADS as i64);
+    let call = FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
+        .heads(HEADS as i64);
     let table = BlockTable::from_rows(&stream, &[[1, 2, 3], [4, 5, 6]], BLOCK_SIZE).unwrap();
     let plain = Inputs::new(&query, &cache, &cache);
     let paged = plain.paged(&table);

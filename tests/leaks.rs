@@ -305,6 +305,7 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
         },
     };
     let call = FusedInferAttention::new(Layout::Tnd)
+        .scale(1.0)
         .heads(HEADS as i64)
         .kv_heads(1)
         .mask(stream.device().masks().causal(CausalOrigin::RightDown)?);
@@ -335,6 +336,7 @@ fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
     let query = ones(stream, bf16::ONE, [3, HEADS, DIM])?;
     let keys = ones(stream, bf16::ONE, [5, 1, DIM])?;
     let plan = FusedInferAttention::new(Layout::Tnd)
+        .scale(1.0)
         .heads(HEADS as i64)
         .kv_heads(1)
         .actual_seq_lengths([1, 3])
@@ -362,6 +364,7 @@ fn masks(stream: &Stream, _: &mut Pools) -> Result<()> {
         masks.custom(&custom)?,
     ] {
         let plan = FusedInferAttention::new(Layout::Bnsd)
+            .scale(1.0)
             .heads(HEADS as i64)
             .mask(mask)
             .inner_precise(InnerPrecise::HighPrecisionCorrected)

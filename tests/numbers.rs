@@ -437,6 +437,7 @@ fn one_key_head_may_serve_all_query_heads() {
 fn empty_tensors_are_no_work_or_zeros() {
     let stream = harness::stream();
     let attention = FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
         .heads(2)
         .softmax_lse(true);
     let tensor = |rows: usize| {

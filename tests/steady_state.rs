@@ -87,6 +87,7 @@ fn a_launch_of_many_kinds_of_tensors_allocates_nothing() {
             .quantisation(quantisation)
     });
     let plan = FusedInferAttention::new(ascend_attention::Layout::Bnsd)
+        .scale(1.0)
         .heads(2)
         .actual_seq_lengths_kv([40, 64])
         .plan_with(&inputs[0])

@@ -57,6 +57,7 @@ fn packed(stream: &Stream, dim: usize) -> Tensor<bf16> {
 fn plain(stream: &Stream) -> Result<Plan> {
     let x = halves(stream, &[1, 2, 16, 32]);
     FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
         .heads(2)
         .plan(&x, &x, &x)
 }
@@ -65,6 +66,7 @@ fn prefixed(stream: &Stream) -> Result<Plan> {
     let x = halves(stream, &[1, 2, 16, 32]);
     let inputs = Inputs::new(&x, &x, &x).shared_prefix(SharedPrefix::new(&x, &x));
     FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
         .heads(2)
         .plan_with(&inputs)
 }
@@ -83,12 +85,14 @@ fn split(stream: &Stream) -> Result<Plan> {
         output: None,
     });
     FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
         .heads(2)
         .plan_with(&inputs)
 }
 
 fn of_two_sequences() -> FusedInferAttention {
     FusedInferAttention::new(Layout::Tnd)
+        .scale(1.0)
         .heads(2)
         .kv_heads(2)
         .actual_seq_lengths([3, 8])
@@ -116,6 +120,7 @@ fn with_slopes(stream: &Stream) -> Result<Plan> {
         key_start: 0,
     });
     FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
         .heads(2)
         .plan_with(&inputs)
 }

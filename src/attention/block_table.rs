@@ -45,6 +45,7 @@ use crate::tensor::Tensor;
 /// let table = BlockTable::from_rows(&stream, &[vec![4, 1], vec![3]], 16)?;
 /// let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
 /// let plan = FusedInferAttention::new(Layout::Bsh)
+///     .scale(1.0 / 128f64.sqrt())
 ///     .heads(1)
 ///     .kv_heads(1)
 ///     .actual_seq_lengths_kv([20, 7])

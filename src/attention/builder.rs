@@ -14,6 +14,7 @@ use super::inputs::Inputs;
 use super::places::Reading;
 use super::plan::{Bindings, Plan, imply_outputs};
 use super::tensor_list::TensorList;
+use super::{operator, unset};
 
 /// CANN's `innerPrecise`: precision, and what becomes of rows that a mask tensor leaves without keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -33,16 +34,16 @@ pub enum InnerPrecise {
 ///
 /// Describe it once, [`plan`](Self::plan) it for tensors of certain shapes, and launch the [`Plan`] with as many tensors
 /// of these shapes as there are layers. What is not set has the operator's default, except
-/// [`inner_precise`](Self::inner_precise), which is high precision.
+/// [`inner_precise`](Self::inner_precise), which is high precision, and [`scale`](Self::scale), which has to be set.
 ///
 /// Source: aclnnFusedInferAttentionScore V1 to V5; the oldest version that can express the call is used.
 #[derive(Clone, Debug)]
 #[must_use = "a description does nothing until planned"]
 pub struct FusedInferAttention {
     layout: Layout,
-    num_heads: i64,
+    num_heads: Option<i64>,
     num_key_value_heads: i64,
-    scale: f64,
+    scale: Option<f64>,
     mask: Mask,
     actual_seq_lengths: Option<Vec<i64>>,
     actual_seq_lengths_kv: Option<Vec<i64>>,
@@ -57,9 +58,9 @@ impl FusedInferAttention {
         let defaults = FiaCall::new(layout.as_str());
         Self {
             layout,
-            num_heads: defaults.num_heads,
+            num_heads: None,
             num_key_value_heads: defaults.num_key_value_heads,
-            scale: defaults.scale,
+            scale: None,
             mask: Mask::none(),
             actual_seq_lengths: None,
             actual_seq_lengths_kv: None,
@@ -71,7 +72,7 @@ impl FusedInferAttention {
 
     /// Number of query heads (`numHeads`). Unset: 1.
     pub fn heads(mut self, num_heads: i64) -> Self {
-        self.num_heads = num_heads;
+        self.num_heads = Some(num_heads);
         self
     }
 
@@ -81,9 +82,10 @@ impl FusedInferAttention {
         self
     }
 
-    /// Factor of the scores, usually `1 / sqrt(D)` (`scaleValue`). Unset: 1.
+    /// Factor of the scores, usually `1 / sqrt(D)` (`scaleValue`). It has no default: a call without one is refused, as the
+    /// operator's own, 1, is hardly ever meant.
     pub fn scale(mut self, scale: f64) -> Self {
-        self.scale = scale;
+        self.scale = Some(scale);
         self
     }
 
@@ -146,8 +148,8 @@ impl FusedInferAttention {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule or
-    /// lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// Before any function of the operator is called: [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a
+    /// [`scale`](Self::scale); [`Error::Violation`](crate::Error::Violation) for a broken rule or lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different devices. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
@@ -191,21 +193,22 @@ impl FusedInferAttention {
             return Err(Error::invalid("query", "none", "a tensor"));
         };
         let features = bindings.features().unwrap_or_default();
+        let defaults = FiaCall::new(self.layout.as_str());
         let mut call = FiaCall {
             key: &key,
             value: &value,
             atten_mask: self.mask.tensor().map(|mask| *mask.desc()),
             actual_seq_lengths: self.actual_seq_lengths.as_deref(),
             actual_seq_lengths_kv: self.actual_seq_lengths_kv.as_deref(),
-            num_heads: self.num_heads,
+            num_heads: self.num_heads.unwrap_or(defaults.num_heads),
             num_key_value_heads: self.num_key_value_heads,
-            scale: self.scale,
+            scale: self.scale.unwrap_or(defaults.scale),
             sparse_mode: self.mask.sparse_mode().acl(),
             pre_tokens: self.mask.pre_tokens(),
             next_tokens: self.mask.next_tokens(),
             inner_precise: self.inner_precise as i64,
             softmax_lse_flag: self.softmax_lse,
-            ..FiaCall::new(self.layout.as_str())
+            ..defaults
         };
         features.describe(&mut call);
         bindings.each(|operand, tensor| {
@@ -215,6 +218,13 @@ impl FusedInferAttention {
             Ok(())
         })?;
         imply_outputs(&mut call);
+        let named = |error| self.heads_named(error, &call);
+        if self.scale.is_none() {
+            // A broken rule says more.
+            let (api, soc) = (context.runtime().api(), context.soc()?);
+            operator::choose(api, soc, &call, &self.allowed.ids()?).map_err(named)?;
+            return Err(unset::scale(&call));
+        }
         Plan::new(
             context,
             &call,
@@ -223,6 +233,15 @@ impl FusedInferAttention {
             bindings,
             reading,
         )
+        .map_err(named)
+    }
+
+    /// Says in a refusal that the heads are not set.
+    fn heads_named(&self, error: Error, call: &FiaCall<'_>) -> Error {
+        match self.num_heads {
+            Some(_) => error,
+            None => unset::heads(error, call),
+        }
     }
 }
 

@@ -20,6 +20,7 @@ mod pse_shift;
 mod quantisation;
 mod shared_prefix;
 mod tensor_list;
+mod unset;
 
 pub use arguments::Arguments;
 pub use ascend_spec::fia::{AntiquantMode, Cache, Parameter};

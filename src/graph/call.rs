@@ -247,7 +247,7 @@ mod tests {
         let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
         let keys = PerRequest::new(vec![64]).unwrap();
         let longest = CallLengths::Batched { q: None, kv: &keys };
-        let call = FusedInferAttention::new(Layout::Bsh).heads(1);
+        let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
         let bound = Bound::of(&inputs).unwrap();
         let (mut varying, plan) = Varying::new(&call, longest, bound).unwrap();
         assert!(plan.workspace_bytes() > 0);

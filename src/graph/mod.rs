@@ -42,7 +42,7 @@
 //!         softmax_lse: None,
 //!     },
 //! };
-//! let call = FusedInferAttention::new(Layout::Bsh).heads(1).kv_heads(1);
+//! let call = FusedInferAttention::new(Layout::Bsh).heads(1).kv_heads(1).scale(1.0 / 128f64.sqrt());
 //! let longest = PerRequest::new(vec![64, 64])?;
 //! let (mut graph, ()) = Graph::capture(&device, buffers, |capture, buffers| {
 //!     let Buffers { query, cache, table, output } = buffers;

@@ -207,6 +207,7 @@ fn attention_of_a_sequence_cut_between_two_cards_is_that_of_the_whole() {
         };
         let (query, key, value) = (query.unwrap(), keys(&key), keys(&value));
         let plan = FusedInferAttention::new(Layout::Bnsd)
+            .scale(1.0)
             .mask(mask)
             .plan(&query, &key, &value)
             .unwrap();

@@ -210,6 +210,7 @@ fn pain_28_masks_that_are_dropped() {
     let mask = HostMask::from_fn(ROWS, KEYS, MaskForm::INT8, |_, key| key < 500).unwrap();
     let mask = masks.custom(&mask).unwrap();
     let outcome = FusedInferAttention::new(Layout::Tnd)
+        .scale(1.0)
         .heads(HEADS as i64)
         .kv_heads(HEADS as i64)
         .actual_seq_lengths([ROWS as i64])

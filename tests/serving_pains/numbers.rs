@@ -28,6 +28,7 @@ fn pain_25_rows_that_see_nothing() {
     let keys = harness::tensor(&stream, [1, 1, 3, 64]);
     let mask = blind(MaskForm::BOOL).unwrap();
     let plan = FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
         .mask(stream.device().masks().custom(&mask).unwrap())
         .inner_precise(InnerPrecise::HighPrecisionCorrected)
         .softmax_lse(true)
@@ -128,7 +129,7 @@ fn pain_29_results_that_depend_on_the_batch() {
     }
     let query = harness::tensor(&stream, [1, 2, 1, 64]);
     let keys = harness::tensor(&stream, [1, 2, 5000, 64]);
-    let call = FusedInferAttention::new(Layout::Bnsd).heads(2);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2);
     let plan = call.plan(&query, &keys, &keys).unwrap();
     let bits = || {
         let output = plan.launch(&stream, &query, &keys, &keys).unwrap();

@@ -30,6 +30,7 @@ fn pain_02_lists_of_another_size_given_by_hand() {
         let table = BlockTable::from_rows(&stream, &rows, 128).unwrap();
         let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
         let call = FusedInferAttention::new(Layout::Tnd)
+            .scale(1.0)
             .kv_heads(1)
             .actual_seq_lengths([1, 2, 3])
             .actual_seq_lengths_kv(kv)
@@ -139,7 +140,9 @@ fn pain_20_strided_keys_and_values() {
     let data = harness::halves(1, rows * heads * 64);
     let packed = stream.upload(&data, [1, rows, heads, 64]).unwrap();
     let strided = packed.permute([0, 2, 1, 3]).unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd).heads(heads as i64);
+    let call = FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
+        .heads(heads as i64);
     let error = call.plan(&strided, &strided, &strided).unwrap_err();
     assert!(
         matches!(&error, Error::Violation(violation) if violation.rule.id == "tensor.strided"),
@@ -148,7 +151,9 @@ fn pain_20_strided_keys_and_values() {
     let copy = strided.contiguous(&stream).unwrap();
     let plan = call.plan(&copy, &copy, &copy).unwrap();
     let got = plan.launch(&stream, &copy, &copy, &copy).unwrap();
-    let call = FusedInferAttention::new(Layout::Bsnd).heads(heads as i64);
+    let call = FusedInferAttention::new(Layout::Bsnd)
+        .scale(1.0)
+        .heads(heads as i64);
     let plan = call.plan(&packed, &packed, &packed).unwrap();
     let want = plan.launch(&stream, &packed, &packed, &packed).unwrap();
     let want = want.attention.permute([0, 2, 1, 3]).unwrap();

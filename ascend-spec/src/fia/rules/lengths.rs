@@ -4,6 +4,7 @@ use super::Facts;
 use crate::fia::FiaCall;
 use crate::rule::{broken, require, rules};
 use crate::{Layout, Refusal};
+use std::fmt;
 
 rules! {
     Q_COUNT = "actual_seq_lengths.count", TILING_ERROR, V1, "check E1.1",
@@ -18,6 +19,52 @@ rules! {
     KV_RANGE = "actual_seq_lengths_kv.range", TILING_ERROR, V1, "checks E1.2, F7, J7",
         "each key length is from 0 to the rows of the key, or to what the block table holds",
         "pass lengths of each sequence (not cumulative) within the key's rows";
+}
+
+/// Numbers in a message: all of a short list, both ends of a long one.
+struct Shown<'a>(&'a [i64]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [first, second, third, .., last] if self.0.len() > 12 => {
+                write!(f, "[{first}, {second}, {third}, ..., {last}]")
+            }
+            all => write!(f, "{all:?}"),
+        }
+    }
+}
+
+/// What mends an array that is not cumulative: the sums, if its entries look like the lengths of sequences that fill
+/// `rows`.
+pub(in crate::fia) fn summed(lengths: &[i64], rows: i64, otherwise: &'static str) -> String {
+    let mut sum = 0i64;
+    let ends = lengths.iter().map(|&len| {
+        sum = sum.checked_add(len).filter(|_| len >= 0)?;
+        Some(sum)
+    });
+    match ends.collect::<Option<Vec<_>>>() {
+        Some(ends) if ends.last() == Some(&rows) && ends.len() > 1 => {
+            format!("cumulative: pass {}", Shown(&ends))
+        }
+        _ => otherwise.to_owned(),
+    }
+}
+
+/// What mends an array that is cumulative and should not be: the differences, if each is at most `most`.
+pub(in crate::fia) fn apart(ends: &[i64], most: i64, otherwise: &'static str) -> String {
+    let mut before = 0i64;
+    let lengths = ends.iter().map(|&end| {
+        let len = end.checked_sub(before)?;
+        before = end;
+        (0..=most).contains(&len).then_some(len)
+    });
+    match lengths.collect::<Option<Vec<_>>>() {
+        Some(lengths) if lengths.len() > 1 => {
+            format!("not cumulative: pass {}", Shown(&lengths))
+        }
+        _ => otherwise.to_owned(),
+    }
 }
 
 /// Entry `b` of a length array: an empty one means `all`, one entry stands for every sequence.
@@ -80,7 +127,7 @@ pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
                 &Q_RANGE,
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {}", f.q.rows),
-                Q_RANGE.fix,
+                apart(lengths, f.q.rows, Q_RANGE.fix),
             )
             .into());
         }
@@ -115,7 +162,7 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
                 &KV_RANGE,
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {rows}"),
-                KV_RANGE.fix,
+                apart(lengths, rows, KV_RANGE.fix),
             )
             .into());
         }

@@ -67,14 +67,20 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
         ARRAYS,
         format_args!("{} and {} entries", q.len(), kv.len()),
         format_args!("as many of each, 1 to {most}"),
+        match (q, kv) {
+            ([0, ..], kv) if q.len() == kv.len().saturating_add(1) =>
+                "drop the leading 0 of actualSeqLengths: its entries are ends of sequences",
+            _ => ARRAYS.fix,
+        },
     );
-    ends(q, &Q_ENDS, "actualSeqLengths")?;
+    ends(q, f.q.rows, &Q_ENDS, "actualSeqLengths")?;
     let last = q.last().copied().unwrap_or(0);
     require!(
         last == f.q.rows && last <= rows,
         Q_TOTAL,
-        last,
+        format_args!("last entry {last}"),
         format_args!("{}, at most {rows}", f.q.rows),
+        lengths::summed(q, f.q.rows, Q_TOTAL.fix),
     );
     if f.paged() {
         let capacity = f.key_rows;
@@ -83,19 +89,20 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
                 &KV_RANGE,
                 format_args!("entry {b} is {}", kv.get(b).copied().unwrap_or(0)),
                 format_args!("0 to {capacity}"),
-                KV_RANGE.fix,
+                lengths::apart(kv, capacity, KV_RANGE.fix),
             )
             .into());
         }
         return Ok(());
     }
-    ends(kv, &KV_ENDS, "actualSeqLengthsKv")?;
+    ends(kv, f.k.rows, &KV_ENDS, "actualSeqLengthsKv")?;
     let last = kv.last().copied().unwrap_or(0);
     require!(
         last == f.k.rows,
         KV_ENDS,
         format_args!("last entry {last}"),
         f.k.rows,
+        lengths::summed(kv, f.k.rows, KV_ENDS.fix),
     );
     require!(
         f.v.rows == f.k.rows,
@@ -106,7 +113,7 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
     Ok(())
 }
 
-fn ends(ends: &[i64], rule: &'static crate::Rule, name: &str) -> Result<(), Refusal> {
+fn ends(ends: &[i64], rows: i64, rule: &'static crate::Rule, name: &str) -> Result<(), Refusal> {
     let mut before = 0;
     for (b, &end) in ends.iter().enumerate() {
         if end < before {
@@ -114,7 +121,7 @@ fn ends(ends: &[i64], rule: &'static crate::Rule, name: &str) -> Result<(), Refu
                 rule,
                 format_args!("{name} {b} is {end} after {before}"),
                 "ends of sequences, each at least the one before",
-                "pass cumulative sums, without a leading 0",
+                lengths::summed(ends, rows, "pass cumulative sums, without a leading 0"),
             )
             .into());
         }
