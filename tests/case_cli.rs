@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod case_files;
+mod case_records;
+mod harness;
 
 use std::env;
 use std::fs;

@@ -9,6 +9,7 @@ use ascend_spec::fia::{FiaCall, Operand, Parameter, Places, Version};
 use ascend_spec::{Layout, TensorDesc};
 use smallvec::SmallVec;
 
+use crate::case::{self, Attributes, LiveCall};
 use crate::error::{Error, Result};
 use crate::executor::{Launches, Queue};
 use crate::memory::{Element, overlap};
@@ -48,6 +49,8 @@ pub struct Plan {
     features: Features,
     /// Bounds of what launches read on the device as places.
     places: Option<Places>,
+    /// What was planned, to be recorded.
+    attributes: Attributes,
     /// The mask, which stays the same for all launches, and its addresses.
     mask: Option<(AnyTensor, Range<usize>)>,
     launches: Launches<Prepared>,
@@ -110,6 +113,23 @@ impl Plan {
     /// Checks and prepares a call with these tensors, and a mask that stays the same for all launches. The call
     /// describes all of them, and the outputs. Tables of a call that is to be captured are not full yet.
     pub(super) fn new(
+        context: &Arc<Context>,
+        call: &FiaCall<'_>,
+        allowed: &Allowed,
+        mask: Option<&AnyTensor>,
+        bindings: &impl Bindings,
+        reading: Reading,
+    ) -> Result<Self> {
+        let planned = Self::prepare(context, call, allowed, mask, bindings, reading);
+        if let Err(error) = &planned
+            && case::is_on()
+        {
+            case::failed(LiveCall::new(context, call, mask, bindings), None, error);
+        }
+        planned
+    }
+
+    fn prepare(
         context: &Arc<Context>,
         call: &FiaCall<'_>,
         allowed: &Allowed,
@@ -184,6 +204,7 @@ impl Plan {
             planned,
             features: bindings.features().unwrap_or_default(),
             places,
+            attributes: Attributes::of(call),
             mask: mask.map(|mask| (mask.clone(), mask.addresses())),
             launches: Launches::new(context, bytes, prepared)?,
         })
@@ -348,6 +369,34 @@ impl Plan {
 
     /// Checks the tensors of a launch and queues it.
     pub(crate) fn run(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {
+        let outcome = self.queue(queue, bindings);
+        if case::is_on() {
+            self.record(queue.stream(), bindings, &outcome);
+        }
+        outcome
+    }
+
+    /// Records a launch for those who want to know.
+    #[cold]
+    fn record(&self, stream: Option<&Stream>, bindings: &impl Bindings, outcome: &Result<()>) {
+        let live = self.live(bindings);
+        match outcome {
+            Ok(()) => case::launched(stream, &live),
+            Err(error) => case::failed(live, stream, error),
+        }
+    }
+
+    /// A launch with these tensors.
+    pub(crate) fn live(&self, bindings: &impl Bindings) -> LiveCall {
+        let mut call = self.attributes.call();
+        for parameter in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
+            *parameter.of_mut(&mut call) = self.desc(parameter);
+        }
+        let mask = self.mask.as_ref().map(|(mask, _)| mask);
+        LiveCall::new(self.context(), &call, mask, bindings)
+    }
+
+    fn queue(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {
         self.launches.check_device(queue)?;
         self.check(bindings)?;
         let reading = match queue.runs_now() {

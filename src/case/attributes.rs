@@ -24,6 +24,10 @@ macro_rules! attributes {
             pub actual_seq_lengths_kv: Option<Vec<i64>>,
             /// Valid length of the shared prefix; `None` is a null pointer.
             pub actual_shared_prefix_len: Option<Vec<i64>>,
+            /// First position of the queries; `None` is a null pointer.
+            pub q_start_idx: Option<Vec<i64>>,
+            /// First position of the keys; `None` is a null pointer.
+            pub kv_start_idx: Option<Vec<i64>>,
         }
 
         impl Default for Attributes {
@@ -36,6 +40,8 @@ macro_rules! attributes {
                     actual_seq_lengths: None,
                     actual_seq_lengths_kv: None,
                     actual_shared_prefix_len: None,
+                    q_start_idx: None,
+                    kv_start_idx: None,
                 }
             }
         }
@@ -48,16 +54,14 @@ macro_rules! attributes {
                     "scale" => self.scale = number("scale", value)?,
                     "softmax_lse_flag" => self.softmax_lse_flag = flag("softmax_lse_flag", value)?,
                     $(stringify!($field) => self.$field = integer(stringify!($field), value)?,)*
-                    "actual_seq_lengths" => {
-                        self.actual_seq_lengths = Some(list("actual_seq_lengths", value)?);
+                    _ => {
+                        let arrays = self.arrays_mut();
+                        let Some((key, array)) = arrays.into_iter().find(|(name, _)| *name == key)
+                        else {
+                            return Ok(false);
+                        };
+                        *array = Some(list(key, value)?);
                     }
-                    "actual_seq_lengths_kv" => {
-                        self.actual_seq_lengths_kv = Some(list("actual_seq_lengths_kv", value)?);
-                    }
-                    "actual_shared_prefix_len" => {
-                        self.actual_shared_prefix_len = Some(list("actual_shared_prefix_len", value)?);
-                    }
-                    _ => return Ok(false),
                 }
                 Ok(true)
             }
@@ -68,19 +72,56 @@ macro_rules! attributes {
                 metadata.insert("scale", format!("{:?}", self.scale));
                 metadata.insert("softmax_lse_flag", self.softmax_lse_flag.to_string());
                 $(metadata.insert(stringify!($field), self.$field.to_string());)*
-                for (key, lengths) in [
-                    ("actual_seq_lengths", &self.actual_seq_lengths),
-                    ("actual_seq_lengths_kv", &self.actual_seq_lengths_kv),
-                    ("actual_shared_prefix_len", &self.actual_shared_prefix_len),
-                ] {
-                    if let Some(lengths) = lengths {
-                        metadata.insert(key, format!("{lengths:?}"));
+                if self.pse_type == 0 {
+                    // Readers of earlier releases do not know it.
+                    metadata.remove("pse_type");
+                }
+                for (key, values) in self.arrays() {
+                    if let Some(values) = values {
+                        metadata.insert(key, format!("{values:?}"));
                     }
                 }
             }
 
+            /// The attributes and arrays of a call.
+            pub(crate) fn of(call: &FiaCall<'_>) -> Self {
+                let owned = |array: Option<&[i64]>| array.map(<[i64]>::to_vec);
+                Self {
+                    input_layout: call.input_layout.to_owned(),
+                    scale: call.scale,
+                    softmax_lse_flag: call.softmax_lse_flag,
+                    $($field: call.$field,)*
+                    actual_seq_lengths: owned(call.actual_seq_lengths),
+                    actual_seq_lengths_kv: owned(call.actual_seq_lengths_kv),
+                    actual_shared_prefix_len: owned(call.actual_shared_prefix_len),
+                    q_start_idx: owned(call.q_start_idx),
+                    kv_start_idx: owned(call.kv_start_idx),
+                }
+            }
+
+            /// The arrays by name.
+            pub(super) fn arrays(&self) -> [(&'static str, &Option<Vec<i64>>); 5] {
+                [
+                    ("actual_seq_lengths", &self.actual_seq_lengths),
+                    ("actual_seq_lengths_kv", &self.actual_seq_lengths_kv),
+                    ("actual_shared_prefix_len", &self.actual_shared_prefix_len),
+                    ("q_start_idx", &self.q_start_idx),
+                    ("kv_start_idx", &self.kv_start_idx),
+                ]
+            }
+
+            fn arrays_mut(&mut self) -> [(&'static str, &mut Option<Vec<i64>>); 5] {
+                [
+                    ("actual_seq_lengths", &mut self.actual_seq_lengths),
+                    ("actual_seq_lengths_kv", &mut self.actual_seq_lengths_kv),
+                    ("actual_shared_prefix_len", &mut self.actual_shared_prefix_len),
+                    ("q_start_idx", &mut self.q_start_idx),
+                    ("kv_start_idx", &mut self.kv_start_idx),
+                ]
+            }
+
             /// Sets the attributes of a call without tensors.
-            pub(super) fn call(&self) -> FiaCall<'_> {
+            pub(crate) fn call(&self) -> FiaCall<'_> {
                 let mut call = FiaCall::new(&self.input_layout);
                 call.scale = self.scale;
                 call.softmax_lse_flag = self.softmax_lse_flag;
@@ -88,6 +129,8 @@ macro_rules! attributes {
                 call.actual_seq_lengths = self.actual_seq_lengths.as_deref();
                 call.actual_seq_lengths_kv = self.actual_seq_lengths_kv.as_deref();
                 call.actual_shared_prefix_len = self.actual_shared_prefix_len.as_deref();
+                call.q_start_idx = self.q_start_idx.as_deref();
+                call.kv_start_idx = self.kv_start_idx.as_deref();
                 call
             }
         }
@@ -117,6 +160,8 @@ attributes! {
     value_antiquant_mode = 0;
     /// Kind of quantisation of the query.
     query_quant_mode = 0;
+    /// Kind of position bias.
+    pse_type = 0;
 }
 
 pub(super) fn integer(key: &'static str, value: &str) -> Result<i64, CaseError> {

@@ -91,6 +91,14 @@ pub enum CaseError {
         /// What would be right.
         allowed: String,
     },
+    /// A folder of recorded calls takes no more.
+    #[error("{}: there are {most} recorded calls, the most that a folder takes; move them elsewhere", path.display())]
+    FolderFull {
+        /// The folder.
+        path: PathBuf,
+        /// How many calls it takes.
+        most: usize,
+    },
     /// Two parts of the case that exclude each other.
     #[error("{0}")]
     Contradiction(&'static str),
@@ -98,16 +106,19 @@ pub enum CaseError {
 
 impl CaseError {
     pub(super) fn malformed(key: &'static str, value: &str, expected: &'static str) -> Self {
-        const LONGEST: usize = 60;
-        let value = if value.chars().count() > LONGEST {
-            value.chars().take(LONGEST).chain("...".chars()).collect()
-        } else {
-            value.to_owned()
-        };
         Self::Malformed {
             key,
-            value,
+            value: shortened(value),
             expected,
         }
+    }
+}
+
+/// The beginning of a text that may be as long as a hostile file makes it.
+pub(super) fn shortened(text: &str) -> String {
+    const LONGEST: usize = 60;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
     }
 }

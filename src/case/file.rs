@@ -169,6 +169,7 @@ impl Case {
     /// [`CaseError`]: the parts do not fit together, a number is not finite, or safetensors lacks an element type.
     pub fn to_bytes(&self) -> Result<Vec<u8>, CaseError> {
         self.consistent()?;
+        self.writable()?;
         let mut metadata = BTreeMap::from([
             ("format", FORMAT.to_owned()),
             ("version", VERSION.to_owned()),
@@ -180,7 +181,6 @@ impl Case {
                 metadata.insert(key, text.clone());
             }
         }
-        number("scale", &format!("{:?}", self.attributes.scale))?;
         self.attributes.write(&mut metadata);
         if let Some(Tolerance { atol, rtol }) = self.tolerance {
             for (key, value) in [("atol", atol), ("rtol", rtol)] {
@@ -204,6 +204,20 @@ impl Case {
             tensors.insert(name, (dtype, tensor.shape(), tensor.bytes()));
         }
         header::write(&metadata, &tensors)
+    }
+
+    /// Refuses what a file cannot hold: a scale that is no number, element types that safetensors lacks.
+    pub(super) fn writable(&self) -> Result<(), CaseError> {
+        number("scale", &format!("{:?}", self.attributes.scale))?;
+        for (name, tensor) in self.named_tensors() {
+            if to_file(tensor.dtype()).is_none() {
+                return Err(CaseError::Dtype {
+                    tensor: name,
+                    dtype: tensor.dtype().to_string(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Every tensor of the file and its name there.

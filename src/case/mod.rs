@@ -18,7 +18,8 @@
 //! | `num_heads`, `num_key_value_heads`, `sparse_mode`, `pre_tokens`, `next_tokens`, `inner_precise`, `block_size`, `antiquant_mode`, `key_antiquant_mode`, `value_antiquant_mode`, `query_quant_mode` | decimal integers |
 //! | `scale` | decimal floating point |
 //! | `softmax_lse_flag` | `true` or `false` |
-//! | `actual_seq_lengths`, `actual_seq_lengths_kv`, `actual_shared_prefix_len` | JSON list of integers; absent is a null pointer |
+//! | `pse_type` | decimal integer; left out for 0 |
+//! | `actual_seq_lengths`, `actual_seq_lengths_kv`, `actual_shared_prefix_len`, `q_start_idx`, `kv_start_idx` | JSON list of integers; absent is a null pointer |
 //! | `atten_mask_kind` | `none`; `tensor`: the tensor `atten_mask`; `compressed`: the standard mask of modes 2, 3 and 4, which the reader makes |
 //! | `atol`, `rtol` | tolerance: `abs(got - want) <= atol + rtol * abs(want)` |
 //! | `expect` | `ok`, or `reject`: the call must be refused before any work is done |
@@ -56,6 +57,7 @@ mod error;
 mod file;
 mod header;
 mod parameter_case;
+mod record;
 mod run;
 mod tensor;
 
@@ -66,6 +68,8 @@ pub use compare::{Comparison, Deviation};
 pub use description::Description;
 pub use error::CaseError;
 pub use parameter_case::ParameterCase;
+pub(crate) use record::{LiveCall, failed, is_on, launched, stream_failed, tentatively};
+pub use record::{RECORD_VARIABLE, Recorded, record_calls};
 pub use run::{Outcome, Verdict};
 pub use tensor::CaseTensor;
 

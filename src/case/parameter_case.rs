@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use ascend_spec::fia::FiaCall;
-use ascend_spec::{DType, TensorDesc};
-use serde_json::{Map, Value};
+use ascend_spec::fia::{FiaCall, Operand};
+use ascend_spec::{DType, Dims, TensorDesc};
+use serde_json::{Map, Value, json};
 
+use super::error::shortened;
 use super::{Attributes, CaseError, Parameter};
 
 /// One call described by shapes, dtypes and attributes alone.
 ///
-/// A line has `id`, `inputs` (parameter name to `{"shape", "dtype"}`, to a list of those, or to a list of integers),
-/// `attrs`, `outputs`, and optionally `expect` (`accept` or `reject`) and `artefact` (`true` if the verdict depends on
-/// something that a caller of the C API cannot express). `area`, `family`, `about` and `mutations` are labels, which
-/// are not looked at. Every other name is refused.
+/// A line has `id`, `inputs` (parameter name to `{"shape", "dtype"}`, with `"strides"` for a tensor that is not packed, to
+/// a list of those, or to a list of integers), `attrs`, `outputs`, and optionally `expect` (`accept` or `reject`) and
+/// `artefact` (`true` if the verdict depends on something that a caller of the C API cannot express). `about` is free
+/// text; `area`, `family` and `mutations` are labels, which are not looked at. Every other name is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterCase {
     /// Stable name.
@@ -22,10 +23,10 @@ pub struct ParameterCase {
     pub accepted: Option<bool>,
     /// Whether that verdict is of no use to a caller of the C API.
     pub artefact: bool,
+    /// Free text: where the call comes from.
+    pub about: String,
     /// Attributes and length arrays.
     pub attributes: Attributes,
-    /// Kind of position bias.
-    pub pse_type: i64,
     tensors: BTreeMap<Parameter, TensorDesc>,
     key: Vec<TensorDesc>,
     value: Vec<TensorDesc>,
@@ -44,8 +45,8 @@ impl ParameterCase {
             id: String::new(),
             accepted: None,
             artefact: false,
+            about: String::new(),
             attributes: Attributes::default(),
-            pse_type: 0,
             tensors: BTreeMap::new(),
             key: Vec::new(),
             value: Vec::new(),
@@ -70,9 +71,20 @@ impl ParameterCase {
                         case.attribute(name, value)?;
                     }
                 }
+                ("about", Value::String(about)) => case.about.clone_from(about),
                 ("area" | "family" | "about" | "mutations", _) => {}
-                ("id" | "expect" | "artefact" | "inputs" | "outputs" | "attrs", value) => {
-                    return Err(broken(&format_args!("`{name}` is {value}")));
+                (name @ ("id" | "expect" | "artefact" | "inputs" | "outputs" | "attrs"), value) => {
+                    let expected = match name {
+                        "id" => "a string",
+                        "expect" => "`accept` or `reject`",
+                        "artefact" => "`true` or `false`",
+                        "attrs" => "an object of attributes by name",
+                        _ => "an object of tensors by name",
+                    };
+                    let value = shortened(&value.to_string());
+                    return Err(broken(&format_args!(
+                        "`{name}` is {value}; it takes {expected}"
+                    )));
                 }
                 _ => return Err(CaseError::UnknownKey(name.clone())),
             }
@@ -86,7 +98,6 @@ impl ParameterCase {
     /// The call.
     pub fn call(&self) -> FiaCall<'_> {
         let mut call = self.attributes.call();
-        call.pse_type = self.pse_type;
         call.key = &self.key;
         call.value = &self.value;
         for (parameter, desc) in &self.tensors {
@@ -95,15 +106,84 @@ impl ParameterCase {
         call
     }
 
+    /// A call of these attributes and tensors.
+    pub(super) fn of(attributes: &Attributes, tensors: &[(Operand, TensorDesc)]) -> Self {
+        let list = |wanted: fn(Operand) -> bool| {
+            let list = tensors.iter().filter(|(operand, _)| wanted(*operand));
+            list.map(|(_, desc)| *desc).collect()
+        };
+        let named = tensors
+            .iter()
+            .filter_map(|(operand, desc)| Some((operand.parameter()?, *desc)));
+        Self {
+            id: String::new(),
+            accepted: None,
+            artefact: false,
+            about: String::new(),
+            attributes: attributes.clone(),
+            tensors: named.collect(),
+            key: list(|operand| matches!(operand, Operand::Key(_))),
+            value: list(|operand| matches!(operand, Operand::Value(_))),
+        }
+    }
+
+    /// The line, which [`ParameterCase::from_json`] reads.
+    ///
+    /// # Errors
+    /// [`CaseError::Malformed`] for a `scale` that is no finite number.
+    pub fn to_json(&self) -> Result<String, CaseError> {
+        super::attributes::number("scale", &format!("{:?}", self.attributes.scale))?;
+        let (mut inputs, mut outputs, mut attributes) = (Map::new(), Map::new(), Map::new());
+        let mut written = BTreeMap::new();
+        self.attributes.write(&mut written);
+        for (name, text) in written {
+            let value = match name {
+                "input_layout" => Value::String(text),
+                _ => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+            };
+            match value {
+                Value::Array(_) => inputs.insert(name.to_owned(), value),
+                _ => attributes.insert(name.to_owned(), value),
+            };
+        }
+        for (parameter, desc) in &self.tensors {
+            let side = match parameter.is_output() {
+                true => &mut outputs,
+                false => &mut inputs,
+            };
+            side.insert(parameter.name().to_owned(), described(desc));
+        }
+        for (name, list) in [("key", &self.key), ("value", &self.value)] {
+            if !list.is_empty() {
+                inputs.insert(name.to_owned(), list.iter().map(described).collect());
+            }
+        }
+        let mut line = json!({
+            "id": self.id,
+            "inputs": inputs,
+            "attrs": attributes,
+            "outputs": outputs,
+        });
+        if let Some(object) = line.as_object_mut() {
+            if let Some(accepted) = self.accepted {
+                let verdict = if accepted { "accept" } else { "reject" };
+                object.insert("expect".to_owned(), verdict.into());
+            }
+            if self.artefact {
+                object.insert("artefact".to_owned(), true.into());
+            }
+            if !self.about.is_empty() {
+                object.insert("about".to_owned(), self.about.as_str().into());
+            }
+        }
+        Ok(line.to_string())
+    }
+
     fn attribute(&mut self, name: &str, value: &Value) -> Result<(), CaseError> {
         let text = match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        if name == "pse_type" {
-            self.pse_type = super::attributes::integer("pse_type", &text)?;
-            return Ok(());
-        }
         if self.attributes.read(name, &text)? {
             Ok(())
         } else {
@@ -112,11 +192,12 @@ impl ParameterCase {
     }
 
     fn operand(&mut self, name: &str, value: &Value) -> Result<(), CaseError> {
-        let lengths = matches!(
-            name,
-            "actual_seq_lengths" | "actual_seq_lengths_kv" | "actual_shared_prefix_len"
-        );
-        if lengths {
+        if self
+            .attributes
+            .arrays()
+            .iter()
+            .any(|(known, _)| *known == name)
+        {
             return self.attribute(name, value);
         }
         let list = match value {
@@ -143,27 +224,48 @@ impl ParameterCase {
     }
 }
 
-/// A tensor's shape and dtype.
+/// What [`desc`] reads.
+fn described(desc: &TensorDesc) -> Value {
+    let dtype = desc.dtype.name().to_ascii_lowercase();
+    let mut tensor = json!({ "shape": desc.shape.to_vec(), "dtype": dtype });
+    if let Some(object) = tensor.as_object_mut().filter(|_| !desc.is_contiguous()) {
+        object.insert("strides".to_owned(), json!(desc.strides.to_vec()));
+    }
+    tensor
+}
+
+/// A tensor's shape, dtype and, if they are given, strides.
 fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
-    let shape = || CaseError::Shape {
+    let wrong = || {
+        CaseError::Shape {
         tensor: name.to_owned(),
-        given: value.to_string(),
-        allowed: "an object with `shape`, a list of at most 8 integers, and `dtype`".to_owned(),
+        given: shortened(&value.to_string()),
+        allowed: "an object with `shape`, a list of at most 8 integers, `dtype`, and perhaps `strides`, an integer an axis"
+            .to_owned(),
+    }
     };
-    let dims: Vec<i64> = value
-        .get("shape")
-        .and_then(Value::as_array)
-        .and_then(|dims| dims.iter().map(Value::as_i64).collect())
-        .ok_or_else(shape)?;
-    let dtype = value
-        .get("dtype")
-        .and_then(Value::as_str)
-        .ok_or_else(shape)?;
+    let object = value.as_object().ok_or_else(wrong)?;
+    let known = |key: &String| matches!(key.as_str(), "shape" | "dtype" | "strides");
+    if !object.keys().all(known) {
+        return Err(wrong());
+    }
+    let integers = |list: &Value| -> Option<Dims> {
+        let list: Option<Vec<i64>> = list.as_array()?.iter().map(Value::as_i64).collect();
+        Dims::new(&list?)
+    };
+    let shape = object.get("shape").and_then(integers).ok_or_else(wrong)?;
+    let dtype = object.get("dtype").and_then(Value::as_str);
+    let dtype = dtype.ok_or_else(wrong)?;
     let dtype = DType::from_name(dtype).ok_or_else(|| CaseError::Dtype {
         tensor: name.to_owned(),
         dtype: dtype.to_owned(),
     })?;
-    TensorDesc::contiguous(dtype, &dims).ok_or_else(shape)
+    let mut desc = TensorDesc::packed(dtype, shape);
+    if let Some(strides) = object.get("strides") {
+        let strides = integers(strides).filter(|strides| strides.rank() == shape.rank());
+        desc.strides = strides.ok_or_else(wrong)?;
+    }
+    Ok(desc)
 }
 
 #[cfg(test)]

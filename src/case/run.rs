@@ -241,7 +241,7 @@ impl Outcome {
 
 /// CANN's status if an error means that the call was refused: by the contract, or by the operator's first phase, which
 /// launches nothing.
-fn refusal_status(error: &Error) -> Option<i32> {
+pub(super) fn refusal_status(error: &Error) -> Option<i32> {
     match error {
         Error::Violation(violation) => Some(violation.rule.status),
         Error::Aclnn {

@@ -32,6 +32,11 @@ pub(crate) trait Queue {
 
     /// Keeps memory for as long as the launch of this number may use it.
     fn keep(&self, number: u64, memory: &Arc<Memory>);
+
+    /// The stream that does what is queued here; none for a graph, which does it when it is replayed.
+    fn stream(&self) -> Option<&Stream> {
+        None
+    }
 }
 
 impl Queue for Stream {
@@ -58,5 +63,10 @@ impl Queue for Stream {
     #[inline]
     fn keep(&self, number: u64, memory: &Arc<Memory>) {
         memory.uses().mark(self.timeline(), number);
+    }
+
+    #[inline]
+    fn stream(&self) -> Option<&Stream> {
+        Some(self)
     }
 }

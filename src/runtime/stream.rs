@@ -121,10 +121,13 @@ impl Stream {
     /// nothing is known to be over: by default CANN goes on with a stream after a fault.
     fn finish(&self, synchronize: impl FnOnce() -> Result<()>) -> Result<()> {
         let number = self.timeline.issued();
-        synchronize()?;
-        self.timeline.finish(number);
-        self.context().sweep();
-        self.timeline.take_fault().map_or(Ok(()), Err)
+        let outcome = synchronize().and_then(|()| {
+            self.timeline.finish(number);
+            self.context().sweep();
+            self.timeline.take_fault().map_or(Ok(()), Err)
+        });
+        crate::case::stream_waited(&self.timeline, number, &outcome);
+        outcome
     }
 
     /// Whether everything queued so far is over.

@@ -6,6 +6,7 @@ use ascend_spec::Layout;
 
 use crate::attention::{BlockTable, FusedInferAttention, Output};
 use crate::bf16;
+use crate::case::tentatively;
 use crate::error::{Error, Result};
 use crate::kv::{LayerCache, Refused, Rule, refused};
 use crate::memory::Element;
@@ -233,6 +234,14 @@ impl<T: Element> Backends<T> {
     /// # Errors
     /// [`Error::NoBackend`] with the reason of each.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<Selected<T>> {
+        tentatively(|| self.first_that_serves(step, first))
+    }
+
+    fn first_that_serves(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Selected<T>> {
         let mut refused = Vec::new();
         for backend in &self.backends {
             let name = backend.name();

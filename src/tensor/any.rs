@@ -397,6 +397,12 @@ impl AnyTensor {
         self.memory.write(self.start.saturating_add(byte), bytes)
     }
 
+    /// Copies some bytes of a contiguous tensor out, from a byte on, and waits for that. Does not wait for work that uses
+    /// the tensor.
+    pub(crate) fn read_part(&self, byte: usize, bytes: &mut [u8]) -> Result<()> {
+        self.memory.read(self.start.saturating_add(byte), bytes)
+    }
+
     /// The same tensor with its element type known.
     ///
     /// # Errors

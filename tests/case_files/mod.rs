@@ -79,9 +79,12 @@ pub fn full() -> Case {
         key_antiquant_mode: 3,
         value_antiquant_mode: 4,
         query_quant_mode: 5,
+        pse_type: 3,
         actual_seq_lengths: Some(vec![]),
         actual_seq_lengths_kv: Some(vec![3, i64::MIN]),
         actual_shared_prefix_len: Some(vec![0]),
+        q_start_idx: Some(vec![-1]),
+        kv_start_idx: Some(vec![4]),
     };
     case.key = vec![
         tensor(DType::Bf16, &[1, 2, 3, 8]),

@@ -1,0 +1,120 @@
+//! The blocks of a paged cache that a call reads.
+
+use std::collections::BTreeMap;
+
+use ascend_spec::fia::{AntiquantMode, Operand};
+
+use crate::case::Attributes;
+
+/// Which blocks a call reads, and the table with these numbered anew.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Blocks {
+    /// Their numbers in the cache; their places here are their new numbers.
+    pub(super) read: Vec<usize>,
+    /// The new table, row by row.
+    pub(super) table: Vec<i32>,
+}
+
+impl Blocks {
+    /// Of a table of rows of `columns` entries, over a cache of `blocks`. Entries that no sequence reaches become 0;
+    /// entries that are no blocks of the cache stay as they are, which is wrong for the new cache too.
+    pub(super) fn new(
+        table: &[i32],
+        columns: usize,
+        blocks: usize,
+        attributes: &Attributes,
+    ) -> Self {
+        let mut numbers = BTreeMap::new();
+        let mut read = Vec::new();
+        let mut renumbered = Vec::with_capacity(table.len());
+        for (b, row) in table.chunks(columns.max(1)).enumerate() {
+            let reached = reached(attributes, b).unwrap_or(columns);
+            for (at, &entry) in row.iter().enumerate() {
+                let block = usize::try_from(entry).ok().filter(|&block| block < blocks);
+                renumbered.push(match block {
+                    _ if at >= reached => 0,
+                    None => entry,
+                    Some(block) => *numbers.entry(block).or_insert_with(|| {
+                        read.push(block);
+                        i32::try_from(read.len() - 1).unwrap_or(i32::MAX)
+                    }),
+                });
+            }
+        }
+        if read.is_empty() && blocks > 0 {
+            // A cache has a block at least.
+            read.push(0);
+        }
+        Self {
+            read,
+            table: renumbered,
+        }
+    }
+}
+
+/// Entries of its row that sequence `b` reaches; `None` for all.
+fn reached(attributes: &Attributes, b: usize) -> Option<usize> {
+    let lengths = attributes.actual_seq_lengths_kv.as_deref()?;
+    let keys = match lengths {
+        // One length serves all sequences.
+        [only] => *only,
+        lengths => *lengths.get(b)?,
+    };
+    let block_size = u64::try_from(attributes.block_size).ok()?;
+    let blocks = u64::try_from(keys)
+        .ok()?
+        .checked_add(block_size.checked_sub(1)?)?
+        / block_size;
+    usize::try_from(blocks).ok()
+}
+
+/// Whether a tensor of a paged call has a part for each block, along its first axis.
+pub(super) fn has_blocks(operand: Operand, attributes: &Attributes) -> bool {
+    let paged = |mode: i64| {
+        matches!(
+            AntiquantMode::from_acl(mode),
+            Some(AntiquantMode::PerTokenPaged | AntiquantMode::PerTokenHeadPaged)
+        )
+    };
+    match operand {
+        Operand::Key(_) | Operand::Value(_) | Operand::KeyRope => true,
+        Operand::AntiquantScale | Operand::AntiquantOffset => paged(attributes.antiquant_mode),
+        Operand::KeyAntiquantScale | Operand::KeyAntiquantOffset => {
+            paged(attributes.key_antiquant_mode)
+        }
+        Operand::ValueAntiquantScale | Operand::ValueAntiquantOffset => {
+            paged(attributes.value_antiquant_mode)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_numbered_as_they_are_first_read_and_wrong_ones_stay_wrong() {
+        let mut attributes = Attributes {
+            block_size: 16,
+            actual_seq_lengths_kv: Some(vec![20, 1, 0]),
+            ..Attributes::default()
+        };
+        let table = [4, 1, 9, 1, 77, 9, 3, 3, 3];
+        let blocks = |attributes: &Attributes| Blocks::new(&table, 3, 10, attributes);
+        let read = |of: &Attributes| (blocks(of).read, blocks(of).table);
+        let all = vec![0, 1, 2, 1, 77, 2, 3, 3, 3];
+        assert_eq!(
+            read(&attributes),
+            (vec![4, 1], vec![0, 1, 0, 1, 0, 0, 0, 0, 0])
+        );
+        // Wrong lengths or block sizes: whatever may be meant is kept.
+        attributes.block_size = 0;
+        assert_eq!(read(&attributes), (vec![4, 1, 9, 3], all.clone()));
+        attributes.block_size = 16;
+        attributes.actual_seq_lengths_kv = Some(vec![i64::MAX, -1]);
+        assert_eq!(read(&attributes), (vec![4, 1, 9, 3], all));
+        attributes.actual_seq_lengths_kv = Some(vec![0]);
+        assert_eq!(read(&attributes), (vec![0], vec![0; 9]));
+    }
+}

@@ -1,0 +1,108 @@
+//! The folder that refused and failing calls are written into.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use super::Recorded;
+use crate::case::CaseError;
+use crate::error::Result;
+use crate::runtime::lock;
+
+/// Most calls that a folder takes.
+const MOST_CALLS: usize = 256;
+/// Most bytes that one process writes.
+const MOST_BYTES: u64 = 1 << 30;
+/// Extensions of recorded calls: a number is used with one of them alone.
+const EXTENSIONS: [&str; 2] = ["safetensors", "jsonl"];
+
+/// A folder, and what this process has written there.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    written: Mutex<Written>,
+}
+
+#[derive(Debug, Default)]
+struct Written {
+    /// The calls by their lines.
+    known: BTreeSet<String>,
+    bytes: u64,
+    full: bool,
+}
+
+impl Folder {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            written: Mutex::default(),
+        }
+    }
+
+    /// Whether a call is new here and there is room for it; it is not new any more then. `line` is the call without its
+    /// data.
+    pub(super) fn takes(&self, line: &str) -> bool {
+        let mut written = lock(&self.written);
+        !written.full && written.known.len() < MOST_CALLS && written.known.insert(line.to_owned())
+    }
+
+    /// Bytes of data that may still be written.
+    pub(super) fn room(&self) -> u64 {
+        MOST_BYTES.saturating_sub(lock(&self.written).bytes)
+    }
+
+    /// Writes a call. What goes wrong is logged: the program has an error of its own to see to.
+    pub(super) fn write(&self, call: &Recorded, error: &str) {
+        match call.write_into(&self.path) {
+            Ok(path) => {
+                let bytes = fs::metadata(&path).map_or(0, |file| file.len());
+                let mut written = lock(&self.written);
+                written.bytes = written.bytes.saturating_add(bytes);
+                tracing::warn!("recorded as {}: {error}", path.display());
+            }
+            Err(problem) => {
+                if matches!(problem, CaseError::FolderFull { .. }) {
+                    lock(&self.written).full = true;
+                }
+                tracing::warn!("a failing call cannot be recorded: {problem}");
+            }
+        }
+    }
+}
+
+/// Writes a file under the first name that is free.
+pub(super) fn write(folder: &Path, extension: &str, bytes: &[u8]) -> Result<PathBuf, CaseError> {
+    let io = |path: &Path, source| CaseError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
+    for number in 1..=MOST_CALLS {
+        let path = |extension: &str| folder.join(format!("call-{number:03}.{extension}"));
+        if EXTENSIONS.iter().any(|of| path(of).exists()) {
+            continue;
+        }
+        let path = path(extension);
+        let mut file = match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(file) => file,
+            // Another process was quicker.
+            Err(source) if source.kind() == ErrorKind::AlreadyExists => continue,
+            Err(source) => return Err(io(&path, source)),
+        };
+        return match file.write_all(bytes) {
+            Ok(()) => Ok(path),
+            Err(source) => {
+                drop(file);
+                // Half a case is none.
+                let _ = fs::remove_file(&path);
+                Err(io(&path, source))
+            }
+        };
+    }
+    Err(CaseError::FolderFull {
+        path: folder.to_owned(),
+        most: MOST_CALLS,
+    })
+}

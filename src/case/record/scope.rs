@@ -1,0 +1,223 @@
+//! Who wants to know of which calls.
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+use super::{LiveCall, RECORDERS, Recorded, folder, history, is_on};
+use crate::case::run::refusal_status;
+use crate::case::{Expect, Tolerance};
+use crate::error::{Error, Result};
+use crate::runtime::Stream;
+
+/// What the calling thread records.
+#[derive(Default)]
+struct Session {
+    /// Of the innermost [`record_calls`].
+    calls: Option<(Tolerance, Vec<Recorded>)>,
+    /// How many [`tentatively`] lie around.
+    attempts: usize,
+    /// Refused within them.
+    held: Vec<(LiveCall, Error)>,
+}
+
+thread_local! {
+    static SESSION: RefCell<Session> = RefCell::default();
+}
+
+/// Changes what the thread records; nothing where the thread is ending.
+fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
+    SESSION
+        .try_with(|session| {
+            session
+                .try_borrow_mut()
+                .ok()
+                .map(|mut session| body(&mut session))
+        })
+        .ok()
+        .flatten()
+}
+
+/// Does something, and records the attention calls that the calling thread makes meanwhile: those of plans, of the steps
+/// of [`serving::Attention`](crate::serving::Attention), of whatever launches them.
+///
+/// A call that is launched is waited for and recorded with its inputs, as [`Case::record`](crate::case::Case::record)
+/// does, and with its outputs as what is expected, within `tolerance`. A call that is refused or fails is recorded with
+/// its error as note; one that is to be refused expects that. Of ways to compute that are tried one after the other
+/// those that refuse are recorded if none serves. Calls that a graph captures or replays are recorded without data.
+///
+/// Writing into a paged cache and merging are not recorded: the format of case files has no such operators.
+///
+/// ```
+/// use ascend_attention::case::{Tolerance, Verdict, record_calls};
+/// use ascend_attention::{FusedInferAttention, Layout, Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// let tensor = stream.upload(&[f16::ONE; 64], [1, 1, 2, 32])?;
+/// let call = FusedInferAttention::new(Layout::Bnsd).heads(1);
+/// let (output, calls) = record_calls(Tolerance::default(), || {
+///     let plan = call.plan(&tensor, &tensor, &tensor)?;
+///     plan.launch(&stream, &tensor, &tensor, &tensor)
+/// });
+/// output?;
+/// let case = calls[0].case().expect("small enough");
+/// assert_eq!(case.run(&stream)?.verdict, Verdict::Passed);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+pub fn record_calls<R>(tolerance: Tolerance, body: impl FnOnce() -> R) -> (R, Vec<Recorded>) {
+    /// Ends the recording, also by a panic.
+    struct Scope(Option<(Tolerance, Vec<Recorded>)>);
+    impl Drop for Scope {
+        fn drop(&mut self) {
+            let before = self.0.take();
+            with(|session| session.calls = before);
+            RECORDERS.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    RECORDERS.fetch_add(1, Ordering::Relaxed);
+    let before = with(|session| session.calls.replace((tolerance, Vec::new())));
+    let scope = Scope(before.flatten());
+    let value = body();
+    let calls = with(|session| session.calls.take()).flatten();
+    drop(scope);
+    (value, calls.map_or_else(Vec::new, |(_, calls)| calls))
+}
+
+/// Tries ways to compute one after the other: the calls that are refused are recorded only if none serves.
+pub(crate) fn tentatively<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
+    /// Ends the attempt, also by a panic.
+    struct Attempt(usize);
+    impl Attempt {
+        /// Takes out what was refused since the attempt began.
+        fn refused(&self) -> Vec<(LiveCall, Error)> {
+            let refused = |session: &mut Session| {
+                let from = self.0.min(session.held.len());
+                session.held.split_off(from)
+            };
+            with(refused).unwrap_or_default()
+        }
+    }
+    impl Drop for Attempt {
+        fn drop(&mut self) {
+            with(|session| session.attempts = session.attempts.saturating_sub(1));
+        }
+    }
+    if !is_on() {
+        return body();
+    }
+    let before = with(|session| {
+        session.attempts += 1;
+        session.held.len()
+    });
+    let attempt = Attempt(before.unwrap_or(0));
+    let outcome = body();
+    let refused = attempt.refused();
+    drop(attempt);
+    if outcome.is_err() {
+        for (call, error) in refused {
+            failed(call, None, &error);
+        }
+    }
+    outcome
+}
+
+/// Records a call that was refused, or could not be launched on a stream.
+#[cold]
+pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
+    let held = with(|session| {
+        if session.attempts == 0 {
+            return Some(call);
+        }
+        session.held.push((call, error.clone()));
+        None
+    });
+    let Some(call) = held.flatten() else { return };
+    let status = refusal_status(error);
+    let about = error.to_string();
+    let name = match error {
+        Error::Violation(violation) => violation.rule.id,
+        Error::Acl { function, .. } | Error::Aclnn { function, .. } => function,
+        _ => "failed",
+    };
+    let parameters = call.parameters(name, status.map(|_| false), &about);
+    let folder = folder().filter(|folder| {
+        let line = parameters.to_json();
+        line.is_ok_and(|line| folder.takes(&line))
+    });
+    let wanted = with(|session| session.calls.is_some()).unwrap_or(false);
+    if folder.is_none() && !wanted {
+        return;
+    }
+    let room = folder.map_or(u64::MAX, |folder| folder.room());
+    // After a fault of the device the stream says so at once.
+    let settled = stream.map_or(Ok(()), |stream| {
+        let settled = stream.synchronize();
+        settled.map_err(|error| error.to_string())
+    });
+    let case = settled.and_then(|()| call.case_within(room));
+    let case = case.and_then(|mut case| {
+        case.name = name.to_owned();
+        case.note.clone_from(&about);
+        if let Some(status) = status {
+            case.expect = Expect::Reject {
+                status: Some(status),
+            };
+        }
+        case.consistent().map_err(|error| error.to_string())?;
+        Ok(case)
+    });
+    let recorded = match case {
+        Ok(case) => Recorded::Case(Box::new(case)),
+        Err(why) => {
+            let mut call = Box::new(parameters);
+            call.about = format!("{about} (without data: {why})");
+            Recorded::Parameters { call, why }
+        }
+    };
+    if let Some(folder) = folder {
+        folder.write(&recorded, &about);
+    }
+    keep(recorded);
+}
+
+/// Records a call that was launched on a stream; `None` for one of a graph.
+#[cold]
+pub(crate) fn launched(stream: Option<&Stream>, call: &LiveCall) {
+    if let (Some(stream), Some(_)) = (stream, folder()) {
+        history::note(stream.timeline(), call);
+    }
+    let tolerance = with(|session| session.calls.as_ref().map(|(tolerance, _)| *tolerance));
+    let Some(tolerance) = tolerance.flatten() else {
+        return;
+    };
+    let case = match stream {
+        None => Err("the call is part of a graph".to_owned()),
+        Some(stream) => match stream.synchronize() {
+            Ok(()) => call.case_with_outputs(tolerance),
+            Err(error) => Err(error.to_string()),
+        },
+    };
+    keep(match case {
+        Ok(mut case) => {
+            case.name = "recorded".to_owned();
+            Recorded::Case(Box::new(case))
+        }
+        Err(why) => {
+            let about = format!("without data: {why}");
+            let call = Box::new(call.parameters("recorded", Some(true), &about));
+            Recorded::Parameters { call, why }
+        }
+    });
+}
+
+/// Adds a call to those of [`record_calls`].
+fn keep(recorded: Recorded) {
+    with(|session| {
+        if let Some((_, calls)) = &mut session.calls {
+            calls.push(recorded);
+        }
+    });
+}

@@ -1,0 +1,355 @@
+//! Live calls become cases, which the program replays.
+
+use std::fs;
+use std::path::Path;
+
+use ascend_attention::attention::{BlockTable, Inputs};
+use ascend_attention::case::{
+    Case, Expect, MaskKind, Parameter, ParameterCase, RECORD_VARIABLE, Recorded, Tolerance,
+    Verdict, record_calls,
+};
+use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_attention::serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Fused, PagedDecode, StatePolicy,
+};
+use ascend_attention::{
+    CausalOrigin, Error, FusedInferAttention, Layout, Output, Plan, Result, Stream, Tensor, bf16,
+    f16,
+};
+use ascend_emu::{Site, inject};
+
+use crate::harness::{self, halves};
+use crate::{emulated, last_line, program, text};
+
+/// Within the tolerance of equal numbers.
+const EQUAL: Tolerance = Tolerance {
+    atol: 0.0,
+    rtol: 0.0,
+};
+
+/// A decode over a cache of 12 blocks of 16 tokens, of which four are read.
+struct Paged {
+    query: Tensor<f16>,
+    key: Tensor<f16>,
+    value: Tensor<f16>,
+    table: BlockTable,
+}
+
+impl Paged {
+    fn new(stream: &Stream) -> Self {
+        let cache = |seed| {
+            stream
+                .upload(&halves(seed, 12 * 16 * 128), [12, 16, 128])
+                .unwrap()
+        };
+        Self {
+            query: stream.upload(&halves(1, 3 * 256), [3, 1, 256]).unwrap(),
+            key: cache(2),
+            value: cache(3),
+            // The second block of the last row is beyond its keys.
+            table: BlockTable::from_rows(stream, &[vec![7, 2], vec![9, 7], vec![4, 11]], 16)
+                .unwrap(),
+        }
+    }
+
+    fn inputs(&self) -> Inputs<'_> {
+        Inputs::new(&self.query, &self.key, &self.value).paged(&self.table)
+    }
+
+    fn call(lengths: [i64; 3]) -> FusedInferAttention {
+        FusedInferAttention::new(Layout::Bsh)
+            .heads(4)
+            .kv_heads(2)
+            .scale(0.125)
+            .actual_seq_lengths_kv(lengths)
+            .softmax_lse(true)
+    }
+
+    fn plan(&self) -> Plan {
+        Self::call([20, 32, 5]).plan_with(&self.inputs()).unwrap()
+    }
+}
+
+/// What the program says of a folder of cases.
+fn replayed(folder: &Path) -> (Option<i32>, String) {
+    let output = emulated(&[folder.to_str().unwrap()]);
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+    (output.status.code(), text(&output.stdout).to_owned())
+}
+
+#[test]
+fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_same_numbers() {
+    let stream = harness::stream();
+    let paged = Paged::new(&stream);
+    let plan = paged.plan();
+    let output: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
+    let case = Case::record(&stream, &plan, &paged.inputs()).unwrap();
+    assert_eq!(
+        (case.key[0].shape(), case.value[0].shape()),
+        (&[4, 16, 128][..], &[4, 16, 128][..])
+    );
+    let table = case.tensor(Parameter::BlockTable).unwrap().bytes();
+    let (table, _) = table.as_chunks::<4>();
+    let table: Vec<i32> = table
+        .iter()
+        .map(|&entry| i32::from_le_bytes(entry))
+        .collect();
+    assert_eq!(table, [0, 1, 2, 0, 3, 0]);
+    assert_eq!(case.attention_out, None);
+    assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Computed);
+
+    let case = case.expecting(&stream, &output, EQUAL).unwrap();
+    let outcome = case.run(&stream).unwrap();
+    assert_eq!(outcome.verdict, Verdict::Passed, "{outcome:?}");
+    assert_eq!(outcome.comparisons.len(), 2);
+    let folder = tempfile::tempdir().unwrap();
+    for number in 1..=3 {
+        let written = Recorded::Case(Box::new(case.clone()))
+            .write_into(folder.path())
+            .unwrap();
+        assert!(
+            written.ends_with(format!("call-00{number}.safetensors")),
+            "{}",
+            written.display()
+        );
+    }
+    let (code, said) = replayed(folder.path());
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.ends_with("3 passed, 0 failed\n"), "{said}");
+}
+
+#[test]
+fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
+    let stream = harness::stream();
+    let sample = harness::Sample::new(4);
+    let [query, key, value] = sample.upload(&stream);
+    let plan = harness::Sample::attention(stream.device())
+        .plan(&query, &key, &value)
+        .unwrap();
+    let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
+    assert_eq!(case.mask, MaskKind::Compressed);
+    let masks = stream.device().masks();
+    let dense = masks.causal_matrix(
+        CausalOrigin::LeftUp,
+        96,
+        96,
+        ascend_attention::mask::MaskForm::INT8,
+    );
+    let plan = harness::Sample::attention(stream.device())
+        .mask(ascend_attention::Mask::default_mask(
+            &dense.unwrap(),
+            ascend_attention::Mask::ALL_TOKENS,
+            ascend_attention::Mask::ALL_TOKENS,
+        ))
+        .plan(&query, &key, &value)
+        .unwrap();
+    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
+    assert_eq!(case.mask, MaskKind::Tensor);
+    let case = case.expecting(&stream, &output, EQUAL).unwrap();
+    assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+}
+
+/// One decode step of an engine over blocks of 128 tokens: its layers' errors or outputs.
+fn step(stream: &Stream, head_dim: usize, backends: Backends<bf16>) -> Vec<Result<Output<bf16>>> {
+    let pad = PadPolicy::SkipNegative;
+    let shape = CacheShape::new(2, 2, head_dim);
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, pad).unwrap();
+    let pool = cache.pool().clone();
+    let mut sequence = Sequence::new(&pool);
+    for tokens in [130, 1] {
+        let _ = sequence.grow(tokens).unwrap();
+    }
+    let batch = [BatchRequest::of(&sequence, 1)];
+    let settings = BatchSettings {
+        blocks: 8,
+        block_size: 128,
+        pad,
+        causality: Causality::Causal,
+        policy: StatePolicy::default(),
+    };
+    let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    let mut engine = Attention::new(AttentionShape::new(4, 2, head_dim), cache, backends);
+    let rows = |heads: usize| {
+        let data = halves(heads as u64, heads * head_dim);
+        let data: Vec<_> = data.iter().map(|&x| bf16::from_f32(f32::from(x))).collect();
+        stream.upload(&data, [1, heads, head_dim]).unwrap()
+    };
+    let [query, key, value] = [rows(4), rows(2), rows(2)];
+    let mut step = engine.begin(stream, &metadata).unwrap();
+    let layers = (0..2).map(|layer| step.forward(layer, &query, &key, &value));
+    layers.collect()
+}
+
+#[test]
+fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
+    let stream = harness::stream();
+    let backends = || Backends::none().with(PagedDecode).with(Fused);
+    let (outputs, calls) = record_calls(EQUAL, || step(&stream, 64, backends()));
+    assert!(outputs.iter().all(|output| output.is_ok()));
+    assert_eq!(calls.len(), 2, "{calls:?}");
+    let folder = tempfile::tempdir().unwrap();
+    for call in &calls {
+        let case = call.case().unwrap();
+        assert_eq!(case.key[0].shape()[0], 2, "two of eight blocks");
+        assert!(case.attention_out.is_some());
+        call.write_into(folder.path()).unwrap();
+    }
+    let (code, said) = replayed(folder.path());
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.ends_with("2 passed, 0 failed\n"), "{said}");
+
+    // What one backend refuses and the next serves is no failure; what none serves is.
+    let (outputs, calls) = record_calls(EQUAL, || step(&stream, 48, backends()));
+    assert!(
+        matches!(&outputs[0], Err(Error::NoBackend { .. })),
+        "{outputs:?}"
+    );
+    assert!(!calls.is_empty());
+    for call in &calls {
+        assert!(
+            matches!(call.case().unwrap().expect, Expect::Reject { .. }),
+            "{call:?}"
+        );
+    }
+    // Nothing is recorded any more.
+    let ((), calls) = record_calls(EQUAL, || ());
+    assert!(calls.is_empty());
+}
+
+#[test]
+fn what_no_case_file_can_hold_is_recorded_by_its_shapes() {
+    let stream = harness::stream();
+    let wide = stream
+        .upload(&halves(1, 2 * 8 * 2 * 64), [1, 2, 8, 128])
+        .unwrap();
+    let strided = wide.narrow(3, 0..64).unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(2);
+    let (planned, calls) = record_calls(EQUAL, || call.plan(&strided, &strided, &strided));
+    let Err(Error::Violation(violation)) = planned else {
+        panic!("{planned:?}");
+    };
+    let [Recorded::Parameters { call, why }] = &calls[..] else {
+        panic!("{calls:?}");
+    };
+    assert!(why.contains("not packed"), "{why}");
+    let line = call.to_json().unwrap();
+    assert_eq!(&ParameterCase::from_json(&line).unwrap(), &**call);
+    let folder = tempfile::tempdir().unwrap();
+    calls[0].write_into(folder.path()).unwrap();
+    let output = program().arg("check").arg(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let said = text(&output.stdout);
+    assert!(
+        said.contains("reject, as expected") && said.contains(violation.rule.id),
+        "{said}"
+    );
+}
+
+/// The failing calls of a process that has the variable.
+fn failing_calls() {
+    let stream = harness::stream();
+    // Served by the second backend: nothing to report.
+    let _ = step(&stream, 64, Backends::none().with(PagedDecode).with(Fused));
+    for _ in 0..2 {
+        let outputs = step(&stream, 48, Backends::none().with(Fused));
+        assert!(outputs.iter().all(Result::is_err), "{outputs:?}");
+    }
+    let paged = Paged::new(&stream);
+    let plan = paged.plan();
+    let other = stream.upload(&halves(1, 2 * 256), [2, 1, 256]).unwrap();
+    let inputs = Inputs::new(&other, &paged.key, &paged.value).paged(&paged.table);
+    let error = plan.launch_with::<f16>(&stream, &inputs).unwrap_err();
+    assert!(matches!(error, Error::NotAsPlanned { .. }), "{error}");
+    let refused = inject(Site::Launch, 1, 361_001);
+    plan.launch_with::<f16>(&stream, &paged.inputs())
+        .unwrap_err();
+    drop(refused);
+    // Over before the fault: not reported with it.
+    let _: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
+    stream.synchronize().unwrap();
+    let fault = inject(Site::Launch, 1, 507_015);
+    let _: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
+    drop(fault);
+    stream.synchronize().unwrap_err();
+}
+
+#[test]
+fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
+    if std::env::var_os(RECORD_VARIABLE).is_some() {
+        return failing_calls();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("new/reports");
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "case_records::refused_and_failing_calls_are_written_into_the_folder_of_the_variable",
+        ])
+        .env(RECORD_VARIABLE, &folder)
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", text(&child.stdout));
+    assert!(
+        text(&child.stdout).contains("1 passed"),
+        "{}",
+        text(&child.stdout)
+    );
+    let mut names: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let want = [
+        "call-001.safetensors",
+        "call-002.safetensors",
+        "call-003.safetensors",
+        "call-004.jsonl",
+    ];
+    assert_eq!(names, want);
+
+    let refused = Case::read(folder.join("call-001.safetensors")).unwrap();
+    assert!(matches!(refused.expect, Expect::Reject { .. }));
+    let rule = &refused.name;
+    let (code, said) = replayed(&folder);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains(&format!("refused as expected: {rule}: ")),
+        "{said}"
+    );
+    // The other two are right as calls: what went wrong is in their notes.
+    assert!(said.ends_with("1 passed, 0 failed, 2 computed\n"), "{said}");
+    let note = |name: &str| Case::read(folder.join(name)).unwrap().note;
+    assert!(
+        note("call-002.safetensors").contains("query"),
+        "{}",
+        note("call-002.safetensors")
+    );
+    assert!(
+        note("call-003.safetensors").contains("361001"),
+        "{}",
+        note("call-003.safetensors")
+    );
+
+    let output = program().arg("check").arg(&folder).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    let said = text(&output.stdout);
+    let first = said.lines().next().unwrap();
+    assert!(
+        first.starts_with("call-001 ") && first.contains("reject, as expected"),
+        "{first}"
+    );
+    assert!(first.contains(rule.as_str()), "{first}");
+    assert_eq!(last_line(&output), "3 passed, 0 failed");
+    let faulty = fs::read_to_string(folder.join("call-004.jsonl")).unwrap();
+    let faulty = ParameterCase::from_json(faulty.trim()).unwrap();
+    assert!(
+        faulty
+            .about
+            .starts_with("call 1 of 1 that were queued when the stream failed")
+            && faulty.about.contains("507015"),
+        "{}",
+        faulty.about
+    );
+}
