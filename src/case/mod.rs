@@ -49,6 +49,11 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Recording
+//!
+//! [`Case::record`] makes a case of a live call, [`record_calls`] of every call in a closure, and the variable
+//! [`RECORD_VARIABLE`] lets refused and failing calls be written as files while a program runs.
 
 mod attributes;
 mod compare;
@@ -68,7 +73,7 @@ pub use compare::{Comparison, Deviation};
 pub use description::Description;
 pub use error::CaseError;
 pub use parameter_case::ParameterCase;
-pub(crate) use record::{LiveCall, failed, is_on, launched, stream_failed, tentatively};
+pub(crate) use record::{LiveCall, failed, is_on, launched, stream_waited, tentatively};
 pub use record::{RECORD_VARIABLE, Recorded, record_calls};
 pub use run::{Outcome, Verdict};
 pub use tensor::CaseTensor;

@@ -79,7 +79,7 @@ impl Timeline {
     }
 
     /// Whether an operation is known to be over, without asking the device.
-    pub(crate) fn passed(&self, number: u64) -> bool {
+    fn passed(&self, number: u64) -> bool {
         self.completed.load(Ordering::Acquire) >= number
     }
 

@@ -1,7 +1,7 @@
 //! Calls that were launched, for the time when it shows that one of them failed.
 //!
 //! What fails while it runs shows when its stream is waited for. Which call it was, CANN does not say, and after a fault
-//! nothing can be copied from the device: the shapes and attributes of the calls that were not over are written.
+//! nothing can be copied from the device: the shapes and attributes of the calls since the last wait are written.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use super::folder::Folder;
 use super::{LiveCall, Recorded, folder, is_on};
 use crate::case::ParameterCase;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::runtime::{Timeline, lock};
 
 /// Most launches that are kept.
-const MOST: usize = 16;
+const MOST: usize = 64;
 
 struct Launched {
     timeline: Arc<Timeline>,
@@ -31,40 +31,39 @@ pub(super) fn note(timeline: &Arc<Timeline>, call: &LiveCall) {
         call: call.parameters("queued", None, ""),
     };
     let mut launched = lock(&LAUNCHED);
-    launched.retain(|of| !of.timeline.passed(of.number));
     if launched.len() == MOST {
         launched.pop_front();
     }
     launched.push_back(note);
 }
 
-/// Records the calls that a failed stream had not passed.
-pub(crate) fn stream_failed(timeline: &Arc<Timeline>, error: &Error) {
-    let fault = matches!(error, Error::Acl { .. } | Error::Aclnn { .. });
-    if !fault || !is_on() {
-        return;
-    }
-    if let Some(folder) = folder() {
-        write(folder, timeline, error);
+/// Takes note of how a wait for a stream ended, which had been given operations up to a number.
+#[inline]
+pub(crate) fn stream_waited(timeline: &Arc<Timeline>, number: u64, outcome: &Result<()>) {
+    if is_on()
+        && let Some(folder) = folder()
+    {
+        waited(folder, timeline, number, outcome);
     }
 }
 
 #[cold]
-fn write(folder: &Folder, timeline: &Arc<Timeline>, error: &Error) {
-    let mut failed = Vec::new();
+fn waited(folder: &Folder, timeline: &Arc<Timeline>, number: u64, outcome: &Result<()>) {
+    if matches!(outcome, Err(Error::Timeout { .. })) {
+        return;
+    }
+    let mut over = Vec::new();
     lock(&LAUNCHED).retain(|of| {
-        let of_stream = Arc::ptr_eq(&of.timeline, timeline);
-        if of_stream && !of.timeline.passed(of.number) {
-            failed.push(of.call.clone());
+        let is_over = Arc::ptr_eq(&of.timeline, timeline) && of.number <= number;
+        if is_over {
+            over.push(of.call.clone());
         }
-        !of_stream
+        !is_over
     });
-    let count = failed.len();
-    for (at, mut call) in failed.into_iter().enumerate() {
-        let about = format!(
-            "call {} of {count} that were queued when the stream failed: {error}",
-            at + 1
-        );
+    let Err(error) = outcome else { return };
+    let count = over.len();
+    let about = format!("one of {count} calls that were queued when the stream failed: {error}");
+    for mut call in over {
         call.about.clone_from(&about);
         let Ok(line) = call.to_json() else { continue };
         if folder.takes(&line) {

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::runtime::Stream;
 
-pub(crate) use history::stream_failed;
+pub(crate) use history::stream_waited;
 pub(crate) use live::LiveCall;
 pub use scope::record_calls;
 pub(crate) use scope::{failed, launched, tentatively};

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
+use ascend_spec::Level;
+
 use super::{LiveCall, RECORDERS, Recorded, folder, history, is_on};
 use crate::case::run::refusal_status;
 use crate::case::{Expect, Tolerance};
@@ -135,7 +137,9 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
         None
     });
     let Some(call) = held.flatten() else { return };
-    let status = refusal_status(error);
+    // What breaks a lint, the operator takes.
+    let lint = matches!(error, Error::Violation(violation) if violation.rule.level == Level::Lint);
+    let status = refusal_status(error).filter(|_| !lint);
     let about = error.to_string();
     let name = match error {
         Error::Violation(violation) => violation.rule.id,
