@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::pad::PadPolicy;
 use super::refusal::{Refused, Rule, refused};
-use super::slot::{check_slots, slot};
+use super::slot::{capacity, check_slots, slot};
 use super::table::PageTable;
 
 /// The lengths of one request in a step.
@@ -66,8 +66,11 @@ impl Audit<'_> {
                 "fill the slots of padding tokens by the pad policy",
             ));
         }
-        let capacity = u64::from(self.blocks) * u64::from(self.block_size);
-        check_slots(self.slots, capacity, self.pad)?;
+        check_slots(
+            self.slots,
+            capacity(self.blocks, self.block_size),
+            self.pad,
+        )?;
         self.positions()?;
         self.sharing()
     }
@@ -107,7 +110,8 @@ impl Audit<'_> {
         let mut slots = self.slots.iter();
         for (request, of) in self.requests.iter().enumerate() {
             let used = self.used(request, of)?;
-            for (position, &given) in (of.cached..).zip(slots.by_ref().take(of.new as usize)) {
+            // The slots come first: behind the last of them no position is asked for, which INT32 might not have.
+            for (&given, position) in slots.by_ref().take(of.new as usize).zip(of.cached..) {
                 let wanted = slot(used, position, self.block_size)?;
                 if self.pad.is_padding(wanted) {
                     return Err(refused(
@@ -197,7 +201,7 @@ mod tests {
                 block_size: 4,
                 pad: self.pad,
                 requests: &self.requests,
-                table: &PageTable::from_rows(&self.rows),
+                table: &PageTable::from_rows(&self.rows)?,
                 slots: &self.slots,
             }
             .run()

@@ -13,6 +13,7 @@ use super::pool::BlockPool;
 use super::refusal::{Rule, refused};
 use super::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
 use super::sequence::BlockCopy;
+use super::slot::capacity;
 use super::slot_mapping::SlotMapping;
 use super::table::PageTable;
 
@@ -32,6 +33,9 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
+    /// Most layers of a cache.
+    pub const MAX_LAYERS: usize = 1 << 12;
+
     /// Keys and values of the same head dimension, in BnBsH.
     pub fn new(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self {
@@ -138,7 +142,10 @@ fn head_slots(slot: i32, block_size: u32, heads: usize) -> impl Iterator<Item = 
     let (block, place) = (slot.div_euclid(size), slot.rem_euclid(size));
     (0..heads).map(move |head| match slot {
         ..0 => slot,
-        _ => (block * heads + head) * size + place,
+        _ => {
+            let block = block.saturating_mul(heads).saturating_add(head);
+            block.saturating_mul(size).saturating_add(place)
+        }
     })
 }
 
@@ -170,8 +177,9 @@ impl<T: Element> PagedKvCache<T> {
     /// Prefill wants block sizes that are multiples of 128; decoding alone takes multiples of 16.
     ///
     /// # Errors
-    /// [`Rule::PoolSize`] for a size that has no slots or too many, [`Error::OutOfMemory`],
-    /// [`Error::InvalidArgument`] for a shape that cannot be counted.
+    /// [`Rule::PoolSize`] for a size that has no slots or too many, [`Rule::PadSlot`] for padding outside of it,
+    /// [`Error::OutOfMemory`], [`Error::InvalidArgument`] for a shape that cannot be counted or with more than
+    /// [`CacheShape::MAX_LAYERS`].
     pub fn new(
         device: &Device,
         blocks: u32,
@@ -180,6 +188,13 @@ impl<T: Element> PagedKvCache<T> {
         pad: PadPolicy,
     ) -> Result<Self> {
         let pool = BlockPool::new(blocks, block_size, pad)?;
+        if shape.layers > CacheShape::MAX_LAYERS {
+            return Err(Error::invalid(
+                "shape",
+                format_args!("{} layers", shape.layers),
+                format_args!("at most {}", CacheShape::MAX_LAYERS),
+            ));
+        }
         let tensor = |dim: usize| -> Result<Tensor<T>> {
             let (dims, elements) = shape.tensor::<T>(blocks, block_size, dim).ok_or_else(|| {
                 Error::invalid(
@@ -216,8 +231,10 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        let elements = |layer: &LayerCache<T>| layer.key.len() + layer.value.len();
-        self.layers.iter().map(elements).sum::<usize>() * size_of::<T>()
+        let elements = |layer: &LayerCache<T>| layer.key.len().saturating_add(layer.value.len());
+        let sum = |all: usize, layer| all.saturating_add(elements(layer));
+        let elements = self.layers.iter().fold(0, sum);
+        elements.saturating_mul(size_of::<T>())
     }
 
     /// The cache of a layer.
@@ -241,7 +258,7 @@ impl<T: Element> PagedKvCache<T> {
             return Err(refused(
                 Rule::TableBlock,
                 format_args!("block {block}"),
-                format_args!("0 to {}", blocks - 1),
+                format_args!("0 to {}", blocks.saturating_sub(1)),
                 "use blocks that this cache's pool handed out",
             )
             .into());
@@ -276,7 +293,7 @@ impl<T: Element> PagedKvCache<T> {
         }
         let pad = self.pool.pad_policy();
         let last = slots.iter().rposition(|slot| !pad.is_padding(*slot));
-        let written = last.map_or(0, |last| last + 1);
+        let written = last.map_or(0, |last| last.saturating_add(1));
         let Some(layer) = self.layers.first() else {
             return Err(no_layer(0, 0));
         };
@@ -286,7 +303,7 @@ impl<T: Element> PagedKvCache<T> {
                 slots: None,
             });
         }
-        let capacity = u64::from(self.pool.blocks()) * u64::from(self.pool.block_size());
+        let capacity = capacity(self.pool.blocks(), self.pool.block_size());
         let (split, block_size) = (self.shape.split(), self.pool.block_size());
         let mapping = slots.iter().take(written);
         let mapping: Vec<i64> = mapping
@@ -382,8 +399,9 @@ impl<T: Element> PagedKvCache<T> {
             let from = usize::try_from(copy.from.id()).unwrap_or(0);
             for layer in &self.layers {
                 for tensor in [&layer.key, &layer.value] {
-                    let source = tensor.narrow(0, from..from + 1)?;
-                    tensor.narrow(0, to..to + 1)?.copy_from(stream, &source)?;
+                    let block = |at: usize| tensor.narrow(0, at..at.saturating_add(1));
+                    let source = block(from)?;
+                    block(to)?.copy_from(stream, &source)?;
                 }
             }
         }

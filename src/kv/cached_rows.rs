@@ -9,7 +9,7 @@ use crate::tensor::Tensor;
 
 use super::cache::LayerCache;
 use super::refusal::Refused;
-use super::slot::slot;
+use super::slot::{rest_of_block, slot};
 
 /// Tokens of a paged cache that are to lie one behind the other, as operators want them that take no block table.
 ///
@@ -73,10 +73,9 @@ impl CachedRows {
         let mut position = positions.start;
         while position < positions.end {
             let first = slot(row, position, self.block_size)?;
-            // Up to the end of the block. A block size of 0 has no slot.
-            let left = self.block_size - position % self.block_size.max(1);
-            let rows = left.min(positions.end - position);
-            position += rows;
+            let left = rest_of_block(position, self.block_size);
+            let rows = left.min(positions.end.saturating_sub(position));
+            position = position.saturating_add(rows);
             let run = Run {
                 first: usize::try_from(first).unwrap_or(usize::MAX),
                 rows: rows as usize,
@@ -84,7 +83,7 @@ impl CachedRows {
             self.rows = self.rows.saturating_add(run.rows);
             match self.runs.last_mut() {
                 Some(last) if last.first.checked_add(last.rows) == Some(run.first) => {
-                    last.rows += run.rows;
+                    last.rows = last.rows.saturating_add(run.rows);
                 }
                 _ => self.runs.push(run),
             }
@@ -139,13 +138,14 @@ impl<T: Element> LayerCache<T> {
                     format_args!("a row for each of the {} tokens", rows.len()),
                 ));
             }
-            let mut at = 0;
+            let mut at = 0usize;
             for run in &rows.runs {
                 let end = run.first.saturating_add(run.rows);
                 let source = tokens.narrow(0, run.first..end)?;
-                let place = target.narrow(0, at..at + run.rows)?;
+                let behind = at.saturating_add(run.rows);
+                let place = target.narrow(0, at..behind)?;
                 place.copy_from(stream, &source)?;
-                at += run.rows;
+                at = behind;
             }
         }
         Ok(())

@@ -5,6 +5,8 @@
 //! [`slot`] says where a token lies; [`PageTable`] is what the operators read; [`ScatterPaKvCache`] writes new keys and
 //! values into the slots of a [`SlotMapping`]. [`PagedKvCache`] puts them together: the tensors of every layer, and their pool.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod audit;
 mod cache;
 mod cached_rows;
@@ -25,11 +27,11 @@ pub use cached_rows::CachedRows;
 pub use fence::{Fence, Lane, StreamFence};
 pub use pad::PadPolicy;
 pub use pool::{Block, BlockPool, GroupId, StepLease};
-pub(crate) use refusal::refused;
+pub(crate) use refusal::{refused, room};
 pub use refusal::{Refused, Rule};
 pub use scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
 pub use sequence::{BlockCopy, Grown, Sequence};
-pub(crate) use slot::fill_slots;
+pub(crate) use slot::{capacity, fill_slots};
 pub use slot::{Interleave, KernelBlocks, check_slots, slot};
 pub use slot_mapping::SlotMapping;
 pub use table::PageTable;

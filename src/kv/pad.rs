@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::refusal::{Refused, Rule, refused};
+
 /// The slot that a padding token has. Engines disagree, so it is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PadPolicy {
@@ -14,10 +16,26 @@ pub enum PadPolicy {
 
 impl PadPolicy {
     /// The slot of a padding token.
-    pub fn slot(self) -> i32 {
+    ///
+    /// # Errors
+    /// [`Rule::PadSlot`] for a dump slot that is no INT32.
+    pub fn slot(self) -> Result<i32, Refused> {
         match self {
-            Self::SkipNegative => -1,
-            Self::DumpSlot(slot) => i32::try_from(slot).unwrap_or(i32::MAX),
+            Self::SkipNegative => Ok(-1),
+            Self::DumpSlot(slot) => {
+                i32::try_from(slot).map_err(|_| outside(slot, i32::MAX.unsigned_abs().into()))
+            }
+        }
+    }
+
+    /// Refuses a dump slot that a cache of `slots` slots (blocks times block size) does not have.
+    ///
+    /// # Errors
+    /// [`Rule::PadSlot`].
+    pub fn check(self, slots: u64) -> Result<(), Refused> {
+        match self {
+            Self::DumpSlot(slot) if u64::from(slot) >= slots => Err(outside(slot, slots)),
+            _ => self.slot().map(drop),
         }
     }
 
@@ -25,7 +43,7 @@ impl PadPolicy {
     pub fn is_padding(self, slot: i32) -> bool {
         match self {
             Self::SkipNegative => slot < 0,
-            Self::DumpSlot(_) => slot == self.slot(),
+            Self::DumpSlot(dump) => u32::try_from(slot) == Ok(dump),
         }
     }
 
@@ -33,7 +51,20 @@ impl PadPolicy {
     pub fn reserved_blocks(self, block_size: u32) -> u32 {
         match self {
             Self::SkipNegative => 0,
-            Self::DumpSlot(slot) => slot.checked_div(block_size).map_or(0, |block| block + 1),
+            Self::DumpSlot(slot) => {
+                let block = slot.checked_div(block_size);
+                block.map_or(0, |block| block.saturating_add(1))
+            }
         }
     }
+}
+
+#[cold]
+fn outside(slot: u32, slots: u64) -> Refused {
+    refused(
+        Rule::PadSlot,
+        format_args!("dump slot {slot}"),
+        format_args!("below {slots}"),
+        "write padding to a slot of the cache, or skip it by a negative slot",
+    )
 }

@@ -10,7 +10,8 @@ use crate::runtime::lock;
 
 use super::fence::{Fence, Lane};
 use super::pad::PadPolicy;
-use super::refusal::{Refused, Rule, refused};
+use super::refusal::{Refused, Rule, refused, room};
+use super::slot::capacity;
 
 /// A group of layers that share block tables. Each pool is a group of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,7 +59,7 @@ impl State {
             return None;
         }
         let over = self.steps.pop_front()?;
-        self.first_step += 1;
+        self.first_step = self.first_step.saturating_add(1);
         while let Some(&(step, block)) = self.waiting.front() {
             if step >= self.first_step {
                 break;
@@ -73,13 +74,20 @@ impl State {
         let Some(holders) = self.held(block) else {
             return;
         };
+        // A count that has reached its end says nothing any more: the block is never handed out again.
+        if *holders == u32::MAX {
+            return;
+        }
         *holders = holders.saturating_sub(1);
         if *holders > 0 {
             return;
         }
-        match self.steps.len() as u64 {
-            0 => self.free.push(block),
-            steps => self.waiting.push_back((self.first_step + steps - 1, block)),
+        match self.steps.len().checked_sub(1) {
+            None => self.free.push(block),
+            Some(last) => {
+                let last = self.first_step.saturating_add(last as u64);
+                self.waiting.push_back((last, block));
+            }
         }
     }
 
@@ -109,32 +117,47 @@ struct Shared {
 pub struct BlockPool(Arc<Shared>);
 
 impl BlockPool {
+    /// Most blocks of a pool, which keeps 8 bytes of host memory for each.
+    pub const MAX_BLOCKS: u32 = 1 << 26;
+
     /// A pool of `blocks` blocks of `block_size` tokens, less those that the padding is written to.
     ///
     /// # Errors
-    /// [`Rule::PoolSize`] for a pool without blocks, or one whose slots do not fit INT32.
+    /// [`Rule::PoolSize`] for a pool without blocks, one of more than [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose
+    /// slots do not fit INT32; [`Rule::PadSlot`] for a dump slot that is none of them.
     pub fn new(blocks: u32, block_size: u32, pad: PadPolicy) -> Result<Self, Refused> {
         static GROUPS: AtomicU64 = AtomicU64::new(0);
         let reserved = pad.reserved_blocks(block_size.max(1));
-        let slots = u64::from(blocks) * u64::from(block_size);
-        if block_size == 0 || reserved >= blocks || slots > i32::MAX as u64 {
+        let slots = capacity(blocks, block_size);
+        let counted = slots <= i32::MAX as u64 && blocks <= Self::MAX_BLOCKS;
+        if counted && slots > 0 {
+            pad.check(slots)?;
+        }
+        if !counted || block_size == 0 || reserved >= blocks {
             return Err(refused(
                 Rule::PoolSize,
                 format_args!(
                     "{blocks} blocks of {block_size} tokens, {reserved} reserved for padding"
                 ),
                 format_args!(
-                    "more than {reserved} blocks, 1 or more tokens in each, {} slots in all",
+                    "more than {reserved} blocks and at most {}, 1 or more tokens in each, at most {} slots in all",
+                    Self::MAX_BLOCKS,
                     i32::MAX
                 ),
                 "choose another number of blocks",
             ));
         }
         // The next block handed out is the last of the list: lowest numbers first.
-        let free = (reserved..blocks).rev();
+        let numbers = (reserved..blocks).rev();
+        let (mut holders, mut free) = (Vec::new(), Vec::new());
+        let fix = "choose fewer blocks";
+        room(&mut holders, blocks as usize, Rule::PoolSize, fix)?;
+        room(&mut free, blocks as usize, Rule::PoolSize, fix)?;
+        holders.resize(blocks as usize, 0);
+        free.extend(numbers.filter_map(|block| i32::try_from(block).ok()));
         let state = State {
-            holders: vec![0; blocks as usize],
-            free: free.filter_map(|block| i32::try_from(block).ok()).collect(),
+            holders,
+            free,
             ..State::default()
         };
         Ok(Self(Arc::new(Shared {
@@ -221,12 +244,12 @@ impl BlockPool {
         let Some(id) = state.free.pop() else {
             let waiting = state.waiting.len();
             drop(state);
-            let usable = self.0.blocks - self.0.reserved;
+            let usable = self.0.blocks.saturating_sub(self.0.reserved);
             return Err(refused(
                 Rule::PoolExhausted,
                 format_args!(
                     "{usable} blocks, of which {} are held and {waiting} wait for steps in flight",
-                    usable as usize - waiting
+                    (usable as usize).saturating_sub(waiting)
                 ),
                 "a free block",
                 "finish or preempt a request, wait for the steps in flight, or make a larger cache",
@@ -246,8 +269,8 @@ impl BlockPool {
     /// has passed that point, no block given back meanwhile is handed out again.
     pub fn begin_step<'a, L: Lane>(&self, lane: &'a L) -> StepLease<'a, L> {
         let mut state = lock(&self.0.state);
+        let number = state.first_step.saturating_add(state.steps.len() as u64);
         state.steps.push_back(Step::Open);
-        let number = state.first_step + state.steps.len() as u64 - 1;
         StepLease {
             pool: self.clone(),
             lane,
@@ -317,7 +340,7 @@ impl Block {
 impl Clone for Block {
     fn clone(&self) -> Self {
         if let Some(holders) = lock(&self.pool.0.state).held(self.id) {
-            *holders += 1;
+            *holders = holders.saturating_add(1);
         }
         Self {
             pool: self.pool.clone(),

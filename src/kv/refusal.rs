@@ -65,7 +65,8 @@ rules! {
     ChunkSize = "chunk.size", "a chunk of local attention is a whole number of pages";
     SplitLimits = "split.limits", "a split has at least one part, head and core";
     RanksInterleave = "ranks.interleave", "ranks and their interleaved runs are not 0, and a block holds whole runs";
-    PadTarget = "pad.target", "a batch is padded to at least its own size";
+    PadTarget = "pad.target", "a batch is padded to at least its own size, and to no more than a call takes";
+    PadSlot = "pad.slot", "the slot that padding is written to is one of the cache's";
     DraftCount = "draft.count", "a request has more query tokens than drafts";
     DraftTree = "draft.tree", "a draft's parent comes before it";
     RanksParts = "ranks.parts", "a context is divided into no more parts than a merge takes";
@@ -107,6 +108,23 @@ pub struct Refused {
     pub allowed: String,
     /// What to change.
     pub fix: &'static str,
+}
+
+/// Makes room for `more` elements of what is about to be written, or refuses what the host has no memory for.
+pub(crate) fn room<T>(
+    list: &mut Vec<T>,
+    more: usize,
+    rule: Rule,
+    fix: &'static str,
+) -> Result<(), Refused> {
+    list.try_reserve(more).map_err(|_| {
+        refused(
+            rule,
+            format_args!("{more} elements of {} bytes", size_of::<T>()),
+            "what fits in the host's memory",
+            fix,
+        )
+    })
 }
 
 /// The refusal under a rule.

@@ -1,7 +1,7 @@
 //! The tokens that one request has in a paged cache.
 
 use super::pool::{Block, BlockPool};
-use super::refusal::{Refused, Rule, refused};
+use super::refusal::{Refused, Rule, refused, room};
 use super::slot::{fill_slots, slot};
 
 /// The cached tokens of one request: blocks, and how many tokens they hold.
@@ -91,7 +91,8 @@ impl Sequence {
     /// Makes room for `tokens` more tokens. After an error the sequence is as it was.
     ///
     /// # Errors
-    /// [`Rule::PoolExhausted`]; [`Rule::LengthsOverflow`] for a sequence of more than INT32 tokens.
+    /// [`Rule::PoolExhausted`]; [`Rule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the
+    /// host has memory for.
     pub fn grow(&mut self, tokens: u32) -> Result<Grown, Refused> {
         let block_size = self.pool.block_size();
         let len = self.len.checked_add(tokens);
@@ -103,19 +104,27 @@ impl Sequence {
                 "end the request",
             ));
         };
-        let first_written = (self.len / block_size) as usize;
+        let first_written = self.len.checked_div(block_size).unwrap_or(0) as usize;
         let shared = |block: &Option<Block>| block.as_ref().is_some_and(Block::is_shared);
+        let wanted = len.div_ceil(block_size) as usize;
+        let missing = wanted.saturating_sub(self.blocks.len());
+        let mut grown = Grown::default();
+        let mut new: Vec<Block> = Vec::new();
+        // No more blocks than the pool has are ever added: what it cannot give is refused below.
+        let most = missing.min(self.pool.blocks() as usize);
+        let (rule, fix) = (Rule::LengthsOverflow, "grow by fewer tokens");
+        room(&mut new, most, rule, fix)?;
+        room(&mut self.blocks, most, rule, fix)?;
+        room(&mut self.row, most, rule, fix)?;
         let mut replaced = None;
         if tokens > 0 && self.blocks.get(first_written).is_some_and(shared) {
             replaced = Some(self.pool.allocate()?);
         }
-        let wanted = len.div_ceil(block_size) as usize;
-        let missing = wanted.saturating_sub(self.blocks.len());
-        let new: Vec<Block> = (0..missing)
-            .map(|_| self.pool.allocate())
-            .collect::<Result<_, _>>()?;
+        for _ in 0..missing {
+            new.push(self.pool.allocate()?);
+        }
+        room(&mut grown.slots, tokens as usize, rule, fix)?;
 
-        let mut grown = Grown::default();
         if let Some(own) = replaced
             && let (Some(block), Some(entry)) = (
                 self.blocks.get_mut(first_written),
@@ -196,13 +205,14 @@ impl Sequence {
                 "give back what lies in front of the next query's window",
             ));
         }
-        let whole = (position / self.pool.block_size()) as usize;
-        let front = self.blocks.iter_mut().zip(&mut self.row).take(whole);
+        let block_size = self.pool.block_size();
+        let whole = position.checked_div(block_size).unwrap_or(0);
+        let front = self.blocks.iter_mut().zip(&mut self.row).take(whole as usize);
         for (block, entry) in front {
             *block = None;
             *entry = 0;
         }
-        let dropped = whole as u32 * self.pool.block_size();
+        let dropped = whole.saturating_mul(block_size);
         self.dropped = self.dropped.max(dropped);
         Ok(())
     }

@@ -9,7 +9,18 @@ use ascend_spec::geometry::ContextShard;
 use ascend_spec::scatter::{SlotFault, slot_faults};
 
 use super::pad::PadPolicy;
-use super::refusal::{Refused, Rule, refused};
+use super::refusal::{Refused, Rule, refused, room};
+
+/// Slots of a cache.
+pub(crate) fn capacity(blocks: u32, block_size: u32) -> u64 {
+    u64::from(blocks).saturating_mul(block_size.into())
+}
+
+/// Tokens from a position to the end of its block; 0 for a block size of 0.
+pub(super) fn rest_of_block(position: u32, block_size: u32) -> u32 {
+    let place = position.checked_rem(block_size).unwrap_or(0);
+    block_size.saturating_sub(place)
+}
 
 /// The slot of the token at `position`: `row[position / block_size] * block_size + position % block_size`.
 ///
@@ -61,7 +72,9 @@ fn block_at(row: &[i32], column: u32, position: u32) -> Result<i32, Refused> {
 }
 
 fn slot_in(block: i32, place: u32, block_size: u32) -> Result<i32, Refused> {
-    let slot = i64::from(block) * i64::from(block_size) + i64::from(place);
+    // Products of 32 bits each fit 64.
+    let slot = i64::from(block).saturating_mul(block_size.into());
+    let slot = slot.saturating_add(place.into());
     i32::try_from(slot).map_err(|_| {
         refused(
             Rule::SlotRange,
@@ -85,12 +98,19 @@ pub(crate) fn fill_slots(
     let mut position = positions.start;
     while position < positions.end {
         let first = slot(row, position, block_size)?;
-        // `slot` has refused a block size of 0.
-        let left = block_size - position % block_size.max(1);
-        let run = left.min(positions.end - position);
-        let last = slot(row, position + (run - 1), block_size)?;
+        // `slot` has refused a block size of 0: a run has a token.
+        let left = positions.end.saturating_sub(position);
+        let run = rest_of_block(position, block_size).min(left);
+        let end = position.saturating_add(run);
+        let last = slot(row, end.saturating_sub(1), block_size)?;
+        room(
+            slots,
+            run as usize,
+            Rule::LengthsOverflow,
+            "add the tokens in several steps",
+        )?;
         slots.extend(first..=last);
-        position += run;
+        position = end;
     }
     Ok(())
 }
@@ -132,7 +152,9 @@ impl Interleave {
 
     /// The rank that holds a position.
     pub fn rank_of(self, position: u32) -> u32 {
-        (position / self.run) % self.ranks
+        // Neither is 0.
+        let run = position.checked_div(self.run).unwrap_or(0);
+        run.checked_rem(self.ranks).unwrap_or(0)
     }
 
     /// Number of tokens that `rank` holds of the first `len`: never negative, and 0 for ranks that do not exist.
@@ -171,17 +193,26 @@ impl Interleave {
         rank: u32,
     ) -> Result<Option<i32>, Refused> {
         self.check(block_size)?;
-        let span = u64::from(block_size) * u64::from(self.ranks);
-        let offset = u64::from(position) % span;
-        let run = u64::from(self.run);
         if self.rank_of(position) != rank {
             return Ok(None);
         }
-        let place = offset / (run * u64::from(self.ranks)) * run + offset % run;
-        let (column, place) = (u64::from(position) / span, place);
-        // Both are at most `position`.
-        let column = u32::try_from(column).unwrap_or(u32::MAX);
-        let place = u32::try_from(place).unwrap_or(u32::MAX);
+        // Tokens of a block of every rank, and of a round of runs.
+        let (ranks, run) = (u64::from(self.ranks), u64::from(self.run));
+        let (span, round) = (
+            u64::from(block_size).saturating_mul(ranks),
+            run.saturating_mul(ranks),
+        );
+        let divide = |a: u64, b: u64| a.checked_div(b).zip(a.checked_rem(b));
+        let parts = divide(position.into(), span).and_then(|(column, offset)| {
+            let (rounds, _) = divide(offset, round)?;
+            let (_, place) = divide(offset, run)?;
+            let place = rounds.checked_mul(run)?.checked_add(place)?;
+            u32::try_from(column).ok().zip(u32::try_from(place).ok())
+        });
+        // No size is 0, and both numbers are at most `position`.
+        let Some((column, place)) = parts else {
+            return Err(no_block_size());
+        };
         slot_in(block_at(row, column, position)?, place, block_size).map(Some)
     }
 }
@@ -194,15 +225,25 @@ pub struct KernelBlocks {
 }
 
 impl KernelBlocks {
+    /// Most blocks of the kernel in one of the cache.
+    pub const MAX_TIMES: u32 = 1 << 16;
+
+    /// Blocks of `cache_block` tokens as blocks of `kernel_block` tokens.
+    ///
     /// # Errors
-    /// [`Rule::BlockSplit`] unless `cache_block` is a multiple of `kernel_block` and neither is 0.
+    /// [`Rule::BlockSplit`] unless `cache_block` is a multiple of `kernel_block`, at most
+    /// [`MAX_TIMES`](Self::MAX_TIMES) times as large, and neither is 0.
     pub fn new(cache_block: u32, kernel_block: u32) -> Result<Self, Refused> {
         let times = cache_block.checked_div(kernel_block).unwrap_or(0);
-        if times == 0 || !cache_block.is_multiple_of(kernel_block) {
+        let whole = cache_block.is_multiple_of(kernel_block);
+        if !(1..=Self::MAX_TIMES).contains(&times) || !whole {
             return Err(refused(
                 Rule::BlockSplit,
                 format_args!("cache blocks of {cache_block}, kernel blocks of {kernel_block}"),
-                format_args!("cache blocks of a multiple of {kernel_block} tokens"),
+                format_args!(
+                    "cache blocks of 1 to {} times {kernel_block} tokens",
+                    Self::MAX_TIMES
+                ),
                 "choose the cache's block size as a multiple of the kernel's",
             ));
         }
@@ -225,24 +266,30 @@ impl KernelBlocks {
     /// The row of a table in kernel blocks: block `id` becomes `id * times .. (id + 1) * times`.
     ///
     /// # Errors
-    /// [`Rule::TableBlock`] for a negative block or one whose parts have no INT32 number.
+    /// [`Rule::TableBlock`] for a negative block or one whose parts have no INT32 number, [`Rule::TableRow`] for a row
+    /// that does not fit in the host's memory.
     pub fn split_row(self, row: &[i32]) -> Result<Vec<i32>, Refused> {
-        let times = i64::from(self.times);
-        let mut split = Vec::with_capacity(row.len().saturating_mul(self.times as usize));
+        let mut split = Vec::new();
+        room(
+            &mut split,
+            row.len().saturating_mul(self.times as usize),
+            Rule::TableRow,
+            "split only the filled part of a row",
+        )?;
+        let times = i32::try_from(self.times).unwrap_or(i32::MAX);
         for &block in row {
-            let last = i64::from(block) * times + times - 1;
-            if block < 0 || i32::try_from(last).is_err() {
+            let parts = block.checked_mul(times).filter(|_| block >= 0);
+            let parts = parts.and_then(|first| Some(first..first.checked_add(times)?));
+            let Some(parts) = parts else {
+                let most = i32::MAX.checked_div(times).unwrap_or(0);
                 return Err(refused(
                     Rule::TableBlock,
                     format_args!("block {block}"),
-                    format_args!("0 to {}", i64::from(i32::MAX) / times - 1),
+                    format_args!("0 to {}", most.saturating_sub(1)),
                     "split only the filled part of a row",
                 ));
-            }
-            // Checked above: the largest of them fits.
-            split.extend(
-                (0..times).filter_map(|part| i32::try_from(i64::from(block) * times + part).ok()),
-            );
+            };
+            split.extend(parts);
         }
         Ok(split)
     }

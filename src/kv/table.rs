@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::refusal::{Refused, Rule, refused};
+use super::refusal::{Refused, Rule, refused, room};
 
 /// Block ids `[requests, columns]`, INT32, row-major, as the operators take them: CANN's `blockTable`, `page_table`
 /// elsewhere. Entries behind a request's blocks are 0.
@@ -51,14 +51,18 @@ impl PageTable {
     }
 
     /// A table as wide as its longest row.
-    pub fn from_rows<R: AsRef<[i32]>>(rows: &[R]) -> Self {
+    ///
+    /// # Errors
+    /// [`Rule::IndexShape`] for a table that does not fit in the host's memory: one long row makes all rows long.
+    pub fn from_rows<R: AsRef<[i32]>>(rows: &[R]) -> Result<Self, Refused> {
         let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
         let mut table = Self::default();
         table.reset(columns);
+        table.room(rows.len())?;
         for row in rows {
             table.push_cut(row.as_ref());
         }
-        table
+        Ok(table)
     }
 
     /// Takes every row away and sets the width. Keeps the memory.
@@ -67,12 +71,26 @@ impl PageTable {
         self.blocks.clear();
     }
 
-    /// Adds a row, cut or filled with 0 to the table's width.
+    /// Makes room for so many rows of the table's width.
+    ///
+    /// # Errors
+    /// [`Rule::IndexShape`] for more than the host's memory.
+    pub(crate) fn room(&mut self, rows: usize) -> Result<(), Refused> {
+        room(
+            &mut self.blocks,
+            rows.saturating_mul(self.columns),
+            Rule::IndexShape,
+            "put requests with long rows into a table of their own",
+        )
+    }
+
+    /// Adds a row, cut or filled with 0 to the table's width. There has to be [`room`](Self::room) for it.
     pub(crate) fn push_cut(&mut self, row: &[i32]) {
-        self.requests += 1;
+        self.requests = self.requests.saturating_add(1);
         let used = row.get(..self.columns).unwrap_or(row);
         self.blocks.extend_from_slice(used);
-        self.blocks.resize(self.requests * self.columns, 0);
+        let size = self.requests.saturating_mul(self.columns);
+        self.blocks.resize(size, 0);
     }
 
     /// Number of rows.
@@ -95,8 +113,8 @@ impl PageTable {
         if request >= self.requests {
             return None;
         }
-        let first = request * self.columns;
-        self.blocks.get(first..first + self.columns)
+        let first = request.checked_mul(self.columns)?;
+        self.blocks.get(first..first.checked_add(self.columns)?)
     }
 
     /// The blocks in use by a request of `len` tokens.
@@ -130,7 +148,7 @@ mod tests {
 
     #[test]
     fn rows_are_filled_with_zeros() {
-        let table = PageTable::from_rows(&[vec![3], vec![5, 7], vec![]]);
+        let table = PageTable::from_rows(&[vec![3], vec![5, 7], vec![]]).unwrap();
         assert_eq!((table.requests(), table.columns()), (3, 2));
         assert_eq!(table.blocks(), [3, 0, 5, 7, 0, 0]);
         assert_eq!(table.used(1, 17, 16).unwrap(), [5, 7]);

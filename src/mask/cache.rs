@@ -179,7 +179,8 @@ impl MaskCache {
             let mut making = lock(&pending);
             match &making.tensor {
                 Some(tensor) if side(tensor) >= least => {
-                    lock(&self.0).counts.hits += 1;
+                    let mut state = lock(&self.0);
+                    state.counts.hits = state.counts.hits.saturating_add(1);
                     return Ok(tensor.clone());
                 }
                 // Made meanwhile, for somebody who needs less.
@@ -199,7 +200,7 @@ impl MaskCache {
                     return Err(error);
                 }
             };
-            state.counts.misses += 1;
+            state.counts.misses = state.counts.misses.saturating_add(1);
             let bytes = bytes_of(&tensor);
             if kept && is_own {
                 let ready = Ready {
@@ -215,7 +216,7 @@ impl MaskCache {
                 if is_own {
                     state.slots.remove(key);
                 }
-                state.counts.unkept += 1;
+                state.counts.unkept = state.counts.unkept.saturating_add(1);
             }
             making.tensor = Some(tensor.clone());
             return Ok(tensor);
@@ -260,15 +261,13 @@ impl MaskCache {
         let kept = {
             let mut state = lock(&self.0);
             let freed = state.make_room(bytes);
-            let kept = state
-                .counts
-                .bytes
-                .checked_add(bytes)
-                .is_some_and(|sum| sum <= state.bound);
-            if kept {
-                state.counts.bytes += bytes;
-                state.counts.peak_bytes = state.counts.peak_bytes.max(state.counts.bytes);
+            let sum = state.counts.bytes.checked_add(bytes);
+            let sum = sum.filter(|sum| *sum <= state.bound);
+            if let Some(sum) = sum {
+                state.counts.bytes = sum;
+                state.counts.peak_bytes = state.counts.peak_bytes.max(sum);
             }
+            let kept = sum.is_some();
             drop(state);
             // What is freed is freed before anything is allocated.
             drop(freed);
@@ -291,7 +290,7 @@ impl State {
     /// The tensor of a key if it is there, and for the causal square large enough.
     #[inline]
     fn hit(&mut self, key: &MaskKey, least: u64) -> Option<&AnyTensor> {
-        self.now += 1;
+        self.now = self.now.saturating_add(1);
         let Slot::Ready(ready) = self.slots.get_mut(key)? else {
             return None;
         };
@@ -299,7 +298,7 @@ impl State {
             return None;
         }
         ready.asked = self.now;
-        self.counts.hits += 1;
+        self.counts.hits = self.counts.hits.saturating_add(1);
         Some(&ready.tensor)
     }
 
@@ -328,7 +327,7 @@ impl State {
                 && let Slot::Ready(ready) = place.remove()
             {
                 self.counts.bytes = self.counts.bytes.saturating_sub(ready.bytes);
-                self.counts.evictions += 1;
+                self.counts.evictions = self.counts.evictions.saturating_add(1);
                 freed.push(ready.tensor);
             }
         }

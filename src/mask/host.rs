@@ -21,7 +21,7 @@ pub struct HostMask {
 }
 
 impl HostMask {
-    /// Most bytes of a mask. A full mask grows with the square of the length: what is longer wants a sparse mode, whose
+    /// Most bytes of a mask, where axes of 0 count as 1: no axis is longer, either. A full mask grows with the square of the length: what is longer wants a sparse mode, whose
     /// template serves every length.
     pub const MAX_BYTES: usize = 1 << 32;
 
@@ -49,8 +49,12 @@ impl HostMask {
     ) -> Result<()> {
         out.clear();
         let (rows, keys) = (size(mask.q_len()), size(mask.kv_len()));
-        reserve(out, checked_bytes(form, &[rows, keys])?)?;
-        let mut painter = Painter::new(form, keys);
+        let bytes = checked_bytes(form, &[rows, keys])?;
+        reserve(out, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let painter = Painter::new(form, keys)?;
         for i in 0..mask.q_len() {
             painter.row(mask, i, keys, out);
         }
@@ -69,8 +73,9 @@ impl HostMask {
         form: MaskForm,
     ) -> Result<Self> {
         let mut bytes = Vec::new();
-        reserve(&mut bytes, checked_bytes(form, &[masks.len(), rows, keys])?)?;
-        let mut painter = Painter::new(form, keys);
+        let wanted = checked_bytes(form, &[masks.len(), rows, keys])?;
+        reserve(&mut bytes, wanted)?;
+        let painter = Painter::new(form, if wanted == 0 { 0 } else { keys })?;
         for (b, mask) in masks.iter().enumerate() {
             if mask.q_len() > rows as u64 || mask.kv_len() > keys as u64 {
                 return Err(Error::invalid(
@@ -83,7 +88,7 @@ impl HostMask {
                     format_args!("at most {rows} rows and {keys} keys"),
                 ));
             }
-            for i in 0..rows as u64 {
+            for i in 0..if wanted == 0 { 0 } else { rows as u64 } {
                 painter.row(mask, i, keys, &mut bytes);
             }
         }
@@ -106,7 +111,7 @@ impl HostMask {
     }
 
     /// A mask from whether each of its elements hides, in row-major order.
-    pub(super) fn from_flags(
+    pub(crate) fn from_flags(
         form: MaskForm,
         batch: Option<usize>,
         (rows, keys): (usize, usize),
@@ -116,9 +121,11 @@ impl HostMask {
         let wanted = checked_bytes(form, &[batch.unwrap_or(1), rows, keys])?;
         reserve(&mut bytes, wanted)?;
         let (size, hides) = (form.size(), form.hidden_bytes());
-        for hidden in hidden {
+        // Rows without keys are not walked through: there may be billions.
+        let elements = wanted.checked_div(size).unwrap_or(0);
+        for hidden in hidden.take(elements) {
             let element = if hidden { hides } else { [0; 4] };
-            bytes.extend_from_slice(&element[..size]);
+            bytes.extend(element.into_iter().take(size));
         }
         Self::whole(form, batch, rows, keys, bytes)
     }
@@ -138,7 +145,7 @@ impl HostMask {
             ));
         }
         Self::from_fn(rows, keys, form, |i, j| {
-            let bit = i * keys + j;
+            let bit = i.saturating_mul(keys).saturating_add(j);
             bitmap
                 .get(bit / 8)
                 .is_some_and(|byte| byte >> (bit % 8) & 1 == 1)
@@ -204,18 +211,26 @@ impl HostMask {
         if b >= self.batch() || i >= self.rows || j >= self.keys {
             return true;
         }
+        // Within the mask, whose bytes can be counted.
+        let row = b.saturating_mul(self.rows).saturating_add(i);
+        let element = row.saturating_mul(self.keys).saturating_add(j);
         let size = self.form.size();
-        let at = ((b * self.rows + i) * self.keys + j) * size;
+        let at = element.saturating_mul(size);
         self.bytes
-            .get(at..at + size)
+            .get(at..at.saturating_add(size))
             .is_none_or(|element| element.iter().any(|&byte| byte != 0))
     }
 
     /// Entry and number of each row that sees no key.
     pub fn blind_rows(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let sees_nothing =
-            |&(b, i): &(usize, usize)| self.keys > 0 && (0..self.keys).all(|j| self.hides(b, i, j));
-        let rows = (0..self.batch()).flat_map(|b| (0..self.rows).map(move |i| (b, i)));
+            |&(b, i): &(usize, usize)| (0..self.keys).all(|j| self.hides(b, i, j));
+        // Without keys no row is asked: there may be billions.
+        let (batch, rows) = match self.bytes.is_empty() {
+            true => (0, 0),
+            false => (self.batch(), self.rows),
+        };
+        let rows = (0..batch).flat_map(move |b| (0..rows).map(move |i| (b, i)));
         rows.filter(sees_nothing)
     }
 
@@ -276,44 +291,52 @@ struct Painter {
 }
 
 impl Painter {
-    fn new(form: MaskForm, keys: usize) -> Self {
+    fn new(form: MaskForm, keys: usize) -> Result<Self> {
         let size = form.size();
-        let hidden = if size == 1 {
-            Vec::new()
-        } else {
-            form.hidden_bytes()[..size].repeat(keys)
-        };
-        Self { form, hidden }
+        let mut hidden = Vec::new();
+        if size > 1 {
+            let bytes = keys.saturating_mul(size);
+            reserve(&mut hidden, bytes)?;
+            let element = form.hidden_bytes().into_iter().take(size);
+            hidden.extend(element.cycle().take(bytes));
+        }
+        Ok(Self { form, hidden })
     }
 
     fn hide(&self, keys: usize, out: &mut Vec<u8>) {
         if self.hidden.is_empty() {
-            out.resize(out.len() + keys, self.form.hidden_bytes()[0]);
+            let [hides, ..] = self.form.hidden_bytes();
+            out.resize(out.len().saturating_add(keys), hides);
         } else {
-            let bytes = keys.saturating_mul(self.form.size()).min(self.hidden.len());
-            out.extend_from_slice(&self.hidden[..bytes]);
+            let bytes = keys.saturating_mul(self.form.size());
+            let hidden = self.hidden.get(..bytes).unwrap_or(&self.hidden);
+            out.extend_from_slice(hidden);
         }
     }
 
-    /// Row `i`, with `keys` elements.
-    fn row(&mut self, mask: &(impl Visibility + ?Sized), i: u64, keys: usize, out: &mut Vec<u8>) {
-        let mut done = 0;
+    /// Row `i`, with `keys` elements, whatever runs the mask hands over: those that are not in order are cut.
+    fn row(&self, mask: &(impl Visibility + ?Sized), i: u64, keys: usize, out: &mut Vec<u8>) {
+        let mut done = 0usize;
         mask.each_run(i, &mut |run| {
-            let (start, end) = (size(run.start).min(keys), size(run.end).min(keys));
+            let start = size(run.start).clamp(done, keys);
+            let end = size(run.end).clamp(start, keys);
             self.hide(start.saturating_sub(done), out);
-            out.resize(out.len() + (end - start) * self.form.size(), 0);
+            let shown = end.saturating_sub(start).saturating_mul(self.form.size());
+            out.resize(out.len().saturating_add(shown), 0);
             done = end;
         });
-        self.hide(keys - done, out);
+        self.hide(keys.saturating_sub(done), out);
     }
 }
 
 /// Bytes of a tensor of these axes.
 fn checked_bytes(form: MaskForm, axes: &[usize]) -> Result<usize> {
-    let product = |bytes: Option<usize>, &axis: &usize| bytes?.checked_mul(axis);
+    let product = |bytes: Option<usize>, &axis: &usize| bytes?.checked_mul(axis.max(1));
+    let empty = axes.contains(&0);
     axes.iter()
         .fold(Some(form.size()), product)
         .filter(|&bytes| bytes <= HostMask::MAX_BYTES)
+        .map(|bytes| if empty { 0 } else { bytes })
         .ok_or_else(|| {
             Error::invalid(
                 "mask",

@@ -27,6 +27,8 @@
 //! mask, [`MaskForm::infinite`] is refused for a mask with such a row: [`MaskForm::lowest`] makes it the mean of the
 //! values, which is finite. `f32::MIN` and -1e6 do not help in f16: there both are `-inf`.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod cache;
 mod causal;
 mod context_parallel;

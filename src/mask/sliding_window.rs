@@ -34,7 +34,7 @@ impl SlidingWindow {
 
     /// The operator's `pre_tokens`.
     pub const fn pre_tokens(self) -> i64 {
-        self.keys_including_self.get() as i64 - 1
+        (self.keys_including_self.get() as i64).saturating_sub(1)
     }
 
     fn geometry(self, rows: u64, keys: u64) -> MaskGeometry {

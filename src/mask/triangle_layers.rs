@@ -1,6 +1,10 @@
 //! Which layers of a model leave out the middle.
 
+use std::collections::BTreeSet;
 use std::fmt;
+
+use crate::error::{Error, Result};
+use crate::kv::CacheShape;
 
 /// The layers that attend to a triangle; the others are dense.
 ///
@@ -13,22 +17,57 @@ pub struct TriangleLayers {
 }
 
 impl TriangleLayers {
+    /// Most layers of a model.
+    pub const MAX_LAYERS: usize = CacheShape::MAX_LAYERS;
+
     /// These layers.
-    pub fn explicit(layers: impl IntoIterator<Item = usize>) -> Self {
-        let mut layers: Vec<usize> = layers.into_iter().collect();
-        layers.sort_unstable();
-        layers.dedup();
-        Self { layers }
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a layer that is not below [`MAX_LAYERS`](Self::MAX_LAYERS).
+    pub fn explicit(layers: impl IntoIterator<Item = usize>) -> Result<Self> {
+        let mut known = BTreeSet::new();
+        for layer in layers {
+            Self::check(layer.saturating_add(1))?;
+            known.insert(layer);
+        }
+        Ok(Self {
+            layers: known.into_iter().collect(),
+        })
     }
 
     /// All layers from `start` on, of `layers`, as in the paper.
-    pub fn from_start(start: usize, layers: usize) -> Self {
-        Self::explicit(start..layers)
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for more than [`MAX_LAYERS`](Self::MAX_LAYERS).
+    pub fn from_start(start: usize, layers: usize) -> Result<Self> {
+        Self::check(layers)?;
+        Ok(Self::range(start, layers))
     }
 
     /// The first `count` layers, as in the guide.
-    pub fn first(count: usize) -> Self {
-        Self::explicit(0..count)
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for more than [`MAX_LAYERS`](Self::MAX_LAYERS).
+    pub fn first(count: usize) -> Result<Self> {
+        Self::from_start(0, count)
+    }
+
+    /// Refuses a model of more layers than there are.
+    pub(super) fn check(layers: usize) -> Result<()> {
+        if layers <= Self::MAX_LAYERS {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "layers",
+            layers,
+            format_args!("at most {}", Self::MAX_LAYERS),
+        ))
+    }
+
+    fn range(start: usize, end: usize) -> Self {
+        Self {
+            layers: (start..end).collect(),
+        }
     }
 
     /// The `count` layers with the smallest contribution of the middle; of equal ones the deeper. A contribution that is
@@ -45,27 +84,28 @@ impl TriangleLayers {
         let mut order: Vec<usize> = (0..contributions.len()).collect();
         order.sort_by(|&a, &b| key(a).total_cmp(&key(b)).then(b.cmp(&a)));
         order.truncate(count);
-        Self::explicit(order)
+        order.sort_unstable();
+        Self { layers: order }
     }
 
     /// Llama 3.1 8B and Llama 3 8B 262K in the paper: 32 layers, from 16 on.
     pub fn llama_3_8b() -> Self {
-        Self::from_start(16, 32)
+        Self::range(16, 32)
     }
 
     /// Qwen2.5 7B in the paper: 28 layers, from 20 on.
     pub fn qwen_2_5_7b() -> Self {
-        Self::from_start(20, 28)
+        Self::range(20, 28)
     }
 
     /// Qwen3 14B in the guide: the first 12.
     pub fn qwen_3_14b() -> Self {
-        Self::first(12)
+        Self::range(0, 12)
     }
 
     /// Qwen3 32B in the guide: the first 16.
     pub fn qwen_3_32b() -> Self {
-        Self::first(16)
+        Self::range(0, 16)
     }
 
     /// Whether a layer leaves out the middle.
@@ -82,7 +122,7 @@ impl TriangleLayers {
 impl fmt::Display for TriangleLayers {
     /// As runs: `0-11, 14`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let runs = self.layers.chunk_by(|a, b| a + 1 == *b);
+        let runs = self.layers.chunk_by(|a, b| a.checked_add(1) == Some(*b));
         for (at, run) in runs.enumerate() {
             let separator = if at > 0 { ", " } else { "" };
             match run {

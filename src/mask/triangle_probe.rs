@@ -29,7 +29,7 @@ pub struct Contribution {
 /// use ascend_attention::spec::geometry::TriangleMix;
 ///
 /// # fn main() -> ascend_attention::Result<()> {
-/// let mut probe = TriangleProbe::new(2, TriangleMix::new(1, 1, 1));
+/// let mut probe = TriangleProbe::new(2, TriangleMix::new(1, 1, 1))?;
 /// let tokens = 5;
 /// let mut gradient = vec![0.0; tokens * tokens];
 /// gradient[3 * tokens + 1] = -0.5; // row 3, key 1: the middle
@@ -49,11 +49,15 @@ pub struct TriangleProbe {
 
 impl TriangleProbe {
     /// A probe of so many layers. The paper takes [`TriangleMix::PROBE`].
-    pub fn new(layers: usize, sizes: TriangleMix) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for more than [`TriangleLayers::MAX_LAYERS`].
+    pub fn new(layers: usize, sizes: TriangleMix) -> Result<Self> {
+        TriangleLayers::check(layers)?;
+        Ok(Self {
             sizes,
             layers: vec![Contribution::default(); layers],
-        }
+        })
     }
 
     /// Adds a sample of one layer: the gradient `[tokens, tokens]` with respect to the attention weights, row-major, summed
@@ -101,7 +105,7 @@ impl TriangleProbe {
         sums.streaming += sum(TrianglePart::Streaming);
         sums.last += sum(TrianglePart::Last);
         sums.middle += sum(TrianglePart::Middle);
-        sums.samples += 1;
+        sums.samples = sums.samples.saturating_add(1);
         Ok(())
     }
 

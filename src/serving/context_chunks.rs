@@ -29,10 +29,14 @@ impl ContextChunk {
 }
 
 impl ContextChunks {
+    /// Most chunks, each of which is a call a layer.
+    const MAX_CHUNKS: usize = 1 << 16;
+
     /// Chunks of at most `capacity` tokens. All but the last end with a block where they can.
     ///
     /// # Errors
-    /// [`Rule::LatentWorkspace`] if they cannot hold a token of each request.
+    /// [`Rule::LatentWorkspace`] if they cannot hold a token of each request, or there are more than
+    /// [`MAX_CHUNKS`](Self::MAX_CHUNKS).
     pub(super) fn new(cached: &[u32], capacity: usize, block_size: u32) -> Result<Self, Refused> {
         let of = |request: &usize| cached.get(*request).copied().unwrap_or(0);
         let mut order: Vec<usize> = (0..cached.len()).filter(|r| of(r) > 0).collect();
@@ -57,9 +61,17 @@ impl ContextChunks {
             let Some(share) = capacity.checked_div(requests) else {
                 break;
             };
+            if chunks.len() >= Self::MAX_CHUNKS {
+                return Err(refused(
+                    Rule::LatentWorkspace,
+                    format_args!("room for {capacity} tokens, {} chunks", chunks.len()),
+                    format_args!("at most {} chunks", Self::MAX_CHUNKS),
+                    "give `Mla` a larger workspace",
+                ));
+            }
             let share = u32::try_from(share).unwrap_or(u32::MAX);
             let end = start.saturating_add(share);
-            let whole = end - end.checked_rem(block_size).unwrap_or(0);
+            let whole = end.saturating_sub(end.checked_rem(block_size).unwrap_or(0));
             let longest = order.first().map_or(0, of);
             let end = if whole > start && end < longest {
                 whole

@@ -5,7 +5,7 @@ use ascend_spec::update::UpdateCall;
 
 use crate::attention::{BlockTable, Inputs, Output, Plan};
 use crate::error::{Error, Result};
-use crate::kv::{Interleave, LayerCache, PadPolicy, PageTable, Refused, Rule, refused};
+use crate::kv::{Interleave, LayerCache, PadPolicy, PageTable, Refused, Rule, refused, room};
 use crate::mask::{CausalOrigin, Mask};
 use crate::memory::Element;
 use crate::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
@@ -110,12 +110,13 @@ impl ContextParallel {
     ///
     /// # Errors
     /// [`Rule::BatchEmpty`] without requests or for one without query tokens, [`Rule::LengthsOverflow`],
-    /// [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`].
+    /// [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`], [`Rule::PadSlot`].
     pub fn split(
         &self,
         requests: &[BatchRequest<'_>],
         pad: PadPolicy,
     ) -> Result<ContextSplit, Refused> {
+        let pad = pad.slot()?;
         let mut end = 0u32;
         let mut ends = Cumulative::default();
         for (at, request) in requests.iter().enumerate() {
@@ -145,10 +146,11 @@ impl ContextParallel {
         // Blocks behind the last one in use are left out: the table is as wide as the calls need.
         let span = self.pool_block_size().max(1);
         let used = |request: &BatchRequest<'_>| {
-            let columns = (request.cached + request.new).div_ceil(span) as usize;
+            let keys = request.cached.saturating_add(request.new);
+            let columns = keys.div_ceil(span) as usize;
             request.row.get(..columns).unwrap_or(request.row).to_vec()
         };
-        let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<_>>());
+        let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<_>>())?;
         let ranks = (0..self.share.ranks()).map(|rank| {
             let mut step = RankStep {
                 rank,
@@ -159,13 +161,16 @@ impl ContextParallel {
                 single,
             };
             for request in requests {
-                for position in request.cached..request.cached + request.new {
+                let keys = request.cached.saturating_add(request.new);
+                let (rule, fix) = (Rule::LengthsOverflow, "split the batch");
+                room(&mut step.slots, request.new as usize, rule, fix)?;
+                for position in request.cached..keys {
                     let slot = self
                         .share
                         .slot(request.row, position, self.block_size, rank)?;
-                    step.slots.push(slot.unwrap_or(pad.slot()));
+                    step.slots.push(slot.unwrap_or(pad));
                 }
-                let seen = request.cached + u32::from(single);
+                let seen = if single { keys } else { request.cached };
                 step.kv_lengths
                     .push(self.share.local_len(seen.into(), rank));
             }

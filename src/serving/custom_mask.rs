@@ -1,6 +1,7 @@
 //! Masks of drafted trees packed for a whole batch, in the forms that attention kernels take.
 
-use crate::kv::{Refused, Rule, refused};
+use crate::kv::{Refused, Rule, refused, room};
+use crate::mask::HostMask;
 
 use super::draft_tree::DraftTree;
 use super::lengths::PerRequest;
@@ -58,10 +59,14 @@ macro_rules! mask_words {
 mask_words!(u8, u16, u32, u64);
 
 impl CustomMask {
+    /// Most elements, a byte each, as of a [`HostMask`].
+    pub const MAX_ELEMENTS: usize = HostMask::MAX_BYTES;
+
     /// The mask of a tree a request, behind the cached keys of each.
     ///
     /// # Errors
-    /// [`Rule::LengthsBatch`] for another number of lengths, [`Rule::LengthsOverflow`] for a mask that cannot be stored.
+    /// [`Rule::LengthsBatch`] for another number of lengths, [`Rule::LengthsOverflow`] for more than
+    /// [`MAX_ELEMENTS`](Self::MAX_ELEMENTS) or than the host's memory.
     pub fn of_trees(
         trees: &[DraftTree],
         cached: &PerRequest,
@@ -85,31 +90,33 @@ impl CustomMask {
             .try_fold(0usize, |sum, (tree, cached)| {
                 let bits = width(tree, *cached)?.checked_mul(tree.nodes())?;
                 sum.checked_add(bits)
-                    .filter(|sum| isize::try_from(*sum).is_ok())
+                    .filter(|sum| *sum <= Self::MAX_ELEMENTS)
             });
         let Some(total) = total else {
             return Err(refused(
                 Rule::LengthsOverflow,
-                "a mask larger than memory",
-                format_args!("{} elements", isize::MAX),
+                "a mask of more elements",
+                format_args!("{}", Self::MAX_ELEMENTS),
                 "store the nodes alone",
             ));
         };
         let mut mask = Self {
-            visible: Vec::with_capacity(total),
+            visible: Vec::new(),
             mask_indptr: vec![0],
             qo_indptr: vec![0],
         };
+        let (rule, fix) = (Rule::LengthsOverflow, "store the nodes alone");
+        room(&mut mask.visible, total, rule, fix)?;
         for (tree, &cached) in trees.iter().zip(cached.lengths()) {
             let nodes = tree.nodes();
-            let prefix = width(tree, cached).unwrap_or(nodes) - nodes;
+            let prefix = width(tree, cached).unwrap_or(nodes).saturating_sub(nodes);
             for node in 0..nodes {
                 mask.visible.extend(std::iter::repeat_n(true, prefix));
                 mask.visible
                     .extend((0..nodes).map(|other| tree.sees(node, other)));
             }
-            let rows = mask.qo_indptr.last().copied().unwrap_or(0) + nodes as u64;
-            mask.qo_indptr.push(rows);
+            let rows = mask.qo_indptr.last().copied().unwrap_or(0);
+            mask.qo_indptr.push(rows.saturating_add(nodes as u64));
             mask.mask_indptr.push(mask.visible.len() as u64);
         }
         Ok(mask)
@@ -129,9 +136,9 @@ impl CustomMask {
         let whole = mask_indptr.last() == Some(&(visible.len() as u64));
         let sizes = mask_indptr.windows(2).zip(qo_indptr.windows(2));
         let even = |(bits, rows): (&[u64], &[u64])| match (bits, rows) {
-            ([a, b], [from, to]) => match to - from {
-                0 => a == b,
-                rows => (b - a) % rows == 0,
+            ([a, b], [from, to]) => match b.abs_diff(*a).checked_rem(to.abs_diff(*from)) {
+                None => a == b,
+                Some(rest) => rest == 0,
             },
             _ => false,
         };
@@ -167,7 +174,7 @@ impl CustomMask {
     /// Query rows and keys of a request, as stored.
     pub fn extent(&self, request: usize) -> (usize, usize) {
         let span = |indptr: &[u64]| match indptr.get(request..) {
-            Some([from, to, ..]) => usize::try_from(to - from).unwrap_or(0),
+            Some([from, to, ..]) => usize::try_from(to.abs_diff(*from)).unwrap_or(0),
             _ => 0,
         };
         let rows = span(&self.qo_indptr);
@@ -235,25 +242,35 @@ impl CustomMask {
             mask_indptr: vec![0],
             qo_indptr: vec![0],
         };
+        let wrong = || wrong_words(packed.words.len(), extents);
+        // Counted before anything is unpacked: extents may be any numbers.
+        let mut counts = Some((0usize, 0usize));
+        for &(rows, keys) in extents {
+            counts = counts.and_then(|(words, elements)| {
+                let of_rows = rows.checked_mul(keys.div_ceil(W::BITS))?;
+                let words = words.checked_add(of_rows)?;
+                Some((words, elements.checked_add(rows.checked_mul(keys)?)?))
+            });
+        }
+        let Some((_, elements)) = counts.filter(|(words, _)| *words == packed.words.len()) else {
+            return Err(wrong());
+        };
+        let (rule, fix) = (Rule::MaskShape, "unpack fewer requests at a time");
+        room(&mut mask.visible, elements, rule, fix)?;
         let mut words = packed.words.iter();
         let mut rows_before = 0u64;
         for &(rows, keys) in extents {
-            for _ in 0..rows {
-                for first in (0..keys).step_by(W::BITS) {
-                    let Some(word) = words.next() else {
-                        return Err(wrong_words(packed.words.len(), extents));
-                    };
-                    let bits = (keys - first).min(W::BITS);
-                    let set = |bit| (*word & W::bit(bit)) != W::default();
-                    mask.visible.extend((0..bits).map(set));
-                }
+            let words_of_row = keys.div_ceil(W::BITS);
+            // Rows without keys have no words, and may be any number.
+            for _ in 0..if keys == 0 { 0 } else { rows } {
+                let row = words.by_ref().take(words_of_row);
+                let bits = row.flat_map(|word| (0..W::BITS).map(move |bit| (word, bit)));
+                let set = |(word, bit): (&W, usize)| (*word & W::bit(bit)) != W::default();
+                mask.visible.extend(bits.take(keys).map(set));
             }
-            rows_before = rows_before.saturating_add(rows as u64);
+            rows_before = rows_before.checked_add(rows as u64).ok_or_else(wrong)?;
             mask.qo_indptr.push(rows_before);
             mask.mask_indptr.push(mask.visible.len() as u64);
-        }
-        if words.next().is_some() {
-            return Err(wrong_words(packed.words.len(), extents));
         }
         Ok(mask)
     }

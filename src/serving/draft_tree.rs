@@ -98,11 +98,13 @@ impl DraftTree {
                     "ascending candidates",
                 ));
             }
-            let parent = match (candidate / topk).checked_sub(1) {
+            let group = candidate.checked_div(topk).unwrap_or(0);
+            let parent = match group.checked_sub(1) {
                 None => Some(0),
                 Some(group) => {
                     let parent = parents.get(group);
-                    parent.and_then(|parent| known.binary_search(parent).ok().map(|at| at + 1))
+                    let at = parent.and_then(|parent| known.binary_search(parent).ok());
+                    at.map(|at| at.saturating_add(1))
                 }
             };
             let Some(parent) = parent else {
@@ -133,7 +135,7 @@ impl DraftTree {
 
     /// Whether each node follows the one before, so that causal attention verifies the tree.
     pub fn is_chain(&self) -> bool {
-        (1..self.nodes()).all(|node| self.parent(node) == Some(node - 1))
+        (1..self.nodes()).all(|node| self.parent(node) == node.checked_sub(1))
     }
 
     /// Distance of a node from the root.

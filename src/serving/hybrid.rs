@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::attention::Output;
 use crate::error::{Error, Result};
-use crate::kv::{Refused, Rule, refused};
+use crate::kv::{CacheShape, Refused, Rule, refused};
 use crate::memory::Element;
 
 use super::backend::{AttentionBackend, Backends, LayerTensors, StepContext, StepPlan};
@@ -49,11 +49,15 @@ pub struct LayerSet {
 }
 
 impl LayerSet {
-    /// These layers, one backend for every phase.
+    /// These layers, one backend for every phase. Of more than [`CacheShape::MAX_LAYERS`] only one more is kept: no
+    /// [`Hybrid`] takes them.
     pub fn new(layers: impl IntoIterator<Item = usize>, backend: impl Into<String>) -> Self {
         let backend = backend.into();
         Self {
-            layers: layers.into_iter().collect(),
+            layers: layers
+                .into_iter()
+                .take(CacheShape::MAX_LAYERS.saturating_add(1))
+                .collect(),
             backends: Phase::ALL.map(|_| backend.clone()),
         }
     }
@@ -121,12 +125,18 @@ impl<T: Element> Hybrid<T> {
     ///
     /// # Errors
     /// [`Rule::HybridLayers`] for a layer that is in no set, in several or not in the model, and for a set without
-    /// layers; [`Rule::BackendName`] for a name that is not registered.
+    /// layers, and for more than [`CacheShape::MAX_LAYERS`] in all; [`Rule::BackendName`] for a name that is not registered.
     pub fn new(
         layers: usize,
         registry: Backends<T>,
         sets: impl IntoIterator<Item = LayerSet>,
     ) -> Result<Self, Refused> {
+        if layers > CacheShape::MAX_LAYERS {
+            return Err(unknown_layers(
+                format_args!("a model of {layers} layers"),
+                CacheShape::MAX_LAYERS,
+            ));
+        }
         let sets: Vec<LayerSet> = sets.into_iter().collect();
         let mut of_layer = BTreeMap::new();
         for (at, set) in sets.iter().enumerate() {

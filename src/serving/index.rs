@@ -5,7 +5,7 @@
 //! - [`TokenIndices`]: `kv_indptr`, `kv_indices` of token slots, where pages need not be whole.
 //! - [`Cumulative`](super::Cumulative): `cu_seqlens`, `qo_indptr`.
 
-use crate::kv::{PageTable, Refused, Rule, refused};
+use crate::kv::{PageTable, Refused, Rule, fill_slots, refused};
 
 use super::lengths::PerRequest;
 
@@ -57,7 +57,7 @@ fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Refused> {
 /// The part of `indices` that belongs to a request.
 fn part<'a>(indptr: &[i32], indices: &'a [i32], request: usize) -> &'a [i32] {
     let at = |n: usize| indptr.get(n).and_then(|at| usize::try_from(*at).ok());
-    let range = at(request).zip(at(request + 1));
+    let range = at(request).zip(request.checked_add(1).and_then(at));
     range
         .and_then(|(start, end)| indices.get(start..end))
         .unwrap_or(&[])
@@ -117,7 +117,7 @@ impl PageIndices {
             return Err(no_page());
         }
         divides(&kv_indptr, &kv_indices)?;
-        if kv_indptr.len() != last_page_len.len() + 1 {
+        if kv_indptr.len().checked_sub(1) != Some(last_page_len.len()) {
             return Err(refused(
                 Rule::IndexShape,
                 format_args!(
@@ -172,7 +172,8 @@ impl PageIndices {
             lists.kv_indices.extend_from_slice(used);
             let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
             lists.kv_indptr.push(end);
-            let last = len.checked_sub(1).map_or(0, |last| last % page_size + 1);
+            let last = len.checked_sub(1).and_then(|last| last.checked_rem(page_size));
+            let last = last.map_or(0, |last| last.saturating_add(1));
             let last = i32::try_from(last).map_err(|_| overflow())?;
             lists.last_page_len.push(last);
         }
@@ -187,16 +188,18 @@ impl PageIndices {
     /// The table and the lengths that these lists mean.
     ///
     /// # Errors
-    /// [`Rule::LengthsOverflow`]; none for lists of the page size that they were made for.
+    /// [`Rule::IndexShape`] for a table that does not fit in the host's memory; none for lists of the page size that they
+    /// were made for otherwise.
     pub fn to_table(&self, page_size: u32) -> Result<(PageTable, PerRequest), Refused> {
         let requests = self.last_page_len.len();
         let rows: Vec<&[i32]> = (0..requests).map(|request| self.pages(request)).collect();
         let lengths = rows.iter().zip(&self.last_page_len).map(|(pages, last)| {
             let whole = pages.len().saturating_sub(1) as i64;
-            whole.saturating_mul(i64::from(page_size)) + i64::from(*last)
+            let whole = whole.saturating_mul(page_size.into());
+            whole.saturating_add((*last).into())
         });
         Ok((
-            PageTable::from_rows(&rows),
+            PageTable::from_rows(&rows)?,
             PerRequest::new(lengths.collect())?,
         ))
     }
@@ -255,10 +258,7 @@ impl TokenIndices {
             let len = length(lengths, request)?;
             let used = table.used(request, len, page_size)?;
             let first = window_start(len, window);
-            for position in first..len {
-                let slot = crate::kv::slot(used, position, page_size)?;
-                lists.kv_indices.push(slot);
-            }
+            fill_slots(used, first..len, page_size, &mut lists.kv_indices)?;
             let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
             lists.kv_indptr.push(end);
         }
@@ -282,20 +282,23 @@ impl TokenIndices {
             let mut row = Vec::with_capacity(slots.len().div_ceil(size as usize));
             for page in slots.chunks(size as usize) {
                 let first = page.first().copied().unwrap_or(0);
-                let through = (first..).zip(page).all(|(wanted, slot)| wanted == *slot);
-                if first % size != 0 || !through {
+                // In 64 bits, where a slot follows on every slot.
+                let slots = page.iter().zip(i64::from(first)..);
+                let through = slots.into_iter().all(|(slot, wanted)| i64::from(*slot) == wanted);
+                let aligned = first.checked_rem(size) == Some(0);
+                let Some(block) = first.checked_div(size).filter(|_| through && aligned) else {
                     return Err(refused(
                         Rule::IndexMisaligned,
                         format_args!("slots {first}, ... of request {request}"),
                         format_args!("runs of {size} slots that begin at a multiple of {size}"),
                         "allocate whole pages, or gather the keys into a dense tensor",
                     ));
-                }
-                row.push(first / size);
+                };
+                row.push(block);
             }
             rows.push(row);
         }
-        Ok((PageTable::from_rows(&rows), PerRequest::new(lengths)?))
+        Ok((PageTable::from_rows(&rows)?, PerRequest::new(lengths)?))
     }
 
     /// The slots of a request.
@@ -316,7 +319,7 @@ impl TokenIndices {
 
 /// The first key that a window of `window` keys over `len` shows.
 pub fn window_start(len: u32, window: Option<u32>) -> u32 {
-    len - window.map_or(len, |window| window.min(len))
+    window.map_or(0, |window| len.saturating_sub(window))
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ impl Cumulative {
     /// The length of each request.
     pub fn per_request(&self) -> PerRequest {
         let before = std::iter::once(&0).chain(&self.0);
-        let lengths = self.0.iter().zip(before).map(|(end, start)| end - start);
+        let lengths = self.0.iter().zip(before).map(|(end, start)| end.saturating_sub(*start));
         PerRequest(lengths.collect())
     }
 
@@ -92,7 +92,7 @@ impl Cumulative {
     pub fn split_at(&self, requests: usize) -> (Self, Self) {
         let (first, rest) = self.0.split_at(requests.min(self.0.len()));
         let start = first.last().copied().unwrap_or(0);
-        let rest = rest.iter().map(|end| end - start).collect();
+        let rest = rest.iter().map(|end| end.saturating_sub(start)).collect();
         (Self(first.to_vec()), Self(rest))
     }
 
@@ -106,7 +106,7 @@ impl Cumulative {
     pub(super) fn new_and_cached(&self, keys: &PerRequest) -> impl Iterator<Item = (i64, i64)> {
         let new = self.per_request().0.into_iter();
         new.zip(keys.lengths())
-            .map(|(new, keys)| (new, (keys - new).max(0)))
+            .map(|(new, keys)| (new, keys.saturating_sub(new).max(0)))
     }
 
     pub(super) fn push_end(&mut self, end: u32) {

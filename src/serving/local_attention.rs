@@ -83,7 +83,10 @@ impl LocalBatch {
                 ));
             };
             let used = table.used(request, len, page_size)?;
-            let page = |position: u64| usize::try_from(position / u64::from(page_size)).ok();
+            let page = |position: u64| {
+                let page = position.checked_div(page_size.into())?;
+                usize::try_from(page).ok()
+            };
             // Neither is negative.
             let chunks = LocalChunks::new(size, q.unsigned_abs(), kv.unsigned_abs());
             for part in chunks.virtual_sequences() {
@@ -91,7 +94,8 @@ impl LocalBatch {
                 local.kv_lengths.push(part.kv_len);
                 local.request.push(request);
                 local.first_key.push(part.kv_start);
-                let last = page(part.kv_start + part.kv_len - 1);
+                let end = part.kv_start.saturating_add(part.kv_len);
+                let last = page(end.saturating_sub(1));
                 let pages = page(part.kv_start).zip(last);
                 rows.push(
                     pages
@@ -100,7 +104,7 @@ impl LocalBatch {
                 );
             }
         }
-        local.table = PageTable::from_rows(&rows);
+        local.table = PageTable::from_rows(&rows)?;
         Ok(local)
     }
 }

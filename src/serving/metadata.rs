@@ -1,6 +1,10 @@
 //! Everything that the attention calls of one step share.
 
-use crate::kv::{GroupId, PadPolicy, PageTable, Refused, Rule, check_slots, fill_slots, refused};
+use ascend_spec::fia::FiaCall;
+
+use crate::kv::{
+    GroupId, PadPolicy, PageTable, Refused, Rule, capacity, check_slots, fill_slots, refused,
+};
 
 use super::batch::{BatchRequest, BatchSettings};
 use super::lengths::{CallLengths, Cumulative, PerRequest};
@@ -29,12 +33,15 @@ pub struct AttentionMetadata {
 }
 
 impl AttentionMetadata {
+    /// Most query tokens of a step, padding included: no call takes more packed rows.
+    pub const MAX_TOKENS: u32 = FiaCall::MOST_PACKED_ROWS as u32;
+
     /// Checks a batch and works out what its calls need.
     ///
     /// # Errors
     /// For the first request at fault: [`Rule::TableGroup`], [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`Rule::LengthsOverflow`],
     /// [`Rule::TableRow`] for a row without a block for each token, [`Rule::TableBlock`] for a block outside the cache.
-    /// For the step: [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where
+    /// For the step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where
     /// padding goes.
     pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Refused> {
         let mut metadata = Self {
@@ -61,7 +68,9 @@ impl AttentionMetadata {
     /// # Errors
     /// As for [`AttentionMetadata::new`].
     pub fn renew(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Refused> {
-        let columns = requests.iter().map(|request| self.columns(request)).max();
+        // A row that is too short is refused, and makes the others no longer.
+        let columns = |request: &BatchRequest<'_>| self.columns(request).min(request.row.len());
+        let columns = requests.iter().map(columns).max();
         self.clear(columns.unwrap_or(0));
         let outcome = self.fill(requests);
         if outcome.is_err() {
@@ -106,6 +115,9 @@ impl AttentionMetadata {
                 "skip the step",
             ));
         }
+        let slots = capacity(blocks, block_size);
+        pad.check(slots)?;
+        self.table.room(requests.len())?;
         let mut tokens = 0u32;
         for (at, request) in requests.iter().enumerate() {
             self.same_group(at, request.group)?;
@@ -131,34 +143,30 @@ impl AttentionMetadata {
                     "use blocks that this cache's pool handed out",
                 ));
             }
-            fill_slots(used, request.cached..len, block_size, &mut self.slots)?;
-            self.table.push_cut(used);
             tokens = tokens
                 .checked_add(request.new)
-                .filter(|tokens| i32::try_from(*tokens).is_ok())
-                .ok_or_else(|| too_many(at))?;
+                .filter(|tokens| *tokens <= Self::MAX_TOKENS)
+                .ok_or_else(|| too_many(at, Self::MAX_TOKENS))?;
+            fill_slots(used, request.cached..len, block_size, &mut self.slots)?;
+            self.table.push_cut(used);
             self.q_ends.push_end(tokens);
             self.kv_lengths.push(len.into());
             self.prompt_lens.push(request.prompt_len);
-            if request.new - request.drafts == 1 {
+            if request.new.saturating_sub(request.drafts) == 1 {
                 self.decodes_lead &= self.decodes == at;
-                self.decodes += 1;
-                self.decode_tokens += request.new;
+                self.decodes = self.decodes.saturating_add(1);
+                self.decode_tokens = self.decode_tokens.saturating_add(request.new);
             }
         }
         if let Some(token) = self.slots.iter().position(|slot| pad.is_padding(*slot)) {
             return Err(refused(
                 Rule::SlotDump,
-                format_args!("slot {} for token {token}", pad.slot()),
+                format_args!("{pad:?} for token {token}"),
                 "a slot that padding is not written to",
                 "never give a sequence the dump block",
             ));
         }
-        check_slots(
-            &self.slots,
-            u64::from(blocks) * u64::from(block_size),
-            PadPolicy::SkipNegative,
-        )?;
+        check_slots(&self.slots, slots, PadPolicy::SkipNegative)?;
         self.state = policy.state(requests);
         self.requests = requests.len();
         self.actual_tokens = tokens;
@@ -188,41 +196,44 @@ impl AttentionMetadata {
     /// tokens get the slot of the [`PadPolicy`].
     ///
     /// # Errors
-    /// [`Rule::PadTarget`] for fewer tokens than there are, or more than INT32 counts.
+    /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);
+    /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added then.
     pub fn pad_to(&mut self, tokens: u32) -> Result<(), Refused> {
         let now = self.tokens();
-        if tokens < now || i32::try_from(tokens).is_err() {
+        if tokens < now || tokens > Self::MAX_TOKENS {
             return Err(refused(
                 Rule::PadTarget,
                 tokens,
-                format_args!("{now} to {}", i32::MAX),
+                format_args!("{now} to {}", Self::MAX_TOKENS),
                 "pad to the smallest captured size that holds the batch",
             ));
         }
-        let rows = self.dummy_rows();
+        let pad = self.settings.pad.slot()?;
+        let (rows, added) = (self.dummy_rows(), tokens.saturating_sub(now));
+        self.table.room(added.div_ceil(rows) as usize)?;
         let mut end = now;
         while end < tokens {
-            let dummy = rows.min(tokens - end);
-            end += dummy;
+            let dummy = rows.min(tokens.saturating_sub(end));
+            end = end.saturating_add(dummy);
             self.q_ends.push_end(end);
             self.kv_lengths.push(dummy.into());
             self.table.push_cut(&[]);
         }
-        let slots = self.slots.len() + (tokens - now) as usize;
-        self.slots.resize(slots, self.settings.pad.slot());
+        let slots = self.slots.len().saturating_add(added as usize);
+        self.slots.resize(slots, pad);
         Ok(())
     }
 
     /// Query tokens of a dummy request.
     fn dummy_rows(&self) -> u32 {
         use super::state::StatePolicy;
-        let most = StatePolicy::MAX_VERIFIED.min(self.settings.block_size);
+        let most = StatePolicy::MAX_VERIFIED.min(self.settings.block_size).max(1);
         let requests = u32::try_from(self.requests).unwrap_or(u32::MAX);
         let mut ends = self.q_ends.ends().iter().take(self.requests);
         let each = self.actual_tokens.checked_div(requests).unwrap_or(most);
-        let mut wanted = 0;
+        let mut wanted = 0i64;
         let alike = ends.all(|end| {
-            wanted += i64::from(each);
+            wanted = wanted.saturating_add(each.into());
             *end == wanted
         });
         if alike { each.clamp(1, most) } else { most }
@@ -270,12 +281,12 @@ impl AttentionMetadata {
 
     /// The other requests (`num_prefills`).
     pub fn prefills(&self) -> usize {
-        self.requests - self.decodes
+        self.requests.saturating_sub(self.decodes)
     }
 
     /// Query tokens of the prefills.
     pub fn prefill_tokens(&self) -> u32 {
-        self.actual_tokens - self.decode_tokens
+        self.actual_tokens.saturating_sub(self.decode_tokens)
     }
 
     /// Where the query tokens of each request end, dummies included.
@@ -345,21 +356,21 @@ fn check_lengths(at: usize, request: &BatchRequest<'_>) -> Result<u32, Refused> 
                 "{} drafts among {} query tokens of request {at}",
                 request.drafts, request.new
             ),
-            format_args!("0 to {}", request.new - 1),
+            format_args!("0 to {}", request.new.saturating_sub(1)),
             "count the last certain token among the query tokens",
         ));
     }
     let len = request.cached.checked_add(request.new);
     len.filter(|len| i32::try_from(*len).is_ok())
-        .ok_or_else(|| too_many(at))
+        .ok_or_else(|| too_many(at, i32::MAX.unsigned_abs()))
 }
 
 #[cold]
-fn too_many(at: usize) -> Refused {
+fn too_many(at: usize, most: u32) -> Refused {
     refused(
         Rule::LengthsOverflow,
-        format_args!("more tokens than INT32 counts at request {at}"),
-        i32::MAX,
+        format_args!("more tokens at request {at}"),
+        format_args!("at most {most}"),
         "split the batch, or end the request",
     )
 }

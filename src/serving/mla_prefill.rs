@@ -86,7 +86,8 @@ impl<T: Element> MlaPrefill<T> {
         let head = dim.saturating_mul(2).saturating_add(rope_dim);
         let row = latent_dim.saturating_add(rope_dim);
         let row = row.saturating_add(heads.saturating_mul(head));
-        let capacity = workspace_bytes / row.saturating_mul(size_of::<T>()).max(1);
+        let row_bytes = row.saturating_mul(size_of::<T>()).max(1);
+        let capacity = workspace_bytes.checked_div(row_bytes).unwrap_or(0);
         let block_size = step.metadata.settings().block_size;
         let context = ContextChunks::new(&part.cached(), capacity, block_size)?;
         let tokens = part.tokens.len();
@@ -242,7 +243,7 @@ impl<T: Element> MlaPrefill<T> {
         let [_, merged] = &space.merged;
         let mut at = 0;
         for rows in &self.rows {
-            let place = at..at + rows.len();
+            let place = at..rows.len().saturating_add(at);
             at = place.end;
             for (to, from) in [
                 (to_query, query),
@@ -269,10 +270,11 @@ impl<T: Element> MlaPrefill<T> {
         requests: Range<usize>,
     ) -> Result<()> {
         let before = self.rows.iter().take(requests.start).map(Range::len);
-        let mut at = before.sum();
+        let mut at: usize = before.sum();
         for rows in self.rows.get(requests).unwrap_or(&[]) {
-            let from = merged.attention.narrow(0, at..at + rows.len())?;
-            at += rows.len();
+            let place = at..rows.len().saturating_add(at);
+            at = place.end;
+            let from = merged.attention.narrow(0, place)?;
             let to = own.attention.narrow(0, rows.clone())?;
             to.copy_from(stream, &from)?;
         }
@@ -348,7 +350,8 @@ fn cached_rows(
 ) -> Result<CachedRows> {
     let mut rows = CachedRows::new(metadata.settings().block_size);
     for (request, positions) in order.iter().zip(&chunk.positions) {
-        let row = metadata.table().row(part.requests.start + *request);
+        let row = part.requests.start.saturating_add(*request);
+        let row = metadata.table().row(row);
         rows.push(row.unwrap_or(&[]), positions.clone())?;
     }
     Ok(rows)

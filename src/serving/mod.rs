@@ -21,6 +21,8 @@
 //! - [`RangeReport`]: what numbers a tensor holds.
 //! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod backend;
 mod batch;
 mod cascade_prefill;

@@ -47,7 +47,7 @@ impl RangeReport {
                 None
             };
             if let Some(kind) = kind {
-                *kind += 1;
+                *kind = kind.saturating_add(1);
                 report.first.get_or_insert(place);
             }
             if !x.is_nan() {

@@ -89,20 +89,20 @@ impl SharedPrefixDecode {
         let shared = shared_with_next(metadata);
         // For so many requests from the first on: keys saved at best, and the last group.
         let mut best: Vec<(u64, Option<SharedGroup>)> = vec![(0, None)];
-        for end in 1..=shared.len() + 1 {
+        for end in 1..=shared.len().saturating_add(1) {
             let mut found = (best.last().map_or(0, |(saved, _)| *saved), None);
             let mut blocks = usize::MAX;
-            let steps = shared.iter().enumerate().take(end - 1).rev();
+            let steps = shared.iter().enumerate().take(end.saturating_sub(1)).rev();
             for (start, with_next) in steps {
                 blocks = blocks.min(*with_next);
                 let keys = (blocks as u64).saturating_mul(block_size);
                 if keys == 0 || keys < self.gate.min_shared_keys.into() {
                     break;
                 }
-                let others = end - start - 1;
+                let others = end.saturating_sub(start).saturating_sub(1);
                 let before = best.get(start).map_or(0, |(saved, _)| *saved);
                 let saved = before.saturating_add(keys.saturating_mul(others as u64));
-                if others + 1 >= self.gate.min_requests && saved > found.0 {
+                if others.saturating_add(1) >= self.gate.min_requests && saved > found.0 {
                     let requests = start..end;
                     found = (saved, Some(SharedGroup { requests, blocks }));
                 }
@@ -115,7 +115,7 @@ impl SharedPrefixDecode {
         let mut groups = Vec::new();
         while let Some((_, last)) = best.pop() {
             if let Some(group) = last {
-                best.truncate(group.requests.start + 1);
+                best.truncate(group.requests.start.saturating_add(1));
                 groups.push(group);
             }
         }
@@ -129,7 +129,10 @@ fn shared_with_next(metadata: &AttentionMetadata) -> Vec<usize> {
     let block_size = i64::from(metadata.settings().block_size.max(1));
     // A block that this step writes to is nobody else's.
     let lengths = metadata.new_and_cached();
-    let full = lengths.map(|(_, cached)| usize::try_from(cached / block_size).unwrap_or(0));
+    let full = lengths.map(|(_, cached)| {
+        let full = cached.checked_div(block_size).unwrap_or(0);
+        usize::try_from(full).unwrap_or(0)
+    });
     let rows = (0..metadata.requests()).map(|at| metadata.table().row(at).unwrap_or_default());
     let full: Vec<&[i32]> = rows
         .zip(full)
@@ -219,19 +222,21 @@ struct Lists<'a> {
 impl<'a> Lists<'a> {
     fn new(step: &StepContext<'a>, groups: &[SharedGroup]) -> Result<Self> {
         let table = step.metadata.table();
-        let keys = |blocks: usize| i64::try_from(blocks * step.block_table.block_size());
-        let keys = |blocks| keys(blocks).unwrap_or(i64::MAX);
+        let keys = |blocks: usize| {
+            let keys = blocks.saturating_mul(step.block_table.block_size());
+            i64::try_from(keys).unwrap_or(i64::MAX)
+        };
         let requests = step.metadata.new_and_cached();
         let mut groups = groups.iter().peekable();
         let (mut prefix_ends, mut prefix_keys, mut prefix_rows) = (vec![], vec![], vec![]);
         let (mut suffix_keys, mut suffix_rows, mut parts) = (vec![], vec![], vec![]);
-        let (mut end, mut before) = (0, 0);
+        let (mut end, mut before) = (0i64, 0);
         for (at, (new, cached)) in requests.enumerate() {
             while groups.next_if(|group| group.requests.end <= at).is_some() {}
             let group = groups.peek().filter(|group| group.requests.contains(&at));
             let blocks = group.map_or(0, |group| group.blocks);
             let row = table.row(at).unwrap_or_default();
-            end += new;
+            end = end.saturating_add(new);
             // The rows of a group are one sequence over its blocks, and so are those between groups, over none.
             let begins = match group {
                 Some(group) => group.requests.start == at,
@@ -246,7 +251,8 @@ impl<'a> Lists<'a> {
                 }
             }
             before = blocks;
-            suffix_keys.push(new + cached - keys(blocks));
+            let own = cached.saturating_sub(keys(blocks));
+            suffix_keys.push(new.saturating_add(own));
             suffix_rows.push(row.get(blocks..).unwrap_or_default());
             parts.push(PartsOfRows {
                 rows: usize::try_from(new).unwrap_or(0),

@@ -42,13 +42,14 @@ impl SplitLimits {
         }
         let cap = i64::from(self.max_splits);
         let mut min = lengths.iter().copied().min().unwrap_or(0).max(1);
-        if i128::from(max) * 8 < i128::from(min) * 10 {
+        // Less than a quarter longer.
+        if i128::from(max).saturating_mul(8) < i128::from(min).saturating_mul(10) {
             min = max;
         }
         let by_length = parts_of(max, min).min(cap);
         let chunk = parts_of(max, by_length);
 
-        let group = self.heads / self.kv_heads;
+        let group = self.heads.checked_div(self.kv_heads).unwrap_or(1);
         let head_groups = match group {
             1 => self.heads,
             _ => self.heads.div_ceil(group.min(16)),
@@ -86,7 +87,10 @@ impl SplitLimits {
 
 /// `a / b` rounded up, for lengths: `a` is not negative, and `b` at least 1.
 fn parts_of(a: i64, b: i64) -> i64 {
-    a / b.max(1) + i64::from(a % b.max(1) > 0)
+    let b = b.max(1);
+    let rest = a.checked_rem(b).unwrap_or(0);
+    let whole = a.checked_div(b).unwrap_or(0);
+    whole.saturating_add(i64::from(rest > 0))
 }
 
 #[cfg(test)]

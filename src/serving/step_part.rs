@@ -74,6 +74,9 @@ impl StepPart {
             let row = starts.get(at).copied().unwrap_or(0);
             usize::try_from(row).unwrap_or(0)
         };
-        requests.iter().map(|r| at(*r)..at(*r + 1)).collect()
+        requests
+            .iter()
+            .map(|r| at(*r)..at(r.saturating_add(1)))
+            .collect()
     }
 }

@@ -5,7 +5,7 @@ use ascend_spec::Layout;
 use crate::attention::{BlockTable, Inputs, Output, Plan};
 use crate::error::{Error, Result};
 use crate::kv::{LayerCache, Rule, refused};
-use crate::mask::Mask;
+use crate::mask::{HostMask, Mask, MaskForm};
 use crate::memory::Element;
 use crate::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use crate::runtime::Stream;
@@ -125,7 +125,6 @@ fn before<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
 
 /// `[B, nodes, nodes]`, 1 hides. A row behind its tree sees itself, so that no row is without keys.
 fn tree_mask(stream: &Stream, trees: &[DraftTree], nodes: usize) -> Result<Mask> {
-    let mut hides = Vec::new();
     for (request, tree) in trees.iter().enumerate() {
         if tree.nodes() > nodes {
             return Err(refused(
@@ -136,13 +135,14 @@ fn tree_mask(stream: &Stream, trees: &[DraftTree], nodes: usize) -> Result<Mask>
             )
             .into());
         }
-        for i in 0..nodes {
-            hides.extend((0..nodes).map(|j| i8::from(i != j && !tree.sees(i, j))));
-        }
     }
-    Ok(Mask::all_mask(
-        stream.upload(&hides, [trees.len(), nodes, nodes])?,
-    ))
+    let hides = trees.iter().flat_map(|tree| {
+        let rows = (0..nodes).flat_map(move |i| (0..nodes).map(move |j| (i, j)));
+        rows.map(|(i, j)| i != j && !tree.sees(i, j))
+    });
+    let batch = Some(trees.len());
+    let mask = HostMask::from_flags(MaskForm::INT8, batch, (nodes, nodes), hides)?;
+    stream.device().masks().custom(&mask)
 }
 
 impl TreePlan {

@@ -68,7 +68,7 @@ impl TriangleMixPrefill {
         let lengths = q.lengths().iter().zip(metadata.kv_lengths().lengths());
         let choose = |(at, (new, kv)): (usize, (&i64, &i64))| {
             let prompt = metadata.prompt_len(at).map(u64::from);
-            let rows = ((kv - new).unsigned_abs(), new.unsigned_abs());
+            let rows = (kv.abs_diff(*new), new.unsigned_abs());
             self.gate.choose(self.sizes, rows, prompt)
         };
         lengths.enumerate().map(choose).collect()
@@ -125,7 +125,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
         let requests = step.metadata.new_and_cached().zip(choices);
         let requests = requests.map(|((new, cached), choice)| -> Chosen {
             let size = |n: i64| usize::try_from(n).unwrap_or(0);
-            let rows: Range<usize> = end..end + size(new);
+            let rows: Range<usize> = end..size(new).saturating_add(end);
             starts.push(end);
             end = rows.end;
             (rows, size(cached), choice)

@@ -177,7 +177,7 @@ impl<T: Element> Parts<'_, T> {
         let [query, key, value] = self.tensors;
         let start = pieces.first().map_or(0, |piece| piece.rows.start);
         let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);
-        let ends = pieces.iter().map(|piece| count(piece.rows.end - start));
+        let ends = pieces.iter().map(|piece| count(piece.rows.end.saturating_sub(start)));
         let q = &Cumulative::new(ends.collect())?;
         let call = self.of.shape.call(Layout::Tnd).mask(mask).softmax_lse(lse);
         let query = query.narrow(0, rows.clone())?;
@@ -185,12 +185,13 @@ impl<T: Element> Parts<'_, T> {
             KeySource::Packed(starts) => {
                 let place = |piece: &Piece| {
                     let first = starts.get(piece.request).copied().unwrap_or(0);
-                    first + piece.keys.start..first + piece.keys.end
+                    let at = |key: usize| key.saturating_add(first);
+                    at(piece.keys.start)..at(piece.keys.end)
                 };
                 // The pieces of a request behind another's begin with its first key, and all but the last piece end with
                 // their request's last one: their keys are one behind the other too.
                 let first = pieces.first().map_or(0, |piece| place(piece).start);
-                let ends = pieces.iter().map(|piece| count(place(piece).end - first));
+                let ends = pieces.iter().map(|piece| count(place(piece).end.saturating_sub(first)));
                 let kv = &Cumulative::new(ends.collect())?;
                 let keys = first..pieces.last().map_or(first, |piece| place(piece).end);
                 let call = CallLengths::PackedDense { q, kv }.apply(call);
@@ -199,15 +200,16 @@ impl<T: Element> Parts<'_, T> {
             }
             KeySource::Paged(table, block_size) => {
                 // A call over keys in the middle begins with a whole block; the band hides what is too far back.
-                let block = |piece: &Piece| piece.keys.start / block_size.max(1);
+                let block = |piece: &Piece| piece.keys.start.checked_div(block_size).unwrap_or(0);
                 let row = |piece: &Piece| -> &[i32] {
                     let row = table.row(piece.request).unwrap_or_default();
                     let end = piece.keys.end.div_ceil(block_size.max(1));
                     row.get(block(piece)..end).unwrap_or_default()
                 };
-                let lengths = pieces
-                    .iter()
-                    .map(|piece| count(piece.keys.end - block(piece) * block_size));
+                let lengths = pieces.iter().map(|piece| {
+                    let before = block(piece).saturating_mul(block_size);
+                    count(piece.keys.end.saturating_sub(before))
+                });
                 let kv = &PerRequest::new(lengths.collect())?;
                 let rows: Vec<&[i32]> = pieces.iter().map(row).collect();
                 let table = BlockTable::from_rows(self.stream, &rows, block_size)?;

@@ -101,7 +101,7 @@ impl TriangleGate {
         if sparse.is_empty() {
             return dense(WhyDense::NothingLeftOut);
         }
-        let rows = sparse.end - sparse.start;
+        let rows = sparse.end.saturating_sub(sparse.start);
         let saved_pairs = sizes.geometry(TrianglePart::Middle, of).visible();
         if rows < self.min_sparse_rows || saved_pairs < self.min_saved_pairs {
             let pairs = saved_pairs;
@@ -143,12 +143,15 @@ pub(super) fn row_groups(
         let sparse = match choice {
             TriangleChoice::Dense(_) => all.end..all.end,
             TriangleChoice::Sparse { rows, .. } => {
-                let at = |row: u64| all.start + usize::try_from(row).unwrap_or(usize::MAX);
+                let at = |row: u64| {
+                    let row = usize::try_from(row).unwrap_or(usize::MAX);
+                    all.start.saturating_add(row).min(all.end)
+                };
                 at(rows.start)..at(rows.end)
             }
         };
         // Place of a row of the step in its request.
-        let position = |row: usize| first_row + (row - all.start);
+        let position = |row: usize| first_row.saturating_add(row.saturating_sub(all.start));
         let mut causal = |rows: Range<usize>| {
             if rows.is_empty() {
                 return;

@@ -115,6 +115,9 @@ impl<'a> FiaCall<'a> {
     /// Most query rows of a sequence that the decode path takes, where it takes several.
     pub const MOST_DECODE_ROWS: i64 = 16;
 
+    /// Most rows of a packed query, all sequences together.
+    pub const MOST_PACKED_ROWS: i64 = 1_048_576;
+
     /// A call without tensors whose attributes have the operator's defaults, except `inner_precise`, which is 0 (high
     /// precision) as in the frameworks rather than the operator definition's 1.
     pub fn new(input_layout: &'a str) -> Self {

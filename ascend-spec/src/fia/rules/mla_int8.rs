@@ -2,7 +2,7 @@
 
 use super::mla::{CACHE, FULL_QUANT, LSE, MODE, OUT, PRECISE, dims, paired};
 use super::{Facts, packed};
-use crate::fia::Cache;
+use crate::fia::{Cache, FiaCall};
 use crate::layout::Extents;
 use crate::rule::require;
 use crate::{DType, Layout, Refusal, SparseMode, TensorDesc};
@@ -99,7 +99,7 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
         "pass both",
     );
     if packed {
-        packed::lengths(f, 65_536, 1_048_576)?;
+        packed::lengths(f, 65_536, FiaCall::MOST_PACKED_ROWS)?;
     } else {
         super::lengths::key(f)?;
     }

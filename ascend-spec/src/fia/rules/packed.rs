@@ -1,6 +1,7 @@
 //! Packed sequences (TND, NTD_TND) in the prefill path.
 
 use super::{Facts, lengths};
+use crate::fia::FiaCall;
 use crate::rule::{broken, require, rules};
 use crate::{DType, Layout, Refusal, SparseMode};
 
@@ -169,7 +170,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         0,
         "the number of key heads",
     );
-    lengths(f, 4096, 1_048_576)?;
+    lengths(f, 4096, FiaCall::MOST_PACKED_ROWS)?;
     if !f.rope() {
         let dims = (f.q.dim, f.k.dim, f.v.dim);
         let alike = f.layout == Layout::Tnd && f.kv_heads == call.num_heads;
