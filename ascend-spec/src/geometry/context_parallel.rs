@@ -31,6 +31,25 @@ impl ContextShard {
         whole + rest.saturating_sub(self.rank.saturating_mul(run)).min(run)
     }
 
+    /// What rows at all places below `end` see of the rank's keys, together: a key at place `p` is seen by `end - p`.
+    fn seen_below(&self, end: u64) -> u128 {
+        let wide = u128::from;
+        let (end, run, rank) = (wide(end), wide(self.interleave.get()), wide(self.rank));
+        let round = run * wide(self.ranks.get());
+        // Of `count` places from `first` on, one each `step`: the sum of what is behind them.
+        let behind = |first: u128, count: u128, step: u128| {
+            count * end.saturating_sub(first) - step * (count * count.saturating_sub(1) / 2)
+        };
+        let (rounds, rest) = (end / round, end % round);
+        // Each of the whole rounds counts from its own run's first key; within a run keys are one apart.
+        let whole = match rounds {
+            0 => 0,
+            _ => run * behind(rank * run, rounds, round) - rounds * (run * (run - 1) / 2),
+        };
+        let part = rest.saturating_sub(rank * run).min(run);
+        whole + behind(rounds * round + rank * run, part, 1)
+    }
+
     /// What the query rows behind `history` keys see of the rank's keys.
     pub const fn rows(self, history: u64, q_len: u64) -> RankRows {
         RankRows {
@@ -73,6 +92,15 @@ impl Visibility for RankRows {
         if i < self.q_len {
             run(0, self.seen(i), self.kv_len(), visit);
         }
+    }
+
+    /// In constant time.
+    fn visible(&self) -> u128 {
+        let end = self.history.saturating_add(self.q_len);
+        // Rows whose place no number has see what the last one with a place sees.
+        let counted = end - self.history;
+        let all = self.shard.seen_below(end) - self.shard.seen_below(self.history);
+        all + u128::from(self.q_len - counted) * u128::from(self.kv_len())
     }
 
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
@@ -119,6 +147,9 @@ mod tests {
                     }
                     prop_assert!(!mask.sees(i, places.len() as u64));
                 }
+                let mut visible = 0;
+                (0..q_len).for_each(|i| mask.each_run(i, &mut |run| visible += u128::from(run.end - run.start)));
+                prop_assert_eq!(mask.visible(), visible);
                 let (rows, keys) = (rows.0..rows.1, keys.0..keys.1);
                 prop_assert_eq!(mask.tile(rows.clone(), keys.clone()), tile_by_rows(&mask, rows, keys));
             }
@@ -129,7 +160,7 @@ mod tests {
         fn any_numbers_are_safe(ranks in 1u64.., interleave in 1u64.., rank: u64, history: u64, q: u64, i: u64, j: u64) {
             let of = shard(ranks, interleave, rank % ranks);
             let mask = of.rows(history, q);
-            let _ = (mask.kv_len(), mask.sees(i, j), mask.tile(0..i, 0..j));
+            let _ = (mask.kv_len(), mask.sees(i, j), mask.tile(0..i, 0..j), mask.visible());
         }
     }
 

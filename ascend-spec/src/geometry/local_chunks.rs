@@ -83,6 +83,12 @@ impl LocalChunks {
     }
 }
 
+/// `1 + 2 + ... + n`.
+fn steps(n: u64) -> u128 {
+    let n = u128::from(n);
+    n * (n + 1) / 2
+}
+
 impl Visibility for LocalChunks {
     fn q_len(&self) -> u64 {
         self.q_len
@@ -96,6 +102,16 @@ impl Visibility for LocalChunks {
         if let Some(place) = self.place(i) {
             run(self.chunk_start(place), place + 1, self.kv_len, visit);
         }
+    }
+
+    /// In constant time.
+    fn visible(&self) -> u128 {
+        // A row at place `p` sees `p % chunk + 1` keys: what the rows at all places below `end` see.
+        let below = |end: u64| {
+            let (whole, rest) = (end / self.chunk, end % self.chunk);
+            steps(self.chunk.get()) * u128::from(whole) + steps(rest)
+        };
+        below(self.kv_len) - below(self.kv_len.saturating_sub(self.q_len))
     }
 
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
@@ -160,6 +176,9 @@ mod tests {
                     prop_assert_eq!(local.sees(i, j), want, "{} {}", i, j);
                 }
             }
+            let mut visible = 0;
+            (0..q).for_each(|i| local.each_run(i, &mut |run| visible += u128::from(run.end - run.start)));
+            prop_assert_eq!(local.visible(), visible);
             let (rows, keys) = (rows.0..rows.1, keys.0..keys.1);
             prop_assert_eq!(local.tile(rows.clone(), keys.clone()), tile_by_rows(&local, rows, keys));
         }
@@ -186,7 +205,7 @@ mod tests {
         #[test]
         fn any_numbers_are_safe(chunk in 1u64.., q: u64, kv: u64, i: u64, j: u64) {
             let local = local(chunk, q, kv);
-            let _ = (local.sees(i, j), local.tile(0..i, 0..j), local.virtual_sequences().next());
+            let _ = (local.sees(i, j), local.tile(0..i, 0..j), local.virtual_sequences().next(), local.visible());
         }
     }
 }
