@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The deeper half of the layers leaves the middle out, whenever a chunk has enough of it.
     let triangle = TriangleMixPrefill {
-        layers: TriangleLayers::from_start(LAYERS / 2, LAYERS),
+        layers: TriangleLayers::from_start(LAYERS / 2, LAYERS)?,
         sizes: TriangleMix::GUIDE_LONG_CONTEXT,
         gate: TriangleGate {
             min_saved_pairs: 100_000,

@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .collect();
         let upload = |what, heads| nodes_of(&stream, &drafted, what, heads);
         let rows_of_table: Vec<&[i32]> = requests.iter().map(|r| r.cached.row()).collect();
-        let table = cache.block_table(&stream, &PageTable::from_rows(&rows_of_table))?;
+        let table = cache.block_table(&stream, &PageTable::from_rows(&rows_of_table)?)?;
         let tensors = TreeTensors {
             query: &upload(0, HEADS)?,
             key: &upload(1, KV_HEADS)?,

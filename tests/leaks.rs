@@ -165,7 +165,7 @@ fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let triangle = TriangleMixPrefill {
-        layers: TriangleLayers::first(1),
+        layers: TriangleLayers::first(1).unwrap(),
         sizes: TriangleMix::new(4, 16, 8),
         gate: TriangleGate::ALWAYS,
     };
@@ -255,7 +255,7 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let tokens = ones(stream, bf16::ONE, [5, 1, DIM])?;
     let write = cache.plan_write(stream, &grown.slots, &tokens, &tokens)?;
     cache.write(stream, &write, 0, &tokens, &tokens)?;
-    let table = PageTable::from_rows(&[sequence.row(), &[0]]);
+    let table = PageTable::from_rows(&[sequence.row(), &[0]]).unwrap();
     let trees = [DraftTree::chain(2)?, DraftTree::from_parents(&[0, 0, 1])?];
     let rows = |heads| ones(stream, bf16::ONE, [2, heads, 4, DIM]);
     let tensors = TreeTensors {

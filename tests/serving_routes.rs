@@ -361,7 +361,7 @@ fn windows_are_refused_by_name() {
 /// TriangleMix in the second layer.
 fn triangle(sizes: TriangleMix, gate: TriangleGate) -> TriangleMixPrefill {
     TriangleMixPrefill {
-        layers: TriangleLayers::explicit([1]),
+        layers: TriangleLayers::explicit([1]).unwrap(),
         sizes,
         gate,
     }

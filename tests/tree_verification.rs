@@ -83,7 +83,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         })
         .collect();
     let table = cache
-        .block_table(&stream, &PageTable::from_rows(&table))
+        .block_table(&stream, &PageTable::from_rows(&table).unwrap())
         .unwrap();
     let upload = |of: &[Logical<f16>], heads: usize| -> Tensor<f16> {
         let requests = of.iter().zip(&case.requests);
@@ -169,7 +169,7 @@ fn batches_that_do_not_fit_are_refused() {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
     let table = cache
-        .block_table(&stream, &PageTable::from_rows(&[[1]]))
+        .block_table(&stream, &PageTable::from_rows(&[[1]]).unwrap())
         .unwrap();
     let tokens = harness::tensor(&stream, [1, 1, 2, DIM]);
     let tensors = TreeTensors {

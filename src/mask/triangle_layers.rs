@@ -141,10 +141,10 @@ mod tests {
 
     #[test]
     fn layers_are_chosen_in_four_ways() {
-        assert_eq!(TriangleLayers::explicit([5, 7, 5, 3]).indices(), [3, 5, 7]);
-        assert_eq!(TriangleLayers::from_start(3, 6).indices(), [3, 4, 5]);
-        assert!(TriangleLayers::from_start(6, 3).indices().is_empty());
-        assert_eq!(TriangleLayers::first(3).indices(), [0, 1, 2]);
+        assert_eq!(TriangleLayers::explicit([5, 7, 5, 3]).unwrap().indices(), [3, 5, 7]);
+        assert_eq!(TriangleLayers::from_start(3, 6).unwrap().indices(), [3, 4, 5]);
+        assert!(TriangleLayers::from_start(6, 3).unwrap().indices().is_empty());
+        assert_eq!(TriangleLayers::first(3).unwrap().indices(), [0, 1, 2]);
         let contributions = [0.5, 0.1, f64::NAN, 0.1, 0.0];
         let least = |count| TriangleLayers::least(&contributions, count);
         assert_eq!(least(2).indices(), [3, 4]);
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(of(TriangleLayers::qwen_3_14b()), "0-11");
         assert_eq!(of(TriangleLayers::qwen_3_32b()), "0-15");
         assert_eq!(
-            of(TriangleLayers::explicit([5, 7, 10, 15, 16])),
+            of(TriangleLayers::explicit([5, 7, 10, 15, 16]).unwrap()),
             "5, 7, 10, 15-16"
         );
         assert!(TriangleLayers::qwen_3_14b().contains(11));

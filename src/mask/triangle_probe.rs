@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn parts_are_summed_and_samples_averaged() {
         let sizes = TriangleMix::new(1, 1, 1);
-        let mut probe = TriangleProbe::new(2, sizes);
+        let mut probe = TriangleProbe::new(2, sizes).unwrap();
         let tokens = 6u64;
         // Every cell counts 1 in the first sample, 3 in the second, with either sign.
         for value in [1.0, -3.0] {
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn wrong_gradients_are_refused() {
-        let mut probe = TriangleProbe::new(1, TriangleMix::PROBE);
+        let mut probe = TriangleProbe::new(1, TriangleMix::PROBE).unwrap();
         assert!(probe.record(1, 2, &[0.0; 4]).is_err());
         assert!(probe.record(0, 2, &[0.0; 5]).is_err());
         assert!(probe.record(0, 1, &[f32::NAN]).is_err());

@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn lists_of_a_small_batch() {
-        let table = PageTable::from_rows(&[vec![4, 2], vec![7]]);
+        let table = PageTable::from_rows(&[vec![4, 2], vec![7]]).unwrap();
         let pages = PageIndices::from_table(&table, &per(&[5, 4]), 4).unwrap();
         assert_eq!(pages.kv_indptr(), [0, 2, 3]);
         assert_eq!(pages.kv_indices(), [4, 2, 7]);
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(rule(&[0, 2], &[1, 2], &[0]), Rule::IndexShape);
         assert_eq!(rule(&[0, 0], &[], &[1]), Rule::IndexShape);
         assert_eq!(rule(&[0, 2], &[1, -2], &[1]), Rule::TableBlock);
-        let table = PageTable::from_rows(&[vec![4]]);
+        let table = PageTable::from_rows(&[vec![4]]).unwrap();
         let wrong = PageIndices::from_table(&table, &per(&[1, 1]), 4);
         assert_eq!(wrong.unwrap_err().rule, Rule::LengthsBatch);
         let wrong = PageIndices::from_table(&table, &per(&[5]), 4);
@@ -393,7 +393,7 @@ mod tests {
                 pages => (pages as i64 - 1) * i64::from(page) + 1 + i64::from(cut % page),
             }).collect();
             let rows: Vec<_> = rows.into_iter().map(|(row, _)| row).collect();
-            let (table, lengths) = (PageTable::from_rows(&rows), per(&lengths));
+            let (table, lengths) = (PageTable::from_rows(&rows).unwrap(), per(&lengths));
             let pages = PageIndices::from_table(&table, &lengths, page).unwrap();
             prop_assert_eq!(pages.to_table(page).unwrap(), (table.clone(), lengths.clone()));
             let tokens = TokenIndices::from_table(&table, &lengths, page, None).unwrap();

@@ -129,7 +129,7 @@ mod tests {
             (0..pages).map(|page| request * 100 + page).collect()
         };
         let rows: Vec<Vec<i32>> = (0..).zip(kv).map(row).collect();
-        PageTable::from_rows(&rows)
+        PageTable::from_rows(&rows).unwrap()
     }
 
     /// The example of SGLang's description: queries of 4, 10 and 5 tokens, 6, 17 and 9 keys, chunks of 4.

@@ -37,12 +37,13 @@ use super::triangle_rows::{TriangleChoice, TriangleGate, WhyDense};
 /// use ascend_attention::bf16;
 ///
 /// let triangle = TriangleMixPrefill {
-///     layers: TriangleLayers::from_start(16, 32),
+///     layers: TriangleLayers::from_start(16, 32)?,
 ///     sizes: TriangleMix::PAPER,
 ///     gate: TriangleGate::MEASURED,
 /// };
 /// let backends: Backends<bf16> = Backends::none().with(triangle).with(PagedDecode).with(Fused);
 /// assert!(backends.names().eq(["triangle_mix", "paged_decode", "fused"]));
+/// # Ok::<(), ascend_attention::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct TriangleMixPrefill {

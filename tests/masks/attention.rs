@@ -167,7 +167,7 @@ fn attention_to_the_parts_of_a_triangle_follows_the_paper() {
         .triangle_mix(sizes, TrianglePart::Triangle, TriangleRows::whole(20))
         .unwrap();
     assert_eq!(short.sparse_mode(), SparseMode::RightDownCausal);
-    let layers = TriangleLayers::first(2);
+    let layers = TriangleLayers::first(2).unwrap();
     let layer = |layer, rows, prompt_len| {
         let mask = masks.triangle_layer(sizes, &layers, layer, (0, rows), prompt_len);
         mask.unwrap().sparse_mode()
