@@ -327,6 +327,14 @@ impl BlockTable {
 /// Rows one behind the other, each filled up to `columns`.
 fn flat(rows: &[impl AsRef<[i32]>], columns: usize) -> Result<Vec<i32>> {
     let mut flat = Vec::new();
+    let entries = rows.len().saturating_mul(columns);
+    flat.try_reserve_exact(entries).map_err(|_| {
+        Error::invalid(
+            "block_table",
+            format_args!("[{}, {columns}]", rows.len()),
+            "what fits in the host's memory",
+        )
+    })?;
     for (at, row) in rows.iter().enumerate() {
         let row = row.as_ref();
         if row.len() > columns {
@@ -344,7 +352,8 @@ fn flat(rows: &[impl AsRef<[i32]>], columns: usize) -> Result<Vec<i32>> {
             ));
         }
         flat.extend_from_slice(row);
-        flat.extend(std::iter::repeat_n(0, columns - row.len()));
+        let filled = columns.saturating_sub(row.len());
+        flat.extend(std::iter::repeat_n(0, filled));
     }
     Ok(flat)
 }

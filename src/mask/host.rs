@@ -256,7 +256,8 @@ impl Visibility for Entry<'_> {
     }
 
     fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {
-        let Ok(i) = usize::try_from(i) else { return };
+        let row = usize::try_from(i).ok().filter(|i| *i < self.mask.rows);
+        let Some(i) = row else { return };
         let mut start = None;
         // One past the last key is hidden and ends the last run.
         for j in 0..=self.mask.keys {

@@ -5,7 +5,7 @@ use std::mem;
 use ascend_spec::DType;
 use half::{bf16, f16};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 mod sealed {
     pub trait Sealed {}
@@ -74,12 +74,38 @@ pub(super) unsafe fn normalise<T: Element>(at: *mut T, len: usize) {
     }
 }
 
+/// Room for `len` elements on the host. What a device holds need not fit there.
+///
+/// # Errors
+/// [`Error::InvalidArgument`].
+pub(crate) fn room<T>(len: usize) -> Result<Vec<T>> {
+    let mut elements = Vec::new();
+    match elements.try_reserve_exact(len) {
+        Ok(()) => Ok(elements),
+        Err(_) => Err(Error::invalid(
+            "tensor",
+            format_args!("{len} elements of {} bytes", size_of::<T>()),
+            "what fits in the host's memory",
+        )),
+    }
+}
+
+/// So many bytes of 0 on the host.
+///
+/// # Errors
+/// As for [`room`].
+pub(crate) fn zeros(len: usize) -> Result<Vec<u8>> {
+    let mut bytes = room(len)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
 /// A vector of `len` elements, whose bytes `fill` writes.
 pub(crate) fn vec_from<T: Element>(
     len: usize,
     fill: impl FnOnce(&mut [u8]) -> Result<()>,
 ) -> Result<Vec<T>> {
-    let mut elements: Vec<T> = Vec::with_capacity(len);
+    let mut elements: Vec<T> = room(len)?;
     // SAFETY: the vector has room for `len` elements; zero bits are a value of each; the bytes that `fill` leaves are made
     // valid before the vector counts them as elements.
     unsafe {

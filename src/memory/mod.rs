@@ -9,6 +9,6 @@ mod overlap;
 pub(crate) use allocation::Memory;
 pub use device_buffer::DeviceBuffer;
 pub use element::Element;
-pub(crate) use element::{as_bytes, vec_from};
+pub(crate) use element::{as_bytes, vec_from, zeros};
 pub use host_buffer::{HostBuffer, Transfer};
 pub(crate) use overlap::overlap;

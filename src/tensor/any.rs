@@ -9,7 +9,7 @@ use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
 use crate::executor::Queue;
-use crate::memory::{Element, Memory, vec_from};
+use crate::memory::{Element, Memory, vec_from, zeros};
 use crate::runtime::{Context, Stream};
 
 use super::Tensor;
@@ -306,7 +306,7 @@ impl AnyTensor {
             ));
         };
         // All that lies between the first and the last element, then one element after the other.
-        let mut all = vec![0; self.addresses().len()];
+        let mut all = zeros(self.addresses().len())?;
         self.memory.read(self.start, &mut all)?;
         let mut index = [0i64; Dims::MAX_RANK];
         for element in bytes.chunks_exact_mut(size) {

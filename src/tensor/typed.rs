@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ascend_spec::TensorDesc;
 
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, Element, as_bytes, vec_from};
+use crate::memory::{DeviceBuffer, Element, as_bytes, vec_from, zeros};
 use crate::runtime::{Device, Stream};
 
 use super::AnyTensor;
@@ -139,12 +139,11 @@ impl<T: Element> Tensor<T> {
             TensorDesc::packed(T::DTYPE, dims(&shape)?),
         )?);
         let bytes = self.download_bytes(stream)?;
-        let (from, to) = (now * size_of::<T>(), size * size_of::<T>());
-        let mut padded = vec![0; target.len() * size_of::<T>()];
-        for row in 0..rows {
-            let source = bytes.get(row * from..(row + 1) * from);
-            let place = padded.get_mut(row * to..row * to + from);
-            if let (Some(place), Some(source)) = (place, source) {
+        let row_bytes = |elements: usize| elements.saturating_mul(size_of::<T>()).max(1);
+        let mut padded = zeros(target.len().saturating_mul(size_of::<T>()))?;
+        let places = padded.chunks_exact_mut(row_bytes(size)).take(rows);
+        for (place, source) in places.zip(bytes.chunks_exact(row_bytes(now))) {
+            if let Some(place) = place.get_mut(..source.len()) {
                 place.copy_from_slice(source);
             }
         }

@@ -109,9 +109,18 @@ impl<'a> Sparsity<'a> {
             let (q_len, kv_len) = self.lengths.of(b);
             q_len > 0 && kv_len > 0
         };
+        let batch = self.lengths.batch();
+        // Sequences of equal lengths are looked at once: there may be any number of them.
+        let looked_at = match self.lengths {
+            Lengths::Dense { .. } => batch.min(1),
+            Lengths::Packed { .. } => batch,
+        };
         match self.mode {
-            SparseMode::RightDownCausalBand => (0..self.lengths.batch()).rev().find(has_both),
-            SparseMode::BandLeftUpCausal => (0..self.lengths.batch()).find(has_both),
+            SparseMode::RightDownCausalBand => {
+                let mut from_last = (batch - looked_at..batch).rev();
+                from_last.find(has_both)
+            }
+            SparseMode::BandLeftUpCausal => (0..looked_at).find(has_both),
             _ => None,
         }
     }

@@ -24,7 +24,9 @@ pub trait Visibility {
     /// How many keys the rows see, all together.
     fn visible(&self) -> u128 {
         let mut visible = 0;
-        for i in 0..self.q_len() {
+        // Rows without keys are not walked through: there may be any number of them.
+        let rows = if self.kv_len() == 0 { 0 } else { self.q_len() };
+        for i in 0..rows {
             self.each_run(i, &mut |run| visible += u128::from(run.end - run.start));
         }
         visible
@@ -40,6 +42,9 @@ pub trait Visibility {
 pub fn tile_by_rows<V: Visibility + ?Sized>(of: &V, rows: Range<u64>, keys: Range<u64>) -> Tile {
     let rows = rows.start..rows.end.min(of.q_len());
     let keys = keys.start..keys.end.min(of.kv_len());
+    if keys.is_empty() {
+        return Tile::None;
+    }
     let mut seen = 0;
     for i in rows.clone() {
         of.each_run(i, &mut |run| {

@@ -1,0 +1,140 @@
+//! The paged cache.
+
+use ascend_attention::f16;
+use ascend_attention::kv::{
+    Audit, AuditRequest, BlockPool, Cache, CacheOrder, CacheShape, CachedRows, Interleave,
+    KernelBlocks, PadPolicy, PageTable, PagedKvCache, ScatterPaKvCache, Sequence, SlotMapping,
+    check_slots, slot,
+};
+
+use crate::draw::Draw;
+use crate::Call;
+
+pub fn pad(draw: &mut Draw) -> PadPolicy {
+    match draw.bool() {
+        true => PadPolicy::SkipNegative,
+        false => PadPolicy::DumpSlot(draw.u32()),
+    }
+}
+
+pub fn row(draw: &mut Draw) -> Vec<i32> {
+    draw.few(Draw::i32)
+}
+
+pub fn table(draw: &mut Draw) -> PageTable {
+    let rows = draw.few(row);
+    PageTable::from_rows(&rows).unwrap()
+}
+
+pub const CALLS: &[Call] = &[
+    ("PadPolicy", |draw| {
+        let pad = pad(draw);
+        let _ = (pad.slot(), pad.check(draw.u64()));
+        let _ = (pad.is_padding(draw.i32()), pad.reserved_blocks(draw.u32()));
+    }),
+    ("BlockPool and Sequence", |draw| {
+        let Ok(pool) = BlockPool::new(draw.u32(), draw.u32(), pad(draw)) else {
+            return;
+        };
+        let mut sequence = Sequence::new(&pool);
+        let mut forks = Vec::new();
+        for _ in 0..6 {
+            let tokens = draw.u32();
+            match draw.below(6) {
+                0 => drop(sequence.grow(tokens)),
+                1 => drop(sequence.truncate(tokens)),
+                2 => drop(sequence.drop_before(tokens)),
+                3 => forks.extend(sequence.share_prefix(tokens)),
+                4 => forks.push(sequence.fork()),
+                _ => drop(sequence.slot(tokens)),
+            }
+            let held = pool.held_blocks() + pool.free_blocks() + pool.waiting_blocks();
+            assert_eq!(held as u32, pool.blocks() - pool.pad_policy().reserved_blocks(pool.block_size()));
+        }
+    }),
+    ("slot", |draw| {
+        let _ = slot(&row(draw), draw.u32(), draw.u32());
+    }),
+    ("Interleave", |draw| {
+        if let Ok(share) = Interleave::new(draw.u32(), draw.u32()) {
+            let _ = (share.rank_of(draw.u32()), share.local_len(draw.u64(), draw.u32()));
+            let _ = share.slot(&row(draw), draw.u32(), draw.u32(), draw.u32());
+        }
+    }),
+    ("KernelBlocks", |draw| {
+        if let Ok(blocks) = KernelBlocks::new(draw.u32(), draw.u32()) {
+            let _ = blocks.split_row(&row(draw));
+        }
+    }),
+    ("check_slots", |draw| {
+        let _ = check_slots(&row(draw), draw.u64(), pad(draw));
+    }),
+    ("PageTable", |draw| {
+        let _ = PageTable::new(draw.usize(), draw.usize(), row(draw));
+        let table = table(draw);
+        let _ = (table.row(draw.usize()), table.used(draw.usize(), draw.u32(), draw.u32()));
+    }),
+    ("a table of one long row", |draw| {
+        let long = vec![0; draw.of(&[1, 4096, 1 << 20])];
+        let rows: Vec<&[i32]> = (0..draw.of(&[1, 4096])).map(|_| &[][..]).chain([&long[..]]).collect();
+        let _ = PageTable::from_rows(&rows);
+    }),
+    ("CachedRows", |draw| {
+        let mut rows = CachedRows::new(draw.u32());
+        for _ in 0..3 {
+            let before = rows.len();
+            if rows.push(&row(draw), draw.u32()..draw.u32()).is_err() {
+                assert_eq!(rows.len(), before);
+            }
+        }
+    }),
+    ("Audit", |draw| {
+        let requests = draw.few(|draw| AuditRequest {
+            cached: draw.u32(),
+            new: draw.u32(),
+        });
+        let _ = Audit {
+            blocks: draw.u32(),
+            block_size: draw.u32(),
+            pad: pad(draw),
+            requests: &requests,
+            table: &table(draw),
+            slots: &row(draw),
+        }
+        .run();
+    }),
+    ("PagedKvCache", |draw| {
+        let stream = crate::stream();
+        let formats = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
+        let shape = CacheShape {
+            layers: draw.usize(),
+            kv_heads: draw.usize(),
+            key_dim: draw.usize(),
+            value_dim: draw.usize(),
+            format: draw.of(&formats),
+        };
+        let (blocks, size, pad) = (draw.u32(), draw.u32(), pad(draw));
+        if let Ok(mut cache) = PagedKvCache::<f16>::new(stream.device(), blocks, size, shape, pad) {
+            let _ = (cache.bytes(), cache.layer(draw.usize()).is_ok());
+            let _ = cache.block_table(&stream, &table(draw));
+            let slots = row(draw);
+            let rows = stream.upload(&[f16::ONE; 3 * 4], [3, 2, 2]).unwrap();
+            let rows = rows.narrow(0, 0..slots.len()).unwrap();
+            if let Ok(write) = cache.plan_write(&stream, &slots, &rows, &rows) {
+                let _ = cache.write(&stream, &write, draw.usize(), &rows, &rows);
+            }
+        }
+    }),
+    ("SlotMapping", |draw| {
+        let stream = crate::stream();
+        let slots = draw.few(Draw::i64);
+        let of = draw.u64();
+        if let Ok(mapping) = SlotMapping::new(&stream, &slots, of) {
+            let _ = mapping.overwrite(&stream, &draw.few(Draw::i64));
+            let cache = stream.upload(&[f16::ONE; 16], [2, 2, 1, 4]).unwrap();
+            let rows = stream.upload(&vec![f16::ONE; slots.len() * 4], [slots.len(), 1, 4]).unwrap();
+            let order = draw.of(&[CacheOrder::Norm, CacheOrder::PaNz]);
+            let _ = ScatterPaKvCache::new().cache_order(order).plan_key(&rows, &mapping, &cache);
+        }
+    }),
+];

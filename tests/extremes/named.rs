@@ -1,0 +1,162 @@
+//! Sizes that cannot exist, each with the refusal that it gets.
+
+use ascend_attention::kv::{
+    Audit, AuditRequest, BlockPool, CacheShape, KernelBlocks, PadPolicy, PageTable, PagedKvCache,
+    Rule,
+};
+use ascend_attention::mask::{
+    CausalOrigin, HostMask, MaskForm, TriangleLayers, TriangleProbe,
+};
+use ascend_attention::serving::{
+    CustomMask, DraftTree, MaskExtent, PackedBits, PerRequest, TokenIndices,
+};
+use ascend_attention::spec::geometry::{LocalChunks, Lengths, MaskGeometry, Sparsity, TriangleMix, Visibility};
+use ascend_attention::{DType, Error, SparseMode, f16};
+
+
+#[test]
+fn a_dump_slot_outside_the_pool_is_refused() {
+    for (slot, size) in [(u32::MAX, 1), (u32::MAX, 128), (512, 128), (1 << 31, 128)] {
+        let refused = BlockPool::new(4, size, PadPolicy::DumpSlot(slot)).unwrap_err();
+        assert_eq!(refused.rule, Rule::PadSlot, "{slot} {size}");
+    }
+    let last = BlockPool::new(4, 128, PadPolicy::DumpSlot(511)).unwrap_err();
+    assert_eq!(last.rule, Rule::PoolSize, "no block is left for sequences");
+}
+
+#[test]
+fn a_pool_of_billions_of_blocks_is_refused() {
+    let refused = BlockPool::new(i32::MAX as u32, 1, PadPolicy::SkipNegative).unwrap_err();
+    assert_eq!(refused.rule, Rule::PoolSize);
+    let more = BlockPool::MAX_BLOCKS;
+    let refused = BlockPool::new(more, 1, PadPolicy::SkipNegative).unwrap_err();
+    assert_eq!(refused.rule, Rule::PoolSize, "more than this program may allocate");
+}
+
+#[test]
+fn a_cache_of_more_layers_than_any_model_is_refused() {
+    let shape = CacheShape::new(usize::MAX, 1, 1);
+    let device = crate::device();
+    let cache = PagedKvCache::<f16>::new(&device, 1, 1, shape, PadPolicy::SkipNegative);
+    assert!(matches!(cache, Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
+fn the_last_slot_becomes_a_page() {
+    let last = TokenIndices::new(vec![0, 1], vec![i32::MAX]).unwrap();
+    let (table, lengths) = last.to_table(1).unwrap();
+    assert_eq!((table.blocks(), lengths.lengths()), (&[i32::MAX][..], &[1][..]));
+}
+
+#[test]
+fn an_audit_of_a_request_at_the_last_position_ends() {
+    let audit = Audit {
+        blocks: 1,
+        block_size: u32::MAX,
+        pad: PadPolicy::SkipNegative,
+        requests: &[AuditRequest {
+            cached: u32::MAX,
+            new: 0,
+        }],
+        table: &PageTable::from_rows(&[[0]]).unwrap(),
+        slots: &[],
+    };
+    assert_eq!(audit.run(), Ok(()));
+}
+
+#[test]
+fn layers_beyond_any_model_are_refused() {
+    assert!(TriangleLayers::first(usize::MAX).is_err());
+    assert!(TriangleLayers::from_start(0, usize::MAX).is_err());
+    assert!(TriangleLayers::from_start(usize::MAX, usize::MAX).is_err());
+    assert!(TriangleLayers::explicit(0..usize::MAX).is_err());
+    assert!(TriangleLayers::explicit([usize::MAX]).is_err());
+    assert!(TriangleProbe::new(usize::MAX, TriangleMix::PROBE).is_err());
+    let most = TriangleLayers::MAX_LAYERS;
+    assert_eq!(TriangleLayers::first(most).unwrap().indices().len(), most);
+}
+
+#[test]
+fn axes_of_empty_masks_are_bounded_too() {
+    let half = MaskForm::infinite(DType::Float16).unwrap();
+    let none: &[LocalChunks] = &[];
+    assert!(HostMask::stack(none, 0, usize::MAX, half).is_err());
+    assert!(HostMask::from_fn(usize::MAX, 0, half, |_, _| true).is_err());
+    let masks = crate::device();
+    let masks = masks.masks();
+    assert!(masks.causal_matrix(CausalOrigin::LeftUp, 0, 1 << 58, half).is_err());
+    assert!(masks.causal_matrix(CausalOrigin::LeftUp, 1 << 58, 0, half).is_err());
+    for (rows, keys) in [(0, 1 << 32), (1 << 32, 0)] {
+        let mask = HostMask::of(&MaskGeometry::full(rows, keys), MaskForm::INT8).unwrap();
+        assert_eq!((mask.bytes().len(), mask.blind_rows().count()), (0, 0));
+    }
+}
+
+#[test]
+fn runs_in_any_order_make_rows_of_the_right_length() {
+    struct Wrong;
+    impl Visibility for Wrong {
+        fn q_len(&self) -> u64 {
+            2
+        }
+        fn kv_len(&self) -> u64 {
+            4
+        }
+        fn each_run(&self, _: u64, visit: &mut dyn FnMut(std::ops::Range<u64>)) {
+            #[allow(clippy::reversed_empty_ranges, reason = "what is tried")]
+            for run in [2..9, 0..1, 3..1, u64::MAX..0] {
+                visit(run);
+            }
+        }
+    }
+    let mask = HostMask::of(&Wrong, MaskForm::INT8).unwrap();
+    assert_eq!(mask.bytes(), [1, 1, 0, 0, 1, 1, 0, 0]);
+}
+
+#[test]
+fn masks_of_trees_behind_absurd_contexts_are_refused() {
+    let trees = [DraftTree::chain(2).unwrap()];
+    for cached in [1 << 40, i64::MAX] {
+        let cached = PerRequest::new(vec![cached]).unwrap();
+        let mask = CustomMask::of_trees(&trees, &cached, MaskExtent::AllKeys);
+        assert_eq!(mask.unwrap_err().rule, Rule::LengthsOverflow);
+    }
+}
+
+#[test]
+fn extents_are_compared_with_the_words_before_anything_is_unpacked() {
+    let words = |words: Vec<u8>| PackedBits {
+        word_indptr: vec![0, words.len()],
+        words,
+    };
+    let rows = CustomMask::unpack(&words(vec![]), &[(usize::MAX, 0)]).unwrap();
+    assert_eq!(rows.extent(0), (usize::MAX, 0));
+    for extents in [&[(usize::MAX, 0), (1, 0)][..], &[(1, usize::MAX)], &[(usize::MAX, 9)]] {
+        let refused = CustomMask::unpack(&words(vec![0]), extents).unwrap_err();
+        assert_eq!(refused.rule, Rule::MaskShape, "{extents:?}");
+    }
+}
+
+#[test]
+fn a_block_of_billions_of_kernel_blocks_is_refused() {
+    let refused = KernelBlocks::new(u32::MAX, 1).unwrap_err();
+    assert_eq!(refused.rule, Rule::BlockSplit);
+    let most = KernelBlocks::new(KernelBlocks::MAX_TIMES, 1).unwrap();
+    assert_eq!(most.split_row(&[1]).unwrap().len(), most.times() as usize);
+    let rows = most.split_row(&[0; 4096]).unwrap_err();
+    assert_eq!(rows.rule, Rule::TableRow, "more than this program may allocate");
+}
+
+#[test]
+fn formulas_of_any_length_are_counted_at_once() {
+    let chunk = std::num::NonZeroU64::MIN;
+    let local = LocalChunks::new(chunk, u64::MAX, u64::MAX);
+    assert_eq!(local.visible(), u128::from(u64::MAX));
+    let lengths = Lengths::Dense {
+        batch: usize::MAX,
+        q_len: 0,
+        kv_len: 1,
+    };
+    let band = Sparsity::new(SparseMode::RightDownCausalBand, lengths);
+    assert_eq!(band.cut_sequence(), None);
+}
