@@ -66,11 +66,7 @@ impl Audit<'_> {
                 "fill the slots of padding tokens by the pad policy",
             ));
         }
-        check_slots(
-            self.slots,
-            capacity(self.blocks, self.block_size),
-            self.pad,
-        )?;
+        check_slots(self.slots, capacity(self.blocks, self.block_size), self.pad)?;
         self.positions()?;
         self.sharing()
     }

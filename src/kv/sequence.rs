@@ -207,7 +207,11 @@ impl Sequence {
         }
         let block_size = self.pool.block_size();
         let whole = position.checked_div(block_size).unwrap_or(0);
-        let front = self.blocks.iter_mut().zip(&mut self.row).take(whole as usize);
+        let front = self
+            .blocks
+            .iter_mut()
+            .zip(&mut self.row)
+            .take(whole as usize);
         for (block, entry) in front {
             *block = None;
             *entry = 0;

@@ -223,8 +223,7 @@ impl HostMask {
 
     /// Entry and number of each row that sees no key.
     pub fn blind_rows(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let sees_nothing =
-            |&(b, i): &(usize, usize)| (0..self.keys).all(|j| self.hides(b, i, j));
+        let sees_nothing = |&(b, i): &(usize, usize)| (0..self.keys).all(|j| self.hides(b, i, j));
         // Without keys no row is asked: there may be billions.
         let (batch, rows) = match self.bytes.is_empty() {
             true => (0, 0),

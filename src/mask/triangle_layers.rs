@@ -141,9 +141,20 @@ mod tests {
 
     #[test]
     fn layers_are_chosen_in_four_ways() {
-        assert_eq!(TriangleLayers::explicit([5, 7, 5, 3]).unwrap().indices(), [3, 5, 7]);
-        assert_eq!(TriangleLayers::from_start(3, 6).unwrap().indices(), [3, 4, 5]);
-        assert!(TriangleLayers::from_start(6, 3).unwrap().indices().is_empty());
+        assert_eq!(
+            TriangleLayers::explicit([5, 7, 5, 3]).unwrap().indices(),
+            [3, 5, 7]
+        );
+        assert_eq!(
+            TriangleLayers::from_start(3, 6).unwrap().indices(),
+            [3, 4, 5]
+        );
+        assert!(
+            TriangleLayers::from_start(6, 3)
+                .unwrap()
+                .indices()
+                .is_empty()
+        );
         assert_eq!(TriangleLayers::first(3).unwrap().indices(), [0, 1, 2]);
         let contributions = [0.5, 0.1, f64::NAN, 0.1, 0.0];
         let least = |count| TriangleLayers::least(&contributions, count);

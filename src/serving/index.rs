@@ -172,7 +172,9 @@ impl PageIndices {
             lists.kv_indices.extend_from_slice(used);
             let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
             lists.kv_indptr.push(end);
-            let last = len.checked_sub(1).and_then(|last| last.checked_rem(page_size));
+            let last = len
+                .checked_sub(1)
+                .and_then(|last| last.checked_rem(page_size));
             let last = last.map_or(0, |last| last.saturating_add(1));
             let last = i32::try_from(last).map_err(|_| overflow())?;
             lists.last_page_len.push(last);
@@ -284,7 +286,9 @@ impl TokenIndices {
                 let first = page.first().copied().unwrap_or(0);
                 // In 64 bits, where a slot follows on every slot.
                 let slots = page.iter().zip(i64::from(first)..);
-                let through = slots.into_iter().all(|(slot, wanted)| i64::from(*slot) == wanted);
+                let through = slots
+                    .into_iter()
+                    .all(|(slot, wanted)| i64::from(*slot) == wanted);
                 let aligned = first.checked_rem(size) == Some(0);
                 let Some(block) = first.checked_div(size).filter(|_| through && aligned) else {
                     return Err(refused(

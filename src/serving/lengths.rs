@@ -79,7 +79,11 @@ impl Cumulative {
     /// The length of each request.
     pub fn per_request(&self) -> PerRequest {
         let before = std::iter::once(&0).chain(&self.0);
-        let lengths = self.0.iter().zip(before).map(|(end, start)| end.saturating_sub(*start));
+        let lengths = self
+            .0
+            .iter()
+            .zip(before)
+            .map(|(end, start)| end.saturating_sub(*start));
         PerRequest(lengths.collect())
     }
 

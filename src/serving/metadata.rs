@@ -227,7 +227,9 @@ impl AttentionMetadata {
     /// Query tokens of a dummy request.
     fn dummy_rows(&self) -> u32 {
         use super::state::StatePolicy;
-        let most = StatePolicy::MAX_VERIFIED.min(self.settings.block_size).max(1);
+        let most = StatePolicy::MAX_VERIFIED
+            .min(self.settings.block_size)
+            .max(1);
         let requests = u32::try_from(self.requests).unwrap_or(u32::MAX);
         let mut ends = self.q_ends.ends().iter().take(self.requests);
         let each = self.actual_tokens.checked_div(requests).unwrap_or(most);

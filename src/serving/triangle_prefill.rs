@@ -177,7 +177,9 @@ impl<T: Element> Parts<'_, T> {
         let [query, key, value] = self.tensors;
         let start = pieces.first().map_or(0, |piece| piece.rows.start);
         let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);
-        let ends = pieces.iter().map(|piece| count(piece.rows.end.saturating_sub(start)));
+        let ends = pieces
+            .iter()
+            .map(|piece| count(piece.rows.end.saturating_sub(start)));
         let q = &Cumulative::new(ends.collect())?;
         let call = self.of.shape.call(Layout::Tnd).mask(mask).softmax_lse(lse);
         let query = query.narrow(0, rows.clone())?;
@@ -191,7 +193,9 @@ impl<T: Element> Parts<'_, T> {
                 // The pieces of a request behind another's begin with its first key, and all but the last piece end with
                 // their request's last one: their keys are one behind the other too.
                 let first = pieces.first().map_or(0, |piece| place(piece).start);
-                let ends = pieces.iter().map(|piece| count(place(piece).end.saturating_sub(first)));
+                let ends = pieces
+                    .iter()
+                    .map(|piece| count(place(piece).end.saturating_sub(first)));
                 let kv = &Cumulative::new(ends.collect())?;
                 let keys = first..pieces.last().map_or(first, |piece| place(piece).end);
                 let call = CallLengths::PackedDense { q, kv }.apply(call);

@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 
 use ascend_attention::SparseMode;
 use ascend_attention::spec::geometry::{
-    CompressedMask, ContextShard, Lengths, LocalChunks, MaskGeometry, RankRows, Sparsity, TokenTree,
-    TriangleMix, TrianglePart, TriangleRows, Visibility,
+    CompressedMask, ContextShard, Lengths, LocalChunks, MaskGeometry, RankRows, Sparsity,
+    TokenTree, TriangleMix, TrianglePart, TriangleRows, Visibility,
 };
 use ascend_attention::spec::scatter::slot_faults;
 
@@ -86,7 +86,12 @@ pub const CALLS: &[Call] = &[
         let parents = draw.few(|draw| draw.of(&[-1, 0, 1, i64::MIN, i64::MAX]));
         if let Ok(tree) = TokenTree::new(&parents) {
             let (a, b) = (draw.usize(), draw.usize());
-            let _ = (tree.parent(a), tree.depth(a), tree.continues(a, b), tree.path(a));
+            let _ = (
+                tree.parent(a),
+                tree.depth(a),
+                tree.continues(a, b),
+                tree.path(a),
+            );
             ask(&tree.behind(draw.u64()), draw);
         }
     }),

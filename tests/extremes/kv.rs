@@ -7,8 +7,8 @@ use ascend_attention::kv::{
     check_slots, slot,
 };
 
-use crate::draw::Draw;
 use crate::Call;
+use crate::draw::Draw;
 
 pub fn pad(draw: &mut Draw) -> PadPolicy {
     match draw.bool() {
@@ -49,7 +49,10 @@ pub const CALLS: &[Call] = &[
                 _ => drop(sequence.slot(tokens)),
             }
             let held = pool.held_blocks() + pool.free_blocks() + pool.waiting_blocks();
-            assert_eq!(held as u32, pool.blocks() - pool.pad_policy().reserved_blocks(pool.block_size()));
+            assert_eq!(
+                held as u32,
+                pool.blocks() - pool.pad_policy().reserved_blocks(pool.block_size())
+            );
         }
     }),
     ("slot", |draw| {
@@ -57,7 +60,10 @@ pub const CALLS: &[Call] = &[
     }),
     ("Interleave", |draw| {
         if let Ok(share) = Interleave::new(draw.u32(), draw.u32()) {
-            let _ = (share.rank_of(draw.u32()), share.local_len(draw.u64(), draw.u32()));
+            let _ = (
+                share.rank_of(draw.u32()),
+                share.local_len(draw.u64(), draw.u32()),
+            );
             let _ = share.slot(&row(draw), draw.u32(), draw.u32(), draw.u32());
         }
     }),
@@ -72,11 +78,17 @@ pub const CALLS: &[Call] = &[
     ("PageTable", |draw| {
         let _ = PageTable::new(draw.usize(), draw.usize(), row(draw));
         let table = table(draw);
-        let _ = (table.row(draw.usize()), table.used(draw.usize(), draw.u32(), draw.u32()));
+        let _ = (
+            table.row(draw.usize()),
+            table.used(draw.usize(), draw.u32(), draw.u32()),
+        );
     }),
     ("a table of one long row", |draw| {
         let long = vec![0; draw.of(&[1, 4096, 1 << 20])];
-        let rows: Vec<&[i32]> = (0..draw.of(&[1, 4096])).map(|_| &[][..]).chain([&long[..]]).collect();
+        let rows: Vec<&[i32]> = (0..draw.of(&[1, 4096]))
+            .map(|_| &[][..])
+            .chain([&long[..]])
+            .collect();
         let _ = PageTable::from_rows(&rows);
     }),
     ("CachedRows", |draw| {
@@ -132,9 +144,13 @@ pub const CALLS: &[Call] = &[
         if let Ok(mapping) = SlotMapping::new(&stream, &slots, of) {
             let _ = mapping.overwrite(&stream, &draw.few(Draw::i64));
             let cache = stream.upload(&[f16::ONE; 16], [2, 2, 1, 4]).unwrap();
-            let rows = stream.upload(&vec![f16::ONE; slots.len() * 4], [slots.len(), 1, 4]).unwrap();
+            let rows = stream
+                .upload(&vec![f16::ONE; slots.len() * 4], [slots.len(), 1, 4])
+                .unwrap();
             let order = draw.of(&[CacheOrder::Norm, CacheOrder::PaNz]);
-            let _ = ScatterPaKvCache::new().cache_order(order).plan_key(&rows, &mapping, &cache);
+            let _ = ScatterPaKvCache::new()
+                .cache_order(order)
+                .plan_key(&rows, &mapping, &cache);
         }
     }),
 ];

@@ -8,9 +8,9 @@ use ascend_attention::mask::{
 use ascend_attention::spec::geometry::{TokenTree, TriangleMix, Visibility};
 use ascend_attention::{DType, Result};
 
+use crate::Call;
 use crate::draw::Draw;
 use crate::geometry::{bands, local, nonzero, rank_rows, triangle};
-use crate::Call;
 
 fn form(draw: &mut Draw) -> MaskForm {
     let dtype = draw.of(&[DType::Float16, DType::Bf16, DType::Float]);
@@ -27,14 +27,20 @@ fn form(draw: &mut Draw) -> MaskForm {
 /// What a mask can be asked, where asking everything is cheap.
 fn ask(mask: Result<HostMask>, draw: &mut Draw) {
     let Ok(mask) = mask else { return };
-    let _ = (mask.shape(), mask.hides(draw.usize(), draw.usize(), draw.usize()));
+    let _ = (
+        mask.shape(),
+        mask.hides(draw.usize(), draw.usize(), draw.usize()),
+    );
     let entry = mask.entry(draw.usize());
     let (i, j) = (draw.u64(), draw.u64());
     let _ = (entry.q_len(), entry.kv_len(), entry.sees(i, j));
     if mask.bytes().len() > 1 << 12 {
         return;
     }
-    let _ = (entry.tile(i..draw.u64(), j..draw.u64()), mask.blind_rows().count());
+    let _ = (
+        entry.tile(i..draw.u64(), j..draw.u64()),
+        mask.blind_rows().count(),
+    );
     let _ = mask.convert(form(draw));
 }
 
@@ -73,11 +79,17 @@ pub const CALLS: &[Call] = &[
     }),
     ("HostMask::from_fn", |draw| {
         let (rows, keys) = (draw.usize(), draw.usize());
-        ask(HostMask::from_fn(rows, keys, form(draw), |i, j| i > j), draw);
+        ask(
+            HostMask::from_fn(rows, keys, form(draw), |i, j| i > j),
+            draw,
+        );
     }),
     ("HostMask::from_bitmap", |draw| {
         let bitmap = draw.few(|draw| draw.u32() as u8);
-        ask(HostMask::from_bitmap(draw.usize(), draw.usize(), form(draw), &bitmap), draw);
+        ask(
+            HostMask::from_bitmap(draw.usize(), draw.usize(), form(draw), &bitmap),
+            draw,
+        );
     }),
     ("HostMask::from_elements", |draw| {
         let shape = draw.few(Draw::usize);
@@ -118,7 +130,11 @@ pub const CALLS: &[Call] = &[
         let layers = TriangleLayers::first(2).unwrap();
         let rows = (draw.u64(), draw.u64());
         let prompt = Some(draw.u64());
-        ask_device(device.masks().triangle_layer(sizes, &layers, draw.usize(), rows, prompt));
+        ask_device(
+            device
+                .masks()
+                .triangle_layer(sizes, &layers, draw.usize(), rows, prompt),
+        );
     }),
     ("Mask", |draw| {
         let tensor = crate::stream().upload(&[0i8; 4], [2, 2]).unwrap();

@@ -4,15 +4,14 @@ use ascend_attention::kv::{
     Audit, AuditRequest, BlockPool, CacheShape, KernelBlocks, PadPolicy, PageTable, PagedKvCache,
     Rule,
 };
-use ascend_attention::mask::{
-    CausalOrigin, HostMask, MaskForm, TriangleLayers, TriangleProbe,
-};
+use ascend_attention::mask::{CausalOrigin, HostMask, MaskForm, TriangleLayers, TriangleProbe};
 use ascend_attention::serving::{
     CustomMask, DraftTree, MaskExtent, PackedBits, PerRequest, TokenIndices,
 };
-use ascend_attention::spec::geometry::{LocalChunks, Lengths, MaskGeometry, Sparsity, TriangleMix, Visibility};
+use ascend_attention::spec::geometry::{
+    Lengths, LocalChunks, MaskGeometry, Sparsity, TriangleMix, Visibility,
+};
 use ascend_attention::{DType, Error, SparseMode, f16};
-
 
 #[test]
 fn a_dump_slot_outside_the_pool_is_refused() {
@@ -30,7 +29,11 @@ fn a_pool_of_billions_of_blocks_is_refused() {
     assert_eq!(refused.rule, Rule::PoolSize);
     let more = BlockPool::MAX_BLOCKS;
     let refused = BlockPool::new(more, 1, PadPolicy::SkipNegative).unwrap_err();
-    assert_eq!(refused.rule, Rule::PoolSize, "more than this program may allocate");
+    assert_eq!(
+        refused.rule,
+        Rule::PoolSize,
+        "more than this program may allocate"
+    );
 }
 
 #[test]
@@ -45,7 +48,10 @@ fn a_cache_of_more_layers_than_any_model_is_refused() {
 fn the_last_slot_becomes_a_page() {
     let last = TokenIndices::new(vec![0, 1], vec![i32::MAX]).unwrap();
     let (table, lengths) = last.to_table(1).unwrap();
-    assert_eq!((table.blocks(), lengths.lengths()), (&[i32::MAX][..], &[1][..]));
+    assert_eq!(
+        (table.blocks(), lengths.lengths()),
+        (&[i32::MAX][..], &[1][..])
+    );
 }
 
 #[test]
@@ -84,8 +90,16 @@ fn axes_of_empty_masks_are_bounded_too() {
     assert!(HostMask::from_fn(usize::MAX, 0, half, |_, _| true).is_err());
     let masks = crate::device();
     let masks = masks.masks();
-    assert!(masks.causal_matrix(CausalOrigin::LeftUp, 0, 1 << 58, half).is_err());
-    assert!(masks.causal_matrix(CausalOrigin::LeftUp, 1 << 58, 0, half).is_err());
+    assert!(
+        masks
+            .causal_matrix(CausalOrigin::LeftUp, 0, 1 << 58, half)
+            .is_err()
+    );
+    assert!(
+        masks
+            .causal_matrix(CausalOrigin::LeftUp, 1 << 58, 0, half)
+            .is_err()
+    );
     for (rows, keys) in [(0, 1 << 32), (1 << 32, 0)] {
         let mask = HostMask::of(&MaskGeometry::full(rows, keys), MaskForm::INT8).unwrap();
         assert_eq!((mask.bytes().len(), mask.blind_rows().count()), (0, 0));
@@ -131,7 +145,11 @@ fn extents_are_compared_with_the_words_before_anything_is_unpacked() {
     };
     let rows = CustomMask::unpack(&words(vec![]), &[(usize::MAX, 0)]).unwrap();
     assert_eq!(rows.extent(0), (usize::MAX, 0));
-    for extents in [&[(usize::MAX, 0), (1, 0)][..], &[(1, usize::MAX)], &[(usize::MAX, 9)]] {
+    for extents in [
+        &[(usize::MAX, 0), (1, 0)][..],
+        &[(1, usize::MAX)],
+        &[(usize::MAX, 9)],
+    ] {
         let refused = CustomMask::unpack(&words(vec![0]), extents).unwrap_err();
         assert_eq!(refused.rule, Rule::MaskShape, "{extents:?}");
     }
@@ -144,7 +162,11 @@ fn a_block_of_billions_of_kernel_blocks_is_refused() {
     let most = KernelBlocks::new(KernelBlocks::MAX_TIMES, 1).unwrap();
     assert_eq!(most.split_row(&[1]).unwrap().len(), most.times() as usize);
     let rows = most.split_row(&[0; 4096]).unwrap_err();
-    assert_eq!(rows.rule, Rule::TableRow, "more than this program may allocate");
+    assert_eq!(
+        rows.rule,
+        Rule::TableRow,
+        "more than this program may allocate"
+    );
 }
 
 #[test]

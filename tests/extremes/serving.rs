@@ -1,9 +1,8 @@
 //! What an engine computes between its scheduler and the calls.
 
+use ascend_attention::bf16;
 use ascend_attention::graph::CaptureEstimate;
-use ascend_attention::kv::{
-    BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence,
-};
+use ascend_attention::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
@@ -13,11 +12,10 @@ use ascend_attention::serving::{
     TriangleGate, TriangleMixPrefill, TrianglePrefill, window_start,
 };
 use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::bf16;
 
+use crate::Call;
 use crate::draw::Draw;
 use crate::kv::{pad, row, table};
-use crate::Call;
 
 fn lengths(draw: &mut Draw) -> PerRequest {
     let lengths = draw.few(|draw| draw.i64().saturating_abs());
@@ -169,8 +167,15 @@ pub const CALLS: &[Call] = &[
         let _ = DraftTree::from_parents(&draw.few(Draw::usize));
         let (selected, parents) = (draw.few(Draw::usize), draw.few(Draw::usize));
         if let Ok(tree) = DraftTree::from_candidates(&selected, &parents, draw.usize()) {
-            let _ = (tree.positions(draw.u64()), tree.sees(draw.usize(), draw.usize()));
-            let _ = (tree.parent(draw.usize()), tree.depth(draw.usize()), tree.is_chain());
+            let _ = (
+                tree.positions(draw.u64()),
+                tree.sees(draw.usize(), draw.usize()),
+            );
+            let _ = (
+                tree.parent(draw.usize()),
+                tree.depth(draw.usize()),
+                tree.is_chain(),
+            );
             let _ = tree.accept_greedy(&draw.few(Draw::u32), &draw.few(Draw::u32));
         }
     }),
@@ -197,7 +202,10 @@ pub const CALLS: &[Call] = &[
         if let Ok(parallel) = ContextParallel::new(share, draw.u32()) {
             let requests = draw.few(Request::draw);
             let requests: Vec<_> = requests.iter().map(Request::view).collect();
-            let _ = (parallel.pool_block_size(), parallel.split(&requests, pad(draw)));
+            let _ = (
+                parallel.pool_block_size(),
+                parallel.split(&requests, pad(draw)),
+            );
         }
     }),
     ("AttentionMetadata", |draw| {
@@ -205,7 +213,10 @@ pub const CALLS: &[Call] = &[
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         if let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) {
-            let _ = (shared_prefix(draw).groups(&metadata), metadata.prefill_tokens());
+            let _ = (
+                shared_prefix(draw).groups(&metadata),
+                metadata.prefill_tokens(),
+            );
             let _ = triangle_mix(draw).choices(&metadata);
             let _ = (metadata.pad_to(draw.u32()), metadata.call_lengths().keys());
             let _ = metadata.renew(&requests);
@@ -275,7 +286,11 @@ pub const CALLS: &[Call] = &[
         };
         let any = draw.u64();
         let first_row = draw.of(&[0, 1, 2, any]);
-        let of = |rows: usize| stream.upload(&vec![bf16::ONE; rows * 64], [rows, 1, 64]).unwrap();
+        let of = |rows: usize| {
+            stream
+                .upload(&vec![bf16::ONE; rows * 64], [rows, 1, 64])
+                .unwrap()
+        };
         let (query, key) = (of(3), of(3 + (first_row as usize % 3)));
         let prompt = draw.bool().then(|| draw.u64());
         let _ = prefill.plan(&stream, (first_row, prompt), &query, &key, &key);

@@ -1,13 +1,11 @@
 //! Memory, tensors, block tables and merges.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::merge::{
-    HostPart, LseNat, MergeState, Part, PartsOfRows, merge_on_host,
-};
+use ascend_attention::merge::{HostPart, LseNat, MergeState, Part, PartsOfRows, merge_on_host};
 use ascend_attention::{DType, Layout, Output, Tensor, f16};
 
-use crate::draw::Draw;
 use crate::Call;
+use crate::draw::Draw;
 
 fn shape(draw: &mut Draw) -> Vec<usize> {
     (0..draw.below(10)).map(|_| draw.usize()).collect()
