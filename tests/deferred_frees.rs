@@ -100,7 +100,8 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         let api = ascend_emu::functions();
-        self.stream.synchronize().unwrap();
+        BROKEN.store(false, Ordering::SeqCst);
+        self.open();
         // SAFETY: both are alive and destroyed once; nothing waits for them any more.
         unsafe {
             ok(api.aclmdlRIDestroy.unwrap()(self.graph));
@@ -123,16 +124,20 @@ thread_local! {
     static FAULT: Cell<bool> = const { Cell::new(false) };
 }
 
+fn lock(what: &Mutex<Vec<usize>>) -> MutexGuard<'_, Vec<usize>> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn made(what: &Mutex<Vec<usize>>, status: aclError, at: *mut *mut c_void) -> aclError {
     if status == 0 {
         // SAFETY: the call succeeded, so the place has its result.
-        what.lock().unwrap().push(unsafe { at.read() }.addr());
+        lock(what).push(unsafe { at.read() }.addr());
     }
     status
 }
 
 fn freed(what: &Mutex<Vec<usize>>, at: *mut c_void) {
-    what.lock().unwrap().retain(|&known| known != at.addr());
+    lock(what).retain(|&known| known != at.addr());
 }
 
 unsafe extern "C" fn malloc(
@@ -171,6 +176,9 @@ unsafe extern "C" fn create_stream(stream: *mut aclrtStream) -> aclError {
 
 unsafe extern "C" fn destroy_stream(stream: aclrtStream) -> aclError {
     freed(&STREAMS, stream);
+    if BROKEN.load(Ordering::SeqCst) {
+        return 507_899;
+    }
     // SAFETY: as above.
     unsafe { ascend_emu::functions().aclrtDestroyStream.unwrap()(stream) }
 }
@@ -260,13 +268,13 @@ fn alloc_by_reclaim(device: &Device, gate: &Gate) -> Result<()> {
 
 #[track_caller]
 fn none_freed(addresses: &[usize]) {
-    let memory = MEMORY.lock().unwrap();
+    let memory = lock(&MEMORY);
     assert!(addresses.iter().all(|address| memory.contains(address)));
 }
 
 #[track_caller]
 fn all_freed(addresses: &[usize]) {
-    let memory = MEMORY.lock().unwrap();
+    let memory = lock(&MEMORY);
     assert!(!addresses.iter().any(|address| memory.contains(address)));
 }
 
@@ -391,11 +399,11 @@ fn a_stream_whose_work_cannot_be_waited_for_ends_once_it_can() {
     BROKEN.store(true, Ordering::SeqCst);
     drop(stream);
     none_freed(&dropped);
-    assert!(STREAMS.lock().unwrap().contains(&raw));
+    assert!(lock(&STREAMS).contains(&raw));
     BROKEN.store(false, Ordering::SeqCst);
     alloc_by_reclaim(&device, &gate).unwrap();
     all_freed(&dropped);
-    assert!(!STREAMS.lock().unwrap().contains(&raw));
+    assert!(!lock(&STREAMS).contains(&raw));
 }
 
 #[test]
@@ -412,12 +420,12 @@ fn what_cannot_be_waited_for_is_leaked_when_its_device_is_given_up() {
     BROKEN.store(true, Ordering::SeqCst);
     drop((stream, device));
     none_freed(&dropped);
-    assert!(STREAMS.lock().unwrap().contains(&raw));
+    assert!(lock(&STREAMS).contains(&raw));
     BROKEN.store(false, Ordering::SeqCst);
     gate.open();
     // Nobody else does it now.
     let api = ascend_emu::functions();
-    let take = |of: &Mutex<Vec<usize>>| std::mem::take(&mut *of.lock().unwrap());
+    let take = |of: &Mutex<Vec<usize>>| std::mem::take(&mut *lock(of));
     let handle = ptr::without_provenance_mut::<c_void>;
     keeper.memory_info().unwrap();
     // SAFETY: each was made by the watched functions, is alive, and is freed once; a stream waits for its work.
