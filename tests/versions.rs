@@ -9,7 +9,9 @@
 
 mod harness;
 
+use std::env;
 use std::ffi::c_char;
+use std::process::Command;
 use std::sync::Arc;
 
 use ascend_attention::attention::{
@@ -18,7 +20,8 @@ use ascend_attention::attention::{
 };
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    Error, FusedInferAttention, Layout, Result, Runtime, Stream, Tensor, bf16, f16,
+    BACKEND_VARIABLE, Error, FusedInferAttention, Layout, Result, Runtime, Stream, Tensor, bf16,
+    f16,
 };
 use harness::still_works;
 
@@ -222,4 +225,45 @@ fn start_positions_name_the_version_of_ascend_950() {
         other => panic!("{other:?}"),
     }
     still_works(&stream);
+}
+
+/// Not a test of its own: what an emulation of an older release says.
+#[test]
+fn child_plans_learnable_sinks() {
+    if env::var_os("ASCEND_TEST_CHILD").is_none() {
+        return;
+    }
+    let stream = harness::stream();
+    match with_sink(&stream) {
+        Ok(plan) => println!("sinks by {}", plan.operator()),
+        Err(error) => println!("no sinks: {error}"),
+    }
+    println!("plain by {}", plain(&stream).unwrap().operator());
+}
+
+#[test]
+fn an_older_release_can_be_emulated() {
+    let run = |newest: &str| {
+        let child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "child_plans_learnable_sinks", "--nocapture"])
+            .env("ASCEND_TEST_CHILD", "1")
+            .env(BACKEND_VARIABLE, "emulated")
+            .env("ASCEND_EMU_OPERATOR", newest)
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{child:?}");
+        String::from_utf8(child.stdout).unwrap()
+    };
+    let plain = "plain by aclnnFusedInferAttentionScore\n";
+    let old = run("V3");
+    assert!(
+        old.contains("no sinks: ") && old.contains("aclnnFusedInferAttentionScoreV4"),
+        "{old}"
+    );
+    assert!(old.contains(plain), "{old}");
+    let new = run("V4");
+    assert!(
+        new.contains("sinks by aclnnFusedInferAttentionScoreV4\n") && new.contains(plain),
+        "{new}"
+    );
 }

@@ -2,8 +2,9 @@
 
 use crate::fault::Plan;
 use crate::kernel::Level;
-use crate::status::{Failure, Outcome, PARAM_INVALID, failure};
+use crate::status::{ACLNN_RUNTIME, Failure, Outcome, PARAM_INVALID, failure};
 use ascend_spec::Soc;
+use ascend_spec::fia::Version;
 use std::cell::Cell;
 use std::env;
 use std::ffi::CString;
@@ -40,6 +41,8 @@ pub(crate) struct Config {
     pub check: Check,
     pub soc_name: CString,
     pub soc: Soc,
+    /// The newest version of the attention operator that there is.
+    pub operator: Version,
     pub devices: u32,
     /// Threads of the kernel pool.
     pub threads: usize,
@@ -80,6 +83,13 @@ impl Config {
             let allowed = "a product name such as Ascend910B3, Ascend910_9391, Ascend950PR_9599";
             return Err(refuse("ASCEND_EMU_SOC", &soc_text, allowed));
         };
+        let operator = match var("ASCEND_EMU_OPERATOR") {
+            None => Version::V5,
+            Some(text) => Version::ALL
+                .into_iter()
+                .find(|version| version.to_string() == text.trim())
+                .ok_or_else(|| refuse("ASCEND_EMU_OPERATOR", &text, "V1, V2, V3, V4, V5"))?,
+        };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let simd = match var("ASCEND_EMU_SIMD") {
             None => None,
@@ -98,6 +108,7 @@ impl Config {
             check,
             soc_name,
             soc,
+            operator,
             devices: number("ASCEND_EMU_DEVICES", 1, u64::from(MAX_DEVICES))?
                 .and_then(|n| u32::try_from(n).ok())
                 .unwrap_or(2),
@@ -110,6 +121,32 @@ impl Config {
         })
     }
 
+    /// Refuses a version of the attention operator that the emulated release does not have.
+    pub(crate) fn admits(&self, version: Version) -> Outcome {
+        if version <= self.operator {
+            return Ok(());
+        }
+        Err(failure!(
+            ACLNN_RUNTIME,
+            "{}: the emulated release has none, as ASCEND_EMU_OPERATOR is {}",
+            version.symbol(),
+            self.operator
+        ))
+    }
+
+    /// Whether the emulated release exports a function.
+    pub(crate) fn exports(&self, function: &str) -> bool {
+        let of = |version: &Version| {
+            function
+                .strip_prefix(version.symbol())
+                .is_some_and(|phase| {
+                    ["", "GetWorkspaceSize", "GetMaxWorkspaceSize"].contains(&phase)
+                })
+        };
+        let version = Version::ALL.into_iter().find(of);
+        version.is_none_or(|version| version <= self.operator)
+    }
+
     fn or_default(outcome: Outcome<Self>) -> (Self, Option<Failure>) {
         match outcome {
             Ok(config) => (config, None),
@@ -118,6 +155,7 @@ impl Config {
                     check: Check::Compat,
                     soc_name: c"Ascend910B3".to_owned(),
                     soc: Soc::AtlasA2,
+                    operator: Version::V5,
                     devices: 2,
                     threads: 1,
                     simd: None,
@@ -211,6 +249,7 @@ mod tests {
         assert!(config.threads >= 1);
         assert_eq!(config.memory, None);
         assert_eq!(config.simd, None);
+        assert_eq!(config.operator, Version::V5);
     }
 
     #[test]
@@ -222,6 +261,7 @@ mod tests {
             ("ASCEND_EMU_THREADS", "3"),
             ("ASCEND_EMU_MEMORY", "1048576"),
             ("ASCEND_EMU_SIMD", "portable"),
+            ("ASCEND_EMU_OPERATOR", "V3"),
         ])
         .unwrap();
         assert_eq!(config.check, Check::Strict);
@@ -229,6 +269,19 @@ mod tests {
         assert_eq!((config.devices, config.threads), (8, 3));
         assert_eq!(config.memory, Some(1 << 20));
         assert_eq!(config.simd, Level::named("portable"));
+        assert_eq!(config.operator, Version::V3);
+        for (function, there) in [
+            ("aclInit", true),
+            ("aclnnFusedInferAttentionScore", true),
+            ("aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize", true),
+            ("aclnnFusedInferAttentionScoreV4", false),
+            ("aclnnFusedInferAttentionScoreV4GetWorkspaceSize", false),
+            ("aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize", false),
+        ] {
+            assert_eq!(config.exports(function), there, "{function}");
+        }
+        let refusal = config.admits(Version::V4).unwrap_err().message;
+        assert!(refusal.contains("ASCEND_EMU_OPERATOR is V3"), "{refusal}");
     }
 
     #[test]
@@ -241,6 +294,8 @@ mod tests {
             ("ASCEND_EMU_THREADS", "many"),
             ("ASCEND_EMU_MEMORY", "-1"),
             ("ASCEND_EMU_SIMD", "mmx"),
+            ("ASCEND_EMU_OPERATOR", "3"),
+            ("ASCEND_EMU_OPERATOR", "V6"),
             ("ASCEND_EMU_FAULT", "malloc"),
         ] {
             let failure = read(&[(name, value)]).unwrap_err();

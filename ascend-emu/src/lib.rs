@@ -29,6 +29,7 @@
 //! | variable | values | default |
 //! |---|---|---|
 //! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ... | `Ascend910B3` |
+//! | `ASCEND_EMU_OPERATOR` | the newest version of the attention operator, as older releases have: `V1` to `V5`; newer ones are missing | `V5` |
 //! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
 //! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
 //! | `ASCEND_EMU_MEMORY` | bytes of memory of each device | what the reserved addresses hold, 64 GiB at most |
@@ -106,9 +107,13 @@ pub use sanitizer::{Finding, FindingKind, findings};
 
 macro_rules! fill {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
-        /// Every function of the C ABI, as this crate implements it.
+        /// Every function of the C ABI that the emulated release has, as this crate implements it: all, unless
+        /// `ASCEND_EMU_OPERATOR` asks for an older one.
         pub fn functions() -> ascend_sys::Functions {
-            ascend_sys::Functions { $( $name: Some(abi::$name), )* }
+            let config = config::config();
+            ascend_sys::Functions {
+                $( $name: if config.exports(stringify!($name)) { Some(abi::$name) } else { None }, )*
+            }
         }
     };
 }

@@ -348,6 +348,10 @@ fn numbers_convert() {
         assert_eq!(aclFloatToFloat16(-2.0), 0xc000);
         assert_eq!(aclDataTypeSize(HALF), 2);
         assert_eq!(aclDataTypeSize(aclDataType::ACL_INT64), 8);
+        assert_eq!(aclDataTypeSize(aclDataType::ACL_INT4), 1);
+        // Not a byte: they have no size.
+        assert_eq!(aclDataTypeSize(aclDataType::ACL_STRING), 0);
+        assert_eq!(aclDataTypeSize(aclDataType::ACL_DT_UNDEFINED), 0);
         assert_eq!(aclDataTypeSize(aclDataType(-7)), 0);
     }
 }

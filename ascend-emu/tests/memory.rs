@@ -139,6 +139,17 @@ fn too_much_memory_is_refused() {
     let mut left = 0;
     ok(unsafe { aclrtGetMemInfo(aclrtMemAttr::ACL_HBM_MEM, &mut left, &mut total) });
     assert!(left <= total - 32);
+    // Names of 2026, which leave it to the device what memory it has.
+    for attr in 12..=17 {
+        let mut same = 0;
+        ok(unsafe { aclrtGetMemInfo(aclrtMemAttr(attr), &mut left, &mut same) });
+        assert!(left <= total - 32 && same == total);
+    }
+    fails(
+        unsafe { aclrtGetMemInfo(aclrtMemAttr(18), &mut left, &mut total) },
+        107_000,
+        &["0 to 17"],
+    );
     free(small);
 }
 

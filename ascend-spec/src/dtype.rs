@@ -130,13 +130,30 @@ impl DType {
         }
     }
 
-    /// The type that a name stands for, in any case: CANN's own name (`FLOAT16`, `BF16`) or the name that frameworks use
-    /// (`float16`, `bfloat16`, `float32`).
+    /// The type that a name stands for, in any case: CANN's own name (`FLOAT16`, `BF16`), the name that frameworks use
+    /// (`float16`, `bfloat16`, `float32`) or that of safetensors files (`F16`, `F32`, `I8`, `U64`, `F8_E4M3`).
     pub fn from_name(name: &str) -> Option<Self> {
         let alias = [
             ("float32", DType::Float),
             ("bfloat16", DType::Bf16),
             ("float64", DType::Double),
+            ("F64", DType::Double),
+            ("F32", DType::Float),
+            ("F16", DType::Float16),
+            ("I64", DType::Int64),
+            ("I32", DType::Int32),
+            ("I16", DType::Int16),
+            ("I8", DType::Int8),
+            ("U64", DType::UInt64),
+            ("U32", DType::UInt32),
+            ("U16", DType::UInt16),
+            ("U8", DType::UInt8),
+            ("C64", DType::Complex64),
+            ("F8_E4M3", DType::Float8E4M3Fn),
+            ("F8_E5M2", DType::Float8E5M2),
+            ("F8_E8M0", DType::Float8E8M0),
+            ("F6_E3M2", DType::Float6E3M2),
+            ("F6_E2M3", DType::Float6E2M3),
         ];
         DType::ALL
             .iter()
@@ -194,6 +211,28 @@ mod tests {
         assert_eq!(DType::from_name("bfloat16"), Some(DType::Bf16));
         assert_eq!(DType::from_name("float32"), Some(DType::Float));
         assert_eq!(DType::from_name("int4"), Some(DType::Int4));
+        for (name, dtype) in [
+            ("F64", DType::Double),
+            ("F32", DType::Float),
+            ("F16", DType::Float16),
+            ("BF16", DType::Bf16),
+            ("I64", DType::Int64),
+            ("I32", DType::Int32),
+            ("I16", DType::Int16),
+            ("I8", DType::Int8),
+            ("U64", DType::UInt64),
+            ("U32", DType::UInt32),
+            ("U16", DType::UInt16),
+            ("U8", DType::UInt8),
+            ("BOOL", DType::Bool),
+            ("C64", DType::Complex64),
+            ("F8_E4M3", DType::Float8E4M3Fn),
+            ("F8_E5M2", DType::Float8E5M2),
+            ("F8_E8M0", DType::Float8E8M0),
+            ("f16", DType::Float16),
+        ] {
+            assert_eq!(DType::from_name(name), Some(dtype), "{name}");
+        }
         assert_eq!(DType::from_name("half"), None);
     }
 

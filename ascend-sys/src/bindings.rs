@@ -297,6 +297,12 @@ impl aclrtMemAttr {
     pub const ACL_HBM_MEM_P2P_NORMAL: aclrtMemAttr = aclrtMemAttr(9);
     pub const ACL_HBM_MEM_HUGE1G: aclrtMemAttr = aclrtMemAttr(10);
     pub const ACL_HBM_MEM_P2P_HUGE1G: aclrtMemAttr = aclrtMemAttr(11);
+    pub const ACL_MEM_NORMAL: aclrtMemAttr = aclrtMemAttr(12);
+    pub const ACL_MEM_HUGE: aclrtMemAttr = aclrtMemAttr(13);
+    pub const ACL_MEM_HUGE1G: aclrtMemAttr = aclrtMemAttr(14);
+    pub const ACL_MEM_P2P_NORMAL: aclrtMemAttr = aclrtMemAttr(15);
+    pub const ACL_MEM_P2P_HUGE: aclrtMemAttr = aclrtMemAttr(16);
+    pub const ACL_MEM_P2P_HUGE1G: aclrtMemAttr = aclrtMemAttr(17);
 }
 #[repr(transparent)]
 /// Memory that aclrtGetMemInfo measures.
@@ -980,6 +986,50 @@ unsafe extern "C" {
     ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnFusedInferAttentionScoreV2GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensorList,
+        value: *const aclTensorList,
+        pseShiftOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        actualSeqLengthsOptional: *const aclIntArray,
+        actualSeqLengthsKvOptional: *const aclIntArray,
+        deqScale1Optional: *const aclTensor,
+        quantScale1Optional: *const aclTensor,
+        deqScale2Optional: *const aclTensor,
+        quantScale2Optional: *const aclTensor,
+        quantOffset2Optional: *const aclTensor,
+        antiquantScaleOptional: *const aclTensor,
+        antiquantOffsetOptional: *const aclTensor,
+        blockTableOptional: *const aclTensor,
+        queryPaddingSizeOptional: *const aclTensor,
+        kvPaddingSizeOptional: *const aclTensor,
+        keyAntiquantScaleOptional: *const aclTensor,
+        keyAntiquantOffsetOptional: *const aclTensor,
+        valueAntiquantScaleOptional: *const aclTensor,
+        valueAntiquantOffsetOptional: *const aclTensor,
+        keySharedPrefixOptional: *const aclTensor,
+        valueSharedPrefixOptional: *const aclTensor,
+        actualSharedPrefixLenOptional: *const aclIntArray,
+        numHeads: i64,
+        scaleValue: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        sparseMode: i64,
+        innerPrecise: i64,
+        blockSize: i64,
+        antiquantMode: i64,
+        softmaxLseFlag: bool,
+        keyAntiquantMode: i64,
+        valueAntiquantMode: i64,
+        attentionOut: *const aclTensor,
+        softmaxLse: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+    pub fn aclnnFusedInferAttentionScoreV2GetMaxWorkspaceSize(
         query: *const aclTensor,
         key: *const aclTensorList,
         value: *const aclTensorList,

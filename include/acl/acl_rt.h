@@ -70,7 +70,14 @@ typedef enum aclrtMemAttr {
     ACL_HBM_MEM_P2P_HUGE = 8,
     ACL_HBM_MEM_P2P_NORMAL = 9,
     ACL_HBM_MEM_HUGE1G = 10,
-    ACL_HBM_MEM_P2P_HUGE1G = 11
+    ACL_HBM_MEM_P2P_HUGE1G = 11,
+    /* Since a release of 2026, as are all the following: DDR or HBM, whichever the device has. */
+    ACL_MEM_NORMAL = 12,
+    ACL_MEM_HUGE = 13,
+    ACL_MEM_HUGE1G = 14,
+    ACL_MEM_P2P_NORMAL = 15,
+    ACL_MEM_P2P_HUGE = 16,
+    ACL_MEM_P2P_HUGE1G = 17
 } aclrtMemAttr;
 
 /** What aclrtStreamQuery found. */

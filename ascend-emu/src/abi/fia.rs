@@ -224,6 +224,7 @@ impl Raw {
         workspace_size: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> Outcome {
+        config().admits(version)?;
         // SAFETY: the caller's promise.
         unsafe {
             phase_one(workspace_size, executor, || {
@@ -305,7 +306,7 @@ version! {
 }
 
 version! {
-    V2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize;
+    V2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize, aclnnFusedInferAttentionScoreV2GetMaxWorkspaceSize;
     aclnnFusedInferAttentionScoreV2;
     query: Tensor,
     key: TensorList,

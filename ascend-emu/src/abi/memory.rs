@@ -377,14 +377,20 @@ pub unsafe extern "C" fn aclrtGetMemInfo(
             | Attr::ACL_HBM_MEM_P2P_HUGE
             | Attr::ACL_HBM_MEM_P2P_NORMAL
             | Attr::ACL_HBM_MEM_HUGE1G
-            | Attr::ACL_HBM_MEM_P2P_HUGE1G => ledger::capacity()?,
+            | Attr::ACL_HBM_MEM_P2P_HUGE1G
+            | Attr::ACL_MEM_NORMAL
+            | Attr::ACL_MEM_HUGE
+            | Attr::ACL_MEM_HUGE1G
+            | Attr::ACL_MEM_P2P_NORMAL
+            | Attr::ACL_MEM_P2P_HUGE
+            | Attr::ACL_MEM_P2P_HUGE1G => ledger::capacity()?,
             // These products have no DDR memory of their own.
             Attr::ACL_DDR_MEM
             | Attr::ACL_DDR_MEM_HUGE
             | Attr::ACL_DDR_MEM_NORMAL
             | Attr::ACL_DDR_MEM_P2P_HUGE
             | Attr::ACL_DDR_MEM_P2P_NORMAL => 0,
-            Attr(other) => return Err(refuse("attr", other, "an aclrtMemAttr, 0 to 11")),
+            Attr(other) => return Err(refuse("attr", other, "an aclrtMemAttr, 0 to 17")),
         };
         let left = all.saturating_sub(ledger::used_bytes(device));
         // SAFETY: the caller's promise, for both. Device memory fits in the address space.

@@ -196,7 +196,11 @@ pub unsafe extern "C" fn aclDataTypeSize(dataType: aclDataType) -> usize {
     value(0, || {
         let dtype = DType::from_acl(dataType.0)
             .ok_or_else(|| failure!(NULL_PARAM, "dataType: {} is no aclDataType", dataType.0))?;
-        Ok(dtype.size().unwrap_or(1))
+        // Of what takes no fixed room CANN says 0, of what takes part of a byte 1.
+        Ok(match dtype.bits() {
+            0 => 0,
+            _ => dtype.size().unwrap_or(1),
+        })
     })
 }
 
