@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use ascend_spec::{Refusal, Unsupported, Violation};
 use ascend_sys::{Api, LoadError, MissingSymbol};
 
-use crate::kv::Refused;
+use crate::kv::{Refused, Rule};
 use crate::status::{AclStatus, AclnnStatus};
 
 /// The result of everything in this crate that can fail.
@@ -26,6 +26,8 @@ pub enum Error {
     NoBackend {
         /// Each backend with its reason.
         reasons: String,
+        /// The rules of the serving layer by which backends refused.
+        rules: Vec<Rule>,
     },
     /// A call may be right, but this release can neither check nor compute it.
     #[error(transparent)]
@@ -192,6 +194,16 @@ fn told(message: &str) -> String {
 }
 
 impl Error {
+    /// Whether a rule of the cache or the serving layer was broken: by the call, or by a step in the eyes of a backend that
+    /// might have served it. A scheduler that reads [`Rule::BatchBlocks`] here preempts a request.
+    pub fn breaks(&self, rule: Rule) -> bool {
+        match self {
+            Self::Refused(refused) => refused.rule == rule,
+            Self::NoBackend { rules, .. } => rules.contains(&rule),
+            _ => false,
+        }
+    }
+
     pub(crate) fn invalid(
         argument: &'static str,
         given: impl ToString,

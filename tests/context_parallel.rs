@@ -275,6 +275,7 @@ fn divisions_that_cannot_be_are_refused() {
         row: &[0],
         group: None,
         prompt_len: None,
+        sequence: None,
     };
     let rule = |request| parallel.split(&[request], PAD).unwrap_err().rule;
     assert_eq!(rule(BatchRequest { new: 0, ..request }), Rule::BatchEmpty);

@@ -540,6 +540,7 @@ fn chunks_need_the_length_of_the_prompt() {
             row: &row[at % 2..],
             group: None,
             prompt_len: *prompt_len,
+            sequence: None,
         })
         .collect();
     let settings = |blocks| {

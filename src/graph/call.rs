@@ -12,9 +12,10 @@ use crate::executor::Queue;
 use crate::kv::{Refused, Rule, refused};
 use crate::memory::Memory;
 use crate::runtime::{Context, Stream};
-use crate::serving::CallLengths;
+use crate::serving::{CallLengths, Cumulative};
 
 use super::external_event::ExternalEvent;
+use super::limits::KeyLimits;
 
 /// A call of a graph, launched once or more within it, all launches with the same lengths. From
 /// [`Capturing::attention`](super::Capturing::attention).
@@ -34,7 +35,16 @@ pub(super) fn new_graph() -> u64 {
 #[derive(Debug)]
 struct Longest {
     form: &'static str,
-    keys: Vec<i64>,
+    requests: usize,
+    most: Most,
+}
+
+#[derive(Debug)]
+enum Most {
+    /// Keys of each request.
+    Each(Vec<i64>),
+    /// Keys of any request, and of all together.
+    Within(KeyLimits),
 }
 
 /// A call whose lengths vary.
@@ -62,12 +72,45 @@ impl Varying {
             call: call.clone(),
             longest: Longest {
                 form: longest.form(),
-                keys: longest.keys().lengths().to_vec(),
+                requests: longest.keys().lengths().len(),
+                most: Most::Each(longest.keys().lengths().to_vec()),
             },
             bound,
             workspace_bytes: plan.workspace_bytes(),
         };
         Ok((varying, plan))
+    }
+
+    /// A packed call over a paged cache, planned at the extremes of its limits.
+    pub(super) fn within(
+        call: &FusedInferAttention,
+        rows: &Cumulative,
+        limits: KeyLimits,
+        bound: Bound,
+    ) -> Result<(Self, Plan)> {
+        let mut extremes = limits.extremes(rows)?.into_iter();
+        let first = extremes.next().unwrap_or_default();
+        let longest = CallLengths::PackedPaged {
+            q: rows,
+            kv: &first,
+        };
+        let (mut varying, plan) = Self::new(call, longest, bound)?;
+        varying.longest.most = Most::Within(limits);
+        for other in extremes {
+            let lengths = CallLengths::PackedPaged {
+                q: rows,
+                kv: &other,
+            };
+            let call = lengths.apply(call.clone());
+            let plan = call.plan_bindings(&varying.bound, Reading::Captured)?;
+            varying.workspace_bytes = varying.workspace_bytes.max(plan.workspace_bytes());
+        }
+        Ok((varying, plan))
+    }
+
+    /// Workspace that every launch has.
+    pub(super) fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes
     }
 
     /// The call planned with other lengths, which need no more than the longest.
@@ -100,15 +143,19 @@ impl Longest {
             ));
         }
         let keys = lengths.keys();
-        if keys.lengths().len() != self.keys.len() {
+        if keys.lengths().len() != self.requests {
             return Err(refused(
                 Rule::LengthsBatch,
                 format_args!("{} requests", keys.lengths().len()),
-                format_args!("{}, as captured", self.keys.len()),
+                format_args!("{}, as captured", self.requests),
                 "pad the batch with dummy requests to the captured size",
             ));
         }
-        let mut both = keys.lengths().iter().zip(&self.keys);
+        let longest = match &self.most {
+            Most::Within(limits) => return limits.admits(keys.lengths()),
+            Most::Each(longest) => longest,
+        };
+        let mut both = keys.lengths().iter().zip(longest);
         match both.position(|(given, longest)| given > longest) {
             None => Ok(()),
             Some(request) => Err(refused(
@@ -117,7 +164,7 @@ impl Longest {
                     "{} keys of request {request}",
                     keys.lengths().get(request).copied().unwrap_or(0)
                 ),
-                format_args!("at most {}", self.keys.get(request).copied().unwrap_or(0)),
+                format_args!("at most {}", longest.get(request).copied().unwrap_or(0)),
                 "declare the longest lengths that will ever come, such as the model's limit, at the capture",
             )),
         }

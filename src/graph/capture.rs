@@ -17,11 +17,12 @@ use crate::kv::{Rule, ScatterPlan, SlotMapping, refused};
 use crate::memory::{Element, Memory};
 use crate::merge::{MergePlan, Part};
 use crate::runtime::{Context, Stream, capturing};
-use crate::serving::CallLengths;
+use crate::serving::{CallLengths, Cumulative};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::call::{CapturedCall, Group, Launched, Varying};
 use super::external_event::ExternalEvent;
+use super::limits::KeyLimits;
 
 /// A graph being captured: what is launched through it becomes part of the graph, in this order, and does not run now.
 ///
@@ -51,6 +52,8 @@ pub(super) struct Captured {
     /// Those of launches whose lengths stay.
     pub(super) tables: Vec<CapturedTable>,
     pub(super) kept: Vec<Arc<Memory>>,
+    /// The largest, for the next capture.
+    pub(super) workspace: Option<Arc<Memory>>,
 }
 
 /// The queue of a captured stream: keeps memory until the graph ends.
@@ -96,13 +99,13 @@ impl Queue for Recorder<'_> {
 }
 
 impl<'a> Capturing<'a> {
-    pub(super) fn new(graph: u64, stream: &'a Stream) -> Self {
+    pub(super) fn new(graph: u64, stream: &'a Stream, workspace: Option<Arc<Memory>>) -> Self {
         Self {
             graph,
             recorder: Recorder {
                 stream,
                 kept: RefCell::default(),
-                workspace: RefCell::default(),
+                workspace: RefCell::new(workspace),
             },
             plans: Vec::new(),
             calls: Vec::new(),
@@ -120,6 +123,7 @@ impl<'a> Capturing<'a> {
                 launches: self.launches,
                 tables: self.tables,
                 kept: self.recorder.kept.into_inner(),
+                workspace: self.recorder.workspace.into_inner(),
             }),
         }
     }
@@ -149,12 +153,33 @@ impl<'a> Capturing<'a> {
         inputs: &Inputs<'_>,
     ) -> Result<CapturedCall> {
         let (call, plan) = Varying::new(call, longest, Bound::of(inputs)?)?;
+        Ok(self.planned(call, plan))
+    }
+
+    /// The same over a paged cache with packed queries (TND), for requests that may be long each, and not all at once:
+    /// `rows` are the ends of their query rows, `limits` how many keys they may have.
+    ///
+    /// # Errors
+    /// [`Rule::GraphLengths`] for limits that have no room for the rows; as for [`Capturing::attention`].
+    pub fn attention_within(
+        &mut self,
+        call: &FusedInferAttention,
+        rows: &Cumulative,
+        limits: KeyLimits,
+        inputs: &Inputs<'_>,
+    ) -> Result<CapturedCall> {
+        let (call, plan) = Varying::within(call, rows, limits, Bound::of(inputs)?)?;
+        Ok(self.planned(call, plan))
+    }
+
+    fn planned(&mut self, call: Varying, plan: Plan) -> CapturedCall {
+        let index = self.calls.len();
         self.calls.push(call);
         self.plans.push(plan);
-        Ok(CapturedCall {
+        CapturedCall {
             graph: self.graph,
-            index: self.calls.len() - 1,
-        })
+            index,
+        }
     }
 
     /// Captures a launch of a call with varying lengths.
@@ -177,8 +202,8 @@ impl<'a> Capturing<'a> {
     }
 
     fn launch_grouped(&self, call: CapturedCall, bindings: &impl Bindings) -> Result<Launched> {
-        let plan = self.plans.get(call.index);
-        let Some(plan) = plan.filter(|_| call.graph == self.graph) else {
+        let known = self.plans.get(call.index).zip(self.calls.get(call.index));
+        let Some((plan, varying)) = known.filter(|_| call.graph == self.graph) else {
             return Err(refused(
                 Rule::GraphUpdate,
                 "a call of another graph",
@@ -190,6 +215,14 @@ impl<'a> Capturing<'a> {
         let stream = self.recorder.stream;
         let event = ExternalEvent::new(stream.context())?;
         let bound = Bound::of(bindings)?;
+        // First the one that the updates need, which the launch itself can use too.
+        let workspace = match varying.workspace_bytes() {
+            0 => None,
+            bytes => Some(self.recorder.workspace(bytes)?),
+        };
+        if let Some(workspace) = &workspace {
+            self.recorder.keep(0, workspace);
+        }
         let api = self.api()?;
         event.await_in(api, stream)?;
         // SAFETY: the stream is alive and being captured.
@@ -200,10 +233,6 @@ impl<'a> Capturing<'a> {
         // SAFETY: as above; `group` is a place for the result.
         let end = unsafe { acl!(api, aclmdlRICaptureTaskGrpEnd(stream.as_raw(), &mut group)) };
         outcome.and(end)?;
-        let workspace = match plan.workspace_bytes() {
-            0 => None,
-            bytes => Some(self.recorder.workspace(bytes)?),
-        };
         Ok(Launched::new(
             call.index,
             bound,

@@ -56,18 +56,20 @@ impl<B> Graph<B> {
         buffers: B,
         record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R>,
     ) -> Result<(Self, R)> {
-        Self::capture_beside(&Arc::new(device.stream()?), buffers, record)
+        Self::capture_beside(&Arc::new(device.stream()?), &mut None, buffers, record)
     }
 
-    /// The same with a stream to capture from and to update on later, which nothing but graphs uses.
+    /// The same with a stream to capture from and to update on later, which nothing but graphs uses, and a workspace
+    /// that graphs share whose replays happen one after the other: what is there, or what this capture had to take.
     pub(crate) fn capture_beside<R>(
         side: &Arc<Stream>,
+        workspace: &mut Option<Arc<Memory>>,
         buffers: B,
         record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R>,
     ) -> Result<(Self, R)> {
         let number = new_graph();
         // Before the session, which is to end first should `record` panic.
-        let mut capturing = Capturing::new(number, side);
+        let mut capturing = Capturing::new(number, side, workspace.clone());
         let session = Session::begin(side)?;
         let outcome = record(&mut capturing, &buffers);
         let graph = session.end();
@@ -79,7 +81,9 @@ impl<B> Graph<B> {
             launches,
             tables,
             kept,
+            workspace: taken,
         } = captured;
+        *workspace = taken;
         let graph = Self {
             graph,
             calls: Arc::new(Calls {
@@ -105,6 +109,11 @@ impl<B> Graph<B> {
     /// Ends the graph and gives the buffers back.
     pub fn into_buffers(self) -> B {
         self.buffers
+    }
+
+    /// The event behind the latest replay.
+    pub(crate) fn done(&self) -> Option<&Event> {
+        self.done.as_ref()
     }
 
     /// Number of launches whose lengths vary.

@@ -88,6 +88,7 @@ mod capture;
 mod captured;
 mod estimate;
 mod external_event;
+mod limits;
 mod session;
 mod update;
 
@@ -95,4 +96,5 @@ pub use call::CapturedCall;
 pub use capture::Capturing;
 pub use captured::Graph;
 pub use estimate::CaptureEstimate;
+pub use limits::KeyLimits;
 pub use update::Update;

@@ -12,7 +12,7 @@ use super::pad::PadPolicy;
 use super::pool::BlockPool;
 use super::refusal::{Rule, refused};
 use super::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
-use super::sequence::BlockCopy;
+use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot::capacity;
 use super::slot_mapping::SlotMapping;
 use super::table::PageTable;
@@ -374,12 +374,47 @@ impl<T: Element> PagedKvCache<T> {
         )
     }
 
-    /// Queues the copies that [`Sequence::grow`](super::Sequence::grow) asked for, in every layer: before anything is
-    /// written to the new blocks.
+    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: all that growing
+    /// takes. The slot of each new token, in order. After an error the sequence is as it was.
+    ///
+    /// # Errors
+    /// [`Rule::BlockPool`] for a sequence of another pool; as for [`Sequence::grow`] and [`PagedKvCache::copy_blocks`].
+    pub fn grow(
+        &mut self,
+        stream: &Stream,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<Vec<i32>> {
+        let room = self.reserve(sequence, tokens)?;
+        self.copy_blocks(stream, &room.copies)?;
+        Ok(sequence.settle(room)?.slots)
+    }
+
+    /// Blocks for more tokens of a sequence of this cache.
+    pub(crate) fn reserve(&self, sequence: &mut Sequence, tokens: u32) -> Result<Room> {
+        if !sequence.pool().is(&self.pool) {
+            return Err(refused(
+                Rule::BlockPool,
+                format_args!("a sequence of {}", sequence.pool().group()),
+                self.pool.group(),
+                "make each sequence with the pool of the cache that it grows in",
+            )
+            .into());
+        }
+        Ok(sequence.reserve(tokens)?)
+    }
+
+    /// Queues the copies that [`Sequence::grow`] asked for, in every layer: before anything is written to the new blocks.
+    /// [`PagedKvCache::grow`] does both.
     ///
     /// # Errors
     /// [`Rule::BlockPool`] for a block of another pool; [`Error::Acl`].
     pub fn copy_blocks(&mut self, stream: &Stream, copies: &[BlockCopy]) -> Result<()> {
+        if copies.is_empty() {
+            return Ok(());
+        }
+        // What is copied from may be given back while the copies wait for the device.
+        let _lease = self.pool.begin_step(stream);
         for copy in copies {
             let to = usize::try_from(copy.to).ok();
             let known = copy.from.pool().is(&self.pool);

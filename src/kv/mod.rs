@@ -26,6 +26,7 @@ pub use cache::{CacheShape, CacheWrite, LayerCache, PagedKvCache};
 pub use cached_rows::CachedRows;
 pub use fence::{Fence, Lane, StreamFence};
 pub use pad::PadPolicy;
+pub(crate) use pool::too_many_blocks;
 pub use pool::{Block, BlockPool, GroupId, StepLease};
 pub use refusal::{Refused, Rule};
 pub(crate) use refusal::{refused, room};

@@ -230,6 +230,27 @@ impl BlockPool {
         lock(&self.0.state).steps.len()
     }
 
+    /// Whether one packed call can read requests of these lengths: the operator wants the cache to have as many blocks as
+    /// they need together, and counts a block that several share for each of them. A request of padding takes one.
+    ///
+    /// A scheduler asks before it grows sequences; a step that is too large is refused when its first layer is queued, by
+    /// the same rule ([`Error::breaks`](crate::Error::breaks)).
+    ///
+    /// # Errors
+    /// [`Rule::BatchBlocks`].
+    pub fn admits(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), Refused> {
+        let size = self.0.block_size as usize;
+        let lengths = lengths.into_iter();
+        let needed = lengths.fold(0usize, |sum, len| sum.saturating_add(len.div_ceil(size)));
+        if needed <= self.0.blocks as usize {
+            return Ok(());
+        }
+        Err(too_many_blocks(
+            format_args!("{needed} blocks of {size} tokens, shared ones counted for each request"),
+            format_args!("at most {}, those of the cache", self.0.blocks),
+        ))
+    }
+
     /// A block that nobody else holds and no launch in flight reads.
     ///
     /// # Errors
@@ -303,6 +324,18 @@ impl fmt::Debug for BlockPool {
             .field("held", &self.held_blocks())
             .finish_non_exhaustive()
     }
+}
+
+/// Requests that need more blocks together than their cache has.
+#[cold]
+pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Display) -> Refused {
+    refused(
+        Rule::BatchBlocks,
+        given,
+        allowed,
+        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` has no \
+         such limit",
+    )
 }
 
 /// A block that someone holds. Cloning shares it; the last handle gives it back. It cannot be given back twice:

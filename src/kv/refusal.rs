@@ -80,6 +80,8 @@ rules! {
     BackendName = "backend.name", "a set of layers names a registered backend for each kind of step";
     HybridLayers = "hybrid.layers", "each layer is in exactly one set of a hybrid backend";
     BatchEmpty = "batch.empty", "a batch has requests, and each has query tokens";
+    BatchBlocks = "batch.blocks", "the requests of a packed call need at most as many blocks as the cache has, shared ones counted for each";
+    StepCausality = "step.causality", "the tokens of a step see the keys that its layers, or its graphs, were made for";
     GraphLengths = "graph.lengths", "a replay has at most the keys that were declared at the capture";
     GraphWorkspace = "graph.workspace", "a replay needs at most the workspace that the capture took";
     GraphUpdate = "graph.update", "a replay is given lengths once for each call captured with varying ones, made for its graph";

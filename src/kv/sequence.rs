@@ -30,6 +30,19 @@ pub struct Grown {
     pub copies: Vec<BlockCopy>,
 }
 
+/// Blocks for more tokens of a sequence, which has not got them yet.
+#[derive(Debug)]
+pub(crate) struct Room {
+    len: u32,
+    /// What takes the place of a shared block.
+    replaced: Option<(usize, Block)>,
+    new: Vec<Block>,
+    /// What has to be copied.
+    pub(crate) copies: Vec<BlockCopy>,
+    /// Memory for the slots.
+    slots: Vec<i32>,
+}
+
 /// A block whose tokens have to be copied, in every layer, before anything is written to `to`. Keeps `from` from being
 /// given back.
 #[derive(Debug)]
@@ -88,12 +101,25 @@ impl Sequence {
         slot(&self.row, position, self.pool.block_size())
     }
 
+    /// Tokens in front that were given back ([`Sequence::drop_before`]): whole blocks.
+    pub fn given_back(&self) -> u32 {
+        self.dropped
+    }
+
     /// Makes room for `tokens` more tokens. After an error the sequence is as it was.
+    ///
+    /// [`PagedKvCache::grow`](super::PagedKvCache::grow) does this and the copies, so that none is forgotten.
     ///
     /// # Errors
     /// [`Rule::PoolExhausted`]; [`Rule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the
     /// host has memory for.
     pub fn grow(&mut self, tokens: u32) -> Result<Grown, Refused> {
+        let room = self.reserve(tokens)?;
+        self.settle(room)
+    }
+
+    /// Blocks for `tokens` more tokens, and memory to take them. Dropping them gives them back.
+    pub(crate) fn reserve(&mut self, tokens: u32) -> Result<Room, Refused> {
         let block_size = self.pool.block_size();
         let len = self.len.checked_add(tokens);
         let Some(len) = len.filter(|len| i32::try_from(*len).is_ok()) else {
@@ -105,43 +131,60 @@ impl Sequence {
             ));
         };
         let first_written = self.len.checked_div(block_size).unwrap_or(0) as usize;
-        let shared = |block: &Option<Block>| block.as_ref().is_some_and(Block::is_shared);
         let wanted = len.div_ceil(block_size) as usize;
         let missing = wanted.saturating_sub(self.blocks.len());
-        let mut grown = Grown::default();
-        let mut new: Vec<Block> = Vec::new();
+        let (mut new, mut slots) = (Vec::new(), Vec::new());
         // No more blocks than the pool has are ever added: what it cannot give is refused below.
         let most = missing.min(self.pool.blocks() as usize);
         let (rule, fix) = (Rule::LengthsOverflow, "grow by fewer tokens");
         room(&mut new, most, rule, fix)?;
         room(&mut self.blocks, most, rule, fix)?;
         room(&mut self.row, most, rule, fix)?;
+        let written = self.blocks.get(first_written).and_then(Option::as_ref);
+        let mut copies = Vec::new();
         let mut replaced = None;
-        if tokens > 0 && self.blocks.get(first_written).is_some_and(shared) {
-            replaced = Some(self.pool.allocate()?);
+        if let Some(from) = written.filter(|block| tokens > 0 && block.is_shared()) {
+            let own = self.pool.allocate()?;
+            copies.push(BlockCopy {
+                from: from.clone(),
+                to: own.id(),
+            });
+            replaced = Some((first_written, own));
         }
         for _ in 0..missing {
             new.push(self.pool.allocate()?);
         }
-        room(&mut grown.slots, tokens as usize, rule, fix)?;
+        room(&mut slots, tokens as usize, rule, fix)?;
+        Ok(Room {
+            len,
+            replaced,
+            new,
+            copies,
+            slots,
+        })
+    }
 
-        if let Some(own) = replaced
-            && let (Some(block), Some(entry)) = (
-                self.blocks.get_mut(first_written),
-                self.row.get_mut(first_written),
-            )
+    /// Takes the blocks that were reserved for it.
+    pub(crate) fn settle(&mut self, room: Room) -> Result<Grown, Refused> {
+        let Room {
+            len,
+            replaced,
+            new,
+            copies,
+            mut slots,
+        } = room;
+        if let Some((at, own)) = replaced
+            && let (Some(block), Some(entry)) = (self.blocks.get_mut(at), self.row.get_mut(at))
         {
-            let to = own.id();
-            *entry = to;
-            if let Some(from) = block.replace(own) {
-                grown.copies.push(BlockCopy { from, to });
-            }
+            *entry = own.id();
+            *block = Some(own);
         }
         self.row.extend(new.iter().map(Block::id));
         self.blocks.extend(new.into_iter().map(Some));
-        fill_slots(&self.row, self.len..len, block_size, &mut grown.slots)?;
+        let block_size = self.pool.block_size();
+        fill_slots(&self.row, self.len..len, block_size, &mut slots)?;
         self.len = len;
-        Ok(grown)
+        Ok(Grown { slots, copies })
     }
 
     /// A sequence with the same tokens in the same blocks.
@@ -175,6 +218,30 @@ impl Sequence {
         let mut prefix = self.fork();
         prefix.truncate(tokens)?;
         Ok(prefix)
+    }
+
+    /// A sequence that begins with the first `tokens` of this one, for layers that see `window` keys: of the blocks it
+    /// needs those alone that the next token's window shows.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or gave some of those back that the window shows.
+    pub(crate) fn share_window(&self, tokens: u32, window: u32) -> Result<Self, Refused> {
+        let shown = tokens.saturating_add(1).saturating_sub(window);
+        if self.dropped == 0 || (tokens <= self.len && shown >= self.dropped && tokens > 0) {
+            let mut prefix = self.fork();
+            prefix.truncate(tokens)?;
+            prefix.drop_before(shown)?;
+            return Ok(prefix);
+        }
+        Err(refused(
+            Rule::SequenceLength,
+            format_args!(
+                "a prefix of {tokens} tokens of a sequence of {} without its first {}",
+                self.len, self.dropped
+            ),
+            "a sequence that still has what the next token's window shows",
+            "share the prefix when its last token was cached, and keep that sequence",
+        ))
     }
 
     /// Forgets the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is preempted.

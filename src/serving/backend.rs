@@ -8,7 +8,7 @@ use crate::attention::{BlockTable, FusedInferAttention, Output};
 use crate::bf16;
 use crate::case::tentatively;
 use crate::error::{Error, Result};
-use crate::kv::{LayerCache, Refused, Rule, refused};
+use crate::kv::{LayerCache, Refused, Rule, refused, too_many_blocks};
 use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, Tensor};
@@ -161,10 +161,27 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
         output: &mut Output<T>,
     ) -> Result<()> {
         let computed = self.run(step, layer)?;
-        if let (Some(to), Some(from)) = (&output.softmax_lse, &computed.softmax_lse) {
-            to.copy_from(step.stream, from)?;
+        match &computed.softmax_lse {
+            None => without_lse(output)?,
+            Some(from) => {
+                if let Some(to) = &output.softmax_lse {
+                    to.copy_from(step.stream, from)?;
+                }
+            }
         }
         output.attention.copy_from(step.stream, &computed.attention)
+    }
+}
+
+/// Refuses an output with a place for log-sum-exps: a step computes the attention alone.
+pub(super) fn without_lse<T: Element>(output: &Output<T>) -> Result<()> {
+    match &output.softmax_lse {
+        None => Ok(()),
+        Some(lse) => Err(Error::invalid(
+            "output.softmax_lse",
+            lse.desc(),
+            "none: a step computes no log-sum-exps, so that these would be those of another call",
+        )),
     }
 }
 
@@ -253,16 +270,50 @@ impl<T: Element> Backends<T> {
                         refused,
                     });
                 }
-                Err(why) => refused.push(RefusedBackend { name, why }),
+                Err(why) => {
+                    let why = for_schedulers(why);
+                    refused.push(RefusedBackend { name, why });
+                }
             }
         }
-        let reasons: Vec<_> = refused.iter().map(RefusedBackend::to_string).collect();
-        Err(Error::NoBackend {
-            reasons: match reasons.as_slice() {
-                [] => "there is none".to_owned(),
-                reasons => reasons.join("; "),
-            },
-        })
+        Err(no_backend(&refused))
+    }
+}
+
+/// The operator's refusal of a batch in the terms of those who make batches.
+pub(super) fn for_schedulers(why: Error) -> Error {
+    match why {
+        Error::Violation(violation) if violation.rule.id == "cache.blocks" => too_many_blocks(
+            format_args!(
+                "{}, shared blocks counted for each request",
+                violation.given
+            ),
+            violation.allowed,
+        )
+        .into(),
+        why => why,
+    }
+}
+
+/// The rules of this layer that an error names.
+pub(super) fn rules_of(why: &Error) -> Vec<Rule> {
+    match why {
+        Error::Refused(refused) => vec![refused.rule],
+        Error::NoBackend { rules, .. } => rules.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// The error of a step that no backend can serve, with the reason of each.
+fn no_backend(refused: &[RefusedBackend]) -> Error {
+    let reasons: Vec<_> = refused.iter().map(RefusedBackend::to_string).collect();
+    let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));
+    Error::NoBackend {
+        reasons: match reasons.as_slice() {
+            [] => "there is none".to_owned(),
+            reasons => reasons.join("; "),
+        },
+        rules: rules.collect(),
     }
 }
 

@@ -24,18 +24,39 @@ pub struct BatchRequest<'a> {
     /// Tokens of the whole prompt, of which the query tokens may be a chunk, where that is known. What depends on where
     /// a prompt ends, such as TriangleMix, asks for it; the same for every chunk of a prompt.
     pub prompt_len: Option<u32>,
+    /// What is known of the sequence that the request is of, to be compared with the step.
+    pub sequence: Option<SequenceExtent>,
+}
+
+/// How far a sequence reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceExtent {
+    /// Its tokens, those in front that were given back included.
+    pub len: u32,
+    /// Tokens in front that were given back, whole blocks.
+    pub given_back: u32,
 }
 
 impl<'a> BatchRequest<'a> {
-    /// The last `new` tokens of a sequence, which were made room for by [`Sequence::grow`].
+    /// The last `new` tokens of a sequence, which were made room for by
+    /// [`Attention::grow`](super::Attention::grow). More new tokens than the sequence has are refused when the step's
+    /// metadata is made.
+    ///
+    /// Tokens in front of a window that were given back ([`Sequence::drop_before`]) are left out: `cached` and `row` begin
+    /// with the first token that is left, which shows the same keys to a layer with that window, and a layer with a larger
+    /// one is refused.
     pub fn of(sequence: &'a Sequence, new: u32) -> Self {
+        let (len, given_back) = (sequence.len(), sequence.given_back());
+        let block_size = sequence.pool().block_size();
+        let blocks = given_back.checked_div(block_size).unwrap_or(0);
         Self {
-            cached: sequence.len().saturating_sub(new),
-            new: new.min(sequence.len()),
+            cached: len.saturating_sub(new).saturating_sub(given_back),
+            new,
             drafts: 0,
-            row: sequence.row(),
+            row: sequence.row().get(blocks as usize..).unwrap_or(&[]),
             group: Some(sequence.pool().group()),
             prompt_len: None,
+            sequence: Some(SequenceExtent { len, given_back }),
         }
     }
 
@@ -154,7 +175,7 @@ impl BatchSettings {
 /// # fn main() -> Result<(), ascend_attention::kv::Refused> {
 /// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
 /// let settings = BatchSettings::of(&pool, Causality::Causal);
-/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2], group: None, prompt_len: None };
+/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2], group: None, prompt_len: None, sequence: None };
 /// let json = RecordedBatch::new(settings, &[decode]).to_json();
 ///
 /// let again = RecordedBatch::from_json(&json)?;
@@ -213,6 +234,7 @@ impl RecordedBatch {
             row: &request.row,
             group: None,
             prompt_len: request.prompt_len,
+            sequence: None,
         };
         self.requests.iter().map(view).collect()
     }

@@ -3,12 +3,14 @@
 use crate::attention::{BlockTable, Output};
 use crate::bf16;
 use crate::error::Result;
-use crate::kv::{CacheWrite, PagedKvCache, Rule, StepLease, refused};
+use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
 use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
-use super::backend::{AttentionShape, Backends, LayerTensors, Selected, StepContext, StepPlan};
+use super::backend::{
+    AttentionShape, Backends, LayerTensors, Selected, StepContext, StepPlan, without_lse,
+};
 use super::latent::LatentTensors;
 use super::layer_check::{Brought, check_layer};
 use super::metadata::AttentionMetadata;
@@ -33,14 +35,27 @@ impl<T: Element> Attention<T> {
         }
     }
 
+    /// The heads.
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
     /// The cache.
     pub fn cache(&self) -> &PagedKvCache<T> {
         &self.cache
     }
 
-    /// The cache, to copy the blocks that growing sequences ask for.
+    /// The cache, to grow sequences in ([`Attention::grow`] does so too) and copy blocks.
     pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.cache
+    }
+
+    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::grow`].
+    pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: u32) -> Result<()> {
+        self.cache.grow(stream, sequence, tokens).map(drop)
     }
 
     /// Begins a step on a stream: copies the block table to the device. Blocks given back from now on are handed out
@@ -54,17 +69,7 @@ impl<T: Element> Attention<T> {
         stream: &'a Stream,
         metadata: &'a AttentionMetadata,
     ) -> Result<Step<'a, T>> {
-        metadata.settings().check(self.cache.pool())?;
-        let group = self.cache.pool().group();
-        if let Some(other) = metadata.group().filter(|other| *other != group) {
-            return Err(refused(
-                Rule::TableGroup,
-                format_args!("a step of {other}"),
-                group,
-                "begin the step on the layers whose pool the sequences are of",
-            )
-            .into());
-        }
+        metadata.goes_with(self.cache.pool())?;
         Ok(Step {
             block_table: self.cache.block_table(stream, metadata.table())?,
             lease: self.cache.pool().begin_step(stream),
@@ -141,7 +146,8 @@ impl<T: Element> Step<'_, T> {
     /// host from the second layer on, if the backend does not.
     ///
     /// # Errors
-    /// As for [`Step::forward`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for an output of another shape.
+    /// As for [`Step::forward`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for an output of another shape,
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for one with log-sum-exps, which no step computes.
     pub fn forward_into(
         &mut self,
         layer: usize,
@@ -151,6 +157,7 @@ impl<T: Element> Step<'_, T> {
         learnable_sink: Option<&Tensor<bf16>>,
         output: &mut Output<T>,
     ) -> Result<()> {
+        without_lse(output)?;
         let tensors = [query, key, value];
         self.queue(
             layer,
@@ -194,6 +201,7 @@ impl<T: Element> Step<'_, T> {
         tensors: LatentTensors<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
+        without_lse(output)?;
         let latent = [query, latent, key_rope];
         self.queue(layer, latent, None, Some(tensors), |plan, step, tensors| {
             plan.run_into(step, tensors, output)

@@ -10,7 +10,7 @@ use crate::kv::{Rule, refused};
 use crate::memory::Element;
 use crate::tensor::Tensor;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size, without_lse};
 use super::fused::with_sink;
 use super::lengths::CallLengths;
 use super::step_part::StepPart;
@@ -118,6 +118,7 @@ impl<T: Element> StepPlan<T> for TwoCalls {
         layer: &LayerTensors<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
+        without_lse(output)?;
         for part in &self.0 {
             let query = layer.query.narrow(0, part.rows.clone())?;
             let inputs = inputs(&query, &part.block_table, layer);

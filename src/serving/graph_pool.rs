@@ -1,32 +1,54 @@
 //! Captured graphs for batches of some sizes.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::graph::{CaptureEstimate, Capturing, Graph};
-use crate::kv::{Rule, refused};
-use crate::runtime::{Device, Stream};
+use crate::graph::{CaptureEstimate, Capturing, Graph, Update};
+use crate::kv::{Refused, Rule, refused};
+use crate::runtime::{Device, Stream, Timeline};
 
 use super::lengths::CallLengths;
 use super::metadata::AttentionMetadata;
 
-/// One captured graph for each of some sizes, in query tokens. A step is padded to the smallest size that holds it.
+/// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so that
+/// other work can stand between them. A step is padded to the smallest size that holds it.
 ///
 /// Graphs of a pool read the paged cache ([`CallLengths::PackedPaged`]), also in a step that begins with nothing cached:
 /// they write the step's keys and values before they attend.
 ///
-/// Capture a size with the metadata of a batch of that size: as many requests, each as long as it may ever become.
-/// Padding adds requests of one token where all real ones have one, so that a decode step of any number of requests
-/// becomes one of a captured size.
-#[derive(Debug)]
+/// Capture a size with the metadata of a batch of that size: as many requests, each as long as it may ever become, or
+/// within [`KeyLimits`](crate::graph::KeyLimits). Padding adds requests of one token where all real ones have one, so that
+/// a decode step of any number of requests becomes one of a captured size.
+///
+/// All graphs of a pool use one workspace, and the graphs of a size one set of buffers; their replays happen one after the
+/// other, on whatever streams.
+///
+/// [`AttentionGraphs`](super::AttentionGraphs) is such a pool with buffers and launches of its own.
 pub struct GraphPool<B> {
-    /// By size, ascending.
-    graphs: Vec<(u32, Graph<B>)>,
+    /// Ascending.
+    sizes: Vec<OfSize<B>>,
+    layers: usize,
+    last: Option<Last>,
+}
+
+struct OfSize<B> {
+    size: u32,
+    buffers: Arc<B>,
+    /// Of each layer.
+    graphs: Vec<Graph<Arc<B>>>,
+}
+
+/// The latest replay: which graph, and on which stream.
+struct Last {
+    size: usize,
+    layer: usize,
+    on: Arc<Timeline>,
 }
 
 impl<B> GraphPool<B> {
-    /// Captures a graph for each size: `buffers` makes those of a size, `record` launches the step. The largest comes
-    /// first, so that one that does not fit is known soon.
+    /// Captures a graph of a whole step for each size: `buffers` makes those of a size, `record` launches the step. The
+    /// largest comes first, so that one that does not fit is known soon.
     ///
     /// # Errors
     /// [`Rule::GraphStreams`] if so many graphs of so many launches as the first one has take more than
@@ -34,30 +56,69 @@ impl<B> GraphPool<B> {
     pub fn capture(
         device: &Device,
         sizes: &[u32],
-        mut buffers: impl FnMut(u32) -> Result<B>,
+        buffers: impl FnMut(u32) -> Result<B>,
         mut record: impl FnMut(&mut Capturing<'_>, u32, &B) -> Result<()>,
+    ) -> Result<Self> {
+        let record =
+            |capture: &mut Capturing<'_>, size, _, buffers: &B| record(capture, size, buffers);
+        Self::capture_layers(device, sizes, 1, buffers, record)
+    }
+
+    /// Captures a graph of each layer for each size: `buffers` makes those of a size, which its layers share, and `record`
+    /// launches a layer, given the size and the layer's number.
+    ///
+    /// # Errors
+    /// As for [`GraphPool::capture`].
+    pub fn capture_layers(
+        device: &Device,
+        sizes: &[u32],
+        layers: usize,
+        mut buffers: impl FnMut(u32) -> Result<B>,
+        mut record: impl FnMut(&mut Capturing<'_>, u32, usize, &B) -> Result<()>,
     ) -> Result<Self> {
         let side = Arc::new(device.stream()?);
         let mut sizes = sizes.to_vec();
         sizes.sort_unstable();
         sizes.dedup();
-        let mut graphs = Vec::with_capacity(sizes.len());
+        let mut workspace = None;
+        let mut captured = Vec::with_capacity(sizes.len());
         for &size in sizes.iter().rev() {
-            let record = |capture: &mut Capturing<'_>, buffers: &B| record(capture, size, buffers);
-            let (graph, ()) = Graph::capture_beside(&side, buffers(size)?, record)?;
-            if graphs.is_empty() {
-                CaptureEstimate::new(sizes.len(), graph.varying())
-                    .fits(CaptureEstimate::STREAMS)?;
+            let buffers = Arc::new(buffers(size)?);
+            let mut graphs = Vec::new();
+            for layer in 0..layers {
+                let record = |capture: &mut Capturing<'_>, buffers: &Arc<B>| {
+                    record(capture, size, layer, buffers)
+                };
+                let own = Arc::clone(&buffers);
+                let (graph, ()) = Graph::capture_beside(&side, &mut workspace, own, record)?;
+                if captured.is_empty() && graphs.is_empty() {
+                    let graphs = sizes.len().saturating_mul(layers);
+                    CaptureEstimate::new(graphs, graph.varying()).fits(CaptureEstimate::STREAMS)?;
+                }
+                graphs.push(graph);
             }
-            graphs.push((size, graph));
+            captured.push(OfSize {
+                size,
+                buffers,
+                graphs,
+            });
         }
-        graphs.reverse();
-        Ok(Self { graphs })
+        captured.reverse();
+        Ok(Self {
+            sizes: captured,
+            layers,
+            last: None,
+        })
     }
 
     /// The captured sizes, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
-        self.graphs.iter().map(|(size, _)| *size)
+        self.sizes.iter().map(|of| of.size)
+    }
+
+    /// Number of graphs of a size: the layers, or 1 where graphs are of whole steps.
+    pub fn layers(&self) -> usize {
+        self.layers
     }
 
     /// The smallest captured size for so many tokens.
@@ -65,47 +126,185 @@ impl<B> GraphPool<B> {
         self.sizes().find(|size| *size >= tokens)
     }
 
-    /// The graph of a size.
-    pub fn graph(&self, size: u32) -> Option<&Graph<B>> {
-        let mut graphs = self.graphs.iter();
-        graphs.find(|(of, _)| *of == size).map(|(_, graph)| graph)
+    /// The graph of a size and layer, 0 where graphs are of whole steps.
+    pub fn graph(&self, size: u32, layer: usize) -> Option<&Graph<Arc<B>>> {
+        let of = self.sizes.iter().find(|of| of.size == size)?;
+        of.graphs.get(layer)
     }
 
-    /// Pads a step to the smallest size that holds it, lets `fill` put its table, slots and queries into that size's
-    /// buffers, and queues the replay with its lengths. The buffers, with the results in them once the stream gets there.
+    /// The smallest size for so many tokens.
+    pub(super) fn fitting(&self, tokens: u32) -> Result<u32, Refused> {
+        self.size_for(tokens).ok_or_else(|| {
+            refused(
+                Rule::GraphSize,
+                format_args!("{tokens} tokens"),
+                format_args!("at most {}", self.sizes().last().unwrap_or(0)),
+                "compute the step without a graph, or capture a larger size",
+            )
+        })
+    }
+
+    /// Begins a step: pads it to the smallest size that holds it, plans its lengths for every layer, and lets `fill` put
+    /// its table and slots into that size's buffers. Then replay each layer once.
     ///
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
     /// # Errors
     /// [`Rule::GraphSize`] for a step larger than all sizes; what `fill` returns; as for
-    /// [`Update::all`](crate::graph::Update::all) and [`Graph::replay`]. Nothing is launched then, but the step stays
-    /// padded.
-    pub fn replay(
-        &mut self,
-        stream: &Stream,
+    /// [`Update::all`]. Nothing is launched then, but the step stays padded.
+    pub fn begin<'a>(
+        &'a mut self,
+        stream: &'a Stream,
         metadata: &mut AttentionMetadata,
         fill: impl FnOnce(&B, &AttentionMetadata) -> Result<()>,
-    ) -> Result<&B> {
-        let tokens = metadata.tokens();
-        let largest = self.sizes().last().unwrap_or(0);
-        let mut graphs = self.graphs.iter_mut();
-        let Some((size, graph)) = graphs.find(|(size, _)| *size >= tokens) else {
+    ) -> Result<GraphStep<'a, B>> {
+        let size = self.fitting(metadata.tokens())?;
+        metadata.pad_to(size)?;
+        let metadata = &*metadata;
+        let lengths = |_| packed_paged(metadata);
+        self.start(stream, size, lengths, |buffers| fill(buffers, metadata))
+    }
+
+    /// Begins a step of a captured size whose layers have these lengths.
+    pub(super) fn start<'a, 'l>(
+        &'a mut self,
+        stream: &'a Stream,
+        size: u32,
+        lengths: impl Fn(usize) -> CallLengths<'l>,
+        fill: impl FnOnce(&B) -> Result<()>,
+    ) -> Result<GraphStep<'a, B>> {
+        // Workspace and buffers are those of the replay before, which may have been on another stream.
+        if let Some(last) = &self.last
+            && !Arc::ptr_eq(&last.on, stream.timeline())
+        {
+            let of = self.sizes.get(last.size);
+            let graph = of.and_then(|of| of.graphs.get(last.layer));
+            if let Some(done) = graph.and_then(Graph::done) {
+                stream.wait_event(done)?;
+            }
+        }
+        let mut sizes = self.sizes.iter_mut().enumerate();
+        let Some((
+            at,
+            OfSize {
+                buffers, graphs, ..
+            },
+        )) = sizes.find(|(_, of)| of.size == size)
+        else {
             return Err(refused(
                 Rule::GraphSize,
-                format_args!("{tokens} tokens"),
-                format_args!("at most {largest}"),
-                "compute the step without a graph, or capture a larger size",
+                format_args!("{size} tokens"),
+                "a captured size",
+                "pad the step to a captured size",
             )
             .into());
         };
-        metadata.pad_to(*size)?;
-        let lengths = CallLengths::PackedPaged {
-            q: metadata.q_ends(),
-            kv: metadata.kv_lengths(),
+        let updates = graphs.iter().enumerate();
+        let updates = updates.map(|(layer, graph)| graph.update().all(lengths(layer)).map(Some));
+        let updates = updates.collect::<Result<Vec<_>>>()?;
+        fill(buffers)?;
+        Ok(GraphStep {
+            buffers,
+            graphs,
+            updates,
+            stream,
+            size: at,
+            last: &mut self.last,
+        })
+    }
+
+    /// Begins a step and replays all its layers, one behind the other. The buffers, with the results in them once the
+    /// stream gets there.
+    ///
+    /// # Errors
+    /// As for [`GraphPool::begin`] and [`Graph::replay`].
+    pub fn replay<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &mut AttentionMetadata,
+        fill: impl FnOnce(&B, &AttentionMetadata) -> Result<()>,
+    ) -> Result<&'a B> {
+        let layers = self.layers;
+        let mut step = self.begin(stream, metadata, fill)?;
+        for layer in 0..layers {
+            step.replay(layer)?;
+        }
+        Ok(step.buffers())
+    }
+}
+
+/// The lengths of a step whose graphs read the cache, whatever its kind.
+pub(super) fn packed_paged(metadata: &AttentionMetadata) -> CallLengths<'_> {
+    CallLengths::PackedPaged {
+        q: metadata.q_ends(),
+        kv: metadata.kv_lengths(),
+    }
+}
+
+impl<B> fmt::Debug for GraphPool<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphPool")
+            .field("sizes", &self.sizes().collect::<Vec<_>>())
+            .field("layers", &self.layers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A step whose layers are replayed from graphs. From [`GraphPool::begin`].
+#[must_use = "nothing is computed until the layers are replayed"]
+pub struct GraphStep<'a, B> {
+    buffers: &'a B,
+    graphs: &'a mut [Graph<Arc<B>>],
+    /// Of each layer that was not replayed yet.
+    updates: Vec<Option<Update>>,
+    stream: &'a Stream,
+    size: usize,
+    last: &'a mut Option<Last>,
+}
+
+impl<'a, B> GraphStep<'a, B> {
+    /// The buffers of the step's size, to be filled on the step's stream.
+    pub fn buffers(&self) -> &'a B {
+        self.buffers
+    }
+
+    /// Queues the replay of a layer with the step's lengths. Returns at once; what other layers have left in the buffers is
+    /// overwritten when the stream gets there.
+    ///
+    /// # Errors
+    /// [`Rule::GraphUpdate`] for a layer that there is not, or one that was replayed in this step; as for
+    /// [`Graph::replay`].
+    pub fn replay(&mut self, layer: usize) -> Result<()> {
+        let layers = self.graphs.len();
+        let update = self.updates.get_mut(layer).and_then(Option::take);
+        let (Some(graph), Some(update)) = (self.graphs.get_mut(layer), update) else {
+            return Err(refused(
+                Rule::GraphUpdate,
+                format_args!("layer {layer}, which was replayed already or does not exist"),
+                format_args!("each layer below {layers}, once a step"),
+                "begin a step for each step of the engine",
+            )
+            .into());
         };
-        let update = graph.update().all(lengths)?;
-        fill(graph.buffers(), metadata)?;
-        graph.replay(stream, update)?;
-        Ok(graph.buffers())
+        *self.last = Some(Last {
+            size: self.size,
+            layer,
+            on: Arc::clone(self.stream.timeline()),
+        });
+        graph.replay(self.stream, update)
+    }
+}
+
+impl<B> fmt::Debug for GraphStep<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let left = self
+            .updates
+            .iter()
+            .filter(|update| update.is_some())
+            .count();
+        f.debug_struct("GraphStep")
+            .field("layers", &self.graphs.len())
+            .field("left", &left)
+            .finish_non_exhaustive()
     }
 }

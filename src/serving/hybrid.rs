@@ -8,7 +8,9 @@ use crate::error::{Error, Result};
 use crate::kv::{CacheShape, Refused, Rule, refused};
 use crate::memory::Element;
 
-use super::backend::{AttentionBackend, Backends, LayerTensors, StepContext, StepPlan};
+use super::backend::{
+    AttentionBackend, Backends, LayerTensors, StepContext, StepPlan, for_schedulers, rules_of,
+};
 use super::state::AttentionState;
 
 /// Kinds of steps that a [`Hybrid`] tells apart.
@@ -247,13 +249,18 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
             let Some(backend) = self.backends.get(name) else {
                 return Err(Error::NoBackend {
                     reasons: format!("{name}: not registered"),
+                    rules: Vec::new(),
                 });
             };
-            let plan = backend.plan(step, &first).map_err(|why| Error::NoBackend {
-                reasons: format!(
-                    "{name}, for the phase {phase:?} of the layers {:?}: {why}",
-                    set.layers
-                ),
+            let plan = backend.plan(step, &first).map_err(|why| {
+                let why = for_schedulers(why);
+                Error::NoBackend {
+                    rules: rules_of(&why),
+                    reasons: format!(
+                        "{name}, for the phase {phase:?} of the layers {:?}: {why}",
+                        set.layers
+                    ),
+                }
             })?;
             plans.push(plan);
         }

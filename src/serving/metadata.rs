@@ -3,10 +3,11 @@
 use ascend_spec::fia::FiaCall;
 
 use crate::kv::{
-    GroupId, PadPolicy, PageTable, Refused, Rule, capacity, check_slots, fill_slots, refused,
+    BlockPool, GroupId, PadPolicy, PageTable, Refused, Rule, capacity, check_slots, fill_slots,
+    refused,
 };
 
-use super::batch::{BatchRequest, BatchSettings};
+use super::batch::{BatchRequest, BatchSettings, SequenceExtent};
 use super::lengths::{CallLengths, Cumulative, PerRequest};
 use super::state::AttentionState;
 
@@ -39,7 +40,8 @@ impl AttentionMetadata {
     /// Checks a batch and works out what its calls need.
     ///
     /// # Errors
-    /// For the first request at fault: [`Rule::TableGroup`], [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`Rule::LengthsOverflow`],
+    /// For the first request at fault: [`Rule::TableGroup`], [`Rule::SequenceLength`] for more new tokens than the sequence
+    /// has, [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`Rule::LengthsOverflow`],
     /// [`Rule::TableRow`] for a row without a block for each token, [`Rule::TableBlock`] for a block outside the cache.
     /// For the step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where
     /// padding goes.
@@ -121,6 +123,7 @@ impl AttentionMetadata {
         let mut tokens = 0u32;
         for (at, request) in requests.iter().enumerate() {
             self.same_group(at, request.group)?;
+            self.check_sequence(at, request)?;
             let len = check_lengths(at, request)?;
             let used = request.row.get(..self.columns(request)).ok_or_else(|| {
                 refused(
@@ -173,6 +176,41 @@ impl AttentionMetadata {
         Ok(())
     }
 
+    /// Refuses tokens that the request's sequence has not, or has no more.
+    fn check_sequence(&self, at: usize, request: &BatchRequest<'_>) -> Result<(), Refused> {
+        let Some(SequenceExtent { len, given_back }) = request.sequence else {
+            return Ok(());
+        };
+        let new = request.new;
+        if new > len.saturating_sub(given_back) {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!(
+                    "{new} new tokens of request {at}, whose sequence has {len}, {given_back} of them given back"
+                ),
+                format_args!("at most {}", len.saturating_sub(given_back)),
+                "grow the sequence by its new tokens before the step (`Attention::grow`)",
+            ));
+        }
+        let causality = self.settings.causality;
+        let shown = causality.window().map(|window| window.get());
+        if given_back > 0 && shown.is_none_or(|shown| shown > request.cached.saturating_add(1)) {
+            return Err(refused(
+                Rule::BlockWindow,
+                format_args!(
+                    "{causality:?} over request {at}, whose first {given_back} tokens were given back"
+                ),
+                format_args!(
+                    "a window of at most {} keys",
+                    request.cached.saturating_add(1)
+                ),
+                "give back only what lies in front of the window of the next token, and keep a sequence of its own for \
+                 layers that see more",
+            ));
+        }
+        Ok(())
+    }
+
     fn same_group(&mut self, at: usize, group: Option<GroupId>) -> Result<(), Refused> {
         match (self.group, group) {
             (Some(known), Some(group)) if known != group => Err(refused(
@@ -185,6 +223,21 @@ impl AttentionMetadata {
                 self.group = known.or(group);
                 Ok(())
             }
+        }
+    }
+
+    /// Refuses a step of another pool than a cache's.
+    pub(super) fn goes_with(&self, pool: &BlockPool) -> Result<(), Refused> {
+        self.settings.check(pool)?;
+        let group = pool.group();
+        match self.group.filter(|other| *other != group) {
+            None => Ok(()),
+            Some(other) => Err(refused(
+                Rule::TableGroup,
+                format_args!("a step of {other}"),
+                group,
+                "begin the step on the layers whose pool the sequences are of",
+            )),
         }
     }
 
@@ -410,6 +463,7 @@ mod tests {
             row,
             group: None,
             prompt_len: None,
+            sequence: None,
         }
     }
 

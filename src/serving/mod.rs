@@ -9,7 +9,9 @@
 //!   batch as a file.
 //! - [`Causality`]: which keys a token sees, and the one way from there to the operator's mask.
 //! - [`Cumulative`] and [`PerRequest`]: lengths that cannot be mixed up; [`CallLengths`] gives a call the form it needs.
-//! - [`GraphPool`]: steps replayed from graphs captured for some sizes.
+//! - [`GroupedAttention`]: models with several kinds of layers, such as full and windowed ones.
+//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; [`GraphPool`] with
+//!   launches of one's own.
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](crate::kv::PageTable): the index formats of engines.
 //! - [`LocalBatch`]: attention within chunks, by virtual requests.
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
@@ -23,6 +25,7 @@
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
+mod attention_graphs;
 mod backend;
 mod batch;
 mod cascade_prefill;
@@ -35,6 +38,8 @@ mod engine;
 mod fused;
 mod fused_in_two;
 mod graph_pool;
+mod grouped_attention;
+mod grouped_batch;
 mod hybrid;
 mod index;
 mod latent;
@@ -56,11 +61,12 @@ mod triangle_mix;
 mod triangle_prefill;
 mod triangle_rows;
 
+pub use attention_graphs::{AttentionGraphStep, AttentionGraphs, GraphLimits, GraphTensors};
 pub use backend::{
     AttentionBackend, AttentionShape, Backends, LayerTensors, RefusedBackend, Selected,
     StepContext, StepPlan,
 };
-pub use batch::{BatchRequest, BatchSettings, RecordedBatch};
+pub use batch::{BatchRequest, BatchSettings, RecordedBatch, SequenceExtent};
 pub use cascade_prefill::CascadePrefill;
 pub use causality::Causality;
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
@@ -69,7 +75,9 @@ pub use draft_tree::{Accepted, DraftTree};
 pub use engine::{Attention, Step};
 pub use fused::Fused;
 pub use fused_in_two::FusedInTwo;
-pub use graph_pool::GraphPool;
+pub use graph_pool::{GraphPool, GraphStep};
+pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
+pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 pub use hybrid::{Hybrid, LayerSet, Phase};
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use latent::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};

@@ -86,6 +86,7 @@ mod tests {
             row: &[],
             group: None,
             prompt_len: None,
+            sequence: None,
         };
         let requests: Vec<_> = requests.iter().map(request).collect();
         policy.state(&requests)

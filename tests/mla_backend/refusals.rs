@@ -30,6 +30,7 @@ fn refused(
         row: &[0, 1],
         group: None,
         prompt_len: None,
+        sequence: None,
     };
     let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let ones = |axes: [usize; 2]| {
@@ -74,7 +75,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     let stream = harness::stream();
     let mla = || Backends::none().with(Mla::new());
     let said = |error: Error| match error {
-        Error::NoBackend { reasons } => reasons,
+        Error::NoBackend { reasons, .. } => reasons,
         other => panic!("{other}"),
     };
     let refusal = |backends, causality, rows, cached, form| {

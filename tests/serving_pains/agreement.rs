@@ -1,11 +1,12 @@
 //! What belongs together and was made apart: settings and cache, the layers of a step, sequences and requests.
 
-use ascend_attention::kv::{BlockPool, PadPolicy, PagedKvCache, Rule};
+use ascend_attention::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
 use ascend_attention::serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchSettings, CascadePrefill,
-    Causality, Fused, PagedDecode, RecordedBatch, SharedPrefixDecode, SharedPrefixGate,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, Fused, FusedInTwo, PagedDecode, RecordedBatch, SharedPrefixDecode,
+    SharedPrefixGate,
 };
-use ascend_attention::{Error, Stream, Tensor, bf16, kv::CacheShape};
+use ascend_attention::{Error, Output, Stream, Tensor, bf16};
 
 use crate::{DIM, engine, harness, request, rows, settings, settings_of};
 
@@ -153,4 +154,144 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
             && said.contains("8 rows: 2 of the requests and 6 of padding"),
         "{said}"
     );
+}
+
+#[test]
+fn more_new_tokens_than_the_sequence_has_are_refused() {
+    let pool = BlockPool::new(32, 128, PadPolicy::SkipNegative).unwrap();
+    let mut sequence = Sequence::new(&pool);
+    let settings = settings(Causality::Causal);
+    for (len, new) in [(0, 1), (3, 5)] {
+        if len > 0 {
+            let _ = sequence.grow(len).unwrap();
+        }
+        let batch = [BatchRequest::of(&sequence, new)];
+        let refused = AttentionMetadata::new(&batch, settings).unwrap_err();
+        assert_eq!(refused.rule, Rule::SequenceLength);
+        assert!(
+            refused.given.starts_with(&format!(
+                "{new} new tokens of request 0, whose sequence has {len}"
+            )) && refused.fix.contains("grow the sequence"),
+            "{refused}"
+        );
+    }
+    assert!(AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).is_ok());
+}
+
+#[test]
+fn tokens_that_were_given_back_are_seen_by_no_layer() {
+    let pool = BlockPool::new(32, 128, PadPolicy::SkipNegative).unwrap();
+    let mut sequence = Sequence::new(&pool);
+    let _ = sequence.grow(700).unwrap();
+    sequence.drop_before(699 - 99).unwrap();
+    let of = |window| {
+        let causality = Causality::from_flags(true, window).unwrap();
+        let batch = [BatchRequest::of(&sequence, 1)];
+        AttentionMetadata::new(&batch, BatchSettings::of(&pool, causality))
+    };
+    // 4 blocks of 128 were given back: 187 cached tokens are left, and the new one.
+    let metadata = of(Some(100)).unwrap();
+    assert_eq!(metadata.kv_lengths().lengths(), [188]);
+    assert_eq!(metadata.table().blocks(), [4, 5]);
+    assert_eq!(metadata.slots(), [699]);
+    assert!(of(Some(188)).is_ok());
+    for window in [Some(189), None] {
+        let refused = of(window).unwrap_err();
+        assert_eq!(refused.rule, Rule::BlockWindow);
+        assert_eq!(refused.allowed, "a window of at most 188 keys");
+    }
+}
+
+#[test]
+fn growing_by_the_engine_copies_shared_blocks() {
+    let stream = harness::stream();
+    let mut engine = engine(&stream);
+    let mut first = Sequence::new(engine.cache().pool());
+    let slots = engine.cache_mut().grow(&stream, &mut first, 100).unwrap();
+    let keys = rows(&stream, 100);
+    let write = engine
+        .cache()
+        .plan_write(&stream, &slots, &keys, &keys)
+        .unwrap();
+    engine
+        .cache_mut()
+        .write(&stream, &write, 0, &keys, &keys)
+        .unwrap();
+    let mut second = first.share_prefix(90).unwrap();
+    engine.grow(&stream, &mut second, 1).unwrap();
+    assert_eq!((first.row(), second.row()), (&[0][..], &[1][..]));
+    let cached = engine
+        .cache()
+        .layer(0)
+        .unwrap()
+        .key
+        .download(&stream)
+        .unwrap();
+    assert_eq!(cached[128 * DIM..][..90 * DIM], vec![bf16::ONE; 90 * DIM]);
+    let other = BlockPool::new(4, 128, PadPolicy::SkipNegative).unwrap();
+    let mut strange = Sequence::new(&other);
+    let refused = engine.grow(&stream, &mut strange, 1);
+    assert_eq!(rule(refused).0, Rule::BlockPool);
+}
+
+#[test]
+fn a_step_has_no_log_sum_exps_to_give() {
+    let stream = harness::stream();
+    let backends = Backends::none().with(FusedInTwo).with(Fused);
+    let mut engine = two_layers(&stream, backends);
+    let batch = [request(5, 1, &[3]), request(9, 4, &[4])];
+    let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
+    let tokens = rows(&stream, 5);
+    let mut output = Output {
+        attention: rows(&stream, 5),
+        softmax_lse: Some(stream.upload(&[7f32; 5], [5, 1, 1]).unwrap()),
+    };
+    let mut step = engine.begin(&stream, &metadata).unwrap();
+    let outcome = step.forward_into(0, &tokens, &tokens, &tokens, None, &mut output);
+    assert!(
+        matches!(
+            &outcome,
+            Err(Error::InvalidArgument {
+                argument: "output.softmax_lse",
+                ..
+            })
+        ),
+        "{outcome:?}"
+    );
+    output.softmax_lse = None;
+    step.forward_into(0, &tokens, &tokens, &tokens, None, &mut output)
+        .unwrap();
+}
+
+/// The pool has room and every growth succeeds, but the rows of the step together are longer than the cache.
+#[test]
+fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
+    let stream = harness::stream();
+    let mut engine = engine(&stream);
+    let mut donor = Sequence::new(engine.cache().pool());
+    engine.grow(&stream, &mut donor, 20 * 128).unwrap();
+    let mut other = donor.fork();
+    for sequence in [&mut donor, &mut other] {
+        engine.grow(&stream, sequence, 1).unwrap();
+    }
+    let pool = engine.cache().pool().clone();
+    assert_eq!(pool.held_blocks(), 22);
+    let lengths = [&donor, &other].map(|sequence| sequence.len() as usize);
+    let refused = pool.admits(lengths).unwrap_err();
+    assert_eq!(refused.rule, Rule::BatchBlocks);
+    assert!(
+        refused.given.starts_with("42 blocks of 128 tokens"),
+        "{refused}"
+    );
+    assert!(refused.fix.starts_with("preempt a request"), "{refused}");
+    pool.admits([lengths[0]]).unwrap();
+
+    let batch = [&donor, &other].map(|sequence| BatchRequest::of(sequence, 1));
+    let own = BatchSettings::of(engine.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&batch, own).unwrap();
+    let tokens = rows(&stream, 2);
+    let mut step = engine.begin(&stream, &metadata).unwrap();
+    let error = step.forward(0, &tokens, &tokens, &tokens).unwrap_err();
+    assert!(error.breaks(Rule::BatchBlocks), "{error}");
+    assert!(error.to_string().contains("preempt a request"), "{error}");
 }

@@ -58,6 +58,7 @@ fn request(cached: u32, new: u32, row: &[i32]) -> BatchRequest<'_> {
         row,
         group: None,
         prompt_len: None,
+        sequence: None,
     }
 }
 

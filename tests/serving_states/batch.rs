@@ -41,6 +41,7 @@ pub fn metadata(
             row,
             group: None,
             prompt_len: None,
+            sequence: None,
         })
         .collect();
     let pool = BlockPool::new(BLOCKS, BLOCK_SIZE, PadPolicy::SkipNegative)?;

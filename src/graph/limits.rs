@@ -1,0 +1,146 @@
+//! How long the requests of a captured call may become.
+
+use crate::kv::{Refused, Rule, refused};
+use crate::serving::{Cumulative, PerRequest};
+
+/// How many keys the requests of a captured call may have, each and together.
+///
+/// The operator wants the cache to have a block for every key of a call, so that many requests that may each become long
+/// cannot be declared as if all were long at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeyLimits {
+    /// Most keys of a request.
+    pub keys: usize,
+    /// Most blocks of all requests together, at most those of the cache. A block that requests share counts for each, and
+    /// a dummy request takes one.
+    pub blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+}
+
+impl KeyLimits {
+    /// Blocks that so many keys take.
+    fn blocks_of(&self, keys: i64) -> i64 {
+        let size = i64::try_from(self.block_size).unwrap_or(i64::MAX).max(1);
+        let keys = keys.max(0);
+        keys / size + i64::from(keys % size > 0)
+    }
+
+    /// Lengths at the limits for requests of these query rows: one request after the other as long as it may be, and all
+    /// of them alike.
+    pub(super) fn extremes(&self, rows: &Cumulative) -> Result<Vec<PerRequest>, Refused> {
+        let rows = rows.per_request();
+        let limit = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
+        let (most, blocks, size) = (
+            limit(self.keys),
+            limit(self.blocks),
+            limit(self.block_size).max(1),
+        );
+        let least: Vec<i64> = rows.lengths().iter().map(|rows| (*rows).max(1)).collect();
+        let taken = least
+            .iter()
+            .fold(0i64, |sum, keys| sum.saturating_add(self.blocks_of(*keys)));
+        let longest = least.iter().copied().max().unwrap_or(0);
+        if taken > blocks || longest > most {
+            return Err(refused(
+                Rule::GraphLengths,
+                format_args!(
+                    "{} requests of up to {longest} rows, which take {taken} blocks of {} tokens at least",
+                    least.len(),
+                    self.block_size
+                ),
+                format_args!("{blocks} blocks in all, {most} keys a request"),
+                "capture a smaller size, or declare more blocks and keys",
+            ));
+        }
+        let mut left = blocks - taken;
+        let uneven = least.iter().map(|least| {
+            let own = self.blocks_of(*least);
+            let room = own.saturating_add(left).saturating_mul(size);
+            let keys = most.min(room).max(*least);
+            left -= self.blocks_of(keys) - own;
+            keys
+        });
+        let mut extremes = vec![PerRequest::new(uneven.collect())?];
+        let each = blocks / limit(least.len()).max(1);
+        let even = most.min(each.saturating_mul(size));
+        if least.iter().all(|least| *least <= even) {
+            extremes.push(PerRequest::new(vec![even; least.len()])?);
+        }
+        Ok(extremes)
+    }
+
+    /// Refuses lengths beyond the limits.
+    pub(super) fn admits(&self, keys: &[i64]) -> Result<(), Refused> {
+        let most = i64::try_from(self.keys).unwrap_or(i64::MAX);
+        if let Some(request) = keys.iter().position(|keys| *keys > most) {
+            return Err(refused(
+                Rule::GraphLengths,
+                format_args!(
+                    "{} keys of request {request}",
+                    keys.get(request).copied().unwrap_or(0)
+                ),
+                format_args!("at most {most}"),
+                "compute the step without a graph, or declare more keys a request at the capture",
+            ));
+        }
+        let taken = keys
+            .iter()
+            .fold(0i64, |sum, keys| sum.saturating_add(self.blocks_of(*keys)));
+        if usize::try_from(taken).map_or(true, |taken| taken > self.blocks) {
+            return Err(refused(
+                Rule::GraphLengths,
+                format_args!(
+                    "{taken} blocks of {} requests, blocks that they share counted for each",
+                    keys.len()
+                ),
+                format_args!("at most {}", self.blocks),
+                "preempt a request, or declare more blocks at the capture, at most those of the cache",
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extremes_are_within_the_limits_and_reach_them() {
+        let limits = KeyLimits {
+            keys: 1000,
+            blocks: 20,
+            block_size: 128,
+        };
+        let rows = Cumulative::new((1..=6).collect()).unwrap();
+        let extremes = limits.extremes(&rows).unwrap();
+        // 6 blocks are taken by 6 requests, and 14 more make one of 8 and one of 8.
+        let lengths: Vec<_> = extremes.iter().map(PerRequest::lengths).collect();
+        assert_eq!(lengths, [[1000, 1000, 1, 1, 1, 1], [384; 6]]);
+        for lengths in lengths {
+            limits.admits(lengths).unwrap();
+        }
+        let error = limits.admits(&[1000, 1000, 1, 1, 1, 129]).unwrap_err();
+        assert!(
+            error.given.starts_with("22 blocks of 6 requests"),
+            "{error}"
+        );
+        assert_eq!(limits.admits(&[1001]).unwrap_err().rule, Rule::GraphLengths);
+        let many = Cumulative::new((1..=21).collect()).unwrap();
+        assert_eq!(limits.extremes(&many).unwrap_err().rule, Rule::GraphLengths);
+        let wide = KeyLimits {
+            keys: usize::MAX,
+            blocks: usize::MAX,
+            block_size: usize::MAX,
+        };
+        let extremes = wide.extremes(&rows).unwrap();
+        assert!(extremes.iter().all(|e| wide.admits(e.lengths()).is_ok()));
+        let none = KeyLimits {
+            block_size: 0,
+            ..limits
+        };
+        assert!(none.extremes(&rows).is_ok());
+    }
+}

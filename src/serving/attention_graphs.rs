@@ -1,0 +1,551 @@
+//! Decode steps replayed from graphs, layer by layer.
+
+use std::fmt;
+
+use ascend_spec::Layout;
+use ascend_spec::fia::Cache;
+
+use crate::attention::{BlockTable, Inputs, Output};
+use crate::bf16;
+use crate::error::{Error, Result};
+use crate::graph::{Capturing, KeyLimits};
+use crate::kv::{
+    BlockPool, CacheOrder, PadPolicy, Rule, ScatterPaKvCache, SlotMapping, StepLease, refused,
+};
+use crate::mask::Mask;
+use crate::memory::Element;
+use crate::runtime::Stream;
+use crate::tensor::Tensor;
+
+use super::backend::size;
+use super::causality::Causality;
+use super::engine::Attention;
+use super::graph_pool::{GraphPool, GraphStep, packed_paged};
+use super::grouped_attention::same_causality;
+use super::grouped_batch::GroupedMetadata;
+use super::lengths::Cumulative;
+use super::metadata::AttentionMetadata;
+
+/// What decode steps are captured for.
+#[derive(Clone, Debug)]
+pub struct GraphLimits {
+    sizes: Vec<u32>,
+    keys: usize,
+    blocks: usize,
+    learnable_sinks: Vec<Tensor<bf16>>,
+}
+
+impl GraphLimits {
+    /// Steps of up to these numbers of requests, each of which has at most so many keys, those of the step included. All
+    /// together have as many blocks as the cache, however many requests there are.
+    pub fn new(sizes: impl IntoIterator<Item = u32>, keys: usize) -> Self {
+        Self {
+            sizes: sizes.into_iter().collect(),
+            keys,
+            blocks: usize::MAX,
+            learnable_sinks: Vec::new(),
+        }
+    }
+
+    /// The same with fewer blocks for all requests together. A block that requests share counts for each, and a dummy
+    /// request takes one.
+    pub fn blocks(mut self, blocks: usize) -> Self {
+        self.blocks = blocks;
+        self
+    }
+
+    /// The same with one more logit for each head, `[N]`, of each layer of the model.
+    pub fn learnable_sinks(mut self, sinks: impl IntoIterator<Item = Tensor<bf16>>) -> Self {
+        self.learnable_sinks = sinks.into_iter().collect();
+        self
+    }
+}
+
+/// Layers that share a cache, to be captured.
+pub(super) struct Kind<'a, T: Element> {
+    pub(super) attention: &'a Attention<T>,
+    pub(super) causality: Causality,
+    /// Whether sequences give back what lies in front of the window.
+    pub(super) gives_back: bool,
+}
+
+impl<T: Element> Kind<'_, T> {
+    fn limits(&self, limits: &GraphLimits) -> KeyLimits {
+        let pool = self.attention.cache().pool();
+        let block_size = pool.block_size() as usize;
+        let shown = self.causality.window().filter(|_| self.gives_back);
+        // The block in which the window begins is there as a whole.
+        let keys = shown.map_or(usize::MAX, |window| {
+            (window.get() as usize).saturating_add(block_size.saturating_sub(1))
+        });
+        KeyLimits {
+            keys: limits.keys.min(keys),
+            blocks: limits.blocks.min(pool.blocks() as usize),
+            block_size,
+        }
+    }
+}
+
+/// The tensors of a captured layer, padded to the captured size. All layers of a kind and size have the same ones.
+#[derive(Debug)]
+pub struct GraphTensors<T: Element> {
+    /// Queries, `[size, N, D]`.
+    pub query: Tensor<T>,
+    /// Keys of the step, `[size, Nkv, D]`.
+    pub key: Tensor<T>,
+    /// Values of the step.
+    pub value: Tensor<T>,
+    /// The attention, `[size, N, Dv]`.
+    pub output: Output<T>,
+}
+
+#[derive(Debug)]
+struct KindBuffers<T: Element> {
+    table: BlockTable,
+    slots: SlotMapping,
+    tensors: GraphTensors<T>,
+}
+
+/// Decode steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph of each
+/// layer, so that the model's other work stands between them. One object serves all layers of the model and all sizes.
+///
+/// A graph writes the layer's keys and values into the cache and attends by one packed call (TND), as
+/// [`Fused`](super::Fused) does, whose conditions hold. From [`Attention::capture`] or
+/// [`GroupedAttention::capture`](super::GroupedAttention::capture).
+///
+/// ```
+/// use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+/// use ascend_attention::serving::{
+///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, GraphLimits,
+/// };
+/// use ascend_attention::{Runtime, bf16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let device = Runtime::emulated()?.device(0)?;
+/// let stream = device.stream()?;
+/// let cache = PagedKvCache::new(&device, 16, 128, CacheShape::new(2, 1, 64), PadPolicy::SkipNegative)?;
+/// let shape = AttentionShape::new(1, 1, 64);
+/// let mut attention = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+/// // Up to 4 requests of up to 1024 keys, which share the 16 blocks that there are.
+/// let mut graphs = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1, 4], 1024))?;
+///
+/// let mut sequences = [0; 3].map(|_| Sequence::new(attention.cache().pool()));
+/// for sequence in &mut sequences {
+///     attention.grow(&stream, sequence, 1)?;
+/// }
+/// let batch = sequences.each_ref().map(|sequence| BatchRequest::of(sequence, 1));
+/// let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+/// let mut metadata = AttentionMetadata::new(&batch, settings)?;
+/// let rows = stream.upload(&[bf16::ONE; 3 * 64], [3, 1, 64])?;
+/// let mut step = graphs.begin(&stream, &mut metadata)?;
+/// for layer in 0..2 {
+///     let output = step.forward(layer, &rows, &rows, &rows)?;
+///     assert_eq!(output.attention.download(&stream)?[..3 * 64], [bf16::ONE; 3 * 64]);
+/// }
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+pub struct AttentionGraphs<T: Element> {
+    graphs: GraphPool<Vec<KindBuffers<T>>>,
+    kinds: Vec<(BlockPool, Causality)>,
+    of_layer: Vec<(usize, usize)>,
+}
+
+impl<T: Element> Attention<T> {
+    /// Captures decode steps of all layers, whose tokens see these keys. The stream uploads what the graphs begin with.
+    ///
+    /// # Errors
+    /// [`Rule::GraphLengths`] if the cache has not a block for each request of the largest size; [`Rule::GraphStreams`] if
+    /// so many graphs take too many streams; a broken rule of the packed call; as for
+    /// [`Graph::capture`](crate::Graph::capture).
+    pub fn capture(
+        &self,
+        stream: &Stream,
+        causality: Causality,
+        limits: &GraphLimits,
+    ) -> Result<AttentionGraphs<T>> {
+        let kind = Kind {
+            attention: self,
+            causality,
+            gives_back: false,
+        };
+        let layers = (0..self.cache().shape().layers).map(|layer| (0, layer));
+        AttentionGraphs::capture(stream, &[kind], layers.collect(), limits)
+    }
+}
+
+impl<T: Element> AttentionGraphs<T> {
+    pub(super) fn capture(
+        stream: &Stream,
+        kinds: &[Kind<'_, T>],
+        of_layer: Vec<(usize, usize)>,
+        limits: &GraphLimits,
+    ) -> Result<Self> {
+        let sinks = &limits.learnable_sinks;
+        if !sinks.is_empty() && sinks.len() != of_layer.len() {
+            return Err(Error::invalid(
+                "learnable_sinks",
+                format_args!("sinks of {} layers", sinks.len()),
+                format_args!("of all {} layers, or of none", of_layer.len()),
+            ));
+        }
+        // Before the captures, which make nothing.
+        let masks = stream.device().masks();
+        let masks = kinds.iter().map(|kind| kind.causality.mask(&masks));
+        let masks: Vec<Mask> = masks.collect::<Result<_>>()?;
+        let graphs = GraphPool::capture_layers(
+            stream.device(),
+            &limits.sizes,
+            of_layer.len(),
+            |size| {
+                let buffers = kinds.iter().map(|kind| buffers(stream, kind, limits, size));
+                buffers.collect()
+            },
+            |capture, size, layer, buffers: &Vec<KindBuffers<T>>| {
+                let known = of_layer.get(layer).and_then(|(at, local)| {
+                    Some((kinds.get(*at)?, masks.get(*at)?, buffers.get(*at)?, *local))
+                });
+                let Some((kind, mask, buffers, local)) = known else {
+                    return Err(no_layer(layer, of_layer.len()));
+                };
+                let sink = sinks.get(layer);
+                record(capture, size, (kind, local), mask, sink, buffers, limits)
+            },
+        )?;
+        let kinds = kinds.iter().map(|kind| {
+            let pool = kind.attention.cache().pool().clone();
+            (pool, kind.causality)
+        });
+        Ok(Self {
+            graphs,
+            kinds: kinds.collect(),
+            of_layer,
+        })
+    }
+
+    /// The captured sizes, ascending.
+    pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
+        self.graphs.sizes()
+    }
+
+    /// Whether there is a size for a step, which adds one token a request.
+    pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
+        metadata.actual_tokens() as usize == metadata.requests()
+            && self.graphs.size_for(metadata.tokens()).is_some()
+    }
+
+    /// Begins a step: pads it to the smallest size that holds it, and puts its table and slots into that size's buffers,
+    /// which waits for the stream. Blocks given back from now on are handed out again when the stream has passed the end of
+    /// the step.
+    ///
+    /// # Errors
+    /// [`Rule::GraphSize`] for a step larger than all sizes, or with several tokens of a request;
+    /// [`Rule::GraphLengths`] for more keys or blocks than were declared; [`Rule::SettingsCache`], [`Rule::TableGroup`] and
+    /// [`Rule::StepCausality`] for metadata of another cache or other layers. Nothing is launched then, but the step stays
+    /// padded.
+    pub fn begin<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &mut AttentionMetadata,
+    ) -> Result<AttentionGraphStep<'a, T>> {
+        self.start(stream, std::slice::from_mut(metadata))
+    }
+
+    /// The same of a model with several kinds of layers.
+    ///
+    /// # Errors
+    /// As for [`AttentionGraphs::begin`].
+    pub fn begin_grouped<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &mut GroupedMetadata,
+    ) -> Result<AttentionGraphStep<'a, T>> {
+        let tokens = metadata.tokens();
+        let size = self.graphs.fitting(tokens)?;
+        metadata.pad_to(size)?;
+        self.start(stream, &mut metadata.groups)
+    }
+
+    fn start<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &mut [AttentionMetadata],
+    ) -> Result<AttentionGraphStep<'a, T>> {
+        if metadata.len() != self.kinds.len() {
+            return Err(refused(
+                Rule::HybridLayers,
+                format_args!("metadata of {} groups of layers", metadata.len()),
+                format_args!("{}, as captured", self.kinds.len()),
+                "begin with the metadata of the attention that was captured",
+            )
+            .into());
+        }
+        let mut size = 0;
+        let mut actual = 0;
+        for ((pool, causality), metadata) in self.kinds.iter().zip(&mut *metadata) {
+            metadata.goes_with(pool)?;
+            same_causality(metadata.settings().causality, *causality)?;
+            if metadata.actual_tokens() as usize != metadata.requests() {
+                return Err(refused(
+                    Rule::GraphSize,
+                    format_args!(
+                        "{} tokens of {} requests",
+                        metadata.actual_tokens(),
+                        metadata.requests()
+                    ),
+                    "one token a request",
+                    "compute the step without a graph",
+                )
+                .into());
+            }
+            size = self.graphs.fitting(metadata.tokens())?;
+            metadata.pad_to(size)?;
+            actual = metadata.actual_tokens() as usize;
+        }
+        let metadata = &*metadata;
+        let of_layer = &self.of_layer;
+        // The number of kinds was compared, and each layer is of one of them.
+        let first = metadata.first().map(packed_paged);
+        let lengths = |layer: usize| {
+            let kind = of_layer
+                .get(layer)
+                .and_then(|(kind, _)| metadata.get(*kind));
+            kind.map(packed_paged).or(first)
+        };
+        let Some(default) = first else {
+            return Err(no_layer(0, 0));
+        };
+        let step = self.graphs.start(
+            stream,
+            size,
+            |layer| lengths(layer).unwrap_or(default),
+            |buffers| {
+                let mut both = buffers.iter().zip(metadata);
+                both.try_for_each(|(buffers, metadata)| fill(stream, buffers, metadata))
+            },
+        )?;
+        let leases = self.kinds.iter().map(|(pool, _)| pool.begin_step(stream));
+        Ok(AttentionGraphStep {
+            leases: leases.collect(),
+            step,
+            of_layer,
+            stream,
+            actual,
+            size: size as usize,
+        })
+    }
+}
+
+impl<T: Element> fmt::Debug for AttentionGraphs<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttentionGraphs")
+            .field("graphs", &self.graphs)
+            .field("kinds", &self.kinds.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the graphs of a size read and write.
+fn buffers<T: Element>(
+    stream: &Stream,
+    kind: &Kind<'_, T>,
+    limits: &GraphLimits,
+    size: u32,
+) -> Result<KindBuffers<T>> {
+    let (device, rows) = (stream.device(), size as usize);
+    let (shape, cache) = (kind.attention.shape(), kind.attention.cache());
+    let (of, pool) = (cache.shape(), cache.pool());
+    let within = kind.limits(limits);
+    let columns = within.keys.div_ceil(within.block_size.max(1));
+    let columns = columns.min(within.blocks).max(1);
+    let (pad, allowed) = match pool.pad_policy() {
+        pad @ PadPolicy::SkipNegative => (pad, "slot_mapping.negative"),
+        pad @ PadPolicy::DumpSlot(_) => (pad, "slot_mapping.unique"),
+    };
+    let slots = vec![i64::from(pad.slot()?); rows];
+    let places = u64::from(pool.blocks()).saturating_mul(pool.block_size().into());
+    Ok(KindBuffers {
+        table: BlockTable::zeroed(device, rows, columns, within.block_size)?,
+        slots: SlotMapping::allowing(stream, &slots, places, &[allowed])?,
+        tensors: GraphTensors {
+            query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
+            key: Tensor::empty(device, [rows, of.kv_heads, of.key_dim])?,
+            value: Tensor::empty(device, [rows, of.kv_heads, of.value_dim])?,
+            output: Output {
+                attention: Tensor::empty(device, [rows, shape.heads, of.value_dim])?,
+                softmax_lse: None,
+            },
+        },
+    })
+}
+
+/// A layer of a decode step: writes its keys and values, then attends.
+fn record<T: Element>(
+    capture: &mut Capturing<'_>,
+    requests: u32,
+    (kind, layer): (&Kind<'_, T>, usize),
+    mask: &Mask,
+    sink: Option<&Tensor<bf16>>,
+    buffers: &KindBuffers<T>,
+    limits: &GraphLimits,
+) -> Result<()> {
+    let cache = kind.attention.cache();
+    let order = match cache.shape().format {
+        Cache::BnBsH => CacheOrder::Norm,
+        Cache::Nz => CacheOrder::PaNz,
+        format => {
+            return Err(Error::invalid(
+                "cache",
+                format_args!("{format:?}"),
+                "BnBsH or NZ; others are captured by `GraphPool::capture_layers`",
+            ));
+        }
+    };
+    let cached = cache.layer(layer)?;
+    let KindBuffers {
+        table,
+        slots,
+        tensors,
+    } = buffers;
+    let GraphTensors {
+        query,
+        key,
+        value,
+        output,
+    } = tensors;
+    let write = ScatterPaKvCache::new().cache_order(order);
+    let write = write.plan(key, value, slots, &cached.key, &cached.value)?;
+    let mut inputs = Inputs::new(query, &cached.key, &cached.value).paged(table);
+    if let Some(sink) = sink {
+        inputs = inputs.learnable_sink(sink);
+    }
+    let rows = Cumulative::new((1..=i64::from(requests)).collect())?;
+    let call = kind.attention.shape().call(Layout::Tnd).mask(mask.clone());
+    let call = capture.attention_within(&call, &rows, kind.limits(limits), &inputs)?;
+    capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+    capture.launch(call, &inputs, output)
+}
+
+/// Puts the table and slots of a step into the buffers of its size.
+fn fill<T: Element>(
+    stream: &Stream,
+    buffers: &KindBuffers<T>,
+    metadata: &AttentionMetadata,
+) -> Result<()> {
+    let table = metadata.table();
+    let rows = (0..table.requests()).filter_map(|request| table.row(request));
+    buffers.table.overwrite(stream, &rows.collect::<Vec<_>>())?;
+    let slots = metadata.slots().iter().map(|slot| i64::from(*slot));
+    buffers.slots.overwrite(stream, &slots.collect::<Vec<_>>())
+}
+
+#[cold]
+fn no_layer(layer: usize, layers: usize) -> Error {
+    Error::invalid("layer", layer, format_args!("below {layers}"))
+}
+
+/// A decode step whose layers are replayed from graphs. From [`AttentionGraphs::begin`]; drop it when the last layer is
+/// queued.
+pub struct AttentionGraphStep<'a, T: Element> {
+    /// Ended behind the last replay.
+    leases: Vec<StepLease<'a, Stream>>,
+    step: GraphStep<'a, Vec<KindBuffers<T>>>,
+    of_layer: &'a [(usize, usize)],
+    stream: &'a Stream,
+    actual: usize,
+    size: usize,
+}
+
+impl<'a, T: Element> AttentionGraphStep<'a, T> {
+    /// Query tokens of the captured size, padding included.
+    pub fn tokens(&self) -> usize {
+        self.size
+    }
+
+    /// The tensors of a layer, to be filled in place on the step's stream before [`AttentionGraphStep::replay`]. Padding
+    /// rows may hold anything.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a layer that there is not.
+    pub fn tensors(&self, layer: usize) -> Result<&'a GraphTensors<T>> {
+        let kind = self.of_layer.get(layer).map(|(kind, _)| *kind);
+        let buffers = kind.and_then(|kind| self.step.buffers().get(kind));
+        buffers
+            .map(|buffers| &buffers.tensors)
+            .ok_or_else(|| no_layer(layer, self.of_layer.len()))
+    }
+
+    /// Queues the replay of a layer, whose tensors were filled. Returns at once. The output is overwritten by the next layer:
+    /// use it on the step's stream before.
+    ///
+    /// # Errors
+    /// As for [`GraphStep::replay`].
+    pub fn replay(&mut self, layer: usize) -> Result<&'a Output<T>> {
+        let tensors = self.tensors(layer)?;
+        self.step.replay(layer)?;
+        Ok(&tensors.output)
+    }
+
+    /// Copies a layer's query, key and value into its tensors and queues the replay. They have a row for each token of the
+    /// step, with the padding or without it; the output has the padding.
+    ///
+    /// # Errors
+    /// [`Rule::StepTokens`] for another number of rows; as for [`Tensor::copy_from`] and [`AttentionGraphStep::replay`].
+    pub fn forward(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<&'a Output<T>> {
+        let tensors = self.tensors(layer)?;
+        let (actual, padded) = (self.actual, self.size);
+        let copies = [
+            ("query", query, &tensors.query),
+            ("key", key, &tensors.key),
+            ("value", value, &tensors.value),
+        ];
+        for (name, from, to) in copies {
+            let rows = size(from, 0);
+            if !(actual..=padded).contains(&rows) {
+                return Err(refused(
+                    Rule::StepTokens,
+                    format_args!("{name} {:?} in layer {layer}", from.shape()),
+                    format_args!("{actual} rows, or up to {padded} with padding"),
+                    "bring the rows of the batch that the metadata was made of",
+                )
+                .into());
+            }
+            let filled = to.narrow(0, 0..rows)?;
+            if filled.shape() != from.shape() {
+                return Err(refused(
+                    Rule::StepHeads,
+                    format_args!("{name} {:?} in layer {layer}", from.shape()),
+                    format_args!("{:?}", filled.shape()),
+                    "bring the heads that the `AttentionShape` and the cache have",
+                )
+                .into());
+            }
+        }
+        for (_, from, to) in copies {
+            to.narrow(0, 0..size(from, 0))?
+                .copy_from(self.stream, from)?;
+        }
+        self.replay(layer)
+    }
+
+    /// The leases that keep blocks from being handed out while the step may read them, one a kind of layers.
+    pub fn leases(&self) -> &[StepLease<'a, Stream>] {
+        &self.leases
+    }
+}
+
+impl<T: Element> fmt::Debug for AttentionGraphStep<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttentionGraphStep")
+            .field("step", &self.step)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,214 @@
+//! Requests of a model with several kinds of layers: a sequence in each cache, and the metadata of each kind.
+
+use std::num::NonZeroU32;
+
+use crate::kv::{Refused, Rule, Sequence, refused};
+
+use super::batch::{BatchRequest, BatchSettings};
+use super::metadata::AttentionMetadata;
+use super::state::AttentionState;
+
+/// The cached tokens of one request in each group of layers: as many tokens in all, where groups of a window keep the
+/// blocks alone that the next token's window shows. From
+/// [`GroupedAttention::sequence`](super::GroupedAttention::sequence).
+#[derive(Debug)]
+pub struct GroupedSequence {
+    pub(super) parts: Vec<(Sequence, Option<NonZeroU32>)>,
+}
+
+impl GroupedSequence {
+    /// Number of tokens, those that windowed groups gave back included.
+    pub fn len(&self) -> u32 {
+        self.parts.first().map_or(0, |(sequence, _)| sequence.len())
+    }
+
+    /// Whether it has no token.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The sequence in the cache of a group.
+    pub fn group(&self, group: usize) -> Option<&Sequence> {
+        self.parts.get(group).map(|(sequence, _)| sequence)
+    }
+
+    /// A sequence that begins with the first `tokens` of this one, in the same blocks.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of those back that the next token sees: a
+    /// prefix is shared as long as its end is still in the window, or kept by a sequence of its own.
+    pub fn share_prefix(&self, tokens: u32) -> Result<Self, Refused> {
+        let parts = self.parts.iter().map(|(sequence, window)| {
+            let prefix = match window {
+                Some(window) => sequence.share_window(tokens, window.get()),
+                None => sequence.share_prefix(tokens),
+            };
+            Ok((prefix?, *window))
+        });
+        Ok(Self {
+            parts: parts.collect::<Result<_, Refused>>()?,
+        })
+    }
+
+    /// Forgets the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is preempted.
+    /// After an error the sequence is as it was.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of the remaining ones back.
+    pub fn truncate(&mut self, tokens: u32) -> Result<(), Refused> {
+        if tokens > 0 {
+            for (sequence, window) in &self.parts {
+                let shown = match window {
+                    Some(window) => tokens.saturating_add(1).saturating_sub(window.get()),
+                    None => 0,
+                };
+                let given_back = sequence.given_back();
+                if tokens > sequence.len() || shown < given_back {
+                    return Err(refused(
+                        Rule::SequenceLength,
+                        format_args!("{tokens} tokens"),
+                        format_args!(
+                            "0, or up to {}, of which the next token sees none of the first {given_back}",
+                            sequence.len()
+                        ),
+                        "take drafts back before the next growth, and begin anew where more is taken back",
+                    ));
+                }
+            }
+        }
+        let mut parts = self.parts.iter_mut();
+        parts.try_for_each(|(sequence, _)| sequence.truncate(tokens))
+    }
+
+    /// Gives back what lies in front of the next token's window.
+    pub(super) fn give_back(&mut self) -> Result<(), Refused> {
+        for (sequence, window) in &mut self.parts {
+            if let Some(window) = window {
+                let next = sequence.len().saturating_add(1);
+                sequence.drop_before(next.saturating_sub(window.get()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One request in a step of a model with several kinds of layers.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedRequest<'a> {
+    sequence: &'a GroupedSequence,
+    new: u32,
+    drafts: u32,
+}
+
+impl<'a> GroupedRequest<'a> {
+    /// The last `new` tokens of a sequence, by which
+    /// [`GroupedAttention::grow`](super::GroupedAttention::grow) made it longer.
+    pub fn of(sequence: &'a GroupedSequence, new: u32) -> Self {
+        Self {
+            sequence,
+            new,
+            drafts: 0,
+        }
+    }
+
+    /// The same, the last `drafts` tokens being drafts.
+    pub fn drafts(mut self, drafts: u32) -> Self {
+        self.drafts = drafts;
+        self
+    }
+}
+
+/// What the attention calls of one step share in each group of layers: one [`AttentionMetadata`] a group, of the same
+/// requests. From [`GroupedAttention::metadata`](super::GroupedAttention::metadata).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupedMetadata {
+    pub(super) groups: Vec<AttentionMetadata>,
+    state: AttentionState,
+    requests: usize,
+    actual_tokens: u32,
+    tokens: u32,
+}
+
+impl GroupedMetadata {
+    pub(super) fn new(
+        requests: &[GroupedRequest<'_>],
+        settings: impl Iterator<Item = BatchSettings>,
+    ) -> Result<Self, Refused> {
+        let groups = settings.enumerate().map(|(group, settings)| {
+            let parts = requests.iter().filter_map(|request| {
+                let sequence = request.sequence.group(group)?;
+                Some(BatchRequest::of(sequence, request.new).drafts(request.drafts))
+            });
+            AttentionMetadata::new(&parts.collect::<Vec<_>>(), settings)
+        });
+        let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Refused>>()?;
+        let Some(first) = groups.first() else {
+            return Err(refused(
+                Rule::HybridLayers,
+                "no group of layers",
+                "1 or more",
+                "make the metadata with `GroupedAttention::metadata`",
+            ));
+        };
+        let metadata = Self {
+            state: first.state(),
+            requests: first.requests(),
+            actual_tokens: first.actual_tokens(),
+            tokens: first.tokens(),
+            groups,
+        };
+        match metadata
+            .groups
+            .iter()
+            .all(|group| group.requests() == requests.len())
+        {
+            true => Ok(metadata),
+            false => Err(refused(
+                Rule::HybridLayers,
+                format_args!(
+                    "sequences of other groups than these {}",
+                    metadata.groups.len()
+                ),
+                "sequences of `GroupedAttention::sequence`",
+                "make sequences and metadata with the same attention",
+            )),
+        }
+    }
+
+    /// Adds dummy requests until there are `tokens` query tokens: [`AttentionMetadata::pad_to`] in each group.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pad_to(&mut self, tokens: u32) -> Result<(), Refused> {
+        for group in &mut self.groups {
+            group.pad_to(tokens)?;
+        }
+        self.tokens = tokens;
+        Ok(())
+    }
+
+    /// The metadata of a group.
+    pub fn group(&self, group: usize) -> Option<&AttentionMetadata> {
+        self.groups.get(group)
+    }
+
+    /// The kind of the step, as the first group has it.
+    pub fn state(&self) -> AttentionState {
+        self.state
+    }
+
+    /// Number of real requests.
+    pub fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// Number of query tokens of the real requests.
+    pub fn actual_tokens(&self) -> u32 {
+        self.actual_tokens
+    }
+
+    /// Number of query tokens, padding included.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+}

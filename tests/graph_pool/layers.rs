@@ -1,0 +1,421 @@
+//! Graphs of single layers, and models with several kinds of layers, against attention by its definition.
+
+use std::num::NonZeroU32;
+
+use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
+use ascend_attention::serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, StatePolicy,
+};
+use ascend_attention::{Error, Stream, Tensor, bf16};
+
+use crate::harness;
+use crate::harness::tokens::{DIM, dense, packed};
+
+const KV_HEADS: usize = 2;
+const HEADS: usize = 4;
+const WINDOW: u32 = 150;
+const POLICY: StatePolicy = StatePolicy {
+    chunked_prefill: true,
+    drafting: None,
+};
+
+fn shape() -> AttentionShape {
+    AttentionShape::new(HEADS, KV_HEADS, DIM)
+}
+
+fn attention(stream: &Stream, layers: usize, blocks: u32) -> Attention<bf16> {
+    let of = CacheShape::new(layers, KV_HEADS, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(stream.device(), blocks, 128, of, pad).unwrap();
+    Attention::new(shape(), cache, Backends::none().with(Fused))
+}
+
+/// Query, key and value of tokens in a layer.
+fn tensors(stream: &Stream, names: &[u64], layer: usize) -> [Tensor<bf16>; 3] {
+    [(0, HEADS), (1, KV_HEADS), (2, KV_HEADS)]
+        .map(|(what, heads)| packed(stream, names, layer, what, heads))
+}
+
+/// Whether a row is the attention of the last of these tokens, which sees `window` keys.
+fn check(row: &[bf16], names: &[u64], layer: usize, window: Option<u32>, told: &str) {
+    let first = window.map_or(0, |window| names.len().saturating_sub(window as usize));
+    let want = dense(names, layer, shape(), |place| place >= first);
+    for (got, want) in row.iter().zip(&want) {
+        let error = (got.to_f64() - want).abs();
+        assert!(
+            error <= 1e-2,
+            "layer {layer}, {told}: {got}, expected {want}"
+        );
+    }
+}
+
+#[test]
+fn one_object_replays_every_layer_with_other_work_in_between() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 3, 24);
+    let limits = GraphLimits::new([1, 3, 5], 500);
+    let mut graphs = attention
+        .capture(&stream, Causality::Causal, &limits)
+        .unwrap();
+    assert_eq!(graphs.sizes().collect::<Vec<_>>(), [1, 3, 5]);
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
+    let mut running: Vec<(Sequence, Vec<u64>)> = Vec::new();
+    let mut named = 0;
+    for (step, requests) in [1usize, 2, 5, 4, 3, 1, 5].into_iter().enumerate() {
+        running.truncate(requests);
+        while running.len() < requests {
+            // A prompt, computed without a graph.
+            let tokens = 1 + 120 * (running.len() as u32 % 4);
+            let mut sequence = Sequence::new(attention.cache().pool());
+            attention.grow(&stream, &mut sequence, tokens).unwrap();
+            let names: Vec<u64> = (named..named + u64::from(tokens)).collect();
+            named += u64::from(tokens);
+            let metadata =
+                AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings).unwrap();
+            let mut prefill = attention.begin(&stream, &metadata).unwrap();
+            for layer in 0..3 {
+                let [query, key, value] = tensors(&stream, &names, layer);
+                prefill.forward(layer, &query, &key, &value).unwrap();
+            }
+            drop(prefill);
+            running.push((sequence, names));
+        }
+        for (sequence, names) in &mut running {
+            attention.grow(&stream, sequence, 1).unwrap();
+            names.push(named);
+            named += 1;
+        }
+        let batch: Vec<_> = running
+            .iter()
+            .map(|(s, _)| BatchRequest::of(s, 1))
+            .collect();
+        let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+        assert!(graphs.serves(&metadata));
+        let last: Vec<u64> = running
+            .iter()
+            .map(|(_, names)| *names.last().unwrap())
+            .collect();
+        // Now and then on another stream, which the buffers and the workspace have to follow.
+        let other = stream.device().stream().unwrap();
+        stream.synchronize().unwrap();
+        let on = if step % 3 == 1 { &other } else { &stream };
+        let mut replayed = graphs.begin(on, &mut metadata).unwrap();
+        for layer in 0..3 {
+            // Other work: tensors are made, the host waits for results.
+            let [query, key, value] = tensors(on, &last, layer);
+            let output = replayed.forward(layer, &query, &key, &value).unwrap();
+            let rows = output.attention.download(on).unwrap();
+            for (request, (_, names)) in running.iter().enumerate() {
+                let row = &rows[request * HEADS * DIM..][..HEADS * DIM];
+                check(
+                    row,
+                    names,
+                    layer,
+                    None,
+                    &format!("step {step}, request {request}"),
+                );
+            }
+        }
+        let again = replayed.replay(0).unwrap_err();
+        assert!(again.breaks(Rule::GraphUpdate), "{again}");
+        drop(replayed);
+        on.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 1, 8);
+    let limits = GraphLimits::new([2], 300).blocks(4);
+    let mut graphs = attention
+        .capture(&stream, Causality::Causal, &limits)
+        .unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
+    let mut sequences = [0; 3].map(|_| Sequence::new(attention.cache().pool()));
+    for sequence in &mut sequences {
+        attention.grow(&stream, sequence, 200).unwrap();
+    }
+    let mut refused = |batch: &[BatchRequest<'_>], settings| {
+        let mut metadata = AttentionMetadata::new(batch, settings).unwrap();
+        match graphs.begin(&stream, &mut metadata).map(drop) {
+            Err(Error::Refused(refused)) => refused,
+            other => panic!("{other:?}"),
+        }
+    };
+    let of = |at: usize, new| BatchRequest::of(&sequences[at], new);
+    assert_eq!(refused(&[of(0, 2)], settings).rule, Rule::GraphSize);
+    let three = [of(0, 1), of(1, 1), of(2, 1)];
+    assert_eq!(refused(&three, settings).rule, Rule::GraphSize);
+    let window = Causality::Window(NonZeroU32::new(9).unwrap());
+    let windowed = BatchSettings::of(attention.cache(), window).policy(POLICY);
+    assert_eq!(refused(&[of(0, 1)], windowed).rule, Rule::StepCausality);
+    let other = self::attention(&stream, 1, 9);
+    let elsewhere = BatchSettings::of(other.cache(), Causality::Causal).policy(POLICY);
+    assert_eq!(refused(&[of(0, 1)], elsewhere).rule, Rule::SettingsCache);
+    attention.grow(&stream, &mut sequences[0], 100).unwrap();
+    let of = |at: usize, new| BatchRequest::of(&sequences[at], new);
+    // 3 blocks and 2 of another request; 4 were declared.
+    let blocks = refused(&[of(0, 1), of(1, 1)], settings);
+    assert_eq!(blocks.rule, Rule::GraphLengths);
+    assert!(
+        blocks.given.starts_with("5 blocks of 2 requests"),
+        "{blocks}"
+    );
+    assert!(blocks.fix.starts_with("preempt a request"), "{blocks}");
+    attention.grow(&stream, &mut sequences[0], 1).unwrap();
+    let keys = refused(&[BatchRequest::of(&sequences[0], 1)], settings);
+    assert_eq!(
+        (keys.rule, &*keys.allowed),
+        (Rule::GraphLengths, "at most 300")
+    );
+    assert_eq!(attention.cache().pool().steps_in_flight(), 0);
+}
+
+/// 64 requests of up to 32768 keys would have 16384 blocks; together they never have more than the 96 that there are.
+#[test]
+fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 1, 96);
+    let mut graphs = attention
+        .capture(&stream, Causality::Causal, &GraphLimits::new([64], 32_768))
+        .unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
+    // One of 3000 keys, whose cached ones are zeros, and 63 of one.
+    let mut sequences: Vec<_> = (0..64)
+        .map(|_| Sequence::new(attention.cache().pool()))
+        .collect();
+    for (at, sequence) in sequences.iter_mut().enumerate() {
+        let tokens = if at == 5 { 3000 } else { 1 };
+        attention.grow(&stream, sequence, tokens).unwrap();
+    }
+    let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
+    let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    let names: Vec<u64> = (1..=64).collect();
+    let [query, key, value] = tensors(&stream, &names, 0);
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    let output = step.forward(0, &query, &key, &value).unwrap();
+    let rows = output.attention.download(&stream).unwrap();
+    drop(step);
+    for (request, name) in names
+        .iter()
+        .enumerate()
+        .filter(|(request, _)| *request != 5)
+    {
+        let row = &rows[request * HEADS * DIM..][..HEADS * DIM];
+        check(row, &[*name], 0, None, &format!("request {request}"));
+    }
+    let eager = attention
+        .begin(&stream, &metadata)
+        .unwrap()
+        .forward(0, &query, &key, &value)
+        .unwrap();
+    assert_eq!(eager.attention.download(&stream).unwrap(), rows);
+}
+
+struct Request {
+    sequence: GroupedSequence,
+    names: Vec<u64>,
+}
+
+/// A model of two full layers and three windowed ones.
+fn model(stream: &Stream) -> GroupedAttention<bf16> {
+    let window = Causality::Window(NonZeroU32::new(WINDOW).unwrap());
+    let full = LayerGroup::new([1, 4], Causality::Causal, attention(stream, 2, 40));
+    let windowed = LayerGroup::new([0, 2, 3], window, attention(stream, 3, 20));
+    GroupedAttention::new(5, [full, windowed]).unwrap()
+}
+
+/// Chunks, decoding, shared prefixes and preemption, eager and by graphs.
+#[test]
+fn full_and_windowed_layers_are_one_step() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut graphs = model
+        .capture(&stream, &GraphLimits::new([2, 4], 2000))
+        .unwrap();
+    let held = |model: &GroupedAttention<bf16>, group: usize| {
+        model.groups()[group]
+            .attention()
+            .cache()
+            .pool()
+            .held_blocks()
+    };
+    let mut running: Vec<Request> = (0..2)
+        .map(|_| Request {
+            sequence: model.sequence(),
+            names: Vec::new(),
+        })
+        .collect();
+    let mut named = 0;
+    let mut replays = 0;
+    // What each request adds in each step; a request that is not there shares the first one's tokens.
+    let steps: [&[u32]; 14] = [
+        &[300, 40],
+        &[200, 1],
+        &[150, 1],
+        &[1, 1],
+        &[1, 1],
+        &[1, 130, 7],
+        &[1, 1, 1],
+        &[1, 1, 1],
+        &[300, 1, 1],
+        &[1, 1, 1, 5],
+        &[1, 1, 1, 1],
+        &[1, 1, 1, 1],
+        &[1, 1, 1, 1],
+        &[1, 1],
+    ];
+    for (step, news) in steps.into_iter().enumerate() {
+        running.truncate(news.len());
+        while running.len() < news.len() {
+            let donor = &running[0];
+            let tokens = donor.sequence.len() - 1;
+            let sequence = donor.sequence.share_prefix(tokens).unwrap();
+            let names = donor.names[..tokens as usize].to_vec();
+            running.push(Request { sequence, names });
+        }
+        if step == 11 {
+            // Preempted, and computed again from its tokens.
+            let request = &mut running[1];
+            request.sequence.truncate(0).unwrap();
+            let tokens = request.names.len() as u32;
+            run(
+                &stream,
+                &mut model,
+                &mut running[1..2],
+                &[tokens],
+                None,
+                &mut 0,
+            );
+        }
+        let decode = news.iter().all(|new| *new == 1);
+        let graphs = (decode && step % 2 == 0).then_some(&mut graphs);
+        replays += usize::from(graphs.is_some());
+        run(&stream, &mut model, &mut running, news, graphs, &mut named);
+        stream.synchronize().unwrap();
+        // The window, one step's tokens, and the blocks in which both begin.
+        let most = news
+            .iter()
+            .map(|new| ((WINDOW - 1 + new) / 128 + 2) as usize);
+        assert!(held(&model, 1) <= most.sum(), "step {step}");
+    }
+    assert!(replays >= 3 && held(&model, 0) > held(&model, 1));
+    // What the window shows no more cannot be shared.
+    let early = running[0].sequence.share_prefix(200).unwrap_err();
+    assert_eq!(early.rule, Rule::SequenceLength);
+    assert_eq!(
+        running[0].sequence.truncate(200).unwrap_err().rule,
+        Rule::SequenceLength
+    );
+    drop(running);
+    stream.synchronize().unwrap();
+    assert_eq!((held(&model, 0), held(&model, 1)), (0, 0));
+}
+
+/// One step, every layer's last row of each request against the definition.
+fn run(
+    stream: &Stream,
+    model: &mut GroupedAttention<bf16>,
+    running: &mut [Request],
+    news: &[u32],
+    graphs: Option<&mut ascend_attention::serving::AttentionGraphs<bf16>>,
+    named: &mut u64,
+) {
+    for (request, new) in running.iter_mut().zip(news) {
+        model.grow(stream, &mut request.sequence, *new).unwrap();
+        while request.names.len() < request.sequence.len() as usize {
+            *named += 1;
+            request.names.push(*named);
+        }
+    }
+    let batch: Vec<_> = running
+        .iter()
+        .zip(news)
+        .map(|(request, new)| GroupedRequest::of(&request.sequence, *new))
+        .collect();
+    let mut metadata = model.metadata(&batch, POLICY).unwrap();
+    let mut tokens = Vec::new();
+    for (request, new) in running.iter().zip(news) {
+        tokens.extend_from_slice(&request.names[request.names.len() - *new as usize..]);
+    }
+    let windows: Vec<Option<u32>> = (0..5)
+        .map(|layer| {
+            let group = model.groups().iter().find(|g| g.layers().contains(&layer));
+            group.unwrap().causality().window().map(NonZeroU32::get)
+        })
+        .collect();
+    let check = |layer: usize, rows: &[bf16]| {
+        let mut end = 0;
+        for (request, new) in running.iter().zip(news) {
+            end += *new as usize;
+            let row = &rows[(end - 1) * HEADS * DIM..][..HEADS * DIM];
+            let told = format!("{} tokens", request.names.len());
+            check(row, &request.names, layer, windows[layer], &told);
+        }
+    };
+    match graphs {
+        Some(graphs) => {
+            let mut step = graphs.begin_grouped(stream, &mut metadata).unwrap();
+            for layer in 0..5 {
+                let [query, key, value] = tensors(stream, &tokens, layer);
+                let output = step.forward(layer, &query, &key, &value).unwrap();
+                check(layer, &output.attention.download(stream).unwrap());
+            }
+        }
+        None => {
+            metadata
+                .pad_to(metadata.tokens().next_multiple_of(4))
+                .unwrap();
+            tokens.resize(metadata.tokens() as usize, 0);
+            let mut step = model.begin(stream, &metadata).unwrap();
+            for layer in 0..5 {
+                let [query, key, value] = tensors(stream, &tokens, layer);
+                let output = step.forward(layer, &query, &key, &value).unwrap();
+                check(layer, &output.attention.download(stream).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_growth_that_one_group_has_no_room_for_grows_none() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 100).unwrap();
+    // 20 blocks of the windowed group hold no chunk of 3000 tokens; 40 of the full one do.
+    let error = model.grow(&stream, &mut sequence, 3000).unwrap_err();
+    assert!(error.breaks(Rule::PoolExhausted), "{error}");
+    assert_eq!(sequence.len(), 100);
+    assert_eq!(
+        [0, 1].map(|group| sequence.group(group).unwrap().len()),
+        [100, 100]
+    );
+    let pools = model
+        .groups()
+        .iter()
+        .map(|g| g.attention().cache().pool().held_blocks());
+    assert_eq!(pools.collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn layers_are_in_one_group_each() {
+    let stream = harness::stream();
+    let rule = |layers, sets: &[(&[usize], usize)]| {
+        let groups = sets.iter().map(|(layers, cached)| {
+            let attention = attention(&stream, *cached, 4);
+            LayerGroup::new(layers.iter().copied(), Causality::Causal, attention)
+        });
+        GroupedAttention::new(layers, groups)
+            .map(drop)
+            .unwrap_err()
+            .rule
+    };
+    assert_eq!(rule(0, &[]), Rule::HybridLayers);
+    assert_eq!(rule(3, &[(&[0, 1], 2)]), Rule::HybridLayers);
+    assert_eq!(rule(2, &[(&[0, 2], 2)]), Rule::HybridLayers);
+    assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), Rule::HybridLayers);
+    assert_eq!(rule(2, &[(&[0, 1], 1)]), Rule::HybridLayers);
+}
