@@ -72,6 +72,7 @@ impl Request {
             row: &self.row,
             group: None,
             prompt_len: self.prompt_len,
+            sequence: None,
         }
     }
 }
