@@ -126,8 +126,13 @@ impl<B> GraphPool<B> {
         self.sizes().find(|size| *size >= tokens)
     }
 
-    /// The graph of a size and layer, 0 where graphs are of whole steps.
-    pub fn graph(&self, size: u32, layer: usize) -> Option<&Graph<Arc<B>>> {
+    /// The graph of a size, of layers the first one.
+    pub fn graph(&self, size: u32) -> Option<&Graph<Arc<B>>> {
+        self.layer_graph(size, 0)
+    }
+
+    /// The graph of a size and layer.
+    pub fn layer_graph(&self, size: u32, layer: usize) -> Option<&Graph<Arc<B>>> {
         let of = self.sizes.iter().find(|of| of.size == size)?;
         of.graphs.get(layer)
     }

@@ -168,7 +168,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
     )
     .unwrap();
     assert_eq!(graphs.sizes().collect::<Vec<_>>(), [1, 4, 6]);
-    assert_eq!(graphs.graph(4, 0).unwrap().varying(), LAYERS);
+    assert_eq!(graphs.graph(4).unwrap().varying(), LAYERS);
     let mut sequences: Vec<Sequence> = Vec::new();
     for (step, requests) in [1usize, 2, 5, 6, 4, 3, 1, 6].into_iter().enumerate() {
         sequences.truncate(requests);
