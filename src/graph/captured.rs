@@ -47,8 +47,9 @@ impl<B> Graph<B> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// What `record` returns; [`Error::Capturing`](crate::Error::Capturing) within another capture; [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has
-    /// not the streams that a graph needs; [`Error::Acl`](crate::Error::Acl).
+    /// What `record` returns; [`Error::Capturing`](crate::Error::Capturing) within another capture;
+    /// [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has not the streams that a graph needs;
+    /// [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclmdlRICaptureBegin")]
     #[doc(alias = "aclmdlRICaptureEnd")]
     pub fn capture<R>(
@@ -134,10 +135,11 @@ impl<B> Graph<B> {
     ///
     /// # Errors
     /// Before anything is launched: [`Rule::GraphUpdate`] for a call without lengths, or an update of another graph;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device; [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table
-    /// that does not name the blocks of the keys that the replay reads. After a failure of CANN's, the replay that was queued
-    /// runs with whatever lengths its calls had: its results mean nothing, but nobody waits for ever. A replay that could
-    /// not be ordered before the next is the last ([`Rule::GraphFailed`]).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device;
+    /// [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table that does not name the blocks of
+    /// the keys that the replay reads. After a failure of CANN's, the replay that was queued runs with whatever lengths its
+    /// calls had: its results mean nothing, but nobody waits for ever. A replay that could not be ordered before the next is
+    /// the last ([`Rule::GraphFailed`]).
     #[doc(alias = "aclmdlRIExecuteAsync")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]

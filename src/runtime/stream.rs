@@ -93,7 +93,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`]: this call failed, or work queued earlier did.
+    /// [`Error::Acl`](crate::Error::Acl): this call failed, or work queued earlier did.
     #[doc(alias = "aclrtSynchronizeStream")]
     pub fn synchronize(&self) -> Result<()> {
         capturing::refuse("waiting for a stream", "wait before or after the capture")?;
@@ -107,7 +107,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when the time is up; otherwise as [`Stream::synchronize`].
+    /// [`Error::Timeout`](crate::Error::Timeout) when the time is up; otherwise as [`Stream::synchronize`].
     #[doc(alias = "aclrtSynchronizeStreamWithTimeout")]
     pub fn synchronize_timeout(&self, limit: Duration) -> Result<()> {
         capturing::refuse("waiting for a stream", "wait before or after the capture")?;
@@ -135,7 +135,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`].
+    /// [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtStreamQuery")]
     pub fn is_idle(&self) -> Result<bool> {
         capturing::refuse("waiting for a stream", "wait before or after the capture")?;
@@ -156,7 +156,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`].
+    /// [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtCreateEventExWithFlag")]
     #[doc(alias = "aclrtRecordEvent")]
     pub fn record_event(&self) -> Result<Event> {
@@ -168,7 +168,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`].
+    /// [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtCreateEventExWithFlag")]
     #[doc(alias = "aclrtRecordEvent")]
     pub fn record_timing_event(&self) -> Result<Event> {
@@ -180,7 +180,8 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an event of another device; [`Error::Acl`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an event of another device;
+    /// [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.wait_on(self)
