@@ -67,7 +67,7 @@ pub(super) unsafe fn normalise<T: Element>(at: *mut T, len: usize) {
     if T::ANY_BITS {
         return;
     }
-    // SAFETY: the caller vouches for the memory; elements have no padding.
+    // SAFETY: the memory is as the caller promises; elements have no padding.
     let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), len * size_of::<T>()) };
     for byte in bytes {
         *byte = u8::from(*byte != 0);

@@ -73,7 +73,7 @@ impl Event {
         self.raw
     }
 
-    /// Moves the mark behind everything queued on a stream so far. Whoever waits already waits for the old mark.
+    /// Moves the mark behind everything queued on a stream so far. Waits that were queued before still wait for the old mark.
     ///
     /// Since CANN 8.1.
     ///

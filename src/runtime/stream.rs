@@ -68,7 +68,7 @@ impl Stream {
     ///
     /// [`Graph`](crate::Graph) captures graphs. This crate does not know of those that are captured from the stream
     /// behind its back (`aclmdlRICaptureBegin`): what it queues meanwhile runs whenever the graph does, while it takes
-    /// that work to be over once the stream was synchronised. Whoever captures has to keep every tensor and plan of such
+    /// that work to be over once the stream was synchronised. The capturing program has to keep every tensor and plan of such
     /// launches, and the stream with its workspace, which a later launch may replace by a larger one, until the graph is
     /// destroyed.
     pub fn as_raw(&self) -> *mut c_void {
