@@ -230,7 +230,7 @@ fn what_no_case_file_can_hold_is_recorded_by_its_shapes() {
         .upload(&halves(1, 2 * 8 * 2 * 64), [1, 2, 8, 128])
         .unwrap();
     let strided = wide.narrow(3, 0..64).unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd).heads(2);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2);
     let (planned, calls) = record_calls(EQUAL, || call.plan(&strided, &strided, &strided));
     let Err(Error::Violation(violation)) = planned else {
         panic!("{planned:?}");

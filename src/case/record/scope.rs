@@ -57,7 +57,7 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 /// # #[cfg(feature = "emulation")] {
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// let tensor = stream.upload(&[f16::ONE; 64], [1, 1, 2, 32])?;
-/// let call = FusedInferAttention::new(Layout::Bnsd).heads(1);
+/// let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
 /// let (output, calls) = record_calls(Tolerance::default(), || {
 ///     let plan = call.plan(&tensor, &tensor, &tensor)?;
 ///     plan.launch(&stream, &tensor, &tensor, &tensor)
