@@ -96,7 +96,7 @@ impl Case {
     /// let query = stream.upload(&vec![bf16::ONE; 128], [1, 1, 128])?;
     /// let table = BlockTable::from_rows(&stream, &[vec![4, 1]], 16)?;
     /// let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
-    /// let call = FusedInferAttention::new(Layout::Bsh).scale(1.0 / 64f64.sqrt());
+    /// let call = FusedInferAttention::new(Layout::Bsh).scale(1.0 / 128f64.sqrt());
     /// let plan = call.actual_seq_lengths_kv([20]).plan_with(&inputs)?;
     /// let output = plan.launch_with::<bf16>(&stream, &inputs)?;
     ///
