@@ -77,7 +77,7 @@ impl Step {
         let lengths: Vec<i64> = (0..batch).map(|b| 1 + (b % 1000) as i64).collect();
         let call = FusedInferAttention::new(Layout::Bsnd)
             .scale(1.0)
-            .heads(HEADS as i64)
+            .heads(HEADS)
             .kv_heads(1)
             .actual_seq_lengths_kv(lengths.clone());
         let empty = |shape: &[usize]| Tensor::empty(&device, shape).unwrap();
@@ -123,7 +123,7 @@ struct Raw<'a> {
 }
 
 fn describe(api: &Api, tensor: &AnyTensor) -> *mut aclTensor {
-    let (shape, strides) = (tensor.shape(), tensor.strides());
+    let (shape, strides) = (&*tensor.desc().shape, tensor.strides());
     // SAFETY: shape and strides are arrays of that rank.
     unsafe {
         api.aclCreateTensor().unwrap()(

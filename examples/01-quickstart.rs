@@ -28,8 +28,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let scale = 1.0 / (DIM as f64).sqrt();
     let plan = FusedInferAttention::new(Layout::Bnsd)
-        .heads(HEADS as i64)
-        .kv_heads(KV_HEADS as i64)
+        .heads(HEADS)
+        .kv_heads(KV_HEADS)
         .scale(scale)
         .mask(device.masks().causal(CausalOrigin::RightDown)?)
         .plan(&query, &key, &value)?; // every rule is checked here; nothing has run yet

@@ -62,8 +62,8 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, heads, pad)?;
     let settings = BatchSettings::of(&cache, Causality::Causal);
     let call = FusedInferAttention::new(Layout::Tnd)
-        .heads(HEADS as i64)
-        .kv_heads(KV_HEADS as i64)
+        .heads(HEADS)
+        .kv_heads(KV_HEADS)
         .scale(1.0 / (DIM as f64).sqrt())
         .mask(settings.causality.mask(&device.masks())?);
 

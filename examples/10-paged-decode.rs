@@ -53,8 +53,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The step's plan: every layer has these shapes and lengths.
     let inputs = Inputs::new(&query, &layers[0].key, &layers[0].value).paged(&table);
     let plan = FusedInferAttention::new(Layout::Bsh)
-        .heads(HEADS as i64)
-        .kv_heads(KV_HEADS as i64)
+        .heads(HEADS)
+        .kv_heads(KV_HEADS)
         .scale(1.0 / (DIM as f64).sqrt())
         .actual_seq_lengths_kv(lengths)
         .plan_with(&inputs)?;

@@ -171,7 +171,7 @@ struct Raw<'a> {
 impl<'a> Raw<'a> {
     fn new(api: &'a Api, tensor: &Tensor<f16>, out: &Tensor<f16>) -> Self {
         let describe = |tensor: &Tensor<f16>| {
-            let (shape, strides) = (tensor.shape(), tensor.strides());
+            let (shape, strides) = (&*tensor.desc().shape, tensor.strides());
             let rank = shape.len() as u64;
             // SAFETY: shape and strides are arrays of that rank.
             unsafe {

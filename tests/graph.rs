@@ -105,7 +105,7 @@ fn poison(output: &Output<f16>, stream: &Stream) {
 
 fn call() -> FusedInferAttention {
     FusedInferAttention::new(Layout::Bsh)
-        .heads(HEADS as i64)
+        .heads(HEADS)
         .scale(0.125)
         .softmax_lse(true)
 }

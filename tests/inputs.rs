@@ -98,7 +98,7 @@ fn a_launch_takes_any_table_of_the_planned_shape() {
     let query_data = halves(3, 2 * HEADS * DIM);
     let query = stream.upload(&query_data, [2, HEADS, 1, DIM]).unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd)
-        .heads(HEADS as i64)
+        .heads(HEADS)
         .scale(0.125)
         .actual_seq_lengths_kv(LENGTHS);
     let tables = [
@@ -189,7 +189,7 @@ fn paged_call(stream: &Stream) -> (FusedInferAttention, Tensor<f16>, Tensor<f16>
         .upload(&halves(1, 2 * HEADS * DIM), [2, HEADS, 1, DIM])
         .unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd)
-        .heads(HEADS as i64)
+        .heads(HEADS)
         .scale(0.125)
         .actual_seq_lengths_kv(LENGTHS);
     (call, query, cache)
@@ -199,7 +199,7 @@ fn paged_call(stream: &Stream) -> (FusedInferAttention, Tensor<f16>, Tensor<f16>
 fn a_table_is_held_against_the_cache_of_each_plan_and_launch() {
     let stream = stream();
     let (call, query, cache) = paged_call(&stream);
-    let blocks = usize::try_from(cache.shape()[0]).unwrap();
+    let blocks = cache.shape()[0];
     let last = blocks as i32 - 1;
     let from = |rows: &[Vec<i32>]| BlockTable::from_rows(&stream, rows, BLOCK_SIZE).unwrap();
     let right = from(&[vec![1, 2, last], vec![4, 5]]);
@@ -301,7 +301,7 @@ fn padding_that_leaves_no_room_is_refused() {
         .upload(&halves(1, HEADS * 16 * DIM), [1, HEADS, 16, DIM])
         .unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd)
-        .heads(HEADS as i64)
+        .heads(HEADS)
         .scale(0.125)
         .actual_seq_lengths([10])
         .actual_seq_lengths_kv([12]);
@@ -331,7 +331,7 @@ fn a_launch_brings_what_its_plan_was_made_with() {
         .unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd)
         .scale(1.0)
-        .heads(HEADS as i64);
+        .heads(HEADS);
     let table = BlockTable::from_rows(&stream, &[[1, 2, 3], [4, 5, 6]], BLOCK_SIZE).unwrap();
     let plain = Inputs::new(&query, &cache, &cache);
     let paged = plain.paged(&table);
@@ -437,7 +437,7 @@ fn latent_attention_in_int8_is_right() {
             value_scale: &vs,
         });
     let plan = FusedInferAttention::new(Layout::Bsnd)
-        .heads(HEADS as i64)
+        .heads(HEADS)
         .kv_heads(1)
         .scale(scale)
         .mask(mask.clone())

@@ -306,7 +306,7 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
     };
     let call = FusedInferAttention::new(Layout::Tnd)
         .scale(1.0)
-        .heads(HEADS as i64)
+        .heads(HEADS)
         .kv_heads(1)
         .mask(stream.device().masks().causal(CausalOrigin::RightDown)?);
     let ends = Cumulative::new(vec![1, 2])?;
@@ -337,7 +337,7 @@ fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
     let keys = ones(stream, bf16::ONE, [5, 1, DIM])?;
     let plan = FusedInferAttention::new(Layout::Tnd)
         .scale(1.0)
-        .heads(HEADS as i64)
+        .heads(HEADS)
         .kv_heads(1)
         .actual_seq_lengths([1, 3])
         .actual_seq_lengths_kv([5, 5])
@@ -365,7 +365,7 @@ fn masks(stream: &Stream, _: &mut Pools) -> Result<()> {
     ] {
         let plan = FusedInferAttention::new(Layout::Bnsd)
             .scale(1.0)
-            .heads(HEADS as i64)
+            .heads(HEADS)
             .mask(mask)
             .inner_precise(InnerPrecise::HighPrecisionCorrected)
             .plan(&query, &query, &query)?;

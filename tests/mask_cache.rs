@@ -32,7 +32,7 @@ fn fresh() -> (MutexGuard<'static, ()>, Device) {
     (turn, device)
 }
 
-fn window(keys: u32) -> SlidingWindow {
+fn window(keys: usize) -> SlidingWindow {
     SlidingWindow::new(keys).unwrap()
 }
 
@@ -91,7 +91,7 @@ fn length_is_updated_when_the_causal_mask_grows() {
         let tensor = masks
             .causal_view(CausalOrigin::LeftUp, len, len, MaskForm::BOOL)
             .unwrap();
-        assert_eq!(tensor.shape(), [len as i64, len as i64]);
+        assert_eq!(tensor.shape(), [len, len]);
         let bytes = tensor.download_bytes(&stream).unwrap();
         for (at, &hidden) in bytes.iter().enumerate() {
             assert_eq!(hidden == 1, at % len > at / len, "{len}: {at}");
@@ -129,7 +129,7 @@ fn rows_behind_a_cache_are_views_of_the_same_square() {
             } else {
                 masks.causal_matrix(origin, rows, keys, form).unwrap()
             };
-            assert_eq!(tensor.shape(), [rows as i64, keys as i64]);
+            assert_eq!(tensor.shape(), [rows, keys]);
             assert!(view || tensor.is_contiguous());
             tensor.download_bytes(&stream).unwrap()
         };
@@ -162,7 +162,7 @@ fn many_threads_make_each_mask_once() {
                     let number = (step + thread % 7) % MASKS;
                     let form = [MaskForm::BOOL, MaskForm::INT8][number % 2];
                     let masks = device.masks();
-                    let keys = window(number as u32 / 2 + 1);
+                    let keys = window(number as usize / 2 + 1);
                     let mask = masks.sliding_window_matrix(keys, 2, 501, form).unwrap();
                     addresses[number] = mask.as_raw().addr();
                 }
@@ -207,7 +207,7 @@ fn threads_that_ask_for_growing_lengths_all_get_enough() {
                     let mask = masks
                         .causal_view(CausalOrigin::LeftUp, len, len, form)
                         .unwrap();
-                    assert_eq!(mask.shape(), [len as i64, len as i64]);
+                    assert_eq!(mask.shape(), [len, len]);
                 }
             });
         }
@@ -283,7 +283,7 @@ fn memory_never_passes_the_bound() {
         } else {
             masks.causal_matrix(origin, rows, keys, form).unwrap()
         };
-        assert_eq!(mask.shape(), [rows as i64, keys as i64]);
+        assert_eq!(mask.shape(), [rows, keys]);
         let counts = cache.counts();
         assert!(
             counts.bytes <= BOUND && counts.peak_bytes <= BOUND,

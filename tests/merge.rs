@@ -185,8 +185,8 @@ fn parts<T: Half>(
         let k = upload(stream, &key.narrow(keys.clone()), layout);
         let v = upload(stream, &value.narrow(keys), layout);
         let mut call = FusedInferAttention::new(layout)
-            .heads(query.heads as i64)
-            .kv_heads(key.heads as i64)
+            .heads(query.heads)
+            .kv_heads(key.heads)
             .scale(SCALE)
             .softmax_lse(true);
         if layout == Layout::Tnd {

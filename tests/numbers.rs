@@ -188,8 +188,8 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
         _ => full_mask(call, &stream),
     };
     let mut attention = FusedInferAttention::new(call.layout)
-        .heads(heads as i64)
-        .kv_heads(call.kv_heads as i64)
+        .heads(heads)
+        .kv_heads(call.kv_heads)
         .scale(call.scale)
         .softmax_lse(call.lse)
         .mask(mask);

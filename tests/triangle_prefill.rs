@@ -165,8 +165,8 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
             heads_first(&stream, &value, 0..end),
         );
         let call = FusedInferAttention::new(Layout::Bnsd)
-            .heads(heads as i64)
-            .kv_heads(kv_heads as i64)
+            .heads(heads)
+            .kv_heads(kv_heads)
             .scale(prefill.shape.scale)
             .mask(mask.unwrap());
         let explicit = call.plan(&q, &k, &v).unwrap();

@@ -205,8 +205,8 @@ fn call(stream: &Stream, case: &Case, uploaded: &Uploaded) -> FusedInferAttentio
         other => panic!("{}: {other:?}", case.name),
     };
     let mut call = FusedInferAttention::new(Layout::parse(&of.input_layout).unwrap())
-        .heads(of.num_heads)
-        .kv_heads(of.num_key_value_heads)
+        .heads(of.num_heads as usize)
+        .kv_heads(of.num_key_value_heads as usize)
         .scale(of.scale)
         .mask(mask)
         .softmax_lse(of.softmax_lse_flag)

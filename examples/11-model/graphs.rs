@@ -63,8 +63,8 @@ impl Graphs {
             let (kind, shared) = (&kinds[at], &shared[at]);
             let cache = kind.attention.cache().layer(number)?;
             let call = FusedInferAttention::new(Layout::Tnd)
-                .heads(config.heads as i64)
-                .kv_heads(config.kv_heads as i64)
+                .heads(config.heads)
+                .kv_heads(config.kv_heads)
                 .scale(1.0 / (config.head_dim as f64).sqrt())
                 .mask(kind.causality.mask(&device.masks())?);
             let pool = GraphPool::capture(

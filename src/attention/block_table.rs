@@ -145,9 +145,8 @@ impl BlockTable {
     /// Whenever a call that was launched with the table runs, the entries for the blocks that the keys of each sequence need
     /// are blocks of the call's cache.
     pub unsafe fn from_tensor(tensor: Tensor<i32>, block_size: usize) -> Result<Self> {
-        let sequences = tensor.shape().first().copied().unwrap_or(0);
         let content = Content {
-            sequences: usize::try_from(sequences).unwrap_or(0),
+            sequences: tensor.shape().first().copied().unwrap_or(0),
             ..Content::default()
         };
         Self::new(tensor, block_size, content)
@@ -319,8 +318,7 @@ impl BlockTable {
     }
 
     fn axis(&self, axis: usize) -> usize {
-        let size = self.tensor.shape().get(axis).copied().unwrap_or(0);
-        usize::try_from(size).unwrap_or(0)
+        self.tensor.shape().get(axis).copied().unwrap_or(0)
     }
 }
 

@@ -71,14 +71,14 @@ impl FusedInferAttention {
     }
 
     /// Number of query heads (`numHeads`). Unset: 1.
-    pub fn heads(mut self, num_heads: i64) -> Self {
-        self.num_heads = Some(num_heads);
+    pub fn heads(mut self, num_heads: usize) -> Self {
+        self.num_heads = Some(i64::try_from(num_heads).unwrap_or(i64::MAX));
         self
     }
 
     /// Number of key and value heads, a divisor of the query heads (`numKeyValueHeads`). Unset: as many as query heads.
-    pub fn kv_heads(mut self, num_key_value_heads: i64) -> Self {
-        self.num_key_value_heads = num_key_value_heads;
+    pub fn kv_heads(mut self, num_key_value_heads: usize) -> Self {
+        self.num_key_value_heads = i64::try_from(num_key_value_heads).unwrap_or(i64::MAX);
         self
     }
 

@@ -281,7 +281,7 @@ fn download(stream: &Stream, tensor: Option<AnyTensor>) -> Result<Option<CaseTen
         return Ok(None);
     };
     let bytes = tensor.download_bytes(stream)?;
-    Ok(CaseTensor::new(tensor.dtype(), tensor.shape(), bytes).ok())
+    Ok(CaseTensor::new(tensor.dtype(), &tensor.desc().shape, bytes).ok())
 }
 
 fn compare(

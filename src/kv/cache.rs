@@ -108,10 +108,8 @@ impl CacheShape {
         if self.format != Cache::BnNBsD {
             return Ok(rows);
         }
-        let heads = i64::try_from(self.kv_heads).ok();
         match *rows.shape() {
-            [_, of, dim] if Some(of) == heads => {
-                let dim = usize::try_from(dim).unwrap_or(0);
+            [_, of, dim] if of == self.kv_heads => {
                 rows.reshape([tokens.saturating_mul(self.kv_heads), 1, dim])
             }
             _ => Err(Error::invalid(
@@ -124,11 +122,10 @@ impl CacheShape {
 
     /// A cache as it is written: split, each head of a block a block of its own.
     fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
-        let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
         match (self.format, cache.shape()) {
             (Cache::BnNBsD, &[blocks, heads, block_size, dim]) => {
-                let blocks = size(blocks).saturating_mul(size(heads));
-                cache.reshape([blocks, size(block_size), size(dim)])
+                let blocks = blocks.saturating_mul(heads);
+                cache.reshape([blocks, block_size, dim])
             }
             _ => Ok(cache.clone()),
         }
@@ -282,7 +279,7 @@ impl<T: Element> PagedKvCache<T> {
         value: &Tensor<T>,
     ) -> Result<CacheWrite> {
         let rows = key.shape().first().copied().unwrap_or(0);
-        if usize::try_from(rows) != Ok(slots.len()) {
+        if rows != slots.len() {
             return Err(refused(
                 Rule::SlotCount,
                 format_args!("{} slots", slots.len()),

@@ -131,7 +131,7 @@ impl<T: Element> LayerCache<T> {
         for (cache, target) in [(&self.key, key), (&self.value, value)] {
             let tokens = tokens(cache, rows.block_size)?;
             let count = target.shape().first().copied().unwrap_or(0);
-            if usize::try_from(count) != Ok(rows.len()) {
+            if count != rows.len() {
                 return Err(Error::invalid(
                     "target",
                     target.desc(),
@@ -154,16 +154,13 @@ impl<T: Element> LayerCache<T> {
 
 /// A cache as `[tokens, N * D]`.
 fn tokens<T: Element>(cache: &Tensor<T>, block_size: u32) -> Result<Tensor<T>> {
-    let size = i64::from(block_size);
+    let size = block_size as usize;
     let shape = match *cache.shape() {
         [blocks, of, hidden] if of == size => Some((blocks, hidden)),
         [blocks, 1, of, dim] if of == size => Some((blocks, dim)),
         _ => None,
     };
-    let shape = shape.and_then(|(blocks, hidden)| {
-        let tokens = usize::try_from(blocks.checked_mul(size)?).ok()?;
-        Some([tokens, usize::try_from(hidden).ok()?])
-    });
+    let shape = shape.and_then(|(blocks, hidden)| Some([blocks.checked_mul(size)?, hidden]));
     match shape {
         Some(shape) => cache.reshape(shape),
         None => Err(Error::invalid(

@@ -182,7 +182,6 @@ impl ScatterPaKvCache {
 
     /// A cache in the operator's axes.
     fn view(&self, cache: &AnyTensor, rows: &AnyTensor) -> Result<AnyTensor> {
-        let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
         let shape = match (self.order, cache.shape(), rows.shape()) {
             (CacheOrder::Norm, &[blocks, block_size, hidden], &[_, heads, dim])
                 if heads.checked_mul(dim) == Some(hidden) =>
@@ -198,7 +197,7 @@ impl ScatterPaKvCache {
         };
         // A strided one is left for the contract to refuse.
         match cache.is_contiguous() {
-            true => cache.reshape(shape.map(size)),
+            true => cache.reshape(shape),
             false => Ok(cache.clone()),
         }
     }

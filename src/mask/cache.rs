@@ -366,8 +366,7 @@ fn bytes_of(tensor: &AnyTensor) -> usize {
 }
 
 fn side(tensor: &AnyTensor) -> u64 {
-    let rows = tensor.shape().first().copied().unwrap_or(0);
-    u64::try_from(rows).unwrap_or(0)
+    tensor.shape().first().map_or(0, |rows| *rows as u64)
 }
 
 impl fmt::Debug for MaskCache {

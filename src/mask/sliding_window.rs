@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use ascend_spec::{MaskGeometry, SparseMode};
 
 use crate::error::Result;
+use crate::kv::{Refused, Rule, refused};
 use crate::tensor::AnyTensor;
 
 use super::form::MaskForm;
@@ -22,14 +23,22 @@ pub struct SlidingWindow {
 }
 
 impl SlidingWindow {
-    /// A window of so many keys; `None` for 0.
-    pub const fn new(keys_including_self: u32) -> Option<Self> {
-        match NonZeroU32::new(keys_including_self) {
-            Some(keys_including_self) => Some(Self {
-                keys_including_self,
-            }),
-            None => None,
-        }
+    /// A window of so many keys.
+    ///
+    /// # Errors
+    /// [`Rule::MaskWindow`] for 0 keys or more than 32 bits count.
+    pub fn new(keys_including_self: usize) -> Result<Self, Refused> {
+        let keys = u32::try_from(keys_including_self).ok();
+        keys.and_then(NonZeroU32::new)
+            .map(Self::from)
+            .ok_or_else(|| {
+                refused(
+                    Rule::MaskWindow,
+                    format_args!("a window of {keys_including_self} keys"),
+                    format_args!("1 to {}, the query's own among them", u32::MAX),
+                    "leave the window out where every key is seen",
+                )
+            })
     }
 
     /// The operator's `pre_tokens`.

@@ -123,8 +123,8 @@ impl MergeState {
         for part in parts {
             part.attention.on("attention", context)?;
             part.softmax_lse.0.on("softmax_lse", context)?;
-            let given = (part.attention.shape(), part.softmax_lse.0.shape());
-            if given != (&out.shape[..], &lse_out.shape[..]) {
+            let given = (part.attention.desc().shape, part.softmax_lse.0.desc().shape);
+            if given != (out.shape, lse_out.shape) {
                 return Err(Error::invalid(
                     "parts",
                     format_args!(
@@ -485,7 +485,7 @@ impl MergePlan {
 
 /// Refuses a tensor of another shape. Rows that do not lie one behind the other are refused when they are viewed as such.
 pub(super) fn same(argument: &'static str, tensor: &AnyTensor, planned: &TensorDesc) -> Result<()> {
-    if tensor.shape() == &planned.shape[..] && tensor.dtype() == planned.dtype {
+    if tensor.desc().shape == planned.shape && tensor.dtype() == planned.dtype {
         Ok(())
     } else {
         Err(not_as_planned(argument, tensor.desc(), planned))

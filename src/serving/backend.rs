@@ -49,8 +49,8 @@ impl AttentionShape {
     /// A call with these heads and this scale.
     pub(super) fn call(&self, layout: Layout) -> FusedInferAttention {
         FusedInferAttention::new(layout)
-            .heads(count(self.heads))
-            .kv_heads(count(self.kv_heads))
+            .heads(self.heads)
+            .kv_heads(self.kv_heads)
             .scale(self.scale)
     }
 }
@@ -62,8 +62,7 @@ pub(super) fn count(size: usize) -> i64 {
 
 /// Size of an axis.
 pub(super) fn size(tensor: &AnyTensor, axis: usize) -> usize {
-    let size = tensor.shape().get(axis).copied().unwrap_or(0);
-    usize::try_from(size).unwrap_or(0)
+    tensor.shape().get(axis).copied().unwrap_or(0)
 }
 
 /// What all layers of a step share.

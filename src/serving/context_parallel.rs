@@ -331,7 +331,7 @@ fn sizes<T: Element>(query: &Tensor<T>) -> Result<[usize; 3]> {
     let &[rows, heads, dim] = query.shape() else {
         return Err(Error::invalid("query", query.desc(), "[tokens, N, D]"));
     };
-    Ok([rows, heads, dim].map(|size| usize::try_from(size).unwrap_or(0)))
+    Ok([rows, heads, dim])
 }
 
 /// Single rows, `[B, N, D]`, as `[B, N, 1, D]`: the same elements in the same order.

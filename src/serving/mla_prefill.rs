@@ -128,7 +128,7 @@ impl<T: Element> MlaPrefill<T> {
             value: empty(all, dim)?,
         };
 
-        let call = step.shape.call(Layout::Tnd).kv_heads(count(heads));
+        let call = step.shape.call(Layout::Tnd).kv_heads(heads);
         let lengths = CallLengths::PackedDense {
             q: &part.q_ends,
             kv: &part.q_ends,

@@ -69,8 +69,6 @@ impl TreeVerification {
             let given = tensors.query.desc();
             return Err(Error::invalid("query", given, "[B, N, nodes, D]"));
         };
-        let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
-        let (requests, nodes) = (size(requests), size(nodes));
         if (trees.len(), cached.lengths().len()) != (requests, requests) {
             return Err(refused(
                 Rule::LengthsBatch,

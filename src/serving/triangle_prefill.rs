@@ -104,10 +104,10 @@ impl TrianglePrefill {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<TrianglePlan> {
-        let rows = query.shape().first().copied().unwrap_or(0).unsigned_abs();
+        let rows = query.shape().first().copied().unwrap_or(0) as u64;
         let keys = key.shape().first().copied().unwrap_or(0);
         let wanted = first_row.saturating_add(rows);
-        if u64::try_from(keys) != Ok(wanted) {
+        if keys as u64 != wanted {
             return Err(Error::invalid(
                 "key",
                 format_args!("{keys} keys"),
@@ -137,7 +137,6 @@ impl TrianglePrefill {
         let &[rows, heads, dim] = query.shape() else {
             return Err(Error::invalid("query", query.desc(), "[rows, N, D]"));
         };
-        let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
         let saved = |(_, _, choice): &Chosen| match choice {
             TriangleChoice::Sparse { saved_pairs, .. } => *saved_pairs,
             TriangleChoice::Dense(_) => 0,
@@ -157,7 +156,7 @@ impl TrianglePrefill {
         });
         Ok(TrianglePlan {
             segments: segments.collect::<Result<_>>()?,
-            shape: [size(rows), size(heads), size(dim)],
+            shape: [rows, heads, dim],
             saved_pairs,
         })
     }

@@ -13,7 +13,7 @@ use crate::memory::{Element, Memory, vec_from, zeros};
 use crate::runtime::{Context, Stream};
 
 use super::Tensor;
-use super::shape::{bytes_of, dims, has_len};
+use super::shape::{Sizes, bytes_of, dims, has_len};
 
 /// A tensor on a device whose element type is known at run time.
 ///
@@ -30,6 +30,8 @@ pub struct AnyTensor {
     pub(super) start: usize,
     /// `offset` is 0: it is in `start`.
     desc: TensorDesc,
+    /// Those of `desc`.
+    sizes: Sizes,
 }
 
 impl AnyTensor {
@@ -51,6 +53,7 @@ impl AnyTensor {
             memory,
             start,
             desc,
+            sizes: Sizes::of(&desc.shape),
         })
     }
 
@@ -116,11 +119,12 @@ impl AnyTensor {
     }
 
     /// Sizes of the axes.
-    pub fn shape(&self) -> &[i64] {
-        &self.desc.shape
+    #[inline]
+    pub fn shape(&self) -> &[usize] {
+        self.sizes.as_slice()
     }
 
-    /// Steps of the axes, in elements.
+    /// Steps of the axes, in elements, as CANN takes them.
     pub fn strides(&self) -> &[i64] {
         &self.desc.strides
     }
@@ -223,6 +227,7 @@ impl AnyTensor {
             memory: Arc::clone(&self.memory),
             start,
             desc: TensorDesc { shape, ..self.desc },
+            sizes: Sizes::of(&shape),
         })
     }
 
@@ -317,7 +322,7 @@ impl AnyTensor {
             if let Some(from) = all.get(at..at.saturating_add(size)) {
                 element.copy_from_slice(from);
             }
-            for (axis, &dim) in self.shape().iter().enumerate().rev() {
+            for (axis, &dim) in self.desc.shape.iter().enumerate().rev() {
                 index[axis] += 1;
                 if index[axis] < dim {
                     break;

@@ -4,6 +4,33 @@ use ascend_spec::{Dims, TensorDesc};
 
 use crate::error::{Error, Result};
 
+/// Sizes of a tensor's axes, as the safe layer counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    sizes: [usize; Dims::MAX_RANK],
+    rank: usize,
+}
+
+impl Sizes {
+    /// The sizes of a shape, none of which is negative in a tensor that exists.
+    #[inline]
+    pub(super) fn of(shape: &Dims) -> Self {
+        let mut sizes = [0; Dims::MAX_RANK];
+        for (size, dim) in sizes.iter_mut().zip(shape.iter()) {
+            *size = usize::try_from(*dim).unwrap_or(0);
+        }
+        Self {
+            sizes,
+            rank: shape.rank(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn as_slice(&self) -> &[usize] {
+        self.sizes.get(..self.rank).unwrap_or(&self.sizes)
+    }
+}
+
 /// A shape as CANN takes it.
 pub(super) fn dims(shape: &[usize]) -> Result<Dims> {
     let refused = || {

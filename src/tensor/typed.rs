@@ -122,16 +122,13 @@ impl<T: Element> Tensor<T> {
     /// axes; as for [`Tensor::download`] and [`Stream::upload`].
     pub fn padded(&self, stream: &Stream, size: usize) -> Result<Self> {
         let (outer, now) = match self.shape() {
-            [outer @ .., now] => (outer, usize::try_from(*now).unwrap_or(usize::MAX)),
+            [outer @ .., now] => (outer, *now),
             [] => return Err(Error::invalid("tensor", self.desc(), "one with axes")),
         };
         if size < now {
             return Err(Error::invalid("size", size, format_args!("{now} or more")));
         }
-        let mut shape: Vec<usize> = outer
-            .iter()
-            .map(|dim| usize::try_from(*dim).unwrap_or(0))
-            .collect();
+        let mut shape = outer.to_vec();
         shape.push(size);
         let rows = self.len().checked_div(now).unwrap_or(0);
         let target = Self::of(AnyTensor::empty(

@@ -104,7 +104,7 @@ pub const CALLS: &[Call] = &[
         ask_device(masks.causal(origin(draw)));
         ask_device(masks.band(draw.i64(), draw.i64()));
         ask_device(masks.sliding_window(SlidingWindow::from(window)));
-        let _ = SlidingWindow::new(draw.u32());
+        let _ = SlidingWindow::new(draw.usize());
         masks.cache().set_bound(draw.usize());
         let _ = masks.cache().counts();
     }),

@@ -68,7 +68,7 @@ impl Model {
         let cache = PagedKvCache::new(device, BLOCKS, BLOCK_SIZE, shape, pad).unwrap();
         let mask = settings(&cache).causality.mask(&device.masks()).unwrap();
         let call = FusedInferAttention::new(Layout::Tnd)
-            .heads(HEADS as i64)
+            .heads(HEADS)
             .kv_heads(1)
             .scale(0.125)
             .mask(mask);

@@ -82,7 +82,7 @@ impl Sample {
     /// The call, for tensors of this shape.
     pub fn attention(device: &Device) -> FusedInferAttention {
         FusedInferAttention::new(Layout::Bnsd)
-            .heads(Self::SHAPE[1] as i64)
+            .heads(Self::SHAPE[1])
             .scale(Self::SCALE)
             .mask(device.masks().causal(CausalOrigin::RightDown).unwrap())
     }

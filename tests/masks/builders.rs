@@ -50,7 +50,7 @@ proptest! {
             is(&stream, ("matrix", masks.causal_matrix(origin, r, k, form).unwrap()), size, causal)?;
             is(&stream, ("view", masks.causal_view(origin, r, k, form).unwrap()), size, causal)?;
         }
-        let window = masks.sliding_window_matrix(window(w), r, k, form).unwrap();
+        let window = masks.sliding_window_matrix(window(w as usize), r, k, form).unwrap();
         let sees = |i: i64, j: i64| j <= i + shift && i + shift - j < i64::from(w);
         is(&stream, ("window", window), size, sees)?;
         let mask = tensor(masks.prefix(prefix as usize, r, k).unwrap());

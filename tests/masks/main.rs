@@ -15,6 +15,6 @@ mod tensors;
 
 use ascend_attention::SlidingWindow;
 
-fn window(keys: u32) -> SlidingWindow {
+fn window(keys: usize) -> SlidingWindow {
     SlidingWindow::new(keys).unwrap()
 }

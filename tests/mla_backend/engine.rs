@@ -181,7 +181,7 @@ impl<'a> Engine<'a> {
             let result = |output: &Option<Tensor<bf16>>, shape: [usize; 3]| match output {
                 None => Vec::new(),
                 Some(output) => {
-                    assert_eq!(output.shape(), shape.map(|size| size as i64));
+                    assert_eq!(output.shape(), shape);
                     exact(&output.download(stream).unwrap())
                 }
             };

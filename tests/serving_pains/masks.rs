@@ -44,7 +44,7 @@ impl Call {
 
     fn with(mask: Mask) -> FusedInferAttention {
         FusedInferAttention::new(Layout::Bnsd)
-            .heads(HEADS as i64)
+            .heads(HEADS)
             .scale(0.125)
             .mask(mask)
     }
@@ -211,8 +211,8 @@ fn pain_28_masks_that_are_dropped() {
     let mask = masks.custom(&mask).unwrap();
     let outcome = FusedInferAttention::new(Layout::Tnd)
         .scale(1.0)
-        .heads(HEADS as i64)
-        .kv_heads(HEADS as i64)
+        .heads(HEADS)
+        .kv_heads(HEADS)
         .actual_seq_lengths([ROWS as i64])
         .actual_seq_lengths_kv([KEYS as i64])
         .mask(mask.clone())

@@ -71,8 +71,8 @@ fn pain_05_head_dimensions_of_packed_calls() {
     let tensors = [rows(1), rows(2), rows(3)];
     let call = |layout| {
         FusedInferAttention::new(layout)
-            .heads(heads as i64)
-            .kv_heads(heads as i64)
+            .heads(heads)
+            .kv_heads(heads)
             .scale(1.0 / (dim as f64).sqrt())
     };
     // With a batch axis 80 is taken as it is.
@@ -142,7 +142,7 @@ fn pain_20_strided_keys_and_values() {
     let strided = packed.permute([0, 2, 1, 3]).unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd)
         .scale(1.0)
-        .heads(heads as i64);
+        .heads(heads);
     let error = call.plan(&strided, &strided, &strided).unwrap_err();
     assert!(
         matches!(&error, Error::Violation(violation) if violation.rule.id == "tensor.strided"),
@@ -153,7 +153,7 @@ fn pain_20_strided_keys_and_values() {
     let got = plan.launch(&stream, &copy, &copy, &copy).unwrap();
     let call = FusedInferAttention::new(Layout::Bsnd)
         .scale(1.0)
-        .heads(heads as i64);
+        .heads(heads);
     let plan = call.plan(&packed, &packed, &packed).unwrap();
     let want = plan.launch(&stream, &packed, &packed, &packed).unwrap();
     let want = want.attention.permute([0, 2, 1, 3]).unwrap();

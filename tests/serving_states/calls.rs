@@ -93,8 +93,8 @@ fn decoding_over_an_int8_cache() {
     let kv = PerRequest::new(vec![130, 7]).unwrap();
     let shape = AttentionShape::new(HEADS, KV_HEADS, 128);
     let call = FusedInferAttention::new(Layout::Bnsd)
-        .heads(HEADS as i64)
-        .kv_heads(KV_HEADS as i64)
+        .heads(HEADS)
+        .kv_heads(KV_HEADS)
         .scale(shape.scale)
         .inner_precise(InnerPrecise::HighPerformance);
     let call = CallLengths::Batched { q: None, kv: &kv }.apply(call);

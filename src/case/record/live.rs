@@ -284,8 +284,7 @@ fn is_compressed(desc: &TensorDesc, bytes: &[u8]) -> bool {
 }
 
 fn axis(tensor: &AnyTensor, axis: usize) -> usize {
-    let size = tensor.shape().get(axis).copied().unwrap_or(0);
-    usize::try_from(size).unwrap_or(0)
+    tensor.shape().get(axis).copied().unwrap_or(0)
 }
 
 /// Bytes of a packed tensor.
