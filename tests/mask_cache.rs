@@ -162,7 +162,7 @@ fn many_threads_make_each_mask_once() {
                     let number = (step + thread % 7) % MASKS;
                     let form = [MaskForm::BOOL, MaskForm::INT8][number % 2];
                     let masks = device.masks();
-                    let keys = window(number as usize / 2 + 1);
+                    let keys = window(number / 2 + 1);
                     let mask = masks.sliding_window_matrix(keys, 2, 501, form).unwrap();
                     addresses[number] = mask.as_raw().addr();
                 }

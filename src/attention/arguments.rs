@@ -158,7 +158,7 @@ impl Arguments {
                         .iter()
                         .map(|id| i32::from_le_bytes(*id))
                         .collect();
-                    places.admits_table(&table, usize::try_from(columns).unwrap_or(0))?;
+                    places.admits_table(&table, columns)?;
                 }
                 _ => {
                     let size = bytes.as_chunks().0.first().copied().map(i64::from_le_bytes);

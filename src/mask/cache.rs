@@ -53,7 +53,7 @@ struct State {
 }
 
 enum Slot {
-    Ready(Ready),
+    Ready(Box<Ready>),
     Making(Arc<Mutex<Pending>>),
 }
 
@@ -208,7 +208,7 @@ impl MaskCache {
                     bytes,
                     asked: state.now,
                 };
-                state.slots.insert(*key, Slot::Ready(ready));
+                state.slots.insert(*key, Slot::Ready(Box::new(ready)));
             } else {
                 if kept {
                     state.counts.bytes = state.counts.bytes.saturating_sub(bytes);

@@ -58,7 +58,7 @@ enum Keys {
     /// These rows of packed keys.
     Packed(Range<usize>),
     /// A cache, by this table.
-    Paged(BlockTable),
+    Paged(Box<BlockTable>),
 }
 
 /// Rows that one call computes, or two that are merged.
@@ -218,7 +218,7 @@ impl<T: Element> Parts<'_, T> {
                 let table = BlockTable::from_rows(self.stream, &rows, block_size)?;
                 let call = CallLengths::PackedPaged { q, kv }.apply(call);
                 let plan = call.plan_with(&Inputs::new(&query, key, value).paged(&table))?;
-                (Keys::Paged(table), plan)
+                (Keys::Paged(Box::new(table)), plan)
             }
         };
         Ok(Call { rows, keys, plan })
