@@ -199,7 +199,10 @@ fn windows_show_as_many_keys_as_they_say_at_every_size() {
         }
         masks.cache().clear();
     }
-    assert_eq!(SlidingWindow::new(0).unwrap_err().rule, ascend_attention::kv::Rule::MaskWindow);
+    assert_eq!(
+        SlidingWindow::new(0).unwrap_err().rule,
+        ascend_attention::kv::Rule::MaskWindow
+    );
     let mode = masks.sliding_window(window(7)).unwrap();
     let tokens = (mode.sparse_mode(), mode.pre_tokens(), mode.next_tokens());
     assert_eq!(tokens, (SparseMode::Band, 6, 0));
