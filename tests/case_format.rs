@@ -169,7 +169,7 @@ fn names_that_the_reader_does_not_know_are_errors() {
         (("Num_heads", "1"), "unknown metadata key \"Num_heads\""),
         (
             ("prefix", "[1]"),
-            "`prefix` is no argument of fused_infer_attention_score",
+            "\"prefix\" is no argument of fused_infer_attention_score",
         ),
     ] {
         let error = error(&with(&[changes])).to_string();
@@ -439,5 +439,38 @@ fn a_file_that_cannot_be_read_is_named() {
             error.to_string().contains(&path.display().to_string()),
             "{error}"
         );
+    }
+}
+
+#[test]
+fn messages_name_the_value_what_is_expected_and_the_fix_and_repeat_no_hostile_text() {
+    // Names as long and as wild as a file makes them.
+    let wild = format!("\u{1b}[2J\n{}", "x".repeat(100_000));
+    let wild: &'static str = Box::leak(wild.into_boxed_str());
+    for bytes in [
+        with(&[(wild, "1")]),
+        with(&[("version", wild)]),
+        with(&[("op", wild)]),
+        with(&[("scale", wild)]),
+        with_tensors(&[(wild, "F16", &[2], 4)]),
+        with_tensors(&[("key.1", wild, &[2], 4)]),
+    ] {
+        let message = error(&bytes).to_string();
+        assert!(message.len() < 500, "{} bytes", message.len());
+        assert!(!message.contains(['\n', '\u{1b}']), "{message}");
+    }
+    let cut = file(BASE, TENSORS);
+    for (bytes, says) in [
+        (&b"abc"[..], "3 bytes, where its first 8 say"),
+        (&b"12345678901"[..], "but only 3 follow"),
+        (&cut[..cut.len() - 1], "the file was cut off"),
+        (&with(&[("prefix", "[1]")])[..], "leave it out"),
+        (
+            &with(&[("expect_status", "3")])[..],
+            "leave it out, or expect the refusal",
+        ),
+    ] {
+        let message = error(bytes).to_string();
+        assert!(message.contains(says), "{says}: {message}");
     }
 }

@@ -199,7 +199,7 @@ fn trees_and_tensors_are_read_from_files() {
     fs::write(&file, "-1 5").unwrap();
     refused(&tree, "token 1 has parent 5");
     fs::write(&file, "-1 x").unwrap();
-    refused(&tree, "x: a token's number");
+    refused(&tree, "\"x\": a token's parent");
     refused(&["tree"], "--tree FILE");
 
     fs::write(&file, "#.#\n.##\n").unwrap();

@@ -222,8 +222,10 @@ impl FusedInferAttention {
         if self.scale.is_none() {
             // A broken rule says more.
             let (api, soc) = (context.runtime().api(), context.soc()?);
-            operator::choose(api, soc, &call, &self.allowed.ids()?).map_err(named)?;
-            return Err(unset::scale(&call));
+            let broken = operator::choose(api, soc, &call, &self.allowed.ids()?).err();
+            let error = broken.map_or_else(|| unset::scale(&call), named);
+            let mask = self.mask.tensor();
+            return Err(Plan::refused(context, &call, mask, bindings, error));
         }
         Plan::new(
             context,

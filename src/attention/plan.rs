@@ -120,13 +120,23 @@ impl Plan {
         bindings: &impl Bindings,
         reading: Reading,
     ) -> Result<Self> {
-        let planned = Self::prepare(context, call, allowed, mask, bindings, reading);
-        if let Err(error) = &planned
-            && case::is_on()
-        {
-            case::failed(LiveCall::new(context, call, mask, bindings), None, error);
+        Self::prepare(context, call, allowed, mask, bindings, reading)
+            .map_err(|error| Self::refused(context, call, mask, bindings, error))
+    }
+
+    /// Why a call is not planned, recorded for those who want to know.
+    #[cold]
+    pub(super) fn refused(
+        context: &Arc<Context>,
+        call: &FiaCall<'_>,
+        mask: Option<&AnyTensor>,
+        bindings: &impl Bindings,
+        error: Error,
+    ) -> Error {
+        if case::is_on() {
+            case::failed(LiveCall::new(context, call, mask, bindings), None, &error);
         }
-        planned
+        error
     }
 
     fn prepare(

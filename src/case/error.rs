@@ -24,16 +24,20 @@ pub enum CaseError {
     #[error("not a parameter case: {0}")]
     NotJson(String),
     /// A name appears twice in the header, so that the file says two things.
-    #[error("{0:?} appears twice in the header")]
+    #[error("{} appears twice in the header; keep one of them", quoted(.0))]
     Duplicate(String),
     /// A metadata key that every case has is missing.
-    #[error("metadata key `{0}` is missing")]
+    #[error("metadata key `{0}` is missing: every case has it; add it")]
     MissingKey(&'static str),
     /// A metadata key that the format does not have.
-    #[error("unknown metadata key {0:?}")]
+    #[error(
+        "unknown metadata key {}: misspelt, or of a later release; the documentation of `ascend_attention::case` lists the \
+         keys",
+        quoted(.0)
+    )]
     UnknownKey(String),
     /// A metadata key that only other operators take.
-    #[error("metadata key `{key}` is no argument of {op}")]
+    #[error("metadata key {} is no argument of {op}; leave it out", quoted(key))]
     ForeignKey {
         /// The key.
         key: String,
@@ -41,13 +45,13 @@ pub enum CaseError {
         op: &'static str,
     },
     /// The file is some other kind of safetensors file.
-    #[error("unknown format {0:?}; a case has `ascend-attention-case`")]
+    #[error("unknown format {}; a case has `ascend-attention-case`", quoted(.0))]
     UnknownFormat(String),
     /// A version of the format that this release does not read.
-    #[error("unknown version {0:?} of the case format; this release reads version 1")]
+    #[error("unknown version {} of the case format; this release reads version 1", quoted(.0))]
     UnknownVersion(String),
     /// An operator that this release does not know.
-    #[error("unknown op {0:?}; this release knows `fused_infer_attention_score`")]
+    #[error("unknown op {}; this release knows `fused_infer_attention_score`", quoted(.0))]
     UnknownOp(String),
     /// A metadata value that cannot be read as what the key needs.
     #[error("metadata key `{key}` is {value:?}; it takes {expected}")]
@@ -60,13 +64,25 @@ pub enum CaseError {
         expected: &'static str,
     },
     /// A tensor that the operator does not have.
-    #[error("unknown tensor {0:?}: the operator has no parameter of this name")]
+    #[error(
+        "unknown tensor {}: the operator has no parameter of this name; its parameters are named in snake case, without \
+         `Optional`, as `case::Parameter` lists them",
+        quoted(.0)
+    )]
     UnknownTensor(String),
     /// A tensor that the call needs is not in the file.
-    #[error("tensor `{0}` is missing")]
+    #[error(
+        "tensor `{0}` is missing: a call has query, key and value, `atten_mask_kind` `tensor` an atten_mask, and a list all \
+         its numbers from 0 on; add it, or let `expect` be `reject` if it has to be missing"
+    )]
     MissingTensor(String),
     /// An element type that the format and CANN do not share.
-    #[error("tensor `{tensor}` is {dtype}, which has no counterpart on the other side")]
+    #[error(
+        "tensor {} is {}; allowed are the element types that safetensors and CANN share: F16 and BF16, F32 and F64, I8 to \
+         I64, U8 to U64, BOOL and the 8-bit floats",
+        quoted(tensor),
+        quoted(dtype)
+    )]
     Dtype {
         /// The tensor.
         tensor: String,
@@ -74,7 +90,9 @@ pub enum CaseError {
         dtype: String,
     },
     /// Expected outputs are F32, whatever the operator's output is.
-    #[error("expected output `{tensor}` is {dtype}; expected outputs are F32")]
+    #[error(
+        "expected output `{tensor}` is {dtype}; expected outputs are F32, whatever the operator's are: convert it"
+    )]
     ExpectedDtype {
         /// The tensor.
         tensor: &'static str,
@@ -82,7 +100,11 @@ pub enum CaseError {
         dtype: String,
     },
     /// A shape that no tensor of CANN has, or that does not match the data.
-    #[error("tensor `{tensor}` has {given}; allowed: {allowed}")]
+    #[error(
+        "tensor {} has {}; allowed: {allowed}",
+        quoted(tensor),
+        shortened(given)
+    )]
     Shape {
         /// The tensor.
         tensor: String,
@@ -114,9 +136,14 @@ impl CaseError {
     }
 }
 
+/// A name from a file, which may hold anything.
+fn quoted(text: &str) -> String {
+    format!("{:?}", shortened(text))
+}
+
 /// The beginning of a text that may be as long as a hostile file makes it.
 pub(super) fn shortened(text: &str) -> String {
-    const LONGEST: usize = 60;
+    const LONGEST: usize = 80;
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),

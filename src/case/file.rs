@@ -156,7 +156,7 @@ impl Case {
             (false, None) => Expect::Ok,
             (false, Some(_)) => {
                 return Err(CaseError::Contradiction(
-                    "there is an `expect_status`, but `expect` is not `reject`",
+                    "there is an `expect_status`, but `expect` is not `reject`: leave it out, or expect the refusal",
                 ));
             }
         };
@@ -299,8 +299,12 @@ fn list(
         return match found.is_empty() {
             true => Ok(vec![single]),
             false => Err(CaseError::Contradiction(match name {
-                "key" => "there are both `key` and `key.0`, `key.1`, ...",
-                _ => "there are both `value` and `value.0`, `value.1`, ...",
+                "key" => {
+                    "there are both `key` and `key.0`, `key.1`, ...: one tensor is `key`, a list has numbers"
+                }
+                _ => {
+                    "there are both `value` and `value.0`, `value.1`, ...: one tensor is `value`, a list has numbers"
+                }
             })),
         };
     }

@@ -30,13 +30,23 @@ impl Header {
     /// Reads and checks the header of a file.
     pub(super) fn read(file: &[u8]) -> Result<Self, CaseError> {
         let broken = |text: &str| CaseError::NotSafetensors(text.to_owned());
-        let (prefix, rest) = file
-            .split_first_chunk::<PREFIX>()
-            .ok_or_else(|| broken("shorter than 8 bytes"))?;
-        let header = usize::try_from(u64::from_le_bytes(*prefix))
+        let (prefix, rest) = file.split_first_chunk::<PREFIX>().ok_or_else(|| {
+            broken(&format!(
+                "{} bytes, where its first 8 say how long the header is",
+                file.len()
+            ))
+        })?;
+        let length = u64::from_le_bytes(*prefix);
+        let header = usize::try_from(length)
             .ok()
             .and_then(|length| rest.get(..length))
-            .ok_or_else(|| broken("the header is longer than the file"))?;
+            .ok_or_else(|| {
+                broken(&format!(
+                    "its first 8 bytes say that the header has {length} bytes, but only {} follow: the file is of another \
+                     kind, or was cut off",
+                    rest.len()
+                ))
+            })?;
         let entries: Entries =
             serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
         let Entries { metadata, tensors } = entries;
@@ -49,7 +59,10 @@ impl Header {
         Metadata::new(None, sorted)
             .map_err(|error| CaseError::NotSafetensors(error.to_string()))?;
         if end != rest.len() - header.len() {
-            return Err(broken("the data is not as long as the header says"));
+            return Err(broken(&format!(
+                "{} bytes of data, where the header describes {end}: the file was cut off, or something was added",
+                rest.len() - header.len()
+            )));
         }
         Ok(Self {
             metadata: metadata.entries,
@@ -111,7 +124,9 @@ pub(super) fn write(
 }
 
 fn entries_error(error: &serde_json::Error) -> CaseError {
-    CaseError::NotSafetensors(format!("the header cannot be read: {error}"))
+    // The message may quote any part of the file.
+    let error = super::error::shortened(&error.to_string());
+    CaseError::NotSafetensors(format!("the header cannot be read: {error:?}"))
 }
 
 /// Names and values of a JSON object in the order of the file, and the first name seen twice.

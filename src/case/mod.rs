@@ -176,16 +176,21 @@ impl Case {
             MaskKind::Tensor if !mask => return Err(CaseError::MissingTensor("atten_mask".into())),
             MaskKind::None | MaskKind::Compressed if mask => {
                 return wrong(
-                    "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`",
+                    "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave out the other",
                 );
             }
             MaskKind::Compressed if matches!(self.attributes.sparse_mode, 0 | 1) => {
-                return wrong("sparse modes 0 and 1 have no compressed mask");
+                return wrong(
+                    "`atten_mask_kind` is `compressed`, and `sparse_mode` 0 or 1, which has no compressed mask: give the tensor \
+                     `atten_mask`, or use modes 2 to 4",
+                );
             }
             _ => {}
         }
         if self.tensors.keys().any(|parameter| parameter.is_output()) {
-            return wrong("`attention_out` and `softmax_lse` are expected outputs, not inputs");
+            return wrong(
+                "`attention_out` and `softmax_lse` are expected outputs, not inputs: put them into the fields of these names",
+            );
         }
         if self.expect == Expect::Ok {
             for (there, name) in [
@@ -210,11 +215,15 @@ impl Case {
                 });
             }
             if self.tolerance.is_none() {
-                return wrong("there are expected outputs, but neither `atol` nor `rtol`");
+                return wrong(
+                    "there are expected outputs, but neither `atol` nor `rtol`: give one, 0 for equal numbers",
+                );
             }
         }
         if self.softmax_lse.is_some() && !self.attributes.softmax_lse_flag {
-            return wrong("softmax_lse is expected, but `softmax_lse_flag` is not `true`");
+            return wrong(
+                "softmax_lse is expected, but `softmax_lse_flag` is not `true`: set it, or leave the tensor out",
+            );
         }
         Ok(())
     }

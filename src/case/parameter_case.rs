@@ -38,7 +38,15 @@ impl ParameterCase {
     /// # Errors
     /// [`CaseError::NotJson`] for what is no such object; the errors of case files for unknown names and values.
     pub fn from_json(line: &str) -> Result<Self, CaseError> {
-        let broken = |what: &dyn std::fmt::Display| CaseError::NotJson(what.to_string());
+        let broken = |what: &dyn std::fmt::Display| {
+            // What is quoted of the line may hold anything.
+            CaseError::NotJson(
+                what.to_string()
+                    .escape_debug()
+                    .to_string()
+                    .replace("\\\"", "\""),
+            )
+        };
         let object: Map<String, Value> =
             serde_json::from_str(line).map_err(|error| broken(&error))?;
         let mut case = ParameterCase {

@@ -254,7 +254,8 @@ fn report(
     // The name inside a case file is often the file's.
     let id = match &checked.id {
         id if id.is_empty() || place.to_string().ends_with(id) => String::new(),
-        id => format!(" ({id})"),
+        // A file may call it anything.
+        id => format!(" ({})", id.escape_debug()),
     };
     output.line(format_args!(
         "{place}{id}: {verdict}, {agreement}{}{message}{}{}",

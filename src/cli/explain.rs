@@ -43,10 +43,10 @@ pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
 fn unknown(id: &str) -> String {
     let near = near(id);
     if near.is_empty() {
-        return format!("{id}: no rule or lint of this name; docs/src/rules.md lists them");
+        return format!("{id:?}: no rule or lint of this name; docs/src/rules.md lists them");
     }
     format!(
-        "{id}: no rule or lint of this name; near it: {}",
+        "{id:?}: no rule or lint of this name; near it: {}",
         near.join(", ")
     )
 }

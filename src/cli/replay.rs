@@ -27,7 +27,7 @@ pub(super) struct Arguments {
     #[arg(long, value_enum, default_value_t)]
     backend: BackendChoice,
     /// Number of the device
-    #[arg(long, value_name = "ID", default_value_t = 0)]
+    #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
     device: i32,
     /// Write each case with the outputs computed here, as a case file of the same name, into this folder
     #[arg(long, value_name = "DIR")]
@@ -166,7 +166,12 @@ struct Written(PathBuf);
 impl Written {
     /// Makes the folder, and makes sure that no file of it is an input or is written twice.
     fn into(folder: &Path, files: &[PathBuf]) -> Result<Self, Stop> {
-        let trouble = |error| Stop::Trouble(format!("{}: {error}", folder.display()));
+        let trouble = |error| {
+            Stop::Trouble(format!(
+                "--out {}: {error}; name a folder",
+                folder.display()
+            ))
+        };
         fs::create_dir_all(folder).map_err(trouble)?;
         let folder = folder.canonicalize().map_err(trouble)?;
         let mut names = BTreeMap::new();

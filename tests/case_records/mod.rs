@@ -357,3 +357,27 @@ fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
         faulty.about
     );
 }
+
+#[test]
+fn a_full_folder_takes_no_more_and_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let call = r#"{"id": "one", "inputs": {}, "attrs": {}, "outputs": {}}"#;
+    let call = Recorded::Parameters {
+        call: Box::new(ParameterCase::from_json(call).unwrap()),
+        why: String::new(),
+    };
+    fs::write(folder.path().join("call-002.safetensors"), "another").unwrap();
+    for _ in 0..255 {
+        call.write_into(folder.path()).unwrap();
+    }
+    let full = call.write_into(folder.path()).unwrap_err().to_string();
+    assert!(
+        full.contains("there are 256 recorded calls") && full.contains("move them"),
+        "{full}"
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 256);
+    assert_eq!(
+        fs::read(folder.path().join("call-002.safetensors")).unwrap(),
+        b"another"
+    );
+}

@@ -22,14 +22,19 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
     if sequence >= problem.batch {
         return Err(trouble(
             file,
-            &format_args!("--sequence {sequence}: the call has {}", problem.batch),
+            &format_args!(
+                "--sequence {sequence}: the call has {}, counted from 0",
+                problem.batch
+            ),
         ));
     }
     let geometry = problem.geometry(sequence);
     let (rows, keys) = (geometry.q_len(), geometry.kv_len());
     let title = format!(
         "{}, sequence {sequence} of {}: mode {}, Sq {rows}, Skv {keys}",
-        case.name, problem.batch, problem.mode
+        case.name.escape_debug(),
+        problem.batch,
+        problem.mode
     );
     let tensor = case.tensors.get(&Parameter::AttenMask);
     let formula = match (problem.mask, tensor) {

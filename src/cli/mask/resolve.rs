@@ -280,8 +280,12 @@ fn tree(of: &Arguments) -> Result<(String, Formula), Stop> {
     let numbers = text.split(separates).filter(|word| !word.is_empty());
     let parents: Vec<i64> = numbers
         .map(|word| {
-            word.parse()
-                .map_err(|_| trouble(file, &format_args!("{word}: a token's number, or -1")))
+            word.parse().map_err(|_| {
+                trouble(
+                    file,
+                    &format_args!("{word:?}: a token's parent is a token's number, or -1"),
+                )
+            })
         })
         .collect::<Result<_, _>>()?;
     let tree = TokenTree::new(&parents).map_err(|error| trouble(file, &error))?;
@@ -312,7 +316,10 @@ fn text_mask(file: &Path) -> Result<HostMask, Stop> {
         if line.len() != keys || line.iter().any(|cell| !b"#.".contains(cell)) {
             return Err(trouble(
                 file,
-                &format_args!("line {}: {keys} characters, each `#` or `.`", at + 1),
+                &format_args!(
+                    "line {}: {keys} characters as in the first line, each `#` (visible) or `.` (hidden)",
+                    at + 1
+                ),
             ));
         }
     }
