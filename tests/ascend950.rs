@@ -27,8 +27,7 @@ fn expected(slope: f64, root: bool, lag: f64) -> Vec<f64> {
 
 #[test]
 fn slopes_bend_attention_toward_near_keys() {
-    if harness::on_npu() {
-        // Which product it is, is not the test's to choose.
+    if harness::not_on_npu("which product it is, is not the test's to choose") {
         return;
     }
     // SAFETY: this is the only test of its program, and nothing has started a thread that reads the environment.

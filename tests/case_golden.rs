@@ -277,7 +277,7 @@ fn an_operator_that_does_nothing_fails() {
     ) -> aclnnStatus {
         0
     }
-    let mut functions = ascend_emu::functions();
+    let mut functions = harness::functions();
     functions.aclnnFusedInferAttentionScore = Some(nothing);
     let api = Arc::new(Api::from_functions(functions, "nothing is computed"));
     // SAFETY: the emulation's functions, and one that touches no argument.

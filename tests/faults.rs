@@ -25,9 +25,8 @@ use harness::{Sample, still_works, stream, tensor};
 
 #[test]
 fn a_missing_symbol_is_named_and_hurts_nothing_else() {
-    harness::runtime();
     let with = |change: fn(&mut Functions)| {
-        let mut functions = ascend_emu::functions();
+        let mut functions = harness::functions();
         change(&mut functions);
         let api = Arc::new(Api::from_functions(functions, "emulation, in part"));
         // SAFETY: the functions that are left are the emulation's.
@@ -103,6 +102,9 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
 fn failures_of_launches_and_waits_are_named() {
     use ascend_emu::{Site, inject};
 
+    if harness::not_on_npu("failures are injected into the emulation of this process") {
+        return;
+    }
     let stream = stream();
     let sample = Sample::new(1);
     let [query, key, value] = sample.upload(&stream);
@@ -283,7 +285,7 @@ impl Drop for Raw<'_> {
 /// What a C program does wrong; hardware crashes here, the emulation says what is wrong.
 #[test]
 fn misuse_of_the_raw_table_is_named() {
-    if harness::on_npu() {
+    if harness::not_on_npu("hardware crashes here") {
         return;
     }
     let stream = stream();
@@ -369,7 +371,7 @@ unsafe extern "C" fn growing(
     executor: *mut *mut aclOpExecutor,
 ) -> i32 {
     static CALLS: AtomicU64 = AtomicU64::new(1);
-    let phase_one = ascend_emu::functions()
+    let phase_one = harness::functions()
         .aclnnFusedInferAttentionScoreGetWorkspaceSize
         .unwrap();
     // SAFETY: handed on from the caller.
@@ -415,10 +417,9 @@ unsafe extern "C" fn growing(
 
 #[test]
 fn scratch_memory_grows_while_work_uses_it() {
-    harness::runtime();
     let functions = Functions {
         aclnnFusedInferAttentionScoreGetWorkspaceSize: Some(growing),
-        ..ascend_emu::functions()
+        ..harness::functions()
     };
     let api = Arc::new(Api::from_functions(functions, "emulation that wants more"));
     // SAFETY: the functions are the emulation's, but for asking for more scratch memory.

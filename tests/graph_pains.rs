@@ -43,8 +43,7 @@ fn turn() -> MutexGuard<'static, ()> {
 
 /// The emulation with some functions replaced.
 fn runtime(change: impl FnOnce(&mut Functions)) -> Runtime {
-    harness::runtime();
-    let mut functions = ascend_emu::functions();
+    let mut functions = harness::functions();
     change(&mut functions);
     let api = Arc::new(Api::from_functions(functions, "emulation, watched"));
     // SAFETY: the functions do what CANN's do, or fail as they may.
@@ -113,11 +112,7 @@ unsafe extern "C" fn update_begin(stream: aclrtStream, group: aclrtTaskGrp) -> a
         return 507_899;
     }
     // SAFETY: handed on to the caller.
-    unsafe {
-        ascend_emu::functions()
-            .aclmdlRICaptureTaskUpdateBegin
-            .unwrap()(stream, group)
-    }
+    unsafe { harness::functions().aclmdlRICaptureTaskUpdateBegin.unwrap()(stream, group) }
 }
 
 /// 4233 and others: a step whose update fails halfway leaves the replay waiting. Here it is released, the failure told,
@@ -165,7 +160,7 @@ unsafe extern "C" fn record_event(event: aclrtEvent, stream: aclrtStream) -> acl
         return 507_899;
     }
     // SAFETY: handed on to the caller.
-    unsafe { ascend_emu::functions().aclrtRecordEvent.unwrap()(event, stream) }
+    unsafe { harness::functions().aclrtRecordEvent.unwrap()(event, stream) }
 }
 
 /// The same for a record that fails: without it the replay would wait for ever.
@@ -199,9 +194,7 @@ unsafe extern "C" fn launch(
     drop(workspaces);
     // SAFETY: handed on to the caller.
     unsafe {
-        let launch = ascend_emu::functions()
-            .aclnnFusedInferAttentionScore
-            .unwrap();
+        let launch = harness::functions().aclnnFusedInferAttentionScore.unwrap();
         launch(workspace, bytes, executor, stream)
     }
 }

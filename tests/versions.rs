@@ -26,9 +26,7 @@ use ascend_attention::{
 use harness::still_works;
 
 fn stream_of(change: impl FnOnce(&mut Functions)) -> Stream {
-    // The emulation has to end after everything else.
-    harness::runtime();
-    let mut functions = ascend_emu::functions();
+    let mut functions = harness::functions();
     change(&mut functions);
     let api = Arc::new(Api::from_functions(functions, "emulation, in part"));
     // SAFETY: the functions that are left are the emulation's, or do what those do.

@@ -1,6 +1,8 @@
 //! What the tests share: the backend, data, and an attention of their own.
 //!
-//! `ASCEND_TEST_BACKEND=npu` runs the same tests on hardware.
+//! `ASCEND_TEST_BACKEND=npu` runs the same tests through the dynamic loader: on hardware, or on the emulator laid out as a
+//! toolkit. A test that means nothing there says so by [`not_on_npu`]; the last line of the program counts them, and tells
+//! whether the toolkit was loaded.
 
 #![allow(
     dead_code,
@@ -15,6 +17,11 @@ pub mod reference;
 pub mod schedule;
 pub mod tokens;
 
+use std::io::Write;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
     CausalOrigin, Device, FusedInferAttention, Layout, Output, Plan, Runtime, Stream, Tensor, f16,
 };
@@ -28,14 +35,73 @@ pub fn on_npu() -> bool {
     }
 }
 
+/// Whether a test ends here because it needs the emulation in its own process. Says so, and counts it.
+#[must_use]
+pub fn not_on_npu(why: &str) -> bool {
+    if on_npu() {
+        does_not_apply(why);
+    }
+    on_npu()
+}
+
+/// Says that a test, or the rest of it, does not apply here, and counts it.
+pub fn does_not_apply(why: &str) {
+    tally::begin();
+    tally::WITHOUT.fetch_add(1, Ordering::Relaxed);
+    let thread = std::thread::current();
+    // Past the capture of `print`: a test that passes without having run must be seen.
+    let _ = writeln!(
+        std::io::stderr(),
+        "does not apply: {}: {why}",
+        thread.name().unwrap_or("?")
+    );
+}
+
 /// The runtime under test.
 pub fn runtime() -> Runtime {
     if on_npu() {
-        return Runtime::npu().unwrap();
+        let runtime = Runtime::npu().unwrap();
+        tally::begin();
+        tally::LOADED.store(true, Ordering::Relaxed);
+        return runtime;
     }
     #[cfg(feature = "emulation")]
     watch::begin();
     Runtime::emulated().unwrap()
+}
+
+macro_rules! filled {
+    ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
+        /// The functions that `api` has.
+        fn table_of(api: &Api) -> Functions {
+            Functions { $( $name: api.$name().ok(), )* }
+        }
+    };
+}
+
+use ascend_attention::sys::bindings::*;
+ascend_attention::sys::for_each_function! { filled }
+
+/// The functions of the backend under test, for tests that put some of their own in place of some.
+pub fn functions() -> Functions {
+    static TABLE: OnceLock<Functions> = OnceLock::new();
+    let fill = || {
+        let runtime = runtime();
+        let table = table_of(runtime.api());
+        // The functions are called when this runtime is gone.
+        std::mem::forget(runtime);
+        table
+    };
+    if on_npu() {
+        return TABLE.get_or_init(fill).clone();
+    }
+    #[cfg(feature = "emulation")]
+    {
+        watch::begin();
+        ascend_emu::functions()
+    }
+    #[cfg(not(feature = "emulation"))]
+    TABLE.get_or_init(fill).clone()
 }
 
 pub fn device() -> Device {
@@ -151,6 +217,36 @@ pub fn numbers(seed: u64, n: usize) -> Vec<f32> {
 
 pub fn halves(seed: u64, n: usize) -> Vec<f16> {
     numbers(seed, n).into_iter().map(f16::from_f32).collect()
+}
+
+/// The last line on an NPU.
+mod tally {
+    use std::sync::Once;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    /// Tests that did not apply.
+    pub static WITHOUT: AtomicUsize = AtomicUsize::new(0);
+    /// Whether the libraries of a toolkit were opened.
+    pub static LOADED: AtomicBool = AtomicBool::new(false);
+
+    static BEGIN: Once = Once::new();
+
+    pub fn begin() {
+        BEGIN.call_once(|| {
+            // SAFETY: `tell` is a function of this program and takes nothing from threads that may be gone.
+            assert_eq!(unsafe { libc::atexit(tell) }, 0);
+        });
+    }
+
+    extern "C" fn tell() {
+        let loaded = if LOADED.load(Ordering::Relaxed) {
+            "loaded"
+        } else {
+            "not loaded"
+        };
+        let without = WITHOUT.load(Ordering::Relaxed);
+        eprintln!("toolkit {loaded}, {without} tests did not apply");
+    }
 }
 
 /// On emulation, everything has to be given back when the tests are over, and no misuse may have been found.

@@ -76,7 +76,7 @@ unsafe extern "C" fn tensor(
 ) -> *mut aclTensor {
     // SAFETY: handed on to the caller, who gives `rank` dimensions.
     unsafe {
-        let create = ascend_emu::functions().aclCreateTensor.unwrap();
+        let create = harness::functions().aclCreateTensor.unwrap();
         let made = create(
             dims,
             rank,
@@ -97,7 +97,7 @@ unsafe extern "C" fn tensor(
 unsafe extern "C" fn list(tensors: *const *const aclTensor, count: u64) -> *mut aclTensorList {
     // SAFETY: handed on to the caller, who gives `count` tensors, at least one.
     unsafe {
-        let made = ascend_emu::functions().aclCreateTensorList.unwrap()(tensors, count);
+        let made = harness::functions().aclCreateTensorList.unwrap()(tensors, count);
         let first = (*tensors).addr();
         recorder(|r| r.lists.insert(made.addr(), first));
         made
@@ -107,7 +107,7 @@ unsafe extern "C" fn list(tensors: *const *const aclTensor, count: u64) -> *mut 
 unsafe extern "C" fn array(value: *const i64, count: u64) -> *mut aclIntArray {
     // SAFETY: handed on to the caller, who gives `count` numbers.
     unsafe {
-        let made = ascend_emu::functions().aclCreateIntArray.unwrap()(value, count);
+        let made = harness::functions().aclCreateIntArray.unwrap()(value, count);
         let copy = slice::from_raw_parts(value, count as usize).to_vec();
         recorder(|r| r.arrays.insert(made.addr(), copy));
         made
@@ -228,7 +228,7 @@ mod wrapper {
             };
             r.calls.push(said);
         });
-        let next = ascend_emu::functions()
+        let next = harness::functions()
             .aclnnFusedInferAttentionScoreV4GetWorkspaceSize
             .unwrap();
         // SAFETY: handed on to the caller.
@@ -291,8 +291,7 @@ mod wrapper {
 
     /// An emulation that records calls, all of which go to V4.
     pub fn runtime(inference: bool) -> Runtime {
-        harness::runtime();
-        let mut functions = ascend_emu::functions();
+        let mut functions = harness::functions();
         if inference {
             functions.aclrtGetSocName = Some(inference_product);
         }

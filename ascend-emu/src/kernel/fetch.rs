@@ -206,10 +206,13 @@ impl Kernel for ReadRows<'_> {
                 }
                 (None, _) => self.stream::<f32, S>(simd, &mut places, done, &mut watch),
             };
-            done += streamed.unwrap_or_else(|| {
-                self.fetch(simd, &mut places, done, &mut watch);
-                1
-            });
+            done += match streamed {
+                Some(rows) => rows,
+                None => {
+                    self.fetch(simd, &mut places, done, &mut watch);
+                    1
+                }
+            };
         }
         all_zero(simd, watch)
     }

@@ -61,34 +61,29 @@ impl Kernel for Finish<'_> {
             let out = &mut state.out[lane * columns..][..columns];
             let keys = sequence.geometry.runs(row as u64);
             let (max, sum) = (state.max[lane], state.sum[lane]);
-            let lse = if row as u64 >= sequence.geometry.q_len() {
-                attention.out.write_blank(simd, at, out);
+            let exists = (row as u64) < sequence.geometry.q_len();
+            let lse = if !exists || keys.len() == 0 {
+                out.fill([0.0; WIDTH]);
+                f32::INFINITY
+            } else if sum == 0.0 && hides_all(attention, sequence, row as u64, &keys) {
+                if attention.corrects_blind_rows {
+                    out.fill([0.0; WIDTH]);
+                } else {
+                    // Neighbouring rows mostly see the same keys.
+                    if !matches!(&mean, Some((of, _)) if *of == keys) {
+                        let value = mean_value(simd, attention, sequence, task.kv_head, &keys);
+                        mean = Some((keys.clone(), value));
+                    }
+                    if let Some((_, mean)) = &mean {
+                        out.copy_from_slice(mean);
+                    }
+                }
                 f32::INFINITY
             } else {
-                let lse = if keys.len() == 0 {
-                    out.fill([0.0; WIDTH]);
-                    f32::INFINITY
-                } else if sum == 0.0 && hides_all(attention, sequence, row as u64, &keys) {
-                    if attention.corrects_blind_rows {
-                        out.fill([0.0; WIDTH]);
-                    } else {
-                        // Neighbouring rows mostly see the same keys.
-                        if !matches!(&mean, Some((of, _)) if *of == keys) {
-                            let value = mean_value(simd, attention, sequence, task.kv_head, &keys);
-                            mean = Some((keys.clone(), value));
-                        }
-                        if let Some((_, mean)) = &mean {
-                            out.copy_from_slice(mean);
-                        }
-                    }
-                    f32::INFINITY
-                } else {
-                    let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
-                    divide(out, (max, sum), sink, attention.gain)
-                };
-                attention.out.write_row(simd, at, out);
-                lse
+                let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
+                divide(out, (max, sum), sink, attention.gain)
             };
+            attention.out.write_row(simd, at, out, exists);
             if let Some(sink) = &attention.lse {
                 sink.write_row(simd, at, &[[lse; WIDTH]]);
             }

@@ -199,12 +199,8 @@ impl Bias {
         let sizes = source.sizes();
         let keys = keys.start.min(sizes.dim)..keys.end.min(sizes.dim);
         if at.0 < sizes.batch && at.1 < sizes.heads && at.2 < sizes.rows && !keys.is_empty() {
-            simd.apart(ReadBias {
-                of: source,
-                at,
-                keys,
-                out,
-            });
+            let watch = &mut simd.splat(0.0);
+            source.read(simd, at, keys, out, 1, watch);
         }
     }
 }
@@ -227,23 +223,5 @@ impl Kernel for MakeBias<'_> {
             let distance = self.apart.saturating_sub(j as i32).unsigned_abs() as f32;
             *out = -self.slope * if self.root { distance.sqrt() } else { distance };
         }
-    }
-}
-
-/// A row of the bias to read, or a part of it.
-struct ReadBias<'a> {
-    of: &'a Source,
-    at: (usize, usize, usize),
-    keys: Range<usize>,
-    out: &'a mut [Vector],
-}
-
-impl Kernel for ReadBias<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let watch = &mut simd.splat(0.0);
-        self.of.read(simd, self.at, self.keys, self.out, 1, watch);
     }
 }

@@ -1,7 +1,7 @@
 //! The output: of the call's own element type, or quantised.
 
 use super::factors::Conversion;
-use super::simd::{Simd, Vector, WIDTH};
+use super::simd::{Simd, Vector};
 use super::source::Types;
 use super::tensors::{Sink, Sizes};
 use ascend_spec::DType;
@@ -50,41 +50,26 @@ impl Output {
         }
     }
 
-    /// Writes one row, rounded to the element type; uses up the values.
+    /// Writes one row, rounded to the element type; uses up the values. A row that is not computed is written as it is, not
+    /// quantised.
     #[inline(always)]
     pub(super) fn write_row<S: Simd>(
         &self,
         simd: S,
         at: (usize, usize, usize),
         values: &mut [Vector],
+        computed: bool,
     ) {
         match self {
             Output::Single(sink) => sink.write_row(simd, at, values),
             Output::Half(sink) => sink.write_row(simd, at, values),
             Output::Brain(sink) => sink.write_row(simd, at, values),
             Output::Bytes(sink, conversion) => {
-                if let Some(conversion) = conversion {
+                if let (Some(conversion), true) = (conversion, computed) {
                     conversion.to_stored(at.1, values);
                 }
                 sink.write_row(simd, at, values);
             }
-        }
-    }
-
-    /// Writes a row that is not computed: zeros, not quantised.
-    #[inline(always)]
-    pub(super) fn write_blank<S: Simd>(
-        &self,
-        simd: S,
-        at: (usize, usize, usize),
-        values: &mut [Vector],
-    ) {
-        values.fill([0.0; WIDTH]);
-        match self {
-            Output::Single(sink) => sink.write_row(simd, at, values),
-            Output::Half(sink) => sink.write_row(simd, at, values),
-            Output::Brain(sink) => sink.write_row(simd, at, values),
-            Output::Bytes(sink, _) => sink.write_row(simd, at, values),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Tensors of any element type, read by the row.
 
 use super::element::Element;
-use super::simd::{Simd, Vector, WIDTH};
+use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensors::{Grid, Plain, Sizes};
 use ascend_spec::DType;
 use ascend_spec::fia::Rows;
@@ -91,7 +91,41 @@ impl Source {
         step: usize,
         watch: &mut S::Register,
     ) {
-        match self {
+        let seen = simd.apart(ReadRow {
+            of: self,
+            at,
+            columns,
+            out,
+            step,
+        });
+        *watch = simd.add(*watch, simd.load(&seen));
+    }
+}
+
+/// A row to read, of any type: compiled once for all that read one, since there are many of them. Gives zeros, and a NaN if
+/// an element is not finite.
+struct ReadRow<'a> {
+    of: &'a Source,
+    at: (usize, usize, usize),
+    columns: Range<usize>,
+    out: &'a mut [Vector],
+    step: usize,
+}
+
+impl Kernel for ReadRow<'_> {
+    type Output = Vector;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vector {
+        let ReadRow {
+            of,
+            at,
+            columns,
+            out,
+            step,
+        } = self;
+        let watch = &mut simd.splat(0.0);
+        match of {
             Source::Single(plain) => plain.read(simd, at, columns, out, step, watch),
             Source::Half(plain) => plain.read(simd, at, columns, out, step, watch),
             Source::Brain(plain) => plain.read(simd, at, columns, out, step, watch),
@@ -99,6 +133,9 @@ impl Source {
             Source::Nibbles(nibbles) => nibbles.read(at, columns, out, step),
             Source::Nothing => clear(out, step, columns.len().div_ceil(WIDTH)),
         }
+        let mut seen = [0.0; WIDTH];
+        simd.store(*watch, &mut seen);
+        seen
     }
 }
 

@@ -178,17 +178,12 @@ fn attend<'s, S: Simd>(simd: S, work: Work<'_, 's>) -> State<'s> {
             };
             for first in (0..seen.len()).step_by(STEP_KEYS) {
                 let step = tile.part(first..seen.len().min(first + STEP_KEYS));
-                let done = match (&attention.key_conversion, &attention.value_conversion) {
-                    _ if with_care => None,
-                    (None, None) => match attention.held {
-                        DType::Float16 => step.stream::<f16, S>(simd, &mut strip, &mut found),
-                        DType::Bf16 => step.stream::<bf16, S>(simd, &mut strip, &mut found),
-                        _ => step.stream::<f32, S>(simd, &mut strip, &mut found),
-                    },
-                    (Some(key), Some(value)) => {
-                        step.convert(simd, &mut strip, [key, value], &mut found)
-                    }
-                    _ => None,
+                let done = if with_care || attention.held == DType::Float {
+                    None
+                } else if S::IN_PLACE {
+                    step.in_place(simd, &mut strip, &mut found)
+                } else {
+                    None
                 };
                 match done {
                     Some(()) => streamed = true,
@@ -266,6 +261,26 @@ impl Step<'_> {
     /// Queries that look.
     pub(super) fn count(&self) -> usize {
         self.task.queries.len().min(QUERIES)
+    }
+
+    /// Computes the step from keys and values where they lie, if they are whole vectors of one type. Single precision, which
+    /// no cache holds, has no kernels for that.
+    #[inline(always)]
+    fn in_place<S: Simd>(
+        &self,
+        simd: S,
+        strip: &mut Strip<'_>,
+        found: &mut [Found; 3],
+    ) -> Option<()> {
+        let attention = self.attention;
+        match (&attention.key_conversion, &attention.value_conversion) {
+            (None, None) if attention.held == DType::Bf16 => {
+                self.stream::<bf16, S>(simd, strip, found)
+            }
+            (None, None) => self.stream::<f16, S>(simd, strip, found),
+            (Some(key), Some(value)) => self.convert(simd, strip, [key, value], found),
+            _ => None,
+        }
     }
 
     /// Computes the step from keys and values where they lie, if they are whole vectors of type `T`.

@@ -61,6 +61,10 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// What fits its registers.
     const SHAPE: Shape;
 
+    /// Whether decode has kernels that read keys and values where they lie, one for each element type. They take long to
+    /// compile, which is not worth it for a baseline that hardly any machine computes with: there rows are fetched.
+    const IN_PLACE: bool = true;
+
     /// From memory.
     fn load(self, values: &Vector) -> Self::Register;
 

@@ -27,6 +27,8 @@ impl Simd for Portable {
         Shape::Two
     };
 
+    const IN_PLACE: bool = false;
+
     #[inline(always)]
     fn load(self, values: &Vector) -> Vector {
         *values
