@@ -79,7 +79,6 @@ macro_rules! filled {
     };
 }
 
-use ascend_attention::sys::bindings::*;
 ascend_attention::sys::for_each_function! { filled }
 
 /// The functions of the backend under test, for tests that put some of their own in place of some.

@@ -1,4 +1,4 @@
-//! `emu-libs`: lays the emulator out as the libraries of CANN.
+//! `emu-libs`: lays the emulator out as an installed toolkit of CANN: `lib64` and `include`.
 
 use std::fs;
 use std::io;
@@ -7,24 +7,34 @@ use std::process::{Command, Stdio};
 
 /// What cargo builds.
 const BUILT: &str = "libascend_emu_c.so";
-/// The one real file in the folder.
+/// The one real file among the libraries.
 const FILE: &str = "libascend_emu.so";
-/// The names that programs link and load. All lead to one file, so that a process has one emulator.
-const NAMES: [&str; 3] = ["libascendcl.so", "libnnopbase.so", "libopapi.so"];
+/// The names that programs link and load, of older and of newer releases. All lead to one file, so that a process has one
+/// emulator. `libcust_opapi.so` is not among them: it exists where users have installed operators of their own.
+const NAMES: [&str; 7] = [
+    "libacl_rt.so",
+    "libascendcl.so",
+    "libc_sec.so",
+    "libnnopbase.so",
+    "libopapi.so",
+    "libopapi_math.so",
+    "libopapi_transformer.so",
+];
 
-/// Builds the shared library and puts it into `folder` under the names of CANN's libraries.
+/// Builds the shared library and makes `folder` a toolkit: what `ASCEND_HOME_PATH` names.
 pub(crate) fn lay_out(root: &Path, folder: &Path, release: bool) -> Result<String, String> {
     let library = build(root, release)?;
-    place(&library, folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let folder =
-        fs::canonicalize(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let (folder, include) = (folder.display(), root.join("include"));
+    let failed = |error: io::Error| format!("{}: {error}", folder.display());
+    place(&library, &folder.join("lib64")).map_err(failed)?;
+    copy_folder(&root.join("include"), &folder.join("include")).map_err(failed)?;
+    let folder = fs::canonicalize(folder).map_err(failed)?;
+    let folder = folder.display();
     Ok(format!(
-        "{folder} holds {FILE} and, leading to it, {}\n\
-         compile:  cc -I{} program.c -L{folder} -lopapi -lnnopbase -lascendcl\n\
-         run:      LD_LIBRARY_PATH={folder} ./a.out",
+        "{folder} is a toolkit: headers in include; in lib64 {FILE} and, leading to it, {}\n\
+         compile:  cc -I{folder}/include program.c -L{folder}/lib64 -lopapi -lnnopbase -lascendcl\n\
+         run:      LD_LIBRARY_PATH={folder}/lib64 ./a.out\n\
+         Rust:     ASCEND_HOME_PATH={folder} ASCEND_BACKEND=npu",
         NAMES.join(", "),
-        include.display(),
     ))
 }
 
@@ -74,6 +84,21 @@ fn place(library: &Path, folder: &Path) -> io::Result<()> {
     fs::copy(library, folder.join(FILE))?;
     for name in NAMES {
         link(folder, name)?;
+    }
+    Ok(())
+}
+
+/// Copies a folder of folders of files over another.
+fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
     }
     Ok(())
 }

@@ -18,8 +18,8 @@ tasks:
                              with --check write nothing and fail if they differ
   rules [--check]            write the table of the contract's rules to docs/src/rules.md; with --check compare only
   figures [--check]          draw the book's figures; with --check compare only
-  emu-libs DIR [--release]   build the emulator as a shared library and lay it out in DIR under the names of
-                             CANN's libraries
+  emu-libs DIR [--release]   build the emulator as a shared library and make DIR a toolkit: CANN's names of
+                             libraries in lib64, headers in include
 ";
 
 fn main() -> ExitCode {
