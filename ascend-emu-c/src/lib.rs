@@ -1,7 +1,11 @@
 //! The emulator as a shared library: `libascend_emu_c.so` exports the C names of CANN's libraries.
 //!
-//! `cargo run -p xtask -- emu-libs DIR` lays it out as `libascendcl.so`, `libnnopbase.so` and `libopapi.so`, for programs
-//! that link these and for loaders that look for them. Nothing is implemented here.
+//! `cargo run -p xtask -- emu-libs DIR` lays it out as an installed toolkit, for programs that link CANN's libraries and
+//! for loaders that look for them. Implemented here is only what such programs take from CANN beside its C ABI: members of
+//! `op::fp16_t` and the copies of `libc_sec.so`.
+
+mod fp16;
+mod secure;
 
 macro_rules! export {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {

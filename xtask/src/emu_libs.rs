@@ -72,7 +72,7 @@ fn built_file(messages: &str) -> Option<PathBuf> {
 }
 
 /// Copies the library and links the names to the copy, relative to the folder so that it can be moved.
-fn place(library: &Path, folder: &Path) -> io::Result<()> {
+pub(crate) fn place(library: &Path, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for name in NAMES.into_iter().chain([FILE]) {
         // A new file instead of new content: programs that have the old one open keep it.
