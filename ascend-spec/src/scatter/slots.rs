@@ -51,8 +51,12 @@ impl SlotFault {
         match self {
             SlotFault::OutOfRange { slots, .. } => {
                 let last = slots.saturating_sub(1);
-                let allowed = format_args!("0 to {last}, as the cache has {slots} slots");
-                broken(rule, self, allowed, rule.fix)
+                broken(
+                    rule,
+                    self,
+                    format_args!("0 to {last}, as the cache has {slots} slots"),
+                    rule.fix,
+                )
             }
             SlotFault::Duplicate { .. } => broken(rule, self, "each slot once", rule.fix),
             SlotFault::Negative { .. } => broken(rule, self, "0 and above", rule.fix),

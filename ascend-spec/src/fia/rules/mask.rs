@@ -211,20 +211,25 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
         SparseMode::Band => (call.pre_tokens, call.next_tokens),
         _ => (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED),
     };
-    let given = format_args!(
-        "preTokens {}, nextTokens {} in mode {mode}",
-        call.pre_tokens, call.next_tokens
-    );
+    // Older compilers cannot keep these arguments in a variable.
+    macro_rules! given {
+        () => {
+            format_args!(
+                "preTokens {}, nextTokens {} in mode {mode}",
+                call.pre_tokens, call.next_tokens
+            )
+        };
+    }
     require!(
         pre >= 0 || next >= 0,
         TOKENS_NEGATIVE,
-        given,
+        given!(),
         "at most one negative",
     );
     require!(
         next.saturating_add(pre) >= 0,
         TOKENS_EMPTY,
-        given,
+        given!(),
         "preTokens + nextTokens of at least 0",
     );
     let (next_limit, pre_limit) = match mode {
@@ -241,7 +246,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
             if tokens <= shortest.saturating_neg() {
                 return Err(broken(
                     rule,
-                    given,
+                    given!(),
                     format_args!("above {}", shortest.saturating_neg()),
                     "the band must reach into the shortest sequence",
                 )
