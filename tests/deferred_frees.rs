@@ -36,7 +36,7 @@ fn turn() -> MutexGuard<'static, ()> {
 /// The emulation with some functions replaced.
 fn runtime(change: impl FnOnce(&mut Functions)) -> Runtime {
     harness::runtime();
-    let mut functions = ascend_emu::functions();
+    let mut functions = harness::functions();
     change(&mut functions);
     let api = Arc::new(Api::from_functions(functions, "emulation, watched"));
     // SAFETY: the functions do what CANN's do, or fail as they may.
@@ -62,7 +62,7 @@ impl Gate {
     fn new(device: &Device) -> Self {
         let stream = device.stream().unwrap();
         let (mut event, mut graph) = (ptr::null_mut(), ptr::null_mut());
-        let api = ascend_emu::functions();
+        let api = harness::functions();
         let relaxed = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is alive; the others are places for results, and then live handles.
         unsafe {
@@ -82,7 +82,7 @@ impl Gate {
     /// What is queued on a stream from now on waits for the gate.
     fn hold(&self, stream: &Stream) {
         stream.record_event().unwrap();
-        let execute = ascend_emu::functions().aclmdlRIExecuteAsync.unwrap();
+        let execute = harness::functions().aclmdlRIExecuteAsync.unwrap();
         // SAFETY: graph and stream are alive.
         ok(unsafe { execute(self.graph, stream.as_raw()) });
     }
@@ -90,7 +90,7 @@ impl Gate {
     fn open(&self) {
         // Makes the device this thread's.
         self.stream.record_event().unwrap();
-        let record = ascend_emu::functions().aclrtRecordEvent.unwrap();
+        let record = harness::functions().aclrtRecordEvent.unwrap();
         // SAFETY: event and stream are alive.
         ok(unsafe { record(self.event, self.stream.as_raw()) });
         self.stream.synchronize().unwrap();
@@ -99,7 +99,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        let api = ascend_emu::functions();
+        let api = harness::functions();
         BROKEN.store(false, Ordering::SeqCst);
         self.open();
         // SAFETY: both are alive and destroyed once; nothing waits for them any more.
@@ -146,18 +146,18 @@ unsafe extern "C" fn malloc(
     policy: aclrtMemMallocPolicy,
 ) -> aclError {
     // SAFETY: handed on to the caller, as below.
-    let status = unsafe { ascend_emu::functions().aclrtMalloc.unwrap()(at, bytes, policy) };
+    let status = unsafe { harness::functions().aclrtMalloc.unwrap()(at, bytes, policy) };
     made(&MEMORY, status, at)
 }
 
 unsafe extern "C" fn free(at: *mut c_void) -> aclError {
     freed(&MEMORY, at);
     // SAFETY: as above.
-    unsafe { ascend_emu::functions().aclrtFree.unwrap()(at) }
+    unsafe { harness::functions().aclrtFree.unwrap()(at) }
 }
 
 unsafe extern "C" fn create_event(event: *mut aclrtEvent, flag: u32) -> aclError {
-    let create = ascend_emu::functions().aclrtCreateEventExWithFlag.unwrap();
+    let create = harness::functions().aclrtCreateEventExWithFlag.unwrap();
     // SAFETY: as above.
     made(&EVENTS, unsafe { create(event, flag) }, event)
 }
@@ -165,11 +165,11 @@ unsafe extern "C" fn create_event(event: *mut aclrtEvent, flag: u32) -> aclError
 unsafe extern "C" fn destroy_event(event: aclrtEvent) -> aclError {
     freed(&EVENTS, event);
     // SAFETY: as above.
-    unsafe { ascend_emu::functions().aclrtDestroyEvent.unwrap()(event) }
+    unsafe { harness::functions().aclrtDestroyEvent.unwrap()(event) }
 }
 
 unsafe extern "C" fn create_stream(stream: *mut aclrtStream) -> aclError {
-    let create = ascend_emu::functions().aclrtCreateStream.unwrap();
+    let create = harness::functions().aclrtCreateStream.unwrap();
     // SAFETY: as above.
     made(&STREAMS, unsafe { create(stream) }, stream)
 }
@@ -180,7 +180,7 @@ unsafe extern "C" fn destroy_stream(stream: aclrtStream) -> aclError {
         return 507_899;
     }
     // SAFETY: as above.
-    unsafe { ascend_emu::functions().aclrtDestroyStream.unwrap()(stream) }
+    unsafe { harness::functions().aclrtDestroyStream.unwrap()(stream) }
 }
 
 unsafe extern "C" fn synchronize_stream(stream: aclrtStream) -> aclError {
@@ -191,7 +191,7 @@ unsafe extern "C" fn synchronize_stream(stream: aclrtStream) -> aclError {
         return 507_899;
     }
     // SAFETY: as above.
-    unsafe { ascend_emu::functions().aclrtSynchronizeStream.unwrap()(stream) }
+    unsafe { harness::functions().aclrtSynchronizeStream.unwrap()(stream) }
 }
 
 unsafe extern "C" fn synchronize_event(event: aclrtEvent) -> aclError {
@@ -200,7 +200,7 @@ unsafe extern "C" fn synchronize_event(event: aclrtEvent) -> aclError {
         return 507_899;
     }
     // SAFETY: as above.
-    unsafe { ascend_emu::functions().aclrtSynchronizeEvent.unwrap()(event) }
+    unsafe { harness::functions().aclrtSynchronizeEvent.unwrap()(event) }
 }
 
 unsafe extern "C" fn query_event(
@@ -211,7 +211,7 @@ unsafe extern "C" fn query_event(
         return 507_899;
     }
     // SAFETY: as above.
-    unsafe { ascend_emu::functions().aclrtQueryEventStatus.unwrap()(event, status) }
+    unsafe { harness::functions().aclrtQueryEventStatus.unwrap()(event, status) }
 }
 
 /// Whether waiting for the device as a whole is an error rather than a wait that may take for ever.
@@ -222,7 +222,7 @@ unsafe extern "C" fn synchronize_device() -> aclError {
         return 507_899;
     }
     // SAFETY: as above.
-    unsafe { ascend_emu::functions().aclrtSynchronizeDevice.unwrap()() }
+    unsafe { harness::functions().aclrtSynchronizeDevice.unwrap()() }
 }
 
 fn watched() -> Runtime {
@@ -424,7 +424,7 @@ fn what_cannot_be_waited_for_is_leaked_when_its_device_is_given_up() {
     BROKEN.store(false, Ordering::SeqCst);
     gate.open();
     // Nobody else does it now.
-    let api = ascend_emu::functions();
+    let api = harness::functions();
     let take = |of: &Mutex<Vec<usize>>| std::mem::take(&mut *lock(of));
     let handle = ptr::without_provenance_mut::<c_void>;
     keeper.memory_info().unwrap();

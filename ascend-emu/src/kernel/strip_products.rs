@@ -60,7 +60,7 @@ impl Step<'_> {
             }
             asking = asking.from(J);
             let sum = |i: usize| sums[i / R][i % R];
-            if let Some(scores) = scores.as_mut_array::<WIDTH>() {
+            if let Ok(scores) = <&mut Vector>::try_from(&mut *scores) {
                 let mut of = [simd.nothing(); WIDTH];
                 for (i, of) in of.iter_mut().enumerate() {
                     *of = sum(i);

@@ -6,10 +6,11 @@
 #ifndef ASCEND_ACLNN_OPDEV_FP16_T_H
 #define ASCEND_ACLNN_OPDEV_FP16_T_H
 
+#include <stdint.h>
+
 #ifdef __cplusplus
 
 #include <cmath>
-#include <cstdint>
 
 namespace op {
 
