@@ -73,7 +73,7 @@
 //!
 //! | feature | default | gives | costs |
 //! |---|---|---|---|
-//! | `emulation` | yes | [`Runtime::emulated`], and `auto` where there is no NPU | the crates `ascend-emu`, `rayon`, `libc`; about 10 s of build time |
+//! | `emulation` | yes | [`Runtime::emulated`], and `auto` where there is no NPU | the crates `ascend-emu`, `rayon`, `libc`; about 30 processor seconds of an optimised build with `codegen-units = 1`; with several, each kernel is optimised twice |
 //! | `link` | no | CANN's libraries linked at build time | builds and starts only where CANN is installed |
 //! | `bindgen` | no | raw bindings made anew at build time | needs libclang; slower builds |
 //! | `cli` | no | the program `ascend-attn` | the crates `clap`, `embedded-graphics`, `indicatif`, `png`, `rayon`, `strsim` |
