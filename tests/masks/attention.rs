@@ -90,7 +90,7 @@ fn attention_under_each_mask_sees_what_the_mask_says() {
         });
     }
     for w in [1, 2, 17, 100, 101] {
-        let sees = |i: usize, j: usize| j <= at(i) && at(i) - j < w as usize;
+        let sees = |i: usize, j: usize| j <= at(i) && at(i) - j < w;
         attends(
             &stream,
             size,
