@@ -96,8 +96,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 _ => (prompt.min(CHUNK), 0),
             };
-            let grown = request.cached.grow(new)?;
-            attention.cache_mut().copy_blocks(&stream, &grown.copies)?;
+            attention.grow(&stream, &mut request.cached, new)?;
             work.push((new, drafts));
         }
         let batch: Vec<BatchRequest<'_>> = running
