@@ -116,15 +116,15 @@ mod tests {
         };
         let rows = Cumulative::new((1..=6).collect()).unwrap();
         let extremes = limits.extremes(&rows).unwrap();
-        // 6 blocks are taken by 6 requests, and 14 more make one of 8 and one of 8.
+        // Two requests take 8 blocks each, the others one, which they fill.
         let lengths: Vec<_> = extremes.iter().map(PerRequest::lengths).collect();
-        assert_eq!(lengths, [[1000, 1000, 1, 1, 1, 1], [384; 6]]);
+        assert_eq!(lengths, [[1000, 1000, 128, 128, 128, 128], [384; 6]]);
         for lengths in lengths {
             limits.admits(lengths).unwrap();
         }
         let error = limits.admits(&[1000, 1000, 1, 1, 1, 129]).unwrap_err();
         assert!(
-            error.given.starts_with("22 blocks of 6 requests"),
+            error.given.starts_with("21 blocks of 6 requests"),
             "{error}"
         );
         assert_eq!(limits.admits(&[1001]).unwrap_err().rule, Rule::GraphLengths);
