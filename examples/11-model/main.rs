@@ -8,15 +8,14 @@
 //!
 //! Requests arrive one after the other and begin alike. Their prompts are computed in chunks beside the decoding of others
 //! ([`scheduler`]), what they begin with is computed once, and when the blocks run out the youngest gives its own back and
-//! computes them again later. Steps that only decode are replayed from graphs ([`graphs`]). Layers with a window have a
-//! small cache of their own ([`engine`]). In the end each request's tokens go through the model's definition in double
+//! computes them again later. Steps that only decode are replayed from graphs, and layers with a window have a small cache of
+//! their own ([`engine`]). In the end each request's tokens go through the model's definition in double
 //! precision ([`dense`]), and the logits are compared ([`comparison`]).
 
 mod comparison;
 mod dense;
 mod engine;
 mod gguf;
-mod graphs;
 mod model;
 mod product;
 mod questions;
@@ -63,7 +62,7 @@ fn generated() -> Result<(), Box<dyn Error>> {
     });
     let limits = Limits {
         blocks: 11,
-        windowed_blocks: 10,
+        windowed_blocks: 8,
         longest: 512,
         graphs: vec![1, 2, 4],
     };

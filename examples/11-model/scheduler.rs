@@ -4,15 +4,17 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt;
 
-use crate::engine::{Cached, Engine, Work};
+use ascend_attention::serving::GroupedSequence;
+
+use crate::engine::{Engine, Work};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Prompt tokens of a request in one step.
-const CHUNK: u32 = 160;
+const CHUNK: u32 = 192;
 /// Requests that have blocks at a time.
 const MOST_RUNNING: usize = 4;
-/// Steps between the arrivals of two requests.
+/// Steps between the arrivals of two requests, unless there is nothing else to do.
 const ARRIVAL: usize = 2;
 
 /// A request, and what became of it.
@@ -47,25 +49,23 @@ impl Request {
 /// A request that has blocks.
 struct Running {
     request: Request,
-    cached: Cached,
+    cached: GroupedSequence,
 }
 
-impl Running {
-    /// Cached tokens, and those that it computes next.
-    fn next(&self) -> (u32, u32) {
-        let cached = self.cached.len();
-        let left = self.request.tokens.len() as u32 - cached;
-        // A chunk ends with what is shared, to be kept as it is there.
-        let shared = (self.request.shared as u32).checked_sub(cached);
-        let most = shared.filter(|shared| *shared > 0).unwrap_or(CHUNK);
-        (cached, left.min(most).min(CHUNK))
+/// The number of tokens that a request computes next.
+fn next(request: &Request, cached: &GroupedSequence) -> u32 {
+    let left = request.tokens.len() as u32 - cached.len();
+    // A chunk ends with what is shared, to be kept as it is there.
+    match (request.shared as u32).saturating_sub(cached.len()) {
+        0 => left.min(CHUNK),
+        shared => shared.min(CHUNK),
     }
 }
 
 /// Tokens that prompts begin with, kept cached.
 struct Prefix {
     tokens: Vec<u32>,
-    cached: Cached,
+    cached: GroupedSequence,
 }
 
 /// What happened.
@@ -126,7 +126,11 @@ impl Scheduler {
 
     /// Runs a step.
     pub(crate) fn step(&mut self, engine: &mut Engine<'_>) -> Result<()> {
-        self.admit(engine);
+        self.admit(engine)?;
+        if self.running.is_empty() {
+            // Nobody else has blocks.
+            return Err("a request is too long for the cache".into());
+        }
         let new = self.make_room(engine)?;
         let batch = self.running.iter().zip(&new);
         let batch = batch.map(|(running, new)| {
@@ -138,7 +142,6 @@ impl Scheduler {
         });
         let logits = engine.step(&batch.collect::<Vec<_>>())?;
         for (running, logits) in self.running.iter_mut().zip(logits) {
-            engine.drop_unseen(&mut running.cached)?;
             let request = &mut running.request;
             let cached = running.cached.len() as usize;
             if cached == request.shared && self.prefix.is_none() {
@@ -148,7 +151,7 @@ impl Scheduler {
                 );
                 self.prefix = Some(Prefix {
                     tokens: request.tokens[..cached].to_vec(),
-                    cached: running.cached.fork(),
+                    cached: running.cached.share_prefix(running.cached.len())?,
                 });
             }
             if cached == request.tokens.len() {
@@ -166,67 +169,67 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Admits requests that have arrived, as long as there is room for them beside what the others compute next.
-    fn admit(&mut self, engine: &Engine<'_>) {
+    /// Admits a request that has arrived, if there is room for it beside what the others compute next.
+    fn admit(&mut self, engine: &Engine<'_>) -> Result<()> {
         let now = self.counts.steps;
-        while self.running.len() < MOST_RUNNING {
-            let Some(request) = self
-                .waiting
-                .front()
-                .filter(|next| ARRIVAL * next.number <= now)
-            else {
-                return;
-            };
-            let prefix = self.prefix.as_ref();
-            let prefix = prefix.filter(|prefix| request.tokens.starts_with(&prefix.tokens));
-            let cached = prefix.map_or_else(|| engine.empty(), |prefix| prefix.cached.fork());
-            // All its tokens: with room for the next chunk alone it would soon be the one to give way.
-            let new = (cached.len(), request.tokens.len() as u32 - cached.len());
-            let running = self.running.iter().map(Running::next);
-            let step: Vec<_> = running.chain([new]).collect();
-            if !engine.admits(&step) || !engine.has_room(new) {
-                return;
-            }
-            let Some(request) = self.waiting.pop_front() else {
-                return;
-            };
-            let verb = match request.preempted {
-                true => "resumes",
-                false => "is admitted",
-            };
-            match request.preempted {
-                true => self.counts.resumed += 1,
-                false => self.counts.admitted += 1,
-            }
-            self.counts.shared_blocks += cached.blocks();
-            println!(
-                "step {now:3}: request {} {verb}: {} tokens, {} of them cached in {} shared blocks",
-                request.number,
-                request.tokens.len(),
-                cached.len(),
-                cached.blocks()
-            );
-            self.running.push(Running { request, cached });
+        let Some(request) = self.waiting.front() else {
+            return Ok(());
+        };
+        let arrived = ARRIVAL * request.number <= now || self.running.is_empty();
+        if self.running.len() == MOST_RUNNING || !arrived {
+            return Ok(());
         }
+        let prefix = self.prefix.as_ref();
+        let cached = match prefix.filter(|prefix| request.tokens.starts_with(&prefix.tokens)) {
+            Some(prefix) => prefix.cached.share_prefix(prefix.cached.len())?,
+            None => engine.empty(),
+        };
+        let running = self.running.iter();
+        let step = running.map(|of| (&of.cached, next(&of.request, &of.cached)));
+        let step: Vec<_> = step.chain([(&cached, next(request, &cached))]).collect();
+        if !engine.admits(&step) || !engine.has_room(&step) {
+            return Ok(());
+        }
+        let Some(request) = self.waiting.pop_front() else {
+            return Ok(());
+        };
+        let verb = if request.preempted {
+            self.counts.resumed += 1;
+            "resumes"
+        } else {
+            self.counts.admitted += 1;
+            "is admitted"
+        };
+        let shared_blocks = engine.blocks(&cached);
+        self.counts.shared_blocks += shared_blocks;
+        println!(
+            "step {now:3}: request {} {verb}: {} tokens, {} of them cached in {shared_blocks} shared blocks",
+            request.number,
+            request.tokens.len(),
+            cached.len()
+        );
+        self.running.push(Running { request, cached });
+        Ok(())
     }
 
     /// Makes room for the next tokens of each request, the oldest first. When blocks run out, the youngest gives its own
     /// back and waits.
     fn make_room(&mut self, engine: &mut Engine<'_>) -> Result<Vec<u32>> {
         let mut new: Vec<u32> = Vec::new();
-        let mut lengths = Vec::new();
-        while let Some(running) = self.running.get_mut(new.len()) {
-            let (cached, tokens) = running.next();
-            lengths.truncate(new.len());
-            lengths.push((cached, tokens));
-            let grown = match engine.admits(&lengths) {
-                true => engine.grow(&mut running.cached, tokens)?,
-                false => false,
-            };
-            match grown {
-                true => new.push(tokens),
-                false if self.running.len() > 1 => self.preempt(),
-                false => return Err("one request alone is too long for the cache".into()),
+        while let Some(running) = self.running.get(new.len()) {
+            let tokens = next(&running.request, &running.cached);
+            let sofar = self.running.iter().zip(&new);
+            // Those before have grown already.
+            let sofar = sofar.map(|(running, _)| (&running.cached, 0));
+            let step: Vec<_> = sofar.chain([(&running.cached, tokens)]).collect();
+            let fits = engine.admits(&step);
+            let running = &mut self.running[new.len()];
+            if fits && engine.grow(&mut running.cached, tokens)? {
+                new.push(tokens);
+            } else if self.running.len() > 1 {
+                self.preempt();
+            } else {
+                return Err("one request alone is too long for the cache".into());
             }
         }
         Ok(new)

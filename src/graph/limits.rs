@@ -71,7 +71,7 @@ impl KeyLimits {
     }
 
     /// Refuses lengths beyond the limits.
-    pub(super) fn admits(&self, keys: &[i64]) -> Result<(), Refused> {
+    pub(crate) fn admits(&self, keys: &[i64]) -> Result<(), Refused> {
         let most = i64::try_from(self.keys).unwrap_or(i64::MAX);
         if let Some(request) = keys.iter().position(|keys| *keys > most) {
             return Err(refused(

@@ -106,6 +106,13 @@ struct KindBuffers<T: Element> {
     tensors: GraphTensors<T>,
 }
 
+/// Layers that were captured.
+struct CapturedKind {
+    pool: BlockPool,
+    causality: Causality,
+    limits: KeyLimits,
+}
+
 /// Decode steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph of each
 /// layer, so that the model's other work stands between them. One object serves all layers of the model and all sizes.
 ///
@@ -149,7 +156,7 @@ struct KindBuffers<T: Element> {
 /// ```
 pub struct AttentionGraphs<T: Element> {
     graphs: GraphPool<Vec<KindBuffers<T>>>,
-    kinds: Vec<(BlockPool, Causality)>,
+    kinds: Vec<CapturedKind>,
     of_layer: Vec<(usize, usize)>,
 }
 
@@ -214,9 +221,10 @@ impl<T: Element> AttentionGraphs<T> {
                 record(capture, size, (kind, local), mask, sink, buffers, limits)
             },
         )?;
-        let kinds = kinds.iter().map(|kind| {
-            let pool = kind.attention.cache().pool().clone();
-            (pool, kind.causality)
+        let kinds = kinds.iter().map(|kind| CapturedKind {
+            pool: kind.attention.cache().pool().clone(),
+            causality: kind.causality,
+            limits: kind.limits(limits),
         });
         Ok(Self {
             graphs,
@@ -230,10 +238,33 @@ impl<T: Element> AttentionGraphs<T> {
         self.graphs.sizes()
     }
 
-    /// Whether there is a size for a step, which adds one token a request.
+    /// Whether a step can be replayed: it adds one token a request, there is a size that holds it, and its keys and blocks,
+    /// those of the padding included, are no more than were declared. Compute other steps without a graph.
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
-        metadata.actual_tokens() as usize == metadata.requests()
-            && self.graphs.size_for(metadata.tokens()).is_some()
+        self.hold(std::slice::from_ref(metadata))
+    }
+
+    /// The same of a model with several kinds of layers.
+    pub fn serves_grouped(&self, metadata: &GroupedMetadata) -> bool {
+        self.hold(&metadata.groups)
+    }
+
+    fn hold(&self, groups: &[AttentionMetadata]) -> bool {
+        groups.len() == self.kinds.len()
+            && groups.iter().zip(&self.kinds).all(|(metadata, kind)| {
+                let tokens = metadata.tokens();
+                let Some(size) = self.graphs.size_for(tokens) else {
+                    return false;
+                };
+                // A dummy request has a key, in a block.
+                let dummies = std::iter::repeat_n(1, size.saturating_sub(tokens) as usize);
+                let keys = metadata.kv_lengths().lengths().iter().copied();
+                metadata.actual_tokens() as usize == metadata.requests()
+                    && kind
+                        .limits
+                        .admits(&keys.chain(dummies).collect::<Vec<_>>())
+                        .is_ok()
+            })
     }
 
     /// Begins a step: pads it to the smallest size that holds it, and puts its table and slots into that size's buffers,
@@ -284,9 +315,9 @@ impl<T: Element> AttentionGraphs<T> {
         }
         let mut size = 0;
         let mut actual = 0;
-        for ((pool, causality), metadata) in self.kinds.iter().zip(&mut *metadata) {
-            metadata.goes_with(pool)?;
-            same_causality(metadata.settings().causality, *causality)?;
+        for (kind, metadata) in self.kinds.iter().zip(&mut *metadata) {
+            metadata.goes_with(&kind.pool)?;
+            same_causality(metadata.settings().causality, kind.causality)?;
             if metadata.actual_tokens() as usize != metadata.requests() {
                 return Err(refused(
                     Rule::GraphSize,
@@ -326,7 +357,7 @@ impl<T: Element> AttentionGraphs<T> {
                 both.try_for_each(|(buffers, metadata)| fill(stream, buffers, metadata))
             },
         )?;
-        let leases = self.kinds.iter().map(|(pool, _)| pool.begin_step(stream));
+        let leases = self.kinds.iter().map(|kind| kind.pool.begin_step(stream));
         Ok(AttentionGraphStep {
             leases: leases.collect(),
             step,

@@ -201,6 +201,25 @@ impl<T: Element> GroupedAttention<T> {
         Ok(())
     }
 
+    /// Whether one step can add so many tokens to these sequences: [`BlockPool::admits`] in each group, behind what
+    /// [`GroupedAttention::grow`] gives back. A sequence that has grown already adds none.
+    ///
+    /// # Errors
+    /// [`Rule::BatchBlocks`].
+    pub fn admits<'s>(
+        &self,
+        requests: impl IntoIterator<Item = (&'s GroupedSequence, u32)>,
+    ) -> Result<(), Refused> {
+        let requests: Vec<_> = requests.into_iter().collect();
+        for (at, group) in self.groups.iter().enumerate() {
+            let lengths = requests
+                .iter()
+                .filter_map(|(sequence, tokens)| sequence.keys_of(at, *tokens));
+            group.attention.cache().pool().admits(lengths)?;
+        }
+        Ok(())
+    }
+
     /// The metadata of a step of these requests.
     ///
     /// # Errors

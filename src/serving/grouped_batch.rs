@@ -80,16 +80,32 @@ impl GroupedSequence {
         parts.try_for_each(|(sequence, _)| sequence.truncate(tokens))
     }
 
+    /// Keys of a group that a step reads which adds so many tokens, behind what growing by them gives back.
+    pub(super) fn keys_of(&self, group: usize, tokens: u32) -> Option<usize> {
+        let (sequence, window) = self.parts.get(group)?;
+        let block_size = sequence.pool().block_size().max(1);
+        let shown = match tokens {
+            0 => 0,
+            _ => shown_from(sequence, *window),
+        };
+        let given_back = sequence.given_back().max(shown / block_size * block_size);
+        let left = sequence.len().saturating_sub(given_back) as usize;
+        Some(left.saturating_add(tokens as usize))
+    }
+
     /// Gives back what lies in front of the next token's window.
     pub(super) fn give_back(&mut self) -> Result<(), Refused> {
         for (sequence, window) in &mut self.parts {
-            if let Some(window) = window {
-                let next = sequence.len().saturating_add(1);
-                sequence.drop_before(next.saturating_sub(window.get()))?;
-            }
+            sequence.drop_before(shown_from(sequence, *window))?;
         }
         Ok(())
     }
+}
+
+/// The first token that the next one sees.
+fn shown_from(sequence: &Sequence, window: Option<NonZeroU32>) -> u32 {
+    let next = sequence.len().saturating_add(1);
+    window.map_or(0, |window| next.saturating_sub(window.get()))
 }
 
 /// One request in a step of a model with several kinds of layers.

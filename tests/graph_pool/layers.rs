@@ -419,3 +419,58 @@ fn layers_are_in_one_group_each() {
     assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), Rule::HybridLayers);
     assert_eq!(rule(2, &[(&[0, 1], 1)]), Rule::HybridLayers);
 }
+
+#[test]
+fn graphs_serve_a_step_if_its_padding_fits_too() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 1, 8);
+    let limits = GraphLimits::new([1, 4], 300);
+    let mut graphs = attention
+        .capture(&stream, Causality::Causal, &limits)
+        .unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
+    let mut sequences = [0; 3].map(|_| Sequence::new(attention.cache().pool()));
+    for (sequence, tokens) in sequences.iter_mut().zip([300, 300, 200]) {
+        attention.grow(&stream, sequence, tokens).unwrap();
+    }
+    let metadata = |count: usize, new: u32| {
+        let batch = sequences.iter().take(count);
+        let batch: Vec<_> = batch.map(|s| BatchRequest::of(s, new)).collect();
+        AttentionMetadata::new(&batch, settings).unwrap()
+    };
+    // 3, 3 and 2 blocks; a request of padding takes one more.
+    for (count, new, served) in [(1, 1, true), (2, 1, true), (3, 1, false), (1, 2, false)] {
+        let mut step = metadata(count, new);
+        assert_eq!(graphs.serves(&step), served, "{count} requests of {new}");
+        assert_eq!(graphs.begin(&stream, &mut step).is_ok(), served);
+    }
+    attention.grow(&stream, &mut sequences[0], 1).unwrap();
+    let long = BatchRequest::of(&sequences[0], 1);
+    let long = AttentionMetadata::new(&[long], settings).unwrap();
+    assert!(!graphs.serves(&long), "301 keys of at most 300");
+}
+
+#[test]
+fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
+    let stream = harness::stream();
+    let mut attention = model(&stream);
+    let mut long = attention.sequence();
+    attention.grow(&stream, &mut long, 2000).unwrap();
+    // 20 blocks each of the 40; of the windowed ones what 2000 tokens leave is given back before.
+    attention.admits([(&long, 560), (&long, 560)]).unwrap();
+    let full = attention.admits([(&long, 560), (&long, 561)]).unwrap_err();
+    assert_eq!(full.rule, Rule::BatchBlocks);
+    assert!(full.given.starts_with("41 blocks"), "{full}");
+    // 21 blocks, for which the cache of the windowed layers is too small.
+    let new = attention.sequence();
+    let windowed = attention.admits([(&new, 2561)]).unwrap_err();
+    assert!(windowed.given.starts_with("21 blocks"), "{windowed}");
+    // It counts as the step's tables do: the window begins in the block of token 1851.
+    attention.grow(&stream, &mut long, 300).unwrap();
+    attention.admits([(&long, 0)]).unwrap();
+    let step = attention
+        .metadata(&[GroupedRequest::of(&long, 300)], POLICY)
+        .unwrap();
+    let keys = |group: usize| step.group(group).unwrap().kv_lengths().lengths().to_vec();
+    assert_eq!((keys(0), keys(1)), (vec![2300], vec![2300 - 1792]));
+}
