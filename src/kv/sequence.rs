@@ -272,8 +272,8 @@ impl Sequence {
                 "give back what lies in front of the next query's window",
             ));
         }
-        let block_size = self.pool.block_size();
-        let whole = position.checked_div(block_size).unwrap_or(0);
+        let dropped = self.whole_blocks_before(position);
+        let whole = dropped.checked_div(self.pool.block_size()).unwrap_or(0);
         let front = self
             .blocks
             .iter_mut()
@@ -283,9 +283,15 @@ impl Sequence {
             *block = None;
             *entry = 0;
         }
-        let dropped = whole.saturating_mul(block_size);
         self.dropped = self.dropped.max(dropped);
         Ok(())
+    }
+
+    /// Tokens of the blocks that lie wholly in front of a position.
+    pub(crate) fn whole_blocks_before(&self, position: u32) -> u32 {
+        let block_size = self.pool.block_size();
+        let whole = position.checked_div(block_size).unwrap_or(0);
+        whole.saturating_mul(block_size)
     }
 
     fn has(&self, tokens: u32) -> Result<(), Refused> {

@@ -83,12 +83,12 @@ impl GroupedSequence {
     /// Keys of a group that a step reads which adds so many tokens, behind what growing by them gives back.
     pub(super) fn keys_of(&self, group: usize, tokens: u32) -> Option<usize> {
         let (sequence, window) = self.parts.get(group)?;
-        let block_size = sequence.pool().block_size().max(1);
         let shown = match tokens {
             0 => 0,
             _ => shown_from(sequence, *window),
         };
-        let given_back = sequence.given_back().max(shown / block_size * block_size);
+        let front = sequence.whole_blocks_before(shown);
+        let given_back = sequence.given_back().max(front);
         let left = sequence.len().saturating_sub(given_back) as usize;
         Some(left.saturating_add(tokens as usize))
     }
