@@ -4,8 +4,8 @@
 //! for loaders that look for them. Implemented here is only what such programs take from CANN beside its C ABI: members of
 //! `op::fp16_t` and the copies of `libc_sec.so`.
 
-mod fp16;
-mod secure;
+pub mod fp16;
+pub mod secure;
 
 macro_rules! export {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
