@@ -86,6 +86,7 @@
 //! |---|---|
 //! | `ASCEND_BACKEND` | `auto` (default), `npu` or `emulated`, for [`Runtime::auto`] |
 //! | `ASCEND_HOME_PATH`, `ASCEND_TOOLKIT_HOME` | the folder of the CANN toolkit |
+//! | `ASCEND_OPP_PATH` | the folder of operator packages, whose vendors' libraries are looked into first |
 //! | `ASCEND_RECORD` | a folder for calls that are refused or fail: [`case::RECORD_VARIABLE`] |
 //! | `ASCEND_EMU_*` | the emulated machine; see the crate `ascend-emu` |
 
