@@ -523,7 +523,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// step, with the padding or without it; the output has the padding.
     ///
     /// # Errors
-    /// [`Rule::StepTokens`] for another number of rows; as for [`Tensor::copy_from`] and [`AttentionGraphStep::replay`].
+    /// [`Rule::StepTokens`] for another number of rows; as for [`AnyTensor::copy_from`](crate::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
     pub fn forward(
         &mut self,
         layer: usize,

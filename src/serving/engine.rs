@@ -64,6 +64,9 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`Rule::SettingsCache`] for metadata whose settings were made from another cache, [`Rule::TableGroup`] for blocks of
     /// another pool; as for [`PagedKvCache::block_table`].
+    ///
+    /// [`Rule::SettingsCache`]: crate::kv::Rule::SettingsCache
+    /// [`Rule::TableGroup`]: crate::kv::Rule::TableGroup
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -110,6 +113,10 @@ impl<T: Element> Step<'_, T> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`]
     /// and [`PagedKvCache::write`]. Nothing is written unless attention could be planned too.
+    ///
+    /// [`Rule::StepTokens`]: crate::kv::Rule::StepTokens
+    /// [`Rule::StepHeads`]: crate::kv::Rule::StepHeads
+    /// [`Rule::StepLayers`]: crate::kv::Rule::StepLayers
     pub fn forward(
         &mut self,
         layer: usize,

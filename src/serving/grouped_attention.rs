@@ -201,7 +201,7 @@ impl<T: Element> GroupedAttention<T> {
         Ok(())
     }
 
-    /// Whether one step can add so many tokens to these sequences: [`BlockPool::admits`] in each group, behind what
+    /// Whether one step can add so many tokens to these sequences: [`BlockPool::admits`](crate::kv::BlockPool::admits) in each group, behind what
     /// [`GroupedAttention::grow`] gives back. A sequence that has grown already adds none.
     ///
     /// # Errors
