@@ -500,7 +500,11 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a layer that there is not.
-    pub fn tensors(&self, layer: usize) -> Result<&'a GraphTensors<T>> {
+    pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
+        self.of(layer)
+    }
+
+    fn of(&self, layer: usize) -> Result<&'a GraphTensors<T>> {
         let kind = self.of_layer.get(layer).map(|(kind, _)| *kind);
         let buffers = kind.and_then(|kind| self.step.buffers().get(kind));
         buffers
@@ -508,19 +512,22 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             .ok_or_else(|| no_layer(layer, self.of_layer.len()))
     }
 
-    /// Queues the replay of a layer, whose tensors were filled. Returns at once. The output is overwritten by the next layer:
-    /// use it on the step's stream before.
+    /// Queues the replay of a layer, whose tensors were filled. Returns at once.
+    ///
+    /// All layers of a kind write the same output, so it is lent until the next call of this step. Queue on the step's
+    /// stream what reads it before that; to keep it longer, copy it. A clone of the tensor is the same memory.
     ///
     /// # Errors
     /// As for [`GraphStep::replay`].
-    pub fn replay(&mut self, layer: usize) -> Result<&'a Output<T>> {
-        let tensors = self.tensors(layer)?;
+    pub fn replay(&mut self, layer: usize) -> Result<&Output<T>> {
+        let tensors = self.of(layer)?;
         self.step.replay(layer)?;
         Ok(&tensors.output)
     }
 
     /// Copies a layer's query, key and value into its tensors and queues the replay. They have a row for each token of the
-    /// step, with the padding or without it; the output has the padding.
+    /// step, with the padding or without it; the output has the padding, and is lent until the next call of this step
+    /// ([`AttentionGraphStep::replay`]).
     ///
     /// # Errors
     /// [`Rule::StepTokens`] for another number of rows; as for [`AnyTensor::copy_from`](crate::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
@@ -530,8 +537,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         query: &Tensor<T>,
         key: &Tensor<T>,
         value: &Tensor<T>,
-    ) -> Result<&'a Output<T>> {
-        let tensors = self.tensors(layer)?;
+    ) -> Result<&Output<T>> {
+        let tensors = self.of(layer)?;
         let (actual, padded) = (self.actual, self.size);
         let copies = [
             ("query", query, &tensors.query),
