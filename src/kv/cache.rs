@@ -454,7 +454,8 @@ pub struct CacheWrite {
     slots: Option<(SlotMapping, ScatterPlan)>,
 }
 
+/// The refusal of a layer that a model or a cache has not.
 #[cold]
-fn no_layer(layer: usize, layers: usize) -> Error {
+pub(crate) fn no_layer(layer: usize, layers: usize) -> Error {
     Error::invalid("layer", layer, format_args!("below {layers}"))
 }

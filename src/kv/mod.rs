@@ -22,6 +22,7 @@ mod table;
 
 pub use ascend_spec::fia::Cache;
 pub use audit::{Audit, AuditRequest};
+pub(crate) use cache::no_layer;
 pub use cache::{CacheShape, CacheWrite, LayerCache, PagedKvCache};
 pub use cached_rows::CachedRows;
 pub use fence::{Fence, Lane, StreamFence};

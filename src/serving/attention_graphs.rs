@@ -10,7 +10,8 @@ use crate::bf16;
 use crate::error::{Error, Result};
 use crate::graph::{Capturing, KeyLimits};
 use crate::kv::{
-    BlockPool, CacheOrder, PadPolicy, Rule, ScatterPaKvCache, SlotMapping, StepLease, refused,
+    BlockPool, CacheOrder, PadPolicy, Refused, Rule, ScatterPaKvCache, SlotMapping, StepLease,
+    capacity, no_layer, refused,
 };
 use crate::mask::Mask;
 use crate::memory::Element;
@@ -21,8 +22,9 @@ use super::backend::size;
 use super::causality::Causality;
 use super::engine::Attention;
 use super::graph_pool::{GraphPool, GraphStep, packed_paged};
-use super::grouped_attention::same_causality;
+use super::grouped_attention::{same_causality, same_groups};
 use super::grouped_batch::GroupedMetadata;
+use super::layer_check::StepRows;
 use super::lengths::Cumulative;
 use super::metadata::AttentionMetadata;
 
@@ -238,33 +240,50 @@ impl<T: Element> AttentionGraphs<T> {
         self.graphs.sizes()
     }
 
-    /// Whether a step can be replayed: it adds one token a request, there is a size that holds it, and its keys and blocks,
-    /// those of the padding included, are no more than were declared. Compute other steps without a graph.
+    /// Whether a step can be replayed: it is of the captured cache and layers and adds one token a request, there is a size
+    /// that holds it, and its keys and blocks, those of the padding included, are no more than were declared. Compute other
+    /// steps without a graph.
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
-        self.hold(std::slice::from_ref(metadata))
+        self.check(std::slice::from_ref(metadata)).is_ok()
     }
 
     /// The same of a model with several kinds of layers.
     pub fn serves_grouped(&self, metadata: &GroupedMetadata) -> bool {
-        self.hold(&metadata.groups)
+        self.check(&metadata.groups).is_ok()
     }
 
-    fn hold(&self, groups: &[AttentionMetadata]) -> bool {
-        groups.len() == self.kinds.len()
-            && groups.iter().zip(&self.kinds).all(|(metadata, kind)| {
-                let tokens = metadata.tokens();
-                let Some(size) = self.graphs.size_for(tokens) else {
-                    return false;
-                };
-                // A dummy request has a key, in a block.
-                let dummies = std::iter::repeat_n(1, size.saturating_sub(tokens) as usize);
-                let keys = metadata.kv_lengths().lengths().iter().copied();
-                metadata.actual_tokens() as usize == metadata.requests()
-                    && kind
-                        .limits
-                        .admits(&keys.chain(dummies).collect::<Vec<_>>())
-                        .is_ok()
-            })
+    /// The size that a step is padded to, or why it cannot be replayed.
+    fn check(&self, groups: &[AttentionMetadata]) -> Result<u32, Refused> {
+        same_groups(groups.len(), self.kinds.len())?;
+        let mut size = 0;
+        for (kind, metadata) in self.kinds.iter().zip(groups) {
+            metadata.goes_with(&kind.pool)?;
+            same_causality(metadata.settings().causality, kind.causality)?;
+            let (requests, tokens) = (metadata.requests(), metadata.tokens());
+            if requests == 0 {
+                return Err(refused(
+                    Rule::BatchEmpty,
+                    "metadata that could not be renewed",
+                    "that of 1 request or more",
+                    "skip the step",
+                ));
+            }
+            if metadata.actual_tokens() as usize != requests {
+                return Err(refused(
+                    Rule::GraphSize,
+                    format_args!("{} tokens of {requests} requests", metadata.actual_tokens()),
+                    "one token a request",
+                    "compute the step without a graph",
+                ));
+            }
+            size = self.graphs.fitting(tokens)?;
+            // A dummy request has a key, in a block.
+            let dummies = std::iter::repeat_n(1, size.saturating_sub(tokens) as usize);
+            let keys = metadata.kv_lengths().lengths().iter().copied();
+            kind.limits
+                .admits(&keys.chain(dummies).collect::<Vec<_>>())?;
+        }
+        Ok(size)
     }
 
     /// Begins a step: pads it to the smallest size that holds it, and puts its table and slots into that size's buffers,
@@ -274,8 +293,8 @@ impl<T: Element> AttentionGraphs<T> {
     /// # Errors
     /// [`Rule::GraphSize`] for a step larger than all sizes, or with several tokens of a request;
     /// [`Rule::GraphLengths`] for more keys or blocks than were declared; [`Rule::SettingsCache`], [`Rule::TableGroup`] and
-    /// [`Rule::StepCausality`] for metadata of another cache or other layers. Nothing is launched then, but the step stays
-    /// padded.
+    /// [`Rule::StepCausality`] for metadata of another cache or other layers, [`Rule::GroupLayers`] for other groups of
+    /// them; [`Rule::BatchEmpty`] for metadata without requests. The metadata is as it was then.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -293,9 +312,6 @@ impl<T: Element> AttentionGraphs<T> {
         stream: &'a Stream,
         metadata: &mut GroupedMetadata,
     ) -> Result<AttentionGraphStep<'a, T>> {
-        let tokens = metadata.tokens();
-        let size = self.graphs.fitting(tokens)?;
-        metadata.pad_to(size)?;
         self.start(stream, &mut metadata.groups)
     }
 
@@ -304,59 +320,24 @@ impl<T: Element> AttentionGraphs<T> {
         stream: &'a Stream,
         metadata: &mut [AttentionMetadata],
     ) -> Result<AttentionGraphStep<'a, T>> {
-        if metadata.len() != self.kinds.len() {
-            return Err(refused(
-                Rule::HybridLayers,
-                format_args!("metadata of {} groups of layers", metadata.len()),
-                format_args!("{}, as captured", self.kinds.len()),
-                "begin with the metadata of the attention that was captured",
-            )
-            .into());
-        }
-        let mut size = 0;
+        let size = self.check(metadata)?;
         let mut actual = 0;
-        for (kind, metadata) in self.kinds.iter().zip(&mut *metadata) {
-            metadata.goes_with(&kind.pool)?;
-            same_causality(metadata.settings().causality, kind.causality)?;
-            if metadata.actual_tokens() as usize != metadata.requests() {
-                return Err(refused(
-                    Rule::GraphSize,
-                    format_args!(
-                        "{} tokens of {} requests",
-                        metadata.actual_tokens(),
-                        metadata.requests()
-                    ),
-                    "one token a request",
-                    "compute the step without a graph",
-                )
-                .into());
-            }
-            size = self.graphs.fitting(metadata.tokens())?;
+        for metadata in &mut *metadata {
             metadata.pad_to(size)?;
             actual = metadata.actual_tokens() as usize;
         }
         let metadata = &*metadata;
         let of_layer = &self.of_layer;
-        // The number of kinds was compared, and each layer is of one of them.
-        let first = metadata.first().map(packed_paged);
         let lengths = |layer: usize| {
-            let kind = of_layer
-                .get(layer)
-                .and_then(|(kind, _)| metadata.get(*kind));
-            kind.map(packed_paged).or(first)
+            let kind = of_layer.get(layer);
+            let own = kind.and_then(|(kind, _)| metadata.get(*kind));
+            own.map(packed_paged)
+                .ok_or_else(|| no_layer(layer, of_layer.len()))
         };
-        let Some(default) = first else {
-            return Err(no_layer(0, 0));
-        };
-        let step = self.graphs.start(
-            stream,
-            size,
-            |layer| lengths(layer).unwrap_or(default),
-            |buffers| {
-                let mut both = buffers.iter().zip(metadata);
-                both.try_for_each(|(buffers, metadata)| fill(stream, buffers, metadata))
-            },
-        )?;
+        let step = self.graphs.start(stream, size, lengths, |buffers| {
+            let mut both = buffers.iter().zip(metadata);
+            both.try_for_each(|(buffers, metadata)| fill(stream, buffers, metadata))
+        })?;
         let leases = self.kinds.iter().map(|kind| kind.pool.begin_step(stream));
         Ok(AttentionGraphStep {
             leases: leases.collect(),
@@ -396,7 +377,7 @@ fn buffers<T: Element>(
         pad @ PadPolicy::DumpSlot(_) => (pad, "slot_mapping.unique"),
     };
     let slots = vec![i64::from(pad.slot()?); rows];
-    let places = u64::from(pool.blocks()).saturating_mul(pool.block_size().into());
+    let places = capacity(pool.blocks(), pool.block_size());
     Ok(KindBuffers {
         table: BlockTable::zeroed(device, rows, columns, within.block_size)?,
         slots: SlotMapping::allowing(stream, &slots, places, &[allowed])?,
@@ -472,11 +453,6 @@ fn fill<T: Element>(
     buffers.slots.overwrite(stream, &slots.collect::<Vec<_>>())
 }
 
-#[cold]
-fn no_layer(layer: usize, layers: usize) -> Error {
-    Error::invalid("layer", layer, format_args!("below {layers}"))
-}
-
 /// A decode step whose layers are replayed from graphs. From [`AttentionGraphs::begin`]; drop it when the last layer is
 /// queued.
 pub struct AttentionGraphStep<'a, T: Element> {
@@ -530,7 +506,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// ([`AttentionGraphStep::replay`]).
     ///
     /// # Errors
-    /// [`Rule::StepTokens`] for another number of rows; as for [`AnyTensor::copy_from`](crate::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
+    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes; as for
+    /// [`AnyTensor::copy_from`](crate::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
     pub fn forward(
         &mut self,
         layer: usize,
@@ -539,33 +516,19 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         value: &Tensor<T>,
     ) -> Result<&Output<T>> {
         let tensors = self.of(layer)?;
-        let (actual, padded) = (self.actual, self.size);
+        let rows = StepRows {
+            actual: self.actual,
+            padded: self.size,
+            padding: false,
+        };
         let copies = [
             ("query", query, &tensors.query),
             ("key", key, &tensors.key),
             ("value", value, &tensors.value),
         ];
         for (name, from, to) in copies {
-            let rows = size(from, 0);
-            if !(actual..=padded).contains(&rows) {
-                return Err(refused(
-                    Rule::StepTokens,
-                    format_args!("{name} {:?} in layer {layer}", from.shape()),
-                    format_args!("{actual} rows, or up to {padded} with padding"),
-                    "bring the rows of the batch that the metadata was made of",
-                )
-                .into());
-            }
-            let filled = to.narrow(0, 0..rows)?;
-            if filled.shape() != from.shape() {
-                return Err(refused(
-                    Rule::StepHeads,
-                    format_args!("{name} {:?} in layer {layer}", from.shape()),
-                    format_args!("{:?}", filled.shape()),
-                    "bring the heads that the `AttentionShape` and the cache have",
-                )
-                .into());
-            }
+            let (heads, dim) = (size(to, 1), size(to, 2));
+            rows.check(name, from, layer, heads, Some(dim))?;
         }
         for (_, from, to) in copies {
             to.narrow(0, 0..size(from, 0))?

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::graph::{CaptureEstimate, Capturing, Graph, Update};
-use crate::kv::{Refused, Rule, refused};
+use crate::kv::{Refused, Rule, no_layer, refused};
 use crate::runtime::{Device, Stream, Timeline};
 
 use super::lengths::CallLengths;
@@ -166,7 +166,7 @@ impl<B> GraphPool<B> {
         let size = self.fitting(metadata.tokens())?;
         metadata.pad_to(size)?;
         let metadata = &*metadata;
-        let lengths = |_| packed_paged(metadata);
+        let lengths = |_| Ok(packed_paged(metadata));
         self.start(stream, size, lengths, |buffers| fill(buffers, metadata))
     }
 
@@ -175,7 +175,7 @@ impl<B> GraphPool<B> {
         &'a mut self,
         stream: &'a Stream,
         size: u32,
-        lengths: impl Fn(usize) -> CallLengths<'l>,
+        lengths: impl Fn(usize) -> Result<CallLengths<'l>>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
         // Workspace and buffers are those of the replay before, which may have been on another stream.
@@ -205,7 +205,7 @@ impl<B> GraphPool<B> {
             .into());
         };
         let updates = graphs.iter().enumerate();
-        let updates = updates.map(|(layer, graph)| graph.update().all(lengths(layer)).map(Some));
+        let updates = updates.map(|(layer, graph)| graph.update().all(lengths(layer)?).map(Some));
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
         Ok(GraphStep {
@@ -277,15 +277,18 @@ impl<'a, B> GraphStep<'a, B> {
     /// overwritten when the stream gets there.
     ///
     /// # Errors
-    /// [`Rule::GraphUpdate`] for a layer that there is not, or one that was replayed in this step; as for
-    /// [`Graph::replay`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a layer that there is not, [`Rule::GraphLayer`] for one
+    /// that was replayed in this step; as for [`Graph::replay`].
     pub fn replay(&mut self, layer: usize) -> Result<()> {
         let layers = self.graphs.len();
-        let update = self.updates.get_mut(layer).and_then(Option::take);
-        let (Some(graph), Some(update)) = (self.graphs.get_mut(layer), update) else {
+        let own = (self.graphs.get_mut(layer)).zip(self.updates.get_mut(layer));
+        let Some((graph, update)) = own else {
+            return Err(no_layer(layer, layers));
+        };
+        let Some(update) = update.take() else {
             return Err(refused(
-                Rule::GraphUpdate,
-                format_args!("layer {layer}, which was replayed already or does not exist"),
+                Rule::GraphLayer,
+                format_args!("layer {layer}, which was replayed already"),
                 format_args!("each layer below {layers}, once a step"),
                 "begin a step for each step of the engine",
             )

@@ -3,7 +3,7 @@
 use crate::attention::Output;
 use crate::bf16;
 use crate::error::Result;
-use crate::kv::{Refused, Rule, Sequence, refused};
+use crate::kv::{Refused, Rule, Sequence, no_layer, refused};
 use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
@@ -113,7 +113,7 @@ impl<T: Element> GroupedAttention<T> {
     /// The attention of a model of `layers` layers.
     ///
     /// # Errors
-    /// [`Rule::HybridLayers`] for a layer that is in no group, in several or not in the model, and for a group whose cache
+    /// [`Rule::GroupLayers`] for a layer that is in no group, in several or not in the model, and for a group whose cache
     /// has another number of layers.
     pub fn new(
         layers: usize,
@@ -122,7 +122,7 @@ impl<T: Element> GroupedAttention<T> {
         let groups: Vec<LayerGroup<T>> = groups.into_iter().collect();
         let wrong = |given: String| {
             refused(
-                Rule::HybridLayers,
+                Rule::GroupLayers,
                 given,
                 format_args!(
                     "each layer below {layers} in one group, whose cache has as many layers"
@@ -238,21 +238,13 @@ impl<T: Element> GroupedAttention<T> {
     /// Begins a step on a stream: [`Attention::begin`] in each group.
     ///
     /// # Errors
-    /// As there; [`Rule::StepCausality`] and [`Rule::HybridLayers`] for metadata of another attention.
+    /// As there; [`Rule::StepCausality`] and [`Rule::GroupLayers`] for metadata of another attention.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
         metadata: &'a GroupedMetadata,
     ) -> Result<GroupedStep<'a, T>> {
-        if metadata.groups.len() != self.groups.len() {
-            return Err(refused(
-                Rule::HybridLayers,
-                format_args!("metadata of {} groups", metadata.groups.len()),
-                format_args!("{} groups", self.groups.len()),
-                "make the metadata with `GroupedAttention::metadata`",
-            )
-            .into());
-        }
+        same_groups(metadata.groups.len(), self.groups.len())?;
         let mut steps = Vec::with_capacity(self.groups.len());
         for (group, metadata) in self.groups.iter_mut().zip(&metadata.groups) {
             same_causality(metadata.settings().causality, group.causality)?;
@@ -283,6 +275,19 @@ impl<T: Element> GroupedAttention<T> {
     }
 }
 
+/// Refuses steps of other groups of layers.
+pub(super) fn same_groups(given: usize, own: usize) -> Result<(), Refused> {
+    if given == own {
+        return Ok(());
+    }
+    Err(refused(
+        Rule::GroupLayers,
+        format_args!("metadata of {given} groups of layers"),
+        format_args!("{own}"),
+        "make the metadata of a step with the attention that computes it or was captured",
+    ))
+}
+
 /// Refuses steps whose tokens see other keys than the layers do.
 pub(super) fn same_causality(given: Causality, own: Causality) -> Result<(), Refused> {
     if given == own {
@@ -308,21 +313,13 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         let layers = self.of_layer.len();
         let known = self.of_layer.get(layer);
         let step = known.and_then(|(group, local)| Some((self.steps.get_mut(*group)?, *local)));
-        step.ok_or_else(|| {
-            refused(
-                Rule::HybridLayers,
-                format_args!("layer {layer}"),
-                format_args!("below {layers}"),
-                "number the layers as the model does",
-            )
-            .into()
-        })
+        step.ok_or_else(|| no_layer(layer, layers))
     }
 
     /// Queues one layer, numbered as the model does: [`Step::forward`] in its group.
     ///
     /// # Errors
-    /// As there; [`Rule::HybridLayers`] for a layer that there is not.
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a layer that there is not.
     pub fn forward(
         &mut self,
         layer: usize,

@@ -160,7 +160,7 @@ impl GroupedMetadata {
         let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Refused>>()?;
         let Some(first) = groups.first() else {
             return Err(refused(
-                Rule::HybridLayers,
+                Rule::GroupLayers,
                 "no group of layers",
                 "1 or more",
                 "make the metadata with `GroupedAttention::metadata`",
@@ -180,7 +180,7 @@ impl GroupedMetadata {
         {
             true => Ok(metadata),
             false => Err(refused(
-                Rule::HybridLayers,
+                Rule::GroupLayers,
                 format_args!(
                     "sequences of other groups than these {}",
                     metadata.groups.len()

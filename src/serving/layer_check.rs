@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::kv::{Refused, Rule, refused};
 use crate::memory::Element;
+use crate::tensor::Tensor;
 
 use super::backend::{LayerTensors, StepContext, size};
 
@@ -67,39 +68,77 @@ pub(super) fn check_layer<T: Element>(
     if layer.latent.is_some() {
         return Ok(());
     }
-    let tokens = step.metadata.tokens() as usize;
+    let rows = StepRows {
+        actual: step.metadata.actual_tokens() as usize,
+        padded: step.metadata.tokens() as usize,
+        padding: true,
+    };
     let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);
-    let wanted = [heads, kv_heads, kv_heads];
-    for ((name, tensor), heads) in named.into_iter().zip(wanted) {
-        let told = || format!("{name} {:?} in layer {}", tensor.shape(), layer.layer);
-        if size(tensor, 0) != tokens {
+    let wanted = [(heads, Some(dim)), (kv_heads, Some(dim)), (kv_heads, None)];
+    for ((name, tensor), (heads, dim)) in named.into_iter().zip(wanted) {
+        rows.check(name, tensor, layer.layer, heads, dim)?;
+    }
+    Ok(())
+}
+
+/// Rows of a step's tensors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepRows {
+    /// Of the requests.
+    pub(super) actual: usize,
+    /// With the padding.
+    pub(super) padded: usize,
+    /// Whether the tensors have to bring the padding.
+    pub(super) padding: bool,
+}
+
+impl StepRows {
+    /// Refuses a tensor of a layer with other rows, other heads, or another head dimension where there is only one.
+    pub(super) fn check<T: Element>(
+        self,
+        name: &str,
+        tensor: &Tensor<T>,
+        layer: usize,
+        heads: usize,
+        dim: Option<usize>,
+    ) -> Result<(), Refused> {
+        let told = || format!("{name} {:?} in layer {layer}", tensor.shape());
+        let Self {
+            actual,
+            padded,
+            padding,
+        } = self;
+        let rows = size(tensor, 0);
+        let least = if padding { padded } else { actual };
+        if !(least..=padded).contains(&rows) {
+            let dummies = padded.saturating_sub(actual);
             return Err(refused(
                 Rule::StepTokens,
                 told(),
-                format_args!(
-                    "{tokens} rows: {} of the requests and {} of padding",
-                    step.metadata.actual_tokens(),
-                    tokens.saturating_sub(step.metadata.actual_tokens() as usize),
-                ),
+                match padding {
+                    true => {
+                        format!("{padded} rows: {actual} of the requests and {dummies} of padding")
+                    }
+                    false => {
+                        format!("{actual} rows of the requests, and up to {dummies} of padding")
+                    }
+                },
                 "bring the rows of the batch that the metadata was made of, and as many more as `pad_to` added",
-            )
-            .into());
+            ));
         }
-        let own_dim = name == "value" || size(tensor, 2) == dim;
-        if tensor.shape().len() != 3 || size(tensor, 1) != heads || !own_dim {
-            let dim = match name {
-                "value" => "of any size".to_owned(),
-                _ => dim.to_string(),
-            };
+        let other_dim = dim.is_some_and(|dim| size(tensor, 2) != dim);
+        if tensor.shape().len() != 3 || size(tensor, 1) != heads || other_dim {
+            let dim = dim.map_or_else(|| "of any size".to_owned(), |dim| dim.to_string());
             return Err(refused(
                 Rule::StepHeads,
                 told(),
-                format_args!("[{tokens}, {heads}, {dim}], as the `AttentionShape` has it"),
+                format_args!(
+                    "[{rows}, {heads}, {dim}], as the `AttentionShape` and the cache have it"
+                ),
                 "make the `AttentionShape` with the heads of these tensors; of heads that were filled up it has the filled \
                  size, and the scale of the true one",
-            )
-            .into());
+            ));
         }
+        Ok(())
     }
-    Ok(())
 }

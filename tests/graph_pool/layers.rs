@@ -118,7 +118,7 @@ fn one_object_replays_every_layer_with_other_work_in_between() {
             }
         }
         let again = replayed.replay(0).unwrap_err();
-        assert!(again.breaks(Rule::GraphUpdate), "{again}");
+        assert!(again.breaks(Rule::GraphLayer), "{again}");
         drop(replayed);
         on.synchronize().unwrap();
     }
@@ -139,8 +139,13 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
     }
     let mut refused = |batch: &[BatchRequest<'_>], settings| {
         let mut metadata = AttentionMetadata::new(batch, settings).unwrap();
+        let before = metadata.clone();
+        assert!(!graphs.serves(&metadata));
         match graphs.begin(&stream, &mut metadata).map(drop) {
-            Err(Error::Refused(refused)) => refused,
+            Err(Error::Refused(refused)) => {
+                assert_eq!(metadata, before, "{refused}");
+                refused
+            }
             other => panic!("{other:?}"),
         }
     };
@@ -171,6 +176,70 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
         (Rule::GraphLengths, "at most 300")
     );
     assert_eq!(attention.cache().pool().steps_in_flight(), 0);
+    let one = BatchRequest::of(&sequences[1], 1);
+    let mut metadata = AttentionMetadata::new(&[one], settings).unwrap();
+    assert!(metadata.renew(&[one, one]).is_err() && !graphs.serves(&metadata));
+    let none = graphs.begin(&stream, &mut metadata).map(drop).unwrap_err();
+    assert!(none.breaks(Rule::BatchEmpty), "{none}");
+}
+
+#[test]
+fn a_step_that_one_group_refuses_is_padded_in_none() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let limits = GraphLimits::new([4], 300);
+    let mut graphs = model.capture(&stream, &limits).unwrap();
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 300).unwrap();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let batch = [GroupedRequest::of(&sequence, 1)];
+    let mut metadata = model.metadata(&batch, POLICY).unwrap();
+    let before = metadata.clone();
+    assert!(!graphs.serves_grouped(&metadata));
+    let long = graphs.begin_grouped(&stream, &mut metadata).map(drop);
+    assert!(long.unwrap_err().breaks(Rule::GraphLengths));
+    assert_eq!(metadata, before);
+    // The metadata of one group is not that of the model.
+    let mut one = metadata.group(0).unwrap().clone();
+    assert!(!graphs.serves(&one));
+    let alone = graphs.begin(&stream, &mut one).map(drop);
+    assert!(alone.unwrap_err().breaks(Rule::GroupLayers));
+}
+
+#[test]
+fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut graphs = model.capture(&stream, &GraphLimits::new([1], 300)).unwrap();
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let batch = [GroupedRequest::of(&sequence, 1)];
+    let mut metadata = model.metadata(&batch, POLICY).unwrap();
+    let [query, key, value] = tensors(&stream, &[1], 0);
+    let mut eager = model.begin(&stream, &metadata).unwrap();
+    let none = eager.forward(5, &query, &key, &value).unwrap_err();
+    drop(eager);
+    let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
+    let said = none.to_string();
+    assert!(matches!(none, Error::InvalidArgument { .. }), "{said}");
+    assert!(said.contains("below 5"), "{said}");
+    let forward = step.forward(5, &query, &key, &value).unwrap_err();
+    assert_eq!(forward.to_string(), said);
+    assert_eq!(step.replay(5).unwrap_err().to_string(), said);
+    // Rows and heads are checked as those of an eager step, padding aside.
+    let rule =
+        |step: &mut ascend_attention::serving::AttentionGraphStep<'_, bf16>, query| match step
+            .forward(0, query, &key, &value)
+            .unwrap_err()
+        {
+            Error::Refused(refused) => refused.rule,
+            other => panic!("{other:?}"),
+        };
+    let two = Tensor::empty(stream.device(), [2, HEADS, DIM]).unwrap();
+    let heads = Tensor::empty(stream.device(), [1, HEADS + 1, DIM]).unwrap();
+    assert_eq!(rule(&mut step, &two), Rule::StepTokens);
+    assert_eq!(rule(&mut step, &heads), Rule::StepHeads);
+    step.forward(0, &query, &key, &value).unwrap();
 }
 
 /// 64 requests of up to 32768 keys would have 16384 blocks; together they never have more than the 96 that there are.
@@ -413,11 +482,11 @@ fn layers_are_in_one_group_each() {
             .unwrap_err()
             .rule
     };
-    assert_eq!(rule(0, &[]), Rule::HybridLayers);
-    assert_eq!(rule(3, &[(&[0, 1], 2)]), Rule::HybridLayers);
-    assert_eq!(rule(2, &[(&[0, 2], 2)]), Rule::HybridLayers);
-    assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), Rule::HybridLayers);
-    assert_eq!(rule(2, &[(&[0, 1], 1)]), Rule::HybridLayers);
+    assert_eq!(rule(0, &[]), Rule::GroupLayers);
+    assert_eq!(rule(3, &[(&[0, 1], 2)]), Rule::GroupLayers);
+    assert_eq!(rule(2, &[(&[0, 2], 2)]), Rule::GroupLayers);
+    assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), Rule::GroupLayers);
+    assert_eq!(rule(2, &[(&[0, 1], 1)]), Rule::GroupLayers);
 }
 
 #[test]
