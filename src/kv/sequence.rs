@@ -204,7 +204,7 @@ impl Sequence {
     /// [`Rule::SequenceLength`] if it has fewer, or gave some of them back.
     pub fn share_prefix(&self, tokens: u32) -> Result<Self, Refused> {
         self.has(tokens)?;
-        if self.dropped > 0 && tokens > 0 {
+        if !self.keeps(tokens, 0) {
             return Err(refused(
                 Rule::SequenceLength,
                 format_args!(
@@ -220,28 +220,27 @@ impl Sequence {
         Ok(prefix)
     }
 
-    /// A sequence that begins with the first `tokens` of this one, for layers that see `window` keys: of the blocks it
-    /// needs those alone that the next token's window shows.
+    /// A sequence that begins with the first `tokens` of this one, for layers whose next token sees those from `shown` on:
+    /// of the blocks those alone that it shows.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] if it has fewer, or gave some of those back that the window shows.
-    pub(crate) fn share_window(&self, tokens: u32, window: u32) -> Result<Self, Refused> {
-        let shown = tokens.saturating_add(1).saturating_sub(window);
-        if self.dropped == 0 || (tokens <= self.len && shown >= self.dropped && tokens > 0) {
-            let mut prefix = self.fork();
-            prefix.truncate(tokens)?;
-            prefix.drop_before(shown)?;
-            return Ok(prefix);
+    /// [`Rule::SequenceLength`] if it has fewer, or gave some of those back that are shown.
+    pub(crate) fn share_behind(&self, tokens: u32, shown: u32) -> Result<Self, Refused> {
+        if self.dropped > 0 && !self.keeps(tokens, shown) {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!(
+                    "a prefix of {tokens} tokens of a sequence of {} without its first {}",
+                    self.len, self.dropped
+                ),
+                "a sequence that still has what the next token sees",
+                "share the prefix when its last token was cached, and keep that sequence",
+            ));
         }
-        Err(refused(
-            Rule::SequenceLength,
-            format_args!(
-                "a prefix of {tokens} tokens of a sequence of {} without its first {}",
-                self.len, self.dropped
-            ),
-            "a sequence that still has what the next token's window shows",
-            "share the prefix when its last token was cached, and keep that sequence",
-        ))
+        let mut prefix = self.fork();
+        prefix.truncate(tokens)?;
+        prefix.drop_before(shown)?;
+        Ok(prefix)
     }
 
     /// Forgets the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is preempted.
@@ -294,8 +293,13 @@ impl Sequence {
         whole.saturating_mul(block_size)
     }
 
+    /// Whether it can be cut to so many tokens, the next of which sees those from `shown` on.
+    pub(crate) fn keeps(&self, tokens: u32, shown: u32) -> bool {
+        tokens == 0 || (tokens <= self.len && shown >= self.dropped)
+    }
+
     fn has(&self, tokens: u32) -> Result<(), Refused> {
-        if (self.dropped..=self.len).contains(&tokens) || tokens == 0 {
+        if self.keeps(tokens, tokens) {
             return Ok(());
         }
         Err(refused(

@@ -67,6 +67,13 @@ impl Causality {
         }
     }
 
+    /// The first token that the one behind `cached` tokens sees.
+    pub(super) fn shown_from(self, cached: u32) -> u32 {
+        let next = cached.saturating_add(1);
+        self.window()
+            .map_or(0, |window| next.saturating_sub(window.get()))
+    }
+
     /// The number of keys that a token sees at most.
     pub fn window(self) -> Option<NonZeroU32> {
         match self {

@@ -165,7 +165,7 @@ impl<T: Element> GroupedAttention<T> {
     pub fn sequence(&self) -> GroupedSequence {
         let part = |group: &LayerGroup<T>| {
             let sequence = Sequence::new(group.attention.cache().pool());
-            (sequence, group.causality.window())
+            (sequence, group.causality)
         };
         GroupedSequence {
             parts: self.groups.iter().map(part).collect(),

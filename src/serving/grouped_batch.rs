@@ -1,10 +1,9 @@
 //! Requests of a model with several kinds of layers: a sequence in each cache, and the metadata of each kind.
 
-use std::num::NonZeroU32;
-
 use crate::kv::{Refused, Rule, Sequence, refused};
 
 use super::batch::{BatchRequest, BatchSettings};
+use super::causality::Causality;
 use super::metadata::AttentionMetadata;
 use super::state::AttentionState;
 
@@ -13,7 +12,7 @@ use super::state::AttentionState;
 /// [`GroupedAttention::sequence`](super::GroupedAttention::sequence).
 #[derive(Debug)]
 pub struct GroupedSequence {
-    pub(super) parts: Vec<(Sequence, Option<NonZeroU32>)>,
+    pub(super) parts: Vec<(Sequence, Causality)>,
 }
 
 impl GroupedSequence {
@@ -38,12 +37,9 @@ impl GroupedSequence {
     /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of those back that the next token sees: a
     /// prefix is shared as long as its end is still in the window, or kept by a sequence of its own.
     pub fn share_prefix(&self, tokens: u32) -> Result<Self, Refused> {
-        let parts = self.parts.iter().map(|(sequence, window)| {
-            let prefix = match window {
-                Some(window) => sequence.share_window(tokens, window.get()),
-                None => sequence.share_prefix(tokens),
-            };
-            Ok((prefix?, *window))
+        let parts = self.parts.iter().map(|(sequence, causality)| {
+            let prefix = sequence.share_behind(tokens, causality.shown_from(tokens))?;
+            Ok((prefix, *causality))
         });
         Ok(Self {
             parts: parts.collect::<Result<_, Refused>>()?,
@@ -56,24 +52,18 @@ impl GroupedSequence {
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of the remaining ones back.
     pub fn truncate(&mut self, tokens: u32) -> Result<(), Refused> {
-        if tokens > 0 {
-            for (sequence, window) in &self.parts {
-                let shown = match window {
-                    Some(window) => tokens.saturating_add(1).saturating_sub(window.get()),
-                    None => 0,
-                };
-                let given_back = sequence.given_back();
-                if tokens > sequence.len() || shown < given_back {
-                    return Err(refused(
-                        Rule::SequenceLength,
-                        format_args!("{tokens} tokens"),
-                        format_args!(
-                            "0, or up to {}, of which the next token sees none of the first {given_back}",
-                            sequence.len()
-                        ),
-                        "take drafts back before the next growth, and begin anew where more is taken back",
-                    ));
-                }
+        for (sequence, causality) in &self.parts {
+            if !sequence.keeps(tokens, causality.shown_from(tokens)) {
+                return Err(refused(
+                    Rule::SequenceLength,
+                    format_args!("{tokens} tokens"),
+                    format_args!(
+                        "0, or up to {}, of which the next token sees none of the first {}",
+                        sequence.len(),
+                        sequence.given_back()
+                    ),
+                    "take drafts back before the next growth, and begin anew where more is taken back",
+                ));
             }
         }
         let mut parts = self.parts.iter_mut();
@@ -82,10 +72,10 @@ impl GroupedSequence {
 
     /// Keys of a group that a step reads which adds so many tokens, behind what growing by them gives back.
     pub(super) fn keys_of(&self, group: usize, tokens: u32) -> Option<usize> {
-        let (sequence, window) = self.parts.get(group)?;
+        let (sequence, causality) = self.parts.get(group)?;
         let shown = match tokens {
             0 => 0,
-            _ => shown_from(sequence, *window),
+            _ => causality.shown_from(sequence.len()),
         };
         let front = sequence.whole_blocks_before(shown);
         let given_back = sequence.given_back().max(front);
@@ -95,17 +85,11 @@ impl GroupedSequence {
 
     /// Gives back what lies in front of the next token's window.
     pub(super) fn give_back(&mut self) -> Result<(), Refused> {
-        for (sequence, window) in &mut self.parts {
-            sequence.drop_before(shown_from(sequence, *window))?;
+        for (sequence, causality) in &mut self.parts {
+            sequence.drop_before(causality.shown_from(sequence.len()))?;
         }
         Ok(())
     }
-}
-
-/// The first token that the next one sees.
-fn shown_from(sequence: &Sequence, window: Option<NonZeroU32>) -> u32 {
-    let next = sequence.len().saturating_add(1);
-    window.map_or(0, |window| next.saturating_sub(window.get()))
 }
 
 /// One request in a step of a model with several kinds of layers.
@@ -138,11 +122,8 @@ impl<'a> GroupedRequest<'a> {
 /// requests. From [`GroupedAttention::metadata`](super::GroupedAttention::metadata).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupedMetadata {
+    /// At least one.
     pub(super) groups: Vec<AttentionMetadata>,
-    state: AttentionState,
-    requests: usize,
-    actual_tokens: u32,
-    tokens: u32,
 }
 
 impl GroupedMetadata {
@@ -158,37 +139,23 @@ impl GroupedMetadata {
             AttentionMetadata::new(&parts.collect::<Vec<_>>(), settings)
         });
         let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Refused>>()?;
-        let Some(first) = groups.first() else {
+        if groups.is_empty() {
             return Err(refused(
                 Rule::GroupLayers,
                 "no group of layers",
                 "1 or more",
                 "make the metadata with `GroupedAttention::metadata`",
             ));
-        };
-        let metadata = Self {
-            state: first.state(),
-            requests: first.requests(),
-            actual_tokens: first.actual_tokens(),
-            tokens: first.tokens(),
-            groups,
-        };
-        match metadata
-            .groups
-            .iter()
-            .all(|group| group.requests() == requests.len())
-        {
-            true => Ok(metadata),
-            false => Err(refused(
+        }
+        if groups.iter().any(|of| of.requests() != requests.len()) {
+            return Err(refused(
                 Rule::GroupLayers,
-                format_args!(
-                    "sequences of other groups than these {}",
-                    metadata.groups.len()
-                ),
+                format_args!("sequences of other groups than these {}", groups.len()),
                 "sequences of `GroupedAttention::sequence`",
                 "make sequences and metadata with the same attention",
-            )),
+            ));
         }
+        Ok(Self { groups })
     }
 
     /// Adds dummy requests until there are `tokens` query tokens: [`AttentionMetadata::pad_to`] in each group.
@@ -199,7 +166,6 @@ impl GroupedMetadata {
         for group in &mut self.groups {
             group.pad_to(tokens)?;
         }
-        self.tokens = tokens;
         Ok(())
     }
 
@@ -210,21 +176,23 @@ impl GroupedMetadata {
 
     /// The kind of the step, as the first group has it.
     pub fn state(&self) -> AttentionState {
-        self.state
+        let first = self.groups.first();
+        first.map_or(AttentionState::DecodeOnly, AttentionMetadata::state)
     }
 
     /// Number of real requests.
     pub fn requests(&self) -> usize {
-        self.requests
+        self.groups.first().map_or(0, AttentionMetadata::requests)
     }
 
     /// Number of query tokens of the real requests.
     pub fn actual_tokens(&self) -> u32 {
-        self.actual_tokens
+        let first = self.groups.first();
+        first.map_or(0, AttentionMetadata::actual_tokens)
     }
 
     /// Number of query tokens, padding included.
     pub fn tokens(&self) -> u32 {
-        self.tokens
+        self.groups.first().map_or(0, AttentionMetadata::tokens)
     }
 }

@@ -193,8 +193,9 @@ impl AttentionMetadata {
             ));
         }
         let causality = self.settings.causality;
-        let shown = causality.window().map(|window| window.get());
-        if given_back > 0 && shown.is_none_or(|shown| shown > request.cached.saturating_add(1)) {
+        // What the request calls cached lies behind what was given back.
+        let cached = given_back.saturating_add(request.cached);
+        if causality.shown_from(cached) < given_back {
             return Err(refused(
                 Rule::BlockWindow,
                 format_args!(
