@@ -18,12 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ascend_attention::kv::{BlockPool, PadPolicy};
+use ascend_attention::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
 use ascend_attention::sys::bindings::{
     self as sys, aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtMemMallocPolicy, aclrtStream,
 };
 use ascend_attention::sys::{Api, Functions};
-use ascend_attention::{Device, Error, Graph, Result, Runtime, Stream, Tensor};
+use ascend_attention::{Device, Error, Graph, Result, Runtime, Stream, Tensor, bf16};
 use ascend_emu::{Site, inject};
 use harness::{Sample, still_works};
 
@@ -505,4 +505,37 @@ fn a_step_that_ends_while_its_thread_captures_gives_its_blocks_back() {
     drop(graph);
     stream.device().synchronize().unwrap();
     assert_eq!((pool.free_blocks(), pool.steps_in_flight()), (2, 0));
+}
+
+#[test]
+fn growing_a_cache_waits_for_blocks_that_a_step_in_flight_may_read() {
+    let _turn = turn();
+    let (stream, other) = (harness::stream(), harness::stream());
+    let shape = CacheShape::new(1, 1, 64);
+    let pad = PadPolicy::SkipNegative;
+    let mut cache = PagedKvCache::<bf16>::new(stream.device(), 3, 16, shape, pad).unwrap();
+    let pool = cache.pool().clone();
+    let mut ended = Sequence::new(&pool);
+    cache.grow(&stream, &mut ended, 32).unwrap();
+    let gate = Gate::new(stream.device());
+    let step = pool.begin_step(&other);
+    gate.hold(&other);
+    drop(ended);
+    let mut next = Sequence::new(&pool);
+    // The step may still queue launches: nobody knows when it is over.
+    let open = cache.grow(&stream, &mut next, 32).unwrap_err();
+    assert!(open.breaks(Rule::PoolExhausted), "{open}");
+    drop(step);
+    assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (0, 3));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            gate.open();
+        });
+        cache.grow(&stream, &mut next, 48).unwrap();
+    });
+    assert_eq!((next.len(), pool.steps_in_flight()), (48, 0));
+    let full = cache.grow(&stream, &mut next, 1).unwrap_err();
+    assert!(full.breaks(Rule::PoolExhausted), "{full}");
+    assert_eq!(next.len(), 48);
 }

@@ -374,6 +374,10 @@ impl<T: Element> PagedKvCache<T> {
     /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: all that growing
     /// takes. The slot of each new token, in order. After an error the sequence is as it was.
     ///
+    /// Where blocks are missing that were given back, the calling thread waits for the steps that may still read them, on
+    /// whatever streams, one after the other. Steps whose last launch was not queued yet, and those of a thread that
+    /// captures, are not waited for.
+    ///
     /// # Errors
     /// [`Rule::BlockPool`] for a sequence of another pool; as for [`Sequence::grow`] and [`PagedKvCache::copy_blocks`].
     pub fn grow(
@@ -387,7 +391,7 @@ impl<T: Element> PagedKvCache<T> {
         Ok(sequence.settle(room)?.slots)
     }
 
-    /// Blocks for more tokens of a sequence of this cache.
+    /// Blocks for more tokens of a sequence of this cache. Waits for those that steps in flight may still read.
     pub(crate) fn reserve(&self, sequence: &mut Sequence, tokens: u32) -> Result<Room> {
         if !sequence.pool().is(&self.pool) {
             return Err(refused(
@@ -398,7 +402,12 @@ impl<T: Element> PagedKvCache<T> {
             )
             .into());
         }
-        Ok(sequence.reserve(tokens)?)
+        loop {
+            match sequence.reserve(tokens) {
+                Err(full) if full.rule == Rule::PoolExhausted && self.pool.await_step() => {}
+                outcome => return Ok(outcome?),
+            }
+        }
     }
 
     /// Queues the copies that [`Sequence::grow`] asked for, in every layer: before anything is written to the new blocks.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::runtime::{Context, Event, Stream, Timeline};
+use crate::runtime::{Context, Event, Stream, Timeline, capturing};
 
 /// Tells whether work that was queued is over.
 ///
@@ -12,6 +12,10 @@ use crate::runtime::{Context, Event, Stream, Timeline};
 pub trait Fence: Send + Sync {
     /// Whether everything before the fence is over. When it cannot be told, it is not.
     fn is_passed(&self) -> bool;
+
+    /// Waits until everything before the fence is over. A fence that cannot wait returns at once, as one does that does not
+    /// define this; so does a stream's on a thread that captures a graph.
+    fn wait(&self) {}
 }
 
 impl Fence for Event {
@@ -20,6 +24,12 @@ impl Fence for Event {
             tracing::error!("cannot ask whether a step is over: {error}");
             false
         })
+    }
+
+    fn wait(&self) {
+        if let Err(error) = self.synchronize() {
+            tracing::warn!("cannot wait until a step is over: {error}");
+        }
     }
 }
 
@@ -77,6 +87,17 @@ impl Fence for StreamFence {
             self.timeline.mark(api, self.number);
         }
         passed
+    }
+
+    fn wait(&self) {
+        let allowed = capturing::refuse("waiting for a step", "wait before or after the capture");
+        match allowed.and_then(|()| self.context.bind()) {
+            // A fault is told by the stream's next synchronisation.
+            Ok(api) => {
+                self.timeline.wait(api, self.number);
+            }
+            Err(error) => tracing::warn!("cannot wait until a step is over: {error}"),
+        }
     }
 }
 

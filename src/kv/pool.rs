@@ -206,6 +206,25 @@ impl BlockPool {
         }
     }
 
+    /// Waits for the first step in flight if blocks wait for it and its last launch was queued; whether it is over now.
+    pub(super) fn await_step(&self) -> bool {
+        let ending = {
+            let state = lock(&self.0.state);
+            state.ending().filter(|_| !state.waiting.is_empty())
+        };
+        let Some((step, fence)) = ending else {
+            return false;
+        };
+        fence.wait();
+        if !fence.is_passed() {
+            return false;
+        }
+        let over = lock(&self.0.state).finish(step);
+        // Fences end outside the lock.
+        drop((over, fence));
+        true
+    }
+
     /// Number of blocks that can be handed out now.
     pub fn free_blocks(&self) -> usize {
         self.reclaim();

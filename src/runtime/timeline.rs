@@ -129,7 +129,7 @@ impl Timeline {
 
     /// Waits until an operation is over; whether it is known to be. Other streams are not waited for, and a fault of this
     /// one is kept for the next that synchronises it. The device must be bound.
-    pub(super) fn wait(&self, api: &Api, number: u64) -> bool {
+    pub(crate) fn wait(&self, api: &Api, number: u64) -> bool {
         if self.is_complete(api, number) {
             return true;
         }

@@ -50,7 +50,8 @@ impl<T: Element> Attention<T> {
         &mut self.cache
     }
 
-    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared.
+    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared. Waits for blocks
+    /// that steps in flight may still read, before it says that there are none.
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`].

@@ -59,7 +59,7 @@ impl<T: Element> LayerGroup<T> {
 ///
 /// A request has a [`GroupedSequence`], with blocks in the pool of each group. Growing it gives back what the windows show
 /// no more, so that the cache of a windowed group holds no more of a request than the window, one step's tokens and a
-/// block. Sinks are all right in one group and not in another.
+/// block. The layers of one group may have sinks while those of another have none.
 ///
 /// ```
 /// use std::num::NonZeroU32;
@@ -173,7 +173,8 @@ impl<T: Element> GroupedAttention<T> {
     }
 
     /// Makes room for `tokens` more tokens of a sequence in each group, gives back what lies in front of the windows, and
-    /// queues the copies of blocks that it shared. After an error no group has grown.
+    /// queues the copies of blocks that it shared. After an error no group has grown. Waits for blocks that steps in flight
+    /// may still read, before it says that there are none.
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`](crate::kv::PagedKvCache::grow).
