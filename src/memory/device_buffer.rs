@@ -80,7 +80,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more elements than there are, or a stream of another device; [`Error::Acl`].
+    /// [`Error::InvalidArgument`] for more elements than there are, or a stream of another device; [`Error::Acl`];
+    /// [`Error::Capturing`] on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn copy_from(&self, stream: &Stream, elements: &[T]) -> Result<()> {
         self.memory.context().admits("stream", stream.context())?;
@@ -93,7 +94,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Acl`]: the copy, or work on the stream, failed.
+    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Acl`]: the copy, or work on the stream, failed;
+    /// [`Error::Capturing`] on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
         self.memory.context().admits("stream", stream.context())?;

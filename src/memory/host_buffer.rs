@@ -174,7 +174,8 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a strided tensor, another length, or a tensor or host memory of another device than
-    /// the stream's; [`Error::Acl`]. The host memory is dropped with the error.
+    /// the stream's; [`Error::Capturing`] on a thread that captures; [`Error::Acl`]. The host memory is dropped with the
+    /// error.
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn download_async(&self, stream: &Stream, host: HostBuffer<T>) -> Result<Transfer<T>> {
         host.transfer(self, false, stream)

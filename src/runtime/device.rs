@@ -131,7 +131,8 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), after having waited for memory that dropped buffers still
-    /// held; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more bytes than can be addressed.
+    /// held; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more bytes than can be addressed;
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures, unless `len` is 0.
     #[doc(alias = "aclrtMalloc")]
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         DeviceBuffer::alloc(self, len)

@@ -78,7 +78,8 @@ impl Event {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Acl`].
+    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Capturing`] on a thread that captures;
+    /// [`Error::Acl`].
     #[doc(alias = "aclrtRecordEvent")]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.queue(stream, |raw| {
@@ -117,7 +118,7 @@ impl Event {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`]: this call failed, or work before the mark did.
+    /// [`Error::Acl`]: this call failed, or work before the mark did; [`Error::Capturing`] on a thread that captures.
     #[doc(alias = "aclrtSynchronizeEvent")]
     pub fn synchronize(&self) -> Result<()> {
         capturing::refuse("waiting for an event", "wait before or after the capture")?;

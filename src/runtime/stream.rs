@@ -93,7 +93,8 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl): this call failed, or work queued earlier did.
+    /// [`Error::Acl`](crate::Error::Acl): this call failed, or work queued earlier did;
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
     #[doc(alias = "aclrtSynchronizeStream")]
     pub fn synchronize(&self) -> Result<()> {
         capturing::refuse("waiting for a stream", "wait before or after the capture")?;
@@ -135,7 +136,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl).
+    /// [`Error::Acl`](crate::Error::Acl); [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
     #[doc(alias = "aclrtStreamQuery")]
     pub fn is_idle(&self) -> Result<bool> {
         capturing::refuse("waiting for a stream", "wait before or after the capture")?;
@@ -156,7 +157,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl).
+    /// [`Error::Acl`](crate::Error::Acl); [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
     #[doc(alias = "aclrtCreateEventExWithFlag")]
     #[doc(alias = "aclrtRecordEvent")]
     pub fn record_event(&self) -> Result<Event> {
@@ -168,7 +169,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl).
+    /// [`Error::Acl`](crate::Error::Acl); [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
     #[doc(alias = "aclrtCreateEventExWithFlag")]
     #[doc(alias = "aclrtRecordEvent")]
     pub fn record_timing_event(&self) -> Result<Event> {
@@ -181,7 +182,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an event of another device;
-    /// [`Error::Acl`](crate::Error::Acl).
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.wait_on(self)

@@ -290,7 +290,7 @@ impl AnyTensor {
     ///
     /// # Errors
     /// [`Error::Acl`]: the copy, or work on the stream, failed. [`Error::InvalidArgument`] for another device, or for a
-    /// strided tensor of elements smaller than a byte.
+    /// strided tensor of elements smaller than a byte; [`Error::Capturing`] on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn download_bytes(&self, stream: &Stream) -> Result<Vec<u8>> {
         vec_from(bytes_of(&self.desc)?, |bytes| self.gather(stream, bytes))
@@ -339,7 +339,8 @@ impl AnyTensor {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for tensors that are not so, or of another device; [`Error::Acl`].
+    /// [`Error::InvalidArgument`] for tensors that are not so, or of another device; [`Error::Capturing`] on a thread that
+    /// captures; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn copy_from(&self, stream: &Stream, source: &Self) -> Result<()> {
         self.copy_by(stream, source)

@@ -57,7 +57,9 @@ impl<T: Element> Tensor<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl): the copy, or work on the stream, failed. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another device.
+    /// [`Error::Acl`](crate::Error::Acl): the copy, or work on the stream, failed;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another device;
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn download(&self, stream: &Stream) -> Result<Vec<T>> {
         vec_from(self.len(), |bytes| self.gather(stream, bytes))

@@ -16,7 +16,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the shape has another number of elements or more than eight axes;
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Acl`](crate::Error::Acl).
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Capturing`](crate::Error::Capturing) on a thread that
+    /// captures; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtMalloc")]
     #[doc(alias = "aclrtMemcpy")]
     pub fn upload<T: Element>(
