@@ -194,8 +194,9 @@ fn told(message: &str) -> String {
 }
 
 impl Error {
-    /// Whether a rule of the cache or the serving layer was broken: by the call, or by a step in the eyes of a backend that
-    /// might have served it. A scheduler that reads [`Rule::BatchBlocks`] here preempts a request.
+    /// Whether the call was refused by this rule of the cache or the serving layer; of a step that no backend serves,
+    /// whether one of the backends refused it by this rule. A scheduler preempts a request when the rule is
+    /// [`Rule::BatchBlocks`] or [`Rule::PoolExhausted`].
     pub fn breaks(&self, rule: Rule) -> bool {
         match self {
             Self::Refused(refused) => refused.rule == rule,

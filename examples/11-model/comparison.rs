@@ -23,7 +23,7 @@ struct Apart {
 /// The operator takes queries, keys and values in bf16 and gives its output so: four roundings a layer, each by at most
 /// 2^-9 of the number. Errors that know nothing of each other add by their squares, so that a row of logits is expected
 /// to be off by 2^-9 * sqrt(4 * layers) of its root mean square at most. At four times that it is wrong. A window of one
-/// key too many makes rows that are off by sixteen times as much again.
+/// key too many makes rows that are off by many times as much again.
 pub(crate) fn check(model: &Model, finished: &[Request]) -> Result<(), Box<dyn Error>> {
     let left = Mutex::new(finished.iter());
     let next = || left.lock().ok().and_then(|mut left| left.next());

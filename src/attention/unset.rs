@@ -1,4 +1,4 @@
-//! What is said of a call that leaves out what it needs.
+//! Refusals of calls whose scale or heads were not set.
 
 use ascend_spec::Layout;
 use ascend_spec::fia::FiaCall;
@@ -28,7 +28,7 @@ pub(super) fn scale(call: &FiaCall<'_>) -> Error {
     )
 }
 
-/// A refusal of a call whose heads are not set, which says so.
+/// Adds to a refusal about heads how to set the heads of the query, which the caller has not set.
 #[cold]
 pub(super) fn heads(error: Error, call: &FiaCall<'_>) -> Error {
     let Error::Violation(mut violation) = error else {

@@ -5,8 +5,9 @@ use crate::serving::{Cumulative, PerRequest};
 
 /// How many keys the requests of a captured call may have, each and together.
 ///
-/// The operator wants the cache to have a block for every key of a call, so that many requests that may each become long
-/// cannot be declared as if all were long at once.
+/// A packed call is refused unless the cache has at least as many blocks as the keys of all its requests take. Many requests
+/// that may each become long would take more together than there are, so that two limits are declared: the keys of one
+/// request, and the blocks of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyLimits {
     /// Most keys of a request.

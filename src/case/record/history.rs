@@ -1,7 +1,7 @@
-//! Calls that were launched, for the time when it shows that one of them failed.
+//! Recent launches, written out when their stream reports a failure.
 //!
-//! What fails while it runs shows when its stream is waited for. Which call it was, CANN does not say, and after a fault
-//! nothing can be copied from the device: the shapes and attributes of the calls since the last wait are written.
+//! A call that fails while it runs is reported when its stream is waited for. CANN does not say which call it was, and after
+//! a fault nothing can be copied from the device: the shapes and attributes of the calls since the last wait are written.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

@@ -93,7 +93,7 @@ impl LiveCall {
         self.case_within(u64::MAX)
     }
 
-    /// The same with what the outputs hold as what is expected.
+    /// The case with its data, and with the current outputs as the expected ones.
     pub(super) fn case_with_outputs(&self, tolerance: Tolerance) -> Result<Case, String> {
         let mut case = self.case()?;
         for (output, desc, tensor) in &self.outputs {
@@ -109,7 +109,7 @@ impl LiveCall {
         Ok(case)
     }
 
-    /// The same if the data have no more than some bytes.
+    /// The case with its data, refused if these exceed `room` bytes.
     pub(super) fn case_within(&self, room: u64) -> Result<Case, String> {
         capturing::refuse("copying a call's inputs", "record it without a graph").map_err(text)?;
         let parameters = self.parameters("", None, "");

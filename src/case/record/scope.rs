@@ -1,4 +1,4 @@
-//! Who wants to know of which calls.
+//! The calls that a thread records.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -39,13 +39,14 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
         .flatten()
 }
 
-/// Does something, and records the attention calls that the calling thread makes meanwhile: those of plans, of the steps
-/// of [`serving::Attention`](crate::serving::Attention), of whatever launches them.
+/// Runs `body`, and records the attention calls that the calling thread makes meanwhile: those of plans, of the steps of
+/// [`serving::Attention`](crate::serving::Attention), of whatever launches them.
 ///
 /// A call that is launched is waited for and recorded with its inputs, as [`Case::record`](crate::case::Case::record)
-/// does, and with its outputs as what is expected, within `tolerance`. A call that is refused or fails is recorded with
-/// its error as note; one that is to be refused expects that. Of ways to compute that are tried one after the other
-/// those that refuse are recorded if none serves. Calls that a graph captures or replays are recorded without data.
+/// does; the case expects the outputs that came out, within `tolerance`. A call that is refused or fails is recorded with
+/// the error as its note, and the case of a refused one expects the refusal. When a step tries several backends, the
+/// calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays are
+/// recorded without data.
 ///
 /// Writing into a paged cache and merging are not recorded: the format of case files has no such operators.
 ///
