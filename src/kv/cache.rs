@@ -411,10 +411,12 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// Queues the copies that [`Sequence::grow`] asked for, in every layer: before anything is written to the new blocks.
-    /// [`PagedKvCache::grow`] does both.
+    /// [`PagedKvCache::grow`] does both. Copies that were queued before, and those that nobody waits for any more, are left
+    /// out.
     ///
     /// # Errors
-    /// [`Rule::BlockPool`] for a block of another pool; [`Error::Acl`].
+    /// [`Rule::BlockPool`] for a block of another pool; [`Rule::BlockUncopied`] for a copy of a block that waits for one
+    /// itself; [`Error::Acl`].
     pub fn copy_blocks(&mut self, stream: &Stream, copies: &[BlockCopy]) -> Result<()> {
         if copies.is_empty() {
             return Ok(());
@@ -437,6 +439,10 @@ impl<T: Element> PagedKvCache<T> {
                 )
                 .into());
             };
+            if !copy.is_awaited() {
+                continue;
+            }
+            copy.check_order()?;
             let from = usize::try_from(copy.from.id()).unwrap_or(0);
             for layer in &self.layers {
                 for tensor in [&layer.key, &layer.value] {
@@ -445,6 +451,7 @@ impl<T: Element> PagedKvCache<T> {
                     block(to)?.copy_from(stream, &source)?;
                 }
             }
+            copy.copied();
         }
         Ok(())
     }

@@ -32,6 +32,7 @@ pub use pool::{Block, BlockPool, GroupId, StepLease};
 pub use refusal::{Refused, Rule};
 pub(crate) use refusal::{refused, room};
 pub use scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
+pub(crate) use sequence::uncopied;
 pub use sequence::{BlockCopy, Grown, Sequence};
 pub use slot::{Interleave, KernelBlocks, check_slots, slot};
 pub(crate) use slot::{capacity, fill_slots};

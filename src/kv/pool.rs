@@ -1,6 +1,6 @@
 //! Blocks of a paged cache: who holds them, and when one may be handed out again.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -41,6 +41,10 @@ struct State {
     first_step: u64,
     /// Threads that are asking fences.
     asking: Vec<ThreadId>,
+    /// Held blocks whose tokens have still to be copied from another one, with the number of the copy.
+    uncopied: HashMap<i32, u64>,
+    /// Number of the next copy.
+    next_copy: u64,
 }
 
 impl State {
@@ -82,6 +86,7 @@ impl State {
         if *holders > 0 {
             return;
         }
+        self.uncopied.remove(&block);
         match self.steps.len().checked_sub(1) {
             None => self.free.push(block),
             Some(last) => {
@@ -321,6 +326,42 @@ impl BlockPool {
     /// Whether two handles are of one pool.
     pub fn is(&self, other: &BlockPool) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Says that a block gets its tokens by a copy that is still to be queued. The number of the copy, which counts for as
+    /// long as the block is held.
+    pub(super) fn await_copy(&self, block: &Block) -> u64 {
+        let mut state = lock(&self.0.state);
+        let number = state.next_copy;
+        state.next_copy = number.saturating_add(1);
+        state.uncopied.insert(block.id, number);
+        number
+    }
+
+    /// Whether a copy is still to be queued, and its block still held by the sequence that asked for it, or a fork.
+    pub(super) fn awaits(&self, block: i32, copy: u64) -> bool {
+        lock(&self.0.state).uncopied.get(&block) == Some(&copy)
+    }
+
+    /// Says that a copy was queued.
+    pub(super) fn copied(&self, block: i32, copy: u64) {
+        let mut state = lock(&self.0.state);
+        if state.uncopied.get(&block) == Some(&copy) {
+            state.uncopied.remove(&block);
+        }
+    }
+
+    /// The first of these blocks whose copy is still to be queued.
+    pub(super) fn first_uncopied<'b>(
+        &self,
+        blocks: impl Iterator<Item = &'b Block>,
+    ) -> Option<i32> {
+        let state = lock(&self.0.state);
+        if state.uncopied.is_empty() {
+            return None;
+        }
+        let mut ids = blocks.map(|block| block.id);
+        ids.find(|id| state.uncopied.contains_key(id))
     }
 
     fn holders(&self, block: i32) -> u32 {

@@ -37,6 +37,7 @@ rules! {
     PoolSize = "pool.size", "a pool has blocks and tokens in each, and every slot number fits INT32";
     PoolExhausted = "pool.exhausted", "a pool has a free block when one is asked for";
     BlockPool = "block.pool", "a sequence holds blocks of one pool";
+    BlockUncopied = "block.uncopied", "a step reads no block that still waits for the tokens of a shared one";
     BlockWindow = "block.window", "blocks outside the window are given back only in front of the tokens still needed";
     BlockSplit = "block.split", "the cache's block size is a multiple of the kernel's";
     SequenceLength = "sequence.length", "a sequence is cut to a length it has";

@@ -45,12 +45,53 @@ pub(crate) struct Room {
 
 /// A block whose tokens have to be copied, in every layer, before anything is written to `to`. Keeps `from` from being
 /// given back.
+///
+/// Until the copy is queued ([`PagedKvCache::copy_blocks`](super::PagedKvCache::copy_blocks)), a step of a sequence that
+/// holds `to` is refused ([`Rule::BlockUncopied`]): forks made meanwhile, and prefixes that reach into the block, too. A
+/// sequence that was cut in front of the block needs the copy no more.
 #[derive(Debug)]
 pub struct BlockCopy {
     /// The shared block.
     pub from: Block,
     /// The block that replaces it in the sequence.
     pub to: i32,
+    number: u64,
+}
+
+impl BlockCopy {
+    /// Whether the copy is still to be made: not once it was queued, or when nobody holds `to` any more.
+    pub fn is_awaited(&self) -> bool {
+        self.from.pool().awaits(self.to, self.number)
+    }
+
+    /// Says that the copy was queued, for a cache of one's own;
+    /// [`PagedKvCache::copy_blocks`](super::PagedKvCache::copy_blocks) does so itself.
+    pub fn copied(&self) {
+        self.from.pool().copied(self.to, self.number);
+    }
+
+    /// Refuses a copy from a block that waits for its own.
+    pub(super) fn check_order(&self) -> Result<(), Refused> {
+        match self.from.pool().first_uncopied(std::iter::once(&self.from)) {
+            None => Ok(()),
+            Some(block) => Err(uncopied(format_args!(
+                "a copy of block {block} to block {}",
+                self.to
+            ))),
+        }
+    }
+}
+
+/// The refusal of what reads a block before it has its tokens.
+#[cold]
+pub(crate) fn uncopied(given: impl std::fmt::Display) -> Refused {
+    refused(
+        Rule::BlockUncopied,
+        given,
+        "blocks whose copies were queued, in the order of the growths",
+        "grow with `Attention::grow`, or pass `Grown::copies` to `PagedKvCache::copy_blocks` before the step; where the \
+         copies were dropped, truncate the sequence to a token in front of the block, and grow and compute it again from there",
+    )
 }
 
 impl Sequence {
@@ -106,6 +147,11 @@ impl Sequence {
         self.dropped
     }
 
+    /// A block of it whose tokens were not copied yet ([`Grown::copies`]), so that no step may read it.
+    pub(crate) fn uncopied(&self) -> Option<i32> {
+        self.pool.first_uncopied(self.blocks.iter().flatten())
+    }
+
     /// Makes room for `tokens` more tokens. After an error the sequence is as it was.
     ///
     /// [`PagedKvCache::grow`](super::PagedKvCache::grow) does this and the copies, so that none is forgotten.
@@ -148,6 +194,7 @@ impl Sequence {
             copies.push(BlockCopy {
                 from: from.clone(),
                 to: own.id(),
+                number: self.pool.await_copy(&own),
             });
             replaced = Some((first_written, own));
         }
@@ -362,6 +409,54 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_is_awaited_as_long_as_somebody_holds_the_block() {
+        let pool = pool(6);
+        let mut first = Sequence::new(&pool);
+        let _ = first.grow(6).unwrap();
+        let mut second = first.fork();
+        let grown = second.grow(1).unwrap();
+        let copy = grown.copies.first().unwrap();
+        assert_eq!((first.uncopied(), second.uncopied()), (None, Some(2)));
+        // Forks wait too, and prefixes that reach into the block.
+        let mut third = second.fork();
+        assert_eq!(second.share_prefix(5).unwrap().uncopied(), Some(2));
+        assert_eq!(second.share_prefix(4).unwrap().uncopied(), None);
+        // A copy from the block comes behind the copy to it.
+        let behind = third.grow(1).unwrap();
+        let behind = behind.copies.first().unwrap();
+        let error = behind.check_order().unwrap_err();
+        assert_eq!(error.rule, Rule::BlockUncopied);
+        copy.copied();
+        behind.check_order().unwrap();
+        assert_eq!((second.uncopied(), third.uncopied()), (None, Some(3)));
+        // Growing leaves the mark, cutting in front of the block takes it away.
+        assert!(third.grow(1).unwrap().copies.is_empty());
+        assert_eq!(third.uncopied(), Some(3));
+        third.truncate(5).unwrap();
+        assert_eq!(third.uncopied(), Some(3));
+        third.truncate(4).unwrap();
+        assert_eq!(third.uncopied(), None);
+        assert!(!behind.is_awaited());
+        // The block's next holder is none of the copy's.
+        let again = third.grow(1).unwrap();
+        assert!(again.copies.is_empty());
+        assert_eq!(third.row(), [0, 3]);
+        behind.copied();
+        // Preempted or ended, a sequence leaves nothing behind.
+        for end in [true, false] {
+            let mut fork = first.fork();
+            let grown = fork.grow(1).unwrap();
+            assert!(grown.copies.first().unwrap().is_awaited());
+            if end {
+                drop(fork);
+            } else {
+                fork.truncate(0).unwrap();
+            }
+            assert!(!grown.copies.first().unwrap().is_awaited());
+        }
+    }
+
+    #[test]
     fn blocks_before_a_window_go_back() {
         let pool = pool(4);
         let mut sequence = Sequence::new(&pool);
@@ -417,6 +512,8 @@ mod tests {
                             for copy in &grown.copies {
                                 let from = copy.from.id() as usize * 4;
                                 cache.copy_within(from..from + 4, copy.to as usize * 4);
+                                prop_assert!(copy.check_order().is_ok() && copy.is_awaited());
+                                copy.copied();
                             }
                             for slot in grown.slots {
                                 cache[slot as usize] = next;

@@ -35,6 +35,8 @@ pub struct SequenceExtent {
     pub len: u32,
     /// Tokens in front that were given back, whole blocks.
     pub given_back: u32,
+    /// A block that had not got the tokens of the shared one that it replaces ([`Grown::copies`](crate::kv::Grown::copies)).
+    pub uncopied: Option<i32>,
 }
 
 impl<'a> BatchRequest<'a> {
@@ -56,7 +58,11 @@ impl<'a> BatchRequest<'a> {
             row: sequence.row().get(blocks as usize..).unwrap_or(&[]),
             group: Some(sequence.pool().group()),
             prompt_len: None,
-            sequence: Some(SequenceExtent { len, given_back }),
+            sequence: Some(SequenceExtent {
+                len,
+                given_back,
+                uncopied: sequence.uncopied(),
+            }),
         }
     }
 

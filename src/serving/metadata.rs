@@ -4,7 +4,7 @@ use ascend_spec::fia::FiaCall;
 
 use crate::kv::{
     BlockPool, GroupId, PadPolicy, PageTable, Refused, Rule, capacity, check_slots, fill_slots,
-    refused,
+    refused, uncopied,
 };
 
 use super::batch::{BatchRequest, BatchSettings, SequenceExtent};
@@ -41,7 +41,8 @@ impl AttentionMetadata {
     ///
     /// # Errors
     /// For the first request at fault: [`Rule::TableGroup`], [`Rule::SequenceLength`] for more new tokens than the sequence
-    /// has, [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`Rule::LengthsOverflow`],
+    /// has, [`Rule::BlockUncopied`] for a sequence whose copies were not queued when the request was made,
+    /// [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`Rule::LengthsOverflow`],
     /// [`Rule::TableRow`] for a row without a block for each token, [`Rule::TableBlock`] for a block outside the cache.
     /// For the step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where
     /// padding goes.
@@ -178,10 +179,18 @@ impl AttentionMetadata {
 
     /// Refuses tokens that the request's sequence has not, or has no more.
     fn check_sequence(&self, at: usize, request: &BatchRequest<'_>) -> Result<(), Refused> {
-        let Some(SequenceExtent { len, given_back }) = request.sequence else {
+        let Some(SequenceExtent {
+            len,
+            given_back,
+            uncopied: block,
+        }) = request.sequence
+        else {
             return Ok(());
         };
         let new = request.new;
+        if let Some(block) = block {
+            return Err(uncopied(format_args!("block {block} of request {at}")));
+        }
         if new > len.saturating_sub(given_back) {
             return Err(refused(
                 Rule::SequenceLength,

@@ -235,6 +235,53 @@ fn growing_by_the_engine_copies_shared_blocks() {
 }
 
 #[test]
+fn a_forgotten_copy_of_a_shared_block_is_refused() {
+    let stream = harness::stream();
+    let mut engine = engine(&stream);
+    let mut first = Sequence::new(engine.cache().pool());
+    engine.grow(&stream, &mut first, 100).unwrap();
+    let mut fork = first.fork();
+    let grown = fork.grow(1).unwrap();
+    let settings = BatchSettings::of(engine.cache(), Causality::Causal);
+    let step =
+        |sequence: &Sequence| AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings);
+    let refused = step(&fork).unwrap_err();
+    assert_eq!(refused.rule, Rule::BlockUncopied);
+    assert!(refused.fix.contains("copy_blocks") && refused.fix.contains("Attention::grow"));
+    // The other one has what it needs.
+    step(&first).unwrap();
+    engine
+        .cache_mut()
+        .copy_blocks(&stream, &grown.copies)
+        .unwrap();
+    step(&fork).unwrap();
+    // A copy that comes twice would undo what was written since.
+    let block = engine
+        .cache()
+        .layer(0)
+        .unwrap()
+        .key
+        .narrow(0, 1..2)
+        .unwrap();
+    let written = rows(&stream, 128);
+    let slots: Vec<i32> = (128..256).collect();
+    let write = engine
+        .cache()
+        .plan_write(&stream, &slots, &written, &written)
+        .unwrap();
+    engine
+        .cache_mut()
+        .write(&stream, &write, 0, &written, &written)
+        .unwrap();
+    engine
+        .cache_mut()
+        .copy_blocks(&stream, &grown.copies)
+        .unwrap();
+    let kept = block.download(&stream).unwrap();
+    assert!(kept.iter().all(|x| *x == bf16::ONE));
+}
+
+#[test]
 fn a_step_has_no_log_sum_exps_to_give() {
     let stream = harness::stream();
     let backends = Backends::none().with(FusedInTwo).with(Fused);
