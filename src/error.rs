@@ -196,7 +196,7 @@ fn told(message: &str) -> String {
 impl Error {
     /// Whether the call was refused by this rule of the cache or the serving layer; of a step that no backend serves,
     /// whether one of the backends refused it by this rule. A scheduler preempts a request when the rule is
-    /// [`Rule::BatchBlocks`] or [`Rule::PoolExhausted`].
+    /// [`Rule::BatchBlocks`] or [`Rule::PoolExhausted`], and ends the steps in flight when it is [`Rule::PoolWaiting`].
     pub fn breaks(&self, rule: Rule) -> bool {
         match self {
             Self::Refused(refused) => refused.rule == rule,

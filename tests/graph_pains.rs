@@ -259,8 +259,8 @@ fn pain_24_blocks_given_back_while_a_replay_reads_them() {
     replay(&mut graph, &stream, [4, 40]).unwrap();
     drop(sequence);
     let error = pool.allocate().unwrap_err();
-    assert_eq!(error.rule, Rule::PoolExhausted);
-    assert!(error.given.contains("2 wait for steps"), "{error}");
+    assert_eq!(error.rule, Rule::PoolWaiting);
+    assert!(error.given.contains("2 waiting for steps"), "{error}");
     drop(step);
     stream.synchronize_timeout(LIMIT).unwrap();
     let _block = pool.allocate().unwrap();

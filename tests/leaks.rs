@@ -115,7 +115,8 @@ fn schedule(stream: &Stream, pools: &mut Pools, backends: Backends<bf16>) -> Res
     let mut second = first.share_prefix(150)?;
     let grown = second.grow(7)?;
     attention.cache_mut().copy_blocks(stream, &grown.copies)?;
-    let _ = first.grow(1)?;
+    // The copy still holds the block that was shared, so that the first request writes into one of its own too.
+    attention.grow(stream, &mut first, 1)?;
     let batch = [BatchRequest::of(&first, 1), BatchRequest::of(&second, 7)];
     step(stream, &mut attention, causal, &batch, None)?;
     let _ = first.grow(3)?;

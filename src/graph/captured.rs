@@ -128,6 +128,11 @@ impl<B> Graph<B> {
         Update::new(&self.calls)
     }
 
+    /// Refuses a stream of another device.
+    pub(crate) fn admits(&self, stream: &Stream) -> Result<()> {
+        self.side.context().admits("stream", stream.context())
+    }
+
     /// Queues a replay with new lengths. Returns at once. It is done behind what the stream has queued, and behind the
     /// graph's replay before, on whatever stream that was.
     ///
@@ -144,7 +149,7 @@ impl<B> Graph<B> {
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
     pub fn replay(&mut self, stream: &Stream, update: Update) -> Result<()> {
-        self.side.context().admits("stream", stream.context())?;
+        self.admits(stream)?;
         Queue::raw(stream)?;
         if self.failed {
             return Err(refused(

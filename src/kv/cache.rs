@@ -244,11 +244,24 @@ impl<T: Element> PagedKvCache<T> {
             .ok_or_else(|| no_layer(layer, self.layers.len()))
     }
 
+    /// Refuses a stream of another device.
+    pub(crate) fn admits(&self, stream: &Stream) -> Result<()> {
+        match self.layers.first() {
+            Some(layer) => layer
+                .key
+                .memory()
+                .context()
+                .admits("stream", stream.context()),
+            None => Ok(()),
+        }
+    }
+
     /// A table on the device, checked against this cache: every entry is one of its blocks.
     ///
     /// # Errors
     /// [`Rule::TableBlock`]; those of an upload.
     pub fn block_table(&self, stream: &Stream, table: &PageTable) -> Result<BlockTable> {
+        self.admits(stream)?;
         let blocks = self.pool.blocks();
         let outside = |block: &&i32| u32::try_from(**block).map_or(true, |block| block >= blocks);
         if let Some(block) = table.blocks().iter().find(outside) {
@@ -278,6 +291,7 @@ impl<T: Element> PagedKvCache<T> {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<CacheWrite> {
+        self.admits(stream)?;
         let rows = key.shape().first().copied().unwrap_or(0);
         if rows != slots.len() {
             return Err(refused(
@@ -386,6 +400,7 @@ impl<T: Element> PagedKvCache<T> {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Vec<i32>> {
+        self.admits(stream)?;
         let room = self.reserve(sequence, tokens)?;
         self.copy_blocks(stream, &room.copies)?;
         Ok(sequence.settle(room)?.slots)
@@ -404,7 +419,7 @@ impl<T: Element> PagedKvCache<T> {
         }
         loop {
             match sequence.reserve(tokens) {
-                Err(full) if full.rule == Rule::PoolExhausted && self.pool.await_step() => {}
+                Err(full) if full.rule == Rule::PoolWaiting && self.pool.await_step() => {}
                 outcome => return Ok(outcome?),
             }
         }
@@ -418,6 +433,7 @@ impl<T: Element> PagedKvCache<T> {
     /// [`Rule::BlockPool`] for a block of another pool; [`Rule::BlockUncopied`] for a copy of a block that waits for one
     /// itself; [`Error::Acl`].
     pub fn copy_blocks(&mut self, stream: &Stream, copies: &[BlockCopy]) -> Result<()> {
+        self.admits(stream)?;
         if copies.is_empty() {
             return Ok(());
         }

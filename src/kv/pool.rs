@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
 use crate::runtime::lock;
@@ -278,36 +278,85 @@ impl BlockPool {
     /// A block that nobody else holds and no launch in flight reads.
     ///
     /// # Errors
-    /// [`Rule::PoolExhausted`].
+    /// [`Rule::PoolWaiting`] if blocks were given back that a step in flight may still read: synchronise its stream and ask
+    /// again. [`Rule::PoolExhausted`] if that would not do: preempt a request.
     pub fn allocate(&self) -> Result<Block, Refused> {
+        let mut state = self.with_free(1)?;
+        match state.free.pop() {
+            Some(id) => Ok(self.hand_out(&mut state, id)),
+            None => Err(self.too_few(&state, 1)),
+        }
+    }
+
+    /// So many blocks, or none.
+    pub(super) fn take(&self, wanted: usize) -> Result<Vec<Block>, Refused> {
+        let mut taken = Vec::new();
+        if wanted == 0 {
+            return Ok(taken);
+        }
+        let mut state = self.with_free(wanted)?;
+        // There are as many, so that this is no more than the pool keeps for them.
+        room(
+            &mut taken,
+            wanted,
+            Rule::LengthsOverflow,
+            "grow by fewer tokens",
+        )?;
+        while taken.len() < wanted
+            && let Some(id) = state.free.pop()
+        {
+            taken.push(self.hand_out(&mut state, id));
+        }
+        Ok(taken)
+    }
+
+    /// The state with so many free blocks.
+    fn with_free(&self, wanted: usize) -> Result<MutexGuard<'_, State>, Refused> {
         let mut state = lock(&self.0.state);
-        if state.free.is_empty() || !state.waiting.is_empty() {
+        if state.free.len() < wanted || !state.waiting.is_empty() {
             drop(state);
             self.reclaim();
             state = lock(&self.0.state);
         }
-        let Some(id) = state.free.pop() else {
-            let waiting = state.waiting.len();
-            drop(state);
-            let usable = self.0.blocks.saturating_sub(self.0.reserved);
-            return Err(refused(
-                Rule::PoolExhausted,
-                format_args!(
-                    "{usable} blocks, of which {} are held and {waiting} wait for steps in flight",
-                    (usable as usize).saturating_sub(waiting)
-                ),
-                "a free block",
-                "finish or preempt a request, wait for the steps in flight, or make a larger cache",
-            ));
-        };
+        match state.free.len() < wanted {
+            false => Ok(state),
+            true => Err(self.too_few(&state, wanted)),
+        }
+    }
+
+    fn hand_out(&self, state: &mut State, id: i32) -> Block {
         if let Some(holders) = state.held(id) {
             *holders = 1;
         }
-        drop(state);
-        Ok(Block {
+        Block {
             pool: self.clone(),
             id,
-        })
+        }
+    }
+
+    #[cold]
+    fn too_few(&self, state: &State, wanted: usize) -> Refused {
+        let usable = self.0.blocks.saturating_sub(self.0.reserved) as usize;
+        let (free, waiting) = (state.free.len(), state.waiting.len());
+        let held = usable.saturating_sub(free).saturating_sub(waiting);
+        let (rule, fix) = match free.saturating_add(waiting) < wanted {
+            true => (
+                Rule::PoolExhausted,
+                "finish or preempt a request, grow by fewer tokens, or make a larger cache",
+            ),
+            false => (
+                Rule::PoolWaiting,
+                "drop the steps whose last layer is queued, synchronise their streams, and ask again",
+            ),
+        };
+        refused(
+            rule,
+            format_args!(
+                "asked for {wanted} blocks; {free} free, {held} held, {waiting} waiting for steps in flight"
+            ),
+            format_args!("at most {free} now"),
+            fix,
+        )
     }
 
     /// Says that launches which read the cache are about to be queued on a lane. Until the lease is dropped, and the lane
@@ -566,10 +615,9 @@ pub(crate) mod tests {
         assert_eq!(held.iter().map(Block::id).collect::<Vec<_>>(), [1, 2, 3]);
         let error = pool.allocate().unwrap_err();
         assert_eq!(error.rule, Rule::PoolExhausted);
-        assert!(
-            error
-                .given
-                .starts_with("3 blocks, of which 3 are held and 0 wait")
+        assert_eq!(
+            error.given,
+            "asked for 1 blocks; 0 free, 3 held, 0 waiting for steps in flight"
         );
         let again = held[1].clone();
         assert!(held[1].is_shared());
@@ -603,13 +651,16 @@ pub(crate) mod tests {
         let step = pool.begin_step(&lane);
         drop(block);
         let error = pool.allocate().unwrap_err();
-        assert!(
-            error
-                .given
-                .ends_with("0 are held and 1 wait for steps in flight")
+        assert_eq!(
+            error.given,
+            "asked for 1 blocks; 0 free, 0 held, 1 waiting for steps in flight"
         );
+        assert!(error.fix.contains("synchronise"));
         drop(step);
-        assert_eq!(pool.allocate().unwrap_err().rule, Rule::PoolExhausted);
+        assert_eq!(pool.allocate().unwrap_err().rule, Rule::PoolWaiting);
+        // Waiting would not do.
+        let error = pool.take(2).unwrap_err();
+        assert_eq!(error.rule, Rule::PoolExhausted);
         assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (1, 1));
         lane.finish();
         assert_eq!(pool.allocate().unwrap().id(), 0);

@@ -36,11 +36,12 @@ macro_rules! rules {
 rules! {
     PoolSize = "pool.size", "a pool has blocks and tokens in each, and every slot number fits INT32";
     PoolExhausted = "pool.exhausted", "a pool has a free block when one is asked for";
+    PoolWaiting = "pool.waiting", "blocks that were given back are handed out when no step in flight may read them any more";
     BlockPool = "block.pool", "a sequence holds blocks of one pool";
     BlockUncopied = "block.uncopied", "a step reads no block that still waits for the tokens of a shared one";
     BlockWindow = "block.window", "blocks outside the window are given back only in front of the tokens still needed";
     BlockSplit = "block.split", "the cache's block size is a multiple of the kernel's";
-    SequenceLength = "sequence.length", "a sequence is cut to a length it has";
+    SequenceLength = "sequence.length", "a sequence has the tokens that are asked of it";
     TableRow = "table.row", "a table has a row for each sequence, with a block for each of its tokens";
     TableBlock = "table.block", "every used entry of a table is a block of the cache";
     TableGroup = "table.group", "a step's block tables and the cache that it reads are of one pool";

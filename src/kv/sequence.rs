@@ -157,7 +157,8 @@ impl Sequence {
     /// [`PagedKvCache::grow`](super::PagedKvCache::grow) does this and the copies, so that none is forgotten.
     ///
     /// # Errors
-    /// [`Rule::PoolExhausted`]; [`Rule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the
+    /// [`Rule::PoolExhausted`]; [`Rule::PoolWaiting`] if there will be enough blocks when the steps in flight are over;
+    /// [`Rule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the
     /// host has memory for.
     pub fn grow(&mut self, tokens: u32) -> Result<Grown, Refused> {
         let room = self.reserve(tokens)?;
@@ -179,18 +180,15 @@ impl Sequence {
         let first_written = self.len.checked_div(block_size).unwrap_or(0) as usize;
         let wanted = len.div_ceil(block_size) as usize;
         let missing = wanted.saturating_sub(self.blocks.len());
-        let (mut new, mut slots) = (Vec::new(), Vec::new());
-        // No more blocks than the pool has are ever added: what it cannot give is refused below.
-        let most = missing.min(self.pool.blocks() as usize);
-        let (rule, fix) = (Rule::LengthsOverflow, "grow by fewer tokens");
-        room(&mut new, most, rule, fix)?;
-        room(&mut self.blocks, most, rule, fix)?;
-        room(&mut self.row, most, rule, fix)?;
         let written = self.blocks.get(first_written).and_then(Option::as_ref);
+        let shared = written.filter(|block| tokens > 0 && block.is_shared());
+        let own = usize::from(shared.is_some());
+        let mut new = self.pool.take(missing.saturating_add(own))?.into_iter();
         let mut copies = Vec::new();
         let mut replaced = None;
-        if let Some(from) = written.filter(|block| tokens > 0 && block.is_shared()) {
-            let own = self.pool.allocate()?;
+        if let Some(from) = shared
+            && let Some(own) = new.next()
+        {
             copies.push(BlockCopy {
                 from: from.clone(),
                 to: own.id(),
@@ -198,10 +196,12 @@ impl Sequence {
             });
             replaced = Some((first_written, own));
         }
-        for _ in 0..missing {
-            new.push(self.pool.allocate()?);
-        }
+        let (rule, fix) = (Rule::LengthsOverflow, "grow by fewer tokens");
+        let mut slots = Vec::new();
+        room(&mut self.blocks, missing, rule, fix)?;
+        room(&mut self.row, missing, rule, fix)?;
         room(&mut slots, tokens as usize, rule, fix)?;
+        let new = new.collect();
         Ok(Room {
             len,
             replaced,
@@ -380,6 +380,11 @@ mod tests {
         assert_eq!(sequence.grow(5).unwrap().slots, [0, 1, 2, 3, 4]);
         let error = sequence.grow(4).unwrap_err();
         assert_eq!(error.rule, Rule::PoolExhausted);
+        let all = "asked for 25000 blocks; 0 free, 2 held, 0 waiting for steps in flight";
+        assert_eq!(
+            sequence.grow(100_000 - 5).unwrap_err().given,
+            all.replace("25000", "24998")
+        );
         assert_eq!((sequence.len(), sequence.row()), (5, &[0, 1][..]));
         assert_eq!(sequence.grow(3).unwrap().slots, [5, 6, 7]);
         assert_eq!(

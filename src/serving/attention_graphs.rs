@@ -166,7 +166,8 @@ impl<T: Element> Attention<T> {
     /// Captures decode steps of all layers, whose tokens see these keys. The stream uploads what the graphs begin with.
     ///
     /// # Errors
-    /// [`Rule::GraphLengths`] if the cache has not a block for each request of the largest size; [`Rule::GraphStreams`] if
+    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0; [`Error::InvalidArgument`] for a stream of another
+    /// device, or a scale that no scores are multiplied by; [`Rule::GraphLengths`] if the cache has not a block for each request of the largest size; [`Rule::GraphStreams`] if
     /// so many graphs take too many streams; a broken rule of the packed call; as for
     /// [`Graph::capture`](crate::Graph::capture).
     pub fn capture(
@@ -192,6 +193,10 @@ impl<T: Element> AttentionGraphs<T> {
         of_layer: Vec<(usize, usize)>,
         limits: &GraphLimits,
     ) -> Result<Self> {
+        for kind in kinds {
+            kind.attention.cache().admits(stream)?;
+            kind.attention.shape().check()?;
+        }
         let sinks = &limits.learnable_sinks;
         if !sinks.is_empty() && sinks.len() != of_layer.len() {
             return Err(Error::invalid(
@@ -320,6 +325,7 @@ impl<T: Element> AttentionGraphs<T> {
         stream: &'a Stream,
         metadata: &mut [AttentionMetadata],
     ) -> Result<AttentionGraphStep<'a, T>> {
+        self.graphs.admits(stream)?;
         let size = self.check(metadata)?;
         let mut actual = 0;
         for metadata in &mut *metadata {

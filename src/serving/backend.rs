@@ -25,7 +25,7 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Elements of a head; of latent attention those of both parts.
     pub head_dim: usize,
-    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse 0, infinities and NaN.
     pub scale: f64,
 }
 
@@ -44,6 +44,22 @@ impl AttentionShape {
     /// head, `1 / sqrt(192)`.
     pub fn latent(heads: usize) -> Self {
         Self::new(heads, 1, 192)
+    }
+
+    /// Refuses a scale by which every key would weigh the same, or none anything.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.scale.is_finite() && self.scale != 0.0 {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "AttentionShape.scale",
+            self.scale,
+            format_args!(
+                "finite and not 0: the factor of the scores, for heads of {} usually {}",
+                self.head_dim,
+                Self::new(self.heads, self.kv_heads, self.head_dim).scale
+            ),
+        ))
     }
 
     /// A call with these heads and this scale.

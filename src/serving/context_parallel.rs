@@ -269,6 +269,7 @@ impl RankStep {
         cache: &LayerCache<T>,
         block_table: &BlockTable,
     ) -> Result<ContextPlan> {
+        shape.check()?;
         let out = sizes(query)?;
         let any = self.kv_lengths.lengths().iter().any(|len| *len > 0);
         let call = |layout| shape.call(layout).mask(Mask::none()).softmax_lse(true);
@@ -307,6 +308,7 @@ impl NewTokens {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<ContextPlan> {
+        shape.check()?;
         let causal = stream.device().masks().causal(CausalOrigin::RightDown)?;
         let ends = &self.q_ends;
         let lengths = CallLengths::PackedDense { q: ends, kv: ends };

@@ -63,7 +63,8 @@ impl<T: Element> Attention<T> {
     /// again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`Rule::SettingsCache`] for metadata whose settings were made from another cache, [`Rule::TableGroup`] for blocks of
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device, or a scale of the
+    /// [`AttentionShape`] that is 0 or not finite; [`Rule::SettingsCache`] for metadata whose settings were made from another cache, [`Rule::TableGroup`] for blocks of
     /// another pool; as for [`PagedKvCache::block_table`].
     ///
     /// [`Rule::SettingsCache`]: crate::kv::Rule::SettingsCache
@@ -73,6 +74,8 @@ impl<T: Element> Attention<T> {
         stream: &'a Stream,
         metadata: &'a AttentionMetadata,
     ) -> Result<Step<'a, T>> {
+        self.cache.admits(stream)?;
+        self.shape.check()?;
         metadata.goes_with(self.cache.pool())?;
         Ok(Step {
             block_table: self.cache.block_table(stream, metadata.table())?,

@@ -51,7 +51,8 @@ impl<B> GraphPool<B> {
     /// largest comes first, so that one that does not fit is known soon.
     ///
     /// # Errors
-    /// [`Rule::GraphStreams`] if so many graphs of so many launches as the first one has take more than
+    /// [`Rule::GraphSize`] without sizes, or for one of 0 or more than
+    /// [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS); [`Rule::GraphStreams`] if so many graphs of so many launches as the first one has take more than
     /// [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
     pub fn capture(
         device: &Device,
@@ -76,9 +77,19 @@ impl<B> GraphPool<B> {
         mut buffers: impl FnMut(u32) -> Result<B>,
         mut record: impl FnMut(&mut Capturing<'_>, u32, usize, &B) -> Result<()>,
     ) -> Result<Self> {
-        let side = Arc::new(device.stream()?);
         let mut sizes = sizes.to_vec();
         sizes.sort_unstable();
+        let most = AttentionMetadata::MAX_TOKENS;
+        if sizes.is_empty() || !sizes.iter().all(|size| (1..=most).contains(size)) {
+            return Err(refused(
+                Rule::GraphSize,
+                format_args!("graphs of the sizes {sizes:?}"),
+                format_args!("1 or more sizes, each of 1 to {most} tokens"),
+                "capture the sizes that decode steps are padded to, such as [1, 2, 4, 8]",
+            )
+            .into());
+        }
+        let side = Arc::new(device.stream()?);
         sizes.dedup();
         let mut workspace = None;
         let mut captured = Vec::with_capacity(sizes.len());
@@ -137,6 +148,12 @@ impl<B> GraphPool<B> {
         of.graphs.get(layer)
     }
 
+    /// Refuses a stream of another device.
+    pub(super) fn admits(&self, stream: &Stream) -> Result<()> {
+        let graph = self.sizes.first().and_then(|of| of.graphs.first());
+        graph.map_or(Ok(()), |graph| graph.admits(stream))
+    }
+
     /// The smallest size for so many tokens.
     pub(super) fn fitting(&self, tokens: u32) -> Result<u32, Refused> {
         self.size_for(tokens).ok_or_else(|| {
@@ -163,6 +180,7 @@ impl<B> GraphPool<B> {
         metadata: &mut AttentionMetadata,
         fill: impl FnOnce(&B, &AttentionMetadata) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
+        self.admits(stream)?;
         let size = self.fitting(metadata.tokens())?;
         metadata.pad_to(size)?;
         let metadata = &*metadata;

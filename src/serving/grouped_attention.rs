@@ -184,6 +184,9 @@ impl<T: Element> GroupedAttention<T> {
         sequence: &mut GroupedSequence,
         tokens: u32,
     ) -> Result<()> {
+        for group in &self.groups {
+            group.attention.cache().admits(stream)?;
+        }
         sequence.give_back()?;
         let mut rooms = Vec::with_capacity(self.groups.len());
         for (group, (part, _)) in self.groups.iter().zip(&mut sequence.parts) {

@@ -198,7 +198,7 @@ impl AttentionMetadata {
                     "{new} new tokens of request {at}, whose sequence has {len}, {given_back} of them given back"
                 ),
                 format_args!("at most {}", len.saturating_sub(given_back)),
-                "grow the sequence by its new tokens before the step (`Attention::grow`)",
+                "grow the sequence by its new tokens before the step (`Attention::grow`), and say in `BatchRequest::of` by how many",
             ));
         }
         let causality = self.settings.causality;

@@ -78,6 +78,7 @@ impl TreeVerification {
             )
             .into());
         }
+        self.shape.check()?;
         let mask = tree_mask(stream, trees, nodes)?;
         let call = self.shape.call(Layout::Bnsd);
         let any = cached.lengths().iter().any(|len| *len > 0);

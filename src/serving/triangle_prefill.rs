@@ -173,6 +173,7 @@ struct Parts<'a, T: Element> {
 impl<T: Element> Parts<'_, T> {
     /// A call over pieces one behind the other.
     fn call(&self, mask: Mask, pieces: &[Piece], lse: bool) -> Result<Call> {
+        self.of.shape.check()?;
         let [query, key, value] = self.tensors;
         let start = pieces.first().map_or(0, |piece| piece.rows.start);
         let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);

@@ -20,11 +20,11 @@ const POLICY: StatePolicy = StatePolicy {
     drafting: None,
 };
 
-fn shape() -> AttentionShape {
+pub(crate) fn shape() -> AttentionShape {
     AttentionShape::new(HEADS, KV_HEADS, DIM)
 }
 
-fn attention(stream: &Stream, layers: usize, blocks: u32) -> Attention<bf16> {
+pub(crate) fn attention(stream: &Stream, layers: usize, blocks: u32) -> Attention<bf16> {
     let of = CacheShape::new(layers, KV_HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), blocks, 128, of, pad).unwrap();
@@ -289,7 +289,7 @@ struct Request {
 }
 
 /// A model of two full layers and three windowed ones.
-fn model(stream: &Stream) -> GroupedAttention<bf16> {
+pub(crate) fn model(stream: &Stream) -> GroupedAttention<bf16> {
     let window = Causality::Window(NonZeroU32::new(WINDOW).unwrap());
     let full = LayerGroup::new([1, 4], Causality::Causal, attention(stream, 2, 40));
     let windowed = LayerGroup::new([0, 2, 3], window, attention(stream, 3, 20));

@@ -9,6 +9,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 mod layers;
+mod refused;
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::graph::Capturing;

@@ -251,9 +251,9 @@ fn pain_24_blocks_given_back_while_a_step_reads_them() {
     let step = pool.begin_step(&stream);
     sequence.drop_before(150).unwrap();
     let error = pool.allocate().unwrap_err();
-    assert_eq!(error.rule, Rule::PoolExhausted);
+    assert_eq!(error.rule, Rule::PoolWaiting);
     assert!(
-        error.given.contains("1 wait for steps in flight"),
+        error.given.contains("1 waiting for steps in flight"),
         "{error}"
     );
     drop(step);
