@@ -78,7 +78,15 @@
 //! | `bindgen` | no | raw bindings made anew at build time | needs libclang; slower builds |
 //! | `cli` | no | the program `ascend-attn` | the crates `clap`, `embedded-graphics`, `indicatif`, `png`, `rayon`, `strsim` |
 //!
-//! Without any of them the crate needs neither CANN nor libclang nor a C compiler to build, and CANN only to run.
+//! A package that depends on this one does not inherit its profiles, and a debug build of the emulation computes a hundred
+//! times slower than an optimised one. Put into the package's own `Cargo.toml`:
+//!
+//! ```toml
+//! [profile.dev.package.ascend-emu]
+//! opt-level = 3
+//! ```
+//!
+//! Without any feature the crate needs neither CANN nor libclang nor a C compiler to build, and CANN only to run.
 //!
 //! # Environment
 //!
@@ -88,6 +96,7 @@
 //! | `ASCEND_HOME_PATH`, `ASCEND_TOOLKIT_HOME` | the folder of the CANN toolkit |
 //! | `ASCEND_OPP_PATH` | the folder of operator packages, whose vendors' libraries are looked into first |
 //! | `ASCEND_RECORD` | a folder for calls that are refused or fail: [`case::RECORD_VARIABLE`] |
+//! | `ASCEND_EMU_CHECK` | `strict` makes errors of what the emulation finds, races among them; `compat` (default) warns where hardware goes on |
 //! | `ASCEND_EMU_*` | the emulated machine; see the crate `ascend-emu` |
 
 #![warn(missing_docs)]

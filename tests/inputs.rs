@@ -322,6 +322,41 @@ fn padding_that_leaves_no_room_is_refused() {
     stream.synchronize().unwrap();
 }
 
+/// The commonest mistakes of a first paged call.
+#[test]
+fn a_forgotten_table_and_one_of_another_block_size_are_named() {
+    let stream = stream();
+    let query: Tensor<bf16> = Tensor::empty(stream.device(), [3, 4, 64]).unwrap();
+    let call = FusedInferAttention::new(Layout::Tnd)
+        .heads(4)
+        .kv_heads(2)
+        .scale(0.125)
+        .actual_seq_lengths([3])
+        .actual_seq_lengths_kv([140]);
+    let table = |size| BlockTable::from_rows(&stream, &[[0, 1, 2]], size).unwrap();
+    for shape in [&[8, 128, 128][..], &[8, 2, 128, 64], &[8, 2, 4, 128, 16]] {
+        let cache: Tensor<bf16> = Tensor::empty(stream.device(), shape).unwrap();
+        let inputs = Inputs::new(&query, &cache, &cache);
+        let forgotten = call.plan_with(&inputs).map(drop).unwrap_err().to_string();
+        assert!(forgotten.contains("`Inputs::paged`"), "{forgotten}");
+        call.plan_with(&inputs.paged(&table(128))).unwrap();
+    }
+    let cache: Tensor<bf16> = Tensor::empty(stream.device(), [8, 128, 128]).unwrap();
+    let inputs = Inputs::new(&query, &cache, &cache);
+    let coarse = table(256);
+    let error = call.plan_with(&inputs.paged(&coarse)).map(drop);
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("the table says 256, the cache has 128"),
+        "{error}"
+    );
+    // A wrong call over keys that are none of a cache is told nothing of tables.
+    let keys: Tensor<bf16> = Tensor::empty(stream.device(), [16, 2, 32]).unwrap();
+    let wrong = call.plan_with(&Inputs::new(&query, &keys, &keys)).map(drop);
+    let wrong = wrong.unwrap_err().to_string();
+    assert!(!wrong.contains("Inputs::paged"), "{wrong}");
+}
+
 #[test]
 fn a_launch_brings_what_its_plan_was_made_with() {
     let stream = stream();

@@ -96,14 +96,18 @@ impl FusedInferAttention {
         self
     }
 
-    /// Number of valid query rows of each sequence, or one number for all (`actualSeqLengths`). Unset: all rows. The rows
-    /// behind are not computed.
+    /// Lengths of the queries (`actualSeqLengths`). In batched layouts the number of valid query rows of each sequence, or
+    /// one number for all; unset, all rows; the rows behind are not computed. In packed layouts (TND, NTD) where the rows of
+    /// each sequence end, cumulative: `[3, 8]` for 3 rows and 5. [`CallLengths`](crate::serving::CallLengths) applies
+    /// both lists in the form that a call asks for.
     pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<i64>>) -> Self {
         self.actual_seq_lengths = Some(lengths.into());
         self
     }
 
-    /// Number of valid keys of each sequence, or one number for all (`actualSeqLengthsKv`). Unset: all rows.
+    /// Lengths of the keys (`actualSeqLengthsKv`). In batched layouts, and over a paged cache in all of them, the number of
+    /// valid keys of each sequence, or one number for all; unset, all rows. In packed layouts without a paged cache where
+    /// the keys of each sequence end, cumulative. [`CallLengths`](crate::serving::CallLengths) tells them apart by type.
     pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<i64>>) -> Self {
         self.actual_seq_lengths_kv = Some(lengths.into());
         self
@@ -218,7 +222,7 @@ impl FusedInferAttention {
             Ok(())
         })?;
         imply_outputs(&mut call);
-        let named = |error| self.heads_named(error, &call);
+        let named = |error| unset::block_table(self.heads_named(error, &call), &call);
         if self.scale.is_none() {
             // A broken rule says more.
             let (api, soc) = (context.runtime().api(), context.soc()?);

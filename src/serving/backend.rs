@@ -13,8 +13,11 @@ use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, Tensor};
 
+use super::causality::Causality;
 use super::latent::LatentTensors;
 use super::metadata::AttentionMetadata;
+use super::paged_decode::PagedDecode;
+use super::state::AttentionState;
 
 /// The heads of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -269,6 +272,26 @@ impl<T: Element> Backends<T> {
         tentatively(|| self.first_that_serves(step, first))
     }
 
+    /// What may serve a step that only decodes, unless it was tried.
+    fn decode_hint(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Option<&'static str> {
+        let metadata = step.metadata;
+        let plain = metadata.settings().causality == Causality::Causal
+            && first.learnable_sink.is_none()
+            && first.latent.is_none();
+        let decodes = metadata.state() == AttentionState::DecodeOnly && plain;
+        let untried = self
+            .get(AttentionBackend::<T>::name(&PagedDecode))
+            .is_none();
+        (decodes && untried).then_some(
+            "`.with(PagedDecode)` adds the operator's decode path, which takes FLOAT16, other head dimensions and other \
+             blocks in steps such as this one",
+        )
+    }
+
     fn first_that_serves(
         &self,
         step: &StepContext<'_>,
@@ -291,7 +314,7 @@ impl<T: Element> Backends<T> {
                 }
             }
         }
-        Err(no_backend(&refused))
+        Err(no_backend(&refused, self.decode_hint(step, first)))
     }
 }
 
@@ -320,14 +343,16 @@ pub(super) fn rules_of(why: &Error) -> Vec<Rule> {
 }
 
 /// The error of a step that no backend can serve, with the reason of each.
-fn no_backend(refused: &[RefusedBackend]) -> Error {
-    let reasons: Vec<_> = refused.iter().map(RefusedBackend::to_string).collect();
+fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
+    let reasons = refused.iter().map(RefusedBackend::to_string);
+    let mut reasons: Vec<_> = match refused {
+        [] => vec!["there is none: add some with `Backends::none().with(Fused)`".to_owned()],
+        _ => reasons.collect(),
+    };
+    reasons.extend(hint.map(str::to_owned));
     let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));
     Error::NoBackend {
-        reasons: match reasons.as_slice() {
-            [] => "there is none".to_owned(),
-            reasons => reasons.join("; "),
-        },
+        reasons: reasons.join("; "),
         rules: rules.collect(),
     }
 }

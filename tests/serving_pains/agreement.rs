@@ -282,6 +282,27 @@ fn a_forgotten_copy_of_a_shared_block_is_refused() {
 }
 
 #[test]
+fn a_decode_step_without_a_backend_is_told_of_the_decode_path() {
+    let stream = harness::stream();
+    let tokens = rows(&stream, 1);
+    let step = |backends: Backends<bf16>| {
+        let mut engine = two_layers(&stream, backends);
+        let settings = BatchSettings::of(engine.cache(), Causality::Causal);
+        let batch = [request(5, 1, &[3])];
+        let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+        let mut step = engine.begin(&stream, &metadata).unwrap();
+        let outcome = step.forward(0, &tokens, &tokens, &tokens);
+        outcome.map(drop).map_err(|error| error.to_string())
+    };
+    let none = step(Backends::none()).unwrap_err();
+    assert!(none.contains("`Backends::none().with(Fused)`"), "{none}");
+    assert!(none.contains("`.with(PagedDecode)`"), "{none}");
+    let cascade = step(Backends::none().with(CascadePrefill)).unwrap_err();
+    assert!(cascade.contains("`.with(PagedDecode)`"), "{cascade}");
+    step(Backends::none().with(PagedDecode)).unwrap();
+}
+
+#[test]
 fn a_step_has_no_log_sum_exps_to_give() {
     let stream = harness::stream();
     let backends = Backends::none().with(FusedInTwo).with(Fused);

@@ -230,6 +230,19 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
             && f.key.dtype.bits() == 16
             && f.value.shape.last() == Some(&16));
     require!(
+        k.rows == bs || !same,
+        CACHE_SHAPE,
+        format_args!(
+            "a block table of {bs} tokens a block over a cache of {}, key {}",
+            k.rows, f.key.shape
+        ),
+        format_args!(
+            "one block size: the table says {bs}, the cache has {}",
+            k.rows
+        ),
+        "make the block table with the block size of the cache, and shape the cache as its format says",
+    );
+    require!(
         same && nz && k.rows == bs && k.heads == f.kv_heads && k.dim == f.q.dim,
         CACHE_SHAPE,
         format_args!("key {}, value {}", f.key.shape, f.value.shape),

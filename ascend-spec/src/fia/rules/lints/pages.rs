@@ -73,7 +73,13 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let (blocks, bs) = (size(pages.blocks), size(pages.block_size));
     let (heads, dim) = (size(p.kv_heads), size(p.head_dim));
     if let Some(shape) = pages.cache.shape(key.dtype, blocks, bs, heads, dim) {
-        lint!(report, key.shape == shape, SHAPE, key.shape, shape);
+        lint!(
+            report,
+            key.shape == shape,
+            SHAPE,
+            format_args!("{}, read by a table of {bs} tokens a block", key.shape),
+            shape,
+        );
     }
     let hidden = key.shape.last().copied().unwrap_or(0);
     lint!(
