@@ -24,7 +24,7 @@ mod tensors;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, Once};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use ascend_attention::{Device, Stream};
@@ -45,6 +45,12 @@ fn device() -> Device {
 
 fn stream() -> Stream {
     device().stream().unwrap()
+}
+
+/// The small device is one test's at a time: another may fill it.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Limited;
@@ -113,6 +119,7 @@ impl Watch {
     }
 
     fn run(&self, (name, call): Call, seed: u64) -> Result<(), String> {
+        let _turn = turn();
         *self.running.lock().unwrap() = Some((name, Instant::now()));
         let outcome = catch_unwind(AssertUnwindSafe(|| call(&mut Draw::new(seed))));
         *self.running.lock().unwrap() = None;

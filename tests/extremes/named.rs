@@ -38,6 +38,7 @@ fn a_pool_of_billions_of_blocks_is_refused() {
 
 #[test]
 fn a_cache_of_more_layers_than_any_model_is_refused() {
+    let _turn = crate::turn();
     let shape = CacheShape::new(usize::MAX, 1, 1);
     let device = crate::device();
     let cache = PagedKvCache::<f16>::new(&device, 1, 1, shape, PadPolicy::SkipNegative);
@@ -84,6 +85,7 @@ fn layers_beyond_any_model_are_refused() {
 
 #[test]
 fn axes_of_empty_masks_are_bounded_too() {
+    let _turn = crate::turn();
     let half = MaskForm::infinite(DType::Float16).unwrap();
     let none: &[LocalChunks] = &[];
     assert!(HostMask::stack(none, 0, usize::MAX, half).is_err());
