@@ -155,6 +155,6 @@ proptest! {
         // Describing whatever was read does not panic either.
         let description = case.describe();
         let call = description.call(&case);
-        let _ = call.check(ascend_spec::fia::Version::V4, ascend_spec::Soc::AtlasA2);
+        let _ = call.check(ascend_spec::fia::Version::V4, ascend_spec::Target::snapshot(ascend_spec::Soc::AtlasA2));
     }
 }

@@ -1,7 +1,7 @@
 //! Cost of checking a call: `cargo bench -p ascend-spec`.
 
 use ascend_spec::fia::{FiaCall, Version};
-use ascend_spec::{DType, Soc, TensorDesc};
+use ascend_spec::{DType, Soc, Target, TensorDesc};
 
 fn main() {
     divan::main();
@@ -30,7 +30,7 @@ fn paged_decode(bencher: divan::Bencher<'_, '_>, batch: i64) {
         ..FiaCall::new("BNSD")
     };
     bencher.bench_local(|| {
-        let problem = divan::black_box(&call).check(Version::V1, Soc::AtlasA2);
+        let problem = divan::black_box(&call).check(Version::V1, Target::snapshot(Soc::AtlasA2));
         let problem = problem.map(|problem| problem.lint(&[]).is_ok());
         assert!(matches!(problem, Ok(true)));
     });
@@ -58,7 +58,7 @@ fn packed_step(bencher: divan::Bencher<'_, '_>, batch: i64) {
         ..FiaCall::new("TND")
     };
     bencher.bench_local(|| {
-        let problem = divan::black_box(&call).check(Version::V1, Soc::AtlasA2);
+        let problem = divan::black_box(&call).check(Version::V1, Target::snapshot(Soc::AtlasA2));
         let problem = problem.map(|problem| problem.lint(&[]).is_ok());
         assert!(matches!(problem, Ok(true)));
     });

@@ -224,6 +224,12 @@ layouts! {
     BnsdNbsd = "BNSD_NBSD", Bnsd => Nbsd;
     /// TND in, heads first out (MLA decode).
     TndNtd = "TND_NTD", Tnd => Ntd;
+    /// Heads, packed rows, head dimension (8.5 and later).
+    Ntd = "NTD", Ntd => Ntd;
+    /// BSH in, BNSD out (8.5 and later).
+    BshBnsd = "BSH_BNSD", Bsh => Bnsd;
+    /// BSND in, BNSD out (8.5 and later).
+    BsndBnsd = "BSND_BNSD", Bsnd => Bnsd;
 }
 
 impl Layout {

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use ascend_spec::fia::{FiaCall, Version};
-//! use ascend_spec::{DType, Refusal, Soc, TensorDesc};
+//! use ascend_spec::{Cann, DType, Refusal, Soc, Target, TensorDesc};
 //!
 //! let shape = |s| TensorDesc::contiguous(DType::Float16, &[1, 8, s, 128]);
 //! let (key, value) = ([shape(512).unwrap()], [shape(512).unwrap()]);
@@ -15,10 +15,11 @@
 //! call.query = shape(64);
 //! call.attention_out = shape(64);
 //! (call.key, call.value) = (&key, &value);
-//! assert_eq!(call.check(Version::V1, Soc::AtlasA2)?.kv_len(0), 512);
+//! let target = Target::new(Soc::AtlasA2, Cann::V9_1);
+//! assert_eq!(call.check(Version::V1, target)?.kv_len(0), 512);
 //!
 //! call.sparse_mode = 3; // causal, but no mask is given
-//! let refusal = call.check(Version::V1, Soc::AtlasA2).unwrap_err();
+//! let refusal = call.check(Version::V1, target).unwrap_err();
 //! assert!(matches!(refusal, Refusal::Violation(v) if v.rule.id == "atten_mask.required"));
 //! # Ok::<(), Refusal>(())
 //! ```
@@ -36,6 +37,7 @@ mod rule;
 pub mod scatter;
 mod soc;
 mod sparse;
+mod target;
 mod tensor;
 pub mod update;
 
@@ -48,9 +50,10 @@ pub use geometry::{
 pub use layout::{Axes, Extents, Layout, View};
 pub use operator_version::{OperatorVersion, every_rule};
 pub use rule::{
-    FIND_KERNEL_ERROR, Level, PARAM_INVALID, PARAM_NULLPTR, Refusal, Rule, TILING_ERROR,
-    Unsupported, Violation,
+    FIND_KERNEL_ERROR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Refusal, Rule, Scope,
+    Span, TILING_ERROR, Unsupported, Violation,
 };
 pub use soc::Soc;
 pub use sparse::{MaskDemand, Operator, SparseMode};
+pub use target::{Cann, Release, Target};
 pub use tensor::TensorDesc;

@@ -1,7 +1,7 @@
 //! Operators, and from which release on CANN has them.
 
 use crate::fia::Version;
-use crate::{Rule, Soc, fia, scatter, update};
+use crate::{Rule, Soc, Target, fia, scatter, update};
 use std::fmt;
 
 /// An operator; of FusedInferAttentionScore, one of its versions.
@@ -36,12 +36,12 @@ impl OperatorVersion {
         }
     }
 
-    /// Whether a product has it.
-    pub const fn runs_on(self, soc: Soc) -> bool {
+    /// Whether a product has it in a release.
+    pub fn runs_on(self, target: Target) -> bool {
         match self {
-            OperatorVersion::FusedInferAttentionScore(version) => version.runs_on(soc),
+            OperatorVersion::FusedInferAttentionScore(version) => version.runs_on(target),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
-                matches!(soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
+                matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Rules, and what a call that breaks one is told.
 
-use crate::OperatorVersion;
+use crate::{Cann, OperatorVersion, Target};
 use std::fmt;
 
 /// What breaking a [`Rule`] means.
@@ -11,6 +11,116 @@ pub enum Level {
     /// The operator takes the call and then ignores, misreads or overruns something. The emulator takes it too; the
     /// safe layer stops it unless the caller allows the lint by name.
     Lint,
+    /// The operator's host code dies of the call on some hosts: a division by zero, which stops a process on x86 and
+    /// goes on on aarch64. The verdict is that of the aarch64 host; nothing allows the call.
+    HostCrash,
+}
+
+/// The releases in which a rule holds on a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// First release.
+    pub since: Cann,
+    /// Last release; `None` while it still holds.
+    pub until: Option<Cann>,
+}
+
+impl Span {
+    /// Whether `cann` is one of them.
+    pub const fn holds(self, cann: Cann) -> bool {
+        let before = match self.until {
+            Some(until) => cann as u8 > until as u8,
+            None => false,
+        };
+        cann as u8 >= self.since as u8 && !before
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.since, self.until) {
+            (Cann::V8_1, None) => f.write_str("all"),
+            (Cann::V8_1, Some(until)) => write!(f, "to {until}"),
+            (since, Some(until)) if since == until => since.fmt(f),
+            (since, None) => write!(f, "{since} on"),
+            (since, Some(until)) => write!(f, "{since} to {until}"),
+        }
+    }
+}
+
+/// On which products and in which releases a rule holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Scope {
+    /// Atlas A2 and A3, whose checks are the same; and, before CANN 9.0 knows it, Ascend 950.
+    pub a2_a3: Option<Span>,
+    /// Ascend 950.
+    pub ascend950: Option<Span>,
+}
+
+impl Scope {
+    /// Every product, every release.
+    pub const ALL: Scope = Scope {
+        ascend950: Some(Span {
+            since: Cann::V9_0,
+            until: None,
+        }),
+        ..Scope::A2_A3
+    };
+    /// Atlas A2 and A3, every release.
+    pub const A2_A3: Scope = Scope {
+        a2_a3: Some(Span {
+            since: Cann::V8_1,
+            until: None,
+        }),
+        ascend950: None,
+    };
+    /// Atlas A2 and A3 from 8.5 on, and Ascend 950: the unified checks.
+    pub const UNIFIED: Scope = Scope::ALL.since(Cann::V8_5);
+    /// Ascend 950 alone.
+    pub const ASCEND_950: Scope = Scope {
+        a2_a3: None,
+        ..Scope::ALL
+    };
+
+    /// The same from release `cann` on, on Atlas A2 and A3.
+    #[must_use]
+    pub const fn since(self, cann: Cann) -> Scope {
+        Scope {
+            a2_a3: match self.a2_a3 {
+                Some(span) => Some(Span {
+                    since: cann,
+                    until: span.until,
+                }),
+                None => None,
+            },
+            ..self
+        }
+    }
+
+    /// The same up to release `cann` on Atlas A2 and A3.
+    #[must_use]
+    pub const fn until(self, cann: Cann) -> Scope {
+        Scope {
+            a2_a3: match self.a2_a3 {
+                Some(span) => Some(Span {
+                    since: span.since,
+                    until: Some(cann),
+                }),
+                None => None,
+            },
+            ..self
+        }
+    }
+
+    /// Whether `target` is within.
+    pub fn holds(self, target: Target) -> bool {
+        let span = if target.is_950() {
+            self.ascend950
+        } else {
+            self.a2_a3
+        };
+        span.is_some_and(|span| span.holds(target.cann))
+    }
 }
 
 /// One condition that a call must hold, with a stable name.
@@ -36,6 +146,8 @@ pub struct Rule {
     pub overruns: bool,
     /// Why the lint overruns memory or does not, in one sentence; empty for a rule.
     pub reach: &'static str,
+    /// On which products and in which releases the condition is asked.
+    pub scope: Scope,
 }
 
 impl Rule {
@@ -56,6 +168,8 @@ pub const PARAM_NULLPTR: i32 = 161_001;
 pub const PARAM_INVALID: i32 = 161_002;
 /// Status of a call that the operator's tiling refuses.
 pub const TILING_ERROR: i32 = 561_002;
+/// Status of an entry point that the product does not have.
+pub const RUNTIME_ERROR: i32 = 361_001;
 /// Status of a call for which no kernel exists.
 pub const FIND_KERNEL_ERROR: i32 = 561_003;
 
@@ -128,23 +242,42 @@ pub(crate) fn broken(
 }
 
 /// Returns the violation of a rule unless its condition holds. The texts are evaluated only when it does not. Without a
-/// fix of the call's own, the rule's stands.
+/// fix of the call's own, the rule's stands. With `for target =>` in front, a rule is asked only where it holds.
 macro_rules! require {
+    (for $target:expr => $holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
+        $crate::rule::require!(
+            $holds || !$rule.scope.holds($target),
+            $rule,
+            $given,
+            $allowed,
+            $rule.fix
+        )
+    };
+    (for $target:expr => $holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
+        $crate::rule::require!(
+            $holds || !$rule.scope.holds($target),
+            $rule,
+            $given,
+            $allowed,
+            $fix
+        )
+    };
     ($holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
         $crate::rule::require!($holds, $rule, $given, $allowed, $rule.fix)
     };
     ($holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
-        if !$holds {
+        if !($holds) {
             return Err($crate::rule::broken(&$rule, $given, $allowed, $fix).into());
         }
     };
 }
 
 /// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a lint
-/// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`.
+/// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`. The scope in front is that of every rule
+/// that names none of its own after its source.
 macro_rules! rules {
-    ($($name:ident = $id:literal, $status:ident $(($reach:literal))?, $since:ident, $source:literal, $holds:literal,
-        $fix:literal;)*) => {
+    (in $scope:expr; $($name:ident = $id:literal, $status:ident $(($reach:literal))?, $since:ident,
+        $source:literal $(in $own:expr)?, $holds:literal, $fix:literal;)*) => {
         $(
             #[doc = concat!("`", $id, "`: ", $holds, " (", $source, ").")]
             #[allow(rustdoc::broken_intra_doc_links, reason = "shapes such as [tokens] are no links")]
@@ -158,11 +291,18 @@ macro_rules! rules {
                 level: rules!(@level $status),
                 overruns: rules!(@overruns $status),
                 reach: concat!($($reach)?),
+                scope: rules!(@scope $scope $(, $own)?),
             };
         )*
         /// Every rule of this file.
         pub static RULES: &[&$crate::rule::Rule] = &[$(&$name,)*];
     };
+    (@scope $scope:expr) => {{
+        #[allow(unused_imports, reason = "scopes name what they need")]
+        use $crate::{Scope, Cann::{V8_1, V8_5, V9_0, V9_1}};
+        $scope
+    }};
+    (@scope $scope:expr, $own:expr) => { rules!(@scope $own) };
     (@since ScatterPaKvCache) => { $crate::OperatorVersion::ScatterPaKvCache };
     (@since AttentionUpdate) => { $crate::OperatorVersion::AttentionUpdate };
     (@since $version:ident) => {
@@ -170,11 +310,13 @@ macro_rules! rules {
     };
     (@status Lint) => { 0 };
     (@status Overrun) => { 0 };
+    (@status HostCrash) => { 0 };
     (@status $status:ident) => { $crate::rule::$status };
     (@overruns Overrun) => { true };
     (@overruns $status:ident) => { false };
     (@level Lint) => { $crate::rule::Level::Lint };
     (@level Overrun) => { $crate::rule::Level::Lint };
+    (@level HostCrash) => { $crate::rule::Level::HostCrash };
     (@level $status:ident) => { $crate::rule::Level::Rule };
 }
 

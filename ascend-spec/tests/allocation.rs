@@ -6,7 +6,7 @@ mod allocations;
 
 use allocations::allocations;
 use ascend_spec::fia::{FiaCall, Version};
-use ascend_spec::{DType, Soc, TensorDesc};
+use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 #[test]
 fn an_accepted_call_allocates_nothing() {
@@ -24,7 +24,9 @@ fn an_accepted_call_allocates_nothing() {
         ..FiaCall::new("BNSD")
     };
     let before = allocations();
-    let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+    let problem = call
+        .check(Version::V1, Target::snapshot(Soc::AtlasA2))
+        .unwrap();
     let linted = problem.lint(&[]);
     let kv: usize = (0..256).map(|b| problem.kv_len(b)).sum();
     assert_eq!(allocations(), before);

@@ -3,8 +3,16 @@
 #![allow(clippy::expect_used)]
 
 use ascend_spec::fia::{FiaCall, Padding, Version, Work};
-use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
+
+const TARGETS: [Target; 5] = [
+    Target::snapshot(Soc::AtlasA2),
+    Target::new(Soc::AtlasA2, Cann::V8_5),
+    Target::new(Soc::AtlasA3, Cann::V9_0),
+    Target::new(Soc::AtlasA2, Cann::V9_1),
+    Target::new(Soc::Ascend950, Cann::V9_1),
+];
 
 fn number() -> impl Strategy<Value = i64> {
     prop_oneof![
@@ -34,6 +42,8 @@ fn desc() -> impl Strategy<Value = TensorDesc> {
         DType::Float,
         DType::Bool,
         DType::Int4,
+        DType::Float8E4M3Fn,
+        DType::Float8E8M0,
         DType::String,
     ]);
     let format =
@@ -167,26 +177,30 @@ proptest! {
             ..FiaCall::new(&layout)
         };
         let _ = Version::oldest_for(&call);
-        let problem = match call.check(Version::V1, Soc::AtlasA2) {
-            Ok(problem) => problem,
-            Err(refusal) => {
-                prop_assert_ne!(refusal.status(), 0);
-                prop_assert!(!refusal.to_string().is_empty());
-                return Ok(());
-            }
-        };
-        problem.each_lint(&mut |_| ());
-        problem.touches(&mut |_, _| ());
-        if problem.work == Work::Attend {
-            prop_assert_eq!(problem.kv_heads * problem.group(), problem.heads);
-            for b in 0..problem.batch.min(8) {
-                prop_assert!(problem.q_len(b) <= problem.query_rows);
-                prop_assert!(problem.kv_len(b) <= problem.key_rows);
-                let _ = problem.key_value(b);
-                let at = problem.sequence(b, Padding { query: padding.0, key: padding.1 });
-                prop_assert!(at.q_first + at.q_len <= problem.query_rows);
-                let keys = problem.kv_len(b) + problem.prefix.map_or(0, |prefix| prefix.len);
-                prop_assert!(problem.geometry(b).span(0..u64::MAX).end <= keys as u64);
+        let versions = [Version::V1, Version::V5];
+        let each = TARGETS.into_iter().flat_map(|target| versions.map(|version| (version, target)));
+        for (version, target) in each {
+            let problem = match call.check(version, target) {
+                Ok(problem) => problem,
+                Err(refusal) => {
+                    prop_assert_ne!(refusal.status(), 0);
+                    prop_assert!(!refusal.to_string().is_empty());
+                    continue;
+                }
+            };
+            problem.each_lint(&mut |_| ());
+            problem.touches(&mut |_, _| ());
+            if problem.work == Work::Attend {
+                prop_assert_eq!(problem.kv_heads * problem.group(), problem.heads);
+                for b in 0..problem.batch.min(8) {
+                    prop_assert!(problem.q_len(b) <= problem.query_rows);
+                    prop_assert!(problem.kv_len(b) <= problem.key_rows);
+                    let _ = problem.key_value(b);
+                    let at = problem.sequence(b, Padding { query: padding.0, key: padding.1 });
+                    prop_assert!(at.q_first + at.q_len <= problem.query_rows);
+                    let keys = problem.kv_len(b) + problem.prefix.map_or(0, |prefix| prefix.len);
+                    prop_assert!(problem.geometry(b).span(0..u64::MAX).end <= keys as u64);
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use ascend_spec::fia::{FiaCall, Parameter, Places, Version};
-use ascend_spec::{Refusal, Soc};
+use ascend_spec::{Refusal, Soc, Target};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result, aclnn};
@@ -21,14 +21,15 @@ pub(super) fn choose(
     call: &FiaCall<'_>,
     allowed: &[&str],
 ) -> Result<(Version, Option<Places>)> {
+    let target = Target::snapshot(soc);
     let oldest = Version::oldest_for(call);
     let candidates = || {
-        let able = |version: &Version| *version >= oldest && version.runs_on(soc);
+        let able = |version: &Version| *version >= oldest && version.runs_on(target);
         Version::ALL.into_iter().filter(able)
     };
     // Where no version runs on the product, the contract says so.
     let first = candidates().next().unwrap_or(oldest);
-    let checked = call.check(first, soc);
+    let checked = call.check(first, target);
     if let Err(Refusal::Violation(violation)) = checked {
         return Err(violation.into());
     }
@@ -43,7 +44,7 @@ pub(super) fn choose(
     let problem = if version == first {
         checked?
     } else {
-        call.check(version, soc)?
+        call.check(version, target)?
     };
     problem.lint(allowed)?;
     Ok((version, problem.places()))

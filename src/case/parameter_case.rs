@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ascend_spec::fia::{FiaCall, Operand};
-use ascend_spec::{DType, Dims, TensorDesc};
+use ascend_spec::fia::{FiaCall, Operand, Version};
+use ascend_spec::{Cann, DType, Dims, Release, Soc, Target, TensorDesc};
 use serde_json::{Map, Value, json};
 
 use super::error::shortened;
@@ -12,16 +12,36 @@ use super::{Attributes, CaseError, Parameter};
 /// One call described by shapes, dtypes and attributes alone.
 ///
 /// A line has `id`, `inputs` (parameter name to `{"shape", "dtype"}`, with `"strides"` for a tensor that is not packed, to
-/// a list of those, or to a list of integers), `attrs`, `outputs`, and optionally `expect` (`accept` or `reject`) and
-/// `artefact` (`true` if the verdict depends on something that a caller of the C API cannot express). `about` is free
-/// text; `area`, `family` and `mutations` are labels, which are not looked at. Every other name is refused.
+/// a list of those, or to a list of integers), `attrs`, `outputs`, and optionally what it is judged for:
+///
+/// | name | meaning |
+/// |---|---|
+/// | `expect` | `accept` or `reject`, or an object from release (`"9.1.0"`) to one of them |
+/// | `soc` | chip, as CANN names it |
+/// | `release` | the CANN release that `expect` is of |
+/// | `op` | operator; without it FusedInferAttentionScore. The tensors of another operator's call are not read |
+/// | `op_version` | version of the operator; without it the oldest that can express the call |
+/// | `status` | CANN's status of a rejected call |
+/// | `artefact` | `true` if the verdict depends on something that a caller of the C API cannot express |
+///
+/// `about` is free text. `area`, `family`, `mutations`, `kernel`, `host_crash_x86`, `artefact_why`, `invalid_row_correction` and
+/// `run_as_bsh` are labels, which are not looked at. Every other name is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterCase {
     /// Stable name.
     pub id: String,
-    /// Whether the operator is said to accept the call.
-    pub accepted: Option<bool>,
-    /// Whether that verdict is of no use to a caller of the C API.
+    /// Whether the operator is said to accept the call, for each release that it is said of: `None` stands for whichever
+    /// release is asked about.
+    pub accepted: Vec<(Option<Cann>, bool)>,
+    /// Product that the verdicts are of.
+    pub soc: Option<Soc>,
+    /// Operator, unless it is FusedInferAttentionScore.
+    pub operator: Option<String>,
+    /// Version of the operator.
+    pub version: Option<Version>,
+    /// CANN's status, if the call is rejected.
+    pub status: Option<i64>,
+    /// Whether the verdict is of no use to a caller of the C API.
     pub artefact: bool,
     /// Free text: where the call comes from.
     pub about: String,
@@ -51,7 +71,11 @@ impl ParameterCase {
             serde_json::from_str(line).map_err(|error| broken(&error))?;
         let mut case = ParameterCase {
             id: String::new(),
-            accepted: None,
+            accepted: Vec::new(),
+            soc: None,
+            operator: None,
+            version: None,
+            status: None,
             artefact: false,
             about: String::new(),
             attributes: Attributes::default(),
@@ -59,16 +83,49 @@ impl ParameterCase {
             key: Vec::new(),
             value: Vec::new(),
         };
+        if let Some(Value::String(operator)) = object.get("op")
+            && operator != OPERATOR
+        {
+            case.operator = Some(operator.clone());
+        }
+        let mut release = None;
         for (name, value) in &object {
+            let wrong = || {
+                let value = shortened(&value.to_string());
+                let expected = takes(name).unwrap_or_default();
+                broken(&format_args!("`{name}` is {value}; it takes {expected}"))
+            };
             match (name.as_str(), value) {
                 ("id", Value::String(id)) => case.id.clone_from(id),
-                ("expect", Value::String(verdict)) if verdict == "accept" => {
-                    case.accepted = Some(true)
+                ("expect", Value::Object(releases)) => {
+                    for (release, verdict) in releases {
+                        let cann = known(release).ok_or_else(wrong)?;
+                        let accepted = verdict.as_str().and_then(accepted).ok_or_else(wrong)?;
+                        case.accepted.push((Some(cann), accepted));
+                    }
                 }
-                ("expect", Value::String(verdict)) if verdict == "reject" => {
-                    case.accepted = Some(false)
+                ("expect", Value::String(verdict)) => {
+                    let accepted = accepted(verdict).ok_or_else(wrong)?;
+                    case.accepted.push((None, accepted));
                 }
+                ("release", Value::String(text)) => {
+                    release = Some(known(text).ok_or_else(wrong)?);
+                }
+                ("soc", Value::String(name)) => {
+                    case.soc = Some(Soc::from_name(name).ok_or_else(wrong)?);
+                }
+                ("op_version", Value::Number(number)) => {
+                    let at = number.as_u64().and_then(|number| number.checked_sub(1));
+                    let at = at.and_then(|at| usize::try_from(at).ok());
+                    case.version = at.and_then(|at| Version::ALL.get(at).copied());
+                    if case.version.is_none() {
+                        return Err(wrong());
+                    }
+                }
+                ("status", Value::Number(status)) => case.status = status.as_i64(),
                 ("artefact", Value::Bool(artefact)) => case.artefact = *artefact,
+                ("inputs" | "outputs", Value::Object(_)) | ("attrs", Value::Object(_))
+                    if case.operator.is_some() => {}
                 ("inputs" | "outputs", Value::Object(tensors)) => {
                     for (name, value) in tensors {
                         case.operand(name, value)?;
@@ -80,27 +137,35 @@ impl ParameterCase {
                     }
                 }
                 ("about", Value::String(about)) => case.about.clone_from(about),
-                ("area" | "family" | "about" | "mutations", _) => {}
-                (name @ ("id" | "expect" | "artefact" | "inputs" | "outputs" | "attrs"), value) => {
-                    let expected = match name {
-                        "id" => "a string",
-                        "expect" => "`accept` or `reject`",
-                        "artefact" => "`true` or `false`",
-                        "attrs" => "an object of attributes by name",
-                        _ => "an object of tensors by name",
-                    };
-                    let value = shortened(&value.to_string());
-                    return Err(broken(&format_args!(
-                        "`{name}` is {value}; it takes {expected}"
-                    )));
-                }
+                ("op", Value::String(_)) => {}
+                (name, _) if LABELS.contains(&name) => {}
+                (name, _) if takes(name).is_some() => return Err(wrong()),
                 _ => return Err(CaseError::UnknownKey(name.clone())),
             }
         }
         if case.id.is_empty() {
             return Err(CaseError::MissingKey("id"));
         }
+        if release.is_some() {
+            for (of, _) in &mut case.accepted {
+                *of = of.or(release);
+            }
+        }
         Ok(case)
+    }
+
+    /// Whether the operator is said to accept the call on `target`; `None` if nothing is said of it.
+    ///
+    /// Atlas A2 and A3 have the same checks: what is said of one holds for the other.
+    pub fn accepted_on(&self, target: Target) -> Option<bool> {
+        let kin = |soc| matches!(soc, Soc::AtlasA2 | Soc::AtlasA3);
+        let same = |soc: Soc| soc == target.soc || (kin(soc) && kin(target.soc));
+        if !self.soc.is_none_or(same) {
+            return None;
+        }
+        let of = |release: &Option<Cann>| release.is_none_or(|release| release == target.cann);
+        let mut verdicts = self.accepted.iter().filter(|(release, _)| of(release));
+        verdicts.next().map(|&(_, accepted)| accepted)
     }
 
     /// The call.
@@ -125,7 +190,11 @@ impl ParameterCase {
             .filter_map(|(operand, desc)| Some((operand.parameter()?, *desc)));
         Self {
             id: String::new(),
-            accepted: None,
+            accepted: Vec::new(),
+            soc: None,
+            operator: None,
+            version: None,
+            status: None,
             artefact: false,
             about: String::new(),
             attributes: attributes.clone(),
@@ -173,9 +242,31 @@ impl ParameterCase {
             "outputs": outputs,
         });
         if let Some(object) = line.as_object_mut() {
-            if let Some(accepted) = self.accepted {
-                let verdict = if accepted { "accept" } else { "reject" };
-                object.insert("expect".to_owned(), verdict.into());
+            let verdict = |accepted| if accepted { "accept" } else { "reject" };
+            let of = |&(release, accepted): &(Option<Cann>, bool)| {
+                Some((release?.name().to_owned(), Value::from(verdict(accepted))))
+            };
+            let releases: Map<String, Value> = self.accepted.iter().filter_map(of).collect();
+            match self.accepted.first() {
+                Some(&(None, accepted)) => {
+                    object.insert("expect".to_owned(), verdict(accepted).into());
+                }
+                Some(_) => {
+                    object.insert("expect".to_owned(), releases.into());
+                }
+                None => {}
+            }
+            if let Some(soc) = self.soc {
+                object.insert("soc".to_owned(), chip(soc).into());
+            }
+            if let Some(operator) = &self.operator {
+                object.insert("op".to_owned(), operator.as_str().into());
+            }
+            if let Some(version) = self.version {
+                object.insert("op_version".to_owned(), (version as u8 + 1).into());
+            }
+            if let Some(status) = self.status {
+                object.insert("status".to_owned(), status.into());
             }
             if self.artefact {
                 object.insert("artefact".to_owned(), true.into());
@@ -232,6 +323,67 @@ impl ParameterCase {
     }
 }
 
+/// FusedInferAttentionScore, as lines name it.
+const OPERATOR: &str = "fused_infer_attention_score";
+
+/// Names whose values are not looked at.
+const LABELS: [&str; 9] = [
+    "area",
+    "family",
+    "about",
+    "mutations",
+    "kernel",
+    "host_crash_x86",
+    "artefact_why",
+    "invalid_row_correction",
+    "run_as_bsh",
+];
+
+/// A chip of a product, as CANN names it.
+fn chip(soc: Soc) -> &'static str {
+    match soc {
+        Soc::AtlasA2 => "Ascend910B3",
+        Soc::AtlasA3 => "Ascend910_9382",
+        Soc::Ascend950 => "Ascend950PR_9599",
+        Soc::AtlasInference => "Ascend310P3",
+        Soc::AtlasTraining => "Ascend910A",
+        Soc::Atlas200I500A2 => "Ascend310B1",
+    }
+}
+
+/// What the value of a name is.
+fn takes(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "id" | "op" => "a string",
+        "expect" => "`accept` or `reject`, or an object of them by release",
+        "artefact" => "`true` or `false`",
+        "inputs" | "outputs" => "an object of tensors by name",
+        "attrs" => "an object of attributes by name",
+        "release" => "a CANN release",
+        "soc" => "a chip's name",
+        "op_version" => "a number from 1 to 5",
+        "status" => "a number",
+        _ => return None,
+    })
+}
+
+/// A verdict.
+fn accepted(verdict: &str) -> Option<bool> {
+    match verdict {
+        "accept" => Some(true),
+        "reject" => Some(false),
+        _ => None,
+    }
+}
+
+/// A release whose contract is known.
+fn known(release: &str) -> Option<Cann> {
+    match Cann::of_version(release) {
+        Some(Release::Known(cann)) => Some(cann),
+        _ => None,
+    }
+}
+
 /// What [`desc`] reads.
 fn described(desc: &TensorDesc) -> Value {
     let dtype = desc.dtype.name().to_ascii_lowercase();
@@ -279,8 +431,6 @@ fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ascend_spec::Soc;
-    use ascend_spec::fia::Version;
 
     const LINE: &str = r#"{"id": "one", "expect": "accept", "about": "none",
         "inputs": {"query": {"shape": [1, 4, 8, 64], "dtype": "float16"},
@@ -295,15 +445,61 @@ mod tests {
     fn a_line_becomes_a_call() {
         let case = ParameterCase::from_json(LINE).unwrap();
         assert_eq!(
-            (case.id.as_str(), case.accepted, case.artefact),
-            ("one", Some(true), false)
+            (case.id.as_str(), &case.accepted[..], case.artefact),
+            ("one", &[(None, true)][..], false)
         );
         let call = case.call();
-        let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+        let problem = call
+            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
+            .unwrap();
         assert_eq!(
             (problem.kv_len(0), problem.kv_heads, problem.scale()),
             (9, 2, 0.125)
         );
+    }
+
+    #[test]
+    fn a_line_says_what_it_is_judged_for() {
+        let read = |from: &str, to: &str| ParameterCase::from_json(&LINE.replacen(from, to, 1));
+        let on = |case: &ParameterCase, soc, cann| case.accepted_on(Target::new(soc, cann));
+        let plain = read("", "").unwrap();
+        assert_eq!(on(&plain, Soc::Ascend950, Cann::V9_1), Some(true));
+
+        let releases =
+            r#""soc": "Ascend910_9391", "expect": {"8.5.0": "reject", "9.1.0": "accept"}"#;
+        let case = read(r#""expect": "accept""#, releases).unwrap();
+        assert_eq!(on(&case, Soc::AtlasA3, Cann::V8_5), Some(false));
+        assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_1), Some(true));
+        assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_0), None);
+        assert_eq!(on(&case, Soc::Ascend950, Cann::V9_1), None);
+        let again = ParameterCase::from_json(&case.to_json().unwrap()).unwrap();
+        assert_eq!(
+            again,
+            ParameterCase {
+                about: again.about.clone(),
+                ..case
+            }
+        );
+
+        let one = r#""release": "9.1.0", "op_version": 5, "status": 561002, "host_crash_x86": ["9.1.0"], "expect": "reject""#;
+        let case = read(r#""expect": "accept""#, one).unwrap();
+        assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_1), Some(false));
+        assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_0), None);
+        assert_eq!(
+            (case.version, case.status),
+            (Some(Version::V5), Some(561_002))
+        );
+
+        let other = read(r#""id""#, r#""op": "flash_attention_score", "id""#).unwrap();
+        assert_eq!(other.operator.as_deref(), Some("flash_attention_score"));
+        for wrong in [
+            r#""op_version": 6"#,
+            r#""release": "9.7.0""#,
+            r#""soc": "Kunpeng""#,
+        ] {
+            let error = read(r#""id""#, &format!(r#"{wrong}, "id""#)).unwrap_err();
+            assert!(matches!(error, CaseError::NotJson(_)), "{error}");
+        }
     }
 
     #[test]

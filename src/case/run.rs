@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{Version, rules};
-use ascend_spec::{Level, TensorDesc, Unsupported, Violation};
+use ascend_spec::{Level, Target, TensorDesc, Unsupported, Violation};
 
 use super::{Case, CaseError, CaseTensor, Comparison, Expect, MaskKind, Parameter, Tolerance};
 use crate::attention::Arguments;
@@ -97,7 +97,7 @@ impl Case {
             .into_iter()
             .find(|version| version.symbol() == plan.operator());
         if let (Some(version), Ok(soc)) = (version, stream.device().soc())
-            && let Ok(problem) = description.call(self).check(version, soc)
+            && let Ok(problem) = description.call(self).check(version, Target::snapshot(soc))
         {
             problem.each_lint(&mut |lint| outcome.lints.push(lint));
         }

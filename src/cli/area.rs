@@ -8,9 +8,9 @@ use ascend_attention::spec::{DType, Layout};
 pub(super) enum Area {
     /// Rotary parts of their own.
     Mla,
-    /// INT8 or INT4 keys under a half-precision query.
+    /// Quantised keys under a half-precision query.
     Antiquantised,
-    /// INT8 query or output.
+    /// A quantised query or output.
     Quantised,
     /// A shared prefix.
     Prefix,
@@ -44,17 +44,12 @@ impl Area {
             let shape = call.query.as_ref()?.shape;
             shape.get(layout.input().row_axis()).copied()
         });
-        let int8_out = dtype(call.attention_out.as_ref()) == Some(DType::Int8);
+        let half_out = dtype(call.attention_out.as_ref()).is_none_or(DType::is_half);
         if call.query_rope.is_some() || call.key_rope.is_some() {
             Self::Mla
-        } else if query != Some(DType::Int8)
-            && matches!(
-                dtype(call.key.first()),
-                Some(DType::Int8 | DType::Int4 | DType::Int32)
-            )
-        {
+        } else if query.is_some_and(DType::is_half) && dtype(call.key.first()) != query {
             Self::Antiquantised
-        } else if query == Some(DType::Int8) || int8_out {
+        } else if !query.is_some_and(DType::is_half) || !half_out {
             Self::Quantised
         } else if call.key_shared_prefix.is_some() || call.value_shared_prefix.is_some() {
             Self::Prefix

@@ -8,12 +8,12 @@ use std::process::ExitCode;
 
 use ascend_attention::case::{Case, Expect, ParameterCase};
 use ascend_attention::spec::fia::{FiaCall, Version};
-use ascend_attention::spec::{Refusal, Soc, Violation};
+use ascend_attention::spec::{Cann, Refusal, Release, Soc, Target, Violation};
 use serde_json::json;
 
 use super::area::Area;
 use super::output::Output;
-use super::{Stop, explain, replay};
+use super::{Stop, explain, matrix, replay};
 
 /// Say what the operator would make of calls, without running them
 ///
@@ -21,14 +21,20 @@ use super::{Stop, explain, replay};
 /// Prints for each call its file, whether the operator accepts it, the rule that refuses it or the lints that it breaks,
 /// and whether that is what the file expects. Ends with the counts, and with exit code 1 if any verdict is not as expected
 /// or any file or line cannot be read.
+///
+/// A call is judged for a CANN release and a chip: those that are named here, otherwise those that its line names,
+/// otherwise release 8.1 on Ascend910B3. With `all` in their place it is judged for each, and a table shows the verdicts.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Case files, JSON lines, or folders: all *.safetensors and *.jsonl files in a folder, by name
     #[arg(required_unless_present = "explain", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The chip whose operator is asked, as CANN names it
-    #[arg(long, value_name = "NAME", default_value = "Ascend910B3")]
-    soc: String,
+    /// The CANN release whose operator is asked: 8.1 (which stands for 8.1 to 8.3), 8.5, 9.0, 9.1, or all
+    #[arg(long, value_name = "RELEASE")]
+    cann: Option<String>,
+    /// The chip whose operator is asked, as CANN names it, or all
+    #[arg(long, value_name = "NAME")]
+    soc: Option<String>,
     /// Print a JSON object for each call, and one with the counts
     #[arg(long)]
     json: bool,
@@ -36,7 +42,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     summary: bool,
     /// Print the text of a rule or lint instead, its source, and what to change in a call that breaks it
-    #[arg(long, value_name = "RULE", conflicts_with_all = ["files", "soc", "json", "summary"])]
+    #[arg(long, value_name = "RULE", conflicts_with_all = ["files", "cann", "soc", "json", "summary"])]
     explain: Option<String>,
 }
 
@@ -57,13 +63,87 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// The verdict on one call.
-struct Checked {
+/// What the command line says of the targets.
+struct Asked {
+    socs: Vec<Soc>,
+    canns: Vec<Cann>,
+    /// Whether there is a table of verdicts.
+    all: bool,
+}
+
+/// The products that the contract knows.
+const PRODUCTS: [Soc; 3] = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
+
+impl Asked {
+    fn of(arguments: &Arguments) -> Result<Self, Stop> {
+        let socs = match arguments.soc.as_deref() {
+            None => Vec::new(),
+            Some("all") => PRODUCTS.to_vec(),
+            Some(name) => vec![Soc::from_name(name).ok_or_else(|| {
+                Stop::Trouble(format!(
+                    "--soc {name}: no chip that is known; allowed are names such as Ascend910B3, Ascend910_9382 and \
+                     Ascend950PR_9599, and all"
+                ))
+            })?],
+        };
+        let canns = match arguments.cann.as_deref() {
+            None => Vec::new(),
+            Some("all") => Cann::ALL.to_vec(),
+            Some(name) => match Cann::of_version(name) {
+                Some(Release::Known(cann)) => vec![cann],
+                _ => {
+                    return Err(Stop::Trouble(format!(
+                        "--cann {name}: no release whose contract is known; allowed are 8.1, 8.5, 9.0, 9.1 and all"
+                    )));
+                }
+            },
+        };
+        let all = |asked: &Option<String>| asked.as_deref() == Some("all");
+        Ok(Asked {
+            socs,
+            canns,
+            all: all(&arguments.cann) || all(&arguments.soc),
+        })
+    }
+
+    /// The targets of a call whose file names a product or releases.
+    fn targets(&self, soc: Option<Soc>, named: &[(Option<Cann>, bool)]) -> Vec<Target> {
+        let own = [soc.unwrap_or(Soc::AtlasA2)];
+        let socs = match self.socs.is_empty() {
+            true => &own[..],
+            false => &self.socs,
+        };
+        let mut canns = self.canns.clone();
+        if canns.is_empty() {
+            canns.extend(named.iter().filter_map(|(release, _)| *release));
+        }
+        if canns.is_empty() {
+            canns.push(Cann::V8_1);
+        }
+        canns.sort_unstable();
+        canns.dedup();
+        let each = socs
+            .iter()
+            .flat_map(|&soc| canns.iter().map(move |&cann| Target::new(soc, cann)));
+        each.filter(|target| !self.all || released(*target))
+            .collect()
+    }
+}
+
+/// Whether a release knows a product.
+fn released(target: Target) -> bool {
+    target.soc != Soc::Ascend950 || target.cann >= Cann::V9_0
+}
+
+/// The verdict on one call for one target.
+pub(super) struct Checked {
     id: String,
+    pub(super) target: Target,
     area: Area,
     expected: Option<bool>,
-    accepted: bool,
-    rule: Option<&'static str>,
+    pub(super) accepted: bool,
+    pub(super) rule: Option<&'static str>,
+    status: i32,
     message: Option<String>,
     lints: Vec<Violation>,
 }
@@ -77,6 +157,7 @@ struct Counts {
     rejected_wrong: usize,
     without_expectation: usize,
     artefacts: usize,
+    other_operators: usize,
     unreadable: usize,
 }
 
@@ -119,17 +200,12 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     if let Some(id) = &arguments.explain {
         return explain::rule(id, output);
     }
-    let soc = Soc::from_name(&arguments.soc).ok_or_else(|| {
-        Stop::Trouble(format!(
-            "--soc {}: no chip that is known; allowed are names such as Ascend910B3, Ascend910_9382 and Ascend950PR_9599",
-            arguments.soc
-        ))
-    })?;
+    let asked = Asked::of(arguments)?;
     let files = replay::collect(&arguments.files, &[replay::CASES, replay::CALLS])?;
     let mut totals = Totals::default();
     for file in &files {
         let mut take = |place: &Place<'_>, read: Result<Read, String>| {
-            let checked = match read {
+            let all: Vec<Checked> = match read {
                 Err(error) => {
                     totals.all.unreadable += 1;
                     return unreadable(place, &error, arguments.json, output);
@@ -138,17 +214,42 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     totals.all.artefacts += 1;
                     return Ok(());
                 }
-                Ok(Read::Line(case)) => check(case.id.clone(), case.accepted, &case.call(), soc),
+                Ok(Read::Line(case)) if case.operator.is_some() => {
+                    totals.all.other_operators += 1;
+                    return unjudged(place, &case, arguments, output);
+                }
+                Ok(Read::Line(case)) => {
+                    let call = case.call();
+                    let targets = asked.targets(case.soc, &case.accepted);
+                    let one = |target| {
+                        let expected = case.accepted_on(target);
+                        check(case.id.clone(), expected, &call, case.version, target)
+                    };
+                    targets.into_iter().map(one).collect()
+                }
                 Ok(Read::Case(case)) => {
-                    let expected = Some(case.expect == Expect::Ok);
                     let description = case.describe();
-                    check(case.name.clone(), expected, &description.call(&case), soc)
+                    let call = description.call(&case);
+                    let accepted = case.expect == Expect::Ok;
+                    // What a case file expects is what the emulator's contract says.
+                    let of = |target: Target| (target.cann == Cann::V8_1).then_some(accepted);
+                    let targets = asked.targets(None, &[]);
+                    let one = |target| check(case.name.clone(), of(target), &call, None, target);
+                    targets.into_iter().map(one).collect()
                 }
             };
-            totals.count(&checked);
-            match arguments.summary {
-                true => Ok(()),
-                false => report(place, &checked, arguments.json, output),
+            for checked in &all {
+                totals.count(checked);
+                if !arguments.summary && (arguments.json || !asked.all) {
+                    report(place, checked, arguments.json, output)?;
+                }
+            }
+            match all.first() {
+                Some(first) if asked.all && !arguments.json && !arguments.summary => {
+                    output.line(format_args!("{place}{}", named(place, &first.id)))?;
+                    matrix::print(&all, output)
+                }
+                _ => Ok(()),
             }
         };
         each_call(file, &mut take)?;
@@ -194,27 +295,40 @@ fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-fn check(id: String, expected: Option<bool>, call: &FiaCall<'_>, soc: Soc) -> Checked {
-    let version = match soc {
-        Soc::Ascend950 => Version::V5,
-        _ => Version::oldest_for(call),
+fn check(
+    id: String,
+    expected: Option<bool>,
+    call: &FiaCall<'_>,
+    version: Option<Version>,
+    target: Target,
+) -> Checked {
+    let oldest = Version::oldest_for(call);
+    let newer = || {
+        Version::ALL
+            .into_iter()
+            .filter(|version| *version >= oldest)
     };
+    let runs = || newer().find(|version| version.runs_on(target));
+    let version = version.or_else(runs).unwrap_or(oldest);
     let mut checked = Checked {
         id,
+        target,
         area: Area::of(call),
         expected,
         accepted: true,
         rule: None,
+        status: 0,
         message: None,
         lints: Vec::new(),
     };
-    match call.check(version, soc) {
+    match call.check(version, target) {
         Ok(problem) => problem.each_lint(&mut |violation| checked.lints.push(violation)),
         // The operator takes it; this release alone does not compute it.
         Err(Refusal::Unsupported(unsupported)) => checked.message = Some(unsupported.to_string()),
         Err(Refusal::Violation(violation)) => {
             checked.accepted = false;
             checked.rule = Some(violation.rule.id);
+            checked.status = violation.rule.status;
             checked.message = Some(violation.to_string());
         }
     }
@@ -239,7 +353,10 @@ fn report(
             "id": checked.id,
             "verdict": verdict,
             "rule": checked.rule,
+            "status": checked.status,
             "message": checked.message,
+            "cann": checked.target.cann.name(),
+            "soc": checked.target.soc.name(),
             "lints": lints.collect::<Vec<_>>(),
             "agrees": agrees,
         }));
@@ -251,18 +368,53 @@ fn report(
     };
     let message = checked.message.as_deref().unwrap_or("");
     let lints: Vec<&str> = checked.lints.iter().map(|lint| lint.rule.id).collect();
-    // The name inside a case file is often the file's.
-    let id = match &checked.id {
-        id if id.is_empty() || place.to_string().ends_with(id) => String::new(),
-        // A file may call it anything.
-        id => format!(" ({})", id.escape_debug()),
-    };
+    let id = named(place, &checked.id);
     output.line(format_args!(
         "{place}{id}: {verdict}, {agreement}{}{message}{}{}",
         if message.is_empty() { "" } else { "; " },
         if lints.is_empty() { "" } else { "; lints: " },
         lints.join(", "),
     ))
+}
+
+/// A call's name behind its place, in brackets; the name inside a case file is often the file's.
+fn named(place: &Place<'_>, id: &str) -> String {
+    if id.is_empty() || place.to_string().ends_with(id) {
+        String::new()
+    } else {
+        // A file may call it anything.
+        format!(" ({})", id.escape_debug())
+    }
+}
+
+/// Says that a line is a call of an operator without a contract here.
+fn unjudged(
+    place: &Place<'_>,
+    case: &ParameterCase,
+    arguments: &Arguments,
+    output: &mut Output,
+) -> Result<(), Stop> {
+    if arguments.summary {
+        return Ok(());
+    }
+    let operator = case.operator.as_deref().unwrap_or_default();
+    let message = format!("{operator}: no contract of this operator");
+    if arguments.json {
+        return output.line(json!({
+            "file": place.file.to_string_lossy(),
+            "line": place.line,
+            "id": case.id,
+            "verdict": "unjudged",
+            "rule": null,
+            "status": null,
+            "message": message,
+            "cann": null,
+            "soc": null,
+            "lints": [],
+            "agrees": null,
+        }));
+    }
+    output.line(format_args!("{place} ({}): NOT JUDGED; {message}", case.id))
 }
 
 /// Says that a file or a line is none that describes a call.
@@ -274,7 +426,10 @@ fn unreadable(place: &Place<'_>, error: &str, json: bool, output: &mut Output) -
             "id": null,
             "verdict": "unreadable",
             "rule": null,
+            "status": null,
             "message": error,
+            "cann": null,
+            "soc": null,
             "lints": [],
             "agrees": null,
         }));
@@ -328,18 +483,20 @@ fn summary(counts: &Counts, json: bool, output: &mut Output) -> Result<(), Stop>
             "rejected_wrong": counts.rejected_wrong,
             "without_expectation": counts.without_expectation,
             "artefacts": counts.artefacts,
+            "other_operators": counts.other_operators,
             "unreadable": counts.unreadable,
         }}));
     }
     output.line(format_args!(
         "accepted: {} right, {} wrong; rejected: {} right, {} wrong; {} without expectation, {} artefacts passed over, {} \
-         unreadable",
+         of other operators, {} unreadable",
         counts.accepted_right,
         counts.accepted_wrong,
         counts.rejected_right,
         counts.rejected_wrong,
         counts.without_expectation,
         counts.artefacts,
+        counts.other_operators,
         counts.unreadable,
     ))?;
     output.line(format_args!("{passed} passed, {failed} failed"))

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use ascend_attention::spec::{Level, every_rule};
+use ascend_attention::spec::{Level, Span, every_rule};
 
 use super::Stop;
 use super::output::Output;
@@ -29,12 +29,18 @@ pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
             "the operator takes the call all the same; the safe layer stops it unless allowed; memory: {}",
             rule.reach
         ),
+        Level::HostCrash => "the operator divides by zero, which stops a process on x86 hosts and goes on elsewhere; \
+                             nothing allows the call"
+            .to_owned(),
     };
     output.line(format_args!("{id}"))?;
     output.line(format_args!("  must hold: {}", rule.holds))?;
     output.line(format_args!("  otherwise: {consequence}"))?;
     output.line(format_args!("  fix:       {}", rule.fix))?;
     output.line(format_args!("  since:     {}", rule.since.symbol()))?;
+    let on = |span: Option<Span>| span.map_or("none".to_owned(), |span| span.to_string());
+    output.line(format_args!("  A2, A3:    {}", on(rule.scope.a2_a3)))?;
+    output.line(format_args!("  950:       {}", on(rule.scope.ascend950)))?;
     output.line(format_args!("  source:    {}", rule.source))?;
     Ok(ExitCode::SUCCESS)
 }

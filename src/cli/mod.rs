@@ -8,6 +8,7 @@ mod doctor;
 mod explain;
 mod installation;
 mod mask;
+mod matrix;
 mod output;
 mod replay;
 mod report;

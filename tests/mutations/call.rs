@@ -2,7 +2,7 @@
 
 use ascend_attention::case::Case;
 use ascend_attention::spec::fia::{FiaCall, Problem, Version};
-use ascend_attention::spec::{Layout, Refusal, Soc, TensorDesc};
+use ascend_attention::spec::{Layout, Refusal, Soc, Target, TensorDesc};
 
 /// A call of one golden case, or one with a field changed.
 #[derive(Clone, Debug)]
@@ -68,14 +68,14 @@ impl Call {
     /// Hands the resolved call to `work`; the call is one that the contract takes.
     pub fn resolved<R>(&self, work: impl FnOnce(&Problem<'_>) -> R) -> R {
         let call = self.borrow();
-        let problem = call.check(Version::oldest_for(&call), Soc::AtlasA2);
+        let problem = call.check(Version::oldest_for(&call), Target::snapshot(Soc::AtlasA2));
         work(&problem.unwrap())
     }
 
     /// What the contract says: as the safe layer asks it, with the oldest version that can express the call.
     pub fn answer(&self) -> Answer {
         let call = self.borrow();
-        match call.check(Version::oldest_for(&call), Soc::AtlasA2) {
+        match call.check(Version::oldest_for(&call), Target::snapshot(Soc::AtlasA2)) {
             Ok(problem) => {
                 let mut lints = Vec::new();
                 problem.each_lint(&mut |lint| lints.push(lint.rule.id));

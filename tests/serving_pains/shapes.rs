@@ -3,12 +3,12 @@
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::merge::{HostPart, LseNat, merge_on_host};
 use ascend_attention::spec::fia::{HeadShape, Version};
-use ascend_attention::spec::{DType, Refusal, Soc};
+use ascend_attention::spec::{DType, Refusal, Soc, Target};
 use ascend_attention::{Error, FusedInferAttention, Layout, Tensor, bf16};
 
 use crate::harness;
 
-const A2: Soc = Soc::AtlasA2;
+const A2: Target = Target::snapshot(Soc::AtlasA2);
 
 /// The rule that heads break.
 fn why(heads: HeadShape) -> &'static str {
@@ -196,7 +196,9 @@ fn pain_31_asking_which_heads_are_taken() {
     // The product is part of the question.
     let plain = heads(Layout::Bnsd, half, 64);
     assert_eq!(plain.check(Version::V3, A2), Ok(()));
-    let refused = plain.check(Version::V3, Soc::AtlasInference).unwrap_err();
+    let refused = plain
+        .check(Version::V3, Target::snapshot(Soc::AtlasInference))
+        .unwrap_err();
     assert!(
         refused.to_string().starts_with("call.product: "),
         "{refused}"

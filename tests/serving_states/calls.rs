@@ -5,7 +5,7 @@ use ascend_attention::attention::{
 };
 use ascend_attention::serving::{AttentionShape, CallLengths, Causality, Cumulative, PerRequest};
 use ascend_attention::spec::fia::{HeadShape, Version};
-use ascend_attention::spec::{DType, Soc};
+use ascend_attention::spec::{DType, Soc, Target};
 use ascend_attention::sys::bindings::aclDataType;
 use ascend_attention::{Error, FusedInferAttention, InnerPrecise, Layout, Tensor, bf16};
 
@@ -26,7 +26,9 @@ fn vision_towers() {
         kv_heads: 2,
         ..HeadShape::new(Layout::Tnd, DType::Bf16, 4, 80)
     };
-    let padded = heads.padded(Version::V3, Soc::AtlasA2).unwrap();
+    let padded = heads
+        .padded(Version::V3, Target::snapshot(Soc::AtlasA2))
+        .unwrap();
     let rows = |heads| {
         let rows = ones(&table, &[9, heads, 80]);
         rows.padded(&table.stream, padded.query_dim as usize)

@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ascend_attention::attention::Arguments;
 use ascend_attention::spec::fia::{Operand, Problem, Rows, Version, Work, rules};
-use ascend_attention::spec::{DType, Format, Refusal, Soc, TensorDesc};
+use ascend_attention::spec::{DType, Format, Refusal, Soc, Target, TensorDesc};
 use ascend_attention::{Error, Runtime, Stream};
 use ascend_emu::kernel::reference::{Inputs, attention};
 use calls::compare::Written;
@@ -218,7 +218,7 @@ fn check(stream: &Stream, call: &Call, right: bool, ends: &Ends) -> Failure {
     let version = Version::oldest_for(&described);
     let live = ascend_emu::live();
     let findings = ascend_emu::findings().len();
-    let verdict = described.check(version, Soc::AtlasA2);
+    let verdict = described.check(version, Target::snapshot(Soc::AtlasA2));
     let Some(memory) = upload(call, verdict.as_ref().ok().filter(|_| right)) else {
         prop_assert!(!right);
         return Ok(());

@@ -1,6 +1,6 @@
 //! `rules`: writes or checks the table of the contract's rules in the book.
 
-use ascend_spec::{Level, Rule, every_rule};
+use ascend_spec::{Level, Rule, Span, every_rule};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -20,8 +20,18 @@ FusedInferAttentionScore, or another operator by its name. The last column names
 entry of the operator's check list or the part of its documentation that the condition comes from; `CONTRIBUTING.md`
 explains the numbering.
 
-The operator's checks are those of CANN's release of late 2025, V1 to V4 on Atlas A2 and A3, with what V5 adds on Ascend
-950. What a later release takes beyond them is refused here.
+*A2, A3* and *Ascend 950* say in which releases of CANN a rule is asked on these products; `8.1` stands for 8.1 to 8.3, whose
+checks are those of a development snapshot of late 2025. Which of the operator's checks judge a call depends on the release:
+
+| release | unified checker | split-fuse path | decode and prefill path |
+|---|---|---|---|
+| 8.1 | none | none | every call |
+| 8.5 | half precision with head dimensions of 64, 128 (rotary parts of 64 or none), 192 over 128, or absorbed, without bias, padding, prefix or output quantisation; NZ caches and reordered layouts | some packed rows without rotary parts | the rest |
+| 9.0, 9.1 | half precision | most packed rows without rotary parts | quantised calls; single rows of 256, or of 80 with a prefix, with as many key heads as query heads |
+| Ascend 950 | every call | none | none |
+
+*In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call for which the
+operator's host code divides by zero: the verdict is that of an aarch64 host, where it goes on, and nothing allows the call.
 
 ";
 
@@ -47,21 +57,27 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
 
 fn table() -> String {
     let mut text = HEAD.to_owned();
-    for (level, title) in [(Level::Rule, "Rules"), (Level::Lint, "Lints")] {
+    let levels = [
+        (Level::Rule, "Rules"),
+        (Level::Lint, "Lints"),
+        (Level::HostCrash, "Crashes"),
+    ];
+    for (level, title) in levels {
         let rules: Vec<&Rule> = every_rule().filter(|rule| rule.level == level).collect();
         let _ = writeln!(text, "## {title} ({})\n", rules.len());
         text.push_str(match level {
             Level::Rule => {
-                "| id | must hold | fix | status | since | source |\n|---|---|---|---|---|---|\n"
+                "| id | must hold | fix | status | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
-            Level::Lint => {
-                "| id | must hold | fix | memory | since | source |\n|---|---|---|---|---|---|\n"
+            Level::Lint | Level::HostCrash => {
+                "| id | must hold | fix | memory | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
         });
         for rule in rules {
             let status = match rule.level {
                 Level::Rule => rule.status.to_string(),
                 Level::Lint if rule.overruns => format!("**overruns**: {}", rule.reach),
+                Level::HostCrash => rule.reach.to_owned(),
                 Level::Lint => format!("stays within: {}", rule.reach),
             };
             let Rule {
@@ -74,7 +90,9 @@ fn table() -> String {
             } = rule;
             let _ = writeln!(
                 text,
-                "| `{id}` | {holds} | {fix} | {status} | {since} | {source} |"
+                "| `{id}` | {holds} | {fix} | {status} | {since} | {} | {} | {source} |",
+                releases(rule.scope.a2_a3),
+                releases(rule.scope.ascend950),
             );
         }
         text.push('\n');
@@ -82,6 +100,11 @@ fn table() -> String {
     text.truncate(text.trim_end().len());
     text.push('\n');
     text
+}
+
+/// The releases of a product in which a rule is asked.
+fn releases(span: Option<Span>) -> String {
+    span.map_or_else(|| "–".to_owned(), |span| span.to_string())
 }
 
 #[cfg(test)]

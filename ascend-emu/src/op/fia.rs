@@ -10,7 +10,7 @@ use crate::operator::{Access, Addresses, Operator, Slot};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL};
 use ascend_spec::fia::{Operand, Place, Problem, Version};
-use ascend_spec::{Refusal, Soc, TensorDesc, Unsupported};
+use ascend_spec::{Refusal, Soc, Target, TensorDesc, Unsupported};
 use std::ops::Range;
 use std::ptr;
 
@@ -31,7 +31,7 @@ impl FiaOperator {
     pub(crate) fn new(call: OwnedCall, version: Version, soc: Soc) -> Result<Self, Refusal> {
         let mut touches = Vec::new();
         let borrowed = call.borrow();
-        let problem = borrowed.check(version, soc)?;
+        let problem = borrowed.check(version, Target::snapshot(soc))?;
         within_reach(&problem)?;
         problem.touches(&mut |operand, range| {
             // A range that no memory could hold is one that no allocation answers for.
@@ -145,7 +145,7 @@ impl Operator for FiaOperator {
         let fault = |code, message| Err(Fault { code, message });
         refuse_overlap(self, at)?;
         let call = self.call.borrow();
-        let problem = match call.check(self.version, self.soc) {
+        let problem = match call.check(self.version, Target::snapshot(self.soc)) {
             Ok(problem) => problem,
             Err(refusal) => return fault(DEVICE_INTERNAL, refusal.to_string()),
         };
@@ -191,7 +191,9 @@ mod tests {
     }
 
     fn reached(call: &FiaCall<'_>) -> bool {
-        let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+        let problem = call
+            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
+            .unwrap();
         within_reach(&problem).is_ok()
     }
 

@@ -1,6 +1,6 @@
 //! A pure description of one call of FusedInferAttentionScore.
 
-use crate::TensorDesc;
+use crate::{Cann, DType, Target, TensorDesc};
 
 /// Every argument of one call, without data and without addresses.
 ///
@@ -117,6 +117,15 @@ impl<'a> FiaCall<'a> {
 
     /// Most rows of a packed query, all sequences together.
     pub const MOST_PACKED_ROWS: i64 = 1_048_576;
+
+    /// Most query rows of a sequence that the decode path takes on `target` under a query of `dtype`.
+    pub(in crate::fia) fn most_decode_rows(target: Target, dtype: DType) -> i64 {
+        if target.cann >= Cann::V9_1 && dtype == DType::Int8 {
+            32
+        } else {
+            Self::MOST_DECODE_ROWS
+        }
+    }
 
     /// A call without tensors whose attributes have the operator's defaults, except `inner_precise`, which is 0 (high
     /// precision) as in the frameworks rather than the operator definition's 1.

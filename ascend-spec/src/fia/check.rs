@@ -1,56 +1,106 @@
 //! The order of the rules, and the resolution of a call that holds them.
 
+use super::checker::Routing;
 use super::resolve::{Verdict, resolve};
 use super::rules::{
-    Facts, antiquant, entry, heads, lengths, lists, mask, mla, mla_antiquant, mla_int8, output,
-    packed, padding, paged, prefix, pse, quant, sink,
+    Facts, antiquant, ascend950, entry, heads, lengths, lists, mask, mla, mla_antiquant, mla_int8,
+    output, packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
 };
-use super::{Cache, FiaCall, MaskUse, Problem, Route, Version, Work};
+use super::{Cache, Checker, FiaCall, MaskUse, Problem, Route, Version, Work};
 use crate::layout::Extents;
-use crate::{DType, Refusal, Soc, SparseMode, TensorDesc};
+use crate::{Cann, DType, Dims, Refusal, SparseMode, Target, TensorDesc};
 
 impl<'a> FiaCall<'a> {
-    /// Checks the call against the contract of `version` on `soc`, and resolves it.
+    /// Checks the call against the contract of `version` for `target`, and resolves it.
     ///
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
     /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this release does not
     /// compute.
-    pub fn check(&'a self, version: Version, soc: Soc) -> Result<Problem<'a>, Refusal> {
-        let facts = self.facts(version, soc)?;
-        let verdict = match facts.route {
-            Route::Prefill => prefill(&facts),
-            Route::Decode => decode(&facts),
+    pub fn check(&'a self, version: Version, target: Target) -> Result<Problem<'a>, Refusal> {
+        let facts = self.facts(version, target)?;
+        let verdict = match facts.checker {
+            Checker::Prefill => prefill(&facts),
+            Checker::Decode => decode(&facts),
+            Checker::SplitFuse => split_fused(&facts),
+            Checker::Unified => checked_as_one(&facts),
         }?;
         Ok(resolve(&facts, verdict)?)
     }
 
     /// First checks, and what the rest needs to know.
-    fn facts(&'a self, version: Version, soc: Soc) -> Result<Facts<'a>, Refusal> {
+    fn facts(&'a self, version: Version, target: Target) -> Result<Facts<'a>, Refusal> {
+        entry::entry_point(version, target)?;
         let at = entry::operands(self)?;
-        entry::product(version, soc)?;
-        entry::types(self, &at, soc)?;
-        let layout = entry::layout(self)?;
+        entry::product(version, target)?;
+        entry::types(self, &at, target)?;
+        let layout = entry::layout(self, target)?;
         entry::countable(self, &at)?;
-        let q = entry::query(self, layout, at.query)?;
-        let route = entry::route(self, layout, q, &at);
+        let q = entry::query(self, layout, target, at.query)?;
         let kv_heads = heads::kv_heads(self);
-        let cache = paged::cache(self, at.key, route)?;
+        let nibbles = lists::nibbles(version, &at);
+        let forgotten = entry::Remainder::Forgotten;
+        let dim = |desc: &TensorDesc| {
+            let of = match self.block_table {
+                // Here the operator forgets the remainder.
+                Some(_) => match desc.shape[..] {
+                    [bn, bs, hidden] => {
+                        let whole = hidden - hidden % kv_heads.max(1);
+                        let whole = TensorDesc::packed(desc.dtype, Dims::of([bn, bs, whole]));
+                        paged::extents(Cache::BnBsH, &whole, kv_heads)
+                    }
+                    _ => paged::of_rank(desc.shape.rank())
+                        .and_then(|cache| paged::extents(cache, desc, kv_heads)),
+                },
+                None => forgotten.extents(layout, desc, kv_heads),
+            };
+            of.map_or(0, |of| of.dim.saturating_mul(nibbles))
+        };
+        let routing = Routing {
+            call: self,
+            target,
+            layout,
+            query: at.query,
+            key: at.key,
+            q,
+            key_dim: dim(at.key),
+            value_dim: dim(at.value),
+        };
+        let checker = routing.checker(&at);
+        if checker != Checker::Prefill {
+            entry::divides(self, layout, at.query)?;
+        }
+        routing.null_lengths()?;
+        let single = checker == Checker::Unified && !target.is_950() && routing.single();
+        let route = match checker {
+            Checker::Decode => Route::Decode,
+            Checker::Unified if single => Route::Decode,
+            _ => Route::Prefill,
+        };
+        // The unified checker takes several keys for a list, whatever else is given.
+        let list = checker == Checker::Unified && self.key.len() > 1;
+        let cache = match list {
+            true => None,
+            false => paged::cache(self, at.key, route)?,
+        };
         let none = Extents {
             batch: 0,
             heads: 0,
             rows: 0,
             dim: 0,
         };
-        let nibbles = lists::nibbles(version, &at);
+        let remainder = match checker == Checker::Prefill && target.cann >= Cann::V8_5 {
+            true => entry::Remainder::Forgotten,
+            false => entry::Remainder::Refused,
+        };
         let lying = |cache: Option<Cache>, desc: &TensorDesc| match cache {
             Some(cache) => paged::extents(cache, desc, kv_heads),
-            None => layout.input().extents(&desc.shape, kv_heads),
+            None => remainder.extents(layout, desc, kv_heads),
         };
         // In the decode path the value may have other axes than the key.
-        let value_cache = match (cache, route) {
-            (Some(_), Route::Decode) => paged::of_rank(at.value.shape.rank()).or(cache),
+        let value_cache = match (cache, checker) {
+            (Some(_), Checker::Decode) => paged::of_rank(at.value.shape.rank()).or(cache),
             _ => cache,
         };
         let counted = |cache, desc| {
@@ -58,7 +108,7 @@ impl<'a> FiaCall<'a> {
             let dim = of.dim.saturating_mul(nibbles);
             Some(Extents { dim, ..of })
         };
-        if cache.is_none() {
+        if cache.is_none() && checker != Checker::Unified {
             lists::rank(layout, at.key, at.value)?;
         }
         let batch = if layout.is_packed() {
@@ -66,7 +116,10 @@ impl<'a> FiaCall<'a> {
         } else {
             q.batch
         };
-        let kv_list = lists::is_list(self, layout, batch, route, at.key);
+        let kv_list = match checker {
+            Checker::Unified => list,
+            _ => lists::is_list(self, layout, batch, route, at.key),
+        };
         let prefix = self.key_shared_prefix.as_ref();
         let prefix = prefix.and_then(|desc| lying(cache, desc));
         Ok(Facts {
@@ -76,6 +129,9 @@ impl<'a> FiaCall<'a> {
             value: at.value,
             out: at.out,
             layout,
+            target,
+            checker,
+            single,
             route,
             batch,
             q,
@@ -83,11 +139,18 @@ impl<'a> FiaCall<'a> {
             nibbles,
             cache,
             k: counted(cache, at.key).unwrap_or(none),
-            v: counted(value_cache, at.value).unwrap_or(none),
+            v: match counted(value_cache, at.value) {
+                Some(of) => of,
+                // The split-fuse path forgets the remainder of the last axis.
+                None => Extents {
+                    dim: routing.value_dim,
+                    ..none
+                },
+            },
             kv_list,
             key_rows: match cache {
                 Some(_) => paged::capacity(self),
-                None => lists::longest(self, layout, kv_heads, kv_list),
+                None => lists::longest(self, layout, kv_list),
             },
             prefix: prefix.map_or(0, |of| of.rows),
         })
@@ -97,6 +160,7 @@ impl<'a> FiaCall<'a> {
 /// The path of several query rows a sequence.
 fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     let unmasked = (SparseMode::DefaultMask, MaskUse::None);
+    entry::several_rows(f)?;
     output::dtype(f)?;
     output::shape(f)?;
     output::lse(f)?;
@@ -104,7 +168,7 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     mla::prefill_layout(f)?;
     entry::prefill_layout(f.layout)?;
     packed::no_bias(f)?;
-    if entry::empty_query(&operands(f), f.route)? {
+    if entry::empty_query(&operands(f), f.route, false)? {
         return Ok((Work::Nothing, unmasked.0, unmasked.1));
     }
     if !f.packed() && (f.k.dim, f.v.dim) != (f.q.dim, f.q.dim) {
@@ -154,7 +218,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     output::shape(f)?;
     sink::check(f)?;
     mla::decode_ropes(f)?;
-    entry::empty_query(&operands(f), f.route)?;
+    entry::empty_query(&operands(f), f.route, false)?;
     let full_quant = f.query.dtype == DType::Int8 && f.rope();
     if mla::unified(f) || full_quant {
         if full_quant {
@@ -198,6 +262,57 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     let empty = f.key.is_empty() || f.value.is_empty();
     let work = if empty { Work::Fill } else { Work::Attend };
     Ok((work, mode, usage))
+}
+
+/// The split-fuse path.
+fn split_fused(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+    let (mode, usage) = split_fuse::check(f)?;
+    Ok((Work::Attend, mode, usage))
+}
+
+/// The unified checker: what is given, then each feature, then all of it together.
+fn checked_as_one(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+    use unified::{features, form, lengths, lists, masks, output, pages, quant, rope};
+    let nothing = |work| Ok((work, SparseMode::DefaultMask, MaskUse::None));
+    form::counts(f)?;
+    lists::counted(f)?;
+    features::bias_type(f)?;
+    ascend950::by_block(f)?;
+    if entry::empty_query(&operands(f), Route::Prefill, true)? {
+        return nothing(Work::Nothing);
+    }
+    output::lse_given(f)?;
+    if lists::empty(f) {
+        if f.target.is_950() {
+            features::filled(f)?;
+        }
+        return nothing(Work::Fill);
+    }
+    lists::ranks(f)?;
+    lists::contiguous(f)?;
+    rope::paired(f)?;
+    form::layout(f)?;
+    lists::dtypes(f)?;
+    output::precision(f)?;
+    quant::left_over(f)?;
+    lists::batch(f)?;
+    lists::shapes(f)?;
+    form::dims(f)?;
+    output::shape(f)?;
+    rope::check(f)?;
+    lengths::check(f)?;
+    pages::check(f)?;
+    if f.target.is_950() {
+        ascend950::check(f)?;
+    }
+    features::left_padding(f)?;
+    features::shared_prefix(f)?;
+    features::bias(f)?;
+    features::learnable_sink(f)?;
+    quant::output(f)?;
+    output::lse(f)?;
+    let (mode, usage) = masks::check(f)?;
+    Ok((Work::Attend, mode, usage))
 }
 
 fn operands<'a>(f: &Facts<'a>) -> entry::Operands<'a> {

@@ -2,7 +2,7 @@
 
 use super::{FiaCall, Version};
 use crate::layout::Extents;
-use crate::{DType, Layout, Refusal, Soc, TensorDesc};
+use crate::{DType, Layout, Refusal, Target, TensorDesc};
 
 /// The heads of a model, and how calls would bring them: a question to the contract that needs no tensors.
 ///
@@ -11,14 +11,16 @@ use crate::{DType, Layout, Refusal, Soc, TensorDesc};
 ///
 /// ```
 /// use ascend_spec::fia::{HeadShape, Version};
-/// use ascend_spec::{DType, Layout, Soc};
+/// use ascend_spec::{Cann, DType, Layout, Soc, Target};
+///
+/// let target = Target::new(Soc::AtlasA2, Cann::V8_1);
 ///
 /// // A vision tower with heads of 80, packed.
 /// let heads = HeadShape::new(Layout::Tnd, DType::Bf16, 16, 80);
-/// let why = heads.check(Version::V3, Soc::AtlasA2).unwrap_err();
+/// let why = heads.check(Version::V3, target).unwrap_err();
 /// assert!(why.to_string().starts_with("packed.head_dim: "));
 /// // Padded with zeros to 128 they are taken; the scale stays that of 80.
-/// assert_eq!(heads.padded(Version::V3, Soc::AtlasA2).map(|heads| heads.query_dim), Some(128));
+/// assert_eq!(heads.padded(Version::V3, target).map(|heads| heads.query_dim), Some(128));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadShape {
@@ -56,7 +58,7 @@ impl HeadShape {
     ///
     /// # Errors
     /// The rule that they break, as a call with them would.
-    pub fn check(&self, version: Version, soc: Soc) -> Result<(), Refusal> {
+    pub fn check(&self, version: Version, target: Target) -> Result<(), Refusal> {
         let axes = self.layout.input();
         let tensor = |heads, dim| {
             let shape = axes.shape(Extents {
@@ -82,7 +84,7 @@ impl HeadShape {
             ..FiaCall::new(self.layout.as_str())
         };
         call.attention_out = call.implied_outputs().0;
-        call.check(version, soc).map(drop)
+        call.check(version, target).map(drop)
     }
 
     /// The least heads that the operator takes and that hold these when filled up with zeros: themselves, or head
@@ -90,8 +92,8 @@ impl HeadShape {
     ///
     /// Zeros at the end of query and key change no score, so the scale stays that of the heads as they were; those at the
     /// end of the value come out as zeros.
-    pub fn padded(&self, version: Version, soc: Soc) -> Option<Self> {
-        let takes = |heads: &Self| heads.check(version, soc).is_ok();
+    pub fn padded(&self, version: Version, target: Target) -> Option<Self> {
+        let takes = |heads: &Self| heads.check(version, target).is_ok();
         if takes(self) {
             return Some(*self);
         }
@@ -120,8 +122,9 @@ impl HeadShape {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::Soc;
 
-    const A2: Soc = Soc::AtlasA2;
+    const A2: Target = Target::snapshot(Soc::AtlasA2);
 
     fn padded(heads: HeadShape) -> Option<(i64, i64)> {
         let padded = heads.padded(Version::V3, A2)?;
@@ -180,7 +183,10 @@ mod tests {
             ..packed(64)
         };
         assert_eq!(padded(f16), None);
-        assert_eq!(packed(64).padded(Version::V3, Soc::AtlasInference), None);
+        assert_eq!(
+            packed(64).padded(Version::V3, Target::snapshot(Soc::AtlasInference)),
+            None
+        );
         for dim in [i64::MIN, -1, i64::MAX] {
             assert!(packed(dim).check(Version::V3, A2).is_err(), "{dim}");
             let of = HeadShape {

@@ -10,6 +10,7 @@ mod antiquant_mode;
 mod cache;
 mod call;
 mod check;
+mod checker;
 mod head_shape;
 mod implied;
 mod operand;
@@ -24,6 +25,7 @@ mod version;
 pub use antiquant_mode::AntiquantMode;
 pub use cache::Cache;
 pub use call::FiaCall;
+pub use checker::Checker;
 pub use head_shape::HeadShape;
 pub use operand::{Operand, Parameter, Place};
 pub use problem::{

@@ -3,9 +3,9 @@
 use super::quantisation::{Affine, Grid};
 use super::resolve::rows;
 use super::rules::lengths;
-use super::{Cache, FiaCall, Operand, Slopes};
+use super::{Cache, Checker, FiaCall, Operand, Slopes};
 use crate::layout::View;
-use crate::{DType, Layout, MaskGeometry, SparseMode, TensorDesc};
+use crate::{DType, Layout, MaskGeometry, SparseMode, Target, TensorDesc};
 
 /// Which of the operator's two paths takes the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,6 +170,10 @@ pub struct Problem<'a> {
     pub call: &'a FiaCall<'a>,
     /// How much there is to do.
     pub work: Work,
+    /// What the call was checked for.
+    pub target: Target,
+    /// Which of the operator's checks judged it.
+    pub checker: Checker,
     /// Path.
     pub route: Route,
     /// Axis orders.
@@ -316,11 +320,16 @@ impl<'a> Problem<'a> {
         if self.padded.1 {
             kv_first = padded(self.kv_rows(b), kv_len, padding.key);
         }
+        // The split-fuse path takes ends that lead nowhere.
+        let kv_most = match self.is_packed() && self.pages.is_none() {
+            true => self.key_rows - kv_first,
+            false => kv_len,
+        };
         Sequence {
             q_first,
             q_len: q_len.min(self.query_rows - q_first),
             kv_first,
-            kv_len,
+            kv_len: kv_len.min(kv_most),
             prefix: self.prefix.map_or(0, |prefix| prefix.len),
         }
     }

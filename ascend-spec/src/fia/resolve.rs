@@ -1,7 +1,9 @@
 //! From facts and verdict to the problem that a kernel solves.
 
 use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
-use super::rules::{Facts, output, padding, prefix, pse};
+use super::rules::ascend950::Kind;
+use super::rules::unified::masks::TREE_MODE;
+use super::rules::{Facts, mla_int8, output, padding, prefix, pse};
 use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Slopes, Work, quantisation};
 use crate::{Axes, DType, SparseMode, TensorDesc, Unsupported, View};
 
@@ -19,6 +21,7 @@ pub(super) fn resolve<'a>(
     (work, mode, mask): Verdict,
 ) -> Result<Problem<'a>, Unsupported> {
     let call = f.call;
+    uncomputed(f, work)?;
     let size = |value: i64| usize::try_from(value).unwrap_or(0);
     let value_dim = output::value_dim(f);
     let attend = work == Work::Attend;
@@ -39,6 +42,8 @@ pub(super) fn resolve<'a>(
     let mut problem = Problem {
         call,
         work,
+        target: f.target,
+        checker: f.checker,
         route: f.route,
         layout: f.layout,
         batch: size(f.batch),
@@ -153,6 +158,28 @@ pub(super) fn resolve<'a>(
         });
     }
     Ok(problem)
+}
+
+/// What the contract of newer releases and products takes and no kernel computes yet.
+fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Unsupported> {
+    if work == Work::Attend && f.call.mode() == TREE_MODE && (f.tree() || mla_int8::tree(f)) {
+        return Err(Unsupported {
+            feature: "the tree mask of sparse mode 9",
+        });
+    }
+    if work == Work::Attend && f.out.dtype == DType::Int8 && f.call.quant_scale2.is_none() {
+        return Err(Unsupported {
+            feature: "an INT8 output without quantScale2, whose numbers mean nothing",
+        });
+    }
+    let quantised =
+        f.kind() != Kind::Half || !(f.out.dtype.is_half() || f.out.dtype == DType::Int8);
+    if f.target.is_950() && quantised {
+        return Err(Unsupported {
+            feature: "quantisation as Ascend 950 has it",
+        });
+    }
+    Ok(())
 }
 
 fn quantised(f: &Facts<'_>, problem: &mut Problem<'_>) -> Result<(), Unsupported> {

@@ -1,7 +1,7 @@
 //! Versions of the operator, and which one a call needs.
 
 use crate::fia::FiaCall;
-use crate::{DType, Soc};
+use crate::{Cann, DType, Soc, Target};
 use std::fmt;
 
 /// A version of FusedInferAttentionScore: each adds arguments to the one before.
@@ -46,15 +46,17 @@ impl Version {
         match self {
             Version::V1 | Version::V2 | Version::V3 => "8.1",
             Version::V4 => "8.3",
-            Version::V5 => "the first release for Ascend 950",
+            Version::V5 => "9.0",
         }
     }
 
-    /// Whether a product has this version.
-    pub const fn runs_on(self, soc: Soc) -> bool {
-        match soc {
-            Soc::AtlasA2 | Soc::AtlasA3 => !matches!(self, Version::V5),
-            Soc::Ascend950 => matches!(self, Version::V5),
+    /// Whether a product has this version in a release.
+    ///
+    /// Releases 8.1 to 8.3 share one contract, which has V4: 8.1 alone does not export it yet.
+    pub fn runs_on(self, target: Target) -> bool {
+        match target.soc {
+            Soc::AtlasA2 | Soc::AtlasA3 => self != Version::V5 || target.cann >= Cann::V9_0,
+            Soc::Ascend950 => self == Version::V5,
             Soc::AtlasInference | Soc::AtlasTraining | Soc::Atlas200I500A2 => false,
         }
     }

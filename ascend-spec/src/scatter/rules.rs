@@ -5,10 +5,11 @@ use super::{NORM, PA_NZ, ScatterCall};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
 use crate::{
-    DType, Dims, Format, OperatorVersion, Refusal, Soc, TensorDesc, Unsupported, Violation,
+    DType, Dims, Format, OperatorVersion, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,
 };
 
 rules! {
+    in Scope::ALL;
     REQUIRED = "scatter.required", PARAM_NULLPTR, ScatterPaKvCache, "ScatterPaKvCache documentation, return values",
         "key, keyCacheRef and slotMapping are given, and value and valueCacheRef both or neither",
         "pass key, keyCacheRef and slotMapping, and value and valueCacheRef both or neither";
@@ -208,7 +209,7 @@ impl ScatterCall<'_> {
 
 fn product(soc: Soc) -> Result<(), Violation> {
     require!(
-        OperatorVersion::ScatterPaKvCache.runs_on(soc),
+        OperatorVersion::ScatterPaKvCache.runs_on(Target::snapshot(soc)),
         PRODUCT,
         soc,
         "Atlas A2, Atlas A3 and Ascend 950",

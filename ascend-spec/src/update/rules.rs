@@ -4,10 +4,11 @@ use super::{UpdateCall, UpdateProblem};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
 use crate::{
-    DType, Dims, Format, OperatorVersion, Refusal, Soc, TensorDesc, Unsupported, Violation,
+    DType, Dims, Format, OperatorVersion, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,
 };
 
 rules! {
+    in Scope::ALL;
     REQUIRED = "update.required", PARAM_NULLPTR, AttentionUpdate, "AttentionUpdate documentation, return values",
         "lse, localOut and out are given",
         "pass lists of 1 to 16 tensors and an output";
@@ -60,7 +61,7 @@ impl UpdateCall<'_> {
     pub fn check(&self, soc: Soc) -> Result<UpdateProblem, Refusal> {
         let (lse, local, out) = self.required()?;
         require!(
-            OperatorVersion::AttentionUpdate.runs_on(soc),
+            OperatorVersion::AttentionUpdate.runs_on(Target::snapshot(soc)),
             PRODUCT,
             soc,
             "Atlas A2, Atlas A3 and Ascend 950",

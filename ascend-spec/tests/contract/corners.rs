@@ -2,7 +2,7 @@
 
 use crate::paged::paged;
 use ascend_spec::fia::{FiaCall, Problem, Version};
-use ascend_spec::{DType, Refusal, Soc, TensorDesc};
+use ascend_spec::{DType, Refusal, Soc, Target, TensorDesc};
 
 pub(crate) fn of(dtype: DType, shape: &[i64]) -> TensorDesc {
     TensorDesc::contiguous(dtype, shape).unwrap()
@@ -32,7 +32,7 @@ pub(crate) fn with<'a>(call: &FiaCall<'a>, change: impl FnOnce(&mut FiaCall<'a>)
 
 /// The rule that refuses a call; what is accepted and not computed counts as accepted.
 fn verdict(call: &FiaCall<'_>, version: Version, soc: Soc) -> &'static str {
-    match call.check(version, soc) {
+    match call.check(version, Target::snapshot(soc)) {
         Err(Refusal::Violation(violation)) => violation.rule.id,
         Err(Refusal::Unsupported(_)) => "unsupported",
         Ok(_) => "accepted",
@@ -52,7 +52,8 @@ pub(crate) fn answers(calls: &[(&str, &str, FiaCall<'_>)]) {
 
 /// What an accepted call resolves to.
 pub(crate) fn problem<'a>(call: &'a FiaCall<'a>) -> Problem<'a> {
-    call.check(Version::V4, Soc::AtlasA2).unwrap()
+    call.check(Version::V4, Target::snapshot(Soc::AtlasA2))
+        .unwrap()
 }
 
 #[test]
@@ -349,7 +350,8 @@ fn the_bias_of_packed_heads_covers_the_longest_sequence() {
         ..call.clone()
     };
     let bias = |call: &FiaCall<'_>, shape: &[i64]| {
-        call.check(Version::V4, Soc::AtlasA2).unwrap();
+        call.check(Version::V4, Target::snapshot(Soc::AtlasA2))
+            .unwrap();
         let call = with(call, |c| c.pse_shift = Some(bf16(shape)));
         verdict(&call, Version::V4, Soc::AtlasA2)
     };

@@ -7,4 +7,5 @@ mod paged;
 mod quantised;
 mod recorded;
 mod rules;
+mod targets;
 mod verdicts;

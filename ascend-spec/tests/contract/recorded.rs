@@ -1,7 +1,7 @@
 //! Recorded calls of the operator: shapes, dtypes, attributes and the operator's own verdict, one JSON object a line.
 
 use ascend_spec::fia::{FiaCall, Version};
-use ascend_spec::{DType, Dims, Refusal, Soc, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Refusal, Release, Soc, Target, TensorDesc};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,10 @@ use std::path::Path;
 /// One recorded call, owning what a [`FiaCall`] borrows.
 pub(crate) struct Recorded {
     pub(crate) id: String,
-    pub(crate) accept: bool,
+    /// The operator's verdict for each target that the call was recorded for.
+    pub(crate) verdicts: Vec<(Target, bool)>,
+    /// CANN's status of a rejected call, where it is certain.
+    pub(crate) status: Option<i64>,
     tensors: BTreeMap<String, Vec<TensorDesc>>,
     lengths: BTreeMap<String, Vec<i64>>,
     outputs: BTreeMap<String, TensorDesc>,
@@ -36,7 +39,8 @@ impl Recorded {
         }
         let mut recorded = Recorded {
             id: case["id"].as_str().unwrap().to_owned(),
-            accept: case["expect"] == "accept",
+            verdicts: verdicts(&case),
+            status: case["status"].as_i64(),
             tensors: BTreeMap::new(),
             lengths: BTreeMap::new(),
             outputs: BTreeMap::new(),
@@ -64,7 +68,57 @@ impl Recorded {
         Some(recorded)
     }
 
-    pub(crate) fn check(&self) -> Result<(), Refusal> {
+    /// Calls `with` with the call after each of its sizes, lengths and attributes in turn became each of `values`.
+    pub(crate) fn each_mutation(&mut self, values: &[i64], with: &mut dyn FnMut(&Self)) {
+        let tensors: Vec<_> = self
+            .tensors
+            .iter()
+            .map(|(name, list)| (name.clone(), list.clone()))
+            .collect();
+        for (name, list) in tensors {
+            let Some(first) = list.first().copied() else {
+                continue;
+            };
+            for axis in 0..first.shape.rank() {
+                for &value in values {
+                    let mut changed = list.clone();
+                    changed[0] = TensorDesc::packed(first.dtype, first.shape.with(axis, value));
+                    self.tensors.insert(name.clone(), changed);
+                    with(self);
+                }
+            }
+            self.tensors.insert(name, list);
+        }
+        let lengths: Vec<_> = self
+            .lengths
+            .iter()
+            .map(|(name, all)| (name.clone(), all.clone()))
+            .collect();
+        for (name, all) in lengths {
+            for at in 0..all.len().min(2) {
+                for &value in values {
+                    let mut changed = all.clone();
+                    changed[at] = value;
+                    self.lengths.insert(name.clone(), changed);
+                    with(self);
+                }
+            }
+            self.lengths.insert(name, all);
+        }
+        let Value::Object(attrs) = self.attrs.clone() else {
+            return;
+        };
+        for (name, old) in attrs.iter().filter(|(_, old)| old.is_i64()) {
+            for &value in values {
+                self.attrs[name] = value.into();
+                with(self);
+            }
+            self.attrs[name] = old.clone();
+        }
+    }
+
+    /// The contract's verdict for `target`, by the oldest version that can express the call there.
+    pub(crate) fn check(&self, target: Target) -> Result<(), Refusal> {
         let tensor = |name: &str| {
             self.tensors
                 .get(name)
@@ -117,13 +171,46 @@ impl Recorded {
             key_antiquant_mode: int("key_antiquant_mode"),
             value_antiquant_mode: int("value_antiquant_mode"),
             query_quant_mode: int("query_quant_mode"),
+            q_start_idx: lengths("q_start_idx"),
+            kv_start_idx: lengths("kv_start_idx"),
             pse_type: int("pse_type"),
             attention_out: self.outputs.get("attention_out").copied(),
             softmax_lse: self.outputs.get("softmax_lse").copied(),
             ..FiaCall::new(self.attrs["input_layout"].as_str().unwrap_or(""))
         };
-        call.check(Version::V4, Soc::AtlasA2).map(|_| ())
+        let oldest = Version::oldest_for(&call);
+        let mut versions = Version::ALL.into_iter();
+        let version =
+            versions.find(|version| *version >= oldest.max(Version::V4) && version.runs_on(target));
+        call.check(version.unwrap_or(oldest), target).map(|_| ())
     }
+}
+
+/// Without a product and a release a line holds for the snapshot on Atlas A2.
+fn verdicts(case: &Value) -> Vec<(Target, bool)> {
+    let soc = case["soc"]
+        .as_str()
+        .map_or(Soc::AtlasA2, |name| Soc::from_name(name).unwrap());
+    let cann = |version: &str| match Cann::of_version(version) {
+        Some(Release::Known(cann)) => cann,
+        other => panic!("{version}: {other:?}"),
+    };
+    match &case["expect"] {
+        Value::Object(releases) => releases
+            .iter()
+            .map(|(release, verdict)| (Target::new(soc, cann(release)), verdict == "accept"))
+            .collect(),
+        verdict => {
+            let cann = case["release"].as_str().map_or(Cann::V8_1, cann);
+            vec![(Target::new(soc, cann), verdict == "accept")]
+        }
+    }
+}
+
+/// The calls of one file.
+pub(crate) fn calls_of(file: &Path) -> Vec<Recorded> {
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines().filter_map(Recorded::read).collect()
 }
 
 /// The calls of every file in `folder`.
@@ -135,8 +222,7 @@ pub(crate) fn calls(folder: &Path) -> Vec<Recorded> {
             .extension()
             .is_some_and(|extension| extension == "jsonl")
         {
-            let text = std::fs::read_to_string(path).unwrap();
-            calls.extend(text.lines().filter_map(Recorded::read));
+            calls.extend(calls_of(&path));
         }
     }
     calls

@@ -2,7 +2,9 @@
 
 use ascend_attention::spec::fia::{FiaCall, Operand, Problem, Version};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
-use ascend_attention::spec::{DType, Extents, Layout, MaskGeometry, Soc, SparseMode, TensorDesc};
+use ascend_attention::spec::{
+    DType, Extents, Layout, MaskGeometry, Soc, SparseMode, Target, TensorDesc,
+};
 use ascend_attention::{bf16, f16};
 use ascend_emu::kernel::{self, Beyond, Buffers};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -282,7 +284,7 @@ impl Prepared {
         let mut tensors = std::mem::take(&mut self.tensors);
         let call = self.call();
         let problem = call
-            .check(Version::V4, Soc::AtlasA2)
+            .check(Version::V4, Target::snapshot(Soc::AtlasA2))
             .map_err(|refusal| refusal.to_string())?;
         let result = work(&mut Ready {
             single: self.held == DType::Float,

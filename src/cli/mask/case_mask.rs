@@ -4,8 +4,8 @@ use std::path::Path;
 
 use ascend_attention::case::{Case, Parameter};
 use ascend_attention::mask::{HostMask, MaskForm};
-use ascend_attention::spec::Soc;
 use ascend_attention::spec::fia::{MaskUse, Version};
+use ascend_attention::spec::{Soc, Target};
 
 use super::formula::Formula;
 use super::trouble;
@@ -17,7 +17,7 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
     let description = case.describe();
     let call = description.call(&case);
     let problem = call
-        .check(Version::oldest_for(&call), Soc::AtlasA2)
+        .check(Version::oldest_for(&call), Target::snapshot(Soc::AtlasA2))
         .map_err(|error| trouble(file, &error))?;
     if sequence >= problem.batch {
         return Err(trouble(

@@ -4,7 +4,7 @@ use super::calls::Call;
 use super::data::Data;
 use crate::kernel::simd::Level;
 use ascend_spec::fia::{Problem, Version};
-use ascend_spec::{DType, Soc};
+use ascend_spec::{DType, Soc, Target};
 
 impl Call {
     /// Hands the call and its data to `work`; the tensors of the query's type hold `held`.
@@ -18,7 +18,7 @@ impl Call {
             0 => (Version::V4, Soc::AtlasA2),
             _ => (Version::V5, Soc::Ascend950),
         };
-        let problem = match call.check(version, soc) {
+        let problem = match call.check(version, Target::snapshot(soc)) {
             Ok(problem) => problem,
             Err(refusal) => panic!("{refusal}\n{self:?}"),
         };

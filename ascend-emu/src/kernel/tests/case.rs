@@ -3,7 +3,7 @@
 use super::data::Data;
 use crate::kernel::simd::Level;
 use ascend_spec::fia::{FiaCall, Operand, Problem, Version};
-use ascend_spec::{DType, Dims, Extents, Layout, Soc, SparseMode, TensorDesc};
+use ascend_spec::{DType, Dims, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 use std::fmt;
 
 /// A full mask.
@@ -154,7 +154,7 @@ impl Case {
             }
             None => None,
         };
-        let problem = match call.check(Version::V3, Soc::AtlasA2) {
+        let problem = match call.check(Version::V3, Target::snapshot(Soc::AtlasA2)) {
             Ok(problem) => problem,
             Err(refusal) => panic!("{refusal}\n{self:?}"),
         };

@@ -6,7 +6,7 @@ use super::data::{Data, levels};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, UnsupportedType, run};
 use ascend_spec::fia::{FiaCall, Operand, Problem, Version, Work};
-use ascend_spec::{DType, Layout, Soc, SparseMode, TensorDesc};
+use ascend_spec::{DType, Layout, Soc, SparseMode, Target, TensorDesc};
 use rayon::ThreadPoolBuilder;
 use std::ptr;
 
@@ -359,7 +359,9 @@ fn empty_keys_fill_and_empty_queries_do_nothing() {
             call.attention_out = Some(half(rows));
             call.softmax_lse = Some(desc(DType::Float, &[2, 4, rows, 1]));
             call.softmax_lse_flag = true;
-            let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+            let problem = call
+                .check(Version::V1, Target::snapshot(Soc::AtlasA2))
+                .unwrap();
             assert_eq!(problem.work, work);
             let mut out = vec![0xff; 2 * 4 * 5 * 16 * 2];
             let mut lse = vec![0xff; 2 * 4 * 5 * 4];

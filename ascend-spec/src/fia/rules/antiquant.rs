@@ -3,9 +3,10 @@
 use super::Facts;
 use crate::fia::{Cache, FiaCall};
 use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
 
 rules! {
+    in Scope::A2_A3;
     UNUSED = "antiquant.unused", TILING_ERROR, V1, "checks F14c, J23",
         "antiquantisation tensors go with INT8 or INT4 keys",
         "drop the scales and offsets";
@@ -40,11 +41,20 @@ rules! {
         "packed queries over INT8 caches have innerPrecise 2",
         "use a layout with a batch axis";
     NZ_MODE = "antiquant.nz_sparse_mode", TILING_ERROR, V1, "check F20",
-        "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for several",
+        "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for several and for packed rows",
         "use mode 3 for several rows, mode 0 without a mask for one";
     NZ = "antiquant.nz_cache", TILING_ERROR, V1, "check F20",
         "without rotary parts an NZ cache is INT8 in runs of 32 under BF16 queries of head dimension 128 in BSH, BSND or BNSD, \
-         of one of the supported head counts, with split scales alone, and writes no softmaxLse and no INT8 output",
+         with split scales alone, and writes no softmaxLse and no INT8 output",
+        "use a BnBsH cache";
+    PACKED_NZ = "antiquant.packed_nz", TILING_ERROR, V2, "INT8 NZ decode, packed rows" in Scope::A2_A3.since(V9_0),
+        "packed rows over an NZ cache of INT8 keys are 1 to 16 a sequence, with per-channel scales",
+        "use a layout with a batch axis, or per-channel scales";
+    NULL_LENGTHS = "antiquant.packed_nz_null", TILING_ERROR, V2, "status codes, null lengths" in Scope::A2_A3.since(V9_0),
+        "packed rows over an NZ cache of INT8 keys come with both length arrays and a block table",
+        "pass all three: the operator reads through the null pointer, which ends the process on every host";
+    NZ_HEADS = "antiquant.nz_heads", TILING_ERROR, V1, "check F20" in Scope::A2_A3.until(V8_1),
+        "before 8.5 an NZ cache of INT8 keys serves 10 heads over 1, 64 over 8, 80 over 8 or 128 over 16",
         "use a BnBsH cache";
     MIXED = "antiquant.mixed_modes", TILING_ERROR, V2, "check F16; FusedInferAttentionScore documentation, keyAntiquantMode",
         "per-channel keys beside values with a scale for each token are INT8 under a FLOAT16 query",
@@ -271,8 +281,12 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
         );
         return nz(f);
     }
+    let packed_nz = f.packed() && f.cache == Some(Cache::Nz) && f.target.cann >= Cann::V9_0;
+    if packed_nz {
+        packed_lengths(f)?;
+    }
     require!(
-        !f.packed(),
+        !f.packed() || packed_nz,
         PACKED,
         format_args!("innerPrecise {}", call.inner_precise),
         "2 with query lengths",
@@ -410,9 +424,37 @@ fn nz_channel(f: &Facts<'_>) -> Dims {
     let (n, d) = (f.kv_heads, f.q.dim);
     match f.layout.input() {
         crate::Axes::Bsh => Dims::of([n.saturating_mul(d)]),
-        crate::Axes::Bsnd => Dims::of([n, d]),
+        crate::Axes::Bsnd | crate::Axes::Tnd => Dims::of([n, d]),
         _ => Dims::of([n, 1, d]),
     }
+}
+
+/// Packed rows over an NZ cache: at most 16 a sequence, and per-channel scales alone.
+fn packed_lengths(f: &Facts<'_>) -> Result<(), Refusal> {
+    super::packed::lengths(f, 65_536, i64::MAX)?;
+    let modes = (f.call.key_antiquant_mode, f.call.value_antiquant_mode);
+    let rows = (0..f.batch()).map(|b| f.q_len(b));
+    let (least, most) = rows.fold((i64::MAX, 0), |(least, most), len| {
+        (least.min(len), most.max(len))
+    });
+    require!(
+        modes == (0, 0) && least >= 1 && most <= FiaCall::MOST_DECODE_ROWS,
+        PACKED_NZ,
+        format_args!("modes {modes:?}, {least} to {most} rows"),
+        "modes 0 and 0, 1 to 16 rows",
+    );
+    let table = f
+        .call
+        .block_table
+        .as_ref()
+        .and_then(|table| table.shape.first());
+    require!(
+        table == Some(&f.batch),
+        super::paged::TABLE,
+        format_args!("{table:?} rows"),
+        f.batch,
+    );
+    Ok(())
 }
 
 /// An NZ cache without rotary parts: one kernel takes it.
@@ -427,8 +469,8 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
             && f.key.shape.last() == Some(&32)
             && f.query.dtype == DType::Bf16
             && f.q.dim == 128
-            && matches!(f.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd)
-            && matches!(heads, (10, 1) | (64, 8) | (80, 8) | (128, 16))
+            && (matches!(f.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd)
+                || (f.layout == Layout::Tnd && f.target.cann >= Cann::V9_0))
             && matches!(call.block_size, 128 | 512)
             && call.inner_precise == 1
             && !call.softmax_lse_flag
@@ -446,8 +488,14 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
             f.key.dtype,
             f.key.shape
         ),
-        "BF16, 128, (10, 1), (64, 8), (80, 8) or (128, 16), block size 128 or 512, innerPrecise 1, INT8 keys in runs of 32, \
+        "BF16, 128, block size 128 or 512, innerPrecise 1, INT8 keys in runs of 32, \
          no pseShift, BF16 output",
+    );
+    require!(
+        for f.target => matches!(heads, (10, 1) | (64, 8) | (80, 8) | (128, 16)),
+        NZ_HEADS,
+        format_args!("{} over {}", heads.0, heads.1),
+        "(10, 1), (64, 8), (80, 8), (128, 16)",
     );
     let modes = (call.key_antiquant_mode, call.value_antiquant_mode);
     require!(
@@ -460,10 +508,16 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
         "keyAntiquantScale and valueAntiquantScale of mode 0 or 1, no offsets",
     );
     let size = SparseMode::COMPRESSED_MASK_SIZE;
+    let square = call.mask().is_some_and(|mask| *mask.shape == [size, size]);
     let fits = match (f.q.rows, call.mask()) {
+        // Packed single rows take either.
+        _ if f.packed() => match call.mask() {
+            None => call.mode() == 0 && super::packed::longest_query(f) <= 1,
+            Some(_) => call.mode() == 3 && square,
+        },
         (1, None) => call.mode() == 0,
         (1, Some(_)) | (_, None) => false,
-        (_, Some(mask)) => call.mode() == 3 && *mask.shape == [size, size],
+        (_, Some(_)) => call.mode() == 3 && square,
     };
     require!(
         fits,

@@ -5,6 +5,7 @@ use crate::rule::{broken, rules};
 use crate::{Rule, Violation};
 
 rules! {
+    in Scope::ALL;
     BLOCK = "block_table.range", Overrun("the block is read from wherever it would be"), V1,
         "FusedInferAttentionScore documentation, blockTable",
         "every block that the table names for a sequence's keys is one of the cache's",
@@ -170,7 +171,7 @@ impl Places {
 mod tests {
     use super::*;
     use crate::fia::{FiaCall, Version};
-    use crate::{DType, Soc, TensorDesc};
+    use crate::{DType, Soc, Target, TensorDesc};
 
     fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
         TensorDesc::contiguous(dtype, shape)
@@ -195,7 +196,9 @@ mod tests {
             num_heads: 1,
             ..FiaCall::new("BSH")
         };
-        let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+        let problem = call
+            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
+            .unwrap();
         let places = problem.places().unwrap();
         assert_eq!((places.blocks(), places.most_needed()), (4, 3));
         // What lies behind the blocks that are read may be anything.
@@ -243,7 +246,9 @@ mod tests {
             num_heads: 1,
             ..FiaCall::new("BNSD")
         };
-        let problem = call.check(Version::V1, Soc::AtlasA2).unwrap();
+        let problem = call
+            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
+            .unwrap();
         let places = problem.places().unwrap();
         for (operand, most) in [(Operand::QueryPaddingSize, 4), (Operand::KvPaddingSize, 0)] {
             for size in [i64::MIN, -1, 0, most] {
@@ -261,7 +266,9 @@ mod tests {
             kv_padding_size: None,
             ..call.clone()
         };
-        let problem = unpadded.check(Version::V1, Soc::AtlasA2).unwrap();
+        let problem = unpadded
+            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
+            .unwrap();
         assert_eq!(problem.places(), None);
     }
 }

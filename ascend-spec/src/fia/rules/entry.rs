@@ -1,18 +1,23 @@
 //! First checks: required arguments, product, dtypes, formats, layout, and what this release does not support yet.
 
+use super::Facts;
 use crate::dtype::Names;
 use crate::fia::{FiaCall, Route, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{require, rules};
-use crate::{DType, Format, Layout, Refusal, Soc, TensorDesc, Unsupported};
+use crate::{Cann, DType, Format, Layout, Refusal, Soc, Target, TensorDesc, Unsupported};
 
 rules! {
+    in Scope::ALL;
     REQUIRED = "call.required", PARAM_NULLPTR, V1, "check A1",
         "query, key, value and attentionOut are given",
         "pass all four";
     PRODUCT = "call.product", FIND_KERNEL_ERROR, V1, "FusedInferAttentionScore documentation, products",
         "the product has this version of the operator",
         "run on one of these products, with its version";
+    ENTRY_POINT = "call.entry_point", RUNTIME_ERROR, V1, "Ascend 950, entry points" in Scope::ASCEND_950,
+        "Ascend 950 is called by V5",
+        "call V5: the older entry points return at once";
     DTYPE = "dtype.registered", PARAM_INVALID, V1, "check A2",
         "the tensor's dtype is one that the operator takes there",
         "convert the tensor to one of the allowed dtypes";
@@ -34,19 +39,19 @@ rules! {
     HEADS_POSITIVE = "num_heads.positive", TILING_ERROR, V1, "checks B6, D1",
         "numHeads is at least 1",
         "set numHeads to the query's number of heads";
-    ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17",
+    ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17" in Scope::A2_A3,
         "BNSD_BSND has more than one query row",
         "use BNSD for single rows: the two are the same there but for the order of two axes";
-    PREFILL_LAYOUT = "input_layout.prefill", TILING_ERROR, V1, "check D16",
+    PREFILL_LAYOUT = "input_layout.prefill", TILING_ERROR, V1, "check D16" in Scope::A2_A3,
         "in the prefill path inputLayout is BSH, BSND, BNSD, BNSD_BSND, TND or NTD_TND",
         "use the layout of the query alone, and reorder the output afterwards";
-    DEQUANT_QUERY = "dequant_scale_query.unused", TILING_ERROR, V4, "checks C2, F14d",
+    DEQUANT_QUERY = "dequant_scale_query.unused", TILING_ERROR, V4, "checks C2, F14d" in Scope::A2_A3,
         "dequantScaleQuery and queryQuantMode go with multi-head latent attention of an INT8 query",
         "drop it and set queryQuantMode to 0";
     EMPTY_OUT = "query.empty_output", TILING_ERROR, V1, "check B2",
-        "an empty query has an empty attentionOut",
+        "an empty query has an empty attentionOut; for the unified checker, it alone",
         "give both tensors the same empty shape";
-    EMPTY_DECODE = "query.empty_decode", TILING_ERROR, V1, "checks F1, J3",
+    EMPTY_DECODE = "query.empty_decode", TILING_ERROR, V1, "checks F1, J3" in Scope::A2_A3,
         "a call with one query row a sequence has a query that is not empty",
         "skip the call when there is nothing to decode";
 }
@@ -79,12 +84,23 @@ pub(in crate::fia) fn operands<'a>(call: &'a FiaCall<'a>) -> Result<Operands<'a>
     })
 }
 
-pub(in crate::fia) fn product(version: Version, soc: Soc) -> Result<(), Refusal> {
+/// The entry points that return before they look at anything.
+pub(in crate::fia) fn entry_point(version: Version, target: Target) -> Result<(), Refusal> {
     require!(
-        version.runs_on(soc),
+        for target => version == Version::V5,
+        ENTRY_POINT,
+        version.symbol(),
+        Version::V5.symbol(),
+    );
+    Ok(())
+}
+
+pub(in crate::fia) fn product(version: Version, target: Target) -> Result<(), Refusal> {
+    require!(
+        version.runs_on(target),
         PRODUCT,
-        format_args!("{} on {soc}", version.symbol()),
-        "V1 to V4 on Atlas A2 and Atlas A3, V5 on Ascend 950",
+        format_args!("{} on {target}", version.symbol()),
+        "V1 to V4 on Atlas A2 and Atlas A3, V5 on Ascend 950 and from CANN 9.0 on everywhere",
     );
     Ok(())
 }
@@ -93,10 +109,13 @@ pub(in crate::fia) fn product(version: Version, soc: Soc) -> Result<(), Refusal>
 pub(in crate::fia) fn types(
     call: &FiaCall<'_>,
     at: &Operands<'_>,
-    soc: Soc,
+    target: Target,
 ) -> Result<(), Refusal> {
     use DType::{Bf16, Bool, Float16, Int4, Int8, Int32, UInt8};
-    if soc == Soc::Ascend950 {
+    if target.is_950() {
+        return types_950(call, at);
+    }
+    if target.soc == Soc::Ascend950 {
         small_floats(call, at)?;
     }
     one(at.query, "query", &[Float16, Bf16, Int8])?;
@@ -119,6 +138,38 @@ pub(in crate::fia) fn types(
         one(mask, "attenMask", &[Bool, Int8, UInt8])?;
     }
     one(at.out, "attentionOut", &[Float16, Bf16, Int8])
+}
+
+/// Dtypes and formats on Ascend 950.
+fn types_950(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
+    use DType::{
+        Bf16, Bool, Float, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8, Int32, UInt8,
+    };
+    const LARGE: [DType; 5] = [Float16, Bf16, Int8, Float8E4M3Fn, HiFloat8];
+    const CACHED: [DType; 8] = [
+        Float16,
+        Bf16,
+        Int8,
+        Float8E4M3Fn,
+        HiFloat8,
+        Int4,
+        Int32,
+        Float4E2M1,
+    ];
+    one(at.query, "query", &LARGE)?;
+    for key in call.key {
+        one(key, "key", &CACHED)?;
+    }
+    for value in call.value {
+        one(value, "value", &CACHED)?;
+    }
+    if let Some(pse_shift) = &call.pse_shift {
+        one(pse_shift, "pseShift", &[Float16, Bf16, Float])?;
+    }
+    if let Some(mask) = &call.atten_mask {
+        one(mask, "attenMask", &[Bool, Int8, UInt8])?;
+    }
+    one(at.out, "attentionOut", &LARGE)
 }
 
 /// Types that Ascend 950 takes beyond those of the other products.
@@ -177,24 +228,30 @@ pub(in crate::fia) fn countable(call: &FiaCall<'_>, at: &Operands<'_>) -> Result
     Ok(())
 }
 
-pub(in crate::fia) fn layout(call: &FiaCall<'_>) -> Result<Layout, Refusal> {
+/// Whether a release knows a layout.
+fn known(layout: Layout, target: Target) -> bool {
+    target.cann >= Cann::V8_5 || !matches!(layout, Layout::Ntd | Layout::BshBnsd | Layout::BsndBnsd)
+}
+
+pub(in crate::fia) fn layout(call: &FiaCall<'_>, target: Target) -> Result<Layout, Refusal> {
     match Layout::parse(call.input_layout) {
-        Some(layout) => Ok(layout),
-        None => Err(crate::rule::broken(
+        Some(layout) if known(layout, target) => Ok(layout),
+        _ => Err(crate::rule::broken(
             &LAYOUT,
             format_args!("{:?}", call.input_layout),
-            LayoutNames,
+            LayoutNames(target),
             LAYOUT.fix,
         )
         .into()),
     }
 }
 
-struct LayoutNames;
+struct LayoutNames(Target);
 
 impl std::fmt::Display for LayoutNames {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (index, layout) in Layout::ALL.iter().enumerate() {
+        let layouts = Layout::ALL.iter().filter(|layout| known(**layout, self.0));
+        for (index, layout) in layouts.enumerate() {
             write!(f, "{}{layout}", if index > 0 { ", " } else { "" })?;
         }
         Ok(())
@@ -205,6 +262,7 @@ impl std::fmt::Display for LayoutNames {
 pub(in crate::fia) fn query(
     call: &FiaCall<'_>,
     layout: Layout,
+    target: Target,
     query: &TensorDesc,
 ) -> Result<Extents, Refusal> {
     let axes = layout.input();
@@ -220,22 +278,65 @@ pub(in crate::fia) fn query(
         format_args!("{} with {layout}", query.shape),
         format_args!("{} axes", axes.rank()),
     );
-    let Some(extents) = axes.extents(&query.shape, call.num_heads) else {
-        return Err(crate::rule::broken(
-            &QUERY_HIDDEN,
-            format_args!("{} with numHeads {}", query.shape, call.num_heads),
-            "a hidden size that is numHeads times the head dimension",
-            QUERY_HIDDEN.fix,
-        )
-        .into());
+    let remainder = match target.cann >= Cann::V8_5 {
+        true => Remainder::Forgotten,
+        false => Remainder::Refused,
     };
-    require!(
-        layout != Layout::BnsdBsnd || extents.rows != 1,
-        ROWS,
-        "1 query row",
-        "2 or more",
-    );
-    Ok(extents)
+    match remainder.extents(layout, query, call.num_heads) {
+        Some(extents) => Ok(extents),
+        None => Err(indivisible(call, query)),
+    }
+}
+
+/// The query's hidden size divides by the number of heads.
+pub(in crate::fia) fn divides(
+    call: &FiaCall<'_>,
+    layout: Layout,
+    query: &TensorDesc,
+) -> Result<(), Refusal> {
+    match layout.input().extents(&query.shape, call.num_heads) {
+        Some(_) => Ok(()),
+        None => Err(indivisible(call, query)),
+    }
+}
+
+fn indivisible(call: &FiaCall<'_>, query: &TensorDesc) -> Refusal {
+    crate::rule::broken(
+        &QUERY_HIDDEN,
+        format_args!("{} with numHeads {}", query.shape, call.num_heads),
+        "a hidden size that is numHeads times the head dimension",
+        QUERY_HIDDEN.fix,
+    )
+    .into()
+}
+
+/// What becomes of a hidden size that does not divide by the number of heads: from 8.5 on the prefill path forgets the
+/// remainder.
+#[derive(Clone, Copy)]
+pub(in crate::fia) enum Remainder {
+    Refused,
+    Forgotten,
+}
+
+impl Remainder {
+    pub(in crate::fia) fn extents(
+        self,
+        layout: Layout,
+        desc: &TensorDesc,
+        heads: i64,
+    ) -> Option<Extents> {
+        match (self, layout.input(), &desc.shape[..]) {
+            (Remainder::Forgotten, Axes::Bsh, &[batch, rows, hidden]) if heads > 0 => {
+                Some(Extents {
+                    batch,
+                    heads,
+                    rows,
+                    dim: hidden / heads,
+                })
+            }
+            (_, axes, shape) => axes.extents(shape, heads),
+        }
+    }
 }
 
 /// The layouts that put heads first in the output belong to the decode path.
@@ -249,43 +350,33 @@ pub(in crate::fia) fn prefill_layout(layout: Layout) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The path that takes a call.
-pub(in crate::fia) fn route(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    q: Extents,
-    at: &Operands<'_>,
-) -> Route {
-    let rope = call.query_rope.is_some();
-    let float =
-        |tensor: &Option<TensorDesc>| tensor.is_some_and(|tensor| tensor.dtype == DType::Float);
-    let decode = match layout {
-        Layout::NtdTnd | Layout::BnsdBsnd => false,
-        Layout::Tnd | Layout::TndNtd => {
-            q.dim == 512
-                || (call.block_table.is_some()
-                    && at.key.dtype == DType::Int8
-                    && at.query.dtype != DType::Int8
-                    && float(&call.antiquant_scale)
-                    && float(&call.antiquant_offset))
-        }
-        _ => {
-            let several = (2..=FiaCall::MOST_DECODE_ROWS).contains(&q.rows);
-            q.rows == 1
-                || (several && (q.dim == 512 && rope || at.key.shape.rank() == 5))
-                || (call.mode() == 4 && rope && q.dim == 512)
-        }
-    };
-    if decode {
-        Route::Decode
-    } else {
-        Route::Prefill
-    }
+/// BNSD_BSND has no single rows in the prefill path.
+pub(in crate::fia) fn several_rows(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(
+        f.layout != Layout::BnsdBsnd || f.q.rows != 1,
+        ROWS,
+        "1 query row",
+        "2 or more",
+    );
+    Ok(())
 }
 
-/// Whether the query is empty, which the prefill path takes as no work.
-pub(in crate::fia) fn empty_query(at: &Operands<'_>, route: Route) -> Result<bool, Refusal> {
+/// Whether the query is empty, which the prefill path and the unified checker take as no work.
+pub(in crate::fia) fn empty_query(
+    at: &Operands<'_>,
+    route: Route,
+    unified: bool,
+) -> Result<bool, Refusal> {
     if !at.query.is_empty() {
+        require!(
+            !(at.out.is_empty() && unified),
+            EMPTY_OUT,
+            format_args!(
+                "query {} with attentionOut {}",
+                at.query.shape, at.out.shape
+            ),
+            "an attentionOut with elements",
+        );
         return Ok(false);
     }
     require!(

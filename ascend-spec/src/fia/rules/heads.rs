@@ -7,25 +7,26 @@ use crate::rule::{require, rules};
 use crate::{DType, Refusal};
 
 rules! {
+    in Scope::A2_A3;
     HEADS_MAX = "num_heads.max", TILING_ERROR, V1, "check D1",
         "numHeads is at most 256 in the prefill path",
         "split the heads over several calls";
-    KV_HEADS = "num_key_value_heads.range", TILING_ERROR, V1, "checks D1, F2",
+    KV_HEADS = "num_key_value_heads.range", TILING_ERROR, V1, "checks D1, F2" in Scope::ALL,
         "numKeyValueHeads is 0 (meaning numHeads) or from 1 to numHeads, at most 256",
         "set numKeyValueHeads to the key's number of heads";
-    HEADS_DIVIDE = "num_key_value_heads.divides", TILING_ERROR, V1, "checks D1, F2",
+    HEADS_DIVIDE = "num_key_value_heads.divides", TILING_ERROR, V1, "checks D1, F2" in Scope::ALL,
         "numHeads divides by numKeyValueHeads",
         "every key head must serve the same number of query heads";
     GROUP_MAX = "num_key_value_heads.group", TILING_ERROR, V1, "checks D1, F2",
         "at most 64 query heads share one key head",
         "repeat the key heads, or split the query heads over several calls";
-    HEADS_QUERY = "num_heads.query", TILING_ERROR, V1, "check D2",
+    HEADS_QUERY = "num_heads.query", TILING_ERROR, V1, "check D2" in Scope::ALL,
         "numHeads is the query's number of heads",
         "set numHeads to the query's number of heads";
-    HEADS_KEY = "num_key_value_heads.key", TILING_ERROR, V1, "check D2",
+    HEADS_KEY = "num_key_value_heads.key", TILING_ERROR, V1, "check D2" in Scope::ALL,
         "numKeyValueHeads is the number of heads of key and value",
         "correct numKeyValueHeads or the shapes of key and value";
-    DIM_MAX = "head_dim.max", TILING_ERROR, V1, "checks B16, F2",
+    DIM_MAX = "head_dim.max", TILING_ERROR, V1, "checks B16, F2" in Scope::ALL,
         "the head dimension is at least 1 and at most 512",
         "split the head dimension over several heads";
     DIM_EQUAL = "head_dim.equal", TILING_ERROR, V1, "check D14",

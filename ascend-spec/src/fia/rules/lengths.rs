@@ -7,6 +7,7 @@ use crate::{Layout, Refusal};
 use std::fmt;
 
 rules! {
+    in Scope::ALL;
     Q_COUNT = "actual_seq_lengths.count", TILING_ERROR, V1, "check E1.1",
         "actualSeqLengths has one entry, or one for each batch entry",
         "pass one length a sequence";

@@ -7,31 +7,32 @@ use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal, TensorDesc};
 
 rules! {
-    KEY_VALUE_DTYPE = "value.dtype_of_key", TILING_ERROR, V1, "checks A5, D3",
+    in Scope::A2_A3;
+    KEY_VALUE_DTYPE = "value.dtype_of_key", TILING_ERROR, V1, "checks A5, D3" in Scope::ALL,
         "key and value have one dtype",
         "convert every key and value to one dtype";
     KEY_DTYPE = "key.dtype_of_query", TILING_ERROR, V1, "checks A5, D3, F3",
         "key and value have the query's dtype, or are INT8 or INT4 (INT32 of eight INT4 from V2 on) with antiquantisation",
         "convert key and value to the query's dtype";
-    KEY_RANK = "key.rank", TILING_ERROR, V1, "checks B13, D13",
+    KEY_RANK = "key.rank", TILING_ERROR, V1, "checks B13, D13" in Scope::ALL,
         "key and value have as many axes as the layout",
         "reshape key and value or choose the layout that they have";
-    BATCH = "key.batch", TILING_ERROR, V1, "check D15",
+    BATCH = "key.batch", TILING_ERROR, V1, "check D15" in Scope::ALL,
         "query and key have one batch size",
         "give query and key one batch size, or a list of one key and value for each sequence";
-    BATCH_MAX = "query.batch_max", TILING_ERROR, V1, "checks D15, F2",
+    BATCH_MAX = "query.batch_max", TILING_ERROR, V1, "checks D15, F2" in Scope::ALL,
         "the batch size is at least 1 and at most 65536",
         "split the batch over several calls";
     VALUE_SHAPE = "value.shape_of_key", TILING_ERROR, V1, "check F10",
         "each value of a list, and in the decode path every value, has its key's shape",
         "give each value its key's shape";
-    LIST_LENGTH = "key.list_length", TILING_ERROR, V1, "checks C5, F10, J16",
+    LIST_LENGTH = "key.list_length", TILING_ERROR, V1, "checks C5, F10, J16" in Scope::ALL,
         "a list of keys or values has one tensor for each batch entry",
         "pass one tensor a sequence, or one tensor with the query's batch size";
-    LIST_BATCH = "key.list_batch", TILING_ERROR, V1, "checks C5, F10",
+    LIST_BATCH = "key.list_batch", TILING_ERROR, V1, "checks C5, F10" in Scope::ALL,
         "each tensor of a list has batch 1 and at least one element, or in the prefill path none of them has any",
         "give each sequence a tensor of its own with at least one row";
-    LIST_SHAPE = "key.list_shape", TILING_ERROR, V1, "checks C5, F10",
+    LIST_SHAPE = "key.list_shape", TILING_ERROR, V1, "checks C5, F10" in Scope::ALL,
         "the tensors of a list differ in their number of rows only",
         "give all tensors of the list the same heads and head dimension";
 }
@@ -211,14 +212,13 @@ pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// Rows of the longest dense key.
-pub(in crate::fia) fn longest(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    kv_heads: i64,
-    list: bool,
-) -> i64 {
+pub(in crate::fia) fn longest(call: &FiaCall<'_>, layout: Layout, list: bool) -> i64 {
     let used = if list { usize::MAX } else { 1 };
-    let rows = |key: &TensorDesc| Some(layout.input().extents(&key.shape, kv_heads)?.rows);
+    let axes = layout.input();
+    let rows = |key: &TensorDesc| {
+        let fits = key.shape.rank() == axes.rank();
+        key.shape.get(axes.row_axis()).copied().filter(|_| fits)
+    };
     call.key
         .iter()
         .take(used)

@@ -7,13 +7,14 @@ use crate::rule::{broken, require, rules};
 use crate::{Dims, Operator, Refusal, SparseMode, TensorDesc};
 
 rules! {
+    in Scope::A2_A3;
     MODE = "sparse_mode.known", TILING_ERROR, V1, "check D10",
         "sparseMode is from 0 to 4 in the prefill path",
         "modes 5 to 8 belong to the training operators";
-    REQUIRED = "atten_mask.required", TILING_ERROR, V1, "check E4.1",
+    REQUIRED = "atten_mask.required", TILING_ERROR, V1, "check E4.1" in Scope::ALL,
         "sparse modes 1 to 4 have a mask in the prefill path",
         "pass the mask, or use mode 0 without one to let every row see every key";
-    COMPRESSED = "atten_mask.compressed_shape", TILING_ERROR, V1, "check E4.2",
+    COMPRESSED = "atten_mask.compressed_shape", TILING_ERROR, V1, "check E4.2" in Scope::ALL,
         "the mask of sparse modes 2, 3 and 4 is [2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
         "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, or use mode 1 for a full mask";
     COMPRESSED_DECODE = "atten_mask.compressed_shape_decode", TILING_ERROR, V1, "checks F14, J12",
@@ -28,10 +29,10 @@ rules! {
     PREFIX_DECODE = "atten_mask.prefix_decode", TILING_ERROR, V2, "check J6",
         "in the decode path a compressed mask goes with no shared prefix whose length is given",
         "pass no mask and mode 0: one row sees all its keys";
-    TOKENS_NEGATIVE = "tokens.both_negative", TILING_ERROR, V1, "check E4.5",
+    TOKENS_NEGATIVE = "tokens.both_negative", TILING_ERROR, V1, "check E4.5" in Scope::ALL,
         "preTokens and nextTokens are not both negative",
         "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal";
-    TOKENS_EMPTY = "tokens.empty_band", TILING_ERROR, V1, "check E4.5",
+    TOKENS_EMPTY = "tokens.empty_band", TILING_ERROR, V1, "check E4.5" in Scope::ALL,
         "the band from -preTokens to nextTokens is not empty",
         "widen the band: it shows preTokens + nextTokens + 1 keys a row";
     NEXT_REACH = "next_tokens.reach", TILING_ERROR, V1, "checks E4.6, E4.7",

@@ -7,7 +7,8 @@ use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal, SparseMode, TensorDesc};
 
 rules! {
-    PAIR = "rope.pair", TILING_ERROR, V3, "checks E2.7, G2.1",
+    in Scope::A2_A3;
+    PAIR = "rope.pair", TILING_ERROR, V3, "checks E2.7, G2.1" in Scope::ALL,
         "queryRope and keyRope are given together",
         "pass the rotary parts of query and key";
     LAYOUT = "rope.layout", TILING_ERROR, V3, "checks B5, D16, I8",
@@ -19,20 +20,20 @@ rules! {
     ABSORBED_DIMS = "rope.absorbed_dims", TILING_ERROR, V3, "checks F18, G3.7",
         "in the absorbed form query, key and value have head dimension 512 and the rotary parts 64",
         "absorb the projections: the compressed cache has 512 channels, the rotary part 64";
-    SHAPE = "rope.shape", TILING_ERROR, V3, "checks F18, G4.4",
+    SHAPE = "rope.shape", TILING_ERROR, V3, "checks F18, G4.4" in Scope::ALL,
         "queryRope has the query's shape and keyRope the key's, but for the head dimension",
         "shape queryRope as the query with head dimension 64";
-    DTYPE = "rope.dtype", TILING_ERROR, V3, "checks G2.2, G3.5",
+    DTYPE = "rope.dtype", TILING_ERROR, V3, "checks G2.2, G3.5" in Scope::ALL,
         "queryRope has the query's dtype, keyRope the key's; BF16 for an INT8 query",
         "convert the rotary parts to the query's dtype";
     KV_HEADS = "mla.kv_heads", TILING_ERROR, V3, "checks F18, G3.7",
         "the absorbed form has one key head",
         "set numKeyValueHeads to 1";
-    HEADS = "mla.heads", TILING_ERROR, V3, "checks F18, G3.7",
+    HEADS = "mla.heads", TILING_ERROR, V3, "checks F18, G3.7" in Scope::ALL,
         "the absorbed form has 1, 2, 4, ... or 128 query heads",
         "pad the heads with zeros to a power of two";
     ROWS = "mla.rows", TILING_ERROR, V3, "checks F4, F19, G3.7",
-        "the absorbed form has at most 16 query rows a sequence",
+        "the absorbed form has at most 16 query rows a sequence, from 9.1 on 32 with an INT8 query",
         "split long queries, or run them as prefill with rotary parts";
     PAGED = "mla.paged", TILING_ERROR, V3, "checks B13, F18, G3.2",
         "the absorbed form is paged, except with sparse mode 4",
@@ -64,6 +65,9 @@ rules! {
     OUT = "mla.output", TILING_ERROR, V3, "checks F21, G3.1",
         "the output has the query's dtype, BF16 for an INT8 query",
         "make the output of the query's dtype, BF16 for an INT8 query";
+    TREE = "mla.tree_mask", TILING_ERROR, V4, "sparse mode 9, full quantisation" in Scope::A2_A3.since(V9_1),
+        "the tree mask of an INT8 query with several rows a sequence is [B, S, S]",
+        "pass one square of the query's rows for each sequence";
     FULL_QUANT = "mla.full_quant", TILING_ERROR, V4, "checks F12, F14d, J10",
         "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and queryQuantMode 3, and no left padding",
         "meet all of the conditions";
@@ -302,7 +306,7 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
     } else {
         f.q.rows
     };
-    let most = FiaCall::MOST_DECODE_ROWS;
+    let most = FiaCall::most_decode_rows(f.target, f.query.dtype);
     require!(
         sliding || rows <= most,
         ROWS,

@@ -1,11 +1,12 @@
 //! The absorbed form of multi-head latent attention with an INT8 query; its rules stand with the others in `mla`.
 
-use super::mla::{CACHE, FULL_QUANT, LSE, MODE, OUT, PRECISE, dims, paired};
-use super::{Facts, packed};
+use super::mla::{CACHE, FULL_QUANT, LSE, MODE, OUT, PRECISE, TREE, dims, paired};
+use super::unified::masks::TREE_MODE;
+use super::{Facts, Given, packed};
 use crate::fia::{Cache, FiaCall};
 use crate::layout::Extents;
 use crate::rule::require;
-use crate::{DType, Layout, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
 
 /// The absorbed form with an INT8 query.
 pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
@@ -17,7 +18,13 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
     super::heads::query(f)?;
     dims(f)?;
     require!(f.out.dtype == DType::Bf16, OUT, f.out.dtype, DType::Bf16);
-    require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false");
+    // The checks of the quantised query let it pass from 9.0 on.
+    require!(
+        !call.softmax_lse_flag || f.target.cann >= Cann::V9_0,
+        LSE,
+        "softmaxLseFlag true",
+        "false"
+    );
     let precise = call.inner_precise == 0
         || call.inner_precise == 1
         || (call.inner_precise == 2 && f.layout == Layout::Tnd);
@@ -79,8 +86,13 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
         super::paged::extents(Cache::Nz, desc, 1)
             .is_some_and(|of| (of.batch, of.heads, of.rows, of.dim) == (f.k.batch, 1, 128, dim))
     };
+    // From 8.5 on blocks, heads and rows of the value are not compared.
+    let value_fits = match f.target.cann >= Cann::V8_5 {
+        true => f.v.dim == 512,
+        false => alike(f.value, 512),
+    };
     require!(
-        alike(f.key, 512) && alike(f.value, 512) && alike(k_rope, 64),
+        alike(f.key, 512) && value_fits && alike(k_rope, 64),
         CACHE,
         format_args!(
             "key {}, value {}, keyRope {}",
@@ -103,7 +115,34 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
     } else {
         super::lengths::key(f)?;
     }
-    quantised_modes(f)
+    match tree(f) {
+        true => tree_mask(f),
+        false => quantised_modes(f),
+    }
+}
+
+/// Whether the mask of a call with an INT8 query is that of a tree.
+pub(in crate::fia) fn tree(f: &Facts<'_>) -> bool {
+    f.target.cann >= Cann::V9_1 && f.call.mode() == TREE_MODE
+}
+
+/// The tree mask: of packed rows it is not looked at.
+fn tree_mask(f: &Facts<'_>) -> Result<(), Refusal> {
+    if f.packed() {
+        return Ok(());
+    }
+    let rows = f.q.rows;
+    let want = Dims::of([f.batch, rows, rows]);
+    require!(
+        rows > 1 && f.call.mask().is_some_and(|mask| mask.shape == want),
+        TREE,
+        format_args!(
+            "{rows} rows, attenMask {}",
+            Given(f.call.mask(), "attenMask")
+        ),
+        format_args!("several rows with {want}"),
+    );
+    Ok(())
 }
 
 /// Sparse mode and mask of the absorbed form over a quantised cache.

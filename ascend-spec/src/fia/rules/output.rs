@@ -5,22 +5,23 @@ use crate::dtype::Names;
 use crate::fia::{FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Refusal, TensorDesc};
+use crate::{Cann, DType, Layout, Refusal, TensorDesc};
 
 rules! {
-    OUT_DTYPE = "attention_out.dtype", TILING_ERROR, V1, "checks F21, J22",
+    in Scope::A2_A3;
+    OUT_DTYPE = "attention_out.dtype", TILING_ERROR, V1, "checks F21, J22" in Scope::ALL,
         "attentionOut has the query's dtype unless it is quantised",
         "make attentionOut of the query's dtype, or INT8 with quantScale2";
-    OUT_SHAPE = "attention_out.shape", TILING_ERROR, V1, "checks B8 to B11",
+    OUT_SHAPE = "attention_out.shape", TILING_ERROR, V1, "checks B8 to B11" in Scope::ALL,
         "attentionOut has the shape that query, value and layout imply",
         "make attentionOut of this shape";
-    LSE_REQUIRED = "softmax_lse.required", TILING_ERROR, V1, "check A4",
+    LSE_REQUIRED = "softmax_lse.required", TILING_ERROR, V1, "check A4" in Scope::ALL,
         "softmaxLse is given when softmaxLseFlag is true, in the prefill path",
         "pass a FLOAT tensor of this shape, or set softmaxLseFlag to false";
-    LSE_SHAPE = "softmax_lse.shape", TILING_ERROR, V1, "check C3",
+    LSE_SHAPE = "softmax_lse.shape", TILING_ERROR, V1, "check C3" in Scope::ALL,
         "softmaxLse is [B, N, S, 1] when softmaxLseFlag is true, in the prefill path",
         "make softmaxLse of this shape";
-    LSE_DTYPE = "softmax_lse.dtype", PARAM_INVALID, V1, "FusedInferAttentionScore documentation, softmaxLse",
+    LSE_DTYPE = "softmax_lse.dtype", PARAM_INVALID, V1, "FusedInferAttentionScore documentation, softmaxLse" in Scope::ALL,
         "softmaxLse is FLOAT when softmaxLseFlag is true, in the prefill path",
         "make softmaxLse a FLOAT tensor";
     PRECISE = "inner_precise.known", TILING_ERROR, V1, "checks D11, F5, J20",
@@ -87,13 +88,15 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
     let want = match f.layout {
         Layout::Bsh if own_value_dim(f) => implied,
         Layout::Bnsd if f.paged() => of_query,
+        // From 8.5 on the prefill path forgets a remainder of the query's hidden size.
         Layout::Bsh | Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd | Layout::TndNtd => {
             of_query
         }
         _ => implied,
     };
     let holds = match (f.layout, f.route) {
-        // The operator looks at nothing here in the prefill path, and at the rank alone in the decode path.
+        // Before 8.5 the operator looks at nothing here in the prefill path, and at the rank alone in the decode path.
+        (Layout::Bsnd, _) if f.target.cann >= Cann::V8_5 => *out == want,
         (Layout::Bsnd, Route::Prefill) => true,
         (Layout::Bsnd, Route::Decode) => f.paged() || out.rank() == 4,
         // The prefill path compares the four axes and no others.

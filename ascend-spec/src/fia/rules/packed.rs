@@ -6,19 +6,20 @@ use crate::rule::{broken, require, rules};
 use crate::{DType, Layout, Refusal, SparseMode};
 
 rules! {
-    ARRAYS = "packed.lengths_required", TILING_ERROR, V1, "check E2.1",
+    in Scope::A2_A3;
+    ARRAYS = "packed.lengths_required", TILING_ERROR, V1, "check E2.1" in Scope::ALL,
         "packed layouts have both length arrays, with the same number of entries from 1 to 4096",
         "pass cumulative query ends, and key ends (key lengths with paging), one for each sequence";
-    Q_ENDS = "packed.q_ends", TILING_ERROR, V1, "check E2.2",
+    Q_ENDS = "packed.q_ends", TILING_ERROR, V1, "check E2.2" in Scope::ALL,
         "actualSeqLengths of a packed layout is cumulative: not negative, not decreasing",
         "pass cumulative sums, without a leading 0";
-    Q_TOTAL = "packed.q_total", TILING_ERROR, V1, "check E2.2",
+    Q_TOTAL = "packed.q_total", TILING_ERROR, V1, "check E2.2" in Scope::ALL,
         "the last entry of actualSeqLengths is the number of packed query rows, at most 1048576",
         "trim the query to the rows in use, or add a sequence for the padding rows";
-    KV_ENDS = "packed.kv_ends", TILING_ERROR, V1, "check E2.3",
+    KV_ENDS = "packed.kv_ends", TILING_ERROR, V1, "check E2.3" in Scope::ALL,
         "actualSeqLengthsKv of a packed layout without paging is cumulative and ends at the number of packed key rows",
         "trim key and value to the rows in use";
-    KV_RANGE = "packed.kv_range", TILING_ERROR, V1, "check E2.4",
+    KV_RANGE = "packed.kv_range", TILING_ERROR, V1, "check E2.4" in Scope::ALL,
         "actualSeqLengthsKv of a packed layout with paging has each sequence's own length, within its block table row",
         "pass each sequence's own length (not cumulative), and a block table wide enough for it";
     DTYPE = "packed.dtype", TILING_ERROR, V1, "check E2.6",
@@ -27,7 +28,7 @@ rules! {
     DIMS = "packed.head_dim", TILING_ERROR, V1, "check E2.8",
         "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as many key heads as query heads",
         "pad the head dimension with zeros to 64 or 128, or use a layout with a batch axis";
-    ROWS = "packed.value_rows", TILING_ERROR, V1, "check E2.3",
+    ROWS = "packed.value_rows", TILING_ERROR, V1, "check E2.3" in Scope::ALL,
         "packed key and value have the same number of rows",
         "pack key and value alike";
     MODE = "packed.sparse_mode", TILING_ERROR, V1, "checks E2.10, J27",
@@ -114,7 +115,12 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
     Ok(())
 }
 
-fn ends(ends: &[i64], rows: i64, rule: &'static crate::Rule, name: &str) -> Result<(), Refusal> {
+pub(super) fn ends(
+    ends: &[i64],
+    rows: i64,
+    rule: &'static crate::Rule,
+    name: &str,
+) -> Result<(), Refusal> {
     let mut before = 0;
     for (b, &end) in ends.iter().enumerate() {
         if end < before {

@@ -5,10 +5,11 @@ use crate::rule::{require, rules};
 use crate::{DType, Refusal, TensorDesc};
 
 rules! {
-    SHAPE = "padding_size.shape", TILING_ERROR, V1, "check C7",
+    in Scope::A2_A3;
+    SHAPE = "padding_size.shape", TILING_ERROR, V1, "check C7" in Scope::ALL,
         "in the prefill path queryPaddingSize and kvPaddingSize have one axis of one element",
         "pass one INT64: the padding is the same for every sequence";
-    LENGTHS = "padding_size.lengths", TILING_ERROR, V1, "check C7",
+    LENGTHS = "padding_size.lengths", TILING_ERROR, V1, "check C7" in Scope::ALL,
         "in the prefill path queryPaddingSize needs actualSeqLengths, kvPaddingSize needs actualSeqLengthsKv",
         "pass the matching length array";
     ALONE = "padding_size.alone", TILING_ERROR, V1, "checks C6, C7",

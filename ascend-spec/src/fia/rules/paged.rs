@@ -4,10 +4,11 @@ use super::Facts;
 use crate::fia::{Cache, FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{broken, require, rules};
-use crate::{DType, Layout, Refusal, TensorDesc};
+use crate::{Cann, DType, Layout, Refusal, TensorDesc};
 
 rules! {
-    CACHE_RANK = "cache.rank", TILING_ERROR, V1, "check E3.4",
+    in Scope::A2_A3;
+    CACHE_RANK = "cache.rank", TILING_ERROR, V1, "check E3.4" in Scope::ALL,
         "in the prefill path a paged cache has 3 axes (BnBsH), 4 (BnNBsD) or, with packed queries, 5 (NZ)",
         "shape the cache as [blocks, block size, heads * dim] or [blocks, heads, block size, dim]";
     BLOCK_SIZE = "block_size.prefill", TILING_ERROR, V1, "check E3.1",
@@ -29,13 +30,13 @@ rules! {
         "in the prefill path key and value cache have the shape that block size, heads and head dimension imply, in the \
          decode path an NZ cache of the key does",
         "shape both caches by blockSize, numKeyValueHeads and the query's head dimension";
-    CACHE_LAYOUT = "cache.layout", TILING_ERROR, V1, "checks E3.5, F6",
+    CACHE_LAYOUT = "cache.layout", TILING_ERROR, V1, "checks E3.5, F6" in Scope::ALL,
         "the cache's format goes with the query's layout",
         "use a BnBsH cache, or BNSD queries";
     HIDDEN = "cache.hidden_size", TILING_ERROR, V1, "check E3.4",
         "the last axis of a BnBsH cache is at most 65535",
         "use a BnNBsD cache with BNSD or TND queries";
-    LENGTHS = "actual_seq_lengths_kv.required", TILING_ERROR, V1, "checks E3.6, F6",
+    LENGTHS = "actual_seq_lengths_kv.required", TILING_ERROR, V1, "checks E3.6, F6" in Scope::ALL,
         "a paged call has actualSeqLengthsKv",
         "pass the number of cached tokens of each sequence";
     UNCHECKED = "inner_precise.int8_cache", TILING_ERROR, V1, "check J1",
@@ -126,7 +127,7 @@ pub(in crate::fia) fn capacity(call: &FiaCall<'_>) -> i64 {
 }
 
 /// Blocks that `len` keys take.
-fn blocks(len: i64, bs: i64) -> i64 {
+pub(super) fn blocks(len: i64, bs: i64) -> i64 {
     let len = len.max(0);
     len / bs + i64::from(len % bs != 0)
 }
@@ -306,7 +307,10 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
 fn decode_shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
     let bs = f.call.block_size;
     require!(
-        cache != Cache::Nz || (f.k.rows == bs && f.k.heads == f.kv_heads && f.k.dim == f.q.dim),
+        cache != Cache::Nz
+            || ((f.k.rows == bs || f.target.cann >= Cann::V8_5)
+                && f.k.heads == f.kv_heads
+                && f.k.dim == f.q.dim),
         CACHE_SHAPE,
         format_args!("key {}", f.key.shape),
         format_args!(

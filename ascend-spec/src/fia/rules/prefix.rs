@@ -5,16 +5,17 @@ use crate::rule::{require, rules};
 use crate::{DType, Refusal, TensorDesc};
 
 rules! {
-    PAIR = "shared_prefix.pair", TILING_ERROR, V2, "check E5.3",
+    in Scope::A2_A3;
+    PAIR = "shared_prefix.pair", TILING_ERROR, V2, "check E5.3" in Scope::ALL,
         "keySharedPrefix and valueSharedPrefix are given together",
         "pass the prefix of key and value";
-    SHAPE = "shared_prefix.shape", TILING_ERROR, V2, "check E5.3",
+    SHAPE = "shared_prefix.shape", TILING_ERROR, V2, "check E5.3" in Scope::ALL,
         "both prefixes have batch 1, at least one row, and the heads and head dimension of key and value",
         "shape the prefixes as the keys, with batch 1";
-    DTYPE = "shared_prefix.dtype", TILING_ERROR, V2, "checks A5, E5.3, J21",
+    DTYPE = "shared_prefix.dtype", TILING_ERROR, V2, "checks A5, E5.3, J21" in Scope::ALL,
         "the prefixes have the key's dtype in the decode path",
         "convert the prefixes to the key's dtype";
-    LENGTH = "shared_prefix.length", TILING_ERROR, V2, "checks E5.4, F4",
+    LENGTH = "shared_prefix.length", TILING_ERROR, V2, "checks E5.4, F4" in Scope::ALL,
         "actualSharedPrefixLen has one entry from 0 to the rows of the prefix",
         "pass the number of valid prefix rows";
     ALONE = "shared_prefix.alone", TILING_ERROR, V2, "check E5.5",

@@ -6,10 +6,11 @@ use crate::rule::{require, rules};
 use crate::{DType, Refusal};
 
 rules! {
-    SHAPE = "pse_shift.shape", TILING_ERROR, V1, "checks E5.1, F13",
+    in Scope::A2_A3;
+    SHAPE = "pse_shift.shape", TILING_ERROR, V1, "checks E5.1, F13" in Scope::ALL,
         "pseShift is [1 or B, N, rows, keys] and covers every query row and key, a shared prefix included",
         "expand the position bias to every head, query row and key";
-    DTYPE = "pse_shift.dtype", TILING_ERROR, V1, "check E5.2",
+    DTYPE = "pse_shift.dtype", TILING_ERROR, V1, "check E5.2" in Scope::ALL,
         "pseShift has the query's dtype, FLOAT16 for an INT8 query",
         "convert the position bias";
     TYPE = "pse_type.known", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType",

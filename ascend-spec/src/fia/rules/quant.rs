@@ -5,6 +5,7 @@ use crate::rule::{require, rules};
 use crate::{DType, Refusal, SparseMode, TensorDesc};
 
 rules! {
+    in Scope::A2_A3;
     INT8_IN = "quant.int8_query", TILING_ERROR, V1, "check D5",
         "an INT8 query has deqScale1, quantScale1 and deqScale2",
         "pass the scales of Q K^T, of the probabilities and of P V";
@@ -20,19 +21,19 @@ rules! {
     FP_IN = "quant.half_query", TILING_ERROR, V1, "checks J18, F8",
         "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode path",
         "drop deqScale1, quantScale1 and deqScale2: they belong to an INT8 query with several rows";
-    OUT_SCALE = "quant_scale2.required", TILING_ERROR, V1, "checks D7, F9",
+    OUT_SCALE = "quant_scale2.required", TILING_ERROR, V1, "checks D7, F9" in Scope::ALL,
         "an INT8 output has quantScale2",
         "pass the scale of the output";
     OUT_UNUSED = "quant_scale2.unused", TILING_ERROR, V1, "check F9",
         "in the decode path quantScale2 and quantOffset2 go with an INT8 output only",
         "drop quantScale2 and quantOffset2, or make the output INT8";
-    OUT_DTYPE = "quant_scale2.dtype", TILING_ERROR, V1, "checks D7, J18, F9",
+    OUT_DTYPE = "quant_scale2.dtype", TILING_ERROR, V1, "checks D7, J18, F9" in Scope::ALL,
         "quantScale2 is FLOAT, or BF16 with a BF16 query",
         "convert quantScale2";
     OUT_SIZE = "quant_scale2.size", TILING_ERROR, V1, "check D8",
         "quantScale2 has one element, or one for each head and dimension",
         "pass one scale, or one for each head and dimension";
-    OFFSET = "quant_offset2.like_scale", TILING_ERROR, V1, "checks D7, F9",
+    OFFSET = "quant_offset2.like_scale", TILING_ERROR, V1, "checks D7, F9" in Scope::ALL,
         "quantOffset2 has the dtype and size of quantScale2",
         "shape the offset as the scale";
     CHANNEL = "quant_scale2.channel", TILING_ERROR, V1, "check D9",

@@ -2,20 +2,21 @@
 
 use super::Facts;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{Cann, DType, Refusal};
 
 rules! {
-    LAYOUT = "learnable_sink.layout", TILING_ERROR, V4, "check B15",
+    in Scope::A2_A3;
+    LAYOUT = "learnable_sink.layout", TILING_ERROR, V4, "check B15" in Scope::A2_A3.until(V8_1),
         "a learnable sink goes with TND and NTD_TND",
         "pack the sequences";
-    DIM = "learnable_sink.head_dim", TILING_ERROR, V4, "checks B15, J5",
+    DIM = "learnable_sink.head_dim", TILING_ERROR, V4, "checks B15, J5" in Scope::A2_A3.until(V8_1),
         "a learnable sink goes with head dimensions of 64 or 128 for query and value",
         "pad the head dimension with zeros";
-    SHAPE = "learnable_sink.shape", TILING_ERROR, V4, "check J5",
+    SHAPE = "learnable_sink.shape", TILING_ERROR, V4, "check J5" in Scope::ALL,
         "learnableSink has one entry for each query head",
         "pass one logit for each query head";
     DTYPE = "learnable_sink.dtype", PARAM_INVALID, V4, "check J5",
-        "learnableSink is BF16",
+        "learnableSink is BF16, from 9.0 on BF16 or FLOAT16",
         "convert the sink to BF16";
 }
 
@@ -24,13 +25,13 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         return Ok(());
     };
     require!(
-        f.packed() && f.layout != crate::Layout::TndNtd,
+        for f.target => f.packed() && f.layout != crate::Layout::TndNtd,
         LAYOUT,
         f.layout,
         "TND, NTD_TND",
     );
     require!(
-        matches!(f.q.dim, 64 | 128) && matches!(f.v.dim, 64 | 128),
+        for f.target => matches!(f.q.dim, 64 | 128) && matches!(f.v.dim, 64 | 128),
         DIM,
         format_args!("{} and {}", f.q.dim, f.v.dim),
         "64 or 128",
@@ -41,6 +42,11 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         sink.shape,
         format_args!("[{}]", f.call.num_heads),
     );
-    require!(sink.dtype == DType::Bf16, DTYPE, sink.dtype, DType::Bf16,);
+    require!(
+        sink.dtype == DType::Bf16 || (sink.dtype == DType::Float16 && f.target.cann >= Cann::V9_0),
+        DTYPE,
+        sink.dtype,
+        "BF16, from 9.0 on also FLOAT16",
+    );
     Ok(())
 }

@@ -10,10 +10,11 @@ mod packed;
 mod paged;
 mod pse;
 mod quant;
+mod targets;
 
 use crate::recorded;
 use ascend_spec::fia::{FiaCall, Version, rules};
-use ascend_spec::{DType, Level, Refusal, Soc, TensorDesc};
+use ascend_spec::{DType, Level, Refusal, Soc, Target, TensorDesc};
 use std::collections::BTreeSet;
 
 fn desc(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
@@ -49,7 +50,12 @@ impl Broken {
 
     #[track_caller]
     fn on(&mut self, version: Version, soc: Soc, id: &'static str, call: &FiaCall<'_>) {
-        let violation = match call.check(version, soc) {
+        self.at(version, Target::snapshot(soc), id, call);
+    }
+
+    #[track_caller]
+    fn at(&mut self, version: Version, target: Target, id: &'static str, call: &FiaCall<'_>) {
+        let violation = match call.check(version, target) {
             Err(Refusal::Violation(violation)) => violation,
             other => panic!("not refused: {other:?}"),
         };
@@ -58,6 +64,7 @@ impl Broken {
         }
         assert!(violation.to_string().starts_with(violation.rule.id));
         assert_eq!(violation.rule.id, id);
+        assert!(violation.rule.scope.holds(target), "{id} for {target}");
         self.0.insert(id);
     }
 }
@@ -96,7 +103,8 @@ fn every_rule_is_broken_by_some_call() {
         ..prefill.clone()
     };
     for good in [&prefill, &decode, &list] {
-        good.check(Version::V1, Soc::AtlasA2).unwrap();
+        good.check(Version::V1, Target::snapshot(Soc::AtlasA2))
+            .unwrap();
     }
 
     let good = Good {
@@ -118,14 +126,17 @@ fn every_rule_is_broken_by_some_call() {
         paged::calls,
         pse::calls,
         quant::calls,
+        targets::calls,
     ] {
         calls(&mut broken, &good);
     }
     let Broken(mut seen) = broken;
 
     for recorded in recorded::sample() {
-        if let Err(Refusal::Violation(violation)) = recorded.check() {
-            seen.insert(violation.rule.id);
+        for &(target, _) in &recorded.verdicts {
+            if let Err(Refusal::Violation(violation)) = recorded.check(target) {
+                seen.insert(violation.rule.id);
+            }
         }
     }
 
@@ -153,7 +164,9 @@ fn a_call_that_holds_every_rule_says_what_to_compute() {
         attention_out: Some(half(&[2, 16, 8, 32])),
         ..FiaCall::new("BNSD_BSND")
     };
-    let problem = call.check(Version::V1, Soc::AtlasA3).unwrap();
+    let problem = call
+        .check(Version::V1, Target::snapshot(Soc::AtlasA3))
+        .unwrap();
     assert_eq!(
         (
             problem.batch,

@@ -1,7 +1,7 @@
 //! Calls that break the rules on packed sequences and sinks.
 
 use ascend_spec::fia::{FiaCall, Version};
-use ascend_spec::{DType, Soc};
+use ascend_spec::{DType, Soc, Target};
 
 use super::{Broken, Good, bf16, desc, mask};
 
@@ -18,7 +18,9 @@ pub(super) fn calls(broken: &mut Broken, _: &Good<'_>) {
         actual_seq_lengths_kv: Some(&[4, 9]),
         ..FiaCall::new("TND")
     };
-    packed.check(Version::V4, Soc::AtlasA2).unwrap();
+    packed
+        .check(Version::V4, Target::snapshot(Soc::AtlasA2))
+        .unwrap();
     let sink = desc(DType::Float, &[4]);
     broken.by(
         "learnable_sink.dtype",

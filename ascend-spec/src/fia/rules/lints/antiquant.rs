@@ -6,6 +6,7 @@ use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
 rules! {
+    in Scope::ALL;
     IGNORED = "antiquant.ignored", Lint("the tensors are not looked at"), V1, "checks J14, J23, J25",
         "every antiquantisation scale and offset that is given is used",
         "drop the scales and offsets that are not used: split ones come before merged ones, and none count with plain keys";

@@ -1,10 +1,11 @@
 //! Keys and values that are not looked at, and limits that only the documents know.
 
 use super::{Report, lint};
-use crate::fia::{Problem, Route};
+use crate::fia::{Checker, Problem, Route};
 use crate::rule::rules;
 
 rules! {
+    in Scope::ALL;
     LIST_IGNORED = "key.list_ignored", Lint("the tensors are not looked at"), V1, "check J16",
         "every tensor of the key and value lists is used",
         "pass the tensors that are used only";
@@ -79,6 +80,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     } else if let ([key, ..], [value, ..]) = (call.key, call.value)
         && p.pages.is_none()
         && !p.is_packed()
+        && p.checker != Checker::Unified
     {
         lint!(
             report,
@@ -95,7 +97,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         format_args!("{} rows, {} keys", p.query_rows, p.key_rows),
         format_args!("1 to {most}"),
     );
-    if p.route == Route::Decode {
+    if p.checker == Checker::Decode {
         lint!(report, p.heads <= 256, HEADS_MAX, p.heads, "1 to 256");
         lint!(
             report,

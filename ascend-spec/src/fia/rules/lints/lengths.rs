@@ -5,6 +5,7 @@ use crate::fia::{Problem, Route};
 use crate::rule::rules;
 
 rules! {
+    in Scope::ALL;
     SURPLUS = "actual_seq_lengths.surplus", Lint("the entries are not looked at"), V1, "checks E1, F7",
         "the length arrays have no entries beyond the batch",
         "drop the entries beyond the batch: the operator uses the first ones";

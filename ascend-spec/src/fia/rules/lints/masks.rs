@@ -6,6 +6,7 @@ use crate::rule::rules;
 use crate::{Operator, SparseMode, TOKENS_UNBOUNDED};
 
 rules! {
+    in Scope::ALL;
     WINDOW = "tokens.without_mask", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, sparseMode",
         "preTokens and nextTokens are unbounded where the operator ignores them",
         "a window needs mode 4 with the compressed mask, or mode 0 with a mask and several query rows";

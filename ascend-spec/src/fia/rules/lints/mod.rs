@@ -13,13 +13,14 @@ pub mod precision;
 pub mod prefix;
 pub mod pse;
 pub mod quant;
+pub mod releases;
 pub mod rope;
 pub mod tensors;
 #[cfg(test)]
 mod tests;
 
 use crate::fia::{Problem, Work};
-use crate::{Rule, Violation};
+use crate::{Level, Rule, Violation};
 
 /// Where found lints go.
 type Report<'r> = &'r mut dyn FnMut(Violation);
@@ -40,6 +41,7 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
         quant::RULES,
         antiquant::RULES,
         rope::RULES,
+        releases::RULES,
     ]
     .into_iter()
     .flatten()
@@ -62,14 +64,16 @@ macro_rules! lint {
 pub(crate) use lint;
 
 impl Problem<'_> {
-    /// The first lint that the call breaks, leaving out those in `allowed` (by id).
+    /// The first lint that the call breaks, leaving out those in `allowed` (by id). What stops the host process is not
+    /// left out.
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
     pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
         let mut first = None;
         self.each_lint(&mut |violation| {
-            if first.is_none() && !allowed.contains(&violation.rule.id) {
+            let crash = violation.rule.level == Level::HostCrash;
+            if first.is_none() && (crash || !allowed.contains(&violation.rule.id)) {
                 first = Some(violation);
             }
         });
@@ -78,6 +82,12 @@ impl Problem<'_> {
 
     /// Calls `report` with every lint that the call breaks.
     pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
+        let target = self.target;
+        let report: Report<'_> = &mut |violation: Violation| {
+            if violation.rule.scope.holds(target) {
+                report(violation);
+            }
+        };
         tensors::strided(self, report);
         outputs::check(self, report);
         match self.work {
@@ -101,6 +111,7 @@ impl Problem<'_> {
         quant::check(self, report);
         antiquant::check(self, report);
         rope::check(self, report);
+        releases::check(self, report);
     }
 
     /// The most keys that a sequence has, without a shared prefix.

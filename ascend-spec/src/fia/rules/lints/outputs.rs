@@ -8,6 +8,7 @@ use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
 rules! {
+    in Scope::ALL;
     LAYOUT = "input_layout.heads_first", Lint("the output has as many elements in either order"), V3, "FusedInferAttentionScore documentation, inputLayout",
         "the layouts BSH_NBSD, BSND_NBSD and BNSD_NBSD go with multi-head latent attention in its absorbed form",
         "use the layout without _NBSD, and put the heads first afterwards";

@@ -6,6 +6,7 @@ use crate::fia::Problem;
 use crate::rule::rules;
 
 rules! {
+    in Scope::ALL;
     IGNORED = "padding_size.ignored", Lint("the tensor is not looked at"), V1, "check J10",
         "queryPaddingSize goes with several query rows, kvPaddingSize with key lengths and one key tensor that is not paged",
         "drop the padding, or pad on the right and give the lengths";

@@ -1,26 +1,27 @@
 //! Page attention.
 
 use super::{Report, lint};
-use crate::DType;
-use crate::fia::{Cache, Problem, Route};
+use crate::fia::{Cache, Checker, Problem};
 use crate::rule::rules;
+use crate::{Cann, DType};
 
 rules! {
+    in Scope::ALL;
     BLOCK_SIZE = "block_size.ignored", Lint("only an attribute is ignored"), V1, "FusedInferAttentionScore documentation, blockSize",
         "blockSize is given with a block table only",
         "pass the block table, or blockSize 0";
     TABLE = "block_table.unchecked", Overrun("a row of INT32 is read for each sequence"), V1, "check J8",
-        "in the decode path blockTable is INT32 [B, M]",
+        "in the decode path, in the split-fuse path and for the unified checker until 9.0 blockTable is INT32 [B, M]",
         "pass one row of INT32 block ids for each sequence";
     BLOCKS = "cache.blocks_unchecked", Lint("the blocks that the table names are checked one by one"), V1, "checks E3.3, J8",
-        "in the decode path the cache has as many blocks as its longest sequence needs",
+        "outside of the prefill path the cache has as many blocks as its longest sequence needs",
         "pass the whole cache, or shorter lengths";
     SHAPE = "cache.shape_unchecked", Overrun("blocks are read by blockSize, numKeyValueHeads and the query's head dimension"), V1, "checks E3.4, F6",
-        "in the decode path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head dimension], a BnNBsD cache \
+        "in the decode and the split-fuse path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head dimension], a BnNBsD cache \
          [blocks, numKeyValueHeads, blockSize, head dimension]",
         "shape the cache by blockSize, numKeyValueHeads and the query's head dimension";
     VALUE = "cache.value_unchecked", Overrun("the value cache is read by the key cache's shape"), V1, "check J9",
-        "in the decode path the value cache has the key cache's shape",
+        "in the decode and the split-fuse path the value cache has the key cache's shape",
         "give the value cache the key cache's shape";
     HIDDEN = "cache.hidden_size_unchecked", Overrun("the step from row to row does not fit in its 16 bits"), V1, "checks E3.4, F6",
         "in the decode path the last axis of a BnBsH cache is at most 65535",
@@ -39,14 +40,18 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         );
         return;
     };
-    if p.route != Route::Decode {
+    if p.checker == Checker::Prefill {
         return;
     }
+    let unified = p.checker == Checker::Unified;
+    // The unified checker looks at the table from 9.1 on.
+    let looked_at = unified && (p.target.is_950() || p.target.cann >= Cann::V9_1);
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
     lint!(
         report,
-        table.dtype == DType::Int32
-            && matches!(table.shape[..], [rows, _] if rows == size(p.batch)),
+        looked_at
+            || table.dtype == DType::Int32
+                && matches!(table.shape[..], [rows, _] if rows == size(p.batch)),
         TABLE,
         table,
         format_args!("INT32 [{}, M]", p.batch),
@@ -63,6 +68,9 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let ([key, ..], [value, ..]) = (call.key, call.value) else {
         return;
     };
+    if unified {
+        return;
+    }
     lint!(
         report,
         key.shape == value.shape,

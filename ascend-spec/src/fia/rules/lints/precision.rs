@@ -7,6 +7,7 @@ use crate::fia::{Problem, Route};
 use crate::rule::rules;
 
 rules! {
+    in Scope::ALL;
     UNCHECKED = "inner_precise.unchecked", Overrun("nothing is checked, and everything is read as the attributes say"), V1, "checks J1, J2",
         "innerPrecise is 0 or 1 over an INT8 cache in the decode path",
         "use innerPrecise 0 or 1: with 2 and query lengths the operator leaves the call unchecked";

@@ -5,6 +5,7 @@ use crate::fia::Problem;
 use crate::rule::rules;
 
 rules! {
+    in Scope::ALL;
     DTYPE = "shared_prefix.dtype_unchecked", Overrun("a prefix of smaller elements is read as one of the key's"), V2, "check J21",
         "in the prefill path keySharedPrefix and valueSharedPrefix have the key's dtype",
         "convert the prefixes to the key's dtype";

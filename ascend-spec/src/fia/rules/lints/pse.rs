@@ -5,6 +5,7 @@ use crate::fia::Problem;
 use crate::rule::rules;
 
 rules! {
+    in Scope::ALL;
     IGNORED = "pse_shift.ignored", Lint("the tensor is not looked at"), V1, "check E2.9",
         "packed sequences come without pseShift",
         "drop pseShift, or use a layout with a batch axis: the operator adds no bias to packed sequences";

@@ -6,6 +6,7 @@ use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
 rules! {
+    in Scope::ALL;
     OUT_IGNORED = "quant_scale2.ignored", Lint("the tensors are not looked at"), V1, "check J18",
         "quantScale2 and quantOffset2 go with an INT8 output",
         "drop quantScale2 and quantOffset2, or make the output INT8";

@@ -5,6 +5,7 @@ use crate::fia::{Problem, Route};
 use crate::rule::rules;
 
 rules! {
+    in Scope::ALL;
     DTYPE = "rope.dtype_unchecked", Overrun("a rotary part of smaller elements is read as one of the query's"), V3, "check J29",
         "in the prefill path queryRope and keyRope have the query's dtype",
         "convert the rotary parts to the query's dtype";

@@ -6,6 +6,7 @@ use crate::rule::rules;
 use crate::{Format, TensorDesc};
 
 rules! {
+    in Scope::ALL;
     STRIDED = "tensor.strided", Lint("a view whose elements lie apart reaches at least as far as its elements side by side do"), V1, "FusedInferAttentionScore documentation, constraints",
         "every tensor is contiguous",
         "copy the tensor to a contiguous one: newer CANN releases refuse strided ones";

@@ -1,26 +1,33 @@
 //! Each lint is found alone, by a call that differs from a clean one in it.
 
 mod quantised;
+mod releases;
 
 use crate::fia::{FiaCall, Version};
-use crate::{DType, Dims, Soc, TensorDesc};
+use crate::{DType, Dims, Level, Soc, Target, TensorDesc};
 use std::collections::BTreeSet;
 
 fn lints(call: &FiaCall<'_>) -> Vec<&'static str> {
-    let mut ids = Vec::new();
     let (version, soc) = match call.q_start_idx {
         Some(_) => (Version::V5, Soc::Ascend950),
         None => (Version::V4, Soc::AtlasA2),
     };
-    let problem = call.check(version, soc).unwrap();
+    lints_on(call, version, Target::snapshot(soc))
+}
+
+fn lints_on(call: &FiaCall<'_>, version: Version, target: Target) -> Vec<&'static str> {
+    let mut ids = Vec::new();
+    let mut crash = false;
+    let problem = call.check(version, target).unwrap();
     problem.each_lint(&mut |violation| {
         for text in [&violation.given, &violation.allowed, &violation.fix] {
             assert!(!text.is_empty(), "{violation:?}");
         }
         ids.push(violation.rule.id);
+        crash |= violation.rule.level == Level::HostCrash;
     });
     assert_eq!(problem.lint(&[]).is_err(), !ids.is_empty());
-    assert!(problem.lint(&ids).is_ok());
+    assert_eq!(problem.lint(&ids).is_err(), crash);
     ids
 }
 
@@ -57,6 +64,11 @@ impl Found {
         assert_eq!(lints(call), [""; 0], "{call:?}");
     }
 
+    fn breaks_on(&mut self, id: &'static str, call: &FiaCall<'_>, target: Target) {
+        assert_eq!(lints_on(call, Version::V5, target), [id], "{call:?}");
+        self.0.insert(id);
+    }
+
     fn breaks(&mut self, id: &'static str, call: FiaCall<'_>) {
         assert_eq!(lints(&call), [id], "{call:?}");
         self.0.insert(id);
@@ -77,6 +89,8 @@ fn every_lint_is_found_alone_and_clean_calls_have_none() {
     packed(&mut found);
     quantised::quantised(&mut found);
     quantised::antiquantised(&mut found);
+    releases::split_fused(&mut found);
+    releases::unified(&mut found);
     let all: BTreeSet<_> = super::all().map(|lint| lint.id).collect();
     assert_eq!(
         found.0, all,

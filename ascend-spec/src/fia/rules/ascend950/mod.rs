@@ -1,0 +1,180 @@
+//! Quantised calls on Ascend 950: the parts of the unified checker that no other product has.
+
+pub mod antiquant;
+pub mod full_quant;
+pub mod mxfp8;
+
+use super::Facts;
+use crate::rule::{require, rules};
+use crate::{DType, Layout, Refusal};
+
+rules! {
+    in Scope::ASCEND_950;
+    BLOCKS = "quant.per_block", TILING_ERROR, V5, "Ascend 950, quantisation by block",
+        "queryQuantMode, keyAntiquantMode and valueAntiquantMode are not all 7",
+        "use the modes 6, 6 and 8 (MXFP8): quantisation by block was removed";
+    LAYOUT = "input_layout.quantised", TILING_ERROR, V5, "Ascend 950, layouts",
+        "quantised calls have the layouts of their kind: antiquantisation BSH, BSND, BNSD, BNSD_BSND with several rows, and TND \
+         but for INT8 keys; MXFP8 TND; an INT8 query without rotary parts BSH, BSND, BNSD and BNSD_BSND; with them the eight of \
+         the absorbed form, but for INT8 neither BNSD nor BNSD_NBSD",
+        "use one of these layouts";
+    HEADS = "num_heads.full_quant", TILING_ERROR, V5, "Ascend 950, full quantisation",
+        "fully quantised calls have at most 256 heads, of which at most 64 share a key head",
+        "split the heads over several calls";
+    OUT_DTYPE = "attention_out.quantised", TILING_ERROR, V5, "Ascend 950, post-quantisation and full quantisation",
+        "the output of quantised calls has the dtype that their kind writes",
+        "make attentionOut BF16, or with antiquantisation of the query's dtype";
+    UNUSED = "quant.unused", TILING_ERROR, V5, "Ascend 950, antiquantisation and full quantisation",
+        "a quantised call carries the scales of its kind and no others",
+        "drop the tensor, and set its mode to 0";
+    ALONE = "quant.alone", TILING_ERROR, V5, "Ascend 950, full quantisation",
+        "fully quantised calls go with no tensor list, left padding, shared prefix, position bias or sink where their kind \
+         excludes them",
+        "drop the argument";
+    MODE = "sparse_mode.full_quant", TILING_ERROR, V5, "Ascend 950, M7",
+        "with rotary parts or MXFP8, a fully quantised call has sparse mode 3 with a mask or mode 0 without one; INT8 single \
+         rows have mode 0, several rows mode 3",
+        "use mode 3 for several rows, mode 0 without a mask for one";
+}
+
+/// What is quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fia) enum Kind {
+    /// Nothing.
+    Half,
+    /// Key and value.
+    Antiquant,
+    /// Query, key and value of the absorbed form.
+    Absorbed,
+    /// Query, key and value in groups of 32 with a shared exponent.
+    MxFp8,
+    /// Query, key and value of INT8, with a factor for each tensor.
+    Tensor,
+}
+
+impl Facts<'_> {
+    pub(in crate::fia) fn kind(&self) -> Kind {
+        let call = self.call;
+        let modes = (
+            call.query_quant_mode,
+            call.key_antiquant_mode,
+            call.value_antiquant_mode,
+        );
+        if self.query.dtype != self.kv_dtype() {
+            return Kind::Antiquant;
+        }
+        match modes {
+            _ if self.query.dtype.is_half() => Kind::Half,
+            (6, 6, 8) => Kind::MxFp8,
+            (3, 0, 0) if self.rope() => Kind::Absorbed,
+            _ => Kind::Tensor,
+        }
+    }
+}
+
+/// Whether a kind's rules hold.
+pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+    let kind = f.kind();
+    layout(f, kind)?;
+    match kind {
+        Kind::Half => Ok(()),
+        Kind::Antiquant => antiquant::check(f),
+        Kind::Absorbed => full_quant::absorbed(f),
+        Kind::MxFp8 => mxfp8::check(f),
+        Kind::Tensor => full_quant::tensor(f),
+    }
+}
+
+/// Quantisation by block, which is refused before anything else.
+pub(in crate::fia) fn by_block(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let modes = [
+        call.query_quant_mode,
+        call.key_antiquant_mode,
+        call.value_antiquant_mode,
+    ];
+    let full = !f.query.dtype.is_half() && f.query.dtype == f.kv_dtype();
+    require!(
+        for f.target => !full || modes != [7; 3],
+        BLOCKS,
+        "7 three times",
+        "6, 6 and 8; 3, 0 and 0; 0 three times",
+    );
+    Ok(())
+}
+
+fn layout(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
+    let layout = f.layout;
+    let int8 = f.key.dtype == DType::Int8;
+    let fits = match kind {
+        Kind::Half => true,
+        Kind::Antiquant => match layout {
+            Layout::Tnd => !int8,
+            Layout::BnsdBsnd => f.q.rows != 1,
+            _ => f.classic_layout(),
+        },
+        Kind::MxFp8 => layout == Layout::Tnd,
+        Kind::Tensor => f.classic_layout(),
+        // The form of attention says the rest.
+        Kind::Absorbed => !(int8 && matches!(layout, Layout::Bnsd | Layout::BnsdNbsd)),
+    };
+    require!(
+        fits,
+        LAYOUT,
+        format_args!(
+            "{layout} with {} keys under a {} query",
+            f.kv_dtype(),
+            f.query.dtype
+        ),
+        "the layouts of the kind",
+    );
+    Ok(())
+}
+
+/// Head counts of fully quantised calls.
+fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
+    let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
+    require!(
+        heads <= 256 && kv_heads <= 256 && heads / kv_heads.max(1) <= 64,
+        HEADS,
+        format_args!("{heads} over {kv_heads}"),
+        "at most 256, at most 64 a key head",
+    );
+    Ok(())
+}
+
+/// Sparse mode 0 without a mask, or 3 with one.
+fn modes(f: &Facts<'_>) -> Result<(), Refusal> {
+    let masked = f.call.mask().is_some();
+    require!(
+        matches!((f.call.mode(), masked), (0, false) | (3, true)),
+        MODE,
+        format_args!(
+            "{} {} a mask",
+            f.call.mode(),
+            if masked { "with" } else { "without" }
+        ),
+        "0 without a mask, 3 with one",
+    );
+    Ok(())
+}
+
+/// Arguments that the absorbed form and MXFP8 exclude.
+fn alone(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let excluded = [
+        &call.query_padding_size,
+        &call.kv_padding_size,
+        &call.key_shared_prefix,
+        &call.value_shared_prefix,
+        &call.pse_shift,
+        &call.learnable_sink,
+    ];
+    require!(
+        !f.kv_list && excluded.into_iter().all(Option::is_none),
+        ALONE,
+        "one of them",
+        "none of them",
+    );
+    Ok(())
+}

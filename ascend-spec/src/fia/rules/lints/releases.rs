@@ -1,0 +1,168 @@
+//! What releases from 8.5 on take without a look: the split-fuse path, single rows of the unified checker, and sinks.
+
+use super::{Report, lint};
+use crate::fia::{Checker, MaskUse, Problem, Route};
+use crate::rule::rules;
+use crate::{Cann, DType, SparseMode};
+
+rules! {
+    in Scope::A2_A3.since(V8_5);
+    ENDS = "split_fuse.ends", Overrun("rows are read from where the ends lead"), V1, "split-fuse path, lengths",
+        "packed rows without rotary parts have ends that do not fall, as many for the keys, and over a cache key lengths within \
+         the block table's row",
+        "pass cumulative sums for the query, and for cached keys each sequence's own length";
+    CAUSAL = "split_fuse.causal_rows", Lint("only numbers change"), V1, "split-fuse path, sparse mode 3",
+        "sparse mode 3 over packed rows has no more query rows than keys in any sequence",
+        "count the new tokens as keys too";
+    KV_HEADS = "split_fuse.kv_heads", Overrun("keys are read by numKeyValueHeads, whatever the tensor has"), V1, "split-fuse path, numKeyValueHeads",
+        "numKeyValueHeads is the key's number of heads for packed rows",
+        "set numKeyValueHeads to the key's number of heads";
+    DIVIDES = "split_fuse.kv_heads_zero", HostCrash("nothing is launched: the host divides by zero"), V1, "split-fuse path, numKeyValueHeads" in Scope::A2_A3.since(V9_0),
+        "packed rows with as many key heads as query heads say numKeyValueHeads",
+        "set numKeyValueHeads to the number of key heads: a division by 0 ends the process on x86 hosts";
+    OUT_DTYPE = "split_fuse.output_dtype", Overrun("the output is written in the query's dtype"), V1, "split-fuse path, output",
+        "packed rows without rotary parts have an output of the query's dtype",
+        "make attentionOut of the query's dtype";
+    IGNORED = "split_fuse.ignored", Lint("the arguments are not looked at"), V1, "split-fuse path, arguments",
+        "packed rows without rotary parts come with no left padding, shared prefix, position bias or quantisation",
+        "drop the argument";
+    SINGLE_MASK = "sparse_mode.single_row", Lint("the mask is checked as the full one that it is read as"), V1, "single-query decode, mask",
+        "a single row has no sparse mode above 1 with a mask",
+        "pass no mask and mode 0: the operator reads the triangle as a full mask, which hides keys";
+    SINK = "learnable_sink.combined", Lint("only numbers change"), V4, "learnableSink, features",
+        "a learnable sink comes with no left padding, shared prefix, position bias, quantised keys or INT8 output",
+        "drop the sink or the argument: what the operator makes of both is written nowhere";
+    BIAS_TYPE = "pse_type.ignored", Lint("only an attribute is ignored"), V5, "pseType" in Scope::A2_A3.since(V9_0).until(V9_0),
+        "pseType is 0",
+        "pass 0 with a bias tensor: 9.0 ignores the type on these products";
+    LIST_BATCH = "key.list_batch_unchecked", Overrun("each tensor is read as the keys of one sequence"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
+        "each tensor of a list has batch 1",
+        "give each sequence a tensor of its own";
+    BIAS_ROW = "pse_shift.one_row", Lint("one row is read for all"), V5, "Ascend 950, pseShift" in Scope::ASCEND_950,
+        "a position bias has a row for each query row",
+        "expand the bias to every query row";
+    UNALIGNED = "head_dim.unaligned", Lint("rows are read as they lie"), V5, "Ascend 950, head dimensions" in Scope::ASCEND_950,
+        "the head dimension is a multiple of 16",
+        "pad the head dimension with zeros: the documents ask for it";
+}
+
+pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    lint!(
+        report,
+        p.route != Route::Decode
+            || p.checker != Checker::Unified
+            || p.mask == MaskUse::None
+            || call.mode() <= SparseMode::AllMask.acl(),
+        SINGLE_MASK,
+        format_args!("sparseMode {} with a mask", call.sparse_mode),
+        "0, or no mask",
+    );
+    let others = [
+        &call.query_padding_size,
+        &call.kv_padding_size,
+        &call.key_shared_prefix,
+        &call.pse_shift,
+    ];
+    let plain = others.into_iter().all(Option::is_none)
+        && p.key_affine.is_none()
+        && p.out_dtype() != DType::Int8;
+    lint!(
+        report,
+        call.learnable_sink.is_none() || plain || p.target.cann == Cann::V8_1,
+        SINK,
+        "a sink with one of them",
+        "none of them",
+    );
+    lint!(report, call.pse_type == 0, BIAS_TYPE, call.pse_type, 0);
+    if p.kv_list
+        && let Some(key) = call.key.iter().find(|key| key.shape.first() != Some(&1))
+    {
+        lint!(report, false, LIST_BATCH, key.shape, "batch 1");
+    }
+    lint!(
+        report,
+        p.head_dim.is_multiple_of(16) && p.value_dim.is_multiple_of(16),
+        UNALIGNED,
+        format_args!("{} and {}", p.head_dim, p.value_dim),
+        "multiples of 16",
+    );
+    if let Some([_, _, 1, _]) = call.pse_shift.as_ref().map(|bias| &bias.shape[..]) {
+        lint!(report, p.query_rows == 1, BIAS_ROW, 1, p.query_rows);
+    }
+    if p.checker == Checker::SplitFuse {
+        split_fused(p, report);
+    }
+}
+
+fn split_fused(p: &Problem<'_>, report: Report<'_>) {
+    let call = p.call;
+    let (q, kv) = (
+        call.actual_seq_lengths.unwrap_or(&[]),
+        call.actual_seq_lengths_kv.unwrap_or(&[]),
+    );
+    let rises = |ends: &[i64]| ends.is_sorted() && ends.first().is_none_or(|&first| first >= 0);
+    let most = i64::try_from(p.key_rows).unwrap_or(i64::MAX);
+    let keys = match p.pages {
+        None => rises(kv),
+        Some(_) => kv.iter().all(|len| (0..=most).contains(len)),
+    };
+    lint!(
+        report,
+        rises(q) && keys && q.len() == kv.len(),
+        ENDS,
+        format_args!("{} and {} entries", q.len(), kv.len()),
+        "ends that do not fall, as many of each",
+    );
+    if p.mode == SparseMode::RightDownCausal
+        && let Some(b) = (0..p.batch).find(|&b| p.q_len(b) > p.kv_len(b))
+    {
+        lint!(
+            report,
+            false,
+            CAUSAL,
+            format_args!(
+                "sequence {b} has {} rows and {} keys",
+                p.q_len(b),
+                p.kv_len(b)
+            ),
+            "at least as many keys as rows",
+        );
+    }
+    lint!(
+        report,
+        call.num_key_value_heads != 0 || p.target.cann < Cann::V9_0,
+        DIVIDES,
+        0,
+        p.kv_heads,
+    );
+    let axis = |key: &crate::TensorDesc| match (p.pages, &key.shape[..]) {
+        (None, &[_, heads, _]) | (Some(_), &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
+        _ => None,
+    };
+    let heads = i64::try_from(p.kv_heads).unwrap_or(i64::MAX);
+    let own = call.key.first().and_then(axis).unwrap_or(heads);
+    lint!(report, own == heads, KV_HEADS, heads, own);
+    lint!(
+        report,
+        p.out_dtype() == p.query.dtype,
+        OUT_DTYPE,
+        p.out_dtype(),
+        p.query.dtype,
+    );
+    let ignored = [
+        &call.query_padding_size,
+        &call.kv_padding_size,
+        &call.key_shared_prefix,
+        &call.value_shared_prefix,
+        &call.pse_shift,
+        &call.quant_scale2,
+    ];
+    lint!(
+        report,
+        ignored.into_iter().all(Option::is_none),
+        IGNORED,
+        "one of them",
+        "none of them",
+    );
+}

@@ -1,0 +1,95 @@
+//! Outputs and precision in the unified checker.
+
+use super::Form;
+use crate::fia::rules::{Facts, output};
+use crate::layout::{Axes, Extents};
+use crate::rule::{broken, require, rules};
+use crate::{Cann, DType, Refusal};
+
+rules! {
+    in Scope::UNIFIED;
+    PRECISE = "inner_precise.range", TILING_ERROR, V1, "check G1.4; Ascend 950, M8",
+        "innerPrecise is from 0 to 3, from 9.1 on to 4",
+        "0 is high precision, 1 high performance; 2 and 3 also correct rows without visible keys";
+}
+
+/// The shape of the output. From 9.1 on only some of its axes are looked at where input and output differ in their
+/// order.
+pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
+    let of = output::expected(f.q, f.v.dim);
+    let want = f.layout.out_shape(of);
+    let same_order = f.layout.input() == f.layout.output();
+    let fits = match f.since(Cann::V9_1) && !same_order {
+        true => looked_at(f, of),
+        false => f.out.shape == want,
+    };
+    require!(
+        fits,
+        output::OUT_SHAPE,
+        format_args!("{} with {}", f.out.shape, f.layout),
+        want,
+    );
+    Ok(())
+}
+
+/// The axes of a reordered output that are looked at: heads and rows; of BSH queries the hidden size alone; and the head
+/// dimension where the value is no cache.
+fn looked_at(f: &Facts<'_>, of: Extents) -> bool {
+    let heads = f.call.num_heads;
+    let Some(out) = f.layout.output().extents(&f.out.shape, heads) else {
+        return false;
+    };
+    let dense = !f.paged() && !f.kv_list;
+    let free = f.form() == Form::Combined || f.dims_differ();
+    (!dense || out.dim == of.dim)
+        && match f.layout.input() {
+            Axes::Bsh if free => true,
+            Axes::Bsh => out.heads.saturating_mul(out.dim) == of.heads.saturating_mul(f.q.dim),
+            _ => (out.heads, out.rows) == (of.heads, of.rows),
+        }
+}
+
+pub(in crate::fia) fn precision(f: &Facts<'_>) -> Result<(), Refusal> {
+    let most = if f.since(Cann::V9_1) { 4 } else { 3 };
+    require!(
+        (0..=most).contains(&f.call.inner_precise),
+        PRECISE,
+        f.call.inner_precise,
+        format_args!("0 to {most}"),
+    );
+    Ok(())
+}
+
+/// The log-sum-exp is there when it is asked for.
+pub(in crate::fia) fn lse_given(f: &Facts<'_>) -> Result<(), Refusal> {
+    let given = f
+        .call
+        .softmax_lse
+        .as_ref()
+        .is_some_and(|lse| !lse.is_empty());
+    if f.call.softmax_lse_flag && !given {
+        return Err(broken(
+            &output::LSE_REQUIRED,
+            "no softmaxLse with softmaxLseFlag true",
+            f.layout.lse_shape(f.q),
+            output::LSE_REQUIRED.fix,
+        )
+        .into());
+    }
+    Ok(())
+}
+
+pub(in crate::fia) fn lse(f: &Facts<'_>) -> Result<(), Refusal> {
+    let Some(lse) = f.call.softmax_lse.filter(|_| f.call.softmax_lse_flag) else {
+        return Ok(());
+    };
+    let want = f.layout.lse_shape(f.q);
+    require!(lse.shape == want, output::LSE_SHAPE, lse.shape, want);
+    require!(
+        lse.dtype == DType::Float,
+        output::LSE_DTYPE,
+        lse.dtype,
+        DType::Float,
+    );
+    Ok(())
+}

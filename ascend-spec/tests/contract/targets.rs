@@ -1,0 +1,113 @@
+//! The contract of each release and product gives the operator's own verdict: with `ASCEND_VECTORS`, on the recorded calls
+//! of `params/targets` there.
+
+use crate::recorded;
+use ascend_spec::{Cann, Refusal, Soc, Target};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Calls whose verdict differs, and why.
+const DIFFERENT: [(&str, Cann, &str); 1] = [(
+    "rel-00718",
+    Cann::V8_5,
+    "a paged key cache of 0 heads beside a value cache of 4: the entry's shapes, not the lack of keys, refuse it, and which \
+     of the shapes is looked at is written nowhere",
+)];
+
+/// Least share of right verdicts, accepted and rejected apart, in thousandths.
+const LEAST: usize = 995;
+
+#[derive(Clone, Copy, Default)]
+struct Count {
+    right: usize,
+    all: usize,
+}
+
+fn agreement(file: &str) {
+    let Some(folder) = std::env::var_os("ASCEND_VECTORS") else {
+        return;
+    };
+    let path = Path::new(&folder).join("params/targets").join(file);
+    let mut counts: BTreeMap<(Cann, bool), Count> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for recorded in recorded::calls_of(&path) {
+        for &(target, accept) in &recorded.verdicts {
+            let verdict = recorded.check(target);
+            let count = counts.entry((target.cann, accept)).or_default();
+            count.all += 1;
+            match right(&recorded, target, accept, &verdict) {
+                Ok(()) => count.right += 1,
+                Err(why) => wrong.push((recorded.id.clone(), target.cann, why)),
+            }
+        }
+    }
+    for (&(cann, accept), &Count { right, all }) in &counts {
+        let verdict = if accept { "accepted" } else { "rejected" };
+        println!("{file} {cann}: {right} of {all} {verdict} calls");
+        assert!(right * 1000 >= all * LEAST, "{file} {cann} {verdict}");
+    }
+    assert!(counts.len() >= 2, "nothing was judged");
+    wrong.retain(|(id, cann, _)| {
+        let named = |&(of, release, _): &(&str, Cann, &str)| of == id && release == *cann;
+        !DIFFERENT.iter().any(named)
+    });
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Whether a verdict is the recorded one, by a rule that holds on the target and with its status.
+fn right(
+    recorded: &recorded::Recorded,
+    target: Target,
+    accept: bool,
+    verdict: &Result<(), Refusal>,
+) -> Result<(), String> {
+    match verdict {
+        // What is accepted but not computed yet counts as accepted.
+        Ok(()) | Err(Refusal::Unsupported(_)) => match accept {
+            true => Ok(()),
+            false => Err("accepted".to_owned()),
+        },
+        Err(Refusal::Violation(violation)) => {
+            let rule = violation.rule;
+            assert!(rule.scope.holds(target), "{} for {target}", rule.id);
+            if let Some(status) = recorded.status {
+                assert_eq!(
+                    i64::from(rule.status),
+                    status,
+                    "{}: {violation}",
+                    recorded.id
+                );
+            }
+            match accept {
+                true => Err(violation.to_string()),
+                false => Ok(()),
+            }
+        }
+    }
+}
+
+#[test]
+fn verdicts_of_each_release_agree_on_atlas_a2_and_a3() {
+    agreement("a2.jsonl");
+}
+
+#[test]
+fn verdicts_agree_on_ascend_950() {
+    agreement("ascend950.jsonl");
+}
+
+#[test]
+fn extreme_sizes_lengths_and_attributes_are_answered_on_every_target() {
+    let products = [Soc::AtlasA2, Soc::Ascend950];
+    let targets = products.map(|soc| Cann::ALL.map(|cann| Target::new(soc, cann)));
+    for mut recorded in recorded::sample().into_iter().step_by(3) {
+        recorded.each_mutation(&[i64::MIN, -1, 0, 1, 17, i64::MAX], &mut |changed| {
+            for target in targets.as_flattened() {
+                if let Err(Refusal::Violation(violation)) = changed.check(*target) {
+                    let id = violation.rule.id;
+                    assert!(violation.rule.scope.holds(*target), "{id} for {target}");
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,49 @@
+//! `ascend-attn check` with `--cann all` or `--soc all`: a table of verdicts.
+
+use std::fmt::Write as _;
+
+use ascend_attention::spec::{Cann, Soc};
+
+use super::Stop;
+use super::check::Checked;
+use super::output::Output;
+
+/// Width of a product's name.
+const NAME: usize = 12;
+
+/// Prints the verdicts on one call: a row for each product, a column for each release, and below which rule refuses.
+pub(super) fn print(all: &[Checked], output: &mut Output) -> Result<(), Stop> {
+    let mut canns: Vec<Cann> = all.iter().map(|checked| checked.target.cann).collect();
+    canns.sort_unstable();
+    canns.dedup();
+    let mut head = format!("  {:NAME$}", "");
+    for cann in &canns {
+        let _ = write!(head, " {:<8}", cann.name());
+    }
+    output.line(head.trim_end())?;
+    let mut socs: Vec<Soc> = Vec::new();
+    for checked in all {
+        if !socs.contains(&checked.target.soc) {
+            socs.push(checked.target.soc);
+        }
+    }
+    for soc in socs {
+        let mut row = format!("  {:NAME$}", soc.name());
+        for &cann in &canns {
+            let on = |checked: &&Checked| (checked.target.soc, checked.target.cann) == (soc, cann);
+            let verdict = match all.iter().find(on) {
+                None => "-",
+                Some(checked) if checked.accepted => "accept",
+                Some(_) => "reject",
+            };
+            let _ = write!(row, " {verdict:<8}");
+        }
+        output.line(row.trim_end())?;
+    }
+    for checked in all {
+        if let Some(rule) = checked.rule {
+            output.line(format_args!("  {}: {rule}", checked.target))?;
+        }
+    }
+    Ok(())
+}
