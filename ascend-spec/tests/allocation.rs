@@ -23,12 +23,14 @@ fn an_accepted_call_allocates_nothing() {
         attention_out: Some(half(&[256, 32, 1, 128])),
         ..FiaCall::new("BNSD")
     };
-    let before = allocations();
-    let problem = call
-        .check(Version::V1, Target::snapshot(Soc::AtlasA2))
-        .unwrap();
-    let linted = problem.lint(&[]);
-    let kv: usize = (0..256).map(|b| problem.kv_len(b)).sum();
-    assert_eq!(allocations(), before);
-    assert!(linted.is_ok() && kv == 16 * 255 * 128);
+    for cann in Cann::ALL {
+        for (version, soc) in [(Version::V1, Soc::AtlasA2), (Version::V5, Soc::Ascend950)] {
+            let before = allocations();
+            let problem = call.check(version, Target::new(soc, cann)).unwrap();
+            let linted = problem.lint(&[]);
+            let kv: usize = (0..256).map(|b| problem.kv_len(b)).sum();
+            assert_eq!(allocations(), before);
+            assert!(linted.is_ok() && kv == 16 * 255 * 128);
+        }
+    }
 }

@@ -178,7 +178,7 @@ impl Operator for FiaOperator {
 mod tests {
     use super::within_reach;
     use ascend_spec::fia::{FiaCall, Version};
-    use ascend_spec::{DType, Dims, Soc, TensorDesc};
+    use ascend_spec::{DType, Dims, Soc, Target, TensorDesc};
 
     /// A tensor of one element that claims to be larger.
     fn stretched(dtype: DType, shape: &[i64]) -> TensorDesc {

@@ -107,7 +107,7 @@ pub(super) fn resolve<'a>(
             ..rows(f.layout.input(), rope, dim)
         });
     }
-    if pse::slopes(call) {
+    if pse::slopes(call, f.target) {
         if problem.prefix.is_some() {
             // Which positions its keys have is written nowhere.
             return Err(Unsupported {

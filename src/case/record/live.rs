@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
-use ascend_spec::{CompressedMask, DType, Refusal, TensorDesc};
+use ascend_spec::{CompressedMask, DType, Refusal, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
@@ -83,7 +83,10 @@ impl LiveCall {
         let tensors: Vec<_> = inputs.chain(outputs).collect();
         let mut case = ParameterCase::of(&self.attributes, &tensors);
         case.id = id.to_owned();
-        case.accepted = accepted;
+        case.accepted = accepted
+            .map(|accepted| (None, accepted))
+            .into_iter()
+            .collect();
         case.about = about.to_owned();
         case
     }
@@ -255,12 +258,12 @@ impl LiveCall {
 
     /// What the contract says: the rule that refuses the call, the feature that is not there, or nothing.
     fn verdict(&self, call: &FiaCall<'_>) -> Option<&'static str> {
-        let soc = self.context.soc().ok()?;
+        let target = Target::snapshot(self.context.soc().ok()?);
         let oldest = Version::oldest_for(call);
         let version = Version::ALL
             .into_iter()
-            .find(|of| *of >= oldest && of.runs_on(soc));
-        match call.check(version.unwrap_or(oldest), soc) {
+            .find(|of| *of >= oldest && of.runs_on(target));
+        match call.check(version.unwrap_or(oldest), target) {
             Ok(_) => None,
             Err(Refusal::Violation(violation)) => Some(violation.rule.id),
             Err(Refusal::Unsupported(unsupported)) => Some(unsupported.feature),

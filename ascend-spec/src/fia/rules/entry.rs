@@ -126,7 +126,7 @@ pub(in crate::fia) fn types(
         one(value, "value", &[Float16, Bf16, Int8, Int4, Int32])?;
     }
     if let Some(pse_shift) = &call.pse_shift {
-        let slopes = super::pse::slopes(call);
+        let slopes = super::pse::slopes(call, target);
         let allowed: &[DType] = if slopes {
             &[DType::Float]
         } else {

@@ -3,7 +3,7 @@
 use super::{Facts, Given, packed};
 use crate::fia::FiaCall;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{DType, Refusal, Target};
 
 rules! {
     in Scope::A2_A3;
@@ -13,16 +13,16 @@ rules! {
     DTYPE = "pse_shift.dtype", TILING_ERROR, V1, "check E5.2" in Scope::ALL,
         "pseShift has the query's dtype, FLOAT16 for an INT8 query",
         "convert the position bias";
-    TYPE = "pse_type.known", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType",
+    TYPE = "pse_type.known", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "pseType is 0 (a bias tensor), 2 or 3 (slopes)",
         "pass 0 with a bias tensor, 2 for slopes times distance, 3 for slopes times its root";
-    SLOPES = "pse_shift.slopes", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType",
+    SLOPES = "pse_shift.slopes", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 pseShift is FLOAT [N]",
         "pass one slope for each query head";
-    SQUARE = "pse_type.square", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType",
+    SQUARE = "pse_type.square", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 query and key have as many rows, each sequence with a batch axis of its own",
         "pass a bias tensor with pseType 0";
-    START = "start_idx.range", TILING_ERROR, V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx",
+    START = "start_idx.range", TILING_ERROR, V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 qStartIdx and kvStartIdx have one 32-bit entry each and are at most 1048576 apart",
         "pass the first position of the queries and that of the keys";
 }
@@ -30,9 +30,9 @@ rules! {
 /// Largest distance of the first positions of queries and keys.
 const START_DISTANCE: i64 = 1_048_576;
 
-/// Whether the bias is made of slopes rather than read.
-pub(in crate::fia) fn slopes(call: &FiaCall<'_>) -> bool {
-    matches!(call.pse_type, 2 | 3)
+/// Whether the bias is made of slopes rather than read: from 8.5 on the kind of bias is ignored or refused.
+pub(in crate::fia) fn slopes(call: &FiaCall<'_>, target: Target) -> bool {
+    matches!(call.pse_type, 2 | 3) && SLOPES.scope.holds(target)
 }
 
 /// Positions of the first query and the first key, 0 where not given; `None` if they are not numbers of 32 bits.
@@ -78,12 +78,12 @@ fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
 
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(
-        f.call.pse_type == 0 || slopes(f.call),
+        for f.target => f.call.pse_type == 0 || slopes(f.call, f.target),
         TYPE,
         f.call.pse_type,
         "0, 2, 3",
     );
-    if slopes(f.call) {
+    if slopes(f.call, f.target) {
         return sloped(f);
     }
     let Some(pse) = f

@@ -4,7 +4,7 @@ use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, heads, lists, output, paged};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Refusal, TensorDesc};
+use crate::{Cann, DType, Layout, Refusal, TensorDesc};
 
 rules! {
     in Scope::UNIFIED;
@@ -15,7 +15,7 @@ rules! {
         "key and value are lists of one length",
         "pass a value for each key";
     LAYOUT = "key.list_layout", TILING_ERROR, V1, "check I2; Ascend 950, tensor lists",
-        "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, with no rotary parts on Atlas A2 and A3, and with no \
+        "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, in 8.5 also with BSH_BNSD and BSND_BNSD, with no rotary parts on Atlas A2 and A3, and with no \
          block table",
         "use one key tensor, or pad the keys to one length and pass BNSD";
     MOST = "key.list_most", TILING_ERROR, V1, "check I2" in Scope::A2_A3.since(V8_5).until(V9_0),
@@ -157,8 +157,11 @@ pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
 fn list(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let exact = f.since(Cann::V9_1);
+    // 8.5 looks at the layout of lists with rotary parts alone.
+    let reordered = !f.since(Cann::V9_0) && matches!(f.layout, Layout::BsndBnsd | Layout::BshBnsd);
     require!(
-        f.classic_layout() && (f.is_950() || !f.rope())
+        (f.classic_layout() || reordered)
+            && (f.is_950() || !f.rope())
             // Until 9.0 a block table beside a list is ignored.
             && (call.block_table.is_none() || !exact),
         LAYOUT,

@@ -1,6 +1,6 @@
 //! Mask tensor, sparse mode and token window of the unified checker.
 
-use crate::fia::rules::{Facts, mask, padding, prefix};
+use crate::fia::rules::{Facts, mask, padding, prefix, quant};
 use crate::fia::{MaskTensor, MaskUse};
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
@@ -94,7 +94,11 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refu
         Some(given) => MaskUse::Full(full(f, given)?),
     };
     if !one {
-        tokens(f, mode, usage != MaskUse::None)?;
+        let (pre, next) = tokens(f, mode, usage != MaskUse::None)?;
+        // From 9.1 on rows without keys are no matter for the offset.
+        if !f.since(Cann::V9_1) && !f.single {
+            quant::rows(f, mode, pre, next)?;
+        }
     }
     // A single row sees what the mask leaves of all keys, whatever the tokens.
     let mode = match (f.single, usage) {
@@ -140,7 +144,7 @@ pub(super) fn width(f: &Facts<'_>) -> i64 {
     }
     match f.since(Cann::V9_1) {
         true => f.longest_key().saturating_add(prefix),
-        false => longest_axis(f).saturating_add(f.prefix),
+        false => longest_axis(f).saturating_add(prefix),
     }
 }
 
@@ -192,16 +196,17 @@ fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Refusal> {
 }
 
 /// The token counts: of the relations between them only these are left.
-fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(), Refusal> {
+fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Refusal> {
     let call = f.call;
+    let unbounded = (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED);
     let (pre, next) = match mode {
-        _ if f.single => return Ok(()),
+        _ if f.single => return Ok(unbounded),
         SparseMode::DefaultMask if masked && !padding::given(f) => {
             (call.pre_tokens, call.next_tokens)
         }
         SparseMode::LeftUpCausal | SparseMode::RightDownCausal => (TOKENS_UNBOUNDED, 0),
         SparseMode::Band => (call.pre_tokens, call.next_tokens),
-        _ => return Ok(()),
+        _ => return Ok(unbounded),
     };
     let given = format_args!("preTokens {pre}, nextTokens {next} in mode {mode}");
     require!(
@@ -216,7 +221,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(), Refusal> 
         given,
         "preTokens + nextTokens of at least 0",
     );
-    Ok(())
+    Ok((pre, next))
 }
 
 fn tree(f: &Facts<'_>) -> Result<(), Refusal> {
