@@ -154,8 +154,9 @@ impl Routing<'_> {
                 self.query.dtype == DType::Float16 && call.inner_precise == 1 && !masked && !paged
             }
             (true, _) => {
-                !(self.query.dtype == DType::Bf16 && call.inner_precise == 1)
-                    && !(mode == Some(SparseMode::DefaultMask) && masked)
+                let fast = self.query.dtype == DType::Bf16 && call.inner_precise == 1;
+                let full = mode == Some(SparseMode::DefaultMask) && masked;
+                !fast && !full
             }
         };
         let sink = match &call.learnable_sink {

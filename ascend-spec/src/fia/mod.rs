@@ -1,10 +1,9 @@
 //! FusedInferAttentionScore: the description of a call, its rules, and what a call that holds them asks to compute.
 //!
-//! The rules are those of the operator's own checks up to V4 on Atlas A2 and A3, as CANN's release of late 2025 has them,
-//! and of the arguments that V5 adds on Ascend 950. A later release checks all paths alike and takes more: layouts such as
-//! `NTD` and `BSND_BNSD`, blocks of up to 1024 tokens in the decode path, FLOAT16 packed sequences, rotary parts with a
-//! batch axis. Its contract (entries I1 to I13 of the check list) has no rules here: what it takes and the earlier one
-//! refuses is refused. The types that Ascend 950 alone has are [`Unsupported`](crate::Unsupported).
+//! The rules are those of the operator's own checks in four releases of CANN ([`Cann`](crate::Cann)) on Atlas A2 and A3, and
+//! of 9.1 on Ascend 950; each says where it holds ([`Rule::scope`](crate::Rule::scope)). Which of the operator's checkers
+//! judges a call depends on the release ([`Checker`]): most differences follow from it. What a release takes and no kernel
+//! here computes yet is [`Unsupported`](crate::Unsupported): the tree mask of sparse mode 9, and quantisation on Ascend 950.
 
 mod antiquant_mode;
 mod cache;

@@ -78,18 +78,14 @@ fn takes(f: &Facts<'_>, modes: (i64, i64)) -> bool {
     let tensor =
         |scale: &Option<TensorDesc>| scale.as_ref().is_some_and(|scale| *scale.shape == [1]);
     // One factor for all of the keys is for INT8 alone.
-    let whole = tensor(&f.call.key_antiquant_scale) && modes.0 == 0;
+    let whole = tensor(&f.call.key_antiquant_scale) && modes.0 == 0 && !channel(f, &[1]);
     match (f.kv_dtype(), modes) {
         (DType::Int8, (0, 1)) => f.query.dtype == DType::Float16 && f.out.dtype == DType::Float16,
         (DType::Int4, (0, 1)) => !whole,
         (DType::Int8, (key, value)) => key == value && (0..=5).contains(&key),
-        (DType::Int4, (key, value)) => {
-            key == value && matches!(key, 0 | 1 | 3) && !(whole && !channel(f, &[1]))
-        }
-        (DType::Float8E4M3Fn, (key, value)) => {
-            key == value && matches!(key, 0 | 1 | 4) && !(whole && !channel(f, &[1]))
-        }
-        (DType::HiFloat8, modes) => modes == (0, 0) && !(whole && !channel(f, &[1])),
+        (DType::Int4, (key, value)) => key == value && matches!(key, 0 | 1 | 3) && !whole,
+        (DType::Float8E4M3Fn, (key, value)) => key == value && matches!(key, 0 | 1 | 4) && !whole,
+        (DType::HiFloat8, modes) => modes == (0, 0) && !whole,
         (DType::Float4E2M1, modes) => modes == (6, 6),
         _ => false,
     }
