@@ -141,11 +141,12 @@ impl<'a> FiaCall<'a> {
             k: counted(cache, at.key).unwrap_or(none),
             v: match counted(value_cache, at.value) {
                 Some(of) => of,
-                // The split-fuse path forgets the remainder of the last axis.
-                None => Extents {
+                // It forgets the remainder of the last axis.
+                None if checker == Checker::SplitFuse => Extents {
                     dim: routing.value_dim,
                     ..none
                 },
+                None => none,
             },
             kv_list,
             key_rows: match cache {
