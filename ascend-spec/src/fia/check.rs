@@ -161,6 +161,7 @@ impl<'a> FiaCall<'a> {
 /// The path of several query rows a sequence.
 fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     let unmasked = (SparseMode::DefaultMask, MaskUse::None);
+    entry::old_layout(f)?;
     entry::several_rows(f)?;
     output::dtype(f)?;
     output::shape(f)?;
@@ -215,6 +216,7 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
 
 /// The path of one query row a sequence, and of the absorbed form.
 fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+    entry::old_layout(f)?;
     output::dtype(f)?;
     output::shape(f)?;
     sink::check(f)?;

@@ -350,6 +350,21 @@ pub(in crate::fia) fn prefill_layout(layout: Layout) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// The layouts that the prefill and the decode path know in every release.
+pub(in crate::fia) fn old_layout(f: &Facts<'_>) -> Result<(), Refusal> {
+    let target = Target::snapshot(f.target.soc);
+    require!(
+        known(f.layout, target),
+        LAYOUT,
+        format_args!(
+            "{} with {} keys under a {} query",
+            f.layout, f.key.dtype, f.query.dtype
+        ),
+        LayoutNames(target),
+    );
+    Ok(())
+}
+
 /// BNSD_BSND has no single rows in the prefill path.
 pub(in crate::fia) fn several_rows(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(

@@ -143,4 +143,21 @@ fn ascend_950(broken: &mut Broken) {
         ..tensor
     };
     broken.at(Version::V5, ASCEND_950, "sparse_mode.one_row", &single);
+    let small = [TensorDesc {
+        dtype: DType::Int4,
+        ..key[0]
+    }];
+    let masked = FiaCall {
+        key: &small,
+        value: &small,
+        sparse_mode: 0,
+        atten_mask: desc(DType::UInt8, &[2, 1, 64]),
+        ..single
+    };
+    broken.at(
+        Version::V5,
+        ASCEND_950,
+        "atten_mask.dtype_registered",
+        &masked,
+    );
 }

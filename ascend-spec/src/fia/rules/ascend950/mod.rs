@@ -13,6 +13,10 @@ rules! {
     BLOCKS = "quant.per_block", TILING_ERROR, V5, "Ascend 950, quantisation by block",
         "queryQuantMode, keyAntiquantMode and valueAntiquantMode are not all 7",
         "use the modes 6, 6 and 8 (MXFP8): quantisation by block was removed";
+    MASK_DTYPE = "atten_mask.dtype_registered", PARAM_INVALID, V5, "Ascend 950, dtypes",
+        "the mask over HIFLOAT8, FLOAT4_E2M1 and INT4 keys is BOOL, with a FLOAT8_E4M3FN output of a half-precision query BOOL \
+         or under FLOAT16 UINT8, with a FLOAT16 output of a HIFLOAT8 query BOOL",
+        "convert the mask to BOOL: the operator is registered for it everywhere";
     LAYOUT = "input_layout.quantised", TILING_ERROR, V5, "Ascend 950, layouts",
         "quantised calls have the layouts of their kind: antiquantisation BSH, BSND, BNSD, BNSD_BSND with several rows, and TND \
          but for INT8 keys; MXFP8 TND; an INT8 query without rotary parts BSH, BSND, BNSD and BNSD_BSND; with them the eight of \
@@ -72,9 +76,33 @@ impl Facts<'_> {
     }
 }
 
+/// The dtype of the mask beside those of the other tensors.
+fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
+    use DType::{Bool, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, UInt8};
+    let Some(mask) = &f.call.atten_mask else {
+        return Ok(());
+    };
+    let fits = match (kind, f.kv_dtype(), f.out.dtype) {
+        (Kind::Antiquant, HiFloat8 | Float4E2M1 | Int4, _) => mask.dtype == Bool,
+        (Kind::Antiquant, Float8E4M3Fn, Float8E4M3Fn) => {
+            mask.dtype == Bool || (mask.dtype == UInt8 && f.query.dtype == Float16)
+        }
+        (Kind::Absorbed | Kind::MxFp8 | Kind::Tensor, HiFloat8, Float16) => mask.dtype == Bool,
+        _ => true,
+    };
+    require!(
+        fits,
+        MASK_DTYPE,
+        format_args!("{} over {} keys", mask.dtype, f.kv_dtype()),
+        Bool,
+    );
+    Ok(())
+}
+
 /// Whether a kind's rules hold.
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     let kind = f.kind();
+    mask_dtype(f, kind)?;
     layout(f, kind)?;
     match kind {
         Kind::Half => Ok(()),

@@ -95,6 +95,16 @@ fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(),
         want,
     );
     let fits = match f.cache {
+        // Beside a list it has the batch axis that the keys have not.
+        None if f.kv_list => {
+            let want = Extents {
+                batch: f.batch,
+                dim: 64,
+                ..f.k
+            };
+            let rows = (0..f.batch()).all(|b| f.rows_of(b) == f.k.rows);
+            axes.extents(&k_rope.shape, f.kv_heads) == Some(want) && rows
+        }
         None => axes.extents(&k_rope.shape, f.kv_heads) == Some(Extents { dim: 64, ..f.k }),
         Some(cache) => {
             let run = 256 / i64::from(k_rope.dtype.bits().max(1));
