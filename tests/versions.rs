@@ -206,7 +206,7 @@ fn start_positions_name_the_version_of_ascend_950() {
                 error,
                 Error::OperatorVersion {
                     needed: "aclnnFusedInferAttentionScoreV5",
-                    since: "the first release for Ascend 950",
+                    since: "9.0",
                     ..
                 }
             ),
