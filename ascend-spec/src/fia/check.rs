@@ -8,7 +8,7 @@ use super::rules::{
 };
 use super::{Cache, Checker, FiaCall, MaskUse, Problem, Route, Version, Work};
 use crate::layout::Extents;
-use crate::{Cann, DType, Dims, Refusal, SparseMode, Target, TensorDesc};
+use crate::{Cann, DType, Refusal, SparseMode, Target, TensorDesc};
 
 impl<'a> FiaCall<'a> {
     /// Checks the call against the contract of `version` for `target`, and resolves it.
@@ -42,20 +42,21 @@ impl<'a> FiaCall<'a> {
         let nibbles = lists::nibbles(version, &at);
         let forgotten = entry::Remainder::Forgotten;
         let dim = |desc: &TensorDesc| {
-            let of = match self.block_table {
-                // Here the operator forgets the remainder.
-                Some(_) => match desc.shape[..] {
-                    [bn, bs, hidden] => {
-                        let whole = hidden - hidden % kv_heads.max(1);
-                        let whole = TensorDesc::packed(desc.dtype, Dims::of([bn, bs, whole]));
-                        paged::extents(Cache::BnBsH, &whole, kv_heads)
-                    }
-                    _ => paged::of_rank(desc.shape.rank())
-                        .and_then(|cache| paged::extents(cache, desc, kv_heads)),
-                },
-                None => forgotten.extents(layout, desc, kv_heads),
+            if target.cann < Cann::V8_5 {
+                // Nothing asks.
+                return 0;
+            }
+            let dim = match (self.block_table.is_some(), &desc.shape[..]) {
+                // The operator forgets the remainder.
+                (true, &[_, _, hidden]) if kv_heads > 0 => hidden / kv_heads,
+                (true, &[_, _, _, dim]) => dim,
+                (true, &[_, _, runs, _, run]) => runs.saturating_mul(run),
+                (true, _) => 0,
+                (false, _) => forgotten
+                    .extents(layout, desc, kv_heads)
+                    .map_or(0, |of| of.dim),
             };
-            of.map_or(0, |of| of.dim.saturating_mul(nibbles))
+            dim.saturating_mul(nibbles)
         };
         let routing = Routing {
             call: self,
