@@ -229,3 +229,39 @@ fn a_summary_counts_by_area_and_adds_up() {
     // A heading, the areas, two lines of counts.
     assert_eq!(text.lines().count(), names.len() + 3, "{text}");
 }
+
+#[test]
+fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
+    let targets = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("ascend-spec/tests/params/targets.jsonl")
+        .to_str()
+        .unwrap()
+        .to_owned();
+    // Each line is judged for the releases and the product that it names.
+    let (code, text) = check(&[&targets]);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = check(&["--json", "--cann", "9.0", "--soc", "Ascend910B1", &targets]);
+    assert_eq!(code, 0, "{text}");
+    let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    assert_eq!(
+        (&first["cann"], &first["soc"]),
+        (&"9.0".into(), &"Atlas A2".into())
+    );
+    assert!(first["status"].is_i64(), "{first}");
+
+    let case = "tests/vectors/numeric/059_head_dim_16.safetensors";
+    let (code, text) = check(&["--cann", "all", "--soc", "all", case]);
+    assert_eq!(code, 0, "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    let words =
+        |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
+    assert_eq!(words(lines[1]), ["8.1", "8.5", "9.0", "9.1"]);
+    assert_eq!(words(lines[2])[..3], ["Atlas", "A2", "accept"]);
+    assert_eq!(words(lines[4])[..4], ["Ascend", "950", "-", "-"]);
+
+    for wrong in [["--cann", "7.0"], ["--soc", "Kunpeng920"]] {
+        let (code, text) = check(&[wrong[0], wrong[1], case]);
+        assert_eq!(code, 2, "{text}");
+        assert!(text.contains("allowed are"), "{text}");
+    }
+}
