@@ -129,11 +129,13 @@ impl Watch {
 
 fn try_all(calls: &[Call]) {
     let watch = Watch::start();
-    let config = Config {
-        cases: if cfg!(debug_assertions) { 100 } else { 600 },
+    let mut config = Config {
         failure_persistence: None,
         ..Config::default()
     };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = if cfg!(debug_assertions) { 100 } else { 600 };
+    }
     proptest!(config, |(seed: u64)| {
         for call in calls {
             prop_assert_eq!(watch.run(*call, seed), Ok(()));
