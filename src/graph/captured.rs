@@ -112,11 +112,6 @@ impl<B> Graph<B> {
         self.buffers
     }
 
-    /// The event behind the latest replay.
-    pub(crate) fn done(&self) -> Option<&Event> {
-        self.done.as_ref()
-    }
-
     /// Number of launches whose lengths vary.
     pub fn varying(&self) -> usize {
         self.launches.len()

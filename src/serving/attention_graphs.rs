@@ -8,10 +8,10 @@ use ascend_spec::fia::Cache;
 use crate::attention::{BlockTable, Inputs, Output};
 use crate::bf16;
 use crate::error::{Error, Result};
-use crate::graph::{Capturing, KeyLimits};
+use crate::graph::{CaptureEstimate, Capturing, KeyLimits};
 use crate::kv::{
-    BlockPool, CacheOrder, PadPolicy, Refused, Rule, ScatterPaKvCache, SlotMapping, StepLease,
-    capacity, no_layer, refused,
+    BlockPool, CacheOrder, CacheShape, PadPolicy, Refused, Rule, ScatterPaKvCache, SlotMapping,
+    StepLease, capacity, no_layer, refused,
 };
 use crate::mask::Mask;
 use crate::memory::Element;
@@ -39,10 +39,14 @@ pub struct GraphLimits {
 
 impl GraphLimits {
     /// Steps of up to these numbers of requests, each of which has at most so many keys, those of the step included. All
-    /// together have as many blocks as the cache, however many requests there are.
+    /// together have as many blocks as the cache, however many requests there are. Of more sizes than
+    /// [`CaptureEstimate::STREAMS`] only one more is kept: they are never captured.
     pub fn new(sizes: impl IntoIterator<Item = u32>, keys: usize) -> Self {
         Self {
-            sizes: sizes.into_iter().collect(),
+            sizes: sizes
+                .into_iter()
+                .take(CaptureEstimate::STREAMS.saturating_add(1))
+                .collect(),
             keys,
             blocks: usize::MAX,
             learnable_sinks: Vec::new(),
@@ -56,9 +60,11 @@ impl GraphLimits {
         self
     }
 
-    /// The same with one more logit for each head, `[N]`, of each layer of the model.
+    /// The same with one more logit for each head, `[N]`, of each layer of the model. Of more layers than
+    /// [`CacheShape::MAX_LAYERS`] only one more is kept: no model has them.
     pub fn learnable_sinks(mut self, sinks: impl IntoIterator<Item = Tensor<bf16>>) -> Self {
-        self.learnable_sinks = sinks.into_iter().collect();
+        let most = CacheShape::MAX_LAYERS.saturating_add(1);
+        self.learnable_sinks = sinks.into_iter().take(most).collect();
         self
     }
 }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{CaptureEstimate, Capturing, Graph, Update};
 use crate::kv::{Refused, Rule, no_layer, refused};
-use crate::runtime::{Device, Stream, Timeline};
+use crate::runtime::{Device, Stream, Timeline, capturing};
 
 use super::lengths::CallLengths;
 use super::metadata::AttentionMetadata;
@@ -21,15 +21,16 @@ use super::metadata::AttentionMetadata;
 /// within [`KeyLimits`](crate::graph::KeyLimits). Padding adds requests of one token where all real ones have one, so that
 /// a decode step of any number of requests becomes one of a captured size.
 ///
-/// All graphs of a pool use one workspace, and the graphs of a size one set of buffers; their replays happen one after the
-/// other, on whatever streams.
+/// All graphs of a pool use one workspace, and the graphs of a size one set of buffers; their steps happen one after the
+/// other, on whatever streams. A step on another stream than the one before makes the host wait for that stream.
 ///
 /// [`AttentionGraphs`](super::AttentionGraphs) is such a pool with buffers and launches of its own.
 pub struct GraphPool<B> {
     /// Ascending.
     sizes: Vec<OfSize<B>>,
     layers: usize,
-    last: Option<Last>,
+    /// The stream of the latest step.
+    last: Option<Arc<Timeline>>,
 }
 
 struct OfSize<B> {
@@ -39,21 +40,14 @@ struct OfSize<B> {
     graphs: Vec<Graph<Arc<B>>>,
 }
 
-/// The latest replay: which graph, and on which stream.
-struct Last {
-    size: usize,
-    layer: usize,
-    on: Arc<Timeline>,
-}
-
 impl<B> GraphPool<B> {
     /// Captures a graph of a whole step for each size: `buffers` makes those of a size, `record` launches the step. The
     /// largest comes first, so that one that does not fit is known soon.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] without sizes, or for one of 0 or more than
-    /// [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS); [`Rule::GraphStreams`] if so many graphs of so many launches as the first one has take more than
-    /// [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
+    /// [`Rule::GraphSize`] without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or for one of 0 or more than
+    /// [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS); [`Rule::GraphStreams`] if so many graphs of so many launches as the
+    /// first one has take more than [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
     pub fn capture(
         device: &Device,
         sizes: &[u32],
@@ -77,20 +71,28 @@ impl<B> GraphPool<B> {
         mut buffers: impl FnMut(u32) -> Result<B>,
         mut record: impl FnMut(&mut Capturing<'_>, u32, usize, &B) -> Result<()>,
     ) -> Result<Self> {
-        let mut sizes = sizes.to_vec();
-        sizes.sort_unstable();
         let most = AttentionMetadata::MAX_TOKENS;
-        if sizes.is_empty() || !sizes.iter().all(|size| (1..=most).contains(size)) {
+        let outside = sizes.iter().find(|size| !(1..=most).contains(size));
+        if sizes.is_empty() || sizes.len() > CaptureEstimate::STREAMS || outside.is_some() {
+            let given = match outside {
+                Some(size) => format!("graphs of {size} tokens"),
+                None => format!("graphs of {} sizes", sizes.len()),
+            };
             return Err(refused(
                 Rule::GraphSize,
-                format_args!("graphs of the sizes {sizes:?}"),
-                format_args!("1 or more sizes, each of 1 to {most} tokens"),
+                given,
+                format_args!(
+                    "1 to {} sizes, each of 1 to {most} tokens",
+                    CaptureEstimate::STREAMS
+                ),
                 "capture the sizes that decode steps are padded to, such as [1, 2, 4, 8]",
             )
             .into());
         }
-        let side = Arc::new(device.stream()?);
+        let mut sizes = sizes.to_vec();
+        sizes.sort_unstable();
         sizes.dedup();
+        let side = Arc::new(device.stream()?);
         let mut workspace = None;
         let mut captured = Vec::with_capacity(sizes.len());
         for &size in sizes.iter().rev() {
@@ -172,8 +174,9 @@ impl<B> GraphPool<B> {
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for a step larger than all sizes; what `fill` returns; as for
-    /// [`Update::all`]. Nothing is launched then, but the step stays padded.
+    /// [`Rule::GraphSize`] for a step larger than all sizes; what `fill` returns; as for [`Update::all`];
+    /// [`Error::Capturing`] on a thread that captures, if the step before was on another stream;
+    /// [`Error::InvalidArgument`] if the end of that one cannot be told. Nothing is launched then, but the step stays padded.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -196,23 +199,10 @@ impl<B> GraphPool<B> {
         lengths: impl Fn(usize) -> Result<CallLengths<'l>>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
-        // Workspace and buffers are those of the replay before, which may have been on another stream.
-        if let Some(last) = &self.last
-            && !Arc::ptr_eq(&last.on, stream.timeline())
-        {
-            let of = self.sizes.get(last.size);
-            let graph = of.and_then(|of| of.graphs.get(last.layer));
-            if let Some(done) = graph.and_then(Graph::done) {
-                stream.wait_event(done)?;
-            }
-        }
-        let mut sizes = self.sizes.iter_mut().enumerate();
-        let Some((
-            at,
-            OfSize {
-                buffers, graphs, ..
-            },
-        )) = sizes.find(|(_, of)| of.size == size)
+        self.follow(stream)?;
+        let Some(OfSize {
+            buffers, graphs, ..
+        }) = self.sizes.iter_mut().find(|of| of.size == size)
         else {
             return Err(refused(
                 Rule::GraphSize,
@@ -231,9 +221,32 @@ impl<B> GraphPool<B> {
             graphs,
             updates,
             stream,
-            size: at,
-            last: &mut self.last,
         })
+    }
+
+    /// Makes the next step begin behind the one before, whose workspace and buffers it uses. If that was on another stream,
+    /// the host waits for all that is queued there: replays, copies into the buffers and readers of the results, also of a
+    /// step that was given up or never dropped.
+    fn follow(&mut self, stream: &Stream) -> Result<()> {
+        if let Some(last) = &self.last
+            && !Arc::ptr_eq(last, stream.timeline())
+        {
+            capturing::refuse(
+                "waiting for a step",
+                "begin the step before or after the capture",
+            )?;
+            let api = stream.context().bind()?;
+            // A number of its own: what other libraries queued on the stream has none.
+            if !last.wait(api, last.advance()) {
+                return Err(Error::invalid(
+                    "stream",
+                    "another stream than that of the step before, whose end is not known",
+                    "the stream of the step before, or any once that was synchronised",
+                ));
+            }
+        }
+        self.last = Some(Arc::clone(stream.timeline()));
+        Ok(())
     }
 
     /// Begins a step and replays all its layers, one behind the other. The buffers, with the results in them once the
@@ -281,8 +294,6 @@ pub struct GraphStep<'a, B> {
     /// Of each layer that was not replayed yet.
     updates: Vec<Option<Update>>,
     stream: &'a Stream,
-    size: usize,
-    last: &'a mut Option<Last>,
 }
 
 impl<'a, B> GraphStep<'a, B> {
@@ -312,11 +323,6 @@ impl<'a, B> GraphStep<'a, B> {
             )
             .into());
         };
-        *self.last = Some(Last {
-            size: self.size,
-            layer,
-            on: Arc::clone(self.stream.timeline()),
-        });
         graph.replay(self.stream, update)
     }
 }

@@ -3,7 +3,7 @@
 use crate::attention::Output;
 use crate::bf16;
 use crate::error::Result;
-use crate::kv::{Refused, Rule, Sequence, no_layer, refused};
+use crate::kv::{CacheShape, Refused, Rule, Sequence, no_layer, refused};
 use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
@@ -25,14 +25,18 @@ pub struct LayerGroup<T: Element> {
 }
 
 impl<T: Element> LayerGroup<T> {
-    /// These layers of the model, in the order in which the attention's cache has them.
+    /// These layers of the model, in the order in which the attention's cache has them. Of more than
+    /// [`CacheShape::MAX_LAYERS`] only one more is kept: no [`GroupedAttention`] takes them.
     pub fn new(
         layers: impl IntoIterator<Item = usize>,
         causality: Causality,
         attention: Attention<T>,
     ) -> Self {
         Self {
-            layers: layers.into_iter().collect(),
+            layers: layers
+                .into_iter()
+                .take(CacheShape::MAX_LAYERS.saturating_add(1))
+                .collect(),
             causality,
             attention,
         }
@@ -131,7 +135,7 @@ impl<T: Element> GroupedAttention<T> {
             )
         };
         let named: usize = groups.iter().map(|group| group.layers.len()).sum();
-        if named != layers || groups.is_empty() {
+        if named != layers || groups.is_empty() || layers > CacheShape::MAX_LAYERS {
             return Err(wrong(format!("{} groups of {named} layers", groups.len())));
         }
         let mut of_layer = vec![None; layers];

@@ -12,7 +12,7 @@ use crate::kv::CachedRows;
 use crate::mask::{CausalOrigin, Mask};
 use crate::memory::Element;
 use crate::merge::{MergePlan, MergeState, Part};
-use crate::runtime::{Stream, lock};
+use crate::runtime::{Device, Stream, lock};
 use crate::tensor::Tensor;
 
 use super::AttentionMetadata;
@@ -37,8 +37,63 @@ pub(super) struct MlaPrefill<T: Element> {
     chunks: Vec<Chunk>,
     /// The requests' rows in the step, in the order of the chunks.
     rows: Vec<Range<usize>>,
-    /// Its lock makes a layer's launches follow each other.
-    workspace: Mutex<Workspace<T>>,
+    sizes: WorkspaceSizes,
+    /// Those that no layer uses now. A layer that is run while another is, by another thread or from within its
+    /// projection, takes one of its own: nobody waits for a caller's code.
+    free: Mutex<Vec<Workspace<T>>>,
+}
+
+/// Numbers of rows and widths in a workspace.
+struct WorkspaceSizes {
+    /// Of the step's own tokens.
+    tokens: usize,
+    /// Of requests with something cached.
+    behind: usize,
+    /// Of the longest chunk, where there are chunks.
+    longest: Option<usize>,
+    /// Whether chunks take the queries in the order of the step.
+    in_place: bool,
+    heads: usize,
+    dim: usize,
+    latent_dim: usize,
+    rope_dim: usize,
+}
+
+impl WorkspaceSizes {
+    fn allocate<T: Element>(&self, device: &Device) -> Result<Workspace<T>> {
+        let (behind, heads) = (self.behind, self.heads);
+        let empty = |rows: usize, dim: usize| Tensor::<T>::empty(device, [rows, heads, dim]);
+        let lse = |rows: usize| Tensor::<f32>::empty(device, [rows, heads, 1]);
+        let output = || -> Result<Output<T>> {
+            Ok(Output {
+                attention: empty(behind, self.dim)?,
+                softmax_lse: Some(lse(behind)?),
+            })
+        };
+        let context = match self.longest {
+            None => None,
+            Some(longest) => Some(ContextSpace {
+                latent: Tensor::empty(device, [longest, self.latent_dim])?,
+                key_rope: Tensor::empty(device, [longest, self.rope_dim])?,
+                own_lse: lse(self.tokens)?,
+                part: output()?,
+                merged: [output()?, output()?],
+                ordered: match self.in_place {
+                    true => None,
+                    false => Some([empty(behind, self.dim)?, empty(behind, self.rope_dim)?]),
+                },
+            }),
+        };
+        let all = self.tokens.max(self.longest.unwrap_or(0));
+        Ok(Workspace {
+            projected: UpProjected {
+                key: empty(all, self.dim)?,
+                key_rope: empty(all, self.rope_dim)?,
+                value: empty(all, self.dim)?,
+            },
+            context,
+        })
+    }
 }
 
 /// What is used again for each chunk and each layer, so that a layer allocates nothing on the device.
@@ -95,38 +150,22 @@ impl<T: Element> MlaPrefill<T> {
         let device = step.stream.device();
         let rows = part.rows(&context.order);
         let behind: usize = rows.iter().map(Range::len).sum();
-        let empty = |rows: usize, dim: usize| Tensor::<T>::empty(device, [rows, heads, dim]);
-        let lse = |rows: usize| Tensor::<f32>::empty(device, [rows, heads, 1]);
-        let output = || -> Result<Output<T>> {
-            Ok(Output {
-                attention: empty(behind, dim)?,
-                softmax_lse: Some(lse(behind)?),
-            })
+        let chunked = !context.chunks.is_empty();
+        if chunked {
+            first.cache.lies_whole(block_size)?;
+        }
+        let sizes = WorkspaceSizes {
+            tokens,
+            behind,
+            longest: chunked.then(|| context.longest()),
+            in_place: context.in_place(),
+            heads,
+            dim,
+            latent_dim,
+            rope_dim,
         };
-        let longest = context.longest();
-        let space = match context.chunks.is_empty() {
-            true => None,
-            false => {
-                first.cache.lies_whole(block_size)?;
-                Some(ContextSpace {
-                    latent: Tensor::empty(device, [longest, latent_dim])?,
-                    key_rope: Tensor::empty(device, [longest, rope_dim])?,
-                    own_lse: lse(tokens)?,
-                    part: output()?,
-                    merged: [output()?, output()?],
-                    ordered: match context.in_place() {
-                        true => None,
-                        false => Some([empty(behind, dim)?, empty(behind, rope_dim)?]),
-                    },
-                })
-            }
-        };
-        let all = tokens.max(longest);
-        let projected = UpProjected {
-            key: empty(all, dim)?,
-            key_rope: empty(all, rope_dim)?,
-            value: empty(all, dim)?,
-        };
+        let workspace = sizes.allocate::<T>(device)?;
+        let (projected, space) = (&workspace.projected, &workspace.context);
 
         let call = step.shape.call(Layout::Tnd).kv_heads(heads);
         let lengths = CallLengths::PackedDense {
@@ -141,7 +180,7 @@ impl<T: Element> MlaPrefill<T> {
         let own = own.plan_with(&inputs(first.query, &query_rope, &of_step))?;
         let mut chunks = Vec::with_capacity(context.chunks.len());
         for chunk in &context.chunks {
-            let Some(space) = &space else { break };
+            let Some(space) = space else { break };
             let lengths = ChunkLengths::new(chunk, &rows)?;
             let rows: usize = lengths.rows;
             let projected = projected.first(chunk.tokens())?;
@@ -171,10 +210,8 @@ impl<T: Element> MlaPrefill<T> {
             own,
             chunks,
             rows,
-            workspace: Mutex::new(Workspace {
-                projected,
-                context: space,
-            }),
+            sizes,
+            free: Mutex::new(vec![workspace]),
         })
     }
 
@@ -298,6 +335,25 @@ impl<T: Element> MlaPrefill<T> {
                 planned: "the stream of the step, which orders the use of its workspace".to_owned(),
             });
         }
+        let free = lock(&self.free).pop();
+        let workspace = match free {
+            Some(workspace) => workspace,
+            None => self.sizes.allocate(stream.device())?,
+        };
+        let outcome = self.run_in(&workspace, step, layer, (query_rope, projection), into);
+        lock(&self.free).push(workspace);
+        outcome
+    }
+
+    fn run_in(
+        &self,
+        workspace: &Workspace<T>,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        (query_rope, projection): (&Tensor<T>, &dyn UpProjection<T>),
+        into: &Tensor<T>,
+    ) -> Result<()> {
+        let stream = step.stream;
         let query_rope = &query_rope.narrow(0, self.of_step.clone())?;
         let (latent_dim, rope_dim) = (size(layer.key, 2), size(layer.value, 2));
         let [tokens, ..] = self.shape;
@@ -306,7 +362,6 @@ impl<T: Element> MlaPrefill<T> {
             latent: &new(layer.key)?.reshape([tokens, latent_dim])?,
             key_rope: &new(layer.value)?.reshape([tokens, rope_dim])?,
         };
-        let workspace = lock(&self.workspace);
         let projected = workspace.projected.first(tokens)?;
         projection.up_project(stream, layer.layer, new, &projected)?;
         let inputs = inputs(layer.query, query_rope, &projected);

@@ -6,12 +6,14 @@ use ascend_attention::kv::{
 };
 use ascend_attention::mask::{CausalOrigin, HostMask, MaskForm, TriangleLayers, TriangleProbe};
 use ascend_attention::serving::{
-    CustomMask, DraftTree, MaskExtent, PackedBits, PerRequest, TokenIndices,
+    Attention, AttentionMetadata, AttentionShape, Backends, Causality, CustomMask, DraftTree,
+    Fused, GraphLimits, GroupedAttention, LayerGroup, MaskExtent, PackedBits, PerRequest,
+    TokenIndices,
 };
 use ascend_attention::spec::geometry::{
     Lengths, LocalChunks, MaskGeometry, Sparsity, TriangleMix, Visibility,
 };
-use ascend_attention::{DType, Error, SparseMode, f16};
+use ascend_attention::{DType, Error, FusedInferAttention, Layout, SparseMode, Tensor, bf16, f16};
 
 #[test]
 fn a_dump_slot_outside_the_pool_is_refused() {
@@ -183,4 +185,59 @@ fn formulas_of_any_length_are_counted_at_once() {
     };
     let band = Sparsity::new(SparseMode::RightDownCausalBand, lengths);
     assert_eq!(band.cut_sequence(), None);
+}
+
+#[test]
+fn endless_lists_of_layers_sizes_and_sinks_are_cut_and_refused() {
+    let stream = crate::stream();
+    let attention = || {
+        let shape = CacheShape::new(1, 1, 64);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, pad).unwrap();
+        let shape = AttentionShape::new(1, 1, 64);
+        Attention::new(shape, cache, Backends::none().with(Fused))
+    };
+    let group = LayerGroup::new(0..usize::MAX, Causality::Causal, attention());
+    assert_eq!(group.layers().len(), CacheShape::MAX_LAYERS + 1);
+    let layers = group.layers().len();
+    let refused = GroupedAttention::new(layers, [group]).unwrap_err();
+    assert_eq!(refused.rule, Rule::GroupLayers);
+
+    let attention = attention();
+    let capture = |limits: GraphLimits| {
+        let captured = attention.capture(&stream, Causality::Causal, &limits);
+        captured.map(drop).unwrap_err()
+    };
+    for limits in [
+        GraphLimits::new(1..=u32::MAX, 128),
+        GraphLimits::new(0..=u32::MAX, 128),
+        GraphLimits::new(std::iter::repeat(1), 128),
+        GraphLimits::new([u32::MAX], 128),
+        GraphLimits::new([AttentionMetadata::MAX_TOKENS + 1], 128),
+    ] {
+        let refused = capture(limits);
+        assert!(refused.breaks(Rule::GraphSize), "{refused}");
+    }
+    let sink: Tensor<bf16> = Tensor::empty(stream.device(), [1]).unwrap();
+    let endless = std::iter::repeat(sink);
+    let refused = capture(GraphLimits::new([1], 128).learnable_sinks(endless));
+    assert!(
+        matches!(refused, Error::InvalidArgument { .. }),
+        "{refused}"
+    );
+    // As many tokens as may be, for a cache that has not a block for each.
+    let most = GraphLimits::new([AttentionMetadata::MAX_TOKENS], 128);
+    drop(capture(most));
+}
+
+#[test]
+fn an_empty_query_of_any_number_of_sequences_is_planned_or_refused_at_once() {
+    let stream = crate::stream();
+    let key: Tensor<f16> = Tensor::empty(stream.device(), [1, 2, 17, 64]).unwrap();
+    for batch in [1 << 32, 1 << 40] {
+        let query: Tensor<f16> = Tensor::empty(stream.device(), [batch, 4, 0, 64]).unwrap();
+        let call = FusedInferAttention::new(Layout::Bnsd).heads(4);
+        let call = call.kv_heads(2).scale(0.1);
+        drop(call.plan(&query, &key, &key));
+    }
 }

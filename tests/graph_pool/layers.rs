@@ -7,7 +7,7 @@ use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, StatePolicy,
 };
-use ascend_attention::{Error, Stream, Tensor, bf16};
+use ascend_attention::{Error, FusedInferAttention, Graph, Layout, Stream, Tensor, bf16};
 
 use crate::harness;
 use crate::harness::tokens::{DIM, dense, packed};
@@ -542,4 +542,98 @@ fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
         .unwrap();
     let keys = |group: usize| step.group(group).unwrap().kv_lengths().lengths().to_vec();
     assert_eq!((keys(0), keys(1)), (vec![2300], vec![2300 - 1792]));
+}
+
+/// How a step ends that the next one, on another stream, has to wait for.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    /// The replay is refused: the thread captures.
+    Refused,
+    /// Its output is copied on its stream behind the replay.
+    Read,
+    /// Its tensors are filled, and nothing is replayed.
+    Filled,
+}
+
+#[test]
+fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
+    for ending in [Ending::Refused, Ending::Read, Ending::Filled] {
+        let first = harness::stream();
+        let second = first.device().stream().unwrap();
+        let of = CacheShape::new(2, 1, DIM);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::new(first.device(), 8, 128, of, pad).unwrap();
+        let shape = AttentionShape::new(1, 1, DIM);
+        let mut attention = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+        let limits = GraphLimits::new([1], 256);
+        let mut graphs = attention
+            .capture(&first, Causality::Causal, &limits)
+            .unwrap();
+        let mut sequences = [0; 2].map(|_| Sequence::new(attention.cache().pool()));
+        for sequence in &mut sequences {
+            attention.grow(&first, sequence, 1).unwrap();
+        }
+        let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+        let [mut one, mut two] = sequences.each_ref().map(|sequence| {
+            AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings).unwrap()
+        });
+        let rows = |stream: &Stream, value: f32| {
+            stream
+                .upload(&[bf16::from_f32(value); DIM], [1, 1, DIM])
+                .unwrap()
+        };
+        let (ones, twos) = (rows(&first, 1.0), rows(&second, 2.0));
+        let mine = rows(&first, 0.0);
+        let large = vec![bf16::ONE; 1024 * 8 * 128];
+        let large = first.upload(&large, [1, 8, 1024, 128]).unwrap();
+        let slow = FusedInferAttention::new(Layout::Bnsd).heads(8).scale(0.1);
+        let slow = slow.plan(&large, &large, &large).unwrap();
+        let mut slow_output = slow.output().unwrap();
+        let mut keep_busy = || {
+            for _ in 0..3 {
+                slow.launch_into(&first, &large, &large, &large, &mut slow_output)
+                    .unwrap();
+            }
+        };
+        first.synchronize().unwrap();
+        second.synchronize().unwrap();
+
+        let mut step = graphs.begin(&first, &mut one).unwrap();
+        match ending {
+            Ending::Refused => {
+                keep_busy();
+                keep_busy();
+                step.forward(0, &ones, &ones, &ones).unwrap();
+                let refused = Graph::capture(first.device(), (), |_, ()| step.replay(1).map(drop));
+                assert!(refused.is_err());
+            }
+            Ending::Read => {
+                let output = step.forward(0, &ones, &ones, &ones).unwrap();
+                keep_busy();
+                mine.copy_from(&first, &output.attention).unwrap();
+            }
+            Ending::Filled => {
+                keep_busy();
+                let tensors = step.tensors(0).unwrap();
+                for to in [&tensors.query, &tensors.key, &tensors.value] {
+                    to.copy_from(&first, &ones).unwrap();
+                }
+            }
+        }
+        drop(step);
+        let mut step = graphs.begin(&second, &mut two).unwrap();
+        assert!(first.is_idle().unwrap(), "{ending:?}");
+        let output = step.forward(0, &twos, &twos, &twos).unwrap();
+        let output = output.attention.download(&second).unwrap();
+        assert_eq!(output, [bf16::from_f32(2.0); DIM], "{ending:?}");
+        drop(step);
+        if let Ending::Read = ending {
+            assert_eq!(mine.download(&first).unwrap(), [bf16::ONE; DIM]);
+        }
+        let keys = attention.cache().layer(0).unwrap().key.clone();
+        let keys = keys.download(&first).unwrap();
+        let key = |sequence: &Sequence| keys[sequence.slot(0).unwrap() as usize * DIM];
+        let [_, of_second] = &sequences;
+        assert_eq!(key(of_second), bf16::from_f32(2.0), "{ending:?}");
+    }
 }

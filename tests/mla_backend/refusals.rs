@@ -6,7 +6,8 @@ use ascend_attention::serving::{
     Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode,
     Phase, UpProjected,
 };
-use ascend_attention::{Error, Result, Stream, bf16};
+use ascend_attention::serving::{LayerTensors, StepContext};
+use ascend_attention::{Error, Result, Stream, Tensor, bf16};
 
 use super::{DIM, LATENT, ROPE, harness};
 
@@ -122,4 +123,67 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     );
     let start = "hybrid: no backend can serve the step: fused, for the phase Prefill of the layers [0]: backend.latent";
     assert!(reason.starts_with(start), "{reason}");
+}
+
+#[test]
+fn a_projection_may_run_the_plan_that_called_it() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, CacheShape::latent(1), pad);
+    let cache = cache.unwrap();
+    let request = BatchRequest {
+        cached: 3,
+        new: 2,
+        drafts: 0,
+        row: &[0],
+        group: None,
+        prompt_len: None,
+        sequence: None,
+    };
+    let settings = BatchSettings::of(&cache, Causality::Causal);
+    let metadata = AttentionMetadata::new(&[request], settings).unwrap();
+    let table = cache.block_table(&stream, metadata.table()).unwrap();
+    let zeros = |axes: [usize; 2]| -> Tensor<bf16> {
+        let zeros = vec![bf16::ZERO; 2 * axes[0] * axes[1]];
+        stream.upload(&zeros, [2, axes[0], axes[1]]).unwrap()
+    };
+    let (query, query_rope) = (zeros([2, DIM]), zeros([2, ROPE]));
+    let (latent, key_rope) = (zeros([1, LATENT]), zeros([1, ROPE]));
+    let step = StepContext {
+        stream: &stream,
+        shape: AttentionShape::latent(2),
+        metadata: &metadata,
+        block_table: &table,
+    };
+    type Rows<'a> = LatentRows<'a, bf16>;
+    let idle = |_: &Stream, _: usize, _: Rows<'_>, _: &UpProjected<bf16>| -> Result<()> { Ok(()) };
+    let layer = LayerTensors {
+        layer: 0,
+        query: &query,
+        key: &latent,
+        value: &key_rope,
+        cache: cache.layer(0).unwrap(),
+        learnable_sink: None,
+        latent: Some(LatentTensors {
+            query_rope: &query_rope,
+            form: LatentForm::Plain(&idle),
+        }),
+    };
+    let backends = Backends::none().with(Mla::new());
+    let selected = backends.plan(&step, &layer).unwrap();
+    let nested = std::cell::Cell::new(0);
+    let again = |_: &Stream, _: usize, _: Rows<'_>, _: &UpProjected<bf16>| -> Result<()> {
+        nested.set(nested.get() + 1);
+        selected.plan.run(&step, &layer).map(drop)
+    };
+    let calls = LayerTensors {
+        latent: Some(LatentTensors {
+            query_rope: &query_rope,
+            form: LatentForm::Plain(&again),
+        }),
+        ..layer
+    };
+    selected.plan.run(&step, &calls).unwrap();
+    assert_eq!(nested.get(), 2, "for the step's own tokens and for a chunk");
+    stream.synchronize().unwrap();
 }

@@ -59,6 +59,10 @@ const MOST_BLOCKS: usize = 1 << 26;
 /// no limit to them.
 fn within_reach(problem: &Problem<'_>) -> Result<(), Unsupported> {
     let unsupported = |feature| Err(Unsupported::new(feature));
+    if problem.batch > MOST_BLOCKS {
+        // An empty query may have any number of sequences.
+        return unsupported("more than 67108864 sequences");
+    }
     let longest = (0..problem.batch).map(|b| problem.kv_len(b)).max();
     let longest = longest.unwrap_or(0);
     if problem.query_rows > Problem::MOST_ROWS || longest > Problem::MOST_ROWS {

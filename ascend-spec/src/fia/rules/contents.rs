@@ -39,6 +39,9 @@ pub struct Places {
 impl Problem<'_> {
     /// Bounds of what the call reads on the device and takes for places; `None` if it reads nothing of the kind.
     pub fn places(&self) -> Option<Places> {
+        if self.work == Work::Nothing {
+            return None;
+        }
         let (query, key) = self.padding_operands();
         let pages = self.pages.as_ref().filter(|_| self.work == Work::Attend);
         if pages.is_none() && query.is_none() && key.is_none() {
@@ -54,14 +57,18 @@ impl Problem<'_> {
             let room = rows.saturating_sub(longest.unwrap_or(0));
             i64::try_from(room).unwrap_or(i64::MAX)
         };
-        let keys = (0..self.batch).map(|b| self.kv_len(b)).max();
-        let queries = (0..self.batch).map(|b| self.q_len(b)).max();
         Some(Places {
             blocks: pages.map_or(0, |pages| pages.blocks),
             most_needed: needed.iter().copied().max().unwrap_or(0),
             needed,
-            query_padding: query.map(|_| room(self.query_rows, queries)),
-            key_padding: key.map(|_| room(self.key_rows, keys)),
+            query_padding: query.map(|_| {
+                room(
+                    self.query_rows,
+                    (0..self.batch).map(|b| self.q_len(b)).max(),
+                )
+            }),
+            key_padding: key
+                .map(|_| room(self.key_rows, (0..self.batch).map(|b| self.kv_len(b)).max())),
         })
     }
 }
