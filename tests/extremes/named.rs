@@ -189,6 +189,7 @@ fn formulas_of_any_length_are_counted_at_once() {
 
 #[test]
 fn endless_lists_of_layers_sizes_and_sinks_are_cut_and_refused() {
+    let _turn = crate::turn();
     let stream = crate::stream();
     let attention = || {
         let shape = CacheShape::new(1, 1, 64);
@@ -232,6 +233,7 @@ fn endless_lists_of_layers_sizes_and_sinks_are_cut_and_refused() {
 
 #[test]
 fn an_empty_query_of_any_number_of_sequences_is_planned_or_refused_at_once() {
+    let _turn = crate::turn();
     let stream = crate::stream();
     let key: Tensor<f16> = Tensor::empty(stream.device(), [1, 2, 17, 64]).unwrap();
     for batch in [1 << 32, 1 << 40] {
