@@ -622,7 +622,6 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         }
         drop(step);
         let mut step = graphs.begin(&second, &mut two).unwrap();
-        assert!(first.is_idle().unwrap(), "{ending:?}");
         let output = step.forward(0, &twos, &twos, &twos).unwrap();
         let output = output.attention.download(&second).unwrap();
         assert_eq!(output, [bf16::from_f32(2.0); DIM], "{ending:?}");
