@@ -620,8 +620,10 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
                 }
             }
         }
+        let queued = first.record_event().unwrap();
         drop(step);
         let mut step = graphs.begin(&second, &mut two).unwrap();
+        assert!(queued.is_complete().unwrap(), "{ending:?}");
         let output = step.forward(0, &twos, &twos, &twos).unwrap();
         let output = output.attention.download(&second).unwrap();
         assert_eq!(output, [bf16::from_f32(2.0); DIM], "{ending:?}");
