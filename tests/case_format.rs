@@ -25,8 +25,8 @@ fn vectors() -> Vec<PathBuf> {
 }
 
 /// The file above with some metadata added, or changed if the key is there already.
-fn with(changes: &[(&'static str, &'static str)]) -> Vec<u8> {
-    let mut metadata = BASE.to_vec();
+fn with<'a>(changes: &[(&'a str, &'a str)]) -> Vec<u8> {
+    let mut metadata: Vec<(&'a str, &'a str)> = BASE.to_vec();
     for change in changes {
         match metadata.iter_mut().find(|(key, _)| *key == change.0) {
             Some(entry) => *entry = *change,
@@ -36,7 +36,7 @@ fn with(changes: &[(&'static str, &'static str)]) -> Vec<u8> {
     file(&metadata, TENSORS)
 }
 
-fn with_tensors(more: &[(&'static str, &'static str, &'static [u64], usize)]) -> Vec<u8> {
+fn with_tensors<'a>(more: &[(&'a str, &'a str, &'a [u64], usize)]) -> Vec<u8> {
     file(BASE, &[TENSORS, more].concat())
 }
 
@@ -446,7 +446,7 @@ fn a_file_that_cannot_be_read_is_named() {
 fn messages_name_the_value_what_is_expected_and_the_fix_and_repeat_no_hostile_text() {
     // Names as long and as wild as a file makes them.
     let wild = format!("\u{1b}[2J\n{}", "x".repeat(100_000));
-    let wild: &'static str = Box::leak(wild.into_boxed_str());
+    let wild = wild.as_str();
     for bytes in [
         with(&[(wild, "1")]),
         with(&[("version", wild)]),
