@@ -154,6 +154,7 @@ impl DType {
             ("F8_E8M0", DType::Float8E8M0),
             ("F6_E3M2", DType::Float6E3M2),
             ("F6_E2M3", DType::Float6E2M3),
+            ("F4", DType::Float4E2M1),
         ];
         DType::ALL
             .iter()
@@ -229,6 +230,7 @@ mod tests {
             ("F8_E4M3", DType::Float8E4M3Fn),
             ("F8_E5M2", DType::Float8E5M2),
             ("F8_E8M0", DType::Float8E8M0),
+            ("F4", DType::Float4E2M1),
             ("f16", DType::Float16),
         ] {
             assert_eq!(DType::from_name(name), Some(dtype), "{name}");

@@ -32,6 +32,7 @@ pub mod fia;
 mod format;
 pub mod geometry;
 mod layout;
+pub mod minifloat;
 mod operator_version;
 mod rule;
 pub mod scatter;
