@@ -1,7 +1,7 @@
 //! Cost of checking a call: `cargo bench -p ascend-spec`.
 
 use ascend_spec::fia::{FiaCall, Version};
-use ascend_spec::{DType, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 fn main() {
     divan::main();
@@ -12,9 +12,22 @@ fn desc(dtype: DType, shape: &[i64]) -> TensorDesc {
         .unwrap_or(TensorDesc::packed(dtype, ascend_spec::Dims::of([0])))
 }
 
+const SNAPSHOT: Target = Target::snapshot(Soc::AtlasA2);
+const NEWEST: Target = Target::new(Soc::AtlasA2, Cann::NEWEST);
+
 /// A decode step over a paged cache.
 #[divan::bench(args = [1, 16, 256])]
 fn paged_decode(bencher: divan::Bencher<'_, '_>, batch: i64) {
+    decode_on(SNAPSHOT, bencher, batch);
+}
+
+/// The same by the contract of the newest release.
+#[divan::bench(args = [1, 16, 256])]
+fn paged_decode_newest(bencher: divan::Bencher<'_, '_>, batch: i64) {
+    decode_on(NEWEST, bencher, batch);
+}
+
+fn decode_on(target: Target, bencher: divan::Bencher<'_, '_>, batch: i64) {
     let cache = [desc(DType::Bf16, &[8192, 128, 1024])];
     let lengths: Vec<i64> = (0..batch).map(|b| 1 + b * 16).collect();
     let call = FiaCall {
@@ -30,7 +43,7 @@ fn paged_decode(bencher: divan::Bencher<'_, '_>, batch: i64) {
         ..FiaCall::new("BNSD")
     };
     bencher.bench_local(|| {
-        let problem = divan::black_box(&call).check(Version::V1, Target::snapshot(Soc::AtlasA2));
+        let problem = divan::black_box(&call).check(Version::V1, target);
         let problem = problem.map(|problem| problem.lint(&[]).is_ok());
         assert!(matches!(problem, Ok(true)));
     });
@@ -39,6 +52,16 @@ fn paged_decode(bencher: divan::Bencher<'_, '_>, batch: i64) {
 /// A step of packed sequences over a paged cache.
 #[divan::bench(args = [1, 16, 256])]
 fn packed_step(bencher: divan::Bencher<'_, '_>, batch: i64) {
+    step_on(SNAPSHOT, bencher, batch);
+}
+
+/// The same by the contract of the newest release.
+#[divan::bench(args = [1, 16, 256])]
+fn packed_step_newest(bencher: divan::Bencher<'_, '_>, batch: i64) {
+    step_on(NEWEST, bencher, batch);
+}
+
+fn step_on(target: Target, bencher: divan::Bencher<'_, '_>, batch: i64) {
     let cache = [desc(DType::Bf16, &[8192, 128, 1024])];
     let lengths: Vec<i64> = (0..batch).map(|b| 1 + b * 16).collect();
     let ends: Vec<i64> = (1..=batch).collect();
@@ -58,7 +81,7 @@ fn packed_step(bencher: divan::Bencher<'_, '_>, batch: i64) {
         ..FiaCall::new("TND")
     };
     bencher.bench_local(|| {
-        let problem = divan::black_box(&call).check(Version::V1, Target::snapshot(Soc::AtlasA2));
+        let problem = divan::black_box(&call).check(Version::V1, target);
         let problem = problem.map(|problem| problem.lint(&[]).is_ok());
         assert!(matches!(problem, Ok(true)));
     });

@@ -186,6 +186,14 @@ macro_rules! layouts {
                 }
             }
 
+            /// The layout that CANN spells `name`.
+            pub fn parse(name: &str) -> Option<Self> {
+                match name {
+                    $($name => Some(Layout::$variant),)*
+                    _ => None,
+                }
+            }
+
             /// Axis order of query, key and value.
             pub const fn input(self) -> Axes {
                 match self {
@@ -233,14 +241,6 @@ layouts! {
 }
 
 impl Layout {
-    /// The layout that CANN spells `name`.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL
-            .iter()
-            .find(|layout| layout.as_str() == name)
-            .copied()
-    }
-
     /// Whether sequences are packed without a batch axis, so that length arrays are cumulative.
     pub const fn is_packed(self) -> bool {
         self.input().is_packed()

@@ -59,11 +59,14 @@ impl TensorDesc {
         if self.strides.rank() != self.shape.rank() {
             return false;
         }
-        let packed = self.shape.contiguous_strides();
-        self.shape
-            .iter()
-            .zip(self.strides.iter().zip(packed.iter()))
-            .all(|(&dim, (&stride, &want))| dim <= 1 || stride == want)
+        let mut want = 1i64;
+        for (&dim, &stride) in self.shape.iter().zip(self.strides.iter()).rev() {
+            if dim > 1 && stride != want {
+                return false;
+            }
+            want = want.saturating_mul(dim.max(1));
+        }
+        true
     }
 
     /// The bytes that the view touches, from its base address: empty for a view without elements, `None` if the

@@ -88,7 +88,8 @@ impl Problem<'_> {
                 report(violation);
             }
         };
-        tensors::strided(self, report);
+        let odd = tensors::Odd::of(self.call);
+        tensors::strided(self, odd, report);
         outputs::check(self, report);
         match self.work {
             Work::Nothing => return,
@@ -99,7 +100,7 @@ impl Problem<'_> {
             // The operator looks at nothing else, and reads whatever there is.
             return;
         }
-        tensors::check(self, report);
+        tensors::check(self, odd, report);
         precision::check(self, report);
         keys::check(self, report);
         lengths::check(self, report);

@@ -35,18 +35,48 @@ fn tensors<'a>(call: &'a FiaCall<'a>) -> impl Iterator<Item = (&'a TensorDesc, &
     one.chain(keys).chain(values)
 }
 
-/// The inputs that a call may leave out, with their CANN names.
-fn optional<'a>(call: &'a FiaCall<'a>) -> impl Iterator<Item = (&'a TensorDesc, &'static str)> {
-    Parameter::ALL
-        .iter()
-        .filter(|parameter| **parameter != Parameter::Query && !parameter.is_output())
-        .filter_map(|&parameter| {
-            let desc = parameter.of(call).as_ref()?;
-            Some((desc, Operand::from(parameter).acl_name()))
-        })
+/// What is odd about the tensors of a call, found in one pass: most calls have nothing of it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Odd {
+    strided: bool,
+    format: bool,
+    /// An input that a call may leave out is empty, or of more elements than can be counted.
+    size: bool,
 }
 
-pub(super) fn strided(p: &Problem<'_>, report: Report<'_>) {
+impl Odd {
+    pub(super) fn of(call: &FiaCall<'_>) -> Odd {
+        let mut odd = Odd::default();
+        let mut look = |desc: &TensorDesc| {
+            odd.strided |= !desc.is_contiguous();
+            odd.format |= !desc.format.is_plain();
+        };
+        call.key.iter().chain(call.value).for_each(&mut look);
+        let mut size = false;
+        for &parameter in Parameter::ALL {
+            if let Some(desc) = parameter.of(call) {
+                look(desc);
+                size |= is_optional(parameter) && (!countable(desc) || desc.is_empty());
+            }
+        }
+        Odd { size, ..odd }
+    }
+}
+
+/// Whether it is an input that a call may leave out.
+fn is_optional(parameter: Parameter) -> bool {
+    parameter != Parameter::Query && !parameter.is_output()
+}
+
+fn countable(desc: &TensorDesc) -> bool {
+    desc.elements()
+        .is_some_and(|count| i64::try_from(count).is_ok())
+}
+
+pub(super) fn strided(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
+    if !odd.strided {
+        return;
+    }
     for (desc, name) in tensors(p.call) {
         lint!(
             report,
@@ -58,32 +88,28 @@ pub(super) fn strided(p: &Problem<'_>, report: Report<'_>) {
     }
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
-    for (desc, name) in tensors(p.call) {
-        lint!(
-            report,
-            desc.format.is_plain(),
-            FORMAT,
-            format_args!("{name} in format {}", desc.format),
-            Format::PLAIN,
-        );
+pub(super) fn check(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
+    if odd.format {
+        for (desc, name) in tensors(p.call) {
+            lint!(
+                report,
+                desc.format.is_plain(),
+                FORMAT,
+                format_args!("{name} in format {}", desc.format),
+                Format::PLAIN,
+            );
+        }
     }
-    for (desc, name) in optional(p.call) {
-        lint!(
-            report,
-            desc.elements()
-                .is_some_and(|count| i64::try_from(count).is_ok()),
-            COUNTABLE,
-            format_args!("{name} {}", desc.shape),
-            "dimensions of at least 0 with a product below 2^63",
-        );
-        lint!(
-            report,
-            !desc.is_empty(),
-            EMPTY,
-            format_args!("{name} {}", desc.shape),
-            "a tensor with elements, or none",
-        );
+    if odd.size {
+        for &parameter in Parameter::ALL {
+            if let Some(desc) = parameter
+                .of(p.call)
+                .as_ref()
+                .filter(|_| is_optional(parameter))
+            {
+                size(desc, Operand::from(parameter).acl_name(), report);
+            }
+        }
     }
     lint!(
         report,
@@ -91,5 +117,22 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         SCALE,
         p.scale(),
         "a finite number",
+    );
+}
+
+fn size(desc: &TensorDesc, name: &str, report: Report<'_>) {
+    lint!(
+        report,
+        countable(desc),
+        COUNTABLE,
+        format_args!("{name} {}", desc.shape),
+        "dimensions of at least 0 with a product below 2^63",
+    );
+    lint!(
+        report,
+        !desc.is_empty(),
+        EMPTY,
+        format_args!("{name} {}", desc.shape),
+        "a tensor with elements, or none",
     );
 }
