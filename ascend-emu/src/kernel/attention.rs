@@ -35,6 +35,9 @@ pub(super) struct Attention {
     query: Source,
     query_rope: Option<Source>,
     query_conversion: Option<Conversion>,
+    /// Factor of the query's rotary part, beside the scale of its row: the scale of the keys, where it is that of their
+    /// rotary part, too.
+    rope_scale: Option<f32>,
     pub(super) key_conversion: Option<Conversion>,
     pub(super) value_conversion: Option<Conversion>,
     pub(super) out: Output,
@@ -49,6 +52,8 @@ pub(super) struct Attention {
     pub(super) quantum: Option<f32>,
     /// Factor of the output.
     pub(super) gain: f32,
+    /// Summand of the log-sum-exp.
+    pub(super) lse_summand: f32,
     /// Whether a row that the mask tensor leaves without keys comes out as 0.
     pub(super) corrects_blind_rows: bool,
 }
@@ -101,7 +106,7 @@ impl Attention {
         let conversion = |affine: &Option<Affine>, heads, dim| {
             let affine = affine.as_ref()?;
             // SAFETY: the problem touches the tensors of its grids.
-            Some(unsafe { Conversion::new(problem.call, buffers, affine, heads, dim) })
+            Some(unsafe { Conversion::new(problem, buffers, affine, heads, dim) })
         };
         let factors = |grid: Grid, heads| {
             // SAFETY: as above.
@@ -111,6 +116,8 @@ impl Attention {
             [int8.deq_scale1, int8.quant_scale1, int8.deq_scale2]
                 .map(|grid| factors(grid, 1).of_row((0, 0, 0)))
         });
+        let first = |grid: Grid| factors(grid, 1).of_row((0, 0, 0));
+        let keys_scale = problem.key_affine.map(|affine| affine.scale);
         let scale = problem.scale() * int8.map_or(1.0, |[scale, ..]| f64::from(scale));
         let scale = (scale * std::f64::consts::LOG2_E) as f32;
         let (keys, values) = (problem.head_dim, problem.value_dim);
@@ -145,6 +152,7 @@ impl Attention {
                 .query_rope
                 .map(|rope| source(Operand::QueryRope, &rope, problem.rope_dim)),
             query_conversion: conversion(&problem.query_affine, problem.heads, keys),
+            rope_scale: keys_scale.filter(|_| problem.scaled_rope).map(first),
             key_conversion: conversion(&problem.key_affine, problem.kv_heads, keys),
             value_conversion: conversion(&problem.value_affine, problem.kv_heads, values),
             // SAFETY: the problem touches all of the output, and nobody else does.
@@ -174,6 +182,7 @@ impl Attention {
             held,
             quantum: int8.map(|[_, quantum, _]| quantum),
             gain: int8.map_or(1.0, |[.., gain]| gain),
+            lse_summand: problem.probability_scale.map_or(0.0, |grid| first(grid).ln()),
             corrects_blind_rows: problem.corrects_blind_rows(),
         }
     }
@@ -360,6 +369,7 @@ impl Sequence {
                     None => Place::Rows {
                         batch: at.batch,
                         first: of.kv_first,
+                        position: of.kv_position,
                     },
                 },
             },
@@ -391,7 +401,11 @@ impl Sequence {
                 value: part(),
                 prefix: 0,
                 sequence: batch,
-                place: Place::Rows { batch: 0, first: 0 },
+                place: Place::Rows {
+                    batch: 0,
+                    first: 0,
+                    position: 0,
+                },
             },
             batch,
             rows: problem.query_rows,
@@ -444,17 +458,26 @@ impl Kernel for ReadQuery<'_> {
         let watch = &mut simd.splat(0.0);
         let dim = attention.query.sizes().dim;
         attention.query.read(simd, at, 0..dim, out, step, watch);
+        let coordinates = Coordinates {
+            sequence: (at.0, at.2),
+            stored: (at.0, at.2),
+        };
         if let Some(conversion) = &attention.query_conversion {
-            let coordinates = Coordinates {
-                sequence: (at.0, at.2),
-                block: (at.0, at.2),
-            };
             conversion.to_values(simd, coordinates, at.1, (&mut *out, step, dim), watch);
         }
         if let Some(rope) = &attention.query_rope {
             let out = &mut out[dim.div_ceil(WIDTH) * step..];
             let dim = rope.sizes().dim;
             rope.read(simd, at, 0..dim, out, step, watch);
+            if let (Some(scale), Some(conversion)) =
+                (attention.rope_scale, &attention.query_conversion)
+            {
+                let (of_row, _) = conversion.of_row(coordinates, at.1);
+                let scale = simd.splat(scale * of_row);
+                for out in out.iter_mut().step_by(step).take(dim.div_ceil(WIDTH)) {
+                    simd.store(simd.multiply(simd.load(out), scale), out);
+                }
+            }
         }
         let scale = simd.splat(attention.query_scale);
         for out in out.iter_mut().step_by(step).take(attention.vectors()) {

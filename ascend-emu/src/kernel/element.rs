@@ -1,6 +1,7 @@
 //! Element types: how they come in and how results go out.
 
 use super::simd::{Simd, WIDTH};
+use ascend_spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use half::{bf16, f16};
 
 /// A type that tensors of a call may have.
@@ -103,6 +104,29 @@ impl Element for i8 {
         narrow
     }
 }
+
+/// Types of 8 bits, by a look-up in the table of their values.
+macro_rules! looked_up {
+    ($($element:ident),*) => {$(
+        impl Element for $element {
+            const ZERO: Self = $element::from_bits(0);
+
+            #[inline(always)]
+            fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register {
+                simd.load(&values.map($element::to_f32))
+            }
+
+            #[inline(always)]
+            fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH] {
+                let mut values = [0.0; WIDTH];
+                simd.store(register, &mut values);
+                values.map($element::from_f32)
+            }
+        }
+    )*};
+}
+
+looked_up!(Float8E4M3Fn, HiFloat8);
 
 #[cfg(test)]
 mod tests {

@@ -2,8 +2,9 @@
 
 use super::Buffers;
 use super::simd::{Simd, Vector, WIDTH};
-use ascend_spec::fia::{Affine, FiaCall, Grid, Operand};
-use ascend_spec::{DType, View};
+use ascend_spec::DType;
+use ascend_spec::fia::{Affine, Counts, Cuts, FiaCall, Grid, Operand, Problem};
+use ascend_spec::minifloat::Float8E8M0;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -65,6 +66,7 @@ impl Numbers {
             DType::Bf16 => bf16::from_ne_bytes(self.element(index)?).to_f32(),
             // The hardware's form: single precision in the lower half.
             DType::UInt64 => f32::from_bits(u64::from_ne_bytes(self.element(index)?) as u32),
+            DType::Float8E8M0 => Float8E8M0::from_bits(self.element::<1>(index)?[0]).to_f32(),
             _ => return None,
         })
     }
@@ -83,7 +85,9 @@ impl Numbers {
 #[derive(Debug)]
 pub(super) struct Factors {
     numbers: Numbers,
-    view: View,
+    grid: Grid,
+    /// Whether neighbours share numbers, so that they are looked up for each row anew.
+    parted: bool,
     /// Instead of `row`, where there is one for each element of a head: of each head, so many vectors.
     channels: Vec<Vector>,
     vectors: usize,
@@ -104,40 +108,54 @@ impl Factors {
     ) -> Self {
         // SAFETY: the caller keeps this contract.
         let numbers = unsafe { Numbers::new(call, buffers, grid.operand, grid.dtype) };
-        let (view, vectors) = (grid.view, dim.div_ceil(WIDTH));
+        let vectors = dim.div_ceil(WIDTH);
+        let parted = grid.cuts != Cuts::NONE;
         let mut channels = Vec::new();
-        if view.dim != 0 {
+        if grid.view.dim != 0 && !parted {
             channels.resize(heads * vectors, [0.0; WIDTH]);
             for (head, vectors) in channels.chunks_exact_mut(vectors.max(1)).enumerate() {
                 let values = vectors.as_flattened_mut().iter_mut().take(dim);
-                for (d, value) in (0i64..).zip(values) {
-                    let index = view
-                        .at(0, head, 0)
-                        .saturating_add(view.dim.saturating_mul(d));
+                for (d, value) in values.enumerate() {
+                    let index = grid.at((0, head, 0), d);
                     *value = numbers.number(index).unwrap_or(f32::NAN);
                 }
             }
         }
         Factors {
             numbers,
-            view,
+            grid: *grid,
+            parted,
             channels,
             vectors,
         }
     }
 
     /// The one number of a row; NaN if the tensor lacks it.
-    pub(super) fn of_row(&self, (batch, head, row): (usize, usize, usize)) -> f32 {
-        self.numbers
-            .number(self.view.at(batch, head, row))
-            .unwrap_or(f32::NAN)
+    pub(super) fn of_row(&self, at: (usize, usize, usize)) -> f32 {
+        self.of_element(at, 0)
+    }
+
+    /// The number of element `d` of a row; NaN if the tensor lacks it.
+    fn of_element(&self, at: (usize, usize, usize), d: usize) -> f32 {
+        let number = self.numbers.number(self.grid.at(at, d));
+        number.unwrap_or(f32::NAN)
     }
 
     /// The numbers of vector `i` of a row whose number is `one`.
     #[inline(always)]
-    fn vector(&self, head: usize, i: usize, one: f32) -> Vector {
+    fn vector(&self, at: (usize, usize, usize), i: usize, one: f32) -> Vector {
+        if self.parted {
+            return self.looked_up(at, i);
+        }
+        let head = at.1;
         let channels = self.channels.get(head * self.vectors + i);
         channels.copied().unwrap_or([one; WIDTH])
+    }
+
+    /// The numbers of vector `i` of a row, one by one.
+    #[inline(never)]
+    fn looked_up(&self, at: (usize, usize, usize), i: usize) -> Vector {
+        std::array::from_fn(|l| self.of_element(at, i * WIDTH + l))
     }
 
     /// The numbers of a head's elements, or none where rows have one for all.
@@ -150,7 +168,7 @@ impl Factors {
     /// The number of a row, where one stands for all elements.
     #[inline(always)]
     fn one(&self, at: (usize, usize, usize)) -> f32 {
-        if self.channels.is_empty() {
+        if self.channels.is_empty() && !self.parted {
             self.of_row(at)
         } else {
             0.0
@@ -161,10 +179,10 @@ impl Factors {
 /// Where a row stands, for the grids that count one way and for those that count the other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Coordinates {
-    /// Sequence, and row on the tensor's row axis.
+    /// Sequence, and token.
     pub(super) sequence: (usize, usize),
-    /// Block of the cache, and row in it.
-    pub(super) block: (usize, usize),
+    /// Place on the tensor's batch axis and row, or block of the cache and row in it.
+    pub(super) stored: (usize, usize),
 }
 
 /// What makes values of stored numbers, `(stored + offset) * scale`, or numbers to store of values,
@@ -173,7 +191,9 @@ pub(super) struct Coordinates {
 pub(super) struct Conversion {
     scale: Factors,
     offset: Option<Factors>,
-    by_block: bool,
+    counts: Counts,
+    /// Of each sequence, the parts of rows before its own, where grids count on.
+    before: Vec<usize>,
 }
 
 impl Conversion {
@@ -183,19 +203,44 @@ impl Conversion {
     ///
     /// As long as the value is used, the bytes of the tensors of scale and offset may be read.
     pub(super) unsafe fn new(
-        call: &FiaCall<'_>,
+        problem: &Problem<'_>,
         buffers: &Buffers<'_>,
         affine: &Affine,
         heads: usize,
         dim: usize,
     ) -> Self {
+        let call = problem.call;
         // SAFETY: the caller keeps this contract, for both.
         let factors = |grid: &Grid| unsafe { Factors::new(call, buffers, grid, heads, dim) };
+        let counts = affine.scale.counts;
         Conversion {
             scale: factors(&affine.scale),
             offset: affine.offset.as_ref().map(factors),
-            by_block: affine.scale.by_block,
+            counts,
+            before: match counts {
+                Counts::Behind => problem.parts_before(&affine.scale),
+                Counts::Tokens | Counts::Stored => Vec::new(),
+            },
         }
+    }
+
+    /// Whether neighbours share numbers otherwise than all elements of a row, or all rows of a head.
+    pub(super) fn is_parted(&self) -> bool {
+        self.scale.parted || self.offset.as_ref().is_some_and(|offset| offset.parted)
+    }
+
+    /// Where the grids have a row.
+    #[inline(always)]
+    fn at(&self, at: Coordinates, head: usize) -> (usize, usize, usize) {
+        let (batch, row) = match self.counts {
+            Counts::Tokens => at.sequence,
+            Counts::Stored => at.stored,
+            Counts::Behind => {
+                let (sequence, token) = at.sequence;
+                (self.before.get(sequence).copied().unwrap_or(0), token)
+            }
+        };
+        (batch, head, row)
     }
 
     /// Turns the `count` vectors of a row, which lie `step` apart, into values; the zeros that fill up the last one
@@ -209,9 +254,9 @@ impl Conversion {
         (out, step, dim): (&mut [Vector], usize, usize),
         watch: &mut S::Register,
     ) {
-        let (batch, row) = if self.by_block { at.block } else { at.sequence };
-        let scale = self.scale.one((batch, head, row));
-        let offset = self.offset.as_ref().map(|it| it.one((batch, head, row)));
+        let at = self.at(at, head);
+        let scale = self.scale.one(at);
+        let offset = self.offset.as_ref().map(|it| it.one(at));
         for (i, out) in out
             .iter_mut()
             .step_by(step)
@@ -219,12 +264,12 @@ impl Conversion {
             .enumerate()
         {
             if let (Some(factors), Some(offset)) = (&self.offset, offset) {
-                let offset = factors.vector(head, i, offset);
+                let offset = factors.vector(at, i, offset);
                 for l in 0..WIDTH {
                     out[l] += offset[l];
                 }
             }
-            let scale = self.scale.vector(head, i, scale);
+            let scale = self.scale.vector(at, i, scale);
             let value = simd.multiply(simd.load(out), simd.load(&scale));
             simd.store(value, out);
             // Past the end of the row are zeros still.
@@ -237,10 +282,10 @@ impl Conversion {
 
     /// Scale and offset of a row, where they are the same for all its elements.
     pub(super) fn of_row(&self, at: Coordinates, head: usize) -> (f32, f32) {
-        let (batch, row) = if self.by_block { at.block } else { at.sequence };
-        let scale = self.scale.one((batch, head, row));
+        let at = self.at(at, head);
+        let scale = self.scale.one(at);
         let offset = self.offset.as_ref();
-        (scale, offset.map_or(0.0, |it| it.one((batch, head, row))))
+        (scale, offset.map_or(0.0, |it| it.one(at)))
     }
 
     /// What is the same for all rows of a head.
@@ -254,15 +299,16 @@ impl Conversion {
     /// Turns the values of a row into numbers to store, not rounded yet.
     #[inline(always)]
     pub(super) fn to_stored(&self, head: usize, values: &mut [Vector]) {
-        let scale = self.scale.one((0, head, 0));
-        let offset = self.offset.as_ref().map(|it| it.one((0, head, 0)));
+        let at = (0, head, 0);
+        let scale = self.scale.one(at);
+        let offset = self.offset.as_ref().map(|it| it.one(at));
         for (i, values) in values.iter_mut().enumerate() {
-            let scale = self.scale.vector(head, i, scale);
+            let scale = self.scale.vector(at, i, scale);
             for l in 0..WIDTH {
                 values[l] *= scale[l];
             }
             if let (Some(factors), Some(offset)) = (&self.offset, offset) {
-                let offset = factors.vector(head, i, offset);
+                let offset = factors.vector(at, i, offset);
                 for l in 0..WIDTH {
                     values[l] += offset[l];
                 }

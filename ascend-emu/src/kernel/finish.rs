@@ -81,7 +81,7 @@ impl Kernel for Finish<'_> {
                 f32::INFINITY
             } else {
                 let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
-                divide(out, (max, sum), sink, attention.gain)
+                divide(out, (max, sum), sink, attention.gain) + attention.lse_summand
             };
             attention.out.write_row(simd, at, out, exists);
             if let Some(sink) = &attention.lse {

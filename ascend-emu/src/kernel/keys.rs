@@ -39,7 +39,12 @@ pub(super) struct Keys {
 #[derive(Debug)]
 pub(super) enum Place {
     /// Behind one another from `first` on, at `batch` of the batch axis.
-    Rows { batch: usize, first: usize },
+    Rows {
+        batch: usize,
+        first: usize,
+        /// Position of the first in the sequence: rows before it are padding.
+        position: usize,
+    },
     /// In blocks.
     Pages(Blocks),
 }
@@ -90,27 +95,28 @@ impl Keys {
     /// `None` for a key of a block that the cache does not have.
     #[inline(always)]
     fn spot(&self, key: usize) -> Option<Spot> {
-        let spot = |in_prefix, batch, row, token, block| Spot {
+        let spot = |in_prefix, batch, row, token| Spot {
             in_prefix,
             batch,
             row,
             coordinates: Coordinates {
                 sequence: (self.sequence, token),
-                block,
+                stored: (batch, row),
             },
         };
         if key < self.prefix {
-            return Some(spot(true, 0, key, key, (0, key)));
+            return Some(spot(true, 0, key, key));
         }
         let own = key - self.prefix;
         Some(match &self.place {
-            Place::Rows { batch, first } => {
-                let row = first + own;
-                spot(false, *batch, row, row, (*batch, row))
-            }
+            Place::Rows {
+                batch,
+                first,
+                position,
+            } => spot(false, *batch, first + own, position + own),
             Place::Pages(blocks) => {
                 let (block, row) = blocks.find(own)?;
-                spot(false, block, row, own, (block, row))
+                spot(false, block, row, own)
             }
         })
     }
@@ -245,7 +251,7 @@ impl Keys {
             Source::Half(_) => self.request_as::<f16>(part, head, keys, requests),
             Source::Brain(_) => self.request_as::<bf16>(part, head, keys, requests),
             Source::Bytes(_) => self.request_as::<i8>(part, head, keys, requests),
-            Source::Nibbles(_) | Source::Nothing => {}
+            Source::E4m3(_) | Source::HiFloat8(_) | Source::Nibbles(_) | Source::Nothing => {}
         }
     }
 

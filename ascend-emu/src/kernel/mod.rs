@@ -188,7 +188,8 @@ fn unsupported(problem: &Problem<'_>) -> Option<DType> {
     if !matches!(own, DType::Float16 | DType::Bf16 | DType::Float) {
         return Some(own);
     }
-    if out != own && out != DType::Int8 {
+    let quantised = [DType::Int8, DType::Float8E4M3Fn, DType::HiFloat8];
+    if out != own && !quantised.contains(&out) {
         return Some(out);
     }
     if problem.work != Work::Attend {

@@ -6,6 +6,7 @@ use super::source::Types;
 use super::tensors::{Sink, Sizes};
 use ascend_spec::DType;
 use ascend_spec::fia::Rows;
+use ascend_spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use half::{bf16, f16};
 
 /// A tensor that attention is written to.
@@ -16,6 +17,10 @@ pub(super) enum Output {
     Brain(Sink<bf16>),
     /// `INT8`; without a conversion only zeros are written.
     Bytes(Sink<i8>, Option<Box<Conversion>>),
+    /// `FLOAT8_E4M3FN`, likewise.
+    E4m3(Sink<Float8E4M3Fn>, Option<Box<Conversion>>),
+    /// `HIFLOAT8`, likewise.
+    HiFloat8(Sink<HiFloat8>, Option<Box<Conversion>>),
 }
 
 impl Output {
@@ -35,6 +40,12 @@ impl Output {
                 DType::Float16 => Output::Half(Sink::new(base, rows, sizes)),
                 DType::Bf16 => Output::Brain(Sink::new(base, rows, sizes)),
                 DType::Float => Output::Single(Sink::new(base, rows, sizes)),
+                DType::Float8E4M3Fn => {
+                    Output::E4m3(Sink::new(base, rows, sizes), conversion.map(Box::new))
+                }
+                DType::HiFloat8 => {
+                    Output::HiFloat8(Sink::new(base, rows, sizes), conversion.map(Box::new))
+                }
                 _ => Output::Bytes(Sink::new(base, rows, sizes), conversion.map(Box::new)),
             }
         }
@@ -47,6 +58,8 @@ impl Output {
             Output::Half(sink) => sink.is_disjoint(),
             Output::Brain(sink) => sink.is_disjoint(),
             Output::Bytes(sink, _) => sink.is_disjoint(),
+            Output::E4m3(sink, _) => sink.is_disjoint(),
+            Output::HiFloat8(sink, _) => sink.is_disjoint(),
         }
     }
 
@@ -60,16 +73,22 @@ impl Output {
         values: &mut [Vector],
         computed: bool,
     ) {
+        let conversion = match self {
+            Output::Bytes(_, conversion)
+            | Output::E4m3(_, conversion)
+            | Output::HiFloat8(_, conversion) => conversion.as_ref(),
+            Output::Single(_) | Output::Half(_) | Output::Brain(_) => None,
+        };
+        if let Some(conversion) = conversion.filter(|_| computed) {
+            conversion.to_stored(at.1, values);
+        }
         match self {
             Output::Single(sink) => sink.write_row(simd, at, values),
             Output::Half(sink) => sink.write_row(simd, at, values),
             Output::Brain(sink) => sink.write_row(simd, at, values),
-            Output::Bytes(sink, conversion) => {
-                if let (Some(conversion), true) = (conversion, computed) {
-                    conversion.to_stored(at.1, values);
-                }
-                sink.write_row(simd, at, values);
-            }
+            Output::Bytes(sink, _) => sink.write_row(simd, at, values),
+            Output::E4m3(sink, _) => sink.write_row(simd, at, values),
+            Output::HiFloat8(sink, _) => sink.write_row(simd, at, values),
         }
     }
 }

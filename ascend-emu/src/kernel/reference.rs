@@ -5,7 +5,8 @@
 //! element type: what that costs belongs to the tolerance of the comparison. The weights of an `INT8` query are rounded
 //! to integers against the final maximum of the row, where the operator takes the running one.
 
-use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, Sequence, Work};
+use ascend_spec::fia::{Affine, Counts, Grid, MaskUse, Operand, Padding, Problem, Rows, Sequence, Work};
+use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, MaskGeometry};
 
 /// The bytes of each tensor of a call, from its base address; empty for tensors that the call has not.
@@ -195,7 +196,9 @@ impl Call<'_, '_, '_> {
             weighted * gain / sum
         };
         let outputs = (0..problem.value_dim).map(output).collect();
-        (self.stored(outputs, head), max + sum.ln())
+        let summand = problem.probability_scale;
+        let summand = summand.map_or(0.0, |grid| self.factor(&grid, (0, 0, 0), 0).ln());
+        (self.stored(outputs, head), max + sum.ln() + summand)
     }
 
     /// A query, the rotary part behind it.
@@ -210,7 +213,8 @@ impl Call<'_, '_, '_> {
             .map(|d| self.element(Operand::Query, &problem.query, at, d) * factor(d))
             .collect();
         if let Some(rope) = &problem.query_rope {
-            let element = |d| self.element(Operand::QueryRope, rope, at, d);
+            let scale = if problem.scaled_rope { factor(0) } else { 1.0 };
+            let element = |d| self.element(Operand::QueryRope, rope, at, d) * scale;
             query.extend((0..problem.rope_dim).map(element));
         }
         query
@@ -235,7 +239,11 @@ impl Call<'_, '_, '_> {
             })
             .collect();
         if let Some(rope) = &own.key_rope {
-            let element = |d| self.element(Operand::KeyRope, rope, at, d);
+            let scale = match &problem.key_affine {
+                Some(affine) if problem.scaled_rope => self.factor(&affine.scale, at, 0),
+                _ => 1.0,
+            };
+            let element = |d| self.element(Operand::KeyRope, rope, at, d) * scale;
             key.extend((0..problem.rope_dim).map(element));
         }
         key
@@ -303,14 +311,14 @@ impl Call<'_, '_, '_> {
             return stored;
         };
         let at = |grid: &Grid| {
-            let row = match spot.in_prefix {
+            let token = match spot.in_prefix {
                 true => j,
-                false => of.kv_first + j - of.prefix,
+                false => of.kv_position + j - of.prefix,
             };
-            if grid.by_block {
-                (spot.batch, head, spot.row)
-            } else {
-                (b, head, row)
+            match grid.counts {
+                Counts::Tokens => (b, head, token),
+                Counts::Stored => (spot.batch, head, spot.row),
+                Counts::Behind => (self.problem.parts_before(grid)[b], head, token),
             }
         };
         let offset = |grid: &Grid| self.factor(grid, at(grid), d);
@@ -326,9 +334,11 @@ impl Call<'_, '_, '_> {
         let store = |(d, value): (usize, f64)| {
             let factor = |grid: &Grid| self.factor(grid, (0, head, 0), d);
             let offset = affine.offset.as_ref().map_or(0.0, factor);
-            (value * factor(&affine.scale) + offset)
-                .round_ties_even()
-                .clamp(-128.0, 127.0)
+            let value = value * factor(&affine.scale) + offset;
+            match self.problem.out_dtype() {
+                DType::Int8 => value.round_ties_even().clamp(-128.0, 127.0),
+                _ => value,
+            }
         };
         values.into_iter().enumerate().map(store).collect()
     }
@@ -347,8 +357,7 @@ impl Call<'_, '_, '_> {
 
     /// The element of a grid that applies to element `d` of a row.
     fn factor(&self, grid: &Grid, at: (usize, usize, usize), d: usize) -> f64 {
-        let index = grid.view.at(at.0, at.1, at.2) + d as i64 * grid.view.dim;
-        self.number(grid.operand, grid.dtype, index)
+        self.number(grid.operand, grid.dtype, grid.at(at, d))
             .unwrap_or(f64::NAN)
     }
 
@@ -378,9 +387,12 @@ impl Call<'_, '_, '_> {
     fn number(&self, operand: Operand, dtype: DType, index: i64) -> Option<f64> {
         let bytes = (self.inputs.bytes)(operand);
         let index = usize::try_from(index).ok()?;
-        if dtype == DType::Int4 {
+        if let DType::Int4 | DType::Float4E2M1 = dtype {
             let byte = bytes.get(index / 2)?;
             let half = if index % 2 == 0 { byte & 15 } else { byte >> 4 };
+            if dtype == DType::Float4E2M1 {
+                return Some(f64::from(Float4E2M1::from_bits(half).to_f32()));
+            }
             return Some(f64::from(half) - if half < 8 { 0.0 } else { 16.0 });
         }
         let size = dtype.size()?;
@@ -398,6 +410,9 @@ impl Call<'_, '_, '_> {
             DType::UInt8 => f64::from(bits as u8),
             DType::Int32 => f64::from(bits as u32 as i32),
             DType::Int64 => bits as i64 as f64,
+            DType::Float8E4M3Fn => f64::from(Float8E4M3Fn::from_bits(bits as u8).to_f32()),
+            DType::HiFloat8 => f64::from(HiFloat8::from_bits(bits as u8).to_f32()),
+            DType::Float8E8M0 => f64::from(Float8E8M0::from_bits(bits as u8).to_f32()),
             _ => return None,
         })
     }

@@ -5,6 +5,7 @@ use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensors::{Grid, Plain, Sizes};
 use ascend_spec::DType;
 use ascend_spec::fia::Rows;
+use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, HiFloat8};
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -35,6 +36,8 @@ pub(super) enum Source {
     Half(Plain<f16>),
     Brain(Plain<bf16>),
     Bytes(Plain<i8>),
+    E4m3(Plain<Float8E4M3Fn>),
+    HiFloat8(Plain<HiFloat8>),
     Nibbles(Nibbles),
     /// Of a type that no call may have: zeros.
     Nothing,
@@ -52,7 +55,10 @@ impl Source {
                 DType::Float16 => Source::Half(Plain::new(base, rows, sizes)),
                 DType::Bf16 => Source::Brain(Plain::new(base, rows, sizes)),
                 DType::Int8 => Source::Bytes(Plain::new(base, rows, sizes)),
-                DType::Int4 => Source::Nibbles(Nibbles::new(base, rows, sizes)),
+                DType::Float8E4M3Fn => Source::E4m3(Plain::new(base, rows, sizes)),
+                DType::HiFloat8 => Source::HiFloat8(Plain::new(base, rows, sizes)),
+                DType::Int4 => Source::Nibbles(Nibbles::new(base, rows, sizes, false)),
+                DType::Float4E2M1 => Source::Nibbles(Nibbles::new(base, rows, sizes, true)),
                 _ => Source::Nothing,
             }
         }
@@ -65,7 +71,9 @@ impl Source {
             Source::Half(plain) => plain.sizes(),
             Source::Brain(plain) => plain.sizes(),
             Source::Bytes(plain) => plain.sizes(),
-            Source::Nibbles(nibbles) => nibbles.0.sizes(),
+            Source::E4m3(plain) => plain.sizes(),
+            Source::HiFloat8(plain) => plain.sizes(),
+            Source::Nibbles(nibbles) => nibbles.grid.sizes(),
             Source::Nothing => Sizes::NONE,
         }
     }
@@ -130,6 +138,8 @@ impl Kernel for ReadRow<'_> {
             Source::Half(plain) => plain.read(simd, at, columns, out, step, watch),
             Source::Brain(plain) => plain.read(simd, at, columns, out, step, watch),
             Source::Bytes(plain) => plain.read(simd, at, columns, out, step, watch),
+            Source::E4m3(plain) => plain.read(simd, at, columns, out, step, watch),
+            Source::HiFloat8(plain) => plain.read(simd, at, columns, out, step, watch),
             Source::Nibbles(nibbles) => nibbles.read(at, columns, out, step),
             Source::Nothing => clear(out, step, columns.len().div_ceil(WIDTH)),
         }
@@ -168,8 +178,17 @@ stored! {
 
 /// Whether rows of this type can be read.
 pub(super) fn reads(dtype: DType, own: DType) -> bool {
-    use DType::{Bf16, Float16, Int4, Int8};
-    dtype == own || [Float16, Bf16, Int8, Int4].contains(&dtype)
+    use DType::{Bf16, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8};
+    let all = [
+        Float16,
+        Bf16,
+        Int8,
+        Int4,
+        Float8E4M3Fn,
+        HiFloat8,
+        Float4E2M1,
+    ];
+    dtype == own || all.contains(&dtype)
 }
 
 /// Zeros in the first `count` vectors that lie `step` apart.
@@ -180,9 +199,13 @@ pub(super) fn clear(out: &mut [Vector], step: usize, count: usize) {
     }
 }
 
-/// A tensor of `INT4`: two to a byte, the first in the low half.
+/// A tensor of `INT4` or `FLOAT4_E2M1`: two to a byte, the first in the low half.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Nibbles(Grid<u8>);
+pub(super) struct Nibbles {
+    grid: Grid<u8>,
+    /// Whether they are floats.
+    floats: bool,
+}
 
 // SAFETY: the address is only read through, and whoever made the value vouches for that on any thread.
 unsafe impl Send for Nibbles {}
@@ -193,9 +216,10 @@ impl Nibbles {
     /// # Safety
     ///
     /// As for [`Source::new`].
-    unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes) -> Self {
+    unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, floats: bool) -> Self {
         // Half bytes are counted as bytes where the grid looks at what an address can name, which is on the safe side.
-        Nibbles(Grid::new(base.cast_mut(), rows, sizes))
+        let grid = Grid::new(base.cast_mut(), rows, sizes);
+        Nibbles { grid, floats }
     }
 
     /// [`Source::read`]; the numbers are finite.
@@ -207,16 +231,36 @@ impl Nibbles {
         out: &mut [Vector],
         step: usize,
     ) {
-        assert!(columns.end <= self.0.sizes().dim, "no such column");
-        let first = self.0.first(at);
-        let base = self.0.base().cast_const();
+        if self.floats {
+            let value = |high: u8| Float4E2M1::from_bits(high >> 4).to_f32();
+            self.read_as(at, columns, out, step, value);
+        } else {
+            let value = |high: u8| f32::from(high.cast_signed() >> 4);
+            self.read_as(at, columns, out, step, value);
+        }
+    }
+
+    /// [`Nibbles::read`], given the value of a number in the upper half of a byte.
+    #[inline(always)]
+    fn read_as(
+        &self,
+        at: (usize, usize, usize),
+        columns: Range<usize>,
+        out: &mut [Vector],
+        step: usize,
+        value: impl Fn(u8) -> f32,
+    ) {
+        let grid = &self.grid;
+        assert!(columns.end <= grid.sizes().dim, "no such column");
+        let first = grid.first(at);
+        let base = grid.base().cast_const();
         for (at, out) in columns
             .clone()
             .step_by(WIDTH)
             .zip(out.iter_mut().step_by(step))
         {
-            let index = first.wrapping_add(self.0.column(at));
-            if self.0.is_dense() && index & 1 == 0 && at + WIDTH <= columns.end {
+            let index = first.wrapping_add(grid.column(at));
+            if grid.is_dense() && index & 1 == 0 && at + WIDTH <= columns.end {
                 // SAFETY: as below, the bytes of elements that lie side by side.
                 let bytes = unsafe {
                     base.wrapping_offset(index >> 1)
@@ -229,13 +273,13 @@ impl Nibbles {
                     } else {
                         bytes[i / 2]
                     };
-                    *out = f32::from(high.cast_signed() >> 4);
+                    *out = value(high);
                 }
                 continue;
             }
             *out = [0.0; WIDTH];
             for (out, d) in out.iter_mut().zip(at..columns.end) {
-                let index = first.wrapping_add(self.0.column(d));
+                let index = first.wrapping_add(grid.column(d));
                 // SAFETY: the row and the column exist, as checked, and may be read by the contract of `new`.
                 let byte = unsafe { base.wrapping_offset(index >> 1).read() };
                 let high = if index & 1 == 0 {
@@ -243,7 +287,7 @@ impl Nibbles {
                 } else {
                     byte & 0xf0
                 };
-                *out = f32::from(high.cast_signed() >> 4);
+                *out = value(high);
             }
         }
     }

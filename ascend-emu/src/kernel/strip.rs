@@ -307,6 +307,9 @@ impl Step<'_> {
         [of_key, of_value]: [&Conversion; 2],
         found: &mut [Found; 3],
     ) -> Option<()> {
+        if of_key.is_parted() || of_value.is_parted() {
+            return None;
+        }
         let mut runs = [None; RUNS];
         self.runs::<i8>(&mut runs)?;
         let (of, head) = (&self.sequence.keys, self.task.kv_head);

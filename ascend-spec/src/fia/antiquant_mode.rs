@@ -23,17 +23,20 @@ pub enum AntiquantMode {
     PerTokenPaged = 4,
     /// A scale for each place and head in a paged cache: FLOAT32 `[blocks, N, block_size]`.
     PerTokenHeadPaged = 5,
+    /// A scale for each token, head and 32 elements: FLOAT8_E8M0 `[1, B, N, S, D/32]`, for FLOAT4_E2M1 keys of Ascend 950.
+    PerTokenGroup = 6,
 }
 
 impl AntiquantMode {
     /// Every mode, in the order of CANN's numbers.
-    pub const ALL: [AntiquantMode; 6] = [
+    pub const ALL: [AntiquantMode; 7] = [
         AntiquantMode::PerChannel,
         AntiquantMode::PerToken,
         AntiquantMode::PerTensorHead,
         AntiquantMode::PerTokenHead,
         AntiquantMode::PerTokenPaged,
         AntiquantMode::PerTokenHeadPaged,
+        AntiquantMode::PerTokenGroup,
     ];
 
     /// CANN's number.

@@ -10,8 +10,10 @@ mod cache;
 mod call;
 mod check;
 mod checker;
+mod grid;
 mod head_shape;
 mod implied;
+mod mxfp8;
 mod operand;
 mod problem;
 mod quantisation;
@@ -25,13 +27,13 @@ pub use antiquant_mode::AntiquantMode;
 pub use cache::Cache;
 pub use call::FiaCall;
 pub use checker::Checker;
+pub use grid::{Affine, Counts, Cut, Cuts, Grid};
 pub use head_shape::HeadShape;
 pub use operand::{Operand, Parameter, Place};
 pub use problem::{
     Int8Query, KeyValue, MaskTensor, MaskUse, Padding, Pages, Prefix, Problem, Route, Rows,
     Sequence, Work,
 };
-pub use quantisation::{Affine, Grid};
 pub use rules::contents::Places;
 pub use slopes::Slopes;
 pub use version::Version;

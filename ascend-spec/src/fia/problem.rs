@@ -1,9 +1,8 @@
 //! A call that holds every rule, resolved to what a kernel needs.
 
-use super::quantisation::{Affine, Grid};
 use super::resolve::rows;
 use super::rules::lengths;
-use super::{Cache, Checker, FiaCall, Operand, Slopes};
+use super::{Affine, Cache, Checker, FiaCall, Grid, Operand, Slopes};
 use crate::layout::View;
 use crate::{DType, Layout, MaskGeometry, SparseMode, Target, TensorDesc};
 
@@ -148,6 +147,8 @@ pub struct Sequence {
     pub kv_first: usize,
     /// Valid keys, without a shared prefix.
     pub kv_len: usize,
+    /// Position of the first valid key in its sequence, which scales of single tokens count: rows before it are padding.
+    pub kv_position: usize,
     /// Keys of the shared prefix, which come first.
     pub prefix: usize,
 }
@@ -222,14 +223,21 @@ pub struct Problem<'a> {
     pub key_affine: Option<Affine>,
     /// What makes values of quantised values.
     pub value_affine: Option<Affine>,
+    /// Whether the scales of query and key are also those of their rotary parts, which are stored divided by them.
+    pub scaled_rope: bool,
+    /// Factor of the probabilities before they are rounded (MXFP8). It leaves the output as it is and adds its logarithm
+    /// to the log-sum-exp.
+    pub probability_scale: Option<Grid>,
     /// An INT8 query outside of the absorbed form.
     pub int8_query: Option<Int8Query>,
-    /// What makes numbers of an INT8 output: `round(value * scale + offset)`, clamped.
+    /// What makes numbers of a quantised output: `value * scale + offset`, rounded to its type.
     pub out_affine: Option<Affine>,
     /// Whether every sequence has its own key and value tensor.
     pub(super) kv_list: bool,
     /// Whether the padding of query and key is in force.
     pub(super) padded: (bool, bool),
+    /// Whether tokens and mode are as if they hid nothing.
+    pub(super) all_tokens: bool,
     /// Key and value of the first tensor; the others of a list have the same but for `row` strides.
     pub(super) first: KeyValue,
 }
@@ -243,11 +251,11 @@ impl<'a> Problem<'a> {
         self.heads / self.kv_heads.max(1)
     }
 
-    /// Element type that products are computed in: the query's, or for an INT8 query the output's half-precision type.
+    /// Element type that products are computed in: the query's, or for a quantised query the output's half-precision type.
     pub fn dtype(&self) -> DType {
         match (self.query.dtype, self.out.dtype) {
-            (DType::Int8, DType::Int8) => DType::Float16,
-            (DType::Int8, out) => out,
+            (DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8, out) if out.is_half() => out,
+            (DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8, _) => DType::Float16,
             (query, _) => query,
         }
     }
@@ -326,6 +334,10 @@ impl<'a> Problem<'a> {
             false => kv_len,
         };
         Sequence {
+            kv_position: match self.padded.1 {
+                true => kv_first,
+                false => 0,
+            },
             q_first,
             q_len: q_len.min(self.query_rows - q_first),
             kv_first,
@@ -339,7 +351,7 @@ impl<'a> Problem<'a> {
         let prefix = self.prefix.map_or(0, |prefix| prefix.len);
         let padded = self.padded.0 || self.padded.1;
         let tokens = |tokens: i64| {
-            if padded && self.mode == SparseMode::DefaultMask {
+            if self.all_tokens || (padded && self.mode == SparseMode::DefaultMask) {
                 FiaCall::ALL_TOKENS
             } else {
                 tokens

@@ -1,31 +1,12 @@
-//! Grids of scales and offsets: which of their values applies to which element.
+//! The scales and offsets of a call as grids.
 
+use super::grid::{Counts, Cut, Cuts};
 use super::rules::{Facts, output};
-use super::{AntiquantMode, FiaCall, Operand};
-use crate::{Axes, DType, TensorDesc, View};
+use super::{Affine, AntiquantMode, FiaCall, Grid, Operand};
+use crate::{Axes, TensorDesc, View};
 
-/// A tensor of scales or offsets, addressed by the axes of the tensor it applies to: an axis along which one value
-/// stands for all has stride 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// The tensor.
-    pub operand: Operand,
-    /// Its element type. A `UINT64` scale carries a binary32 in its lower half.
-    pub dtype: DType,
-    /// Strides in elements.
-    pub view: View,
-    /// Whether `batch` counts blocks of the cache and `row` tokens in a block, rather than sequences and their tokens.
-    pub by_block: bool,
-}
-
-/// What turns stored numbers into values: `(stored + offset) * scale`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Affine {
-    /// Factor.
-    pub scale: Grid,
-    /// Summand, 0 where absent.
-    pub offset: Option<Grid>,
-}
+/// Elements of a token that share a scale in [`AntiquantMode::PerTokenGroup`].
+const GROUP: i64 = 32;
 
 /// One value for everything.
 fn scalar(offset: i64) -> View {
@@ -38,7 +19,7 @@ fn scalar(offset: i64) -> View {
     }
 }
 
-fn grid(call: &FiaCall<'_>, operand: Operand, view: View, by_block: bool) -> Option<Grid> {
+fn grid(call: &FiaCall<'_>, operand: Operand, view: View, counts: Counts) -> Option<Grid> {
     let desc = operand.of(call)?;
     Some(Grid {
         operand,
@@ -47,7 +28,8 @@ fn grid(call: &FiaCall<'_>, operand: Operand, view: View, by_block: bool) -> Opt
             offset: view.offset.saturating_add(desc.offset),
             ..view
         },
-        by_block,
+        cuts: Cuts::NONE,
+        counts,
     })
 }
 
@@ -61,7 +43,8 @@ fn count(desc: &TensorDesc) -> i64 {
 pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
     let call = f.call;
     let split = call.key_antiquant_scale.is_some() && call.value_antiquant_scale.is_some();
-    let few = f.prefill() && f.q.rows > 16 && !f.paged();
+    // Ascend 950 has no merged form.
+    let few = f.prefill() && f.q.rows > 16 && !f.paged() && !f.target.is_950();
     let (scale, offset, mode) = match (split && !few, half) {
         (true, 0) => (
             Operand::KeyAntiquantScale,
@@ -101,39 +84,63 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
         dim,
     };
     let mode = AntiquantMode::from_acl(mode)?;
-    let (view, by_block, need) = match mode {
-        AntiquantMode::PerChannel if of == 1 => (scalar(first), false, 1),
-        AntiquantMode::PerChannel => (view(0, d, 0, 1), false, n.saturating_mul(d)),
-        AntiquantMode::PerToken => (view(last, 0, 1, 0), false, f.batch.saturating_mul(last)),
-        AntiquantMode::PerTensorHead => (view(0, 1, 0, 0), false, n),
+    let tokens = Counts::Tokens;
+    let groups = d / GROUP;
+    let (view, counts, need) = match mode {
+        AntiquantMode::PerChannel if of == 1 => (scalar(first), tokens, 1),
+        AntiquantMode::PerChannel => (view(0, d, 0, 1), tokens, n.saturating_mul(d)),
+        AntiquantMode::PerToken => (
+            view(last, 0, 1, 0),
+            tokens,
+            f.batch.saturating_mul(last),
+        ),
+        AntiquantMode::PerTensorHead => (view(0, 1, 0, 0), tokens, n),
         AntiquantMode::PerTokenHead => (
             view(n.saturating_mul(last), last, 1, 0),
-            false,
+            tokens,
             f.batch.saturating_mul(n).saturating_mul(last),
         ),
-        AntiquantMode::PerTokenPaged => (view(bs, 0, 1, 0), true, f.blocks().saturating_mul(bs)),
+        AntiquantMode::PerTokenPaged => (
+            view(bs, 0, 1, 0),
+            Counts::Stored,
+            f.blocks().saturating_mul(bs),
+        ),
         AntiquantMode::PerTokenHeadPaged => (
             view(n.saturating_mul(bs), bs, 1, 0),
-            true,
+            Counts::Stored,
             f.blocks().saturating_mul(n).saturating_mul(bs),
         ),
+        AntiquantMode::PerTokenGroup => {
+            let of_head = desc.shape.get(3).copied()?.saturating_mul(groups);
+            let of_token = n.saturating_mul(of_head);
+            (
+                view(of_token, of_head, groups, 1),
+                tokens,
+                f.batch.saturating_mul(of_token),
+            )
+        }
     };
-    let by_token = matches!(mode, AntiquantMode::PerToken | AntiquantMode::PerTokenHead);
-    if of < need || (by_token && last < f.longest_key()) {
+    let most = match mode {
+        AntiquantMode::PerToken | AntiquantMode::PerTokenHead => last,
+        AntiquantMode::PerTokenGroup => desc.shape.get(3).copied().unwrap_or(0),
+        _ => i64::MAX,
+    };
+    if of < need || most < f.longest_key() {
         return None;
     }
     let offset = match offset.of(call) {
         Some(desc) if count(desc) < count(scale.of(call)?) => return None,
-        Some(_) => grid(call, offset, view, by_block),
+        Some(_) => grid(call, offset, view, counts),
         None => None,
     };
-    Some(Affine {
-        scale: grid(call, scale, view, by_block)?,
-        offset,
-    })
+    let mut scale = grid(call, scale, view, counts)?;
+    if mode == AntiquantMode::PerTokenGroup {
+        scale.cuts.dim = Cut::shared(GROUP);
+    }
+    Some(Affine { scale, offset })
 }
 
-/// Dequantisation of an INT8 query of the absorbed form: one scale for each row and head.
+/// Dequantisation of a quantised query of the absorbed form: one scale for each row and head.
 pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
     let (n, s) = (f.q.heads, f.q.rows);
     let view = match f.layout.input() {
@@ -152,7 +159,7 @@ pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
             dim: 0,
         },
     };
-    let scale = grid(f.call, Operand::DequantScaleQuery, view, false)?;
+    let scale = grid(f.call, Operand::DequantScaleQuery, view, Counts::Stored)?;
     Some(Affine {
         scale,
         offset: None,
@@ -161,7 +168,7 @@ pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
 
 /// One scale for all of key or value.
 pub(super) fn whole(f: &Facts<'_>, operand: Operand) -> Option<Affine> {
-    let scale = grid(f.call, operand, scalar(0), false)?;
+    let scale = grid(f.call, operand, scalar(0), Counts::Tokens)?;
     Some(Affine {
         scale,
         offset: None,
@@ -183,11 +190,11 @@ pub(super) fn output(f: &Facts<'_>) -> Option<Affine> {
     let offset = match &f.call.quant_offset2 {
         Some(offset) if offset.is_empty() => None,
         Some(offset) if count(offset) < count(desc) => return None,
-        Some(_) => grid(f.call, Operand::QuantOffset2, view, false),
+        Some(_) => grid(f.call, Operand::QuantOffset2, view, Counts::Tokens),
         None => None,
     };
     Some(Affine {
-        scale: grid(f.call, Operand::QuantScale2, view, false)?,
+        scale: grid(f.call, Operand::QuantScale2, view, Counts::Tokens)?,
         offset,
     })
 }
@@ -209,5 +216,5 @@ fn by_head(call: &FiaCall<'_>, operand: Operand) -> Option<Grid> {
         head: desc.strides.first().copied().unwrap_or(0),
         ..scalar(0)
     };
-    grid(call, operand, view, false)
+    grid(call, operand, view, Counts::Tokens)
 }

@@ -4,7 +4,7 @@ use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
 use super::rules::ascend950::Kind;
 use super::rules::unified::masks::TREE_MODE;
 use super::rules::{Facts, mla_int8, output, padding, prefix, pse};
-use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Slopes, Work, quantisation};
+use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Slopes, Work, mxfp8, quantisation};
 use crate::{Axes, DType, SparseMode, TensorDesc, Unsupported, View};
 
 /// What is to be done, with the mode in force and the use of the mask.
@@ -72,10 +72,13 @@ pub(super) fn resolve<'a>(
         query_affine: None,
         key_affine: None,
         value_affine: None,
+        scaled_rope: false,
+        probability_scale: None,
         int8_query: None,
         out_affine: None,
         kv_list: f.kv_list,
         padded: (false, false),
+        all_tokens: false,
         first: keys(f, value_dim),
     };
     if !attend {
@@ -85,11 +88,8 @@ pub(super) fn resolve<'a>(
     problem.pages = pages(f);
     problem.prefix = shared_prefix(f);
     let prefixes = [&call.key_shared_prefix, &call.value_shared_prefix];
-    if prefixes
-        .into_iter()
-        .flatten()
-        .any(|prefix| prefix.dtype == DType::Int32)
-    {
+    let packed = |prefix: &TensorDesc| prefix.dtype == DType::Int32;
+    if prefixes.into_iter().flatten().any(packed) && !f.target.is_950() {
         return Err(Unsupported {
             feature: "a shared prefix (keySharedPrefix) of INT32",
         });
@@ -98,6 +98,11 @@ pub(super) fn resolve<'a>(
         f.prefill() && call.query_padding_size.is_some() && !f.packed(),
         padding::in_force(f),
     );
+    if f.target.is_950() && f.kind() == Kind::Antiquant && f.most_rows() == 1 {
+        // One row over quantised keys sees them all, wherever the query's padding puts it.
+        problem.padded.0 = false;
+        problem.all_tokens = true;
+    }
     problem.sink = quantisation::sink(f);
     if let (Some(rope), true) = (&call.query_rope, f.rope()) {
         let dim = 64;
@@ -172,13 +177,6 @@ fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Unsupported> {
             feature: "an INT8 output without quantScale2, whose numbers mean nothing",
         });
     }
-    let quantised =
-        f.kind() != Kind::Half || !(f.out.dtype.is_half() || f.out.dtype == DType::Int8);
-    if f.target.is_950() && quantised {
-        return Err(Unsupported {
-            feature: "quantisation as Ascend 950 has it",
-        });
-    }
     Ok(())
 }
 
@@ -186,26 +184,54 @@ fn quantised(f: &Facts<'_>, problem: &mut Problem<'_>) -> Result<(), Unsupported
     let small = Unsupported {
         feature: "a scale or offset smaller than its mode's grid",
     };
-    if f.antiquant() {
-        problem.key_affine = Some(quantisation::antiquant(f, 0).ok_or(small)?);
-        problem.value_affine = Some(quantisation::antiquant(f, 1).ok_or(small)?);
-    } else if f.query.dtype == DType::Int8 && f.route == Route::Decode {
-        problem.query_affine = Some(quantisation::query(f).ok_or(small)?);
-        problem.key_affine = Some(quantisation::whole(f, Operand::KeyAntiquantScale).ok_or(small)?);
-        problem.value_affine =
-            Some(quantisation::whole(f, Operand::ValueAntiquantScale).ok_or(small)?);
-    } else if f.query.dtype == DType::Int8 {
-        let scale = |operand| Some(quantisation::whole(f, operand)?.scale);
-        problem.int8_query = Some(Int8Query {
-            deq_scale1: scale(Operand::DeqScale1).ok_or(small)?,
-            quant_scale1: scale(Operand::QuantScale1).ok_or(small)?,
-            deq_scale2: scale(Operand::DeqScale2).ok_or(small)?,
-        });
+    match scheme(f) {
+        Kind::Half => {}
+        Kind::Antiquant => {
+            problem.key_affine = Some(quantisation::antiquant(f, 0).ok_or(small)?);
+            problem.value_affine = Some(quantisation::antiquant(f, 1).ok_or(small)?);
+        }
+        Kind::Absorbed => {
+            let whole = |operand| quantisation::whole(f, operand).ok_or(small);
+            problem.query_affine = Some(quantisation::query(f).ok_or(small)?);
+            problem.key_affine = Some(whole(Operand::KeyAntiquantScale)?);
+            problem.value_affine = Some(whole(Operand::ValueAntiquantScale)?);
+            problem.scaled_rope = true;
+        }
+        Kind::MxFp8 => {
+            problem.query_affine = Some(mxfp8::query(f).ok_or(small)?);
+            problem.key_affine = Some(mxfp8::key(f).ok_or(small)?);
+            problem.value_affine = Some(mxfp8::value(f).ok_or(small)?);
+            problem.probability_scale =
+                quantisation::whole(f, Operand::QuantScale1).map(|affine| affine.scale);
+        }
+        Kind::Tensor => {
+            let scale = |operand| Some(quantisation::whole(f, operand)?.scale);
+            problem.int8_query = Some(Int8Query {
+                deq_scale1: scale(Operand::DeqScale1).ok_or(small)?,
+                quant_scale1: scale(Operand::QuantScale1).ok_or(small)?,
+                deq_scale2: scale(Operand::DeqScale2).ok_or(small)?,
+            });
+        }
     }
-    if f.out.dtype == DType::Int8 {
+    if !f.out.dtype.is_half() {
         problem.out_affine = Some(quantisation::output(f).ok_or(small)?);
     }
     Ok(())
+}
+
+/// What is quantised: on products other than Ascend 950 it follows from dtypes and path alone.
+fn scheme(f: &Facts<'_>) -> Kind {
+    if f.target.is_950() {
+        f.kind()
+    } else if f.antiquant() {
+        Kind::Antiquant
+    } else if f.query.dtype != DType::Int8 {
+        Kind::Half
+    } else if f.route == Route::Decode {
+        Kind::Absorbed
+    } else {
+        Kind::Tensor
+    }
 }
 
 /// Paged caches that go through unchecked and whose elements lie nobody knows where.
@@ -261,7 +287,10 @@ fn keys(f: &Facts<'_>, value_dim: i64) -> KeyValue {
 fn cached(f: &Facts<'_>, cache: Cache, desc: &TensorDesc, dim: i64) -> Rows {
     let (n, bs) = (f.kv_heads, f.call.block_size);
     let dtype = super::rules::unpacked(desc.dtype);
+    // Ascend 950 cuts quantised keys of a half-precision query as if they were of half precision, too.
+    let halves = f.target.is_950() && f.kind() == Kind::Antiquant;
     let lanes = match cache {
+        Cache::Nz if halves => 16,
         Cache::Nz => 256 / i64::from(dtype.bits().max(1)),
         _ => 0,
     };

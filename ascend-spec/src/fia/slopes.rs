@@ -31,7 +31,7 @@ impl Slopes {
 #[cfg(test)]
 mod tests {
     use super::Slopes;
-    use crate::fia::{Grid, Operand};
+    use crate::fia::{Counts, Cuts, Grid, Operand};
     use crate::{DType, View};
 
     #[test]
@@ -47,7 +47,8 @@ mod tests {
                     row: 0,
                     dim: 0,
                 },
-                by_block: false,
+                cuts: Cuts::NONE,
+                counts: Counts::Tokens,
             },
             root: false,
             lag: 3,

@@ -102,6 +102,7 @@ impl Problem<'_> {
             self.prefix.map(|_| Operand::KeySharedPrefix),
             self.prefix.map(|_| Operand::ValueSharedPrefix),
             self.sink.map(|grid| grid.operand),
+            self.probability_scale.map(|grid| grid.operand),
             query,
             key,
         ]

@@ -30,7 +30,7 @@ impl Facts<'_> {
     }
 
     /// Query rows of the longest sequence.
-    pub(super) fn most_rows(&self) -> i64 {
+    pub(in crate::fia) fn most_rows(&self) -> i64 {
         if self.packed() {
             super::packed::longest_query(self)
         } else {

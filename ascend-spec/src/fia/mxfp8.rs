@@ -1,0 +1,106 @@
+//! Where the scales of MXFP8 lie: one for 32 elements along the head dimension of query and key, and along the tokens of
+//! the value, in pairs.
+
+use super::grid::{Counts, Cut, Cuts};
+use super::rules::Facts;
+use super::{Affine, Cache, Grid, Operand};
+use crate::{TensorDesc, View};
+
+/// Elements that share a scale.
+const GROUP: i64 = 32;
+/// Elements that share a pair of scales.
+const PAIR: i64 = 2 * GROUP;
+
+/// Scales of the query, `[T, N, D/64, 2]`, or grouped by key heads, `[Nk, T, G, D/64, 2]`.
+pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
+    let desc = f.call.dequant_scale_query.as_ref()?;
+    let operand = Operand::DequantScaleQuery;
+    let (strides, head, slot) = match desc.strides[..] {
+        [row, head, pair, slot] => ([0, head, row, pair], Cut::NONE, slot),
+        [kv_head, row, head, pair, slot] => {
+            let group = f.call.num_heads / f.kv_heads.max(1);
+            ([0, kv_head, row, pair], Cut::new(group, 1, head), slot)
+        }
+        _ => return None,
+    };
+    let cuts = Cuts {
+        head,
+        dim: Cut::new(PAIR, GROUP, slot),
+        ..Cuts::NONE
+    };
+    Some(affine(desc, operand, strides, cuts, Counts::Stored))
+}
+
+/// Scales of the key: `[T, Nk, D/64, 2]`; of a cache `[blocks, Nk, block size, D/64, 2]`, or
+/// `[blocks, Nk, block size/16, D/64, 16, 2]` for NZ.
+pub(super) fn key(f: &Facts<'_>) -> Option<Affine> {
+    let desc = f.call.key_antiquant_scale.as_ref()?;
+    let operand = Operand::KeyAntiquantScale;
+    let (strides, row, slot) = match (f.cache, &desc.strides[..]) {
+        (None, &[row, head, pair, slot]) => ([0, head, row, pair], Cut::NONE, slot),
+        (Some(Cache::Nz), &[block, head, rows, pair, row, slot]) => {
+            ([block, head, rows, pair], Cut::new(16, 1, row), slot)
+        }
+        (Some(_), &[block, head, row, pair, slot]) => ([block, head, row, pair], Cut::NONE, slot),
+        _ => return None,
+    };
+    let cuts = Cuts {
+        row,
+        dim: Cut::new(PAIR, GROUP, slot),
+        ..Cuts::NONE
+    };
+    Some(affine(desc, operand, strides, cuts, Counts::Stored))
+}
+
+/// Scales of the value, whose groups begin anew with each sequence: `[groups, Nk, D, 2]`; of a cache
+/// `[blocks, Nk, block size/64, D, 2]`, or `[blocks, Nk, D/16, block size/64, 16, 2]` for NZ.
+pub(super) fn value(f: &Facts<'_>) -> Option<Affine> {
+    let desc = f.call.value_antiquant_scale.as_ref()?;
+    let operand = Operand::ValueAntiquantScale;
+    let (strides, dim, slot, counts) = match (f.cache, &desc.strides[..]) {
+        (None, &[pair, head, dim, slot]) => {
+            ([pair, head, pair, dim], Cut::NONE, slot, Counts::Behind)
+        }
+        (Some(Cache::Nz), &[block, head, dims, pair, dim, slot]) => {
+            let dim = Cut::new(16, 1, dim);
+            ([block, head, pair, dims], dim, slot, Counts::Stored)
+        }
+        (Some(_), &[block, head, pair, dim, slot]) => {
+            ([block, head, pair, dim], Cut::NONE, slot, Counts::Stored)
+        }
+        _ => return None,
+    };
+    let cuts = Cuts {
+        row: Cut::new(PAIR, GROUP, slot),
+        dim,
+        ..Cuts::NONE
+    };
+    Some(affine(desc, operand, strides, cuts, counts))
+}
+
+fn affine(
+    desc: &TensorDesc,
+    operand: Operand,
+    [batch, head, row, dim]: [i64; 4],
+    cuts: Cuts,
+    counts: Counts,
+) -> Affine {
+    let view = View {
+        offset: desc.offset,
+        batch,
+        head,
+        row,
+        dim,
+    };
+    let scale = Grid {
+        operand,
+        dtype: desc.dtype,
+        view,
+        cuts,
+        counts,
+    };
+    Affine {
+        scale,
+        offset: None,
+    }
+}
