@@ -182,7 +182,9 @@ impl Attention {
             held,
             quantum: int8.map(|[_, quantum, _]| quantum),
             gain: int8.map_or(1.0, |[.., gain]| gain),
-            lse_summand: problem.probability_scale.map_or(0.0, |grid| first(grid).ln()),
+            lse_summand: problem
+                .probability_scale
+                .map_or(0.0, |grid| first(grid).ln()),
             corrects_blind_rows: problem.corrects_blind_rows(),
         }
     }

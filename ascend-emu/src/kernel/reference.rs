@@ -5,7 +5,9 @@
 //! element type: what that costs belongs to the tolerance of the comparison. The weights of an `INT8` query are rounded
 //! to integers against the final maximum of the row, where the operator takes the running one.
 
-use ascend_spec::fia::{Affine, Counts, Grid, MaskUse, Operand, Padding, Problem, Rows, Sequence, Work};
+use ascend_spec::fia::{
+    Affine, Counts, Grid, MaskUse, Operand, Padding, Problem, Rows, Sequence, Work,
+};
 use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, MaskGeometry};
 

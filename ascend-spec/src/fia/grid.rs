@@ -161,7 +161,10 @@ mod tests {
         assert_eq!(grid.at((0, 0, 32), 64), 8);
         assert_eq!(grid.at((2, 3, 127), 0), 2318);
         let along = Grid {
-            view: View { dim: 3, ..grid.view },
+            view: View {
+                dim: 3,
+                ..grid.view
+            },
             ..grid
         };
         assert_eq!(along.at((0, 0, 0), 31), 7);

@@ -89,11 +89,7 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
     let (view, counts, need) = match mode {
         AntiquantMode::PerChannel if of == 1 => (scalar(first), tokens, 1),
         AntiquantMode::PerChannel => (view(0, d, 0, 1), tokens, n.saturating_mul(d)),
-        AntiquantMode::PerToken => (
-            view(last, 0, 1, 0),
-            tokens,
-            f.batch.saturating_mul(last),
-        ),
+        AntiquantMode::PerToken => (view(last, 0, 1, 0), tokens, f.batch.saturating_mul(last)),
         AntiquantMode::PerTensorHead => (view(0, 1, 0, 0), tokens, n),
         AntiquantMode::PerTokenHead => (
             view(n.saturating_mul(last), last, 1, 0),
