@@ -157,7 +157,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             && (call.query_padding_size.is_none() || f.layout == Layout::NtdTnd)
             && call.kv_padding_size.is_none()
             && f.query.dtype != DType::Int8
-            && f.out.dtype != DType::Int8
+            && (f.out.dtype != DType::Int8 || f.layout == Layout::NtdTnd)
             && !f.antiquant()
             && (f.paged() || call.key.len() <= 1 || f.query.shape.first() == f.key.shape.first()),
         ALONE,
