@@ -66,7 +66,7 @@ struct Layer {
 struct Step {
     stream: Stream,
     call: FusedInferAttention,
-    lengths: Vec<i64>,
+    lengths: Vec<usize>,
     layers: Vec<Layer>,
 }
 
@@ -74,7 +74,7 @@ impl Step {
     fn new(batch: usize) -> Self {
         let device = runtime().device(0).unwrap();
         let stream = device.stream().unwrap();
-        let lengths: Vec<i64> = (0..batch).map(|b| 1 + (b % 1000) as i64).collect();
+        let lengths: Vec<usize> = (0..batch).map(|b| 1 + b % 1000).collect();
         let call = FusedInferAttention::new(Layout::Bsnd)
             .scale(1.0)
             .heads(HEADS)
@@ -157,7 +157,7 @@ impl<'a> Raw<'a> {
             executor: null_mut(),
             bytes: 0,
         };
-        let lengths = &step.lengths;
+        let lengths: Vec<i64> = step.lengths.iter().map(|len| *len as i64).collect();
         // SAFETY: every argument is null where the operator allows that, or a live object of this call.
         unsafe {
             let list = |member: *mut aclTensor| {

@@ -20,9 +20,9 @@ fn main() {
 }
 
 /// Requests that decode, of 1000 to 5000 tokens each.
-fn sequences(requests: u32) -> (BlockPool, Vec<Sequence>) {
+fn sequences(requests: usize) -> (BlockPool, Vec<Sequence>) {
     let pool = BlockPool::new(16_384, 128, PadPolicy::SkipNegative).unwrap();
-    let sequence = |request: u32| {
+    let sequence = |request: usize| {
         let mut sequence = Sequence::new(&pool);
         let _ = sequence.grow(1000 + request * 7919 % 4000).unwrap();
         sequence
@@ -42,7 +42,7 @@ fn batch(sequences: &[Sequence]) -> Vec<BatchRequest<'_>> {
 
 /// Lengths, slots, table and state of a decode step.
 #[divan::bench(args = [1, 32, 256])]
-fn plan_decode_step(bencher: Bencher<'_, '_>, requests: u32) {
+fn plan_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
     let (pool, sequences) = sequences(requests);
     let mut metadata = AttentionMetadata::new(&batch(&sequences), settings(&pool)).unwrap();
     bencher.bench_local(|| {
@@ -53,7 +53,7 @@ fn plan_decode_step(bencher: Bencher<'_, '_>, requests: u32) {
 
 /// A token more in each request, taken back again.
 #[divan::bench(args = [256])]
-fn grow_sequences(bencher: Bencher<'_, '_>, requests: u32) {
+fn grow_sequences(bencher: Bencher<'_, '_>, requests: usize) {
     let (_pool, mut sequences) = sequences(requests);
     bencher.bench_local(|| {
         for sequence in &mut sequences {
@@ -89,7 +89,7 @@ struct SharedPrefix {
 }
 
 impl SharedPrefix {
-    const SIZES: [(u32, u32); 8] = [
+    const SIZES: [(usize, usize); 8] = [
         (2, 8192),
         (4, 1024),
         (4, 4096),
@@ -100,7 +100,7 @@ impl SharedPrefix {
         (64, 1024),
     ];
 
-    fn new(device: &Device, (requests, prefix): (u32, u32)) -> Self {
+    fn new(device: &Device, (requests, prefix): (usize, usize)) -> Self {
         let stream = device.stream().unwrap();
         let shape = AttentionShape::new(16, 4, 128);
         // Shared blocks are counted for each request.
@@ -120,8 +120,8 @@ impl SharedPrefix {
         let metadata = AttentionMetadata::new(&batch(&sequences), settings).unwrap();
         let block_table = cache.block_table(&stream, metadata.table()).unwrap();
         let rows = |heads: usize| {
-            let data = vec![bf16::ONE; requests as usize * heads * shape.head_dim];
-            let shape = [requests as usize, heads, shape.head_dim];
+            let data = vec![bf16::ONE; requests * heads * shape.head_dim];
+            let shape = [requests, heads, shape.head_dim];
             stream.upload(&data, shape).unwrap()
         };
         let (query, new) = (rows(shape.heads), rows(shape.kv_heads));
@@ -164,21 +164,21 @@ impl SharedPrefix {
 
 /// Each request reads its prefix, in one packed call.
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
-fn shared_prefix_by_fused(bencher: Bencher<'_, '_>, sizes: (u32, u32)) {
+fn shared_prefix_by_fused(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
     SharedPrefix::new(&device, sizes).bench(bencher, &Fused);
 }
 
 /// Each request reads its prefix, by the operator's decode path.
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
-fn shared_prefix_by_paged_decode(bencher: Bencher<'_, '_>, sizes: (u32, u32)) {
+fn shared_prefix_by_paged_decode(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
     SharedPrefix::new(&device, sizes).bench(bencher, &PagedDecode);
 }
 
 /// The prefix is read once.
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
-fn shared_prefix_read_once(bencher: Bencher<'_, '_>, sizes: (u32, u32)) {
+fn shared_prefix_read_once(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
     let gate = SharedPrefixGate::ALWAYS;
     SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode { gate });

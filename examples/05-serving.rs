@@ -17,20 +17,20 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 64;
 const LAYERS: usize = 2;
-const BLOCKS: u32 = 32;
-const BLOCK_SIZE: u32 = 128;
+const BLOCKS: usize = 32;
+const BLOCK_SIZE: usize = 128;
 /// Prompt tokens computed in one step.
-const CHUNK: u32 = 96;
+const CHUNK: usize = 96;
 /// Tokens that all prompts begin with.
-const SHARED: u32 = 150;
+const SHARED: usize = 150;
 /// Graphs are captured for some sizes only; steps are padded to multiples of this.
-const SIZE: u32 = 8;
+const SIZE: usize = 8;
 
 /// A request: all its tokens so far, and those of them that are cached.
 struct Request {
     tokens: Vec<u64>,
     cached: Sequence,
-    left: u32,
+    left: usize,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -87,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // What each request adds: a chunk of its prompt, or the next token with two drafts at times.
         let mut work = Vec::new();
         for request in &mut running {
-            let prompt = request.tokens.len() as u32 - request.cached.len();
+            let prompt = request.tokens.len() - request.cached.len();
             let (new, drafts) = match prompt {
                 1 if step % 4 == 3 => {
                     let drafted = draft(&request.tokens);
@@ -110,10 +110,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Every layer: write the new keys and values, attend.
         let mut tokens: Vec<u64> = Vec::new();
         for (request, (new, _)) in running.iter().zip(&work) {
-            let cached = request.cached.len() as usize;
-            tokens.extend(&request.tokens[cached - *new as usize..cached]);
+            let cached = request.cached.len();
+            tokens.extend(&request.tokens[cached - *new..cached]);
         }
-        tokens.resize(metadata.tokens() as usize, 0);
+        tokens.resize(metadata.tokens(), 0);
         let mut outputs = Vec::new();
         let mut layers = attention.begin(&stream, &metadata)?;
         for layer in 0..LAYERS {
@@ -129,12 +129,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let output = output.download(&stream)?;
             let mut end = 0;
             for (request, (new, _)) in running.iter().zip(&work) {
-                end += *new as usize;
-                let want = dense(
-                    &request.tokens[..request.cached.len() as usize],
-                    layer,
-                    shape,
-                );
+                end += *new;
+                let want = dense(&request.tokens[..request.cached.len()], layer, shape);
                 let got = &output[(end - 1) * HEADS * DIM..][..HEADS * DIM];
                 let errors = got.iter().zip(&want).map(|(g, w)| (g.to_f64() - w).abs());
                 worst = errors.fold(worst, |worst, error| match error.is_nan() {
@@ -148,17 +144,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Drafts that were wrong are taken back; whoever is ready goes on with its next token, or ends.
         for (request, (_, drafts)) in running.iter_mut().zip(&work) {
             if *drafts > 0 {
-                let tree = DraftTree::chain(*drafts as usize)?;
-                let first = request.tokens.len() - 1 - *drafts as usize;
+                let tree = DraftTree::chain(*drafts)?;
+                let first = request.tokens.len() - 1 - *drafts;
                 let predicted: Vec<u64> = (first..request.tokens.len())
                     .map(|last| next(&request.tokens[..=last]))
                     .collect();
                 let accepted = tree.accept_greedy(&request.tokens[first..], &predicted)?;
-                let wrong = *drafts - accepted.drafts() as u32;
+                let wrong = *drafts - accepted.drafts();
                 request.cached.truncate(request.cached.len() - wrong)?;
-                request.tokens.truncate(request.cached.len() as usize);
+                request.tokens.truncate(request.cached.len());
             }
-            if request.cached.len() as usize == request.tokens.len() {
+            if request.cached.len() == request.tokens.len() {
                 request.tokens.push(next(&request.tokens));
                 request.left -= 1;
             }
@@ -189,7 +185,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// A prompt: a beginning that all have, and some tokens of its own.
 fn prompt(request: u64) -> Vec<u64> {
     let own = (0..20 + request * 33).map(|token| 10_000 * (request + 1) + token);
-    (1..=u64::from(SHARED)).chain(own).collect()
+    (1..=SHARED as u64).chain(own).collect()
 }
 
 /// What the "model" puts behind these tokens.

@@ -20,8 +20,8 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 64;
 const LAYERS: usize = 4;
-const PROMPT: u32 = 3000;
-const CHUNK: u32 = 1024;
+const PROMPT: usize = 3000;
+const CHUNK: usize = 1024;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::auto()?;
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         },
     };
     let sizes = triangle.sizes;
-    let whole = TriangleRows::whole(PROMPT.into());
+    let whole = TriangleRows::whole(PROMPT as u64);
     let pairs = |part| sizes.geometry(part, whole).visible() as f64;
     let density = pairs(TrianglePart::Triangle) / pairs(TrianglePart::Dense);
     println!(
@@ -76,8 +76,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             BatchRequest::of(&prompt, new).prompt_len(PROMPT),
         ];
         let metadata = AttentionMetadata::new(&batch, settings)?;
-        let last = first(true) + u64::from(decoding.len()) - 1;
-        let chunk = u64::from(prompt.len() - new)..prompt.len().into();
+        let last = first(true) + decoding.len() as u64 - 1;
+        let chunk = (prompt.len() - new) as u64..prompt.len() as u64;
         let tokens: Vec<u64> = std::iter::once(last).chain(chunk).collect();
 
         let mut step = attention.begin(&stream, &metadata)?;
@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let own = *token >= first(true);
                 let row = token - first(own);
                 let sees = |key: u64| {
-                    let last = row + sizes.num_last_tokens >= PROMPT.into();
+                    let last = row + sizes.num_last_tokens >= PROMPT as u64;
                     let near = row - key <= sizes.sliding_window_size;
                     layer < LAYERS / 2 || own || last || near || key < sizes.num_sink_tokens
                 };

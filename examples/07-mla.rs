@@ -16,8 +16,8 @@ const HEADS: usize = 4;
 const LATENT: usize = 512; // what a token's keys and values are projected from
 const ROPE: usize = 64; // rotary part of a key, one for all heads
 const DIM: usize = 128; // a head of a key without rotary part, and of a value
-const BLOCKS: u32 = 16;
-const BLOCK_SIZE: u32 = 16;
+const BLOCKS: usize = 16;
+const BLOCK_SIZE: usize = 16;
 const PROMPT: usize = 150;
 const CHUNK: usize = 64;
 const DECODED: usize = 3;
@@ -178,11 +178,11 @@ fn main() -> Result<()> {
             let rows: Vec<bf16> = of_step.clone().flat_map(row).collect();
             stream.upload(&rows, [new, heads, dim])
         };
-        let grown = sequence.grow(new as u32)?;
+        let grown = sequence.grow(new)?;
         attention.cache_mut().copy_blocks(&stream, &grown.copies)?;
         let mut settings = settings;
         settings.policy.drafting = (drafts > 0).then_some(Drafting::Mtp);
-        let batch = [BatchRequest::of(&sequence, new as u32).drafts(drafts as u32)];
+        let batch = [BatchRequest::of(&sequence, new).drafts(drafts)];
         let metadata = AttentionMetadata::new(&batch, settings)?;
 
         // Short steps read the latents as they are; for prompts, keys and values are projected out of them.
@@ -237,7 +237,7 @@ fn main() -> Result<()> {
         first += new;
     }
     // Of the drafts, say, the first is right: the token behind it goes.
-    sequence.truncate((tokens - 1) as u32)?;
+    sequence.truncate(tokens - 1)?;
     println!(
         "{} tokens cached, {} blocks held; furthest from the definition: {worst:.1e}",
         sequence.len(),

@@ -24,11 +24,11 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 64;
 const LAYERS: usize = 3;
-const BLOCKS: u32 = 32;
-const BLOCK_SIZE: u32 = 128;
+const BLOCKS: usize = 32;
+const BLOCK_SIZE: usize = 128;
 /// Blocks of the longest sequence.
 const COLUMNS: usize = 2;
-const SIZES: [u32; 4] = [1, 2, 4, 8];
+const SIZES: [usize; 4] = [1, 2, 4, 8];
 const STEPS: usize = 160;
 
 /// What a graph of one size reads and writes.
@@ -72,7 +72,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let mut graphs = GraphPool::capture(
         &device,
         &SIZES,
-        |size| buffers(&device, &stream, size as usize),
+        |size| buffers(&device, &stream, size),
         |capture, size, buffers| record(capture, &call, &cache, size, buffers),
     )?;
     println!(
@@ -163,9 +163,9 @@ fn buffers(device: &Device, stream: &Stream, rows: usize) -> Result<Buffers> {
     };
     // Slots of padding are below 0, which the emulation skips; `PadPolicy::DumpSlot` needs nothing from the device.
     let negative = &["slot_mapping.negative"];
-    let slots = u64::from(BLOCKS * BLOCK_SIZE);
+    let slots = BLOCKS * BLOCK_SIZE;
     Ok(Buffers {
-        table: BlockTable::zeroed(device, rows, COLUMNS, BLOCK_SIZE as usize)?,
+        table: BlockTable::zeroed(device, rows, COLUMNS, BLOCK_SIZE)?,
         slots: SlotMapping::allowing(stream, &vec![-1; rows], slots, negative)?,
         layers: (0..LAYERS).map(layer).collect::<Result<_>>()?,
     })
@@ -176,12 +176,12 @@ fn record(
     capture: &mut Capturing<'_>,
     call: &FusedInferAttention,
     cache: &PagedKvCache<bf16>,
-    size: u32,
+    size: usize,
     buffers: &Buffers,
 ) -> Result<()> {
-    let ends = Cumulative::new((1..=i64::from(size)).collect())?;
-    let most = COLUMNS as i64 * i64::from(BLOCK_SIZE);
-    let keys = PerRequest::new(vec![most; size as usize])?;
+    let ends = Cumulative::new((1..=size).collect())?;
+    let most = COLUMNS * BLOCK_SIZE;
+    let keys = PerRequest::new(vec![most; size])?;
     let longest = CallLengths::PackedPaged {
         q: &ends,
         kv: &keys,

@@ -18,7 +18,7 @@ const KV_HEADS: usize = 2;
 const DIM: usize = 64;
 
 /// The last certain token (node 0), two guesses behind it, and guesses behind these.
-const PARENTS: [usize; 7] = [0, 0, 1, 1, 2, 3, 3];
+const PARENTS: [i64; 8] = [-1, 0, 0, 1, 1, 2, 3, 3];
 
 /// A request: the tokens whose keys are cached, and the one behind them.
 struct Request {
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|request| draft(request, &tree))
             .collect();
         let upload = |what, heads| nodes_of(&stream, &drafted, what, heads);
-        let rows_of_table: Vec<&[i32]> = requests.iter().map(|r| r.cached.row()).collect();
+        let rows_of_table: Vec<&[usize]> = requests.iter().map(|r| r.cached.row()).collect();
         let table = cache.block_table(&stream, &PageTable::from_rows(&rows_of_table)?)?;
         let tensors = TreeTensors {
             query: &upload(0, HEADS)?,
@@ -75,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             cache: cache.layer(0)?,
             block_table: &table,
         };
-        let lengths = requests.iter().map(|request| request.cached.len().into());
+        let lengths = requests.iter().map(|request| request.cached.len());
         let lengths = PerRequest::new(lengths.collect())?;
         let trees = vec![tree.clone(); requests.len()];
         let plan = TreeVerification { shape }.plan(&stream, &trees, &lengths, &tensors)?;
@@ -178,7 +178,7 @@ fn store(
     cached: &mut Sequence,
     tokens: &[u64],
 ) -> Result<(), Box<dyn Error>> {
-    let grown = cached.grow(tokens.len() as u32)?;
+    let grown = cached.grow(tokens.len())?;
     cache.copy_blocks(stream, &grown.copies)?;
     let upload = |what| {
         let rows: Vec<f16> = tokens

@@ -16,7 +16,7 @@ use ascend_attention::{Error, FusedInferAttention, Layout, Stream, Tensor, bf16}
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
-const BLOCKS: u32 = 5;
+const BLOCKS: usize = 5;
 
 /// Where an element of a token lies, by the definition of the format.
 fn place(
@@ -50,7 +50,7 @@ fn upload(stream: &Stream, seed: u64, shape: [usize; 3]) -> (Vec<bf16>, Tensor<b
 /// A cache of one layer.
 fn cache(
     stream: &Stream,
-    block_size: u32,
+    block_size: usize,
     shape: CacheShape,
     pad: PadPolicy,
 ) -> PagedKvCache<bf16> {
@@ -69,9 +69,9 @@ proptest! {
     #[test]
     fn tokens_go_to_their_slots(
         format in format(),
-        (heads, block_size, dump) in (1usize..4, 1u32..20, any::<bool>()),
+        (heads, block_size, dump) in (1usize..4, 1usize..20, any::<bool>()),
         dims in (1usize..4, 1usize..4),
-        wanted in prop::collection::vec((any::<u32>(), any::<bool>()), 1..30),
+        wanted in prop::collection::vec((any::<usize>(), any::<bool>()), 1..30),
     ) {
         let stream = harness::stream();
         let (key_dim, value_dim) = (16 * dims.0, 16 * dims.1);
@@ -99,7 +99,7 @@ proptest! {
 
         let layer = cache.layer(0).unwrap();
         for (rows, tensor, dim) in [(&keys, &layer.key, key_dim), (&values, &layer.value, value_dim)] {
-            let size = block_size as usize;
+            let size = block_size;
             let mut want = vec![bf16::ZERO; tensor.len()];
             let mut dumped = Vec::new();
             for (token, slot) in slots.iter().enumerate() {
@@ -121,9 +121,9 @@ proptest! {
 
         let whole = format == Cache::BnBsH || format == Cache::BnNBsD && heads == 1;
         let mut all = CachedRows::new(block_size);
-        let table: Vec<i32> = (0..BLOCKS as i32).collect();
+        let table: Vec<usize> = (0..BLOCKS).collect();
         all.push(&table, 0..capacity).unwrap();
-        let target = |dim: usize| Tensor::<bf16>::empty(stream.device(), [capacity as usize, heads * dim]).unwrap();
+        let target = |dim: usize| Tensor::<bf16>::empty(stream.device(), [capacity, heads * dim]).unwrap();
         let (key, value) = (target(key_dim), target(value_dim));
         let outcome = layer.gather(&stream, &all, &key, &value);
         if !whole {
@@ -170,8 +170,7 @@ fn copied_blocks_and_calls_are_the_same_in_every_format() {
         let shape = CacheShape::new(1, 2, 64).format(format);
         let mut cache = cache(&stream, 128, shape, PadPolicy::SkipNegative);
         let mut sequence = ascend_attention::kv::Sequence::new(cache.pool());
-        let _ = sequence.grow(140).unwrap();
-        let slots: Vec<i32> = (0..140).map(|at| sequence.slot(at).unwrap()).collect();
+        let slots = sequence.grow(140).unwrap().slots;
         let (_, key) = upload(&stream, 6, [140, 2, 64]);
         let (_, value) = upload(&stream, 7, [140, 2, 64]);
         let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();

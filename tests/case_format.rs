@@ -358,7 +358,7 @@ fn list_order_is_by_number_not_by_text() {
         .map(|rows| tensor(DType::Float16, &[rows, 1]))
         .collect();
     let read = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
-    let rows: Vec<i64> = read.key.iter().map(|key| key.shape()[0]).collect();
+    let rows: Vec<usize> = read.key.iter().map(|key| key.shape()[0]).collect();
     assert_eq!(rows, (1..=12).collect::<Vec<_>>());
 }
 

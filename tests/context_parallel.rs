@@ -24,15 +24,15 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
 const DIM: usize = 64;
-const BLOCK_SIZE: u32 = 128;
+const BLOCK_SIZE: usize = 128;
 const PAD: PadPolicy = PadPolicy::SkipNegative;
 
 #[derive(Clone, Debug)]
 struct Case {
-    ranks: u32,
-    run: u32,
+    ranks: usize,
+    run: usize,
     /// Cached tokens of each request, and those of the step.
-    requests: Vec<(u32, u32)>,
+    requests: Vec<(usize, usize)>,
     kv_heads: usize,
     group: usize,
     seed: u64,
@@ -50,7 +50,7 @@ struct Step<'a, T: Half> {
     shape: AttentionShape,
     split: &'a ContextSplit,
     /// Blocks of each rank's cache.
-    blocks: u32,
+    blocks: usize,
     query: &'a Tensor<T>,
     /// Slots, keys and values of what was cached before the step.
     before: Vec<(ContextSplit, Tensor<T>, Tensor<T>)>,
@@ -68,14 +68,14 @@ impl<T: Half> Step<'_, T> {
             cache.write(&stream, &write, 0, key, value).unwrap();
         };
         for (split, key, value) in &self.before {
-            let mine = &split.ranks()[rank.rank() as usize];
+            let mine = &split.ranks()[rank.rank()];
             write(mine.slots(), key, value);
         }
         write(rank.slots(), self.new[0], self.new[1]);
         let table = cache.block_table(&stream, rank.table()).unwrap();
         let layer = cache.layer(0).unwrap();
         let plan = rank.plan(self.shape, self.query, layer, &table).unwrap();
-        let keys: i64 = rank.kv_lengths().lengths().iter().sum();
+        let keys: usize = rank.kv_lengths().lengths().iter().sum();
         assert_eq!(plan.is_empty(), keys == 0);
         let output = plan.launch(&stream, self.query, layer, &table).unwrap();
         (output, stream.record_event().unwrap())
@@ -90,7 +90,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
     let rows: Vec<Rows<T>> = (case.seed * 50..)
         .zip(&case.requests)
         .map(|(seed, (cached, new))| {
-            let all = (cached + new) as usize;
+            let all = cached + new;
             Rows {
                 query: Logical::random(3 * seed, [1, heads, all, DIM]),
                 key: Logical::random(3 * seed + 1, [1, kv_heads, all, DIM]),
@@ -100,7 +100,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         .collect();
     // One pool for all ranks: an entry of the table stands for a block on each of them.
     let span = parallel.pool_block_size();
-    let needed: u32 = case
+    let needed: usize = case
         .requests
         .iter()
         .map(|(cached, new)| (cached + new).div_ceil(span))
@@ -122,13 +122,13 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         let requests = rows.iter().zip(&case.requests);
         let data: Vec<T> = requests
             .flat_map(|(rows, (cached, new))| {
-                let cached = *cached as usize;
-                of(rows).packed(cached..cached + *new as usize)
+                let cached = *cached;
+                of(rows).packed(cached..cached + *new)
             })
             .collect();
-        let tokens: u32 = case.requests.iter().map(|(_, new)| new).sum();
+        let tokens: usize = case.requests.iter().map(|(_, new)| new).sum();
         let heads = of(&rows[0]).heads;
-        stream.upload(&data, [tokens as usize, heads, DIM]).unwrap()
+        stream.upload(&data, [tokens, heads, DIM]).unwrap()
     };
     let (query, key, value) = (
         upload(|r| &r.query),
@@ -144,7 +144,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
             ..BatchRequest::of(sequence, 1)
         };
         let upload = |of: &Logical<T>| {
-            let len = *cached as usize;
+            let len = *cached;
             stream
                 .upload(&of.packed(0..len), [len, kv_heads, DIM])
                 .unwrap()
@@ -189,7 +189,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
     let mut token = 0;
     for (r, (rows, (cached, new))) in rows.iter().zip(&case.requests).enumerate() {
         let (q, k, v) = (rows.query.exact(), rows.key.exact(), rows.value.exact());
-        for position in *cached as usize..(cached + new) as usize {
+        for position in *cached..(cached + new) {
             let head = position % heads;
             let scale = step.shape.scale;
             let sees = |key: usize| key <= position;
@@ -211,11 +211,11 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn case(new: impl Strategy<Value = u32>) -> impl Strategy<Value = Case> {
-    let run = (0u32..8).prop_map(|power| 1 << power);
-    let cached = prop_oneof![1 => Just(0u32), 4 => 0u32..400];
+fn case(new: impl Strategy<Value = usize>) -> impl Strategy<Value = Case> {
+    let run = (0usize..8).prop_map(|power| 1 << power);
+    let cached = prop_oneof![1 => Just(0usize), 4 => 0usize..400];
     let requests = prop::collection::vec((cached, new), 1..4);
-    (1u32..5, run, requests, 1usize..3, 1usize..4, any::<u16>()).prop_map(
+    (1usize..5, run, requests, 1usize..3, 1usize..4, any::<u16>()).prop_map(
         |(ranks, run, requests, kv_heads, group, seed)| Case {
             ranks,
             run,
@@ -236,7 +236,7 @@ proptest! {
     }
 
     #[test]
-    fn chunks_and_drafts_over_any_division(case in case(1u32..60)) {
+    fn chunks_and_drafts_over_any_division(case in case(1usize..60)) {
         check::<bf16>(&case)?;
     }
 }
@@ -288,17 +288,17 @@ fn divisions_that_cannot_be_are_refused() {
     );
     assert_eq!(
         rule(BatchRequest {
-            cached: u32::MAX,
+            cached: usize::MAX,
             ..request
         }),
         Rule::LengthsOverflow
     );
     assert_eq!(
         rule(BatchRequest {
-            row: &[-1],
+            row: &[usize::MAX],
             ..request
         }),
-        Rule::TableBlock
+        Rule::SlotRange
     );
     assert_eq!(parallel.split(&[], PAD).unwrap_err().rule, Rule::BatchEmpty);
     // What the ranks have adds up to what there is.
@@ -312,7 +312,7 @@ fn divisions_that_cannot_be_are_refused() {
         .ranks()
         .iter()
         .map(|rank| rank.kv_lengths().lengths()[0]);
-    assert_eq!(keys.sum::<i64>(), 1000);
+    assert_eq!(keys.sum::<usize>(), 1000);
     let slots = split.ranks().iter().flat_map(RankStep::slots);
     assert_eq!(slots.filter(|slot| **slot >= 0).count(), 3);
 }

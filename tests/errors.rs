@@ -145,7 +145,7 @@ fn what_is_left_unset_is_named() {
 fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
     let stream = stream();
     let packed: Tensor<bf16> = Tensor::empty(stream.device(), [8, 1, 64]).unwrap();
-    let fix = |q: &[i64], kv: &[i64]| {
+    let fix = |q: &[usize], kv: &[usize]| {
         let call = FusedInferAttention::new(Layout::Tnd)
             .heads(1)
             .kv_heads(1)

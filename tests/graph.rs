@@ -28,7 +28,7 @@ const HIDDEN: usize = HEADS * DIM;
 const BLOCKS: usize = 24;
 const BLOCK_SIZE: usize = 16;
 const COLUMNS: usize = 8;
-const LONGEST: i64 = (COLUMNS * BLOCK_SIZE) as i64;
+const LONGEST: usize = COLUMNS * BLOCK_SIZE;
 /// Some wait is for ever if it takes longer than this.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -52,8 +52,8 @@ fn outputs(device: &Device) -> Output<f16> {
     }
 }
 
-fn rows(seed: usize) -> Vec<Vec<i32>> {
-    let row = |b: usize| (0..COLUMNS).map(move |c| ((b * COLUMNS + c * 5 + seed) % BLOCKS) as i32);
+fn rows(seed: usize) -> Vec<Vec<usize>> {
+    let row = |b: usize| (0..COLUMNS).map(move |c| (b * COLUMNS + c * 5 + seed) % BLOCKS);
     (0..BATCH).map(|b| row(b).collect()).collect()
 }
 
@@ -86,7 +86,7 @@ impl Buffers {
     }
 
     /// The same step launched call by call.
-    fn eager(&self, stream: &Stream, keys: &[i64]) -> Vec<Vec<f16>> {
+    fn eager(&self, stream: &Stream, keys: &[usize]) -> Vec<Vec<f16>> {
         let call = call().actual_seq_lengths_kv(keys);
         let compute = |layer: &Layer| {
             let inputs = self.inputs(layer);
@@ -110,7 +110,7 @@ fn call() -> FusedInferAttention {
         .softmax_lse(true)
 }
 
-fn keys(keys: &[i64]) -> PerRequest {
+fn keys(keys: &[usize]) -> PerRequest {
     PerRequest::new(keys.to_vec()).unwrap()
 }
 
@@ -148,8 +148,8 @@ fn rule(error: Error) -> Rule {
 }
 
 /// Numbers below `bound`, the same for each seed.
-fn below(seed: u64, bound: i64) -> i64 {
-    (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as i64 % bound
+fn below(seed: u64, bound: usize) -> usize {
+    (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as usize % bound
 }
 
 #[test]
@@ -180,8 +180,8 @@ fn a_replay_reads_no_block_that_its_cache_does_not_have() {
             graph.replay(&stream, update)
         };
         let mut beyond = rows(0);
-        beyond[1][2] = BLOCKS as i32;
-        let table = |graph: &Graph<Buffers>, rows: &[Vec<i32>]| {
+        beyond[1][2] = BLOCKS;
+        let table = |graph: &Graph<Buffers>, rows: &[Vec<usize>]| {
             graph.buffers().table.overwrite(&stream, rows)
         };
         violates(table(graph, &beyond), "block_table.range");
@@ -205,7 +205,7 @@ fn a_replay_is_the_step_with_new_lengths_and_contents() {
         assert!(output.iter().all(|x| x.is_nan()), "a capture runs nothing");
     }
     for step in 0..12u64 {
-        let lengths: Vec<i64> = (0..BATCH as u64)
+        let lengths: Vec<usize> = (0..BATCH as u64)
             .map(|b| 1 + below(7 * step + b, LONGEST))
             .collect();
         // Contents change in place: queries every step, the table every other one.
@@ -241,7 +241,7 @@ fn pain_14_replays_in_a_row_read_their_own_lengths() {
     let steps: Vec<_> = (0..40).map(kept).collect();
     let lengths = |step: usize| {
         let len = |b| 1 + below((step * BATCH + b) as u64, LONGEST);
-        (0..BATCH).map(len).collect::<Vec<i64>>()
+        (0..BATCH).map(len).collect::<Vec<usize>>()
     };
     second.wait_event(&first.record_event().unwrap()).unwrap();
     for (step, kept) in steps.iter().enumerate() {
@@ -397,7 +397,7 @@ fn calls_of_one_graph_take_lengths_of_their_own() {
 fn writing_attending_merging_and_copying_are_captured_in_order() {
     let stream = harness::stream();
     let device = stream.device();
-    let slots = SlotMapping::new(&stream, &[17, 3], (BLOCKS * BLOCK_SIZE) as u64).unwrap();
+    let slots = SlotMapping::new(&stream, &[17, 3], BLOCKS * BLOCK_SIZE).unwrap();
     let new = |seed| {
         let data = halves(seed, 2 * HIDDEN);
         stream.upload(&data, [2, HEADS, DIM]).unwrap()

@@ -83,7 +83,7 @@ impl Buffers {
 }
 
 fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<()> {
-    let longest = PerRequest::new(vec![(COLUMNS * BLOCK_SIZE) as i64; 2])?;
+    let longest = PerRequest::new(vec![COLUMNS * BLOCK_SIZE; 2])?;
     let longest = CallLengths::Batched {
         q: None,
         kv: &longest,
@@ -96,7 +96,7 @@ fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<()> {
     Ok(())
 }
 
-fn replay<B>(graph: &mut Graph<B>, stream: &Stream, keys: [i64; 2]) -> Result<()> {
+fn replay<B>(graph: &mut Graph<B>, stream: &Stream, keys: [usize; 2]) -> Result<()> {
     let keys = PerRequest::new(keys.to_vec())?;
     let lengths = CallLengths::Batched { q: None, kv: &keys };
     let update = graph.update().all(lengths)?;

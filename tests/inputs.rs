@@ -20,7 +20,7 @@ const BLOCKS: usize = 9;
 const BLOCK_SIZE: usize = 16;
 const HEADS: usize = 2;
 const DIM: usize = 64;
-const LENGTHS: [i64; 2] = [37, 20];
+const LENGTHS: [usize; 2] = [37, 20];
 
 /// A cache of random keys (or values), and what two sequences with these rows of blocks have in it.
 fn cache(stream: &Stream, seed: u64) -> (Tensor<f16>, Vec<f16>) {
@@ -36,11 +36,11 @@ fn cache(stream: &Stream, seed: u64) -> (Tensor<f16>, Vec<f16>) {
     (stream.upload(&data, shape).unwrap(), data)
 }
 
-fn rows_of(cache: &[f16], blocks: &[i32], len: usize) -> Logical<f64> {
+fn rows_of(cache: &[f16], blocks: &[usize], len: usize) -> Logical<f64> {
     let mut data = Vec::new();
     for head in 0..HEADS {
         for token in 0..len {
-            let block = blocks[token / BLOCK_SIZE] as usize;
+            let block = blocks[token / BLOCK_SIZE];
             let row = (block * HEADS + head) * BLOCK_SIZE + token % BLOCK_SIZE;
             data.extend(cache[row * DIM..][..DIM].iter().map(|x| x.to_f64()));
         }
@@ -54,7 +54,7 @@ fn rows_of(cache: &[f16], blocks: &[i32], len: usize) -> Logical<f64> {
     }
 }
 
-fn expect(query: &[f16], key: &[f16], value: &[f16], blocks: &[Vec<i32>]) -> Vec<f64> {
+fn expect(query: &[f16], key: &[f16], value: &[f16], blocks: &[Vec<usize>]) -> Vec<f64> {
     let mut out = Vec::new();
     for (b, blocks) in blocks.iter().enumerate() {
         let query = Logical {
@@ -64,7 +64,7 @@ fn expect(query: &[f16], key: &[f16], value: &[f16], blocks: &[Vec<i32>]) -> Vec
             dim: DIM,
             data: query[b * HEADS * DIM..][..HEADS * DIM].to_vec(),
         };
-        let len = LENGTHS[b] as usize;
+        let len = LENGTHS[b];
         let (k, v) = (rows_of(key, blocks, len), rows_of(value, blocks, len));
         for head in 0..HEADS {
             out.extend(
@@ -117,7 +117,7 @@ fn a_launch_takes_any_table_of_the_planned_shape() {
         let output = plan.launch_with::<f16>(&stream, &inputs(table)).unwrap();
         output.attention.download(&stream).unwrap()
     };
-    let want = |rows: &[Vec<i32>]| expect(&query_data, &key_data, &value_data, rows);
+    let want = |rows: &[Vec<usize>]| expect(&query_data, &key_data, &value_data, rows);
     let tolerance = <f16 as Half>::TOLERANCE;
     close(&answer(&first), &want(&tables[0]), tolerance);
     close(&answer(&other), &want(&tables[1]), tolerance);
@@ -156,8 +156,8 @@ fn violates<T: std::fmt::Debug>(outcome: Result<T, Error>, id: &str) {
 #[test]
 fn wrong_tables_are_named() {
     let stream = stream();
-    let table = |rows: &[&[i32]]| BlockTable::from_rows(&stream, rows, 16);
-    invalid(table(&[&[1, -2]]), "block_table");
+    let table = |rows: &[&[usize]]| BlockTable::from_rows(&stream, rows, 16);
+    invalid(table(&[&[1, 1 << 31]]), "block_table");
     invalid(table(&[]), "block_table");
     invalid(table(&[&[], &[]]), "block_table");
     invalid(
@@ -178,7 +178,7 @@ fn wrong_tables_are_named() {
     let two = table(&[&[1], &[2]]).unwrap();
     invalid(two.overwrite(&stream, &[[3]]), "block_table");
     invalid(two.overwrite(&stream, &[[3, 4], [5, 6]]), "block_table");
-    invalid(two.overwrite(&stream, &[[3], [-1]]), "block_table");
+    invalid(two.overwrite(&stream, &[[3], [usize::MAX]]), "block_table");
     assert_eq!(two.tensor().download(&stream).unwrap(), [1, 2]);
 }
 
@@ -200,8 +200,8 @@ fn a_table_is_held_against_the_cache_of_each_plan_and_launch() {
     let stream = stream();
     let (call, query, cache) = paged_call(&stream);
     let blocks = cache.shape()[0];
-    let last = blocks as i32 - 1;
-    let from = |rows: &[Vec<i32>]| BlockTable::from_rows(&stream, rows, BLOCK_SIZE).unwrap();
+    let last = blocks - 1;
+    let from = |rows: &[Vec<usize>]| BlockTable::from_rows(&stream, rows, BLOCK_SIZE).unwrap();
     let right = from(&[vec![1, 2, last], vec![4, 5]]);
     let beyond = from(&[vec![1, 2, 1 << 20], vec![4, 5]]);
     let short = from(&[vec![1, 2, 3], vec![4]]);
@@ -222,7 +222,7 @@ fn a_table_is_held_against_the_cache_of_each_plan_and_launch() {
     launch(&right).unwrap();
     // What is written later is held against the caches of earlier launches: they may still be queued.
     violates(
-        right.overwrite(&stream, &[vec![0, 1, blocks as i32], vec![2, 3]]),
+        right.overwrite(&stream, &[vec![0, 1, blocks], vec![2, 3]]),
         "block_table.range",
     );
     right.overwrite(&stream, &[vec![0, 1], vec![2, 3]]).unwrap();
@@ -251,7 +251,7 @@ fn tables_and_paddings_by_name_are_checked_before_a_launch() {
     let (_, query, cache) = paged_call(&stream);
     let mut call = FiaCall::new("BNSD");
     (call.num_heads, call.scale, call.block_size) = (HEADS as i64, 0.125, BLOCK_SIZE as i64);
-    let lengths: Vec<i64> = LENGTHS.to_vec();
+    let lengths = LENGTHS.map(|len| len as i64);
     call.actual_seq_lengths_kv = Some(&lengths);
     let by_name = |table: [i32; 6]| {
         let table = stream.upload(&table, [2, 3]).unwrap();
@@ -476,7 +476,7 @@ fn latent_attention_in_int8_is_right() {
         .kv_heads(1)
         .scale(scale)
         .mask(mask.clone())
-        .actual_seq_lengths_kv([LEN as i64])
+        .actual_seq_lengths_kv([LEN])
         .plan_with(&inputs)
         .unwrap();
     assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV4");

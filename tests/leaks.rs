@@ -12,7 +12,7 @@
 
 mod harness;
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::kv::{
@@ -36,7 +36,7 @@ use ascend_emu::{Live, Site, inject};
 
 const HEADS: usize = 2;
 const DIM: usize = 64;
-const BLOCKS: u32 = 12;
+const BLOCKS: usize = 12;
 const LAYERS: usize = 2;
 
 /// Pools that a run made, to be asked when all else is gone.
@@ -84,7 +84,7 @@ fn step(
     let mut metadata = AttentionMetadata::new(&recorded.requests(), settings)?;
     metadata.renew(batch)?;
     metadata.pad_to(metadata.tokens() + 3)?;
-    let tokens = metadata.tokens() as usize;
+    let tokens = metadata.tokens();
     let query = ones(stream, bf16::ONE, [tokens, HEADS, DIM])?;
     let key = ones(stream, bf16::ONE, [tokens, 1, DIM])?;
     let mut step = attention.begin(stream, &metadata)?;
@@ -130,7 +130,7 @@ fn schedule(stream: &Stream, pools: &mut Pools, backends: Backends<bf16>) -> Res
     let _ = first.grow(1)?;
     let _ = second.grow(1)?;
     let batch = [BatchRequest::of(&first, 1), BatchRequest::of(&second, 1)];
-    let window = Causality::Window(NonZeroU32::new(60).unwrap());
+    let window = Causality::Window(NonZeroUsize::new(60).unwrap());
     let sink = ones(stream, bf16::ONE, [HEADS])?;
     step(stream, &mut attention, window, &batch, Some(&sink))?;
     first.drop_before(140)?;
@@ -230,7 +230,7 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         let batch = [BatchRequest::of(&sequence, tokens)];
         let metadata =
             AttentionMetadata::new(&batch, settings(attention.cache(), Causality::Causal))?;
-        let rows = |heads, dim| ones(stream, bf16::ONE, [tokens as usize, heads, dim]);
+        let rows = |heads, dim| ones(stream, bf16::ONE, [tokens, heads, dim]);
         let (dim, form) = match absorbed {
             true => (512, LatentForm::Absorbed),
             false => (128, LatentForm::Plain(&projection)),
@@ -257,7 +257,10 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let write = cache.plan_write(stream, &grown.slots, &tokens, &tokens)?;
     cache.write(stream, &write, 0, &tokens, &tokens)?;
     let table = PageTable::from_rows(&[sequence.row(), &[0]]).unwrap();
-    let trees = [DraftTree::chain(2)?, DraftTree::from_parents(&[0, 0, 1])?];
+    let trees = [
+        DraftTree::chain(2)?,
+        DraftTree::from_parents(&[-1, 0, 0, 1])?,
+    ];
     let rows = |heads| ones(stream, bf16::ONE, [2, heads, 4, DIM]);
     let tensors = TreeTensors {
         query: &rows(HEADS)?,
@@ -402,7 +405,7 @@ fn run(piece: Piece, before: Live) -> Result<()> {
     for pool in &pools {
         assert_eq!(pool.held_blocks(), 0, "{outcome:?}");
         assert_eq!(pool.steps_in_flight(), 0, "{outcome:?}");
-        assert_eq!(pool.free_blocks(), BLOCKS as usize, "{outcome:?}");
+        assert_eq!(pool.free_blocks(), BLOCKS, "{outcome:?}");
     }
     drop(pools);
     assert_eq!(ascend_emu::live(), before, "after {outcome:?}");

@@ -181,7 +181,7 @@ fn parts<T: Half>(
     let q = upload(stream, query, layout);
     let ranges = cuts.windows(2).map(|cut| cut[0]..cut[1]);
     let one = |keys: std::ops::Range<usize>| {
-        let len = keys.len() as i64;
+        let len = keys.len();
         let k = upload(stream, &key.narrow(keys.clone()), layout);
         let v = upload(stream, &value.narrow(keys), layout);
         let mut call = FusedInferAttention::new(layout)
@@ -191,7 +191,7 @@ fn parts<T: Half>(
             .softmax_lse(true);
         if layout == Layout::Tnd {
             call = call
-                .actual_seq_lengths([query.rows as i64])
+                .actual_seq_lengths([query.rows])
                 .actual_seq_lengths_kv([len]);
         }
         let plan = call.plan(&q, &k, &v).unwrap();

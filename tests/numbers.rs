@@ -37,8 +37,8 @@ struct Call {
     mode: u8,
     tokens: (i64, i64),
     mask: MaskShape,
-    q_lens: Option<Vec<i64>>,
-    kv_lens: Option<Vec<i64>>,
+    q_lens: Option<Vec<usize>>,
+    kv_lens: Option<Vec<usize>>,
     lse: bool,
     corrected: bool,
     scale: f64,
@@ -83,11 +83,11 @@ impl Call {
     }
 }
 
-fn length(lengths: Option<&[i64]>, b: usize, all: usize) -> usize {
+fn length(lengths: Option<&[usize]>, b: usize, all: usize) -> usize {
     match lengths {
         None => all,
-        Some([one]) => *one as usize,
-        Some(several) => several[b] as usize,
+        Some([one]) => *one,
+        Some(several) => several[b],
     }
 }
 
@@ -331,9 +331,8 @@ fn calls() -> impl Strategy<Value = Call> {
                     vec![keys]
                 };
                 let least = usize::from(mode >= 4);
-                let q_lens = (0..batch).map(|b| vary(rows, b, least) as i64).collect();
-                let kv_lens =
-                    (0..batch).map(|b| vary(keys[b.min(keys.len() - 1)], b + 3, least) as i64);
+                let q_lens = (0..batch).map(|b| vary(rows, b, least)).collect();
+                let kv_lens = (0..batch).map(|b| vary(keys[b.min(keys.len() - 1)], b + 3, least));
                 Call {
                     layout,
                     batch,

@@ -100,7 +100,7 @@ proptest! {
             }
             let tokens = mapping.len();
             let mapping_on_device =
-                SlotMapping::allowing(&stream, &mapping, slots as u64, &["slot_mapping.negative"]).unwrap();
+                SlotMapping::allowing(&stream, &mapping, slots, &["slot_mapping.negative"]).unwrap();
             for (layer, (model, key_cache, value_cache)) in layers.iter_mut().enumerate() {
                 let seed = (step * 10 + layer) as u64;
                 let (keys, values) =

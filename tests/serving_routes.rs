@@ -23,21 +23,21 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
 const LAYERS: usize = 2;
-const BLOCK_SIZE: u32 = 128;
-const BLOCKS: u32 = 96;
+const BLOCK_SIZE: usize = 128;
+const BLOCKS: usize = 96;
 /// Tokens of each of the two prefixes that requests may share.
-const DONATED: u32 = 300;
+const DONATED: usize = 300;
 
 /// A request of the step.
 #[derive(Clone, Debug, Default)]
 struct Request {
     /// Begins with so many tokens of one of the prefixes.
-    shares: Option<(usize, u32)>,
+    shares: Option<(usize, usize)>,
     /// Cached tokens of its own.
-    own: u32,
+    own: usize,
     /// Tokens of the step.
-    new: u32,
-    prompt: Option<u32>,
+    new: usize,
+    prompt: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ struct Case {
     group: usize,
     requests: Vec<Request>,
     /// Padding tokens.
-    pad: u32,
+    pad: usize,
     causality: Causality,
     seed: u64,
 }
@@ -69,7 +69,7 @@ fn fill(
     if names.is_empty() {
         return;
     }
-    let grown = sequence.grow(names.len() as u32).unwrap();
+    let grown = sequence.grow(names.len()).unwrap();
     let cache = attention.cache_mut();
     cache.copy_blocks(stream, &grown.copies).unwrap();
     for layer in 0..LAYERS {
@@ -118,7 +118,7 @@ fn run(
             Some((donor, tokens)) => {
                 let (sequence, names) = &donors[donor];
                 let shared = sequence.share_prefix(tokens).unwrap();
-                (shared, names[..tokens as usize].to_vec())
+                (shared, names[..tokens].to_vec())
             }
         };
         let own: Vec<u64> = (0..request.own).map(|_| name()).collect();
@@ -148,9 +148,9 @@ fn run(
     metadata.pad_to(metadata.tokens() + case.pad).unwrap();
     let mut tokens: Vec<u64> = Vec::new();
     for ((_, names), request) in sequences.iter().zip(&case.requests) {
-        tokens.extend(&names[names.len() - request.new as usize..]);
+        tokens.extend(&names[names.len() - request.new..]);
     }
-    tokens.resize(metadata.tokens() as usize, 0);
+    tokens.resize(metadata.tokens(), 0);
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let mut outputs = Vec::new();
     for layer in 0..LAYERS {
@@ -171,7 +171,7 @@ fn run(
     for (layer, output) in outputs.iter().enumerate() {
         let mut start = 0;
         for (at, ((_, names), request)) in sequences.iter().zip(&case.requests).enumerate() {
-            let new = request.new as usize;
+            let new = request.new;
             let cached = names.len() - new;
             let all = (0..new).filter(|row| {
                 let near = marks.iter().any(|mark| (cached + row).abs_diff(*mark) < 2);
@@ -201,9 +201,9 @@ fn run(
     Ok(ran)
 }
 
-fn case(new: impl Strategy<Value = u32> + Clone + 'static) -> impl Strategy<Value = Case> {
+fn case(new: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Value = Case> {
     let shares = prop_oneof![1 => Just(None), 3 => (0usize..2, 0..=DONATED).prop_map(Some)];
-    let own = prop_oneof![1 => Just(0u32), 2 => 0u32..200];
+    let own = prop_oneof![1 => Just(0usize), 2 => 0usize..200];
     let request = (shares, own, new).prop_map(|(shares, own, new)| Request {
         shares,
         own,
@@ -211,7 +211,7 @@ fn case(new: impl Strategy<Value = u32> + Clone + 'static) -> impl Strategy<Valu
         prompt: None,
     });
     let requests = prop::collection::vec(request, 1..6);
-    (1usize..3, 1usize..4, requests, 0u32..9, any::<u16>()).prop_map(
+    (1usize..3, 1usize..4, requests, 0usize..9, any::<u16>()).prop_map(
         |(kv_heads, group, requests, pad, seed)| Case {
             kv_heads,
             group,
@@ -238,7 +238,7 @@ proptest! {
     #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(16) })]
 
     #[test]
-    fn any_batch_as_a_cascade(case in case(prop_oneof![1 => Just(1u32), 3 => 1u32..120])) {
+    fn any_batch_as_a_cascade(case in case(prop_oneof![1 => Just(1usize), 3 => 1usize..120])) {
         let ran = run(&case, cascade(), |_, _, _, _| true, &[])?;
         let behind = case.requests.iter().any(|r| {
             r.new > 1 && r.own + r.shares.map_or(0, |(_, tokens)| tokens) > 0
@@ -247,7 +247,7 @@ proptest! {
     }
 
     #[test]
-    fn any_batch_over_shared_prefixes(case in case(prop_oneof![3 => Just(1u32), 1 => 1u32..20])) {
+    fn any_batch_over_shared_prefixes(case in case(prop_oneof![3 => Just(1usize), 1 => 1usize..20])) {
         let ran = run(&case, shared(), |_, _, _, _| true, &[])?;
         let blocks = |r: &Request| r.shares.map(|(donor, n)| (donor, n / BLOCK_SIZE)).filter(|s| s.1 > 0);
         let pairs = case.requests.windows(2);
@@ -368,11 +368,11 @@ fn triangle(sizes: TriangleMix, gate: TriangleGate) -> TriangleMixPrefill {
 }
 
 /// The triangle by its definition.
-fn in_triangle(sizes: TriangleMix, prompt: Option<u32>, row: usize, key: usize) -> bool {
+fn in_triangle(sizes: TriangleMix, prompt: Option<usize>, row: usize, key: usize) -> bool {
     let Some(prompt) = prompt else { return true };
     let near = (row - key) as u64 <= sizes.sliding_window_size;
     near || (key as u64) < sizes.num_sink_tokens
-        || row as u64 + sizes.num_last_tokens >= u64::from(prompt)
+        || row as u64 + sizes.num_last_tokens >= prompt as u64
 }
 
 /// Runs a step and says how many requests left keys out.
@@ -384,8 +384,7 @@ fn run_triangle(case: &Case, sizes: TriangleMix) -> Result<usize, TestCaseError>
         layer == 0 || request.new == 1 || in_triangle(sizes, request.prompt, row, key)
     };
     let first = (sizes.num_sink_tokens + sizes.sliding_window_size + 1) as usize;
-    let last =
-        |r: &Request| Some((u64::from(r.prompt?)).saturating_sub(sizes.num_last_tokens) as usize);
+    let last = |r: &Request| Some(r.prompt?.saturating_sub(sizes.num_last_tokens as usize));
     let mut marks: Vec<usize> = case.requests.iter().filter_map(last).collect();
     marks.push(first);
     let ran = run(
@@ -408,10 +407,10 @@ fn run_triangle(case: &Case, sizes: TriangleMix) -> Result<usize, TestCaseError>
 
 fn prompts() -> impl Strategy<Value = Case> {
     // A request: cached tokens, tokens of the step, and how many of the prompt come later.
-    let cached = prop_oneof![1 => Just(0u32), 1 => 1u32..300];
-    let new = prop_oneof![1 => Just(1u32), 4 => 1u32..200];
+    let cached = prop_oneof![1 => Just(0usize), 1 => 1usize..300];
+    let new = prop_oneof![1 => Just(1usize), 4 => 1usize..200];
     let later =
-        prop_oneof![1 => Just(None), 2 => Just(Some(0u32)), 2 => (0u32..200).prop_map(Some)];
+        prop_oneof![1 => Just(None), 2 => Just(Some(0usize)), 2 => (0usize..200).prop_map(Some)];
     let request = (cached, new, later).prop_map(|(own, new, later)| Request {
         shares: None,
         own,
@@ -424,7 +423,7 @@ fn prompts() -> impl Strategy<Value = Case> {
         1usize..4,
         any_cached,
         any::<bool>(),
-        0u32..9,
+        0usize..9,
         any::<u16>(),
     )
         .prop_map(|(kv_heads, group, mut requests, cached, pad, seed)| {

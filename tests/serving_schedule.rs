@@ -8,7 +8,7 @@
 
 mod harness;
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_attention::serving::{
@@ -28,11 +28,11 @@ const LAYERS: usize = 2;
 struct Model {
     kv_heads: usize,
     group: usize,
-    window: Option<u32>,
+    window: Option<usize>,
     format: Cache,
-    block_size: u32,
+    block_size: usize,
     /// Blocks that the requests can have.
-    blocks: u32,
+    blocks: usize,
     decode_path: bool,
     hybrid: bool,
     merging: bool,
@@ -42,9 +42,9 @@ struct Model {
 }
 
 fn model() -> impl Strategy<Value = Model> {
-    let window = prop_oneof![2 => Just(None), 1 => (1u32..200).prop_map(Some)];
+    let window = prop_oneof![2 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)];
-    let sizes = (1usize..3, 1usize..4, window, format, 1u32..3, 4u32..9);
+    let sizes = (1usize..3, 1usize..4, window, format, 1usize..3, 4usize..9);
     (sizes, any::<[bool; 6]>()).prop_map(
         |((kv_heads, group, window, format, size, blocks), flags)| Model {
             kv_heads,
@@ -65,7 +65,7 @@ fn model() -> impl Strategy<Value = Model> {
 
 /// Blocks that somebody else holds: the operator wants the cache to have as many blocks as the rows of a call have
 /// together, shared ones and those of dummy requests counted each time.
-const BALLAST: u32 = 60;
+const BALLAST: usize = 60;
 
 struct Engine<'a> {
     stream: &'a Stream,
@@ -142,7 +142,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs a step, and checks some of its rows.
-    fn step(&mut self, turns: &[Turn], pad: u32) -> Result<(), TestCaseError> {
+    fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
         let metadata = self.schedule.metadata(turns, self.settings, pad);
         let names = self.schedule.names(turns, pad);
         let mut results = Vec::new();
@@ -162,7 +162,7 @@ impl<'a> Engine<'a> {
             let width = self.shape.heads * DIM;
             for row in self.schedule.rows(turns) {
                 let position = row.names.len() - 1;
-                let window = self.model.window.map_or(usize::MAX, |w| w as usize);
+                let window = self.model.window.map_or(usize::MAX, |w| w);
                 let from = (position + 1).saturating_sub(window);
                 let want = dense(row.names, layer, self.shape, |key| key >= from);
                 let got = &result[row.token * width..][..width];
@@ -183,7 +183,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    fn act(&mut self, acts: &[Act], pad: u32) -> Result<(), TestCaseError> {
+    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
         let cache = self.attention.cache_mut();
         let mut turns = self.schedule.begin_step(acts, self.stream, cache);
         if self.model.hybrid && !self.model.decode_path {
@@ -202,7 +202,7 @@ proptest! {
     #![proptest_config(config(96))]
 
     #[test]
-    fn any_schedule_is_one_dense_pass(model in model(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0u32..20), 1..8)) {
+    fn any_schedule_is_one_dense_pass(model in model(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..8)) {
         let stream = harness::stream();
         let mut engine = Engine::new(&stream, model);
         for (acts, pad) in &steps {
@@ -221,7 +221,7 @@ fn the_schedules_check_something() {
         let model = Model {
             kv_heads: 1,
             group: 2,
-            window: NonZeroU32::new(50).map(NonZeroU32::get),
+            window: NonZeroUsize::new(50).map(NonZeroUsize::get),
             format: Cache::BnNBsD,
             block_size: 128,
             blocks: 8,

@@ -23,8 +23,8 @@ const DIM: usize = 64;
 struct Case {
     kv_heads: usize,
     group: usize,
-    /// Cached tokens and parents of the drafts of each request.
-    requests: Vec<(usize, Vec<usize>)>,
+    /// Cached tokens and parents of the nodes of each request.
+    requests: Vec<(usize, Vec<i64>)>,
     /// Rows beyond the largest tree.
     spare: usize,
     seed: u64,
@@ -57,7 +57,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let mut sequences = Vec::new();
     for (r, (cached, _)) in case.requests.iter().enumerate() {
         let mut sequence = Sequence::new(cache.pool());
-        let grown = sequence.grow(*cached as u32).unwrap();
+        let grown = sequence.grow(*cached).unwrap();
         if *cached > 0 {
             let upload = |of: &Logical<f16>| {
                 let data = of.packed(0..*cached);
@@ -72,7 +72,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         sequences.push(sequence);
     }
     // A request without tokens has no block; its row is not read.
-    let table: Vec<&[i32]> = sequences
+    let table: Vec<&[usize]> = sequences
         .iter()
         .map(|sequence| {
             if sequence.is_empty() {
@@ -102,7 +102,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         block_table: &table,
     };
     let shape = AttentionShape::new(heads, kv_heads, DIM);
-    let cached = PerRequest::new(case.requests.iter().map(|(c, _)| *c as i64).collect()).unwrap();
+    let cached = PerRequest::new(case.requests.iter().map(|(c, _)| *c).collect()).unwrap();
     let plan = TreeVerification { shape }
         .plan(&stream, &trees, &cached, &tensors)
         .unwrap();
@@ -135,10 +135,9 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
 
 fn case() -> impl Strategy<Value = Case> {
     let parents = prop::collection::vec(any::<usize>(), 0..9).prop_map(|picks| {
-        let nodes = picks.iter().enumerate();
-        nodes
-            .map(|(before, pick)| pick % (before + 1))
-            .collect::<Vec<_>>()
+        let drafts = picks.iter().enumerate();
+        let drafts = drafts.map(|(before, pick)| (pick % (before + 1)) as i64);
+        std::iter::once(-1).chain(drafts).collect::<Vec<_>>()
     });
     let cached = prop_oneof![4 => 1usize..300, 1 => Just(0)];
     let requests = prop::collection::vec((cached, parents), 1..4);
@@ -179,7 +178,7 @@ fn batches_that_do_not_fit_are_refused() {
         cache: cache.layer(0).unwrap(),
         block_table: &table,
     };
-    let rule = |trees: &[DraftTree], cached: &[i64]| {
+    let rule = |trees: &[DraftTree], cached: &[usize]| {
         let verification = TreeVerification {
             shape: AttentionShape::new(1, 1, DIM),
         };

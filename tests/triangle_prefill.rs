@@ -67,8 +67,8 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
             packed(&stream, &key, 0..end),
             packed(&stream, &value, 0..end),
         );
-        let prompt = case.known.then_some(case.prompt as u64);
-        let place = (first as u64, prompt);
+        let prompt = case.known.then_some(case.prompt);
+        let place = (first, prompt);
         let plan = prefill
             .plan(&stream, place, &tensors.0, &tensors.1, &tensors.2)
             .unwrap();
@@ -138,7 +138,7 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
         if rows.is_empty() {
             continue;
         }
-        let place = (first as u64, Some(prompt as u64));
+        let place = (first, Some(prompt));
         let (q, k, v) = (
             packed(&stream, &query, rows.clone()),
             packed(&stream, &key, 0..end),
@@ -299,8 +299,8 @@ fn the_gate_falls_back_to_dense_attention() {
     };
     let saved = |gate, prompt| plan(gate, prompt).unwrap().saved_pairs();
     assert_eq!(saved(TriangleGate::ALWAYS, Some(300)), pairs);
-    assert_eq!(saved(gate(rows as u64, pairs), Some(300)), pairs);
-    assert_eq!(saved(gate(rows as u64 + 1, 1), Some(300)), 0);
+    assert_eq!(saved(gate(rows as usize, pairs), Some(300)), pairs);
+    assert_eq!(saved(gate(rows as usize + 1, 1), Some(300)), 0);
     assert_eq!(saved(gate(1, pairs + 1), Some(300)), 0);
     assert_eq!(saved(TriangleGate::MEASURED, Some(300)), 0);
     assert_eq!(saved(TriangleGate::ALWAYS, None), 0);

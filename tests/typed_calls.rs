@@ -37,13 +37,8 @@ struct Uploaded {
 }
 
 fn upload(stream: &Stream, tensor: &CaseTensor) -> AnyTensor {
-    let shape = tensor
-        .shape()
-        .iter()
-        .map(|&dim| usize::try_from(dim).unwrap());
-    let shape: Vec<usize> = shape.collect();
     stream
-        .upload_bytes(tensor.dtype(), tensor.bytes(), shape)
+        .upload_bytes(tensor.dtype(), tensor.bytes(), tensor.shape())
         .unwrap()
 }
 
@@ -189,6 +184,12 @@ impl Uploaded {
     }
 }
 
+/// Lengths of an accepted call, none of them negative.
+fn sizes(lengths: &[i64]) -> Vec<usize> {
+    let size = |len: &i64| usize::try_from(*len).unwrap();
+    lengths.iter().map(size).collect()
+}
+
 fn call(stream: &Stream, case: &Case, uploaded: &Uploaded) -> FusedInferAttention {
     let of = &case.attributes;
     let masks = stream.device().masks();
@@ -218,10 +219,10 @@ fn call(stream: &Stream, case: &Case, uploaded: &Uploaded) -> FusedInferAttentio
             other => panic!("{}: innerPrecise {other}", case.name),
         });
     if let Some(lengths) = &of.actual_seq_lengths {
-        call = call.actual_seq_lengths(lengths.clone());
+        call = call.actual_seq_lengths(sizes(lengths));
     }
     if let Some(lengths) = &of.actual_seq_lengths_kv {
-        call = call.actual_seq_lengths_kv(lengths.clone());
+        call = call.actual_seq_lengths_kv(sizes(lengths));
     }
     // As when a case is run: its verdict is the operator's.
     for lint in rules::lints::all().filter(|lint| !lint.overruns) {

@@ -1,9 +1,9 @@
 //! A window in a layer that is not causal.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::serving::Causality;
 
 fn main() {
-    let _ = Causality::Bidirectional(NonZeroU32::MIN);
+    let _ = Causality::Bidirectional(NonZeroUsize::MIN);
 }

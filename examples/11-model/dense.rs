@@ -20,9 +20,7 @@ pub(crate) fn logits(model: &Model, tokens: &[u32], positions: &[usize]) -> Vec<
         let query = rotary(map(&layer.query, &input), config.heads, config);
         let key = rotary(map(&layer.key, &input), config.kv_heads, config);
         let value = map(&layer.value, &input);
-        let window = causality
-            .window()
-            .map_or(usize::MAX, |keys| keys.get() as usize);
+        let window = causality.window().map_or(usize::MAX, |keys| keys.get());
         let attention = attention(config, [&query, &key, &value], window);
         accumulate(&mut state, &map(&layer.output, &attention));
 

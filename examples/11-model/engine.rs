@@ -11,7 +11,7 @@ use ascend_attention::{Result, Stream, Tensor, bf16};
 use crate::model::{Attended, Config, Model};
 
 /// Tokens in a block: the least that packed calls take.
-const BLOCK_SIZE: u32 = 128;
+const BLOCK_SIZE: usize = 128;
 /// Prompts are computed in parts beside decoding, and nothing is drafted.
 const POLICY: StatePolicy = StatePolicy {
     chunked_prefill: true,
@@ -21,13 +21,13 @@ const POLICY: StatePolicy = StatePolicy {
 /// Sizes of an engine.
 pub(crate) struct Limits {
     /// Blocks of the cache of layers that see every key.
-    pub(crate) blocks: u32,
+    pub(crate) blocks: usize,
     /// Blocks of the cache of layers with a window.
-    pub(crate) windowed_blocks: u32,
+    pub(crate) windowed_blocks: usize,
     /// Keys of the longest request.
     pub(crate) longest: usize,
     /// Requests of the decode steps for which graphs are captured.
-    pub(crate) graphs: Vec<u32>,
+    pub(crate) graphs: Vec<usize>,
 }
 
 /// A model, its caches and graphs.
@@ -76,7 +76,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Makes room for new tokens; whether there was room.
-    pub(crate) fn grow(&mut self, cached: &mut GroupedSequence, tokens: u32) -> Result<bool> {
+    pub(crate) fn grow(&mut self, cached: &mut GroupedSequence, tokens: usize) -> Result<bool> {
         match self.attention.grow(self.stream, cached, tokens) {
             Ok(()) => Ok(true),
             Err(error) if error.breaks(Rule::PoolExhausted) => Ok(false),
@@ -85,13 +85,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Whether one step may add so many tokens to these sequences.
-    pub(crate) fn admits(&self, requests: &[(&GroupedSequence, u32)]) -> bool {
+    pub(crate) fn admits(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
         self.attention.admits(requests.iter().copied()).is_ok()
     }
 
     /// Whether there are blocks for so many more tokens of these sequences.
-    pub(crate) fn has_room(&self, requests: &[(&GroupedSequence, u32)]) -> bool {
-        let blocks = |tokens: u32| tokens.div_ceil(BLOCK_SIZE) as usize;
+    pub(crate) fn has_room(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
+        let blocks = |tokens: usize| tokens.div_ceil(BLOCK_SIZE);
         let wanted = requests.iter().map(|(cached, new)| {
             let len = cached.len();
             blocks(len + new) - blocks(len)
@@ -130,12 +130,12 @@ impl<'a> Engine<'a> {
     pub(crate) fn step(&mut self, batch: &[Work<'_>]) -> Result<Vec<Vec<f32>>> {
         let requests = batch.iter();
         let requests: Vec<_> = requests
-            .map(|work| GroupedRequest::of(work.cached, work.tokens.len() as u32))
+            .map(|work| GroupedRequest::of(work.cached, work.tokens.len()))
             .collect();
         let mut metadata = self.attention.metadata(&requests, POLICY)?;
         let tokens: Vec<u32> = batch.iter().flat_map(|work| work.tokens).copied().collect();
         let positions = batch.iter().flat_map(|work| {
-            let end = work.cached.len() as usize;
+            let end = work.cached.len();
             end - work.tokens.len()..end
         });
         let positions: Vec<usize> = positions.collect();

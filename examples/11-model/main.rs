@@ -24,7 +24,7 @@ mod text;
 mod weights;
 
 use std::error::Error;
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use ascend_attention::Runtime;
@@ -34,7 +34,7 @@ use scheduler::{Request, Scheduler};
 use weights::Random;
 
 /// Keys that a token sees in every other layer of the generated model.
-const WINDOW: u32 = 100;
+const WINDOW: usize = 100;
 
 fn main() -> Result<(), Box<dyn Error>> {
     match std::env::args().nth(1) {
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Requests of random tokens to a model of random weights.
 fn generated() -> Result<(), Box<dyn Error>> {
-    let window = NonZeroU32::new(WINDOW).ok_or("a window of no keys")?;
+    let window = NonZeroUsize::new(WINDOW).ok_or("a window of no keys")?;
     let model = weights::generated(window);
     let mut random = Random(7);
     let mut tokens = |count| -> Vec<u32> {

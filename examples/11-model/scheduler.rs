@@ -11,7 +11,7 @@ use crate::engine::{Engine, Work};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Prompt tokens of a request in one step.
-const CHUNK: u32 = 192;
+const CHUNK: usize = 192;
 /// Requests that have blocks at a time.
 const MOST_RUNNING: usize = 4;
 /// Steps between the arrivals of two requests, unless there is nothing else to do.
@@ -53,10 +53,10 @@ struct Running {
 }
 
 /// The number of tokens that a request computes next.
-fn next(request: &Request, cached: &GroupedSequence) -> u32 {
-    let left = request.tokens.len() as u32 - cached.len();
+fn next(request: &Request, cached: &GroupedSequence) -> usize {
+    let left = request.tokens.len() - cached.len();
     // A chunk ends with what is shared, to be kept as it is there.
-    match (request.shared as u32).saturating_sub(cached.len()) {
+    match request.shared.saturating_sub(cached.len()) {
         0 => left.min(CHUNK),
         shared => shared.min(CHUNK),
     }
@@ -134,16 +134,16 @@ impl Scheduler {
         let new = self.make_room(engine)?;
         let batch = self.running.iter().zip(&new);
         let batch = batch.map(|(running, new)| {
-            let end = running.cached.len() as usize;
+            let end = running.cached.len();
             Work {
-                tokens: &running.request.tokens[end - *new as usize..end],
+                tokens: &running.request.tokens[end - *new..end],
                 cached: &running.cached,
             }
         });
         let logits = engine.step(&batch.collect::<Vec<_>>())?;
         for (running, logits) in self.running.iter_mut().zip(logits) {
             let request = &mut running.request;
-            let cached = running.cached.len() as usize;
+            let cached = running.cached.len();
             if cached == request.shared && self.prefix.is_none() {
                 println!(
                     "        {cached} tokens of request {} are kept for others",
@@ -214,8 +214,8 @@ impl Scheduler {
 
     /// Makes room for the next tokens of each request, the oldest first. When blocks run out, the youngest gives its own
     /// back and waits.
-    fn make_room(&mut self, engine: &mut Engine<'_>) -> Result<Vec<u32>> {
-        let mut new: Vec<u32> = Vec::new();
+    fn make_room(&mut self, engine: &mut Engine<'_>) -> Result<Vec<usize>> {
+        let mut new: Vec<usize> = Vec::new();
         while let Some(running) = self.running.get(new.len()) {
             let tokens = next(&running.request, &running.cached);
             let sofar = self.running.iter().zip(&new);

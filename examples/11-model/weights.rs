@@ -1,13 +1,13 @@
 //! Weights made from random numbers.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::serving::Causality;
 
 use crate::model::{Config, Layer, Linear, Model};
 
 /// A small model of random weights, every other layer with a window.
-pub(crate) fn generated(window: NonZeroU32) -> Model {
+pub(crate) fn generated(window: NonZeroUsize) -> Model {
     let config = Config {
         vocabulary: 384,
         width: 128,

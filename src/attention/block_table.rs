@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 
 /// The blocks of each sequence in a paged cache (`blockTable`), and the tokens in a block (`blockSize`).
 ///
-/// INT32 `[B, M]`: row `b` names the blocks that hold the keys and values of sequence `b`, in order. Key and value cache
+/// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order. Key and value cache
 /// are one tensor each, of the same shape: `[blocks, block_size, N * D]`, `[blocks, N, block_size, D]` or, where the
 /// path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in 32 bytes;
 /// [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of keys of each
@@ -71,7 +71,7 @@ struct Content {
     /// Rows of the table that has the whole memory.
     sequences: usize,
     /// The largest block; `None` if there is none, or it is not known.
-    largest: Option<i32>,
+    largest: Option<usize>,
     /// Blocks that each row names; empty if that is not known, or if rows are full.
     rows: Vec<usize>,
     /// Blocks of the smallest cache that a launch has read by the table: what is queued or captured may still do so.
@@ -80,7 +80,7 @@ struct Content {
 
 impl Content {
     /// Takes note of rows from `first` on.
-    fn replace(&mut self, first: usize, rows: &[impl AsRef<[i32]>]) {
+    fn replace(&mut self, first: usize, rows: &[impl AsRef<[usize]>]) {
         let (largest, lengths) = (largest(rows), rows.iter().map(|row| row.as_ref().len()));
         if rows.len() == self.sequences {
             self.largest = largest;
@@ -95,7 +95,7 @@ impl Content {
     }
 }
 
-fn largest(rows: &[impl AsRef<[i32]>]) -> Option<i32> {
+fn largest(rows: &[impl AsRef<[usize]>]) -> Option<usize> {
     rows.iter().flat_map(|row| row.as_ref()).copied().max()
 }
 
@@ -103,11 +103,11 @@ impl BlockTable {
     /// A table of these rows, a row for each sequence. Rows shorter than the longest are filled up with block 0.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a negative block, no row, or rows that are all empty; otherwise as for
+    /// [`Error::InvalidArgument`] for a block beyond INT32, no row, or rows that are all empty; otherwise as for
     /// [`Stream::upload`].
     pub fn from_rows(
         stream: &Stream,
-        rows: &[impl AsRef<[i32]>],
+        rows: &[impl AsRef<[usize]>],
         block_size: usize,
     ) -> Result<Self> {
         let columns = rows.iter().map(|row| row.as_ref().len()).max();
@@ -121,7 +121,7 @@ impl BlockTable {
     /// As for [`BlockTable::from_rows`], and for a row of more than `columns` blocks.
     pub fn with_columns(
         stream: &Stream,
-        rows: &[impl AsRef<[i32]>],
+        rows: &[impl AsRef<[usize]>],
         columns: usize,
         block_size: usize,
     ) -> Result<Self> {
@@ -184,7 +184,7 @@ impl BlockTable {
     /// A table of full rows of `columns` blocks, row-major.
     pub(crate) fn of_full_rows(
         stream: &Stream,
-        blocks: &[i32],
+        blocks: &[usize],
         columns: usize,
         block_size: usize,
     ) -> Result<Self> {
@@ -192,7 +192,7 @@ impl BlockTable {
         let flat = flat(&[blocks], blocks.len())?;
         let content = Content {
             sequences: rows,
-            largest: largest(&[&flat]),
+            largest: largest(&[blocks]),
             ..Content::default()
         };
         Self::owned(stream.upload(&flat, [rows, columns])?, block_size, content)
@@ -239,7 +239,7 @@ impl BlockTable {
     /// # Errors
     /// As for [`BlockTable::with_columns`], for another number of rows, and for a table of another device;
     /// [`Error::Violation`] by `block_table.range` for a block that the cache of a launch before does not have.
-    pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[i32]>]) -> Result<()> {
+    pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[usize]>]) -> Result<()> {
         if rows.len() != self.sequences() {
             return Err(Error::invalid(
                 "block_table",
@@ -254,7 +254,7 @@ impl BlockTable {
         let mut content = lock(&self.content);
         let largest = largest(rows);
         if let (Some(blocks), Some(block)) = (content.blocks, largest)
-            && usize::try_from(block).map_or(true, |block| block >= blocks)
+            && block >= blocks
         {
             return Err(BLOCK
                 .broken(
@@ -280,7 +280,10 @@ impl BlockTable {
     /// makes the table remember the cache.
     pub(crate) fn admitted(&self, places: &Places, rows: bool, launched: bool) -> Result<()> {
         let mut content = lock(&self.content);
-        places.admits_block(content.largest.map(i64::from))?;
+        let largest = content
+            .largest
+            .map(|block| i64::try_from(block).unwrap_or(i64::MAX));
+        places.admits_block(largest)?;
         if rows {
             Self::name_enough(&content, self.first, places)?;
         }
@@ -322,8 +325,8 @@ impl BlockTable {
     }
 }
 
-/// Rows one behind the other, each filled up to `columns`.
-fn flat(rows: &[impl AsRef<[i32]>], columns: usize) -> Result<Vec<i32>> {
+/// Rows one behind the other, each filled up to `columns`, as the device has them.
+fn flat(rows: &[impl AsRef<[usize]>], columns: usize) -> Result<Vec<i32>> {
     let mut flat = Vec::new();
     let entries = rows.len().saturating_mul(columns);
     flat.try_reserve_exact(entries).map_err(|_| {
@@ -342,14 +345,15 @@ fn flat(rows: &[impl AsRef<[i32]>], columns: usize) -> Result<Vec<i32>> {
                 format_args!("at most {columns}"),
             ));
         }
-        if let Some(block) = row.iter().find(|&&block| block < 0) {
-            return Err(Error::invalid(
-                "block_table",
-                format_args!("block {block} in row {at}"),
-                "numbers of blocks, from 0 on",
-            ));
+        for &block in row {
+            flat.push(i32::try_from(block).map_err(|_| {
+                Error::invalid(
+                    "block_table",
+                    format_args!("block {block} in row {at}"),
+                    format_args!("0 to {}, as tables are INT32", i32::MAX),
+                )
+            })?);
         }
-        flat.extend_from_slice(row);
         let filled = columns.saturating_sub(row.len());
         flat.extend(std::iter::repeat_n(0, filled));
     }
@@ -364,10 +368,10 @@ mod tests {
     fn short_rows_are_filled_up_and_wrong_ones_named() {
         let rows = [vec![3, 1], vec![], vec![2]];
         assert_eq!(flat(&rows, 3), Ok(vec![3, 1, 0, 0, 0, 0, 2, 0, 0]));
-        let message = |rows: &[&[i32]], columns| flat(rows, columns).unwrap_err().to_string();
+        let message = |rows: &[&[usize]], columns| flat(rows, columns).unwrap_err().to_string();
         assert_eq!(
-            message(&[&[0], &[5, -1]], 2),
-            "block_table: given block -1 in row 1, allowed: numbers of blocks, from 0 on"
+            message(&[&[0], &[5, 1 << 31]], 2),
+            "block_table: given block 2147483648 in row 1, allowed: 0 to 2147483647, as tables are INT32"
         );
         assert_eq!(
             message(&[&[0], &[5, 1]], 1),

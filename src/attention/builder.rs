@@ -5,6 +5,7 @@ use ascend_spec::{Layout, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
+use crate::kv::{Refused, Rule, refused};
 use crate::mask::Mask;
 use crate::memory::Element;
 use crate::tensor::Tensor;
@@ -30,6 +31,9 @@ pub enum InnerPrecise {
     HighPerformanceCorrected = 3,
 }
 
+/// A list of lengths as the operator counts, INT64, or the first that it cannot.
+type Lengths = std::result::Result<Vec<i64>, Refused>;
+
 /// A call of FusedInferAttentionScore, `softmax(scale * Q K^T) V` over the keys that a [`Mask`] shows.
 ///
 /// Describe it once, [`plan`](Self::plan) it for tensors of certain shapes, and launch the [`Plan`] with as many tensors
@@ -45,8 +49,8 @@ pub struct FusedInferAttention {
     num_key_value_heads: i64,
     scale: Option<f64>,
     mask: Mask,
-    actual_seq_lengths: Option<Vec<i64>>,
-    actual_seq_lengths_kv: Option<Vec<i64>>,
+    actual_seq_lengths: Option<Lengths>,
+    actual_seq_lengths_kv: Option<Lengths>,
     softmax_lse: bool,
     inner_precise: InnerPrecise,
     allowed: Allowed,
@@ -99,17 +103,17 @@ impl FusedInferAttention {
     /// Lengths of the queries (`actualSeqLengths`). In batched layouts the number of valid query rows of each sequence, or
     /// one number for all; unset, all rows; the rows behind are not computed. In packed layouts (TND, NTD) where the rows of
     /// each sequence end, cumulative: `[3, 8]` for 3 rows and 5. [`CallLengths`](crate::serving::CallLengths) applies
-    /// both lists in the form that a call asks for.
-    pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<i64>>) -> Self {
-        self.actual_seq_lengths = Some(lengths.into());
+    /// both lists in the form that a call asks for. A length beyond INT64 is refused when the call is planned.
+    pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
+        self.actual_seq_lengths = Some(counted("actual_seq_lengths", lengths.into()));
         self
     }
 
     /// Lengths of the keys (`actualSeqLengthsKv`). In batched layouts, and over a paged cache in all of them, the number of
     /// valid keys of each sequence, or one number for all; unset, all rows. In packed layouts without a paged cache where
     /// the keys of each sequence end, cumulative. [`CallLengths`](crate::serving::CallLengths) tells them apart by type.
-    pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<i64>>) -> Self {
-        self.actual_seq_lengths_kv = Some(lengths.into());
+    pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
+        self.actual_seq_lengths_kv = Some(counted("actual_seq_lengths_kv", lengths.into()));
         self
     }
 
@@ -153,7 +157,7 @@ impl FusedInferAttention {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a
-    /// [`scale`](Self::scale); [`Error::Violation`](crate::Error::Violation) for a broken rule or lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`scale`](Self::scale); [`Rule::LengthsOverflow`] for lengths beyond INT64; [`Error::Violation`](crate::Error::Violation) for a broken rule or lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different devices. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
@@ -202,8 +206,8 @@ impl FusedInferAttention {
             key: &key,
             value: &value,
             atten_mask: self.mask.tensor().map(|mask| *mask.desc()),
-            actual_seq_lengths: self.actual_seq_lengths.as_deref(),
-            actual_seq_lengths_kv: self.actual_seq_lengths_kv.as_deref(),
+            actual_seq_lengths: given(&self.actual_seq_lengths)?,
+            actual_seq_lengths_kv: given(&self.actual_seq_lengths_kv)?,
             num_heads: self.num_heads.unwrap_or(defaults.num_heads),
             num_key_value_heads: self.num_key_value_heads,
             scale: self.scale.unwrap_or(defaults.scale),
@@ -248,6 +252,35 @@ impl FusedInferAttention {
             Some(_) => error,
             None => unset::heads(error, call),
         }
+    }
+}
+
+/// Lengths as the operator counts them, in the same memory.
+fn counted(argument: &str, lengths: Vec<usize>) -> Lengths {
+    if let Some((at, len)) = lengths
+        .iter()
+        .enumerate()
+        .find(|(_, len)| i64::try_from(**len).is_err())
+    {
+        return Err(refused(
+            Rule::LengthsOverflow,
+            format_args!("{len} at {argument}[{at}]"),
+            format_args!("at most {}", i64::MAX),
+            "give the lengths of a batch that exists; subtract lengths with saturation",
+        ));
+    }
+    Ok(lengths
+        .into_iter()
+        .filter_map(|len| i64::try_from(len).ok())
+        .collect())
+}
+
+/// A list of lengths that the caller has given.
+fn given(lengths: &Option<Lengths>) -> Result<Option<&[i64]>> {
+    match lengths {
+        None => Ok(None),
+        Some(Ok(lengths)) => Ok(Some(lengths)),
+        Some(Err(refused)) => Err(refused.clone().into()),
     }
 }
 

@@ -52,20 +52,14 @@ impl Case {
                 tensor: name.clone(),
                 dtype: format!("{:?}", info.dtype),
             })?;
-            let shape: Option<Vec<i64>> = info
-                .shape
-                .iter()
-                .map(|&dim| i64::try_from(dim).ok())
-                .collect();
             let wrong = |allowed: &str| CaseError::Shape {
                 tensor: name.clone(),
                 given: format!("shape {:?}", info.shape),
                 allowed: allowed.to_owned(),
             };
-            let shape = shape.ok_or_else(|| wrong("axes below 2^63"))?;
             let bytes = header.bytes(file, info).to_vec();
-            let tensor =
-                CaseTensor::new(dtype, &shape, bytes).map_err(|_| wrong("at most 8 axes"))?;
+            let tensor = CaseTensor::new(dtype, &info.shape, bytes)
+                .map_err(|_| wrong("at most 8 axes, each below 2^63"))?;
             if let Some(index) = list_index(name, "key") {
                 keys.insert(index, tensor);
             } else if let Some(index) = list_index(name, "value") {

@@ -83,7 +83,7 @@ impl Header {
 /// Makes a file of metadata and tensors: equal contents give equal files.
 pub(super) fn write(
     metadata: &BTreeMap<&str, String>,
-    tensors: &BTreeMap<String, (safetensors::Dtype, &[i64], &[u8])>,
+    tensors: &BTreeMap<String, (safetensors::Dtype, &[usize], &[u8])>,
 ) -> Result<Vec<u8>, CaseError> {
     let json = |error: serde_json::Error| CaseError::NotSafetensors(error.to_string());
     // Widest elements first keeps each tensor aligned.
@@ -99,10 +99,7 @@ pub(super) fn write(
         end = end.saturating_add(bytes.len());
         let info = TensorInfo {
             dtype: *dtype,
-            shape: shape
-                .iter()
-                .map(|&dim| usize::try_from(dim).unwrap_or(0))
-                .collect(),
+            shape: shape.to_vec(),
             data_offsets: (start, end),
         };
         header.push(',');

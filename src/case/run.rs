@@ -252,12 +252,7 @@ pub(super) fn refusal_status(error: &Error) -> Option<i32> {
 }
 
 fn upload(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
-    let shape: Vec<usize> = tensor
-        .shape()
-        .iter()
-        .map(|&dim| usize::try_from(dim).unwrap_or(usize::MAX))
-        .collect();
-    stream.upload_bytes(tensor.dtype(), tensor.bytes(), shape)
+    stream.upload_bytes(tensor.dtype(), tensor.bytes(), tensor.shape())
 }
 
 /// Sets all bits of an output: NaN in every floating point type.
@@ -281,7 +276,7 @@ fn download(stream: &Stream, tensor: Option<AnyTensor>) -> Result<Option<CaseTen
         return Ok(None);
     };
     let bytes = tensor.download_bytes(stream)?;
-    Ok(CaseTensor::new(tensor.dtype(), &tensor.desc().shape, bytes).ok())
+    Ok(CaseTensor::with_dims(tensor.dtype(), tensor.desc().shape, bytes).ok())
 }
 
 fn compare(

@@ -45,35 +45,62 @@ pub(super) fn to_file(dtype: DType) -> Option<Dtype> {
 #[derive(Clone, PartialEq, Eq)]
 pub struct CaseTensor {
     dtype: DType,
-    shape: Dims,
+    shape: Vec<usize>,
+    dims: Dims,
     bytes: Vec<u8>,
+}
+
+#[cold]
+fn misshapen(
+    dtype: DType,
+    shape: &(impl std::fmt::Debug + ?Sized),
+    bytes: &[u8],
+    allowed: String,
+) -> CaseError {
+    CaseError::Shape {
+        tensor: dtype.name().to_owned(),
+        given: format!("shape {shape:?} and {} bytes", bytes.len()),
+        allowed,
+    }
 }
 
 impl CaseTensor {
     /// A tensor of these bytes, row-major.
     ///
     /// # Errors
-    /// [`CaseError::Shape`] if the shape has more than eight axes or a negative one, or needs another number of bytes.
-    pub fn new(dtype: DType, shape: &[i64], bytes: Vec<u8>) -> Result<Self, CaseError> {
-        let wrong = |allowed: String| CaseError::Shape {
-            tensor: dtype.name().to_owned(),
-            given: format!("shape {shape:?} and {} bytes", bytes.len()),
-            allowed,
-        };
-        let Some(dims) = Dims::new(shape) else {
-            return Err(wrong(format!("at most {} axes", Dims::MAX_RANK)));
-        };
-        let needed = dims.elements().and_then(|count| dtype.bytes_for(count));
-        match needed {
-            None => Err(wrong(
-                "axes of at least 0 whose product fits in memory".to_owned(),
-            )),
-            Some(needed) if usize::try_from(needed) != Ok(bytes.len()) => {
-                Err(wrong(format!("{needed} bytes for this shape")))
-            }
-            Some(_) => Ok(Self {
+    /// [`CaseError::Shape`] if the shape has more than eight axes or one beyond INT64, or needs another number of bytes.
+    pub fn new(dtype: DType, shape: &[usize], bytes: Vec<u8>) -> Result<Self, CaseError> {
+        let sizes = shape.iter().map(|size| i64::try_from(*size).ok());
+        let sizes: Option<Vec<i64>> = sizes.collect();
+        match sizes.and_then(|sizes| Dims::new(&sizes)) {
+            Some(dims) => Self::with_dims(dtype, dims, bytes),
+            None => Err(misshapen(
                 dtype,
-                shape: dims,
+                shape,
+                &bytes,
+                format!("at most {} axes of at most {}", Dims::MAX_RANK, i64::MAX),
+            )),
+        }
+    }
+
+    /// The same, with the axes as the operator counts them.
+    pub(crate) fn with_dims(dtype: DType, dims: Dims, bytes: Vec<u8>) -> Result<Self, CaseError> {
+        let shape = dims.iter().map(|size| usize::try_from(*size).ok());
+        let shape: Option<Vec<usize>> = shape.collect();
+        let needed = dims.elements().and_then(|count| dtype.bytes_for(count));
+        match shape.zip(needed) {
+            None => {
+                let allowed = "axes of at least 0 whose product fits in memory";
+                Err(misshapen(dtype, &dims, &bytes, allowed.to_owned()))
+            }
+            Some((shape, needed)) if usize::try_from(needed) != Ok(bytes.len()) => {
+                let allowed = format!("{needed} bytes for this shape");
+                Err(misshapen(dtype, &shape, &bytes, allowed))
+            }
+            Some((shape, _)) => Ok(Self {
+                dtype,
+                shape,
+                dims,
                 bytes,
             }),
         }
@@ -84,7 +111,7 @@ impl CaseTensor {
     /// # Errors
     /// [`CaseError::Dtype`] for a type other than FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, BOOL, INT32 or INT64;
     /// [`CaseError::Shape`] if the shape needs another number of elements.
-    pub fn from_f32(dtype: DType, shape: &[i64], values: &[f32]) -> Result<Self, CaseError> {
+    pub fn from_f32(dtype: DType, shape: &[usize], values: &[f32]) -> Result<Self, CaseError> {
         let each =
             |encode: &dyn Fn(f32) -> Vec<u8>| values.iter().flat_map(|&v| encode(v)).collect();
         let bytes: Vec<u8> = match dtype {
@@ -113,7 +140,7 @@ impl CaseTensor {
     }
 
     /// Shape.
-    pub fn shape(&self) -> &[i64] {
+    pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
@@ -129,7 +156,7 @@ impl CaseTensor {
 
     /// What an operator is told about this tensor.
     pub fn desc(&self) -> TensorDesc {
-        TensorDesc::packed(self.dtype, self.shape)
+        TensorDesc::packed(self.dtype, self.dims)
     }
 
     /// The elements as numbers, exact for FLOAT, FLOAT16, BF16, INT8, UINT8 and BOOL; `None` for other types.
@@ -155,7 +182,7 @@ impl CaseTensor {
 
 impl std::fmt::Debug for CaseTensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.dtype, self.shape)
+        write!(f, "{} {}", self.dtype, self.dims)
     }
 }
 
@@ -180,8 +207,8 @@ mod tests {
         assert!(CaseTensor::new(DType::Float16, &[2, 3], vec![0; 12]).is_ok());
         for (shape, bytes) in [
             (&[2, 3][..], 11),
-            (&[2, -3], 12),
-            (&[i64::MAX, i64::MAX], 0),
+            (&[usize::MAX, usize::MAX], 0),
+            (&[1 << 62, 1 << 62], 0),
             (&[1; 9], 2),
         ] {
             let error = CaseTensor::new(DType::Float16, shape, vec![0; bytes]).unwrap_err();

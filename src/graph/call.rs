@@ -42,7 +42,7 @@ struct Longest {
 #[derive(Debug)]
 enum Most {
     /// Keys of each request.
-    Each(Vec<i64>),
+    Each(Vec<usize>),
     /// Keys of any request, and of all together.
     Within(KeyLimits),
 }

@@ -21,26 +21,21 @@ pub struct KeyLimits {
 
 impl KeyLimits {
     /// Blocks that so many keys take.
-    fn blocks_of(&self, keys: i64) -> i64 {
-        let size = i64::try_from(self.block_size).unwrap_or(i64::MAX).max(1);
-        let keys = keys.max(0);
-        keys / size + i64::from(keys % size > 0)
+    fn blocks_of(&self, keys: usize) -> usize {
+        keys.div_ceil(self.block_size.max(1))
     }
 
     /// Lengths at the limits for requests of these query rows: one request after the other as long as it may be, and all
     /// of them alike.
     pub(super) fn extremes(&self, rows: &Cumulative) -> Result<Vec<PerRequest>, Refused> {
         let rows = rows.per_request();
-        let limit = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
-        let (most, blocks, size) = (
-            limit(self.keys),
-            limit(self.blocks),
-            limit(self.block_size).max(1),
-        );
-        let least: Vec<i64> = rows.lengths().iter().map(|rows| (*rows).max(1)).collect();
-        let taken = least
-            .iter()
-            .fold(0i64, |sum, keys| sum.saturating_add(self.blocks_of(*keys)));
+        // Lengths that the operator counts.
+        let most = self.keys.min(PerRequest::MAX_LENGTH);
+        let (blocks, size) = (self.blocks, self.block_size.max(1));
+        let least: Vec<usize> = rows.lengths().iter().map(|rows| (*rows).max(1)).collect();
+        let taken = least.iter().fold(0usize, |sum, keys| {
+            sum.saturating_add(self.blocks_of(*keys))
+        });
         let longest = least.iter().copied().max().unwrap_or(0);
         if taken > blocks || longest > most {
             return Err(refused(
@@ -63,7 +58,7 @@ impl KeyLimits {
             keys
         });
         let mut extremes = vec![PerRequest::new(uneven.collect())?];
-        let each = blocks / limit(least.len()).max(1);
+        let each = blocks / least.len().max(1);
         let even = most.min(each.saturating_mul(size));
         if least.iter().all(|least| *least <= even) {
             extremes.push(PerRequest::new(vec![even; least.len()])?);
@@ -72,8 +67,8 @@ impl KeyLimits {
     }
 
     /// Refuses lengths beyond the limits.
-    pub(crate) fn admits(&self, keys: &[i64]) -> Result<(), Refused> {
-        let most = i64::try_from(self.keys).unwrap_or(i64::MAX);
+    pub(crate) fn admits(&self, keys: &[usize]) -> Result<(), Refused> {
+        let most = self.keys;
         if let Some(request) = keys.iter().position(|keys| *keys > most) {
             return Err(refused(
                 Rule::GraphLengths,
@@ -85,10 +80,10 @@ impl KeyLimits {
                 "compute the step without a graph, or declare more keys a request at the capture",
             ));
         }
-        let taken = keys
-            .iter()
-            .fold(0i64, |sum, keys| sum.saturating_add(self.blocks_of(*keys)));
-        if usize::try_from(taken).map_or(true, |taken| taken > self.blocks) {
+        let taken = keys.iter().fold(0usize, |sum, keys| {
+            sum.saturating_add(self.blocks_of(*keys))
+        });
+        if taken > self.blocks {
             return Err(refused(
                 Rule::GraphLengths,
                 format_args!(

@@ -4,16 +4,16 @@ use std::collections::HashMap;
 
 use super::pad::PadPolicy;
 use super::refusal::{Refused, Rule, refused};
-use super::slot::{capacity, check_slots, slot};
+use super::slot::{MOST_BLOCK, capacity, check_slots, slot};
 use super::table::PageTable;
 
 /// The lengths of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditRequest {
     /// Tokens cached before the step.
-    pub cached: u32,
+    pub cached: usize,
     /// Tokens that the step adds.
-    pub new: u32,
+    pub new: usize,
 }
 
 /// A step as the operators will see it: whether it is what its lengths say.
@@ -23,16 +23,16 @@ pub struct AuditRequest {
 #[derive(Clone, Debug)]
 pub struct Audit<'a> {
     /// Blocks of the cache.
-    pub blocks: u32,
+    pub blocks: usize,
     /// Tokens in a block.
-    pub block_size: u32,
+    pub block_size: usize,
     /// What padding writes.
     pub pad: PadPolicy,
     /// The requests, in the order of the rows. Rows behind them are padding.
     pub requests: &'a [AuditRequest],
     /// The block table.
     pub table: &'a PageTable,
-    /// The slots of the packed tokens. Entries behind the requests' tokens are padding.
+    /// The slots of the packed tokens as the device gets them, INT32. Entries behind the requests' tokens are padding.
     pub slots: &'a [i32],
 }
 
@@ -45,9 +45,8 @@ impl Audit<'_> {
     /// [`Rule::SlotDump`], [`Rule::SlotPosition`]; then [`Rule::TableShared`].
     pub fn run(&self) -> Result<(), Refused> {
         self.tables()?;
-        let tokens: u64 = self.requests.iter().map(|r| u64::from(r.new)).sum();
-        let padding = usize::try_from(tokens).ok();
-        let Some(padding) = padding.and_then(|tokens| self.slots.get(tokens..)) else {
+        let tokens = (self.requests.iter()).fold(0usize, |sum, of| sum.saturating_add(of.new));
+        let Some(padding) = self.slots.get(tokens..) else {
             return Err(refused(
                 Rule::SlotCount,
                 format_args!("{} slots", self.slots.len()),
@@ -71,12 +70,13 @@ impl Audit<'_> {
         self.sharing()
     }
 
-    fn used(&self, request: usize, of: &AuditRequest) -> Result<&[i32], Refused> {
-        let Some(len) = of.cached.checked_add(of.new) else {
+    fn used(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Refused> {
+        let len = of.cached.checked_add(of.new);
+        let Some(len) = len.filter(|len| *len <= MOST_BLOCK) else {
             return Err(refused(
                 Rule::LengthsOverflow,
                 format_args!("{} and {} tokens of request {request}", of.cached, of.new),
-                format_args!("at most {}", u32::MAX),
+                format_args!("at most {MOST_BLOCK}"),
                 "end the request",
             ));
         };
@@ -87,10 +87,8 @@ impl Audit<'_> {
         let reserved = self.pad.reserved_blocks(self.block_size);
         for (request, of) in self.requests.iter().enumerate() {
             let used = self.used(request, of)?;
-            let inside = |block: i32| u32::try_from(block).is_ok_and(|block| block < self.blocks);
             // Blocks in front of a window are given back and stand as 0, which a dump block may be.
-            let fault = |block: &&i32| !inside(**block);
-            if let Some(block) = used.iter().find(fault) {
+            if let Some(block) = used.iter().find(|block| **block >= self.blocks) {
                 return Err(refused(
                     Rule::TableBlock,
                     format_args!("block {block} of request {request}"),
@@ -107,8 +105,9 @@ impl Audit<'_> {
         for (request, of) in self.requests.iter().enumerate() {
             let used = self.used(request, of)?;
             // The slots come first: behind the last of them no position is asked for, which INT32 might not have.
-            for (&given, position) in slots.by_ref().take(of.new as usize).zip(of.cached..) {
+            for (&given, position) in slots.by_ref().take(of.new).zip(of.cached..) {
                 let wanted = slot(used, position, self.block_size)?;
+                let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
                 if self.pad.is_padding(wanted) {
                     return Err(refused(
                         Rule::SlotDump,
@@ -132,9 +131,9 @@ impl Audit<'_> {
 
     /// No request reads a block that another one writes.
     fn sharing(&self) -> Result<(), Refused> {
-        let mut writer: HashMap<i32, usize> = HashMap::new();
+        let mut writer: HashMap<usize, usize> = HashMap::new();
         for (request, of) in self.requests.iter().enumerate() {
-            let first = of.cached.checked_div(self.block_size).unwrap_or(0) as usize;
+            let first = of.cached.checked_div(self.block_size).unwrap_or(0);
             let used = self.used(request, of)?;
             if of.new > 0 {
                 let written = used.get(first..).unwrap_or(&[]);
@@ -143,7 +142,7 @@ impl Audit<'_> {
         }
         for (request, of) in self.requests.iter().enumerate() {
             let used = self.used(request, of)?;
-            let written = |block: &i32| writer.get(block).filter(|by| **by != request);
+            let written = |block: &usize| writer.get(block).filter(|by| **by != request);
             if let Some((block, by)) = used.iter().find_map(|b| written(b).map(|by| (b, by))) {
                 return Err(refused(
                     Rule::TableShared,
@@ -168,7 +167,7 @@ mod tests {
 
     struct Step {
         requests: Vec<AuditRequest>,
-        rows: Vec<Vec<i32>>,
+        rows: Vec<Vec<usize>>,
         slots: Vec<i32>,
         pad: PadPolicy,
     }
@@ -217,12 +216,12 @@ mod tests {
             step.fault()
         };
         assert_eq!(
-            with(|s| s.requests[0].cached = u32::MAX),
+            with(|s| s.requests[0].cached = usize::MAX),
             Rule::LengthsOverflow
         );
         assert_eq!(with(|s| s.requests[0].cached = 40), Rule::TableRow);
         assert_eq!(with(|s| s.rows[0][2] = 6), Rule::TableBlock);
-        assert_eq!(with(|s| s.rows[1][0] = -1), Rule::TableBlock);
+        assert_eq!(with(|s| s.rows[1][0] = usize::MAX), Rule::TableBlock);
         assert_eq!(with(|s| s.slots.truncate(3)), Rule::SlotCount);
         assert_eq!(with(|s| s.slots[5] = 0), Rule::SlotCount);
         assert_eq!(with(|s| s.slots[3] = 24), Rule::SlotRange);

@@ -73,14 +73,16 @@ impl CacheShape {
     /// Axes of a layer's tensor with heads of `dim` elements, and how many elements that is.
     fn tensor<T: Element>(
         &self,
-        blocks: u32,
-        block_size: u32,
+        blocks: usize,
+        block_size: usize,
         dim: usize,
     ) -> Option<(Vec<usize>, usize)> {
-        let (heads, dim) = (i64::try_from(self.kv_heads).ok()?, i64::try_from(dim).ok()?);
+        let size = |size: usize| i64::try_from(size).ok();
+        let (heads, dim) = (size(self.kv_heads)?, size(dim)?);
+        let (blocks, block_size) = (size(blocks)?, size(block_size)?);
         let dims = self
             .format
-            .shape(T::DTYPE, blocks.into(), block_size.into(), heads, dim)?;
+            .shape(T::DTYPE, blocks, block_size, heads, dim)?;
         let dims = dims.iter().map(|dim| usize::try_from(*dim).ok());
         let dims = dims.collect::<Option<Vec<usize>>>()?;
         let elements = dims
@@ -133,8 +135,11 @@ impl CacheShape {
 }
 
 /// The slot of each head of a token, in a cache whose blocks are the heads of blocks. Padding stays what it is.
-fn head_slots(slot: i32, block_size: u32, heads: usize) -> impl Iterator<Item = i64> {
-    let (slot, size) = (i64::from(slot), i64::from(block_size.max(1)));
+fn head_slots(slot: i32, block_size: usize, heads: usize) -> impl Iterator<Item = i64> {
+    let (slot, size) = (
+        i64::from(slot),
+        i64::try_from(block_size.max(1)).unwrap_or(i64::MAX),
+    );
     let heads = i64::try_from(heads).unwrap_or(i64::MAX);
     let (block, place) = (slot.div_euclid(size), slot.rem_euclid(size));
     (0..heads).map(move |head| match slot {
@@ -179,8 +184,8 @@ impl<T: Element> PagedKvCache<T> {
     /// [`CacheShape::MAX_LAYERS`].
     pub fn new(
         device: &Device,
-        blocks: u32,
-        block_size: u32,
+        blocks: usize,
+        block_size: usize,
         shape: CacheShape,
         pad: PadPolicy,
     ) -> Result<Self> {
@@ -263,8 +268,7 @@ impl<T: Element> PagedKvCache<T> {
     pub fn block_table(&self, stream: &Stream, table: &PageTable) -> Result<BlockTable> {
         self.admits(stream)?;
         let blocks = self.pool.blocks();
-        let outside = |block: &&i32| u32::try_from(**block).map_or(true, |block| block >= blocks);
-        if let Some(block) = table.blocks().iter().find(outside) {
+        if let Some(block) = table.blocks().iter().find(|block| **block >= blocks) {
             return Err(refused(
                 Rule::TableBlock,
                 format_args!("block {block}"),
@@ -273,12 +277,12 @@ impl<T: Element> PagedKvCache<T> {
             )
             .into());
         }
-        let block_size = self.pool.block_size() as usize;
+        let block_size = self.pool.block_size();
         BlockTable::of_full_rows(stream, table.blocks(), table.columns(), block_size)
     }
 
     /// Prepares the writing of a step's tokens: `slots` has one for each row of `key` and `value`, which are
-    /// `[tokens, N, D]`; what is not cached, such as padding, has the slot of the pool's [`PadPolicy`]. Padding behind
+    /// `[tokens, N, D]`; what is not cached, such as padding, has the slot of the pool's [`PadPolicy`], which may be negative. Padding behind
     /// the last cached token is left out of the call; in front of it, a negative slot relies on the device to skip it.
     ///
     /// # Errors
@@ -320,7 +324,7 @@ impl<T: Element> PagedKvCache<T> {
         let mapping: Vec<i64> = mapping
             .flat_map(|slot| head_slots(*slot, block_size, split))
             .collect();
-        let places = capacity.saturating_mul(split as u64);
+        let places = capacity.saturating_mul(split);
         let skipped: &[&str] = match pad {
             PadPolicy::SkipNegative => &["slot_mapping.negative"],
             PadPolicy::DumpSlot(_) => &["slot_mapping.unique"],
@@ -398,7 +402,7 @@ impl<T: Element> PagedKvCache<T> {
         &mut self,
         stream: &Stream,
         sequence: &mut Sequence,
-        tokens: u32,
+        tokens: usize,
     ) -> Result<Vec<i32>> {
         self.admits(stream)?;
         let room = self.reserve(sequence, tokens)?;
@@ -407,7 +411,7 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// Blocks for more tokens of a sequence of this cache. Waits for those that steps in flight may still read.
-    pub(crate) fn reserve(&self, sequence: &mut Sequence, tokens: u32) -> Result<Room> {
+    pub(crate) fn reserve(&self, sequence: &mut Sequence, tokens: usize) -> Result<Room> {
         if !sequence.pool().is(&self.pool) {
             return Err(refused(
                 Rule::BlockPool,
@@ -440,9 +444,8 @@ impl<T: Element> PagedKvCache<T> {
         // What is copied from may be given back while the copies wait for the device.
         let _lease = self.pool.begin_step(stream);
         for copy in copies {
-            let to = usize::try_from(copy.to).ok();
-            let known = copy.from.pool().is(&self.pool);
-            let Some(to) = to.filter(|_| known) else {
+            let (from, to) = (copy.from.id(), copy.to);
+            if !copy.from.pool().is(&self.pool) {
                 return Err(refused(
                     Rule::BlockPool,
                     format_args!(
@@ -454,12 +457,11 @@ impl<T: Element> PagedKvCache<T> {
                     "grow sequences of this cache's own pool",
                 )
                 .into());
-            };
+            }
             if !copy.is_awaited() {
                 continue;
             }
             copy.check_order()?;
-            let from = usize::try_from(copy.from.id()).unwrap_or(0);
             for layer in &self.layers {
                 for tensor in [&layer.key, &layer.value] {
                     let block = |at: usize| tensor.narrow(0, at..at.saturating_add(1));

@@ -29,7 +29,7 @@ use super::slot::{rest_of_block, slot};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedRows {
-    block_size: u32,
+    block_size: usize,
     runs: Vec<Run>,
     rows: usize,
 }
@@ -43,7 +43,7 @@ struct Run {
 
 impl CachedRows {
     /// No token yet, of a cache with blocks of `block_size` tokens.
-    pub fn new(block_size: u32) -> Self {
+    pub fn new(block_size: usize) -> Self {
         Self {
             block_size,
             runs: Vec::new(),
@@ -55,7 +55,7 @@ impl CachedRows {
     ///
     /// # Errors
     /// As for [`slot`]; nothing is added then.
-    pub fn push(&mut self, row: &[i32], positions: Range<u32>) -> Result<(), Refused> {
+    pub fn push(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Refused> {
         let (runs, rows) = (self.runs.len(), self.rows);
         let last = self.runs.last().copied();
         let outcome = self.extend(row, positions);
@@ -69,17 +69,14 @@ impl CachedRows {
         outcome
     }
 
-    fn extend(&mut self, row: &[i32], positions: Range<u32>) -> Result<(), Refused> {
+    fn extend(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Refused> {
         let mut position = positions.start;
         while position < positions.end {
             let first = slot(row, position, self.block_size)?;
             let left = rest_of_block(position, self.block_size);
             let rows = left.min(positions.end.saturating_sub(position));
             position = position.saturating_add(rows);
-            let run = Run {
-                first: usize::try_from(first).unwrap_or(usize::MAX),
-                rows: rows as usize,
-            };
+            let run = Run { first, rows };
             self.rows = self.rows.saturating_add(run.rows);
             match self.runs.last_mut() {
                 Some(last) if last.first.checked_add(last.rows) == Some(run.first) => {
@@ -109,7 +106,7 @@ impl CachedRows {
 
 impl<T: Element> LayerCache<T> {
     /// Refuses a cache whose tokens do not lie whole.
-    pub(crate) fn lies_whole(&self, block_size: u32) -> Result<()> {
+    pub(crate) fn lies_whole(&self, block_size: usize) -> Result<()> {
         tokens(&self.key, block_size)?;
         tokens(&self.value, block_size)?;
         Ok(())
@@ -153,8 +150,8 @@ impl<T: Element> LayerCache<T> {
 }
 
 /// A cache as `[tokens, N * D]`.
-fn tokens<T: Element>(cache: &Tensor<T>, block_size: u32) -> Result<Tensor<T>> {
-    let size = block_size as usize;
+fn tokens<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<Tensor<T>> {
+    let size = block_size;
     let shape = match *cache.shape() {
         [blocks, of, hidden] if of == size => Some((blocks, hidden)),
         [blocks, 1, of, dim] if of == size => Some((blocks, dim)),
@@ -197,15 +194,15 @@ mod tests {
     proptest! {
         /// Every token is the one in its slot, in order, and runs are as long as they can be.
         #[test]
-        fn runs_are_slots(block_size in 1u32..6, table in prop::collection::vec(0i32..9, 1..6), cuts in prop::collection::vec((0u32..30, 0u32..30), 1..4)) {
+        fn runs_are_slots(block_size in 1usize..6, table in prop::collection::vec(0usize..9, 1..6), cuts in prop::collection::vec((0usize..30, 0usize..30), 1..4)) {
             let mut rows = CachedRows::new(block_size);
             let mut want = Vec::new();
             for (from, to) in cuts {
-                let len = table.len() as u32 * block_size;
+                let len = table.len() * block_size;
                 let range = from.min(len)..to.min(len);
                 rows.push(&table, range.clone()).unwrap();
                 for position in range {
-                    want.push(slot(&table, position, block_size).unwrap() as usize);
+                    want.push(slot(&table, position, block_size).unwrap());
                 }
             }
             let got: Vec<usize> = rows.runs.iter().flat_map(|run| run.first..run.first + run.rows).collect();

@@ -4,6 +4,10 @@
 //! the cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing to it.
 //! [`slot`] says where a token lies; [`PageTable`] is what the operators read; [`ScatterPaKvCache`] writes new keys and
 //! values into the slots of a [`SlotMapping`]. [`PagedKvCache`] puts them together: the tensors of every layer, and their pool.
+//!
+//! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`; they become CANN's integers where they
+//! are copied to the device or given to an operator, and what does not fit is refused there. Lists of a step's slots alone
+//! are what the device gets: integers of its width, among which padding may be negative.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -35,6 +39,6 @@ pub use scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
 pub(crate) use sequence::uncopied;
 pub use sequence::{BlockCopy, Grown, Sequence};
 pub use slot::{Interleave, KernelBlocks, check_slots, slot};
-pub(crate) use slot::{capacity, fill_slots};
+pub(crate) use slot::{MOST_BLOCK, capacity, fill_slots, on_device};
 pub use slot_mapping::SlotMapping;
 pub use table::PageTable;

@@ -11,7 +11,7 @@ pub enum PadPolicy {
     #[default]
     SkipNegative,
     /// A slot of a block that no sequence ever gets, where padding may be written any number of times.
-    DumpSlot(u32),
+    DumpSlot(usize),
 }
 
 impl PadPolicy {
@@ -22,9 +22,7 @@ impl PadPolicy {
     pub fn slot(self) -> Result<i32, Refused> {
         match self {
             Self::SkipNegative => Ok(-1),
-            Self::DumpSlot(slot) => {
-                i32::try_from(slot).map_err(|_| outside(slot, i32::MAX.unsigned_abs().into()))
-            }
+            Self::DumpSlot(slot) => i32::try_from(slot).map_err(|_| outside(slot, 1 << 31)),
         }
     }
 
@@ -32,9 +30,9 @@ impl PadPolicy {
     ///
     /// # Errors
     /// [`Rule::PadSlot`].
-    pub fn check(self, slots: u64) -> Result<(), Refused> {
+    pub fn check(self, slots: usize) -> Result<(), Refused> {
         match self {
-            Self::DumpSlot(slot) if u64::from(slot) >= slots => Err(outside(slot, slots)),
+            Self::DumpSlot(slot) if slot >= slots => Err(outside(slot, slots)),
             _ => self.slot().map(drop),
         }
     }
@@ -43,12 +41,12 @@ impl PadPolicy {
     pub fn is_padding(self, slot: i32) -> bool {
         match self {
             Self::SkipNegative => slot < 0,
-            Self::DumpSlot(dump) => u32::try_from(slot) == Ok(dump),
+            Self::DumpSlot(dump) => usize::try_from(slot) == Ok(dump),
         }
     }
 
     /// Blocks at the beginning of the cache that sequences must not get.
-    pub fn reserved_blocks(self, block_size: u32) -> u32 {
+    pub fn reserved_blocks(self, block_size: usize) -> usize {
         match self {
             Self::SkipNegative => 0,
             Self::DumpSlot(slot) => {
@@ -60,7 +58,7 @@ impl PadPolicy {
 }
 
 #[cold]
-fn outside(slot: u32, slots: u64) -> Refused {
+fn outside(slot: usize, slots: usize) -> Refused {
     refused(
         Rule::PadSlot,
         format_args!("dump slot {slot}"),

@@ -11,7 +11,7 @@ use crate::runtime::lock;
 use super::fence::{Fence, Lane};
 use super::pad::PadPolicy;
 use super::refusal::{Refused, Rule, refused, room};
-use super::slot::capacity;
+use super::slot::{MOST_BLOCK, capacity};
 
 /// A group of layers that share block tables. Each pool is a group of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,16 +33,16 @@ enum Step {
 struct State {
     /// Holders of each block.
     holders: Vec<u32>,
-    free: Vec<i32>,
+    free: Vec<u32>,
     /// Given back while steps were in flight, with the number of the last step that may read them.
-    waiting: VecDeque<(u64, i32)>,
+    waiting: VecDeque<(u64, u32)>,
     steps: VecDeque<Step>,
     /// Number of the first of `steps`.
     first_step: u64,
     /// Threads that are asking fences.
     asking: Vec<ThreadId>,
     /// Held blocks whose tokens have still to be copied from another one, with the number of the copy.
-    uncopied: HashMap<i32, u64>,
+    uncopied: HashMap<usize, u64>,
     /// Number of the next copy.
     next_copy: u64,
 }
@@ -74,7 +74,7 @@ impl State {
         Some(over)
     }
 
-    fn release(&mut self, block: i32) {
+    fn release(&mut self, block: u32) {
         let Some(holders) = self.held(block) else {
             return;
         };
@@ -86,7 +86,7 @@ impl State {
         if *holders > 0 {
             return;
         }
-        self.uncopied.remove(&block);
+        self.uncopied.remove(&(block as usize));
         match self.steps.len().checked_sub(1) {
             None => self.free.push(block),
             Some(last) => {
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    fn held(&mut self, block: i32) -> Option<&mut u32> {
+    fn held(&mut self, block: u32) -> Option<&mut u32> {
         let at = usize::try_from(block).ok()?;
         self.holders.get_mut(at)
     }
@@ -104,9 +104,9 @@ impl State {
 
 struct Shared {
     group: GroupId,
-    block_size: u32,
-    blocks: u32,
-    reserved: u32,
+    block_size: usize,
+    blocks: usize,
+    reserved: usize,
     pad: PadPolicy,
     state: Mutex<State>,
 }
@@ -123,18 +123,18 @@ pub struct BlockPool(Arc<Shared>);
 
 impl BlockPool {
     /// Most blocks of a pool, which keeps 8 bytes of host memory for each.
-    pub const MAX_BLOCKS: u32 = 1 << 26;
+    pub const MAX_BLOCKS: usize = 1 << 26;
 
     /// A pool of `blocks` blocks of `block_size` tokens, less those that the padding is written to.
     ///
     /// # Errors
     /// [`Rule::PoolSize`] for a pool without blocks, one of more than [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose
     /// slots do not fit INT32; [`Rule::PadSlot`] for a dump slot that is none of them.
-    pub fn new(blocks: u32, block_size: u32, pad: PadPolicy) -> Result<Self, Refused> {
+    pub fn new(blocks: usize, block_size: usize, pad: PadPolicy) -> Result<Self, Refused> {
         static GROUPS: AtomicU64 = AtomicU64::new(0);
         let reserved = pad.reserved_blocks(block_size.max(1));
         let slots = capacity(blocks, block_size);
-        let counted = slots <= i32::MAX as u64 && blocks <= Self::MAX_BLOCKS;
+        let counted = slots <= MOST_BLOCK && blocks <= Self::MAX_BLOCKS;
         if counted && slots > 0 {
             pad.check(slots)?;
         }
@@ -147,7 +147,7 @@ impl BlockPool {
                 format_args!(
                     "more than {reserved} blocks and at most {}, 1 or more tokens in each, at most {} slots in all",
                     Self::MAX_BLOCKS,
-                    i32::MAX
+                    MOST_BLOCK
                 ),
                 "choose another number of blocks",
             ));
@@ -156,10 +156,10 @@ impl BlockPool {
         let numbers = (reserved..blocks).rev();
         let (mut holders, mut free) = (Vec::new(), Vec::new());
         let fix = "choose fewer blocks";
-        room(&mut holders, blocks as usize, Rule::PoolSize, fix)?;
-        room(&mut free, blocks as usize, Rule::PoolSize, fix)?;
-        holders.resize(blocks as usize, 0);
-        free.extend(numbers.filter_map(|block| i32::try_from(block).ok()));
+        room(&mut holders, blocks, Rule::PoolSize, fix)?;
+        room(&mut free, blocks, Rule::PoolSize, fix)?;
+        holders.resize(blocks, 0);
+        free.extend(numbers.filter_map(|block| u32::try_from(block).ok()));
         let state = State {
             holders,
             free,
@@ -181,12 +181,12 @@ impl BlockPool {
     }
 
     /// Tokens in a block.
-    pub fn block_size(&self) -> u32 {
+    pub fn block_size(&self) -> usize {
         self.0.block_size
     }
 
     /// Number of blocks, reserved ones included.
-    pub fn blocks(&self) -> u32 {
+    pub fn blocks(&self) -> usize {
         self.0.blocks
     }
 
@@ -263,10 +263,10 @@ impl BlockPool {
     /// # Errors
     /// [`Rule::BatchBlocks`].
     pub fn admits(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), Refused> {
-        let size = self.0.block_size as usize;
+        let size = self.0.block_size;
         let lengths = lengths.into_iter();
         let needed = lengths.fold(0usize, |sum, len| sum.saturating_add(len.div_ceil(size)));
-        if needed <= self.0.blocks as usize {
+        if needed <= self.0.blocks {
             return Ok(());
         }
         Err(too_many_blocks(
@@ -324,7 +324,7 @@ impl BlockPool {
         }
     }
 
-    fn hand_out(&self, state: &mut State, id: i32) -> Block {
+    fn hand_out(&self, state: &mut State, id: u32) -> Block {
         if let Some(holders) = state.held(id) {
             *holders = 1;
         }
@@ -336,7 +336,7 @@ impl BlockPool {
 
     #[cold]
     fn too_few(&self, state: &State, wanted: usize) -> Refused {
-        let usable = self.0.blocks.saturating_sub(self.0.reserved) as usize;
+        let usable = self.0.blocks.saturating_sub(self.0.reserved);
         let (free, waiting) = (state.free.len(), state.waiting.len());
         let held = usable.saturating_sub(free).saturating_sub(waiting);
         let (rule, fix) = match free.saturating_add(waiting) < wanted {
@@ -383,17 +383,17 @@ impl BlockPool {
         let mut state = lock(&self.0.state);
         let number = state.next_copy;
         state.next_copy = number.saturating_add(1);
-        state.uncopied.insert(block.id, number);
+        state.uncopied.insert(block.id(), number);
         number
     }
 
     /// Whether a copy is still to be queued, and its block still held by the sequence that asked for it, or a fork.
-    pub(super) fn awaits(&self, block: i32, copy: u64) -> bool {
+    pub(super) fn awaits(&self, block: usize, copy: u64) -> bool {
         lock(&self.0.state).uncopied.get(&block) == Some(&copy)
     }
 
     /// Says that a copy was queued.
-    pub(super) fn copied(&self, block: i32, copy: u64) {
+    pub(super) fn copied(&self, block: usize, copy: u64) {
         let mut state = lock(&self.0.state);
         if state.uncopied.get(&block) == Some(&copy) {
             state.uncopied.remove(&block);
@@ -404,16 +404,16 @@ impl BlockPool {
     pub(super) fn first_uncopied<'b>(
         &self,
         blocks: impl Iterator<Item = &'b Block>,
-    ) -> Option<i32> {
+    ) -> Option<usize> {
         let state = lock(&self.0.state);
         if state.uncopied.is_empty() {
             return None;
         }
-        let mut ids = blocks.map(|block| block.id);
+        let mut ids = blocks.map(Block::id);
         ids.find(|id| state.uncopied.contains_key(id))
     }
 
-    fn holders(&self, block: i32) -> u32 {
+    fn holders(&self, block: u32) -> u32 {
         lock(&self.0.state).held(block).copied().unwrap_or(0)
     }
 }
@@ -459,13 +459,13 @@ pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Displ
 /// ```
 pub struct Block {
     pool: BlockPool,
-    id: i32,
+    id: u32,
 }
 
 impl Block {
     /// Its number in the cache, as tables have it.
-    pub fn id(&self) -> i32 {
-        self.id
+    pub fn id(&self) -> usize {
+        self.id as usize
     }
 
     /// Its pool.
@@ -635,7 +635,7 @@ pub(crate) mod tests {
             (0, 16, skip),
             (4, 0, skip),
             (1, 16, PadPolicy::DumpSlot(15)),
-            (u32::MAX, u32::MAX, skip),
+            (usize::MAX, usize::MAX, skip),
             (4, 0, PadPolicy::DumpSlot(3)),
         ] {
             let error = BlockPool::new(blocks, block_size, pad).unwrap_err();
@@ -773,13 +773,13 @@ pub(crate) mod tests {
         /// Whatever happens: no block is handed out while it is held, or while a step that began when it was held is not
         /// over; and in the end all are free.
         #[test]
-        fn blocks_are_never_in_two_hands(acts in prop::collection::vec(act(), 0..120), blocks in 1u32..9) {
+        fn blocks_are_never_in_two_hands(acts in prop::collection::vec(act(), 0..120), blocks in 1usize..9) {
             let pool = BlockPool::new(blocks, 16, PadPolicy::SkipNegative).unwrap();
             let lane = ByHand::default();
             let mut held: Vec<Block> = Vec::new();
             let mut open = Vec::new();
             // Steps not over, each with what it may read; and the point at which it is over.
-            let mut reading: HashMap<usize, (Option<u64>, Vec<i32>)> = HashMap::new();
+            let mut reading: HashMap<usize, (Option<u64>, Vec<usize>)> = HashMap::new();
             let mut steps = 0;
             for act in acts {
                 match act {
@@ -812,16 +812,16 @@ pub(crate) mod tests {
                     }
                     _ => {}
                 }
-                let mut distinct: Vec<i32> = held.iter().map(Block::id).collect();
+                let mut distinct: Vec<usize> = held.iter().map(Block::id).collect();
                 distinct.sort_unstable();
                 distinct.dedup();
                 prop_assert_eq!(pool.held_blocks(), distinct.len());
-                prop_assert_eq!(pool.free_blocks() + pool.waiting_blocks() + distinct.len(), blocks as usize);
+                prop_assert_eq!(pool.free_blocks() + pool.waiting_blocks() + distinct.len(), blocks);
             }
             drop(held);
             drop(open);
             lane.finish();
-            prop_assert_eq!(pool.free_blocks(), blocks as usize);
+            prop_assert_eq!(pool.free_blocks(), blocks);
             prop_assert_eq!(pool.steps_in_flight(), 0);
         }
     }

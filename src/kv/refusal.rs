@@ -55,7 +55,6 @@ rules! {
     SlotCount = "slot.count", "there is one slot for each packed token";
     SlotDump = "slot.dump", "only padding is written to the dump slot";
     SlotPosition = "slot.position", "a token's slot is the one that the table has for its position";
-    LengthsNegative = "lengths.negative", "a length is not negative";
     LengthsEnds = "lengths.ends", "cumulative ends do not decrease, and have no leading 0 entry";
     LengthsBatch = "lengths.batch", "every list of a batch has one entry for each request";
     LengthsOverflow = "lengths.overflow", "sums of lengths fit the operator's integers";

@@ -14,17 +14,17 @@ pub struct Sequence {
     pool: BlockPool,
     blocks: Vec<Option<Block>>,
     /// The blocks' numbers, as the table has them.
-    row: Vec<i32>,
-    len: u32,
+    row: Vec<usize>,
+    len: usize,
     /// Tokens in front that were given back.
-    dropped: u32,
+    dropped: usize,
 }
 
 /// What growing a sequence asks for before its new tokens are written.
 #[derive(Debug, Default)]
 #[must_use = "new tokens go to these slots, after these copies"]
 pub struct Grown {
-    /// The slot of each new token, in order.
+    /// The slot of each new token, in order: INT32, as the list of a step's slots has them on the device.
     pub slots: Vec<i32>,
     /// Blocks to copy first, because the sequence shared them.
     pub copies: Vec<BlockCopy>,
@@ -33,7 +33,7 @@ pub struct Grown {
 /// Blocks for more tokens of a sequence, which has not got them yet.
 #[derive(Debug)]
 pub(crate) struct Room {
-    len: u32,
+    len: usize,
     /// What takes the place of a shared block.
     replaced: Option<(usize, Block)>,
     new: Vec<Block>,
@@ -54,7 +54,7 @@ pub struct BlockCopy {
     /// The shared block.
     pub from: Block,
     /// The block that replaces it in the sequence.
-    pub to: i32,
+    pub to: usize,
     number: u64,
 }
 
@@ -112,7 +112,7 @@ impl Sequence {
     }
 
     /// Number of tokens.
-    pub fn len(&self) -> u32 {
+    pub fn len(&self) -> usize {
         self.len
     }
 
@@ -122,7 +122,7 @@ impl Sequence {
     }
 
     /// Its row of the block table. Blocks that were given back in front of a window stand as 0, which nothing reads.
-    pub fn row(&self) -> &[i32] {
+    pub fn row(&self) -> &[usize] {
         &self.row
     }
 
@@ -130,7 +130,7 @@ impl Sequence {
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] for a token that it has not, or no more.
-    pub fn slot(&self, position: u32) -> Result<i32, Refused> {
+    pub fn slot(&self, position: usize) -> Result<usize, Refused> {
         if position >= self.len || position < self.dropped {
             return Err(refused(
                 Rule::SequenceLength,
@@ -143,12 +143,12 @@ impl Sequence {
     }
 
     /// Tokens in front that were given back ([`Sequence::drop_before`]): whole blocks.
-    pub fn given_back(&self) -> u32 {
+    pub fn given_back(&self) -> usize {
         self.dropped
     }
 
     /// A block of it whose tokens were not copied yet ([`Grown::copies`]), so that no step may read it.
-    pub(crate) fn uncopied(&self) -> Option<i32> {
+    pub(crate) fn uncopied(&self) -> Option<usize> {
         self.pool.first_uncopied(self.blocks.iter().flatten())
     }
 
@@ -160,13 +160,13 @@ impl Sequence {
     /// [`Rule::PoolExhausted`]; [`Rule::PoolWaiting`] if there will be enough blocks when the steps in flight are over;
     /// [`Rule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the
     /// host has memory for.
-    pub fn grow(&mut self, tokens: u32) -> Result<Grown, Refused> {
+    pub fn grow(&mut self, tokens: usize) -> Result<Grown, Refused> {
         let room = self.reserve(tokens)?;
         self.settle(room)
     }
 
     /// Blocks for `tokens` more tokens, and memory to take them. Dropping them gives them back.
-    pub(crate) fn reserve(&mut self, tokens: u32) -> Result<Room, Refused> {
+    pub(crate) fn reserve(&mut self, tokens: usize) -> Result<Room, Refused> {
         let block_size = self.pool.block_size();
         let len = self.len.checked_add(tokens);
         let Some(len) = len.filter(|len| i32::try_from(*len).is_ok()) else {
@@ -177,8 +177,8 @@ impl Sequence {
                 "end the request",
             ));
         };
-        let first_written = self.len.checked_div(block_size).unwrap_or(0) as usize;
-        let wanted = len.div_ceil(block_size) as usize;
+        let first_written = self.len.checked_div(block_size).unwrap_or(0);
+        let wanted = len.div_ceil(block_size);
         let missing = wanted.saturating_sub(self.blocks.len());
         let written = self.blocks.get(first_written).and_then(Option::as_ref);
         let shared = written.filter(|block| tokens > 0 && block.is_shared());
@@ -200,7 +200,7 @@ impl Sequence {
         let mut slots = Vec::new();
         room(&mut self.blocks, missing, rule, fix)?;
         room(&mut self.row, missing, rule, fix)?;
-        room(&mut slots, tokens as usize, rule, fix)?;
+        room(&mut slots, tokens, rule, fix)?;
         let new = new.collect();
         Ok(Room {
             len,
@@ -249,7 +249,7 @@ impl Sequence {
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or gave some of them back.
-    pub fn share_prefix(&self, tokens: u32) -> Result<Self, Refused> {
+    pub fn share_prefix(&self, tokens: usize) -> Result<Self, Refused> {
         self.has(tokens)?;
         if !self.keeps(tokens, 0) {
             return Err(refused(
@@ -272,7 +272,7 @@ impl Sequence {
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or gave some of those back that are shown.
-    pub(crate) fn share_behind(&self, tokens: u32, shown: u32) -> Result<Self, Refused> {
+    pub(crate) fn share_behind(&self, tokens: usize, shown: usize) -> Result<Self, Refused> {
         if self.dropped > 0 && !self.keeps(tokens, shown) {
             return Err(refused(
                 Rule::SequenceLength,
@@ -294,9 +294,9 @@ impl Sequence {
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or gave some of the remaining ones back.
-    pub fn truncate(&mut self, tokens: u32) -> Result<(), Refused> {
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), Refused> {
         self.has(tokens)?;
-        let kept = tokens.div_ceil(self.pool.block_size()) as usize;
+        let kept = tokens.div_ceil(self.pool.block_size());
         self.blocks.truncate(kept);
         self.row.truncate(kept);
         self.len = tokens;
@@ -309,7 +309,7 @@ impl Sequence {
     ///
     /// # Errors
     /// [`Rule::BlockWindow`] for a position behind the tokens.
-    pub fn drop_before(&mut self, position: u32) -> Result<(), Refused> {
+    pub fn drop_before(&mut self, position: usize) -> Result<(), Refused> {
         if position > self.len {
             return Err(refused(
                 Rule::BlockWindow,
@@ -320,11 +320,7 @@ impl Sequence {
         }
         let dropped = self.whole_blocks_before(position);
         let whole = dropped.checked_div(self.pool.block_size()).unwrap_or(0);
-        let front = self
-            .blocks
-            .iter_mut()
-            .zip(&mut self.row)
-            .take(whole as usize);
+        let front = self.blocks.iter_mut().zip(&mut self.row).take(whole);
         for (block, entry) in front {
             *block = None;
             *entry = 0;
@@ -334,18 +330,18 @@ impl Sequence {
     }
 
     /// Tokens of the blocks that lie wholly in front of a position.
-    pub(crate) fn whole_blocks_before(&self, position: u32) -> u32 {
+    pub(crate) fn whole_blocks_before(&self, position: usize) -> usize {
         let block_size = self.pool.block_size();
         let whole = position.checked_div(block_size).unwrap_or(0);
         whole.saturating_mul(block_size)
     }
 
     /// Whether it can be cut to so many tokens, the next of which sees those from `shown` on.
-    pub(crate) fn keeps(&self, tokens: u32, shown: u32) -> bool {
+    pub(crate) fn keeps(&self, tokens: usize, shown: usize) -> bool {
         tokens == 0 || (tokens <= self.len && shown >= self.dropped)
     }
 
-    fn has(&self, tokens: u32) -> Result<(), Refused> {
+    fn has(&self, tokens: usize) -> Result<(), Refused> {
         if self.keeps(tokens, tokens) {
             return Ok(());
         }
@@ -369,7 +365,7 @@ mod tests {
     use crate::kv::PadPolicy;
     use proptest::prelude::*;
 
-    fn pool(blocks: u32) -> BlockPool {
+    fn pool(blocks: usize) -> BlockPool {
         BlockPool::new(blocks, 4, PadPolicy::SkipNegative).unwrap()
     }
 
@@ -388,7 +384,7 @@ mod tests {
         assert_eq!((sequence.len(), sequence.row()), (5, &[0, 1][..]));
         assert_eq!(sequence.grow(3).unwrap().slots, [5, 6, 7]);
         assert_eq!(
-            sequence.grow(u32::MAX).unwrap_err().rule,
+            sequence.grow(usize::MAX).unwrap_err().rule,
             Rule::LengthsOverflow
         );
         assert_eq!(sequence.slot(8).unwrap_err().rule, Rule::SequenceLength);
@@ -485,17 +481,17 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Act {
-        Grow(usize, u32),
-        Fork(usize, u32),
-        Truncate(usize, u32),
+        Grow(usize, usize),
+        Fork(usize, usize),
+        Truncate(usize, usize),
         End(usize),
     }
 
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
-            4 => (any::<usize>(), 0u32..9).prop_map(|(n, t)| Act::Grow(n, t)),
-            2 => (any::<usize>(), any::<u32>()).prop_map(|(n, t)| Act::Fork(n, t)),
-            2 => (any::<usize>(), any::<u32>()).prop_map(|(n, t)| Act::Truncate(n, t)),
+            4 => (any::<usize>(), 0usize..9).prop_map(|(n, t)| Act::Grow(n, t)),
+            2 => (any::<usize>(), any::<usize>()).prop_map(|(n, t)| Act::Fork(n, t)),
+            2 => (any::<usize>(), any::<usize>()).prop_map(|(n, t)| Act::Truncate(n, t)),
             1 => any::<usize>().prop_map(Act::End),
         ]
     }
@@ -505,8 +501,8 @@ mod tests {
         #[test]
         fn every_sequence_reads_its_own_tokens(acts in prop::collection::vec(act(), 1..80)) {
             let pool = pool(12);
-            let mut cache = [0u32; 48];
-            let mut sequences: Vec<(Sequence, Vec<u32>)> = vec![(Sequence::new(&pool), Vec::new())];
+            let mut cache = [0usize; 48];
+            let mut sequences: Vec<(Sequence, Vec<usize>)> = vec![(Sequence::new(&pool), Vec::new())];
             let mut next = 1;
             for act in acts {
                 match act {
@@ -515,8 +511,8 @@ mod tests {
                         let (sequence, names) = &mut sequences[at];
                         if let Ok(grown) = sequence.grow(tokens) {
                             for copy in &grown.copies {
-                                let from = copy.from.id() as usize * 4;
-                                cache.copy_within(from..from + 4, copy.to as usize * 4);
+                                let from = copy.from.id() * 4;
+                                cache.copy_within(from..from + 4, copy.to * 4);
                                 prop_assert!(copy.check_order().is_ok() && copy.is_awaited());
                                 copy.copied();
                             }
@@ -530,7 +526,7 @@ mod tests {
                     Act::Fork(n, tokens) => {
                         let (sequence, names) = &sequences[n % sequences.len()];
                         let tokens = tokens % (sequence.len() + 1);
-                        let prefix = (sequence.share_prefix(tokens).unwrap(), names[..tokens as usize].to_vec());
+                        let prefix = (sequence.share_prefix(tokens).unwrap(), names[..tokens].to_vec());
                         sequences.push(prefix);
                     }
                     Act::Truncate(n, tokens) => {
@@ -538,14 +534,14 @@ mod tests {
                         let (sequence, names) = &mut sequences[at];
                         let tokens = tokens % (sequence.len() + 1);
                         sequence.truncate(tokens).unwrap();
-                        names.truncate(tokens as usize);
+                        names.truncate(tokens);
                     }
                     Act::End(n) if sequences.len() > 1 => { sequences.swap_remove(n % sequences.len()); }
                     Act::End(_) => {}
                 }
                 for (sequence, names) in &sequences {
                     for (position, name) in names.iter().enumerate() {
-                        prop_assert_eq!(cache[sequence.slot(position as u32).unwrap() as usize], *name);
+                        prop_assert_eq!(cache[sequence.slot(position).unwrap()], *name);
                     }
                 }
             }

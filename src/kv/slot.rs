@@ -11,13 +11,16 @@ use ascend_spec::scatter::{SlotFault, slot_faults};
 use super::pad::PadPolicy;
 use super::refusal::{Refused, Rule, refused, room};
 
+/// The largest number that tables and slots have on the device, INT32.
+pub(crate) const MOST_BLOCK: usize = i32::MAX as usize;
+
 /// Slots of a cache.
-pub(crate) fn capacity(blocks: u32, block_size: u32) -> u64 {
-    u64::from(blocks).saturating_mul(block_size.into())
+pub(crate) fn capacity(blocks: usize, block_size: usize) -> usize {
+    blocks.saturating_mul(block_size)
 }
 
 /// Tokens from a position to the end of its block; 0 for a block size of 0.
-pub(super) fn rest_of_block(position: u32, block_size: u32) -> u32 {
+pub(super) fn rest_of_block(position: usize, block_size: usize) -> usize {
     let place = position.checked_rem(block_size).unwrap_or(0);
     block_size.saturating_sub(place)
 }
@@ -25,9 +28,9 @@ pub(super) fn rest_of_block(position: u32, block_size: u32) -> u32 {
 /// The slot of the token at `position`: `row[position / block_size] * block_size + position % block_size`.
 ///
 /// # Errors
-/// [`Rule::PoolSize`] for a block size of 0, [`Rule::TableRow`] for a position behind the row, [`Rule::TableBlock`] for
-/// a negative block, [`Rule::SlotRange`] for a slot beyond INT32.
-pub fn slot(row: &[i32], position: u32, block_size: u32) -> Result<i32, Refused> {
+/// [`Rule::PoolSize`] for a block size of 0, [`Rule::TableRow`] for a position behind the row, [`Rule::SlotRange`] for a
+/// slot beyond INT32.
+pub fn slot(row: &[usize], position: usize, block_size: usize) -> Result<usize, Refused> {
     let (Some(column), Some(place)) = (
         position.checked_div(block_size),
         position.checked_rem(block_size),
@@ -47,10 +50,9 @@ fn no_block_size() -> Refused {
     )
 }
 
-fn block_at(row: &[i32], column: u32, position: u32) -> Result<i32, Refused> {
-    let entry = usize::try_from(column).ok().and_then(|at| row.get(at));
-    let Some(&block) = entry else {
-        return Err(refused(
+fn block_at(row: &[usize], column: usize, position: usize) -> Result<usize, Refused> {
+    row.get(column).copied().ok_or_else(|| {
+        refused(
             Rule::TableRow,
             format_args!(
                 "position {position} in column {column} of a row of {}",
@@ -58,23 +60,17 @@ fn block_at(row: &[i32], column: u32, position: u32) -> Result<i32, Refused> {
             ),
             format_args!("columns below {}", row.len()),
             "allocate a block for the token first",
-        ));
-    };
-    if block < 0 {
-        return Err(refused(
-            Rule::TableBlock,
-            format_args!("block {block} for position {position}"),
-            "0 or more",
-            "fill the row up to the sequence's length",
-        ));
-    }
-    Ok(block)
+        )
+    })
 }
 
-fn slot_in(block: i32, place: u32, block_size: u32) -> Result<i32, Refused> {
-    // Products of 32 bits each fit 64.
-    let slot = i64::from(block).saturating_mul(block_size.into());
-    let slot = slot.saturating_add(place.into());
+fn slot_in(block: usize, place: usize, block_size: usize) -> Result<usize, Refused> {
+    let slot = block.saturating_mul(block_size).saturating_add(place);
+    on_device(slot).map(|_| slot)
+}
+
+/// A slot as the device has it.
+pub(crate) fn on_device(slot: usize) -> Result<i32, Refused> {
     i32::try_from(slot).map_err(|_| {
         refused(
             Rule::SlotRange,
@@ -90,9 +86,9 @@ fn slot_in(block: i32, place: u32, block_size: u32) -> Result<i32, Refused> {
 /// # Errors
 /// As for [`slot`]; slots before the fault may have been added.
 pub(crate) fn fill_slots(
-    row: &[i32],
-    positions: Range<u32>,
-    block_size: u32,
+    row: &[usize],
+    positions: Range<usize>,
+    block_size: usize,
     slots: &mut Vec<i32>,
 ) -> Result<(), Refused> {
     let mut position = positions.start;
@@ -105,11 +101,11 @@ pub(crate) fn fill_slots(
         let last = slot(row, end.saturating_sub(1), block_size)?;
         room(
             slots,
-            run as usize,
+            run,
             Rule::LengthsOverflow,
             "add the tokens in several steps",
         )?;
-        slots.extend(first..=last);
+        slots.extend(on_device(first)?..=on_device(last)?);
         position = end;
     }
     Ok(())
@@ -119,8 +115,8 @@ pub(crate) fn fill_slots(
 /// of `ranks` ranks, and runs of `interleave` tokens go to one rank after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Interleave {
-    ranks: u32,
-    run: u32,
+    ranks: usize,
+    run: usize,
 }
 
 impl Interleave {
@@ -128,7 +124,7 @@ impl Interleave {
     ///
     /// # Errors
     /// [`Rule::RanksInterleave`] if either is 0.
-    pub fn new(ranks: u32, run: u32) -> Result<Self, Refused> {
+    pub fn new(ranks: usize, run: usize) -> Result<Self, Refused> {
         if ranks == 0 || run == 0 {
             return Err(refused(
                 Rule::RanksInterleave,
@@ -141,32 +137,35 @@ impl Interleave {
     }
 
     /// Number of ranks.
-    pub fn ranks(self) -> u32 {
+    pub fn ranks(self) -> usize {
         self.ranks
     }
 
     /// Tokens after one another on one rank.
-    pub fn run(self) -> u32 {
+    pub fn run(self) -> usize {
         self.run
     }
 
     /// The rank that holds a position.
-    pub fn rank_of(self, position: u32) -> u32 {
+    pub fn rank_of(self, position: usize) -> usize {
         // Neither is 0.
         let run = position.checked_div(self.run).unwrap_or(0);
         run.checked_rem(self.ranks).unwrap_or(0)
     }
 
     /// Number of tokens that `rank` holds of the first `len`: never negative, and 0 for ranks that do not exist.
-    pub fn local_len(self, len: u64, rank: u32) -> u64 {
-        let (ranks, run) = (u64::from(self.ranks), u64::from(self.run));
+    pub fn local_len(self, len: usize, rank: usize) -> usize {
+        let (ranks, run) = (self.ranks as u64, self.run as u64);
         let counts = NonZeroU64::new(ranks).zip(NonZeroU64::new(run));
-        let shard = counts.and_then(|(ranks, run)| ContextShard::new(ranks, run, rank.into()));
-        shard.map_or(0, |shard| shard.local_len(len))
+        let shard = counts.and_then(|(ranks, run)| ContextShard::new(ranks, run, rank as u64));
+        // No more than there are in all.
+        shard.map_or(0, |shard| {
+            usize::try_from(shard.local_len(len as u64)).unwrap_or(len)
+        })
     }
 
     /// Refuses blocks that do not hold whole runs.
-    pub(crate) fn check(self, block_size: u32) -> Result<(), Refused> {
+    pub(crate) fn check(self, block_size: usize) -> Result<(), Refused> {
         if block_size == 0 {
             return Err(no_block_size());
         }
@@ -187,27 +186,24 @@ impl Interleave {
     /// [`Rule::RanksInterleave`] if a block does not hold whole runs, otherwise as [`slot`].
     pub fn slot(
         self,
-        row: &[i32],
-        position: u32,
-        block_size: u32,
-        rank: u32,
-    ) -> Result<Option<i32>, Refused> {
+        row: &[usize],
+        position: usize,
+        block_size: usize,
+        rank: usize,
+    ) -> Result<Option<usize>, Refused> {
         self.check(block_size)?;
         if self.rank_of(position) != rank {
             return Ok(None);
         }
         // Tokens of a block of every rank, and of a round of runs.
-        let (ranks, run) = (u64::from(self.ranks), u64::from(self.run));
-        let (span, round) = (
-            u64::from(block_size).saturating_mul(ranks),
-            run.saturating_mul(ranks),
-        );
-        let divide = |a: u64, b: u64| a.checked_div(b).zip(a.checked_rem(b));
-        let parts = divide(position.into(), span).and_then(|(column, offset)| {
+        let (ranks, run) = (self.ranks, self.run);
+        let (span, round) = (block_size.saturating_mul(ranks), run.saturating_mul(ranks));
+        let divide = |a: usize, b: usize| a.checked_div(b).zip(a.checked_rem(b));
+        let parts = divide(position, span).and_then(|(column, offset)| {
             let (rounds, _) = divide(offset, round)?;
             let (_, place) = divide(offset, run)?;
             let place = rounds.checked_mul(run)?.checked_add(place)?;
-            u32::try_from(column).ok().zip(u32::try_from(place).ok())
+            Some((column, place))
         });
         // No size is 0, and both numbers are at most `position`.
         let Some((column, place)) = parts else {
@@ -220,20 +216,20 @@ impl Interleave {
 /// A cache whose blocks are larger than what the kernel takes: each block of the cache is several of the kernel's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelBlocks {
-    kernel_block: u32,
-    times: u32,
+    kernel_block: usize,
+    times: usize,
 }
 
 impl KernelBlocks {
     /// Most blocks of the kernel in one of the cache.
-    pub const MAX_TIMES: u32 = 1 << 16;
+    pub const MAX_TIMES: usize = 1 << 16;
 
     /// Blocks of `cache_block` tokens as blocks of `kernel_block` tokens.
     ///
     /// # Errors
     /// [`Rule::BlockSplit`] unless `cache_block` is a multiple of `kernel_block`, at most
     /// [`MAX_TIMES`](Self::MAX_TIMES) times as large, and neither is 0.
-    pub fn new(cache_block: u32, kernel_block: u32) -> Result<Self, Refused> {
+    pub fn new(cache_block: usize, kernel_block: usize) -> Result<Self, Refused> {
         let times = cache_block.checked_div(kernel_block).unwrap_or(0);
         let whole = cache_block.is_multiple_of(kernel_block);
         if !(1..=Self::MAX_TIMES).contains(&times) || !whole {
@@ -254,34 +250,34 @@ impl KernelBlocks {
     }
 
     /// Tokens in a block of the kernel.
-    pub fn kernel_block(self) -> u32 {
+    pub fn kernel_block(self) -> usize {
         self.kernel_block
     }
 
     /// Blocks of the kernel in one of the cache.
-    pub fn times(self) -> u32 {
+    pub fn times(self) -> usize {
         self.times
     }
 
     /// The row of a table in kernel blocks: block `id` becomes `id * times .. (id + 1) * times`.
     ///
     /// # Errors
-    /// [`Rule::TableBlock`] for a negative block or one whose parts have no INT32 number, [`Rule::TableRow`] for a row
-    /// that does not fit in the host's memory.
-    pub fn split_row(self, row: &[i32]) -> Result<Vec<i32>, Refused> {
+    /// [`Rule::TableBlock`] for a block whose parts have no INT32 number, [`Rule::TableRow`] for a row that does not fit in
+    /// the host's memory.
+    pub fn split_row(self, row: &[usize]) -> Result<Vec<usize>, Refused> {
         let mut split = Vec::new();
         room(
             &mut split,
-            row.len().saturating_mul(self.times as usize),
+            row.len().saturating_mul(self.times),
             Rule::TableRow,
             "split only the filled part of a row",
         )?;
-        let times = i32::try_from(self.times).unwrap_or(i32::MAX);
+        let times = self.times;
         for &block in row {
-            let parts = block.checked_mul(times).filter(|_| block >= 0);
+            let parts = block.checked_mul(times);
             let parts = parts.and_then(|first| Some(first..first.checked_add(times)?));
-            let Some(parts) = parts else {
-                let most = i32::MAX.checked_div(times).unwrap_or(0);
+            let Some(parts) = parts.filter(|parts| i32::try_from(parts.end).is_ok()) else {
+                let most = MOST_BLOCK.checked_div(times).unwrap_or(0);
                 return Err(refused(
                     Rule::TableBlock,
                     format_args!("block {block}"),
@@ -301,9 +297,9 @@ impl KernelBlocks {
 /// # Errors
 /// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault that [`slot_faults`] finds and padding does not
 /// explain.
-pub fn check_slots(slots: &[i32], capacity: u64, pad: PadPolicy) -> Result<(), Refused> {
+pub fn check_slots(slots: &[i32], capacity: usize, pad: PadPolicy) -> Result<(), Refused> {
     let mut first = None;
-    slot_faults(slots, capacity, &mut |fault| {
+    slot_faults(slots, capacity as u64, &mut |fault| {
         if first.is_none() && !explained(&fault, pad) {
             first = Some(fault);
         }
@@ -323,7 +319,7 @@ fn explained(fault: &SlotFault, pad: PadPolicy) -> bool {
 }
 
 #[cold]
-fn faulty(fault: &SlotFault, capacity: u64) -> Refused {
+fn faulty(fault: &SlotFault, capacity: usize) -> Refused {
     match *fault {
         SlotFault::Negative { token, slot } | SlotFault::OutOfRange { token, slot, .. } => refused(
             Rule::SlotRange,
@@ -359,9 +355,12 @@ mod tests {
         assert_eq!(slot(&[7, 3], 0, 16).unwrap(), 112);
         assert_eq!(slot(&[7, 3], 17, 16).unwrap(), 49);
         assert_eq!(slot(&[7, 3], 32, 16).unwrap_err().rule, Rule::TableRow);
-        assert_eq!(slot(&[-1], 0, 16).unwrap_err().rule, Rule::TableBlock);
         assert_eq!(slot(&[0], 0, 0).unwrap_err().rule, Rule::PoolSize);
-        assert_eq!(slot(&[i32::MAX], 0, 16).unwrap_err().rule, Rule::SlotRange);
+        for block in [MOST_BLOCK, usize::MAX] {
+            let error = slot(&[block], 0, 16).unwrap_err();
+            assert_eq!(error.rule, Rule::SlotRange);
+            assert_eq!(error.allowed, "at most 2147483647");
+        }
     }
 
     #[test]
@@ -372,10 +371,10 @@ mod tests {
             let error = KernelBlocks::new(cache, kernel).unwrap_err();
             assert_eq!(error.rule, Rule::BlockSplit);
         }
-        assert_eq!(
-            split.split_row(&[i32::MAX]).unwrap_err().rule,
-            Rule::TableBlock
-        );
+        for block in [MOST_BLOCK, usize::MAX] {
+            let error = split.split_row(&[block]).unwrap_err();
+            assert_eq!(error.rule, Rule::TableBlock);
+        }
     }
 
     #[test]
@@ -399,56 +398,56 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_of_a_range_are_those_of_its_tokens(row in prop::collection::vec(0i32..50, 1..6), size in 1u32..9, cut in any::<[u32; 2]>()) {
-            let tokens = size * row.len() as u32;
+        fn slots_of_a_range_are_those_of_its_tokens(row in prop::collection::vec(0usize..50, 1..6), size in 1usize..9, cut in any::<[usize; 2]>()) {
+            let tokens = size * row.len();
             let (a, b) = (cut[0] % (tokens + 1), cut[1] % (tokens + 1));
             let mut slots = Vec::new();
             fill_slots(&row, a.min(b)..a.max(b), size, &mut slots).unwrap();
-            let each: Vec<i32> = (a.min(b)..a.max(b)).map(|p| slot(&row, p, size).unwrap()).collect();
+            let each: Vec<i32> = (a.min(b)..a.max(b)).map(|p| slot(&row, p, size).unwrap() as i32).collect();
             prop_assert_eq!(slots, each);
         }
 
         #[test]
-        fn kernel_blocks_keep_every_slot(times in 1u32..6, kernel in 1u32..40, row in prop::collection::vec(0i32..50, 1..6)) {
+        fn kernel_blocks_keep_every_slot(times in 1usize..6, kernel in 1usize..40, row in prop::collection::vec(0usize..50, 1..6)) {
             let cache = times * kernel;
             let split = KernelBlocks::new(cache, kernel).unwrap().split_row(&row).unwrap();
-            for position in 0..cache * row.len() as u32 {
+            for position in 0..cache * row.len() {
                 prop_assert_eq!(slot(&row, position, cache), slot(&split, position, kernel));
             }
         }
 
         /// Every token is on one rank, in a slot of its own, and the ranks' lengths are what their tokens count.
         #[test]
-        fn ranks_divide_a_context(ranks in 1u32..6, run in 1u32..5, runs in 1u32..5, blocks in 1u32..4, cut in 0u32..1000) {
+        fn ranks_divide_a_context(ranks in 1usize..6, run in 1usize..5, runs in 1usize..5, blocks in 1usize..4, cut in 0usize..1000) {
             let share = Interleave::new(ranks, run).unwrap();
             let block_size = run * runs;
-            let row: Vec<i32> = (0..blocks as i32).map(|b| b * 3 + 1).collect();
+            let row: Vec<usize> = (0..blocks).map(|b| b * 3 + 1).collect();
             let len = cut % (block_size * ranks * blocks + 1);
-            let mut held = vec![Vec::new(); ranks as usize];
+            let mut held = vec![Vec::new(); ranks];
             for position in 0..len {
                 let mut holders = 0;
-                for rank in 0..ranks {
+                for (rank, held) in held.iter_mut().enumerate() {
                     if let Some(slot) = share.slot(&row, position, block_size, rank).unwrap() {
                         holders += 1;
                         prop_assert_eq!(rank, share.rank_of(position));
-                        held[rank as usize].push(slot);
+                        held.push(slot);
                     }
                 }
                 prop_assert_eq!(holders, 1);
             }
             for (rank, slots) in held.iter().enumerate() {
-                prop_assert_eq!(slots.len() as u64, share.local_len(u64::from(len), rank as u32));
+                prop_assert_eq!(slots.len(), share.local_len(len, rank));
                 // A rank's tokens lie in order, as in a cache of their own.
-                let own: Vec<i32> = (0..slots.len() as u32).map(|p| slot(&row, p, block_size).unwrap()).collect();
+                let own: Vec<usize> = (0..slots.len()).map(|p| slot(&row, p, block_size).unwrap()).collect();
                 prop_assert_eq!(slots, &own);
             }
         }
 
         #[test]
-        fn local_lengths_add_up(ranks in 1u32..2000, run in 1u32..2000, len in 0u64..u64::MAX) {
+        fn local_lengths_add_up(ranks in 1usize..2000, run in 1usize..2000, len in any::<usize>()) {
             let share = Interleave::new(ranks, run).unwrap();
-            let sum: u128 = (0..ranks).map(|rank| u128::from(share.local_len(len, rank))).sum();
-            prop_assert_eq!(sum, u128::from(len));
+            let sum: u128 = (0..ranks).map(|rank| share.local_len(len, rank) as u128).sum();
+            prop_assert_eq!(sum, len as u128);
             prop_assert_eq!(share.local_len(len, ranks), 0);
         }
     }

@@ -8,7 +8,7 @@ use crate::memory::as_bytes;
 use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, has_len};
 
-/// The slot of each new token, on the device: row `s % block_size` of block `s / block_size` for slot `s`.
+/// The slot of each new token, INT64 on the device, as the lists are that it is made from: row `s % block_size` of block `s / block_size` for slot `s`.
 ///
 /// Made from slots on the host, it is checked: each slot is one of the cache's, and none is there twice. Plans and launches
 /// refuse it for a smaller cache. Slots that the device has computed can be taken
@@ -17,14 +17,14 @@ use crate::tensor::{AnyTensor, has_len};
 pub struct SlotMapping {
     tensor: AnyTensor,
     /// Slots of the cache that the mapping was checked for; `None` if it was not checked.
-    slots: Option<u64>,
+    slots: Option<usize>,
     allowed: Vec<&'static str>,
 }
 
 /// The first fault of a mapping that is not allowed.
-fn check(mapping: &[i64], slots: u64, allowed: &[&'static str]) -> Result<(), Violation> {
+fn check(mapping: &[i64], slots: usize, allowed: &[&'static str]) -> Result<(), Violation> {
     let mut first = None;
-    slot_faults(mapping, slots, &mut |fault| {
+    slot_faults(mapping, slots as u64, &mut |fault| {
         if first.is_none() && !allowed.contains(&fault.rule().id) {
             first = Some(fault.violation());
         }
@@ -38,7 +38,7 @@ impl SlotMapping {
     /// # Errors
     /// [`Error::Violation`] by `slot_mapping.range`, `slot_mapping.unique` or, for a slot below 0,
     /// `slot_mapping.negative`; otherwise as for [`Stream::upload`].
-    pub fn new(stream: &Stream, mapping: &[i64], slots: u64) -> Result<Self> {
+    pub fn new(stream: &Stream, mapping: &[i64], slots: usize) -> Result<Self> {
         Self::allowing(stream, mapping, slots, &[])
     }
 
@@ -52,7 +52,7 @@ impl SlotMapping {
     pub fn allowing(
         stream: &Stream,
         mapping: &[i64],
-        slots: u64,
+        slots: usize,
         allowed: &[&'static str],
     ) -> Result<Self> {
         if let Some(overrun) =
@@ -126,7 +126,7 @@ impl SlotMapping {
     /// Refuses a mapping that was checked for a larger cache.
     pub(super) fn fits(&self, slots: u64) -> Result<()> {
         match self.slots {
-            Some(checked) if checked > slots => Err(Error::invalid(
+            Some(checked) if checked as u64 > slots => Err(Error::invalid(
                 "slot_mapping",
                 format_args!("slots that were checked for a cache of {checked}"),
                 format_args!("slots for this cache of {slots}"),

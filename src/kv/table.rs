@@ -4,21 +4,22 @@ use serde::{Deserialize, Serialize};
 
 use super::refusal::{Refused, Rule, refused, room};
 
-/// Block ids `[requests, columns]`, INT32, row-major, as the operators take them: CANN's `blockTable`, `page_table`
-/// elsewhere. Entries behind a request's blocks are 0.
+/// Block ids `[requests, columns]`, row-major: CANN's `blockTable`, `page_table` elsewhere. Entries behind a request's
+/// blocks are 0. They become INT32, as the operators take them, where they are copied to the device
+/// ([`PagedKvCache::block_table`](super::PagedKvCache::block_table)).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts")]
 pub struct PageTable {
     requests: usize,
     columns: usize,
-    blocks: Vec<i32>,
+    blocks: Vec<usize>,
 }
 
 #[derive(Deserialize)]
 struct Parts {
     requests: usize,
     columns: usize,
-    blocks: Vec<i32>,
+    blocks: Vec<usize>,
 }
 
 impl TryFrom<Parts> for PageTable {
@@ -34,7 +35,7 @@ impl PageTable {
     ///
     /// # Errors
     /// [`Rule::IndexShape`] unless there are `requests * columns` of them.
-    pub fn new(requests: usize, columns: usize, blocks: Vec<i32>) -> Result<Self, Refused> {
+    pub fn new(requests: usize, columns: usize, blocks: Vec<usize>) -> Result<Self, Refused> {
         if requests.checked_mul(columns) != Some(blocks.len()) {
             return Err(refused(
                 Rule::IndexShape,
@@ -54,7 +55,7 @@ impl PageTable {
     ///
     /// # Errors
     /// [`Rule::IndexShape`] for a table that does not fit in the host's memory: one long row makes all rows long.
-    pub fn from_rows<R: AsRef<[i32]>>(rows: &[R]) -> Result<Self, Refused> {
+    pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Result<Self, Refused> {
         let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
         let mut table = Self::default();
         table.reset(columns);
@@ -85,7 +86,7 @@ impl PageTable {
     }
 
     /// Adds a row, cut or filled with 0 to the table's width. There has to be [`room`](Self::room) for it.
-    pub(crate) fn push_cut(&mut self, row: &[i32]) {
+    pub(crate) fn push_cut(&mut self, row: &[usize]) {
         self.requests = self.requests.saturating_add(1);
         let used = row.get(..self.columns).unwrap_or(row);
         self.blocks.extend_from_slice(used);
@@ -104,12 +105,12 @@ impl PageTable {
     }
 
     /// The elements, row-major.
-    pub fn blocks(&self) -> &[i32] {
+    pub fn blocks(&self) -> &[usize] {
         &self.blocks
     }
 
     /// A row.
-    pub fn row(&self, request: usize) -> Option<&[i32]> {
+    pub fn row(&self, request: usize) -> Option<&[usize]> {
         if request >= self.requests {
             return None;
         }
@@ -121,10 +122,10 @@ impl PageTable {
     ///
     /// # Errors
     /// [`Rule::TableRow`] for a request without a row, or a row too short.
-    pub fn used(&self, request: usize, len: u32, block_size: u32) -> Result<&[i32], Refused> {
+    pub fn used(&self, request: usize, len: usize, block_size: usize) -> Result<&[usize], Refused> {
         let needed = match block_size {
             0 => usize::MAX,
-            size => len.div_ceil(size) as usize,
+            size => len.div_ceil(size),
         };
         let used = self.row(request).and_then(|row| row.get(..needed));
         used.ok_or_else(|| {
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!((table.requests(), table.columns()), (3, 2));
         assert_eq!(table.blocks(), [3, 0, 5, 7, 0, 0]);
         assert_eq!(table.used(1, 17, 16).unwrap(), [5, 7]);
-        assert_eq!(table.used(2, 0, 16).unwrap(), [0i32; 0]);
+        assert_eq!(table.used(2, 0, 16).unwrap(), [0usize; 0]);
         assert_eq!(table.row(3), None);
         for (request, len, block_size) in [(3, 0, 16), (1, 33, 16), (0, 1, 0)] {
             let error = table.used(request, len, block_size).unwrap_err();

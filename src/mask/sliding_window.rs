@@ -1,6 +1,6 @@
 //! Windows: a query sees its own place and some keys before it.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_spec::{MaskGeometry, SparseMode};
 
@@ -19,40 +19,57 @@ use super::value::Mask;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindow {
     /// Keys, the query's own among them.
-    pub keys_including_self: NonZeroU32,
+    pub keys_including_self: NonZeroUsize,
 }
 
 impl SlidingWindow {
+    /// Most keys of a window.
+    pub const MAX_KEYS: usize = u32::MAX as usize;
+
     /// A window of so many keys.
     ///
     /// # Errors
-    /// [`Rule::MaskWindow`] for 0 keys or more than 32 bits count.
+    /// [`Rule::MaskWindow`] for 0 keys or more than [`MAX_KEYS`](Self::MAX_KEYS).
     pub fn new(keys_including_self: usize) -> Result<Self, Refused> {
-        let keys = u32::try_from(keys_including_self).ok();
-        keys.and_then(NonZeroU32::new)
-            .map(Self::from)
-            .ok_or_else(|| {
-                refused(
-                    Rule::MaskWindow,
-                    format_args!("a window of {keys_including_self} keys"),
-                    format_args!("1 to {}, the query's own among them", u32::MAX),
-                    "leave the window out where every key is seen",
-                )
-            })
+        let keys = NonZeroUsize::new(keys_including_self);
+        match keys.filter(|keys| keys.get() <= Self::MAX_KEYS) {
+            Some(keys) => Ok(Self::from(keys)),
+            None => Err(refused(
+                Rule::MaskWindow,
+                format_args!("a window of {keys_including_self} keys"),
+                format_args!("1 to {}, the query's own among them", Self::MAX_KEYS),
+                "leave the window out where every key is seen",
+            )),
+        }
     }
 
     /// The operator's `pre_tokens`.
-    pub const fn pre_tokens(self) -> i64 {
-        (self.keys_including_self.get() as i64).saturating_sub(1)
+    ///
+    /// # Errors
+    /// [`Rule::MaskWindow`] for more keys than [`MAX_KEYS`](Self::MAX_KEYS).
+    pub fn pre_tokens(self) -> Result<i64, Refused> {
+        let Self {
+            keys_including_self,
+        } = Self::new(self.keys_including_self.get())?;
+        // Within the largest window.
+        Ok(i64::try_from(keys_including_self.get().saturating_sub(1)).unwrap_or(i64::MAX))
     }
 
-    fn geometry(self, rows: u64, keys: u64) -> MaskGeometry {
-        MaskGeometry::new(SparseMode::Band, true, rows, keys, self.pre_tokens(), 0)
+    fn geometry(self, rows: u64, keys: u64) -> Result<MaskGeometry, Refused> {
+        let before = self.pre_tokens()?;
+        Ok(MaskGeometry::new(
+            SparseMode::Band,
+            true,
+            rows,
+            keys,
+            before,
+            0,
+        ))
     }
 }
 
-impl From<NonZeroU32> for SlidingWindow {
-    fn from(keys_including_self: NonZeroU32) -> Self {
+impl From<NonZeroUsize> for SlidingWindow {
+    fn from(keys_including_self: NonZeroUsize) -> Self {
         Self {
             keys_including_self,
         }
@@ -74,16 +91,16 @@ impl Masks<'_> {
     /// gpt-oss.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// Those of an upload; [`Rule::MaskWindow`] for a window that [`SlidingWindow::new`] refuses.
     pub fn sliding_window(&self, window: impl Into<SlidingWindow>) -> Result<Mask> {
-        self.band(window.into().pre_tokens(), 0)
+        self.band(window.into().pre_tokens()?, 0)
     }
 
     /// The same as a full tensor `[rows, keys]`, the last row at the last key: 2048 x 2048 in BOOL is what vLLM-Ascend
     /// once made. Sparse mode 4 takes the compressed mask, never this one.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Masks::sliding_window`].
     pub fn sliding_window_matrix(
         &self,
         window: impl Into<SlidingWindow>,
@@ -91,6 +108,6 @@ impl Masks<'_> {
         keys: usize,
         form: MaskForm,
     ) -> Result<AnyTensor> {
-        self.bands(window.into().geometry(rows as u64, keys as u64), form)
+        self.bands(window.into().geometry(rows as u64, keys as u64)?, form)
     }
 }

@@ -31,7 +31,7 @@ use super::metadata::AttentionMetadata;
 /// What decode steps are captured for.
 #[derive(Clone, Debug)]
 pub struct GraphLimits {
-    sizes: Vec<u32>,
+    sizes: Vec<usize>,
     keys: usize,
     blocks: usize,
     learnable_sinks: Vec<Tensor<bf16>>,
@@ -41,7 +41,7 @@ impl GraphLimits {
     /// Steps of up to these numbers of requests, each of which has at most so many keys, those of the step included. All
     /// together have as many blocks as the cache, however many requests there are. Of more sizes than
     /// [`CaptureEstimate::STREAMS`] only one more is kept: they are never captured.
-    pub fn new(sizes: impl IntoIterator<Item = u32>, keys: usize) -> Self {
+    pub fn new(sizes: impl IntoIterator<Item = usize>, keys: usize) -> Self {
         Self {
             sizes: sizes
                 .into_iter()
@@ -80,15 +80,15 @@ pub(super) struct Kind<'a, T: Element> {
 impl<T: Element> Kind<'_, T> {
     fn limits(&self, limits: &GraphLimits) -> KeyLimits {
         let pool = self.attention.cache().pool();
-        let block_size = pool.block_size() as usize;
+        let block_size = pool.block_size();
         let shown = self.causality.window().filter(|_| self.gives_back);
         // The block in which the window begins is there as a whole.
         let keys = shown.map_or(usize::MAX, |window| {
-            (window.get() as usize).saturating_add(block_size.saturating_sub(1))
+            (window.get()).saturating_add(block_size.saturating_sub(1))
         });
         KeyLimits {
             keys: limits.keys.min(keys),
-            blocks: limits.blocks.min(pool.blocks() as usize),
+            blocks: limits.blocks.min(pool.blocks()),
             block_size,
         }
     }
@@ -247,7 +247,7 @@ impl<T: Element> AttentionGraphs<T> {
     }
 
     /// The captured sizes, ascending.
-    pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         self.graphs.sizes()
     }
 
@@ -264,7 +264,7 @@ impl<T: Element> AttentionGraphs<T> {
     }
 
     /// The size that a step is padded to, or why it cannot be replayed.
-    fn check(&self, groups: &[AttentionMetadata]) -> Result<u32, Refused> {
+    fn check(&self, groups: &[AttentionMetadata]) -> Result<usize, Refused> {
         same_groups(groups.len(), self.kinds.len())?;
         let mut size = 0;
         for (kind, metadata) in self.kinds.iter().zip(groups) {
@@ -279,7 +279,7 @@ impl<T: Element> AttentionGraphs<T> {
                     "skip the step",
                 ));
             }
-            if metadata.actual_tokens() as usize != requests {
+            if metadata.actual_tokens() != requests {
                 return Err(refused(
                     Rule::GraphSize,
                     format_args!("{} tokens of {requests} requests", metadata.actual_tokens()),
@@ -289,7 +289,7 @@ impl<T: Element> AttentionGraphs<T> {
             }
             size = self.graphs.fitting(tokens)?;
             // A dummy request has a key, in a block.
-            let dummies = std::iter::repeat_n(1, size.saturating_sub(tokens) as usize);
+            let dummies = std::iter::repeat_n(1, size.saturating_sub(tokens));
             let keys = metadata.kv_lengths().lengths().iter().copied();
             kind.limits
                 .admits(&keys.chain(dummies).collect::<Vec<_>>())?;
@@ -336,7 +336,7 @@ impl<T: Element> AttentionGraphs<T> {
         let mut actual = 0;
         for metadata in &mut *metadata {
             metadata.pad_to(size)?;
-            actual = metadata.actual_tokens() as usize;
+            actual = metadata.actual_tokens();
         }
         let metadata = &*metadata;
         let of_layer = &self.of_layer;
@@ -357,7 +357,7 @@ impl<T: Element> AttentionGraphs<T> {
             of_layer,
             stream,
             actual,
-            size: size as usize,
+            size,
         })
     }
 }
@@ -376,9 +376,9 @@ fn buffers<T: Element>(
     stream: &Stream,
     kind: &Kind<'_, T>,
     limits: &GraphLimits,
-    size: u32,
+    size: usize,
 ) -> Result<KindBuffers<T>> {
-    let (device, rows) = (stream.device(), size as usize);
+    let (device, rows) = (stream.device(), size);
     let (shape, cache) = (kind.attention.shape(), kind.attention.cache());
     let (of, pool) = (cache.shape(), cache.pool());
     let within = kind.limits(limits);
@@ -408,7 +408,7 @@ fn buffers<T: Element>(
 /// A layer of a decode step: writes its keys and values, then attends.
 fn record<T: Element>(
     capture: &mut Capturing<'_>,
-    requests: u32,
+    requests: usize,
     (kind, layer): (&Kind<'_, T>, usize),
     mask: &Mask,
     sink: Option<&Tensor<bf16>>,
@@ -445,7 +445,7 @@ fn record<T: Element>(
     if let Some(sink) = sink {
         inputs = inputs.learnable_sink(sink);
     }
-    let rows = Cumulative::new((1..=i64::from(requests)).collect())?;
+    let rows = Cumulative::new((1..=requests).collect())?;
     let call = kind.attention.shape().call(Layout::Tnd).mask(mask.clone());
     let call = capture.attention_within(&call, &rows, kind.limits(limits), &inputs)?;
     capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;

@@ -74,11 +74,6 @@ impl AttentionShape {
     }
 }
 
-/// A number of heads, rows or keys as the operator counts.
-pub(super) fn count(size: usize) -> i64 {
-    i64::try_from(size).unwrap_or(i64::MAX)
-}
-
 /// Size of an axis.
 pub(super) fn size(tensor: &AnyTensor, axis: usize) -> usize {
     tensor.shape().get(axis).copied().unwrap_or(0)

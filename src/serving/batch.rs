@@ -11,19 +11,19 @@ use super::state::StatePolicy;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchRequest<'a> {
     /// Tokens whose keys were cached before the step.
-    pub cached: u32,
+    pub cached: usize,
     /// Query tokens of the step; their keys are cached by it.
-    pub new: u32,
+    pub new: usize,
     /// How many of the query tokens are drafts to verify, the last ones.
-    pub drafts: u32,
+    pub drafts: usize,
     /// The request's row of the block table, with room for the new tokens.
-    pub row: &'a [i32],
+    pub row: &'a [usize],
     /// The pool that the row's blocks are of, where that is known. A step refuses rows of several pools, and a cache
     /// those of another one.
     pub group: Option<GroupId>,
     /// Tokens of the whole prompt, of which the query tokens may be a chunk, where that is known. What depends on where
     /// a prompt ends, such as TriangleMix, asks for it; the same for every chunk of a prompt.
-    pub prompt_len: Option<u32>,
+    pub prompt_len: Option<usize>,
     /// What is known of the sequence that the request is of, to be compared with the step.
     pub sequence: Option<SequenceExtent>,
 }
@@ -32,11 +32,11 @@ pub struct BatchRequest<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceExtent {
     /// Its tokens, those in front that were given back included.
-    pub len: u32,
+    pub len: usize,
     /// Tokens in front that were given back, whole blocks.
-    pub given_back: u32,
+    pub given_back: usize,
     /// A block that had not got the tokens of the shared one that it replaces ([`Grown::copies`](crate::kv::Grown::copies)).
-    pub uncopied: Option<i32>,
+    pub uncopied: Option<usize>,
 }
 
 impl<'a> BatchRequest<'a> {
@@ -47,7 +47,7 @@ impl<'a> BatchRequest<'a> {
     /// Tokens in front of a window that were given back ([`Sequence::drop_before`]) are left out: `cached` and `row` begin
     /// with the first token that is left, which shows the same keys to a layer with that window, and a layer with a larger
     /// one is refused.
-    pub fn of(sequence: &'a Sequence, new: u32) -> Self {
+    pub fn of(sequence: &'a Sequence, new: usize) -> Self {
         let (len, given_back) = (sequence.len(), sequence.given_back());
         let block_size = sequence.pool().block_size();
         let blocks = given_back.checked_div(block_size).unwrap_or(0);
@@ -55,7 +55,7 @@ impl<'a> BatchRequest<'a> {
             cached: len.saturating_sub(new).saturating_sub(given_back),
             new,
             drafts: 0,
-            row: sequence.row().get(blocks as usize..).unwrap_or(&[]),
+            row: sequence.row().get(blocks..).unwrap_or(&[]),
             group: Some(sequence.pool().group()),
             prompt_len: None,
             sequence: Some(SequenceExtent {
@@ -67,13 +67,13 @@ impl<'a> BatchRequest<'a> {
     }
 
     /// The same, with the length of the whole prompt.
-    pub fn prompt_len(mut self, tokens: u32) -> Self {
+    pub fn prompt_len(mut self, tokens: usize) -> Self {
         self.prompt_len = Some(tokens);
         self
     }
 
     /// The same, the last `drafts` tokens being drafts.
-    pub fn drafts(mut self, drafts: u32) -> Self {
+    pub fn drafts(mut self, drafts: usize) -> Self {
         self.drafts = drafts;
         self
     }
@@ -101,8 +101,8 @@ impl<'a> BatchRequest<'a> {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchSettings {
-    pub(super) blocks: u32,
-    pub(super) block_size: u32,
+    pub(super) blocks: usize,
+    pub(super) block_size: usize,
     pub(super) pad: PadPolicy,
     /// Which keys a token sees.
     pub causality: Causality,
@@ -131,12 +131,12 @@ impl BatchSettings {
 
     /// Blocks of the cache.
     pub fn blocks(&self) -> usize {
-        self.blocks as usize
+        self.blocks
     }
 
     /// Tokens in a block.
     pub fn block_size(&self) -> usize {
-        self.block_size as usize
+        self.block_size
     }
 
     /// What padding tokens write.
@@ -203,12 +203,12 @@ pub struct RecordedBatch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecordedRequest {
-    cached: u32,
-    new: u32,
-    drafts: u32,
-    row: Vec<i32>,
+    cached: usize,
+    new: usize,
+    drafts: usize,
+    row: Vec<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    prompt_len: Option<u32>,
+    prompt_len: Option<usize>,
 }
 
 impl RecordedBatch {

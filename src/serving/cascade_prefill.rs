@@ -78,7 +78,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let rows: Vec<PartsOfRows> = requests
             .iter()
             .map(|(new, cached)| PartsOfRows {
-                rows: usize::try_from(*new).unwrap_or(0),
+                rows: *new,
                 parts: if *cached > 0 { NEW | CACHED } else { NEW },
             })
             .collect();

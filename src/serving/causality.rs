@@ -1,6 +1,6 @@
 //! Which keys the tokens of a layer see, and the one way from there to the operator's mask.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub enum Causality {
     #[default]
     Causal,
     /// Its own and those before, so many in all.
-    Window(NonZeroU32),
+    Window(NonZeroUsize),
 }
 
 impl Causality {
@@ -35,8 +35,8 @@ impl Causality {
     /// # Errors
     /// [`Rule::MaskWindow`] for a window of 0 keys, and for a window in a layer that is not causal: engines disagree on
     /// which of the two wins.
-    pub fn from_flags(causal: bool, window: Option<u32>) -> Result<Self, Refused> {
-        match (causal, window.map(NonZeroU32::new)) {
+    pub fn from_flags(causal: bool, window: Option<usize>) -> Result<Self, Refused> {
+        match (causal, window.map(NonZeroUsize::new)) {
             (false, None) => Ok(Self::Bidirectional),
             (true, None) => Ok(Self::Causal),
             (true, Some(Some(keys))) => Ok(Self::Window(keys)),
@@ -68,14 +68,14 @@ impl Causality {
     }
 
     /// The first token that the one behind `cached` tokens sees.
-    pub(super) fn shown_from(self, cached: u32) -> u32 {
+    pub(super) fn shown_from(self, cached: usize) -> usize {
         let next = cached.saturating_add(1);
         self.window()
             .map_or(0, |window| next.saturating_sub(window.get()))
     }
 
     /// The number of keys that a token sees at most.
-    pub fn window(self) -> Option<NonZeroU32> {
+    pub fn window(self) -> Option<NonZeroUsize> {
         match self {
             Self::Window(keys) => Some(keys),
             Self::Bidirectional | Self::Causal => None,

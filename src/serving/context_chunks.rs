@@ -19,7 +19,7 @@ pub(super) struct ContextChunks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ContextChunk {
     /// Positions in each of the first requests of the order.
-    pub(super) positions: Vec<Range<u32>>,
+    pub(super) positions: Vec<Range<usize>>,
 }
 
 impl ContextChunk {
@@ -37,7 +37,11 @@ impl ContextChunks {
     /// # Errors
     /// [`Rule::LatentWorkspace`] if they cannot hold a token of each request, or there are more than
     /// [`MAX_CHUNKS`](Self::MAX_CHUNKS).
-    pub(super) fn new(cached: &[u32], capacity: usize, block_size: u32) -> Result<Self, Refused> {
+    pub(super) fn new(
+        cached: &[usize],
+        capacity: usize,
+        block_size: usize,
+    ) -> Result<Self, Refused> {
         let of = |request: &usize| cached.get(*request).copied().unwrap_or(0);
         let mut order: Vec<usize> = (0..cached.len()).filter(|r| of(r) > 0).collect();
         // Stable: equal ones stay in the order of the batch.
@@ -54,7 +58,7 @@ impl ContextChunks {
             ));
         }
         let mut chunks = Vec::new();
-        let mut start = 0u32;
+        let mut start = 0usize;
         loop {
             let left = order.iter().take_while(|request| of(request) > start);
             let requests = left.count();
@@ -69,7 +73,6 @@ impl ContextChunks {
                     "give `Mla` a larger workspace",
                 ));
             }
-            let share = u32::try_from(share).unwrap_or(u32::MAX);
             let end = start.saturating_add(share);
             let whole = end.saturating_sub(end.checked_rem(block_size).unwrap_or(0));
             let longest = order.first().map_or(0, of);
@@ -124,7 +127,7 @@ mod tests {
     proptest! {
         /// Every cached token is in one chunk, in order, and no chunk is empty or too large.
         #[test]
-        fn chunks_are_the_cached_tokens(cached in prop::collection::vec(0u32..200, 0..6), capacity in 6usize..300, block_size in 0u32..40) {
+        fn chunks_are_the_cached_tokens(cached in prop::collection::vec(0usize..200, 0..6), capacity in 6usize..300, block_size in 0usize..40) {
             let of = ContextChunks::new(&cached, capacity, block_size).unwrap();
             let mut next = vec![0; cached.len()];
             for chunk in &of.chunks {

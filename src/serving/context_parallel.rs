@@ -5,7 +5,10 @@ use ascend_spec::update::UpdateCall;
 
 use crate::attention::{BlockTable, Inputs, Output, Plan};
 use crate::error::{Error, Result};
-use crate::kv::{Interleave, LayerCache, PadPolicy, PageTable, Refused, Rule, refused, room};
+use crate::kv::{
+    Interleave, LayerCache, MOST_BLOCK, PadPolicy, PageTable, Refused, Rule, on_device, refused,
+    room,
+};
 use crate::mask::{CausalOrigin, Mask};
 use crate::memory::Element;
 use crate::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
@@ -35,7 +38,7 @@ use super::lengths::{CallLengths, Cumulative, PerRequest};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextParallel {
     share: Interleave,
-    block_size: u32,
+    block_size: usize,
 }
 
 /// A step divided over ranks. From [`ContextParallel::split`].
@@ -49,7 +52,7 @@ pub struct ContextSplit {
 /// What one rank has to do in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStep {
-    rank: u32,
+    rank: usize,
     slots: Vec<i32>,
     kv_lengths: PerRequest,
     q_ends: Cumulative,
@@ -75,14 +78,14 @@ pub struct ContextPlan {
 
 impl ContextParallel {
     /// The most ranks: with the call of the new tokens, as many parts as the operator merges.
-    pub const MAX_RANKS: u32 = UpdateCall::MAX_PARTS as u32 - 1;
+    pub const MAX_RANKS: usize = UpdateCall::MAX_PARTS - 1;
 
     /// Contexts dealt out like this to caches with blocks of `block_size` tokens.
     ///
     /// # Errors
     /// [`Rule::RanksParts`] for more than [`ContextParallel::MAX_RANKS`] ranks, [`Rule::RanksInterleave`] if a block
     /// does not hold whole runs.
-    pub fn new(share: Interleave, block_size: u32) -> Result<Self, Refused> {
+    pub fn new(share: Interleave, block_size: usize) -> Result<Self, Refused> {
         if share.ranks() > Self::MAX_RANKS {
             return Err(refused(
                 Rule::RanksParts,
@@ -101,7 +104,7 @@ impl ContextParallel {
     }
 
     /// Tokens that an entry of the block table stands for: a block on each rank.
-    pub fn pool_block_size(&self) -> u32 {
+    pub fn pool_block_size(&self) -> usize {
         self.block_size.saturating_mul(self.share.ranks())
     }
 
@@ -117,19 +120,19 @@ impl ContextParallel {
         pad: PadPolicy,
     ) -> Result<ContextSplit, Refused> {
         let pad = pad.slot()?;
-        let mut end = 0u32;
+        let mut end = 0usize;
         let mut ends = Cumulative::default();
         for (at, request) in requests.iter().enumerate() {
             let len = request.cached.checked_add(request.new);
             let sum = end.checked_add(request.new);
             let counted = len
                 .zip(sum)
-                .filter(|(len, sum)| i32::try_from(*len).is_ok() && i32::try_from(*sum).is_ok());
+                .filter(|(len, sum)| *len.max(sum) <= MOST_BLOCK);
             let Some((_, sum)) = counted else {
                 return Err(refused(
                     Rule::LengthsOverflow,
                     format_args!("more tokens than INT32 counts at request {at}"),
-                    i32::MAX,
+                    format_args!("at most {MOST_BLOCK}"),
                     "split the batch, or end the request",
                 ));
             };
@@ -147,7 +150,7 @@ impl ContextParallel {
         let span = self.pool_block_size().max(1);
         let used = |request: &BatchRequest<'_>| {
             let keys = request.cached.saturating_add(request.new);
-            let columns = keys.div_ceil(span) as usize;
+            let columns = keys.div_ceil(span);
             request.row.get(..columns).unwrap_or(request.row).to_vec()
         };
         let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<_>>())?;
@@ -163,16 +166,15 @@ impl ContextParallel {
             for request in requests {
                 let keys = request.cached.saturating_add(request.new);
                 let (rule, fix) = (Rule::LengthsOverflow, "split the batch");
-                room(&mut step.slots, request.new as usize, rule, fix)?;
+                room(&mut step.slots, request.new, rule, fix)?;
                 for position in request.cached..keys {
                     let slot = self
                         .share
                         .slot(request.row, position, self.block_size, rank)?;
-                    step.slots.push(slot.unwrap_or(pad));
+                    step.slots.push(slot.map_or(Ok(pad), on_device)?);
                 }
                 let seen = if single { keys } else { request.cached };
-                step.kv_lengths
-                    .push(self.share.local_len(seen.into(), rank));
+                step.kv_lengths.push(self.share.local_len(seen, rank));
             }
             Ok(step)
         });
@@ -189,7 +191,7 @@ impl ContextParallel {
             .iter()
             .enumerate()
             .map(|(at, request)| PartsOfRows {
-                rows: request.new as usize,
+                rows: request.new,
                 parts: with_keys(at),
             });
         Ok(ContextSplit {
@@ -237,7 +239,8 @@ impl ContextSplit {
 }
 
 impl RankStep {
-    /// Slot of the rank's cache for each of the step's tokens; that of padding for those that another rank holds.
+    /// Slot of the rank's cache for each of the step's tokens, INT32 as the device has it; that of padding for those that
+    /// another rank holds.
     pub fn slots(&self) -> &[i32] {
         &self.slots
     }
@@ -253,7 +256,7 @@ impl RankStep {
     }
 
     /// The rank.
-    pub fn rank(&self) -> u32 {
+    pub fn rank(&self) -> usize {
         self.rank
     }
 

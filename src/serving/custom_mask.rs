@@ -20,8 +20,8 @@ pub enum MaskExtent {
 #[must_use = "a mask that no call is given hides nothing"]
 pub struct CustomMask {
     visible: Vec<bool>,
-    mask_indptr: Vec<u64>,
-    qo_indptr: Vec<u64>,
+    mask_indptr: Vec<usize>,
+    qo_indptr: Vec<usize>,
 }
 
 /// Bits packed into words, the first in the lowest bit. Each row of a mask begins with a new word.
@@ -80,9 +80,9 @@ impl CustomMask {
                 "make them from the same batch",
             ));
         }
-        let width = |tree: &DraftTree, cached: i64| match extent {
+        let width = |tree: &DraftTree, cached: usize| match extent {
             MaskExtent::NodesOnly => Some(tree.nodes()),
-            MaskExtent::AllKeys => usize::try_from(cached).ok()?.checked_add(tree.nodes()),
+            MaskExtent::AllKeys => cached.checked_add(tree.nodes()),
         };
         let total = trees
             .iter()
@@ -116,8 +116,8 @@ impl CustomMask {
                     .extend((0..nodes).map(|other| tree.sees(node, other)));
             }
             let rows = mask.qo_indptr.last().copied().unwrap_or(0);
-            mask.qo_indptr.push(rows.saturating_add(nodes as u64));
-            mask.mask_indptr.push(mask.visible.len() as u64);
+            mask.qo_indptr.push(rows.saturating_add(nodes));
+            mask.mask_indptr.push(mask.visible.len());
         }
         Ok(mask)
     }
@@ -129,13 +129,13 @@ impl CustomMask {
     /// length.
     pub fn new(
         visible: Vec<bool>,
-        mask_indptr: Vec<u64>,
-        qo_indptr: Vec<u64>,
+        mask_indptr: Vec<usize>,
+        qo_indptr: Vec<usize>,
     ) -> Result<Self, Refused> {
-        let starts = |indptr: &[u64]| indptr.first() == Some(&0) && indptr.is_sorted();
-        let whole = mask_indptr.last() == Some(&(visible.len() as u64));
+        let starts = |indptr: &[usize]| indptr.first() == Some(&0) && indptr.is_sorted();
+        let whole = mask_indptr.last() == Some(&visible.len());
         let sizes = mask_indptr.windows(2).zip(qo_indptr.windows(2));
-        let even = |(bits, rows): (&[u64], &[u64])| match (bits, rows) {
+        let even = |(bits, rows): (&[usize], &[usize])| match (bits, rows) {
             ([a, b], [from, to]) => match b.abs_diff(*a).checked_rem(to.abs_diff(*from)) {
                 None => a == b,
                 Some(rest) => rest == 0,
@@ -173,8 +173,8 @@ impl CustomMask {
 
     /// Query rows and keys of a request, as stored.
     pub fn extent(&self, request: usize) -> (usize, usize) {
-        let span = |indptr: &[u64]| match indptr.get(request..) {
-            Some([from, to, ..]) => usize::try_from(to.abs_diff(*from)).unwrap_or(0),
+        let span = |indptr: &[usize]| match indptr.get(request..) {
+            Some([from, to, ..]) => to.abs_diff(*from),
             _ => 0,
         };
         let rows = span(&self.qo_indptr);
@@ -184,12 +184,10 @@ impl CustomMask {
     /// The part of a request, `[rows, keys]` row-major.
     pub fn request(&self, request: usize) -> &[bool] {
         let range = match self.mask_indptr.get(request..) {
-            Some([from, to, ..]) => usize::try_from(*from).ok().zip(usize::try_from(*to).ok()),
+            Some([from, to, ..]) => self.visible.get(*from..*to),
             _ => None,
         };
-        range
-            .and_then(|(from, to)| self.visible.get(from..to))
-            .unwrap_or(&[])
+        range.unwrap_or(&[])
     }
 
     /// All requests one behind the other.
@@ -198,12 +196,12 @@ impl CustomMask {
     }
 
     /// Where each request's mask begins, and the size behind.
-    pub fn mask_indptr(&self) -> &[u64] {
+    pub fn mask_indptr(&self) -> &[usize] {
         &self.mask_indptr
     }
 
     /// Where each request's query rows begin, and their number behind.
-    pub fn qo_indptr(&self) -> &[u64] {
+    pub fn qo_indptr(&self) -> &[usize] {
         &self.qo_indptr
     }
 
@@ -258,7 +256,7 @@ impl CustomMask {
         let (rule, fix) = (Rule::MaskShape, "unpack fewer requests at a time");
         room(&mut mask.visible, elements, rule, fix)?;
         let mut words = packed.words.iter();
-        let mut rows_before = 0u64;
+        let mut rows_before = 0usize;
         for &(rows, keys) in extents {
             let words_of_row = keys.div_ceil(W::BITS);
             // Rows without keys have no words, and may be any number.
@@ -268,9 +266,9 @@ impl CustomMask {
                 let set = |(word, bit): (&W, usize)| (*word & W::bit(bit)) != W::default();
                 mask.visible.extend(bits.take(keys).map(set));
             }
-            rows_before = rows_before.checked_add(rows as u64).ok_or_else(wrong)?;
+            rows_before = rows_before.checked_add(rows).ok_or_else(wrong)?;
             mask.qo_indptr.push(rows_before);
-            mask.mask_indptr.push(mask.visible.len() as u64);
+            mask.mask_indptr.push(mask.visible.len());
         }
         Ok(mask)
     }
@@ -303,7 +301,7 @@ mod tests {
 
     #[test]
     fn the_mask_of_a_fork() {
-        let fork = DraftTree::from_parents(&[0, 0]).unwrap();
+        let fork = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
         let cached = PerRequest::new(vec![2]).unwrap();
         let mask = CustomMask::of_trees(&[fork], &cached, MaskExtent::AllKeys).unwrap();
         let rows: Vec<u8> = mask.visible().iter().map(|b| u8::from(*b)).collect();
@@ -317,7 +315,7 @@ mod tests {
 
     #[test]
     fn parts_that_do_not_fit_are_refused() {
-        let rule = |bits: usize, mask: &[u64], rows: &[u64]| {
+        let rule = |bits: usize, mask: &[usize], rows: &[usize]| {
             CustomMask::new(vec![true; bits], mask.to_vec(), rows.to_vec())
                 .unwrap_err()
                 .rule
@@ -328,7 +326,7 @@ mod tests {
         assert_eq!(rule(4, &[0, 4], &[0, 2, 4]), Rule::MaskShape);
         assert_eq!(rule(4, &[4, 0, 4], &[0, 2, 4]), Rule::MaskShape);
         assert_eq!(rule(0, &[], &[]), Rule::MaskShape);
-        let huge = PerRequest::new(vec![i64::MAX]).unwrap();
+        let huge = PerRequest::new(vec![PerRequest::MAX_LENGTH]).unwrap();
         let error =
             CustomMask::of_trees(&[DraftTree::chain(1).unwrap()], &huge, MaskExtent::AllKeys);
         assert_eq!(error.unwrap_err().rule, Rule::LengthsOverflow);
@@ -346,7 +344,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packing_loses_nothing(requests in prop::collection::vec((parents(10), 0i64..40), 0..4)) {
+        fn packing_loses_nothing(requests in prop::collection::vec((parents(10), 0usize..40), 0..4)) {
             let trees: Vec<DraftTree> = requests.iter().map(|(p, _)| DraftTree::from_parents(p).unwrap()).collect();
             let cached = PerRequest::new(requests.iter().map(|(_, l)| *l).collect()).unwrap();
             for extent in [MaskExtent::AllKeys, MaskExtent::NodesOnly] {
@@ -362,7 +360,7 @@ mod tests {
                     let (rows, keys) = mask.extent(r);
                     prop_assert_eq!(rows, tree.nodes());
                     let prefix = keys - rows;
-                    prop_assert_eq!(prefix as i64, if extent == MaskExtent::AllKeys { cached.lengths()[r] } else { 0 });
+                    prop_assert_eq!(prefix, if extent == MaskExtent::AllKeys { cached.lengths()[r] } else { 0 });
                     for i in 0..rows {
                         for j in 0..keys {
                             let sees = j < prefix || tree.sees(i, j - prefix);

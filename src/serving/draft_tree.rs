@@ -17,25 +17,30 @@ pub struct DraftTree {
 }
 
 impl DraftTree {
-    /// A tree by the parent of each draft: entry `k` is the parent of node `k + 1`.
+    /// A tree by the parent of each node, as [`TokenTree::new`] takes it: the first is the root, whose parent is -1; every
+    /// other node's parent comes before it.
     ///
     /// # Errors
-    /// [`Rule::DraftTree`] for a parent that does not come before its child, and for more nodes than
-    /// [`TokenTree::MAX_LEN`].
-    pub fn from_parents(parents: &[usize]) -> Result<Self, Refused> {
-        let parent = |parent: &usize| i64::try_from(*parent).unwrap_or(i64::MAX);
-        let with_root: Vec<i64> = std::iter::once(-1)
-            .chain(parents.iter().map(parent))
-            .collect();
-        let tree = TokenTree::new(&with_root).map_err(|error| {
-            refused(
-                Rule::DraftTree,
-                error,
-                "a tree whose node 0 is the last certain token",
-                "number the nodes so that parents come first",
-            )
-        })?;
-        Ok(Self::linked(tree))
+    /// [`Rule::DraftTree`] without a node, for a first node that is no root, another one that is, a parent that does not come
+    /// before its child, and for more nodes than [`TokenTree::MAX_LEN`].
+    pub fn from_parents(parents: &[i64]) -> Result<Self, Refused> {
+        let (root, drafts) = (parents.first(), parents.get(1..).unwrap_or(&[]));
+        let fix = "begin with -1 for the last certain token, and number the drafts so that parents come first";
+        if root != Some(&-1) || drafts.contains(&-1) {
+            let second = drafts.iter().position(|parent| *parent == -1);
+            let given = match (root, second) {
+                (Some(-1), Some(draft)) => format!("parent -1 of node {}", draft.saturating_add(1)),
+                (Some(root), _) => format!("parent {root} of node 0"),
+                (None, _) => "no node".to_owned(),
+            };
+            let allowed = "-1 for node 0 alone, the last certain token";
+            return Err(refused(Rule::DraftTree, given, allowed, fix));
+        }
+        let allowed = "a tree whose node 0 is the last certain token";
+        match TokenTree::new(parents) {
+            Ok(tree) => Ok(Self::linked(tree)),
+            Err(error) => Err(refused(Rule::DraftTree, error, allowed, fix)),
+        }
     }
 
     /// `drafts` drafts, each following the one before.
@@ -43,8 +48,9 @@ impl DraftTree {
     /// # Errors
     /// [`Rule::DraftTree`] for more than [`TokenTree::MAX_LEN`].
     pub fn chain(drafts: usize) -> Result<Self, Refused> {
-        let parents: Vec<usize> = (0..drafts.min(TokenTree::MAX_LEN)).collect();
-        Self::from_parents(&parents)
+        let most = TokenTree::MAX_LEN as i64;
+        let last = i64::try_from(drafts).unwrap_or(most).min(most);
+        Self::from_parents(&(-1..last).collect::<Vec<i64>>())
     }
 
     fn linked(tree: TokenTree) -> Self {
@@ -89,7 +95,7 @@ impl DraftTree {
         if topk == 0 {
             return Err(wrong("topk 0".to_owned(), "1 or more"));
         }
-        let mut nodes = Vec::with_capacity(selected.len());
+        let mut parents_of = vec![-1];
         for (place, &candidate) in selected.iter().enumerate() {
             let known = selected.get(..place).unwrap_or(&[]);
             if known.last().is_some_and(|before| *before >= candidate) {
@@ -100,7 +106,7 @@ impl DraftTree {
             }
             let group = candidate.checked_div(topk).unwrap_or(0);
             let parent = match group.checked_sub(1) {
-                None => Some(0),
+                None => Some(0usize),
                 Some(group) => {
                     let parent = parents.get(group);
                     let at = parent.and_then(|parent| known.binary_search(parent).ok());
@@ -113,9 +119,9 @@ impl DraftTree {
                     "candidates whose parent is selected",
                 ));
             };
-            nodes.push(parent);
+            parents_of.push(i64::try_from(parent).unwrap_or(i64::MAX));
         }
-        Self::from_parents(&nodes)
+        Self::from_parents(&parents_of)
     }
 
     /// What each node sees, as the contract has it.
@@ -144,10 +150,10 @@ impl DraftTree {
     }
 
     /// Position of each node when the root stands at `root_position`.
-    pub fn positions(&self, root_position: u64) -> Vec<u64> {
+    pub fn positions(&self, root_position: usize) -> Vec<usize> {
         let depths = (0..self.nodes()).filter_map(|node| self.depth(node));
         depths
-            .map(|depth| root_position.saturating_add(depth as u64))
+            .map(|depth| root_position.saturating_add(depth))
             .collect()
     }
 
@@ -254,18 +260,19 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Parents of up to `most` drafts.
-    pub(in crate::serving) fn parents(most: usize) -> impl Strategy<Value = Vec<usize>> {
+    /// Parents of a root and up to `most` drafts.
+    pub(in crate::serving) fn parents(most: usize) -> impl Strategy<Value = Vec<i64>> {
         prop::collection::vec(any::<usize>(), 0..=most).prop_map(|picks| {
-            let nodes = picks.iter().enumerate();
-            nodes.map(|(before, pick)| pick % (before + 1)).collect()
+            let drafts = picks.iter().enumerate();
+            let drafts = drafts.map(|(before, pick)| (pick % (before + 1)) as i64);
+            std::iter::once(-1).chain(drafts).collect()
         })
     }
 
     #[test]
     fn links_and_depths_of_a_tree() {
         // 0 - 1 - 3, 0 - 2 - 4, 2 - 5
-        let tree = DraftTree::from_parents(&[0, 0, 1, 2, 2]).unwrap();
+        let tree = DraftTree::from_parents(&[-1, 0, 0, 1, 2, 2]).unwrap();
         assert_eq!(tree.positions(9), [9, 10, 10, 11, 11, 11]);
         assert_eq!(
             tree.next_token(),
@@ -277,8 +284,16 @@ pub(super) mod tests {
         );
         assert!(!tree.is_chain() && DraftTree::chain(3).unwrap().is_chain());
         assert!(tree.sees(5, 2) && !tree.sees(5, 1) && !tree.sees(6, 0));
-        let error = DraftTree::from_parents(&[1]).unwrap_err();
-        assert_eq!(error.rule, Rule::DraftTree);
+        for (parents, given) in [
+            (&[-1, 2][..], "token 1 has parent 2"),
+            (&[0, 0], "parent 0 of node 0"),
+            (&[-1, 0, -1], "parent -1 of node 2"),
+            (&[], "no node"),
+        ] {
+            let error = DraftTree::from_parents(parents).unwrap_err();
+            assert_eq!(error.rule, Rule::DraftTree);
+            assert!(error.given.starts_with(given), "{error}");
+        }
         let error = DraftTree::chain(usize::MAX).unwrap_err();
         assert_eq!(error.rule, Rule::DraftTree);
     }
@@ -287,7 +302,7 @@ pub(super) mod tests {
     fn candidates_become_nodes() {
         // Two steps of two: candidates 0, 1 of the root; 2, 3 follow candidate 1; 4, 5 follow 0.
         let tree = DraftTree::from_candidates(&[0, 1, 3, 4], &[1, 0], 2).unwrap();
-        assert_eq!(tree, DraftTree::from_parents(&[0, 0, 2, 1]).unwrap());
+        assert_eq!(tree, DraftTree::from_parents(&[-1, 0, 0, 2, 1]).unwrap());
         let rule = |selected: &[usize], parents: &[usize], topk| {
             DraftTree::from_candidates(selected, parents, topk)
                 .unwrap_err()
@@ -301,7 +316,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_walk_takes_the_branch_that_the_model_predicts() {
-        let tree = DraftTree::from_parents(&[0, 0, 1, 2, 2]).unwrap();
+        let tree = DraftTree::from_parents(&[-1, 0, 0, 1, 2, 2]).unwrap();
         let tokens = [10, 11, 12, 13, 14, 15];
         let accepted = tree.accept_greedy(&tokens, &[12, 0, 15, 0, 0, 99]).unwrap();
         assert_eq!(accepted.nodes, [0, 2, 5]);
@@ -316,7 +331,7 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn a_chain_is_the_tree_of_its_parents(drafts in 0usize..20) {
-            let parents: Vec<usize> = (0..drafts).collect();
+            let parents: Vec<i64> = (-1..drafts as i64).collect();
             prop_assert_eq!(DraftTree::chain(drafts), DraftTree::from_parents(&parents));
             prop_assert!(DraftTree::chain(drafts).unwrap().is_chain());
         }

@@ -55,7 +55,7 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`].
-    pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: u32) -> Result<()> {
+    pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
         self.cache.grow(stream, sequence, tokens).map(drop)
     }
 

@@ -34,7 +34,7 @@ pub struct GraphPool<B> {
 }
 
 struct OfSize<B> {
-    size: u32,
+    size: usize,
     buffers: Arc<B>,
     /// Of each layer.
     graphs: Vec<Graph<Arc<B>>>,
@@ -50,9 +50,9 @@ impl<B> GraphPool<B> {
     /// first one has take more than [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
     pub fn capture(
         device: &Device,
-        sizes: &[u32],
-        buffers: impl FnMut(u32) -> Result<B>,
-        mut record: impl FnMut(&mut Capturing<'_>, u32, &B) -> Result<()>,
+        sizes: &[usize],
+        buffers: impl FnMut(usize) -> Result<B>,
+        mut record: impl FnMut(&mut Capturing<'_>, usize, &B) -> Result<()>,
     ) -> Result<Self> {
         let record =
             |capture: &mut Capturing<'_>, size, _, buffers: &B| record(capture, size, buffers);
@@ -66,10 +66,10 @@ impl<B> GraphPool<B> {
     /// As for [`GraphPool::capture`].
     pub fn capture_layers(
         device: &Device,
-        sizes: &[u32],
+        sizes: &[usize],
         layers: usize,
-        mut buffers: impl FnMut(u32) -> Result<B>,
-        mut record: impl FnMut(&mut Capturing<'_>, u32, usize, &B) -> Result<()>,
+        mut buffers: impl FnMut(usize) -> Result<B>,
+        mut record: impl FnMut(&mut Capturing<'_>, usize, usize, &B) -> Result<()>,
     ) -> Result<Self> {
         let most = AttentionMetadata::MAX_TOKENS;
         let outside = sizes.iter().find(|size| !(1..=most).contains(size));
@@ -125,7 +125,7 @@ impl<B> GraphPool<B> {
     }
 
     /// The captured sizes, ascending.
-    pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         self.sizes.iter().map(|of| of.size)
     }
 
@@ -135,17 +135,17 @@ impl<B> GraphPool<B> {
     }
 
     /// The smallest captured size for so many tokens.
-    pub fn size_for(&self, tokens: u32) -> Option<u32> {
+    pub fn size_for(&self, tokens: usize) -> Option<usize> {
         self.sizes().find(|size| *size >= tokens)
     }
 
     /// The graph of a size, of layers the first one.
-    pub fn graph(&self, size: u32) -> Option<&Graph<Arc<B>>> {
+    pub fn graph(&self, size: usize) -> Option<&Graph<Arc<B>>> {
         self.layer_graph(size, 0)
     }
 
     /// The graph of a size and layer.
-    pub fn layer_graph(&self, size: u32, layer: usize) -> Option<&Graph<Arc<B>>> {
+    pub fn layer_graph(&self, size: usize, layer: usize) -> Option<&Graph<Arc<B>>> {
         let of = self.sizes.iter().find(|of| of.size == size)?;
         of.graphs.get(layer)
     }
@@ -157,7 +157,7 @@ impl<B> GraphPool<B> {
     }
 
     /// The smallest size for so many tokens.
-    pub(super) fn fitting(&self, tokens: u32) -> Result<u32, Refused> {
+    pub(super) fn fitting(&self, tokens: usize) -> Result<usize, Refused> {
         self.size_for(tokens).ok_or_else(|| {
             refused(
                 Rule::GraphSize,
@@ -195,7 +195,7 @@ impl<B> GraphPool<B> {
     pub(super) fn start<'a, 'l>(
         &'a mut self,
         stream: &'a Stream,
-        size: u32,
+        size: usize,
         lengths: impl Fn(usize) -> Result<CallLengths<'l>>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {

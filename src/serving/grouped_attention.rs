@@ -66,7 +66,7 @@ impl<T: Element> LayerGroup<T> {
 /// block. The layers of one group may have sinks while those of another have none.
 ///
 /// ```
-/// use std::num::NonZeroU32;
+/// use std::num::NonZeroUsize;
 ///
 /// use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache};
 /// use ascend_attention::serving::{
@@ -78,7 +78,7 @@ impl<T: Element> LayerGroup<T> {
 /// # #[cfg(feature = "emulation")] {
 /// let device = Runtime::emulated()?.device(0)?;
 /// let stream = device.stream()?;
-/// let window = NonZeroU32::new(128).map_or(Causality::Causal, Causality::Window);
+/// let window = NonZeroUsize::new(128).map_or(Causality::Causal, Causality::Window);
 /// let group = |layers: [usize; 2], causality, blocks| -> ascend_attention::Result<_> {
 ///     let shape = CacheShape::new(layers.len(), 1, 64);
 ///     let cache = PagedKvCache::<bf16>::new(&device, blocks, 128, shape, PadPolicy::SkipNegative)?;
@@ -94,7 +94,7 @@ impl<T: Element> LayerGroup<T> {
 ///     attention.grow(&stream, &mut sequence, tokens)?;
 ///     let request = GroupedRequest::of(&sequence, tokens);
 ///     let metadata = attention.metadata(&[request], StatePolicy::default())?;
-///     let rows = stream.upload(&vec![bf16::ONE; tokens as usize * 64], [tokens as usize, 1, 64])?;
+///     let rows = stream.upload(&vec![bf16::ONE; tokens * 64], [tokens, 1, 64])?;
 ///     let mut step = attention.begin(&stream, &metadata)?;
 ///     for layer in 0..4 {
 ///         step.forward(layer, &rows, &rows, &rows)?;
@@ -186,7 +186,7 @@ impl<T: Element> GroupedAttention<T> {
         &mut self,
         stream: &Stream,
         sequence: &mut GroupedSequence,
-        tokens: u32,
+        tokens: usize,
     ) -> Result<()> {
         for group in &self.groups {
             group.attention.cache().admits(stream)?;
@@ -216,7 +216,7 @@ impl<T: Element> GroupedAttention<T> {
     /// [`Rule::BatchBlocks`].
     pub fn admits<'s>(
         &self,
-        requests: impl IntoIterator<Item = (&'s GroupedSequence, u32)>,
+        requests: impl IntoIterator<Item = (&'s GroupedSequence, usize)>,
     ) -> Result<(), Refused> {
         let requests: Vec<_> = requests.into_iter().collect();
         for (at, group) in self.groups.iter().enumerate() {

@@ -17,7 +17,7 @@ pub struct GroupedSequence {
 
 impl GroupedSequence {
     /// Number of tokens, those that windowed groups gave back included.
-    pub fn len(&self) -> u32 {
+    pub fn len(&self) -> usize {
         self.parts.first().map_or(0, |(sequence, _)| sequence.len())
     }
 
@@ -36,7 +36,7 @@ impl GroupedSequence {
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of those back that the next token sees: a
     /// prefix is shared as long as its end is still in the window, or kept by a sequence of its own.
-    pub fn share_prefix(&self, tokens: u32) -> Result<Self, Refused> {
+    pub fn share_prefix(&self, tokens: usize) -> Result<Self, Refused> {
         let parts = self.parts.iter().map(|(sequence, causality)| {
             let prefix = sequence.share_behind(tokens, causality.shown_from(tokens))?;
             Ok((prefix, *causality))
@@ -51,7 +51,7 @@ impl GroupedSequence {
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of the remaining ones back.
-    pub fn truncate(&mut self, tokens: u32) -> Result<(), Refused> {
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), Refused> {
         for (sequence, causality) in &self.parts {
             if !sequence.keeps(tokens, causality.shown_from(tokens)) {
                 return Err(refused(
@@ -71,7 +71,7 @@ impl GroupedSequence {
     }
 
     /// Keys of a group that a step reads which adds so many tokens, behind what growing by them gives back.
-    pub(super) fn keys_of(&self, group: usize, tokens: u32) -> Option<usize> {
+    pub(super) fn keys_of(&self, group: usize, tokens: usize) -> Option<usize> {
         let (sequence, causality) = self.parts.get(group)?;
         let shown = match tokens {
             0 => 0,
@@ -79,8 +79,8 @@ impl GroupedSequence {
         };
         let front = sequence.whole_blocks_before(shown);
         let given_back = sequence.given_back().max(front);
-        let left = sequence.len().saturating_sub(given_back) as usize;
-        Some(left.saturating_add(tokens as usize))
+        let left = sequence.len().saturating_sub(given_back);
+        Some(left.saturating_add(tokens))
     }
 
     /// Gives back what lies in front of the next token's window.
@@ -96,14 +96,14 @@ impl GroupedSequence {
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedRequest<'a> {
     sequence: &'a GroupedSequence,
-    new: u32,
-    drafts: u32,
+    new: usize,
+    drafts: usize,
 }
 
 impl<'a> GroupedRequest<'a> {
     /// The last `new` tokens of a sequence, by which
     /// [`GroupedAttention::grow`](super::GroupedAttention::grow) made it longer.
-    pub fn of(sequence: &'a GroupedSequence, new: u32) -> Self {
+    pub fn of(sequence: &'a GroupedSequence, new: usize) -> Self {
         Self {
             sequence,
             new,
@@ -112,7 +112,7 @@ impl<'a> GroupedRequest<'a> {
     }
 
     /// The same, the last `drafts` tokens being drafts.
-    pub fn drafts(mut self, drafts: u32) -> Self {
+    pub fn drafts(mut self, drafts: usize) -> Self {
         self.drafts = drafts;
         self
     }
@@ -162,7 +162,7 @@ impl GroupedMetadata {
     ///
     /// # Errors
     /// As there.
-    pub fn pad_to(&mut self, tokens: u32) -> Result<(), Refused> {
+    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
         for group in &mut self.groups {
             group.pad_to(tokens)?;
         }
@@ -186,13 +186,13 @@ impl GroupedMetadata {
     }
 
     /// Number of query tokens of the real requests.
-    pub fn actual_tokens(&self) -> u32 {
+    pub fn actual_tokens(&self) -> usize {
         let first = self.groups.first();
         first.map_or(0, AttentionMetadata::actual_tokens)
     }
 
     /// Number of query tokens, padding included.
-    pub fn tokens(&self) -> u32 {
+    pub fn tokens(&self) -> usize {
         self.groups.first().map_or(0, AttentionMetadata::tokens)
     }
 }

@@ -1,5 +1,7 @@
 //! The index lists by which engines name a request's keys, and the ways from one to another.
 //!
+//! The lists are INT32, as kernels read them; a [`PageTable`] has the numbers themselves.
+//!
 //! - [`PageTable`]: `[requests, columns]` pages (`block_table`, `page_table`), with lengths beside it.
 //! - [`PageIndices`]: `kv_indptr`, `kv_indices` of pages, `last_page_len`.
 //! - [`TokenIndices`]: `kv_indptr`, `kv_indices` of token slots, where pages need not be whole.
@@ -33,9 +35,14 @@ fn overflow() -> Refused {
     )
 }
 
-fn length(lengths: &PerRequest, request: usize) -> Result<u32, Refused> {
-    let len = lengths.lengths().get(request).copied().unwrap_or(0);
-    u32::try_from(len).map_err(|_| overflow())
+fn length(lengths: &PerRequest, request: usize) -> usize {
+    lengths.lengths().get(request).copied().unwrap_or(0)
+}
+
+/// Numbers of a list, none of which is negative.
+fn whole(list: &[i32]) -> Vec<usize> {
+    let numbers = list.iter().filter_map(|n| usize::try_from(*n).ok());
+    numbers.collect()
 }
 
 fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Refused> {
@@ -111,7 +118,7 @@ impl PageIndices {
         kv_indptr: Vec<i32>,
         kv_indices: Vec<i32>,
         last_page_len: Vec<i32>,
-        page_size: u32,
+        page_size: usize,
     ) -> Result<Self, Refused> {
         if page_size == 0 {
             return Err(no_page());
@@ -136,7 +143,7 @@ impl PageIndices {
         };
         for (request, &last) in lists.last_page_len.iter().enumerate() {
             let pages = lists.pages(request).len();
-            let fits = u32::try_from(last).is_ok_and(|last| last <= page_size);
+            let fits = usize::try_from(last).is_ok_and(|last| last <= page_size);
             if !fits || (last == 0) != (pages == 0) {
                 return Err(refused(
                     Rule::IndexShape,
@@ -159,7 +166,7 @@ impl PageIndices {
     pub fn from_table(
         table: &PageTable,
         lengths: &PerRequest,
-        page_size: u32,
+        page_size: usize,
     ) -> Result<Self, Refused> {
         rows_match(table, lengths)?;
         let mut lists = Self {
@@ -167,9 +174,13 @@ impl PageIndices {
             ..Self::default()
         };
         for request in 0..table.requests() {
-            let len = length(lengths, request)?;
+            let len = length(lengths, request);
             let used = table.used(request, len, page_size)?;
-            lists.kv_indices.extend_from_slice(used);
+            for &page in used {
+                lists
+                    .kv_indices
+                    .push(i32::try_from(page).map_err(|_| overflow())?);
+            }
             let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
             lists.kv_indptr.push(end);
             let last = len
@@ -192,13 +203,13 @@ impl PageIndices {
     /// # Errors
     /// [`Rule::IndexShape`] for a table that does not fit in the host's memory; none for lists of the page size that they
     /// were made for otherwise.
-    pub fn to_table(&self, page_size: u32) -> Result<(PageTable, PerRequest), Refused> {
+    pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
         let requests = self.last_page_len.len();
-        let rows: Vec<&[i32]> = (0..requests).map(|request| self.pages(request)).collect();
+        let row = |request| whole(self.pages(request));
+        let rows: Vec<Vec<usize>> = (0..requests).map(row).collect();
         let lengths = rows.iter().zip(&self.last_page_len).map(|(pages, last)| {
-            let whole = pages.len().saturating_sub(1) as i64;
-            let whole = whole.saturating_mul(page_size.into());
-            whole.saturating_add((*last).into())
+            let full = pages.len().saturating_sub(1).saturating_mul(page_size);
+            full.saturating_add(usize::try_from(*last).unwrap_or(0))
         });
         Ok((
             PageTable::from_rows(&rows)?,
@@ -248,8 +259,8 @@ impl TokenIndices {
     pub fn from_table(
         table: &PageTable,
         lengths: &PerRequest,
-        page_size: u32,
-        window: Option<u32>,
+        page_size: usize,
+        window: Option<usize>,
     ) -> Result<Self, Refused> {
         rows_match(table, lengths)?;
         let mut lists = Self {
@@ -257,7 +268,7 @@ impl TokenIndices {
             kv_indices: Vec::new(),
         };
         for request in 0..table.requests() {
-            let len = length(lengths, request)?;
+            let len = length(lengths, request);
             let used = table.used(request, len, page_size)?;
             let first = window_start(len, window);
             fill_slots(used, first..len, page_size, &mut lists.kv_indices)?;
@@ -272,7 +283,7 @@ impl TokenIndices {
     /// # Errors
     /// [`Rule::IndexMisaligned`] where a page of keys does not begin at the beginning of a page of the cache, or does not
     /// run through it: operators that read pages cannot read such keys. [`Rule::PoolSize`] for pages without tokens.
-    pub fn to_table(&self, page_size: u32) -> Result<(PageTable, PerRequest), Refused> {
+    pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
         let size = i32::try_from(page_size).ok().filter(|size| *size > 0);
         let size = size.ok_or_else(no_page)?;
         let requests = self.kv_indptr.len().saturating_sub(1);
@@ -280,9 +291,9 @@ impl TokenIndices {
         let mut lengths = Vec::with_capacity(requests);
         for request in 0..requests {
             let slots = self.slots(request);
-            lengths.push(i64::try_from(slots.len()).unwrap_or(i64::MAX));
-            let mut row = Vec::with_capacity(slots.len().div_ceil(size as usize));
-            for page in slots.chunks(size as usize) {
+            lengths.push(slots.len());
+            let mut row = Vec::with_capacity(slots.len().div_ceil(page_size));
+            for page in slots.chunks(page_size) {
                 let first = page.first().copied().unwrap_or(0);
                 // In 64 bits, where a slot follows on every slot.
                 let slots = page.iter().zip(i64::from(first)..);
@@ -290,7 +301,8 @@ impl TokenIndices {
                     .into_iter()
                     .all(|(slot, wanted)| i64::from(*slot) == wanted);
                 let aligned = first.checked_rem(size) == Some(0);
-                let Some(block) = first.checked_div(size).filter(|_| through && aligned) else {
+                let block = first.checked_div(size).filter(|_| through && aligned);
+                let Some(block) = block.and_then(|block| usize::try_from(block).ok()) else {
                     return Err(refused(
                         Rule::IndexMisaligned,
                         format_args!("slots {first}, ... of request {request}"),
@@ -322,7 +334,7 @@ impl TokenIndices {
 }
 
 /// The first key that a window of `window` keys over `len` shows.
-pub fn window_start(len: u32, window: Option<u32>) -> u32 {
+pub fn window_start(len: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| len.saturating_sub(window))
 }
 
@@ -336,7 +348,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn per(lengths: &[i64]) -> PerRequest {
+    fn per(lengths: &[usize]) -> PerRequest {
         PerRequest::new(lengths.to_vec()).unwrap()
     }
 
@@ -390,11 +402,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn formats_convert_both_ways(rows in prop::collection::vec((prop::collection::vec(0i32..99, 0..5), any::<u32>()), 1..6), page in 1u32..20) {
+        fn formats_convert_both_ways(rows in prop::collection::vec((prop::collection::vec(0usize..99, 0..5), any::<usize>()), 1..6), page in 1usize..20) {
             // A length that fills the row up to its last page.
-            let lengths: Vec<i64> = rows.iter().map(|(row, cut)| match row.len() {
+            let lengths: Vec<usize> = rows.iter().map(|(row, cut)| match row.len() {
                 0 => 0,
-                pages => (pages as i64 - 1) * i64::from(page) + 1 + i64::from(cut % page),
+                pages => (pages - 1) * page + 1 + cut % page,
             }).collect();
             let rows: Vec<_> = rows.into_iter().map(|(row, _)| row).collect();
             let (table, lengths) = (PageTable::from_rows(&rows).unwrap(), per(&lengths));
@@ -402,11 +414,11 @@ mod tests {
             prop_assert_eq!(pages.to_table(page).unwrap(), (table.clone(), lengths.clone()));
             let tokens = TokenIndices::from_table(&table, &lengths, page, None).unwrap();
             prop_assert_eq!(tokens.to_table(page).unwrap(), (table.clone(), lengths.clone()));
-            for window in [0, 1, 7, u32::MAX] {
+            for window in [0, 1, 7, usize::MAX] {
                 let last = TokenIndices::from_table(&table, &lengths, page, Some(window)).unwrap();
                 for request in 0..rows.len() {
                     let all = tokens.slots(request);
-                    let from = all.len() - all.len().min(window as usize);
+                    let from = all.len() - all.len().min(window);
                     prop_assert_eq!(last.slots(request), &all[from..]);
                 }
             }

@@ -69,8 +69,8 @@ pub(super) fn check_layer<T: Element>(
         return Ok(());
     }
     let rows = StepRows {
-        actual: step.metadata.actual_tokens() as usize,
-        padded: step.metadata.tokens() as usize,
+        actual: step.metadata.actual_tokens(),
+        padded: step.metadata.tokens(),
         padding: true,
     };
     let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);

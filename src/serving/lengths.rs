@@ -5,41 +5,55 @@ use serde::{Deserialize, Serialize};
 use crate::attention::FusedInferAttention;
 use crate::kv::{Refused, Rule, refused};
 
-/// Where each request's tokens end among the packed ones: `[3, 7, 8]` for lengths of 3, 4 and 1.
+/// Where each request's tokens end among the packed ones: `[3, 7, 8]` for lengths of 3, 4 and 1. None is above
+/// [`PerRequest::MAX_LENGTH`].
 ///
 /// Without a leading 0, as CANN's packed layouts take it; [`Cumulative::with_zero`] is the form of `cu_seqlens` and
 /// `query_start_loc`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<i64>")]
-pub struct Cumulative(Vec<i64>);
+#[serde(try_from = "Vec<usize>")]
+pub struct Cumulative(Vec<usize>);
 
-/// The length of each request: `[3, 4, 1]`.
+/// The length of each request: `[3, 4, 1]`. None is above [`PerRequest::MAX_LENGTH`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<i64>")]
-pub struct PerRequest(Vec<i64>);
+#[serde(try_from = "Vec<usize>")]
+pub struct PerRequest(Vec<usize>);
 
-impl TryFrom<Vec<i64>> for Cumulative {
+impl TryFrom<Vec<usize>> for Cumulative {
     type Error = Refused;
 
-    fn try_from(ends: Vec<i64>) -> Result<Self, Refused> {
+    fn try_from(ends: Vec<usize>) -> Result<Self, Refused> {
         Self::new(ends)
     }
 }
 
-impl TryFrom<Vec<i64>> for PerRequest {
+impl TryFrom<Vec<usize>> for PerRequest {
     type Error = Refused;
 
-    fn try_from(lengths: Vec<i64>) -> Result<Self, Refused> {
+    fn try_from(lengths: Vec<usize>) -> Result<Self, Refused> {
         Self::new(lengths)
     }
+}
+
+/// Refuses a length or an end that the operator's integers do not hold.
+fn countable(request: usize, tokens: usize) -> Result<(), Refused> {
+    if tokens <= PerRequest::MAX_LENGTH {
+        return Ok(());
+    }
+    Err(refused(
+        Rule::LengthsOverflow,
+        format_args!("{tokens} tokens at request {request}"),
+        format_args!("at most {}", PerRequest::MAX_LENGTH),
+        "give the lengths of a batch that exists; subtract lengths with saturation",
+    ))
 }
 
 impl Cumulative {
     /// Ends of requests.
     ///
     /// # Errors
-    /// [`Rule::LengthsEnds`] if they decrease or are negative.
-    pub fn new(ends: Vec<i64>) -> Result<Self, Refused> {
+    /// [`Rule::LengthsEnds`] if they decrease, [`Rule::LengthsOverflow`] beyond [`PerRequest::MAX_LENGTH`].
+    pub fn new(ends: Vec<usize>) -> Result<Self, Refused> {
         let mut before = 0;
         for (request, &end) in ends.iter().enumerate() {
             if end < before {
@@ -52,6 +66,8 @@ impl Cumulative {
             }
             before = end;
         }
+        // The last end is the largest.
+        countable(ends.len().saturating_sub(1), before)?;
         Ok(Self(ends))
     }
 
@@ -59,7 +75,7 @@ impl Cumulative {
     ///
     /// # Errors
     /// [`Rule::LengthsEnds`] if the first entry is not 0, or the others are no ends.
-    pub fn from_with_zero(starts: &[i64]) -> Result<Self, Refused> {
+    pub fn from_with_zero(starts: &[usize]) -> Result<Self, Refused> {
         match starts {
             [0, ends @ ..] => Self::new(ends.to_vec()),
             _ => Err(refused(
@@ -72,7 +88,7 @@ impl Cumulative {
     }
 
     /// With a leading 0.
-    pub fn with_zero(&self) -> Vec<i64> {
+    pub fn with_zero(&self) -> Vec<usize> {
         std::iter::once(0).chain(self.0.iter().copied()).collect()
     }
 
@@ -88,7 +104,7 @@ impl Cumulative {
     }
 
     /// Number of packed tokens.
-    pub fn total(&self) -> i64 {
+    pub fn total(&self) -> usize {
         self.0.last().copied().unwrap_or(0)
     }
 
@@ -101,20 +117,20 @@ impl Cumulative {
     }
 
     /// The ends.
-    pub fn ends(&self) -> &[i64] {
+    pub fn ends(&self) -> &[usize] {
         &self.0
     }
 
-    /// Adds an end; the caller sees to it that it is not before the last.
     /// Of each request, the tokens of these that are new, and those that were cached before: the rest of `keys`.
-    pub(super) fn new_and_cached(&self, keys: &PerRequest) -> impl Iterator<Item = (i64, i64)> {
+    pub(super) fn new_and_cached(&self, keys: &PerRequest) -> impl Iterator<Item = (usize, usize)> {
         let new = self.per_request().0.into_iter();
         new.zip(keys.lengths())
-            .map(|(new, keys)| (new, keys.saturating_sub(new).max(0)))
+            .map(|(new, keys)| (new, keys.saturating_sub(new)))
     }
 
-    pub(super) fn push_end(&mut self, end: u32) {
-        self.0.push(end.into());
+    /// Adds an end; the caller sees to it that it is not before the last, and counted.
+    pub(super) fn push_end(&mut self, end: usize) {
+        self.0.push(end);
     }
 
     pub(super) fn clear(&mut self) {
@@ -123,23 +139,18 @@ impl Cumulative {
 }
 
 impl PerRequest {
+    /// The longest length that the operator counts: an INT64.
+    pub const MAX_LENGTH: usize = i64::MAX as usize;
+
     /// Lengths of requests.
     ///
     /// # Errors
-    /// [`Rule::LengthsNegative`].
-    pub fn new(lengths: Vec<i64>) -> Result<Self, Refused> {
-        match lengths.iter().position(|len| *len < 0) {
-            None => Ok(Self(lengths)),
-            Some(request) => Err(refused(
-                Rule::LengthsNegative,
-                format_args!(
-                    "{} for request {request}",
-                    lengths.get(request).copied().unwrap_or(0)
-                ),
-                "0 or more",
-                "subtract lengths with saturation: a rank without tokens has 0",
-            )),
+    /// [`Rule::LengthsOverflow`] beyond [`MAX_LENGTH`](Self::MAX_LENGTH).
+    pub fn new(lengths: Vec<usize>) -> Result<Self, Refused> {
+        for (request, len) in lengths.iter().enumerate() {
+            countable(request, *len)?;
         }
+        Ok(Self(lengths))
     }
 
     /// Where each request's tokens end when they are packed.
@@ -147,17 +158,11 @@ impl PerRequest {
     /// # Errors
     /// [`Rule::LengthsOverflow`].
     pub fn cumulative(&self) -> Result<Cumulative, Refused> {
-        let mut sum = 0i64;
+        let mut sum = 0usize;
         let mut ends = Vec::with_capacity(self.0.len());
-        for len in &self.0 {
-            sum = sum.checked_add(*len).ok_or_else(|| {
-                refused(
-                    Rule::LengthsOverflow,
-                    format_args!("{sum} and {len} tokens"),
-                    i64::MAX,
-                    "give the lengths of a batch that exists",
-                )
-            })?;
+        for (request, len) in self.0.iter().enumerate() {
+            sum = sum.saturating_add(*len);
+            countable(request, sum)?;
             ends.push(sum);
         }
         Ok(Cumulative(ends))
@@ -170,12 +175,12 @@ impl PerRequest {
     }
 
     /// The lengths.
-    pub fn lengths(&self) -> &[i64] {
+    pub fn lengths(&self) -> &[usize] {
         &self.0
     }
 
-    pub(super) fn push(&mut self, len: u64) {
-        self.0.push(i64::try_from(len).unwrap_or(i64::MAX));
+    pub(super) fn push(&mut self, len: usize) {
+        self.0.push(len);
     }
 
     pub(super) fn clear(&mut self) {
@@ -232,8 +237,8 @@ pub enum CallLengths<'a> {
 }
 
 impl CallLengths<'_> {
-    /// CANN's `actualSeqLengths`.
-    pub fn actual_seq_lengths(&self) -> Option<&[i64]> {
+    /// CANN's `actualSeqLengths`, which [`CallLengths::apply`] gives to a call.
+    pub fn actual_seq_lengths(&self) -> Option<&[usize]> {
         match self {
             Self::PackedPaged { q, .. } | Self::PackedDense { q, .. } => Some(q.ends()),
             Self::Batched { q, .. } => q.map(PerRequest::lengths),
@@ -241,7 +246,7 @@ impl CallLengths<'_> {
     }
 
     /// CANN's `actualSeqLengthsKv`.
-    pub fn actual_seq_lengths_kv(&self) -> &[i64] {
+    pub fn actual_seq_lengths_kv(&self) -> &[usize] {
         match self {
             Self::PackedDense { kv, .. } => kv.ends(),
             Self::PackedPaged { kv, .. } | Self::Batched { kv, .. } => kv.lengths(),
@@ -283,15 +288,16 @@ mod tests {
 
     #[test]
     fn wrong_forms_are_named() {
-        let rule = |ends: &[i64]| Cumulative::new(ends.to_vec()).unwrap_err().rule;
+        let rule = |ends: &[usize]| Cumulative::new(ends.to_vec()).unwrap_err().rule;
         assert_eq!(rule(&[3, 2]), Rule::LengthsEnds);
-        assert_eq!(rule(&[-1]), Rule::LengthsEnds);
+        assert_eq!(rule(&[usize::MAX]), Rule::LengthsOverflow);
         let leading = Cumulative::from_with_zero(&[3, 7]).unwrap_err();
         assert_eq!(leading.rule, Rule::LengthsEnds);
         assert!(Cumulative::from_with_zero(&[]).is_err());
-        let negative = PerRequest::new(vec![4, -1]).unwrap_err();
-        assert_eq!(negative.rule, Rule::LengthsNegative);
-        let many = PerRequest::new(vec![i64::MAX, 1]).unwrap();
+        let long = PerRequest::new(vec![4, PerRequest::MAX_LENGTH + 1]).unwrap_err();
+        assert_eq!(long.rule, Rule::LengthsOverflow);
+        assert_eq!(long.given, "9223372036854775808 tokens at request 1");
+        let many = PerRequest::new(vec![PerRequest::MAX_LENGTH, 1]).unwrap();
         assert_eq!(many.cumulative().unwrap_err().rule, Rule::LengthsOverflow);
     }
 
@@ -300,7 +306,7 @@ mod tests {
         let per = PerRequest::new(vec![3, 4]).unwrap();
         let ends = per.cumulative().unwrap();
         let forms = |lengths: CallLengths<'_>| {
-            let q = lengths.actual_seq_lengths().map(<[i64]>::to_vec);
+            let q = lengths.actual_seq_lengths().map(<[usize]>::to_vec);
             (q, lengths.actual_seq_lengths_kv().to_vec())
         };
         let (q, kv) = (&ends, &per);
@@ -319,12 +325,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn forms_convert_both_ways(lengths in prop::collection::vec(0i64..1000, 0..20)) {
+        fn forms_convert_both_ways(lengths in prop::collection::vec(0usize..1000, 0..20)) {
             let per = PerRequest::new(lengths).unwrap();
             let ends = per.cumulative().unwrap();
             prop_assert_eq!(&ends.per_request(), &per);
             prop_assert_eq!(&Cumulative::from_with_zero(&ends.with_zero()).unwrap(), &ends);
-            prop_assert_eq!(ends.total(), per.lengths().iter().sum::<i64>());
+            prop_assert_eq!(ends.total(), per.lengths().iter().sum::<usize>());
             let json = serde_json::to_string(&ends).unwrap();
             prop_assert_eq!(serde_json::from_str::<Cumulative>(&json).unwrap(), ends);
         }

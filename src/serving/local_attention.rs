@@ -21,7 +21,7 @@ pub struct LocalBatch {
     /// The real request that each belongs to.
     pub request: Vec<usize>,
     /// Position of each virtual request's first key: a multiple of the chunk.
-    pub first_key: Vec<u64>,
+    pub first_key: Vec<usize>,
     /// Pages of each virtual request.
     pub table: PageTable,
 }
@@ -31,17 +31,16 @@ impl LocalBatch {
     ///
     /// # Errors
     /// [`Rule::ChunkSize`] unless `chunk` is a multiple of `page_size` and neither is 0: a chunk would begin within a
-    /// page. [`Rule::LengthsBatch`] for lists of different lengths, [`Rule::LengthsKvBelowQ`], [`Rule::TableRow`],
-    /// [`Rule::LengthsOverflow`].
+    /// page. [`Rule::LengthsBatch`] for lists of different lengths, [`Rule::LengthsKvBelowQ`], [`Rule::TableRow`].
     pub fn new(
         q_lengths: &PerRequest,
         kv_lengths: &PerRequest,
         table: &PageTable,
-        page_size: u32,
-        chunk: u32,
+        page_size: usize,
+        chunk: usize,
     ) -> Result<Self, Refused> {
         let whole = chunk.checked_rem(page_size) == Some(0);
-        let Some(size) = NonZeroU64::new(chunk.into()).filter(|_| whole) else {
+        let Some(size) = NonZeroU64::new(chunk as u64).filter(|_| whole) else {
             return Err(refused(
                 Rule::ChunkSize,
                 format_args!("chunks of {chunk} tokens in pages of {page_size}"),
@@ -74,29 +73,20 @@ impl LocalBatch {
                     "count the new tokens as keys too",
                 ));
             }
-            let Ok(len) = u32::try_from(kv) else {
-                return Err(refused(
-                    Rule::LengthsOverflow,
-                    format_args!("{kv} keys of request {request}"),
-                    u32::MAX,
-                    "end the request",
-                ));
-            };
-            let used = table.used(request, len, page_size)?;
-            let page = |position: u64| {
-                let page = position.checked_div(page_size.into())?;
-                usize::try_from(page).ok()
-            };
-            // Neither is negative.
-            let chunks = LocalChunks::new(size, q.unsigned_abs(), kv.unsigned_abs());
+            let used = table.used(request, kv, page_size)?;
+            let page = |position: usize| position.checked_div(page_size);
+            let chunks = LocalChunks::new(size, q as u64, kv as u64);
+            // No number of a part is above those of the request.
+            let at_most = |n: u64| usize::try_from(n).unwrap_or(kv);
             for part in chunks.virtual_sequences() {
-                local.q_lengths.push(part.q_len);
-                local.kv_lengths.push(part.kv_len);
+                let (start, keys) = (at_most(part.kv_start), at_most(part.kv_len));
+                local.q_lengths.push(at_most(part.q_len));
+                local.kv_lengths.push(keys);
                 local.request.push(request);
-                local.first_key.push(part.kv_start);
-                let end = part.kv_start.saturating_add(part.kv_len);
+                local.first_key.push(start);
+                let end = start.saturating_add(keys);
                 let last = page(end.saturating_sub(1));
-                let pages = page(part.kv_start).zip(last);
+                let pages = page(start).zip(last);
                 rows.push(
                     pages
                         .and_then(|(from, to)| used.get(from..=to))
@@ -119,16 +109,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn per(lengths: &[i64]) -> PerRequest {
+    fn per(lengths: &[usize]) -> PerRequest {
         PerRequest::new(lengths.to_vec()).unwrap()
     }
 
-    fn table(kv: &[i64], page: u32) -> PageTable {
-        let row = |(request, len): (i32, &i64)| -> Vec<i32> {
-            let pages = (*len as u32).div_ceil(page) as i32;
+    fn table(kv: &[usize], page: usize) -> PageTable {
+        let row = |(request, len): (usize, &usize)| -> Vec<usize> {
+            let pages = len.div_ceil(page);
             (0..pages).map(|page| request * 100 + page).collect()
         };
-        let rows: Vec<Vec<i32>> = (0..).zip(kv).map(row).collect();
+        let rows: Vec<Vec<usize>> = (0..).zip(kv).map(row).collect();
         PageTable::from_rows(&rows).unwrap()
     }
 
@@ -162,22 +152,22 @@ mod tests {
     proptest! {
         /// Each query sees, bottom-right causally in its virtual request, exactly the keys up to itself in its chunk.
         #[test]
-        fn virtual_requests_see_their_chunk(requests in prop::collection::vec((0i64..40, 0i64..40), 1..5), page in 1u32..5, pages in 1u32..5) {
+        fn virtual_requests_see_their_chunk(requests in prop::collection::vec((0usize..40, 0usize..40), 1..5), page in 1usize..5, pages in 1usize..5) {
             let chunk = page * pages;
-            let q: Vec<i64> = requests.iter().map(|(q, _)| *q).collect();
-            let kv: Vec<i64> = requests.iter().map(|(q, cached)| q + cached).collect();
+            let q: Vec<usize> = requests.iter().map(|(q, _)| *q).collect();
+            let kv: Vec<usize> = requests.iter().map(|(q, cached)| q + cached).collect();
             let table = table(&kv, page);
             let local = LocalBatch::new(&per(&q), &per(&kv), &table, page, chunk).unwrap();
             let mut virtual_rows = Vec::new();
             for (v, (&rows, &keys)) in local.q_lengths.lengths().iter().zip(local.kv_lengths.lengths()).enumerate() {
                 let request = local.request[v];
                 for i in 0..rows {
-                    let first = local.first_key[v] as i64;
-                    let sees: Vec<i64> = (0..keys).filter(|j| *j <= i + keys - rows).map(|j| j + first).collect();
+                    let first = local.first_key[v];
+                    let sees: Vec<usize> = (0..keys).filter(|j| *j + rows <= i + keys).map(|j| j + first).collect();
                     for key in &sees {
-                        let at = (*key - first) as u32;
+                        let at = *key - first;
                         let slot = crate::kv::slot(local.table.row(v).unwrap(), at, page);
-                        prop_assert_eq!(slot, crate::kv::slot(table.row(request).unwrap(), *key as u32, page));
+                        prop_assert_eq!(slot, crate::kv::slot(table.row(request).unwrap(), *key, page));
                     }
                     virtual_rows.push((request, sees));
                 }
@@ -185,7 +175,7 @@ mod tests {
             let mut rows = Vec::new();
             for (request, (q, kv)) in q.iter().zip(&kv).enumerate() {
                 for position in kv - q..*kv {
-                    let first = position / i64::from(chunk) * i64::from(chunk);
+                    let first = position / chunk * chunk;
                     rows.push((request, (first..=position).collect::<Vec<_>>()));
                 }
             }

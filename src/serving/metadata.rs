@@ -3,8 +3,8 @@
 use ascend_spec::fia::FiaCall;
 
 use crate::kv::{
-    BlockPool, GroupId, PadPolicy, PageTable, Refused, Rule, capacity, check_slots, fill_slots,
-    refused, uncopied,
+    BlockPool, GroupId, MOST_BLOCK, PadPolicy, PageTable, Refused, Rule, capacity, check_slots,
+    fill_slots, refused, uncopied,
 };
 
 use super::batch::{BatchRequest, BatchSettings, SequenceExtent};
@@ -21,21 +21,21 @@ pub struct AttentionMetadata {
     settings: BatchSettings,
     state: AttentionState,
     requests: usize,
-    actual_tokens: u32,
+    actual_tokens: usize,
     decodes: usize,
     decodes_lead: bool,
-    decode_tokens: u32,
+    decode_tokens: usize,
     q_ends: Cumulative,
     kv_lengths: PerRequest,
     slots: Vec<i32>,
     table: PageTable,
     group: Option<GroupId>,
-    prompt_lens: Vec<Option<u32>>,
+    prompt_lens: Vec<Option<usize>>,
 }
 
 impl AttentionMetadata {
     /// Most query tokens of a step, padding included: no call takes more packed rows.
-    pub const MAX_TOKENS: u32 = FiaCall::MOST_PACKED_ROWS as u32;
+    pub const MAX_TOKENS: usize = FiaCall::MOST_PACKED_ROWS as usize;
 
     /// Checks a batch and works out what its calls need.
     ///
@@ -96,7 +96,7 @@ impl AttentionMetadata {
     /// Blocks that a request needs, at least one.
     fn columns(&self, request: &BatchRequest<'_>) -> usize {
         let len = request.cached.saturating_add(request.new);
-        len.div_ceil(self.settings.block_size.max(1)).max(1) as usize
+        len.div_ceil(self.settings.block_size.max(1)).max(1)
     }
 
     fn fill(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Refused> {
@@ -121,7 +121,7 @@ impl AttentionMetadata {
         let slots = capacity(blocks, block_size);
         pad.check(slots)?;
         self.table.room(requests.len())?;
-        let mut tokens = 0u32;
+        let mut tokens = 0usize;
         for (at, request) in requests.iter().enumerate() {
             self.same_group(at, request.group)?;
             self.check_sequence(at, request)?;
@@ -137,8 +137,7 @@ impl AttentionMetadata {
                     "allocate blocks before the step",
                 )
             })?;
-            let outside =
-                |block: &&i32| u32::try_from(**block).map_or(true, |block| block >= blocks);
+            let outside = |block: &&usize| **block >= blocks;
             if let Some(block) = used.iter().find(outside) {
                 return Err(refused(
                     Rule::TableBlock,
@@ -154,7 +153,7 @@ impl AttentionMetadata {
             fill_slots(used, request.cached..len, block_size, &mut self.slots)?;
             self.table.push_cut(used);
             self.q_ends.push_end(tokens);
-            self.kv_lengths.push(len.into());
+            self.kv_lengths.push(len);
             self.prompt_lens.push(request.prompt_len);
             if request.new.saturating_sub(request.drafts) == 1 {
                 self.decodes_lead &= self.decodes == at;
@@ -261,7 +260,7 @@ impl AttentionMetadata {
     /// # Errors
     /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);
     /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added then.
-    pub fn pad_to(&mut self, tokens: u32) -> Result<(), Refused> {
+    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
         let now = self.tokens();
         if tokens < now || tokens > Self::MAX_TOKENS {
             return Err(refused(
@@ -273,32 +272,32 @@ impl AttentionMetadata {
         }
         let pad = self.settings.pad.slot()?;
         let (rows, added) = (self.dummy_rows(), tokens.saturating_sub(now));
-        self.table.room(added.div_ceil(rows) as usize)?;
+        self.table.room(added.div_ceil(rows))?;
         let mut end = now;
         while end < tokens {
             let dummy = rows.min(tokens.saturating_sub(end));
             end = end.saturating_add(dummy);
             self.q_ends.push_end(end);
-            self.kv_lengths.push(dummy.into());
+            self.kv_lengths.push(dummy);
             self.table.push_cut(&[]);
         }
-        let slots = self.slots.len().saturating_add(added as usize);
+        let slots = self.slots.len().saturating_add(added);
         self.slots.resize(slots, pad);
         Ok(())
     }
 
     /// Query tokens of a dummy request.
-    fn dummy_rows(&self) -> u32 {
+    fn dummy_rows(&self) -> usize {
         use super::state::StatePolicy;
         let most = StatePolicy::MAX_VERIFIED
             .min(self.settings.block_size)
             .max(1);
-        let requests = u32::try_from(self.requests).unwrap_or(u32::MAX);
+        let requests = self.requests;
         let mut ends = self.q_ends.ends().iter().take(self.requests);
         let each = self.actual_tokens.checked_div(requests).unwrap_or(most);
-        let mut wanted = 0i64;
+        let mut wanted = 0usize;
         let alike = ends.all(|end| {
-            wanted = wanted.saturating_add(each.into());
+            wanted = wanted.saturating_add(each);
             *end == wanted
         });
         if alike { each.clamp(1, most) } else { most }
@@ -320,13 +319,13 @@ impl AttentionMetadata {
     }
 
     /// Number of query tokens of the real requests (`num_actual_tokens`).
-    pub fn actual_tokens(&self) -> u32 {
+    pub fn actual_tokens(&self) -> usize {
         self.actual_tokens
     }
 
     /// Number of query tokens, padding included.
-    pub fn tokens(&self) -> u32 {
-        u32::try_from(self.q_ends.total()).unwrap_or(u32::MAX)
+    pub fn tokens(&self) -> usize {
+        self.q_ends.total()
     }
 
     /// Requests that add one certain token (`num_decodes`).
@@ -340,7 +339,7 @@ impl AttentionMetadata {
     }
 
     /// Query tokens of the decodes, drafts included.
-    pub fn decode_tokens(&self) -> u32 {
+    pub fn decode_tokens(&self) -> usize {
         self.decode_tokens
     }
 
@@ -350,7 +349,7 @@ impl AttentionMetadata {
     }
 
     /// Query tokens of the prefills.
-    pub fn prefill_tokens(&self) -> u32 {
+    pub fn prefill_tokens(&self) -> usize {
         self.actual_tokens.saturating_sub(self.decode_tokens)
     }
 
@@ -365,11 +364,12 @@ impl AttentionMetadata {
     }
 
     /// New tokens of each request, and those that are cached already, dummies included.
-    pub(super) fn new_and_cached(&self) -> impl Iterator<Item = (i64, i64)> {
+    pub(super) fn new_and_cached(&self) -> impl Iterator<Item = (usize, usize)> {
         self.q_ends.new_and_cached(&self.kv_lengths)
     }
 
-    /// The slot of each query token's key and value, padding included.
+    /// The slot of each query token's key and value, padding included, as the device gets them: INT32, where padding may be
+    /// negative.
     pub fn slots(&self) -> &[i32] {
         &self.slots
     }
@@ -385,7 +385,7 @@ impl AttentionMetadata {
     }
 
     /// The length of a request's whole prompt, where it is known; dummies have none.
-    pub fn prompt_len(&self, request: usize) -> Option<u32> {
+    pub fn prompt_len(&self, request: usize) -> Option<usize> {
         self.prompt_lens.get(request).copied().flatten()
     }
 
@@ -405,7 +405,7 @@ impl AttentionMetadata {
     }
 }
 
-fn check_lengths(at: usize, request: &BatchRequest<'_>) -> Result<u32, Refused> {
+fn check_lengths(at: usize, request: &BatchRequest<'_>) -> Result<usize, Refused> {
     if request.new == 0 {
         return Err(refused(
             Rule::BatchEmpty,
@@ -427,11 +427,11 @@ fn check_lengths(at: usize, request: &BatchRequest<'_>) -> Result<u32, Refused> 
     }
     let len = request.cached.checked_add(request.new);
     len.filter(|len| i32::try_from(*len).is_ok())
-        .ok_or_else(|| too_many(at, i32::MAX.unsigned_abs()))
+        .ok_or_else(|| too_many(at, MOST_BLOCK))
 }
 
 #[cold]
-fn too_many(at: usize, most: u32) -> Refused {
+fn too_many(at: usize, most: usize) -> Refused {
     refused(
         Rule::LengthsOverflow,
         format_args!("more tokens at request {at}"),
@@ -465,7 +465,7 @@ mod tests {
         }
     }
 
-    fn request(cached: u32, new: u32, row: &[i32]) -> BatchRequest<'_> {
+    fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
         BatchRequest {
             cached,
             new,
@@ -502,7 +502,10 @@ mod tests {
         assert_eq!(metadata.table().row(3), Some(&[0, 0][..]));
         assert_eq!((metadata.tokens(), metadata.actual_tokens()), (12, 5));
         assert_eq!(metadata.pad_to(11).unwrap_err().rule, Rule::PadTarget);
-        assert_eq!(metadata.pad_to(u32::MAX).unwrap_err().rule, Rule::PadTarget);
+        assert_eq!(
+            metadata.pad_to(usize::MAX).unwrap_err().rule,
+            Rule::PadTarget
+        );
         // Decoding pads by single tokens.
         let requests = [request(5, 1, &[3, 9]), request(2, 1, &[7])];
         let mut metadata = AttentionMetadata::new(&requests, settings()).unwrap();
@@ -522,10 +525,9 @@ mod tests {
         assert_eq!(rule(&[]), Rule::BatchEmpty);
         assert_eq!(rule(&[good, request(5, 0, &[3])]), Rule::BatchEmpty);
         assert_eq!(rule(&[good.drafts(1)]), Rule::DraftCount);
-        assert_eq!(rule(&[request(u32::MAX, 1, &[3])]), Rule::LengthsOverflow);
+        assert_eq!(rule(&[request(usize::MAX, 1, &[3])]), Rule::LengthsOverflow);
         assert_eq!(rule(&[request(7, 2, &[3, 9])]), Rule::TableRow);
         assert_eq!(rule(&[request(7, 1, &[3, 64])]), Rule::TableBlock);
-        assert_eq!(rule(&[request(7, 1, &[-3, 6])]), Rule::TableBlock);
         assert_eq!(rule(&[good, good]), Rule::SlotDuplicate);
         let dump = BatchSettings {
             pad: PadPolicy::DumpSlot(37),
@@ -553,12 +555,12 @@ mod tests {
     proptest! {
         /// Whatever the batch: recording loses nothing, renewing is making anew, and padding leaves the requests alone.
         #[test]
-        fn metadata_of_any_batch(lengths in prop::collection::vec((0u32..30, 1u32..20, any::<u32>()), 1..8), more in 0u32..70) {
+        fn metadata_of_any_batch(lengths in prop::collection::vec((0usize..30, 1usize..20, any::<usize>()), 1..8), more in 0usize..70) {
             let mut rows = Vec::new();
             let mut block = 0;
             for (cached, new, _) in &lengths {
-                let blocks = (cached + new).div_ceil(4) as i32;
-                rows.push((block..block + blocks).collect::<Vec<i32>>());
+                let blocks = (cached + new).div_ceil(4);
+                rows.push((block..block + blocks).collect::<Vec<usize>>());
                 block += blocks;
             }
             let requests: Vec<_> = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| BatchRequest {
@@ -574,7 +576,7 @@ mod tests {
             prop_assert_eq!(&again, &metadata);
             again.pad_to(metadata.tokens() + more).unwrap();
             prop_assert_eq!(again.tokens(), metadata.tokens() + more);
-            prop_assert_eq!(again.slots().len() as u32, again.tokens());
+            prop_assert_eq!(again.slots().len(), again.tokens());
             prop_assert_eq!(&again.q_ends().ends()[..lengths.len()], metadata.q_ends().ends());
             prop_assert_eq!(again.kv_lengths().lengths().len(), again.table().requests());
             let q = again.q_ends().per_request();

@@ -66,8 +66,9 @@ impl Mla {
     /// [`StatePolicy::MAX_VERIFIED`] tokens. Prompts are that short seldom, so this is when to absorb.
     pub fn absorbs(metadata: &AttentionMetadata) -> bool {
         let rows = metadata.q_ends().per_request();
-        let most = i64::from(StatePolicy::MAX_VERIFIED);
-        rows.lengths().iter().all(|rows| *rows <= most)
+        rows.lengths()
+            .iter()
+            .all(|rows| *rows <= StatePolicy::MAX_VERIFIED)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::runtime::{Device, Stream, lock};
 use crate::tensor::Tensor;
 
 use super::AttentionMetadata;
-use super::backend::{LayerTensors, StepContext, count, size};
+use super::backend::{LayerTensors, StepContext, size};
 use super::context_chunks::{ContextChunk, ContextChunks};
 use super::latent::{LatentRows, UpProjected, UpProjection};
 use super::lengths::{CallLengths, PerRequest};
@@ -424,8 +424,8 @@ impl ChunkLengths {
         let of = rows.iter().take(chunk.positions.len()).map(Range::len);
         Ok(Self {
             rows: of.clone().sum(),
-            q: PerRequest::new(of.map(count).collect())?,
-            kv: PerRequest::new(chunk.positions.iter().map(|p| count(p.len())).collect())?,
+            q: PerRequest::new(of.collect())?,
+            kv: PerRequest::new(chunk.positions.iter().map(ExactSizeIterator::len).collect())?,
         })
     }
 

@@ -63,7 +63,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         let causality = metadata.settings().causality;
         let plain = causality == Causality::Causal && first.learnable_sink.is_none();
         let requests = metadata.table().requests();
-        let single = metadata.tokens() as usize == requests;
+        let single = metadata.tokens() == requests;
         if metadata.state() != AttentionState::DecodeOnly || !plain || !single {
             return Err(refused(
                 Rule::BackendDecode,

@@ -22,9 +22,9 @@ pub struct SharedPrefixGate {
     /// Fewest requests of a group.
     pub min_requests: usize,
     /// Fewest keys that they share.
-    pub min_shared_keys: u32,
+    pub min_shared_keys: usize,
     /// Fewest keys that a step reads less, all groups together: for each group the shared ones times its requests but one.
-    pub min_saved_keys: u64,
+    pub min_saved_keys: usize,
 }
 
 impl SharedPrefixGate {
@@ -85,23 +85,23 @@ const PREFIX: u16 = 2;
 impl SharedPrefixDecode {
     /// The groups that save most, in order; none if that is less than the gate asks for.
     pub fn groups(&self, metadata: &AttentionMetadata) -> Vec<SharedGroup> {
-        let block_size = u64::from(metadata.settings().block_size);
+        let block_size = metadata.settings().block_size;
         let shared = shared_with_next(metadata);
         // For so many requests from the first on: keys saved at best, and the last group.
-        let mut best: Vec<(u64, Option<SharedGroup>)> = vec![(0, None)];
+        let mut best: Vec<(usize, Option<SharedGroup>)> = vec![(0, None)];
         for end in 1..=shared.len().saturating_add(1) {
             let mut found = (best.last().map_or(0, |(saved, _)| *saved), None);
             let mut blocks = usize::MAX;
             let steps = shared.iter().enumerate().take(end.saturating_sub(1)).rev();
             for (start, with_next) in steps {
                 blocks = blocks.min(*with_next);
-                let keys = (blocks as u64).saturating_mul(block_size);
-                if keys == 0 || keys < self.gate.min_shared_keys.into() {
+                let keys = blocks.saturating_mul(block_size);
+                if keys == 0 || keys < self.gate.min_shared_keys {
                     break;
                 }
                 let others = end.saturating_sub(start).saturating_sub(1);
                 let before = best.get(start).map_or(0, |(saved, _)| *saved);
-                let saved = before.saturating_add(keys.saturating_mul(others as u64));
+                let saved = before.saturating_add(keys.saturating_mul(others));
                 if others.saturating_add(1) >= self.gate.min_requests && saved > found.0 {
                     let requests = start..end;
                     found = (saved, Some(SharedGroup { requests, blocks }));
@@ -126,19 +126,16 @@ impl SharedPrefixDecode {
 
 /// For each real request but the last the number of full cached blocks that it shares with the next one.
 fn shared_with_next(metadata: &AttentionMetadata) -> Vec<usize> {
-    let block_size = i64::from(metadata.settings().block_size.max(1));
+    let block_size = metadata.settings().block_size.max(1);
     // A block that this step writes to is nobody else's.
     let lengths = metadata.new_and_cached();
-    let full = lengths.map(|(_, cached)| {
-        let full = cached.checked_div(block_size).unwrap_or(0);
-        usize::try_from(full).unwrap_or(0)
-    });
+    let full = lengths.map(|(_, cached)| cached.checked_div(block_size).unwrap_or(0));
     let rows = (0..metadata.requests()).map(|at| metadata.table().row(at).unwrap_or_default());
-    let full: Vec<&[i32]> = rows
+    let full: Vec<&[usize]> = rows
         .zip(full)
         .map(|(row, full)| row.get(..full).unwrap_or(row))
         .collect();
-    let shared = |pair: &[&[i32]]| match pair {
+    let shared = |pair: &[&[usize]]| match pair {
         [one, next] => one.iter().zip(*next).take_while(|(a, b)| a == b).count(),
         _ => 0,
     };
@@ -179,7 +176,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         }
         let lists = Lists::new(step, &groups)?;
         let block_size = step.block_table.block_size();
-        let table = |rows: &[&[i32]]| BlockTable::from_rows(step.stream, rows, block_size);
+        let table = |rows: &[&[usize]]| BlockTable::from_rows(step.stream, rows, block_size);
         let call = step.shape.call(Layout::Tnd).softmax_lse(true);
         let plan = |mask: Mask, lengths: CallLengths<'_>, table: &BlockTable| {
             let call = lengths.apply(call.clone().mask(mask));
@@ -213,24 +210,21 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
 struct Lists<'a> {
     prefix_ends: Cumulative,
     prefix_keys: PerRequest,
-    prefix_rows: Vec<&'a [i32]>,
+    prefix_rows: Vec<&'a [usize]>,
     suffix_keys: PerRequest,
-    suffix_rows: Vec<&'a [i32]>,
+    suffix_rows: Vec<&'a [usize]>,
     parts: Vec<PartsOfRows>,
 }
 
 impl<'a> Lists<'a> {
     fn new(step: &StepContext<'a>, groups: &[SharedGroup]) -> Result<Self> {
         let table = step.metadata.table();
-        let keys = |blocks: usize| {
-            let keys = blocks.saturating_mul(step.block_table.block_size());
-            i64::try_from(keys).unwrap_or(i64::MAX)
-        };
+        let keys = |blocks: usize| blocks.saturating_mul(step.block_table.block_size());
         let requests = step.metadata.new_and_cached();
         let mut groups = groups.iter().peekable();
         let (mut prefix_ends, mut prefix_keys, mut prefix_rows) = (vec![], vec![], vec![]);
         let (mut suffix_keys, mut suffix_rows, mut parts) = (vec![], vec![], vec![]);
-        let (mut end, mut before) = (0i64, 0);
+        let (mut end, mut before) = (0usize, 0);
         for (at, (new, cached)) in requests.enumerate() {
             while groups.next_if(|group| group.requests.end <= at).is_some() {}
             let group = groups.peek().filter(|group| group.requests.contains(&at));
@@ -255,7 +249,7 @@ impl<'a> Lists<'a> {
             suffix_keys.push(new.saturating_add(own));
             suffix_rows.push(row.get(blocks..).unwrap_or_default());
             parts.push(PartsOfRows {
-                rows: usize::try_from(new).unwrap_or(0),
+                rows: new,
                 parts: if blocks > 0 { SUFFIX | PREFIX } else { SUFFIX },
             });
         }

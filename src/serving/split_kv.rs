@@ -8,13 +8,13 @@ use super::lengths::PerRequest;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitLimits {
     /// Most parts of a request.
-    pub max_splits: u32,
+    pub max_splits: usize,
     /// Cores that run the parts.
-    pub cores: u32,
+    pub cores: usize,
     /// Query heads.
-    pub heads: u32,
+    pub heads: usize,
     /// Key heads.
-    pub kv_heads: u32,
+    pub kv_heads: usize,
 }
 
 impl SplitLimits {
@@ -25,7 +25,7 @@ impl SplitLimits {
     ///
     /// # Errors
     /// [`Rule::SplitLimits`] for a limit of 0, or query heads that are no multiple of the key heads.
-    pub fn balanced(&self, lengths: &PerRequest) -> Result<Vec<u32>, Refused> {
+    pub fn balanced(&self, lengths: &PerRequest) -> Result<Vec<usize>, Refused> {
         let grouped = self.heads.checked_rem(self.kv_heads) == Some(0);
         if self.max_splits == 0 || self.cores == 0 || self.heads == 0 || !grouped {
             return Err(refused(
@@ -37,41 +37,38 @@ impl SplitLimits {
         }
         let lengths = lengths.lengths();
         let max = lengths.iter().copied().max().unwrap_or(0);
-        if max <= 0 {
+        if max == 0 {
             return Ok(vec![0; lengths.len()]);
         }
-        let cap = i64::from(self.max_splits);
+        let cap = self.max_splits;
         let mut min = lengths.iter().copied().min().unwrap_or(0).max(1);
         // Less than a quarter longer.
-        if i128::from(max).saturating_mul(8) < i128::from(min).saturating_mul(10) {
+        if max.saturating_sub(min) < min.div_ceil(4) {
             min = max;
         }
-        let by_length = parts_of(max, min).min(cap);
-        let chunk = parts_of(max, by_length);
+        let by_length = max.div_ceil(min).min(cap);
+        let chunk = max.div_ceil(by_length);
 
         let group = self.heads.checked_div(self.kv_heads).unwrap_or(1);
         let head_groups = match group {
             1 => self.heads,
             _ => self.heads.div_ceil(group.min(16)),
         };
-        let grid = lengths.len() as f64 * f64::from(head_groups);
+        let grid = lengths.len() as f64 * head_groups as f64;
         // Cores are counted whole, as the kernels do: the rest of one is no core.
-        let cores = (f64::from(self.cores) * (max as f64 / 64.0).log2().max(1.0)).floor();
+        let cores = (self.cores as f64 * (max as f64 / 64.0).log2().max(1.0)).floor();
         // At least 1, since neither is 0; at most the cap.
-        let by_cores = ((cores / grid).ceil() as i64).clamp(1, cap);
-        let core_chunk = parts_of(max, by_cores);
-        let parts = |len: i64| parts_of(len, chunk).max(parts_of(len, core_chunk));
-        Ok(lengths
-            .iter()
-            .map(|len| u32::try_from(parts(*len)).unwrap_or(self.max_splits))
-            .collect())
+        let by_cores = ((cores / grid).ceil() as usize).clamp(1, cap);
+        let core_chunk = max.div_ceil(by_cores);
+        let parts = |len: &usize| len.div_ceil(chunk).max(len.div_ceil(core_chunk));
+        Ok(lengths.iter().map(parts).collect())
     }
 
     /// The parts of each request where a request's result must not depend on the others: `ceil(length / tile)`.
     ///
     /// # Errors
     /// [`Rule::SplitLimits`] for a tile of 0.
-    pub fn deterministic(lengths: &PerRequest, tile: u32) -> Result<Vec<u32>, Refused> {
+    pub fn deterministic(lengths: &PerRequest, tile: usize) -> Result<Vec<usize>, Refused> {
         if tile == 0 {
             return Err(refused(
                 Rule::SplitLimits,
@@ -80,17 +77,9 @@ impl SplitLimits {
                 "256 is usual",
             ));
         }
-        let parts = |len: &i64| u32::try_from(parts_of(*len, i64::from(tile))).unwrap_or(u32::MAX);
-        Ok(lengths.lengths().iter().map(parts).collect())
+        let lengths = lengths.lengths().iter();
+        Ok(lengths.map(|len| len.div_ceil(tile)).collect())
     }
-}
-
-/// `a / b` rounded up, for lengths: `a` is not negative, and `b` at least 1.
-fn parts_of(a: i64, b: i64) -> i64 {
-    let b = b.max(1);
-    let rest = a.checked_rem(b).unwrap_or(0);
-    let whole = a.checked_div(b).unwrap_or(0);
-    whole.saturating_add(i64::from(rest > 0))
 }
 
 #[cfg(test)]
@@ -99,7 +88,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn per(lengths: &[i64]) -> PerRequest {
+    fn per(lengths: &[usize]) -> PerRequest {
         PerRequest::new(lengths.to_vec()).unwrap()
     }
 
@@ -114,7 +103,7 @@ mod tests {
         // 2 requests in 8 head groups; 20 * log2(64) cores stand for 120, and 120 / 16 gives 8 parts of 512.
         assert_eq!(limits.balanced(&per(&[4096, 16])).unwrap(), [8, 1]);
         // As long as each other to a quarter: one part by length, ceil(20 * 1 / (64 * 8)) by cores.
-        let same = vec![120i64; 64];
+        let same = vec![120usize; 64];
         assert_eq!(limits.balanced(&per(&same)).unwrap(), [1; 64]);
         assert_eq!(limits.balanced(&per(&[0, 0])).unwrap(), [0, 0]);
         let none = SplitLimits { cores: 0, ..limits };
@@ -151,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_within_the_cap_and_cover(lengths in prop::collection::vec(0i64..=i64::MAX, 1..9), max_splits in 1u32..20, cores in 1u32..200, kv_heads in 1u32..9, group in 1u32..40) {
+        fn parts_are_within_the_cap_and_cover(lengths in prop::collection::vec(0usize..=i64::MAX as usize, 1..9), max_splits in 1usize..20, cores in 1usize..200, kv_heads in 1usize..9, group in 1usize..40) {
             let limits = SplitLimits { max_splits, cores, heads: kv_heads * group, kv_heads };
             let splits = limits.balanced(&per(&lengths)).unwrap();
             for (len, parts) in lengths.iter().zip(&splits) {
@@ -161,7 +150,7 @@ mod tests {
         }
 
         #[test]
-        fn deterministic_parts_depend_on_the_request_alone(lengths in prop::collection::vec(0i64..100_000, 1..9), tile in 1u32..600) {
+        fn deterministic_parts_depend_on_the_request_alone(lengths in prop::collection::vec(0usize..100_000, 1..9), tile in 1usize..600) {
             let all = SplitLimits::deterministic(&per(&lengths), tile).unwrap();
             for (len, parts) in lengths.iter().zip(all) {
                 prop_assert_eq!(vec![parts], SplitLimits::deterministic(&per(&[*len]), tile).unwrap());

@@ -47,7 +47,7 @@ pub struct StatePolicy {
 
 impl StatePolicy {
     /// Most query tokens of a request that a decoding call verifies.
-    pub const MAX_VERIFIED: u32 = FiaCall::MOST_DECODE_ROWS as u32;
+    pub const MAX_VERIFIED: usize = FiaCall::MOST_DECODE_ROWS as usize;
 
     /// The kind of a step, by vLLM-Ascend's order of tests. A request with more than [`StatePolicy::MAX_VERIFIED`] query
     /// tokens makes a verifying step a prefill in chunks, which has no such limit.
@@ -78,8 +78,8 @@ impl StatePolicy {
 mod tests {
     use super::*;
 
-    fn step(requests: &[(u32, u32, u32)], policy: StatePolicy) -> AttentionState {
-        let request = |&(cached, new, drafts): &(u32, u32, u32)| BatchRequest {
+    fn step(requests: &[(usize, usize, usize)], policy: StatePolicy) -> AttentionState {
+        let request = |&(cached, new, drafts): &(usize, usize, usize)| BatchRequest {
             cached,
             new,
             drafts,

@@ -27,13 +27,13 @@ impl StepPart {
             q_ends: metadata.q_ends().clone(),
             kv_lengths: metadata.kv_lengths().clone(),
             requests: 0..metadata.table().requests(),
-            tokens: 0..metadata.tokens() as usize,
+            tokens: 0..metadata.tokens(),
         }
     }
 
     /// The decodes, which stand in front, and the rest.
     pub(super) fn split(metadata: &AttentionMetadata) -> [Self; 2] {
-        let (decodes, rows) = (metadata.decodes(), metadata.decode_tokens() as usize);
+        let (decodes, rows) = (metadata.decodes(), metadata.decode_tokens());
         let (q, q_rest) = metadata.q_ends().split_at(decodes);
         let (kv, kv_rest) = metadata.kv_lengths().split_at(decodes);
         let part = |q_ends, kv_lengths, requests, tokens| Self {
@@ -42,7 +42,7 @@ impl StepPart {
             requests,
             tokens,
         };
-        let (requests, tokens) = (metadata.table().requests(), metadata.tokens() as usize);
+        let (requests, tokens) = (metadata.table().requests(), metadata.tokens());
         [
             part(q, kv, 0..decodes, 0..rows),
             part(q_rest, kv_rest, decodes..requests, rows..tokens),
@@ -60,20 +60,15 @@ impl StepPart {
     }
 
     /// Tokens that each request had cached before the step; dummies none.
-    pub(super) fn cached(&self) -> Vec<u32> {
+    pub(super) fn cached(&self) -> Vec<usize> {
         let lengths = self.q_ends.new_and_cached(&self.kv_lengths);
-        lengths
-            .map(|(_, cached)| u32::try_from(cached).unwrap_or(0))
-            .collect()
+        lengths.map(|(_, cached)| cached).collect()
     }
 
     /// The query tokens of these requests, counted from the first of the part.
     pub(super) fn rows(&self, requests: &[usize]) -> Vec<Range<usize>> {
         let starts = self.q_ends.with_zero();
-        let at = |at: usize| {
-            let row = starts.get(at).copied().unwrap_or(0);
-            usize::try_from(row).unwrap_or(0)
-        };
+        let at = |at: usize| starts.get(at).copied().unwrap_or(0);
         requests
             .iter()
             .map(|r| at(*r)..at(r.saturating_add(1)))

@@ -67,9 +67,9 @@ impl TriangleMixPrefill {
     pub fn choices(&self, metadata: &AttentionMetadata) -> Vec<TriangleChoice> {
         let q = metadata.q_ends().per_request();
         let lengths = q.lengths().iter().zip(metadata.kv_lengths().lengths());
-        let choose = |(at, (new, kv)): (usize, (&i64, &i64))| {
-            let prompt = metadata.prompt_len(at).map(u64::from);
-            let rows = (kv.abs_diff(*new), new.unsigned_abs());
+        let choose = |(at, (new, kv)): (usize, (&usize, &usize))| {
+            let prompt = metadata.prompt_len(at);
+            let rows = (kv.abs_diff(*new), *new);
             self.gate.choose(self.sizes, rows, prompt)
         };
         lengths.enumerate().map(choose).collect()
@@ -125,11 +125,10 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
         let mut end = 0;
         let requests = step.metadata.new_and_cached().zip(choices);
         let requests = requests.map(|((new, cached), choice)| -> Chosen {
-            let size = |n: i64| usize::try_from(n).unwrap_or(0);
-            let rows: Range<usize> = end..size(new).saturating_add(end);
+            let rows: Range<usize> = end..end.saturating_add(new);
             starts.push(end);
             end = rows.end;
-            (rows, size(cached), choice)
+            (rows, cached, choice)
         });
         let requests: Vec<Chosen> = requests.collect();
         let prefill = TrianglePrefill {

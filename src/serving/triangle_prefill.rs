@@ -14,7 +14,7 @@ use crate::merge::{MergePlan, MergeState, Part};
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
-use super::backend::{AttentionShape, count};
+use super::backend::AttentionShape;
 use super::lengths::{CallLengths, Cumulative, PerRequest};
 use super::triangle_rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
 
@@ -99,15 +99,15 @@ impl TrianglePrefill {
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
-        (first_row, prompt_len): (u64, Option<u64>),
+        (first_row, prompt_len): (usize, Option<usize>),
         query: &Tensor<T>,
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<TrianglePlan> {
-        let rows = query.shape().first().copied().unwrap_or(0) as u64;
+        let rows = query.shape().first().copied().unwrap_or(0);
         let keys = key.shape().first().copied().unwrap_or(0);
         let wanted = first_row.saturating_add(rows);
-        if keys as u64 != wanted {
+        if keys != wanted {
             return Err(Error::invalid(
                 "key",
                 format_args!("{keys} keys"),
@@ -115,8 +115,7 @@ impl TrianglePrefill {
             ));
         }
         let choice = self.gate.choose(self.sizes, (first_row, rows), prompt_len);
-        let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-        let requests = vec![(0..place(rows), place(first_row), choice)];
+        let requests = vec![(0..rows, first_row, choice)];
         self.plan_rows(
             stream,
             requests,
@@ -179,7 +178,7 @@ impl<T: Element> Parts<'_, T> {
         let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);
         let ends = pieces
             .iter()
-            .map(|piece| count(piece.rows.end.saturating_sub(start)));
+            .map(|piece| piece.rows.end.saturating_sub(start));
         let q = &Cumulative::new(ends.collect())?;
         let call = self.of.shape.call(Layout::Tnd).mask(mask).softmax_lse(lse);
         let query = query.narrow(0, rows.clone())?;
@@ -195,7 +194,7 @@ impl<T: Element> Parts<'_, T> {
                 let first = pieces.first().map_or(0, |piece| place(piece).start);
                 let ends = pieces
                     .iter()
-                    .map(|piece| count(place(piece).end.saturating_sub(first)));
+                    .map(|piece| place(piece).end.saturating_sub(first));
                 let kv = &Cumulative::new(ends.collect())?;
                 let keys = first..pieces.last().map_or(first, |piece| place(piece).end);
                 let call = CallLengths::PackedDense { q, kv }.apply(call);
@@ -205,17 +204,17 @@ impl<T: Element> Parts<'_, T> {
             KeySource::Paged(table, block_size) => {
                 // A call over keys in the middle begins with a whole block; the band hides what is too far back.
                 let block = |piece: &Piece| piece.keys.start.checked_div(block_size).unwrap_or(0);
-                let row = |piece: &Piece| -> &[i32] {
+                let row = |piece: &Piece| -> &[usize] {
                     let row = table.row(piece.request).unwrap_or_default();
                     let end = piece.keys.end.div_ceil(block_size.max(1));
                     row.get(block(piece)..end).unwrap_or_default()
                 };
                 let lengths = pieces.iter().map(|piece| {
                     let before = block(piece).saturating_mul(block_size);
-                    count(piece.keys.end.saturating_sub(before))
+                    piece.keys.end.saturating_sub(before)
                 });
                 let kv = &PerRequest::new(lengths.collect())?;
-                let rows: Vec<&[i32]> = pieces.iter().map(row).collect();
+                let rows: Vec<&[usize]> = pieces.iter().map(row).collect();
                 let table = BlockTable::from_rows(self.stream, &rows, block_size)?;
                 let call = CallLengths::PackedPaged { q, kv }.apply(call);
                 let plan = call.plan_with(&Inputs::new(&query, key, value).paged(&table))?;

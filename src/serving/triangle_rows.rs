@@ -9,7 +9,7 @@ use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TriangleGate {
     /// Fewest rows that leave keys out.
-    pub min_sparse_rows: u64,
+    pub min_sparse_rows: usize,
     /// Fewest pairs of row and key left out.
     pub min_saved_pairs: u128,
 }
@@ -34,7 +34,7 @@ pub enum TriangleChoice {
     /// Some of them leave keys out.
     Sparse {
         /// These, counted from the request's first row in the step.
-        rows: Range<u64>,
+        rows: Range<usize>,
         /// Pairs of row and key that are left out, for each head.
         saved_pairs: u128,
     },
@@ -54,7 +54,7 @@ pub enum WhyDense {
     /// The [`TriangleGate`]: too few.
     Gate {
         /// Rows that would leave keys out.
-        rows: u64,
+        rows: usize,
         /// Pairs that would be left out.
         pairs: u128,
     },
@@ -78,8 +78,8 @@ impl TriangleGate {
     pub(super) fn choose(
         &self,
         sizes: TriangleMix,
-        (first_row, rows): (u64, u64),
-        prompt_len: Option<u64>,
+        (first_row, rows): (usize, usize),
+        prompt_len: Option<usize>,
     ) -> TriangleChoice {
         let dense = TriangleChoice::Dense;
         if rows <= 1 {
@@ -89,14 +89,18 @@ impl TriangleGate {
             return dense(WhyDense::PromptUnknown);
         };
         let of = TriangleRows {
-            first_row,
-            rows,
-            prompt_len,
+            first_row: first_row as u64,
+            rows: rows as u64,
+            prompt_len: prompt_len as u64,
         };
+        let prompt_len = of.prompt_len;
         let Some(first) = sizes.first_sparse_row(prompt_len) else {
             return dense(WhyDense::NothingLeftOut);
         };
-        let place = |row: u64| row.saturating_sub(first_row).min(rows);
+        let place = |row: u64| {
+            let row = usize::try_from(row).unwrap_or(usize::MAX);
+            row.saturating_sub(first_row).min(rows)
+        };
         let sparse = place(first)..place(sizes.first_last_row(prompt_len));
         if sparse.is_empty() {
             return dense(WhyDense::NothingLeftOut);
@@ -143,10 +147,7 @@ pub(super) fn row_groups(
         let sparse = match choice {
             TriangleChoice::Dense(_) => all.end..all.end,
             TriangleChoice::Sparse { rows, .. } => {
-                let at = |row: u64| {
-                    let row = usize::try_from(row).unwrap_or(usize::MAX);
-                    all.start.saturating_add(row).min(all.end)
-                };
+                let at = |row: usize| all.start.saturating_add(row).min(all.end);
                 at(rows.start)..at(rows.end)
             }
         };
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(choose(0, 16, Some(16)), None);
         assert_eq!(choose(0, 0, Some(16)), said("a single row"));
         assert_eq!(
-            choose(u64::MAX, u64::MAX, Some(u64::MAX)),
+            choose(usize::MAX, usize::MAX, Some(usize::MAX)),
             said("rows that leave nothing out")
         );
     }

@@ -54,8 +54,8 @@ pub fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap()
 }
 
-pub fn tensor(dtype: DType, shape: &[i64]) -> CaseTensor {
-    let count: i64 = shape.iter().product();
+pub fn tensor(dtype: DType, shape: &[usize]) -> CaseTensor {
+    let count: usize = shape.iter().product();
     let values: Vec<f32> = (0..count).map(|i| (i % 5) as f32 - 2.0).collect();
     CaseTensor::from_f32(dtype, shape, &values).unwrap()
 }

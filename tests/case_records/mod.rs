@@ -57,7 +57,7 @@ impl Paged {
         Inputs::new(&self.query, &self.key, &self.value).paged(&self.table)
     }
 
-    fn call(lengths: [i64; 3]) -> FusedInferAttention {
+    fn call(lengths: [usize; 3]) -> FusedInferAttention {
         FusedInferAttention::new(Layout::Bsh)
             .heads(4)
             .kv_heads(2)

@@ -13,11 +13,16 @@ use crate::draw::Draw;
 pub fn pad(draw: &mut Draw) -> PadPolicy {
     match draw.bool() {
         true => PadPolicy::SkipNegative,
-        false => PadPolicy::DumpSlot(draw.u32()),
+        false => PadPolicy::DumpSlot(draw.usize()),
     }
 }
 
-pub fn row(draw: &mut Draw) -> Vec<i32> {
+pub fn row(draw: &mut Draw) -> Vec<usize> {
+    draw.few(Draw::usize)
+}
+
+/// Slots, or other numbers that the device has, of which some are negative.
+pub fn slots(draw: &mut Draw) -> Vec<i32> {
     draw.few(Draw::i32)
 }
 
@@ -29,17 +34,20 @@ pub fn table(draw: &mut Draw) -> PageTable {
 pub const CALLS: &[Call] = &[
     ("PadPolicy", |draw| {
         let pad = pad(draw);
-        let _ = (pad.slot(), pad.check(draw.u64()));
-        let _ = (pad.is_padding(draw.i32()), pad.reserved_blocks(draw.u32()));
+        let _ = (pad.slot(), pad.check(draw.usize()));
+        let _ = (
+            pad.is_padding(draw.i32()),
+            pad.reserved_blocks(draw.usize()),
+        );
     }),
     ("BlockPool and Sequence", |draw| {
-        let Ok(pool) = BlockPool::new(draw.u32(), draw.u32(), pad(draw)) else {
+        let Ok(pool) = BlockPool::new(draw.usize(), draw.usize(), pad(draw)) else {
             return;
         };
         let mut sequence = Sequence::new(&pool);
         let mut forks = Vec::new();
         for _ in 0..6 {
-            let tokens = draw.u32();
+            let tokens = draw.usize();
             match draw.below(6) {
                 0 => drop(sequence.grow(tokens)),
                 1 => drop(sequence.truncate(tokens)),
@@ -50,68 +58,68 @@ pub const CALLS: &[Call] = &[
             }
             let held = pool.held_blocks() + pool.free_blocks() + pool.waiting_blocks();
             assert_eq!(
-                held as u32,
+                held,
                 pool.blocks() - pool.pad_policy().reserved_blocks(pool.block_size())
             );
         }
     }),
     ("slot", |draw| {
-        let _ = slot(&row(draw), draw.u32(), draw.u32());
+        let _ = slot(&row(draw), draw.usize(), draw.usize());
     }),
     ("Interleave", |draw| {
-        if let Ok(share) = Interleave::new(draw.u32(), draw.u32()) {
+        if let Ok(share) = Interleave::new(draw.usize(), draw.usize()) {
             let _ = (
-                share.rank_of(draw.u32()),
-                share.local_len(draw.u64(), draw.u32()),
+                share.rank_of(draw.usize()),
+                share.local_len(draw.usize(), draw.usize()),
             );
-            let _ = share.slot(&row(draw), draw.u32(), draw.u32(), draw.u32());
+            let _ = share.slot(&row(draw), draw.usize(), draw.usize(), draw.usize());
         }
     }),
     ("KernelBlocks", |draw| {
-        if let Ok(blocks) = KernelBlocks::new(draw.u32(), draw.u32()) {
+        if let Ok(blocks) = KernelBlocks::new(draw.usize(), draw.usize()) {
             let _ = blocks.split_row(&row(draw));
         }
     }),
     ("check_slots", |draw| {
-        let _ = check_slots(&row(draw), draw.u64(), pad(draw));
+        let _ = check_slots(&slots(draw), draw.usize(), pad(draw));
     }),
     ("PageTable", |draw| {
         let _ = PageTable::new(draw.usize(), draw.usize(), row(draw));
         let table = table(draw);
         let _ = (
             table.row(draw.usize()),
-            table.used(draw.usize(), draw.u32(), draw.u32()),
+            table.used(draw.usize(), draw.usize(), draw.usize()),
         );
     }),
     ("a table of one long row", |draw| {
         let long = vec![0; draw.of(&[1, 4096, 1 << 20])];
-        let rows: Vec<&[i32]> = (0..draw.of(&[1, 4096]))
+        let rows: Vec<&[usize]> = (0..draw.of(&[1, 4096]))
             .map(|_| &[][..])
             .chain([&long[..]])
             .collect();
         let _ = PageTable::from_rows(&rows);
     }),
     ("CachedRows", |draw| {
-        let mut rows = CachedRows::new(draw.u32());
+        let mut rows = CachedRows::new(draw.usize());
         for _ in 0..3 {
             let before = rows.len();
-            if rows.push(&row(draw), draw.u32()..draw.u32()).is_err() {
+            if rows.push(&row(draw), draw.usize()..draw.usize()).is_err() {
                 assert_eq!(rows.len(), before);
             }
         }
     }),
     ("Audit", |draw| {
         let requests = draw.few(|draw| AuditRequest {
-            cached: draw.u32(),
-            new: draw.u32(),
+            cached: draw.usize(),
+            new: draw.usize(),
         });
         let _ = Audit {
-            blocks: draw.u32(),
-            block_size: draw.u32(),
+            blocks: draw.usize(),
+            block_size: draw.usize(),
             pad: pad(draw),
             requests: &requests,
             table: &table(draw),
-            slots: &row(draw),
+            slots: &slots(draw),
         }
         .run();
     }),
@@ -125,11 +133,11 @@ pub const CALLS: &[Call] = &[
             value_dim: draw.usize(),
             format: draw.of(&formats),
         };
-        let (blocks, size, pad) = (draw.u32(), draw.u32(), pad(draw));
+        let (blocks, size, pad) = (draw.usize(), draw.usize(), pad(draw));
         if let Ok(mut cache) = PagedKvCache::<f16>::new(stream.device(), blocks, size, shape, pad) {
             let _ = (cache.bytes(), cache.layer(draw.usize()).is_ok());
             let _ = cache.block_table(&stream, &table(draw));
-            let slots = row(draw);
+            let slots = slots(draw);
             let rows = stream.upload(&[f16::ONE; 3 * 4], [3, 2, 2]).unwrap();
             let rows = rows.narrow(0, 0..slots.len()).unwrap();
             if let Ok(write) = cache.plan_write(&stream, &slots, &rows, &rows) {
@@ -140,7 +148,7 @@ pub const CALLS: &[Call] = &[
     ("SlotMapping", |draw| {
         let stream = crate::stream();
         let slots = draw.few(Draw::i64);
-        let of = draw.u64();
+        let of = draw.usize();
         if let Ok(mapping) = SlotMapping::new(&stream, &slots, of) {
             let _ = mapping.overwrite(&stream, &draw.few(Draw::i64));
             let cache = stream.upload(&[f16::ONE; 16], [2, 2, 1, 4]).unwrap();

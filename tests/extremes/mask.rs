@@ -1,6 +1,6 @@
 //! Masks on the host and on a device.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::mask::{
     CausalOrigin, HostMask, Mask, MaskForm, SlidingWindow, TriangleLayers, TriangleProbe,
@@ -100,7 +100,7 @@ pub const CALLS: &[Call] = &[
     ("Masks of sparse modes", |draw| {
         let device = crate::device();
         let masks = device.masks();
-        let window = NonZeroU32::new(draw.u32()).unwrap_or(NonZeroU32::MIN);
+        let window = NonZeroUsize::new(draw.usize()).unwrap_or(NonZeroUsize::MIN);
         ask_device(masks.causal(origin(draw)));
         ask_device(masks.band(draw.i64(), draw.i64()));
         ask_device(masks.sliding_window(SlidingWindow::from(window)));
@@ -112,7 +112,7 @@ pub const CALLS: &[Call] = &[
         let device = crate::device();
         let masks = device.masks();
         let (rows, keys) = (draw.usize(), draw.usize());
-        let window = NonZeroU32::new(draw.u32()).unwrap_or(NonZeroU32::MIN);
+        let window = NonZeroUsize::new(draw.usize()).unwrap_or(NonZeroUsize::MIN);
         ask_device(masks.causal_matrix(origin(draw), rows, keys, form(draw)));
         ask_device(masks.causal_view(origin(draw), rows, keys, form(draw)));
         ask_device(masks.causal_full(origin(draw), rows, keys));

@@ -17,7 +17,12 @@ use ascend_attention::{DType, Error, FusedInferAttention, Layout, SparseMode, Te
 
 #[test]
 fn a_dump_slot_outside_the_pool_is_refused() {
-    for (slot, size) in [(u32::MAX, 1), (u32::MAX, 128), (512, 128), (1 << 31, 128)] {
+    for (slot, size) in [
+        (usize::MAX, 1),
+        (usize::MAX, 128),
+        (512, 128),
+        (1 << 31, 128),
+    ] {
         let refused = BlockPool::new(4, size, PadPolicy::DumpSlot(slot)).unwrap_err();
         assert_eq!(refused.rule, Rule::PadSlot, "{slot} {size}");
     }
@@ -27,7 +32,7 @@ fn a_dump_slot_outside_the_pool_is_refused() {
 
 #[test]
 fn a_pool_of_billions_of_blocks_is_refused() {
-    let refused = BlockPool::new(i32::MAX as u32, 1, PadPolicy::SkipNegative).unwrap_err();
+    let refused = BlockPool::new(i32::MAX as usize, 1, PadPolicy::SkipNegative).unwrap_err();
     assert_eq!(refused.rule, Rule::PoolSize);
     let more = BlockPool::MAX_BLOCKS;
     let refused = BlockPool::new(more, 1, PadPolicy::SkipNegative).unwrap_err();
@@ -53,7 +58,7 @@ fn the_last_slot_becomes_a_page() {
     let (table, lengths) = last.to_table(1).unwrap();
     assert_eq!(
         (table.blocks(), lengths.lengths()),
-        (&[i32::MAX][..], &[1][..])
+        (&[i32::MAX as usize][..], &[1][..])
     );
 }
 
@@ -61,10 +66,10 @@ fn the_last_slot_becomes_a_page() {
 fn an_audit_of_a_request_at_the_last_position_ends() {
     let audit = Audit {
         blocks: 1,
-        block_size: u32::MAX,
+        block_size: i32::MAX as usize,
         pad: PadPolicy::SkipNegative,
         requests: &[AuditRequest {
-            cached: u32::MAX,
+            cached: i32::MAX as usize,
             new: 0,
         }],
         table: &PageTable::from_rows(&[[0]]).unwrap(),
@@ -134,7 +139,7 @@ fn runs_in_any_order_make_rows_of_the_right_length() {
 #[test]
 fn masks_of_trees_behind_absurd_contexts_are_refused() {
     let trees = [DraftTree::chain(2).unwrap()];
-    for cached in [1 << 40, i64::MAX] {
+    for cached in [1 << 40, PerRequest::MAX_LENGTH] {
         let cached = PerRequest::new(vec![cached]).unwrap();
         let mask = CustomMask::of_trees(&trees, &cached, MaskExtent::AllKeys);
         assert_eq!(mask.unwrap_err().rule, Rule::LengthsOverflow);
@@ -161,10 +166,10 @@ fn extents_are_compared_with_the_words_before_anything_is_unpacked() {
 
 #[test]
 fn a_block_of_billions_of_kernel_blocks_is_refused() {
-    let refused = KernelBlocks::new(u32::MAX, 1).unwrap_err();
+    let refused = KernelBlocks::new(usize::MAX, 1).unwrap_err();
     assert_eq!(refused.rule, Rule::BlockSplit);
     let most = KernelBlocks::new(KernelBlocks::MAX_TIMES, 1).unwrap();
-    assert_eq!(most.split_row(&[1]).unwrap().len(), most.times() as usize);
+    assert_eq!(most.split_row(&[1]).unwrap().len(), most.times());
     let rows = most.split_row(&[0; 4096]).unwrap_err();
     assert_eq!(
         rows.rule,
@@ -210,10 +215,10 @@ fn endless_lists_of_layers_sizes_and_sinks_are_cut_and_refused() {
         captured.map(drop).unwrap_err()
     };
     for limits in [
-        GraphLimits::new(1..=u32::MAX, 128),
-        GraphLimits::new(0..=u32::MAX, 128),
+        GraphLimits::new(1..=usize::MAX, 128),
+        GraphLimits::new(0..=usize::MAX, 128),
         GraphLimits::new(std::iter::repeat(1), 128),
-        GraphLimits::new([u32::MAX], 128),
+        GraphLimits::new([usize::MAX], 128),
         GraphLimits::new([AttentionMetadata::MAX_TOKENS + 1], 128),
     ] {
         let refused = capture(limits);

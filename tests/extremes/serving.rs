@@ -15,21 +15,21 @@ use ascend_attention::spec::geometry::TriangleMix;
 
 use crate::Call;
 use crate::draw::Draw;
-use crate::kv::{pad, row, table};
+use crate::kv::{pad, row, slots, table};
 
 fn lengths(draw: &mut Draw) -> PerRequest {
-    let lengths = draw.few(|draw| draw.i64().saturating_abs());
+    let lengths = draw.few(|draw| draw.usize().min(PerRequest::MAX_LENGTH));
     PerRequest::new(lengths).unwrap()
 }
 
 /// As many as `of`.
 fn lengths_for(of: usize, draw: &mut Draw) -> PerRequest {
-    let lengths = (0..of).map(|_| draw.i64().saturating_abs());
+    let lengths = (0..of).map(|_| draw.usize().min(PerRequest::MAX_LENGTH));
     PerRequest::new(lengths.collect()).unwrap()
 }
 
 /// Settings as a recorded batch may have them, whatever cache there is.
-fn settings(blocks: u32, block_size: u32, pad: PadPolicy, window: u32) -> BatchSettings {
+fn settings(blocks: usize, block_size: usize, pad: PadPolicy, window: usize) -> BatchSettings {
     let pad = match pad {
         PadPolicy::SkipNegative => "\"SkipNegative\"".to_owned(),
         PadPolicy::DumpSlot(slot) => format!("{{\"DumpSlot\":{slot}}}"),
@@ -46,20 +46,20 @@ fn settings(blocks: u32, block_size: u32, pad: PadPolicy, window: u32) -> BatchS
 }
 
 struct Request {
-    numbers: [u32; 3],
-    row: Vec<i32>,
-    prompt_len: Option<u32>,
+    numbers: [usize; 3],
+    row: Vec<usize>,
+    prompt_len: Option<usize>,
 }
 
 impl Request {
     fn draw(draw: &mut Draw) -> Self {
         Self {
-            numbers: [draw.u32(), draw.u32(), draw.u32()],
+            numbers: [draw.usize(), draw.usize(), draw.usize()],
             row: match draw.bool() {
                 true => vec![0, 1, 2, 3],
                 false => row(draw),
             },
-            prompt_len: draw.bool().then(|| draw.u32()),
+            prompt_len: draw.bool().then(|| draw.usize()),
         }
     }
 
@@ -83,7 +83,7 @@ fn sizes(draw: &mut Draw) -> TriangleMix {
 
 fn gate(draw: &mut Draw) -> TriangleGate {
     TriangleGate {
-        min_sparse_rows: draw.u64(),
+        min_sparse_rows: draw.usize(),
         min_saved_pairs: u128::from(draw.u64()),
     }
 }
@@ -92,8 +92,8 @@ fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
     SharedPrefixDecode {
         gate: SharedPrefixGate {
             min_requests: draw.usize(),
-            min_shared_keys: draw.u32(),
-            min_saved_keys: draw.u64(),
+            min_shared_keys: draw.usize(),
+            min_saved_keys: draw.usize(),
         },
     }
 }
@@ -108,9 +108,9 @@ fn triangle_mix(draw: &mut Draw) -> TriangleMixPrefill {
 
 pub const CALLS: &[Call] = &[
     ("Cumulative and PerRequest", |draw| {
-        let _ = PerRequest::new(draw.few(Draw::i64));
-        let _ = Cumulative::from_with_zero(&draw.few(Draw::i64));
-        if let Ok(ends) = Cumulative::new(draw.few(Draw::i64)) {
+        let _ = PerRequest::new(draw.few(Draw::usize));
+        let _ = Cumulative::from_with_zero(&draw.few(Draw::usize));
+        if let Ok(ends) = Cumulative::new(draw.few(Draw::usize)) {
             let _ = (ends.split_at(draw.usize()), ends.with_zero(), ends.total());
             let _ = ends.per_request().cumulative();
         }
@@ -118,27 +118,27 @@ pub const CALLS: &[Call] = &[
         let _ = (lengths.cumulative(), lengths.split_at(draw.usize()));
     }),
     ("PageIndices", |draw| {
-        let lists = [row(draw), row(draw), row(draw)];
+        let lists = [slots(draw), slots(draw), slots(draw)];
         let [starts, pages, last] = lists;
         let starts = [vec![0], starts].concat();
-        if let Ok(lists) = PageIndices::new(starts, pages, last, draw.u32()) {
-            let _ = (lists.to_table(draw.u32()), lists.pages(draw.usize()));
+        if let Ok(lists) = PageIndices::new(starts, pages, last, draw.usize()) {
+            let _ = (lists.to_table(draw.usize()), lists.pages(draw.usize()));
         }
         let table = table(draw);
         let lengths = lengths_for(table.requests(), draw);
-        let _ = PageIndices::from_table(&table, &lengths, draw.u32());
+        let _ = PageIndices::from_table(&table, &lengths, draw.usize());
     }),
     ("TokenIndices", |draw| {
-        let slots = row(draw);
+        let slots = slots(draw);
         let ends = vec![0, slots.len() as i32];
         if let Ok(lists) = TokenIndices::new(ends, slots) {
-            let _ = (lists.to_table(draw.u32()), lists.slots(draw.usize()));
+            let _ = (lists.to_table(draw.usize()), lists.slots(draw.usize()));
         }
         let table = table(draw);
         let lengths = lengths_for(table.requests(), draw);
-        let window = draw.bool().then(|| draw.u32());
-        let _ = TokenIndices::from_table(&table, &lengths, draw.u32(), window);
-        let _ = window_start(draw.u32(), window);
+        let window = draw.bool().then(|| draw.usize());
+        let _ = TokenIndices::from_table(&table, &lengths, draw.usize(), window);
+        let _ = window_start(draw.usize(), window);
     }),
     ("CustomMask", |draw| {
         let trees = draw.few(|draw| DraftTree::chain(draw.usize()).ok());
@@ -149,7 +149,7 @@ pub const CALLS: &[Call] = &[
             let _ = (mask.extent(draw.usize()), mask.request(draw.usize()).len());
             let _ = mask.pack::<u16>();
         }
-        let starts = |draw: &mut Draw| [vec![0], draw.few(Draw::u64)].concat();
+        let starts = |draw: &mut Draw| [vec![0], draw.few(Draw::usize)].concat();
         let visible = draw.few(Draw::bool);
         if let Ok(mask) = CustomMask::new(visible, starts(draw), starts(draw)) {
             let _ = (mask.extent(draw.usize()), mask.request(draw.usize()).len());
@@ -165,11 +165,11 @@ pub const CALLS: &[Call] = &[
         let _ = CustomMask::unpack(&packed, &extents);
     }),
     ("DraftTree", |draw| {
-        let _ = DraftTree::from_parents(&draw.few(Draw::usize));
+        let _ = DraftTree::from_parents(&draw.few(Draw::i64));
         let (selected, parents) = (draw.few(Draw::usize), draw.few(Draw::usize));
         if let Ok(tree) = DraftTree::from_candidates(&selected, &parents, draw.usize()) {
             let _ = (
-                tree.positions(draw.u64()),
+                tree.positions(draw.usize()),
                 tree.sees(draw.usize(), draw.usize()),
             );
             let _ = (
@@ -182,25 +182,25 @@ pub const CALLS: &[Call] = &[
     }),
     ("SplitLimits", |draw| {
         let limits = SplitLimits {
-            max_splits: draw.u32(),
-            cores: draw.u32(),
-            heads: draw.u32(),
-            kv_heads: draw.u32(),
+            max_splits: draw.usize(),
+            cores: draw.usize(),
+            heads: draw.usize(),
+            kv_heads: draw.usize(),
         };
         let _ = limits.balanced(&lengths(draw));
-        let _ = SplitLimits::deterministic(&lengths(draw), draw.u32());
+        let _ = SplitLimits::deterministic(&lengths(draw), draw.usize());
     }),
     ("LocalBatch", |draw| {
         let table = table(draw);
         let q = lengths_for(table.requests(), draw);
         let kv = lengths_for(table.requests(), draw);
-        let _ = LocalBatch::new(&q, &kv, &table, draw.u32(), draw.u32());
+        let _ = LocalBatch::new(&q, &kv, &table, draw.usize(), draw.usize());
     }),
     ("ContextParallel", |draw| {
-        let Ok(share) = Interleave::new(draw.u32(), draw.u32()) else {
+        let Ok(share) = Interleave::new(draw.usize(), draw.usize()) else {
             return;
         };
-        if let Ok(parallel) = ContextParallel::new(share, draw.u32()) {
+        if let Ok(parallel) = ContextParallel::new(share, draw.usize()) {
             let requests = draw.few(Request::draw);
             let requests: Vec<_> = requests.iter().map(Request::view).collect();
             let _ = (
@@ -210,7 +210,7 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("AttentionMetadata", |draw| {
-        let settings = settings(draw.u32(), draw.u32(), pad(draw), draw.u32());
+        let settings = settings(draw.usize(), draw.usize(), pad(draw), draw.usize());
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         if let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) {
@@ -219,16 +219,19 @@ pub const CALLS: &[Call] = &[
                 metadata.prefill_tokens(),
             );
             let _ = triangle_mix(draw).choices(&metadata);
-            let _ = (metadata.pad_to(draw.u32()), metadata.call_lengths().keys());
+            let _ = (
+                metadata.pad_to(draw.usize()),
+                metadata.call_lengths().keys(),
+            );
             let _ = metadata.renew(&requests);
         }
     }),
     ("BatchRequest::of", |draw| {
         let pool = BlockPool::new(4, 16, PadPolicy::SkipNegative).unwrap();
         let mut sequence = Sequence::new(&pool);
-        drop(sequence.grow(draw.u32()));
+        drop(sequence.grow(draw.usize()));
         let settings = settings(4, 16, PadPolicy::SkipNegative, 0);
-        let _ = AttentionMetadata::new(&[BatchRequest::of(&sequence, draw.u32())], settings);
+        let _ = AttentionMetadata::new(&[BatchRequest::of(&sequence, draw.usize())], settings);
     }),
     ("Hybrid", |draw| {
         let backends = Backends::<bf16>::none().with(Fused);
@@ -260,13 +263,13 @@ pub const CALLS: &[Call] = &[
             .with(Fused);
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
         let mut attention = Attention::new(heads, cache.unwrap(), backends);
-        let settings = settings(4, 16, PadPolicy::SkipNegative, draw.u32());
+        let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize());
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         let Ok(metadata) = AttentionMetadata::new(&requests, settings) else {
             return;
         };
-        let tokens = metadata.tokens() as usize;
+        let tokens = metadata.tokens();
         let of = |heads: usize| {
             let ones = vec![bf16::ONE; tokens * heads * 64];
             stream.upload(&ones, [tokens, heads, 64]).unwrap()
@@ -285,15 +288,15 @@ pub const CALLS: &[Call] = &[
             sizes: sizes(draw),
             gate: gate(draw),
         };
-        let any = draw.u64();
+        let any = draw.usize();
         let first_row = draw.of(&[0, 1, 2, any]);
         let of = |rows: usize| {
             stream
                 .upload(&vec![bf16::ONE; rows * 64], [rows, 1, 64])
                 .unwrap()
         };
-        let (query, key) = (of(3), of(3 + (first_row as usize % 3)));
-        let prompt = draw.bool().then(|| draw.u64());
+        let (query, key) = (of(3), of(3 + first_row % 3));
+        let prompt = draw.bool().then(|| draw.usize());
         let _ = prefill.plan(&stream, (first_row, prompt), &query, &key, &key);
     }),
 ];

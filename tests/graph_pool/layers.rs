@@ -1,6 +1,6 @@
 //! Graphs of single layers, and models with several kinds of layers, against attention by its definition.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
 use ascend_attention::serving::{
@@ -14,7 +14,7 @@ use crate::harness::tokens::{DIM, dense, packed};
 
 const KV_HEADS: usize = 2;
 const HEADS: usize = 4;
-const WINDOW: u32 = 150;
+const WINDOW: usize = 150;
 const POLICY: StatePolicy = StatePolicy {
     chunked_prefill: true,
     drafting: None,
@@ -24,7 +24,7 @@ pub(crate) fn shape() -> AttentionShape {
     AttentionShape::new(HEADS, KV_HEADS, DIM)
 }
 
-pub(crate) fn attention(stream: &Stream, layers: usize, blocks: u32) -> Attention<bf16> {
+pub(crate) fn attention(stream: &Stream, layers: usize, blocks: usize) -> Attention<bf16> {
     let of = CacheShape::new(layers, KV_HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), blocks, 128, of, pad).unwrap();
@@ -38,8 +38,8 @@ fn tensors(stream: &Stream, names: &[u64], layer: usize) -> [Tensor<bf16>; 3] {
 }
 
 /// Whether a row is the attention of the last of these tokens, which sees `window` keys.
-fn check(row: &[bf16], names: &[u64], layer: usize, window: Option<u32>, told: &str) {
-    let first = window.map_or(0, |window| names.len().saturating_sub(window as usize));
+fn check(row: &[bf16], names: &[u64], layer: usize, window: Option<usize>, told: &str) {
+    let first = window.map_or(0, |window| names.len().saturating_sub(window));
     let want = dense(names, layer, shape(), |place| place >= first);
     for (got, want) in row.iter().zip(&want) {
         let error = (got.to_f64() - want).abs();
@@ -66,11 +66,11 @@ fn one_object_replays_every_layer_with_other_work_in_between() {
         running.truncate(requests);
         while running.len() < requests {
             // A prompt, computed without a graph.
-            let tokens = 1 + 120 * (running.len() as u32 % 4);
+            let tokens = 1 + 120 * (running.len() % 4);
             let mut sequence = Sequence::new(attention.cache().pool());
             attention.grow(&stream, &mut sequence, tokens).unwrap();
-            let names: Vec<u64> = (named..named + u64::from(tokens)).collect();
-            named += u64::from(tokens);
+            let names: Vec<u64> = (named..named + tokens as u64).collect();
+            named += tokens as u64;
             let metadata =
                 AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings).unwrap();
             let mut prefill = attention.begin(&stream, &metadata).unwrap();
@@ -153,7 +153,7 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
     assert_eq!(refused(&[of(0, 2)], settings).rule, Rule::GraphSize);
     let three = [of(0, 1), of(1, 1), of(2, 1)];
     assert_eq!(refused(&three, settings).rule, Rule::GraphSize);
-    let window = Causality::Window(NonZeroU32::new(9).unwrap());
+    let window = Causality::Window(NonZeroUsize::new(9).unwrap());
     let windowed = BatchSettings::of(attention.cache(), window).policy(POLICY);
     assert_eq!(refused(&[of(0, 1)], windowed).rule, Rule::StepCausality);
     let other = self::attention(&stream, 1, 9);
@@ -290,7 +290,7 @@ struct Request {
 
 /// A model of two full layers and three windowed ones.
 pub(crate) fn model(stream: &Stream) -> GroupedAttention<bf16> {
-    let window = Causality::Window(NonZeroU32::new(WINDOW).unwrap());
+    let window = Causality::Window(NonZeroUsize::new(WINDOW).unwrap());
     let full = LayerGroup::new([1, 4], Causality::Causal, attention(stream, 2, 40));
     let windowed = LayerGroup::new([0, 2, 3], window, attention(stream, 3, 20));
     GroupedAttention::new(5, [full, windowed]).unwrap()
@@ -320,7 +320,7 @@ fn full_and_windowed_layers_are_one_step() {
     let mut named = 0;
     let mut replays = 0;
     // What each request adds in each step; a request that is not there shares the first one's tokens.
-    let steps: [&[u32]; 14] = [
+    let steps: [&[usize]; 14] = [
         &[300, 40],
         &[200, 1],
         &[150, 1],
@@ -342,14 +342,14 @@ fn full_and_windowed_layers_are_one_step() {
             let donor = &running[0];
             let tokens = donor.sequence.len() - 1;
             let sequence = donor.sequence.share_prefix(tokens).unwrap();
-            let names = donor.names[..tokens as usize].to_vec();
+            let names = donor.names[..tokens].to_vec();
             running.push(Request { sequence, names });
         }
         if step == 11 {
             // Preempted, and computed again from its tokens.
             let request = &mut running[1];
             request.sequence.truncate(0).unwrap();
-            let tokens = request.names.len() as u32;
+            let tokens = request.names.len();
             run(
                 &stream,
                 &mut model,
@@ -365,9 +365,7 @@ fn full_and_windowed_layers_are_one_step() {
         run(&stream, &mut model, &mut running, news, graphs, &mut named);
         stream.synchronize().unwrap();
         // The window, one step's tokens, and the blocks in which both begin.
-        let most = news
-            .iter()
-            .map(|new| ((WINDOW - 1 + new) / 128 + 2) as usize);
+        let most = news.iter().map(|new| (WINDOW - 1 + new) / 128 + 2);
         assert!(held(&model, 1) <= most.sum(), "step {step}");
     }
     assert!(replays >= 3 && held(&model, 0) > held(&model, 1));
@@ -388,13 +386,13 @@ fn run(
     stream: &Stream,
     model: &mut GroupedAttention<bf16>,
     running: &mut [Request],
-    news: &[u32],
+    news: &[usize],
     graphs: Option<&mut ascend_attention::serving::AttentionGraphs<bf16>>,
     named: &mut u64,
 ) {
     for (request, new) in running.iter_mut().zip(news) {
         model.grow(stream, &mut request.sequence, *new).unwrap();
-        while request.names.len() < request.sequence.len() as usize {
+        while request.names.len() < request.sequence.len() {
             *named += 1;
             request.names.push(*named);
         }
@@ -407,18 +405,18 @@ fn run(
     let mut metadata = model.metadata(&batch, POLICY).unwrap();
     let mut tokens = Vec::new();
     for (request, new) in running.iter().zip(news) {
-        tokens.extend_from_slice(&request.names[request.names.len() - *new as usize..]);
+        tokens.extend_from_slice(&request.names[request.names.len() - *new..]);
     }
-    let windows: Vec<Option<u32>> = (0..5)
+    let windows: Vec<Option<usize>> = (0..5)
         .map(|layer| {
             let group = model.groups().iter().find(|g| g.layers().contains(&layer));
-            group.unwrap().causality().window().map(NonZeroU32::get)
+            group.unwrap().causality().window().map(NonZeroUsize::get)
         })
         .collect();
     let check = |layer: usize, rows: &[bf16]| {
         let mut end = 0;
         for (request, new) in running.iter().zip(news) {
-            end += *new as usize;
+            end += *new;
             let row = &rows[(end - 1) * HEADS * DIM..][..HEADS * DIM];
             let told = format!("{} tokens", request.names.len());
             check(row, &request.names, layer, windows[layer], &told);
@@ -437,7 +435,7 @@ fn run(
             metadata
                 .pad_to(metadata.tokens().next_multiple_of(4))
                 .unwrap();
-            tokens.resize(metadata.tokens() as usize, 0);
+            tokens.resize(metadata.tokens(), 0);
             let mut step = model.begin(stream, &metadata).unwrap();
             for layer in 0..5 {
                 let [query, key, value] = tensors(stream, &tokens, layer);
@@ -502,7 +500,7 @@ fn graphs_serve_a_step_if_its_padding_fits_too() {
     for (sequence, tokens) in sequences.iter_mut().zip([300, 300, 200]) {
         attention.grow(&stream, sequence, tokens).unwrap();
     }
-    let metadata = |count: usize, new: u32| {
+    let metadata = |count: usize, new: usize| {
         let batch = sequences.iter().take(count);
         let batch: Vec<_> = batch.map(|s| BatchRequest::of(s, new)).collect();
         AttentionMetadata::new(&batch, settings).unwrap()
@@ -633,7 +631,7 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         }
         let keys = attention.cache().layer(0).unwrap().key.clone();
         let keys = keys.download(&first).unwrap();
-        let key = |sequence: &Sequence| keys[sequence.slot(0).unwrap() as usize * DIM];
+        let key = |sequence: &Sequence| keys[sequence.slot(0).unwrap() * DIM];
         let [_, of_second] = &sequences;
         assert_eq!(key(of_second), bf16::from_f32(2.0), "{ending:?}");
     }

@@ -22,8 +22,8 @@ use ascend_attention::serving::{
 };
 use ascend_attention::{Error, FusedInferAttention, Layout, Output, Result, Stream, Tensor, bf16};
 
-const BLOCKS: u32 = 24;
-const BLOCK_SIZE: u32 = 128;
+const BLOCKS: usize = 24;
+const BLOCK_SIZE: usize = 128;
 const COLUMNS: usize = 3;
 const LAYERS: usize = 2;
 const HEADS: usize = 2;
@@ -80,8 +80,8 @@ impl Model {
         }
     }
 
-    fn buffers(&self, size: u32) -> Result<Buffers> {
-        let (device, rows) = (self.stream.device(), size as usize);
+    fn buffers(&self, size: usize) -> Result<Buffers> {
+        let (device, rows) = (self.stream.device(), size);
         let layer = |_| {
             Ok(Layer {
                 query: Tensor::empty(device, [rows, HEADS, DIM])?,
@@ -94,9 +94,9 @@ impl Model {
             })
         };
         let nowhere = vec![-1; rows];
-        let slots = u64::from(BLOCKS * BLOCK_SIZE);
+        let slots = BLOCKS * BLOCK_SIZE;
         Ok(Buffers {
-            table: BlockTable::zeroed(device, rows, COLUMNS, BLOCK_SIZE as usize)?,
+            table: BlockTable::zeroed(device, rows, COLUMNS, BLOCK_SIZE)?,
             slots: SlotMapping::allowing(
                 &self.stream,
                 &nowhere,
@@ -112,10 +112,10 @@ impl Model {
         Inputs::new(&buffers.layers[layer].query, &cache.key, &cache.value).paged(&buffers.table)
     }
 
-    fn record(&self, capture: &mut Capturing<'_>, size: u32, buffers: &Buffers) -> Result<()> {
-        let longest = COLUMNS as i64 * i64::from(BLOCK_SIZE);
-        let ends = Cumulative::new((1..=i64::from(size)).collect())?;
-        let keys = PerRequest::new(vec![longest; size as usize])?;
+    fn record(&self, capture: &mut Capturing<'_>, size: usize, buffers: &Buffers) -> Result<()> {
+        let longest = COLUMNS * BLOCK_SIZE;
+        let ends = Cumulative::new((1..=size).collect())?;
+        let keys = PerRequest::new(vec![longest; size])?;
         let longest = CallLengths::PackedPaged {
             q: &ends,
             kv: &keys,
@@ -176,9 +176,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
         while sequences.len() < requests {
             // Other lengths, some across a block. Their cached keys are zeros, or what earlier requests left.
             let mut sequence = Sequence::new(&pool);
-            let _ = sequence
-                .grow(1 + 83 * (sequences.len() as u32 % 4))
-                .unwrap();
+            let _ = sequence.grow(1 + 83 * (sequences.len() % 4)).unwrap();
             sequences.push(sequence);
         }
         for sequence in &mut sequences {
@@ -192,7 +190,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
                 model.fill(buffers, metadata, step as u64)
             })
             .unwrap();
-        let size = metadata.tokens() as usize;
+        let size = metadata.tokens();
         assert_eq!(
             size,
             [1, 4, 6].into_iter().find(|s| *s >= requests).unwrap()

@@ -56,7 +56,7 @@ fn a_stream_of_another_device_is_what_steps_and_captures_blame() {
 fn graphs_of_no_size_or_of_size_0_are_refused() {
     let stream = harness::stream();
     let attention = attention(&stream, 1, 8);
-    for sizes in [vec![], vec![0], vec![2, 0], vec![u32::MAX]] {
+    for sizes in [vec![], vec![0], vec![2, 0], vec![usize::MAX]] {
         let limits = GraphLimits::new(sizes, 300);
         let error = attention
             .capture(&stream, Causality::Causal, &limits)

@@ -23,11 +23,11 @@ pub fn config(few: u32) -> Config {
 #[derive(Clone, Debug)]
 pub enum Act {
     /// Some more tokens.
-    Chunk(usize, u32),
+    Chunk(usize, usize),
     /// One token and some drafts, of which some are accepted.
-    Verify(usize, u32, u32),
+    Verify(usize, usize, usize),
     /// A new request that begins with tokens of another one.
-    Share(usize, u32),
+    Share(usize, usize),
     /// Gives everything back; the tokens are computed again later.
     Preempt(usize),
     /// Gives back blocks in front of the window.
@@ -36,12 +36,12 @@ pub enum Act {
 }
 
 /// Any act, with fewer than so many tokens in a chunk, and fewer than so many drafts.
-pub fn act(tokens: u32, drafts: u32) -> impl Strategy<Value = Act> {
+pub fn act(tokens: usize, drafts: usize) -> impl Strategy<Value = Act> {
     prop_oneof![
         6 => (any::<usize>(), 1..tokens).prop_map(|(r, n)| Act::Chunk(r, n)),
         4 => any::<usize>().prop_map(|r| Act::Chunk(r, 1)),
         3 => (any::<usize>(), 0..drafts, 0..drafts).prop_map(|(r, d, a)| Act::Verify(r, d, a)),
-        2 => (any::<usize>(), any::<u32>()).prop_map(|(r, n)| Act::Share(r, n)),
+        2 => (any::<usize>(), any::<usize>()).prop_map(|(r, n)| Act::Share(r, n)),
         1 => any::<usize>().prop_map(Act::Preempt),
         1 => any::<usize>().prop_map(Act::Slide),
         1 => any::<usize>().prop_map(Act::End),
@@ -59,10 +59,10 @@ pub struct Request {
 pub struct Turn {
     pub request: usize,
     /// Its new tokens, which end with the drafts.
-    pub new: u32,
-    pub drafts: u32,
+    pub new: usize,
+    pub drafts: usize,
     /// Drafts that turn out to be right.
-    pub accepted: u32,
+    pub accepted: usize,
 }
 
 impl Turn {
@@ -88,9 +88,9 @@ pub struct Schedule {
     pub begin: usize,
     pub share: usize,
     /// Tokens to which chunks fill a request.
-    pub tokens: u32,
+    pub tokens: usize,
     /// Keys that a row sees, if not all.
-    pub window: Option<u32>,
+    pub window: Option<usize>,
     named: u64,
 }
 
@@ -101,7 +101,7 @@ impl Schedule {
             requests: Vec::new(),
             begin: requests,
             share: requests,
-            tokens: u32::MAX,
+            tokens: usize::MAX,
             window: None,
             named: 1,
         }
@@ -134,7 +134,7 @@ impl Schedule {
             }
             let request = &self.requests[at];
             let cached = request.sequence.len();
-            let known = request.names.len() as u32;
+            let known = request.names.len();
             let (new, drafts, accepted) = match *act {
                 Act::Chunk(_, tokens) => {
                     // Tokens that were preempted come again before new ones.
@@ -151,7 +151,7 @@ impl Schedule {
                     let tokens = tokens % (cached + 1);
                     match request.sequence.share_prefix(tokens) {
                         Ok(sequence) => {
-                            let names = request.names[..tokens as usize].to_vec();
+                            let names = request.names[..tokens].to_vec();
                             self.requests.push(Request { names, sequence });
                         }
                         // Without the blocks in front of its window.
@@ -177,7 +177,7 @@ impl Schedule {
     fn grow(
         &mut self,
         at: usize,
-        tokens: u32,
+        tokens: usize,
         stream: &Stream,
         cache: &mut PagedKvCache<bf16>,
     ) -> bool {
@@ -189,7 +189,7 @@ impl Schedule {
                 return false;
             }
         }
-        while request.names.len() < request.sequence.len() as usize {
+        while request.names.len() < request.sequence.len() {
             self.named += 1;
             request.names.push(self.named);
         }
@@ -197,7 +197,12 @@ impl Schedule {
     }
 
     /// What the attention of a step is told, audited.
-    pub fn metadata(&self, turns: &[Turn], settings: BatchSettings, pad: u32) -> AttentionMetadata {
+    pub fn metadata(
+        &self,
+        turns: &[Turn],
+        settings: BatchSettings,
+        pad: usize,
+    ) -> AttentionMetadata {
         let request = |turn: &Turn| {
             BatchRequest::of(&self.requests[turn.request].sequence, turn.new).drafts(turn.drafts)
         };
@@ -209,8 +214,8 @@ impl Schedule {
             new: request.new,
         });
         Audit {
-            blocks: settings.blocks() as u32,
-            block_size: settings.block_size() as u32,
+            blocks: settings.blocks(),
+            block_size: settings.block_size(),
             pad: settings.pad(),
             requests: &audited.collect::<Vec<_>>(),
             table: metadata.table(),
@@ -222,14 +227,14 @@ impl Schedule {
     }
 
     /// Names of the tokens of a step. Padding holds whatever was there: here something that would show.
-    pub fn names(&self, turns: &[Turn], pad: u32) -> Vec<u64> {
+    pub fn names(&self, turns: &[Turn], pad: usize) -> Vec<u64> {
         let mut names = Vec::new();
         for turn in turns {
             let request = &self.requests[turn.request];
-            let len = request.sequence.len() as usize;
-            names.extend_from_slice(&request.names[len - turn.new as usize..len]);
+            let len = request.sequence.len();
+            names.extend_from_slice(&request.names[len - turn.new..len]);
         }
-        names.resize(names.len() + pad as usize, 0);
+        names.resize(names.len() + pad, 0);
         names
     }
 
@@ -239,7 +244,7 @@ impl Schedule {
         let mut first = 0;
         for turn in turns {
             let request = &self.requests[turn.request];
-            let (len, new) = (request.sequence.len() as usize, turn.new as usize);
+            let (len, new) = (request.sequence.len(), turn.new);
             for row in [0, new / 2, new - 1] {
                 rows.push(Row {
                     request: turn.request,
@@ -258,7 +263,7 @@ impl Schedule {
             let request = &mut self.requests[turn.request];
             let kept = request.sequence.len() - (turn.drafts - turn.accepted);
             request.sequence.truncate(kept).unwrap();
-            request.names.truncate(kept as usize);
+            request.names.truncate(kept);
         }
         for act in acts {
             let (Act::Preempt(r) | Act::Slide(r) | Act::End(r)) = act else {
@@ -273,7 +278,7 @@ impl Schedule {
                 Act::Slide(_) => {
                     let len = sequence.len();
                     if let Some(window) = self.window
-                        && len as usize == names.len()
+                        && len == names.len()
                     {
                         let first = (len + 1).saturating_sub(window);
                         sequence.drop_before(first.min(len)).unwrap();
@@ -288,9 +293,9 @@ impl Schedule {
     pub fn end(&mut self, stream: &Stream, pool: &BlockPool, pad: PadPolicy) {
         self.requests.clear();
         stream.synchronize().unwrap();
-        let reserved = u32::from(pad != PadPolicy::SkipNegative);
+        let reserved = usize::from(pad != PadPolicy::SkipNegative);
         assert_eq!(pool.held_blocks(), 0);
-        assert_eq!(pool.free_blocks(), (pool.blocks() - reserved) as usize);
+        assert_eq!(pool.free_blocks(), (pool.blocks() - reserved));
         assert_eq!(pool.steps_in_flight(), 0);
     }
 }

@@ -33,7 +33,7 @@ proptest! {
 
     #[test]
     fn builders_make_what_their_definitions_say(
-        rows in 0u64..20, keys in 0u64..20, w in 1u32..22, prefix in 0u64..22, chunk in 1u64..9,
+        rows in 0u64..20, keys in 0u64..20, w in 1usize..22, prefix in 0u64..22, chunk in 1u64..9,
         sizes in (0u64..5, 0u64..6, 0u64..7), later in 0u64..6, ranks in (1u64..4, 1u64..4),
     ) {
         let stream = stream();
@@ -50,8 +50,8 @@ proptest! {
             is(&stream, ("matrix", masks.causal_matrix(origin, r, k, form).unwrap()), size, causal)?;
             is(&stream, ("view", masks.causal_view(origin, r, k, form).unwrap()), size, causal)?;
         }
-        let window = masks.sliding_window_matrix(window(w as usize), r, k, form).unwrap();
-        let sees = |i: i64, j: i64| j <= i + shift && i + shift - j < i64::from(w);
+        let window = masks.sliding_window_matrix(window(w), r, k, form).unwrap();
+        let sees = |i: i64, j: i64| j <= i + shift && i + shift - j < w as i64;
         is(&stream, ("window", window), size, sees)?;
         let mask = tensor(masks.prefix(prefix as usize, r, k).unwrap());
         is(&stream, ("prefix", mask), size, |i, j| j < prefix as i64 || j <= i + shift)?;

@@ -181,8 +181,8 @@ fn windows_show_as_many_keys_as_they_say_at_every_size() {
     let masks = stream.device().masks();
     for n in SIZES {
         let rows = n.min(9);
-        for w in [1, 2, n as u32 - 1, n as u32, n as u32 + 1] {
-            let Ok(of) = SlidingWindow::new(w as usize) else {
+        for w in [1, 2, n - 1, n, n + 1] {
+            let Ok(of) = SlidingWindow::new(w) else {
                 continue;
             };
             let mask = masks
@@ -191,11 +191,11 @@ fn windows_show_as_many_keys_as_they_say_at_every_size() {
             // Hidden if j > i or j <= i - w, with i the row's place among the keys.
             let sees = |i: usize, j: usize| {
                 let i = (i + n - rows) as i64;
-                !(j as i64 > i || j as i64 <= i - i64::from(w))
+                !(j as i64 > i || j as i64 <= i - w as i64)
             };
             holds(&stream, &mask, DType::Bool, &[rows, n], &[1], sees);
             let last_row = (0..n).filter(|&j| sees(rows - 1, j)).count();
-            assert_eq!(last_row, n.min(w as usize));
+            assert_eq!(last_row, n.min(w));
         }
         masks.cache().clear();
     }

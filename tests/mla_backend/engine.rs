@@ -18,9 +18,9 @@ use super::{DIM, LATENT, LAYERS, ROPE};
 #[derive(Clone, Debug)]
 pub struct Model {
     pub heads: usize,
-    pub block_size: u32,
+    pub block_size: usize,
     /// Blocks of 128 tokens, or as many smaller ones as hold the same.
-    pub blocks: u32,
+    pub blocks: usize,
     pub format: Cache,
     /// Cached tokens that the workspace has room for.
     pub room: usize,
@@ -84,13 +84,13 @@ impl<'a> Engine<'a> {
 
     /// Runs a step and checks some of its rows. With `absorb`, all queries are absorbed where none is too long, and those of
     /// the decodes in front otherwise.
-    fn step(&mut self, turns: &[Turn], pad: u32, absorb_some: bool) -> Result<(), TestCaseError> {
+    fn step(&mut self, turns: &[Turn], pad: usize, absorb_some: bool) -> Result<(), TestCaseError> {
         let metadata = self.schedule.metadata(turns, self.settings, pad);
         let mixed = metadata.decodes() > 0 && metadata.prefills() > 0 && metadata.decodes_lead();
         // Tokens with absorbed queries.
         let split = match absorb_some {
-            true if Mla::absorbs(&metadata) => metadata.tokens() as usize,
-            true if mixed => metadata.decode_tokens() as usize,
+            true if Mla::absorbs(&metadata) => metadata.tokens(),
+            true if mixed => metadata.decode_tokens(),
             _ => 0,
         };
         let names = self.schedule.names(turns, pad);
@@ -215,7 +215,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    pub fn act(&mut self, acts: &[Act], pad: u32, absorbed: bool) -> Result<(), TestCaseError> {
+    pub fn act(&mut self, acts: &[Act], pad: usize, absorbed: bool) -> Result<(), TestCaseError> {
         let cache = self.attention.cache_mut();
         let mut turns = self.schedule.begin_step(acts, self.stream, cache);
         if absorbed {

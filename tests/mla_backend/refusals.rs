@@ -16,7 +16,7 @@ fn refused(
     stream: &Stream,
     backends: Backends<bf16>,
     causality: Causality,
-    (format, rows, cached): (Cache, u32, u32),
+    (format, rows, cached): (Cache, usize, usize),
     form: &str,
 ) -> Error {
     let shape = CacheShape::latent(1).format(format);
@@ -35,8 +35,8 @@ fn refused(
     };
     let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let ones = |axes: [usize; 2]| {
-        let ones = vec![bf16::ONE; rows as usize * axes[0] * axes[1]];
-        let shape = [rows as usize, axes[0], axes[1]];
+        let ones = vec![bf16::ONE; rows * axes[0] * axes[1]];
+        let shape = [rows, axes[0], axes[1]];
         stream.upload(&ones, shape).unwrap()
     };
     let projection =

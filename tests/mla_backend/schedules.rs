@@ -9,7 +9,7 @@ use super::harness::schedule::{Act, act, config};
 
 fn model() -> impl Strategy<Value = Model> {
     let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD)];
-    let sizes = (0u32..2, any::<bool>(), 2u32..5, format);
+    let sizes = (0usize..2, any::<bool>(), 2usize..5, format);
     (sizes, REQUESTS..150, any::<[bool; 2]>()).prop_map(
         |((heads, small, blocks, format), room, flags)| Model {
             heads: 1 << heads,
@@ -27,7 +27,7 @@ proptest! {
     #![proptest_config(config(16))]
 
     #[test]
-    fn any_schedule_is_the_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(90, 4), 1..5), 0u32..5, any::<bool>()), 1..6)) {
+    fn any_schedule_is_the_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(90, 4), 1..5), 0usize..5, any::<bool>()), 1..6)) {
         let stream = harness::stream();
         let mut engine = Engine::new(&stream, &model);
         for (acts, pad, absorbed) in &steps {
@@ -76,7 +76,7 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
     engine.act(&[Act::Chunk(4, 1)], 0, true).unwrap();
     assert_eq!(log(&engine), [] as [usize; 0]);
     // Mixed ones project what prefills: the third request, behind a decode of two drafts.
-    let len = |engine: &Engine<'_>, at: usize| engine.schedule.requests[at].sequence.len() as usize;
+    let len = |engine: &Engine<'_>, at: usize| engine.schedule.requests[at].sequence.len();
     let cached = len(&engine, 2);
     let acts = [Act::Chunk(2, 20), Act::Verify(1, 2, 1)];
     engine.act(&acts, 1, true).unwrap();

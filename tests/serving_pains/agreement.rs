@@ -91,7 +91,7 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
         let mut engine = two_layers(&stream, backends);
         let settings = BatchSettings::of(engine.cache(), Causality::Causal);
         let metadata = AttentionMetadata::new(batch, settings).unwrap();
-        let tokens = rows(&stream, metadata.tokens() as usize);
+        let tokens = rows(&stream, metadata.tokens());
         let written = |engine: &Attention<bf16>| {
             let key = &engine.cache().layer(1).unwrap().key;
             key.download(&stream).unwrap()
@@ -344,7 +344,7 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     }
     let pool = engine.cache().pool().clone();
     assert_eq!(pool.held_blocks(), 22);
-    let lengths = [&donor, &other].map(|sequence| sequence.len() as usize);
+    let lengths = [&donor, &other].map(|sequence| sequence.len());
     let refused = pool.admits(lengths).unwrap_err();
     assert_eq!(refused.rule, Rule::BatchBlocks);
     assert!(

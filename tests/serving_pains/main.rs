@@ -42,7 +42,7 @@ fn settings(causality: Causality) -> BatchSettings {
     settings_of(32, 128, causality)
 }
 
-fn settings_of(blocks: u32, block_size: u32, causality: Causality) -> BatchSettings {
+fn settings_of(blocks: usize, block_size: usize, causality: Causality) -> BatchSettings {
     let pool = BlockPool::new(blocks, block_size, PadPolicy::SkipNegative).unwrap();
     BatchSettings::of(&pool, causality).policy(StatePolicy {
         chunked_prefill: true,
@@ -50,7 +50,7 @@ fn settings_of(blocks: u32, block_size: u32, causality: Causality) -> BatchSetti
     })
 }
 
-fn request(cached: u32, new: u32, row: &[i32]) -> BatchRequest<'_> {
+fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
     BatchRequest {
         cached,
         new,
@@ -119,7 +119,7 @@ fn pain_02_lists_of_another_size_than_the_batch() {
         let requests = metadata.table().requests();
         assert_eq!(metadata.q_ends().ends().len(), requests);
         assert_eq!(metadata.kv_lengths().lengths().len(), requests);
-        assert_eq!(metadata.slots().len(), tokens as usize);
+        assert_eq!(metadata.slots().len(), tokens);
     }
 }
 
@@ -153,10 +153,10 @@ fn pain_04_other_key_tokens_than_lengths() {
 #[test]
 fn pain_18_negative_local_lengths() {
     let share = Interleave::new(8, 64).unwrap();
-    let lengths: Vec<u64> = (0..8).map(|rank| share.local_len(70, rank)).collect();
+    let lengths: Vec<usize> = (0..8).map(|rank| share.local_len(70, rank)).collect();
     assert_eq!(lengths, [64, 6, 0, 0, 0, 0, 0, 0]);
-    let error = PerRequest::new(vec![3, -5]).unwrap_err();
-    assert_eq!(error.rule, Rule::LengthsNegative);
+    let wrapped = PerRequest::new(vec![3, 0usize.wrapping_sub(5)]).unwrap_err();
+    assert_eq!(wrapped.rule, Rule::LengthsOverflow);
 }
 
 /// 10292: slots taken for consecutive.

@@ -1,6 +1,6 @@
 //! Masks that are ignored, dropped, changed, too large, or of a form that the operator reads differently.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::attention::{Inputs, PseShift};
 use ascend_attention::kv::Rule;
@@ -119,7 +119,7 @@ fn pain_11_masks_of_the_longest_length_squared() {
     assert!(allowed.contains("bytes"), "{error}");
 
     // Nor has a step behind a million cached tokens a larger one.
-    let row: Vec<i32> = (0..8000).collect();
+    let row: Vec<usize> = (0..8000).collect();
     let batch = [request(1_000_000, 3, &row)];
     let settings = settings_of(8000, 128, Causality::Causal);
     let metadata = AttentionMetadata::new(&batch, settings).unwrap();
@@ -213,8 +213,8 @@ fn pain_28_masks_that_are_dropped() {
         .scale(1.0)
         .heads(HEADS)
         .kv_heads(HEADS)
-        .actual_seq_lengths([ROWS as i64])
-        .actual_seq_lengths_kv([KEYS as i64])
+        .actual_seq_lengths([ROWS])
+        .actual_seq_lengths_kv([KEYS])
         .mask(mask.clone())
         .plan(&query, &key, &key);
     assert_eq!(broken(outcome), "packed.sparse_mode");
@@ -234,7 +234,7 @@ fn pain_28_masks_that_are_dropped() {
 #[test]
 fn pain_06_causal_without_a_mask() {
     let device = harness::device();
-    let window = Causality::Window(NonZeroU32::MIN);
+    let window = Causality::Window(NonZeroUsize::MIN);
     for causality in [Causality::Causal, window] {
         let mask = causality.mask(&device.masks()).unwrap();
         assert_ne!(mask.sparse_mode(), SparseMode::DefaultMask);
@@ -249,7 +249,7 @@ fn pain_08_windows_take_mode_4_and_the_standard_mask() {
     let masks = device.masks();
     let causal = Causality::Causal.mask(&masks).unwrap();
     for keys in [1, 100, 4096] {
-        let window = Causality::Window(NonZeroU32::new(keys).unwrap());
+        let window = Causality::Window(NonZeroUsize::new(keys).unwrap());
         let mask = window.mask(&masks).unwrap();
         assert_eq!(mask.sparse_mode(), SparseMode::Band);
         let tensor = |mask: &ascend_attention::Mask| mask.tensor().unwrap().as_raw();
@@ -261,7 +261,7 @@ fn pain_08_windows_take_mode_4_and_the_standard_mask() {
 #[test]
 fn pain_09_window_off_by_one() {
     let device = harness::device();
-    let window = Causality::Window(NonZeroU32::new(7).unwrap());
+    let window = Causality::Window(NonZeroUsize::new(7).unwrap());
     let mask = window.mask(&device.masks()).unwrap();
     assert_eq!((mask.pre_tokens(), mask.next_tokens()), (6, 0));
 }
@@ -280,7 +280,7 @@ fn pain_10_window_in_a_layer_that_is_not_causal() {
 fn pain_32_masks_of_a_fixed_length() {
     let stream = harness::stream();
     let mut engine = engine(&stream);
-    let row: Vec<i32> = (0..24).collect();
+    let row: Vec<usize> = (0..24).collect();
     let batch = [request(2990, 30, &row)];
     let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
     let mut step = engine.begin(&stream, &metadata).unwrap();

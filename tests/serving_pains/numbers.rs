@@ -65,8 +65,8 @@ fn in_chunks(stream: &Stream, tokens: &[Tensor<bf16>; 3], chunks: &[usize]) -> V
     let mut all = Vec::new();
     let mut from = 0;
     for &new in chunks {
-        let _ = sequence.grow(new as u32).unwrap();
-        let batch = [BatchRequest::of(&sequence, new as u32)];
+        let _ = sequence.grow(new).unwrap();
+        let batch = [BatchRequest::of(&sequence, new)];
         let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
         let part = |tensor: &Tensor<bf16>| tensor.narrow(0, from..from + new).unwrap();
         let [query, key, value] = tokens.each_ref().map(part);

@@ -25,7 +25,7 @@ fn pain_02_lists_of_another_size_given_by_hand() {
     let query = stream.upload(&[bf16::ONE; 3 * 64], [3, 1, 64]).unwrap();
     let cache = stream.upload(&[bf16::ONE; 8 * 128 * 64], [8, 128, 64]);
     let cache = cache.unwrap();
-    let rule = |rows: usize, columns: usize, kv: &[i64]| {
+    let rule = |rows: usize, columns: usize, kv: &[usize]| {
         let rows = vec![vec![1; columns]; rows];
         let table = BlockTable::from_rows(&stream, &rows, 128).unwrap();
         let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
@@ -85,8 +85,8 @@ fn pain_05_head_dimensions_of_packed_calls() {
 
     let [query, key, value] = tensors.map(|tensor| tensor.padded(&stream, 128).unwrap());
     let plan = call(Layout::Tnd)
-        .actual_seq_lengths([tokens as i64])
-        .actual_seq_lengths_kv([tokens as i64])
+        .actual_seq_lengths([tokens])
+        .actual_seq_lengths_kv([tokens])
         .plan(&query, &key, &value)
         .unwrap();
     let got = plan.launch(&stream, &query, &key, &value).unwrap();

@@ -6,8 +6,8 @@ use ascend_attention::serving::{
     AttentionMetadata, BatchRequest, BatchSettings, Causality, Drafting, StatePolicy,
 };
 
-pub const BLOCKS: u32 = 6;
-pub const BLOCK_SIZE: u32 = 128;
+pub const BLOCKS: usize = 6;
+pub const BLOCK_SIZE: usize = 128;
 
 pub const CHUNKED: StatePolicy = StatePolicy {
     chunked_prefill: true,
@@ -23,16 +23,16 @@ pub const MTP: StatePolicy = StatePolicy {
 };
 
 /// Of each request the cached tokens, the new ones and how many of these are drafts.
-pub type Requests = [(u32, u32, u32)];
+pub type Requests = [(usize, usize, usize)];
 
 /// What a step is told, perhaps padded to so many tokens.
 pub fn metadata(
     causality: Causality,
     policy: StatePolicy,
-    padded: Option<u32>,
+    padded: Option<usize>,
     requests: &Requests,
 ) -> Result<AttentionMetadata> {
-    let rows: Vec<[i32; 2]> = (0..3).map(|r| [2 * r, 2 * r + 1]).collect();
+    let rows: Vec<[usize; 2]> = (0..3).map(|r| [2 * r, 2 * r + 1]).collect();
     let batch: Vec<_> = (requests.iter().zip(&rows))
         .map(|(&(cached, new, drafts), row)| BatchRequest {
             cached,

@@ -1,6 +1,6 @@
 //! Captured calls.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::serving::{AttentionShape, CallLengths, Causality, Cumulative, PerRequest};
@@ -30,7 +30,7 @@ impl Buffers {
 fn captured_calls_say_what_eager_ones_say() {
     let table = Table::new();
     let stream = &table.stream;
-    let window = Causality::Window(NonZeroU32::new(7).unwrap());
+    let window = Causality::Window(NonZeroUsize::new(7).unwrap());
     for causality in [Causality::Causal, window, Causality::Bidirectional] {
         let shape = AttentionShape::new(4, 2, 128);
         let call = FusedInferAttention::new(Layout::Tnd)
@@ -53,7 +53,7 @@ fn captured_calls_say_what_eager_ones_say() {
             outputs: [output(), output()],
         };
         let ends = Cumulative::new(vec![1, 2]).unwrap();
-        let lengths = |kv: [i64; 2]| PerRequest::new(kv.to_vec()).unwrap();
+        let lengths = |kv: [usize; 2]| PerRequest::new(kv.to_vec()).unwrap();
         let (now, longest) = (lengths([131, 10]), lengths([256, 256]));
         let of = |kv| CallLengths::PackedPaged { q: &ends, kv };
 

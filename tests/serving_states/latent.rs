@@ -15,7 +15,7 @@ const HEADS: usize = 4;
 const LATENT: usize = 512;
 const ROPE: usize = 64;
 const DIM: usize = 128;
-fn metadata(policy: StatePolicy, padded: Option<u32>, requests: &Requests) -> AttentionMetadata {
+fn metadata(policy: StatePolicy, padded: Option<usize>, requests: &Requests) -> AttentionMetadata {
     batch::metadata(Causality::Causal, policy, padded, requests).unwrap()
 }
 
@@ -37,7 +37,7 @@ fn said(
     let mla = Mla::new().workspace_bytes(room * row * size_of::<bf16>());
     let shape = AttentionShape::latent(HEADS);
     let mut attention = Attention::new(shape, cache, Backends::none().with(mla));
-    let tokens = metadata.tokens() as usize;
+    let tokens = metadata.tokens();
     let ones = |tokens: usize, heads: usize, dim: usize| {
         let ones = vec![bf16::ONE; tokens * heads * dim];
         stream.upload(&ones, [tokens, heads, dim]).unwrap()
@@ -84,10 +84,10 @@ fn said(
 
 /// What every absorbed call says, before layout, shapes, lengths and mask.
 fn absorbed(requests: i64, columns: i64) -> Said {
-    let cache = [BLOCKS.into(), BLOCK_SIZE.into(), LATENT as i64];
+    let cache = [BLOCKS as i64, BLOCK_SIZE as i64, LATENT as i64];
     Said {
         table: Some(ints([requests, columns])),
-        block_size: BLOCK_SIZE.into(),
+        block_size: BLOCK_SIZE as i64,
         ..bare("", &[], &cache, [HEADS as i64, 1], 1.0 / 192f64.sqrt())
     }
 }
@@ -109,22 +109,10 @@ fn decode_only() {
         kv_lengths: Some(vec![131, 10, 1]),
         ..absorbed(3, 2)
     };
-    let calls = said(
-        &table,
-        Cache::BnBsH,
-        &metadata,
-        metadata.tokens() as usize,
-        1,
-    );
+    let calls = said(&table, Cache::BnBsH, &metadata, metadata.tokens(), 1);
     assert_eq!(calls, std::slice::from_ref(&want));
     // The other formats; the operator has no BNSD over NZ.
-    let calls = said(
-        &table,
-        Cache::BnNBsD,
-        &metadata,
-        metadata.tokens() as usize,
-        1,
-    );
+    let calls = said(&table, Cache::BnNBsD, &metadata, metadata.tokens(), 1);
     let split = Said {
         key: bf16s([6, 1, 128, 512]),
         value: bf16s([6, 1, 128, 512]),
@@ -132,7 +120,7 @@ fn decode_only() {
         ..want.clone()
     };
     assert_eq!(calls, [split]);
-    let calls = said(&table, Cache::Nz, &metadata, metadata.tokens() as usize, 1);
+    let calls = said(&table, Cache::Nz, &metadata, metadata.tokens(), 1);
     let nz = Said {
         layout: "BSND_NBSD".to_owned(),
         query: bf16s([3, 1, 4, 512]),
@@ -160,13 +148,7 @@ fn verifying_drafts() {
         mask: compressed(),
         ..absorbed(3, 2)
     };
-    let calls = said(
-        &table,
-        Cache::BnBsH,
-        &metadata,
-        metadata.tokens() as usize,
-        1,
-    );
+    let calls = said(&table, Cache::BnBsH, &metadata, metadata.tokens(), 1);
     assert_eq!(calls, [want]);
 }
 
@@ -263,7 +245,7 @@ fn hybrid_calls(
     let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad).unwrap();
     let shape = AttentionShape::new(HEADS, 1, DIM);
     let mut attention = Attention::new(shape, cache, Backends::none().with(hybrid));
-    let tokens = metadata.tokens() as usize;
+    let tokens = metadata.tokens();
     let rows = |heads: usize| {
         let ones = vec![bf16::ONE; tokens * heads * DIM];
         stream.upload(&ones, [tokens, heads, DIM]).unwrap()

@@ -1,6 +1,6 @@
 //! Steps of a serving engine.
 
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 
 use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_attention::serving::{
@@ -22,7 +22,7 @@ struct Given<'a> {
     causality: Causality,
     policy: StatePolicy,
     sink: bool,
-    padded: Option<u32>,
+    padded: Option<usize>,
     dim: usize,
     requests: &'a Requests,
 }
@@ -39,7 +39,7 @@ fn step<'a>(policy: StatePolicy, requests: &'a Requests) -> Given<'a> {
 }
 
 fn window() -> Causality {
-    Causality::Window(NonZeroU32::new(7).unwrap())
+    Causality::Window(NonZeroUsize::new(7).unwrap())
 }
 
 impl Given<'_> {
@@ -89,11 +89,11 @@ impl Given<'_> {
 /// What every call of a step over the paged cache says, before lengths.
 fn paged(tokens: i64, requests: i64, columns: i64) -> Said {
     let (heads, dim) = (HEADS as i64, DIM as i64);
-    let cache = [BLOCKS.into(), BLOCK_SIZE.into(), KV_HEADS as i64 * dim];
+    let cache = [BLOCKS as i64, BLOCK_SIZE as i64, KV_HEADS as i64 * dim];
     Said {
         mask: compressed(),
         table: Some(ints([requests, columns])),
-        block_size: BLOCK_SIZE.into(),
+        block_size: BLOCK_SIZE as i64,
         sparse_mode: 3,
         ..bare(
             "TND",
@@ -247,7 +247,7 @@ fn verifying_drafts() {
         (15, AttentionState::SpecDecoding),
         (16, AttentionState::ChunkedPrefill),
     ] {
-        let rows = i64::from(drafts) + 1;
+        let rows = drafts as i64 + 1;
         let (state, said) = step(MTP, &[(9, drafts + 1, drafts)]).said(&table);
         assert_eq!(state, want);
         assert_eq!(said, lengths(paged(rows, 1, 1), &[rows], &[9 + rows]));
@@ -367,7 +367,7 @@ fn heads_of_512() {
     let (_, name, calls) = given.calls(&table, backends()).unwrap();
     assert_eq!(name, "paged_decode");
     let (rows, hidden) = (bf16s([2, 1, HEADS as i64 * 512]), KV_HEADS as i64 * 512);
-    let cache = bf16s([BLOCKS.into(), BLOCK_SIZE.into(), hidden]);
+    let cache = bf16s([BLOCKS as i64, BLOCK_SIZE as i64, hidden]);
     let want = Said {
         layout: "BSH".to_owned(),
         query: rows.clone(),

@@ -193,7 +193,7 @@ impl LiveCall {
                 case.mask = MaskKind::Compressed;
                 continue;
             }
-            let tensor = CaseTensor::new(desc.dtype, &shape, data).map_err(text)?;
+            let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
             match operand.parameter() {
                 Some(parameter) => {
                     if parameter == Parameter::AttenMask {
@@ -273,8 +273,8 @@ impl LiveCall {
 
 /// An output as a case expects it: FLOAT; `None` if its type has no such form.
 pub(super) fn expected(desc: &TensorDesc, bytes: Vec<u8>) -> Option<CaseTensor> {
-    let tensor = CaseTensor::new(desc.dtype, &desc.shape, bytes).ok()?;
-    CaseTensor::from_f32(DType::Float, &desc.shape, &tensor.to_f32()?).ok()
+    let tensor = CaseTensor::with_dims(desc.dtype, desc.shape, bytes).ok()?;
+    CaseTensor::from_f32(DType::Float, tensor.shape(), &tensor.to_f32()?).ok()
 }
 
 /// Whether a mask is the one that a reader makes for itself.
