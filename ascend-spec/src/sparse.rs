@@ -31,6 +31,9 @@ pub enum SparseMode {
     /// Mode 2, but the first sequence that is not empty is a band: the last rows of a sequence that was cut. Packed
     /// sequences alone; takes the compressed 2048 x 2048 tensor.
     BandLeftUpCausal = 8,
+    /// `j < Skv - Sq`, or where the tensor is 0 at column `j - (Skv - Sq)`: a tree of `Sq` draft tokens behind a context
+    /// that all of them see. Inference with rotary parts alone; takes a tensor of the drafts.
+    Tree = 9,
 }
 
 /// What a mode wants of `attenMask`.
@@ -42,11 +45,14 @@ pub enum MaskDemand {
     Full,
     /// A template from which the operator reads any size.
     Compressed(CompressedMask),
+    /// A tensor of the last `Sq` keys of each sequence: `[B, S, S]`, or of packed sequences one axis with their squares
+    /// one after another.
+    Drafts,
 }
 
 impl SparseMode {
     /// Every mode.
-    pub const ALL: [SparseMode; 9] = [
+    pub const ALL: [SparseMode; 10] = [
         SparseMode::DefaultMask,
         SparseMode::AllMask,
         SparseMode::LeftUpCausal,
@@ -56,6 +62,7 @@ impl SparseMode {
         SparseMode::PrefixCompress,
         SparseMode::RightDownCausalBand,
         SparseMode::BandLeftUpCausal,
+        SparseMode::Tree,
     ];
 
     /// Rows and columns of the compressed mask that modes 2, 3, 4, 7 and 8 take.
@@ -83,6 +90,7 @@ impl SparseMode {
             SparseMode::PrefixCompress => "prefixCompress",
             SparseMode::RightDownCausalBand => "rightDownCausalBand",
             SparseMode::BandLeftUpCausal => "bandLeftUpCausal",
+            SparseMode::Tree => "treeMask",
         }
     }
 
@@ -103,6 +111,7 @@ impl SparseMode {
             SparseMode::BandLeftUpCausal => {
                 "the band of mode 4 in the first sequence that is not empty, j <= i in the others"
             }
+            SparseMode::Tree => "j < Skv - Sq, or where the tensor is 0 at column j - (Skv - Sq)",
         }
     }
 
@@ -117,6 +126,7 @@ impl SparseMode {
             | SparseMode::Band
             | SparseMode::RightDownCausalBand
             | SparseMode::BandLeftUpCausal => MaskDemand::Compressed(CompressedMask::Causal),
+            SparseMode::Tree => MaskDemand::Drafts,
         }
     }
 
@@ -243,7 +253,7 @@ mod tests {
             assert_eq!(mode.acl(), number as i64);
             assert_eq!(SparseMode::from_acl(number as i64), Some(mode));
         }
-        for other in [-1, 9, i64::MIN, i64::MAX] {
+        for other in [-1, 10, i64::MIN, i64::MAX] {
             assert_eq!(SparseMode::from_acl(other), None);
         }
     }

@@ -38,15 +38,14 @@ impl<'s> Ahead<'s> {
         lanes: impl Fn(u64) -> u16,
     ) -> &[u16] {
         let known = self.keys.start <= tile.start && tile.end <= self.keys.end;
-        if let Some(mask) = attention.mask.as_ref().filter(|_| !known) {
+        let mask = attention.mask.as_ref().zip(sequence.mask.as_ref());
+        if let Some((mask, at)) = mask.filter(|_| !known) {
             self.keys = tile.start..reach(sequence, &rows, tile, end);
             let hidden = &mut self.hidden[..self.keys.len()];
             hidden.fill(0);
             // Nobody looks at a row that does not exist.
             for row in rows.start..rows.end.min(sequence.geometry.q_len()) {
-                let (batch, _, place) = sequence.at(0, row as usize);
-                let first = sequence.first_key + tile.start;
-                mask.hide((batch, place), first, lanes(row), hidden);
+                mask.hide(at, row as usize, tile.start, lanes(row), hidden);
             }
         }
         &self.hidden[tile.start - self.keys.start..][..tile.len()]

@@ -10,7 +10,7 @@ use super::output::Output;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::source::{Source, Types};
 use super::tensors::{Sink, Sizes};
-use ascend_spec::fia::{Affine, Grid, MaskUse, Operand, Padding, Problem, Rows, Work};
+use ascend_spec::fia::{self, Affine, Grid, MaskRows, Operand, Padding, Problem, Rows, Work};
 use ascend_spec::{DType, MaskGeometry};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -72,8 +72,10 @@ pub(super) struct Sequence {
     first: usize,
     /// Rows on that axis.
     end: usize,
-    /// Key 0 in mask and position bias.
-    pub(super) first_key: usize,
+    /// Row 0 and key 0 in the position bias.
+    pub(super) origin: (usize, usize),
+    /// Where the mask tensor says what the rows see, if it is read.
+    pub(super) mask: Option<MaskRows>,
     /// Summary of the mask tensor, if there is one and it is worth it.
     pub(super) cells: Option<Arc<Cells>>,
 }
@@ -130,9 +132,9 @@ impl Attention {
         };
         Attention {
             sequences: if attends {
-                (0..problem.batch)
-                    // SAFETY: the problem touches the key rows of each sequence.
-                    .map(|b| unsafe { Sequence::new(problem, buffers, b, padding, types) })
+                let all = problem.sequences(padding).enumerate();
+                // SAFETY: the problem touches the key rows of each sequence.
+                all.map(|(b, of)| unsafe { Sequence::new(problem, buffers, b, of, types) })
                     .collect()
             } else {
                 (0..batch).map(|b| Sequence::blank(problem, b)).collect()
@@ -165,13 +167,9 @@ impl Attention {
                 // SAFETY: the problem touches all of the log-sum-exp, and nobody else does.
                 unsafe { Sink::new(buffers.base(Operand::SoftmaxLse), &rows, sizes(1)) }
             }),
-            mask: match problem.mask {
-                MaskUse::Full(at) if attends => {
-                    // SAFETY: the problem touches the mask.
-                    Some(unsafe { MaskBytes::new(problem, buffers, at) })
-                }
-                _ => None,
-            },
+            // SAFETY: the problem touches the mask.
+            mask: (attends && problem.mask.is_tensor())
+                .then(|| unsafe { MaskBytes::new(problem, buffers) }),
             // SAFETY: the problem touches the position bias.
             bias: unsafe { Bias::new(problem, buffers, types) },
             sink: problem.sink.map(|grid| {
@@ -210,14 +208,7 @@ impl Attention {
             if !Cells::worth(sequence) {
                 continue;
             }
-            let place = |row: u64| {
-                let (batch, _, row) = sequence.at(0, row as usize);
-                mask.element(batch, row, sequence.first_key)
-            };
-            let of = (
-                [place(0), place(sequence.geometry.q_len() - 1)],
-                sequence.geometry,
-            );
+            let of = (sequence.mask, sequence.geometry);
             if let Some((_, cells)) = made.as_ref().filter(|(same, _)| *same == of) {
                 sequence.cells = Some(Arc::clone(cells));
                 continue;
@@ -302,10 +293,10 @@ impl Sequence {
         problem: &Problem<'_>,
         buffers: &Buffers<'_>,
         b: usize,
-        padding: Padding,
+        (of, mask): (fia::Sequence, Option<MaskRows>),
         types: Types,
     ) -> Self {
-        let (at, of) = (problem.key_value(b), problem.sequence(b, padding));
+        let at = problem.key_value(b);
         let (batch, rows) = match &problem.pages {
             Some(pages) => (pages.blocks, pages.block_size),
             None => (at.batch + 1, of.kv_first.saturating_add(of.kv_len)),
@@ -383,7 +374,8 @@ impl Sequence {
             },
             first: of.q_first,
             end: problem.query_rows,
-            first_key: of.kv_first,
+            origin: problem.origin(&of),
+            mask,
             cells: None,
         }
     }
@@ -413,7 +405,8 @@ impl Sequence {
             rows: problem.query_rows,
             first: 0,
             end: problem.query_rows,
-            first_key: 0,
+            origin: (0, 0),
+            mask: None,
             cells: None,
         }
     }

@@ -69,6 +69,9 @@ impl Cells {
 
     /// Fills row number `number` of the cells.
     pub(super) fn fill(cells: &mut [u8], number: usize, mask: &MaskBytes, sequence: &Sequence) {
+        let Some(at) = &sequence.mask else {
+            return;
+        };
         let first = number * SIDE;
         let last = (first + SIDE).min(sequence.geometry.q_len() as usize);
         let keys = 0..sequence.geometry.kv_len() as usize;
@@ -80,8 +83,7 @@ impl Cells {
             let mut bytes = [0u8; STRETCH];
             let bytes = &mut bytes[..count];
             for row in first..last {
-                let (batch, _, row) = sequence.at(0, row);
-                mask.read_row(batch, row, sequence.first_key + start, bytes);
+                mask.read_row(at, row, start, bytes);
                 for (byte, (most, least)) in bytes.iter().zip(most.iter_mut().zip(&mut least)) {
                     *most = (*most).max(*byte);
                     *least = (*least).min(*byte);

@@ -6,17 +6,17 @@ use super::requests::{CACHE_LINE, Near, prefetch};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::source::{Source, Types};
 use super::tensors::Sizes;
-use ascend_spec::fia::{MaskTensor, Operand, Problem, Slopes};
+use ascend_spec::fia::{MaskRows, Operand, Problem, Slopes};
 use std::ops::Range;
 
 /// How far below a row lies the one that is asked for while it is read.
 const BELOW: usize = 2;
 
-/// A full mask tensor; it has a byte an element, and any byte but 0 hides.
+/// A mask tensor that is read element by element; it has a byte an element, and any byte but 0 hides. Where the elements
+/// of a sequence are, its [`MaskRows`] say.
 #[derive(Clone, Debug)]
 pub(super) struct MaskBytes {
     base: *const u8,
-    at: MaskTensor,
     /// Bytes that may be read.
     bytes: Range<i64>,
 }
@@ -29,33 +29,33 @@ unsafe impl Sync for MaskBytes {}
 impl MaskBytes {
     /// # Safety
     ///
-    /// As long as the value is used, the bytes that the mask is described with may be read.
-    pub(super) unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>, at: MaskTensor) -> Self {
-        let bytes = problem.call.mask().and_then(|mask| mask.byte_range());
+    /// As long as the value is used, the bytes of the mask that the problem touches may be read.
+    pub(super) unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Self {
+        let bytes = problem.mask_bytes();
         let count = |byte: u64| i64::try_from(byte).unwrap_or(i64::MAX);
         MaskBytes {
             base: buffers.base(Operand::AttenMask),
-            at,
             bytes: bytes.map_or(0..0, |bytes| count(bytes.start)..count(bytes.end)),
         }
     }
 
     /// Copies the bytes of one row from key `first_key` on. Keys that the tensor does not have are visible.
     #[inline(always)]
-    pub(super) fn read_row(&self, batch: usize, row: usize, first_key: usize, out: &mut [u8]) {
-        if let Some(from) = self.run(batch, row, first_key, out.len()) {
+    pub(super) fn read_row(&self, at: &MaskRows, row: usize, first_key: usize, out: &mut [u8]) {
+        let (context, out) = out.split_at_mut(behind(at, first_key, out.len()));
+        context.fill(0);
+        let first_key = first_key + context.len();
+        if let Some(from) = self.run(at, row, first_key, out.len()) {
             // SAFETY: all of the bytes may be read, as `run` checked, by the contract of `new`; `out` is ours alone.
             unsafe { from.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
             return;
         }
-        let first = self.element(batch, row, first_key);
         for (j, out) in out.iter_mut().enumerate() {
-            let at = first.saturating_add(self.step(j));
-            *out = if self.bytes.contains(&at) {
+            let element = at.element(row, first_key + j);
+            *out = match element.filter(|element| self.bytes.contains(element)) {
                 // SAFETY: as above, one byte.
-                unsafe { self.base.wrapping_offset(at as isize).read() }
-            } else {
-                0
+                Some(element) => unsafe { self.base.wrapping_offset(element as isize).read() },
+                None => 0,
             };
         }
     }
@@ -65,21 +65,24 @@ impl MaskBytes {
     #[inline(always)]
     pub(super) fn hide(
         &self,
-        (batch, row): (usize, usize),
+        at: &MaskRows,
+        row: usize,
         first_key: usize,
         lanes: u16,
         hidden: &mut [u16],
     ) {
         const CHUNK: usize = 16;
-        let Some(from) = self.run(batch, row, first_key, hidden.len()) else {
+        let context = behind(at, first_key, hidden.len());
+        let (first_key, hidden) = (first_key + context, &mut hidden[context..]);
+        let Some(from) = self.run(at, row, first_key, hidden.len()) else {
             for (j, hidden) in hidden.iter_mut().enumerate() {
                 let mut byte = [0];
-                self.read_row(batch, row, first_key + j, &mut byte);
+                self.read_row(at, row, first_key + j, &mut byte);
                 *hidden |= if byte[0] == 0 { 0 } else { lanes };
             }
             return;
         };
-        let below = self.element(batch, row + BELOW, first_key) as isize;
+        let below = at.element(row + BELOW, first_key).unwrap_or(0) as isize;
         for byte in (0..hidden.len()).step_by(CACHE_LINE) {
             let address = self.base.wrapping_offset(below).wrapping_add(byte);
             prefetch(Near::First, address);
@@ -102,26 +105,20 @@ impl MaskBytes {
         }
     }
 
-    /// Elements to a key that is `keys` behind.
-    #[inline(always)]
-    fn step(&self, keys: usize) -> i64 {
-        (keys as i64).saturating_mul(self.at.key)
-    }
-
-    /// Element of a key of a row.
-    #[inline(always)]
-    pub(super) fn element(&self, batch: usize, row: usize, key: usize) -> i64 {
-        self.at.at(batch, row).saturating_add(self.step(key))
-    }
-
     /// Address of the byte of a key, where those of `count` keys from it on lie side by side and may be read.
     #[inline(always)]
-    fn run(&self, batch: usize, row: usize, key: usize, count: usize) -> Option<*const u8> {
-        let first = self.element(batch, row, key);
-        let last = first.saturating_add(self.step(count.checked_sub(1)?));
+    fn run(&self, at: &MaskRows, row: usize, key: usize, count: usize) -> Option<*const u8> {
+        let first = at.element(row, key)?;
+        let last = at.element(row, key + count.checked_sub(1)?)?;
         let inside = self.bytes.contains(&first) && self.bytes.contains(&last);
-        (self.at.key == 1 && inside).then(|| self.base.wrapping_offset(first as isize))
+        (at.key == 1 && inside).then(|| self.base.wrapping_offset(first as isize))
     }
+}
+
+/// How many of `count` keys, from `first_key` on, lie before those that the tensor has elements for.
+#[inline(always)]
+fn behind(at: &MaskRows, first_key: usize, count: usize) -> usize {
+    at.context.saturating_sub(first_key).min(count)
 }
 
 /// The additive position bias.

@@ -6,7 +6,7 @@
 //! to integers against the final maximum of the row, where the operator takes the running one.
 
 use ascend_spec::fia::{
-    Affine, Counts, Grid, MaskUse, Operand, Padding, Problem, Rows, Sequence, Work,
+    Affine, Counts, Grid, MaskRows, Operand, Padding, Problem, Rows, Sequence, Work,
 };
 use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, MaskGeometry};
@@ -63,8 +63,7 @@ pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
     }
     let call = Call { problem, inputs };
     let padding = call.padding();
-    for b in 0..problem.batch {
-        let of = problem.sequence(b, padding);
+    for (b, (of, mask)) in problem.sequences(padding).enumerate() {
         let (place, written) = if problem.is_packed() {
             (0, of.q_first..of.q_first + of.q_len)
         } else {
@@ -80,7 +79,8 @@ pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
             let group = problem.heads / problem.kv_heads;
             for head in kv_head * group..(kv_head + 1) * group {
                 for row in written.clone() {
-                    let (values, lse) = call.row((b, place), &of, head, row, &keys, &values);
+                    let (values, lse) =
+                        call.row((b, place), (&of, mask), head, row, (&keys, &values));
                     let at = (place * problem.heads + head) * problem.query_rows + row;
                     outputs.attention[at * problem.value_dim..][..problem.value_dim]
                         .copy_from_slice(&values);
@@ -124,11 +124,10 @@ impl Call<'_, '_, '_> {
     fn row(
         &self,
         (b, place): (usize, usize),
-        of: &Sequence,
+        (of, mask): (&Sequence, Option<MaskRows>),
         head: usize,
         row: usize,
-        keys: &[Vec<f64>],
-        values: &[Vec<f64>],
+        (keys, values): (&[Vec<f64>], &[Vec<f64>]),
     ) -> (Vec<f64>, f64) {
         let problem = self.problem;
         let zeros = vec![0.0; problem.value_dim];
@@ -142,13 +141,15 @@ impl Call<'_, '_, '_> {
         let in_sight: Vec<usize> = (0..of.keys())
             .filter(|&j| geometry.sees(i as u64, j as u64))
             .collect();
-        let hidden = |j: usize| match problem.mask {
-            MaskUse::None | MaskUse::Compressed => false,
-            MaskUse::Full(mask) => {
-                let element = mask.at(b, row) + (of.kv_first + j) as i64 * mask.key;
-                self.number(Operand::AttenMask, DType::UInt8, element) != Some(0.0)
-            }
+        let hidden = |j: usize| {
+            let element = mask.and_then(|mask| mask.element(i, j));
+            element.is_some_and(|element| {
+                // What lies beyond the tensor is visible.
+                let byte = self.number(Operand::AttenMask, DType::UInt8, element);
+                byte.is_some_and(|byte| byte != 0.0)
+            })
         };
+        let (first_row, first_key) = problem.origin(of);
         let visible: Vec<usize> = in_sight.iter().copied().filter(|&j| !hidden(j)).collect();
         let int8 = problem.int8_query.map(|int8| {
             [int8.deq_scale1, int8.quant_scale1, int8.deq_scale2]
@@ -177,7 +178,7 @@ impl Call<'_, '_, '_> {
             .iter()
             .map(|&j| {
                 let dot: f64 = query.iter().zip(&keys[j]).map(|(q, k)| q * k).sum();
-                dot * scale + self.bias((b, head, row), of.kv_first + j)
+                dot * scale + self.bias((b, head, first_row + i), first_key + j)
             })
             .collect();
         // The sink is a score without a value.

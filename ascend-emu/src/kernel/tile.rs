@@ -96,8 +96,7 @@ pub(super) fn read_mask<'a>(
         return None;
     }
     let out = out.get_mut(..keys.len())?;
-    let (batch, _, row) = sequence.at(0, row as usize);
-    mask.read_row(batch, row, sequence.first_key + keys.start, out);
+    mask.read_row(sequence.mask.as_ref()?, row as usize, keys.start, out);
     Some(out)
 }
 
@@ -114,8 +113,9 @@ pub(super) fn read_bias<S: Simd>(
     let Some(bias) = &attention.bias else {
         return false;
     };
-    let first = sequence.first_key + keys.start;
-    let at = sequence.at(head, row);
+    let (first_row, first_key) = sequence.origin;
+    let at = (sequence.keys.sequence, head, first_row + row);
+    let first = first_key + keys.start;
     bias.read(simd, at, first..first + keys.len(), out);
     for out in out.as_flattened_mut() {
         *out *= std::f32::consts::LOG2_E;

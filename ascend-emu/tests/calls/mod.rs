@@ -9,9 +9,10 @@ pub mod contents;
 pub mod dense;
 pub mod paths;
 pub mod quantised;
+pub mod releases;
 
-use ascend_spec::fia::{Cache, FiaCall, Operand};
-use ascend_spec::{DType, Extents, Layout, SparseMode, TensorDesc};
+use ascend_spec::fia::{Cache, FiaCall, Operand, Version};
+use ascend_spec::{DType, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 
 /// What a [`FiaCall`] borrows, owned, and contents that may not be random.
 #[derive(Clone, Debug)]
@@ -25,6 +26,9 @@ pub struct Call {
     pub prefix_len: Option<Vec<i64>>,
     pub contents: Vec<(Operand, Vec<u8>)>,
     pub seed: u64,
+    /// What the call is made for.
+    pub target: Target,
+    pub version: Version,
 }
 
 pub fn desc(dtype: DType, shape: &[i64]) -> TensorDesc {
@@ -48,6 +52,8 @@ impl Call {
             prefix_len: None,
             contents: Vec::new(),
             seed,
+            target: Target::snapshot(Soc::AtlasA2),
+            version: Version::V4,
         };
         call.output(dtype, of);
         call

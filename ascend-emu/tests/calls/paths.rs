@@ -1,8 +1,8 @@
 //! Calls of the paths beyond the dense ones.
 
 use super::{Call, Random, cached, desc};
-use ascend_spec::fia::{Cache, Operand};
-use ascend_spec::{DType, Extents, Layout, SparseMode};
+use ascend_spec::fia::{Cache, Operand, Version};
+use ascend_spec::{DType, Extents, Layout, Soc, SparseMode, Target};
 
 pub const HALVES: [DType; 2] = [DType::Float16, DType::Bf16];
 pub const HEADS: [(i64, i64); 6] = [(1, 1), (2, 2), (4, 2), (4, 1), (12, 1), (17, 1)];
@@ -23,7 +23,7 @@ pub fn length(random: &mut Random, least: i64) -> i64 {
 }
 
 /// Cumulative sums.
-fn ends(lengths: &[i64]) -> Vec<i64> {
+pub fn ends(lengths: &[i64]) -> Vec<i64> {
     lengths
         .iter()
         .scan(0, |end, length| {
@@ -357,6 +357,7 @@ pub fn sloped(seed: u64) -> Call {
     if of.rows > 1 && random.below(2) == 0 {
         call.masked(SparseMode::RightDownCausal);
     }
+    (call.target, call.version) = (Target::snapshot(Soc::Ascend950), Version::V5);
     call.plain.pse_type = pick(random, &[2, 3]);
     call.plain.pse_shift = Some(desc(DType::Float, &[heads]));
     call.plain.q_start_idx = pick(random, &STARTS);

@@ -227,6 +227,9 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     if mla::unified(f) || full_quant {
         if full_quant {
             mla_int8::full_quant(f)?;
+            if mla_int8::tree(f) {
+                return Ok((Work::Attend, SparseMode::Tree, mla_int8::tree_use(f)));
+            }
         } else {
             mla::absorbed(f)?;
         }

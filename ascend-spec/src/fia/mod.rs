@@ -3,7 +3,7 @@
 //! The rules are those of the operator's own checks in four releases of CANN ([`Cann`](crate::Cann)) on Atlas A2 and A3, and
 //! of 9.1 on Ascend 950; each says where it holds ([`Rule::scope`](crate::Rule::scope)). Which of the operator's checkers
 //! judges a call depends on the release ([`Checker`]): most differences follow from it. What a release takes and no kernel
-//! here computes yet is [`Unsupported`](crate::Unsupported): the tree mask of sparse mode 9, and quantisation on Ascend 950.
+//! here computes is [`Unsupported`](crate::Unsupported), as the INT8 output that 9.0 takes without a scale.
 
 mod antiquant_mode;
 mod cache;
@@ -13,6 +13,7 @@ mod checker;
 mod grid;
 mod head_shape;
 mod implied;
+mod mask_use;
 mod mxfp8;
 mod operand;
 mod problem;
@@ -29,10 +30,10 @@ pub use call::FiaCall;
 pub use checker::Checker;
 pub use grid::{Affine, Counts, Cut, Cuts, Grid};
 pub use head_shape::HeadShape;
+pub use mask_use::{MaskRows, MaskTensor, MaskUse, TreeMask};
 pub use operand::{Operand, Parameter, Place};
 pub use problem::{
-    Int8Query, KeyValue, MaskTensor, MaskUse, Padding, Pages, Prefix, Problem, Route, Rows,
-    Sequence, Work,
+    Int8Query, KeyValue, Padding, Pages, Prefix, Problem, Route, Rows, Sequence, Work,
 };
 pub use rules::contents::Places;
 pub use slopes::Slopes;

@@ -2,7 +2,7 @@
 
 use super::resolve::rows;
 use super::rules::lengths;
-use super::{Affine, Cache, Checker, FiaCall, Grid, Operand, Slopes};
+use super::{Affine, Cache, Checker, FiaCall, Grid, MaskUse, Operand, Slopes};
 use crate::layout::View;
 use crate::{DType, Layout, MaskGeometry, SparseMode, Target, TensorDesc};
 
@@ -24,39 +24,6 @@ pub enum Work {
     Fill,
     /// Attention.
     Attend,
-}
-
-/// Strides, in elements (bytes), of a full mask tensor; an axis that is broadcast has stride 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MaskTensor {
-    /// First element.
-    pub offset: i64,
-    /// From one batch entry to the next.
-    pub batch: i64,
-    /// From one query row to the next.
-    pub row: i64,
-    /// From one key to the next.
-    pub key: i64,
-}
-
-impl MaskTensor {
-    /// Element index of key 0 in row `i` of batch entry `b`.
-    pub fn at(&self, b: usize, i: usize) -> i64 {
-        self.offset
-            .saturating_add((b as i64).saturating_mul(self.batch))
-            .saturating_add((i as i64).saturating_mul(self.row))
-    }
-}
-
-/// What the mask tensor is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MaskUse {
-    /// There is none.
-    None,
-    /// It is the compressed mask of modes 2, 3 and 4: [`MaskGeometry`] says it all.
-    Compressed,
-    /// It hides keys on top of [`MaskGeometry`]: non-zero hides.
-    Full(MaskTensor),
 }
 
 /// Rows of one tensor: where they lie and what their elements are.
@@ -403,7 +370,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Rows on the row axis of the key tensor of sequence `b`; of a paged cache, what its table row can hold.
-    fn kv_rows(&self, b: usize) -> usize {
+    pub(in crate::fia) fn kv_rows(&self, b: usize) -> usize {
         if self.kv_list {
             self.kv_axis(b)
         } else {

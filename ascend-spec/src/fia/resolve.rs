@@ -2,8 +2,7 @@
 
 use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
 use super::rules::ascend950::Kind;
-use super::rules::unified::masks::TREE_MODE;
-use super::rules::{Facts, mla_int8, output, padding, prefix, pse};
+use super::rules::{Facts, output, padding, prefix, pse};
 use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Slopes, Work, mxfp8, quantisation};
 use crate::{Axes, DType, SparseMode, TensorDesc, Unsupported, View};
 
@@ -124,7 +123,13 @@ pub(super) fn resolve<'a>(
             root: call.pse_type == 3,
             lag: pse::lag(call),
         });
-    } else if let Some(pse) = call.pse_shift.filter(|pse| !pse.is_empty() && !f.packed()) {
+    } else if let Some(pse) = pse::read(f) {
+        if f.packed() && pse.dtype != f.query.dtype {
+            // No check has looked at it.
+            return Err(Unsupported {
+                feature: "a position bias (pseShift) of packed rows in another dtype than the query's",
+            });
+        }
         let view = match pse.strides[..] {
             [batch, head, row, dim] => {
                 let batch = if pse.shape.first() == Some(&1) {
@@ -167,11 +172,6 @@ pub(super) fn resolve<'a>(
 
 /// What the contract of newer releases and products takes and no kernel computes yet.
 fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Unsupported> {
-    if work == Work::Attend && f.call.mode() == TREE_MODE && (f.tree() || mla_int8::tree(f)) {
-        return Err(Unsupported {
-            feature: "the tree mask of sparse mode 9",
-        });
-    }
     if work == Work::Attend && f.out.dtype == DType::Int8 && f.call.quant_scale2.is_none() {
         return Err(Unsupported {
             feature: "an INT8 output without quantScale2, whose numbers mean nothing",

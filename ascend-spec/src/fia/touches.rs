@@ -39,10 +39,8 @@ impl Problem<'_> {
             visit(Operand::QueryRope, rope.bytes(of));
         }
         self.touches_keys(visit);
-        if !matches!(self.mask, MaskUse::None)
-            && let Some(mask) = self.call.mask()
-        {
-            visit(Operand::AttenMask, mask.byte_range());
+        if self.mask != MaskUse::None {
+            visit(Operand::AttenMask, self.mask_bytes());
         }
         for operand in self.small_operands() {
             if let Some(desc) = operand.of(self.call) {

@@ -39,7 +39,7 @@ impl MaskGeometry {
         let shift = clamp_len(kv_len) - clamp_len(q_len);
         let (low, high) = match mode {
             SparseMode::DefaultMask if has_tensor => (lower(pre_tokens), upper(next_tokens)),
-            SparseMode::DefaultMask | SparseMode::AllMask => (-FAR, FAR),
+            SparseMode::DefaultMask | SparseMode::AllMask | SparseMode::Tree => (-FAR, FAR),
             SparseMode::LeftUpCausal => (-FAR, 0),
             SparseMode::RightDownCausal | SparseMode::Prefix | SparseMode::PrefixCompress => {
                 (-FAR, shift)
@@ -228,7 +228,7 @@ mod tests {
     ) -> bool {
         match mode {
             SparseMode::DefaultMask => !tensor || (i - pre <= j && j <= i + next),
-            SparseMode::AllMask => true,
+            SparseMode::AllMask | SparseMode::Tree => true,
             SparseMode::LeftUpCausal => j <= i,
             SparseMode::RightDownCausal | SparseMode::Prefix | SparseMode::PrefixCompress => {
                 j <= i + shift

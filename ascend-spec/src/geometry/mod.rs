@@ -25,6 +25,6 @@ pub use runs::Runs;
 pub use sparsity::{Lengths, Sparsity};
 pub use tile::Tile;
 pub use tokens::TOKENS_UNBOUNDED;
-pub use tree::{TokenTree, TreeError, TreeGeometry};
+pub use tree::{DraftColumns, TokenTree, TreeError, TreeGeometry};
 pub use triangle_mix::{TriangleMix, TrianglePart, TriangleRows};
 pub use visibility::{Visibility, tile_by_rows};

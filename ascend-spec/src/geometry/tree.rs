@@ -1,6 +1,7 @@
 //! Trees of draft tokens: a token sees the context, its ancestors and itself.
 
 use super::Visibility;
+use super::tokens::clamp_len;
 use std::ops::Range;
 
 /// A tree (or several) of draft tokens that one step verifies, from the parent of each.
@@ -153,6 +154,34 @@ impl TokenTree {
     }
 }
 
+/// The columns of a mask that has the drafts alone: the last `Sq` of `Skv` keys. Every row sees the keys before them.
+///
+/// This is how sparse mode 9 reads its mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftColumns {
+    /// Key of column 0; below 0 where there are more rows than keys.
+    first: i64,
+}
+
+impl DraftColumns {
+    /// Those of a sequence of so many rows and keys.
+    pub fn new(q_len: u64, kv_len: u64) -> Self {
+        DraftColumns {
+            first: clamp_len(kv_len) - clamp_len(q_len),
+        }
+    }
+
+    /// Keys that no column stands for.
+    pub fn context(self) -> u64 {
+        u64::try_from(self.first).unwrap_or(0)
+    }
+
+    /// Column of key `j`; `None` for a key of the context.
+    pub fn column(self, j: u64) -> Option<u64> {
+        u64::try_from(clamp_len(j) - self.first).ok()
+    }
+}
+
 /// What the tokens of a tree see: a row and a key for each token, the keys behind those of the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeGeometry<'a> {
@@ -270,6 +299,22 @@ mod tests {
         let len = TokenTree::MAX_LEN + 1;
         assert_eq!(TokenTree::chain(len), Err(TreeError::Length { len }));
         assert!(TokenTree::new(&[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn columns_of_drafts_begin_behind_the_context() {
+        for (q_len, kv_len) in [(3, 8), (3, 3), (5, 3), (0, 4), (4, 0)] {
+            let columns = DraftColumns::new(q_len, kv_len);
+            let context = kv_len.saturating_sub(q_len);
+            assert_eq!(columns.context(), context);
+            for j in 0..kv_len {
+                let want = (j + q_len).checked_sub(kv_len);
+                assert_eq!(columns.column(j), want, "{q_len} {kv_len} {j}");
+                assert_eq!(want.is_none(), j < context);
+            }
+        }
+        let most = DraftColumns::new(u64::MAX, 0).column(u64::MAX);
+        assert!(most.is_some());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ascend_attention::case::{Case, Parameter};
 use ascend_attention::mask::{HostMask, MaskForm};
-use ascend_attention::spec::fia::{MaskUse, Version};
+use ascend_attention::spec::fia::{Padding, Version};
 use ascend_attention::spec::{Soc, Target};
 
 use super::formula::Formula;
@@ -37,16 +37,16 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
         problem.mode
     );
     let tensor = case.tensors.get(&Parameter::AttenMask);
-    let formula = match (problem.mask, tensor) {
-        (MaskUse::Full(at), Some(tensor)) => {
+    let read = problem.sequences(Padding::default()).nth(sequence);
+    let formula = match (read.and_then(|(_, at)| at), tensor) {
+        (Some(at), Some(tensor)) => {
             let bytes = tensor.bytes();
             let visible = |i: usize, j: usize| {
-                let key = i64::try_from(j).unwrap_or(i64::MAX).saturating_mul(at.key);
-                let place = at.at(sequence, i).saturating_add(key);
-                let byte = usize::try_from(place)
-                    .ok()
-                    .and_then(|place| bytes.get(place));
-                byte.is_some_and(|&byte| byte == 0)
+                let byte = at.element(i, j).map(|place| {
+                    let place = usize::try_from(place).ok();
+                    place.and_then(|place| bytes.get(place))
+                });
+                byte.is_none_or(|byte| byte.is_some_and(|&byte| byte == 0))
             };
             let size = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
             let mask = HostMask::from_fn(size(rows), size(keys), MaskForm::INT8, visible)

@@ -3,8 +3,8 @@
 use super::calls::Call;
 use super::data::Data;
 use crate::kernel::simd::Level;
-use ascend_spec::fia::{Problem, Version};
-use ascend_spec::{DType, Soc, Target};
+use ascend_spec::DType;
+use ascend_spec::fia::Problem;
 
 impl Call {
     /// Hands the call and its data to `work`; the tensors of the query's type hold `held`.
@@ -14,11 +14,7 @@ impl Call {
         work: impl FnOnce(&Problem<'_>, &mut Data) -> R,
     ) -> R {
         let call = self.describe();
-        let (version, soc) = match call.pse_type {
-            0 => (Version::V4, Soc::AtlasA2),
-            _ => (Version::V5, Soc::Ascend950),
-        };
-        let problem = match call.check(version, Target::snapshot(soc)) {
+        let problem = match call.check(self.version, self.target) {
             Ok(problem) => problem,
             Err(refusal) => panic!("{refusal}\n{self:?}"),
         };

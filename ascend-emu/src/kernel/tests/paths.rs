@@ -1,8 +1,8 @@
 //! Random calls of every path.
 
-use super::calls::{Call, dense, paths, quantised};
+use super::calls::{Call, dense, paths, quantised, releases};
 use super::data::levels;
-use ascend_spec::DType;
+use ascend_spec::{Cann, DType, Soc, Target};
 use proptest::prelude::*;
 
 fn config() -> ProptestConfig {
@@ -30,6 +30,12 @@ proptest! {
     #[test]
     fn dense_calls_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&dense::dense(seed), level, single)?;
+    }
+
+    #[test]
+    fn calls_of_every_release_agree_with_the_oracle(seed: u64, release in 0..4usize, level: usize, single: bool) {
+        let target = Target::new(Soc::AtlasA2, Cann::ALL[release]);
+        agree(&releases::accepted(seed, target), level, single)?;
     }
 
     #[test]

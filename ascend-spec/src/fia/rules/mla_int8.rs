@@ -1,9 +1,9 @@
 //! The absorbed form of multi-head latent attention with an INT8 query; its rules stand with the others in `mla`.
 
 use super::mla::{CACHE, FULL_QUANT, LSE, MODE, OUT, PRECISE, TREE, dims, paired};
-use super::unified::masks::TREE_MODE;
+use super::unified::masks::{TREE_MODE, drafts};
 use super::{Facts, Given, packed};
-use crate::fia::{Cache, FiaCall};
+use crate::fia::{Cache, FiaCall, MaskUse};
 use crate::layout::Extents;
 use crate::rule::require;
 use crate::{Cann, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
@@ -124,6 +124,19 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
 /// Whether the mask of a call with an INT8 query is that of a tree.
 pub(in crate::fia) fn tree(f: &Facts<'_>) -> bool {
     f.target.cann >= Cann::V9_1 && f.call.mode() == TREE_MODE
+}
+
+/// What the tree mask is for: packed rows whose mask has another size than their squares see without one.
+pub(in crate::fia) fn tree_use(f: &Facts<'_>) -> MaskUse {
+    let Some(mask) = f.call.mask() else {
+        return MaskUse::None;
+    };
+    let square = |b| f.q_len(b).saturating_mul(f.q_len(b));
+    let squares = (0..f.batch()).fold(0i64, |sum, b| sum.saturating_add(square(b)));
+    match f.packed() && *mask.shape != [squares] {
+        true => MaskUse::None,
+        false => MaskUse::Tree(drafts(f, mask)),
+    }
 }
 
 /// The tree mask: of packed rows it is not looked at.

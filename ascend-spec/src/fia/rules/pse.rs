@@ -1,9 +1,9 @@
 //! Additive position bias.
 
 use super::{Facts, Given, packed};
-use crate::fia::FiaCall;
+use crate::fia::{Checker, FiaCall};
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, Target};
+use crate::{DType, Refusal, Target, TensorDesc};
 
 rules! {
     in Scope::A2_A3;
@@ -33,6 +33,28 @@ const START_DISTANCE: i64 = 1_048_576;
 /// Whether the bias is made of slopes rather than read: from 8.5 on the kind of bias is ignored or refused.
 pub(in crate::fia) fn slopes(call: &FiaCall<'_>, target: Target) -> bool {
     matches!(call.pse_type, 2 | 3) && SLOPES.scope.holds(target)
+}
+
+/// The bias tensor that is read: of packed rows the split-fuse path reads one that covers the longest sequence's rows and
+/// keys, and nothing else.
+pub(in crate::fia) fn read<'f>(f: &'f Facts<'_>) -> Option<&'f TensorDesc> {
+    let bias = f.call.pse_shift.as_ref().filter(|pse| !pse.is_empty())?;
+    let longest = || {
+        let keys = (0..f.batch()).map(|b| f.kv_len(b)).max();
+        (packed::longest_query(f), keys.unwrap_or(0))
+    };
+    let covers = || match bias.shape[..] {
+        [b, n, i, j] => {
+            let (rows, keys) = longest();
+            (b == 1 || b == f.batch) && n == f.call.num_heads && i >= rows && j >= keys
+        }
+        _ => false,
+    };
+    let read = match f.packed() {
+        true => f.checker == Checker::SplitFuse && covers(),
+        false => true,
+    };
+    read.then_some(bias)
 }
 
 /// Positions of the first query and the first key, 0 where not given; `None` if they are not numbers of 32 bits.

@@ -46,7 +46,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     if decode {
         lint!(
             report,
-            mode.is_some(),
+            mode.is_some() || p.mode == SparseMode::Tree,
             MODE_UNKNOWN,
             call.sparse_mode,
             "0 to 4",

@@ -7,7 +7,7 @@ use crate::rule::rules;
 rules! {
     in Scope::ALL;
     IGNORED = "pse_shift.ignored", Lint("the tensor is not looked at"), V1, "check E2.9",
-        "packed sequences come without pseShift",
+        "packed sequences come without pseShift, but for one that covers the longest of them in the split-fuse path",
         "drop pseShift, or use a layout with a batch axis: the operator adds no bias to packed sequences";
     PREFIX = "pse_shift.prefix_unchecked", Overrun("columns are read for the prefix's keys too"), V2, "check E5.1",
         "pseShift covers the keys of a shared prefix too",
@@ -31,7 +31,13 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let Some(pse) = call.pse_shift.as_ref().filter(|pse| !pse.is_empty()) else {
         return;
     };
-    lint!(report, !p.is_packed(), IGNORED, pse, "none");
+    lint!(
+        report,
+        !p.is_packed() || p.pse.is_some(),
+        IGNORED,
+        pse,
+        "none",
+    );
     let axis = |desc: &crate::TensorDesc| desc.shape.get(p.layout.input().row_axis()).copied();
     if let Some(prefix) = call.key_shared_prefix.as_ref().and_then(axis)
         && call.pse_type == 0

@@ -24,11 +24,26 @@ rules! {
         "packed rows without rotary parts have an output of the query's dtype",
         "make attentionOut of the query's dtype";
     IGNORED = "split_fuse.ignored", Lint("the arguments are not looked at"), V1, "split-fuse path, arguments",
-        "packed rows without rotary parts come with no left padding, shared prefix, position bias or quantisation",
+        "packed rows without rotary parts come with no left padding, shared prefix or quantisation",
         "drop the argument";
     SINGLE_MASK = "sparse_mode.single_row", Lint("the mask is checked as the full one that it is read as"), V1, "single-query decode, mask",
         "a single row has no sparse mode above 1 with a mask",
         "pass no mask and mode 0: the operator reads the triangle as a full mask, which hides keys";
+    SINGLE_ROWS = "atten_mask.row_each", Overrun("row number b is read for sequence b"), V1, "single-query decode, mask" in Scope::A2_A3.since(V9_1),
+        "a mask of two axes has a row for each sequence of a single row",
+        "pass [B, Skv]";
+    PADDED = "atten_mask.padded_keys", Overrun("columns are read up to where the padded keys end"), V1, "left padding, mask" in Scope::UNIFIED.since(V9_1),
+        "beside kvPaddingSize a full mask has a column for each row of the key tensor",
+        "expand the mask to the rows of the key: it is read by their places, not counted from the first valid one";
+    TREE_SIZE = "tree_mask.size", Overrun("the mask is read by the numbers of rows, whatever its size"), V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
+        "the tree mask has an element for each row and each of the last keys, as many as rows",
+        "pass [B, S, S], or for packed sequences the squares of their rows one after another";
+    TREE_SHAPE = "tree_mask.shape", Lint("each element is read where the mask's last two axes put it"), V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
+        "the tree mask is [B, S, S], for packed sequences of one axis with the squares of their rows",
+        "shape the mask by the query's rows";
+    TREE_IGNORED = "tree_mask.ignored", Lint("nothing is read of the tensor"), V3, "sparse mode 9, full quantisation" in Scope::A2_A3.since(V9_1),
+        "the tree mask of packed INT8 queries has one axis with the squares of their rows one after another",
+        "pass a mask of that size: the operator leaves another one out, and every row sees every key";
     SINK = "learnable_sink.combined", Lint("only numbers change"), V4, "learnableSink, features",
         "a learnable sink comes with no left padding, shared prefix, position bias, quantised keys or INT8 output",
         "drop the sink or the argument: what the operator makes of both is written nowhere";
@@ -61,6 +76,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         format_args!("sparseMode {} with a mask", call.sparse_mode),
         "0, or no mask",
     );
+    masks(p, report);
     let others = [
         &call.query_padding_size,
         &call.kv_padding_size,
@@ -96,6 +112,71 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     if p.checker == Checker::SplitFuse {
         split_fused(p, report);
     }
+}
+
+fn masks(p: &Problem<'_>, report: Report<'_>) {
+    let Some(mask) = p.call.mask() else {
+        return;
+    };
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    if let (MaskUse::Full(at), &[rows, _]) = (p.mask, &mask.shape[..]) {
+        let batch = size(p.batch);
+        let each = at.batch != 0 && p.checker == Checker::Unified;
+        lint!(
+            report,
+            !each || rows >= batch,
+            SINGLE_ROWS,
+            mask.shape,
+            format_args!("{batch} rows"),
+        );
+    }
+    if let (MaskUse::Full(_), true) = (p.mask, p.padded.1) {
+        let keys = (0..p.batch).map(|b| size(p.kv_rows(b))).max();
+        let keys = keys.unwrap_or(0);
+        lint!(
+            report,
+            mask.shape.last().is_some_and(|&columns| columns >= keys),
+            PADDED,
+            mask.shape,
+            format_args!("{keys} columns"),
+        );
+    }
+    if p.mode != SparseMode::Tree {
+        return;
+    }
+    lint!(
+        report,
+        p.mask != MaskUse::None,
+        TREE_IGNORED,
+        mask.shape,
+        "one axis with the squares of the rows",
+    );
+    if !p.mask.is_tensor() {
+        return;
+    }
+    let squares = (0..p.batch).map(|b| size(p.q_len(b).saturating_mul(p.q_len(b))));
+    let squares = squares.fold(0i64, i64::saturating_add);
+    let (batch, rows) = (size(p.batch), size(p.query_rows));
+    let documented = match p.is_packed() {
+        true => *mask.shape == [squares],
+        false => *mask.shape == [batch, rows, rows],
+    };
+    let inside = mask.byte_range().zip(p.mask_bytes());
+    let inside = inside.is_some_and(|(of, read)| of.start <= read.start && read.end <= of.end);
+    // Older compilers cannot keep these arguments in a variable.
+    macro_rules! documents {
+        () => {
+            format_args!("[{batch}, {rows}, {rows}], packed [{squares}]")
+        };
+    }
+    lint!(report, inside, TREE_SIZE, mask.shape, documents!());
+    lint!(
+        report,
+        documented || !inside,
+        TREE_SHAPE,
+        mask.shape,
+        documents!(),
+    );
 }
 
 fn split_fused(p: &Problem<'_>, report: Report<'_>) {
@@ -158,7 +239,6 @@ fn split_fused(p: &Problem<'_>, report: Report<'_>) {
         &call.kv_padding_size,
         &call.key_shared_prefix,
         &call.value_shared_prefix,
-        &call.pse_shift,
         &call.quant_scale2,
     ];
     lint!(

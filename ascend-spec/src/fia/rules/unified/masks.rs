@@ -1,7 +1,7 @@
 //! Mask tensor, sparse mode and token window of the unified checker.
 
 use crate::fia::rules::{Facts, mask, padding, prefix, quant};
-use crate::fia::{MaskTensor, MaskUse};
+use crate::fia::{MaskTensor, MaskUse, TreeMask};
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
 use crate::{Cann, Dims, Operator, Refusal, SparseMode, TensorDesc};
@@ -37,7 +37,7 @@ rules! {
 }
 
 /// CANN's number of the tree mask.
-pub(in crate::fia) const TREE_MODE: i64 = 9;
+pub(in crate::fia) const TREE_MODE: i64 = SparseMode::Tree.acl();
 
 impl Facts<'_> {
     /// The sparse mode that counts: a single row has mode 0 whatever is said.
@@ -57,9 +57,8 @@ impl Facts<'_> {
 /// The mode that is in force and what the tensor is for.
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     if f.tree() {
-        tree(f)?;
-        // Who asks for a verdict alone gets it; what is computed says the tree apart.
-        return Ok((SparseMode::RightDownCausal, MaskUse::Compressed));
+        let mask = tree(f)?;
+        return Ok((SparseMode::Tree, MaskUse::Tree(mask)));
     }
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.mode()) else {
         return Err(broken(&MODE, f.mode(), "0 to 4", MODE.fix).into());
@@ -224,7 +223,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
     Ok((pre, next))
 }
 
-fn tree(f: &Facts<'_>) -> Result<(), Refusal> {
+fn tree(f: &Facts<'_>) -> Result<TreeMask, Refusal> {
     let call = f.call;
     require!(
         f.rope()
@@ -253,9 +252,9 @@ fn tree(f: &Facts<'_>) -> Result<(), Refusal> {
         "[B, S, S], or one axis",
     );
     // Without query lengths nothing is compared.
-    let given = f.call.actual_seq_lengths.is_some();
+    let lengths = f.call.actual_seq_lengths.is_some();
     let longer = |&b: &usize| f.kv_len(b) > 0 && f.q_len(b) > f.kv_len(b);
-    if let Some(b) = (0..f.batch()).find(longer).filter(|_| given) {
+    if let Some(b) = (0..f.batch()).find(longer).filter(|_| lengths) {
         return Err(broken(
             &TREE_ROWS,
             format_args!("sequence {b}: {} rows, {} keys", f.q_len(b), f.kv_len(b)),
@@ -264,5 +263,26 @@ fn tree(f: &Facts<'_>) -> Result<(), Refusal> {
         )
         .into());
     }
-    Ok(())
+    Ok(drafts(f, given))
+}
+
+/// How a tree mask is read: packed rows say where their squares begin, whatever axes the tensor has; rows with a batch
+/// axis go by the mask's last two, and where there is one axis alone as if it had those that the documents ask for.
+pub(in crate::fia) fn drafts(f: &Facts<'_>, given: &TensorDesc) -> TreeMask {
+    let offset = given.offset;
+    match given.strides[..] {
+        _ if f.packed() => TreeMask::Packed { offset },
+        [batch, row, key] => TreeMask::Square(MaskTensor {
+            offset,
+            batch,
+            row,
+            key,
+        }),
+        _ => TreeMask::Square(MaskTensor {
+            offset,
+            batch: f.q.rows.saturating_mul(f.q.rows),
+            row: f.q.rows,
+            key: 1,
+        }),
+    }
 }

@@ -91,6 +91,7 @@ fn every_lint_is_found_alone_and_clean_calls_have_none() {
     quantised::antiquantised(&mut found);
     releases::split_fused(&mut found);
     releases::unified(&mut found);
+    releases::trees(&mut found);
     let all: BTreeSet<_> = super::all().map(|lint| lint.id).collect();
     assert_eq!(
         found.0, all,

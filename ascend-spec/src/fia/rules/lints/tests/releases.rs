@@ -95,6 +95,24 @@ pub(super) fn unified(found: &mut Found) {
         &with(&single, |c| (c.key, c.value) = (&two, &two)),
         A2,
     );
+    found.breaks_on(
+        "atten_mask.row_each",
+        &with(&single, |c| c.atten_mask = mask(&[1, 64])),
+        A2,
+    );
+    let padded = with(&single, |c| {
+        c.query = Some(bf16(&[2, 3, 4, 64]));
+        c.attention_out = Some(bf16(&[2, 3, 4, 64]));
+        c.kv_padding_size = Some(of(DType::Int64, &[1]));
+        c.actual_seq_lengths_kv = Some(&[20, 30]);
+        c.atten_mask = mask(&[2, 3, 64]);
+    });
+    assert_eq!(lints_on(&padded, Version::V5, A2), [""; 0]);
+    found.breaks_on(
+        "atten_mask.padded_keys",
+        &with(&padded, |c| c.atten_mask = mask(&[2, 3, 30])),
+        A2,
+    );
     let out = with(&single, |c| c.attention_out = Some(int8(&[2, 1, 4, 64])));
     let problem = out.check(Version::V5, A2_9_0);
     assert!(problem.is_err(), "what has no scale is not computed");
@@ -117,4 +135,80 @@ pub(super) fn unified(found: &mut Found) {
         }),
         ASCEND_950,
     );
+}
+
+pub(super) fn trees(found: &mut Found) {
+    let key = [bf16(&[2, 64, 4, 128])];
+    let tree = FiaCall {
+        query: Some(bf16(&[2, 3, 4, 128])),
+        key: &key,
+        value: &key,
+        num_heads: 4,
+        query_rope: Some(bf16(&[2, 3, 4, 64])),
+        key_rope: Some(bf16(&[2, 64, 4, 64])),
+        sparse_mode: 9,
+        atten_mask: mask(&[2, 3, 3]),
+        attention_out: Some(bf16(&[2, 3, 4, 128])),
+        ..FiaCall::new("BSND")
+    };
+    assert_eq!(lints_on(&tree, Version::V5, A2), [""; 0]);
+    for shape in [&[1, 3, 3][..], &[2, 3, 2], &[18 - 1], &[2, 2, 2]] {
+        let small = with(&tree, |c| c.atten_mask = mask(shape));
+        found.breaks_on("tree_mask.size", &small, A2);
+        // What is read beyond the tensor counts as touched: who has it not allocated is told.
+        let problem = small.check(Version::V5, A2).unwrap();
+        let described = mask(shape).unwrap().byte_range().unwrap();
+        assert!(problem.mask_bytes().unwrap().end > described.end);
+    }
+    found.breaks_on(
+        "tree_mask.shape",
+        &with(&tree, |c| c.atten_mask = mask(&[2, 4, 5])),
+        A2,
+    );
+    let packed_key = [bf16(&[20, 4, 128])];
+    let packed = FiaCall {
+        query: Some(bf16(&[5, 4, 128])),
+        key: &packed_key,
+        value: &packed_key,
+        query_rope: Some(bf16(&[5, 4, 64])),
+        key_rope: Some(bf16(&[20, 4, 64])),
+        actual_seq_lengths: Some(&[3, 5]),
+        actual_seq_lengths_kv: Some(&[8, 20]),
+        atten_mask: mask(&[9 + 4]),
+        attention_out: Some(bf16(&[5, 4, 128])),
+        input_layout: "TND",
+        ..tree.clone()
+    };
+    assert_eq!(lints_on(&packed, Version::V5, A2), [""; 0]);
+    found.breaks_on(
+        "tree_mask.size",
+        &with(&packed, |c| c.atten_mask = mask(&[12])),
+        A2,
+    );
+    let cache = [int8(&[4, 1, 16, 128, 32])];
+    let quantised = FiaCall {
+        query: Some(int8(&[5, 8, 512])),
+        key: &cache,
+        value: &cache,
+        num_heads: 8,
+        num_key_value_heads: 1,
+        query_rope: Some(bf16(&[5, 8, 64])),
+        key_rope: Some(bf16(&[4, 1, 4, 128, 16])),
+        dequant_scale_query: Some(of(DType::Float, &[5, 8])),
+        key_antiquant_scale: Some(of(DType::Float, &[1])),
+        value_antiquant_scale: Some(of(DType::Float, &[1])),
+        query_quant_mode: 3,
+        block_table: Some(of(DType::Int32, &[2, 2])),
+        block_size: 128,
+        actual_seq_lengths_kv: Some(&[8, 20]),
+        attention_out: Some(bf16(&[5, 8, 512])),
+        ..packed.clone()
+    };
+    assert_eq!(lints_on(&quantised, Version::V5, A2), [""; 0]);
+    for shape in [&[12][..], &[2, 3, 3]] {
+        let other = with(&quantised, |c| c.atten_mask = mask(shape));
+        found.breaks_on("tree_mask.ignored", &other, A2);
+        let problem = other.check(Version::V5, A2).unwrap();
+        assert_eq!(problem.mask_bytes(), None);
+    }
 }

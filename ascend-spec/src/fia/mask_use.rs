@@ -1,0 +1,177 @@
+//! What the mask tensor is for, and where it says what the rows of one sequence see.
+
+use super::{Padding, Problem, Sequence};
+use crate::geometry::DraftColumns;
+use std::ops::Range;
+
+/// Strides, in elements (bytes), of a full mask tensor; an axis that is broadcast has stride 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskTensor {
+    /// First element.
+    pub offset: i64,
+    /// From one batch entry to the next.
+    pub batch: i64,
+    /// From one query row to the next.
+    pub row: i64,
+    /// From one key to the next.
+    pub key: i64,
+}
+
+/// How a mask of draft tokens lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeMask {
+    /// A square for each sequence, of which a shorter one uses the upper left corner.
+    Square(MaskTensor),
+    /// The squares of packed sequences one after another, as many rows and columns as the sequence has query rows.
+    Packed {
+        /// First element.
+        offset: i64,
+    },
+}
+
+/// What the mask tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaskUse {
+    /// There is none, or none is looked at.
+    None,
+    /// It is the compressed mask of modes 2, 3 and 4: [`MaskGeometry`](crate::MaskGeometry) says it all.
+    Compressed,
+    /// It hides keys on top of the geometry: non-zero hides.
+    Full(MaskTensor),
+    /// It hides keys among the last ones, as many as there are query rows: non-zero hides.
+    Tree(TreeMask),
+}
+
+impl MaskUse {
+    /// Whether the tensor is read element by element, for each row and key.
+    pub fn is_tensor(&self) -> bool {
+        matches!(self, MaskUse::Full(_) | MaskUse::Tree(_))
+    }
+}
+
+/// Where the mask tensor says what the rows of one sequence see. Rows and keys count from the sequence's first, a shared
+/// prefix before its own keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskRows {
+    /// Keys before the first that the tensor has an element for: every row sees them, as far as the tensor goes.
+    pub context: usize,
+    /// Elements from one key to the next.
+    pub key: i64,
+    /// Of row 0 and the first key behind the context.
+    first: i64,
+    row: i64,
+}
+
+impl MaskRows {
+    /// Element for row `i` and key `j`, whether the tensor has it or not; `None` for a key of the context.
+    #[inline(always)]
+    pub fn element(&self, i: usize, j: usize) -> Option<i64> {
+        let j = j.checked_sub(self.context)? as i64;
+        Some(
+            self.first
+                .saturating_add((i as i64).saturating_mul(self.row))
+                .saturating_add(j.saturating_mul(self.key)),
+        )
+    }
+
+    /// The elements, from the least to behind the greatest, of so many rows and keys; `None` where there are none.
+    fn reach(&self, rows: usize, keys: usize) -> Option<Range<i64>> {
+        let (last_row, last_key) = (rows.checked_sub(1)?, keys.checked_sub(1)?);
+        let first_key = self.context.min(last_key);
+        let corner = |i, j| self.element(i, j);
+        let corners = [
+            corner(0, first_key)?,
+            corner(0, last_key)?,
+            corner(last_row, first_key)?,
+            corner(last_row, last_key)?,
+        ];
+        let end = corners.iter().max()?.saturating_add(1);
+        Some(*corners.iter().min()?..end)
+    }
+}
+
+impl Problem<'_> {
+    /// Place of a sequence's row 0 and key 0 in tensors that have rows and keys for axes: a full mask and a position bias.
+    /// Padded sequences lie where their rows and keys do, packed ones begin at the first.
+    pub fn origin(&self, of: &Sequence) -> (usize, usize) {
+        match self.is_packed() {
+            true => (0, 0),
+            false => (of.q_first, of.kv_first),
+        }
+    }
+
+    /// Where the rows of each sequence are, and where the mask tensor says what they see if it is read element by element.
+    pub fn sequences(
+        &self,
+        padding: Padding,
+    ) -> impl Iterator<Item = (Sequence, Option<MaskRows>)> + '_ {
+        let mut squares = 0i64;
+        (0..self.batch).map(move |b| {
+            let of = self.sequence(b, padding);
+            let rows = self.mask_rows(b, &of, squares);
+            let side = of.q_len as i64;
+            squares = squares.saturating_add(side.saturating_mul(side));
+            (of, rows)
+        })
+    }
+
+    fn mask_rows(&self, b: usize, of: &Sequence, squares: i64) -> Option<MaskRows> {
+        let at = |mask: MaskTensor, (i, j): (usize, usize)| {
+            mask.offset
+                .saturating_add((b as i64).saturating_mul(mask.batch))
+                .saturating_add((i as i64).saturating_mul(mask.row))
+                .saturating_add((j as i64).saturating_mul(mask.key))
+        };
+        match self.mask {
+            MaskUse::None | MaskUse::Compressed => None,
+            MaskUse::Full(mask) => Some(MaskRows {
+                context: 0,
+                key: mask.key,
+                first: at(mask, self.origin(of)),
+                row: mask.row,
+            }),
+            MaskUse::Tree(tree) => {
+                let columns = DraftColumns::new(of.q_len as u64, of.keys() as u64);
+                let context = usize::try_from(columns.context()).unwrap_or(usize::MAX);
+                let column = columns.column(columns.context()).unwrap_or(0);
+                let column = usize::try_from(column).unwrap_or(usize::MAX);
+                let square = match tree {
+                    TreeMask::Square(mask) => mask,
+                    TreeMask::Packed { offset } => MaskTensor {
+                        offset: offset.saturating_add(squares),
+                        batch: 0,
+                        row: of.q_len as i64,
+                        key: 1,
+                    },
+                };
+                Some(MaskRows {
+                    context,
+                    key: square.key,
+                    first: at(square, (0, column)),
+                    row: square.row,
+                })
+            }
+        }
+    }
+
+    /// The bytes of the mask tensor that are read, from its base address: all that its description has, and what lies
+    /// beyond where the operator has not looked at its size. Left padded rows and keys reach farthest with a padding of 0.
+    pub fn mask_bytes(&self) -> Option<Range<u64>> {
+        if self.mask == MaskUse::None {
+            return None;
+        }
+        let described = self.call.mask()?.byte_range()?;
+        if !self.mask.is_tensor() {
+            return Some(described);
+        }
+        let byte = |element: i64| u64::try_from(element).unwrap_or(0);
+        let mut bytes = described;
+        for (of, rows) in self.sequences(Padding::default()) {
+            if let Some(read) = rows.and_then(|rows| rows.reach(of.q_len, of.keys())) {
+                bytes.start = bytes.start.min(byte(read.start));
+                bytes.end = bytes.end.max(byte(read.end));
+            }
+        }
+        Some(bytes)
+    }
+}
