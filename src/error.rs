@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use ascend_spec::{Refusal, Unsupported, Violation};
+use ascend_spec::{Refusal, Target, Unsupported, Violation};
 use ascend_sys::{Api, LoadError, MissingSymbol};
 
 use crate::kv::{Refused, Rule};
@@ -126,6 +126,16 @@ pub enum Error {
         library: &'static str,
         /// The first CANN release that has it.
         since: &'static str,
+    },
+    /// A case is for another product than the device, or for a newer release than the installed one.
+    #[error("the case is for {wanted}, and this is {device}: run it on {instead}")]
+    OtherTarget {
+        /// What the case says that it is for.
+        wanted: String,
+        /// The device, and its CANN release.
+        device: Target,
+        /// Where the case can be run.
+        instead: String,
     },
     /// The installed CANN lacks an operator that has one version only.
     #[error(

@@ -125,6 +125,8 @@ pub use graph::Graph;
 pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
-pub use runtime::{BACKEND_VARIABLE, Backend, Device, Event, MemoryInfo, Runtime, Stream, Version};
+pub use runtime::{
+    BACKEND_VARIABLE, Backend, Device, Event, Machine, MemoryInfo, Runtime, Stream, Version,
+};
 pub use status::{AclStatus, AclnnStatus};
 pub use tensor::{AnyTensor, Tensor};

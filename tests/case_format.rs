@@ -10,6 +10,8 @@ use ascend_attention::DType;
 use ascend_attention::case::{
     Attributes, Case, CaseError, CaseTensor, Expect, MaskKind, Parameter, Tolerance,
 };
+use ascend_attention::spec::Cann;
+use ascend_attention::spec::fia::Version;
 use case_files::{BASE, TENSORS, file, full, raw, tensor};
 
 fn vectors() -> Vec<PathBuf> {
@@ -100,6 +102,116 @@ fn every_case_of_the_repository_survives_a_round_trip() {
         let again = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
         assert_eq!(again, case, "{}", path.display());
         assert!(!case.name.is_empty() && case.attention_out.is_some());
+    }
+}
+
+#[test]
+fn a_file_says_which_machine_it_is_for() {
+    let read = |changes: &[(&'static str, &'static str)]| Case::from_bytes(&with(changes));
+    let case = read(&[
+        ("soc", "Ascend910B1"),
+        ("cann", "9.1.0"),
+        ("op_version", "4"),
+        ("out_dtype", "bfloat16"),
+        ("rms_rtol", "0.125"),
+        ("sparse_mode", "9"),
+    ])
+    .unwrap();
+    assert_eq!(case.soc_name.as_deref(), Some("Ascend910B1"));
+    assert_eq!(
+        (case.cann, case.op_version),
+        (Some(Cann::V9_1), Some(Version::V4))
+    );
+    assert_eq!(
+        (case.out_dtype, case.rms_rtol),
+        (Some(DType::Bf16), Some(0.125))
+    );
+    assert_eq!(case.attributes.sparse_mode, 9);
+    assert_eq!(case.describe().attention_out().unwrap().dtype, DType::Bf16);
+    assert_eq!(Case::from_bytes(&case.to_bytes().unwrap()).unwrap(), case);
+    for (key, value, expected) in [
+        ("cann", "9.7", "8.1 to 9.1"),
+        ("cann", "newest", "8.1 to 9.1"),
+        ("op_version", "6", "1 to 5"),
+        ("op_version", "V4", "1 to 5"),
+        ("out_dtype", "float7", "an element type"),
+        ("rms_rtol", "-1", "at least 0"),
+        ("dtype.key", "int5", "`int4`, "),
+    ] {
+        let text = read(&[(key, value)]).unwrap_err().to_string();
+        assert!(text.contains(expected), "{key} {value}: {text}");
+    }
+}
+
+#[test]
+fn small_types_are_stored_as_bytes() {
+    let small: [(&str, &str, &[u64], usize); 6] = [
+        ("query", "F16", &[1, 1, 2, 2], 8),
+        ("key.0", "U8", &[1, 2, 3], 6),
+        ("key.1", "U8", &[1, 2, 3], 6),
+        ("value", "U8", &[1, 2, 3], 6),
+        ("dequant_scale_query", "U8", &[4], 4),
+        ("atten_mask", "U8", &[4], 4),
+    ];
+    let types = [
+        ("dtype.key", "float4_e2m1"),
+        ("dtype.value", "hifloat8"),
+        ("dtype.dequant_scale_query", "float8_e8m0"),
+    ];
+    let all = [BASE, &types].concat();
+    let case = Case::from_bytes(&file(&all, &small)).unwrap();
+    for key in &case.key {
+        assert_eq!(
+            (key.dtype(), key.shape()),
+            (DType::Float4E2M1, &[1, 2, 6][..])
+        );
+    }
+    assert_eq!(case.value[0].dtype(), DType::HiFloat8);
+    assert_eq!(case.value[0].shape(), [1, 2, 3]);
+    let dtype = |of| case.tensor(of).unwrap().dtype();
+    assert_eq!(dtype(Parameter::DequantScaleQuery), DType::Float8E8M0);
+    assert_eq!(dtype(Parameter::AttenMask), DType::UInt8);
+    let written = case.to_bytes().unwrap();
+    assert_eq!(Case::from_bytes(&written).unwrap(), case);
+    let (_, header) = safetensors::SafeTensors::read_metadata(&written).unwrap();
+    let metadata = header.metadata().clone().unwrap();
+    for (key, name) in types {
+        assert_eq!(metadata[key], name);
+    }
+
+    // A key of a tensor that is not there, or is not stored as bytes, says nothing that could be true.
+    for wrong in ["dtype.block_table", "dtype.query", "dtype.key.2"] {
+        let all = [BASE, &[(wrong, "int4")]].concat();
+        assert!(Case::from_bytes(&file(&all, &small)).is_err(), "{wrong}");
+    }
+    // Half a byte is no row's.
+    let odd = CaseTensor::new(DType::Int4, &[2, 3], vec![0; 3]).unwrap();
+    let mut case = case;
+    case.tensors.insert(Parameter::PseShift, odd);
+    assert!(
+        matches!(case.to_bytes(), Err(CaseError::Dtype { tensor, .. }) if tensor == "pse_shift")
+    );
+}
+
+#[test]
+fn cases_of_all_targets_survive_a_round_trip() {
+    let Some(root) = std::env::var_os("ASCEND_VECTORS") else {
+        println!("ASCEND_VECTORS is not set: nothing to read");
+        return;
+    };
+    for entry in fs::read_dir(Path::new(&root).join("targets")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|of| of == "safetensors") {
+            let case =
+                Case::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert!(
+                case.soc_name.is_some() && case.cann.is_some(),
+                "{}",
+                path.display()
+            );
+            let again = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
+            assert_eq!(again, case, "{}", path.display());
+        }
     }
 }
 
@@ -391,7 +503,7 @@ fn tensors_that_cann_does_not_have_are_errors() {
     let mut case = full();
     case.tensors.insert(
         Parameter::PseShift,
-        CaseTensor::new(DType::HiFloat8, &[2], vec![0; 2]).unwrap(),
+        CaseTensor::new(DType::Float4E1M2, &[2], vec![0; 1]).unwrap(),
     );
     assert!(
         matches!(case.to_bytes(), Err(CaseError::Dtype { tensor, .. }) if tensor == "pse_shift")

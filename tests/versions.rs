@@ -18,10 +18,11 @@ use ascend_attention::attention::{
     Affine, AntiquantMode, Antiquantisation, Distance, Inputs, Plan, PseShift, Quantisation,
     SharedPrefix,
 };
+use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    BACKEND_VARIABLE, Error, FusedInferAttention, Layout, Result, Runtime, Stream, Tensor, bf16,
-    f16,
+    BACKEND_VARIABLE, Error, FusedInferAttention, Layout, Machine, Result, Runtime, Stream, Tensor,
+    bf16, f16,
 };
 use harness::still_works;
 
@@ -264,4 +265,50 @@ fn an_older_release_can_be_emulated() {
         new.contains("sinks by aclnnFusedInferAttentionScoreV4\n") && new.contains(plain),
         "{new}"
     );
+}
+
+#[test]
+fn machines_of_several_releases_live_side_by_side() {
+    if harness::not_on_npu("an installed toolkit is of one release") {
+        return;
+    }
+    // Heads above 256 are an error of 8.1 alone.
+    let many_heads = |stream: &Stream| {
+        let x = halves(stream, &[1, 300, 16, 64]);
+        FusedInferAttention::new(Layout::Bnsd)
+            .scale(1.0)
+            .heads(300)
+            .plan(&x, &x, &x)
+            .and_then(|plan| plan.launch(stream, &x, &x, &x))
+            .and_then(|output| output.attention.download(stream))
+    };
+    let mut devices = Vec::new();
+    for soc in [Soc::AtlasA2, Soc::AtlasA3] {
+        for cann in Cann::ALL {
+            let machine = Machine::new(soc, cann);
+            let runtime = Runtime::emulated_as(&machine).unwrap();
+            let device = runtime.device(0).unwrap();
+            assert_eq!(device.target().unwrap(), Target::new(soc, cann));
+            assert_eq!(
+                Runtime::emulated_as(&machine).unwrap().device(0).unwrap(),
+                device
+            );
+            devices.push((cann, device));
+        }
+    }
+    for (cann, device) in &devices {
+        let stream = device.stream().unwrap();
+        match many_heads(&stream) {
+            Ok(output) => assert!(*cann > Cann::V8_1 && output.iter().all(|x| *x == f16::ONE)),
+            Err(Error::Violation(violation)) => {
+                assert_eq!((*cann, violation.rule.id), (Cann::V8_1, "num_heads.max"));
+            }
+            Err(error) => panic!("{cann}: {error}"),
+        }
+    }
+    let unknown = Machine::named("Kunpeng920", Cann::V9_1);
+    assert!(matches!(
+        Runtime::emulated_as(&unknown),
+        Err(Error::UnknownProduct { .. })
+    ));
 }

@@ -2,12 +2,12 @@
 
 use crate::fault::Plan;
 use crate::kernel::Level;
-use crate::status::{ACLNN_RUNTIME, Failure, Outcome, PARAM_INVALID, failure};
-use ascend_spec::Soc;
+use crate::machine::Machine;
+use crate::status::{Failure, Outcome, PARAM_INVALID, failure};
 use ascend_spec::fia::Version;
+use ascend_spec::{Cann, Release};
 use std::cell::Cell;
 use std::env;
-use std::ffi::CString;
 use std::marker::PhantomData;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -39,10 +39,8 @@ const MAX_DEVICES: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct Config {
     pub check: Check,
-    pub soc_name: CString,
-    pub soc: Soc,
-    /// The newest version of the attention operator that there is.
-    pub operator: Version,
+    /// The machine of programs that do not choose one.
+    pub machine: Machine,
     pub devices: u32,
     /// Threads of the kernel pool.
     pub threads: usize,
@@ -77,19 +75,31 @@ impl Config {
                 .parse()
                 .map_err(|()| refuse("ASCEND_EMU_CHECK", &text, "compat, strict"))?,
         };
-        let soc_text = var("ASCEND_EMU_SOC").unwrap_or_else(|| "Ascend910B3".to_owned());
-        let soc = Soc::from_name(&soc_text);
-        let (Some(soc), Ok(soc_name)) = (soc, CString::new(soc_text.trim())) else {
-            let allowed = "a product name such as Ascend910B3, Ascend910_9391, Ascend950PR_9599";
-            return Err(refuse("ASCEND_EMU_SOC", &soc_text, allowed));
+        let cann = match var("ASCEND_EMU_CANN") {
+            None => Machine::DEFAULT_CANN,
+            Some(text) => match Cann::of_version(&text) {
+                Some(Release::Known(cann)) => cann,
+                _ => {
+                    let allowed = Cann::ALL.map(Cann::name).join(", ");
+                    return Err(refuse("ASCEND_EMU_CANN", &text, &allowed));
+                }
+            },
         };
-        let operator = match var("ASCEND_EMU_OPERATOR") {
-            None => Version::V5,
-            Some(text) => Version::ALL
+        let mut machine = match var("ASCEND_EMU_SOC") {
+            None => Machine::default().with_cann(cann),
+            Some(soc) => Machine::new(&soc, cann).ok_or_else(|| {
+                let allowed =
+                    "a product name such as Ascend910B3, Ascend910_9391, Ascend950PR_9599";
+                refuse("ASCEND_EMU_SOC", &soc, allowed)
+            })?,
+        };
+        if let Some(text) = var("ASCEND_EMU_OPERATOR") {
+            let newest = Version::ALL
                 .into_iter()
                 .find(|version| version.to_string() == text.trim())
-                .ok_or_else(|| refuse("ASCEND_EMU_OPERATOR", &text, "V1, V2, V3, V4, V5"))?,
-        };
+                .ok_or_else(|| refuse("ASCEND_EMU_OPERATOR", &text, "V1, V2, V3, V4, V5"))?;
+            machine = machine.operator(newest);
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let simd = match var("ASCEND_EMU_SIMD") {
             None => None,
@@ -106,9 +116,7 @@ impl Config {
         };
         Ok(Config {
             check,
-            soc_name,
-            soc,
-            operator,
+            machine,
             devices: number("ASCEND_EMU_DEVICES", 1, u64::from(MAX_DEVICES))?
                 .and_then(|n| u32::try_from(n).ok())
                 .unwrap_or(2),
@@ -121,41 +129,13 @@ impl Config {
         })
     }
 
-    /// Refuses a version of the attention operator that the emulated release does not have.
-    pub(crate) fn admits(&self, version: Version) -> Outcome {
-        if version <= self.operator {
-            return Ok(());
-        }
-        Err(failure!(
-            ACLNN_RUNTIME,
-            "{}: the emulated release has none, as ASCEND_EMU_OPERATOR is {}",
-            version.symbol(),
-            self.operator
-        ))
-    }
-
-    /// Whether the emulated release exports a function.
-    pub(crate) fn exports(&self, function: &str) -> bool {
-        let of = |version: &Version| {
-            function
-                .strip_prefix(version.symbol())
-                .is_some_and(|phase| {
-                    ["", "GetWorkspaceSize", "GetMaxWorkspaceSize"].contains(&phase)
-                })
-        };
-        let version = Version::ALL.into_iter().find(of);
-        version.is_none_or(|version| version <= self.operator)
-    }
-
     fn or_default(outcome: Outcome<Self>) -> (Self, Option<Failure>) {
         match outcome {
             Ok(config) => (config, None),
             Err(failure) => {
                 let config = Config {
                     check: Check::Compat,
-                    soc_name: c"Ascend910B3".to_owned(),
-                    soc: Soc::AtlasA2,
-                    operator: Version::V5,
+                    machine: Machine::default(),
                     devices: 2,
                     threads: 1,
                     simd: None,
@@ -243,13 +223,11 @@ mod tests {
     fn nothing_set_is_the_default() {
         let config = read(&[]).unwrap();
         assert_eq!(config.check, Check::Compat);
-        assert_eq!(config.soc_name.to_str(), Ok("Ascend910B3"));
-        assert_eq!(config.soc, Soc::AtlasA2);
+        assert_eq!(config.machine, Machine::default());
         assert_eq!(config.devices, 2);
         assert!(config.threads >= 1);
         assert_eq!(config.memory, None);
         assert_eq!(config.simd, None);
-        assert_eq!(config.operator, Version::V5);
     }
 
     #[test]
@@ -257,6 +235,7 @@ mod tests {
         let config = read(&[
             ("ASCEND_EMU_CHECK", "strict"),
             ("ASCEND_EMU_SOC", "Ascend910_9391"),
+            ("ASCEND_EMU_CANN", "8.5"),
             ("ASCEND_EMU_DEVICES", "8"),
             ("ASCEND_EMU_THREADS", "3"),
             ("ASCEND_EMU_MEMORY", "1048576"),
@@ -265,23 +244,25 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(config.check, Check::Strict);
-        assert_eq!(config.soc, Soc::AtlasA3);
+        let machine = Machine::new("Ascend910_9391", Cann::V8_5).unwrap();
+        assert_eq!(config.machine, machine.operator(Version::V3));
         assert_eq!((config.devices, config.threads), (8, 3));
         assert_eq!(config.memory, Some(1 << 20));
         assert_eq!(config.simd, Level::named("portable"));
-        assert_eq!(config.operator, Version::V3);
-        for (function, there) in [
-            ("aclInit", true),
-            ("aclnnFusedInferAttentionScore", true),
-            ("aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize", true),
-            ("aclnnFusedInferAttentionScoreV4", false),
-            ("aclnnFusedInferAttentionScoreV4GetWorkspaceSize", false),
-            ("aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize", false),
+    }
+
+    #[test]
+    fn releases_are_named_as_they_name_themselves() {
+        for (text, cann) in [
+            ("8.1", Cann::V8_1),
+            ("8.3.RC1", Cann::V8_1),
+            ("8.5.0", Cann::V8_5),
+            (" 9.0 ", Cann::V9_0),
+            ("9.1", Cann::V9_1),
         ] {
-            assert_eq!(config.exports(function), there, "{function}");
+            let config = read(&[("ASCEND_EMU_CANN", text)]).unwrap();
+            assert_eq!(config.machine.target().cann, cann, "{text}");
         }
-        let refusal = config.admits(Version::V4).unwrap_err().message;
-        assert!(refusal.contains("ASCEND_EMU_OPERATOR is V3"), "{refusal}");
     }
 
     #[test]
@@ -289,6 +270,9 @@ mod tests {
         for (name, value) in [
             ("ASCEND_EMU_CHECK", "Strict"),
             ("ASCEND_EMU_SOC", "H100"),
+            ("ASCEND_EMU_CANN", "8.0"),
+            ("ASCEND_EMU_CANN", "9.2"),
+            ("ASCEND_EMU_CANN", "newest"),
             ("ASCEND_EMU_DEVICES", "0"),
             ("ASCEND_EMU_DEVICES", "65"),
             ("ASCEND_EMU_THREADS", "many"),

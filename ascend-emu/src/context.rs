@@ -5,6 +5,7 @@ use crate::fork;
 use crate::handle::{Id, Kind, Table};
 use crate::ledger;
 use crate::lock::Lock;
+use crate::machine::{Machine, machine_at};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{
     CONTEXT_NULL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
@@ -64,6 +65,8 @@ impl Options {
 #[derive(Debug)]
 pub(crate) struct Context {
     pub device: i32,
+    /// What the device passes for in this context.
+    pub machine: &'static Machine,
     /// Made by `aclrtCreateContext` rather than by `aclrtSetDevice`.
     explicit: bool,
     default_stream: Lock<Option<Arc<Stream>>>,
@@ -79,7 +82,8 @@ struct Device {
     primary: Option<Id>,
 }
 
-static DEVICES: Lock<BTreeMap<i32, Device>> = Lock::new(BTreeMap::new());
+/// The devices in use, each for every machine that it passes for.
+static DEVICES: Lock<BTreeMap<(i32, usize), Device>> = Lock::new(BTreeMap::new());
 
 const BEFORE: u8 = 0;
 const DURING: u8 = 1;
@@ -136,28 +140,28 @@ fn device_exists(device: i32) -> Outcome {
     ))
 }
 
-/// `aclrtSetDevice`.
-pub(crate) fn set_device(device: i32) -> Outcome {
+/// `aclrtSetDevice` of the machine of a slot.
+pub(crate) fn set_device(device: i32, slot: usize) -> Outcome {
     initialized()?;
     device_exists(device)?;
     let mut devices = DEVICES.lock();
-    let state = devices.entry(device).or_default();
+    let state = devices.entry((device, slot)).or_default();
     state.uses = state.uses.saturating_add(1);
     let primary = *state
         .primary
-        .get_or_insert_with(|| CONTEXTS.insert(Context::new(device, false)));
+        .get_or_insert_with(|| CONTEXTS.insert(Context::new(device, slot, false)));
     CURRENT.set(Some(primary));
     Ok(())
 }
 
-/// `aclrtResetDevice` and `aclrtResetDeviceForce`: gives up one use of a device, or all. With the last one, the default
+/// `aclrtResetDevice` and `aclrtResetDeviceForce` of the machine of a slot: gives up one use of a device, or all. With the last one, the default
 /// context ends with its streams, and, unless other contexts are on the device, so does its memory.
-pub(crate) fn reset_device(device: i32, force: bool) -> Outcome {
+pub(crate) fn reset_device(device: i32, slot: usize, force: bool) -> Outcome {
     initialized()?;
     device_exists(device)?;
     let primary = {
         let mut devices = DEVICES.lock();
-        let state = devices.entry(device).or_default();
+        let state = devices.entry((device, slot)).or_default();
         state.uses = if force {
             0
         } else {
@@ -189,11 +193,11 @@ pub(crate) fn reset_device(device: i32, force: bool) -> Outcome {
     Ok(())
 }
 
-/// `aclrtCreateContext`: the context becomes the thread's.
-pub(crate) fn create(device: i32) -> Outcome<Id> {
+/// `aclrtCreateContext` of the machine of a slot: the context becomes the thread's.
+pub(crate) fn create(device: i32, slot: usize) -> Outcome<Id> {
     initialized()?;
     device_exists(device)?;
-    let id = CONTEXTS.insert(Context::new(device, true));
+    let id = CONTEXTS.insert(Context::new(device, slot, true));
     CURRENT.set(Some(id));
     Ok(id)
 }
@@ -246,6 +250,11 @@ pub(crate) fn current() -> Outcome<Arc<Context>> {
     current_with_id().map(|(_, context)| context)
 }
 
+/// The machine of the calling thread's context; without one, that of the environment.
+pub(crate) fn machine() -> &'static Machine {
+    current().map_or_else(|_| machine_at(0), |context| context.machine)
+}
+
 /// The stream behind a handle, which has to belong to the calling thread's context; null is that context's default.
 pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
     let context = current()?;
@@ -263,9 +272,10 @@ pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
 }
 
 impl Context {
-    fn new(device: i32, explicit: bool) -> Self {
+    fn new(device: i32, slot: usize, explicit: bool) -> Self {
         Context {
             device,
+            machine: machine_at(slot),
             explicit,
             default_stream: Lock::new(None),
             streams: Lock::new(Vec::new()),

@@ -29,6 +29,7 @@
 //! | variable | values | default |
 //! |---|---|---|
 //! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ... | `Ascend910B3` |
+//! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | `8.1` |
 //! | `ASCEND_EMU_OPERATOR` | the newest version of the attention operator, as older releases have: `V1` to `V5`; newer ones are missing | `V5` |
 //! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
 //! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
@@ -90,6 +91,7 @@ pub mod kernel;
 mod ledger;
 mod live;
 mod lock;
+mod machine;
 mod memory;
 mod op;
 mod operator;
@@ -103,19 +105,36 @@ pub use config::{Check, CheckScope, check_scope};
 pub use fault::{Injection, Site, inject};
 pub use ledger::{Allocation, Place, allocation_at};
 pub use live::{Live, live};
+pub use machine::Machine;
 pub use sanitizer::{Finding, FindingKind, findings};
 
 macro_rules! fill {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
-        /// Every function of the C ABI that the emulated release has, as this crate implements it: all, unless
-        /// `ASCEND_EMU_OPERATOR` asks for an older one.
-        pub fn functions() -> ascend_sys::Functions {
-            let config = config::config();
+        /// The functions that a machine's release has, with what tells machines apart as the environment's machine has it.
+        fn exported(machine: &Machine) -> ascend_sys::Functions {
             ascend_sys::Functions {
-                $( $name: if config.exports(stringify!($name)) { Some(abi::$name) } else { None }, )*
+                $( $name: if machine.exports(stringify!($name)) { Some(abi::$name) } else { None }, )*
             }
         }
     };
 }
 
 ascend_sys::for_each_function! { fill }
+
+/// Every function of the C ABI that the emulated release has, as this crate implements it. The environment says which
+/// release and which product that is.
+pub fn functions() -> ascend_sys::Functions {
+    exported(&config::config().machine)
+}
+
+/// The functions of a machine of the caller's choice, whatever the environment says. A process may use several machines
+/// side by side: each table makes its own use of the devices by `aclrtSetDevice`, and a call is made on the machine of the
+/// calling thread's context.
+///
+/// `None` if the process has asked for 32 different machines already.
+pub fn functions_of(machine: &Machine) -> Option<ascend_sys::Functions> {
+    let slot = machine::slot_of(machine)?;
+    let mut table = exported(machine);
+    abi::fill_in(&mut table, slot);
+    Some(table)
+}

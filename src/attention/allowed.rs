@@ -1,15 +1,17 @@
-//! The lints that a call may break.
+//! What a caller lets a call do: the lints that it may break, the versions of the operator that it may go to.
 
+use ascend_spec::fia::Version;
 use ascend_spec::fia::rules::lints;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// The lints that a call may break, by id.
+/// The lints that a call may break, by id, and the oldest version that it may go to.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
     safe: Vec<String>,
     overruns: Vec<String>,
+    oldest: Option<Version>,
 }
 
 impl Allowed {
@@ -26,7 +28,17 @@ impl Allowed {
         self.overruns.push(id.into());
     }
 
-    /// All that are allowed.
+    /// Lets the call go to no version older than this.
+    pub(super) fn from_version(&mut self, oldest: Version) {
+        self.oldest = Some(oldest);
+    }
+
+    /// The oldest version that the call may go to.
+    pub(super) fn oldest(&self) -> Version {
+        self.oldest.unwrap_or(Version::V1)
+    }
+
+    /// All lints that are allowed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a lint that overruns memory and was allowed as one that does not.

@@ -1,7 +1,7 @@
 //! Every argument of the operator, by name.
 
 use ascend_spec::DType;
-use ascend_spec::fia::{FiaCall, Operand, Parameter};
+use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
 
 use crate::error::{Error, Result};
 use crate::runtime::{Device, Stream};
@@ -75,6 +75,12 @@ impl Arguments {
     pub unsafe fn allow_overrun(&mut self, id: impl Into<String>) -> &mut Self {
         // SAFETY: handed on to the caller.
         unsafe { self.allowed.overrun(id) };
+        self
+    }
+
+    /// Sends the call to this version of the operator or a newer one, even if an older one can express it.
+    pub fn at_least(&mut self, version: Version) -> &mut Self {
+        self.allowed.from_version(version);
         self
     }
 

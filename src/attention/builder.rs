@@ -229,8 +229,10 @@ impl FusedInferAttention {
         let named = |error| unset::block_table(self.heads_named(error, &call), &call);
         if self.scale.is_none() {
             // A broken rule says more.
-            let (api, soc) = (context.runtime().api(), context.soc()?);
-            let broken = operator::choose(api, soc, &call, &self.allowed.ids()?).err();
+            let (api, target) = (context.runtime().api(), context.target()?);
+            let allowed = self.allowed.ids()?;
+            let broken =
+                operator::choose(api, target, self.allowed.oldest(), &call, &allowed).err();
             let error = broken.map_or_else(|| unset::scale(&call), named);
             let mask = self.mask.tensor();
             return Err(Plan::refused(context, &call, mask, bindings, error));

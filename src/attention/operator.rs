@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use ascend_spec::fia::{FiaCall, Parameter, Places, Version};
-use ascend_spec::{Refusal, Soc, Target};
+use ascend_spec::{Refusal, Target};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result, aclnn};
@@ -14,15 +14,15 @@ use crate::runtime::Context;
 use super::descriptor::{Descriptors, Executor};
 
 /// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
-/// product and can express the call. With it come the bounds of what the call reads on the device as places.
+/// product and can express the call, `at_least` one. With it come the bounds of what the call reads on the device as places.
 pub(super) fn choose(
     api: &Api,
-    soc: Soc,
+    target: Target,
+    at_least: Version,
     call: &FiaCall<'_>,
     allowed: &[&str],
 ) -> Result<(Version, Option<Places>)> {
-    let target = Target::snapshot(soc);
-    let oldest = Version::oldest_for(call);
+    let oldest = Version::oldest_for(call).max(at_least);
     let candidates = || {
         let able = |version: &Version| *version >= oldest && version.runs_on(target);
         Version::ALL.into_iter().filter(able)

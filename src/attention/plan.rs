@@ -152,7 +152,8 @@ impl Plan {
             mask.on(Parameter::AttenMask.name(), context)?;
         }
         let api = context.runtime().api();
-        let (version, places) = operator::choose(api, context.soc()?, call, &allowed.ids()?)?;
+        let (target, at_least) = (context.target()?, allowed.oldest());
+        let (version, places) = operator::choose(api, target, at_least, call, &allowed.ids()?)?;
         bindings.places().admitted(places.as_ref(), reading)?;
 
         let mut placed: SmallVec<[Placed; 8]> = SmallVec::new();

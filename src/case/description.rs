@@ -15,7 +15,8 @@ pub struct Description {
 }
 
 impl Case {
-    /// Descriptors of the lists, and of the outputs that the call implies: [`FiaCall::implied_outputs`].
+    /// Descriptors of the lists, and of the outputs that the call implies ([`FiaCall::implied_outputs`]), of the element type
+    /// that the case gives the attention output, if it does.
     pub fn describe(&self) -> Description {
         let mut description = Description {
             key: self.key.iter().map(|tensor| tensor.desc()).collect(),
@@ -25,6 +26,9 @@ impl Case {
         };
         let outputs = description.call(self).implied_outputs();
         (description.attention_out, description.softmax_lse) = outputs;
+        if let (Some(out), Some(dtype)) = (&mut description.attention_out, self.out_dtype) {
+            out.dtype = dtype;
+        }
         description
     }
 }

@@ -4,13 +4,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use ascend_spec::fia::Version;
+use ascend_spec::{Cann, DType, Release};
+
 use super::attributes::{integer, number};
 use super::header::{self, Header};
-use super::tensor::{CaseTensor, from_file, to_file};
+use super::tensor::{CaseTensor, from_file, stored_name, stored_type, to_file};
 use super::{Case, CaseError, Expect, MaskKind, Parameter, Tolerance};
 
 const FORMAT: &str = "ascend-attention-case";
 const VERSION: &str = "1";
+/// What the keys begin with that give the element types of tensors stored as U8.
+const STORED: &str = "dtype.";
 
 impl Case {
     /// Reads a case file.
@@ -45,7 +50,7 @@ impl Case {
     pub fn from_bytes(file: &[u8]) -> Result<Self, CaseError> {
         let header = Header::read(file)?;
         let mut case = Self::default();
-        case.read_metadata(&header.metadata)?;
+        let mut stored = case.read_metadata(&header.metadata)?;
         let (mut keys, mut values) = (BTreeMap::new(), BTreeMap::new());
         for (name, info) in &header.tensors {
             let dtype = from_file(info.dtype).ok_or_else(|| CaseError::Dtype {
@@ -60,6 +65,17 @@ impl Case {
             let bytes = header.bytes(file, info).to_vec();
             let tensor = CaseTensor::new(dtype, &info.shape, bytes)
                 .map_err(|_| wrong("at most 8 axes, each below 2^63"))?;
+            let tensor = match stored.of(name) {
+                None => tensor,
+                Some(of) if dtype == DType::UInt8 => tensor
+                    .unpacked(of)
+                    .ok_or_else(|| wrong("a last axis, along which two elements share a byte"))?,
+                Some(_) => {
+                    return Err(CaseError::Contradiction(
+                        "a tensor with a key `dtype.` is stored as U8: store it so, or leave the key out",
+                    ));
+                }
+            };
             if let Some(index) = list_index(name, "key") {
                 keys.insert(index, tensor);
             } else if let Some(index) = list_index(name, "value") {
@@ -76,6 +92,7 @@ impl Case {
                 return Err(CaseError::UnknownTensor(name.clone()));
             }
         }
+        stored.all_there()?;
         case.key = list("key", keys)?;
         case.value = list("value", values)?;
         let kind_given = header
@@ -89,7 +106,8 @@ impl Case {
         Ok(case)
     }
 
-    fn read_metadata(&mut self, metadata: &[(String, String)]) -> Result<(), CaseError> {
+    /// Takes over the metadata; what it says about the element types of tensors is returned.
+    fn read_metadata(&mut self, metadata: &[(String, String)]) -> Result<Stored, CaseError> {
         let find = |key: &'static str| {
             let entry = metadata.iter().find(|(name, _)| name == key);
             entry
@@ -107,12 +125,18 @@ impl Case {
             return Err(CaseError::UnknownOp(op));
         }
         let (mut reject, mut status, mut atol, mut rtol) = (false, None, None, None);
+        let mut stored = Stored::default();
         for (key, value) in metadata {
             match key.as_str() {
                 "format" | "version" | "op" => {}
                 "name" => self.name.clone_from(value),
                 "note" => self.note.clone_from(value),
                 "atten_mask_kind" => self.mask = mask_kind(value)?,
+                "rms_rtol" => self.rms_rtol = Some(distance("rms_rtol", value)?),
+                "soc" => self.soc_name = Some(value.clone()),
+                "cann" => self.cann = Some(release(value)?),
+                "op_version" => self.op_version = Some(op_version(value)?),
+                "out_dtype" => self.out_dtype = Some(out_dtype(value)?),
                 "atol" => atol = Some(distance("atol", value)?),
                 "rtol" => rtol = Some(distance("rtol", value)?),
                 "expect" => {
@@ -136,7 +160,10 @@ impl Case {
                     });
                 }
                 _ if self.attributes.read(key, value)? => {}
-                _ => return Err(CaseError::UnknownKey(key.clone())),
+                _ => match key.strip_prefix(STORED) {
+                    Some(tensor) => stored.says(tensor, value)?,
+                    None => return Err(CaseError::UnknownKey(key.clone())),
+                },
             }
         }
         if atol.is_some() || rtol.is_some() {
@@ -154,7 +181,7 @@ impl Case {
                 ));
             }
         };
-        Ok(())
+        Ok(stored)
     }
 
     /// The content of a file of this case.
@@ -164,6 +191,7 @@ impl Case {
     pub fn to_bytes(&self) -> Result<Vec<u8>, CaseError> {
         self.consistent()?;
         self.writable()?;
+        let stored = self.stored();
         let mut metadata = BTreeMap::from([
             ("format", FORMAT.to_owned()),
             ("version", VERSION.to_owned()),
@@ -183,6 +211,19 @@ impl Case {
                 metadata.insert(key, text);
             }
         }
+        let target = [
+            ("soc", self.soc_name.clone()),
+            ("cann", self.cann.map(|cann| format!("{cann}.0"))),
+            ("op_version", self.op_version.map(version_number)),
+            ("out_dtype", self.out_dtype.map(dtype_name)),
+            ("rms_rtol", self.rms_rtol.map(|rtol| format!("{rtol:?}"))),
+        ];
+        for (key, text) in target {
+            metadata.extend(text.map(|text| (key, text)));
+        }
+        for (key, name) in &stored {
+            metadata.insert(key, (*name).to_owned());
+        }
         if let Expect::Reject { status } = self.expect {
             metadata.insert("expect", "reject".to_owned());
             if let Some(status) = status {
@@ -190,12 +231,16 @@ impl Case {
             }
         }
         let mut tensors = BTreeMap::new();
-        for (name, tensor) in self.named_tensors() {
-            let dtype = to_file(tensor.dtype()).ok_or_else(|| CaseError::Dtype {
-                tensor: name.clone(),
-                dtype: tensor.dtype().to_string(),
-            })?;
-            tensors.insert(name, (dtype, tensor.shape(), tensor.bytes()));
+        let named: Vec<_> = self
+            .named_tensors()
+            .into_iter()
+            .map(|(name, tensor)| (name, tensor, tensor.stored_shape()))
+            .collect();
+        for (name, tensor, shape) in &named {
+            let (Some(dtype), Some(shape)) = (file_type(tensor.dtype()), shape) else {
+                return Err(unstorable(name, tensor));
+            };
+            tensors.insert(name.clone(), (dtype, &**shape, tensor.bytes()));
         }
         header::write(&metadata, &tensors)
     }
@@ -203,15 +248,33 @@ impl Case {
     /// Refuses what a file cannot hold: a scale that is no number, element types that safetensors lacks.
     pub(super) fn writable(&self) -> Result<(), CaseError> {
         number("scale", &format!("{:?}", self.attributes.scale))?;
+        if let Some(rtol) = self.rms_rtol {
+            distance("rms_rtol", &format!("{rtol:?}"))?;
+        }
         for (name, tensor) in self.named_tensors() {
-            if to_file(tensor.dtype()).is_none() {
-                return Err(CaseError::Dtype {
-                    tensor: name,
-                    dtype: tensor.dtype().to_string(),
-                });
+            if file_type(tensor.dtype()).is_none() || tensor.stored_shape().is_none() {
+                return Err(unstorable(&name, tensor));
             }
         }
         Ok(())
+    }
+
+    /// The metadata that says what tensors stored as U8 hold: keys and element types. A list whose elements agree has one.
+    fn stored(&self) -> Vec<(String, &'static str)> {
+        let mut stored = Vec::new();
+        let named = self.named_tensors();
+        for (name, tensor) in &named {
+            let Some(of) = stored_name(tensor.dtype()) else {
+                continue;
+            };
+            let list = list_of(name);
+            let mut elements = named.iter().filter(|(other, _)| list_of(other) == list);
+            let alike = elements.all(|(_, other)| other.dtype() == tensor.dtype());
+            let label = if alike { list } else { name };
+            stored.push((format!("{STORED}{label}"), of));
+        }
+        stored.dedup();
+        stored
     }
 
     /// Every tensor of the file and its name there.
@@ -243,6 +306,69 @@ impl Case {
     }
 }
 
+/// What the metadata says about the element types of tensors that the file stores as U8.
+#[derive(Default)]
+struct Stored {
+    /// Tensor or list, element type, and whether there is such a tensor.
+    entries: Vec<(String, DType, bool)>,
+}
+
+impl Stored {
+    fn says(&mut self, tensor: &str, value: &str) -> Result<(), CaseError> {
+        let dtype = stored_type(value).ok_or_else(|| {
+            CaseError::malformed(
+                "dtype.<tensor>",
+                value,
+                "`int4`, `float4_e2m1`, `float8_e4m3fn`, `float8_e8m0` or `hifloat8`",
+            )
+        })?;
+        self.entries.push((tensor.to_owned(), dtype, false));
+        Ok(())
+    }
+
+    /// The element type of a tensor; a key of its own goes before that of its list.
+    fn of(&mut self, tensor: &str) -> Option<DType> {
+        let mut found = None;
+        for label in [list_of(tensor), tensor] {
+            for (name, dtype, there) in &mut self.entries {
+                if name == label {
+                    *there = true;
+                    found = Some(*dtype);
+                }
+            }
+        }
+        found
+    }
+
+    /// Refuses a key of a tensor that the file does not have.
+    fn all_there(&self) -> Result<(), CaseError> {
+        match self.entries.iter().find(|(.., there)| !there) {
+            None => Ok(()),
+            Some((name, ..)) => Err(CaseError::UnknownKey(format!("{STORED}{name}"))),
+        }
+    }
+}
+
+/// The list that a tensor is an element of, `key` for `key.3`; of others their own name.
+fn list_of(tensor: &str) -> &str {
+    tensor.split_once('.').map_or(tensor, |(list, _)| list)
+}
+
+/// The file's element type for one of CANN's.
+fn file_type(dtype: DType) -> Option<safetensors::Dtype> {
+    match stored_name(dtype) {
+        Some(_) => Some(safetensors::Dtype::U8),
+        None => to_file(dtype),
+    }
+}
+
+fn unstorable(name: &str, tensor: &CaseTensor) -> CaseError {
+    CaseError::Dtype {
+        tensor: name.to_owned(),
+        dtype: format!("{tensor:?}"),
+    }
+}
+
 impl MaskKind {
     /// Its name in a file.
     const fn name(self) -> &'static str {
@@ -261,6 +387,47 @@ fn mask_kind(value: &str) -> Result<MaskKind, CaseError> {
         .ok_or_else(|| {
             CaseError::malformed("atten_mask_kind", value, "`none`, `tensor` or `compressed`")
         })
+}
+
+fn release(value: &str) -> Result<Cann, CaseError> {
+    match Cann::of_version(value) {
+        Some(Release::Known(cann)) => Ok(cann),
+        _ => Err(CaseError::malformed(
+            "cann",
+            value,
+            "a release whose contract is known: 8.1 to 9.1",
+        )),
+    }
+}
+
+/// The number in a version's name.
+fn version_number(version: Version) -> String {
+    version.to_string().trim_start_matches('V').to_owned()
+}
+
+fn op_version(value: &str) -> Result<Version, CaseError> {
+    let named = |version: &Version| version_number(*version) == value;
+    Version::ALL
+        .into_iter()
+        .find(named)
+        .ok_or_else(|| CaseError::malformed("op_version", value, "1 to 5"))
+}
+
+/// The name of an element type in the metadata.
+fn dtype_name(dtype: DType) -> String {
+    match dtype {
+        DType::Bf16 => "bfloat16".to_owned(),
+        _ => dtype.name().to_lowercase(),
+    }
+}
+
+fn out_dtype(value: &str) -> Result<DType, CaseError> {
+    let named = |dtype: &&DType| dtype_name(**dtype) == value;
+    DType::ALL
+        .iter()
+        .find(named)
+        .copied()
+        .ok_or_else(|| CaseError::malformed("out_dtype", value, "an element type, such as `int8`"))
 }
 
 fn distance(key: &'static str, value: &str) -> Result<f64, CaseError> {

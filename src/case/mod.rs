@@ -21,12 +21,19 @@
 //! | `pse_type` | decimal integer; left out for 0 |
 //! | `actual_seq_lengths`, `actual_seq_lengths_kv`, `actual_shared_prefix_len`, `q_start_idx`, `kv_start_idx` | JSON list of integers; absent is a null pointer |
 //! | `atten_mask_kind` | `none`; `tensor`: the tensor `atten_mask`; `compressed`: the standard mask of modes 2, 3 and 4, which the reader makes |
+//! | `soc` | the chip that the call is for, such as `Ascend910B1`; absent is any |
+//! | `cann` | the release that the call is for, such as `9.1.0`; absent is any |
+//! | `op_version` | `1` to `5`: the oldest version of the operator that the call goes to; absent is the oldest that can express it |
+//! | `dtype.<tensor>` | `int4`, `float4_e2m1`, `float8_e4m3fn`, `float8_e8m0` or `hifloat8`: the element type of a tensor that the file stores as U8; that of `key` holds for `key.0` and so on, too |
+//! | `out_dtype` | element type of the output, such as `int8`, `bfloat16` or `hifloat8`; absent is what the inputs imply |
+//! | `rms_rtol` | tolerance of the output as a whole: `sqrt(sum (got - want)^2 / sum want^2)` |
 //! | `atol`, `rtol` | tolerance: `abs(got - want) <= atol + rtol * abs(want)` |
 //! | `expect` | `ok`, or `reject`: the call must be refused before any work is done |
 //! | `expect_status` | CANN's status of the refusal |
 //!
 //! An absent attribute has the operator's default ([`Attributes`]); an absent `atten_mask_kind` follows from whether
-//! there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0.
+//! there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0. Types of 4 bits are two to a byte along
+//! the last axis, the even one in the low half: the file's last axis is half the operator's.
 //!
 //! ```
 //! use ascend_attention::case::{Case, CaseTensor, Parameter, Verdict};
@@ -64,9 +71,13 @@ mod header;
 mod parameter_case;
 mod record;
 mod run;
+mod target;
 mod tensor;
 
 use std::collections::BTreeMap;
+
+use ascend_spec::fia::Version;
+use ascend_spec::{Cann, DType};
 
 pub use attributes::Attributes;
 pub use compare::{Comparison, Deviation};
@@ -108,6 +119,17 @@ pub struct Case {
     pub softmax_lse: Option<CaseTensor>,
     /// How far outputs may be from the expected ones.
     pub tolerance: Option<Tolerance>,
+    /// How far the attention output as a whole may be from the expected one: the root of the mean square error over that
+    /// of the mean square.
+    pub rms_rtol: Option<f64>,
+    /// Name of the chip that the call is for, such as `Ascend910B1`; `None` is any.
+    pub soc_name: Option<String>,
+    /// The release that the call is for; `None` is any.
+    pub cann: Option<Cann>,
+    /// The oldest version of the operator that the call goes to; `None` is the oldest that can express it.
+    pub op_version: Option<Version>,
+    /// Element type of the attention output; `None` is the one that the inputs imply.
+    pub out_dtype: Option<DType>,
 }
 
 /// Where the mask of a case comes from (`atten_mask_kind`).
@@ -179,9 +201,9 @@ impl Case {
                     "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave out the other",
                 );
             }
-            MaskKind::Compressed if matches!(self.attributes.sparse_mode, 0 | 1) => {
+            MaskKind::Compressed if matches!(self.attributes.sparse_mode, 0 | 1 | 9) => {
                 return wrong(
-                    "`atten_mask_kind` is `compressed`, and `sparse_mode` 0 or 1, which has no compressed mask: give the tensor \
+                    "`atten_mask_kind` is `compressed`, and `sparse_mode` 0, 1 or 9, which has no compressed mask: give the tensor \
                      `atten_mask`, or use modes 2 to 4",
                 );
             }

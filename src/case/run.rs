@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{Version, rules};
-use ascend_spec::{Level, Target, TensorDesc, Unsupported, Violation};
+use ascend_spec::{Level, TensorDesc, Unsupported, Violation};
 
 use super::{Case, CaseError, CaseTensor, Comparison, Expect, MaskKind, Parameter, Tolerance};
 use crate::attention::Arguments;
@@ -58,10 +58,15 @@ impl Case {
     /// one whose block table or padding names places outside of its tensors: a file makes no device leave them. Other
     /// lints are reported in the outcome.
     ///
+    /// A case that names a chip or a release ([`Case::soc_name`], [`Case::cann`]) runs on these: on the emulation of them if
+    /// the stream is emulated, and on the stream if its device is of that product and its release not older.
+    ///
     /// # Errors
     /// Only for what says nothing about the case: a device that fails, memory that runs out, a CANN without the
-    /// operator.
+    /// operator; [`Error::OtherTarget`] for a device that is not what the case is for.
     pub fn run(&self, stream: &Stream) -> Result<Outcome> {
+        let other = self.other_stream(stream)?;
+        let stream = other.as_ref().unwrap_or(stream);
         let description = self.describe();
         let mut arguments = self.upload(stream)?;
         let empty = |desc: Option<TensorDesc>| {
@@ -96,8 +101,8 @@ impl Case {
         let version = Version::ALL
             .into_iter()
             .find(|version| version.symbol() == plan.operator());
-        if let (Some(version), Ok(soc)) = (version, stream.device().soc())
-            && let Ok(problem) = description.call(self).check(version, Target::snapshot(soc))
+        if let (Some(version), Ok(target)) = (version, stream.device().target())
+            && let Ok(problem) = description.call(self).check(version, target)
         {
             problem.each_lint(&mut |lint| outcome.lints.push(lint));
         }
@@ -155,6 +160,9 @@ impl Case {
         }
         for value in &self.value {
             arguments.push_value(upload(stream, value)?);
+        }
+        if let Some(version) = self.op_version {
+            arguments.at_least(version);
         }
         if self.mask == MaskKind::Compressed {
             arguments.set(Parameter::AttenMask, stream.device().masks().compressed()?);

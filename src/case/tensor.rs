@@ -41,6 +41,27 @@ pub(super) fn to_file(dtype: DType) -> Option<Dtype> {
     pair.map(|&(file, _)| file)
 }
 
+/// Element types that files store as U8, with the names that the metadata gives them.
+const STORED_AS_BYTES: [(&str, DType); 5] = [
+    ("int4", DType::Int4),
+    ("float4_e2m1", DType::Float4E2M1),
+    ("float8_e4m3fn", DType::Float8E4M3Fn),
+    ("float8_e8m0", DType::Float8E8M0),
+    ("hifloat8", DType::HiFloat8),
+];
+
+/// The name of an element type that files store as U8; `None` for one that they name themselves.
+pub(super) fn stored_name(dtype: DType) -> Option<&'static str> {
+    let pair = STORED_AS_BYTES.iter().find(|(_, cann)| *cann == dtype);
+    pair.map(|&(name, _)| name)
+}
+
+/// The element type that files store as U8 under a name.
+pub(super) fn stored_type(name: &str) -> Option<DType> {
+    let pair = STORED_AS_BYTES.iter().find(|(known, _)| *known == name);
+    pair.map(|&(_, cann)| cann)
+}
+
 /// A contiguous tensor in host memory: element type, shape, and little-endian bytes that fit them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CaseTensor {
@@ -134,6 +155,28 @@ impl CaseTensor {
         Self::new(dtype, shape, bytes)
     }
 
+    /// The same bytes, elements of U8, as what they stand for: one element each, or two along the last axis. `None` for a
+    /// tensor without axes where two elements share a byte.
+    pub(super) fn unpacked(self, dtype: DType) -> Option<Self> {
+        let mut shape = self.shape;
+        if dtype.bits() == 4 {
+            let last = shape.last_mut()?;
+            *last = last.checked_mul(2)?;
+        }
+        Self::new(dtype, &shape, self.bytes).ok()
+    }
+
+    /// The shape that a file gives the tensor: where two elements share a byte, that of the bytes. `None` if the last axis
+    /// is odd then, so that a byte would be of two rows.
+    pub(super) fn stored_shape(&self) -> Option<Vec<usize>> {
+        let mut shape = self.shape.clone();
+        if self.dtype.bits() == 4 {
+            let last = shape.last_mut().filter(|last| **last % 2 == 0)?;
+            *last /= 2;
+        }
+        Some(shape)
+    }
+
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -199,7 +242,7 @@ mod tests {
             assert_eq!(to_file(cann), Some(file));
         }
         assert_eq!(from_file(Dtype::F8_E4M3FNUZ), None);
-        assert_eq!(to_file(DType::HiFloat8), None);
+        assert_eq!(to_file(DType::Float4E1M2), None);
     }
 
     #[test]

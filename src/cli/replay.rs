@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ascend_attention::Stream;
 use ascend_attention::case::{Case, Verdict};
+use ascend_attention::{Error, Stream};
 
 use super::output::Output;
 use super::report::{Report, Tally};
@@ -16,8 +16,11 @@ use super::{BackendChoice, Stop};
 /// Replay case files and compare what comes out with what they expect
 ///
 /// A case is one operator call in a safetensors file. Prints a line for each: its name, `pass`, `FAIL`, `computed` (the
-/// file expects no outputs) or `unsupported`, and the worst error against its tolerance. Ends with the counts, and with
-/// exit code 1 if any case failed.
+/// file expects no outputs), `unsupported` or `skipped`, and the worst error against its tolerance. Ends with the counts,
+/// and with exit code 1 if any case failed.
+///
+/// A case that names a product or a CANN release runs on the emulation of these; an NPU that is another product or has an
+/// older release skips it.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Case files, or folders: all *.safetensors files in a folder, by name
@@ -89,6 +92,7 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
         Ok(case) => {
             report.name.clone_from(&case.name);
             match case.run(stream) {
+                Err(error @ Error::OtherTarget { .. }) => report.skipped = Some(error.to_string()),
                 Err(error) => report.failure = Some(error.to_string()),
                 Ok(outcome) => {
                     if let (Some(out), Verdict::Passed | Verdict::Failed { .. } | Verdict::Computed) =

@@ -17,6 +17,8 @@ pub(super) struct Report {
     pub(super) outcome: Option<Outcome>,
     /// What went wrong apart from that: reading, running, writing.
     pub(super) failure: Option<String>,
+    /// Why the case was not run: it is for another device.
+    pub(super) skipped: Option<String>,
     pub(super) elapsed: Duration,
 }
 
@@ -26,6 +28,7 @@ enum Word {
     Passed,
     Failed,
     Unsupported,
+    Skipped,
     Computed,
 }
 
@@ -33,6 +36,7 @@ impl Report {
     fn word(&self) -> Word {
         match self.outcome.as_ref().map(|outcome| &outcome.verdict) {
             _ if self.failure.is_some() => Word::Failed,
+            _ if self.skipped.is_some() => Word::Skipped,
             Some(Verdict::Passed) => Word::Passed,
             Some(Verdict::Computed) => Word::Computed,
             Some(Verdict::Unsupported(_)) => Word::Unsupported,
@@ -40,10 +44,10 @@ impl Report {
         }
     }
 
-    /// Why the case failed or is not supported.
+    /// Why the case failed, is not supported, or was not run.
     fn reason(&self) -> Option<String> {
         match (
-            &self.failure,
+            self.failure.as_ref().or(self.skipped.as_ref()),
             self.outcome.as_ref().map(|outcome| &outcome.verdict),
         ) {
             (Some(failure), _) => Some(failure.clone()),
@@ -67,6 +71,7 @@ impl Report {
             Word::Passed => format!("pass  {}", self.errors()),
             Word::Failed => format!("FAIL  {}", self.reason().unwrap_or_default()),
             Word::Unsupported => format!("unsupported: {}", self.reason().unwrap_or_default()),
+            Word::Skipped => format!("skipped: {}", self.reason().unwrap_or_default()),
             Word::Computed => format!("computed  {}", self.shapes()),
         };
         line += &format!("  ({milliseconds:.1} ms)");
@@ -145,6 +150,7 @@ impl Word {
             Self::Passed => "passed",
             Self::Failed => "failed",
             Self::Unsupported => "unsupported",
+            Self::Skipped => "skipped",
             Self::Computed => "computed",
         }
     }
@@ -180,6 +186,7 @@ pub(super) struct Tally {
     pub(super) passed: usize,
     pub(super) failed: usize,
     pub(super) unsupported: usize,
+    pub(super) skipped: usize,
     pub(super) computed: usize,
 }
 
@@ -190,6 +197,7 @@ impl Tally {
             passed: 0,
             failed: 0,
             unsupported: 0,
+            skipped: 0,
             computed: 0,
         }
     }
@@ -199,6 +207,7 @@ impl Tally {
             Word::Passed => &mut self.passed,
             Word::Failed => &mut self.failed,
             Word::Unsupported => &mut self.unsupported,
+            Word::Skipped => &mut self.skipped,
             Word::Computed => &mut self.computed,
         } += 1;
     }
@@ -210,6 +219,7 @@ impl Tally {
                 "passed": self.passed,
                 "failed": self.failed,
                 "unsupported": self.unsupported,
+                "skipped": self.skipped,
                 "computed": self.computed,
             }
         })
@@ -221,6 +231,7 @@ impl fmt::Display for Tally {
         write!(f, "{} passed, {} failed", self.passed, self.failed)?;
         for (count, word) in [
             (self.unsupported, "unsupported"),
+            (self.skipped, "skipped"),
             (self.computed, "computed"),
         ] {
             if count > 0 {

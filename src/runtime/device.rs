@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::Soc;
+use ascend_spec::{Soc, Target};
 use ascend_sys::bindings as sys;
 
 use crate::error::{Result, acl};
@@ -74,6 +74,16 @@ impl Device {
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct).
     pub fn soc(&self) -> Result<Soc> {
         self.context().soc()
+    }
+
+    /// The product and the CANN release whose rules calls on this device are checked by: what CANN says about the chip and
+    /// about itself. Of a release newer than all known ones, the rules of the newest known stand in.
+    ///
+    /// # Errors
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct).
+    #[doc(alias = "aclsysGetCANNVersion")]
+    pub fn target(&self) -> Result<Target> {
+        self.context().target()
     }
 
     /// Free and total device memory.

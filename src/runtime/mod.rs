@@ -5,6 +5,8 @@ mod context;
 mod deferred_free;
 mod device;
 mod event;
+mod machine;
+mod release;
 mod stream;
 mod timeline;
 
@@ -22,6 +24,7 @@ pub(crate) use deferred_free::Resource;
 use device::Shared;
 pub use device::{Device, MemoryInfo};
 pub use event::Event;
+pub use machine::Machine;
 pub use stream::Stream;
 pub(crate) use timeline::{Timeline, Uses};
 
@@ -106,7 +109,7 @@ struct Known {
 
 static NPU: Mutex<Option<Runtime>> = Mutex::new(None);
 #[cfg(feature = "emulation")]
-static EMULATED: Mutex<Option<Runtime>> = Mutex::new(None);
+static EMULATED: Mutex<Vec<(Option<Machine>, Runtime)>> = Mutex::new(Vec::new());
 
 /// A mutex whose content is right even when a thread panicked while holding it.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -195,17 +198,40 @@ impl Runtime {
     #[doc(alias = "aclInit")]
     pub fn emulated() -> Result<Self> {
         #[cfg(feature = "emulation")]
-        {
-            let mut known = lock(&EMULATED);
-            if let Some(runtime) = &*known {
-                return Ok(runtime.clone());
-            }
-            let api = Api::from_functions(ascend_emu::functions(), "emulation on the CPU");
-            let runtime = Self::start(Arc::new(api), Backend::Emulated)?;
-            Ok(known.insert(runtime).clone())
-        }
+        return Self::emulation(None, || Ok(ascend_emu::functions()));
         #[cfg(not(feature = "emulation"))]
         Err(Error::NoEmulation)
+    }
+
+    /// The emulation of a product and a CANN release of the program's choice, whatever `ASCEND_EMU_SOC` and
+    /// `ASCEND_EMU_CANN` say. A process may use several side by side; asking again for an equal one gives the same.
+    ///
+    /// # Errors
+    /// As for [`Runtime::emulated`]; [`Error::UnknownProduct`] for a chip of no known family; [`Error::InvalidArgument`]
+    /// when a process asks for more than 32 different machines.
+    pub fn emulated_as(machine: &Machine) -> Result<Self> {
+        #[cfg(feature = "emulation")]
+        return Self::emulation(Some(machine), || machine.functions());
+        #[cfg(not(feature = "emulation"))]
+        {
+            let _ = machine;
+            Err(Error::NoEmulation)
+        }
+    }
+
+    #[cfg(feature = "emulation")]
+    fn emulation(
+        machine: Option<&Machine>,
+        functions: impl FnOnce() -> Result<ascend_sys::Functions>,
+    ) -> Result<Self> {
+        let mut known = lock(&EMULATED);
+        if let Some((_, runtime)) = known.iter().find(|(of, _)| of.as_ref() == machine) {
+            return Ok(runtime.clone());
+        }
+        let api = Api::from_functions(functions()?, "emulation on the CPU");
+        let runtime = Self::start(Arc::new(api), Backend::Emulated)?;
+        known.push((machine.cloned(), runtime.clone()));
+        Ok(runtime)
     }
 
     /// A function table that the program brings: one that records or forwards calls, or lacks some.

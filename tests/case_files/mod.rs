@@ -9,6 +9,8 @@
 
 use ascend_attention::DType;
 use ascend_attention::case::{Attributes, Case, CaseTensor, MaskKind, Parameter, Tolerance};
+use ascend_attention::spec::Cann;
+use ascend_attention::spec::fia::Version;
 
 /// Metadata that every case has.
 pub const BASE: &[(&str, &str)] = &[
@@ -108,6 +110,11 @@ pub fn full() -> Case {
         atol: 1e-3,
         rtol: 0.0,
     });
+    case.rms_rtol = Some(0.25);
+    case.soc_name = Some("Ascend950PR_9599".to_owned());
+    case.cann = Some(Cann::V9_1);
+    case.op_version = Some(Version::V5);
+    case.out_dtype = Some(DType::Bf16);
     case
 }
 

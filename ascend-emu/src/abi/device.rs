@@ -1,24 +1,12 @@
 //! Devices and contexts.
 
-use super::{deadline, not_null, refuse, store};
+use super::{deadline, refuse, store};
 use crate::config::config;
 use crate::context::{self, Options};
 use crate::fault::{Site, strike};
 use crate::status::{Outcome, acl};
 use ascend_sys::bindings::{aclError, aclSysParamOpt, aclrtContext, aclrtRunMode};
 use std::time::Instant;
-
-pub unsafe extern "C" fn aclrtSetDevice(deviceId: i32) -> aclError {
-    acl(|| context::set_device(deviceId))
-}
-
-pub unsafe extern "C" fn aclrtResetDevice(deviceId: i32) -> aclError {
-    acl(|| context::reset_device(deviceId, false))
-}
-
-pub unsafe extern "C" fn aclrtResetDeviceForce(deviceId: i32) -> aclError {
-    acl(|| context::reset_device(deviceId, true))
-}
 
 pub unsafe extern "C" fn aclrtGetDevice(deviceId: *mut i32) -> aclError {
     acl(|| {
@@ -51,15 +39,6 @@ pub unsafe extern "C" fn aclrtSynchronizeDevice() -> aclError {
 pub unsafe extern "C" fn aclrtSynchronizeDeviceWithTimeout(timeout: i32) -> aclError {
     const NAME: &str = "aclrtSynchronizeDeviceWithTimeout";
     acl(|| synchronize(NAME, deadline(NAME, timeout)?))
-}
-
-pub unsafe extern "C" fn aclrtCreateContext(context: *mut aclrtContext, deviceId: i32) -> aclError {
-    acl(|| {
-        not_null("context", context)?;
-        let id = context::create(deviceId)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("context", context, id.raw()) }
-    })
 }
 
 pub unsafe extern "C" fn aclrtDestroyContext(context: aclrtContext) -> aclError {

@@ -1,7 +1,7 @@
 //! FusedInferAttentionScore, versions 1 to 5.
 
 use super::{not_null_or, phase_one};
-use crate::config::config;
+use crate::context;
 use crate::descriptor::{Described, describe, optional_ints, optional_list};
 use crate::executor::launch;
 use crate::op::fia::FiaOperator;
@@ -224,12 +224,13 @@ impl Raw {
         workspace_size: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> Outcome {
-        config().admits(version)?;
+        let machine = context::machine();
+        machine.admits(version)?;
         // SAFETY: the caller's promise.
         unsafe {
             phase_one(workspace_size, executor, || {
                 let (call, addresses) = self.read()?;
-                let op = FiaOperator::new(call, version, config().soc)?;
+                let op = FiaOperator::new(call, version, machine.target())?;
                 let idle = op.is_empty();
                 Ok((op, addresses, idle))
             })

@@ -1,23 +1,15 @@
 //! Initialisation, versions, errors, numbers.
 
-use super::{not_null, refuse, store};
-use crate::config::config;
+use super::{refuse, store};
 use crate::context;
 use crate::lock::Lock;
-use crate::status::{
-    self, INVALID_FILE, NULL_PARAM, Outcome, UNINITIALIZED, acl, aclnn, failure, value,
-};
+use crate::status::{self, INVALID_FILE, NULL_PARAM, UNINITIALIZED, acl, aclnn, failure, value};
 use ascend_spec::DType;
-use ascend_sys::bindings::{
-    aclCANNPackageName, aclCANNPackageVersion, aclDataType, aclError, aclFloat16, aclnnStatus,
-    aclrtLastErrLevel,
-};
+use ascend_sys::bindings::{aclDataType, aclError, aclFloat16, aclnnStatus, aclrtLastErrLevel};
 use half::f16;
 use std::ffi::{CStr, c_char};
 use std::path::Path;
 
-/// Version of CANN that the emulator passes for.
-const CANN: [u16; 3] = [8, 3, 0];
 /// Version of the ACL interface of that CANN.
 const ACL: [i32; 3] = [1, 13, 0];
 
@@ -88,10 +80,6 @@ fn last_error(level: aclrtLastErrLevel, forget: bool) -> aclError {
     acl(|| Err(refuse("level", level.0, "ACL_RT_THREAD_LEVEL (0)")))
 }
 
-pub unsafe extern "C" fn aclrtGetSocName() -> *const c_char {
-    config().soc_name.as_ptr()
-}
-
 pub unsafe extern "C" fn aclrtGetVersion(
     majorVersion: *mut i32,
     minorVersion: *mut i32,
@@ -105,90 +93,6 @@ pub unsafe extern "C" fn aclrtGetVersion(
             store("minorVersion", minorVersion, minor)?;
             store("patchVersion", patchVersion, patch)
         }
-    })
-}
-
-/// Copies a text into a C array, which ends in NUL.
-fn fill<const N: usize>(array: &mut [c_char; N], text: &str) {
-    *array = [0; N];
-    for (to, byte) in array.iter_mut().take(N - 1).zip(text.bytes()) {
-        *to = byte as c_char;
-    }
-}
-
-fn version_text() -> String {
-    CANN.map(|part| part.to_string()).join(".")
-}
-
-pub unsafe extern "C" fn aclsysGetCANNVersion(
-    name: aclCANNPackageName,
-    version: *mut aclCANNPackageVersion,
-) -> aclError {
-    acl(|| {
-        if name.0 > aclCANNPackageName::ACL_PKG_NAME_DRIVER.0 {
-            return Err(refuse("name", name.0, "an aclCANNPackageName, 0 to 7"));
-        }
-        let mut filled = aclCANNPackageVersion {
-            version: [0; 128],
-            majorVersion: [0; 64],
-            minorVersion: [0; 64],
-            releaseVersion: [0; 64],
-            patchVersion: [0; 64],
-            reserved: [0; 128],
-        };
-        let [major, minor, patch] = CANN.map(|part| part.to_string());
-        fill(&mut filled.version, &version_text());
-        fill(&mut filled.majorVersion, &major);
-        fill(&mut filled.minorVersion, &minor);
-        fill(&mut filled.patchVersion, &patch);
-        // SAFETY: the caller's promise.
-        unsafe { store("version", version, filled) }
-    })
-}
-
-/// Checks the name of a package: all have the emulator's version.
-///
-/// # Safety
-///
-/// `name` is null or a NUL-terminated text.
-unsafe fn package(name: *const c_char) -> Outcome {
-    not_null("pkgName", name)?;
-    // SAFETY: not null, so a NUL-terminated text.
-    let text = unsafe { CStr::from_ptr(name) };
-    if text.is_empty() {
-        return Err(refuse("pkgName", "an empty text", "the name of a package"));
-    }
-    Ok(())
-}
-
-pub unsafe extern "C" fn aclsysGetVersionStr(
-    pkgName: *mut c_char,
-    versionStr: *mut c_char,
-) -> aclError {
-    acl(|| {
-        // SAFETY: the caller's promise.
-        unsafe { package(pkgName) }?;
-        not_null("versionStr", versionStr)?;
-        let text = version_text();
-        for (place, byte) in text.bytes().chain([0]).enumerate() {
-            // SAFETY: the array has room for ACL_PKG_VERSION_MAX_SIZE (128) characters, the text is far shorter.
-            unsafe { versionStr.add(place).write(byte as c_char) };
-        }
-        Ok(())
-    })
-}
-
-pub unsafe extern "C" fn aclsysGetVersionNum(
-    pkgName: *mut c_char,
-    versionNum: *mut i32,
-) -> aclError {
-    acl(|| {
-        // SAFETY: the caller's promise.
-        unsafe { package(pkgName) }?;
-        let [major, minor, patch] = CANN.map(i32::from);
-        let number = (major * 100 + minor) * 100 + patch;
-        // SAFETY: the caller's promise.
-        unsafe { store("versionNum", versionNum, number) }
     })
 }
 

@@ -1,7 +1,7 @@
 //! ScatterPaKvCache.
 
 use super::{optional_text, phase_one};
-use crate::config::config;
+use crate::context;
 use crate::descriptor::{describe, optional_ints};
 use crate::executor::launch;
 use crate::op::scatter::{OwnedScatter, ScatterOperator, place};
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn aclnnScatterPaKvCacheGetWorkspaceSize(
             strides: optional_ints(stridesOptional)?,
             offsets: optional_ints(offsetsOptional)?,
         };
-        let op = ScatterOperator::new(call, config().soc)?;
+        let op = ScatterOperator::new(call, context::machine().target().soc)?;
         let idle = op.is_idle();
         Ok((op, addresses, idle))
     };

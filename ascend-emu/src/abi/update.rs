@@ -1,7 +1,7 @@
 //! AttentionUpdate.
 
 use super::phase_one;
-use crate::config::config;
+use crate::context;
 use crate::descriptor::{Described, describe, optional_list};
 use crate::executor::launch;
 use crate::op::update::{OwnedUpdate, UpdateOperator};
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn aclnnAttentionUpdateGetWorkspaceSize(
             update_type: updateType,
             outputs,
         };
-        let op = UpdateOperator::new(call, config().soc)?;
+        let op = UpdateOperator::new(call, context::machine().target().soc)?;
         let idle = op.is_idle();
         Ok((op, addresses, idle))
     };

@@ -10,7 +10,7 @@ use crate::operator::{Access, Addresses, Operator, Slot};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL};
 use ascend_spec::fia::{Operand, Place, Problem, Version};
-use ascend_spec::{Refusal, Soc, Target, TensorDesc, Unsupported};
+use ascend_spec::{Refusal, Target, TensorDesc, Unsupported};
 use std::ops::Range;
 use std::ptr;
 
@@ -19,7 +19,7 @@ use std::ptr;
 pub(crate) struct FiaOperator {
     call: OwnedCall,
     version: Version,
-    soc: Soc,
+    target: Target,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
     touches: Vec<(Operand, Range<u64>)>,
     /// How far misuse that shows on the device is let pass.
@@ -27,11 +27,11 @@ pub(crate) struct FiaOperator {
 }
 
 impl FiaOperator {
-    /// Checks a call.
-    pub(crate) fn new(call: OwnedCall, version: Version, soc: Soc) -> Result<Self, Refusal> {
+    /// Checks a call for a product and a release.
+    pub(crate) fn new(call: OwnedCall, version: Version, target: Target) -> Result<Self, Refusal> {
         let mut touches = Vec::new();
         let borrowed = call.borrow();
-        let problem = borrowed.check(version, Target::snapshot(soc))?;
+        let problem = borrowed.check(version, target)?;
         within_reach(&problem)?;
         problem.touches(&mut |operand, range| {
             // A range that no memory could hold is one that no allocation answers for.
@@ -40,7 +40,7 @@ impl FiaOperator {
         Ok(FiaOperator {
             call,
             version,
-            soc,
+            target,
             touches,
             check: check(),
         })
@@ -149,7 +149,7 @@ impl Operator for FiaOperator {
         let fault = |code, message| Err(Fault { code, message });
         refuse_overlap(self, at)?;
         let call = self.call.borrow();
-        let problem = match call.check(self.version, Target::snapshot(self.soc)) {
+        let problem = match call.check(self.version, self.target) {
             Ok(problem) => problem,
             Err(refusal) => return fault(DEVICE_INTERNAL, refusal.to_string()),
         };

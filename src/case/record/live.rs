@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
-use ascend_spec::{CompressedMask, DType, Refusal, Target, TensorDesc};
+use ascend_spec::{CompressedMask, DType, Refusal, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
@@ -258,7 +258,7 @@ impl LiveCall {
 
     /// What the contract says: the rule that refuses the call, the feature that is not there, or nothing.
     fn verdict(&self, call: &FiaCall<'_>) -> Option<&'static str> {
-        let target = Target::snapshot(self.context.soc().ok()?);
+        let target = self.context.target().ok()?;
         let oldest = Version::oldest_for(call);
         let version = Version::ALL
             .into_iter()

@@ -1,0 +1,172 @@
+//! What depends on the machine that is emulated: taking its devices into use, and asking what it is.
+//!
+//! Each function exists once for every slot of a machine; the C names are those of slot 0, the machine of the environment.
+
+use super::{not_null, refuse, store};
+use crate::context;
+use crate::machine::{SLOTS, machine_at};
+use crate::status::{Outcome, acl};
+use ascend_sys::bindings::{aclCANNPackageName, aclCANNPackageVersion, aclError, aclrtContext};
+use std::ffi::{CStr, c_char};
+
+unsafe extern "C" fn set_device<const SLOT: usize>(device_id: i32) -> aclError {
+    acl(|| context::set_device(device_id, SLOT))
+}
+
+unsafe extern "C" fn reset_device<const SLOT: usize>(device_id: i32) -> aclError {
+    acl(|| context::reset_device(device_id, SLOT, false))
+}
+
+unsafe extern "C" fn reset_device_force<const SLOT: usize>(device_id: i32) -> aclError {
+    acl(|| context::reset_device(device_id, SLOT, true))
+}
+
+unsafe extern "C" fn create_context<const SLOT: usize>(
+    context: *mut aclrtContext,
+    device_id: i32,
+) -> aclError {
+    acl(|| {
+        not_null("context", context)?;
+        let id = context::create(device_id, SLOT)?;
+        // SAFETY: the caller's promise.
+        unsafe { store("context", context, id.raw()) }
+    })
+}
+
+unsafe extern "C" fn soc_name<const SLOT: usize>() -> *const c_char {
+    machine_at(SLOT).soc_name().as_ptr()
+}
+
+/// Copies a text into a C array, which ends in NUL.
+fn fill<const N: usize>(array: &mut [c_char; N], text: &str) {
+    *array = [0; N];
+    for (to, byte) in array.iter_mut().take(N - 1).zip(text.bytes()) {
+        *to = byte as c_char;
+    }
+}
+
+fn version_text(slot: usize) -> String {
+    let parts = machine_at(slot).cann_version();
+    parts.map(|part| part.to_string()).join(".")
+}
+
+unsafe extern "C" fn cann_version<const SLOT: usize>(
+    name: aclCANNPackageName,
+    version: *mut aclCANNPackageVersion,
+) -> aclError {
+    acl(|| {
+        if name.0 > aclCANNPackageName::ACL_PKG_NAME_DRIVER.0 {
+            return Err(refuse("name", name.0, "an aclCANNPackageName, 0 to 7"));
+        }
+        let mut filled = aclCANNPackageVersion {
+            version: [0; 128],
+            majorVersion: [0; 64],
+            minorVersion: [0; 64],
+            releaseVersion: [0; 64],
+            patchVersion: [0; 64],
+            reserved: [0; 128],
+        };
+        let parts = machine_at(SLOT).cann_version();
+        let [major, minor, patch] = parts.map(|part| part.to_string());
+        fill(&mut filled.version, &version_text(SLOT));
+        fill(&mut filled.majorVersion, &major);
+        fill(&mut filled.minorVersion, &minor);
+        fill(&mut filled.patchVersion, &patch);
+        // SAFETY: the caller's promise.
+        unsafe { store("version", version, filled) }
+    })
+}
+
+/// Checks the name of a package: all have the machine's version.
+///
+/// # Safety
+///
+/// `name` is null or a NUL-terminated text.
+unsafe fn package(name: *const c_char) -> Outcome {
+    not_null("pkgName", name)?;
+    // SAFETY: not null, so a NUL-terminated text.
+    let text = unsafe { CStr::from_ptr(name) };
+    if text.is_empty() {
+        return Err(refuse("pkgName", "an empty text", "the name of a package"));
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn version_string<const SLOT: usize>(
+    name: *mut c_char,
+    version: *mut c_char,
+) -> aclError {
+    acl(|| {
+        // SAFETY: the caller's promise.
+        unsafe { package(name) }?;
+        not_null("versionStr", version)?;
+        let text = version_text(SLOT);
+        for (place, byte) in text.bytes().chain([0]).enumerate() {
+            // SAFETY: the array has room for ACL_PKG_VERSION_MAX_SIZE (128) characters, the text is far shorter.
+            unsafe { version.add(place).write(byte as c_char) };
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn version_number<const SLOT: usize>(
+    name: *mut c_char,
+    version: *mut i32,
+) -> aclError {
+    acl(|| {
+        // SAFETY: the caller's promise.
+        unsafe { package(name) }?;
+        let [major, minor, patch] = machine_at(SLOT).cann_version().map(i32::from);
+        let number = (major * 100 + minor) * 100 + patch;
+        // SAFETY: the caller's promise.
+        unsafe { store("versionNum", version, number) }
+    })
+}
+
+macro_rules! of_machine {
+    ($($name:ident = $generic:ident ( $($argument:ident: $type:ty),* ) -> $result:ty;)*) => {
+        /// The functions of one machine.
+        struct Functions {
+            $($name: unsafe extern "C" fn($($type),*) -> $result,)*
+        }
+
+        impl Functions {
+            const fn of<const SLOT: usize>() -> Self {
+                Functions { $($name: $generic::<SLOT>,)* }
+            }
+        }
+
+        $(
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+                // SAFETY: the caller's promise is that of the function for slot 0.
+                unsafe { $generic::<0>($($argument),*) }
+            }
+        )*
+
+        /// Puts the functions of the machine of a slot into a table.
+        pub(crate) fn fill_in(table: &mut ascend_sys::Functions, slot: usize) {
+            if let Some(functions) = EACH.get(slot) {
+                $(table.$name = Some(functions.$name);)*
+            }
+        }
+    };
+}
+
+of_machine! {
+    aclrtSetDevice = set_device(deviceId: i32) -> aclError;
+    aclrtResetDevice = reset_device(deviceId: i32) -> aclError;
+    aclrtResetDeviceForce = reset_device_force(deviceId: i32) -> aclError;
+    aclrtCreateContext = create_context(context: *mut aclrtContext, deviceId: i32) -> aclError;
+    aclrtGetSocName = soc_name() -> *const c_char;
+    aclsysGetCANNVersion = cann_version(name: aclCANNPackageName, version: *mut aclCANNPackageVersion) -> aclError;
+    aclsysGetVersionStr = version_string(pkgName: *mut c_char, versionStr: *mut c_char) -> aclError;
+    aclsysGetVersionNum = version_number(pkgName: *mut c_char, versionNum: *mut i32) -> aclError;
+}
+
+macro_rules! each {
+    ($($slot:literal)*) => { [$(Functions::of::<$slot>()),*] };
+}
+
+static EACH: [Functions; SLOTS] = each! {
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+};

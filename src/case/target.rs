@@ -1,0 +1,69 @@
+//! Which product and release a case runs on.
+
+use ascend_spec::{Cann, Soc, Target};
+
+use super::Case;
+use crate::error::{Error, Result};
+use crate::runtime::{Backend, Machine, Runtime, Stream};
+
+impl Case {
+    /// A stream of an emulated machine that the case is for; `None` if the given one is of such a device already.
+    ///
+    /// # Errors
+    /// [`Error::OtherTarget`] if it is not, and not emulated either.
+    pub(super) fn other_stream(&self, stream: &Stream) -> Result<Option<Stream>> {
+        let device = stream.device();
+        if self.soc_name.is_none() && self.cann.is_none() {
+            return Ok(None);
+        }
+        let soc_name = self.soc_name.as_deref().unwrap_or(device.soc_name());
+        let soc = Soc::from_name(soc_name).ok_or_else(|| Error::UnknownProduct {
+            name: soc_name.to_owned(),
+        })?;
+        let target = device.target()?;
+        let cann = self.cann.unwrap_or(target.cann);
+        if device.runtime().backend() != Backend::Emulated {
+            return match self.admits(soc, cann, target) {
+                Ok(()) => Ok(None),
+                Err(instead) => Err(Error::OtherTarget {
+                    wanted: self.wanted(),
+                    device: target,
+                    instead,
+                }),
+            };
+        }
+        if self
+            .soc_name
+            .as_deref()
+            .is_none_or(|name| name == device.soc_name())
+            && cann == target.cann
+        {
+            return Ok(None);
+        }
+        let runtime = Runtime::emulated_as(&Machine::named(soc_name, cann))?;
+        runtime.device(device.id())?.stream().map(Some)
+    }
+
+    /// Whether a device can show what the case says; if not, what could.
+    fn admits(&self, soc: Soc, cann: Cann, device: Target) -> std::result::Result<(), String> {
+        // Atlas A2 and A3 share their kernels and checks.
+        let kin = |soc| matches!(soc, Soc::AtlasA2 | Soc::AtlasA3);
+        if soc != device.soc && !(kin(soc) && kin(device.soc)) {
+            return Err(format!("{soc}, or on the emulation"));
+        }
+        if cann > device.cann {
+            return Err(format!("CANN {cann} or newer, or on the emulation"));
+        }
+        Ok(())
+    }
+
+    /// What the case says that it is for.
+    fn wanted(&self) -> String {
+        match (&self.soc_name, self.cann) {
+            (Some(soc), Some(cann)) => format!("{soc} with CANN {cann}"),
+            (Some(soc), None) => soc.clone(),
+            (None, Some(cann)) => format!("CANN {cann}"),
+            (None, None) => "any device".to_owned(),
+        }
+    }
+}
