@@ -29,7 +29,7 @@ impl Allowed {
     }
 
     /// Lets the call go to no version older than this.
-    pub(super) fn from_version(&mut self, oldest: Version) {
+    pub(super) fn at_least(&mut self, oldest: Version) {
         self.oldest = Some(oldest);
     }
 

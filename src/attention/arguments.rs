@@ -80,7 +80,7 @@ impl Arguments {
 
     /// Sends the call to this version of the operator or a newer one, even if an older one can express it.
     pub fn at_least(&mut self, version: Version) -> &mut Self {
-        self.allowed.from_version(version);
+        self.allowed.at_least(version);
         self
     }
 
