@@ -12,6 +12,7 @@ use std::env;
 use std::process::Command;
 
 use ascend_attention::attention::{Arguments, Parameter};
+use ascend_attention::spec::Cann;
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::{
     BACKEND_VARIABLE, DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Runtime,
@@ -103,6 +104,41 @@ fn lints_stop_a_call_unless_allowed() {
         .unwrap();
     drop(plan);
     call.plan(&strided.contiguous(&stream).unwrap(), &kv, &kv)
+        .unwrap();
+    still_works(&stream);
+}
+
+#[test]
+fn a_portable_call_is_one_that_every_release_takes_alike() {
+    let stream = stream();
+    let query = tensor(&stream, [2, 2, 1, 96]);
+    let kv = tensor(&stream, [2, 2, 64, 96]);
+    let call = FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
+        .heads(2)
+        .actual_seq_lengths_kv([40, 50]);
+    let portable = |call: &FusedInferAttention| call.clone().portable_since(Cann::V8_5);
+    portable(&call).plan(&query, &kv, &kv).unwrap();
+
+    // 9.0 alone asks for a mask of all rows of the key, whatever the lengths are.
+    let hidden = stream.upload(&[false; 2 * 50], [2, 1, 50]).unwrap();
+    let masked = call.mask(Mask::all_mask(hidden));
+    masked.plan(&query, &kv, &kv).unwrap();
+    let refused = portable(&masked).plan(&query, &kv, &kv);
+    let text = refused.as_ref().unwrap_err().to_string();
+    assert!(
+        text.contains("CANN 9.0 refuses by atten_mask.full"),
+        "{text}"
+    );
+    violates(refused, "portable.refused");
+    portable(&masked)
+        .allow_lint("portable.refused")
+        .plan(&query, &kv, &kv)
+        .unwrap();
+    masked
+        .clone()
+        .portable_since(Cann::V9_1)
+        .plan(&query, &kv, &kv)
         .unwrap();
     still_works(&stream);
 }

@@ -120,10 +120,15 @@ impl Target {
         Target::new(soc, Cann::V8_1)
     }
 
+    /// Whether the release knows the product.
+    pub fn is_released(self) -> bool {
+        self.soc != Soc::Ascend950 || self.cann >= Cann::V9_0
+    }
+
     /// Whether the unified checks of Ascend 950 apply. The releases before 9.0 do not know the product: its contract
     /// there is that of Atlas A2 with the arguments of V5.
     pub(crate) fn is_950(self) -> bool {
-        self.soc == Soc::Ascend950 && self.cann >= Cann::V9_0
+        self.soc == Soc::Ascend950 && self.is_released()
     }
 }
 

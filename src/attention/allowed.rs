@@ -1,17 +1,20 @@
-//! What a caller lets a call do: the lints that it may break, the versions of the operator that it may go to.
+//! What a caller lets a call do: the lints that it may break, the versions of the operator that it may go to, and the
+//! releases that have to take it.
 
+use ascend_spec::Cann;
 use ascend_spec::fia::Version;
 use ascend_spec::fia::rules::lints;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// The lints that a call may break, by id, and the oldest version that it may go to.
+/// The lints that a call may break, by id, the oldest version that it may go to, and whether it is to be portable.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
     safe: Vec<String>,
     overruns: Vec<String>,
     oldest: Option<Version>,
+    portable_since: Option<Cann>,
 }
 
 impl Allowed {
@@ -36,6 +39,16 @@ impl Allowed {
     /// The oldest version that the call may go to.
     pub(super) fn oldest(&self) -> Version {
         self.oldest.unwrap_or(Version::V1)
+    }
+
+    /// Asks for a call that every release from this one on takes alike.
+    pub(super) fn portable_since(&mut self, since: Cann) {
+        self.portable_since = Some(since);
+    }
+
+    /// The first release that has to take the call as its own does.
+    pub(super) fn portable(&self) -> Option<Cann> {
+        self.portable_since
     }
 
     /// All lints that are allowed.

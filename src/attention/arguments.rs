@@ -1,7 +1,7 @@
 //! Every argument of the operator, by name.
 
-use ascend_spec::DType;
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::{Cann, DType};
 
 use crate::error::{Error, Result};
 use crate::runtime::{Device, Stream};
@@ -81,6 +81,13 @@ impl Arguments {
     /// Sends the call to this version of the operator or a newer one, even if an older one can express it.
     pub fn at_least(&mut self, version: Version) -> &mut Self {
         self.allowed.at_least(version);
+        self
+    }
+
+    /// Asks for a call that every release from `release` on takes alike, as
+    /// [`FusedInferAttention::portable_since`](super::FusedInferAttention::portable_since) does.
+    pub fn portable_since(&mut self, release: Cann) -> &mut Self {
+        self.allowed.portable_since(release);
         self
     }
 

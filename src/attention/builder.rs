@@ -1,7 +1,7 @@
 //! A call, described step by step.
 
 use ascend_spec::fia::{FiaCall, Operand};
-use ascend_spec::{Layout, TensorDesc};
+use ascend_spec::{Cann, Layout, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -146,6 +146,34 @@ impl FusedInferAttention {
     pub unsafe fn allow_overrun(mut self, id: &str) -> Self {
         // SAFETY: handed on to the caller.
         unsafe { self.allowed.overrun(id) };
+        self
+    }
+
+    /// Asks for a call that every known release of CANN from `release` on takes on this product, and of which each makes
+    /// the same. What another release would refuse, compute otherwise or ignore is named by the lints `portable.refused` and
+    /// `portable.meaning`, which [`allow_lint`](Self::allow_lint) lets through; planning costs a check for each release.
+    ///
+    /// ```
+    /// use ascend_attention::spec::Cann;
+    /// use ascend_attention::{CausalOrigin, Error, FusedInferAttention, Layout, Runtime, f16};
+    ///
+    /// # fn main() -> ascend_attention::Result<()> {
+    /// let device = Runtime::auto()?.device(0)?;
+    /// let stream = device.stream()?;
+    /// let query = stream.upload(&[f16::ONE; 2 * 96], [1, 2, 1, 96])?;
+    /// let key = stream.upload(&[f16::ONE; 32 * 2 * 96], [1, 2, 32, 96])?;
+    /// let attention = FusedInferAttention::new(Layout::Bnsd).heads(2).scale(0.1);
+    /// attention.clone().portable_since(Cann::V8_5).plan(&query, &key, &key)?;
+    ///
+    /// // 9.0 refuses the triangle of a single row, other releases read it as another mask.
+    /// let causal = attention.mask(device.masks().causal(CausalOrigin::RightDown)?);
+    /// let refused = causal.portable_since(Cann::V8_5).plan(&query, &key, &key);
+    /// assert!(matches!(refused, Err(Error::Violation(_))));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn portable_since(mut self, release: Cann) -> Self {
+        self.allowed.portable_since(release);
         self
     }
 

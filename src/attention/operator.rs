@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use ascend_spec::fia::{FiaCall, Parameter, Places, Version};
-use ascend_spec::{Refusal, Target};
+use ascend_spec::{Cann, Refusal, Target};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result, aclnn};
@@ -48,6 +48,23 @@ pub(super) fn choose(
     };
     problem.lint(allowed)?;
     Ok((version, problem.places()))
+}
+
+/// Whether every release of the product from `since` on takes a call and makes the same of it.
+pub(super) fn portable(
+    target: Target,
+    version: Version,
+    since: Cann,
+    call: &FiaCall<'_>,
+    allowed: &[&str],
+) -> Result<()> {
+    let mut first = None;
+    call.each_difference(version, target, since, &mut |lint| {
+        if first.is_none() && !allowed.contains(&lint.rule.id) {
+            first = Some(lint);
+        }
+    });
+    first.map_or(Ok(()), |lint| Err(lint.into()))
 }
 
 /// What makes a version the oldest that can express a call.

@@ -154,6 +154,9 @@ impl Plan {
         let api = context.runtime().api();
         let (target, at_least) = (context.target()?, allowed.oldest());
         let (version, places) = operator::choose(api, target, at_least, call, &allowed.ids()?)?;
+        if let Some(since) = allowed.portable() {
+            operator::portable(target, version, since, call, &allowed.ids()?)?;
+        }
         bindings.places().admitted(places.as_ref(), reading)?;
 
         let mut placed: SmallVec<[Placed; 8]> = SmallVec::new();

@@ -125,14 +125,9 @@ impl Asked {
         let each = socs
             .iter()
             .flat_map(|&soc| canns.iter().map(move |&cann| Target::new(soc, cann)));
-        each.filter(|target| !self.all || released(*target))
+        each.filter(|target| !self.all || target.is_released())
             .collect()
     }
-}
-
-/// Whether a release knows a product.
-fn released(target: Target) -> bool {
-    target.soc != Soc::Ascend950 || target.cann >= Cann::V9_0
 }
 
 /// The verdict on one call for one target.

@@ -16,6 +16,7 @@ mod implied;
 mod mask_use;
 mod mxfp8;
 mod operand;
+mod portability;
 mod problem;
 mod quantisation;
 mod resolve;

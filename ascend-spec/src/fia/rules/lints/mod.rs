@@ -9,6 +9,7 @@ pub mod masks;
 pub mod outputs;
 pub mod padding;
 pub mod pages;
+pub mod portable;
 pub mod precision;
 pub mod prefix;
 pub mod pse;
@@ -42,6 +43,7 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
         antiquant::RULES,
         rope::RULES,
         releases::RULES,
+        portable::RULES,
     ]
     .into_iter()
     .flatten()

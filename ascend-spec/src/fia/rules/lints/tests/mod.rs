@@ -1,5 +1,6 @@
 //! Each lint is found alone, by a call that differs from a clean one in it.
 
+mod portable;
 mod quantised;
 mod releases;
 
@@ -92,6 +93,7 @@ fn every_lint_is_found_alone_and_clean_calls_have_none() {
     releases::split_fused(&mut found);
     releases::unified(&mut found);
     releases::trees(&mut found);
+    portable::portable(&mut found);
     let all: BTreeSet<_> = super::all().map(|lint| lint.id).collect();
     assert_eq!(
         found.0, all,

@@ -1,0 +1,154 @@
+//! Whether other releases take a call, and compute the same of it.
+
+use super::rules::lints::portable::{MEANING, REFUSED};
+use super::{FiaCall, MaskUse, Problem, Version};
+use crate::rule::broken;
+use crate::{Cann, Refusal, Target, Violation};
+
+impl FiaCall<'_> {
+    /// Calls `report` with what releases of `target`'s product from `since` on would make of the call other than
+    /// `target`'s own: the rule by which one refuses it, what one computes otherwise, or a lint that it breaks there
+    /// alone, such as an ignored argument.
+    ///
+    /// A call that `target` refuses is reported to be refused there. What a release takes and this crate does not
+    /// compute is not compared.
+    ///
+    /// ```
+    /// use ascend_spec::fia::{FiaCall, Version};
+    /// use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
+    ///
+    /// let half = |shape: &[i64]| TensorDesc::contiguous(DType::Float16, shape);
+    /// let key = [half(&[2, 4, 64, 96]).unwrap()];
+    /// let call = FiaCall {
+    ///     query: half(&[2, 8, 1, 96]),
+    ///     key: &key,
+    ///     value: &key,
+    ///     num_heads: 8,
+    ///     num_key_value_heads: 4,
+    ///     inner_precise: 2,
+    ///     attention_out: half(&[2, 8, 1, 96]),
+    ///     ..FiaCall::new("BNSD")
+    /// };
+    /// let newest = Target::new(Soc::AtlasA2, Cann::NEWEST);
+    /// assert!(call.check(Version::V4, newest).is_ok());
+    /// let mut found = Vec::new();
+    /// call.each_difference(Version::V4, newest, Cann::V8_5, &mut |lint| found.push(lint.to_string()));
+    /// assert!(found[0].starts_with("portable.refused") && found[0].contains("inner_precise.known"), "{found:?}");
+    /// ```
+    pub fn each_difference(
+        &self,
+        version: Version,
+        target: Target,
+        since: Cann,
+        report: &mut dyn FnMut(Violation),
+    ) {
+        let own = match self.check(version, target) {
+            Ok(problem) => Some(problem),
+            Err(Refusal::Unsupported(_)) => None,
+            Err(Refusal::Violation(violation)) => {
+                return report(refused(target, since, &violation));
+            }
+        };
+        let others = Cann::ALL.into_iter().map(|cann| Target { cann, ..target });
+        for other in others {
+            if other.cann < since || other == target || !other.is_released() {
+                continue;
+            }
+            match (&own, self.check(version, other)) {
+                (_, Err(Refusal::Violation(violation))) => {
+                    report(refused(other, since, &violation));
+                }
+                (Some(own), Ok(problem)) => compare(own, &problem, report),
+                (None, _) | (_, Err(Refusal::Unsupported(_))) => {}
+            }
+        }
+    }
+}
+
+fn refused(target: Target, since: Cann, why: &Violation) -> Violation {
+    broken(
+        &REFUSED,
+        format_args!(
+            "a call that {target} refuses by {}: {}, given {}, allowed there: {}",
+            why.rule.id, why.rule.holds, why.given, why.allowed
+        ),
+        format_args!("calls that every release from {since} on takes"),
+        &why.fix,
+    )
+}
+
+/// What another release computes otherwise, or takes and then ignores.
+fn compare(own: &Problem<'_>, other: &Problem<'_>, report: &mut dyn FnMut(Violation)) {
+    let (here, there) = (own.target, other.target);
+    if let Some(what) = difference(own, other) {
+        report(broken(
+            &MEANING,
+            format_args!("a call of which {there} has other {what} than {here}"),
+            "calls of which every release makes the same",
+            MEANING.fix,
+        ));
+    }
+    let mut known = Vec::new();
+    own.each_lint(&mut |lint| known.push(lint.rule.id));
+    other.each_lint(&mut |lint| {
+        if !known.contains(&lint.rule.id) {
+            report(broken(
+                &MEANING,
+                format_args!(
+                    "a call that on {there} breaks {}: {}, given {}",
+                    lint.rule.id, lint.rule.holds, lint.given
+                ),
+                &lint.allowed,
+                &lint.fix,
+            ));
+        }
+    });
+}
+
+/// In what two readings of one call differ.
+fn difference(a: &Problem<'_>, b: &Problem<'_>) -> Option<&'static str> {
+    if a.work != b.work {
+        return Some("work to do");
+    }
+    let sizes = |p: &Problem<'_>| (p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim);
+    if sizes(a) != sizes(b) || a.rope_dim != b.rope_dim {
+        return Some("sizes");
+    }
+    if (a.query, a.query_rope, a.out, a.lse) != (b.query, b.query_rope, b.out, b.lse) {
+        return Some("places of rows in query and output");
+    }
+    if (a.pages, a.first, a.kv_list) != (b.pages, b.first, b.kv_list) {
+        return Some("places of keys and values");
+    }
+    let sequence = |p: &Problem<'_>, at| (p.q_len(at), p.kv_len(at));
+    if (0..a.batch).any(|at| sequence(a, at) != sequence(b, at)) || a.padded != b.padded {
+        return Some("lengths of sequences");
+    }
+    if a.prefix != b.prefix {
+        return Some("keys of the shared prefix");
+    }
+    if mask(a) != mask(b) || (0..a.batch).any(|at| a.geometry(at) != b.geometry(at)) {
+        return Some("keys that mask, mode and tokens hide");
+    }
+    if (a.pse, a.slopes, a.sink) != (b.pse, b.slopes, b.sink) {
+        return Some("terms beside the scores (position bias, sink)");
+    }
+    let scales = |p: &Problem<'_>| (p.query_affine, p.key_affine, p.value_affine, p.out_affine);
+    if scales(a) != scales(b) || a.int8_query != b.int8_query {
+        return Some("scales and offsets");
+    }
+    None
+}
+
+/// What is read of a mask tensor: element, and the strides of the axes that are walked.
+fn mask(p: &Problem<'_>) -> Option<[i64; 4]> {
+    match p.mask {
+        MaskUse::Full(mask) => {
+            let single = p.query_rows == 1 && !p.is_packed();
+            let batch = if p.batch > 1 { mask.batch } else { 0 };
+            let row = if single { 0 } else { mask.row };
+            Some([mask.offset, batch, row, mask.key])
+        }
+        _ => None,
+    }
+}
