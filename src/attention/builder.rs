@@ -1,7 +1,7 @@
 //! A call, described step by step.
 
 use ascend_spec::fia::{FiaCall, Operand};
-use ascend_spec::{Cann, Layout, TensorDesc};
+use ascend_spec::{Cann, DType, Layout, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -53,6 +53,7 @@ pub struct FusedInferAttention {
     actual_seq_lengths_kv: Option<Lengths>,
     softmax_lse: bool,
     inner_precise: InnerPrecise,
+    out_dtype: Option<DType>,
     allowed: Allowed,
 }
 
@@ -70,6 +71,7 @@ impl FusedInferAttention {
             actual_seq_lengths_kv: None,
             softmax_lse: defaults.softmax_lse_flag,
             inner_precise: InnerPrecise::default(),
+            out_dtype: None,
             allowed: Allowed::default(),
         }
     }
@@ -126,6 +128,14 @@ impl FusedInferAttention {
     /// Precision (`innerPrecise`). Unset: [`InnerPrecise::HighPrecision`].
     pub fn inner_precise(mut self, inner_precise: InnerPrecise) -> Self {
         self.inner_precise = inner_precise;
+        self
+    }
+
+    /// Element type of the output. Unset: INT8 where the call quantises its output, else the query's, or that of the rotary
+    /// parts where the query is quantised. Ascend 950 also writes FLOAT8_E4M3FN and HIFLOAT8, and BF16 where a quantised
+    /// query has no rotary part.
+    pub fn out_dtype(mut self, dtype: DType) -> Self {
+        self.out_dtype = Some(dtype);
         self
     }
 
@@ -254,6 +264,9 @@ impl FusedInferAttention {
             Ok(())
         })?;
         imply_outputs(&mut call);
+        if let (Some(dtype), Some(out)) = (self.out_dtype, &mut call.attention_out) {
+            out.dtype = dtype;
+        }
         let named = |error| unset::block_table(self.heads_named(error, &call), &call);
         if self.scale.is_none() {
             // A broken rule says more.

@@ -1,6 +1,8 @@
-//! Quantised calls: which tensors are integers, and the scales that say what they stand for.
+//! Quantised calls: which tensors are integers or small floats, and the scales that say what they stand for.
 
 use ascend_spec::fia::{AntiquantMode, Parameter as P};
+
+use ascend_spec::minifloat::Float8E8M0;
 
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -92,7 +94,8 @@ pub enum Quantisation<'a> {
     #[default]
     None,
     /// FLOAT16 or BF16 in, INT8 out: `round(x * scale + offset)`. FLOAT32, or BF16 with a BF16 query; one element, or one
-    /// for each head and dimension (`quantScale2`, `quantOffset2`).
+    /// for each head and dimension (`quantScale2`, `quantOffset2`). On Ascend 950 also FLOAT8_E4M3FN or HIFLOAT8 out: see
+    /// [`out_dtype`](super::FusedInferAttention::out_dtype).
     Output(Affine<'a>),
     /// INT8 in; FLOAT16 out, or INT8 with `output`. One element each.
     Int8 {
@@ -105,8 +108,9 @@ pub enum Quantisation<'a> {
         /// As [`Quantisation::Output`].
         output: Option<Affine<'a>>,
     },
-    /// FLOAT16 or BF16 query, key and value of INT8 or INT4 (also packed as INT32, eight in each). The output has the
-    /// query's type, or is INT8 with `output`.
+    /// FLOAT16 or BF16 query, key and value of INT8 or INT4 (also packed as INT32, eight in each), on Ascend 950 also of
+    /// FLOAT8_E4M3FN, HIFLOAT8 or FLOAT4_E2M1. The output has the query's type, or is INT8 with `output`, or what
+    /// [`out_dtype`](super::FusedInferAttention::out_dtype) says.
     KeyValue {
         /// Scales of key and value.
         antiquantisation: Antiquantisation<'a>,
@@ -114,7 +118,8 @@ pub enum Quantisation<'a> {
         output: Option<Affine<'a>>,
     },
     /// Multi-head latent attention, absorbed form, all in INT8 but the rotary parts: INT8 query, key and value, BF16
-    /// rotary parts and output (`queryQuantMode` 3). Since V4 of the operator.
+    /// rotary parts and output (`queryQuantMode` 3). The scales are those of the rotary parts, too: store these divided by
+    /// them. On Ascend 950 also FLOAT8_E4M3FN or HIFLOAT8. Since V4 of the operator.
     Latent {
         /// A factor for each row and head of the query (`dequantScaleQuery`): its shape without the head dimension.
         dequant_scale_query: &'a Tensor<f32>,
@@ -122,6 +127,25 @@ pub enum Quantisation<'a> {
         key_scale: &'a Tensor<f32>,
         /// The value's factor, `[1]` (`valueAntiquantScale`).
         value_scale: &'a Tensor<f32>,
+    },
+    /// Ascend 950: query, key and value of FLOAT8_E4M3FN in groups of 32 that share a scale (MXFP8; `queryQuantMode` and
+    /// `keyAntiquantMode` 6, `valueAntiquantMode` 8). FLOAT16 or BF16 out, which
+    /// [`out_dtype`](super::FusedInferAttention::out_dtype) says; BF16 with BF16 rotary parts, which are not quantised.
+    ///
+    /// The groups run along the head dimension of query and key, and along the tokens of each sequence's value; two of
+    /// them are a pair. T rows of all sequences, N heads, D head dimension, G query heads for each of the Nk key heads.
+    MxFp8 {
+        /// For the query (`dequantScaleQuery`): `[T, N, D/64, 2]`, or `[Nk, T, G, D/64, 2]`, which is faster for few rows.
+        query_scale: &'a Tensor<Float8E8M0>,
+        /// For the key (`keyAntiquantScale`): `[T, Nk, D/64, 2]`; in the cache `[blocks, Nk, block_size, D/64, 2]`, or
+        /// `[blocks, Nk, block_size/16, D/64, 16, 2]` for NZ.
+        key_scale: &'a Tensor<Float8E8M0>,
+        /// For the value (`valueAntiquantScale`): `[pairs of groups, Nk, D, 2]`; in the cache
+        /// `[blocks, Nk, block_size/64, D, 2]`, or `[blocks, Nk, D/16, block_size/64, 16, 2]` for NZ.
+        value_scale: &'a Tensor<Float8E8M0>,
+        /// Factor of the probabilities before they are rounded, `[1]`, 1 to 448 (`quantScale1`). It leaves the output as it
+        /// is, and adds its logarithm to the log-sum-exp. Absent: 1.
+        quant_scale1: Option<&'a Tensor<f32>>,
     },
 }
 
@@ -136,6 +160,10 @@ pub(super) struct Modes {
 
 /// CANN's number for a query with a scale for each token and head.
 const QUERY_PER_TOKEN_HEAD: i64 = 3;
+/// CANN's number for groups of 32 along the head dimension.
+const GROUPS_OF_DIM: i64 = 6;
+/// CANN's number for groups of 32 along the tokens.
+const GROUPS_OF_TOKENS: i64 = 8;
 
 impl<'a> Quantisation<'a> {
     pub(super) fn modes(&self) -> Modes {
@@ -144,6 +172,12 @@ impl<'a> Quantisation<'a> {
             Self::Latent { .. } => Modes {
                 query: QUERY_PER_TOKEN_HEAD,
                 ..none
+            },
+            Self::MxFp8 { .. } => Modes {
+                merged: 0,
+                key: GROUPS_OF_DIM,
+                value: GROUPS_OF_TOKENS,
+                query: GROUPS_OF_DIM,
             },
             Self::KeyValue {
                 antiquantisation, ..
@@ -174,7 +208,7 @@ impl<'a> Quantisation<'a> {
         visit: &mut impl FnMut(P, &'a AnyTensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let output = match self {
-            Self::None | Self::Latent { .. } => None,
+            Self::None | Self::Latent { .. } | Self::MxFp8 { .. } => None,
             Self::Output(output) => Some(*output),
             Self::Int8 { output, .. } | Self::KeyValue { output, .. } => *output,
         };
@@ -188,6 +222,13 @@ impl<'a> Quantisation<'a> {
             visit(P::DeqScale1, deq_scale1)?;
             visit(P::QuantScale1, quant_scale1)?;
             visit(P::DeqScale2, deq_scale2)?;
+        }
+        if let Self::MxFp8 {
+            quant_scale1: Some(scale),
+            ..
+        } = self
+        {
+            visit(P::QuantScale1, scale)?;
         }
         let mut affine = |scale, offset, of: Affine<'a>| {
             visit(scale, of.scale)?;
@@ -211,6 +252,11 @@ impl<'a> Quantisation<'a> {
                 value_scale,
                 ..
             } => (Affine::scale(key_scale), Affine::scale(value_scale)),
+            Self::MxFp8 {
+                key_scale,
+                value_scale,
+                ..
+            } => (Affine::scale(key_scale), Affine::scale(value_scale)),
             Self::None | Self::Output(_) | Self::Int8 { .. } => return Ok(()),
         };
         affine(P::KeyAntiquantScale, P::KeyAntiquantOffset, key)?;
@@ -220,6 +266,7 @@ impl<'a> Quantisation<'a> {
                 dequant_scale_query,
                 ..
             } => visit(P::DequantScaleQuery, dequant_scale_query),
+            Self::MxFp8 { query_scale, .. } => visit(P::DequantScaleQuery, query_scale),
             _ => Ok(()),
         }
     }

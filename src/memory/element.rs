@@ -3,6 +3,7 @@
 use std::mem;
 
 use ascend_spec::DType;
+use ascend_spec::minifloat::{Float8E4M3Fn, Float8E8M0, HiFloat8};
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
@@ -44,6 +45,9 @@ elements! {
     i32 = Int32;
     i64 = Int64;
     u64 = UInt64;
+    Float8E4M3Fn = Float8E4M3Fn;
+    HiFloat8 = HiFloat8;
+    Float8E8M0 = Float8E8M0;
 }
 
 impl sealed::Sealed for bool {}
@@ -137,6 +141,9 @@ mod tests {
         same::<i32>();
         same::<i64>();
         same::<u64>();
+        same::<Float8E4M3Fn>();
+        same::<HiFloat8>();
+        same::<Float8E8M0>();
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use ascend_spec::DType;
 use ascend_spec::fia::{Problem, Rows};
+use ascend_spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use half::{bf16, f16};
 
 /// The outputs of a call: the bytes of both tensors, which held 0xff everywhere before.
@@ -22,13 +23,15 @@ impl Written<'_> {
             DType::Float16 => f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f64(),
             DType::Bf16 => bf16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f64(),
             DType::Int8 => f64::from(bytes[index].cast_signed()),
+            DType::Float8E4M3Fn => f64::from(Float8E4M3Fn::from_bits(bytes[index]).to_f32()),
+            DType::HiFloat8 => f64::from(HiFloat8::from_bits(bytes[index]).to_f32()),
             _ => single(bytes, index),
         }
     }
 
     fn out_dtype(&self, rows: &Rows) -> DType {
         match rows.dtype {
-            DType::Int8 => DType::Int8,
+            DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8 => rows.dtype,
             _ => self.dtype,
         }
     }
@@ -63,6 +66,20 @@ impl Written<'_> {
                 || (got.is_nan() && want.is_nan())
                 || (got - want).abs() <= tolerance * (1.0 + want.abs())
         };
+        // A float of 8 bits is a number about the right one, rounded.
+        let rounded = |got: f64, want: f64, round: &dyn Fn(f32) -> f32| {
+            let error = tolerance * (100.0 + want.abs());
+            let [least, most] = [want - error, want + error].map(|end| f64::from(round(end as f32)));
+            (least.is_nan() || got >= least) && (most.is_nan() || got <= most)
+                || (got.is_nan() && (least.is_nan() || most.is_nan()))
+        };
+        let out_dtype = self.out_dtype(&problem.out);
+        let fits = |got: f64, want: f64| match out_dtype {
+            _ if want.is_nan() => true,
+            DType::Float8E4M3Fn => rounded(got, want, &|value| Float8E4M3Fn::from_f32(value).to_f32()),
+            DType::HiFloat8 => rounded(got, want, &|value| HiFloat8::from_f32(value).to_f32()),
+            _ => close(got, want, tolerance),
+        };
         let size = self.out_dtype(&problem.out).size().unwrap();
         let mut out_gaps = self.attention_out.to_vec();
         let mut lse_gaps = self.softmax_lse.to_vec();
@@ -80,7 +97,7 @@ impl Written<'_> {
                     for d in 0..problem.value_dim {
                         let (got, &want) =
                             (self.output(&problem.out, at, d), element.next().unwrap());
-                        if !close(got, want, tolerance) {
+                        if !fits(got, want) {
                             return Err(format!("output {at:?} element {d} is {got}, not {want}"));
                         }
                         let view = &problem.out.view;

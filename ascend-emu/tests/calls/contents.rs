@@ -2,6 +2,7 @@
 
 use super::{Call, Random};
 use ascend_spec::fia::{FiaCall, Operand, Parameter};
+use ascend_spec::minifloat::{Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, TensorDesc};
 use half::{bf16, f16};
 
@@ -16,6 +17,9 @@ fn put(dtype: DType, value: f32, bytes: &mut Vec<u8>) {
     match dtype {
         DType::Float16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
         DType::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
+        DType::Float8E4M3Fn => bytes.push(Float8E4M3Fn::from_f32(value).to_bits()),
+        DType::HiFloat8 => bytes.push(HiFloat8::from_f32(value).to_bits()),
+        DType::Float8E8M0 => bytes.push(Float8E8M0::from_f32(value).to_bits()),
         // A scale in the hardware's form; what is above the number does not count.
         DType::UInt64 => {
             let bits = 0x5a5a_0000_0000_0000 | u64::from(value.to_bits());
@@ -75,14 +79,17 @@ pub fn fill(operand: Operand, desc: &TensorDesc, held: DType, random: &mut Rando
             vec![0; count * held.size().unwrap()]
         }
         // Quantised numbers of every size.
-        (_, DType::Int8 | DType::Int4 | DType::Int32) => {
+        (_, DType::Int8 | DType::Int4 | DType::Int32 | DType::Float4E2M1) => {
             let bytes = desc.byte_range().unwrap().end as usize;
             (0..bytes).map(|_| random.below(256) as u8).collect()
         }
         _ => {
             let mut bytes = Vec::new();
+            let floats = matches!(held, DType::Float8E4M3Fn | DType::HiFloat8);
+            // They are quantised, too.
+            let size = if floats { 30.0 } else { 1.0 };
             for _ in 0..count {
-                put(held, number(operand, random), &mut bytes);
+                put(held, number(operand, random) * size, &mut bytes);
             }
             bytes
         }

@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each user takes its part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+pub mod ascend950;
 pub mod compare;
 pub mod contents;
 pub mod dense;

@@ -68,13 +68,19 @@ fn reached(attributes: &Attributes, b: usize) -> Option<usize> {
     usize::try_from(blocks).ok()
 }
 
+/// CANN's number for a query in groups of 32 with a shared exponent.
+const MXFP8: i64 = 6;
+
 /// Whether a tensor of a paged call has a part for each block, along its first axis.
 pub(super) fn has_blocks(operand: Operand, attributes: &Attributes) -> bool {
+    // All scales of MXFP8 keys and values belong to their blocks.
+    let mxfp8 = attributes.query_quant_mode == MXFP8;
     let paged = |mode: i64| {
-        matches!(
-            AntiquantMode::from_acl(mode),
-            Some(AntiquantMode::PerTokenPaged | AntiquantMode::PerTokenHeadPaged)
-        )
+        mxfp8
+            || matches!(
+                AntiquantMode::from_acl(mode),
+                Some(AntiquantMode::PerTokenPaged | AntiquantMode::PerTokenHeadPaged)
+            )
     };
     match operand {
         Operand::Key(_) | Operand::Value(_) | Operand::KeyRope => true,

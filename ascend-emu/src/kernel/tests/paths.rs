@@ -1,6 +1,6 @@
 //! Random calls of every path.
 
-use super::calls::{Call, dense, paths, quantised, releases};
+use super::calls::{Call, ascend950, dense, paths, quantised, releases};
 use super::data::levels;
 use ascend_spec::{Cann, DType, Soc, Target};
 use proptest::prelude::*;
@@ -56,6 +56,31 @@ proptest! {
     #[test]
     fn biases_prefixes_and_padding_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&paths::biased(seed), level, single)?;
+    }
+
+    #[test]
+    fn halves_of_ascend_950_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
+        agree(&ascend950::accepted(ascend950::half, seed), level, single)?;
+    }
+
+    #[test]
+    fn quantised_outputs_of_ascend_950_agree_with_the_oracle(seed: u64, level: usize) {
+        agree(&ascend950::accepted(ascend950::post_quantised, seed), level, false)?;
+    }
+
+    #[test]
+    fn quantised_keys_of_ascend_950_agree_with_the_oracle(seed: u64, level: usize) {
+        agree(&ascend950::accepted(ascend950::antiquant, seed), level, false)?;
+    }
+
+    #[test]
+    fn latent_attention_of_ascend_950_agrees_with_the_oracle(seed: u64, level: usize, single: bool) {
+        agree(&ascend950::accepted(ascend950::latent, seed), level, single)?;
+    }
+
+    #[test]
+    fn mxfp8_agrees_with_the_oracle(seed: u64, level: usize, single: bool) {
+        agree(&ascend950::accepted(ascend950::mxfp8, seed), level, single)?;
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::Facts;
 use crate::dtype::Names;
-use crate::fia::{FiaCall, Route};
+use crate::fia::{Checker, FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
 use crate::{Cann, DType, Layout, Refusal, TensorDesc};
@@ -66,8 +66,8 @@ pub(in crate::fia) fn own_value_dim(f: &Facts<'_>) -> bool {
         && f.value.shape.rank() == 3
 }
 
-/// Head dimension of the output. Over a paged cache only packed queries, and single rows in BSH, have one that differs
-/// from the query's.
+/// Head dimension of the output. Over a paged cache the older paths take one that differs from the query's only with
+/// packed queries, and with single rows in BSH.
 pub(in crate::fia) fn value_dim(f: &Facts<'_>) -> i64 {
     if own_value_dim(f) {
         // The operator forgets the remainder.
@@ -76,7 +76,7 @@ pub(in crate::fia) fn value_dim(f: &Facts<'_>) -> i64 {
     }
     match f.layout {
         Layout::Tnd | Layout::NtdTnd => f.v.dim,
-        _ if f.paged() => f.q.dim,
+        _ if f.paged() && f.checker != Checker::Unified => f.q.dim,
         _ => f.v.dim,
     }
 }

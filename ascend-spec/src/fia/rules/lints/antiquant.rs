@@ -1,7 +1,7 @@
 //! Antiquantisation of key and value.
 
 use super::{Report, lint};
-use crate::fia::{Affine, Operand, Problem, Route};
+use crate::fia::{Affine, Checker, Operand, Problem, Route};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
@@ -90,7 +90,8 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         p.head_dim,
         "multiples of 64",
     );
-    if !query {
+    // Ascend 950 looks at them itself.
+    if !query && p.checker != Checker::Unified {
         dtypes(p, merged, report);
     }
     if split && (call.key_antiquant_mode, call.value_antiquant_mode) == (0, 1) {

@@ -8,7 +8,7 @@ use crate::{DType, TensorDesc};
 rules! {
     in Scope::ALL;
     OUT_IGNORED = "quant_scale2.ignored", Lint("the tensors are not looked at"), V1, "check J18",
-        "quantScale2 and quantOffset2 go with an INT8 output",
+        "quantScale2 and quantOffset2 go with a quantised output",
         "drop quantScale2 and quantOffset2, or make the output INT8";
     IN_IGNORED = "deq_scale.ignored", Lint("the tensors are not looked at"), V1, "check J18",
         "deqScale1, quantScale1 and deqScale2 go with an INT8 query",
@@ -33,24 +33,25 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let out = outputs
         .into_iter()
         .filter_map(|(desc, name)| Some((desc.as_ref()?, name)));
+    let quantised = p.out_affine.is_some();
     for (desc, name) in out {
         lint!(
             report,
-            p.out_dtype() == DType::Int8,
+            quantised,
             OUT_IGNORED,
             name,
             "none",
         );
         lint!(
             report,
-            desc.dtype != DType::Float16 || p.out_dtype() != DType::Int8,
+            desc.dtype != DType::Float16 || !quantised,
             SCALE_HALF,
             format_args!("{name} {}", desc.dtype),
             "FLOAT, or BF16 with a BF16 query",
         );
         lint!(
             report,
-            p.out_dtype() != DType::Int8 || channels(p, desc),
+            !quantised || channels(p, desc),
             SCALE_SHAPE,
             format_args!("{name} {}", desc.shape),
             format_args!("one element, [{}, {}]", p.heads, p.value_dim),
@@ -65,7 +66,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         let Some(desc) = desc else { continue };
         lint!(
             report,
-            p.query.dtype == DType::Int8,
+            p.query.dtype == DType::Int8 || (!wide && p.probability_scale.is_some()),
             IN_IGNORED,
             name,
             "none",

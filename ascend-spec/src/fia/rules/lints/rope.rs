@@ -23,7 +23,8 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         let Some(rope) = rope else { continue };
         lint!(
             report,
-            rope.dtype == p.query.dtype,
+            // A quantised query goes with BF16, which a rule sees to.
+            rope.dtype == p.query.dtype || p.query_affine.is_some(),
             DTYPE,
             format_args!("{name} {}", rope.dtype),
             p.query.dtype,
