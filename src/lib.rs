@@ -122,6 +122,7 @@ pub use ascend_sys as sys;
 pub use attention::{FusedInferAttention, InnerPrecise, Output, Plan};
 pub use error::{Error, Result};
 pub use graph::Graph;
+pub use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};

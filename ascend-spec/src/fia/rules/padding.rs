@@ -1,6 +1,7 @@
 //! Left padding of query and key.
 
-use super::Facts;
+use super::{Facts, unified};
+use crate::fia::Checker;
 use crate::rule::{require, rules};
 use crate::{DType, Refusal, TensorDesc};
 
@@ -94,6 +95,9 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
 
 /// Whether the padding of the keys takes effect.
 pub(in crate::fia) fn in_force(f: &Facts<'_>) -> bool {
+    if f.checker == Checker::Unified && f.prefill() {
+        return unified::features::key_padding(f) && !f.packed();
+    }
     let ignored = f.paged() || f.kv_list || !lengths(f);
     f.call.kv_padding_size.is_some() && !f.packed() && (f.prefill() || !ignored)
 }

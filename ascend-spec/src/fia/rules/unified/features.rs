@@ -92,10 +92,7 @@ pub(in crate::fia) fn left_padding(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let ignored = f.single || (f.kind() == Kind::Antiquant && f.most_rows() == 1);
     let query = call.query_padding_size.as_ref().filter(|_| !ignored);
-    let key = call
-        .kv_padding_size
-        .as_ref()
-        .filter(|size| !one_row(f) || key_counts(f, size));
+    let key = call.kv_padding_size.as_ref().filter(|_| key_padding(f));
     if query.is_none() && key.is_none() {
         return Ok(());
     }
@@ -132,6 +129,12 @@ pub(in crate::fia) fn left_padding(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Whether the padding of the keys is looked at.
+pub(in crate::fia) fn key_padding(f: &Facts<'_>) -> bool {
+    let counts = |size| !one_row(f) || key_counts(f, size);
+    f.call.kv_padding_size.as_ref().is_some_and(counts)
+}
+
 /// Whether a call has one row a sequence in a layout that says so.
 fn one_row(f: &Facts<'_>) -> bool {
     f.q.rows == 1
@@ -164,7 +167,13 @@ pub(in crate::fia) fn shared_prefix(f: &Facts<'_>) -> Result<(), Refusal> {
         "a shared prefix with one of them",
         "none of them",
     );
-    let extents = |desc: &TensorDesc| f.layout.input().extents(&desc.shape, f.kv_heads);
+    let extents = |desc: &TensorDesc| {
+        let of = f.layout.input().extents(&desc.shape, f.kv_heads)?;
+        // Eight INT4 in each, as in the keys.
+        let packed = if desc.dtype == DType::Int32 { f.nibbles } else { 1 };
+        let dim = of.dim.saturating_mul(packed);
+        Some(Extents { dim, ..of })
+    };
     let fits = match (extents(key), extents(value)) {
         (Some(k), Some(v)) => {
             k.rows > 0
@@ -188,7 +197,7 @@ pub(in crate::fia) fn shared_prefix(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("batch 1, {} heads of {}, equal rows", f.k.heads, f.k.dim),
     );
     require!(
-        key.dtype == f.kv_dtype() && key.dtype == value.dtype,
+        key.dtype == f.key.dtype && key.dtype == value.dtype,
         prefix::DTYPE,
         format_args!("{} and {}", key.dtype, value.dtype),
         f.kv_dtype(),
