@@ -28,9 +28,15 @@ fn cases(folder: &Path) -> Vec<PathBuf> {
 
 /// Runs every case of a folder, all of which have to pass; returns how many there are.
 fn replay(folder: &Path) -> usize {
+    replay_of(folder, "")
+}
+
+/// The same for those whose names hold `part`.
+fn replay_of(folder: &Path, part: &str) -> usize {
     let stream = stream();
     let (mut passed, mut wrong) = (0, Vec::new());
-    for path in cases(folder) {
+    let named = |path: &PathBuf| path.to_string_lossy().contains(part);
+    for path in cases(folder).into_iter().filter(named) {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let outcome = Case::read(&path)
             .unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -85,6 +91,15 @@ fn the_repositorys_cases_are_right() {
 #[test]
 fn the_repositorys_quantised_cases_are_right() {
     assert_eq!(replay(&own("quantised")), 11);
+}
+
+#[test]
+fn cases_of_ascend_950_are_right() {
+    assert_eq!(replay_of(&own("targets"), "_950_"), 19);
+    match more("targets") {
+        Some(folder) => assert_eq!(replay_of(&folder, "_950_"), 56),
+        None => println!("no targets in ASCEND_VECTORS: nothing beyond the repository's own cases"),
+    }
 }
 
 #[test]

@@ -30,6 +30,11 @@ pub struct Comparison {
     pub unspecified: usize,
     /// Elements outside their tolerance.
     pub outside: usize,
+    /// The error as a whole: `sqrt(sum (got - want)^2 / sum want^2)` over the elements compared; infinite if an element
+    /// that is expected to be finite is not.
+    pub rms: f64,
+    /// What `rms` may be, if the case says.
+    pub rms_tolerance: Option<f64>,
     /// The element with the largest error: among those outside their tolerance if there are any, among all otherwise.
     pub worst: Option<Deviation>,
 }
@@ -41,12 +46,16 @@ impl Comparison {
         got: &[f32],
         want: &[f32],
         tolerance: Tolerance,
+        rms_tolerance: Option<f64>,
     ) -> Self {
+        let (mut errors, mut wants) = (0.0, 0.0);
         let mut comparison = Self {
             output,
             compared: 0,
             unspecified: 0,
             outside: 0,
+            rms: 0.0,
+            rms_tolerance,
             worst: None,
         };
         for (index, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -62,6 +71,10 @@ impl Comparison {
                 error: distance(got, want),
                 tolerance: tolerance.at(f64::from(want)),
             };
+            if want.is_finite() {
+                errors += deviation.error * deviation.error;
+                wants += f64::from(want) * f64::from(want);
+            }
             comparison.outside += usize::from(deviation.is_outside());
             if comparison
                 .worst
@@ -70,12 +83,15 @@ impl Comparison {
                 comparison.worst = Some(deviation);
             }
         }
+        if errors > 0.0 {
+            comparison.rms = (errors / wants).sqrt();
+        }
         comparison
     }
 
-    /// Whether every element that the case specifies lies within its tolerance.
+    /// Whether every element that the case specifies lies within its tolerance, and so does the output as a whole.
     pub fn passed(&self) -> bool {
-        self.outside == 0
+        self.outside == 0 && self.rms_tolerance.is_none_or(|most| self.rms <= most)
     }
 }
 
@@ -112,7 +128,19 @@ mod tests {
     };
 
     fn compare(got: &[f32], want: &[f32]) -> Comparison {
-        Comparison::new("attention_out", got, want, TOLERANCE)
+        Comparison::new("attention_out", got, want, TOLERANCE, None)
+    }
+
+    #[test]
+    fn an_error_that_no_element_shows_alone_fails_as_a_whole() {
+        let (got, want) = ([1.1, -0.9, f32::NAN], [1.0, -1.0, f32::NAN]);
+        let of = |most| Comparison::new("attention_out", &got, &want, TOLERANCE, most);
+        assert!((of(None).rms - 0.1).abs() < 1e-6 && of(None).passed());
+        assert!(of(Some(0.11)).passed() && !of(Some(0.09)).passed());
+        let zeros = Comparison::new("attention_out", &[0.1], &[0.0], TOLERANCE, Some(1.0));
+        assert!(!zeros.passed());
+        let wrong = Comparison::new("attention_out", &[f32::NAN], &[1.0], TOLERANCE, Some(1.0));
+        assert_eq!(wrong.rms, f64::INFINITY);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Tensors of a case, in host memory.
 
+use ascend_spec::minifloat::{Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, Dims, TensorDesc};
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -130,7 +131,8 @@ impl CaseTensor {
     /// A tensor of these numbers, each rounded to the nearest of `dtype` (ties to even; integers saturate).
     ///
     /// # Errors
-    /// [`CaseError::Dtype`] for a type other than FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, BOOL, INT32 or INT64;
+    /// [`CaseError::Dtype`] for a type other than FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, BOOL, INT32, INT64,
+    /// FLOAT8_E4M3FN, HIFLOAT8 or FLOAT8_E8M0;
     /// [`CaseError::Shape`] if the shape needs another number of elements.
     pub fn from_f32(dtype: DType, shape: &[usize], values: &[f32]) -> Result<Self, CaseError> {
         let each =
@@ -145,6 +147,9 @@ impl CaseTensor {
             DType::Bool => each(&|v| vec![u8::from(v != 0.0)]),
             DType::Int32 => each(&|v| (v.round_ties_even() as i32).to_le_bytes().to_vec()),
             DType::Int64 => each(&|v| (v.round_ties_even() as i64).to_le_bytes().to_vec()),
+            DType::Float8E4M3Fn => each(&|v| vec![Float8E4M3Fn::from_f32(v).to_bits()]),
+            DType::HiFloat8 => each(&|v| vec![HiFloat8::from_f32(v).to_bits()]),
+            DType::Float8E8M0 => each(&|v| vec![Float8E8M0::from_f32(v).to_bits()]),
             other => {
                 return Err(CaseError::Dtype {
                     tensor: "from_f32".to_owned(),
@@ -202,10 +207,12 @@ impl CaseTensor {
         TensorDesc::packed(self.dtype, self.dims)
     }
 
-    /// The elements as numbers, exact for FLOAT, FLOAT16, BF16, INT8, UINT8 and BOOL; `None` for other types.
+    /// The elements as numbers, exact for FLOAT, FLOAT16, BF16, INT8, UINT8, BOOL and the floats of 8 bits but FLOAT8_E5M2;
+    /// `None` for other types.
     pub fn to_f32(&self) -> Option<Vec<f32>> {
         let (pairs, _) = self.bytes.as_chunks::<2>();
         let (quads, _) = self.bytes.as_chunks::<4>();
+        let each = |value: &dyn Fn(u8) -> f32| self.bytes.iter().map(|&b| value(b)).collect();
         Some(match self.dtype {
             DType::Float => quads.iter().map(|&b| f32::from_le_bytes(b)).collect(),
             DType::Float16 => pairs
@@ -217,6 +224,9 @@ impl CaseTensor {
                 .map(|&b| bf16::from_le_bytes(b).to_f32())
                 .collect(),
             DType::Int8 => self.bytes.iter().map(|&b| f32::from(b as i8)).collect(),
+            DType::Float8E4M3Fn => each(&|b| Float8E4M3Fn::from_bits(b).to_f32()),
+            DType::HiFloat8 => each(&|b| HiFloat8::from_bits(b).to_f32()),
+            DType::Float8E8M0 => each(&|b| Float8E8M0::from_bits(b).to_f32()),
             DType::UInt8 | DType::Bool => self.bytes.iter().map(|&b| f32::from(b)).collect(),
             _ => return None,
         })
@@ -262,7 +272,12 @@ mod tests {
     #[test]
     fn numbers_survive_where_the_type_holds_them() {
         let values = [0.0, 1.0, -2.5, 96.0];
-        for dtype in [DType::Float, DType::Float16, DType::Bf16] {
+        for dtype in [
+            DType::Float,
+            DType::Float16,
+            DType::Bf16,
+            DType::Float8E4M3Fn,
+        ] {
             let tensor = CaseTensor::from_f32(dtype, &[4], &values).unwrap();
             assert_eq!(tensor.to_f32().unwrap(), values);
         }

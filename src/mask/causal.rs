@@ -131,7 +131,7 @@ impl Masks<'_> {
     /// # Errors
     /// Those of an upload.
     pub fn causal_full(&self, origin: CausalOrigin, rows: usize, keys: usize) -> Result<Mask> {
-        let form = MaskForm::INT8;
+        let form = self.form();
         match self.causal_rows(origin, rows, keys, form, Mask::all_mask)? {
             Some(mask) => Ok(mask),
             None => self

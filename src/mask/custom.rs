@@ -4,7 +4,6 @@ use crate::error::Result;
 use crate::tensor::AnyTensor;
 
 use super::cache::upload;
-use super::form::MaskForm;
 use super::host::HostMask;
 use super::masks::Masks;
 use super::value::Mask;
@@ -20,7 +19,7 @@ impl Masks<'_> {
         let tensor = if mask.form().size() == 1 {
             upload(self.device, mask)?
         } else {
-            upload(self.device, &mask.convert(MaskForm::INT8)?)?
+            upload(self.device, &mask.convert(self.form())?)?
         };
         Ok(Mask::all_mask(tensor))
     }

@@ -6,7 +6,6 @@ use ascend_spec::geometry::LocalChunks;
 
 use crate::error::Result;
 
-use super::form::MaskForm;
 use super::key::{Content, MaskKey};
 use super::masks::Masks;
 use super::value::Mask;
@@ -22,7 +21,7 @@ impl Masks<'_> {
     /// Those of an upload.
     pub fn local(&self, chunk: NonZeroU64, rows: usize, keys: usize) -> Result<Mask> {
         let content = Content::Local(LocalChunks::new(chunk, rows as u64, keys as u64));
-        let form = MaskForm::INT8;
+        let form = self.form();
         self.get(MaskKey { content, form }, 0, |tensor| {
             Mask::all_mask(tensor)
         })

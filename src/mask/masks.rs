@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ascend_spec::{CompressedMask, MaskGeometry, SparseMode};
+use ascend_spec::{CompressedMask, MaskGeometry, Soc, SparseMode};
 
 use crate::error::Result;
 use crate::runtime::Device;
@@ -60,11 +60,20 @@ impl<'a> Masks<'a> {
         self.get(MaskKey { content, form }, 0, AnyTensor::clone)
     }
 
-    /// A sparse mode with the causal template in INT8.
+    /// The form of the masks that are made for this crate's own operators: on Ascend 950 BOOL, since some quantised keys
+    /// take no other there, elsewhere INT8.
+    pub(crate) fn form(&self) -> MaskForm {
+        match self.device.soc() {
+            Ok(Soc::Ascend950) => MaskForm::BOOL,
+            _ => MaskForm::INT8,
+        }
+    }
+
+    /// A sparse mode with the causal template.
     pub(super) fn mode(&self, mode: SparseMode) -> Result<Mask> {
         let key = MaskKey {
             content: Content::Template(CompressedMask::Causal),
-            form: MaskForm::INT8,
+            form: self.form(),
         };
         self.get(key, 0, |template| Mask::compressed(mode, template.clone()))
     }

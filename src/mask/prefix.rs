@@ -16,7 +16,7 @@ impl Masks<'_> {
     /// # Errors
     /// Those of an upload.
     pub fn prefix(&self, prefix: usize, rows: usize, keys: usize) -> Result<Mask> {
-        let tensor = self.prefix_matrix(prefix, rows, keys, MaskForm::INT8)?;
+        let tensor = self.prefix_matrix(prefix, rows, keys, self.form())?;
         Ok(Mask::all_mask(tensor))
     }
 

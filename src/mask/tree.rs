@@ -5,7 +5,6 @@ use ascend_spec::geometry::TreeGeometry;
 use crate::error::Result;
 
 use super::cache::upload;
-use super::form::MaskForm;
 use super::host::HostMask;
 use super::masks::Masks;
 use super::value::Mask;
@@ -22,7 +21,7 @@ impl Masks<'_> {
     /// # Errors
     /// Those of an upload, and of [`HostMask::stack`].
     pub fn tree(&self, trees: &[TreeGeometry<'_>], rows: usize, keys: usize) -> Result<Mask> {
-        let mask = HostMask::stack(trees, rows, keys, MaskForm::INT8)?;
+        let mask = HostMask::stack(trees, rows, keys, self.form())?;
         Ok(Mask::all_mask(upload(self.device, &mask)?))
     }
 }

@@ -5,7 +5,6 @@ use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use crate::error::Result;
 
 use super::causal::CausalOrigin;
-use super::form::MaskForm;
 use super::key::{Content, MaskKey};
 use super::masks::Masks;
 use super::triangle_layers::TriangleLayers;
@@ -36,7 +35,7 @@ impl Masks<'_> {
             return self.causal(CausalOrigin::RightDown);
         }
         let content = Content::Triangle(sizes, part, rows);
-        let form = MaskForm::INT8;
+        let form = self.form();
         self.get(MaskKey { content, form }, 0, |tensor| {
             Mask::all_mask(tensor)
         })

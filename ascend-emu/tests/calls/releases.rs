@@ -38,7 +38,7 @@ pub fn accepted(seed: u64, target: Target) -> Call {
 }
 
 /// Whether the contract takes a call, and none of its lints says that the device may leave the tensors.
-fn sound(call: &Call) -> bool {
+pub fn sound(call: &Call) -> bool {
     let described = call.describe();
     let Ok(problem) = described.check(call.version, call.target) else {
         return false;
