@@ -117,12 +117,12 @@ mod status;
 mod tensor;
 
 pub use ascend_spec as spec;
+pub use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 pub use ascend_spec::{DType, Layout, SparseMode};
 pub use ascend_sys as sys;
 pub use attention::{FusedInferAttention, InnerPrecise, Output, Plan};
 pub use error::{Error, Result};
 pub use graph::Graph;
-pub use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};

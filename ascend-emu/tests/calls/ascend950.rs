@@ -275,10 +275,7 @@ pub fn post_quantised(seed: u64) -> Call {
     let mut call = half(seed);
     let random = &mut Random(seed ^ 0xf00d);
     let out = call.plain.attention_out.unwrap();
-    let dtype = pick(
-        random,
-        &[DType::Int8, DType::Float8E4M3Fn, DType::HiFloat8],
-    );
+    let dtype = pick(random, &[DType::Int8, DType::Float8E4M3Fn, DType::HiFloat8]);
     let (heads, rank) = (call.plain.num_heads, out.shape.rank());
     let dim = match call.layout {
         Layout::Bsh => out.shape[2] / heads,
@@ -404,7 +401,10 @@ pub fn antiquant(seed: u64) -> Call {
         call.plain.key_antiquant_offset = Some(key);
         call.plain.value_antiquant_offset = Some(value);
     }
-    (call.plain.key_antiquant_mode, call.plain.value_antiquant_mode) = modes;
+    (
+        call.plain.key_antiquant_mode,
+        call.plain.value_antiquant_mode,
+    ) = modes;
     let modes: &[i64] = match lengths.most().0 {
         1 => &[-1, 0],
         _ => &[-1, 0, 1, 2, 3, 4],
@@ -505,7 +505,13 @@ pub fn mxfp8(seed: u64) -> Call {
     let (key, value) = if paged {
         let cache = pick(random, &[Cache::BnNBsD, Cache::Nz]);
         let bs = 512;
-        call.pages(cache, stored, [kv_heads, bs, dim, dim], &lengths.keys, random);
+        call.pages(
+            cache,
+            stored,
+            [kv_heads, bs, dim, dim],
+            &lengths.keys,
+            random,
+        );
         let blocks = call.key[0].shape[0];
         let rope = cached(cache, DType::Bf16, [blocks, kv_heads, bs, 64]);
         call.plain.key_rope = with_rope.then_some(rope);

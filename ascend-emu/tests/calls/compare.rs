@@ -69,14 +69,17 @@ impl Written<'_> {
         // A float of 8 bits is a number about the right one, rounded.
         let rounded = |got: f64, want: f64, round: &dyn Fn(f32) -> f32| {
             let error = tolerance * (100.0 + want.abs());
-            let [least, most] = [want - error, want + error].map(|end| f64::from(round(end as f32)));
+            let [least, most] =
+                [want - error, want + error].map(|end| f64::from(round(end as f32)));
             (least.is_nan() || got >= least) && (most.is_nan() || got <= most)
                 || (got.is_nan() && (least.is_nan() || most.is_nan()))
         };
         let out_dtype = self.out_dtype(&problem.out);
         let fits = |got: f64, want: f64| match out_dtype {
             _ if want.is_nan() => true,
-            DType::Float8E4M3Fn => rounded(got, want, &|value| Float8E4M3Fn::from_f32(value).to_f32()),
+            DType::Float8E4M3Fn => {
+                rounded(got, want, &|value| Float8E4M3Fn::from_f32(value).to_f32())
+            }
             DType::HiFloat8 => rounded(got, want, &|value| HiFloat8::from_f32(value).to_f32()),
             _ => close(got, want, tolerance),
         };

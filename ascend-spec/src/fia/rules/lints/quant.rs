@@ -35,13 +35,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         .filter_map(|(desc, name)| Some((desc.as_ref()?, name)));
     let quantised = p.out_affine.is_some();
     for (desc, name) in out {
-        lint!(
-            report,
-            quantised,
-            OUT_IGNORED,
-            name,
-            "none",
-        );
+        lint!(report, quantised, OUT_IGNORED, name, "none",);
         lint!(
             report,
             desc.dtype != DType::Float16 || !quantised,

@@ -170,7 +170,11 @@ pub(in crate::fia) fn shared_prefix(f: &Facts<'_>) -> Result<(), Refusal> {
     let extents = |desc: &TensorDesc| {
         let of = f.layout.input().extents(&desc.shape, f.kv_heads)?;
         // Eight INT4 in each, as in the keys.
-        let packed = if desc.dtype == DType::Int32 { f.nibbles } else { 1 };
+        let packed = if desc.dtype == DType::Int32 {
+            f.nibbles
+        } else {
+            1
+        };
         let dim = of.dim.saturating_mul(packed);
         Some(Extents { dim, ..of })
     };
