@@ -1,5 +1,9 @@
 //! The program `ascend-attn`: exit codes, the closing line, JSON, written cases, and what `doctor` says.
-#![allow(clippy::unwrap_used)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod case_files;
 mod case_records;
@@ -443,4 +447,63 @@ fn a_reader_that_goes_away_is_no_panic() {
         assert!(!stderr.contains("panicked"), "{stderr}");
         assert_ne!(output.status.code(), Some(101), "{arguments:?}");
     }
+}
+
+/// Devices and pipes may have no end: nothing is read of them. Other files are read up to a bound.
+#[test]
+fn files_without_an_end_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let named = |name: &str| folder.path().join(name);
+    for name in ["zeros.jsonl", "zeros.safetensors"] {
+        std::os::unix::fs::symlink("/dev/zero", named(name)).unwrap();
+    }
+    for name in ["pipe.jsonl", "pipe.safetensors"] {
+        let made = Command::new("mkfifo").arg(named(name)).status().unwrap();
+        assert!(made.success());
+    }
+    for name in ["large.jsonl", "large.safetensors"] {
+        let file = fs::File::create(named(name)).unwrap();
+        file.set_len(Case::MOST_BYTES + 1).unwrap();
+    }
+    let ends = |arguments: &[&str], why: &str| {
+        let mut child = program()
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let begun = std::time::Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            if begun.elapsed().as_secs() > 60 {
+                child.kill().unwrap();
+                panic!("{arguments:?} reads without an end");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let output = child.wait_with_output().unwrap();
+        assert!(!output.status.success(), "{arguments:?}");
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(said.contains(why), "{arguments:?}: {said}");
+    };
+    let run = ["run", "--backend", "emulated"];
+    for (name, why) in [
+        ("zeros", "no regular file"),
+        ("pipe", "no regular file"),
+        ("large", "bytes, the most that are read"),
+    ] {
+        let (lines, case) = (
+            named(name).with_extension("jsonl"),
+            named(name).with_extension("safetensors"),
+        );
+        let (lines, case) = (lines.to_str().unwrap(), case.to_str().unwrap());
+        ends(&["check", lines], why);
+        ends(&["check", case], why);
+        ends(&[&run[..], &[case]].concat(), why);
+        ends(&["mask", "--case", case], why);
+        ends(&["mask", "tree", "--tree", lines], why);
+        ends(&["mask", "mode1", "--tensor", lines], why);
+    }
+    let own = folder.path().to_str().unwrap();
+    ends(&["mask", "--case", own], "no regular file");
+    ends(&["mask", "tree", "--tree", own], "no regular file");
 }

@@ -330,6 +330,68 @@ fn pictures_are_written_in_both_formats() {
 }
 
 #[test]
+fn pictures_of_a_million_million_rows_are_drawn_in_tiles() {
+    let (_folder, file) = scratch("mask.svg");
+    let file = file.to_str().unwrap();
+    let (long, half) = ("1000000000000", "500000000000");
+    for mask in [
+        &["local", "--sq", long, "--skv", long][..],
+        &["local", "--sq", long, "--skv", "16"],
+        &[
+            "mode3",
+            "--q-ends",
+            "500000000000,1000000000000",
+            "--kv-ends",
+            "500000000000,1000000000000",
+        ],
+        &["mode2", "--sq", half, "--skv", long],
+    ] {
+        let begun = std::time::Instant::now();
+        lines(&[mask, &["--svg", file]].concat());
+        let text = fs::read_to_string(file).unwrap();
+        assert!(
+            text.contains(" of ") && text.contains("tiles of"),
+            "{mask:?}"
+        );
+        let took = begun.elapsed();
+        assert!(took.as_secs() < 60, "{mask:?}: {took:?}");
+    }
+    let (_folder, tensor) = scratch("mask.txt");
+    fs::write(&tensor, "#\n".repeat((1 << 20) + 1)).unwrap();
+    let tensor = tensor.to_str().unwrap();
+    let rows = ((1 << 20) + 1).to_string();
+    let mask = [
+        "mode1", "--sq", &rows, "--skv", "1", "--tensor", tensor, "--svg", file,
+    ];
+    refused(&mask, "at most 1048576");
+}
+
+#[test]
+fn packed_tiles_stand_as_their_rows_say() {
+    let (_folder, file) = scratch("mask.svg");
+    let file = file.to_str().unwrap();
+    // Sequences of 4 rows and 4 keys, and of 4 and 8: of the tiles of 4 x 4 the first and the second sequence's are seen.
+    let ends = [
+        "--q-ends",
+        "4,8",
+        "--kv-ends",
+        "4,12",
+        "--block",
+        "4",
+        "--svg",
+        file,
+    ];
+    for (mode, counts) in [
+        (&["mode0"][..], "3 all visible, 0 mixed, 3 hidden"),
+        (&["mode3"], "1 all visible, 2 mixed, 3 hidden"),
+    ] {
+        lines(&[mode, &ends].concat());
+        let text = fs::read_to_string(file).unwrap();
+        assert!(text.contains(counts), "{mode:?}: {text}");
+    }
+}
+
+#[test]
 fn the_masks_of_cases_are_drawn() {
     let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
     let mut drawn = 0;

@@ -27,7 +27,7 @@ use std::hash::BuildHasherDefault;
 use std::ops::Range;
 
 /// Kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// Memory of the device with this number, from `aclrtMalloc`.
     Device(i32),
@@ -78,8 +78,8 @@ struct Books {
     limbo: Vec<Block>,
     /// Freed of late, to name stale addresses.
     freed: VecDeque<Range<usize>>,
-    /// Bytes of live allocations, by device.
-    used: BTreeMap<i32, u64>,
+    /// Bytes of live allocations.
+    used: BTreeMap<Place, u64>,
     allocations: u64,
 }
 
@@ -105,24 +105,20 @@ impl Books {
         done
     }
 
-    fn used_bytes(&self, device: i32) -> u64 {
-        self.used.get(&device).copied().unwrap_or(0)
+    fn used_bytes(&self, place: Place) -> u64 {
+        self.used.get(&place).copied().unwrap_or(0)
     }
 
     fn insert(&mut self, block: Block) {
-        if let Place::Device(device) = block.info.place {
-            let used = self.used.entry(device).or_default();
-            *used = used.saturating_add(block.info.bytes);
-        }
+        let used = self.used.entry(block.info.place).or_default();
+        *used = used.saturating_add(block.info.bytes);
         self.blocks.insert(block.info.base, block);
     }
 
     /// Takes a block out, and remembers its addresses as freed.
     fn remove(&mut self, base: usize) -> Option<Block> {
         let block = self.blocks.remove(&base)?;
-        if let Place::Device(device) = block.info.place
-            && let Some(used) = self.used.get_mut(&device)
-        {
+        if let Some(used) = self.used.get_mut(&block.info.place) {
             *used = used.saturating_sub(block.info.bytes);
         }
         if self.freed.len() >= FREED {
@@ -139,7 +135,7 @@ fn with<T>(body: impl FnOnce(&mut Books) -> T) -> T {
     body(BOOKS.lock().get_or_insert_default())
 }
 
-/// Bytes of memory of one device.
+/// Bytes of memory of one device, and of pinned host memory.
 pub(crate) fn capacity() -> Outcome<u64> {
     let len = DeviceMemory::get()?.len() as u64;
     Ok(config().memory.map_or(len, |bytes| bytes.min(len)))
@@ -162,30 +158,26 @@ pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
         .ok_or_else(short)?;
     settle();
     let limit = capacity()?;
-    let pinned = match place {
-        Place::PinnedHost => Some(allocate_host(page, reserved).ok_or_else(short)?),
-        Place::Device(_) => None,
-    };
     with(|books| {
-        let base = match (pinned, place) {
-            (Some(base), _) => base,
-            (None, Place::Device(device)) => {
-                let used = books.used_bytes(device);
-                if bytes > limit.saturating_sub(used) {
-                    return Err(failure!(
-                        MEMORY_ALLOCATION,
-                        "out of memory on device {device}: {bytes} bytes asked for, {} of {limit} free",
-                        limit.saturating_sub(used)
-                    ));
-                }
-                books
-                    .arena
-                    .get_or_insert_with(|| Arena::new(memory.base(), memory.len()))
-                    .take(reserved)
-                    .ok_or_else(short)?
-            }
-            (None, Place::PinnedHost) => return Err(short()),
+        let left = limit.saturating_sub(books.used_bytes(place));
+        if bytes > left {
+            let at = match place {
+                Place::Device(device) => format!("on device {device}"),
+                Place::PinnedHost => "of pinned host memory".to_owned(),
+            };
+            return Err(failure!(
+                MEMORY_ALLOCATION,
+                "out of memory {at}: {bytes} bytes asked for, {left} of {limit} free"
+            ));
+        }
+        let base = match place {
+            Place::Device(_) => books
+                .arena
+                .get_or_insert_with(|| Arena::new(memory.base(), memory.len()))
+                .take(reserved),
+            Place::PinnedHost => allocate_host(page, reserved),
         };
+        let base = base.ok_or_else(short)?;
         books.allocations += 1;
         books.freed.retain(|range| !range.contains(&base));
         let block = Block {
@@ -310,7 +302,7 @@ pub(crate) fn clear_device(device: i32) -> (u64, u64) {
             .filter(on_device)
             .map(|block| block.info.base)
             .collect();
-        let bytes = books.used_bytes(device);
+        let bytes = books.used_bytes(Place::Device(device));
         let dropped: Vec<Block> = bases.iter().filter_map(|&b| books.remove(b)).collect();
         let (busy, now): (Vec<_>, Vec<_>) = dropped
             .into_iter()
@@ -334,7 +326,7 @@ pub fn allocation_at<T>(address: *const T) -> Option<Allocation> {
 
 /// Bytes in use on a device.
 pub(crate) fn used_bytes(device: i32) -> u64 {
-    with(|books| books.used_bytes(device))
+    with(|books| books.used_bytes(Place::Device(device)))
 }
 
 /// Live allocations: how many on devices, their bytes, how many of pinned host memory.

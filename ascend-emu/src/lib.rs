@@ -33,7 +33,7 @@
 //! | `ASCEND_EMU_OPERATOR` | the newest version of the attention operator, as older releases have: `V1` to `V5`; newer ones are missing | `V5` |
 //! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
 //! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
-//! | `ASCEND_EMU_MEMORY` | bytes of memory of each device | what the reserved addresses hold, 64 GiB at most |
+//! | `ASCEND_EMU_MEMORY` | bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`) | what the reserved addresses hold, 64 GiB at most |
 //! | `ASCEND_EMU_THREADS` | threads that operators compute on, shared by all streams | the machine's |
 //! | `ASCEND_EMU_SIMD` | the instruction set that operators compute with, one that the machine has of `avx512`, `avx2`, `neon`, `portable` | the best |
 //! | `ASCEND_EMU_FAULT` | faults on demand, such as `malloc:3=207001,launch:1=507015,sync:2=507014` | none |

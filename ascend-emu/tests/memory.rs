@@ -154,6 +154,30 @@ fn too_much_memory_is_refused() {
 }
 
 #[test]
+fn pinned_memory_has_the_limit_of_a_device() {
+    let _bench = Bench::new();
+    let (mut left, mut total) = (0, 0);
+    ok(unsafe { aclrtGetMemInfo(aclrtMemAttr::ACL_HBM_MEM, &mut left, &mut total) });
+    let mut at = null_mut();
+    for bytes in [total + 1, usize::MAX] {
+        fails(
+            unsafe { aclrtMallocHost(&mut at, bytes) },
+            207_001,
+            &["out of memory"],
+        );
+        assert!(at.is_null());
+    }
+    ok(unsafe { aclrtMallocHost(&mut at, 4096) });
+    let mut rest = null_mut();
+    fails(
+        unsafe { aclrtMallocHost(&mut rest, total - 4095) },
+        207_001,
+        &["pinned host memory", &format!(" of {total} free")],
+    );
+    ok(unsafe { aclrtFreeHost(at) });
+}
+
+#[test]
 fn a_page_past_the_end_is_lenient_in_compat_only() {
     let _bench = Bench::new();
     let at = upload(&[7u8; 100]);

@@ -17,6 +17,20 @@ pub enum CaseError {
         /// What the system said.
         source: io::Error,
     },
+    /// A folder, device or pipe in the place of a file.
+    #[error(
+        "{}: no regular file; devices and pipes may have no end: write what they give into a file",
+        .0.display()
+    )]
+    NotAFile(PathBuf),
+    /// A file with more bytes than a reader takes.
+    #[error("{}: more than {most} bytes, the most that are read; divide it", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The most bytes.
+        most: u64,
+    },
     /// The bytes are not a safetensors file: truncated, a broken header, or data that does not match it.
     #[error("not a safetensors file: {0}")]
     NotSafetensors(String),

@@ -9,6 +9,7 @@ use ascend_spec::{Cann, DType, Release};
 
 use super::attributes::{integer, number};
 use super::header::{self, Header};
+use super::read_file::read_file;
 use super::tensor::{CaseTensor, from_file, stored_name, stored_type, to_file};
 use super::{Case, CaseError, Expect, MaskKind, Parameter, Tolerance};
 
@@ -18,17 +19,15 @@ const VERSION: &str = "1";
 const STORED: &str = "dtype.";
 
 impl Case {
+    /// Most bytes of a case file.
+    pub const MOST_BYTES: u64 = 1 << 32;
+
     /// Reads a case file.
     ///
     /// # Errors
-    /// [`CaseError`]: the file cannot be read, is no case, or has something that this release does not know.
+    /// [`CaseError`]: the file cannot be read, has more than [`MOST_BYTES`](Self::MOST_BYTES), is no case, or has something that this release does not know.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, CaseError> {
-        let path = path.as_ref();
-        let bytes = fs::read(path).map_err(|source| CaseError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::from_bytes(&bytes)
+        Self::from_bytes(&read_file(path, Self::MOST_BYTES)?)
     }
 
     /// Writes a case file. Equal cases make equal files.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -13,7 +12,7 @@ use serde_json::json;
 
 use super::area::Area;
 use super::output::Output;
-use super::{Stop, explain, matrix, replay};
+use super::{Stop, explain, matrix, replay, text_file};
 
 /// Say what the operator would make of calls, without running them
 ///
@@ -45,6 +44,9 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "RULE", conflicts_with_all = ["files", "cann", "soc", "json", "summary"])]
     explain: Option<String>,
 }
+
+/// Most bytes of a file of JSON lines.
+const MOST_LINES: u64 = 1 << 30;
 
 /// Where a call stands.
 struct Place<'a> {
@@ -272,9 +274,9 @@ fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
         let case = Case::read(file).map_err(|error| error.to_string());
         return take(&whole, case.map(|case| Read::Case(Box::new(case))));
     }
-    let text = match fs::read_to_string(file) {
+    let text = match text_file::read(file, MOST_LINES) {
         Ok(text) => text,
-        Err(error) => return take(&whole, Err(format!("{}: {error}", file.display()))),
+        Err(error) => return take(&whole, Err(error)),
     };
     for (at, line) in text.lines().enumerate() {
         if line.trim().is_empty() {

@@ -4,6 +4,8 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ascend_attention::case;
+
 /// The variables that decide what is found and used.
 const VARIABLES: [&str; 7] = [
     "ASCEND_BACKEND",
@@ -38,11 +40,14 @@ pub(super) struct Folder {
     pub(super) version: Option<(String, PathBuf)>,
 }
 
+/// Most bytes of a file that states a version.
+const MOST_BYTES: u64 = 1 << 20;
+
 impl Folder {
     fn new(path: PathBuf, source: &'static str, files: &[&str]) -> Self {
         let version = files.iter().find_map(|file| {
             let file = path.join(file);
-            let text = fs::read(&file).ok()?;
+            let text = case::read_file(&file, MOST_BYTES).ok()?;
             Some((version_in(&String::from_utf8_lossy(&text))?, file))
         });
         Self {

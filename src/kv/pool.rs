@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
+use ascend_spec::fia::FiaCall;
+
 use crate::runtime::lock;
 
 use super::fence::{Fence, Lane};
@@ -124,6 +126,9 @@ pub struct BlockPool(Arc<Shared>);
 impl BlockPool {
     /// Most blocks of a pool, which keeps 8 bytes of host memory for each.
     pub const MAX_BLOCKS: usize = 1 << 26;
+
+    /// Most requests of a packed call: each has a row.
+    pub const MAX_REQUESTS: usize = FiaCall::MOST_PACKED_ROWS as usize;
 
     /// A pool of `blocks` blocks of `block_size` tokens, less those that the padding is written to.
     ///
@@ -261,18 +266,31 @@ impl BlockPool {
     /// the same rule ([`Error::breaks`](crate::Error::breaks)).
     ///
     /// # Errors
-    /// [`Rule::BatchBlocks`].
+    /// [`Rule::BatchBlocks`], [`Rule::LengthsOverflow`] for more than [`MAX_REQUESTS`](Self::MAX_REQUESTS).
     pub fn admits(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), Refused> {
         let size = self.0.block_size;
-        let lengths = lengths.into_iter();
-        let needed = lengths.fold(0usize, |sum, len| sum.saturating_add(len.div_ceil(size)));
-        if needed <= self.0.blocks {
-            return Ok(());
+        let mut needed = 0usize;
+        for (request, len) in lengths.into_iter().enumerate() {
+            if request >= Self::MAX_REQUESTS {
+                return Err(refused(
+                    Rule::LengthsOverflow,
+                    format_args!("more than {request} requests"),
+                    format_args!("at most {}, the rows of a packed call", Self::MAX_REQUESTS),
+                    "split the batch",
+                ));
+            }
+            needed = needed.saturating_add(len.div_ceil(size));
+            if needed > self.0.blocks {
+                return Err(too_many_blocks(
+                    format_args!(
+                        "{needed} blocks of {size} tokens for the first {} requests, shared ones counted for each",
+                        request.saturating_add(1)
+                    ),
+                    format_args!("at most {}, those of the cache", self.0.blocks),
+                ));
+            }
         }
-        Err(too_many_blocks(
-            format_args!("{needed} blocks of {size} tokens, shared ones counted for each request"),
-            format_args!("at most {}, those of the cache", self.0.blocks),
-        ))
+        Ok(())
     }
 
     /// A block that nobody else holds and no launch in flight reads.

@@ -23,11 +23,13 @@ impl TriangleLayers {
     /// These layers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that is not below [`MAX_LAYERS`](Self::MAX_LAYERS).
+    /// [`Error::InvalidArgument`] for a layer that is not below [`MAX_LAYERS`](Self::MAX_LAYERS), or a list of more than
+    /// that.
     pub fn explicit(layers: impl IntoIterator<Item = usize>) -> Result<Self> {
         let mut known = BTreeSet::new();
-        for layer in layers {
-            Self::check(layer.saturating_add(1))?;
+        for (at, layer) in layers.into_iter().enumerate() {
+            // So that a list of the same layers for ever ends.
+            Self::check(at.max(layer).saturating_add(1))?;
             known.insert(layer);
         }
         Ok(Self {

@@ -3,7 +3,7 @@
 use crate::attention::Output;
 use crate::bf16;
 use crate::error::Result;
-use crate::kv::{CacheShape, Refused, Rule, Sequence, no_layer, refused};
+use crate::kv::{BlockPool, CacheShape, Refused, Rule, Sequence, no_layer, refused};
 use crate::memory::Element;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
@@ -117,13 +117,16 @@ impl<T: Element> GroupedAttention<T> {
     /// The attention of a model of `layers` layers.
     ///
     /// # Errors
-    /// [`Rule::GroupLayers`] for a layer that is in no group, in several or not in the model, and for a group whose cache
-    /// has another number of layers.
+    /// [`Rule::GroupLayers`] for a layer that is in no group, in several or not in the model, for a group whose cache has
+    /// another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or groups.
     pub fn new(
         layers: usize,
         groups: impl IntoIterator<Item = LayerGroup<T>>,
     ) -> Result<Self, Refused> {
-        let groups: Vec<LayerGroup<T>> = groups.into_iter().collect();
+        // One more than any model has, so that an endless list ends.
+        let most = CacheShape::MAX_LAYERS;
+        let groups = groups.into_iter().take(most.saturating_add(1));
+        let groups: Vec<LayerGroup<T>> = groups.collect();
         let wrong = |given: String| {
             refused(
                 Rule::GroupLayers,
@@ -135,7 +138,7 @@ impl<T: Element> GroupedAttention<T> {
             )
         };
         let named: usize = groups.iter().map(|group| group.layers.len()).sum();
-        if named != layers || groups.is_empty() || layers > CacheShape::MAX_LAYERS {
+        if named != layers || groups.is_empty() || layers.max(groups.len()) > most {
             return Err(wrong(format!("{} groups of {named} layers", groups.len())));
         }
         let mut of_layer = vec![None; layers];
@@ -213,12 +216,14 @@ impl<T: Element> GroupedAttention<T> {
     /// [`GroupedAttention::grow`] gives back. A sequence that has grown already adds none.
     ///
     /// # Errors
-    /// [`Rule::BatchBlocks`].
+    /// [`Rule::BatchBlocks`], [`Rule::LengthsOverflow`].
     pub fn admits<'s>(
         &self,
         requests: impl IntoIterator<Item = (&'s GroupedSequence, usize)>,
     ) -> Result<(), Refused> {
-        let requests: Vec<_> = requests.into_iter().collect();
+        // One more than the pools admit, so that an endless list ends.
+        let most = BlockPool::MAX_REQUESTS.saturating_add(1);
+        let requests: Vec<_> = requests.into_iter().take(most).collect();
         for (at, group) in self.groups.iter().enumerate() {
             let lengths = requests
                 .iter()

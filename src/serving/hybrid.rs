@@ -139,7 +139,9 @@ impl<T: Element> Hybrid<T> {
                 CacheShape::MAX_LAYERS,
             ));
         }
-        let sets: Vec<LayerSet> = sets.into_iter().collect();
+        // One more than there can be, so that an endless list ends: the last one names a layer again.
+        let sets = sets.into_iter().take(layers.saturating_add(1));
+        let sets: Vec<LayerSet> = sets.collect();
         let mut of_layer = BTreeMap::new();
         for (at, set) in sets.iter().enumerate() {
             if set.layers.is_empty() {

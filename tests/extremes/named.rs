@@ -7,8 +7,8 @@ use ascend_attention::kv::{
 use ascend_attention::mask::{CausalOrigin, HostMask, MaskForm, TriangleLayers, TriangleProbe};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, Causality, CustomMask, DraftTree,
-    Fused, GraphLimits, GroupedAttention, LayerGroup, MaskExtent, PackedBits, PerRequest,
-    TokenIndices,
+    Fused, GraphLimits, GroupedAttention, Hybrid, LayerGroup, LayerSet, MaskExtent, PackedBits,
+    PerRequest, TokenIndices,
 };
 use ascend_attention::spec::geometry::{
     Lengths, LocalChunks, MaskGeometry, Sparsity, TriangleMix, Visibility,
@@ -193,23 +193,40 @@ fn formulas_of_any_length_are_counted_at_once() {
 }
 
 #[test]
-fn endless_lists_of_layers_sizes_and_sinks_are_cut_and_refused() {
+fn endless_lists_are_cut_and_refused() {
     let _turn = crate::turn();
     let stream = crate::stream();
-    let attention = || {
-        let shape = CacheShape::new(1, 1, 64);
+    let attention = |layers: usize| {
+        let shape = CacheShape::new(layers, 1, 64);
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, pad).unwrap();
         let shape = AttentionShape::new(1, 1, 64);
         Attention::new(shape, cache, Backends::none().with(Fused))
     };
-    let group = LayerGroup::new(0..usize::MAX, Causality::Causal, attention());
+    let group = LayerGroup::new(0..usize::MAX, Causality::Causal, attention(1));
     assert_eq!(group.layers().len(), CacheShape::MAX_LAYERS + 1);
     let layers = group.layers().len();
     let refused = GroupedAttention::new(layers, [group]).unwrap_err();
     assert_eq!(refused.rule, Rule::GroupLayers);
 
-    let attention = attention();
+    let groups = std::iter::repeat_with(|| LayerGroup::new([], Causality::Causal, attention(0)));
+    let refused = GroupedAttention::new(1, groups).unwrap_err();
+    assert_eq!(refused.rule, Rule::GroupLayers);
+    let sets = std::iter::repeat(LayerSet::new([0], "fused"));
+    let refused = Hybrid::<bf16>::new(1, Backends::none().with(Fused), sets).unwrap_err();
+    assert_eq!(refused.rule, Rule::HybridLayers);
+    let refused = TriangleLayers::explicit(std::iter::repeat(3)).unwrap_err();
+    assert!(
+        matches!(refused, Error::InvalidArgument { .. }),
+        "{refused}"
+    );
+
+    let attention = attention(1);
+    let pool = attention.cache().pool();
+    for (len, rule) in [(1, Rule::BatchBlocks), (0, Rule::LengthsOverflow)] {
+        let refused = pool.admits(std::iter::repeat(len)).unwrap_err();
+        assert_eq!(refused.rule, rule, "{refused}");
+    }
     let capture = |limits: GraphLimits| {
         let captured = attention.capture(&stream, Causality::Causal, &limits);
         captured.map(drop).unwrap_err()

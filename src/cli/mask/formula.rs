@@ -94,6 +94,14 @@ impl Formula {
         })
     }
 
+    /// Whether what a block of rows shows is counted row by row.
+    pub(super) fn is_counted_by_rows(&self) -> bool {
+        match self {
+            Self::Masked { .. } | Self::Tree { .. } => true,
+            Self::Sparse(_) | Self::Triangle(_) | Self::Local(_) => false,
+        }
+    }
+
     /// One sequence whose geometry is known.
     pub(super) fn geometry(mode: SparseMode, tokens: (i64, i64), geometry: MaskGeometry) -> Self {
         Self::Sparse(Blocks {
@@ -259,6 +267,39 @@ impl Blocks {
         self.blocks.get(before.checked_sub(1)?).copied()
     }
 
+    /// How a block of rows and keys stands: no two sequences have rows or keys in common.
+    fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
+        let end = self.blocks.last().map_or((0, 0), |(row, key, of, _)| {
+            (row + of.q_len(), key + of.kv_len())
+        });
+        let (rows, keys) = (
+            rows.start..rows.end.min(end.0),
+            keys.start..keys.end.min(end.1),
+        );
+        let within = |of: &Range<u64>, first: u64, len: u64| {
+            of.start.max(first) - first..of.end.min(first + len).saturating_sub(first)
+        };
+        let first = self
+            .blocks
+            .partition_point(|(row, _, of, _)| row + of.q_len() <= rows.start);
+        let reached = self.blocks.iter().skip(first);
+        for (row, key, of, _) in reached.take_while(|(row, ..)| *row < rows.end) {
+            let own_rows = within(&rows, *row, of.q_len());
+            let own_keys = within(&keys, *key, of.kv_len());
+            if own_rows.is_empty() || own_keys.is_empty() {
+                continue;
+            }
+            let len = |of: &Range<u64>| of.end - of.start;
+            let whole = len(&own_rows) == len(&rows) && len(&own_keys) == len(&keys);
+            match of.tile(own_rows, own_keys) {
+                Tile::None => {}
+                Tile::All if whole => return Tile::All,
+                Tile::All | Tile::Mixed => return Tile::Mixed,
+            }
+        }
+        Tile::None
+    }
+
     fn is_window(&self) -> bool {
         self.mode == SparseMode::Band
     }
@@ -344,7 +385,7 @@ impl Visibility for Formula {
 
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
         match self {
-            Self::Sparse(of) if of.blocks.len() == 1 => of.blocks[0].2.tile(rows, keys),
+            Self::Sparse(of) => of.tile(rows, keys),
             Self::Triangle(of) => of.geometry.tile(rows, keys),
             Self::Local(of) => of.tile(rows, keys),
             _ => ascend_attention::spec::geometry::tile_by_rows(self, rows, keys),
@@ -355,6 +396,7 @@ impl Visibility for Formula {
         match self {
             Self::Sparse(of) => of.blocks.iter().map(|(_, _, of, _)| of.visible()).sum(),
             Self::Triangle(of) => of.geometry.visible(),
+            Self::Local(of) => of.visible(),
             _ => {
                 let mut visible = 0;
                 for i in 0..self.q_len() {

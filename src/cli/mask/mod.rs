@@ -158,6 +158,9 @@ enum Preset {
     GuideLong,
 }
 
+/// Most rows of a picture of a tree or of a mask's tensor.
+const MOST_ROWS: u64 = 1 << 20;
+
 /// Most cells of a text form.
 const MOST_CELLS: u64 = 1 << 28;
 
@@ -192,6 +195,12 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         }
     }
     if drawn {
+        let rows = formula.q_len();
+        if formula.is_counted_by_rows() && rows > MOST_ROWS {
+            return Err(Stop::Trouble(format!(
+                "{rows} rows of a mask that is counted row by row: a picture shows at most {MOST_ROWS}"
+            )));
+        }
         let scene = picture::draw(&title, &formula, arguments.block);
         if let Some(file) = &arguments.svg {
             write(file, svg_file::text(&scene).as_bytes())?;

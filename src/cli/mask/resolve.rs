@@ -1,6 +1,5 @@
 //! From the command line to a formula.
 
-use std::fs;
 use std::num::NonZeroU64;
 use std::path::Path;
 
@@ -13,10 +12,12 @@ use ascend_attention::spec::{Lengths, Sparsity};
 
 use super::formula::{Formula, Part};
 use super::{Arguments, Kind, Preset, trouble};
-use crate::cli::Stop;
+use crate::cli::{Stop, text_file};
 
 /// Most rows and keys: every sum of lengths stays far from overflow.
 const LONGEST: u64 = 1 << 40;
+/// Most bytes of the file of a tree or of a mask.
+const MOST_BYTES: u64 = 1 << 28;
 
 /// Title and formula of what is asked for.
 pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), Stop> {
@@ -275,7 +276,7 @@ fn tree(of: &Arguments) -> Result<(String, Formula), Stop> {
             "tree: --tree FILE says the parent of each token".to_owned(),
         ));
     };
-    let text = fs::read_to_string(file).map_err(|error| trouble(file, &error))?;
+    let text = text_file::read(file, MOST_BYTES).map_err(Stop::Trouble)?;
     let separates = |c: char| c == ',' || c == '[' || c == ']' || c.is_whitespace();
     let numbers = text.split(separates).filter(|word| !word.is_empty());
     let parents: Vec<i64> = numbers
@@ -309,7 +310,7 @@ fn tree(of: &Arguments) -> Result<(String, Formula), Stop> {
 
 /// A mask in the text form.
 fn text_mask(file: &Path) -> Result<HostMask, Stop> {
-    let text = fs::read_to_string(file).map_err(|error| trouble(file, &error))?;
+    let text = text_file::read(file, MOST_BYTES).map_err(Stop::Trouble)?;
     let lines: Vec<&[u8]> = text.lines().map(str::as_bytes).collect();
     let keys = lines.first().map_or(0, |line| line.len());
     for (at, line) in lines.iter().enumerate() {

@@ -1,0 +1,45 @@
+//! Files from elsewhere, read within a bound.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use super::CaseError;
+
+/// The content of a regular file of at most `most` bytes. Devices and pipes, which may have no end or no writer, are refused
+/// before they are opened.
+///
+/// # Errors
+/// [`CaseError::NotAFile`], [`CaseError::TooLarge`]; [`CaseError::Io`] for what the system refuses.
+pub fn read_file(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>, CaseError> {
+    let path = path.as_ref();
+    let trouble = |source| CaseError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let of = fs::metadata(path).map_err(trouble)?;
+    if !of.is_file() {
+        return Err(CaseError::NotAFile(path.to_owned()));
+    }
+    let too_large = || CaseError::TooLarge {
+        path: path.to_owned(),
+        most,
+    };
+    let len = usize::try_from(of.len()).map_err(|_| too_large())?;
+    if of.len() > most {
+        return Err(too_large());
+    }
+    let mut content = Vec::new();
+    content
+        .try_reserve_exact(len)
+        .map_err(|_| trouble(io::ErrorKind::OutOfMemory.into()))?;
+    // Files may grow meanwhile, and those of /proc say that they are empty.
+    let file = File::open(path).map_err(trouble)?;
+    file.take(most.saturating_add(1))
+        .read_to_end(&mut content)
+        .map_err(trouble)?;
+    match content.len() as u64 > most {
+        true => Err(too_large()),
+        false => Ok(content),
+    }
+}
