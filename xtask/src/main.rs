@@ -2,6 +2,7 @@
 
 mod bindgen_task;
 mod emu_libs;
+mod features_task;
 mod figures_task;
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
@@ -17,6 +18,7 @@ tasks:
   bindgen [--check]          regenerate ascend-sys/src/{bindings,table}.rs from include/ (needs libclang);
                              with --check write nothing and fail if they differ
   rules [--check]            write the table of the contract's rules to docs/src/rules.md; with --check compare only
+  features [--check]         write the table of features by product and release into README.md; with --check compare only
   figures [--check]          draw the book's figures; with --check compare only
   emu-libs DIR [--release]   build the emulator as a shared library and make DIR a toolkit: CANN's names of
                              libraries in lib64, headers in include
@@ -30,6 +32,8 @@ fn main() -> ExitCode {
         ["bindgen", "--check"] => bindgen_task::check(&root()),
         ["rules"] => rules_task::write(&root()),
         ["rules", "--check"] => rules_task::check(&root()),
+        ["features"] => features_task::write(&root()),
+        ["features", "--check"] => features_task::check(&root()),
         ["figures"] => figures_task::write(&root()),
         ["figures", "--check"] => figures_task::check(&root()),
         ["emu-libs", dir] => emu_libs::lay_out(&root(), Path::new(dir), false),

@@ -5,6 +5,7 @@
 mod corners;
 mod facts;
 mod paged;
+mod portable;
 mod quantised;
 mod recorded;
 mod rules;
