@@ -19,12 +19,12 @@ use std::sync::{Mutex, PoisonError};
 
 use ascend_attention::attention::Arguments;
 use ascend_attention::spec::fia::{Operand, Problem, Rows, Version, Work, rules};
-use ascend_attention::spec::{DType, Format, Refusal, Soc, Target, TensorDesc};
-use ascend_attention::{Error, Runtime, Stream};
+use ascend_attention::spec::{Cann, Format, Refusal, Soc, TensorDesc};
+use ascend_attention::{Error, Machine, Runtime, Stream};
 use ascend_emu::kernel::reference::{Inputs, attention};
 use calls::compare::Written;
 use calls::contents::operands;
-use calls::{Call, Random, dense, paths, quantised};
+use calls::{Call, Random, ascend950, dense, paths, quantised};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use raw::{Guarded, Memory, Prepared, UNSET};
@@ -80,7 +80,7 @@ fn upload(call: &Call, problem: Option<&Problem<'_>>) -> Option<Memory> {
             // A changed call may look up any entry: let it name a block.
             false if operand == Operand::BlockTable && problem.is_none() => Vec::new(),
             // A type of half bytes, or of none: any bytes will do.
-            false if desc.dtype.size().is_none() && desc.dtype != DType::Int4 => Vec::new(),
+            false if !matches!(desc.dtype.bits(), 4 | 8..) => Vec::new(),
             false => call.contents(operand, desc, &mut random),
         };
         contents.resize(bytes, 0);
@@ -215,10 +215,13 @@ fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Er
 /// The whole of one call. `right` calls have to be accepted.
 fn check(stream: &Stream, call: &Call, right: bool, ends: &Ends) -> Failure {
     let described = call.describe();
-    let version = Version::oldest_for(&described);
+    let version = match call.target.soc {
+        Soc::Ascend950 => Version::V5,
+        _ => Version::oldest_for(&described),
+    };
     let live = ascend_emu::live();
     let findings = ascend_emu::findings().len();
-    let verdict = described.check(version, Target::snapshot(Soc::AtlasA2));
+    let verdict = described.check(version, call.target);
     let Some(memory) = upload(call, verdict.as_ref().ok().filter(|_| right)) else {
         prop_assert!(!right);
         return Ok(());
@@ -399,10 +402,38 @@ fn config() -> Config {
 
 /// The stream of a test in strict mode, while no other test runs.
 fn strictly(test: impl FnOnce(&Stream, &Ends)) {
+    strictly_on(&Runtime::emulated().unwrap(), test);
+}
+
+fn strictly_on(runtime: &Runtime, test: impl FnOnce(&Stream, &Ends)) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    let device = Runtime::emulated().unwrap().device(0).unwrap();
+    let device = runtime.device(0).unwrap();
     test(&device.stream().unwrap(), &Ends::default());
+}
+
+/// The first call of those from this seed on that breaks no lint.
+fn clean(draw: fn(u64) -> Call, seed: u64) -> Call {
+    let calls = (0..1000).map(|more| draw(seed.wrapping_add(more)));
+    let is_clean = |call: &Call| {
+        let described = call.describe();
+        let problem = described.check(Version::V5, call.target);
+        problem.is_ok_and(|problem| problem.lint(&[]).is_ok())
+    };
+    let mut calls = calls.filter(is_clean);
+    calls.next().unwrap()
+}
+
+#[test]
+fn calls_that_ascend_950_accepts_are_computed() {
+    let machine = Machine::new(Soc::Ascend950, Cann::V9_1);
+    strictly_on(&Runtime::emulated_as(&machine).unwrap(), |stream, ends| {
+        proptest!(config(), |(seed: u64)| {
+            let call = clean(ascend950::any, seed);
+            check(stream, &call, true, ends).map_err(|error| context(error, &call, ""))?;
+        });
+        assert!(ends.computed.get() >= config().cases as usize);
+    });
 }
 
 #[test]

@@ -338,7 +338,22 @@ impl<'a> Problem<'a> {
     /// operator's additive masking makes it the mean of the values that [`Problem::geometry`] lets it see. Rows that
     /// the geometry leaves without keys are always 0.
     pub fn corrects_blind_rows(&self) -> bool {
-        self.call.inner_precise & 2 != 0
+        self.call.inner_precise & 2 != 0 || (self.target.is_950() && self.corrects_by_itself())
+    }
+
+    /// Whether Ascend 950 corrects them unasked: in latent attention, and in mode 0 with padding or where tokens leave a
+    /// row without keys.
+    fn corrects_by_itself(&self) -> bool {
+        let latent = self.rope_dim > 0 || (self.head_dim, self.value_dim) == (192, 128);
+        let masked = self.mode == SparseMode::DefaultMask && !matches!(self.mask, MaskUse::None);
+        let band = |b| {
+            let geometry = self.geometry(b);
+            let last = geometry.q_len().saturating_sub(1);
+            let blind = |row: u64| geometry.span(row..row + 1).is_empty();
+            geometry.q_len() > 0 && geometry.kv_len() > 0 && (blind(0) || blind(last))
+        };
+        let padded = self.padded.0 || self.padded.1;
+        latent || masked && (padded || (0..self.batch).any(band))
     }
 
     /// Where key and value of sequence `b` lie.

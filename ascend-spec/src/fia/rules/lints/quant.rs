@@ -19,6 +19,9 @@ rules! {
     SCALE_HALF = "quant_scale2.half", Overrun("each element is read as a FLOAT"), V1, "check J18; FusedInferAttentionScore documentation, quantScale2",
         "quantScale2 and quantOffset2 are not FLOAT16",
         "convert quantScale2 and quantOffset2 to FLOAT";
+    NO_KERNEL = "quant.per_tensor_kernel", Lint("the launch fails"), V5, "Ascend 950, full quantisation per tensor" in Scope::ASCEND_950,
+        "an INT8 query comes with rotary parts: of the kernels of 9.1 none is for one without",
+        "use MXFP8, or keep the query in half precision";
     SCALE_SHAPE = "quant_scale2.shape_unchecked", Lint("the elements are counted, and as many are read"), V1, "check J18",
         "quantScale2 and quantOffset2 for each channel have the axes heads and head dimension in this order",
         "shape quantScale2 and quantOffset2 as [N, D]: the operator counts their elements alone";
@@ -51,6 +54,13 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             format_args!("one element, [{}, {}]", p.heads, p.value_dim),
         );
     }
+    lint!(
+        report,
+        p.int8_query.is_none(),
+        NO_KERNEL,
+        "an INT8 query without rotary parts",
+        "FLOAT16, BF16, or FLOAT8_E4M3FN in groups",
+    );
     let inputs = [
         (&call.deq_scale1, "deqScale1", true),
         (&call.quant_scale1, "quantScale1", false),

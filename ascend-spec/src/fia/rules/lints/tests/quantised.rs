@@ -1,8 +1,8 @@
 //! Lints of quantised calls.
 
 use super::{Found, bf16, float, half, int8, of, with};
-use crate::DType;
 use crate::fia::FiaCall;
+use crate::{Cann, DType, Soc, Target};
 
 pub(super) fn quantised(found: &mut Found) {
     let key = [half(&[2, 64, 4, 32])];
@@ -63,6 +63,12 @@ pub(super) fn quantised(found: &mut Found) {
             c.quant_scale1 = Some(of(DType::UInt64, &[1]))
         }),
     );
+    let on_950 = with(&quantised, |c| {
+        c.deq_scale1 = float(&[1]);
+        c.attention_out = Some(bf16(&[2, 16, 4, 32]));
+    });
+    let target = Target::new(Soc::Ascend950, Cann::V9_1);
+    found.breaks_on("quant.per_tensor_kernel", &on_950, target);
 }
 
 pub(super) fn antiquantised(found: &mut Found) {
