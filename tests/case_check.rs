@@ -5,6 +5,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use ascend_attention::case::{Case, CaseTensor, Parameter};
+
 fn check(arguments: &[&str]) -> (i32, String) {
     let Output {
         status,
@@ -264,4 +266,28 @@ fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
         assert_eq!(code, 2, "{text}");
         assert!(text.contains("allowed are"), "{text}");
     }
+}
+
+#[test]
+fn a_block_beyond_the_cache_is_named_as_when_the_case_is_run() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/numeric");
+    let right = root.join("067_paged_decode_bsh_block16.safetensors");
+    let mut case = Case::read(&right).unwrap();
+    let (code, text) = check(&[right.to_str().unwrap()]);
+    assert!(code == 0 && !text.contains("block_table.range"), "{text}");
+    let table = &case.tensors[&Parameter::BlockTable];
+    let mut bytes = table.bytes().to_vec();
+    bytes[..4].copy_from_slice(&(1i32 << 20).to_le_bytes());
+    let table = CaseTensor::new(table.dtype(), table.shape(), bytes).unwrap();
+    case.tensors.insert(Parameter::BlockTable, table);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("beyond.safetensors");
+    case.write(&file).unwrap();
+    let (_, text) = check(&[file.to_str().unwrap()]);
+    assert!(
+        text.contains("accept") && text.contains("lints: block_table.range"),
+        "{text}"
+    );
+    let (_, text) = check(&["--json", file.to_str().unwrap()]);
+    assert!(text.contains("1048576"), "{text}");
 }

@@ -94,6 +94,7 @@ fn one_wrong_number_fails() {
     let mut case = small();
     let expected = case.attention_out.as_mut().unwrap().bytes_mut();
     expected[40..44].copy_from_slice(&7.5f32.to_le_bytes());
+    case.note = "layer 3 of\ta step".to_owned();
     let bad = write(folder.path(), "bad.safetensors", &case);
     let good = vectors("numeric/059_head_dim_16.safetensors");
     let output = emulated(&[&bad, good.to_str().unwrap()]);
@@ -109,6 +110,9 @@ fn one_wrong_number_fails() {
     ] {
         assert!(line.contains(part), "{line}");
     }
+    // What a recorded case says of itself, whatever it is.
+    let line = text(&output.stdout).lines().nth(2).unwrap();
+    assert_eq!(line.trim(), r"note: layer 3 of\ta step");
 }
 
 #[test]

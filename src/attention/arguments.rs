@@ -1,7 +1,7 @@
 //! Every argument of the operator, by name.
 
+use ascend_spec::Cann;
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
-use ascend_spec::{Cann, DType};
 
 use crate::error::{Error, Result};
 use crate::runtime::{Device, Stream};
@@ -10,7 +10,7 @@ use crate::tensor::AnyTensor;
 use super::allowed::Allowed;
 use super::call::OwnedCall;
 use super::inputs::Features;
-use super::places::{GivenPlaces, Reading};
+use super::places::{GivenPlaces, PLACED, Reading, admits_content, is_read};
 use super::plan::{Bindings, Plan, imply_outputs};
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
@@ -142,18 +142,14 @@ impl Arguments {
         let Some(places) = plan.places() else {
             return Ok(copies);
         };
-        for parameter in [
-            Parameter::BlockTable,
-            Parameter::QueryPaddingSize,
-            Parameter::KvPaddingSize,
-        ] {
+        for parameter in PLACED {
             let Some(tensor) = self.get(parameter) else {
                 continue;
             };
-            let Some(dtype) = place_dtype(tensor) else {
+            if !is_read(tensor.dtype(), tensor.shape()) {
                 // Allowing a tensor of another type or shape was unsafe.
                 continue;
-            };
+            }
             if !tensor.is_contiguous() {
                 return Err(Error::invalid(
                     Operand::from(parameter).name(),
@@ -162,22 +158,7 @@ impl Arguments {
                 ));
             }
             let bytes = tensor.download_bytes(stream)?;
-            match dtype {
-                DType::Int32 => {
-                    let columns = tensor.shape().get(1).copied().unwrap_or(0);
-                    let table: Vec<i32> = bytes
-                        .as_chunks()
-                        .0
-                        .iter()
-                        .map(|id| i32::from_le_bytes(*id))
-                        .collect();
-                    places.admits_table(&table, columns)?;
-                }
-                _ => {
-                    let size = bytes.as_chunks().0.first().copied().map(i64::from_le_bytes);
-                    places.admits_padding(parameter.into(), size.unwrap_or(0))?;
-                }
-            }
+            admits_content(places, parameter, (tensor.dtype(), tensor.shape()), &bytes)?;
             let copy = stream.upload_desc(&bytes, *tensor.desc())?;
             copy.freeze();
             copies.push((parameter, copy));
@@ -197,14 +178,6 @@ impl Arguments {
             }
         }
         Ok(())
-    }
-}
-
-/// The element type of a tensor of places; `None` for one that is not as the operator reads it.
-fn place_dtype(tensor: &AnyTensor) -> Option<DType> {
-    match (tensor.dtype(), tensor.shape()) {
-        (DType::Int32, [_, _]) | (DType::Int64, [1]) => Some(tensor.dtype()),
-        _ => None,
     }
 }
 

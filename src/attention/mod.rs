@@ -30,7 +30,7 @@ pub use builder::{FusedInferAttention, InnerPrecise};
 pub use inputs::Inputs;
 pub(crate) use inputs::Launch;
 pub use padding_size::PaddingSize;
-pub(crate) use places::Reading;
+pub(crate) use places::{PLACED, Reading, admits_content};
 pub(crate) use plan::{Bindings, CapturedTable};
 pub use plan::{Output, Plan};
 pub use pse_shift::{Distance, PseShift};

@@ -1,7 +1,9 @@
 //! What the operator is told about a case: descriptors of all tensors, given and computed.
 
-use ascend_spec::fia::FiaCall;
-use ascend_spec::{DType, SparseMode, TensorDesc};
+use ascend_spec::fia::{FiaCall, Problem};
+use ascend_spec::{DType, SparseMode, TensorDesc, Violation};
+
+use crate::attention::{PLACED, admits_content};
 
 use super::{Case, MaskKind};
 
@@ -30,6 +32,26 @@ impl Case {
             out.dtype = dtype;
         }
         description
+    }
+}
+
+impl Case {
+    /// What in the case's block table and sizes of left padding lies outside of the tensors of the call, which the operator
+    /// takes and overruns; a case that has such content is not run.
+    ///
+    /// # Errors
+    /// `block_table.range`, `block_table.row_short` or `padding_size.range`.
+    pub fn check_places(&self, problem: &Problem<'_>) -> Result<(), Violation> {
+        let Some(places) = problem.places() else {
+            return Ok(());
+        };
+        for parameter in PLACED {
+            if let Some(tensor) = self.tensors.get(&parameter) {
+                let of = (tensor.dtype(), tensor.shape());
+                admits_content(&places, parameter, of, tensor.bytes())?;
+            }
+        }
+        Ok(())
     }
 }
 

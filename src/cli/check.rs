@@ -220,7 +220,13 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     let targets = asked.targets(case.soc, &case.accepted);
                     let one = |target| {
                         let expected = case.accepted_on(target);
-                        check(case.id.clone(), expected, &call, case.version, target)
+                        check(
+                            case.id.clone(),
+                            expected,
+                            (&call, None),
+                            case.version,
+                            target,
+                        )
                     };
                     targets.into_iter().map(one).collect()
                 }
@@ -231,7 +237,16 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     // What a case file expects is what the emulator's contract says.
                     let of = |target: Target| (target.cann == Cann::V8_1).then_some(accepted);
                     let targets = asked.targets(None, &[]);
-                    let one = |target| check(case.name.clone(), of(target), &call, None, target);
+                    let one = |target| {
+                        let content = Some(&*case);
+                        check(
+                            case.name.clone(),
+                            of(target),
+                            (&call, content),
+                            None,
+                            target,
+                        )
+                    };
                     targets.into_iter().map(one).collect()
                 }
             };
@@ -295,7 +310,7 @@ fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
 fn check(
     id: String,
     expected: Option<bool>,
-    call: &FiaCall<'_>,
+    (call, content): (&FiaCall<'_>, Option<&Case>),
     version: Option<Version>,
     target: Target,
 ) -> Checked {
@@ -319,7 +334,11 @@ fn check(
         lints: Vec::new(),
     };
     match call.check(version, target) {
-        Ok(problem) => problem.each_lint(&mut |violation| checked.lints.push(violation)),
+        Ok(problem) => {
+            problem.each_lint(&mut |violation| checked.lints.push(violation));
+            let misplaced = content.and_then(|case| case.check_places(&problem).err());
+            checked.lints.extend(misplaced);
+        }
         // The operator takes it; this release alone does not compute it.
         Err(Refusal::Unsupported(unsupported)) => checked.message = Some(unsupported.to_string()),
         Err(Refusal::Violation(violation)) => {

@@ -91,6 +91,7 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
         Err(error) => report.failure = Some(error.to_string()),
         Ok(case) => {
             report.name.clone_from(&case.name);
+            report.note.clone_from(&case.note);
             match case.run(stream) {
                 Err(error @ Error::OtherTarget { .. }) => report.skipped = Some(error.to_string()),
                 Err(error) => report.failure = Some(error.to_string()),

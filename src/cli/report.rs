@@ -19,6 +19,8 @@ pub(super) struct Report {
     pub(super) failure: Option<String>,
     /// Why the case was not run: it is for another device.
     pub(super) skipped: Option<String>,
+    /// What a recorded case says of itself.
+    pub(super) note: String,
     pub(super) elapsed: Duration,
 }
 
@@ -83,6 +85,10 @@ impl Report {
             .collect();
         if !lints.is_empty() {
             line += &format!("  lints: {}", lints.join(", "));
+        }
+        if self.word() == Word::Failed && !self.note.is_empty() {
+            // A file may say anything.
+            line += &format!("\n    note: {}", self.note.escape_debug());
         }
         line
     }

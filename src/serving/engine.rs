@@ -14,6 +14,7 @@ use super::backend::{
 use super::latent::LatentTensors;
 use super::layer_check::{Brought, check_layer};
 use super::metadata::AttentionMetadata;
+use super::ran_layers::RanLayers;
 
 /// The attention of a model: heads, a paged cache, and the ways to compute.
 ///
@@ -80,6 +81,7 @@ impl<T: Element> Attention<T> {
         Ok(Step {
             block_table: self.cache.block_table(stream, metadata.table())?,
             lease: self.cache.pool().begin_step(stream),
+            ran: RanLayers::new(self.cache.shape().layers),
             attention: self,
             stream,
             metadata,
@@ -88,7 +90,8 @@ impl<T: Element> Attention<T> {
     }
 }
 
-/// A step in progress. From [`Attention::begin`]; drop it when the last layer is queued.
+/// A step in progress. From [`Attention::begin`]; drop it when the last layer is queued. A step that ends without some of
+/// its layers, and without an error, is told by a warning (`tracing`): their keys and values are missing from the cache.
 #[derive(Debug)]
 pub struct Step<'a, T: Element> {
     attention: &'a mut Attention<T>,
@@ -97,6 +100,7 @@ pub struct Step<'a, T: Element> {
     block_table: BlockTable,
     lease: StepLease<'a, Stream>,
     planned: Option<Planned<T>>,
+    pub(super) ran: RanLayers,
 }
 
 /// What the first layer of a step has prepared for all.
@@ -220,6 +224,18 @@ impl<T: Element> Step<'_, T> {
     }
 
     fn queue<R>(
+        &mut self,
+        layer: usize,
+        tensors: [&Tensor<T>; 3],
+        learnable_sink: Option<&Tensor<bf16>>,
+        latent: Option<LatentTensors<'_, T>>,
+        run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+    ) -> Result<R> {
+        let outcome = self.queue_layer(layer, tensors, learnable_sink, latent, run);
+        self.ran.note(layer, outcome)
+    }
+
+    fn queue_layer<R>(
         &mut self,
         layer: usize,
         [query, key, value]: [&Tensor<T>; 3],

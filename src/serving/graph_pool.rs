@@ -10,6 +10,7 @@ use crate::runtime::{Device, Stream, Timeline, capturing};
 
 use super::lengths::CallLengths;
 use super::metadata::AttentionMetadata;
+use super::ran_layers::RanLayers;
 
 /// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so that
 /// other work can stand between them. A step is padded to the smallest size that holds it.
@@ -216,11 +217,13 @@ impl<B> GraphPool<B> {
         let updates = updates.map(|(layer, graph)| graph.update().all(lengths(layer)?).map(Some));
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
+        let ran = RanLayers::new(graphs.len());
         Ok(GraphStep {
             buffers,
             graphs,
             updates,
             stream,
+            ran,
         })
     }
 
@@ -286,7 +289,8 @@ impl<B> fmt::Debug for GraphPool<B> {
     }
 }
 
-/// A step whose layers are replayed from graphs. From [`GraphPool::begin`].
+/// A step whose layers are replayed from graphs. From [`GraphPool::begin`]. A warning tells of layers that were left out,
+/// as for [`Step`](super::Step).
 #[must_use = "nothing is computed until the layers are replayed"]
 pub struct GraphStep<'a, B> {
     buffers: &'a B,
@@ -294,6 +298,7 @@ pub struct GraphStep<'a, B> {
     /// Of each layer that was not replayed yet.
     updates: Vec<Option<Update>>,
     stream: &'a Stream,
+    ran: RanLayers,
 }
 
 impl<'a, B> GraphStep<'a, B> {
@@ -309,6 +314,11 @@ impl<'a, B> GraphStep<'a, B> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a layer that there is not, [`Rule::GraphLayer`] for one
     /// that was replayed in this step; as for [`Graph::replay`].
     pub fn replay(&mut self, layer: usize) -> Result<()> {
+        let outcome = self.replay_layer(layer);
+        self.ran.note(layer, outcome)
+    }
+
+    fn replay_layer(&mut self, layer: usize) -> Result<()> {
         let layers = self.graphs.len();
         let own = (self.graphs.get_mut(layer)).zip(self.updates.get_mut(layer));
         let Some((graph, update)) = own else {

@@ -14,6 +14,7 @@ use super::batch::BatchSettings;
 use super::causality::Causality;
 use super::engine::{Attention, Step};
 use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
+use super::ran_layers::RanLayers;
 use super::state::StatePolicy;
 
 /// Layers of a model that see the same keys and share a cache.
@@ -261,9 +262,12 @@ impl<T: Element> GroupedAttention<T> {
         let mut steps = Vec::with_capacity(self.groups.len());
         for (group, metadata) in self.groups.iter_mut().zip(&metadata.groups) {
             same_causality(metadata.settings().causality, group.causality)?;
-            steps.push(group.attention.begin(stream, metadata)?);
+            let mut step = group.attention.begin(stream, metadata)?;
+            step.ran.silence();
+            steps.push(step);
         }
         Ok(GroupedStep {
+            ran: RanLayers::new(self.of_layer.len()),
             steps,
             of_layer: &self.of_layer,
         })
@@ -315,10 +319,12 @@ pub(super) fn same_causality(given: Causality, own: Causality) -> Result<(), Ref
 }
 
 /// A step of a model with several kinds of layers. From [`GroupedAttention::begin`]; drop it when the last layer is queued.
+/// A warning tells of layers that were left out, as for [`Step`].
 #[derive(Debug)]
 pub struct GroupedStep<'a, T: Element> {
     steps: Vec<Step<'a, T>>,
     of_layer: &'a [(usize, usize)],
+    ran: RanLayers,
 }
 
 impl<'a, T: Element> GroupedStep<'a, T> {
@@ -355,8 +361,10 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         value: &Tensor<T>,
         learnable_sink: Option<&Tensor<bf16>>,
     ) -> Result<Output<T>> {
-        let (step, local) = self.of(layer)?;
-        step.forward_with_sink(local, query, key, value, learnable_sink)
+        let outcome = self.of(layer).and_then(|(step, local)| {
+            step.forward_with_sink(local, query, key, value, learnable_sink)
+        });
+        self.ran.note(layer, outcome)
     }
 
     /// The same with an output of the caller: [`Step::forward_into`].
@@ -372,8 +380,10 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         learnable_sink: Option<&Tensor<bf16>>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        let (step, local) = self.of(layer)?;
-        step.forward_into(local, query, key, value, learnable_sink, output)
+        let outcome = self.of(layer).and_then(|(step, local)| {
+            step.forward_into(local, query, key, value, learnable_sink, output)
+        });
+        self.ran.note(layer, outcome)
     }
 
     /// What serves a group, once its first layer has planned it.

@@ -51,6 +51,7 @@ mod mla;
 mod mla_decode;
 mod mla_prefill;
 mod paged_decode;
+mod ran_layers;
 mod range_report;
 mod shared_prefix_decode;
 mod split_kv;

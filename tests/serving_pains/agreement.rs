@@ -1,5 +1,7 @@
 //! What belongs together and was made apart: settings and cache, the layers of a step, sequences and requests.
 
+use std::sync::{Arc, Mutex};
+
 use ascend_attention::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
 use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
@@ -362,4 +364,77 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     let error = step.forward(0, &tokens, &tokens, &tokens).unwrap_err();
     assert!(error.breaks(Rule::BatchBlocks), "{error}");
     assert!(error.to_string().contains("preempt a request"), "{error}");
+}
+
+/// Collects what is logged at the level of warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+struct Message<'a>(&'a mut String);
+
+impl tracing::field::Visit for Message<'_> {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            *self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, of: &tracing::Metadata<'_>) -> bool {
+        *of.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut message = String::new();
+        event.record(&mut Message(&mut message));
+        self.0.lock().unwrap().push(message);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// What a step that runs these of four layers says at its end.
+fn told_without(run: &[usize], fails: bool) -> Vec<String> {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    let of = CacheShape::new(4, 1, DIM);
+    let cache = PagedKvCache::new(stream.device(), 4, 128, of, pad).unwrap();
+    let shape = AttentionShape::new(1, 1, DIM);
+    let mut engine = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+    let settings = BatchSettings::of(engine.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[request(0, 2, &[1])], settings).unwrap();
+    let tokens = rows(&stream, 2);
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let mut step = engine.begin(&stream, &metadata).unwrap();
+        for layer in run {
+            step.forward(*layer, &tokens, &tokens, &tokens).unwrap();
+        }
+        if fails {
+            assert!(step.forward(9, &tokens, &tokens, &tokens).is_err());
+        }
+    });
+    let said = warnings.0.lock().unwrap();
+    said.clone()
+}
+
+#[test]
+fn a_step_that_ends_without_some_layers_is_told() {
+    for (run, missing) in [
+        (&[0, 2, 3][..], "layers 1:"),
+        (&[1], "layers 0, 2 to 3:"),
+        (&[], "layers 0 to 3:"),
+    ] {
+        let said = told_without(run, false);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains(missing), "{said:?}");
+    }
+    assert!(told_without(&[3, 0, 1, 2], false).is_empty());
+    // The caller has got an error.
+    assert!(told_without(&[0], true).is_empty());
 }
