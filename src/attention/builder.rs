@@ -95,8 +95,12 @@ impl FusedInferAttention {
         self
     }
 
-    /// Which keys a query sees (`sparseMode`, `attenMask`, `preTokens`, `nextTokens`). Unset: all. The tensor of the mask
-    /// stays the same for all launches of a plan.
+    /// Which keys a query sees (`sparseMode`, `attenMask`, `preTokens`, `nextTokens`). The tensor of the mask stays the same
+    /// for all launches of a plan.
+    ///
+    /// **Unset: all, also those of later tokens**, as for encoders and for decoding a single token. The prefill of a language
+    /// model needs [`Masks::causal`](crate::mask::Masks::causal): without it the operator computes other numbers, and no rule
+    /// is broken. [`Mask::none`] says that every key is meant.
     pub fn mask(mut self, mask: Mask) -> Self {
         self.mask = mask;
         self

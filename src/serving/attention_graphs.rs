@@ -34,7 +34,7 @@ pub struct GraphLimits {
     sizes: Vec<usize>,
     keys: usize,
     blocks: usize,
-    learnable_sinks: Vec<Tensor<bf16>>,
+    learnable_sinks: Vec<Option<Tensor<bf16>>>,
 }
 
 impl GraphLimits {
@@ -60,11 +60,15 @@ impl GraphLimits {
         self
     }
 
-    /// The same with one more logit for each head, `[N]`, of each layer of the model. Of more layers than
-    /// [`CacheShape::MAX_LAYERS`] only one more is kept: no model has them.
-    pub fn learnable_sinks(mut self, sinks: impl IntoIterator<Item = Tensor<bf16>>) -> Self {
+    /// The same with one more logit for each head, `[N]`, of each layer of the model: a tensor, or none for the layers of a
+    /// group without sinks ([`GroupedAttention`](super::GroupedAttention)). Of more layers than [`CacheShape::MAX_LAYERS`]
+    /// only one more is kept: no model has them.
+    pub fn learnable_sinks<S: Into<Option<Tensor<bf16>>>>(
+        mut self,
+        sinks: impl IntoIterator<Item = S>,
+    ) -> Self {
         let most = CacheShape::MAX_LAYERS.saturating_add(1);
-        self.learnable_sinks = sinks.into_iter().take(most).collect();
+        self.learnable_sinks = sinks.into_iter().take(most).map(Into::into).collect();
         self
     }
 }
@@ -211,6 +215,28 @@ impl<T: Element> AttentionGraphs<T> {
                 format_args!("of all {} layers, or of none", of_layer.len()),
             ));
         }
+        for sink in sinks.iter().flatten() {
+            sink.on("learnable_sinks", stream.context())?;
+        }
+        for kind in 0..kinds.len() {
+            let own = of_layer
+                .iter()
+                .zip(sinks)
+                .filter(|((of, _), _)| *of == kind);
+            let [with, without] = own.fold([0usize; 2], |[with, without], (_, sink)| match sink {
+                Some(_) => [with.saturating_add(1), without],
+                None => [with, without.saturating_add(1)],
+            });
+            if with > 0 && without > 0 {
+                return Err(refused(
+                    Rule::StepLayers,
+                    format_args!("sinks of {with} layers of group {kind}, none of {without}"),
+                    "sinks of all layers of a group, or of none",
+                    "divide the layers into groups with sinks and without",
+                )
+                .into());
+            }
+        }
         // Before the captures, which make nothing.
         let masks = stream.device().masks();
         let masks = kinds.iter().map(|kind| kind.causality.mask(&masks));
@@ -230,7 +256,7 @@ impl<T: Element> AttentionGraphs<T> {
                 let Some((kind, mask, buffers, local)) = known else {
                     return Err(no_layer(layer, of_layer.len()));
                 };
-                let sink = sinks.get(layer);
+                let sink = sinks.get(layer).and_then(Option::as_ref);
                 record(capture, size, (kind, local), mask, sink, buffers, limits)
             },
         )?;

@@ -44,6 +44,9 @@ impl<'a> BatchRequest<'a> {
     /// [`Attention::grow`](super::Attention::grow). More new tokens than the sequence has are refused when the step's
     /// metadata is made.
     ///
+    /// **Grow before every step.** Without it the last `new` tokens are those of the step before, and their keys and values
+    /// are written over: nobody can tell that from computing the same tokens once more, which is allowed.
+    ///
     /// Tokens in front of a window that were given back ([`Sequence::drop_before`]) are left out: `cached` and `row` begin
     /// with the first token that is left, which shows the same keys to a layer with that window, and a layer with a larger
     /// one is refused.

@@ -636,3 +636,65 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         assert_eq!(key(of_second), bf16::from_f32(2.0), "{ending:?}");
     }
 }
+
+#[test]
+fn sinks_of_one_group_are_captured_without_those_of_another() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let sink = stream.upload(&[bf16::from_f32(2.0); HEADS], [HEADS]);
+    let sink = sink.unwrap();
+    // Layers 1 and 4 are of one group.
+    let of = |layer: usize| [1, 4].contains(&layer).then(|| sink.clone());
+    let limits = GraphLimits::new([2], 500).learnable_sinks((0..5).map(of));
+    let mut graphs = model.capture(&stream, &limits).unwrap();
+    let mut sequence = model.sequence();
+    let names: Vec<u64> = (1..=42).collect();
+    for new in [41, 1] {
+        model.grow(&stream, &mut sequence, new).unwrap();
+        let known = &names[..sequence.len()];
+        let tokens = &known[known.len() - new..];
+        let request = GroupedRequest::of(&sequence, new);
+        let mut metadata = model.metadata(&[request], POLICY).unwrap();
+        let mut step = model.begin(&stream, &metadata).unwrap();
+        let mut eager = Vec::new();
+        for layer in 0..5 {
+            let [query, key, value] = tensors(&stream, tokens, layer);
+            let own = of(layer);
+            let output = step.forward_with_sink(layer, &query, &key, &value, own.as_ref());
+            eager.push(output.unwrap().attention.download(&stream).unwrap());
+        }
+        drop(step);
+        if new > 1 {
+            continue;
+        }
+        let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
+        for (layer, eager) in eager.iter().enumerate() {
+            let [query, key, value] = tensors(&stream, tokens, layer);
+            let output = step.forward(layer, &query, &key, &value).unwrap();
+            let rows = output.attention.download(&stream).unwrap();
+            assert_eq!(rows[..eager.len()], eager[..], "layer {layer}");
+        }
+    }
+    let refused = |sinks: Vec<Option<Tensor<bf16>>>| {
+        let limits = GraphLimits::new([2], 500).learnable_sinks(sinks);
+        model.capture(&stream, &limits).map(drop).unwrap_err()
+    };
+    let half = refused(
+        (0..5)
+            .map(|layer| (layer == 4).then(|| sink.clone()))
+            .collect(),
+    );
+    assert!(half.breaks(Rule::StepLayers), "{half}");
+    // Memory of another device is refused before anything is captured.
+    let other = harness::runtime().device(1).unwrap();
+    let far: Tensor<bf16> = Tensor::empty(&other, [HEADS]).unwrap();
+    let far = refused(
+        (0..5)
+            .map(|layer| (layer % 3 == 1).then(|| far.clone()))
+            .collect(),
+    );
+    match far {
+        Error::InvalidArgument { argument, .. } => assert_eq!(argument, "learnable_sinks"),
+        other => panic!("{other}"),
+    }
+}
