@@ -150,6 +150,9 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("{} entries", lengths.len()),
         format_args!("1 or {}", f.batch),
     );
+    if fit(f, lengths) {
+        return Ok(());
+    }
     for b in 0..f.batch() {
         // The prefill path holds one entry for a whole list against its longest tensor.
         let rows = if lengths.len() == 1 && f.prefill() {
@@ -169,6 +172,14 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// Whether all lengths lie within keys that are the same for every sequence; where they are not, or the entries are no
+/// lengths, each is to be looked at.
+pub(in crate::fia) fn fit(f: &Facts<'_>, lengths: &[i64]) -> bool {
+    let alike = !f.kv_list && (f.paged() || !f.packed());
+    let mut used = lengths.iter().take(f.batch());
+    alike && used.all(|len| (0..=f.key_rows).contains(len))
 }
 
 /// An empty array counts as none.

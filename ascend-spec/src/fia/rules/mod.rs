@@ -189,6 +189,10 @@ impl Facts<'_> {
     pub(in crate::fia) fn longest_key(&self) -> i64 {
         match self.call.actual_seq_lengths_kv {
             None | Some([]) => self.key_rows,
+            Some(&[one]) if self.batch > 0 && (self.paged() || !self.packed()) => one,
+            Some(all) if all.len() >= self.batch() && (self.paged() || !self.packed()) => {
+                all.iter().take(self.batch()).copied().max().unwrap_or(0)
+            }
             Some(_) => (0..self.batch()).map(|b| self.kv_len(b)).max().unwrap_or(0),
         }
     }

@@ -39,8 +39,8 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         "a tensor",
         "none",
     );
-    let affines = [p.key_affine, p.value_affine];
-    let mut used = affines.iter().flatten().flat_map(grids);
+    let affines = [&p.key_affine, &p.value_affine];
+    let mut used = affines.into_iter().flatten().flat_map(grids);
     for operand in [
         Operand::AntiquantScale,
         Operand::AntiquantOffset,
@@ -112,10 +112,8 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
 
 /// The tensors of a conversion.
 fn grids(affine: &Affine) -> impl Iterator<Item = Operand> + Clone {
-    [Some(affine.scale), affine.offset]
-        .into_iter()
-        .flatten()
-        .map(|grid| grid.operand)
+    let offset = affine.offset.as_ref().map(|grid| grid.operand);
+    [Some(affine.scale.operand), offset].into_iter().flatten()
 }
 
 fn dtypes(p: &Problem<'_>, merged: bool, report: Report<'_>) {
@@ -125,7 +123,7 @@ fn dtypes(p: &Problem<'_>, merged: bool, report: Report<'_>) {
     } else {
         [call.key_antiquant_mode, call.value_antiquant_mode]
     };
-    for (affine, mode) in [p.key_affine, p.value_affine].iter().zip(modes) {
+    for (affine, mode) in [&p.key_affine, &p.value_affine].into_iter().zip(modes) {
         // Per-channel scales of few prefill rows are BF16 whatever the query is: a rule sees to it.
         let own = matches!(mode, 0 | 2);
         let want = match (own, p.route) {

@@ -39,6 +39,9 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("{} entries", all.len()),
         format_args!("1 or {}", f.batch),
     );
+    if lengths::fit(f, all) {
+        return Ok(());
+    }
     for b in 0..f.batch().min(if all.len() == 1 { 1 } else { usize::MAX }) {
         let rows = if all.len() == 1 {
             f.key_rows
