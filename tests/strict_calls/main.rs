@@ -18,13 +18,15 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use ascend_attention::attention::Arguments;
-use ascend_attention::spec::fia::{Operand, Problem, Rows, Version, Work, rules};
-use ascend_attention::spec::{Cann, Format, Refusal, Soc, TensorDesc};
+use ascend_attention::spec::fia::{Cache, Operand, Problem, Rows, Version, Work, rules};
+use ascend_attention::spec::{
+    Cann, DType, Extents, Format, Layout, Refusal, Soc, Target, TensorDesc,
+};
 use ascend_attention::{Error, Machine, Runtime, Stream};
 use ascend_emu::kernel::reference::{Inputs, attention};
 use calls::compare::Written;
 use calls::contents::operands;
-use calls::{Call, Random, ascend950, dense, paths, quantised};
+use calls::{Call, Random, ascend950, dense, paths, quantised, releases};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use raw::{Guarded, Memory, Prepared, UNSET};
@@ -212,8 +214,20 @@ fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Er
     Some(arguments.plan(stream.device()).map(drop))
 }
 
-/// The whole of one call. `right` calls have to be accepted.
-fn check(stream: &Stream, call: &Call, right: bool, ends: &Ends) -> Failure {
+/// What is known of a call.
+#[derive(Clone, Copy, PartialEq)]
+enum Made {
+    /// It is accepted, and holds to the documents.
+    Clean,
+    /// It is accepted, and stays within its tensors.
+    Taken,
+    /// Nothing.
+    Anyhow,
+}
+
+/// The whole of one call.
+fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
+    let right = made != Made::Anyhow;
     let described = call.describe();
     let version = match call.target.soc {
         Soc::Ascend950 => Version::V5,
@@ -236,14 +250,18 @@ fn check(stream: &Stream, call: &Call, right: bool, ends: &Ends) -> Failure {
                 "the emulation refuses what the contract takes: {}",
                 raw::message()
             );
-            let mut lints = Vec::new();
-            problem.each_lint(&mut |lint| lints.push(lint.rule.id));
-            // Views with gaps are the one thing that a right call has and the documents do not allow.
-            prop_assert!(
-                !right || lints.iter().all(|&lint| lint == "tensor.strided"),
-                "{:?}",
-                lints
-            );
+            let (mut lints, mut bad) = (Vec::new(), Vec::new());
+            problem.each_lint(&mut |lint| {
+                lints.push(lint.rule.id);
+                // Views with gaps are the one thing that a clean call has and the documents do not allow.
+                let fine = match made {
+                    Made::Clean => lint.rule.id == "tensor.strided",
+                    Made::Taken => !lint.rule.overruns,
+                    Made::Anyhow => true,
+                };
+                bad.extend((!fine).then_some(lint.rule.id));
+            });
+            prop_assert!(bad.is_empty(), "{:?}", bad);
             accepted(
                 stream,
                 problem,
@@ -402,13 +420,15 @@ fn config() -> Config {
 
 /// The stream of a test in strict mode, while no other test runs.
 fn strictly(test: impl FnOnce(&Stream, &Ends)) {
-    strictly_on(&Runtime::emulated().unwrap(), test);
+    strictly_on(Target::snapshot(Soc::AtlasA2), test);
 }
 
-fn strictly_on(runtime: &Runtime, test: impl FnOnce(&Stream, &Ends)) {
+/// The same on a machine of another product or release.
+fn strictly_on(target: Target, test: impl FnOnce(&Stream, &Ends)) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    let device = runtime.device(0).unwrap();
+    let machine = Machine::new(target.soc, target.cann);
+    let device = Runtime::emulated_as(&machine).unwrap().device(0).unwrap();
     test(&device.stream().unwrap(), &Ends::default());
 }
 
@@ -426,11 +446,11 @@ fn clean(draw: fn(u64) -> Call, seed: u64) -> Call {
 
 #[test]
 fn calls_that_ascend_950_accepts_are_computed() {
-    let machine = Machine::new(Soc::Ascend950, Cann::V9_1);
-    strictly_on(&Runtime::emulated_as(&machine).unwrap(), |stream, ends| {
+    let target = Target::new(Soc::Ascend950, Cann::V9_1);
+    strictly_on(target, |stream, ends| {
         proptest!(config(), |(seed: u64)| {
             let call = clean(ascend950::any, seed);
-            check(stream, &call, true, ends).map_err(|error| context(error, &call, ""))?;
+            check(stream, &call, Made::Clean, ends).map_err(|error| context(error, &call, ""))?;
         });
         assert!(ends.computed.get() >= config().cases as usize);
     });
@@ -441,11 +461,129 @@ fn calls_that_the_contract_accepts_are_computed() {
     strictly(|stream, ends| {
         proptest!(config(), |(seed: u64)| {
             let call = call(seed);
-            check(stream, &call, true, ends).map_err(|error| context(error, &call, ""))?;
+            check(stream, &call, Made::Clean, ends).map_err(|error| context(error, &call, ""))?;
         });
         let (computed, strided) = (ends.computed.get(), ends.linted.get());
         println!("{computed} computed, {strided} more with strided tensors");
         assert!(computed + strided >= config().cases as usize);
+    });
+}
+
+#[test]
+fn calls_that_each_release_accepts_are_computed() {
+    let cases = config().cases / 8 + 1;
+    let config = || Config { cases, ..config() };
+    for cann in Cann::ALL {
+        let target = Target::new(Soc::AtlasA2, cann);
+        let new = Cell::new(0);
+        strictly_on(target, |stream, ends| {
+            proptest!(config(), |(seed: u64)| {
+                let call = releases::accepted(seed, target);
+                new.set(new.get() + u32::from(releases::is_new(&call)));
+                check(stream, &call, Made::Taken, ends).map_err(|error| context(error, &call, ""))?;
+            });
+        });
+        println!(
+            "{cann}: {cases} computed, of which the snapshot refuses {}",
+            new.get()
+        );
+        let least = if cann > Cann::V8_1 { cases / 3 } else { 0 };
+        assert!(new.get() >= least);
+    }
+}
+
+/// A launch that reads a mask beyond what is allocated.
+fn reads_beyond(stream: &Stream, call: &Call) {
+    let described = call.describe();
+    let problem = described.check(call.version, call.target).unwrap();
+    let mut overruns = false;
+    problem.each_lint(&mut |lint| overruns |= lint.rule.overruns);
+    assert!(overruns, "{call:?}");
+    let memory = upload(call, None).unwrap();
+    let prepared = raw::prepare(call, call.version, &memory);
+    assert_eq!(prepared.status, 0, "{}", raw::message());
+    let (launched, ended) = prepared.run(stream.as_raw());
+    assert!(launched != 0 || ended != 0, "nobody noticed: {call:?}");
+    for operand in [Operand::AttentionOut, Operand::Query] {
+        assert!(memory[&operand].is_untouched(), "{operand:?}");
+    }
+}
+
+#[test]
+fn masks_whose_size_nobody_checks_are_not_read_beyond_their_memory() {
+    let target = Target::new(Soc::AtlasA2, Cann::V9_1);
+    strictly_on(target, |stream, _| {
+        let shrink = |call: &mut Call, shape: &[i64]| {
+            call.plain.atten_mask = Some(calls::desc(DType::Bool, shape));
+            call.contents.retain(|(of, _)| *of != Operand::AttenMask);
+        };
+        let large = |call: &Call, least: i64| {
+            let query = call.plain.query.unwrap().shape;
+            call.plain.query_rope.is_some() && query[call.layout.input().row_axis()] >= least
+        };
+        let tree = |call: &Call, packed: bool| {
+            let reads = call
+                .describe()
+                .check(call.version, target)
+                .unwrap()
+                .mask_bytes();
+            call.plain.sparse_mode == 9
+                && call.layout.is_packed() == packed
+                && reads.is_some_and(|bytes| bytes.end > 400)
+        };
+        for packed in [false, true] {
+            let all = (0..).map(|seed| releases::accepted(seed, target));
+            let mut call = all
+                .filter(|call| large(call, 9))
+                .find(|call| tree(call, packed))
+                .unwrap();
+            shrink(&mut call, &[1]);
+            reads_beyond(stream, &call);
+        }
+        // One row a sequence, a mask of two axes with one row: the second sequence has none.
+        let of = |rows| Extents {
+            batch: 9,
+            heads: 1,
+            rows,
+            dim: 64,
+        };
+        let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1), 3);
+        (call.target, call.version) = (target, Version::V4);
+        call.keys(DType::Float16, of(100), 64);
+        shrink(&mut call, &[1, 100]);
+        reads_beyond(stream, &call);
+    });
+}
+
+#[test]
+fn lengths_beyond_the_block_table_are_found() {
+    let target = Target::new(Soc::AtlasA2, Cann::V9_1);
+    strictly_on(target, |stream, _| {
+        let of = Extents {
+            batch: 1,
+            heads: 4,
+            rows: 2,
+            dim: 80,
+        };
+        let mut call = Call::new(Layout::Tnd, DType::Float16, of, 5);
+        (call.target, call.version) = (target, Version::V4);
+        call.q_lens = Some(vec![1, 2]);
+        call.pages(
+            Cache::BnBsH,
+            DType::Float16,
+            [2, 16, 80, 80],
+            &[20, 30],
+            &mut Random(1),
+        );
+        let columns = call.plain.block_table.unwrap().shape[1];
+        call.kv_lens = Some(vec![20, columns * 16 + 1]);
+        call.plain.inner_precise = 0;
+        reads_beyond(stream, &call);
+        let found = ascend_emu::findings();
+        assert_eq!(
+            found.last().unwrap().kind,
+            ascend_emu::FindingKind::BlockTable
+        );
     });
 }
 
@@ -469,7 +607,7 @@ fn calls_in_the_formats_of_pytorch_are_computed() {
             for kind in [dense::dense, paths::packed, paths::paged, paths::latent] {
                 let mut call = kind(seed);
                 described_by_torch(&mut call);
-                check(stream, &call, true, ends).unwrap();
+                check(stream, &call, Made::Clean, ends).unwrap();
             }
         }
         // Packed, BSH and a paged cache of three axes are among them.
@@ -483,7 +621,7 @@ fn calls_with_one_field_changed_are_answered_alike() {
         proptest!(config(), |(seed: u64, change: u64)| {
             let mut call = call(seed);
             let what = breaking::one_field(&mut call, &mut Random(change));
-            check(stream, &call, false, ends).map_err(|error| context(error, &call, &what))?;
+            check(stream, &call, Made::Anyhow, ends).map_err(|error| context(error, &call, &what))?;
         });
         let (refused, safe) = (ends.refused.get(), ends.safe.get());
         println!(
@@ -513,7 +651,7 @@ fn calls_that_this_release_does_not_compute_are_refused_by_type() {
         let prefix = TensorDesc::packed(call.key[0].dtype, call.key[0].shape.with(0, 1));
         call.plain.key_shared_prefix = Some(prefix);
         call.plain.value_shared_prefix = Some(prefix);
-        check(stream, &call, false, ends).unwrap();
+        check(stream, &call, Made::Anyhow, ends).unwrap();
         assert_eq!(ends.unsupported.get(), 1);
     });
 }

@@ -31,10 +31,19 @@ const LATENT: [Layout; 8] = [
 
 /// The first call from `seed` on that `target` takes, that has something to compute and that reads its tensors alone.
 pub fn accepted(seed: u64, target: Target) -> Call {
-    (0..10_000)
-        .map(|more| drawn(seed.wrapping_add(more), target))
-        .find(sound)
-        .unwrap()
+    let mut all = (0..10_000).map(|more| drawn(seed.wrapping_add(more), target));
+    let mut call = all.find(sound).unwrap();
+    let size = SparseMode::COMPRESSED_MASK_SIZE as usize;
+    let compressed = (2..=4).contains(&call.plain.sparse_mode);
+    if compressed && call.plain.atten_mask.is_some() {
+        // A single row reads the triangle element by element.
+        let mut bytes = vec![0; size * size];
+        for (i, row) in bytes.chunks_mut(size).enumerate() {
+            row[i + 1..].fill(1);
+        }
+        call.contents.push((Operand::AttenMask, bytes));
+    }
+    call
 }
 
 /// Whether the contract takes a call, and none of its lints says that the device may leave the tensors.
@@ -402,11 +411,6 @@ fn mask(
     let given = desc(dtype, shape);
     call.plain.atten_mask = Some(given);
     if (2..=4).contains(&mode) {
-        // What a single row reads of it is the triangle.
-        let count = size * size;
-        let hides = |at: i64| SparseMode::compressed_mask_hides(at / size, at % size);
-        let bytes = (0..count).map(|at| u8::from(hides(at))).collect();
-        call.contents.push((Operand::AttenMask, bytes));
         return;
     }
     let most = pick(random, &[1, 2, 4, 20]);

@@ -3,7 +3,9 @@
 use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
 use super::rules::ascend950::Kind;
 use super::rules::{Facts, output, padding, prefix, pse};
-use super::{Affine, Cache, MaskUse, Operand, Problem, Route, Slopes, Work, mxfp8, quantisation};
+use super::{
+    Affine, Cache, Checker, MaskUse, Operand, Problem, Route, Slopes, Work, mxfp8, quantisation,
+};
 use crate::{Axes, DType, SparseMode, TensorDesc, Unsupported, View};
 
 /// What is to be done, with the mode in force and the use of the mask.
@@ -24,14 +26,18 @@ pub(super) fn resolve<'a>(
     let size = |value: i64| usize::try_from(value).unwrap_or(0);
     let value_dim = output::value_dim(f);
     let attend = work == Work::Attend;
-    let out = TensorDesc::packed(
-        f.out.dtype,
-        f.layout.out_shape(output::expected(f.q, value_dim)),
-    );
-    let out = if f.out.shape == out.shape {
-        f.out
-    } else {
-        &out
+    let shape = f.layout.out_shape(output::expected(f.q, value_dim));
+    let out = match f.out.shape == shape {
+        true => *f.out,
+        false => TensorDesc::packed(f.out.dtype, shape),
+    };
+    let out = match f.checker {
+        // It has not looked at the output's dtype, and writes the query's.
+        Checker::SplitFuse => TensorDesc {
+            dtype: f.query.dtype,
+            ..out
+        },
+        _ => out,
     };
     let lse = output::written_lse(call).map(|lse| {
         let packed = TensorDesc::packed(DType::Float, f.layout.lse_shape(f.q));
@@ -61,7 +67,7 @@ pub(super) fn resolve<'a>(
         mask,
         query: rows(f.layout.input(), f.query, f.q.dim),
         query_rope: None,
-        out: rows(f.layout.output(), out, value_dim),
+        out: rows(f.layout.output(), &out, value_dim),
         lse,
         pse: None,
         slopes: None,
@@ -172,7 +178,13 @@ pub(super) fn resolve<'a>(
 
 /// What the contract of newer releases and products takes and no kernel computes yet.
 fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Unsupported> {
-    if work == Work::Attend && f.out.dtype == DType::Int8 && f.call.quant_scale2.is_none() {
+    let int8 = work == Work::Attend && f.out.dtype == DType::Int8;
+    if int8 && f.checker == Checker::SplitFuse {
+        return Err(Unsupported {
+            feature: "an INT8 output of the split-fuse path, whose numbers mean nothing",
+        });
+    }
+    if int8 && f.call.quant_scale2.is_none() {
         return Err(Unsupported {
             feature: "an INT8 output without quantScale2, whose numbers mean nothing",
         });

@@ -50,9 +50,12 @@ rules! {
     BIAS_TYPE = "pse_type.ignored", Lint("only an attribute is ignored"), V5, "pseType" in Scope::A2_A3.since(V9_0).until(V9_0),
         "pseType is 0",
         "pass 0 with a bias tensor: 9.0 ignores the type on these products";
-    LIST_BATCH = "key.list_batch_unchecked", Overrun("each tensor is read as the keys of one sequence"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
+    LIST_BATCH = "key.list_batch_unchecked", Lint("the first entry of each tensor alone is read"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
         "each tensor of a list has batch 1",
         "give each sequence a tensor of its own";
+    LIST_EMPTY = "key.list_batch_empty", Overrun("the first entry of each tensor is read, also where there is none"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
+        "no tensor of a list has batch 0",
+        "give a sequence without keys the length 0";
     BIAS_ROW = "pse_shift.one_row", Lint("one row is read for all"), V5, "Ascend 950, pseShift" in Scope::ASCEND_950,
         "a position bias has a row for each query row",
         "expand the bias to every query row";
@@ -94,10 +97,15 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         "none of them",
     );
     lint!(report, call.pse_type == 0, BIAS_TYPE, call.pse_type, 0);
+    let all = || call.key.iter().chain(call.value);
     if p.kv_list
-        && let Some(key) = call.key.iter().find(|key| key.shape.first() != Some(&1))
+        && let Some(key) = all().find(|desc| desc.shape.first() != Some(&1))
     {
-        lint!(report, false, LIST_BATCH, key.shape, "batch 1");
+        let none = all().find(|desc| desc.shape.first() == Some(&0));
+        match none {
+            Some(none) => lint!(report, false, LIST_EMPTY, none.shape, "batch 1"),
+            None => lint!(report, false, LIST_BATCH, key.shape, "batch 1"),
+        }
     }
     lint!(
         report,
@@ -224,14 +232,15 @@ fn split_fused(p: &Problem<'_>, report: Report<'_>) {
         (None, &[_, heads, _]) | (Some(_), &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
         _ => None,
     };
+    let out = call.attention_out.map(|out| out.dtype);
     let heads = i64::try_from(p.kv_heads).unwrap_or(i64::MAX);
     let own = call.key.first().and_then(axis).unwrap_or(heads);
     lint!(report, own == heads, KV_HEADS, heads, own);
     lint!(
         report,
-        p.out_dtype() == p.query.dtype,
+        out.is_none_or(|out| out == p.query.dtype),
         OUT_DTYPE,
-        p.out_dtype(),
+        out.unwrap_or(p.query.dtype),
         p.query.dtype,
     );
     let ignored = [

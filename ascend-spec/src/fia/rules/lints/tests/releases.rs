@@ -100,6 +100,12 @@ pub(super) fn unified(found: &mut Found) {
         &with(&single, |c| c.atten_mask = mask(&[1, 64])),
         A2,
     );
+    let hollow = [key[0], bf16(&[0, 64, 4, 64])];
+    found.breaks_on(
+        "key.list_batch_empty",
+        &with(&single, |c| (c.key, c.value) = (&hollow, &hollow)),
+        A2,
+    );
     let padded = with(&single, |c| {
         c.query = Some(bf16(&[2, 3, 4, 64]));
         c.attention_out = Some(bf16(&[2, 3, 4, 64]));
