@@ -1,9 +1,9 @@
 //! Calls with quantised tensors.
 
-use super::paths::{CACHES, HALVES, HEADS, length, pick};
+use super::paths::{CACHES, HALVES, HEADS, ends, length, pick};
 use super::{Call, Random, desc};
-use ascend_spec::fia::Cache;
-use ascend_spec::{DType, Extents, Layout, SparseMode};
+use ascend_spec::fia::{Cache, Version};
+use ascend_spec::{Cann, DType, Extents, Layout, Soc, SparseMode, Target};
 
 /// INT8 keys in an NZ cache, one query row or several.
 pub fn nz(seed: u64) -> Call {
@@ -46,6 +46,36 @@ pub fn nz(seed: u64) -> Call {
     call.plain.key_antiquant_scale = Some(scale);
     call.plain.value_antiquant_scale = Some(scale);
     if several {
+        call.masked(SparseMode::RightDownCausal);
+    }
+    call
+}
+
+/// The same for packed rows, which 9.0 and later take, with scales of channels alone.
+pub fn packed_nz(seed: u64) -> Call {
+    let random = &mut Random(seed);
+    let batch = 1 + random.below(3);
+    let most = pick(random, &[1, 16]);
+    let q_lens: Vec<i64> = (0..batch).map(|_| 1 + random.below(most) as i64).collect();
+    let of = Extents {
+        batch: 1,
+        heads: 10,
+        rows: q_lens.iter().sum(),
+        dim: 128,
+    };
+    let mut call = Call::new(Layout::Tnd, DType::Bf16, of, seed);
+    let cann = pick(random, &[Cann::V9_0, Cann::V9_1]);
+    (call.target, call.version) = (Target::new(Soc::AtlasA2, cann), Version::V4);
+    let lens: Vec<i64> = q_lens.iter().map(|&rows| length(random, rows)).collect();
+    call.q_lens = Some(ends(&q_lens));
+    let block_size = pick(random, &[128, 512]);
+    let sizes = [1, block_size, 128, 128];
+    call.pages(Cache::Nz, DType::Int8, sizes, &lens, random);
+    call.plain.inner_precise = 1;
+    let scale = desc(DType::Bf16, &[1, 128]);
+    call.plain.key_antiquant_scale = Some(scale);
+    call.plain.value_antiquant_scale = Some(scale);
+    if most > 1 || random.below(2) == 0 {
         call.masked(SparseMode::RightDownCausal);
     }
     call

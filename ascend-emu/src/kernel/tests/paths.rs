@@ -96,6 +96,7 @@ proptest! {
     #[test]
     fn quantised_nz_caches_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&quantised::nz(seed), level, single)?;
+        agree(&quantised::packed_nz(seed), level, single)?;
     }
 
     #[test]
