@@ -97,7 +97,8 @@
 //! | `ASCEND_OPP_PATH` | the folder of operator packages, whose vendors' libraries are looked into first |
 //! | `ASCEND_RECORD` | a folder for calls that are refused or fail: [`case::RECORD_VARIABLE`] |
 //! | `ASCEND_EMU_CHECK` | `strict` makes errors of what the emulation finds, races among them; `compat` (default) warns where hardware goes on |
-//! | `ASCEND_EMU_*` | the emulated machine; see the crate `ascend-emu` |
+//! | `ASCEND_EMU_SOC`, `ASCEND_EMU_CANN` | the emulated chip (`Ascend910B3`) and its CANN release (`9.1`); [`Runtime::emulated_as`] chooses others |
+//! | `ASCEND_EMU_*` | the rest of the emulated machine; see the crate `ascend-emu` |
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -127,7 +128,8 @@ pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
 pub use runtime::{
-    BACKEND_VARIABLE, Backend, Device, Event, Machine, MemoryInfo, Runtime, Stream, Version,
+    BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Runtime, Stream,
+    Version, VersionSource, file_version, toolkit_version,
 };
 pub use status::{AclStatus, AclnnStatus};
 pub use tensor::{AnyTensor, Tensor};

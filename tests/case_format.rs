@@ -10,8 +10,8 @@ use ascend_attention::DType;
 use ascend_attention::case::{
     Attributes, Case, CaseError, CaseTensor, Expect, MaskKind, Parameter, Tolerance,
 };
-use ascend_attention::spec::Cann;
 use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::{Cann, Refusal, Release, Soc, Target};
 use case_files::{BASE, TENSORS, file, full, raw, tensor};
 
 fn vectors() -> Vec<PathBuf> {
@@ -213,6 +213,50 @@ fn cases_of_all_targets_survive_a_round_trip() {
             assert_eq!(again, case, "{}", path.display());
         }
     }
+}
+
+#[test]
+fn verdicts_by_release_are_those_of_the_operators_checks() {
+    let Some(root) = std::env::var_os("ASCEND_VECTORS") else {
+        println!("ASCEND_VECTORS is not set: nothing to judge");
+        return;
+    };
+    let folder = Path::new(&root).join("targets");
+    let verdicts = fs::read_to_string(folder.join("verdicts.json")).unwrap();
+    let verdicts: std::collections::BTreeMap<String, std::collections::BTreeMap<String, String>> =
+        serde_json::from_str(&verdicts).unwrap();
+    let (mut judged, mut wrong) = (0, Vec::new());
+    for (file, releases) in &verdicts {
+        let case = Case::read(folder.join(file)).unwrap();
+        let soc = Soc::from_name(case.soc_name.as_deref().unwrap()).unwrap();
+        let description = case.describe();
+        let call = description.call(&case);
+        for (release, expected) in releases {
+            let Some(Release::Known(cann)) = Cann::of_version(release) else {
+                panic!("{file}: {release}");
+            };
+            let checked = call.check(case.op_version.unwrap(), Target::new(soc, cann));
+            let verdict = match &checked {
+                Ok(_) => "accept",
+                Err(Refusal::Violation(_)) => "reject",
+                Err(Refusal::Unsupported(_)) => "unsupported",
+            };
+            judged += 1;
+            if verdict != expected {
+                wrong.push(format!(
+                    "{file} on {cann}: {:?}, not {expected}",
+                    checked.err()
+                ));
+            }
+        }
+    }
+    assert!(judged > 250, "{judged}");
+    assert!(
+        wrong.is_empty(),
+        "{} of {judged}:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 #[test]

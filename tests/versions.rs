@@ -169,14 +169,14 @@ fn a_sink_on_an_older_cann_names_what_it_needs() {
             error,
             Error::OperatorVersion {
                 needed: "aclnnFusedInferAttentionScoreV4",
-                since: "8.3",
+                since: "8.5",
                 ..
             }
         ),
         "{error:?}"
     );
     let text = error.to_string();
-    for part in ["V4", "learnable sinks", "libopapi.so", "CANN 8.3"] {
+    for part in ["V4", "learnable sinks", "libopapi.so", "CANN 8.5"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     still_works(&stream);
@@ -242,29 +242,34 @@ fn child_plans_learnable_sinks() {
 
 #[test]
 fn an_older_release_can_be_emulated() {
-    let run = |newest: &str| {
+    let run = |variable: &str, value: &str| {
         let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "child_plans_learnable_sinks", "--nocapture"])
             .env("ASCEND_TEST_CHILD", "1")
             .env(BACKEND_VARIABLE, "emulated")
-            .env("ASCEND_EMU_OPERATOR", newest)
+            .env(variable, value)
             .output()
             .unwrap();
         assert!(child.status.success(), "{child:?}");
         String::from_utf8(child.stdout).unwrap()
     };
     let plain = "plain by aclnnFusedInferAttentionScore\n";
-    let old = run("V3");
-    assert!(
-        old.contains("no sinks: ") && old.contains("aclnnFusedInferAttentionScoreV4"),
-        "{old}"
-    );
-    assert!(old.contains(plain), "{old}");
-    let new = run("V4");
-    assert!(
-        new.contains("sinks by aclnnFusedInferAttentionScoreV4\n") && new.contains(plain),
-        "{new}"
-    );
+    for (variable, value) in [("ASCEND_EMU_OPERATOR", "V3"), ("ASCEND_EMU_CANN", "8.1")] {
+        let old = run(variable, value);
+        assert!(
+            old.contains("no sinks: ") && old.contains("aclnnFusedInferAttentionScoreV4"),
+            "{old}"
+        );
+        assert!(old.contains("install CANN 8.5 or newer"), "{old}");
+        assert!(old.contains(plain), "{old}");
+    }
+    for (variable, value) in [("ASCEND_EMU_OPERATOR", "V4"), ("ASCEND_EMU_CANN", "8.5")] {
+        let new = run(variable, value);
+        assert!(
+            new.contains("sinks by aclnnFusedInferAttentionScoreV4\n") && new.contains(plain),
+            "{new}"
+        );
+    }
 }
 
 #[test]

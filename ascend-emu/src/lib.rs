@@ -29,8 +29,8 @@
 //! | variable | values | default |
 //! |---|---|---|
 //! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ... | `Ascend910B3` |
-//! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | `8.1` |
-//! | `ASCEND_EMU_OPERATOR` | the newest version of the attention operator, as older releases have: `V1` to `V5`; newer ones are missing | `V5` |
+//! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | `9.1` |
+//! | `ASCEND_EMU_OPERATOR` | the newest version of the attention operator, `V1` to `V5`; newer ones are missing | that of the release |
 //! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
 //! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
 //! | `ASCEND_EMU_MEMORY` | bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`) | what the reserved addresses hold, 64 GiB at most |
@@ -56,6 +56,7 @@
 //! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row becomes NaN | device fault, nothing is written |
 //! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
 //! | [`StalledReplay`](FindingKind::StalledReplay) | goes on waiting | error after a second, with the code of a timeout |
+//! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process | error of the call |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
 //!
 //! In `compat` each kind at each place is told on stderr once. A race is found from what was queued and waited for,

@@ -35,14 +35,14 @@ impl Default for Machine {
         Machine {
             soc_name: c"Ascend910B3".to_owned(),
             target: Target::new(Soc::AtlasA2, Self::DEFAULT_CANN),
-            operator: Version::V5,
+            operator: Version::newest_of(Self::DEFAULT_CANN),
         }
     }
 }
 
 impl Machine {
     /// The release where none is chosen.
-    pub const DEFAULT_CANN: Cann = Cann::V8_1;
+    pub const DEFAULT_CANN: Cann = Cann::NEWEST;
 
     /// A chip by its name, such as `Ascend910B3`, with a release; `None` if the name is of no known product.
     pub fn new(soc_name: &str, cann: Cann) -> Option<Self> {
@@ -51,12 +51,13 @@ impl Machine {
         Some(Machine {
             soc_name: CString::new(soc_name).ok()?,
             target,
-            operator: Version::V5,
+            operator: Version::newest_of(cann),
         })
     }
 
     pub(crate) fn with_cann(mut self, cann: Cann) -> Self {
         self.target.cann = cann;
+        self.operator = Version::newest_of(cann);
         self
     }
 
@@ -166,7 +167,6 @@ mod tests {
     #[test]
     fn older_machines_lack_newer_versions() {
         let machine = Machine::new("Ascend910B3", Cann::V8_1).unwrap();
-        let machine = machine.operator(Version::V3);
         for (function, there) in [
             ("aclInit", true),
             ("aclnnFusedInferAttentionScore", true),
@@ -179,5 +179,12 @@ mod tests {
         }
         let refusal = machine.admits(Version::V4).unwrap_err().message;
         assert!(refusal.contains("up to V3"), "{refusal}");
+
+        let newest = |cann| Machine::new("Ascend910B3", cann).unwrap().newest_operator();
+        let newest = Cann::ALL.map(newest);
+        assert_eq!(newest, [Version::V3, Version::V4, Version::V5, Version::V5]);
+        // The headers of a development snapshot are newer than those of the release that it stands for.
+        let snapshot = machine.operator(Version::V4);
+        assert!(snapshot.exports("aclnnFusedInferAttentionScoreV4"));
     }
 }

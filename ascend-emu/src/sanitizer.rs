@@ -36,6 +36,8 @@ pub enum FindingKind {
     StalledReplay,
     /// A device was reset while memory on it was still allocated.
     Leak,
+    /// A call with which the operator divides by zero on the host.
+    HostCrash,
 }
 
 impl FindingKind {
@@ -54,6 +56,7 @@ impl FindingKind {
             FindingKind::UnrecordedEvent => "event never recorded",
             FindingKind::StalledReplay => "replay that waits for ever",
             FindingKind::Leak => "memory leaked",
+            FindingKind::HostCrash => "end of the process on x86 hosts",
         }
     }
 }

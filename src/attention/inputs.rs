@@ -128,7 +128,7 @@ impl<'a> Inputs<'a> {
     /// One more logit for each head, in the maximum and the denominator of the softmax but without a value
     /// (`learnableSink`): BF16 `[N]`.
     ///
-    /// Since V4 of the operator, CANN 8.3. With the layouts TND and NTD_TND.
+    /// Since V4 of the operator, CANN 8.5. With the layouts TND and NTD_TND.
     pub fn learnable_sink<T: Element>(mut self, sink: &'a Tensor<T>) -> Self {
         self.learnable_sink = Some(sink);
         self

@@ -7,6 +7,16 @@ use crate::error::{Error, Result};
 use crate::runtime::{Backend, Machine, Runtime, Stream};
 
 impl Case {
+    /// What the case is for; where it names no product or no release, those of `otherwise`. A chip of no known family
+    /// counts as none.
+    pub fn target(&self, otherwise: Target) -> Target {
+        let soc = self.soc_name.as_deref().and_then(Soc::from_name);
+        Target::new(
+            soc.unwrap_or(otherwise.soc),
+            self.cann.unwrap_or(otherwise.cann),
+        )
+    }
+
     /// A stream of an emulated machine that the case is for; `None` if the given one is of such a device already.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use ascend_attention::{Error, Runtime};
+use ascend_attention::{Error, Installed, Runtime};
 use ascend_spec::fia::Version;
 use ascend_sys::{Attempt, Origin};
 use serde_json::{Value, json};
@@ -54,6 +54,8 @@ struct Platform {
     devices: Result<usize, Error>,
     /// Name of the chip of device 0.
     soc: Result<String, Error>,
+    /// The release whose contract calls are checked by, and why.
+    contract: Installed,
     /// Versions of the operator whose two functions are there.
     operator: Vec<Version>,
 }
@@ -75,6 +77,7 @@ impl Platform {
             acl_version: runtime.version().map(|version| version.to_string()),
             devices,
             soc,
+            contract: runtime.installed().clone(),
             operator: Version::ALL.into_iter().filter(has).collect(),
         }
     }
@@ -97,6 +100,7 @@ impl Platform {
         lines.push(format!("  ACL version {}", shown(&self.acl_version)));
         lines.push(format!("  devices     {}", shown(&self.devices)));
         lines.push(format!("  chip        {}", shown(&self.soc)));
+        lines.push(format!("  contract    {}", self.contract));
         lines.push(format!(
             "  aclnnFusedInferAttentionScore versions {}",
             self.operator()
@@ -109,6 +113,11 @@ impl Platform {
             "acl_version": result(&self.acl_version),
             "devices": result(&self.devices),
             "soc": result(&self.soc),
+            "contract": {
+                "cann": self.contract.release.cann().name(),
+                "installed": self.contract.version,
+                "reason": self.contract.to_string(),
+            },
             "operator_versions": self.operator.iter().map(Version::to_string).collect::<Vec<_>>(),
         })
     }

@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ascend_attention::case;
+use ascend_attention::{file_version, toolkit_version};
 
 /// The variables that decide what is found and used.
 const VARIABLES: [&str; 7] = [
@@ -40,16 +40,13 @@ pub(super) struct Folder {
     pub(super) version: Option<(String, PathBuf)>,
 }
 
-/// Most bytes of a file that states a version.
-const MOST_BYTES: u64 = 1 << 20;
-
 impl Folder {
-    fn new(path: PathBuf, source: &'static str, files: &[&str]) -> Self {
-        let version = files.iter().find_map(|file| {
-            let file = path.join(file);
-            let text = case::read_file(&file, MOST_BYTES).ok()?;
-            Some((version_in(&String::from_utf8_lossy(&text))?, file))
-        });
+    fn new(
+        path: PathBuf,
+        source: &'static str,
+        version: impl FnOnce(&Path) -> Option<(String, PathBuf)>,
+    ) -> Self {
+        let version = version(&path);
         Self {
             exists: path.is_dir(),
             path,
@@ -61,14 +58,6 @@ impl Folder {
 
 /// Folders where the toolkit may be: those that variables name, then the usual ones.
 pub(super) fn toolkits() -> Vec<Folder> {
-    let info = format!("{}-linux/ascend_toolkit_install.info", env::consts::ARCH);
-    let files = [
-        info.as_str(),
-        "version.cfg",
-        "compiler/version.info",
-        "runtime/version.info",
-        "opp/version.info",
-    ];
     let mut places: Vec<(PathBuf, &'static str)> = Vec::new();
     for name in ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"] {
         if let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) {
@@ -84,19 +73,16 @@ pub(super) fn toolkits() -> Vec<Folder> {
     }
     places
         .into_iter()
-        .map(|(path, source)| Folder::new(path, source, &files))
+        .map(|(path, source)| Folder::new(path, source, toolkit_version))
         .collect()
 }
 
 /// The folder of the driver.
 pub(super) fn driver() -> Folder {
+    let version = |folder: &Path| file_version(&folder.join("version.info"));
     match env::var_os("ASCEND_DRIVER_PATH").filter(|value| !value.is_empty()) {
-        Some(path) => Folder::new(path.into(), "ASCEND_DRIVER_PATH", &["version.info"]),
-        None => Folder::new(
-            "/usr/local/Ascend/driver".into(),
-            "usual place",
-            &["version.info"],
-        ),
+        Some(path) => Folder::new(path.into(), "ASCEND_DRIVER_PATH", version),
+        None => Folder::new("/usr/local/Ascend/driver".into(), "usual place", version),
     }
 }
 
@@ -113,48 +99,4 @@ pub(super) fn device_files() -> Vec<String> {
         .collect();
     files.sort();
     files.into_iter().map(|(_, file)| file).collect()
-}
-
-/// The version that a version file of CANN states: the first line `version=...` in any case, or, in a `version.cfg`,
-/// the last of `..._running_version=[...:8.1.RC1]`.
-fn version_in(text: &str) -> Option<String> {
-    let entries = || {
-        text.lines()
-            .filter_map(|line| line.split_once('='))
-            .map(|(key, value)| (key.trim(), value.trim()))
-    };
-    let plain = entries().find(|(key, _)| key.eq_ignore_ascii_case("version"));
-    let running = || entries().find(|(key, _)| key.ends_with("running_version"));
-    let (_, value) = plain.or_else(running)?;
-    let value = value.trim_matches(['[', ']', '"']);
-    let value = value.rsplit(':').next().unwrap_or(value);
-    (!value.is_empty()).then(|| value.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::version_in;
-
-    #[test]
-    fn versions_are_found_in_the_files_that_installers_write() {
-        for (text, version) in [
-            (
-                "package_name=Ascend-cann-toolkit\nversion=8.1.RC1\narch=aarch64\n",
-                Some("8.1.RC1"),
-            ),
-            (
-                "Version=24.1.rc2\nascendhal_version=7.35\n",
-                Some("24.1.rc2"),
-            ),
-            (
-                "# version: 1.0\nruntime_running_version=[7.7.0.1:8.1.RC1]\nruntime_upgrade_version=[x:y]\n",
-                Some("8.1.RC1"),
-            ),
-            ("version=\n", None),
-            ("no entry at all", None),
-            ("", None),
-        ] {
-            assert_eq!(version_in(text).as_deref(), version, "{text:?}");
-        }
-    }
 }

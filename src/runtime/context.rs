@@ -5,13 +5,12 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::{Release, Soc, Target};
+use ascend_spec::{Soc, Target};
 use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Error, Result, acl};
 use crate::runtime::Runtime;
 use crate::runtime::deferred_free::{DeferredFrees, Resource};
-use crate::runtime::release;
 use crate::runtime::timeline::Uses;
 
 /// One use of a device. The last holder of it resets the device.
@@ -21,7 +20,6 @@ pub(crate) struct Context {
     raw: sys::aclrtContext,
     soc_name: String,
     soc: Option<Soc>,
-    release: Release,
     deferred: DeferredFrees,
 }
 
@@ -43,7 +41,6 @@ impl Context {
                 raw,
                 soc: Soc::from_name(&soc_name),
                 soc_name,
-                release: release::of(api),
                 deferred: DeferredFrees::default(),
                 runtime,
             }),
@@ -103,7 +100,10 @@ impl Context {
 
     /// What the operators' rules hold for.
     pub(crate) fn target(&self) -> Result<Target> {
-        Ok(Target::new(self.soc()?, self.release.cann()))
+        Ok(Target::new(
+            self.soc()?,
+            self.runtime.installed().release.cann(),
+        ))
     }
 
     /// Whether two handles are of one device of one runtime and may meet in one call.

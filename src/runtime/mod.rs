@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::env;
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use ascend_sys::{Api, Origin, bindings as sys};
 
@@ -25,6 +25,7 @@ use device::Shared;
 pub use device::{Device, MemoryInfo};
 pub use event::Event;
 pub use machine::Machine;
+pub use release::{Installed, VersionSource, file_version, toolkit_version};
 pub use stream::Stream;
 pub(crate) use timeline::{Timeline, Uses};
 
@@ -98,6 +99,7 @@ struct Inner {
     api: Arc<Api>,
     backend: Backend,
     devices: Mutex<HashMap<i32, Known>>,
+    installed: OnceLock<Installed>,
 }
 
 /// A device that is, or was, in use.
@@ -260,6 +262,7 @@ impl Runtime {
             api,
             backend,
             devices: Mutex::default(),
+            installed: OnceLock::new(),
         })))
     }
 
@@ -323,6 +326,19 @@ impl Runtime {
             major,
             minor,
             patch,
+        })
+    }
+
+    /// The release of CANN that calls are checked for, and why. Where no contract is known for what is installed, the
+    /// nearest stands in, which is logged once as a warning.
+    #[doc(alias = "aclsysGetCANNVersion")]
+    pub fn installed(&self) -> &Installed {
+        self.0.installed.get_or_init(|| {
+            let installed = Installed::of(self.api());
+            if !installed.is_known() {
+                tracing::warn!("calls are checked for {installed}");
+            }
+            installed
         })
     }
 

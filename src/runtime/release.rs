@@ -1,9 +1,100 @@
-//! Which release of CANN a runtime is of.
+//! Which release of CANN a runtime is of, and how that is known.
 
+use std::env;
 use std::ffi::CStr;
+use std::fmt;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use ascend_spec::{Cann, Release};
-use ascend_sys::{Api, bindings as sys};
+use ascend_sys::{Api, Origin, bindings as sys};
+
+/// The release of CANN that calls are checked for, and why it is this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Installed {
+    /// The contract that applies.
+    pub release: Release,
+    /// The version that CANN states, if it states one.
+    pub version: Option<String>,
+    /// Where it stands.
+    pub source: VersionSource,
+}
+
+/// Where the version of CANN stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VersionSource {
+    /// `aclsysGetCANNVersion` says it.
+    Call,
+    /// A file of the toolkit says it.
+    File(PathBuf),
+    /// Nothing does.
+    Nothing,
+}
+
+impl Installed {
+    /// What the functions of a table, or the files beside the libraries that they come from, say. Where they say nothing,
+    /// the newest known release stands in.
+    pub(super) fn of(api: &Api) -> Self {
+        let stated = PACKAGES
+            .into_iter()
+            .find_map(|package| stated(api, package));
+        let called = stated.map(|version| (version, VersionSource::Call));
+        let found = called.or_else(|| {
+            let (version, file) = folders(api.origin()).find_map(|at| toolkit_version(&at))?;
+            Some((version, VersionSource::File(file)))
+        });
+        let (version, source) = match found {
+            Some((version, source)) => (Some(version), source),
+            None => (None, VersionSource::Nothing),
+        };
+        Self {
+            release: release_of(version.as_deref()),
+            version,
+            source,
+        }
+    }
+
+    /// Whether the contract is that of the installed release itself.
+    pub fn is_known(&self) -> bool {
+        let known = |version| matches!(Cann::of_version(version), Some(Release::Known(_)));
+        self.version.as_deref().is_some_and(known)
+    }
+}
+
+impl fmt::Display for Installed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CANN {}", self.release.cann())?;
+        if !self.is_known() {
+            f.write_str(", the nearest release whose contract is known")?;
+        }
+        let version = self.version.as_deref().unwrap_or("nothing");
+        match &self.source {
+            VersionSource::Call => write!(f, ": aclsysGetCANNVersion says {version}"),
+            VersionSource::File(file) => write!(f, ": {} says {version}", file.display()),
+            VersionSource::Nothing => f.write_str(
+                ": neither aclsysGetCANNVersion nor a version file says which is installed",
+            ),
+        }
+    }
+}
+
+/// The contract for a version: of unknown ones, that of the end of the list that they are nearer to.
+fn release_of(version: Option<&str>) -> Release {
+    let newest = Release::Newer(Cann::NEWEST);
+    let Some(version) = version else {
+        return newest;
+    };
+    Cann::of_version(version).unwrap_or_else(|| {
+        let major = version.trim().split('.').next().map(str::parse::<u32>);
+        match (major, Cann::ALL.first()) {
+            (Some(Ok(..9)), Some(oldest)) => Release::Known(*oldest),
+            _ => newest,
+        }
+    })
+}
 
 /// The packages that say which release it is, those that everybody has first.
 const PACKAGES: [sys::aclCANNPackageName; 4] = [
@@ -12,16 +103,6 @@ const PACKAGES: [sys::aclCANNPackageName; 4] = [
     sys::aclCANNPackageName::ACL_PKG_NAME_OPP,
     sys::aclCANNPackageName::ACL_PKG_NAME_RUNTIME,
 ];
-
-/// The release whose contract holds for the functions of a table: that of the version that CANN states, and where it
-/// states none that is known, the newest.
-pub(super) fn of(api: &Api) -> Release {
-    let stated = PACKAGES.into_iter().find_map(|package| {
-        let version = stated(api, package)?;
-        Cann::of_version(&version)
-    });
-    stated.unwrap_or(Release::Newer(Cann::NEWEST))
-}
 
 /// The version that CANN states of one of its packages; `None` if that is not installed.
 fn stated(api: &Api, package: sys::aclCANNPackageName) -> Option<String> {
@@ -42,4 +123,112 @@ fn stated(api: &Api, package: sys::aclCANNPackageName) -> Option<String> {
     let text = version.version.map(|c| c.to_ne_bytes()[0]);
     let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
     (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// The toolkits that functions may come from: around the libraries that were opened, then those that variables name.
+fn folders(origin: &Origin) -> impl Iterator<Item = PathBuf> {
+    let around = origin.libraries();
+    let around = around.filter_map(|(_, path)| Some(path.parent()?.parent()?.to_owned()));
+    let named = ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"].map(env::var_os);
+    let named = named
+        .into_iter()
+        .flatten()
+        .filter(|value| !value.is_empty());
+    // What a program brings or emulates has nothing to do with what is installed.
+    let installed = !matches!(origin, Origin::Functions(_));
+    around.chain(named.filter(move |_| installed).map(PathBuf::from))
+}
+
+/// The version that a file in the folder of a toolkit states, and that file.
+pub fn toolkit_version(folder: &Path) -> Option<(String, PathBuf)> {
+    let info = format!("{}-linux/ascend_toolkit_install.info", env::consts::ARCH);
+    let files = [
+        info.as_str(),
+        "version.cfg",
+        "compiler/version.info",
+        "runtime/version.info",
+        "opp/version.info",
+    ];
+    files
+        .into_iter()
+        .find_map(|file| file_version(&folder.join(file)))
+}
+
+/// Most bytes of a version file that are read.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// The version that a version file of CANN states, and the file.
+pub fn file_version(file: &Path) -> Option<(String, PathBuf)> {
+    // A pipe or a device has no end.
+    let regular = fs::metadata(file).ok()?.is_file();
+    let opened = fs::File::open(file).ok().filter(|_| regular)?;
+    let mut text = Vec::new();
+    opened.take(MOST_BYTES).read_to_end(&mut text).ok()?;
+    let version = version_in(&String::from_utf8_lossy(&text))?;
+    Some((version, file.to_owned()))
+}
+
+/// The version that a version file of CANN states: the first line `version=...` in any case, or, in a `version.cfg`,
+/// the last of `..._running_version=[...:8.1.RC1]`.
+fn version_in(text: &str) -> Option<String> {
+    let entries = || {
+        text.lines()
+            .filter_map(|line| line.split_once('='))
+            .map(|(key, value)| (key.trim(), value.trim()))
+    };
+    let plain = entries().find(|(key, _)| key.eq_ignore_ascii_case("version"));
+    let running = || entries().find(|(key, _)| key.ends_with("running_version"));
+    let (_, value) = plain.or_else(running)?;
+    let value = value.trim_matches(['[', ']', '"']);
+    let value = value.rsplit(':').next().unwrap_or(value);
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_the_files_that_installers_write() {
+        for (text, version) in [
+            (
+                "package_name=Ascend-cann-toolkit\nversion=8.1.RC1\narch=aarch64\n",
+                Some("8.1.RC1"),
+            ),
+            (
+                "Version=24.1.rc2\nascendhal_version=7.35\n",
+                Some("24.1.rc2"),
+            ),
+            (
+                "# version: 1.0\nruntime_running_version=[7.7.0.1:8.1.RC1]\nruntime_upgrade_version=[x:y]\n",
+                Some("8.1.RC1"),
+            ),
+            ("version=\n", None),
+            ("no entry at all", None),
+            ("", None),
+        ] {
+            assert_eq!(version_in(text).as_deref(), version, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_versions_have_the_nearest_known_contract() {
+        for (version, cann, known) in [
+            (Some("8.5.0"), Cann::V8_5, true),
+            (Some("9.4.0"), Cann::NEWEST, false),
+            (Some("8.0.RC3"), Cann::V8_1, false),
+            (Some("rolling"), Cann::NEWEST, false),
+            (None, Cann::NEWEST, false),
+        ] {
+            let installed = Installed {
+                release: release_of(version),
+                version: version.map(str::to_owned),
+                source: VersionSource::Call,
+            };
+            assert_eq!(installed.release.cann(), cann, "{version:?}");
+            assert_eq!(installed.is_known(), known, "{version:?}");
+            let text = installed.to_string();
+            assert_eq!(text.contains("nearest"), !known, "{text}");
+        }
+    }
 }

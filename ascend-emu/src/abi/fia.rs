@@ -226,6 +226,7 @@ impl Raw {
     ) -> Outcome {
         let machine = context::machine();
         machine.admits(version)?;
+        version.enter(machine.target())?;
         // SAFETY: the caller's promise.
         unsafe {
             phase_one(workspace_size, executor, || {

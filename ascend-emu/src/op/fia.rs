@@ -8,9 +8,9 @@ use crate::kernel::{self, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, Slot};
 use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL};
+use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Outcome};
 use ascend_spec::fia::{Operand, Place, Problem, Version};
-use ascend_spec::{Refusal, Target, TensorDesc, Unsupported};
+use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported};
 use std::ops::Range;
 use std::ptr;
 
@@ -28,11 +28,12 @@ pub(crate) struct FiaOperator {
 
 impl FiaOperator {
     /// Checks a call for a product and a release.
-    pub(crate) fn new(call: OwnedCall, version: Version, target: Target) -> Result<Self, Refusal> {
+    pub(crate) fn new(call: OwnedCall, version: Version, target: Target) -> Outcome<Self> {
         let mut touches = Vec::new();
         let borrowed = call.borrow();
         let problem = borrowed.check(version, target)?;
-        within_reach(&problem)?;
+        refuse_crash(&problem, version)?;
+        within_reach(&problem).map_err(Refusal::from)?;
         problem.touches(&mut |operand, range| {
             // A range that no memory could hold is one that no allocation answers for.
             touches.push((operand, range.unwrap_or(0..u64::MAX)));
@@ -50,6 +51,22 @@ impl FiaOperator {
     pub(crate) fn is_empty(&self) -> bool {
         self.touches.is_empty()
     }
+}
+
+/// Reports a call of which the operator's host code dies on some hosts. What goes on is that of the others.
+fn refuse_crash(problem: &Problem<'_>, version: Version) -> Outcome {
+    let mut outcome = Ok(());
+    problem.each_lint(&mut |lint| {
+        if lint.rule.level == Level::HostCrash && outcome.is_ok() {
+            let suspicion = Suspicion {
+                kind: FindingKind::HostCrash,
+                site: (version.symbol(), lint.rule.id),
+                message: format!("{}: {lint}", version.symbol()),
+            };
+            outcome = report(check(), ACLNN_INNER, suspicion);
+        }
+    });
+    outcome
 }
 
 /// Blocks of queries, and blocks of cached keys, that a launch keeps a list of.

@@ -1,7 +1,8 @@
 //! Versions of the operator, and which one a call needs.
 
 use crate::fia::FiaCall;
-use crate::{Cann, DType, Soc, Target};
+use crate::fia::rules::entry::entry_point;
+use crate::{Cann, DType, Refusal, Soc, Target};
 use std::fmt;
 
 /// A version of FusedInferAttentionScore: each adds arguments to the one before.
@@ -45,14 +46,31 @@ impl Version {
     pub const fn since_cann(self) -> &'static str {
         match self {
             Version::V1 | Version::V2 | Version::V3 => "8.1",
-            Version::V4 => "8.3",
+            Version::V4 => "8.5",
             Version::V5 => "9.0",
         }
     }
 
+    /// The newest version that the libraries of a release export.
+    pub const fn newest_of(cann: Cann) -> Version {
+        match cann {
+            Cann::V8_1 => Version::V3,
+            Cann::V8_5 => Version::V4,
+            Cann::V9_0 | Cann::V9_1 => Version::V5,
+        }
+    }
+
+    /// What the entry points answer before they look at any argument: those before V5 refuse Ascend 950 where it is known.
+    ///
+    /// # Errors
+    /// The broken rule.
+    pub fn enter(self, target: Target) -> Result<(), Refusal> {
+        entry_point(self, target)
+    }
+
     /// Whether a product has this version in a release.
     ///
-    /// Releases 8.1 to 8.3 share one contract, which has V4: 8.1 alone does not export it yet.
+    /// The snapshot that stands in for 8.1 to 8.3 has V4, which the headers of 8.1 do not declare yet.
     pub fn runs_on(self, target: Target) -> bool {
         match target.soc {
             Soc::AtlasA2 | Soc::AtlasA3 => self != Version::V5 || target.cann >= Cann::V9_0,

@@ -16,8 +16,10 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
     let case = Case::read(file).map_err(|error| trouble(file, &error))?;
     let description = case.describe();
     let call = description.call(&case);
+    let target = case.target(Target::snapshot(Soc::AtlasA2));
+    let oldest = Version::oldest_for(&call).max(case.op_version.unwrap_or(Version::V1));
     let problem = call
-        .check(Version::oldest_for(&call), Target::snapshot(Soc::AtlasA2))
+        .check(oldest, target)
         .map_err(|error| trouble(file, &error))?;
     if sequence >= problem.batch {
         return Err(trouble(
