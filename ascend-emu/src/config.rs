@@ -75,24 +75,21 @@ impl Config {
                 .parse()
                 .map_err(|()| refuse("ASCEND_EMU_CHECK", &text, "compat, strict"))?,
         };
-        let cann = match var("ASCEND_EMU_CANN") {
-            None => Machine::DEFAULT_CANN,
-            Some(text) => match Cann::of_version(&text) {
-                Some(Release::Known(cann)) => cann,
-                _ => {
-                    let allowed = Cann::ALL.map(Cann::name).join(", ");
-                    return Err(refuse("ASCEND_EMU_CANN", &text, &allowed));
-                }
-            },
-        };
-        let mut machine = match var("ASCEND_EMU_SOC") {
-            None => Machine::default().with_cann(cann),
-            Some(soc) => Machine::new(&soc, cann).ok_or_else(|| {
+        let mut machine = Machine::default();
+        if let Some(text) = var("ASCEND_EMU_CANN") {
+            let Some(Release::Known(cann)) = Cann::of_version(&text) else {
+                let allowed = Cann::ALL.map(Cann::name).join(", ");
+                return Err(refuse("ASCEND_EMU_CANN", &text, &allowed));
+            };
+            machine = machine.with_cann(cann);
+        }
+        if let Some(soc) = var("ASCEND_EMU_SOC") {
+            machine = machine.with_soc(&soc).ok_or_else(|| {
                 let allowed =
                     "a product name such as Ascend910B3, Ascend910_9391, Ascend950PR_9599";
                 refuse("ASCEND_EMU_SOC", &soc, allowed)
-            })?,
-        };
+            })?;
+        }
         if let Some(text) = var("ASCEND_EMU_OPERATOR") {
             let newest = Version::ALL
                 .into_iter()

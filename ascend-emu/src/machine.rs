@@ -30,19 +30,19 @@ pub struct Machine {
 }
 
 impl Default for Machine {
-    /// An Atlas A2 (`Ascend910B3`) with the default release.
+    /// An Atlas A2 (`Ascend910B3`) with the snapshot that stands in for 8.1, and every entry point.
     fn default() -> Self {
         Machine {
             soc_name: c"Ascend910B3".to_owned(),
             target: Target::new(Soc::AtlasA2, Self::DEFAULT_CANN),
-            operator: Version::newest_of(Self::DEFAULT_CANN),
+            operator: Version::V5,
         }
     }
 }
 
 impl Machine {
     /// The release where none is chosen.
-    pub const DEFAULT_CANN: Cann = Cann::NEWEST;
+    pub const DEFAULT_CANN: Cann = Cann::V8_1;
 
     /// A chip by its name, such as `Ascend910B3`, with a release; `None` if the name is of no known product.
     pub fn new(soc_name: &str, cann: Cann) -> Option<Self> {
@@ -55,6 +55,13 @@ impl Machine {
         })
     }
 
+    /// The machine with another chip; `None` if the name is of no known product.
+    pub(crate) fn with_soc(self, soc_name: &str) -> Option<Self> {
+        let other = Machine::new(soc_name, self.target.cann)?;
+        Some(other.operator(self.operator))
+    }
+
+    /// The machine with another release, and the entry points of that.
     pub(crate) fn with_cann(mut self, cann: Cann) -> Self {
         self.target.cann = cann;
         self.operator = Version::newest_of(cann);
