@@ -427,7 +427,7 @@ fn strictly(test: impl FnOnce(&Stream, &Ends)) {
 fn strictly_on(target: Target, test: impl FnOnce(&Stream, &Ends)) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    let machine = Machine::new(target.soc, target.cann);
+    let machine = Machine::new(target.soc, target.cann).operator(Version::V5);
     let device = Runtime::emulated_as(&machine).unwrap().device(0).unwrap();
     test(&device.stream().unwrap(), &Ends::default());
 }
