@@ -140,6 +140,14 @@ impl View {
             .saturating_add(step(row, self.row))
     }
 
+    /// The view from entry `batch` of the batch axis on.
+    pub(crate) fn of_batch(self, batch: usize) -> View {
+        View {
+            offset: self.at(batch, 0, 0),
+            ..self
+        }
+    }
+
     /// The elements that a tensor of these extents touches, or `None` if it reaches below its base address or does not
     /// fit in 64 bits. Empty if an extent is 0 or less.
     pub fn elements(&self, of: Extents) -> Option<Range<u64>> {

@@ -205,9 +205,12 @@ pub fn half(seed: u64) -> Call {
                 };
                 TensorDesc::packed(dtype, layout.input().shape(of))
             };
-            call.key = lengths.keys.iter().map(|&rows| one(rows, dim)).collect();
-            let values = lengths.keys.iter().map(|&rows| one(rows, value_dim));
-            call.value = values.collect();
+            // Rotary parts are one tensor for all, beside keys of one length.
+            let all = vec![keys.rows; lengths.keys.len()];
+            let each = if with_rope { &all } else { &lengths.keys };
+            call.key = each.iter().map(|&rows| one(rows, dim)).collect();
+            call.value = each.iter().map(|&rows| one(rows, value_dim)).collect();
+            call.plain.key_rope = with_rope.then(|| rope(layout, dtype, keys));
             call.plain.num_key_value_heads = kv_heads;
         }
         _ => {

@@ -43,13 +43,14 @@ pub struct Rows {
 pub struct KeyValue {
     /// Index of the tensor in the key list and in the value list.
     pub list_index: usize,
-    /// Index of the sequence on the tensor's batch axis; of no use where the cache is paged.
+    /// Index of the sequence on the batch axis of all three tensors; of no use where the cache is paged.
     pub batch: usize,
     /// Key tensor; its batch axis counts blocks where the cache is paged.
     pub key: Rows,
     /// Value tensor, as the key.
     pub value: Rows,
-    /// Rotary part of the key, as the key.
+    /// Rotary part of the key, as the key. Beside a list, whose tensors have no batch axis, there is one tensor for all
+    /// sequences, and the view begins at this one.
     pub key_rope: Option<Rows>,
 }
 
@@ -385,7 +386,10 @@ impl<'a> Problem<'a> {
             batch: 0,
             key: one(self.first.key, self.call.key.get(b), self.head_dim),
             value: one(self.first.value, self.call.value.get(b), self.value_dim),
-            key_rope: self.first.key_rope,
+            key_rope: self.first.key_rope.map(|rope| Rows {
+                view: rope.view.of_batch(b),
+                ..rope
+            }),
         }
     }
 

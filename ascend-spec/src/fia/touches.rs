@@ -66,8 +66,14 @@ impl Problem<'_> {
             };
             visit(Operand::Key(b), at.key.bytes(of(self.head_dim)));
             visit(Operand::Value(b), at.value.bytes(of(self.value_dim)));
-            if let Some(rope) = at.key_rope {
-                visit(Operand::KeyRope, rope.bytes(of(self.rope_dim)));
+            // One tensor for all sequences, also where the keys are a list.
+            if let Some(rope) = at.key_rope.filter(|_| b == 0) {
+                let batch = if self.kv_list { self.batch } else { batch };
+                let of = Extents {
+                    batch: batch as i64,
+                    ..of(self.rope_dim)
+                };
+                visit(Operand::KeyRope, rope.bytes(of));
             }
         }
     }

@@ -6,8 +6,8 @@ use super::calls::{Call, desc};
 use super::data::Data;
 use crate::kernel::bad_block;
 use crate::kernel::simd::Level;
-use ascend_spec::fia::{Operand, Problem};
-use ascend_spec::{DType, Extents, Layout};
+use ascend_spec::fia::{Operand, Problem, Version};
+use ascend_spec::{Cann, DType, Extents, Layout, Soc, Target, TensorDesc};
 use half::{bf16, f16};
 
 fn halves(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
@@ -40,23 +40,32 @@ fn of(batch: i64, heads: i64, rows: i64, dim: i64) -> Extents {
     }
 }
 
-/// Runs a call; both the kernels and the oracle have to give what `want` says of head and row of the first batch entry.
+/// Runs a call; both the kernels and the oracle have to give what `want` says of head, row and element, in every batch entry.
 fn gives(call: &Call, want: impl Fn(usize, usize, usize) -> f64) {
+    gives_each(call, |_, head, row, d| want(head, row, d));
+}
+
+/// [`gives`], by batch entry.
+fn gives_each(call: &Call, want: impl Fn(usize, usize, usize, usize) -> f64) {
     call.with(None, |problem: &Problem<'_>, data: &mut Data| {
         let oracle = data.oracle(problem);
         data.run(problem, Level::detect());
-        for head in 0..problem.heads {
-            for row in 0..problem.query_rows {
-                for d in 0..problem.value_dim {
-                    let want = want(head, row, d);
-                    let got = data.output(&problem.out, (0, head, row), d);
-                    let close = |got: f64| (got - want).abs() <= 1e-2 * want.abs();
-                    assert!(close(got), "{head} {row} {d}: {got}, not {want}");
-                    let at = (head * problem.query_rows + row) * problem.value_dim + d;
-                    let got = oracle.attention[at];
-                    assert!(close(got), "oracle: {head} {row} {d}: {got}, not {want}");
-                }
-            }
+        let (heads, rows, dim) = (problem.heads, problem.query_rows, problem.value_dim);
+        assert!(!oracle.attention.is_empty());
+        for (index, &from_oracle) in oracle.attention.iter().enumerate() {
+            let d = index % dim;
+            let row = index / dim % rows;
+            let head = index / (dim * rows) % heads;
+            let b = index / (dim * rows * heads);
+            let want = want(b, head, row, d);
+            let close = |got: f64| (got - want).abs() <= 1e-2 * want.abs();
+            let got = data.output(&problem.out, (b, head, row), d);
+            assert!(close(got), "{b} {head} {row} {d}: {got}, not {want}");
+            let at = format_args!("{b} {head} {row} {d}");
+            assert!(
+                close(from_oracle),
+                "oracle: {at}: {from_oracle}, not {want}"
+            );
         }
     });
 }
@@ -236,6 +245,48 @@ fn scales_belong_to_their_channel_token_and_head() {
     let numbers = [1.0, 2.0, 6.0, f32::NAN, 10.0, 20.0, 60.0, f32::NAN];
     call.contents.push((scale, singles(numbers)));
     gives(&call, |head, _, _| 2.0 * [3.0, 30.0][head]);
+}
+
+#[test]
+fn each_sequence_of_a_list_has_its_own_rotary_part() {
+    // Scores come from the rotary parts alone, and one of 60 leaves the other keys nothing: sequence b sees its key b.
+    let (batch, keys) = (3, 4);
+    for layout in [Layout::Bnsd, Layout::Bsnd, Layout::Bsh] {
+        let mut call = Call::new(layout, DType::Float16, of(batch, 2, 1, 128), 1);
+        (call.target, call.version) = (Target::new(Soc::Ascend950, Cann::V9_1), Version::V5);
+        call.plain.scale = 1.0;
+        call.plain.num_key_value_heads = 1;
+        let shape = |of| TensorDesc::packed(DType::Float16, layout.input().shape(of));
+        call.key = vec![shape(of(1, 1, keys, 128)); batch as usize];
+        call.value = call.key.clone();
+        call.plain.query_rope = Some(shape(of(batch, 2, 1, 64)));
+        call.plain.key_rope = Some(shape(of(batch, 1, keys, 64)));
+        // With one head the rotary part is [batch, keys, 64] in every layout.
+        let rope = (0..3 * 4 * 64).map(|at| match (at / 256, at / 64 % 4, at % 64) {
+            (b, key, 0) if b == key => 60.0,
+            _ => 0.0,
+        });
+        call.contents = vec![
+            (Operand::Query, halves([0.0; 3 * 2 * 128])),
+            (Operand::QueryRope, halves([1.0; 3 * 2 * 64])),
+            (Operand::KeyRope, halves(rope)),
+        ];
+        for b in 0..batch as usize {
+            let value = |at: usize| (100 * b + 10 * (at / 128)) as f32 + 1.0;
+            let values = halves((0..4 * 128).map(value));
+            call.contents.push((Operand::Value(b), values));
+        }
+        gives_each(&call, |b, _, _, _| (100 * b + 10 * b + 1) as f64);
+        call.with(None, |problem, _| {
+            let mut touched = Vec::new();
+            problem.touches(&mut |operand, bytes| {
+                if operand == Operand::KeyRope {
+                    touched.push(bytes);
+                }
+            });
+            assert_eq!(touched, [Some(0..3 * 4 * 64 * 2)]);
+        });
+    }
 }
 
 #[test]
