@@ -7,8 +7,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Cann {
-    /// 8.1 to 8.3. Of them only the headers are known; the checks are those of a development snapshot of late 2025,
-    /// which no release equals and which stands in for all three.
+    /// 8.1 to 8.4. Of them only the headers are known; the checks are those of a development snapshot of late 2025,
+    /// which no release equals and which stands in for all of them.
     V8_1,
     /// 8.5.
     V8_5,
@@ -115,7 +115,7 @@ impl Target {
         Target { soc, cann }
     }
 
-    /// `soc` with the snapshot that stands in for releases 8.1 to 8.3: the contract that the emulator computes.
+    /// `soc` with the snapshot that stands in for releases 8.1 to 8.4.
     pub const fn snapshot(soc: Soc) -> Self {
         Target::new(soc, Cann::V8_1)
     }

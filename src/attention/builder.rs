@@ -25,9 +25,9 @@ pub enum InnerPrecise {
     HighPrecision = 0,
     /// High performance (matters for f16 alone). Rows without keys as above.
     HighPerformance = 1,
-    /// High precision; rows without keys come out as 0. Not with a single query row a sequence.
+    /// High precision; rows without keys come out as 0. With a single query row a sequence from CANN 8.5 on.
     HighPrecisionCorrected = 2,
-    /// High performance; rows without keys come out as 0. Not with a single query row a sequence.
+    /// High performance; rows without keys come out as 0. With a single query row a sequence from CANN 8.5 on.
     HighPerformanceCorrected = 3,
 }
 

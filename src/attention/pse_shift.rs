@@ -13,7 +13,9 @@ pub enum PseShift<'a> {
     Added(&'a AnyTensor),
     /// `-slope * distance` of the places, with a slope for each head.
     ///
-    /// With as many keys as queries, in layouts with a batch axis. Since V5 of the operator, on Ascend 950.
+    /// With as many keys as queries, in layouts with a batch axis. Described for V5 of the operator before its release: the
+    /// releases 9.0 and 9.1 refuse it on Ascend 950 (`pse_type.zero`), and the emulation computes it for that product with
+    /// CANN 8.1 alone.
     Slopes {
         /// FLOAT32 `[N]`.
         slopes: &'a Tensor<f32>,
