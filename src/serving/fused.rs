@@ -11,8 +11,8 @@ use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 /// One packed call (TND) a layer, for steps of every kind: over this step's keys where nothing is cached, over the paged
 /// cache otherwise.
 ///
-/// The operator takes packed calls in BF16, with head dimensions of 64, 128 or (192, 192, 128), and blocks of a multiple
-/// of 128 tokens.
+/// CANN 8.1 takes packed calls in BF16, with head dimensions of 64, 128 or (192, 192, 128), and blocks of a multiple of 128
+/// tokens; from 8.5 on also in FLOAT16, with other head dimensions up to 256, and blocks of a multiple of 16.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fused;
 

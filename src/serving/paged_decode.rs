@@ -13,10 +13,10 @@ use super::causality::Causality;
 use super::lengths::CallLengths;
 use super::state::AttentionState;
 
-/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only decode and layers without a window
-/// or sinks.
+/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only decode and
+/// layers without a window or sinks.
 ///
-/// This path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of 16 tokens.
+/// On CANN 8.1 this path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of 16 tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PagedDecode;
 
