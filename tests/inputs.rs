@@ -512,7 +512,7 @@ fn latent_attention_in_int8_is_right() {
     let out: Vec<bf16> = out.clone().typed().unwrap().download(&stream).unwrap();
     assert!(out == got, "other bits by name");
 
-    // One wide tensor of dequantised numbers, latent part first.
+    // One wide tensor of dequantised numbers, latent part first. The rotary parts are stored divided by the scales, too.
     let at = |token: usize, d: usize, parts: usize, c: usize| {
         ((blocks[token / SIZE] * parts + d / c) * SIZE + token % SIZE) * c + d % c
     };
@@ -528,7 +528,8 @@ fn latent_attention_in_int8_is_right() {
     for token in 0..LEN {
         let stored = |d| f64::from(latent[at(token, d, 16, 32)]);
         keys.extend((0..512).map(|d| stored(d) * f64::from(key_scale)));
-        keys.extend((0..64).map(|d| key_rope[at(token, d, 4, 16)].to_f64()));
+        let rotary = |d| key_rope[at(token, d, 4, 16)].to_f64();
+        keys.extend((0..64).map(|d| rotary(d) * f64::from(key_scale)));
         values.extend((0..512).map(|d| stored(d) * f64::from(value_scale)));
     }
     let (keys, values) = (wide(LEN, 1, 576, keys), wide(LEN, 1, 512, values));
@@ -540,7 +541,8 @@ fn latent_attention_in_int8_is_right() {
             let part = query[n * 512..][..512]
                 .iter()
                 .map(|&x| f64::from(x) * factor);
-            let rope = query_rope[n * 64..][..64].iter().map(|x| x.to_f64());
+            let rope = query_rope[n * 64..][..64].iter();
+            let rope = rope.map(|x| x.to_f64() * factor);
             let q = wide(1, 1, 576, part.chain(rope).collect());
             let sees = |j: usize| j + ROWS <= i + LEN;
             want.extend(
