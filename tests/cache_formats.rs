@@ -80,15 +80,15 @@ proptest! {
         let mut cache = cache(&stream, block_size, shape, pad);
         let capacity = BLOCKS * block_size;
         let mut slots: Vec<i32> = Vec::new();
+        let mut padded = 0;
         for (slot, padding) in wanted {
             let slot = (slot % capacity) as i32;
-            let padding = padding || slots.contains(&slot) || slot == pad.slot().unwrap();
-            // The emulation reports a dump slot that is written twice.
-            let again = dump && slots.contains(&pad.slot().unwrap());
-            match padding {
-                false => slots.push(slot),
-                true if !again => slots.push(pad.slot().unwrap()),
-                true => {}
+            let padding = padding || slots.contains(&slot) || pad.is_padding(slot, block_size);
+            if !padding {
+                slots.push(slot);
+            } else if let Ok(slot) = pad.slot_of(padded, block_size) {
+                slots.push(slot);
+                padded += 1;
             }
         }
         let tokens = slots.len();
@@ -108,7 +108,7 @@ proptest! {
                     let Ok(slot) = usize::try_from(*slot) else { continue };
                     let place = place(format, (slot, head, x), [size, heads, dim]);
                     want[place] = rows[token * heads * dim + at];
-                    if pad.is_padding(slot as i32) {
+                    if pad.is_padding(slot as i32, block_size) {
                         dumped.push(place);
                     }
                 }

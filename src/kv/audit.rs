@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::pad::PadPolicy;
 use super::refusal::{Refused, Rule, refused};
-use super::slot::{MOST_BLOCK, capacity, check_slots, slot};
+use super::slot::{MOST_BLOCK, check_slots, slot};
 use super::table::PageTable;
 
 /// The lengths of one request in a step.
@@ -54,7 +54,7 @@ impl Audit<'_> {
                 "make the slots from the same batch as the lengths",
             ));
         };
-        if let Some(at) = padding.iter().position(|slot| !self.pad.is_padding(*slot)) {
+        if let Some(at) = padding.iter().position(|slot| !self.pad.is_padding(*slot, self.block_size)) {
             return Err(refused(
                 Rule::SlotCount,
                 format_args!(
@@ -65,7 +65,7 @@ impl Audit<'_> {
                 "fill the slots of padding tokens by the pad policy",
             ));
         }
-        check_slots(self.slots, capacity(self.blocks, self.block_size), self.pad)?;
+        check_slots(self.slots, self.blocks, self.block_size, self.pad)?;
         self.positions()?;
         self.sharing()
     }
@@ -108,7 +108,7 @@ impl Audit<'_> {
             for (&given, position) in slots.by_ref().take(of.new).zip(of.cached..) {
                 let wanted = slot(used, position, self.block_size)?;
                 let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
-                if self.pad.is_padding(wanted) {
+                if self.pad.is_padding(wanted, self.block_size) {
                     return Err(refused(
                         Rule::SlotDump,
                         format_args!("slot {wanted} for position {position} of request {request}"),

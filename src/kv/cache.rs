@@ -307,7 +307,7 @@ impl<T: Element> PagedKvCache<T> {
             .into());
         }
         let pad = self.pool.pad_policy();
-        let last = slots.iter().rposition(|slot| !pad.is_padding(*slot));
+        let last = slots.iter().rposition(|slot| !pad.is_padding(*slot, self.pool.block_size()));
         let written = last.map_or(0, |last| last.saturating_add(1));
         let Some(layer) = self.layers.first() else {
             return Err(no_layer(0, 0));
@@ -329,8 +329,8 @@ impl<T: Element> PagedKvCache<T> {
             PadPolicy::SkipNegative => &["slot_mapping.negative"],
             PadPolicy::DumpSlot(_) => &["slot_mapping.unique"],
         };
-        // The dump slot may come more than once; every other slot must not.
-        super::check_slots(slots, capacity, pad)?;
+        // Slots of padding may come more than once; every other slot must not.
+        super::check_slots(slots, self.pool.blocks(), block_size, pad)?;
         let mapping = SlotMapping::allowing(stream, &mapping, places, skipped)?;
         let (key, value) = (
             self.shape.new_rows("key", key, written)?,

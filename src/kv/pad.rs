@@ -10,12 +10,17 @@ pub enum PadPolicy {
     /// A negative slot, which the writer skips wherever it stands in the list.
     #[default]
     SkipNegative,
-    /// A slot of a block that no sequence ever gets, where padding may be written any number of times.
+    /// Padding goes to blocks that no sequence ever gets: that of this slot, and all blocks before it. The first padding
+    /// token of a step has this slot and those behind it go round the slots of these blocks, because what an operator
+    /// makes of a slot that is named twice is undefined. So a step has at most as many padding tokens as these blocks
+    /// have slots.
+    ///
+    /// A small slot, such as 0, costs one block; slot 1600 of blocks of 128 tokens costs 13.
     DumpSlot(usize),
 }
 
 impl PadPolicy {
-    /// The slot of a padding token.
+    /// The slot of the first padding token of a step; [`PadPolicy::slot_of`] has those of the others.
     ///
     /// # Errors
     /// [`Rule::PadSlot`] for a dump slot that is no INT32.
@@ -37,12 +42,41 @@ impl PadPolicy {
         }
     }
 
-    /// Whether a slot is padding.
-    pub fn is_padding(self, slot: i32) -> bool {
+    /// The slot of padding token `nth` of a step, counted from 0, in a cache of blocks of `block_size` tokens.
+    ///
+    /// # Errors
+    /// [`Rule::PadTokens`] for more padding tokens than the reserved blocks have slots; [`Rule::PadSlot`] for a slot that is
+    /// no INT32.
+    pub fn slot_of(self, nth: usize, block_size: usize) -> Result<i32, Refused> {
+        let Self::DumpSlot(dump) = self else {
+            return Ok(-1);
+        };
+        let reserved = self.reserved_slots(block_size);
+        if nth >= reserved {
+            return Err(refused(
+                Rule::PadTokens,
+                format_args!("{} padding tokens, {self:?}", nth.saturating_add(1)),
+                format_args!("at most {reserved}, the slots of the reserved blocks; `DumpSlot({nth})` has enough"),
+                "reserve more blocks by a larger dump slot, pad to a nearer size, or skip padding by negative slots",
+            ));
+        }
+        let slot = dump.saturating_add(nth);
+        let round = slot.checked_sub(reserved).unwrap_or(slot);
+        i32::try_from(round).map_err(|_| outside(round, 1 << 31))
+    }
+
+    /// Whether a slot is padding in a cache of blocks of `block_size` tokens.
+    pub fn is_padding(self, slot: i32, block_size: usize) -> bool {
         match self {
             Self::SkipNegative => slot < 0,
-            Self::DumpSlot(dump) => usize::try_from(slot) == Ok(dump),
+            Self::DumpSlot(_) => {
+                usize::try_from(slot).is_ok_and(|slot| slot < self.reserved_slots(block_size))
+            }
         }
+    }
+
+    fn reserved_slots(self, block_size: usize) -> usize {
+        self.reserved_blocks(block_size).saturating_mul(block_size)
     }
 
     /// Blocks at the beginning of the cache that sequences must not get.
@@ -65,4 +99,24 @@ fn outside(slot: usize, slots: usize) -> Refused {
         format_args!("below {slots}"),
         "write padding to a slot of the cache, or skip it by a negative slot",
     )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_goes_round_the_reserved_slots_once() {
+        let pad = PadPolicy::DumpSlot(5);
+        let slots: Vec<i32> = (0..8).map(|nth| pad.slot_of(nth, 4).unwrap()).collect();
+        assert_eq!(slots, [5, 6, 7, 0, 1, 2, 3, 4]);
+        assert!(slots.iter().all(|slot| pad.is_padding(*slot, 4)));
+        assert!(!pad.is_padding(8, 4) && !pad.is_padding(-1, 4));
+        let refused = pad.slot_of(8, 4).unwrap_err();
+        assert_eq!(refused.rule, Rule::PadTokens);
+        assert!(refused.to_string().contains("DumpSlot(8)"), "{refused}");
+        assert!(PadPolicy::DumpSlot(8).slot_of(8, 4).is_ok());
+        assert_eq!(PadPolicy::SkipNegative.slot_of(usize::MAX, 4), Ok(-1));
+    }
 }

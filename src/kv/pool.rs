@@ -143,18 +143,24 @@ impl BlockPool {
         if counted && slots > 0 {
             pad.check(slots)?;
         }
+        let fix = match pad {
+            PadPolicy::DumpSlot(_) if counted && slots > 0 => {
+                "choose more blocks, or a small dump slot such as 0: each block up to that of the slot is reserved"
+            }
+            _ => "choose another number of blocks",
+        };
         if !counted || block_size == 0 || reserved >= blocks {
             return Err(refused(
                 Rule::PoolSize,
                 format_args!(
-                    "{blocks} blocks of {block_size} tokens, {reserved} reserved for padding"
+                    "{blocks} blocks of {block_size} tokens, {reserved} reserved for padding ({pad:?})"
                 ),
                 format_args!(
                     "more than {reserved} blocks and at most {}, 1 or more tokens in each, at most {} slots in all",
                     Self::MAX_BLOCKS,
                     MOST_BLOCK
                 ),
-                "choose another number of blocks",
+                fix,
             ));
         }
         // The next block handed out is the last of the list: lowest numbers first.

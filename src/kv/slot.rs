@@ -291,16 +291,22 @@ impl KernelBlocks {
     }
 }
 
-/// Checks the slots of one step against a cache of `capacity` slots: each is padding, or inside the cache and written
-/// once.
+/// Checks the slots of one step against a cache of `blocks` blocks of `block_size` tokens: each is padding, or inside the
+/// cache and written once.
 ///
 /// # Errors
 /// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault that [`slot_faults`] finds and padding does not
 /// explain.
-pub fn check_slots(slots: &[i32], capacity: usize, pad: PadPolicy) -> Result<(), Refused> {
+pub fn check_slots(
+    slots: &[i32],
+    blocks: usize,
+    block_size: usize,
+    pad: PadPolicy,
+) -> Result<(), Refused> {
     let mut first = None;
+    let capacity = capacity(blocks, block_size);
     slot_faults(slots, capacity as u64, &mut |fault| {
-        if first.is_none() && !explained(&fault, pad) {
+        if first.is_none() && !explained(&fault, pad, block_size) {
             first = Some(fault);
         }
     });
@@ -311,11 +317,11 @@ pub fn check_slots(slots: &[i32], capacity: usize, pad: PadPolicy) -> Result<(),
 }
 
 /// Whether a fault is what padding looks like.
-fn explained(fault: &SlotFault, pad: PadPolicy) -> bool {
+fn explained(fault: &SlotFault, pad: PadPolicy, block_size: usize) -> bool {
     let (SlotFault::Negative { slot, .. }
     | SlotFault::OutOfRange { slot, .. }
     | SlotFault::Duplicate { slot, .. }) = *fault;
-    i32::try_from(slot).is_ok_and(|slot| pad.is_padding(slot))
+    i32::try_from(slot).is_ok_and(|slot| pad.is_padding(slot, block_size))
 }
 
 #[cold]
@@ -380,18 +386,18 @@ mod tests {
     #[test]
     fn faults_of_slots_are_named() {
         let skip = PadPolicy::SkipNegative;
-        assert_eq!(check_slots(&[3, -1, 2, -1], 4, skip), Ok(()));
+        assert_eq!(check_slots(&[3, -1, 2, -1], 2, 2, skip), Ok(()));
         assert_eq!(
-            check_slots(&[3, 4], 4, skip).unwrap_err().rule,
+            check_slots(&[3, 4], 2, 2, skip).unwrap_err().rule,
             Rule::SlotRange
         );
-        let twice = check_slots(&[3, -1, 3], 4, skip).unwrap_err();
+        let twice = check_slots(&[3, -1, 3], 2, 2, skip).unwrap_err();
         assert_eq!(twice.rule, Rule::SlotDuplicate);
         assert_eq!(twice.given, "slot 3 for the tokens 0 and 2");
         let dump = PadPolicy::DumpSlot(0);
-        assert_eq!(check_slots(&[0, 2, 0], 4, dump), Ok(()));
+        assert_eq!(check_slots(&[0, 2, 0], 2, 2, dump), Ok(()));
         assert_eq!(
-            check_slots(&[-1], 4, dump).unwrap_err().rule,
+            check_slots(&[-1], 2, 2, dump).unwrap_err().rule,
             Rule::SlotRange
         );
     }

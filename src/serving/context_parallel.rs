@@ -109,17 +109,16 @@ impl ContextParallel {
     }
 
     /// Divides a step. The requests' rows of the table are those of a pool with blocks of
-    /// [`ContextParallel::pool_block_size`] tokens; tokens that another rank holds have the slot of `pad`.
+    /// [`ContextParallel::pool_block_size`] tokens; tokens that another rank holds have the slots of `pad`.
     ///
     /// # Errors
     /// [`Rule::BatchEmpty`] without requests or for one without query tokens, [`Rule::LengthsOverflow`],
-    /// [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`], [`Rule::PadSlot`].
+    /// [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`], [`Rule::PadSlot`], [`Rule::PadTokens`].
     pub fn split(
         &self,
         requests: &[BatchRequest<'_>],
         pad: PadPolicy,
     ) -> Result<ContextSplit, Refused> {
-        let pad = pad.slot()?;
         let mut end = 0usize;
         let mut ends = Cumulative::default();
         for (at, request) in requests.iter().enumerate() {
@@ -163,6 +162,7 @@ impl ContextParallel {
                 table: table.clone(),
                 single,
             };
+            let mut padded = 0usize;
             for request in requests {
                 let keys = request.cached.saturating_add(request.new);
                 let (rule, fix) = (Rule::LengthsOverflow, "split the batch");
@@ -171,7 +171,13 @@ impl ContextParallel {
                     let slot = self
                         .share
                         .slot(request.row, position, self.block_size, rank)?;
-                    step.slots.push(slot.map_or(Ok(pad), on_device)?);
+                    step.slots.push(match slot {
+                        Some(slot) => on_device(slot)?,
+                        None => {
+                            padded = padded.saturating_add(1);
+                            pad.slot_of(padded.saturating_sub(1), self.block_size)?
+                        }
+                    });
                 }
                 let seen = if single { keys } else { request.cached };
                 step.kv_lengths.push(self.share.local_len(seen, rank));

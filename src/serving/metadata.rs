@@ -161,7 +161,7 @@ impl AttentionMetadata {
                 self.decode_tokens = self.decode_tokens.saturating_add(request.new);
             }
         }
-        if let Some(token) = self.slots.iter().position(|slot| pad.is_padding(*slot)) {
+        if let Some(token) = self.slots.iter().position(|slot| pad.is_padding(*slot, block_size)) {
             return Err(refused(
                 Rule::SlotDump,
                 format_args!("{pad:?} for token {token}"),
@@ -169,7 +169,7 @@ impl AttentionMetadata {
                 "never give a sequence the dump block",
             ));
         }
-        check_slots(&self.slots, slots, PadPolicy::SkipNegative)?;
+        check_slots(&self.slots, blocks, block_size, PadPolicy::SkipNegative)?;
         self.state = policy.state(requests);
         self.requests = requests.len();
         self.actual_tokens = tokens;
@@ -255,10 +255,11 @@ impl AttentionMetadata {
     /// Operators want the last end to be the number of query rows, at most 16 rows of each verifying request, and as many
     /// keys as rows. So the padding goes to as many dummy requests as it takes: as long as the real ones where those are
     /// all alike, of up to 16 tokens otherwise. A dummy has as many keys as tokens, its row of the table is 0, and its
-    /// tokens get the slot of the [`PadPolicy`].
+    /// tokens get the slots of the [`PadPolicy`].
     ///
     /// # Errors
     /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);
+    /// [`Rule::PadTokens`] for more padding tokens than [`PadPolicy::DumpSlot`] has slots for;
     /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added then.
     pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
         let now = self.tokens();
@@ -270,7 +271,13 @@ impl AttentionMetadata {
                 "pad to the smallest captured size that holds the batch",
             ));
         }
-        let pad = self.settings.pad.slot()?;
+        let (pad, block_size) = (self.settings.pad, self.settings.block_size);
+        let padded = tokens.saturating_sub(self.actual_tokens);
+        let from = now.saturating_sub(self.actual_tokens);
+        // The last first: what is refused adds nothing.
+        if let Some(last) = padded.checked_sub(1) {
+            pad.slot_of(last, block_size)?;
+        }
         let (rows, added) = (self.dummy_rows(), tokens.saturating_sub(now));
         self.table.room(added.div_ceil(rows))?;
         let mut end = now;
@@ -281,8 +288,9 @@ impl AttentionMetadata {
             self.kv_lengths.push(dummy);
             self.table.push_cut(&[]);
         }
-        let slots = self.slots.len().saturating_add(added);
-        self.slots.resize(slots, pad);
+        for nth in from..padded {
+            self.slots.push(pad.slot_of(nth, block_size)?);
+        }
         Ok(())
     }
 
@@ -512,6 +520,21 @@ mod tests {
         metadata.pad_to(4).unwrap();
         assert_eq!(metadata.q_ends().ends(), [1, 2, 3, 4]);
         assert_eq!(metadata.kv_lengths().lengths(), [6, 3, 1, 1]);
+    }
+
+    #[test]
+    fn padding_names_each_dump_slot_once_or_is_refused() {
+        let dump = BatchSettings {
+            pad: PadPolicy::DumpSlot(2),
+            ..settings()
+        };
+        let mut metadata = AttentionMetadata::new(&[request(5, 1, &[3, 9])], dump).unwrap();
+        metadata.pad_to(3).unwrap();
+        let refused = metadata.pad_to(6).unwrap_err();
+        assert_eq!(refused.rule, Rule::PadTokens);
+        assert_eq!(metadata.tokens(), 3);
+        metadata.pad_to(5).unwrap();
+        assert_eq!(metadata.slots(), [37, 2, 3, 0, 1]);
     }
 
     #[test]

@@ -36,7 +36,8 @@ pub const CALLS: &[Call] = &[
         let pad = pad(draw);
         let _ = (pad.slot(), pad.check(draw.usize()));
         let _ = (
-            pad.is_padding(draw.i32()),
+            pad.is_padding(draw.i32(), draw.usize()),
+            pad.slot_of(draw.usize(), draw.usize()),
             pad.reserved_blocks(draw.usize()),
         );
     }),
@@ -81,7 +82,7 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("check_slots", |draw| {
-        let _ = check_slots(&slots(draw), draw.usize(), pad(draw));
+        let _ = check_slots(&slots(draw), draw.usize(), draw.usize(), pad(draw));
     }),
     ("PageTable", |draw| {
         let _ = PageTable::new(draw.usize(), draw.usize(), row(draw));

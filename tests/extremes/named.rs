@@ -28,6 +28,8 @@ fn a_dump_slot_outside_the_pool_is_refused() {
     }
     let last = BlockPool::new(4, 128, PadPolicy::DumpSlot(511)).unwrap_err();
     assert_eq!(last.rule, Rule::PoolSize, "no block is left for sequences");
+    assert!(last.given.contains("DumpSlot(511)"), "{last}");
+    assert!(last.fix.contains("small dump slot such as 0"), "{last}");
 }
 
 #[test]
