@@ -54,7 +54,10 @@ impl Audit<'_> {
                 "make the slots from the same batch as the lengths",
             ));
         };
-        if let Some(at) = padding.iter().position(|slot| !self.pad.is_padding(*slot, self.block_size)) {
+        if let Some(at) = padding
+            .iter()
+            .position(|slot| !self.pad.is_padding(*slot, self.block_size))
+        {
             return Err(refused(
                 Rule::SlotCount,
                 format_args!(

@@ -307,7 +307,9 @@ impl<T: Element> PagedKvCache<T> {
             .into());
         }
         let pad = self.pool.pad_policy();
-        let last = slots.iter().rposition(|slot| !pad.is_padding(*slot, self.pool.block_size()));
+        let last = slots
+            .iter()
+            .rposition(|slot| !pad.is_padding(*slot, self.pool.block_size()));
         let written = last.map_or(0, |last| last.saturating_add(1));
         let Some(layer) = self.layers.first() else {
             return Err(no_layer(0, 0));

@@ -56,7 +56,9 @@ impl PadPolicy {
             return Err(refused(
                 Rule::PadTokens,
                 format_args!("{} padding tokens, {self:?}", nth.saturating_add(1)),
-                format_args!("at most {reserved}, the slots of the reserved blocks; `DumpSlot({nth})` has enough"),
+                format_args!(
+                    "at most {reserved}, the slots of the reserved blocks; `DumpSlot({nth})` has enough"
+                ),
                 "reserve more blocks by a larger dump slot, pad to a nearer size, or skip padding by negative slots",
             ));
         }

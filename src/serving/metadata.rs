@@ -161,7 +161,11 @@ impl AttentionMetadata {
                 self.decode_tokens = self.decode_tokens.saturating_add(request.new);
             }
         }
-        if let Some(token) = self.slots.iter().position(|slot| pad.is_padding(*slot, block_size)) {
+        if let Some(token) = self
+            .slots
+            .iter()
+            .position(|slot| pad.is_padding(*slot, block_size))
+        {
             return Err(refused(
                 Rule::SlotDump,
                 format_args!("{pad:?} for token {token}"),
