@@ -20,6 +20,12 @@ pub enum Soc {
 }
 
 impl Soc {
+    /// Whether two products have the same kernels and checks, as Atlas A2 and A3 do.
+    pub fn is_kin(self, other: Self) -> bool {
+        let shared = |soc| matches!(soc, Soc::AtlasA2 | Soc::AtlasA3);
+        self == other || (shared(self) && shared(other))
+    }
+
     /// The family of a chip name as `aclrtGetSocName` gives it, or `None` for a name of no known family.
     pub fn from_name(name: &str) -> Option<Self> {
         let rest = name.trim().strip_prefix("Ascend")?;

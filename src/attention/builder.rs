@@ -280,7 +280,13 @@ impl FusedInferAttention {
                 operator::choose(api, target, self.allowed.oldest(), &call, &allowed).err();
             let error = broken.map_or_else(|| unset::scale(&call), named);
             let mask = self.mask.tensor();
-            return Err(Plan::refused(context, &call, mask, bindings, error));
+            return Err(Plan::refused(
+                context,
+                (&call, &self.allowed),
+                mask,
+                bindings,
+                error,
+            ));
         }
         Plan::new(
             context,

@@ -121,20 +121,22 @@ impl Plan {
         reading: Reading,
     ) -> Result<Self> {
         Self::prepare(context, call, allowed, mask, bindings, reading)
-            .map_err(|error| Self::refused(context, call, mask, bindings, error))
+            .map_err(|error| Self::refused(context, (call, allowed), mask, bindings, error))
     }
 
     /// Why a call is not planned, recorded for those who want to know.
     #[cold]
     pub(super) fn refused(
         context: &Arc<Context>,
-        call: &FiaCall<'_>,
+        (call, allowed): (&FiaCall<'_>, &Allowed),
         mask: Option<&AnyTensor>,
         bindings: &impl Bindings,
         error: Error,
     ) -> Error {
         if case::is_on() {
-            case::failed(LiveCall::new(context, call, mask, bindings), None, &error);
+            let mut live = LiveCall::new(context, call, mask, bindings, allowed.oldest());
+            live.portable_since(allowed.portable());
+            case::failed(live, None, &error);
         }
         error
     }
@@ -407,7 +409,7 @@ impl Plan {
             *parameter.of_mut(&mut call) = self.desc(parameter);
         }
         let mask = self.mask.as_ref().map(|(mask, _)| mask);
-        LiveCall::new(self.context(), &call, mask, bindings)
+        LiveCall::new(self.context(), &call, mask, bindings, self.version)
     }
 
     fn queue(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {

@@ -127,6 +127,17 @@ pub enum CaseError {
         /// What would be right.
         allowed: String,
     },
+    /// NaN in an output that is to be expected, where it would stand for "not specified" and let any number pass.
+    #[error(
+        "{count} NaN in {tensor}: in an expected output NaN says that an element is not specified; see to the inputs that make \
+         it, or expect nothing of this output"
+    )]
+    NanOutput {
+        /// The output.
+        tensor: &'static str,
+        /// How many elements.
+        count: usize,
+    },
     /// A folder of recorded calls takes no more.
     #[error("{}: there are {most} recorded calls, the most that a folder takes; move them elsewhere", path.display())]
     FolderFull {

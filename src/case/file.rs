@@ -133,7 +133,11 @@ impl Case {
                 "atten_mask_kind" => self.mask = mask_kind(value)?,
                 "rms_rtol" => self.rms_rtol = Some(distance("rms_rtol", value)?),
                 "soc" => self.soc_name = Some(value.clone()),
-                "cann" => self.cann = Some(release(value)?),
+                "cann" => self.cann = Some(release("cann", value)?),
+                "portable_since" => {
+                    self.portable_since = Some(release("portable_since", value)?);
+                }
+                "expect_rule" => self.expect_rule = Some(value.clone()),
                 "op_version" => self.op_version = Some(op_version(value)?),
                 "out_dtype" => self.out_dtype = Some(out_dtype(value)?),
                 "atol" => atol = Some(distance("atol", value)?),
@@ -214,6 +218,11 @@ impl Case {
             ("soc", self.soc_name.clone()),
             ("cann", self.cann.map(|cann| format!("{cann}.0"))),
             ("op_version", self.op_version.map(version_number)),
+            ("expect_rule", self.expect_rule.clone()),
+            (
+                "portable_since",
+                self.portable_since.map(|cann| format!("{cann}.0")),
+            ),
             ("out_dtype", self.out_dtype.map(dtype_name)),
             ("rms_rtol", self.rms_rtol.map(|rtol| format!("{rtol:?}"))),
         ];
@@ -388,11 +397,11 @@ fn mask_kind(value: &str) -> Result<MaskKind, CaseError> {
         })
 }
 
-fn release(value: &str) -> Result<Cann, CaseError> {
+fn release(key: &'static str, value: &str) -> Result<Cann, CaseError> {
     match Cann::of_version(value) {
         Some(Release::Known(cann)) => Ok(cann),
         _ => Err(CaseError::malformed(
-            "cann",
+            key,
             value,
             "a release whose contract is known: 8.1 to 9.1",
         )),

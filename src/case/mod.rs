@@ -30,6 +30,8 @@
 //! | `atol`, `rtol` | tolerance: `abs(got - want) <= atol + rtol * abs(want)` |
 //! | `expect` | `ok`, or `reject`: the call must be refused before any work is done |
 //! | `expect_status` | CANN's status of the refusal |
+//! | `expect_rule` | id of the rule that refuses the call; where `expect` is `ok`, of the lint by which the safe layer stops what the operator takes |
+//! | `portable_since` | the first release, such as `8.1.0`, that has to take the call as the case's own release does; absent is not asked |
 //!
 //! An absent attribute has the operator's default ([`Attributes`]); an absent `atten_mask_kind` follows from whether
 //! there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0. Types of 4 bits are two to a byte along
@@ -130,6 +132,12 @@ pub struct Case {
     pub cann: Option<Cann>,
     /// The oldest version of the operator that the call goes to; `None` is the oldest that can express it.
     pub op_version: Option<Version>,
+    /// The rule or lint that refuses the call, by id: with [`Expect::Reject`] the operator's rule, with [`Expect::Ok`] the
+    /// lint by which the safe layer stops what the operator takes. `None` is any rule.
+    pub expect_rule: Option<String>,
+    /// The first release that has to take the call as the case's own does, as
+    /// [`FusedInferAttention::portable_since`](crate::FusedInferAttention::portable_since) asks; `None` asks for nothing.
+    pub portable_since: Option<Cann>,
     /// Element type of the attention output; `None` is the one that the inputs imply.
     pub out_dtype: Option<DType>,
 }

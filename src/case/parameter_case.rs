@@ -158,9 +158,7 @@ impl ParameterCase {
     ///
     /// Atlas A2 and A3 have the same checks: what is said of one holds for the other.
     pub fn accepted_on(&self, target: Target) -> Option<bool> {
-        let kin = |soc| matches!(soc, Soc::AtlasA2 | Soc::AtlasA3);
-        let same = |soc: Soc| soc == target.soc || (kin(soc) && kin(target.soc));
-        if !self.soc.is_none_or(same) {
+        if !self.soc.is_none_or(|soc| soc.is_kin(target.soc)) {
             return None;
         }
         let of = |release: &Option<Cann>| release.is_none_or(|release| release == target.cann);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{Version, rules};
-use ascend_spec::{CompressedMask, Level, TensorDesc, Unsupported, Violation};
+use ascend_spec::{CompressedMask, DType, Level, Rule, TensorDesc, Unsupported, Violation};
 
 use super::{Case, CaseError, CaseTensor, Comparison, Expect, MaskKind, Parameter, Tolerance};
 use crate::attention::Arguments;
@@ -50,9 +50,10 @@ pub enum Verdict {
 impl Case {
     /// Runs the call on a stream and compares what comes out with what the case expects.
     ///
-    /// The outputs hold NaN (all bits set) before the launch, so that an operator that writes nothing fails. A case that
-    /// expects a refusal passes only if the call is refused before it is launched, with the expected status if one is
-    /// given. Waits for the stream. Other work may be queued there before; it is not touched.
+    /// The outputs hold NaN before the launch, those of integers what is furthest from the expected numbers, so that an
+    /// operator that writes nothing fails. A case that
+    /// expects a refusal passes only if the call is refused before it is launched, with the expected status and by the
+    /// expected rule if these are given. Waits for the stream. Other work may be queued there before; it is not touched.
     ///
     /// A call that breaks a lint which [overruns](ascend_spec::Rule::overruns) memory fails, refused by that lint, as does
     /// one whose block table or padding names places outside of its tensors: a file makes no device leave them. Other
@@ -112,8 +113,10 @@ impl Case {
             };
             return Ok(outcome);
         }
-        for tensor in [&out, &lse].into_iter().flatten() {
-            poison(stream, tensor)?;
+        for (tensor, want) in [(&out, &self.attention_out), (&lse, &self.softmax_lse)] {
+            if let Some(tensor) = tensor {
+                poison(stream, tensor, want.as_ref())?;
+            }
         }
         let begin = Instant::now();
         if let Err(refusal) = arguments.launch(&plan, stream) {
@@ -126,6 +129,12 @@ impl Case {
         }
         stream.synchronize()?;
         outcome.launch_time = begin.elapsed();
+        if let Some(recorded) = &self.expect_rule {
+            outcome.verdict = Verdict::Failed {
+                reason: format!("the call should be stopped by {recorded}, but nothing stops it"),
+            };
+            return Ok(outcome);
+        }
         outcome.attention_out = download(stream, out)?;
         outcome.softmax_lse = download(stream, lse)?;
         self.judge(&mut outcome);
@@ -136,7 +145,8 @@ impl Case {
     /// unspecified stays so; the tolerance is this case's, or 0.
     ///
     /// # Errors
-    /// [`CaseError::Contradiction`] if the outcome has no outputs.
+    /// [`CaseError::Contradiction`] if the outcome has no outputs; [`CaseError::NanOutput`] if NaN came out where the case
+    /// does not leave it unspecified.
     pub fn with_outputs(&self, outcome: &Outcome) -> std::result::Result<Case, CaseError> {
         if outcome.attention_out.is_none() {
             return Err(CaseError::Contradiction("the case was not computed"));
@@ -144,8 +154,12 @@ impl Case {
         let mut case = self.clone();
         case.expect = Expect::Ok;
         case.tolerance = Some(self.tolerance.unwrap_or_default());
-        case.attention_out = kept(&outcome.attention_out, &self.attention_out)?;
-        case.softmax_lse = kept(&outcome.softmax_lse, &self.softmax_lse)?;
+        case.attention_out = kept(
+            "attention_out",
+            &outcome.attention_out,
+            &self.attention_out,
+        )?;
+        case.softmax_lse = kept("softmax_lse", &outcome.softmax_lse, &self.softmax_lse)?;
         Ok(case)
     }
 
@@ -164,13 +178,19 @@ impl Case {
         if let Some(version) = self.op_version {
             arguments.at_least(version);
         }
+        if let Some(release) = self.portable_since {
+            arguments.portable_since(release);
+        }
         if self.mask == MaskKind::Compressed {
             let masks = stream.device().masks();
             let mask = masks.template(CompressedMask::Causal, masks.form())?;
             arguments.set(Parameter::AttenMask, mask);
         }
         // A file is data: it must not make the device leave its tensors.
-        for lint in rules::lints::all().filter(|lint| !lint.overruns) {
+        let expected = |lint: &Rule| {
+            self.expect == Expect::Ok && self.expect_rule.as_deref() == Some(lint.id)
+        };
+        for lint in rules::lints::all().filter(|lint| !lint.overruns && !expected(lint)) {
             arguments.allow_lint(lint.id);
         }
         Ok(arguments)
@@ -178,12 +198,29 @@ impl Case {
 
     /// The verdict on a call that was refused with this status.
     fn refused(&self, status: i32, refusal: &Error) -> Verdict {
+        let rule = match refusal {
+            Error::Violation(violation) => Some(violation.rule),
+            _ => None,
+        };
+        let recorded = self.expect_rule.as_deref();
         // The operator would take it: only this crate does not.
-        if let Error::Violation(violation) = refusal
-            && violation.rule.level == Level::Lint
-        {
+        if let Some(rule) = rule.filter(|rule| rule.level == Level::Lint) {
+            if self.expect == Expect::Ok && recorded == Some(rule.id) {
+                return Verdict::Passed;
+            }
             return Verdict::Failed {
                 reason: refusal.to_string(),
+            };
+        }
+        let found = rule.map(|rule| rule.id);
+        if let Some(recorded) = recorded.filter(|&recorded| found != Some(recorded))
+            && self.expect != Expect::Ok
+        {
+            let found = found.unwrap_or("the operator itself");
+            return Verdict::Failed {
+                reason: format!(
+                    "rejected by another rule than recorded ({found}, recorded {recorded}): {refusal}"
+                ),
             };
         }
         match self.expect {
@@ -266,8 +303,8 @@ fn upload(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
     stream.upload_bytes(tensor.dtype(), tensor.bytes(), tensor.shape())
 }
 
-/// Sets all bits of an output: NaN in every floating point type.
-fn poison(stream: &Stream, tensor: &AnyTensor) -> Result<()> {
+/// Fills an output with what it must not hold.
+fn poison(stream: &Stream, tensor: &AnyTensor, want: Option<&CaseTensor>) -> Result<()> {
     let bytes = tensor.desc().byte_range().unwrap_or(0..0).end;
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut poison = Vec::new();
@@ -278,8 +315,27 @@ fn poison(stream: &Stream, tensor: &AnyTensor) -> Result<()> {
             "what fits in the host's memory",
         ));
     }
-    poison.resize(bytes, 0xff);
+    poison.resize(bytes, 0);
+    fill(tensor.dtype(), want, &mut poison);
     tensor.overwrite_bytes(stream, &poison)
+}
+
+/// NaN, or in an integer type, which has none, what is furthest from the expected numbers.
+fn fill(dtype: DType, want: Option<&CaseTensor>, poison: &mut [u8]) {
+    poison.fill(match dtype {
+        DType::HiFloat8 => 0x80,
+        DType::Int8 => 0x7f,
+        _ => 0xff,
+    });
+    if dtype != DType::Int8 {
+        return;
+    }
+    let want = want.and_then(CaseTensor::to_f32).unwrap_or_default();
+    for (byte, want) in poison.iter_mut().zip(want) {
+        if want >= 0.0 {
+            *byte = 0x80;
+        }
+    }
 }
 
 fn download(stream: &Stream, tensor: Option<AnyTensor>) -> Result<Option<CaseTensor>> {
@@ -343,6 +399,7 @@ fn difference(comparison: &Comparison) -> Option<String> {
 
 /// An output as an expected one: FLOAT, and NaN wherever the case did not specify it before.
 fn kept(
+    name: &'static str,
     got: &Option<CaseTensor>,
     before: &Option<CaseTensor>,
 ) -> std::result::Result<Option<CaseTensor>, CaseError> {
@@ -351,6 +408,7 @@ fn kept(
         tensor: "output".to_owned(),
         dtype: got.dtype().to_string(),
     })?;
+    let mut unspecified = 0;
     let before = before
         .as_ref()
         .filter(|before| before.shape() == got.shape());
@@ -358,8 +416,16 @@ fn kept(
         for (value, before) in values.iter_mut().zip(before) {
             if before.is_nan() {
                 *value = f32::NAN;
+                unspecified += 1;
             }
         }
+    }
+    let count = values.iter().filter(|value| value.is_nan()).count();
+    if count > unspecified {
+        return Err(CaseError::NanOutput {
+            tensor: name,
+            count: count - unspecified,
+        });
     }
     CaseTensor::from_f32(ascend_spec::DType::Float, got.shape(), &values).map(Some)
 }

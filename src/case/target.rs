@@ -27,11 +27,13 @@ impl Case {
             return Ok(None);
         }
         let soc_name = self.soc_name.as_deref().unwrap_or(device.soc_name());
-        let soc = Soc::from_name(soc_name).ok_or_else(|| Error::UnknownProduct {
-            name: soc_name.to_owned(),
-        })?;
+        if Soc::from_name(soc_name).is_none() {
+            return Err(Error::UnknownProduct {
+                name: soc_name.to_owned(),
+            });
+        }
         let target = device.target()?;
-        let cann = self.cann.unwrap_or(target.cann);
+        let Target { soc, cann, .. } = self.target(target);
         if device.runtime().backend() != Backend::Emulated {
             return match self.admits(soc, cann, target) {
                 Ok(()) => Ok(None),
@@ -56,9 +58,7 @@ impl Case {
 
     /// Whether a device can show what the case says; if not, what could.
     fn admits(&self, soc: Soc, cann: Cann, device: Target) -> std::result::Result<(), String> {
-        // Atlas A2 and A3 share their kernels and checks.
-        let kin = |soc| matches!(soc, Soc::AtlasA2 | Soc::AtlasA3);
-        if soc != device.soc && !(kin(soc) && kin(device.soc)) {
+        if !soc.is_kin(device.soc) {
             return Err(format!("{soc}, or on the emulation"));
         }
         if cann > device.cann {

@@ -21,7 +21,7 @@ use super::{Stop, explain, matrix, replay, text_file};
 /// and whether that is what the file expects. Ends with the counts, and with exit code 1 if any verdict is not as expected
 /// or any file or line cannot be read.
 ///
-/// A call is judged for a CANN release and a chip: those that are named here, otherwise those that its line names,
+/// A call is judged for a CANN release and a chip: those that are named here, otherwise those that its file or line names,
 /// otherwise release 8.1 on Ascend910B3. With `all` in their place it is judged for each, and a table shows the verdicts.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -108,7 +108,7 @@ impl Asked {
         })
     }
 
-    /// The targets of a call whose file names a product or releases.
+    /// The targets of a call whose file or line names a product or releases.
     fn targets(&self, soc: Option<Soc>, named: &[(Option<Cann>, bool)]) -> Vec<Target> {
         let own = [soc.unwrap_or(Soc::AtlasA2)];
         let socs = match self.socs.is_empty() {
@@ -143,6 +143,38 @@ pub(super) struct Checked {
     status: i32,
     message: Option<String>,
     lints: Vec<Violation>,
+    /// What is otherwise than a case's `expect_rule` says.
+    other_rule: Option<String>,
+    /// The lint that a case expects, if it is there.
+    stopped_by: Option<String>,
+}
+
+impl Checked {
+    /// Compares with the rule or lint that a case says it was refused by.
+    fn compare_rule(&mut self, recorded: &str) {
+        if self.expected != Some(self.accepted) {
+            return;
+        }
+        let lint = || self.lints.iter().any(|lint| lint.rule.id == recorded);
+        match self.rule {
+            Some(rule) if rule == recorded => {}
+            Some(rule) => {
+                self.other_rule = Some(format!(
+                    "rejected by another rule than recorded ({rule}, recorded {recorded})"
+                ));
+            }
+            None if lint() => self.stopped_by = Some(recorded.to_owned()),
+            None => {
+                self.other_rule = Some(format!("the lint {recorded} should be there, and is not"));
+            }
+        }
+    }
+
+    /// Whether the verdict is what is expected; `None` if nothing is.
+    fn agrees(&self) -> Option<bool> {
+        let expected = self.expected?;
+        Some(expected == self.accepted && self.other_rule.is_none())
+    }
 }
 
 /// Verdicts, counted apart.
@@ -160,12 +192,12 @@ struct Counts {
 
 impl Counts {
     fn count(&mut self, checked: &Checked) {
-        let place = match (checked.expected, checked.accepted) {
+        let place = match (checked.agrees(), checked.accepted) {
             (None, _) => &mut self.without_expectation,
             (Some(true), true) => &mut self.accepted_right,
             (Some(false), true) => &mut self.accepted_wrong,
-            (Some(false), false) => &mut self.rejected_right,
-            (Some(true), false) => &mut self.rejected_wrong,
+            (Some(true), false) => &mut self.rejected_right,
+            (Some(false), false) => &mut self.rejected_wrong,
         };
         *place += 1;
     }
@@ -234,16 +266,24 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     let description = case.describe();
                     let call = description.call(&case);
                     let accepted = case.expect == Expect::Ok;
-                    // What a case file expects is what the emulator's contract says.
-                    let of = |target: Target| (target.cann == Cann::V8_1).then_some(accepted);
-                    let targets = asked.targets(None, &[]);
+                    let own = case.target(Target::snapshot(Soc::AtlasA2));
+                    // What a case file expects is of the release that it names, or of the oldest.
+                    let of = |target: Target| {
+                        let same = case.soc_name.is_none() || own.soc.is_kin(target.soc);
+                        (target.cann == own.cann && same).then_some(accepted)
+                    };
+                    let targets = asked.targets(Some(own.soc), &[(Some(own.cann), accepted)]);
+                    let oldest =
+                        Version::oldest_for(&call).max(case.op_version.unwrap_or(Version::V1));
                     let one = |target| {
                         let content = Some(&*case);
+                        let runs = |of: &Version| *of >= oldest && of.runs_on(target);
+                        let version = Version::ALL.into_iter().find(runs);
                         check(
                             case.name.clone(),
                             of(target),
                             (&call, content),
-                            None,
+                            Some(version.unwrap_or(oldest)),
                             target,
                         )
                     };
@@ -332,12 +372,17 @@ fn check(
         status: 0,
         message: None,
         lints: Vec::new(),
+        other_rule: None,
+        stopped_by: None,
     };
     match call.check(version, target) {
         Ok(problem) => {
             problem.each_lint(&mut |violation| checked.lints.push(violation));
             let misplaced = content.and_then(|case| case.check_places(&problem).err());
             checked.lints.extend(misplaced);
+            if let Some(since) = content.and_then(|case| case.portable_since) {
+                call.each_difference(version, target, since, &mut |lint| checked.lints.push(lint));
+            }
         }
         // The operator takes it; this release alone does not compute it.
         Err(Refusal::Unsupported(unsupported)) => checked.message = Some(unsupported.to_string()),
@@ -347,6 +392,9 @@ fn check(
             checked.status = violation.rule.status;
             checked.message = Some(violation.to_string());
         }
+    }
+    if let Some(recorded) = content.and_then(|case| case.expect_rule.as_deref()) {
+        checked.compare_rule(recorded);
     }
     checked
 }
@@ -358,9 +406,7 @@ fn report(
     output: &mut Output,
 ) -> Result<(), Stop> {
     let verdict = if checked.accepted { "accept" } else { "reject" };
-    let agrees = checked
-        .expected
-        .map(|expected| expected == checked.accepted);
+    let agrees = checked.agrees();
     if json {
         let lints = checked.lints.iter().map(ToString::to_string);
         return output.line(json!({
@@ -375,6 +421,7 @@ fn report(
             "soc": checked.target.soc.name(),
             "lints": lints.collect::<Vec<_>>(),
             "agrees": agrees,
+            "other_rule": checked.other_rule,
         }));
     }
     let agreement = match agrees {
@@ -385,8 +432,13 @@ fn report(
     let message = checked.message.as_deref().unwrap_or("");
     let lints: Vec<&str> = checked.lints.iter().map(|lint| lint.rule.id).collect();
     let id = named(place, &checked.id);
+    let stopped = match (&checked.other_rule, &checked.stopped_by) {
+        (Some(other), _) => format!("; {}", other.escape_debug()),
+        (None, Some(lint)) => format!("; stopped by the lint {}", lint.escape_debug()),
+        (None, None) => String::new(),
+    };
     output.line(format_args!(
-        "{place}{id}: {verdict}, {agreement}{}{message}{}{}",
+        "{place}{id}: {verdict}, {agreement}{stopped}{}{message}{}{}",
         if message.is_empty() { "" } else { "; " },
         if lints.is_empty() { "" } else { "; lints: " },
         lints.join(", "),

@@ -52,7 +52,11 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let backend = runtime.backend().to_string();
     if !arguments.json {
         let (soc, origin) = (device.soc_name(), runtime.origin());
-        output.line(format_args!("backend {backend}, {soc}: {origin}"))?;
+        let release = match device.target() {
+            Ok(target) => format!(" with CANN {}", target.cann),
+            Err(_) => String::new(),
+        };
+        output.line(format_args!("backend {backend}, {soc}{release}: {origin}"))?;
     }
     let width = files.iter().map(|file| stem(file).chars().count()).max();
     let mut tally = Tally::new(backend);

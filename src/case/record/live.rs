@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
-use ascend_spec::{CompressedMask, DType, Refusal, TensorDesc};
+use ascend_spec::{Cann, CompressedMask, DType, Refusal, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
@@ -23,6 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub(crate) struct LiveCall {
     context: Arc<Context>,
+    /// The version that the call goes to, or where none was chosen yet, the oldest that it may go to.
+    version: Version,
+    portable_since: Option<Cann>,
     attributes: Attributes,
     inputs: Vec<(Operand, AnyTensor)>,
     /// As described; the memory is missing where there is none yet.
@@ -36,9 +39,15 @@ impl LiveCall {
         call: &FiaCall<'_>,
         mask: Option<&AnyTensor>,
         bindings: &impl Bindings,
+        at_least: Version,
     ) -> Self {
+        let version = context.target().map_or(at_least, |target| {
+            chosen(call, at_least, target)
+        });
         let mut live = Self {
             context: Arc::clone(context),
+            version,
+            portable_since: None,
             attributes: Attributes::of(call),
             inputs: Vec::new(),
             outputs: Vec::new(),
@@ -65,6 +74,11 @@ impl LiveCall {
         live
     }
 
+    /// Notes that every release from this one on was asked to take the call.
+    pub(crate) fn portable_since(&mut self, release: Option<Cann>) {
+        self.portable_since = release;
+    }
+
     /// Shapes, element types and attributes.
     pub(super) fn parameters(
         &self,
@@ -83,8 +97,11 @@ impl LiveCall {
         let tensors: Vec<_> = inputs.chain(outputs).collect();
         let mut case = ParameterCase::of(&self.attributes, &tensors);
         case.id = id.to_owned();
+        let target = self.context.target().ok();
+        case.soc = target.map(|target| target.soc);
+        case.version = Some(self.version);
         case.accepted = accepted
-            .map(|accepted| (None, accepted))
+            .map(|accepted| (target.map(|target| target.cann), accepted))
             .into_iter()
             .collect();
         case.about = about.to_owned();
@@ -102,7 +119,19 @@ impl LiveCall {
         for (output, desc, tensor) in &self.outputs {
             let Some(tensor) = tensor else { continue };
             // Of other types nothing is expected.
-            let expected = expected(desc, read(tensor, 0..bytes_of(tensor))?);
+            let mut expected = expected(desc, read(tensor, 0..bytes_of(tensor))?);
+            let count = expected.as_ref().map_or(0, nans);
+            if count > 0 {
+                // It would say that these elements are not specified.
+                let about = format!("{count} NaN in {}: nothing is expected of it", output.name());
+                tracing::warn!("recorded with {about}");
+                case.note = [std::mem::take(&mut case.note), about]
+                    .into_iter()
+                    .filter(|part| !part.is_empty())
+                    .collect::<Vec<_>>()
+                    .join("; ");
+                expected = None;
+            }
             match output {
                 Parameter::SoftmaxLse => case.softmax_lse = expected,
                 _ => case.attention_out = expected,
@@ -166,8 +195,13 @@ impl LiveCall {
                 "{bytes} bytes of data, and this process may write {room} more"
             ));
         }
+        let target = self.context.target().ok();
         let mut case = Case {
             attributes: self.attributes.clone(),
+            soc_name: target.map(|_| self.context.soc_name().to_owned()),
+            cann: target.map(|target| target.cann),
+            op_version: Some(self.version),
+            portable_since: self.portable_since,
             ..Case::default()
         };
         for (operand, tensor) in &self.inputs {
@@ -259,11 +293,7 @@ impl LiveCall {
     /// What the contract says: the rule that refuses the call, the feature that is not there, or nothing.
     fn verdict(&self, call: &FiaCall<'_>) -> Option<&'static str> {
         let target = self.context.target().ok()?;
-        let oldest = Version::oldest_for(call);
-        let version = Version::ALL
-            .into_iter()
-            .find(|of| *of >= oldest && of.runs_on(target));
-        match call.check(version.unwrap_or(oldest), target) {
+        match call.check(chosen(call, self.version, target), target) {
             Ok(_) => None,
             Err(Refusal::Violation(violation)) => Some(violation.rule.id),
             Err(Refusal::Unsupported(unsupported)) => Some(unsupported.feature),
@@ -271,10 +301,23 @@ impl LiveCall {
     }
 }
 
+/// The oldest version, `at_least` one, that can express a call and runs on the product.
+fn chosen(call: &FiaCall<'_>, at_least: Version, target: Target) -> Version {
+    let oldest = Version::oldest_for(call).max(at_least);
+    let runs = |of: &Version| *of >= oldest && of.runs_on(target);
+    Version::ALL.into_iter().find(runs).unwrap_or(oldest)
+}
+
 /// An output as a case expects it: FLOAT; `None` if its type has no such form.
 pub(super) fn expected(desc: &TensorDesc, bytes: Vec<u8>) -> Option<CaseTensor> {
     let tensor = CaseTensor::with_dims(desc.dtype, desc.shape, bytes).ok()?;
     CaseTensor::from_f32(DType::Float, tensor.shape(), &tensor.to_f32()?).ok()
+}
+
+/// How many elements of an expected output are NaN, which would let any number pass.
+pub(super) fn nans(expected: &CaseTensor) -> usize {
+    let values = expected.to_f32().unwrap_or_default();
+    values.iter().filter(|value| value.is_nan()).count()
 }
 
 /// Whether a mask is the one that a reader makes for itself.

@@ -74,7 +74,8 @@ impl Recorded {
 
 impl Case {
     /// Makes a case of a call: the plan's attributes and mask, and these inputs, copied from the device. Of a paged cache
-    /// only the blocks are copied that the call reads; the block table numbers them anew. Waits for the stream.
+    /// only the blocks are copied that the call reads; the block table numbers them anew. The case is for the device's chip
+    /// and release, and for the version of the operator that the plan goes to. Waits for the stream.
     ///
     /// The case expects no outputs; [`Case::expecting`] adds them.
     ///
@@ -124,7 +125,7 @@ impl Case {
     /// The case with these outputs as what is expected of it. Waits for the stream.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for outputs of an element type that cannot be compared; otherwise as for
+    /// [`Error::InvalidArgument`] for outputs of an element type that cannot be compared, or with NaN; otherwise as for
     /// [`AnyTensor::download_bytes`](crate::AnyTensor::download_bytes).
     pub fn expecting<T: Element>(
         mut self,
@@ -135,13 +136,21 @@ impl Case {
         let lse = output.softmax_lse.as_deref();
         let expected = |tensor: &crate::AnyTensor| {
             let bytes = tensor.download_bytes(stream)?;
-            live::expected(tensor.desc(), bytes).ok_or_else(|| {
+            let expected = live::expected(tensor.desc(), bytes).ok_or_else(|| {
                 Error::invalid(
                     "output",
                     tensor.desc(),
                     "an element type that can be compared: FLOAT, FLOAT16, BF16 or INT8",
                 )
-            })
+            })?;
+            match live::nans(&expected) {
+                0 => Ok(expected),
+                count => Err(Error::invalid(
+                    "output",
+                    format_args!("{count} NaN in {}", tensor.desc()),
+                    "numbers: NaN in an expected output says that an element is not specified",
+                )),
+            }
         };
         self.attention_out = Some(expected(&output.attention)?);
         self.softmax_lse = lse.map(expected).transpose()?;

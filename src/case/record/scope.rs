@@ -44,7 +44,8 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 ///
 /// A call that is launched is waited for and recorded with its inputs, as [`Case::record`](crate::case::Case::record)
 /// does; the case expects the outputs that came out, within `tolerance`. A call that is refused or fails is recorded with
-/// the error as its note, and the case of a refused one expects the refusal. When a step tries several backends, the
+/// the error as its note, and the case of a refused one expects the refusal by the same rule or lint. Of an output with NaN, which a case cannot
+/// expect, nothing is expected, and the case's note says so. When a step tries several backends, the
 /// calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays are
 /// recorded without data.
 ///
@@ -166,6 +167,9 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
     let case = case.and_then(|mut case| {
         case.name = name.to_owned();
         case.note.clone_from(&about);
+        if let Error::Violation(violation) = error {
+            case.expect_rule = Some(violation.rule.id.to_owned());
+        }
         if let Some(status) = status {
             case.expect = Expect::Reject {
                 status: Some(status),

@@ -25,7 +25,10 @@ use formula::Formula;
 /// Without an output option the text form is written: one line for each query row, `#` where the key is visible and `.`
 /// where it is hidden. Flags that do not belong to the mask are refused.
 #[derive(clap::Args)]
-#[command(allow_negative_numbers = true)]
+#[command(
+    allow_negative_numbers = true,
+    override_usage = "ascend-attn mask [OPTIONS] <KIND>\n       ascend-attn mask [OPTIONS] --case <FILE>"
+)]
 pub(super) struct Arguments {
     /// Sparse mode, or a mask that serving systems use
     #[arg(required_unless_present = "case", value_name = "KIND")]
