@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use ascend_attention::case::{Case, CaseTensor, Parameter};
+use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Parameter};
 
 fn check(arguments: &[&str]) -> (i32, String) {
     let Output {
@@ -290,4 +290,58 @@ fn a_block_beyond_the_cache_is_named_as_when_the_case_is_run() {
     );
     let (_, text) = check(&["--json", file.to_str().unwrap()]);
     assert!(text.contains("1048576"), "{text}");
+}
+
+#[test]
+fn a_case_is_judged_for_the_target_that_it_names() {
+    let (code, text) = check(&["tests/vectors/targets"]);
+    assert_eq!(code, 0, "{text}");
+    assert!(
+        text.lines().last().unwrap().ends_with(" passed, 0 failed"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_case_that_another_rule_rejects_than_recorded_is_not_as_expected() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/numeric");
+    let mut case = Case::read(root.join("059_head_dim_16.safetensors")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rule.safetensors");
+    let judged = |case: &Case| {
+        case.write(&file).unwrap();
+        check(&[file.to_str().unwrap()])
+    };
+    // The operator ignores the window of mode 0 without a mask.
+    let mut lint = case.clone();
+    lint.attributes.sparse_mode = 0;
+    lint.mask = MaskKind::None;
+    lint.attributes.pre_tokens = 5;
+    lint.expect_rule = Some("tokens.without_mask".to_owned());
+    let (code, text) = judged(&lint);
+    assert!(
+        code == 0 && text.contains("as expected; stopped by the lint tokens.without_mask"),
+        "{text}"
+    );
+    lint.attributes.pre_tokens = i64::from(i32::MAX);
+    let (code, text) = judged(&lint);
+    assert!(
+        code == 1 && text.contains("NOT AS EXPECTED; the lint tokens.without_mask"),
+        "{text}"
+    );
+
+    case.attributes.num_heads = 3;
+    case.expect = Expect::Reject {
+        status: Some(561_002),
+    };
+    let (code, text) = judged(&case);
+    assert_eq!(code, 0, "{text}");
+    case.expect_rule = Some("head_dim.equal".to_owned());
+    let (code, text) = judged(&case);
+    assert!(
+        code == 1
+            && text.contains("rejected by another rule than recorded (")
+            && text.contains(", recorded head_dim.equal)"),
+        "{text}"
+    );
 }

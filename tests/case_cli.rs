@@ -14,7 +14,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use ascend_attention::case::{Case, Expect, MaskKind};
+use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Parameter};
+use ascend_attention::f16;
 use serde_json::Value;
 
 fn vectors(name: &str) -> PathBuf {
@@ -198,6 +199,48 @@ fn expected_refusals_pass_and_others_do_not() {
 }
 
 #[test]
+fn a_case_that_another_rule_refuses_than_recorded_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut case = small();
+    case.attributes.num_heads = 3;
+    case.expect = Expect::Reject {
+        status: Some(561_002),
+    };
+    case.expect_rule = Some("head_dim.equal".to_owned());
+    let path = write(folder.path(), "rule.safetensors", &case);
+    let output = emulated(&[&path]);
+    let stdout = text(&output.stdout);
+    assert_eq!(last_line(&output), "0 passed, 1 failed");
+    assert!(
+        stdout.contains("rejected by another rule than recorded (")
+            && stdout.contains(", recorded head_dim.equal)"),
+        "{stdout}"
+    );
+    // The backend's chip and release are said.
+    let first = stdout.lines().next().unwrap();
+    assert!(first.contains(" with CANN "), "{first}");
+}
+
+#[test]
+fn nan_is_not_written_as_an_expected_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut case = small();
+    case.attention_out = None;
+    let query = case.tensors[&Parameter::Query].clone();
+    let mut bytes = query.bytes().to_vec();
+    bytes[..2].copy_from_slice(&f16::NAN.to_le_bytes());
+    let query = CaseTensor::new(query.dtype(), query.shape(), bytes).unwrap();
+    case.tensors.insert(Parameter::Query, query);
+    let path = write(folder.path(), "nan.safetensors", &case);
+    let out = folder.path().join("out");
+    let output = emulated(&["--out", out.to_str().unwrap(), &path]);
+    let stdout = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{stdout}");
+    assert!(stdout.contains("NaN in attention_out"), "{stdout}");
+    assert!(!out.join("nan.safetensors").exists());
+}
+
+#[test]
 fn a_lint_is_named_and_does_not_stop_a_case() {
     let folder = tempfile::tempdir().unwrap();
     let mut case = small();
@@ -303,6 +346,27 @@ fn written_outputs_are_cases_again() {
         text(&over.stderr)
     );
     assert_eq!(Case::read(&input).unwrap(), bare);
+    // Nor through a link, nor into a pipe, which waits for a reader.
+    let name = "bare.safetensors";
+    let links = folder.path().join("links");
+    type Link<'a> = &'a dyn Fn(&Path) -> bool;
+    let made: [(Link<'_>, i32); 3] = [
+        (&|at| std::os::unix::fs::symlink(&input, at).is_ok(), 0),
+        (&|at| fs::hard_link(&input, at).is_ok(), 0),
+        (
+            &|at| Command::new("mkfifo").arg(at).status().unwrap().success(),
+            1,
+        ),
+    ];
+    for (make, code) in made {
+        fs::create_dir(&links).unwrap();
+        assert!(make(&links.join(name)));
+        let output = emulated(&["--out", links.to_str().unwrap(), &input]);
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stdout));
+        assert_eq!(Case::read(&input).unwrap(), bare);
+        assert_eq!(fs::read_dir(&links).unwrap().count(), 1);
+        fs::remove_dir_all(&links).unwrap();
+    }
     let twice = emulated(&["--out", out.to_str().unwrap(), &input, &input]);
     assert_eq!(twice.status.code(), Some(2));
     assert!(
@@ -507,6 +571,11 @@ fn files_without_an_end_are_refused() {
         ends(&["mask", "tree", "--tree", lines], why);
         ends(&["mask", "mode1", "--tensor", lines], why);
     }
+    let png = named("pipe.jsonl");
+    ends(
+        &["mask", "causal", "--png", png.to_str().unwrap()],
+        "name a regular file",
+    );
     let own = folder.path().to_str().unwrap();
     ends(&["mask", "--case", own], "no regular file");
     ends(&["mask", "tree", "--tree", own], "no regular file");

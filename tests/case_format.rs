@@ -115,8 +115,12 @@ fn a_file_says_which_machine_it_is_for() {
         ("out_dtype", "bfloat16"),
         ("rms_rtol", "0.125"),
         ("sparse_mode", "9"),
+        ("expect_rule", "tokens.without_mask"),
+        ("portable_since", "8.5.0"),
     ])
     .unwrap();
+    assert_eq!(case.expect_rule.as_deref(), Some("tokens.without_mask"));
+    assert_eq!(case.portable_since, Some(Cann::V8_5));
     assert_eq!(case.soc_name.as_deref(), Some("Ascend910B1"));
     assert_eq!(
         (case.cann, case.op_version),

@@ -415,6 +415,16 @@ fn the_masks_of_cases_are_drawn() {
     }
     assert!(drawn > 0);
     refused(&["--case", "/nowhere.safetensors"], "/nowhere.safetensors");
+    // A case names what it is for.
+    let other = vectors.join("targets/088_950_differs_bsnd_64_128_causal.safetensors");
+    let output = run(&["--case", other.to_str().unwrap(), "--text"]);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    // Either a kind or a case.
+    refused(
+        &["causal", "--case", other.to_str().unwrap()],
+        "mask [OPTIONS] --case <FILE>",
+    );
 }
 
 #[test]

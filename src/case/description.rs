@@ -1,9 +1,10 @@
 //! What the operator is told about a case: descriptors of all tensors, given and computed.
 
 use ascend_spec::fia::{FiaCall, Problem};
-use ascend_spec::{DType, SparseMode, TensorDesc, Violation};
+use ascend_spec::{Soc, SparseMode, TensorDesc, Violation};
 
 use crate::attention::{PLACED, admits_content};
+use crate::mask::MaskForm;
 
 use super::{Case, MaskKind};
 
@@ -66,7 +67,9 @@ impl Description {
         }
         if case.mask == MaskKind::Compressed {
             let size = SparseMode::COMPRESSED_MASK_SIZE;
-            call.atten_mask = TensorDesc::contiguous(DType::Int8, &[size, size]);
+            let soc = case.soc_name.as_deref().and_then(Soc::from_name);
+            let dtype = MaskForm::made_for(soc).dtype();
+            call.atten_mask = TensorDesc::contiguous(dtype, &[size, size]);
         }
         call.attention_out = self.attention_out;
         call.softmax_lse = self.softmax_lse;

@@ -1,7 +1,6 @@
 //! Reading and writing case files.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use ascend_spec::fia::Version;
@@ -11,6 +10,7 @@ use super::attributes::{integer, number};
 use super::header::{self, Header};
 use super::read_file::read_file;
 use super::tensor::{CaseTensor, from_file, stored_name, stored_type, to_file};
+use super::write_file::write_file;
 use super::{Case, CaseError, Expect, MaskKind, Parameter, Tolerance};
 
 const FORMAT: &str = "ascend-attention-case";
@@ -30,16 +30,12 @@ impl Case {
         Self::from_bytes(&read_file(path, Self::MOST_BYTES)?)
     }
 
-    /// Writes a case file. Equal cases make equal files.
+    /// Writes a case file, as [`write_file`](super::write_file) does. Equal cases make equal files.
     ///
     /// # Errors
     /// As [`Case::to_bytes`], and [`CaseError::Io`].
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), CaseError> {
-        let path = path.as_ref();
-        fs::write(path, self.to_bytes()?).map_err(|source| CaseError::Io {
-            path: path.to_owned(),
-            source,
-        })
+        write_file(path, &self.to_bytes()?)
     }
 
     /// Reads a case from the content of a file.

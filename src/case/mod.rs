@@ -76,6 +76,7 @@ mod record;
 mod run;
 mod target;
 mod tensor;
+mod write_file;
 
 use std::collections::BTreeMap;
 
@@ -92,6 +93,7 @@ pub(crate) use record::{LiveCall, failed, is_on, launched, stream_waited, tentat
 pub use record::{RECORD_VARIABLE, Recorded, record_calls};
 pub use run::{Outcome, Verdict};
 pub use tensor::CaseTensor;
+pub use write_file::write_file;
 
 pub use crate::attention::Parameter;
 

@@ -18,7 +18,7 @@ use super::{Attributes, CaseError, Parameter};
 /// |---|---|
 /// | `expect` | `accept` or `reject`, or an object from release (`"9.1.0"`) to one of them |
 /// | `soc` | chip, as CANN names it |
-/// | `release` | the CANN release that `expect` is of |
+/// | `release` | the CANN release that the call is for, and `expect` is of |
 /// | `op` | operator; without it FusedInferAttentionScore. The tensors of another operator's call are not read |
 /// | `op_version` | version of the operator; without it the oldest that can express the call |
 /// | `status` | CANN's status of a rejected call |
@@ -33,6 +33,8 @@ pub struct ParameterCase {
     /// Whether the operator is said to accept the call, for each release that it is said of: `None` stands for whichever
     /// release is asked about.
     pub accepted: Vec<(Option<Cann>, bool)>,
+    /// Release that the call is for, also where nothing is said of a verdict.
+    pub release: Option<Cann>,
     /// Product that the verdicts are of.
     pub soc: Option<Soc>,
     /// Operator, unless it is FusedInferAttentionScore.
@@ -72,6 +74,7 @@ impl ParameterCase {
         let mut case = ParameterCase {
             id: String::new(),
             accepted: Vec::new(),
+            release: None,
             soc: None,
             operator: None,
             version: None,
@@ -88,7 +91,6 @@ impl ParameterCase {
         {
             case.operator = Some(operator.clone());
         }
-        let mut release = None;
         for (name, value) in &object {
             let wrong = || {
                 let value = shortened(&value.to_string());
@@ -109,7 +111,7 @@ impl ParameterCase {
                     case.accepted.push((None, accepted));
                 }
                 ("release", Value::String(text)) => {
-                    release = Some(known(text).ok_or_else(wrong)?);
+                    case.release = Some(known(text).ok_or_else(wrong)?);
                 }
                 ("soc", Value::String(name)) => {
                     case.soc = Some(Soc::from_name(name).ok_or_else(wrong)?);
@@ -146,10 +148,8 @@ impl ParameterCase {
         if case.id.is_empty() {
             return Err(CaseError::MissingKey("id"));
         }
-        if release.is_some() {
-            for (of, _) in &mut case.accepted {
-                *of = of.or(release);
-            }
+        for (of, _) in &mut case.accepted {
+            *of = of.or(case.release);
         }
         Ok(case)
     }
@@ -189,6 +189,7 @@ impl ParameterCase {
         Self {
             id: String::new(),
             accepted: Vec::new(),
+            release: None,
             soc: None,
             operator: None,
             version: None,
@@ -253,6 +254,9 @@ impl ParameterCase {
                     object.insert("expect".to_owned(), releases.into());
                 }
                 None => {}
+            }
+            if let Some(release) = self.release {
+                object.insert("release".to_owned(), release.name().into());
             }
             if let Some(soc) = self.soc {
                 object.insert("soc".to_owned(), chip(soc).into());

@@ -1,13 +1,13 @@
 //! Files from elsewhere, read within a bound.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
 use super::CaseError;
 
 /// The content of a regular file of at most `most` bytes. Devices and pipes, which may have no end or no writer, are refused
-/// before they are opened.
+/// before they are opened, and what waits for a writer gives what is there or an error.
 ///
 /// # Errors
 /// [`CaseError::NotAFile`], [`CaseError::TooLarge`]; [`CaseError::Io`] for what the system refuses.
@@ -34,7 +34,10 @@ pub fn read_file(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>, CaseError
         .try_reserve_exact(len)
         .map_err(|_| trouble(io::ErrorKind::OutOfMemory.into()))?;
     // Files may grow meanwhile, and those of /proc say that they are empty.
-    let file = File::open(path).map_err(trouble)?;
+    let file = open(path).map_err(trouble)?;
+    if !file.metadata().map_err(trouble)?.is_file() {
+        return Err(CaseError::NotAFile(path.to_owned()));
+    }
     file.take(most.saturating_add(1))
         .read_to_end(&mut content)
         .map_err(trouble)?;
@@ -42,4 +45,22 @@ pub fn read_file(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>, CaseError
         true => Err(too_large()),
         false => Ok(content),
     }
+}
+
+/// Opens a file so that neither that nor reading waits for anybody.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ))]
+    {
+        use std::os::unix::fs::OpenOptionsExt as _;
+
+        // Of the kernel's `asm-generic/fcntl.h`, which both go by.
+        const O_NONBLOCK: i32 = 0o4000;
+        options.custom_flags(O_NONBLOCK);
+    }
+    options.open(path)
 }

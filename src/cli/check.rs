@@ -249,7 +249,11 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                 }
                 Ok(Read::Line(case)) => {
                     let call = case.call();
-                    let targets = asked.targets(case.soc, &case.accepted);
+                    let mut named = case.accepted.clone();
+                    if named.is_empty() {
+                        named.push((case.release, true));
+                    }
+                    let targets = asked.targets(case.soc, &named);
                     let one = |target| {
                         let expected = case.accepted_on(target);
                         check(

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ascend_spec::DType;
+use ascend_spec::{DType, Soc};
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
@@ -29,6 +29,15 @@ impl MaskForm {
     pub const INT8: Self = Self::byte(DType::Int8);
     /// UINT8, 1 hides.
     pub const UINT8: Self = Self::byte(DType::UInt8);
+
+    /// The form of the masks that this crate makes: on Ascend 950 BOOL, since some quantised keys take no other there,
+    /// elsewhere INT8.
+    pub(crate) fn made_for(soc: Option<Soc>) -> Self {
+        match soc {
+            Some(Soc::Ascend950) => Self::BOOL,
+            _ => Self::INT8,
+        }
+    }
 
     const fn byte(dtype: DType) -> Self {
         Self { dtype, hidden: 1 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ascend_spec::{CompressedMask, MaskGeometry, Soc, SparseMode};
+use ascend_spec::{CompressedMask, MaskGeometry, SparseMode};
 
 use crate::error::Result;
 use crate::runtime::Device;
@@ -60,13 +60,9 @@ impl<'a> Masks<'a> {
         self.get(MaskKey { content, form }, 0, AnyTensor::clone)
     }
 
-    /// The form of the masks that are made for this crate's own operators: on Ascend 950 BOOL, since some quantised keys
-    /// take no other there, elsewhere INT8.
+    /// The form of the masks that are made for the device.
     pub(crate) fn form(&self) -> MaskForm {
-        match self.device.soc() {
-            Ok(Soc::Ascend950) => MaskForm::BOOL,
-            _ => MaskForm::INT8,
-        }
+        MaskForm::made_for(self.device.soc().ok())
     }
 
     /// A sparse mode with the causal template.

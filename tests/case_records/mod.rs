@@ -13,9 +13,10 @@ use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Fused, PagedDecode,
 };
+use ascend_attention::spec::{Cann, fia::Version};
 use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, Layout, Output, Plan, Result, Stream, Tensor, bf16,
-    f16,
+    CausalOrigin, Error, FusedInferAttention, Layout, Mask, Output, Plan, Result, Stream, Tensor,
+    bf16, f16,
 };
 use ascend_emu::{Site, inject};
 
@@ -241,6 +242,11 @@ fn what_no_case_file_can_hold_is_recorded_by_its_shapes() {
     assert!(why.contains("not packed"), "{why}");
     let line = call.to_json().unwrap();
     assert_eq!(&ParameterCase::from_json(&line).unwrap(), &**call);
+    let target = stream.device().target().unwrap();
+    assert_eq!(
+        (call.soc, call.release),
+        (Some(target.soc), Some(target.cann))
+    );
     let folder = tempfile::tempdir().unwrap();
     calls[0].write_into(folder.path()).unwrap();
     let output = program().arg("check").arg(folder.path()).output().unwrap();
@@ -383,4 +389,72 @@ fn a_full_folder_takes_no_more_and_loses_nothing() {
         fs::read(folder.path().join("call-002.safetensors")).unwrap(),
         b"another"
     );
+}
+
+/// A replay elsewhere asks the same operator, and is refused for the same reason.
+#[test]
+fn a_recorded_call_keeps_its_target_its_version_and_its_rule() {
+    let stream = harness::stream();
+    let paged = Paged::new(&stream);
+    let case = Case::record(&stream, &paged.plan(), &paged.inputs()).unwrap();
+    let device = stream.device();
+    assert_eq!(case.soc_name.as_deref(), Some(device.soc_name()));
+    assert_eq!(case.cann, Some(device.target().unwrap().cann));
+    assert_eq!(case.op_version, Some(Version::V1));
+
+    let query = stream
+        .upload(&halves(1, 2 * 2 * 96), [2, 2, 1, 96])
+        .unwrap();
+    let kv = stream
+        .upload(&halves(2, 2 * 2 * 64 * 96), [2, 2, 64, 96])
+        .unwrap();
+    // 9.0 alone asks for a mask of all rows of the key.
+    let hidden = stream.upload(&[false; 2 * 50], [2, 1, 50]).unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd)
+        .scale(1.0)
+        .heads(2)
+        .actual_seq_lengths_kv([40, 50]);
+    let rejected = call.clone().heads(3);
+    let portable = call.mask(Mask::all_mask(hidden)).portable_since(Cann::V8_5);
+    for (call, rejects) in [(rejected, true), (portable, false)] {
+        let (planned, calls) = record_calls(EQUAL, || call.plan(&query, &kv, &kv));
+        let Err(Error::Violation(violation)) = planned else {
+            panic!("{planned:?}");
+        };
+        let case = calls[0].case().unwrap();
+        assert_eq!(case.expect_rule.as_deref(), Some(violation.rule.id));
+        assert_eq!(case.expect != Expect::Ok, rejects, "{case:?}");
+        assert_eq!(case.portable_since, (!rejects).then_some(Cann::V8_5));
+        let folder = tempfile::tempdir().unwrap();
+        let file = calls[0].write_into(folder.path()).unwrap();
+        let mut read = Case::read(&file).unwrap();
+        assert_eq!(&read, case);
+        assert_eq!(read.run(&stream).unwrap().verdict, Verdict::Passed);
+        let output = program().arg("check").arg(&file).output().unwrap();
+        let said = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert!(said.contains(violation.rule.id), "{said}");
+        read.expect_rule = Some("tokens.without_mask".to_owned());
+        let verdict = read.run(&stream).unwrap().verdict;
+        assert!(matches!(verdict, Verdict::Failed { .. }), "{verdict:?}");
+    }
+}
+
+#[test]
+fn of_an_output_with_nan_nothing_is_expected_and_the_note_says_so() {
+    let stream = harness::stream();
+    let nan = stream.upload(&[f16::NAN; 64], [1, 1, 2, 32]).unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
+    let plan = call.plan(&nan, &nan, &nan).unwrap();
+    let (output, calls) = record_calls(EQUAL, || plan.launch(&stream, &nan, &nan, &nan));
+    let case = calls[0].case().unwrap();
+    assert_eq!(case.attention_out, None);
+    assert!(
+        case.note.contains("64 NaN in attention_out"),
+        "{}",
+        case.note
+    );
+    let refused = case.clone().expecting(&stream, &output.unwrap(), EQUAL);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("64 NaN"), "{text}");
 }

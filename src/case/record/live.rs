@@ -41,9 +41,9 @@ impl LiveCall {
         bindings: &impl Bindings,
         at_least: Version,
     ) -> Self {
-        let version = context.target().map_or(at_least, |target| {
-            chosen(call, at_least, target)
-        });
+        let version = context
+            .target()
+            .map_or(at_least, |target| chosen(call, at_least, target));
         let mut live = Self {
             context: Arc::clone(context),
             version,
@@ -99,6 +99,7 @@ impl LiveCall {
         case.id = id.to_owned();
         let target = self.context.target().ok();
         case.soc = target.map(|target| target.soc);
+        case.release = target.map(|target| target.cann);
         case.version = Some(self.version);
         case.accepted = accepted
             .map(|accepted| (target.map(|target| target.cann), accepted))
@@ -123,7 +124,10 @@ impl LiveCall {
             let count = expected.as_ref().map_or(0, nans);
             if count > 0 {
                 // It would say that these elements are not specified.
-                let about = format!("{count} NaN in {}: nothing is expected of it", output.name());
+                let about = format!(
+                    "{count} NaN in {}: nothing is expected of it",
+                    output.name()
+                );
                 tracing::warn!("recorded with {about}");
                 case.note = [std::mem::take(&mut case.note), about]
                     .into_iter()

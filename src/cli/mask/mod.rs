@@ -9,10 +9,10 @@ mod resolve;
 mod scene;
 mod svg_file;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use ascend_attention::case;
 use ascend_attention::spec::Visibility;
 use clap::ValueEnum;
 
@@ -244,7 +244,7 @@ fn text(formula: &Formula, output: &mut Output) -> Result<(), Stop> {
 }
 
 fn write(file: &Path, bytes: &[u8]) -> Result<(), Stop> {
-    fs::write(file, bytes).map_err(|error| trouble(file, &error))
+    case::write_file(file, bytes).map_err(|error| Stop::Trouble(error.to_string()))
 }
 
 fn trouble(file: &Path, error: &dyn std::fmt::Display) -> Stop {
