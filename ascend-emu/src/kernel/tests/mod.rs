@@ -6,6 +6,7 @@ mod calls;
 mod case;
 mod data;
 mod edges;
+mod formulas;
 mod layouts;
 mod masks;
 mod paths;

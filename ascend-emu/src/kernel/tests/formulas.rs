@@ -1,0 +1,318 @@
+//! Random calls against attention written out over the raw tensors, with the place of every element as a formula.
+//!
+//! Kernels and oracle both take places from the contract's views. These tests do not, so that a view that is wrong for
+//! both shows.
+
+use super::calls::{Call, Random, cached, desc};
+use super::data::Data;
+use crate::kernel::simd::Level;
+use ascend_spec::fia::{Cache, Operand, Version};
+use ascend_spec::{Cann, DType, Extents, Layout, Soc, Target, TensorDesc};
+use half::f16;
+
+const HALF: DType = DType::Float16;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+/// Query rows of a sequence where the layout does not pack.
+const ROWS: usize = 2;
+/// Elements of a rotary part.
+const ROPE: usize = 64;
+
+/// Sequence, head, row of the sequence, element.
+type Place = (usize, usize, usize, usize);
+
+fn half(data: &Data, operand: Operand, at: usize) -> f64 {
+    let bytes = data.bytes(operand);
+    f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f64()
+}
+
+fn single(data: &Data, operand: Operand, at: usize) -> f64 {
+    let bytes = &data.bytes(operand)[4 * at..][..4];
+    f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))
+}
+
+/// The block of a sequence's key, and its place in it, by a table of so many columns.
+fn block(data: &Data, (b, j): (usize, usize), columns: usize, block_size: usize) -> (usize, usize) {
+    let at = b * columns + j / block_size;
+    let id = &data.bytes(Operand::BlockTable)[4 * at..][..4];
+    let id = i32::from_le_bytes(id.try_into().unwrap());
+    (usize::try_from(id).unwrap(), j % block_size)
+}
+
+/// A call on Ascend 950, queries of these extents.
+fn new(layout: Layout, batch: usize, rows: usize, dim: usize) -> Call {
+    let of = extents(batch, HEADS, rows, dim);
+    let mut call = Call::new(layout, HALF, of, 7);
+    (call.target, call.version) = (Target::new(Soc::Ascend950, Cann::V9_1), Version::V5);
+    call.plain.num_key_value_heads = KV_HEADS as i64;
+    call
+}
+
+fn extents(batch: usize, heads: usize, rows: usize, dim: usize) -> Extents {
+    Extents {
+        batch: batch as i64,
+        heads: heads as i64,
+        rows: rows as i64,
+        dim: dim as i64,
+    }
+}
+
+fn shaped(layout: Layout, of: Extents) -> TensorDesc {
+    TensorDesc::packed(HALF, layout.input().shape(of))
+}
+
+/// Where the numbers of a call are. `key` and `query` have the rotary part behind the rest.
+struct Formulas<Q, K, V, O> {
+    rows: Vec<usize>,
+    keys: Vec<usize>,
+    /// Elements of query and key, and of a value.
+    dims: (usize, usize),
+    query: Q,
+    key: K,
+    value: V,
+    /// Element of the output.
+    out: O,
+}
+
+impl<Q, K, V, O> Formulas<Q, K, V, O>
+where
+    Q: Fn(&Data, Place) -> f64,
+    K: Fn(&Data, Place) -> f64,
+    V: Fn(&Data, Place) -> f64,
+    O: Fn(Place) -> usize,
+{
+    fn hold(&self, call: &Call) {
+        call.with(None, |problem, data| {
+            data.run(problem, Level::detect());
+            let data = &*data;
+            for (b, (&rows, &keys)) in self.rows.iter().zip(&self.keys).enumerate() {
+                for (head, row) in (0..HEADS).flat_map(|head| (0..rows).map(move |row| (head, row)))
+                {
+                    let kv_head = head * KV_HEADS / HEADS;
+                    let score = |j: usize| {
+                        let product = |d| {
+                            (self.query)(data, (b, head, row, d))
+                                * (self.key)(data, (b, kv_head, j, d))
+                        };
+                        (0..self.dims.0).map(product).sum::<f64>() * call.plain.scale
+                    };
+                    let weights: Vec<f64> = (0..keys).map(|j| score(j).exp()).collect();
+                    let sum: f64 = weights.iter().sum();
+                    for d in 0..self.dims.1 {
+                        let weighted =
+                            |(j, weight)| weight * (self.value)(data, (b, kv_head, j, d));
+                        let want = weights.iter().enumerate().map(weighted).sum::<f64>() / sum;
+                        let got = half(data, Operand::AttentionOut, (self.out)((b, head, row, d)));
+                        let close = (got - want).abs() <= 4e-3 * (1.0 + want.abs());
+                        assert!(close, "{b} {head} {row} {d}: {got}, not {want}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Place in `[B, N, S, D]`.
+fn bnsd((b, head, row, d): Place, heads: usize, rows: usize, dim: usize) -> usize {
+    ((b * heads + head) * rows + row) * dim + d
+}
+
+#[test]
+fn keys_of_a_list_lie_in_their_own_tensors() {
+    let (dim, keys) = (64, vec![5, 9, 1]);
+    let mut call = new(Layout::Bnsd, 3, ROWS, dim);
+    let tensor = |&rows: &usize| shaped(Layout::Bnsd, extents(1, KV_HEADS, rows, dim));
+    call.key = keys.iter().map(tensor).collect();
+    call.value = call.key.clone();
+    let own = |(b, head, j, d): Place| (head * [5, 9, 1][b] + j) * dim + d;
+    let formulas = Formulas {
+        rows: vec![ROWS; 3],
+        keys,
+        dims: (dim, dim),
+        query: |data: &Data, at| half(data, Operand::Query, bnsd(at, HEADS, ROWS, dim)),
+        key: |data: &Data, at: Place| half(data, Operand::Key(at.0), own(at)),
+        value: |data: &Data, at: Place| half(data, Operand::Value(at.0), own(at)),
+        out: |at| bnsd(at, HEADS, ROWS, dim),
+    };
+    formulas.hold(&call);
+}
+
+#[test]
+fn rotary_parts_beside_a_list_lie_in_one_tensor() {
+    let (dim, keys) = (128, 6);
+    let mut call = new(Layout::Bsnd, 3, ROWS, dim);
+    call.key = vec![shaped(Layout::Bsnd, extents(1, KV_HEADS, keys, dim)); 3];
+    call.value = call.key.clone();
+    call.plain.query_rope = Some(shaped(Layout::Bsnd, extents(3, HEADS, ROWS, ROPE)));
+    call.plain.key_rope = Some(shaped(Layout::Bsnd, extents(3, KV_HEADS, keys, ROPE)));
+    let bsnd =
+        |(b, head, row, d): Place, heads, rows, dim| ((b * rows + row) * heads + head) * dim + d;
+    let formulas = Formulas {
+        rows: vec![ROWS; 3],
+        keys: vec![keys; 3],
+        dims: (dim + ROPE, dim),
+        query: |data: &Data, at: Place| match at.3.checked_sub(dim) {
+            None => half(data, Operand::Query, bsnd(at, HEADS, ROWS, dim)),
+            Some(d) => {
+                let at = (at.0, at.1, at.2, d);
+                half(data, Operand::QueryRope, bsnd(at, HEADS, ROWS, ROPE))
+            }
+        },
+        key: |data: &Data, (b, head, j, d): Place| match d.checked_sub(dim) {
+            None => half(data, Operand::Key(b), (j * KV_HEADS + head) * dim + d),
+            Some(d) => half(
+                data,
+                Operand::KeyRope,
+                bsnd((b, head, j, d), KV_HEADS, keys, ROPE),
+            ),
+        },
+        value: |data: &Data, (b, head, j, d): Place| {
+            half(data, Operand::Value(b), (j * KV_HEADS + head) * dim + d)
+        },
+        out: |at| bsnd(at, HEADS, ROWS, dim),
+    };
+    formulas.hold(&call);
+}
+
+/// A paged call in BNSD with these lengths; also the columns of its table.
+fn paged(
+    cache: Cache,
+    stored: DType,
+    block_size: usize,
+    dim: usize,
+    keys: &[i64],
+) -> (Call, usize) {
+    let mut call = new(Layout::Bnsd, keys.len(), ROWS, dim);
+    let sizes = [KV_HEADS, block_size, dim, dim].map(|size| size as i64);
+    call.pages(cache, stored, sizes, keys, &mut Random(5));
+    let columns = call.plain.block_table.unwrap().shape[1] as usize;
+    (call, columns)
+}
+
+#[test]
+fn an_nz_cache_and_its_rotary_part_are_cut_into_runs() {
+    let (dim, block_size) = (128, 16);
+    let (mut call, columns) = paged(Cache::Nz, HALF, block_size, dim, &[40, 3]);
+    let blocks = call.key[0].shape[0];
+    let sizes = [blocks, KV_HEADS as i64, block_size as i64, ROPE as i64];
+    call.plain.key_rope = Some(cached(Cache::Nz, HALF, sizes));
+    call.plain.query_rope = Some(shaped(Layout::Bnsd, extents(2, HEADS, ROWS, ROPE)));
+    // [blocks, heads, runs, tokens, 16].
+    let nz = |data: &Data, (b, head, j, d): Place, dim: usize| {
+        let (id, token) = block(data, (b, j), columns, block_size);
+        (((id * KV_HEADS + head) * (dim / 16) + d / 16) * block_size + token) * 16 + d % 16
+    };
+    let formulas = Formulas {
+        rows: vec![ROWS; 2],
+        keys: vec![40, 3],
+        dims: (dim + ROPE, dim),
+        query: |data: &Data, at: Place| match at.3.checked_sub(dim) {
+            None => half(data, Operand::Query, bnsd(at, HEADS, ROWS, dim)),
+            Some(d) => {
+                let at = (at.0, at.1, at.2, d);
+                half(data, Operand::QueryRope, bnsd(at, HEADS, ROWS, ROPE))
+            }
+        },
+        key: |data: &Data, at: Place| match at.3.checked_sub(dim) {
+            None => half(data, Operand::Key(0), nz(data, at, dim)),
+            Some(d) => {
+                let at = (at.0, at.1, at.2, d);
+                half(data, Operand::KeyRope, nz(data, at, ROPE))
+            }
+        },
+        value: |data: &Data, at| half(data, Operand::Value(0), nz(data, at, dim)),
+        out: |at| bnsd(at, HEADS, ROWS, dim),
+    };
+    formulas.hold(&call);
+}
+
+#[test]
+fn tokens_of_a_cache_of_three_axes_hold_all_heads() {
+    let (dim, block_size) = (64, 16);
+    let (call, columns) = paged(Cache::BnBsH, HALF, block_size, dim, &[33, 16]);
+    let at = |data: &Data, (b, head, j, d): Place| {
+        let (id, token) = block(data, (b, j), columns, block_size);
+        (id * block_size + token) * KV_HEADS * dim + head * dim + d
+    };
+    let formulas = Formulas {
+        rows: vec![ROWS; 2],
+        keys: vec![33, 16],
+        dims: (dim, dim),
+        query: |data: &Data, at| half(data, Operand::Query, bnsd(at, HEADS, ROWS, dim)),
+        key: |data: &Data, place| half(data, Operand::Key(0), at(data, place)),
+        value: |data: &Data, place| half(data, Operand::Value(0), at(data, place)),
+        out: |at| bnsd(at, HEADS, ROWS, dim),
+    };
+    formulas.hold(&call);
+}
+
+#[test]
+fn packed_heads_before_rows_lie_behind_one_another() {
+    let dim = 64;
+    let mut call = new(Layout::Ntd, 1, 7, dim);
+    call.keys(HALF, extents(1, KV_HEADS, 12, dim), dim as i64);
+    (call.q_lens, call.kv_lens) = (Some(vec![3, 7]), Some(vec![8, 12]));
+    // [heads, rows of all, dim]; the second sequence begins at row 3 and key 8.
+    let query = |(b, head, row, d): Place| (head * 7 + 3 * b + row) * dim + d;
+    let key = |(b, head, j, d): Place| (head * 12 + 8 * b + j) * dim + d;
+    let formulas = Formulas {
+        rows: vec![3, 4],
+        keys: vec![8, 4],
+        dims: (dim, dim),
+        query: |data: &Data, at| half(data, Operand::Query, query(at)),
+        key: |data: &Data, at| half(data, Operand::Key(0), key(at)),
+        value: |data: &Data, at| half(data, Operand::Value(0), key(at)),
+        out: query,
+    };
+    formulas.hold(&call);
+}
+
+#[test]
+fn scales_of_tokens_and_heads_count_tokens_whatever_block_they_are_in() {
+    let (dim, block_size) = (64, 64);
+    let (mut call, columns) = paged(Cache::BnNBsD, DType::Int8, block_size, dim, &[150, 70]);
+    let tokens = columns * block_size;
+    // Several rows over INT8 keys are not taken.
+    let of = extents(2, HEADS, 1, dim);
+    call.plain.query = Some(shaped(Layout::Bnsd, of));
+    call.output(HALF, of);
+    let scale = desc(DType::Float, &[2, KV_HEADS as i64, tokens as i64]);
+    (
+        call.plain.key_antiquant_scale,
+        call.plain.value_antiquant_scale,
+    ) = (Some(scale), Some(scale));
+    (
+        call.plain.key_antiquant_offset,
+        call.plain.value_antiquant_offset,
+    ) = (Some(scale), Some(scale));
+    (
+        call.plain.key_antiquant_mode,
+        call.plain.value_antiquant_mode,
+    ) = (3, 3);
+    let stored = |data: &Data, (b, head, j, d): Place, operand| {
+        let (id, token) = block(data, (b, j), columns, block_size);
+        let at = ((id * KV_HEADS + head) * block_size + token) * dim + d;
+        f64::from(data.bytes(operand)[at].cast_signed())
+    };
+    let scaled = |data: &Data, place: Place, stored: f64, [scale, offset]: [Operand; 2]| {
+        let (b, head, j, _) = place;
+        let at = (b * KV_HEADS + head) * tokens + j;
+        (stored + single(data, offset, at)) * single(data, scale, at)
+    };
+    let formulas = Formulas {
+        rows: vec![1; 2],
+        keys: vec![150, 70],
+        dims: (dim, dim),
+        query: |data: &Data, at| half(data, Operand::Query, bnsd(at, HEADS, 1, dim)),
+        key: |data: &Data, at| {
+            let factors = [Operand::KeyAntiquantScale, Operand::KeyAntiquantOffset];
+            scaled(data, at, stored(data, at, Operand::Key(0)), factors)
+        },
+        value: |data: &Data, at| {
+            let factors = [Operand::ValueAntiquantScale, Operand::ValueAntiquantOffset];
+            scaled(data, at, stored(data, at, Operand::Value(0)), factors)
+        },
+        out: |at| bnsd(at, HEADS, 1, dim),
+    };
+    formulas.hold(&call);
+}
