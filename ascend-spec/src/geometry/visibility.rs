@@ -23,11 +23,14 @@ pub trait Visibility {
 
     /// How many keys the rows see, all together.
     fn visible(&self) -> u128 {
-        let mut visible = 0;
+        let mut visible = 0u128;
         // Rows without keys are not walked through: there may be any number of them.
         let rows = if self.kv_len() == 0 { 0 } else { self.q_len() };
         for i in 0..rows {
-            self.each_run(i, &mut |run| visible += u128::from(run.end - run.start));
+            self.each_run(i, &mut |run| {
+                let keys = run.end.saturating_sub(run.start);
+                visible = visible.saturating_add(u128::from(keys));
+            });
         }
         visible
     }
@@ -45,11 +48,11 @@ pub fn tile_by_rows<V: Visibility + ?Sized>(of: &V, rows: Range<u64>, keys: Rang
     if keys.is_empty() {
         return Tile::None;
     }
-    let mut seen = 0;
+    let mut seen = 0u128;
     for i in rows.clone() {
         of.each_run(i, &mut |run| {
             let (start, end) = (run.start.max(keys.start), run.end.min(keys.end));
-            seen += u128::from(end.saturating_sub(start));
+            seen = seen.saturating_add(u128::from(end.saturating_sub(start)));
         });
     }
     let len = |range: &Range<u64>| u128::from(range.end.saturating_sub(range.start));
@@ -88,5 +91,29 @@ impl Visibility for super::MaskGeometry {
 
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
         self.tile(rows, keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_end_before_they_begin_count_nothing() {
+        struct Foreign;
+        impl Visibility for Foreign {
+            fn q_len(&self) -> u64 {
+                2
+            }
+            fn kv_len(&self) -> u64 {
+                u64::MAX
+            }
+            fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {
+                let (start, end) = if i == 0 { (5, 3) } else { (1, 4) };
+                visit(start..end);
+            }
+        }
+        assert_eq!(Foreign.visible(), 3);
+        assert_eq!(Foreign.tile(0..2, 0..9), Tile::Mixed);
     }
 }
