@@ -166,7 +166,14 @@ impl Problem<'_> {
         }
         let byte = |element: i64| u64::try_from(element).unwrap_or(0);
         let mut bytes = described;
-        for (of, rows) in self.sequences(Padding::default()) {
+        // Sequences that are alike lie one behind another, so that none reaches farther than the first and the last.
+        let looked_at = self.looked_at().end;
+        let last = (looked_at..self.batch).next_back().map(|b| {
+            let of = self.sequence(b, Padding::default());
+            (of, self.mask_rows(b, &of, 0))
+        });
+        let first = self.sequences(Padding::default()).take(looked_at);
+        for (of, rows) in first.chain(last) {
             if let Some(read) = rows.and_then(|rows| rows.reach(of.q_len, of.keys())) {
                 bytes.start = bytes.start.min(byte(read.start));
                 bytes.end = bytes.end.max(byte(read.end));

@@ -121,13 +121,15 @@ fn difference(a: &Problem<'_>, b: &Problem<'_>) -> Option<&'static str> {
         return Some("places of keys and values");
     }
     let sequence = |p: &Problem<'_>, at| (p.q_len(at), p.kv_len(at));
-    if (0..a.batch).any(|at| sequence(a, at) != sequence(b, at)) || a.padded != b.padded {
+    // The lengths that the two read are the same arrays.
+    let both = || a.looked_at();
+    if both().any(|at| sequence(a, at) != sequence(b, at)) || a.padded != b.padded {
         return Some("lengths of sequences");
     }
     if a.prefix != b.prefix {
         return Some("keys of the shared prefix");
     }
-    if mask(a) != mask(b) || (0..a.batch).any(|at| a.geometry(at) != b.geometry(at)) {
+    if mask(a) != mask(b) || both().any(|at| a.geometry(at) != b.geometry(at)) {
         return Some("keys that mask, mode and tokens hide");
     }
     if (a.pse, a.slopes, a.sink) != (b.pse, b.slopes, b.sink) {

@@ -5,6 +5,7 @@ use super::rules::lengths;
 use super::{Affine, Cache, Checker, FiaCall, Grid, MaskUse, Operand, Slopes};
 use crate::layout::View;
 use crate::{DType, Layout, MaskGeometry, SparseMode, Target, TensorDesc};
+use std::ops::Range;
 
 /// Which of the operator's two paths takes the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -359,7 +360,12 @@ impl<'a> Problem<'a> {
             geometry.q_len() > 0 && geometry.kv_len() > 0 && (blind(0) || blind(last))
         };
         let padded = self.padded.0 || self.padded.1;
-        latent || masked && (padded || (0..self.batch).any(band))
+        latent || masked && (padded || self.looked_at().any(band))
+    }
+
+    /// Sequences that differ from one another; those behind are like the last of them.
+    pub(in crate::fia) fn looked_at(&self) -> Range<usize> {
+        0..lengths::distinct(self.call, self.batch)
     }
 
     /// Where key and value of sequence `b` lie.

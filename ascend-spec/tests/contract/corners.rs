@@ -2,7 +2,7 @@
 
 use crate::paged::paged;
 use ascend_spec::fia::{FiaCall, Problem, Version};
-use ascend_spec::{DType, Refusal, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Refusal, Soc, Target, TensorDesc};
 
 pub(crate) fn of(dtype: DType, shape: &[i64]) -> TensorDesc {
     TensorDesc::contiguous(dtype, shape).unwrap()
@@ -421,4 +421,31 @@ fn ascend_950_types_are_unsupported_rather_than_wrong() {
             "dtype.registered"
         );
     }
+}
+
+#[test]
+fn batches_of_any_size_are_judged_by_the_lengths_that_are_given() {
+    let batch = 1_000_000_000_000;
+    let key = [half(&[batch, 1, 16, 64])];
+    let call = FiaCall {
+        query: Some(half(&[batch, 1, 16, 64])),
+        attention_out: Some(int8(&[batch, 1, 16, 64])),
+        key: &key,
+        value: &key,
+        num_heads: 1,
+        actual_seq_lengths: Some(&[16]),
+        actual_seq_lengths_kv: Some(&[16]),
+        quant_scale2: Some(of(DType::Float, &[1])),
+        quant_offset2: Some(of(DType::Float, &[1])),
+        ..FiaCall::new("BNSD")
+    };
+    let problem = call
+        .check(Version::V3, Target::new(Soc::AtlasA2, Cann::V9_0))
+        .unwrap();
+    assert_eq!(problem.batch, 1_000_000_000_000);
+    problem.each_lint(&mut |_| {});
+    problem.touches(&mut |_, _| {});
+    // From 9.1 on the operator bounds the batch.
+    let newer = Target::new(Soc::AtlasA2, Cann::V9_1);
+    assert!(call.check(Version::V3, newer).is_err());
 }

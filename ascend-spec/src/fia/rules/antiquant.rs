@@ -433,7 +433,7 @@ fn nz_channel(f: &Facts<'_>) -> Dims {
 fn packed_lengths(f: &Facts<'_>) -> Result<(), Refusal> {
     super::packed::lengths(f, 65_536, i64::MAX)?;
     let modes = (f.call.key_antiquant_mode, f.call.value_antiquant_mode);
-    let rows = (0..f.batch()).map(|b| f.q_len(b));
+    let rows = f.sequences().map(|b| f.q_len(b));
     let (least, most) = rows.fold((i64::MAX, 0), |(least, most), len| {
         (least.min(len), most.max(len))
     });

@@ -3,6 +3,7 @@
 use crate::fia::{Operand, Problem, Work};
 use crate::rule::{broken, rules};
 use crate::{Rule, Violation};
+use std::iter;
 
 rules! {
     in Scope::ALL;
@@ -26,7 +27,9 @@ rules! {
 pub struct Places {
     /// Blocks of the paged cache; the ids of a table are below. 0 without one.
     blocks: usize,
-    /// Blocks that each sequence needs.
+    /// Number of sequences.
+    batch: usize,
+    /// Blocks that each sequence needs; those behind need as many as the last.
     needed: Vec<usize>,
     /// The largest of them.
     most_needed: usize,
@@ -48,7 +51,8 @@ impl Problem<'_> {
             return None;
         }
         let needed: Vec<usize> = match pages {
-            Some(pages) => (0..self.batch)
+            Some(pages) => self
+                .looked_at()
                 .map(|b| self.kv_len(b).div_ceil(pages.block_size.max(1)))
                 .collect(),
             None => Vec::new(),
@@ -59,16 +63,21 @@ impl Problem<'_> {
         };
         Some(Places {
             blocks: pages.map_or(0, |pages| pages.blocks),
+            batch: if needed.is_empty() { 0 } else { self.batch },
             most_needed: needed.iter().copied().max().unwrap_or(0),
             needed,
             query_padding: query.map(|_| {
                 room(
                     self.query_rows,
-                    (0..self.batch).map(|b| self.q_len(b)).max(),
+                    self.looked_at().map(|b| self.q_len(b)).max(),
                 )
             }),
-            key_padding: key
-                .map(|_| room(self.key_rows, (0..self.batch).map(|b| self.kv_len(b)).max())),
+            key_padding: key.map(|_| {
+                room(
+                    self.key_rows,
+                    self.looked_at().map(|b| self.kv_len(b)).max(),
+                )
+            }),
         })
     }
 }
@@ -100,7 +109,7 @@ impl Places {
     /// # Errors
     /// `block_table.row_short`.
     pub fn admits_rows(&self, blocks: impl Iterator<Item = usize>) -> Result<(), Violation> {
-        for (sequence, (&needed, named)) in self.needed.iter().zip(blocks).enumerate() {
+        for (sequence, (needed, named)) in self.needed().zip(blocks).enumerate() {
             if named < needed {
                 return Err(broken(
                     &ROW,
@@ -119,7 +128,7 @@ impl Places {
     /// # Errors
     /// `block_table.range`, or `block_table.row_short` for a table that ends before.
     pub fn admits_table(&self, table: &[i32], columns: usize) -> Result<(), Violation> {
-        for (sequence, &needed) in self.needed.iter().enumerate() {
+        for (sequence, needed) in self.needed().enumerate() {
             let first = sequence.saturating_mul(columns);
             let row = table.get(first..).unwrap_or(&[]);
             let row = row.get(..columns).unwrap_or(row);
@@ -155,6 +164,13 @@ impl Places {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Blocks that each sequence needs.
+    fn needed(&self) -> impl Iterator<Item = usize> {
+        let last = self.needed.last().copied().unwrap_or(0);
+        let all = self.needed.iter().copied().chain(iter::repeat(last));
+        all.take(self.batch)
     }
 
     fn holds(&self, block: i64) -> bool {

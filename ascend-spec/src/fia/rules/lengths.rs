@@ -112,6 +112,26 @@ pub(in crate::fia) fn kv_len(
     }
 }
 
+/// How many sequences from the first on are to be looked at so that none is left out: those behind what the arrays and
+/// the list of keys tell apart are like the last of these. A batch axis may be of any size.
+pub(in crate::fia) fn distinct(call: &FiaCall<'_>, batch: usize) -> usize {
+    let entries = |lengths: Option<&[i64]>| lengths.map_or(0, <[i64]>::len);
+    let told = entries(call.actual_seq_lengths)
+        .max(entries(call.actual_seq_lengths_kv))
+        .max(call.key.len());
+    // Behind the last of cumulative ends comes one sequence more that differs.
+    batch.min(told.saturating_add(2))
+}
+
+/// The sum of what `of` says of each sequence.
+pub(in crate::fia) fn total(call: &FiaCall<'_>, batch: usize, of: impl Fn(usize) -> i64) -> i64 {
+    let looked_at = distinct(call, batch);
+    let sum = (0..looked_at).fold(0i64, |sum, b| sum.saturating_add(of(b)));
+    let rest = i64::try_from(batch - looked_at).unwrap_or(i64::MAX);
+    let each = looked_at.checked_sub(1).map_or(0, of);
+    sum.saturating_add(rest.saturating_mul(each))
+}
+
 pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
     let Some(lengths) = f.call.actual_seq_lengths.filter(|_| f.prefill()) else {
         return Ok(());
@@ -153,7 +173,7 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
     if fit(f, lengths) {
         return Ok(());
     }
-    for b in 0..f.batch() {
+    for b in f.sequences() {
         // The prefill path holds one entry for a whole list against its longest tensor.
         let rows = if lengths.len() == 1 && f.prefill() {
             f.key_rows

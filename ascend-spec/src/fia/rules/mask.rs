@@ -268,11 +268,11 @@ impl Limit {
     /// The shortest of them, over the batch; for mode 0 the padded size counts too.
     fn shortest(&self, f: &Facts<'_>, mode: SparseMode) -> i64 {
         let (shortest, all) = match self {
-            Limit::Rows => ((0..f.batch()).map(|b| f.q_len(b)).min(), f.q.rows),
+            Limit::Rows => (f.sequences().map(|b| f.q_len(b)).min(), f.q.rows),
             Limit::Keys => {
                 let len = |b| f.kv_len(b).saturating_add(prefix::length(f));
                 let all = f.key_rows.saturating_add(f.prefix);
-                ((0..f.batch()).map(len).min(), all)
+                (f.sequences().map(len).min(), all)
             }
         };
         let shortest = shortest.unwrap_or(all);

@@ -132,7 +132,7 @@ pub(in crate::fia) fn tree_use(f: &Facts<'_>) -> MaskUse {
         return MaskUse::None;
     };
     let square = |b| f.q_len(b).saturating_mul(f.q_len(b));
-    let squares = (0..f.batch()).fold(0i64, |sum, b| sum.saturating_add(square(b)));
+    let squares = super::lengths::total(f.call, f.batch(), square);
     match f.packed() && *mask.shape != [squares] {
         true => MaskUse::None,
         false => MaskUse::Tree(drafts(f, mask)),

@@ -40,7 +40,7 @@ pub(super) fn rules(f: &Facts<'_>) -> Result<(), Refusal> {
         && (1..=2048).contains(&call.pre_tokens)
         && call.next_tokens == 0
         && f.key_rows <= 131_088
-        && (0..f.batch()).all(|b| f.q_len(b) <= f.kv_len(b));
+        && f.sequences().all(|b| f.q_len(b) <= f.kv_len(b));
     require!(
         fits,
         SLIDING,

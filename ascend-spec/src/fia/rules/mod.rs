@@ -30,6 +30,7 @@ use crate::fia::{Cache, Checker, FiaCall, Route};
 use crate::layout::Extents;
 use crate::{DType, Layout, Rule, Target, TensorDesc};
 use std::fmt;
+use std::ops::Range;
 
 /// Every rule, in the order of the files.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
@@ -185,6 +186,11 @@ impl Facts<'_> {
         usize::try_from(self.batch).unwrap_or(usize::MAX)
     }
 
+    /// Sequences to be looked at: see [`lengths::distinct`].
+    pub(in crate::fia) fn sequences(&self) -> Range<usize> {
+        0..lengths::distinct(self.call, self.batch())
+    }
+
     /// The longest key length, without a shared prefix.
     pub(in crate::fia) fn longest_key(&self) -> i64 {
         match self.call.actual_seq_lengths_kv {
@@ -193,7 +199,7 @@ impl Facts<'_> {
             Some(all) if all.len() >= self.batch() && (self.paged() || !self.packed()) => {
                 all.iter().take(self.batch()).copied().max().unwrap_or(0)
             }
-            Some(_) => (0..self.batch()).map(|b| self.kv_len(b)).max().unwrap_or(0),
+            Some(_) => self.sequences().map(|b| self.kv_len(b)).max().unwrap_or(0),
         }
     }
 }

@@ -260,5 +260,5 @@ pub(in crate::fia) fn batch(call: &crate::fia::FiaCall<'_>) -> i64 {
 /// Longest query of a batch.
 pub(in crate::fia) fn longest_query(f: &Facts<'_>) -> i64 {
     let len = |b| lengths::between_ends(f.call.actual_seq_lengths, b);
-    (0..f.batch()).map(len).max().unwrap_or(0)
+    f.sequences().map(len).max().unwrap_or(0)
 }

@@ -40,7 +40,7 @@ pub(in crate::fia) fn slopes(call: &FiaCall<'_>, target: Target) -> bool {
 pub(in crate::fia) fn read<'f>(f: &'f Facts<'_>) -> Option<&'f TensorDesc> {
     let bias = f.call.pse_shift.as_ref().filter(|pse| !pse.is_empty())?;
     let longest = || {
-        let keys = (0..f.batch()).map(|b| f.kv_len(b)).max();
+        let keys = f.sequences().map(|b| f.kv_len(b)).max();
         (packed::longest_query(f), keys.unwrap_or(0))
     };
     let covers = || match bias.shape[..] {

@@ -134,7 +134,7 @@ pub(in crate::fia) fn rows(
         return Ok(());
     }
     let prefix = super::prefix::length(f);
-    for b in 0..f.batch() {
+    for b in f.sequences() {
         let (q, kv) = (f.q_len(b), f.kv_len(b).saturating_add(prefix));
         let (pre, next) = match mode {
             SparseMode::RightDownCausal => (pre, kv - q),

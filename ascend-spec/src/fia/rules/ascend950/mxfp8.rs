@@ -97,7 +97,8 @@ fn scales(f: &Facts<'_>) -> Result<(), Refusal> {
     let (bn, bs) = (f.k.batch, call.block_size);
     let (key, value) = match f.cache {
         None => {
-            let groups = (0..f.batch()).map(|b| blocks(f.kv_len(b), 64)).sum();
+            let groups =
+                crate::fia::rules::lengths::total(f.call, f.batch(), |b| blocks(f.kv_len(b), 64));
             (
                 Dims::of([f.k.rows, nk, pairs, 2]),
                 Dims::of([groups, nk, dim, 2]),

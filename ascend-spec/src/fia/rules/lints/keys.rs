@@ -67,7 +67,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             lint!(report, false, LIST_DTYPE, other, "the first key's dtype");
         }
         if let (Route::Prefill, Some(&[len])) = (p.route, call.actual_seq_lengths_kv) {
-            let shortest = (0..p.batch).map(|b| p.kv_axis(b)).min().unwrap_or(0);
+            let shortest = p.looked_at().map(|b| p.kv_axis(b)).min().unwrap_or(0);
             lint!(
                 report,
                 usize::try_from(len).is_ok_and(|len| len <= shortest),

@@ -139,7 +139,7 @@ fn masks(p: &Problem<'_>, report: Report<'_>) {
         );
     }
     if let (MaskUse::Full(_), true) = (p.mask, p.padded.1) {
-        let keys = (0..p.batch).map(|b| size(p.kv_rows(b))).max();
+        let keys = p.looked_at().map(|b| size(p.kv_rows(b))).max();
         let keys = keys.unwrap_or(0);
         lint!(
             report,
@@ -162,8 +162,8 @@ fn masks(p: &Problem<'_>, report: Report<'_>) {
     if !p.mask.is_tensor() {
         return;
     }
-    let squares = (0..p.batch).map(|b| size(p.q_len(b).saturating_mul(p.q_len(b))));
-    let squares = squares.fold(0i64, i64::saturating_add);
+    let square = |b| size(p.q_len(b).saturating_mul(p.q_len(b)));
+    let squares = super::super::lengths::total(p.call, p.batch, square);
     let (batch, rows) = (size(p.batch), size(p.query_rows));
     let documented = match p.is_packed() {
         true => *mask.shape == [squares],
@@ -207,7 +207,7 @@ fn split_fused(p: &Problem<'_>, report: Report<'_>) {
         "ends that do not fall, as many of each",
     );
     if p.mode == SparseMode::RightDownCausal
-        && let Some(b) = (0..p.batch).find(|&b| p.q_len(b) > p.kv_len(b))
+        && let Some(b) = p.looked_at().find(|&b| p.q_len(b) > p.kv_len(b))
     {
         lint!(
             report,

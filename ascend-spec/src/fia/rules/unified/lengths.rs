@@ -42,7 +42,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     if lengths::fit(f, all) {
         return Ok(());
     }
-    for b in 0..f.batch().min(if all.len() == 1 { 1 } else { usize::MAX }) {
+    for b in f.sequences() {
         let rows = if all.len() == 1 {
             f.key_rows
         } else {

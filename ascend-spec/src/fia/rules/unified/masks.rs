@@ -254,7 +254,7 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Refusal> {
     // Without query lengths nothing is compared.
     let lengths = f.call.actual_seq_lengths.is_some();
     let longer = |&b: &usize| f.kv_len(b) > 0 && f.q_len(b) > f.kv_len(b);
-    if let Some(b) = (0..f.batch()).find(longer).filter(|_| lengths) {
+    if let Some(b) = f.sequences().find(longer).filter(|_| lengths) {
         return Err(broken(
             &TREE_ROWS,
             format_args!("sequence {b}: {} rows, {} keys", f.q_len(b), f.kv_len(b)),

@@ -102,7 +102,7 @@ fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(),
                 dim: 64,
                 ..f.k
             };
-            let rows = (0..f.batch()).all(|b| f.rows_of(b) == f.k.rows);
+            let rows = f.sequences().all(|b| f.rows_of(b) == f.k.rows);
             axes.extents(&k_rope.shape, f.kv_heads) == Some(want) && rows
         }
         None => axes.extents(&k_rope.shape, f.kv_heads) == Some(Extents { dim: 64, ..f.k }),
