@@ -106,7 +106,8 @@ fn small_floats_of_keys_and_values_are_scaled() {
 
     // A scale for 32 elements of E2M1, two of which share a byte.
     let codes = (0..TOKENS * DIM).map(|at| Float4E2M1::from_f32(plain(at / DIM, at % DIM)));
-    let bytes = pack_nibbles(codes.map(Float4E2M1::to_bits));
+    let codes: Vec<u8> = codes.map(Float4E2M1::to_bits).collect();
+    let bytes = pack_nibbles(&codes);
     let values = stream
         .upload_bytes(DType::Float4E2M1, &bytes, shape)
         .unwrap();

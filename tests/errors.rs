@@ -424,6 +424,30 @@ fn tensors_refuse_what_does_not_fit() {
 }
 
 #[test]
+fn views_of_packed_elements_share_no_byte_with_their_neighbours() {
+    let stream = stream();
+    let bytes = [0x21, 0x43, 0x65, 0x87, 0xf9];
+    for dtype in [DType::Int4, DType::Float4E2M1] {
+        let rows = stream.upload_bytes(dtype, &bytes, [3, 3]).unwrap();
+        let refused = rows.narrow(0, 0..1).unwrap_err();
+        assert!(refused.to_string().contains("whole byte"), "{refused}");
+        // A column shares bytes too, though it is strided.
+        assert!(rows.narrow(1, 0..1).is_err());
+        let first_two = rows.narrow(0, 0..2).unwrap();
+        first_two.overwrite_bytes(&stream, &[0; 3]).unwrap();
+        // The last row ends where the tensor does; nothing is behind the last element.
+        let last = rows.narrow(0, 2..3).unwrap();
+        assert_eq!(last.download_bytes(&stream).unwrap(), [0x87, 0x09]);
+        let all = rows.download_bytes(&stream).unwrap();
+        assert_eq!(all, [0, 0, 0, 0x87, 0x09]);
+    }
+    // As many as fill the last byte all belong to the tensor: no view ends between them.
+    let even = stream.upload_bytes(DType::Int4, &bytes, [10]).unwrap();
+    assert!(even.narrow(0, 0..9).is_err() && even.narrow(0, 4..10).is_ok());
+    assert!(even.narrow(0, 3..3).unwrap().is_empty());
+}
+
+#[test]
 fn a_missing_device_is_an_error_of_the_runtime() {
     let error = harness::runtime().device(1000).unwrap_err();
     assert!(

@@ -27,7 +27,11 @@ pub struct RangeReport {
 
 impl RangeReport {
     /// The range of elements of which none should be farther than `limit` from 0.
-    pub fn of(elements: impl IntoIterator<Item = f64>, limit: f64) -> Self {
+    pub fn of(elements: &[f64], limit: f64) -> Self {
+        Self::over(elements.iter().copied(), limit)
+    }
+
+    fn over(elements: impl ExactSizeIterator<Item = f64>, limit: f64) -> Self {
         let mut report = Self {
             min: None,
             max: None,
@@ -36,7 +40,7 @@ impl RangeReport {
             over: 0,
             first: None,
         };
-        for (place, x) in elements.into_iter().enumerate() {
+        for (place, x) in elements.enumerate() {
             let kind = if x.is_nan() {
                 Some(&mut report.nan)
             } else if x.is_infinite() {
@@ -94,7 +98,7 @@ impl<T: Number> Tensor<T> {
     /// As for [`Tensor::download`].
     pub fn range_report(&self, stream: &Stream, limit: f64) -> Result<RangeReport> {
         let elements = self.download(stream)?;
-        Ok(RangeReport::of(
+        Ok(RangeReport::over(
             elements.into_iter().map(Number::to_f64),
             limit,
         ))
@@ -108,7 +112,7 @@ mod tests {
     #[test]
     fn every_kind_is_counted_and_the_first_is_found() {
         let numbers = [1.0, -7.0, f64::NAN, 5.0, f64::NEG_INFINITY, 2e4, -2e4];
-        let report = RangeReport::of(numbers, 1e4);
+        let report = RangeReport::of(&numbers, 1e4);
         assert_eq!((report.nan, report.inf, report.over), (1, 1, 2));
         assert_eq!(report.first, Some(2));
         assert_eq!(report.min, Some(f64::NEG_INFINITY));
@@ -118,10 +122,10 @@ mod tests {
 
     #[test]
     fn nothing_but_nan_has_no_range() {
-        let report = RangeReport::of([f64::NAN; 3], 1.0);
+        let report = RangeReport::of(&[f64::NAN; 3], 1.0);
         assert_eq!((report.min, report.max, report.nan), (None, None, 3));
-        let none = RangeReport::of([], 1.0);
+        let none = RangeReport::of(&[], 1.0);
         assert!(none.is_clean() && none.min.is_none());
-        assert!(RangeReport::of([1.0, -1.0], 1.0).is_clean());
+        assert!(RangeReport::of(&[1.0, -1.0], 1.0).is_clean());
     }
 }

@@ -235,7 +235,7 @@ impl AnyTensor {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such axis, the range does not lie in it, or the view would not begin at
-    /// a whole byte.
+    /// a whole byte, or not end at one before the tensor does: its last byte would also be another element's.
     pub fn narrow(&self, axis: usize, range: Range<usize>) -> Result<Self> {
         let (dim, stride) = match (self.desc.shape.get(axis), self.desc.strides.get(axis)) {
             (Some(&dim), Some(&stride)) => (dim, stride),
@@ -270,7 +270,9 @@ impl AnyTensor {
         let skip = match bits {
             // A view without elements begins nowhere.
             _ if desc.is_empty() => Some(0),
-            Some(bits) if bits % 8 == 0 => usize::try_from(bits / 8).ok(),
+            Some(bits) if bits % 8 == 0 && self.parts_at(bits, &desc) => {
+                usize::try_from(bits / 8).ok()
+            }
             _ => None,
         };
         let start = skip.and_then(|skip| self.start.checked_add(skip));
@@ -279,12 +281,22 @@ impl AnyTensor {
             None => Err(Error::invalid(
                 "range",
                 format_args!("{range:?} of {}", self.desc),
-                "a view that begins at a whole byte",
+                "a view that begins at a whole byte, and ends at one or where the tensor ends",
             )),
         }
     }
 
-    /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides.
+    /// Whether a view from a bit on shares no byte with elements behind it. The last byte of all is the tensor's own.
+    fn parts_at(&self, first: u64, view: &TensorDesc) -> bool {
+        if view.dtype.bits().is_multiple_of(8) {
+            return true;
+        }
+        let end = end_bit(view).and_then(|end| end.checked_add(first));
+        end.is_some_and(|end| end.is_multiple_of(8) || Some(end) == end_bit(&self.desc))
+    }
+
+    /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides. What elements
+    /// smaller than a byte leave of the last byte is 0.
     ///
     /// Since CANN 8.1.
     ///
@@ -301,7 +313,12 @@ impl AnyTensor {
         self.on("tensor", stream.context())?;
         stream.synchronize()?;
         if self.desc.is_contiguous() || self.is_empty() {
-            return self.memory.read(self.start, bytes);
+            self.memory.read(self.start, bytes)?;
+            let bits = self.len().wrapping_mul(self.desc.dtype.bits() as usize) % 8;
+            if let (1.., Some(last)) = (bits, bytes.last_mut()) {
+                *last &= (1 << bits) - 1;
+            }
+            return Ok(());
         }
         let Some(size) = self.desc.dtype.size() else {
             return Err(Error::invalid(
@@ -420,6 +437,16 @@ impl AnyTensor {
             Err(Error::invalid("dtype", T::DTYPE, self.desc.dtype))
         }
     }
+}
+
+/// Bits from a view's first element to behind its last one, where no stride is negative; `None` if 64 bits do not hold it.
+fn end_bit(view: &TensorDesc) -> Option<u64> {
+    let mut last = 0i64;
+    for (&dim, &stride) in view.shape.iter().zip(view.strides.iter()) {
+        last = last.checked_add(dim.checked_sub(1)?.checked_mul(stride)?)?;
+    }
+    let elements = u64::try_from(last).ok()?.checked_add(1)?;
+    elements.checked_mul(u64::from(view.dtype.bits()))
 }
 
 impl From<&AnyTensor> for AnyTensor {

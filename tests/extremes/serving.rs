@@ -247,7 +247,7 @@ pub const CALLS: &[Call] = &[
         let _ = CaptureEstimate::most_graphs(draw.usize(), draw.usize());
     }),
     ("RangeReport", |draw| {
-        let _ = RangeReport::of(draw.few(Draw::f64), draw.f64());
+        let _ = RangeReport::of(&draw.few(Draw::f64), draw.f64());
     }),
     ("a step of an engine", |draw| {
         let stream = crate::stream();

@@ -53,7 +53,7 @@ fn pain_25_rows_that_see_nothing() {
     assert_eq!(merged.attention, [0f32; 64]);
     assert_eq!(merged.softmax_lse.0, [f32::NEG_INFINITY]);
 
-    let report = RangeReport::of([1.0, f64::NAN, 2.0], 1e4);
+    let report = RangeReport::of(&[1.0, f64::NAN, 2.0], 1e4);
     assert_eq!((report.nan, report.first), (1, Some(1)));
 }
 

@@ -102,15 +102,12 @@ const fn power_of_two(exponent: i32) -> f32 {
 /// use ascend_spec::minifloat::{Float4E2M1, pack_nibbles};
 ///
 /// let codes = [1.0, -0.5, 6.0].map(|value| Float4E2M1::from_f32(value).to_bits());
-/// assert_eq!(pack_nibbles(codes), [0x92, 0x07]);
+/// assert_eq!(pack_nibbles(&codes), [0x92, 0x07]);
 /// ```
-pub fn pack_nibbles(codes: impl IntoIterator<Item = u8>) -> Vec<u8> {
-    let mut codes = codes.into_iter().map(|code| code & 15);
-    let mut bytes = Vec::new();
-    while let Some(low) = codes.next() {
-        bytes.push(low | codes.next().unwrap_or(0) << 4);
-    }
-    bytes
+pub fn pack_nibbles(codes: &[u8]) -> Vec<u8> {
+    let half = |code: Option<&u8>| code.map_or(0, |code| code & 15);
+    let byte = |pair: &[u8]| half(pair.first()) | half(pair.get(1)) << 4;
+    codes.chunks(2).map(byte).collect()
 }
 
 #[cfg(test)]
@@ -283,9 +280,9 @@ mod tests {
 
     #[test]
     fn halves_of_a_byte_are_filled_from_below() {
-        assert_eq!(pack_nibbles([1, 2, 3]), [0x21, 0x03]);
-        assert_eq!(pack_nibbles([0xff, 0xf0]), [0x0f]);
-        assert_eq!(pack_nibbles([]), []);
+        assert_eq!(pack_nibbles(&[1, 2, 3]), [0x21, 0x03]);
+        assert_eq!(pack_nibbles(&[0xff, 0xf0]), [0x0f]);
+        assert_eq!(pack_nibbles(&[]), []);
     }
 
     proptest! {
