@@ -68,7 +68,6 @@ rules! {
     RanksInterleave = "ranks.interleave", "ranks and their interleaved runs are not 0, and a block holds whole runs";
     PadTarget = "pad.target", "a batch is padded to at least its own size, and to no more than a call takes";
     PadSlot = "pad.slot", "the slot that padding is written to is one of the cache's";
-    PadTokens = "pad.tokens", "each padding token of a step has a slot of its own";
     DraftCount = "draft.count", "a request has more query tokens than drafts";
     DraftTree = "draft.tree", "a draft's parent comes before it";
     RanksParts = "ranks.parts", "a context is divided into no more parts than a merge takes";

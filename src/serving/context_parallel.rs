@@ -113,7 +113,7 @@ impl ContextParallel {
     ///
     /// # Errors
     /// [`Rule::BatchEmpty`] without requests or for one without query tokens, [`Rule::LengthsOverflow`],
-    /// [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`], [`Rule::PadSlot`], [`Rule::PadTokens`].
+    /// [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`], [`Rule::PadSlot`].
     pub fn split(
         &self,
         requests: &[BatchRequest<'_>],

@@ -263,7 +263,6 @@ impl AttentionMetadata {
     ///
     /// # Errors
     /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);
-    /// [`Rule::PadTokens`] for more padding tokens than [`PadPolicy::DumpSlot`] has slots for;
     /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added then.
     pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
         let now = self.tokens();
@@ -278,9 +277,9 @@ impl AttentionMetadata {
         let (pad, block_size) = (self.settings.pad, self.settings.block_size);
         let padded = tokens.saturating_sub(self.actual_tokens);
         let from = now.saturating_sub(self.actual_tokens);
-        // The last first: what is refused adds nothing.
-        if let Some(last) = padded.checked_sub(1) {
-            pad.slot_of(last, block_size)?;
+        for nth in from..padded {
+            // What is refused adds nothing.
+            pad.slot_of(nth, block_size)?;
         }
         let (rows, added) = (self.dummy_rows(), tokens.saturating_sub(now));
         self.table.room(added.div_ceil(rows))?;
@@ -527,18 +526,15 @@ mod tests {
     }
 
     #[test]
-    fn padding_names_each_dump_slot_once_or_is_refused() {
+    fn padding_names_each_dump_slot_once_while_there_are_enough() {
         let dump = BatchSettings {
             pad: PadPolicy::DumpSlot(2),
             ..settings()
         };
         let mut metadata = AttentionMetadata::new(&[request(5, 1, &[3, 9])], dump).unwrap();
         metadata.pad_to(3).unwrap();
-        let refused = metadata.pad_to(6).unwrap_err();
-        assert_eq!(refused.rule, Rule::PadTokens);
-        assert_eq!(metadata.tokens(), 3);
-        metadata.pad_to(5).unwrap();
-        assert_eq!(metadata.slots(), [37, 2, 3, 0, 1]);
+        metadata.pad_to(6).unwrap();
+        assert_eq!(metadata.slots(), [37, 2, 3, 0, 1, 2]);
     }
 
     #[test]

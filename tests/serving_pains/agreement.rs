@@ -1,6 +1,7 @@
 //! What belongs together and was made apart: settings and cache, the layers of a step, sequences and requests.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, ThreadId};
 
 use ascend_attention::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
 use ascend_attention::serving::{
@@ -366,9 +367,29 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     assert!(error.to_string().contains("preempt a request"), "{error}");
 }
 
-/// Collects what is logged at the level of warnings.
+/// What was logged at the level of warnings, and by which threads. It is the subscriber of the whole process: one of a
+/// scope loses events, because other threads meet the places that log them before it is there.
 #[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
+struct Warnings(Arc<Mutex<Vec<(ThreadId, String)>>>);
+
+impl Warnings {
+    fn installed() -> &'static Warnings {
+        static INSTALLED: OnceLock<Warnings> = OnceLock::new();
+        INSTALLED.get_or_init(|| {
+            let warnings = Warnings::default();
+            tracing::subscriber::set_global_default(warnings.clone()).unwrap();
+            warnings
+        })
+    }
+
+    /// Takes out what this thread logged.
+    fn take(&self) -> Vec<String> {
+        let me = thread::current().id();
+        let mut all = self.0.lock().unwrap();
+        let mine = all.extract_if(.., |(thread, _)| *thread == me);
+        mine.map(|(_, message)| message).collect()
+    }
+}
 
 struct Message<'a>(&'a mut String);
 
@@ -392,7 +413,8 @@ impl tracing::Subscriber for Warnings {
     fn event(&self, event: &tracing::Event<'_>) {
         let mut message = String::new();
         event.record(&mut Message(&mut message));
-        self.0.lock().unwrap().push(message);
+        let by = thread::current().id();
+        self.0.lock().unwrap().push((by, message));
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
@@ -409,18 +431,17 @@ fn told_without(run: &[usize], fails: bool) -> Vec<String> {
     let settings = BatchSettings::of(engine.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[request(0, 2, &[1])], settings).unwrap();
     let tokens = rows(&stream, 2);
-    let warnings = Warnings::default();
-    tracing::subscriber::with_default(warnings.clone(), || {
-        let mut step = engine.begin(&stream, &metadata).unwrap();
-        for layer in run {
-            step.forward(*layer, &tokens, &tokens, &tokens).unwrap();
-        }
-        if fails {
-            assert!(step.forward(9, &tokens, &tokens, &tokens).is_err());
-        }
-    });
-    let said = warnings.0.lock().unwrap();
-    said.clone()
+    let warnings = Warnings::installed();
+    warnings.take();
+    let mut step = engine.begin(&stream, &metadata).unwrap();
+    for layer in run {
+        step.forward(*layer, &tokens, &tokens, &tokens).unwrap();
+    }
+    if fails {
+        assert!(step.forward(9, &tokens, &tokens, &tokens).is_err());
+    }
+    drop(step);
+    warnings.take()
 }
 
 #[test]
