@@ -81,13 +81,14 @@ proptest! {
         let capacity = BLOCKS * block_size;
         let mut slots: Vec<i32> = Vec::new();
         let mut padded = 0;
+        let dumps = pad.reserved_blocks(block_size) * block_size;
         for (slot, padding) in wanted {
             let slot = (slot % capacity) as i32;
             let padding = padding || slots.contains(&slot) || pad.is_padding(slot, block_size);
             if !padding {
                 slots.push(slot);
-            } else if let Ok(slot) = pad.slot_of(padded, block_size) {
-                slots.push(slot);
+            } else if pad == PadPolicy::SkipNegative || padded < dumps {
+                slots.push(pad.slot_of(padded, block_size).unwrap());
                 padded += 1;
             }
         }
