@@ -8,11 +8,13 @@
 
 mod harness;
 
-use ascend_attention::kv::{CacheShape, PadPolicy, PageTable, PagedKvCache, Rule, Sequence};
+use ascend_attention::kv::{Cache, CacheShape, PadPolicy, PageTable, PagedKvCache, Rule, Sequence};
 use ascend_attention::serving::{
-    AttentionShape, DraftTree, PerRequest, TreeTensors, TreeVerification,
+    AttentionShape, DraftTree, LatentTreePlan, LatentTreeTensors, LatentTreeVerification,
+    PerRequest, TreeTensors, TreeVerification,
 };
-use ascend_attention::{Error, Tensor, f16};
+use ascend_attention::spec::{Cann, Soc, Target};
+use ascend_attention::{Error, Machine, Runtime, Tensor, bf16, f16};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -192,4 +194,213 @@ fn batches_that_do_not_fit_are_refused() {
     assert_eq!(rule(&[chain(2)], &[5]), Rule::DraftTree);
     assert_eq!(rule(&[chain(1), chain(1)], &[5]), Rule::LengthsBatch);
     assert_eq!(rule(&[chain(1)], &[5, 6]), Rule::LengthsBatch);
+}
+
+/// Trees of latent attention: cached tokens and parents of the nodes of each request.
+struct LatentCase<'a> {
+    heads: usize,
+    format: Cache,
+    requests: &'a [(usize, Vec<i64>)],
+    /// Rows beyond the largest tree.
+    spare: usize,
+    seed: u64,
+}
+
+/// Why a test needs the emulation.
+const RELEASES: &str = "an installed toolkit is of one release";
+
+const LATENT: usize = 512;
+const ROPE: usize = 64;
+
+impl LatentCase<'_> {
+    /// Verifies the trees on a machine, compares each node with the definition, and says how they were verified.
+    fn check<T: Half>(&self, soc: Soc, cann: Cann) -> Result<LatentTreePlan, Error> {
+        let runtime = Runtime::emulated_as(&Machine::new(soc, cann))?;
+        let stream = &runtime.device(0)?.stream()?;
+        let (heads, requests) = (self.heads, self.requests.len());
+        let trees: Vec<DraftTree> = (self.requests.iter())
+            .map(|(_, parents)| DraftTree::from_parents(parents).unwrap())
+            .collect();
+        let nodes = trees.iter().map(DraftTree::nodes).max().unwrap() + self.spare;
+        let rows = |salt: u64, heads: usize| -> Vec<Logical<T>> {
+            let each = self.requests.iter().zip(0u64..);
+            each.map(|((cached, _), r)| {
+                let seed = self.seed * 31 + r * 2 + salt;
+                Logical::random(seed, [1, heads, cached + nodes, LATENT + ROPE])
+            })
+            .collect()
+        };
+        let (queries, keys) = (rows(0, heads), rows(1, 1));
+        // The first elements of a row are its latent or absorbed part, the others the rotary one.
+        let part = |rows: &[T], rope: bool| -> Vec<T> {
+            let rows = rows.chunks_exact(LATENT + ROPE);
+            let range = if rope {
+                LATENT..LATENT + ROPE
+            } else {
+                0..LATENT
+            };
+            rows.flat_map(|row| row[range.clone()].to_vec()).collect()
+        };
+        let shape = CacheShape::latent(1).format(self.format);
+        let pad = PadPolicy::SkipNegative;
+        let mut cache = PagedKvCache::<T>::new(stream.device(), 16, 128, shape, pad)?;
+        let mut sequences = Vec::new();
+        for (r, ((cached, _), tree)) in self.requests.iter().zip(&trees).enumerate() {
+            let mut sequence = Sequence::new(cache.pool());
+            let tokens = cached + tree.nodes();
+            let slots = sequence.grow(tokens)?.slots;
+            let rows = keys[r].packed(0..tokens);
+            let key = stream.upload(&part(&rows, false), [tokens, 1, LATENT])?;
+            let rope = stream.upload(&part(&rows, true), [tokens, 1, ROPE])?;
+            let write = cache.plan_write(stream, &slots, &key, &rope)?;
+            cache.write(stream, &write, 0, &key, &rope)?;
+            sequences.push(sequence);
+        }
+        let table: Vec<&[usize]> = sequences.iter().map(Sequence::row).collect();
+        let table = cache.block_table(stream, &PageTable::from_rows(&table)?)?;
+        let upload = |of: &[Logical<T>], heads: usize, rope: bool| -> Result<Tensor<T>, Error> {
+            let of = of.iter().zip(self.requests);
+            let data: Vec<T> = of
+                .flat_map(|(of, (cached, _))| part(&of.narrow(*cached..cached + nodes).data, rope))
+                .collect();
+            let dim = if rope { ROPE } else { LATENT };
+            stream.upload(&data, [requests, heads, nodes, dim])
+        };
+        let tensors = LatentTreeTensors {
+            query: &upload(&queries, heads, false)?,
+            query_rope: &upload(&queries, heads, true)?,
+            latent: &upload(&keys, 1, false)?,
+            key_rope: &upload(&keys, 1, true)?,
+            cache: cache.layer(0)?,
+            block_table: &table,
+        };
+        let shape = AttentionShape::latent(heads);
+        let cached = PerRequest::new(self.requests.iter().map(|(c, _)| *c).collect())?;
+        let verification = LatentTreeVerification { shape };
+        let plan = verification.plan(stream, &trees, &cached, &tensors)?;
+        let out = plan.launch(stream, &tensors)?.download(stream)?;
+        for (r, tree) in trees.iter().enumerate() {
+            let before = self.requests[r].0;
+            let (q, k) = (queries[r].exact(), keys[r].exact());
+            let mut v = k.clone();
+            v.data = k
+                .data
+                .chunks_exact(LATENT + ROPE)
+                .flat_map(|row| row[..LATENT].to_vec())
+                .collect();
+            v.dim = LATENT;
+            for node in 0..tree.nodes() {
+                let head = node % heads;
+                let sees = |key: usize| key < before || tree.sees(node, key - before);
+                let want = row(&q, &k, &v, (0, 0), head, before + node, shape.scale, sees);
+                let got = &out[((r * heads + head) * nodes + node) * LATENT..][..LATENT];
+                for (got, want) in got.iter().zip(want.unwrap().0) {
+                    assert!(
+                        (got.to() - want).abs() <= 2.0 * T::TOLERANCE,
+                        "{soc} with CANN {cann}: request {r}, node {node}, head {head}: {}, expected {want}",
+                        got.to()
+                    );
+                }
+            }
+        }
+        Ok(plan)
+    }
+}
+
+/// Trees of several shapes and sizes, one of them without anything cached.
+fn forest() -> Vec<(usize, Vec<i64>)> {
+    vec![
+        (130, vec![-1, 0, 0, 1, 1, 2, 3]),
+        (1, vec![-1]),
+        (0, vec![-1, 0, 1, 0]),
+        (257, vec![-1, 0, 0, 0, 0]),
+    ]
+}
+
+#[test]
+fn trees_of_latent_attention_are_one_call_where_the_release_has_the_tree_mask() {
+    if harness::not_on_npu(RELEASES) {
+        return;
+    }
+    let newest = Target::new(Soc::AtlasA2, Cann::V9_1);
+    for format in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
+        for (soc, cann, one) in [
+            (Soc::AtlasA2, Cann::V8_5, false),
+            (Soc::AtlasA2, Cann::V9_0, false),
+            (Soc::AtlasA2, Cann::V9_1, true),
+            (Soc::AtlasA3, Cann::V9_1, true),
+            (Soc::Ascend950, Cann::V9_1, false),
+        ] {
+            let case = LatentCase {
+                heads: 4,
+                format,
+                requests: &forest(),
+                spare: 2,
+                seed: 5,
+            };
+            for plan in [case.check::<bf16>(soc, cann), case.check::<f16>(soc, cann)] {
+                let plan = plan.unwrap();
+                assert_eq!(
+                    plan.is_one_call(),
+                    one,
+                    "{soc} with CANN {cann}, {format:?}"
+                );
+                let refused = plan.refused();
+                assert_eq!(refused.is_none(), one);
+                if let Some(refused) = refused {
+                    assert_eq!(refused.taken_by, Some(newest), "{refused}");
+                    let told = "Atlas A2 with CANN 9.1 takes the call";
+                    assert!(refused.to_string().ends_with(told), "{refused}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn trees_of_latent_attention_without_a_call_are_refused_with_the_release_that_has_one() {
+    if harness::not_on_npu(RELEASES) {
+        return;
+    }
+    let case = LatentCase {
+        heads: 4,
+        format: Cache::BnBsH,
+        requests: &forest(),
+        spare: 0,
+        seed: 5,
+    };
+    match case.check::<bf16>(Soc::AtlasA2, Cann::V8_1) {
+        Err(Error::NoBackend { reasons, .. }) => {
+            for told in [
+                "tree_mask: ",
+                "context_and_tree: ",
+                "CANN 9.1 takes the call",
+            ] {
+                assert!(reasons.contains(told), "{reasons}");
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(6) })]
+
+    #[test]
+    fn any_latent_trees_behind_any_context(case in case(), heads in 0u32..4, nz: bool) {
+        if harness::not_on_npu(RELEASES) {
+            return Ok(());
+        }
+        let latent = LatentCase {
+            heads: 1 << heads,
+            format: if nz { Cache::Nz } else { Cache::BnBsH },
+            requests: &case.requests,
+            spare: case.spare,
+            seed: case.seed,
+        };
+        for (cann, one) in [(Cann::V9_0, false), (Cann::V9_1, true)] {
+            let plan = latent.check::<bf16>(Soc::AtlasA2, cann).unwrap();
+            prop_assert_eq!(plan.is_one_call(), one);
+        }
+    }
 }

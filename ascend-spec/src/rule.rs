@@ -186,6 +186,9 @@ pub struct Violation {
     pub allowed: String,
     /// What to change: the rule's own advice, or one that fits this call better.
     pub fix: String,
+    /// Another target that takes the call as it is, where it was looked for
+    /// ([`FiaCall::taken_by`](crate::fia::FiaCall::taken_by)) and found.
+    pub taken_by: Option<Target>,
 }
 
 /// A call that may be right but that this release cannot check or compute yet.
@@ -238,6 +241,7 @@ pub(crate) fn broken(
         given: given.to_string(),
         allowed: allowed.to_string(),
         fix: fix.to_string(),
+        taken_by: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use ascend_spec::fia::{FiaCall, Parameter, Places, Version};
-use ascend_spec::{Cann, Refusal, Target};
+use ascend_spec::{Cann, Refusal, Target, Violation};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result, aclnn};
@@ -29,9 +29,14 @@ pub(super) fn choose(
     };
     // Where no version runs on the product, the contract says so.
     let first = candidates().next().unwrap_or(oldest);
+    // Newer releases are asked only where this one refuses.
+    let told = |mut violation: Violation| {
+        violation.taken_by = call.taken_by(at_least, target, allowed);
+        violation
+    };
     let checked = call.check(first, target);
     if let Err(Refusal::Violation(violation)) = checked {
-        return Err(violation.into());
+        return Err(told(violation).into());
     }
     let Some(version) = candidates().find(|&version| is_present(api, version)) else {
         return Err(Error::OperatorVersion {
@@ -46,7 +51,7 @@ pub(super) fn choose(
     } else {
         call.check(version, target)?
     };
-    problem.lint(allowed)?;
+    problem.lint(allowed).map_err(told)?;
     Ok((version, problem.places()))
 }
 

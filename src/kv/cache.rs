@@ -61,8 +61,9 @@ impl CacheShape {
 
     /// The same in another format.
     ///
-    /// Every format can be written; which queries read which is the operator's rule: BnBsH goes with all, BnNBsD with BNSD
-    /// and packed ones, NZ with packed ones and, of latent attention, BSND.
+    /// Every format can be written; which queries read which is the operator's rule. On CANN 8.1 BnBsH goes with all, BnNBsD
+    /// with BNSD and packed ones, NZ with packed ones and, of latent attention, BSND; from 8.5 on every format goes with all,
+    /// NZ with heads of 64 or 128 (packed on 9.1 others too).
     pub fn format(mut self, format: Cache) -> Self {
         self.format = format;
         self
@@ -176,7 +177,8 @@ pub struct PagedKvCache<T: Element> {
 impl<T: Element> PagedKvCache<T> {
     /// A cache of `blocks` blocks of `block_size` tokens in each layer, full of zeros.
     ///
-    /// Prefill wants block sizes that are multiples of 128; decoding alone takes multiples of 16.
+    /// Any block size makes a cache. Multiples of 128 are read on every release; multiples of 16 on CANN 8.1 where steps
+    /// decode alone, and from 8.5 on by [`Fused`](crate::serving::Fused) as its table says.
     ///
     /// # Errors
     /// [`Rule::PoolSize`] for a size that has no slots or too many, [`Rule::PadSlot`] for padding outside of it,

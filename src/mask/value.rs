@@ -41,8 +41,8 @@ impl Mask {
         Self::new(SparseMode::DefaultMask, Some(tensor.into())).window(pre_tokens, next_tokens)
     }
 
-    /// A mode that derives everything from the lengths, with the compressed mask that it takes.
-    pub(super) fn compressed(mode: SparseMode, tensor: AnyTensor) -> Self {
+    /// A mode that derives the rest from the lengths, with the tensor that it takes.
+    pub(crate) fn compressed(mode: SparseMode, tensor: AnyTensor) -> Self {
         Self::new(mode, Some(tensor))
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ascend_spec::Layout;
+use ascend_spec::{Cann, Layout, Target};
 
 use crate::attention::{BlockTable, FusedInferAttention, Output};
 use crate::bf16;
@@ -10,7 +10,7 @@ use crate::case::tentatively;
 use crate::error::{Error, Result};
 use crate::kv::{LayerCache, Refused, Rule, refused, too_many_blocks};
 use crate::memory::Element;
-use crate::runtime::Stream;
+use crate::runtime::{Device, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::causality::Causality;
@@ -210,11 +210,40 @@ pub struct RefusedBackend {
     pub name: &'static str,
     /// Why.
     pub why: Error,
+    /// The product and release that take the call which was refused: the oldest newer release of the device's product, or
+    /// else another product. `None` where none does, and where the backend refused the step by a rule of its own.
+    pub taken_by: Option<Target>,
+}
+
+impl RefusedBackend {
+    pub(super) fn new(name: &'static str, why: Error, device: &Device) -> Self {
+        let release = |since| {
+            let cann = Cann::of_version(since)?.cann();
+            let soc = device.target().ok()?.soc;
+            Some(Target { soc, cann })
+        };
+        let taken_by = match &why {
+            Error::Violation(violation) => violation.taken_by,
+            Error::OperatorVersion { since, .. } | Error::MissingOperator { since, .. } => {
+                release(since)
+            }
+            _ => None,
+        };
+        Self {
+            name,
+            why: for_schedulers(why),
+            taken_by,
+        }
+    }
 }
 
 impl fmt::Display for RefusedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.why)
+        write!(f, "{}: {}", self.name, self.why)?;
+        match self.taken_by {
+            Some(target) => write!(f, "; {target} takes the call"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -282,8 +311,8 @@ impl<T: Element> Backends<T> {
             .get(AttentionBackend::<T>::name(&PagedDecode))
             .is_none();
         (decodes && untried).then_some(
-            "`.with(PagedDecode)` adds the operator's decode path, which takes FLOAT16, other head dimensions and other \
-             blocks in steps such as this one",
+            "`.with(PagedDecode)` adds the operator's decode path, which in steps such as this one takes element types, head \
+             dimensions and blocks that packed calls of the release may not",
         )
     }
 
@@ -304,8 +333,7 @@ impl<T: Element> Backends<T> {
                     });
                 }
                 Err(why) => {
-                    let why = for_schedulers(why);
-                    refused.push(RefusedBackend { name, why });
+                    refused.push(RefusedBackend::new(name, why, step.stream.device()));
                 }
             }
         }
@@ -338,7 +366,7 @@ pub(super) fn rules_of(why: &Error) -> Vec<Rule> {
 }
 
 /// The error of a step that no backend can serve, with the reason of each.
-fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
+pub(super) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
     let reasons = refused.iter().map(RefusedBackend::to_string);
     let mut reasons: Vec<_> = match refused {
         [] => vec!["there is none: add some with `Backends::none().with(Fused)`".to_owned()],

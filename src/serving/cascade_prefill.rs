@@ -18,8 +18,8 @@ use super::lengths::{CallLengths, PerRequest};
 /// by their log-sum-exps. Requests without anything cached are in the same batch and are not merged.
 ///
 /// The new keys are read where the model left them, and no call has both a mask and a cache. Steps that only decode and
-/// steps that have nothing cached are refused, as are windows and sinks. Packed calls are BF16, as for
-/// [`Fused`](super::Fused).
+/// steps that have nothing cached are refused, as are windows and sinks. What packed calls take in which
+/// release is said at [`Fused`](super::Fused).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CascadePrefill;
 

@@ -266,8 +266,8 @@ impl RankStep {
         self.rank
     }
 
-    /// Prepares the rank's call: sparse mode 0 without a mask, with log-sum-exps; of single rows in BNSD, which takes
-    /// FLOAT16 too, otherwise in TND, which takes BF16. Query `[tokens, N, D]`. One plan serves all layers.
+    /// Prepares the rank's call: sparse mode 0 without a mask, with log-sum-exps; of single rows in BNSD, which every
+    /// release takes in FLOAT16 too, otherwise in TND (for which see [`Fused`](super::Fused)). Query `[tokens, N, D]`. One plan serves all layers.
     ///
     /// # Errors
     /// As for [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with).

@@ -11,8 +11,14 @@ use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 /// One packed call (TND) a layer, for steps of every kind: over this step's keys where nothing is cached, over the paged
 /// cache otherwise.
 ///
-/// CANN 8.1 takes packed calls in BF16, with head dimensions of 64, 128 or (192, 192, 128), and blocks of a multiple of 128
-/// tokens; from 8.5 on also in FLOAT16, with other head dimensions up to 256, and blocks of a multiple of 16.
+/// What packed calls take is the contract's of the device's target. On Atlas A2 and A3:
+///
+/// | CANN | dtype | head dimension | blocks |
+/// |---|---|---|---|
+/// | 8.1 | BF16 | 64, 128, (192, 192, 128) | a multiple of 128 tokens |
+/// | 8.5 | and FLOAT16 | and others up to 256 of grouped queries, over blocks of 128 | for heads of 64 and 128 a multiple of 16, up to 1024 |
+/// | 9.0 | | and others up to 256 of any number of key heads | and for other heads a multiple of 16, up to 512 |
+/// | 9.1 | | and over NZ caches others than 64 and 128 | |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fused;
 

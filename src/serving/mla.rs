@@ -36,7 +36,7 @@ use super::step_part::StepPart;
 /// `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](super::AttentionShape::latent).
 ///
 /// The operator's rules are the contract's; among them that absorbed queries have 1, 2, 4, ... or 128 heads and that plain
-/// ones are BF16. Merging takes AttentionUpdate, which CANN 8.1 does not have.
+/// ones are BF16 on CANN 8.1. Merging takes AttentionUpdate, which CANN 8.1 does not have.
 ///
 /// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

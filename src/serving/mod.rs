@@ -17,7 +17,8 @@
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding.
 //! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes apart, merged.
 //! - [`ContextParallel`]: contexts divided over ranks.
-//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge.
+//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge; [`LatentTreeVerification`]: those of
+//!   latent attention, by one call where the release has a tree mask.
 //! - [`TriangleMixPrefill`]: TriangleMix by calls of the stock operator, as a backend; [`TrianglePrefill`] is that of one
 //!   prompt.
 //! - [`RangeReport`]: what numbers a tensor holds.
@@ -43,6 +44,7 @@ mod grouped_batch;
 mod hybrid;
 mod index;
 mod latent;
+mod latent_tree;
 mod layer_check;
 mod lengths;
 mod local_attention;
@@ -82,6 +84,7 @@ pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 pub use hybrid::{Hybrid, LayerSet, Phase};
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use latent::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};
+pub use latent_tree::{LatentTreePlan, LatentTreeTensors, LatentTreeVerification};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use local_attention::LocalBatch;
 pub use metadata::AttentionMetadata;

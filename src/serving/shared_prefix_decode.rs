@@ -63,8 +63,8 @@ pub struct SharedGroup {
 /// rows. Of all ways to group neighbours the one that saves most is taken. An engine with many prefixes sorts its batch by
 /// the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests without a group are in the same step.
 ///
-/// Refused are steps that save less than the [`SharedPrefixGate`] says, windows and sinks. Packed calls are BF16, as for
-/// [`Fused`](super::Fused).
+/// Refused are steps that save less than the [`SharedPrefixGate`] says, windows and sinks. What packed calls take in
+/// which release is said at [`Fused`](super::Fused).
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPrefixDecode {
     /// When to group.

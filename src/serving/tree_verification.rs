@@ -2,14 +2,14 @@
 
 use ascend_spec::Layout;
 
-use crate::attention::{BlockTable, Inputs, Output, Plan};
+use crate::attention::{BlockTable, FusedInferAttention, Inputs, Output, Plan};
 use crate::error::{Error, Result};
-use crate::kv::{LayerCache, Rule, refused};
+use crate::kv::{LayerCache, Refused, Rule, refused};
 use crate::mask::{HostMask, Mask, MaskForm};
 use crate::memory::Element;
 use crate::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use crate::runtime::Stream;
-use crate::tensor::Tensor;
+use crate::tensor::{AnyTensor, Tensor};
 
 use super::backend::AttentionShape;
 use super::draft_tree::DraftTree;
@@ -20,6 +20,9 @@ use super::lengths::{CallLengths, PerRequest};
 /// Packed calls take no mask tensor, and one over all keys would be as large as the context. So two calls are merged by
 /// their log-sum-exps: one of all nodes over the cached tokens, which all of them see, and one over the nodes alone with a
 /// mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of the output's rows.
+///
+/// Sparse mode 9, the tree mask of CANN 9.1, goes with rotary parts alone:
+/// [`LatentTreeVerification`](super::LatentTreeVerification) uses it.
 ///
 /// Chains need none of this: they are causal, and a step of
 /// [`AttentionState::SpecDecoding`](super::AttentionState::SpecDecoding) verifies them.
@@ -47,8 +50,7 @@ pub struct TreeTensors<'a, T: Element> {
 /// A verification that was prepared. From [`TreeVerification::plan`].
 #[derive(Debug)]
 pub struct TreePlan {
-    nodes: Plan,
-    cached: Option<(Plan, RowMergePlan)>,
+    calls: TwoCalls,
 }
 
 impl TreeVerification {
@@ -69,47 +71,35 @@ impl TreeVerification {
             let given = tensors.query.desc();
             return Err(Error::invalid("query", given, "[B, N, nodes, D]"));
         };
-        if (trees.len(), cached.lengths().len()) != (requests, requests) {
-            return Err(refused(
-                Rule::LengthsBatch,
-                format_args!("{} trees, {} lengths", trees.len(), cached.lengths().len()),
-                format_args!("{requests} of each, as the query has requests"),
-                "make them from the same batch",
-            )
-            .into());
-        }
+        same_batch(trees, cached, requests)?;
         self.shape.check()?;
         let mask = tree_mask(stream, trees, nodes)?;
+        let mask = Mask::all_mask(mask);
         let call = self.shape.call(Layout::Bnsd);
-        let any = cached.lengths().iter().any(|len| *len > 0);
-        let own = call.clone().mask(mask).softmax_lse(any);
-        let own = own.plan(tensors.query, tensors.key, tensors.value)?;
-        if !any {
-            return Ok(TreePlan {
-                nodes: own,
-                cached: None,
-            });
-        }
-        let lengths = CallLengths::Batched {
-            q: None,
-            kv: cached,
-        };
-        let before = lengths
-            .apply(call.softmax_lse(true))
-            .plan_with(&before(tensors))?;
-        let (own_out, before_out): (Output<T>, Output<T>) = (own.output()?, before.output()?);
-        let parts = cached.lengths().iter().map(|len| PartsOfRows {
-            rows: 1,
-            parts: if *len > 0 { 0b11 } else { 0b01 },
-        });
-        let parts: Vec<PartsOfRows> = parts.collect();
-        let merge = MergeState::new(Layout::Bnsd)
-            .plan_rows(&parts, &[Part::of(&own_out)?, Part::of(&before_out)?])?;
-        Ok(TreePlan {
-            nodes: own,
-            cached: Some((before, merge)),
-        })
+        let calls = TwoCalls::plan::<T>(&call, mask, cached, &own(tensors), &before(tensors))?;
+        Ok(TreePlan { calls })
     }
+}
+
+/// Refuses trees and lengths of another batch than the query's.
+pub(super) fn same_batch(
+    trees: &[DraftTree],
+    cached: &PerRequest,
+    requests: usize,
+) -> Result<(), Refused> {
+    if (trees.len(), cached.lengths().len()) == (requests, requests) {
+        return Ok(());
+    }
+    Err(refused(
+        Rule::LengthsBatch,
+        format_args!("{} trees, {} lengths", trees.len(), cached.lengths().len()),
+        format_args!("{requests} of each, as the query has requests"),
+        "make them from the same batch",
+    ))
+}
+
+fn own<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
+    Inputs::new(tensors.query, tensors.key, tensors.value)
 }
 
 fn before<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
@@ -123,7 +113,7 @@ fn before<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
 }
 
 /// `[B, nodes, nodes]`, 1 hides. A row behind its tree sees itself, so that no row is without keys.
-fn tree_mask(stream: &Stream, trees: &[DraftTree], nodes: usize) -> Result<Mask> {
+pub(super) fn tree_mask(stream: &Stream, trees: &[DraftTree], nodes: usize) -> Result<AnyTensor> {
     for (request, tree) in trees.iter().enumerate() {
         if tree.nodes() > nodes {
             return Err(refused(
@@ -141,7 +131,68 @@ fn tree_mask(stream: &Stream, trees: &[DraftTree], nodes: usize) -> Result<Mask>
     });
     let batch = Some(trees.len());
     let mask = HostMask::from_flags(MaskForm::INT8, batch, (nodes, nodes), hides)?;
-    stream.device().masks().custom(&mask)
+    stream.device().masks().custom_matrix(&mask)
+}
+
+/// All nodes over the cached tokens and the nodes among themselves, merged by their log-sum-exps.
+#[derive(Debug)]
+pub(super) struct TwoCalls {
+    nodes: Plan,
+    cached: Option<(Plan, RowMergePlan)>,
+}
+
+impl TwoCalls {
+    /// Prepares both for inputs in BNSD, of which the second are paged.
+    pub(super) fn plan<T: Element>(
+        call: &FusedInferAttention,
+        mask: Mask,
+        cached: &PerRequest,
+        own: &Inputs<'_>,
+        before_inputs: &Inputs<'_>,
+    ) -> Result<Self> {
+        let any = cached.lengths().iter().any(|len| *len > 0);
+        let nodes = call.clone().mask(mask).softmax_lse(any).plan_with(own)?;
+        if !any {
+            return Ok(Self {
+                nodes,
+                cached: None,
+            });
+        }
+        let lengths = CallLengths::Batched {
+            q: None,
+            kv: cached,
+        };
+        let before = lengths.apply(call.clone().softmax_lse(true));
+        let before = before.plan_with(before_inputs)?;
+        let (own_out, before_out): (Output<T>, Output<T>) = (nodes.output()?, before.output()?);
+        let parts = cached.lengths().iter().map(|len| PartsOfRows {
+            rows: 1,
+            parts: if *len > 0 { 0b11 } else { 0b01 },
+        });
+        let parts: Vec<PartsOfRows> = parts.collect();
+        let merge = MergeState::new(Layout::Bnsd)
+            .plan_rows(&parts, &[Part::of(&own_out)?, Part::of(&before_out)?])?;
+        Ok(Self {
+            nodes,
+            cached: Some((before, merge)),
+        })
+    }
+
+    /// Queues both and the merge.
+    pub(super) fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        own: &Inputs<'_>,
+        before: &Inputs<'_>,
+    ) -> Result<Tensor<T>> {
+        let own: Output<T> = self.nodes.launch_with(stream, own)?;
+        let Some((plan, merge)) = &self.cached else {
+            return Ok(own.attention);
+        };
+        let cached = plan.launch_with(stream, before)?;
+        let parts = [Part::of(&own)?, Part::of(&cached)?];
+        Ok(merge.launch(stream, &parts)?.attention)
+    }
 }
 
 impl TreePlan {
@@ -154,13 +205,6 @@ impl TreePlan {
         stream: &Stream,
         tensors: &TreeTensors<'_, T>,
     ) -> Result<Tensor<T>> {
-        let (query, key, value) = (tensors.query, tensors.key, tensors.value);
-        let own = self.nodes.launch(stream, query, key, value)?;
-        let Some((plan, merge)) = &self.cached else {
-            return Ok(own.attention);
-        };
-        let cached = plan.launch_with(stream, &before(tensors))?;
-        let parts = [Part::of(&own)?, Part::of(&cached)?];
-        Ok(merge.launch(stream, &parts)?.attention)
+        self.calls.launch(stream, &own(tensors), &before(tensors))
     }
 }

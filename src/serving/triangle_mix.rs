@@ -28,7 +28,8 @@ use super::triangle_rows::{TriangleChoice, TriangleGate, WhyDense};
 ///
 /// A step in which no request leaves anything out is refused with the reasons, so that the backend behind this one serves
 /// it; so are windows and sinks. Over a paged cache, the call over the windows begins with a whole block, and the band hides
-/// what is too far back: what is computed is exactly the triangle. Packed calls are BF16, as for [`Fused`].
+/// what is too far back: what is computed is exactly the triangle. What packed calls take in which
+/// release is said at [`Fused`].
 ///
 /// ```
 /// use ascend_attention::mask::TriangleLayers;

@@ -91,7 +91,7 @@ pub(super) type Chosen = (Range<usize>, usize, TriangleChoice);
 
 impl TrianglePrefill {
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
-    /// `[first_row + rows, Nkv, D]`, BF16. One plan serves all layers with TriangleMix.
+    /// `[first_row + rows, Nkv, D]`, of what packed calls take ([`Fused`](super::Fused)). One plan serves all layers with TriangleMix.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another number of keys than rows up to the last; as for

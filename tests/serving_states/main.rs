@@ -19,6 +19,7 @@ mod captured;
 mod harness;
 mod latent;
 mod recorder;
+mod releases;
 mod steps;
 
 use std::sync::{MutexGuard, PoisonError};

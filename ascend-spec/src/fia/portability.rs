@@ -3,7 +3,7 @@
 use super::rules::lints::portable::{MEANING, REFUSED};
 use super::{FiaCall, MaskUse, Problem, Version};
 use crate::rule::broken;
-use crate::{Cann, Refusal, Target, Violation};
+use crate::{Cann, Refusal, Soc, Target, Violation};
 
 impl FiaCall<'_> {
     /// Calls `report` with what releases of `target`'s product from `since` on would make of the call other than
@@ -62,6 +62,53 @@ impl FiaCall<'_> {
                 (None, _) | (_, Err(Refusal::Unsupported(_))) => {}
             }
         }
+    }
+
+    /// Who takes a call that `target` refuses: the oldest newer release of its product, or else another product with the
+    /// oldest release from `target`'s on. Taken is what breaks no rule there, and no lint but the `allowed` ones, in the
+    /// oldest version of the operator from `at_least` on.
+    ///
+    /// ```
+    /// use ascend_spec::fia::{FiaCall, Version};
+    /// use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
+    ///
+    /// let half = |shape: &[i64]| TensorDesc::contiguous(DType::Float16, shape).unwrap();
+    /// let (query, key) = (half(&[5, 8, 80]), [half(&[5, 2, 80])]);
+    /// let call = FiaCall {
+    ///     query: Some(query),
+    ///     key: &key,
+    ///     value: &key,
+    ///     actual_seq_lengths: Some(&[5]),
+    ///     actual_seq_lengths_kv: Some(&[5]),
+    ///     num_heads: 8,
+    ///     num_key_value_heads: 2,
+    ///     attention_out: Some(query),
+    ///     ..FiaCall::new("TND")
+    /// };
+    /// let old = Target::new(Soc::AtlasA2, Cann::V8_1);
+    /// assert!(call.check(Version::V1, old).is_err());
+    /// assert_eq!(call.taken_by(Version::V1, old, &[]), Some(Target::new(Soc::AtlasA2, Cann::V8_5)));
+    /// ```
+    pub fn taken_by(&self, at_least: Version, target: Target, allowed: &[&str]) -> Option<Target> {
+        let oldest = Version::oldest_for(self).max(at_least);
+        let takes = |other: &Target| {
+            let versions = Version::ALL.into_iter().filter(|v| *v >= oldest);
+            let version = versions.into_iter().find(|v| v.runs_on(*other));
+            other.is_released()
+                && version.is_some_and(|version| {
+                    let checked = self.check(version, *other);
+                    checked.is_ok_and(|problem| problem.lint(allowed).is_ok())
+                })
+        };
+        let from = |soc, of: fn(&Cann, &Cann) -> bool| {
+            let releases = Cann::ALL.into_iter();
+            let releases = releases.filter(move |cann| of(cann, &target.cann));
+            releases.map(move |cann| Target { soc, cann })
+        };
+        let products = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
+        let others = products.into_iter().filter(|soc| !soc.is_kin(target.soc));
+        let others = others.flat_map(|soc| from(soc, Cann::ge));
+        from(target.soc, Cann::gt).chain(others).find(takes)
     }
 }
 

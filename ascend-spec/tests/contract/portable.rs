@@ -1,6 +1,6 @@
 //! Calls that follow the book's recipe are taken by every release from 8.5 on, and mean the same on each.
 
-use crate::corners::of;
+use crate::corners::{half, of};
 use ascend_spec::fia::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
 use proptest::prelude::*;
@@ -264,4 +264,40 @@ fn a_shape_of_the_recipe_is_what_it_says() {
         assert_eq!(call.actual_seq_lengths_kv, Some(&[130, 5][..]));
         assert_eq!(call.softmax_lse.unwrap().shape, Dims::of([6, 8, 1]));
     });
+}
+
+#[test]
+fn who_takes_a_refused_call_is_the_next_release_or_another_product() {
+    let taken_by = |dim: i64, soc: Soc, cann: Cann, lse: bool| {
+        let (query, key) = (half(&[5, 8, dim]), [half(&[5, 2, dim])]);
+        let call = FiaCall {
+            query: Some(query),
+            key: &key,
+            value: &key,
+            actual_seq_lengths: Some(&[5]),
+            actual_seq_lengths_kv: Some(&[5]),
+            num_heads: 8,
+            num_key_value_heads: 2,
+            softmax_lse_flag: lse,
+            attention_out: Some(query),
+            ..FiaCall::new("TND")
+        };
+        let target = Target::new(soc, cann);
+        call.taken_by(Version::V1, target, &[])
+    };
+    let target = |soc, cann| Some(Target::new(soc, cann));
+    for soc in [Soc::AtlasA2, Soc::AtlasA3] {
+        assert_eq!(
+            taken_by(128, soc, Cann::V8_1, false),
+            target(soc, Cann::V8_5)
+        );
+    }
+    // The newest release of the product refuses it too; Ascend 950 does not, where it is known.
+    let other = target(Soc::Ascend950, Cann::V9_0);
+    assert_eq!(taken_by(512, Soc::AtlasA2, Cann::V8_1, false), other);
+    // A product without the operator is named the others, first that which shares its release.
+    let a2 = target(Soc::AtlasA2, Cann::V8_5);
+    assert_eq!(taken_by(128, Soc::AtlasInference, Cann::V8_5, false), a2);
+    // Log-sum-exps without a place for them are refused everywhere.
+    assert_eq!(taken_by(128, Soc::AtlasA2, Cann::V8_1, true), None);
 }
