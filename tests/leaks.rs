@@ -29,8 +29,8 @@ use ascend_attention::serving::{
 };
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, Graph, InnerPrecise, Layout, Output, Result,
-    SlidingWindow, Stream, Tensor, bf16,
+    AnyTensor, CausalOrigin, Error, FusedInferAttention, Graph, InnerPrecise, Layout, Output,
+    Result, SlidingWindow, Stream, Tensor, bf16,
 };
 use ascend_emu::{Live, Site, inject};
 
@@ -77,7 +77,7 @@ fn step(
     attention: &mut Attention<bf16>,
     causality: Causality,
     batch: &[BatchRequest<'_>],
-    sink: Option<&Tensor<bf16>>,
+    sink: Option<&AnyTensor>,
 ) -> Result<()> {
     let settings = settings(attention.cache(), causality);
     let recorded = RecordedBatch::from_json(&RecordedBatch::new(settings, batch).to_json())?;

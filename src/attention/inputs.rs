@@ -129,7 +129,12 @@ impl<'a> Inputs<'a> {
     /// (`learnableSink`): `[N]`, of BF16; of the query's type from CANN 9.0 on where it is packed, and on Ascend 950.
     ///
     /// Since V4 of the operator, CANN 8.5. There in every layout; a toolkit of 8.1 to 8.4 that has V4 takes TND and NTD_TND.
-    pub fn learnable_sink<T: Element>(mut self, sink: &'a Tensor<T>) -> Self {
+    pub fn learnable_sink<T: Element>(self, sink: &'a Tensor<T>) -> Self {
+        self.learnable_sink_of_any(sink)
+    }
+
+    /// The same for a tensor whose element type is known at run time.
+    pub fn learnable_sink_of_any(mut self, sink: &'a AnyTensor) -> Self {
         self.learnable_sink = Some(sink);
         self
     }

@@ -6,7 +6,6 @@ use ascend_spec::Layout;
 use ascend_spec::fia::Cache;
 
 use crate::attention::{BlockTable, Inputs, Output};
-use crate::bf16;
 use crate::error::{Error, Result};
 use crate::graph::{CaptureEstimate, Capturing, KeyLimits};
 use crate::kv::{
@@ -16,7 +15,7 @@ use crate::kv::{
 use crate::mask::Mask;
 use crate::memory::Element;
 use crate::runtime::Stream;
-use crate::tensor::Tensor;
+use crate::tensor::{AnyTensor, Tensor};
 
 use super::backend::size;
 use super::causality::Causality;
@@ -34,7 +33,7 @@ pub struct GraphLimits {
     sizes: Vec<usize>,
     keys: usize,
     blocks: usize,
-    learnable_sinks: Vec<Option<Tensor<bf16>>>,
+    learnable_sinks: Vec<Option<AnyTensor>>,
 }
 
 impl GraphLimits {
@@ -63,12 +62,13 @@ impl GraphLimits {
     /// The same with one more logit for each head, `[N]`, of each layer of the model: a tensor, or none for the layers of a
     /// group without sinks ([`GroupedAttention`](super::GroupedAttention)). Of more layers than [`CacheShape::MAX_LAYERS`]
     /// only one more is kept: no model has them.
-    pub fn learnable_sinks<S: Into<Option<Tensor<bf16>>>>(
+    pub fn learnable_sinks<E: Element, S: Into<Option<Tensor<E>>>>(
         mut self,
         sinks: impl IntoIterator<Item = S>,
     ) -> Self {
         let most = CacheShape::MAX_LAYERS.saturating_add(1);
-        self.learnable_sinks = sinks.into_iter().take(most).map(Into::into).collect();
+        let sinks = sinks.into_iter().take(most).map(Into::into);
+        self.learnable_sinks = sinks.map(|sink| sink.map(AnyTensor::from)).collect();
         self
     }
 }
@@ -437,7 +437,7 @@ fn record<T: Element>(
     requests: usize,
     (kind, layer): (&Kind<'_, T>, usize),
     mask: &Mask,
-    sink: Option<&Tensor<bf16>>,
+    sink: Option<&AnyTensor>,
     buffers: &KindBuffers<T>,
     limits: &GraphLimits,
 ) -> Result<()> {
@@ -469,7 +469,7 @@ fn record<T: Element>(
     let write = write.plan(key, value, slots, &cached.key, &cached.value)?;
     let mut inputs = Inputs::new(query, &cached.key, &cached.value).paged(table);
     if let Some(sink) = sink {
-        inputs = inputs.learnable_sink(sink);
+        inputs = inputs.learnable_sink_of_any(sink);
     }
     let rows = Cumulative::new((1..=requests).collect())?;
     let call = kind.attention.shape().call(Layout::Tnd).mask(mask.clone());

@@ -5,7 +5,6 @@ use std::fmt;
 use ascend_spec::{Cann, Layout, Target};
 
 use crate::attention::{BlockTable, FusedInferAttention, Output};
-use crate::bf16;
 use crate::case::tentatively;
 use crate::error::{Error, Result};
 use crate::kv::{LayerCache, Refused, Rule, refused, too_many_blocks};
@@ -105,8 +104,8 @@ pub struct LayerTensors<'a, T: Element> {
     pub value: &'a Tensor<T>,
     /// The layer's cache, this step's keys and values in it.
     pub cache: &'a LayerCache<T>,
-    /// One more logit a head, `[N]`.
-    pub learnable_sink: Option<&'a Tensor<bf16>>,
+    /// One more logit a head, `[N]`, of BF16; of the query's type from CANN 9.0 on, and on Ascend 950.
+    pub learnable_sink: Option<&'a AnyTensor>,
     /// What multi-head latent attention brings besides. With it, `query` is as its form says, and `key` and `value` are
     /// the latents and rotary parts of the step.
     pub latent: Option<LatentTensors<'a, T>>,

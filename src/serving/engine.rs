@@ -1,12 +1,11 @@
 //! Attention with a cache: what a model's layers call.
 
 use crate::attention::{BlockTable, Output};
-use crate::bf16;
 use crate::error::Result;
 use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
 use crate::memory::Element;
 use crate::runtime::Stream;
-use crate::tensor::Tensor;
+use crate::tensor::{AnyTensor, Tensor};
 
 use super::backend::{
     AttentionShape, Backends, LayerTensors, Selected, StepContext, StepPlan, without_lse,
@@ -135,7 +134,8 @@ impl<T: Element> Step<'_, T> {
         self.forward_with_sink(layer, query, key, value, None)
     }
 
-    /// The same with one more logit for each head.
+    /// The same with one more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on
+    /// Ascend 950.
     ///
     /// # Errors
     /// As for [`Step::forward`].
@@ -145,7 +145,7 @@ impl<T: Element> Step<'_, T> {
         query: &Tensor<T>,
         key: &Tensor<T>,
         value: &Tensor<T>,
-        learnable_sink: Option<&Tensor<bf16>>,
+        learnable_sink: Option<&AnyTensor>,
     ) -> Result<Output<T>> {
         let tensors = [query, key, value];
         self.queue(
@@ -169,7 +169,7 @@ impl<T: Element> Step<'_, T> {
         query: &Tensor<T>,
         key: &Tensor<T>,
         value: &Tensor<T>,
-        learnable_sink: Option<&Tensor<bf16>>,
+        learnable_sink: Option<&AnyTensor>,
         output: &mut Output<T>,
     ) -> Result<()> {
         without_lse(output)?;
@@ -227,7 +227,7 @@ impl<T: Element> Step<'_, T> {
         &mut self,
         layer: usize,
         tensors: [&Tensor<T>; 3],
-        learnable_sink: Option<&Tensor<bf16>>,
+        learnable_sink: Option<&AnyTensor>,
         latent: Option<LatentTensors<'_, T>>,
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
@@ -239,7 +239,7 @@ impl<T: Element> Step<'_, T> {
         &mut self,
         layer: usize,
         [query, key, value]: [&Tensor<T>; 3],
-        learnable_sink: Option<&Tensor<bf16>>,
+        learnable_sink: Option<&AnyTensor>,
         latent: Option<LatentTensors<'_, T>>,
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {

@@ -48,7 +48,7 @@ pub(super) fn with_sink<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Inputs<'a> {
     match layer.learnable_sink {
-        Some(sink) => inputs.learnable_sink(sink),
+        Some(sink) => inputs.learnable_sink_of_any(sink),
         None => inputs,
     }
 }

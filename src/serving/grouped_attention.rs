@@ -1,12 +1,11 @@
 //! Attention of a model with several kinds of layers, each with a cache of its own.
 
 use crate::attention::Output;
-use crate::bf16;
 use crate::error::Result;
 use crate::kv::{BlockPool, CacheShape, Refused, Rule, Sequence, no_layer, refused};
 use crate::memory::Element;
 use crate::runtime::Stream;
-use crate::tensor::Tensor;
+use crate::tensor::{AnyTensor, Tensor};
 
 use super::attention_graphs::{AttentionGraphs, GraphLimits, Kind};
 use super::backend::Selected;
@@ -359,7 +358,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         query: &Tensor<T>,
         key: &Tensor<T>,
         value: &Tensor<T>,
-        learnable_sink: Option<&Tensor<bf16>>,
+        learnable_sink: Option<&AnyTensor>,
     ) -> Result<Output<T>> {
         let outcome = self.of(layer).and_then(|(step, local)| {
             step.forward_with_sink(local, query, key, value, learnable_sink)
@@ -377,7 +376,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         query: &Tensor<T>,
         key: &Tensor<T>,
         value: &Tensor<T>,
-        learnable_sink: Option<&Tensor<bf16>>,
+        learnable_sink: Option<&AnyTensor>,
         output: &mut Output<T>,
     ) -> Result<()> {
         let outcome = self.of(layer).and_then(|(step, local)| {

@@ -660,7 +660,7 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
         for layer in 0..5 {
             let [query, key, value] = tensors(&stream, tokens, layer);
             let own = of(layer);
-            let output = step.forward_with_sink(layer, &query, &key, &value, own.as_ref());
+            let output = step.forward_with_sink(layer, &query, &key, &value, own.as_deref());
             eager.push(output.unwrap().attention.download(&stream).unwrap());
         }
         drop(step);

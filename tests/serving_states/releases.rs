@@ -6,7 +6,7 @@ use ascend_attention::serving::{
     Fused, PagedDecode,
 };
 use ascend_attention::spec::{Cann, Soc, Target};
-use ascend_attention::{Error, Machine, Runtime, Stream, bf16, f16};
+use ascend_attention::{AnyTensor, Error, Machine, Runtime, Stream, bf16, f16};
 
 use crate::batch::CHUNKED;
 use crate::harness::reference::{Half, Logical, row};
@@ -20,8 +20,15 @@ struct Layer<'a> {
     format: Cache,
     block_size: usize,
     /// One more logit a head, of 1.
-    sink: bool,
+    sink: Option<Sink>,
     requests: &'a [[usize; 2]],
+}
+
+/// Element type of the sinks.
+#[derive(Clone, Copy, Debug)]
+enum Sink {
+    Bf16,
+    AsQuery,
 }
 
 const GROUPED: [usize; 2] = [4, 2];
@@ -35,7 +42,7 @@ fn layer(dim: usize, block_size: usize, requests: &[[usize; 2]]) -> Layer<'_> {
         dim,
         format: Cache::BnBsH,
         block_size,
-        sink: false,
+        sink: None,
         requests,
     }
 }
@@ -110,8 +117,12 @@ impl Layer<'_> {
             packed(&keys, kv_heads)?,
             packed(&values, kv_heads)?,
         );
-        let sinks = stream.upload(&vec![bf16::ONE; heads], [heads])?;
-        let sink = self.sink.then_some(&sinks);
+        let of_bf16 = stream.upload(&vec![bf16::ONE; heads], [heads])?;
+        let of_query = stream.upload(&vec![T::of(1.0); heads], [heads])?;
+        let sink: Option<&AnyTensor> = self.sink.map(|sink| match sink {
+            Sink::Bf16 => &*of_bf16,
+            Sink::AsQuery => &*of_query,
+        });
         let output = step.forward_with_sink(0, &query, &key, &value, sink)?;
         let selected = step.selected().unwrap();
         let refused = selected.refused.iter().map(|refused| refused.taken_by);
@@ -126,7 +137,7 @@ impl Layer<'_> {
                     let causal = |key: usize| key <= position;
                     let want = row(&q, &k, &v, (0, 0), head, position, shape.scale, causal);
                     let (want, lse) = want.unwrap();
-                    let kept = match self.sink {
+                    let kept = match self.sink.is_some() {
                         true => 1.0 / (1.0 + (1.0 - lse).exp()),
                         false => 1.0,
                     };
@@ -323,7 +334,7 @@ fn a_step_that_nobody_serves_says_which_release_would() {
     assert!(told_of_nz.contains(newest), "{told_of_nz}");
     // An entry point that the release lacks is the same to whoever upgrades.
     let sinks = Layer {
-        sink: true,
+        sink: Some(Sink::Bf16),
         ..layer(128, 128, CHUNKS)
     };
     let told_of_sinks = told(sinks);
@@ -331,4 +342,22 @@ fn a_step_that_nobody_serves_says_which_release_would() {
     assert!(told_of_sinks.contains(next), "{told_of_sinks}");
     let served = sinks.serve(Cann::V8_5, Backends::<bf16>::none().with(Fused));
     assert_eq!(served.unwrap().0, "fused");
+}
+
+/// Sinks are BF16 on every release that has them, and of the query's type where the release knows that.
+#[test]
+fn sinks_are_of_the_type_that_the_release_takes() {
+    let sinks = |dim, sink| Layer {
+        sink: Some(sink),
+        ..layer(dim, 128, CHUNKS)
+    };
+    let serves = |layer: Layer<'_>| {
+        let of = |cann| layer.serve(cann, Backends::<f16>::none().with(Fused));
+        [Cann::V8_5, Cann::V9_0, Cann::V9_1].map(|cann| of(cann).is_ok())
+    };
+    assert_eq!(serves(sinks(64, Sink::Bf16)), [true; 3]);
+    // The newer route of grouped queries wants one type.
+    assert_eq!(serves(sinks(128, Sink::Bf16)), [true, false, false]);
+    assert_eq!(serves(sinks(128, Sink::AsQuery)), [false, true, true]);
+    assert_eq!(serves(sinks(80, Sink::AsQuery)), [false, true, true]);
 }

@@ -64,7 +64,7 @@ impl Given<'_> {
         let sinks = stream.upload(&[bf16::ONE; HEADS], [HEADS])?;
         let mut step = attention.begin(stream, &metadata)?;
         let (query, key) = (rows(HEADS)?, rows(KV_HEADS)?);
-        let output = step.forward_with_sink(0, &query, &key, &key, self.sink.then_some(&sinks))?;
+        let output = step.forward_with_sink(0, &query, &key, &key, self.sink.then_some(&*sinks))?;
         let name = step.selected().unwrap().name;
         drop(step);
         let real = metadata.actual_tokens() as usize * HEADS * self.dim;
