@@ -30,12 +30,10 @@ fn cases(folder: &Path) -> Vec<PathBuf> {
 
 /// A stream for cases that name no release: their verdicts and numbers are those of the snapshot that stands for 8.1.
 fn snapshot_stream() -> Stream {
-    if harness::on_npu() {
-        return stream();
+    match harness::on_npu() {
+        true => stream(),
+        false => harness::stream_of(Cann::V8_1).unwrap(),
     }
-    let machine = Machine::new(Soc::AtlasA2, Cann::V8_1).operator(Version::V4);
-    let runtime = Runtime::emulated_as(&machine).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
 }
 
 /// Runs every case of a folder, all of which have to pass; returns how many there are.
@@ -272,7 +270,10 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
 
 #[test]
 fn a_file_that_would_make_the_device_leave_its_tensors_is_refused() {
-    let stream = stream();
+    // Newer releases have rules for it.
+    let Some(stream) = harness::stream_of(Cann::V8_1) else {
+        return;
+    };
     let read = |name: &str| Case::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
     let refused = |case: &Case, id: &str| {
         let outcome = case.run(&stream).unwrap();

@@ -60,6 +60,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
         functions.aclnnFusedInferAttentionScoreV2 = None;
         functions.aclnnFusedInferAttentionScoreV3 = None;
         functions.aclnnFusedInferAttentionScoreV4 = None;
+        functions.aclnnFusedInferAttentionScoreV5 = None;
     })
     .unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();

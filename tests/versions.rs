@@ -194,35 +194,29 @@ unsafe extern "C" fn ascend950() -> *const c_char {
 }
 
 #[test]
-fn start_positions_name_the_version_of_ascend_950() {
+fn calls_on_ascend_950_name_its_version() {
     let on_950 = |functions: &mut Functions| functions.aclrtGetSocName = Some(ascend950);
     let stream = stream_of(|functions| {
         on_950(functions);
         without_v5(functions);
     });
-    for call in [with_slopes, plain] {
-        let error = call(&stream).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::OperatorVersion {
-                    needed: "aclnnFusedInferAttentionScoreV5",
-                    since: "9.0",
-                    ..
-                }
-            ),
-            "{error:?}"
-        );
-    }
-    let text = with_slopes(&stream).unwrap_err().to_string();
-    assert!(text.contains("start positions"), "{text}");
+    let error = plain(&stream).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::OperatorVersion {
+                needed: "aclnnFusedInferAttentionScoreV5",
+                since: "9.0",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
 
-    // No release has it for the older products.
+    // Slopes are of no release for the older products.
     let stream = stream_of(|_| {});
-    match with_slopes(&stream).unwrap_err() {
-        Error::Violation(violation) => assert_eq!(violation.rule.id, "call.product"),
-        other => panic!("{other:?}"),
-    }
+    let error = with_slopes(&stream).unwrap_err();
+    assert!(matches!(error, Error::Violation(_)), "{error:?}");
     still_works(&stream);
 }
 

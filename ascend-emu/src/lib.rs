@@ -29,7 +29,7 @@
 //! | variable | values | default |
 //! |---|---|---|
 //! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ... | `Ascend910B3` |
-//! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | the snapshot that stands for `8.1`, with every entry point |
+//! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | the newest, `9.1` |
 //! | `ASCEND_EMU_OPERATOR` | the newest version of the attention operator, `V1` to `V5`; newer ones are missing | that of the release |
 //! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
 //! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |

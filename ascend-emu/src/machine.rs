@@ -30,19 +30,19 @@ pub struct Machine {
 }
 
 impl Default for Machine {
-    /// An Atlas A2 (`Ascend910B3`) with the snapshot that stands in for 8.1, and every entry point.
+    /// An Atlas A2 (`Ascend910B3`) with the newest release.
     fn default() -> Self {
         Machine {
             soc_name: c"Ascend910B3".to_owned(),
             target: Target::new(Soc::AtlasA2, Self::DEFAULT_CANN),
-            operator: Version::V5,
+            operator: Version::newest_of(Self::DEFAULT_CANN),
         }
     }
 }
 
 impl Machine {
     /// The release where none is chosen.
-    pub const DEFAULT_CANN: Cann = Cann::V8_1;
+    pub const DEFAULT_CANN: Cann = Cann::NEWEST;
 
     /// A chip by its name, such as `Ascend910B3`, with a release; `None` if the name is of no known product.
     pub fn new(soc_name: &str, cann: Cann) -> Option<Self> {

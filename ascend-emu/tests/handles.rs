@@ -296,13 +296,13 @@ fn the_machine_is_described() {
         let cann = ascend_sys::bindings::aclCANNPackageName::ACL_PKG_NAME_CANN;
         ok(aclsysGetCANNVersion(cann, &mut version));
         let text = CStr::from_ptr(version.version.as_ptr());
-        assert_eq!(text.to_str(), Ok("8.1.0"));
+        assert_eq!(text.to_str(), Ok("9.1.0"));
         let (mut number, mut text) = (0, [1i8; 128]);
         let name = c"runtime".as_ptr().cast_mut();
         ok(aclsysGetVersionNum(name, &mut number));
-        assert_eq!(number, 80_100);
+        assert_eq!(number, 90_100);
         ok(aclsysGetVersionStr(name, text.as_mut_ptr().cast()));
-        assert_eq!(&text[..6], &[56, 46, 49, 46, 48, 0]);
+        assert_eq!(&text[..6], &[57, 46, 49, 46, 48, 0]);
     }
 }
 

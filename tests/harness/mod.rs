@@ -21,6 +21,8 @@ use std::io::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
+use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
     CausalOrigin, Device, FusedInferAttention, Layout, Output, Plan, Runtime, Stream, Tensor, f16,
@@ -109,6 +111,47 @@ pub fn device() -> Device {
 
 pub fn stream() -> Stream {
     device().stream().unwrap()
+}
+
+/// An Atlas A2 with a release, for what that release alone does; none, said so, on an NPU that is another. 8.1 is the
+/// snapshot, which has V4.
+#[must_use]
+fn runtime_of(cann: Cann) -> Option<Runtime> {
+    let target = Target::new(Soc::AtlasA2, cann);
+    if on_npu() {
+        let own = device().target().unwrap();
+        if own == target {
+            return Some(runtime());
+        }
+        does_not_apply(&format!("it is about {target}, this is {own}"));
+        return None;
+    }
+    #[cfg(feature = "emulation")]
+    {
+        watch::begin();
+        let newest = Version::newest_of(cann).max(Version::V4);
+        let machine = ascend_attention::Machine::new(Soc::AtlasA2, cann).operator(newest);
+        Some(Runtime::emulated_as(&machine).unwrap())
+    }
+    #[cfg(not(feature = "emulation"))]
+    None
+}
+
+/// A stream of [`runtime_of`].
+#[must_use]
+pub fn stream_of(cann: Cann) -> Option<Stream> {
+    let runtime = runtime_of(cann)?;
+    Some(runtime.device(0).unwrap().stream().unwrap())
+}
+
+/// The functions of [`runtime_of`].
+#[must_use]
+pub fn functions_of(cann: Cann) -> Option<Functions> {
+    let runtime = runtime_of(cann)?;
+    let table = table_of(runtime.api());
+    // As in `functions`.
+    std::mem::forget(runtime);
+    Some(table)
 }
 
 /// A small call that takes a while to compute, and its answer by the definition: BNSD, causal, f16.

@@ -24,6 +24,8 @@ mod steps;
 
 use std::sync::{MutexGuard, PoisonError};
 
+use ascend_attention::spec::Cann;
+use ascend_attention::sys::Functions;
 use ascend_attention::sys::bindings::aclDataType;
 use ascend_attention::{Mask, Stream};
 
@@ -37,19 +39,24 @@ struct Table {
 
 impl Table {
     fn new() -> Self {
-        Self::of(false)
+        Self::of(harness::functions(), false)
+    }
+
+    /// With the packed calls of 8.1, which take few shapes.
+    fn of_narrow_packed_calls() -> Option<Self> {
+        Some(Self::of(harness::functions_of(Cann::V8_1)?, false))
     }
 
     /// On a product that the operator does not run on.
     fn of_inference_product() -> Self {
-        Self::of(true)
+        Self::of(harness::functions(), true)
     }
 
-    fn of(inference: bool) -> Self {
+    fn of(functions: Functions, inference: bool) -> Self {
         let turn = recorder::TURN
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let runtime = recorder::runtime(inference);
+        let runtime = recorder::runtime(functions, inference);
         recorder::take();
         Self {
             stream: runtime.device(0).unwrap().stream().unwrap(),

@@ -6,10 +6,10 @@ use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ascend_attention::Runtime;
-use ascend_attention::sys::Api;
 use ascend_attention::sys::bindings::{
     aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList, aclnnStatus,
 };
+use ascend_attention::sys::{Api, Functions};
 
 use crate::harness;
 
@@ -290,8 +290,7 @@ mod wrapper {
     }
 
     /// An emulation that records calls, all of which go to V4.
-    pub fn runtime(inference: bool) -> Runtime {
-        let mut functions = harness::functions();
+    pub fn runtime(mut functions: Functions, inference: bool) -> Runtime {
         if inference {
             functions.aclrtGetSocName = Some(inference_product);
         }

@@ -142,6 +142,11 @@ pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("{} entries", lengths.len()),
         format_args!("1 or {}", f.batch),
     );
+    q_range(f, lengths)
+}
+
+/// Each query length against the rows of the query.
+pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Refusal> {
     for (b, &len) in lengths.iter().take(f.batch()).enumerate() {
         if !(0..=f.q.rows).contains(&len) {
             return Err(broken(
@@ -170,12 +175,17 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("{} entries", lengths.len()),
         format_args!("1 or {}", f.batch),
     );
+    kv_range(f, lengths, f.prefill())
+}
+
+/// Each key length against the rows of its keys. `longest` is whether one entry for a whole list is held against its
+/// longest tensor.
+pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<(), Refusal> {
     if fit(f, lengths) {
         return Ok(());
     }
     for b in f.sequences() {
-        // The prefill path holds one entry for a whole list against its longest tensor.
-        let rows = if lengths.len() == 1 && f.prefill() {
+        let rows = if lengths.len() == 1 && longest {
             f.key_rows
         } else {
             f.rows_of(b)
@@ -196,7 +206,7 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
 
 /// Whether all lengths lie within keys that are the same for every sequence; where they are not, or the entries are no
 /// lengths, each is to be looked at.
-pub(in crate::fia) fn fit(f: &Facts<'_>, lengths: &[i64]) -> bool {
+fn fit(f: &Facts<'_>, lengths: &[i64]) -> bool {
     let alike = !f.kv_list && (f.paged() || !f.packed());
     let mut used = lengths.iter().take(f.batch());
     alike && used.all(|len| (0..=f.key_rows).contains(len))

@@ -69,43 +69,21 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
         ARRAYS,
         format_args!("{} and {} entries", q.len(), kv.len()),
         format_args!("as many of each, 1 to {most}"),
-        match (q, kv) {
-            ([0, ..], kv) if q.len() == kv.len().saturating_add(1) =>
-                "drop the leading 0 of actualSeqLengths: its entries are ends of sequences",
-            _ => ARRAYS.fix,
-        },
+        counted(q, kv),
     );
     ends(q, f.q.rows, &Q_ENDS, "actualSeqLengths")?;
-    let last = q.last().copied().unwrap_or(0);
+    q_total(q, f.q.rows)?;
     require!(
-        last == f.q.rows && last <= rows,
+        f.q.rows <= rows,
         Q_TOTAL,
-        format_args!("last entry {last}"),
-        format_args!("{}, at most {rows}", f.q.rows),
-        lengths::summed(q, f.q.rows, Q_TOTAL.fix),
+        f.q.rows,
+        format_args!("at most {rows} rows")
     );
     if f.paged() {
-        let capacity = f.key_rows;
-        if let Some(b) = kv.iter().position(|len| !(0..=capacity).contains(len)) {
-            return Err(broken(
-                &KV_RANGE,
-                format_args!("entry {b} is {}", kv.get(b).copied().unwrap_or(0)),
-                format_args!("0 to {capacity}"),
-                lengths::apart(kv, capacity, KV_RANGE.fix),
-            )
-            .into());
-        }
-        return Ok(());
+        return kv_range(f, kv);
     }
     ends(kv, f.k.rows, &KV_ENDS, "actualSeqLengthsKv")?;
-    let last = kv.last().copied().unwrap_or(0);
-    require!(
-        last == f.k.rows,
-        KV_ENDS,
-        format_args!("last entry {last}"),
-        f.k.rows,
-        lengths::summed(kv, f.k.rows, KV_ENDS.fix),
-    );
+    kv_total(kv, f.k.rows)?;
     require!(
         f.v.rows == f.k.rows,
         ROWS,
@@ -115,6 +93,58 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
     Ok(())
 }
 
+/// What mends arrays of different length.
+pub(in crate::fia) fn counted(q: &[i64], kv: &[i64]) -> &'static str {
+    match q {
+        [0, ..] if q.len() == kv.len().saturating_add(1) => {
+            "drop the leading 0 of actualSeqLengths: its entries are ends of sequences"
+        }
+        _ => ARRAYS.fix,
+    }
+}
+
+/// The last query ends with the last of `rows`.
+pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Refusal> {
+    let last = q.last().copied().unwrap_or(0);
+    require!(
+        last == rows,
+        Q_TOTAL,
+        format_args!("last entry {last}"),
+        rows,
+        lengths::summed(q, rows, Q_TOTAL.fix),
+    );
+    Ok(())
+}
+
+/// The last key ends with the last of `rows`.
+pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Refusal> {
+    let last = kv.last().copied().unwrap_or(0);
+    require!(
+        last == rows,
+        KV_ENDS,
+        format_args!("last entry {last}"),
+        rows,
+        lengths::summed(kv, rows, KV_ENDS.fix),
+    );
+    Ok(())
+}
+
+/// Keys of each sequence that the block table holds.
+pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Refusal> {
+    let capacity = f.key_rows;
+    let Some(b) = kv.iter().position(|len| !(0..=capacity).contains(len)) else {
+        return Ok(());
+    };
+    Err(broken(
+        &KV_RANGE,
+        format_args!("entry {b} is {}", kv.get(b).copied().unwrap_or(0)),
+        format_args!("0 to {capacity}"),
+        lengths::apart(kv, capacity, KV_RANGE.fix),
+    )
+    .into())
+}
+
+/// Ends of sequences, none before the one in front of it.
 pub(super) fn ends(
     ends: &[i64],
     rows: i64,

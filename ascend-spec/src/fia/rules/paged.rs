@@ -4,7 +4,7 @@ use super::Facts;
 use crate::fia::{Cache, FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Layout, Refusal, TensorDesc};
+use crate::{Cann, DType, Layout, Refusal, Rule, TensorDesc};
 
 rules! {
     in Scope::A2_A3;
@@ -222,6 +222,24 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// The blocks of the cache have the size that the table has.
+pub(super) fn cache_rows(f: &Facts<'_>, rule: &'static Rule) -> Result<(), Refusal> {
+    let (rows, bs) = (f.k.rows, f.call.block_size);
+    if rows == bs {
+        return Ok(());
+    }
+    Err(broken(
+        rule,
+        format_args!(
+            "a block table of {bs} tokens a block over a cache of {rows}, key {}",
+            f.key.shape
+        ),
+        format_args!("one block size: the table says {bs}, the cache has {rows}"),
+        "make the block table with the block size of the cache, and shape the cache as its format says",
+    )
+    .into())
+}
+
 fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
     let (k, v, bs) = (f.k, f.v, f.call.block_size);
     let same = f.key.shape.rank() == f.value.shape.rank()
@@ -230,19 +248,9 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
         || (f.key.shape.last() == Some(&16)
             && f.key.dtype.bits() == 16
             && f.value.shape.last() == Some(&16));
-    require!(
-        k.rows == bs || !same,
-        CACHE_SHAPE,
-        format_args!(
-            "a block table of {bs} tokens a block over a cache of {}, key {}",
-            k.rows, f.key.shape
-        ),
-        format_args!(
-            "one block size: the table says {bs}, the cache has {}",
-            k.rows
-        ),
-        "make the block table with the block size of the cache, and shape the cache as its format says",
-    );
+    if same {
+        cache_rows(f, &CACHE_SHAPE)?;
+    }
     require!(
         same && nz && k.rows == bs && k.heads == f.kv_heads && k.dim == f.q.dim,
         CACHE_SHAPE,

@@ -63,9 +63,8 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refu
 /// Of the lengths only the ends are looked at.
 fn lengths(f: &Facts<'_>) -> Result<(), Refusal> {
     let (q, kv) = packed::arrays(f)?;
-    let last = q.last().copied().unwrap_or(0);
-    require!(last == f.q.rows, packed::Q_TOTAL, last, f.q.rows);
-    let Some(end) = kv.last().copied() else {
+    packed::q_total(q, f.q.rows)?;
+    if kv.is_empty() {
         return Err(crate::rule::broken(
             &packed::ARRAYS,
             "an empty array",
@@ -73,16 +72,9 @@ fn lengths(f: &Facts<'_>) -> Result<(), Refusal> {
             packed::ARRAYS.fix,
         )
         .into());
-    };
+    }
     if f.paged() {
-        let bs = f.call.block_size;
-        require!(
-            f.k.rows == bs,
-            paged::CACHE_SHAPE,
-            format_args!("blocks of {} with blockSize {bs}", f.k.rows),
-            f.k.rows,
-        );
-        return Ok(());
+        return paged::cache_rows(f, &paged::CACHE_SHAPE);
     }
     require!(
         f.k.rows == f.v.rows,
@@ -90,13 +82,7 @@ fn lengths(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("key {}, value {}", f.k.rows, f.v.rows),
         f.k.rows,
     );
-    require!(
-        end == f.k.rows,
-        packed::KV_ENDS,
-        format_args!("last entry {end}"),
-        f.k.rows,
-    );
-    Ok(())
+    packed::kv_total(kv, f.k.rows)
 }
 
 fn mask(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {

@@ -1,6 +1,7 @@
 //! What releases from 8.5 on take without a look: the split-fuse path, single rows of the unified checker, and sinks.
 
 use super::{Report, lint};
+use crate::fia::rules::{lengths, packed};
 use crate::fia::{Checker, MaskUse, Problem, Route};
 use crate::rule::rules;
 use crate::{Cann, DType, SparseMode};
@@ -195,17 +196,45 @@ fn split_fused(p: &Problem<'_>, report: Report<'_>) {
     );
     let rises = |ends: &[i64]| ends.is_sorted() && ends.first().is_none_or(|&first| first >= 0);
     let most = i64::try_from(p.key_rows).unwrap_or(i64::MAX);
-    let keys = match p.pages {
-        None => rises(kv),
-        Some(_) => kv.iter().all(|len| (0..=most).contains(len)),
-    };
-    lint!(
-        report,
-        rises(q) && keys && q.len() == kv.len(),
-        ENDS,
-        format_args!("{} and {} entries", q.len(), kv.len()),
-        "ends that do not fall, as many of each",
-    );
+    let beyond = kv.iter().position(|len| !(0..=most).contains(len));
+    if q.len() != kv.len() {
+        lint!(
+            report,
+            false,
+            ENDS,
+            format_args!("{} and {} entries", q.len(), kv.len()),
+            "as many of each",
+            packed::counted(q, kv),
+        );
+    } else if !rises(q) {
+        lint!(
+            report,
+            false,
+            ENDS,
+            "actualSeqLengths with an entry below the one before",
+            "ends of sequences, each at least the one before",
+        );
+    } else if p.pages.is_none() {
+        lint!(
+            report,
+            rises(kv),
+            ENDS,
+            "actualSeqLengthsKv with an entry below the one before",
+            "ends of sequences, each at least the one before",
+        );
+    } else if let Some(b) = beyond {
+        lint!(
+            report,
+            false,
+            ENDS,
+            format_args!(
+                "actualSeqLengthsKv {b} is {}",
+                kv.get(b).copied().unwrap_or(0)
+            ),
+            format_args!("0 to {most}"),
+            lengths::apart(kv, most, ENDS.fix),
+        );
+    }
     if p.mode == SparseMode::RightDownCausal
         && let Some(b) = p.looked_at().find(|&b| p.q_len(b) > p.kv_len(b))
     {

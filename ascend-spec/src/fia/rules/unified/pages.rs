@@ -131,6 +131,9 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
         |desc: &TensorDesc| cache != Cache::Nz || desc.shape.last() == Some(&(256 / bits(desc)));
     let same = f.key.shape.rank() == f.value.shape.rank()
         && (k.batch, k.rows, k.heads) == (v.batch, v.rows, v.heads);
+    if same {
+        paged::cache_rows(f, &SHAPE)?;
+    }
     require!(
         same && run(f.key) && run(f.value) && k.rows == bs && k.heads == f.kv_heads,
         SHAPE,
