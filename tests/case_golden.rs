@@ -9,9 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ascend_attention::case::{Case, CaseTensor, Expect, Parameter, Verdict};
-use ascend_attention::spec::fia::Version;
-use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Machine, Runtime, Stream};
+use ascend_attention::spec::Cann;
+use ascend_attention::{Error, Runtime, Stream};
 use harness::stream;
 
 /// The case files of a folder, by name.
