@@ -4,10 +4,14 @@
 #![cfg(not(target_feature = "crt-static"))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+#[path = "../../xtask/src/dynamic_symbols.rs"]
+mod dynamic_symbols;
 #[allow(dead_code, reason = "its task is a program; here is what it lays out")]
 #[path = "../../xtask/src/emu_libs.rs"]
 mod emu_libs;
 
+use ascend_spec::Cann;
+use ascend_spec::fia::Version;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -299,9 +303,68 @@ macro_rules! names {
     };
 }
 
+const NAMES: &[&str] = ascend_sys::for_each_function! { names };
+
+/// Not a test of its own: which entry points the table of a loaded toolkit has.
+#[test]
+fn child_loads_a_toolkit() {
+    if std::env::var_os("ASCEND_TEST_CHILD").is_none() {
+        return;
+    }
+    // SAFETY: the variable names the emulator's library, which has the functions that it is asked for.
+    let api = unsafe { ascend_sys::Api::load() }.unwrap();
+    macro_rules! look_up {
+        ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
+            $( if api.$name().is_ok() { println!("found {}", stringify!($name)); } )*
+        };
+    }
+    ascend_sys::for_each_function! { look_up }
+}
+
+#[test]
+fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
+    for cann in Cann::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let libraries = folder.path().join("lib64");
+        emu_libs::place(library(), &libraries).unwrap();
+        let hidden = emu_libs::keep(&libraries, cann).unwrap();
+        let newest = Version::newest_of(cann);
+        let (newer, expected): (Vec<&str>, Vec<&str>) = NAMES
+            .iter()
+            .partition(|name| Version::of_function(name).is_some_and(|of| of > newest));
+        assert_eq!(hidden.len(), newer.len(), "{cann}: {hidden:?}");
+        assert!(
+            newer
+                .iter()
+                .all(|name| hidden.iter().any(|hidden| hidden == name))
+        );
+        assert_eq!(
+            newer.len(),
+            3 * (5 - Version::ALL.iter().filter(|of| **of <= newest).count())
+        );
+
+        let this = std::env::current_exe().unwrap();
+        let mut child = command(&this, &libraries);
+        child
+            .args(["--exact", "child_loads_a_toolkit", "--nocapture"])
+            .env("ASCEND_TEST_CHILD", "1")
+            .env("ASCEND_HOME_PATH", folder.path())
+            .env("ASCEND_EMU_CANN", cann.to_string());
+        let text = String::from_utf8(succeed(&mut child).stdout).unwrap();
+        let found: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.rsplit_once("found ").map(|(_, name)| name))
+            .collect();
+        assert_eq!(found, expected, "{cann}");
+
+        // What is left links and runs as before.
+        let program = compile("two_phase.c", &["-std=c99"], &libraries);
+        run(&program, &libraries);
+    }
+}
+
 #[test]
 fn the_library_exports_the_whole_table_and_what_programs_take_beside_it() {
-    const NAMES: &[&str] = ascend_sys::for_each_function! { names };
     const SECURE: [&str; 6] = [
         "memcpy_s",
         "memmove_s",

@@ -7,7 +7,9 @@ use crate::handle::{Id, Kind, Table};
 use crate::ledger::{Place, lookup};
 use crate::lock::Lock;
 use crate::operator::{Addresses, Operator, Slot};
-use crate::status::{ACLNN_INVALID, ACLNN_NULLPTR, ACLNN_RUNTIME, Failure, Outcome, failure};
+use crate::status::{
+    ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, ACLNN_RUNTIME, Failure, Outcome, failure,
+};
 use crate::task::Task;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -84,6 +86,9 @@ impl Executor {
 
     /// Queues the call with the addresses it has now.
     fn queue(&self, name: &str, workspace: usize, bytes: u64, stream: *const c_void) -> Outcome {
+        if let Some(why) = self.op.unlaunchable() {
+            return Err(failure!(ACLNN_INNER_NULLPTR, "{name}: {why}"));
+        }
         self.check_workspace(name, workspace, bytes)?;
         let stream = context::stream(name, stream).map_err(Failure::of_runtime)?;
         if let Err(failure) = strike(Site::Launch) {

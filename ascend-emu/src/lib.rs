@@ -56,7 +56,7 @@
 //! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row becomes NaN | device fault, nothing is written |
 //! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
 //! | [`StalledReplay`](FindingKind::StalledReplay) | goes on waiting | error after a second, with the code of a timeout |
-//! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process | error of the call |
+//! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process: the call is taken, or refused with its status | error of the call |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
 //!
 //! In `compat` each kind at each place is told on stderr once. A race is found from what was queued and waited for,
@@ -71,6 +71,7 @@
 //! - `aclrtSynchronizeDevice` waits for the streams of the calling thread's context.
 //! - A process that was forked after `aclInit` gets an error from every call, whose text says so.
 //! - Workspaces are checked and not written.
+//! - `GetMaxWorkspaceSize` does not look at what length arrays hold, and its executor cannot be launched if there are any.
 //! - `aclnnScatterPaKvCache` skips tokens with a negative slot; CANN's documents do not say what hardware does.
 //! - A captured graph is replayed in one stream, in the order of recording.
 

@@ -115,14 +115,7 @@ impl Machine {
 
     /// Whether the machine's libraries export a function.
     pub(crate) fn exports(&self, function: &str) -> bool {
-        let of = |version: &Version| {
-            function
-                .strip_prefix(version.symbol())
-                .is_some_and(|phase| {
-                    ["", "GetWorkspaceSize", "GetMaxWorkspaceSize"].contains(&phase)
-                })
-        };
-        let version = Version::ALL.into_iter().find(of);
+        let version = Version::of_function(function);
         version.is_none_or(|version| version <= self.operator)
     }
 }

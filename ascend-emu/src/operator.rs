@@ -73,6 +73,11 @@ pub(crate) trait Operator: Send + Sync {
     /// Description of a tensor, if the operator was given it.
     fn operand(&self, slot: Slot) -> Option<&TensorDesc>;
 
+    /// Why no launch of it can be queued, if so.
+    fn unlaunchable(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Visits every byte range read or written by one launch with these addresses.
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access));
 

@@ -36,7 +36,7 @@ pub enum FindingKind {
     StalledReplay,
     /// A device was reset while memory on it was still allocated.
     Leak,
-    /// A call with which the operator divides by zero on the host.
+    /// A call with which the operator ends the host process, by a division by zero or through a wrong pointer.
     HostCrash,
 }
 
@@ -56,7 +56,7 @@ impl FindingKind {
             FindingKind::UnrecordedEvent => "event never recorded",
             FindingKind::StalledReplay => "replay that waits for ever",
             FindingKind::Leak => "memory leaked",
-            FindingKind::HostCrash => "end of the process on x86 hosts",
+            FindingKind::HostCrash => "end of the host process",
         }
     }
 }

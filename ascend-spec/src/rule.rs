@@ -11,8 +11,9 @@ pub enum Level {
     /// The operator takes the call and then ignores, misreads or overruns something. The emulator takes it too; the
     /// safe layer stops it unless the caller allows the lint by name.
     Lint,
-    /// The operator's host code dies of the call on some hosts: a division by zero, which stops a process on x86 and
-    /// goes on on aarch64. The verdict is that of the aarch64 host; nothing allows the call.
+    /// The operator's host code ends the process: by a division by zero, which goes on on aarch64, or by a read through
+    /// a null pointer. The verdict is that of a host where the call goes on: the rule's status, or 0 where it is taken.
+    /// Nothing allows the call.
     HostCrash,
 }
 
@@ -135,7 +136,7 @@ pub struct Rule {
     pub fix: &'static str,
     /// Where the condition comes from: an entry of the operator's check list, or a section of its documentation.
     pub source: &'static str,
-    /// CANN's status for a call that breaks it; 0 for a lint.
+    /// CANN's status for a call that breaks it; 0 for a lint, and for a crash that other hosts take.
     pub status: i32,
     /// The operator that the condition applies to, from this version on.
     pub since: OperatorVersion,
@@ -144,7 +145,7 @@ pub struct Rule {
     /// Whether the device may read or write outside of the call's tensors where the lint is broken; false for a rule,
     /// whose call is never launched. Where it is not known what the operator does, this is true.
     pub overruns: bool,
-    /// Why the lint overruns memory or does not, in one sentence; empty for a rule.
+    /// Why the lint overruns memory or does not, or how the process ends, in one sentence; empty for a rule.
     pub reach: &'static str,
     /// On which products and in which releases the condition is asked.
     pub scope: Scope,
@@ -277,7 +278,8 @@ macro_rules! require {
 }
 
 /// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a lint
-/// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`. The scope in front is that of every rule
+/// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`, a crash `HostCrash("how")` where other
+/// hosts take the call and `TilingCrash("how")` where the tiling would refuse it. The scope in front is that of every rule
 /// that names none of its own after its source.
 macro_rules! rules {
     (in $scope:expr; $($name:ident = $id:literal, $status:ident $(($reach:literal))?, $since:ident,
@@ -315,12 +317,14 @@ macro_rules! rules {
     (@status Lint) => { 0 };
     (@status Overrun) => { 0 };
     (@status HostCrash) => { 0 };
+    (@status TilingCrash) => { $crate::rule::TILING_ERROR };
     (@status $status:ident) => { $crate::rule::$status };
     (@overruns Overrun) => { true };
     (@overruns $status:ident) => { false };
     (@level Lint) => { $crate::rule::Level::Lint };
     (@level Overrun) => { $crate::rule::Level::Lint };
     (@level HostCrash) => { $crate::rule::Level::HostCrash };
+    (@level TilingCrash) => { $crate::rule::Level::HostCrash };
     (@level $status:ident) => { $crate::rule::Level::Rule };
 }
 

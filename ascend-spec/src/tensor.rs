@@ -56,11 +56,17 @@ impl TensorDesc {
 
     /// Whether the elements lie packed in row-major order (axes of size 1 may have any stride).
     pub fn is_contiguous(&self) -> bool {
+        self.is_contiguous_from(0)
+    }
+
+    /// Whether the elements of the axes from `first` on lie side by side, whatever the steps of the axes before.
+    pub fn is_contiguous_from(&self, first: usize) -> bool {
         if self.strides.rank() != self.shape.rank() {
             return false;
         }
         let mut want = 1i64;
-        for (&dim, &stride) in self.shape.iter().zip(self.strides.iter()).rev() {
+        let axes = self.shape.iter().zip(self.strides.iter()).skip(first);
+        for (&dim, &stride) in axes.rev() {
             if dim > 1 && stride != want {
                 return false;
             }

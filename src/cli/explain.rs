@@ -29,9 +29,16 @@ pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
             "the operator takes the call all the same; the safe layer stops it unless allowed; memory: {}",
             rule.reach
         ),
-        Level::HostCrash => "the operator divides by zero, which stops a process on x86 hosts and goes on elsewhere; \
-                             nothing allows the call"
-            .to_owned(),
+        Level::HostCrash => {
+            let elsewhere = match rule.status {
+                0 => "takes the call".to_owned(),
+                status => format!("refuses it with status {status}"),
+            };
+            format!(
+                "the operator may end the process: {}; a host where it goes on {elsewhere}; nothing allows the call",
+                rule.reach
+            )
+        }
     };
     output.line(format_args!("{id}"))?;
     output.line(format_args!("  must hold: {}", rule.holds))?;

@@ -11,7 +11,10 @@
 mod breaking;
 #[path = "../../ascend-emu/tests/calls/mod.rs"]
 mod calls;
+mod crashes;
+mod entry_points;
 mod raw;
+mod unchecked;
 
 use std::cell::Cell;
 use std::collections::HashSet;

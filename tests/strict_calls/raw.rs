@@ -240,6 +240,16 @@ pub const UNSET: u64 = 0x5a5a_5a5a;
 
 /// Phase one. All that it made but the executor is destroyed again.
 pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
+    phase_one(call, version, memory, false)
+}
+
+/// The same by `GetMaxWorkspaceSize`, which version 1 does not have.
+pub fn measure(call: &Call, version: Version, memory: &Memory) -> Prepared {
+    assert_ne!(version, Version::V1);
+    phase_one(call, version, memory, true)
+}
+
+fn phase_one(call: &Call, version: Version, memory: &Memory, max: bool) -> Prepared {
     use Operand as O;
     let call = call.describe();
     let descriptors = Descriptors::new(&call, memory);
@@ -248,10 +258,11 @@ pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
     let mut workspace_bytes = UNSET;
     let mut executor = null_mut();
     macro_rules! phase_one {
-        ($function:ident, [$($input:expr),*], [$($mode:expr),*]) => {
+        ($function:ident or $max:ident, [$($input:expr),*], [$($mode:expr),*]) => {{
+            let function = if max { $max } else { $function };
             // SAFETY: each argument is null or alive; the last two are places for the results.
             unsafe {
-                $function(
+                function(
                     t(O::Query), descriptors.key, descriptors.value, t(O::PseShift), t(O::AttenMask), q_lens, kv_lens,
                     t(O::DeqScale1), t(O::QuantScale1), t(O::DeqScale2), t(O::QuantScale2), t(O::QuantOffset2),
                     t(O::AntiquantScale), t(O::AntiquantOffset), t(O::BlockTable), t(O::QueryPaddingSize),
@@ -262,14 +273,20 @@ pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
                     t(O::AttentionOut), t(O::SoftmaxLse), &mut workspace_bytes, &mut executor,
                 )
             }
-        };
+        }};
     }
     let (key_mode, value_mode) = (call.key_antiquant_mode, call.value_antiquant_mode);
     let rope_scale = t(O::KeyRopeAntiquantScale);
     let status = match version {
-        Version::V1 => phase_one!(aclnnFusedInferAttentionScoreGetWorkspaceSize, [], []),
+        Version::V1 => phase_one!(
+            aclnnFusedInferAttentionScoreGetWorkspaceSize
+                or aclnnFusedInferAttentionScoreGetWorkspaceSize,
+            [],
+            []
+        ),
         Version::V2 => phase_one!(
-            aclnnFusedInferAttentionScoreV2GetWorkspaceSize,
+            aclnnFusedInferAttentionScoreV2GetWorkspaceSize
+                or aclnnFusedInferAttentionScoreV2GetMaxWorkspaceSize,
             [
                 t(O::KeyAntiquantScale),
                 t(O::KeyAntiquantOffset),
@@ -282,7 +299,8 @@ pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
             [key_mode, value_mode]
         ),
         Version::V3 => phase_one!(
-            aclnnFusedInferAttentionScoreV3GetWorkspaceSize,
+            aclnnFusedInferAttentionScoreV3GetWorkspaceSize
+                or aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize,
             [
                 t(O::KeyAntiquantScale),
                 t(O::KeyAntiquantOffset),
@@ -298,7 +316,8 @@ pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
             [key_mode, value_mode]
         ),
         Version::V4 => phase_one!(
-            aclnnFusedInferAttentionScoreV4GetWorkspaceSize,
+            aclnnFusedInferAttentionScoreV4GetWorkspaceSize
+                or aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize,
             [
                 t(O::KeyAntiquantScale),
                 t(O::KeyAntiquantOffset),
@@ -316,7 +335,8 @@ pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
             [key_mode, value_mode, call.query_quant_mode]
         ),
         Version::V5 => phase_one!(
-            aclnnFusedInferAttentionScoreV5GetWorkspaceSize,
+            aclnnFusedInferAttentionScoreV5GetWorkspaceSize
+                or aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize,
             [
                 t(O::KeyAntiquantScale),
                 t(O::KeyAntiquantOffset),

@@ -1,5 +1,8 @@
 //! `emu-libs`: lays the emulator out as an installed toolkit of CANN: `lib64` and `include`.
 
+use super::dynamic_symbols;
+use ascend_spec::Cann;
+use ascend_spec::fia::Version;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,21 +24,48 @@ const NAMES: [&str; 7] = [
     "libopapi_transformer.so",
 ];
 
-/// Builds the shared library and makes `folder` a toolkit: what `ASCEND_HOME_PATH` names.
-pub(crate) fn lay_out(root: &Path, folder: &Path, release: bool) -> Result<String, String> {
+/// Builds the shared library and makes `folder` a toolkit: what `ASCEND_HOME_PATH` names. With `cann`, one that exports the
+/// entry points of that release alone.
+pub(crate) fn lay_out(
+    root: &Path,
+    folder: &Path,
+    release: bool,
+    cann: Option<Cann>,
+) -> Result<String, String> {
     let library = build(root, release)?;
     let failed = |error: io::Error| format!("{}: {error}", folder.display());
     place(&library, &folder.join("lib64")).map_err(failed)?;
     copy_folder(&root.join("include"), &folder.join("include")).map_err(failed)?;
     let folder = fs::canonicalize(folder).map_err(failed)?;
+    let (mut chosen, mut missing) = (String::new(), String::new());
+    if let Some(cann) = cann {
+        let names = keep(&folder.join("lib64"), cann)?;
+        chosen = format!("ASCEND_EMU_CANN={cann} ");
+        if !names.is_empty() {
+            missing = format!("missing:  as in CANN {cann}, {}\n", names.join(", "));
+        }
+    }
     let folder = folder.display();
     Ok(format!(
-        "{folder} is a toolkit: headers in include; in lib64 {FILE} and, leading to it, {}\n\
+        "{folder} is a toolkit: headers in include; in lib64 {FILE} and, leading to it, {}\n{missing}\
          compile:  cc -I{folder}/include program.c -L{folder}/lib64 -lopapi -lnnopbase -lascendcl\n\
-         run:      LD_LIBRARY_PATH={folder}/lib64 ./a.out\n\
-         Rust:     ASCEND_HOME_PATH={folder} ASCEND_BACKEND=npu",
+         run:      {chosen}LD_LIBRARY_PATH={folder}/lib64 ./a.out\n\
+         Rust:     {chosen}ASCEND_HOME_PATH={folder} ASCEND_BACKEND=npu",
         NAMES.join(", "),
     ))
+}
+
+/// Leaves the library of a folder that [`place`] made the entry points of one release. Returns the names of the others.
+pub(crate) fn keep(folder: &Path, cann: Cann) -> Result<Vec<String>, String> {
+    let file = folder.join(FILE);
+    let failed = |error: io::Error| format!("{}: {error}", file.display());
+    let mut elf = fs::read(&file).map_err(failed)?;
+    let newest = Version::newest_of(cann);
+    let newer = |name: &str| Version::of_function(name).is_some_and(|version| version > newest);
+    let hidden = dynamic_symbols::hide(&mut elf, newer)
+        .map_err(|error| format!("{}: {error}", file.display()))?;
+    fs::write(&file, elf).map_err(failed)?;
+    Ok(hidden)
 }
 
 /// Runs cargo and returns the file that it made.

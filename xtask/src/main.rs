@@ -1,6 +1,7 @@
 //! Development tasks of this workspace; run without arguments for the list.
 
 mod bindgen_task;
+mod dynamic_symbols;
 mod emu_libs;
 mod features_task;
 mod figures_task;
@@ -8,6 +9,7 @@ mod figures_task;
 mod generate;
 mod rules_task;
 
+use ascend_spec::Cann;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -20,8 +22,10 @@ tasks:
   rules [--check]            write the table of the contract's rules to docs/src/rules.md; with --check compare only
   features [--check]         write the table of features by product and release into README.md; with --check compare only
   figures [--check]          draw the book's figures; with --check compare only
-  emu-libs DIR [--release]   build the emulator as a shared library and make DIR a toolkit: CANN's names of
-                             libraries in lib64, headers in include
+  emu-libs DIR [--release] [--cann RELEASE]
+                             build the emulator as a shared library and make DIR a toolkit: CANN's names of
+                             libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1) the libraries
+                             lack the entry points that the release lacks
 ";
 
 fn main() -> ExitCode {
@@ -36,10 +40,7 @@ fn main() -> ExitCode {
         ["features", "--check"] => features_task::check(&root()),
         ["figures"] => figures_task::write(&root()),
         ["figures", "--check"] => figures_task::check(&root()),
-        ["emu-libs", dir] => emu_libs::lay_out(&root(), Path::new(dir), false),
-        ["emu-libs", dir, "--release"] | ["emu-libs", "--release", dir] => {
-            emu_libs::lay_out(&root(), Path::new(dir), true)
-        }
+        ["emu-libs", rest @ ..] => emulator(rest),
         _ => Err(USAGE.to_owned()),
     };
     match done {
@@ -52,6 +53,28 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The task `emu-libs` with its arguments, in any order.
+fn emulator(arguments: &[&str]) -> Result<String, String> {
+    let (mut folder, mut release, mut cann) = (None, false, None);
+    let mut rest = arguments.iter();
+    while let Some(&argument) = rest.next() {
+        match argument {
+            "--release" => release = true,
+            "--cann" => {
+                let text = rest.next().copied().unwrap_or_default();
+                let of = |cann: &Cann| cann.to_string() == text;
+                cann = Some(Cann::ALL.into_iter().find(of).ok_or_else(|| {
+                    format!("--cann: given {text:?}, allowed: 8.1, 8.5, 9.0, 9.1")
+                })?);
+            }
+            _ if folder.is_none() && !argument.starts_with('-') => folder = Some(argument),
+            _ => return Err(USAGE.to_owned()),
+        }
+    }
+    let folder = folder.ok_or_else(|| USAGE.to_owned())?;
+    emu_libs::lay_out(&root(), Path::new(folder), release, cann)
 }
 
 /// The folder of the workspace.

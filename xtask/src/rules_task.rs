@@ -30,8 +30,9 @@ checks are those of a development snapshot of late 2025. Which of the operator's
 | 9.0, 9.1 | half precision | most packed rows without rotary parts | quantised calls; single rows of 256, or of 80 with a prefix, with as many key heads as query heads |
 | Ascend 950 | every call | none | none |
 
-*In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call for which the
-operator's host code divides by zero: the verdict is that of an aarch64 host, where it goes on, and nothing allows the call.
+*In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call with which
+the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a host
+where it goes on, and nothing allows the call.
 
 ";
 
@@ -69,15 +70,19 @@ fn table() -> String {
             Level::Rule => {
                 "| id | must hold | fix | status | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
-            Level::Lint | Level::HostCrash => {
+            Level::Lint => {
                 "| id | must hold | fix | memory | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
+            }
+            Level::HostCrash => {
+                "| id | must hold | fix | crash, and the answer where there is none | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
         });
         for rule in rules {
             let status = match rule.level {
                 Level::Rule => rule.status.to_string(),
                 Level::Lint if rule.overruns => format!("**overruns**: {}", rule.reach),
-                Level::HostCrash => rule.reach.to_owned(),
+                Level::HostCrash if rule.status == 0 => format!("{}: taken", rule.reach),
+                Level::HostCrash => format!("{}: {}", rule.reach, rule.status),
                 Level::Lint => format!("stays within: {}", rule.reach),
             };
             let Rule {

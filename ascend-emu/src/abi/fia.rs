@@ -19,6 +19,15 @@ type Tensor = *const aclTensor;
 type TensorList = *const aclTensorList;
 type IntArray = *const aclIntArray;
 
+/// What a phase one is for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    /// `GetWorkspaceSize`.
+    Launch,
+    /// `GetMaxWorkspaceSize`: the workspace that any lengths need.
+    Measure,
+}
+
 /// Every argument of the newest version, under C's names; an older version leaves out the rest.
 #[derive(Clone, Copy)]
 struct Raw {
@@ -221,6 +230,7 @@ impl Raw {
     unsafe fn prepare(
         &self,
         version: Version,
+        purpose: Purpose,
         workspace_size: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> Outcome {
@@ -231,7 +241,10 @@ impl Raw {
         unsafe {
             phase_one(workspace_size, executor, || {
                 let (call, addresses) = self.read()?;
-                let op = FiaOperator::new(call, version, machine.target())?;
+                let op = match purpose {
+                    Purpose::Launch => FiaOperator::new(call, version, machine.target()),
+                    Purpose::Measure => FiaOperator::measured(call, version, machine.target()),
+                }?;
                 let idle = op.is_empty();
                 Ok((op, addresses, idle))
             })
@@ -239,10 +252,11 @@ impl Raw {
     }
 }
 
-/// Defines the functions of one version: phase one under one or two names, and phase two.
+/// Defines the functions of one version: phase one, the measurement where there is one, and phase two.
 macro_rules! version {
-    ($version:ident: $($one:ident),+; $two:ident; $($argument:ident: $type:ty,)*) => {
-        version! { @one $version ($($one)+) ($($argument: $type,)*) }
+    ($version:ident: $one:ident $(, $max:ident)?; $two:ident; $($argument:ident: $type:ty,)*) => {
+        version! { @define $version Launch $one ($($argument: $type,)*) }
+        version! { @measure $version ($($max)?) ($($argument: $type,)*) }
 
         pub unsafe extern "C" fn $two(
             workspace: *mut c_void,
@@ -254,10 +268,11 @@ macro_rules! version {
             aclnn(|| launch(name, workspace.addr(), workspaceSize, executor.cast(), stream))
         }
     };
-    (@one $version:ident ($($one:ident)+) $arguments:tt) => {
-        $( version! { @define $version $one $arguments } )+
+    (@measure $version:ident () $arguments:tt) => {};
+    (@measure $version:ident ($max:ident) $arguments:tt) => {
+        version! { @define $version Measure $max $arguments }
     };
-    (@define $version:ident $one:ident ($($argument:ident: $type:ty,)*)) => {
+    (@define $version:ident $purpose:ident $one:ident ($($argument:ident: $type:ty,)*)) => {
         #[allow(clippy::too_many_arguments, reason = "the C signature")]
         pub unsafe extern "C" fn $one(
             $($argument: $type,)*
@@ -266,8 +281,9 @@ macro_rules! version {
         ) -> aclnnStatus {
             #[allow(clippy::needless_update, reason = "the newest version has them all")]
             let raw = Raw { $($argument,)* ..Raw::new() };
+            let (version, purpose) = (Version::$version, Purpose::$purpose);
             // SAFETY: the caller's promise.
-            aclnn(|| unsafe { raw.prepare(Version::$version, workspaceSize, executor) })
+            aclnn(|| unsafe { raw.prepare(version, purpose, workspaceSize, executor) })
         }
     };
 }

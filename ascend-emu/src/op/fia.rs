@@ -8,9 +8,9 @@ use crate::kernel::{self, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, Slot};
 use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Outcome};
+use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Failure, Outcome};
 use ascend_spec::fia::{Operand, Place, Problem, Version};
-use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported};
+use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported, Violation};
 use std::ops::Range;
 use std::ptr;
 
@@ -24,6 +24,8 @@ pub(crate) struct FiaOperator {
     touches: Vec<(Operand, Range<u64>)>,
     /// How far misuse that shows on the device is let pass.
     check: Check,
+    /// Whether the length arrays are stand-ins, with which nothing can be computed.
+    measured: bool,
 }
 
 impl FiaOperator {
@@ -31,7 +33,8 @@ impl FiaOperator {
     pub(crate) fn new(call: OwnedCall, version: Version, target: Target) -> Outcome<Self> {
         let mut touches = Vec::new();
         let borrowed = call.borrow();
-        let problem = borrowed.check(version, target)?;
+        let problem = borrowed.check(version, target);
+        let problem = problem.map_err(|refusal| refused(version, refusal))?;
         refuse_crash(&problem, version)?;
         within_reach(&problem).map_err(Refusal::from)?;
         problem.touches(&mut |operand, range| {
@@ -44,29 +47,60 @@ impl FiaOperator {
             target,
             touches,
             check: check(),
+            measured: false,
         })
+    }
+
+    /// Checks a call whose lengths the operator is not shown, to say how much workspace any lengths need.
+    pub(crate) fn measured(mut call: OwnedCall, version: Version, target: Target) -> Outcome<Self> {
+        let unread = call.borrow().unread_lengths(version, target);
+        let unread = unread.map_err(|refusal| refused(version, refusal))?;
+        let measured = call.stand_in(unread);
+        let op = FiaOperator::new(call, version, target)?;
+        Ok(FiaOperator { measured, ..op })
     }
 
     /// Whether a launch has nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
-        self.touches.is_empty()
+        let rows = |query: &Option<TensorDesc>| query.as_ref().is_none_or(TensorDesc::is_empty);
+        match self.measured {
+            // Other lengths may have.
+            true => rows(&self.call.inputs[place::QUERY]),
+            false => self.touches.is_empty(),
+        }
     }
 }
 
-/// Reports a call of which the operator's host code dies on some hosts. What goes on is that of the others.
+/// Reports a call of which the operator's host code dies on some hosts, and which others take.
 fn refuse_crash(problem: &Problem<'_>, version: Version) -> Outcome {
     let mut outcome = Ok(());
     problem.each_lint(&mut |lint| {
         if lint.rule.level == Level::HostCrash && outcome.is_ok() {
-            let suspicion = Suspicion {
-                kind: FindingKind::HostCrash,
-                site: (version.symbol(), lint.rule.id),
-                message: format!("{}: {lint}", version.symbol()),
-            };
-            outcome = report(check(), ACLNN_INNER, suspicion);
+            outcome = report_crash(version, &lint, ACLNN_INNER);
         }
     });
     outcome
+}
+
+/// The failure of a call that the contract refuses; a crash is reported as well.
+fn refused(version: Version, refusal: Refusal) -> Failure {
+    match &refusal {
+        Refusal::Violation(violation) if violation.rule.level == Level::HostCrash => {
+            let reported = report_crash(version, violation, refusal.status());
+            reported.err().unwrap_or_else(|| refusal.into())
+        }
+        _ => refusal.into(),
+    }
+}
+
+/// Files the end of a host process; in strict mode the call fails with `code`.
+fn report_crash(version: Version, violation: &Violation, code: i32) -> Outcome {
+    let suspicion = Suspicion {
+        kind: FindingKind::HostCrash,
+        site: (version.symbol(), violation.rule.id),
+        message: format!("{}: {violation}", version.symbol()),
+    };
+    report(check(), code, suspicion)
 }
 
 /// Blocks of queries, and blocks of cached keys, that a launch keeps a list of.
@@ -147,6 +181,12 @@ impl Operator for FiaOperator {
                 _ => None,
             },
         }
+    }
+
+    fn unlaunchable(&self) -> Option<&'static str> {
+        self.measured.then_some(
+            "the executor is of GetMaxWorkspaceSize, which keeps no lengths: launch one of GetWorkspaceSize",
+        )
     }
 
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {

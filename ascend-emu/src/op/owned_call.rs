@@ -1,7 +1,7 @@
 //! A call of FusedInferAttentionScore that owns its lists, so that an executor can keep it.
 
 use ascend_spec::TensorDesc;
-use ascend_spec::fia::{FiaCall, Parameter, Place};
+use ascend_spec::fia::{FiaCall, Parameter, Place, UnreadLengths};
 
 /// Tensors of a call by their place among the operator's inputs. Places of lists and arrays stay empty.
 pub(crate) type Inputs<T> = [Option<T>; crate::operator::INPUTS];
@@ -10,6 +10,7 @@ pub(crate) type Inputs<T> = [Option<T>; crate::operator::INPUTS];
 pub(crate) mod place {
     use ascend_spec::fia::{Operand, Place};
 
+    pub(crate) const QUERY: usize = of(Operand::Query);
     pub(crate) const KEY: usize = of(Operand::Key(0));
     pub(crate) const VALUE: usize = of(Operand::Value(0));
 
@@ -62,6 +63,16 @@ impl OwnedCall {
             Place::Input(number, _) => self.inputs.get(number).copied().flatten(),
             Place::Output(number) => self.outputs.get(number).copied().flatten(),
         }
+    }
+
+    /// Puts stand-ins in the place of length arrays; says whether there are any.
+    pub(crate) fn stand_in(&mut self, unread: UnreadLengths) -> bool {
+        self.actual_seq_lengths = unread.actual_seq_lengths;
+        self.actual_seq_lengths_kv = unread.actual_seq_lengths_kv;
+        self.actual_shared_prefix_len = unread.actual_shared_prefix_len;
+        self.actual_seq_lengths.is_some()
+            || self.actual_seq_lengths_kv.is_some()
+            || self.actual_shared_prefix_len.is_some()
     }
 
     /// The call as the contract describes it.

@@ -30,7 +30,7 @@ impl<'a> FiaCall<'a> {
     }
 
     /// First checks, and what the rest needs to know.
-    fn facts(&'a self, version: Version, target: Target) -> Result<Facts<'a>, Refusal> {
+    pub(super) fn facts(&'a self, version: Version, target: Target) -> Result<Facts<'a>, Refusal> {
         entry::entry_point(version, target)?;
         let at = entry::operands(self)?;
         entry::product(version, target)?;

@@ -23,6 +23,7 @@ mod resolve;
 pub mod rules;
 mod slopes;
 mod touches;
+mod unread;
 mod version;
 
 pub use antiquant_mode::AntiquantMode;
@@ -38,4 +39,5 @@ pub use problem::{
 };
 pub use rules::contents::Places;
 pub use slopes::Slopes;
+pub use unread::UnreadLengths;
 pub use version::Version;

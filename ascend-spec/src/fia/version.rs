@@ -42,6 +42,17 @@ impl Version {
         }
     }
 
+    /// The version whose phase one, phase two or `GetMaxWorkspaceSize` has this name.
+    pub fn of_function(name: &str) -> Option<Version> {
+        let of = |version: &Version| {
+            let phase = name.strip_prefix(version.symbol());
+            phase.is_some_and(|phase| {
+                ["", "GetWorkspaceSize", "GetMaxWorkspaceSize"].contains(&phase)
+            })
+        };
+        Version::ALL.into_iter().find(of)
+    }
+
     /// The first CANN release known to export this version.
     pub const fn since_cann(self) -> &'static str {
         match self {

@@ -50,9 +50,9 @@ rules! {
     PACKED_NZ = "antiquant.packed_nz", TILING_ERROR, V2, "INT8 NZ decode, packed rows" in Scope::A2_A3.since(V9_0),
         "packed rows over an NZ cache of INT8 keys are 1 to 16 a sequence, with per-channel scales",
         "use a layout with a batch axis, or per-channel scales";
-    NULL_LENGTHS = "antiquant.packed_nz_null", TILING_ERROR, V2, "status codes, null lengths" in Scope::A2_A3.since(V9_0),
+    NULL_LENGTHS = "antiquant.packed_nz_null", TilingCrash("every host reads through the null pointer"), V2, "status codes, null lengths" in Scope::A2_A3.since(V9_0),
         "packed rows over an NZ cache of INT8 keys come with both length arrays and a block table",
-        "pass all three: the operator reads through the null pointer, which ends the process on every host";
+        "pass all three: the operator reads each without looking";
     NZ_HEADS = "antiquant.nz_heads", TILING_ERROR, V1, "check F20" in Scope::A2_A3.until(V8_1),
         "before 8.5 an NZ cache of INT8 keys serves 10 heads over 1, 64 over 8, 80 over 8 or 128 over 16",
         "use a BnBsH cache";

@@ -39,6 +39,9 @@ rules! {
     HEADS_POSITIVE = "num_heads.positive", TILING_ERROR, V1, "checks B6, D1",
         "numHeads is at least 1",
         "set numHeads to the query's number of heads";
+    HEADS_ZERO = "num_heads.zero", TilingCrash("x86 hosts divide the hidden size by zero, others refuse the call"), V1, "status codes, numHeads" in Scope::A2_A3.since(V8_5),
+        "numHeads is not 0 with BSH, BSH_NBSD and BSH_BNSD, nor from 9.0 on with TND_NTD",
+        "set numHeads to the query's number of heads";
     ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17" in Scope::A2_A3,
         "BNSD_BSND has more than one query row",
         "use BNSD for single rows: the two are the same there but for the order of two axes";
@@ -137,6 +140,7 @@ pub(in crate::fia) fn types(
     if let Some(mask) = &call.atten_mask {
         one(mask, "attenMask", &[Bool, Int8, UInt8])?;
     }
+    super::sink::dtype(call, target)?;
     one(at.out, "attentionOut", &[Float16, Bf16, Int8])
 }
 
@@ -168,6 +172,9 @@ fn types_950(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
     }
     if let Some(mask) = &call.atten_mask {
         one(mask, "attenMask", &[Bool, Int8, UInt8])?;
+    }
+    if let Some(sink) = &call.learnable_sink {
+        one(sink, "learnableSink", &[Float16, Bf16])?;
     }
     one(at.out, "attentionOut", &LARGE)
 }
@@ -266,6 +273,13 @@ pub(in crate::fia) fn query(
     query: &TensorDesc,
 ) -> Result<Extents, Refusal> {
     let axes = layout.input();
+    let divides = axes == Axes::Bsh || (layout == Layout::TndNtd && target.cann >= Cann::V9_0);
+    require!(
+        for target => call.num_heads != 0 || !divides,
+        HEADS_ZERO,
+        format_args!("0 with {layout}"),
+        "at least 1",
+    );
     require!(
         call.num_heads > 0,
         HEADS_POSITIVE,

@@ -10,6 +10,9 @@ rules! {
     ARRAYS = "packed.lengths_required", TILING_ERROR, V1, "check E2.1" in Scope::ALL,
         "packed layouts have both length arrays, with the same number of entries from 1 to 4096",
         "pass cumulative query ends, and key ends (key lengths with paging), one for each sequence";
+    DATA = "packed.lengths_data", TILING_ERROR, V2, "check E2.1" in Scope::A2_A3.until(V8_1),
+        "packed sequences of the prefill path are not asked for by GetMaxWorkspaceSize, which keeps back what the length arrays hold",
+        "ask GetWorkspaceSize with the longest sequences there will be";
     Q_ENDS = "packed.q_ends", TILING_ERROR, V1, "check E2.2" in Scope::ALL,
         "actualSeqLengths of a packed layout is cumulative: not negative, not decreasing",
         "pass cumulative sums, without a leading 0";

@@ -1,8 +1,9 @@
 //! Learnable sink.
 
 use super::Facts;
+use crate::fia::FiaCall;
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Refusal};
+use crate::{Cann, DType, Refusal, Target};
 
 rules! {
     in Scope::A2_A3;
@@ -42,11 +43,16 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         sink.shape,
         format_args!("[{}]", f.call.num_heads),
     );
-    require!(
-        sink.dtype == DType::Bf16 || (sink.dtype == DType::Float16 && f.target.cann >= Cann::V9_0),
-        DTYPE,
-        sink.dtype,
-        "BF16, from 9.0 on also FLOAT16",
-    );
+    Ok(())
+}
+
+/// What the operator is registered with, whichever checker is to judge the call.
+pub(in crate::fia) fn dtype(call: &FiaCall<'_>, target: Target) -> Result<(), Refusal> {
+    let Some(sink) = call.learnable_sink.filter(|sink| !sink.is_empty()) else {
+        return Ok(());
+    };
+    let allowed =
+        sink.dtype == DType::Bf16 || (sink.dtype == DType::Float16 && target.cann >= Cann::V9_0);
+    require!(allowed, DTYPE, sink.dtype, "BF16, from 9.0 on also FLOAT16",);
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Rules of single releases and products that no recorded call breaks.
 
-use super::{Broken, Good, bf16, desc, int8, mask};
+use super::{Broken, Good, bf16, desc, half, int8, mask};
 use ascend_spec::fia::{FiaCall, Version};
-use ascend_spec::{Cann, DType, Dims, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Refusal, Soc, Target, TensorDesc};
 
 const A2_8_1: Target = Target::snapshot(Soc::AtlasA2);
 const A2_9_0: Target = Target::new(Soc::AtlasA2, Cann::V9_0);
@@ -53,6 +53,8 @@ pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
 
     rotary(broken);
     int8_keys(broken);
+    measured(broken);
+    crashes(broken, good);
     ascend_950(broken);
 }
 
@@ -114,6 +116,73 @@ fn int8_keys(broken: &mut Broken) {
         ..nz
     };
     broken.at(Version::V2, A2_9_0, "antiquant.packed_nz_null", &packed);
+}
+
+/// Packed sequences that 8.1 is asked to measure.
+fn measured(broken: &mut Broken) {
+    let key = [bf16(&[20, 2, 128])];
+    let packed = FiaCall {
+        query: Some(bf16(&[9, 2, 128])),
+        key: &key,
+        value: &key,
+        num_heads: 2,
+        actual_seq_lengths: Some(&[4, 9]),
+        actual_seq_lengths_kv: Some(&[8, 20]),
+        attention_out: Some(bf16(&[9, 2, 128])),
+        ..FiaCall::new("TND")
+    };
+    match packed.unread_lengths(Version::V2, A2_8_1) {
+        Err(Refusal::Violation(violation)) => assert!(broken.0.insert(violation.rule.id)),
+        other => panic!("not refused: {other:?}"),
+    }
+    let unread = packed.unread_lengths(Version::V2, A2_9_1).unwrap();
+    assert_eq!(unread.actual_seq_lengths, Some(vec![4, 9]));
+    assert_eq!(unread.actual_seq_lengths_kv, Some(vec![10, 20]));
+    assert_eq!(unread.actual_shared_prefix_len, None);
+}
+
+/// Calls that end the process on some hosts and that others refuse.
+fn crashes(broken: &mut Broken, good: &Good<'_>) {
+    const A2_8_5: Target = Target::new(Soc::AtlasA2, Cann::V8_5);
+    const ZERO: &str = "num_heads.zero";
+    let key = [bf16(&[2, 64, 128])];
+    let flat = FiaCall {
+        query: Some(bf16(&[2, 16, 256])),
+        key: &key,
+        value: &key,
+        num_heads: 0,
+        num_key_value_heads: 4,
+        attention_out: Some(bf16(&[2, 16, 256])),
+        ..FiaCall::new("BSH")
+    };
+    for target in [A2_8_5, A2_9_0, A2_9_1] {
+        broken.at(Version::V1, target, ZERO, &flat);
+    }
+    let packed = FiaCall {
+        input_layout: "TND_NTD",
+        ..flat.clone()
+    };
+    let ordinary = "num_heads.positive";
+    broken.at(Version::V1, A2_9_0, ZERO, &packed);
+    broken.at(Version::V1, A2_8_5, ordinary, &packed);
+    broken.at(Version::V1, A2_8_1, ordinary, &flat);
+    broken.at(Version::V5, ASCEND_950, ordinary, &flat);
+    let negative = FiaCall {
+        num_heads: -1,
+        ..flat
+    };
+    broken.at(Version::V1, A2_9_1, ordinary, &negative);
+
+    let three = [good.elements[0], good.elements[1], good.elements[0]];
+    let four = FiaCall {
+        query: Some(half(&[4, 8, 16, 32])),
+        key: &three,
+        value: &three,
+        attention_out: Some(half(&[4, 8, 16, 32])),
+        ..good.list.clone()
+    };
+    broken.at(Version::V1, A2_9_0, "key.list_short", &four);
+    broken.at(Version::V1, A2_9_1, "key.list_length", &four);
 }
 
 fn ascend_950(broken: &mut Broken) {

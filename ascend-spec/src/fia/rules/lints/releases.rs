@@ -18,7 +18,7 @@ rules! {
     KV_HEADS = "split_fuse.kv_heads", Overrun("keys are read by numKeyValueHeads, whatever the tensor has"), V1, "split-fuse path, numKeyValueHeads",
         "numKeyValueHeads is the key's number of heads for packed rows",
         "set numKeyValueHeads to the key's number of heads";
-    DIVIDES = "split_fuse.kv_heads_zero", HostCrash("nothing is launched: the host divides by zero"), V1, "split-fuse path, numKeyValueHeads" in Scope::A2_A3.since(V9_0),
+    DIVIDES = "split_fuse.kv_heads_zero", HostCrash("x86 hosts divide by numKeyValueHeads"), V1, "split-fuse path, numKeyValueHeads" in Scope::A2_A3.since(V9_0),
         "packed rows with as many key heads as query heads say numKeyValueHeads",
         "set numKeyValueHeads to the number of key heads: a division by 0 ends the process on x86 hosts";
     OUT_DTYPE = "split_fuse.output_dtype", Overrun("the output is written in the query's dtype"), V1, "split-fuse path, output",
@@ -48,9 +48,9 @@ rules! {
     SINK = "learnable_sink.combined", Lint("only numbers change"), V4, "learnableSink, features",
         "a learnable sink comes with no left padding, shared prefix, position bias, quantised keys or INT8 output",
         "drop the sink or the argument: what the operator makes of both is written nowhere";
-    BIAS_TYPE = "pse_type.ignored", Lint("only an attribute is ignored"), V5, "pseType" in Scope::A2_A3.since(V9_0).until(V9_0),
+    BIAS_TYPE = "pse_type.ignored", Lint("only an attribute is ignored"), V5, "pseType" in Scope::A2_A3.since(V9_0),
         "pseType is 0",
-        "pass 0 with a bias tensor: 9.0 ignores the type on these products";
+        "pass 0 with a bias tensor: 9.0, and from then on the split-fuse path, ignore the type on these products";
     LIST_BATCH = "key.list_batch_unchecked", Lint("the first entry of each tensor alone is read"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
         "each tensor of a list has batch 1",
         "give each sequence a tensor of its own";

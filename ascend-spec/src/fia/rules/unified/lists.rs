@@ -9,7 +9,8 @@ use crate::{Cann, DType, Layout, Refusal, TensorDesc};
 rules! {
     in Scope::UNIFIED;
     STRIDED = "tensor.contiguous", TILING_ERROR, V1, "entry points, strided tensors" in Scope::UNIFIED.since(V9_1),
-        "key, value and keyRope are contiguous; on Ascend 950 the first two axes of MXFP8 caches may be strided",
+        "key, value, keyRope and the scales of key and value are contiguous; on Ascend 950 the first two axes of paged MXFP8 ones may be \
+         strided",
         "copy the tensor to a contiguous one";
     COUNT = "key.list_count", TILING_ERROR, V1, "checks G0.1, I2",
         "key and value are lists of one length",
@@ -18,6 +19,9 @@ rules! {
         "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, in 8.5 also with BSH_BNSD and BSND_BNSD, with no rotary parts on Atlas A2 and A3, and with no \
          block table",
         "use one key tensor, or pad the keys to one length and pass BNSD";
+    SHORT = "key.list_short", TilingCrash("some of these calls read past the end of the list, the others are refused"), V1, "status codes, short lists" in Scope::A2_A3.since(V8_5).until(V9_0),
+        "a list of keys with BNSD or BNSD_BSND has a tensor for each sequence",
+        "pass one key and one value a sequence";
     MOST = "key.list_most", TILING_ERROR, V1, "check I2" in Scope::A2_A3.since(V8_5).until(V9_0),
         "a list of keys serves a batch of at most 256",
         "split the batch over several calls";
@@ -77,12 +81,21 @@ pub(in crate::fia) fn ranks(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Keys and values lie packed.
+/// Keys and values lie packed, and what belongs to them.
 pub(in crate::fia) fn contiguous(f: &Facts<'_>) -> Result<(), Refusal> {
-    let strided = f.paged() && f.kind() == Kind::MxFp8;
-    let rope = f.call.key_rope.as_ref();
-    let mut all = f.call.key.iter().chain(f.call.value).chain(rope);
-    if let Some(desc) = all.find(|desc| !desc.is_contiguous()).filter(|_| !strided) {
+    let call = f.call;
+    // Blocks, and heads or rows, of these caches may lie apart.
+    let apart = match f.paged() && f.kind() == Kind::MxFp8 {
+        true => 2,
+        false => 0,
+    };
+    let others = [
+        &call.key_rope,
+        &call.key_antiquant_scale,
+        &call.value_antiquant_scale,
+    ];
+    let mut all = (call.key.iter().chain(call.value)).chain(others.into_iter().flatten());
+    if let Some(desc) = all.find(|desc| !desc.is_contiguous_from(apart)) {
         require!(for f.target => false, STRIDED, desc, "row-major strides");
     }
     Ok(())
@@ -178,6 +191,13 @@ fn list(f: &Facts<'_>) -> Result<(), Refusal> {
         true => call.key.len() == f.batch(),
         false => call.key.len() >= f.batch(),
     };
+    let heads_first = matches!(f.layout, Layout::Bnsd | Layout::BnsdBsnd);
+    require!(
+        for f.target => fits || !heads_first,
+        SHORT,
+        format_args!("{} keys for {} sequences", call.key.len(), f.batch),
+        f.batch,
+    );
     require!(
         fits,
         lists::LIST_LENGTH,
