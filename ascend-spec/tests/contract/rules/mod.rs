@@ -14,7 +14,7 @@ mod targets;
 
 use crate::recorded;
 use ascend_spec::fia::{FiaCall, Version, rules};
-use ascend_spec::{DType, Level, Refusal, Soc, Target, TensorDesc};
+use ascend_spec::{DType, Refusal, Soc, Target, TensorDesc};
 use std::collections::BTreeSet;
 
 fn desc(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
