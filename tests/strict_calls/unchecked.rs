@@ -136,6 +136,15 @@ fn unchecked() -> Vec<Unchecked> {
         (
             "sparse_mode.single_row",
             ALL,
+            with(single(), |c| {
+                c.masked(SparseMode::RightDownCausal);
+                c.plain.atten_mask = Some(desc(DType::Int8, &[1, 2048, 2048]));
+            }),
+        ),
+        // 9.1 takes two axes as well.
+        (
+            "sparse_mode.single_row",
+            &[V9_1],
             with(single(), |c| c.masked(SparseMode::RightDownCausal)),
         ),
         (
