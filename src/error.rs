@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use ascend_spec::{Refusal, Target, Unsupported, Violation};
+use ascend_spec::{Refusal, Target, UnreleasedTarget, Unsupported, Violation};
 use ascend_sys::{Api, LoadError, MissingSymbol};
 
 use crate::kv::{Refused, Rule};
@@ -153,12 +153,16 @@ pub enum Error {
     },
     /// The chip is of no family that the contract of the operators knows.
     #[error(
-        "{name:?} is a chip of no known family, so that no rule of the operators is known for it"
+        "{name:?} is a chip of no known family, so that no rule of the operators is known for it; known: {}",
+        ascend_spec::Soc::NAME_FORMS
     )]
     UnknownProduct {
-        /// What `aclrtGetSocName` said.
+        /// What `aclrtGetSocName` said, or a program chose.
         name: String,
     },
+    /// The chosen release does not know the chosen chip.
+    #[error(transparent)]
+    Unreleased(#[from] UnreleasedTarget),
     /// The emulation was asked for, but this build has none.
     #[error("this build has no emulation: enable the feature `emulation` of ascend-attention")]
     NoEmulation,

@@ -1,5 +1,4 @@
-//! Ascend 950 has V5 of the operator: with older releases slopes as position bias, with 9.1 keys, values and outputs of small
-//! floats.
+//! Ascend 950 has V5 of the operator, with keys, values and outputs of small floats, from CANN 9.0 on.
 #![cfg(feature = "emulation")]
 #![allow(
     clippy::unwrap_used,
@@ -14,33 +13,15 @@ use ascend_attention::attention::{
 };
 use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::minifloat::pack_nibbles;
-use ascend_attention::spec::{Cann, DType, Soc};
+use ascend_attention::spec::{Cann, DType, Soc, Target};
 use ascend_attention::{
     Error, Float4E2M1, Float8E4M3Fn, Float8E8M0, FusedInferAttention, HiFloat8, Layout, Machine,
     Mask, Runtime, Stream, bf16, f16,
 };
 
-const HEADS: usize = 2;
-const ROWS: usize = 24;
-const DIM: usize = 16;
-
-/// Head `head` of the output by the definition, where all products of queries and keys are 0 and value `j` is `j`.
-fn expected(slope: f64, root: bool, lag: f64) -> Vec<f64> {
-    (0..ROWS)
-        .map(|i| {
-            let weight = |j: usize| {
-                let distance = (i as f64 - j as f64 - lag).abs();
-                (-slope * if root { distance.sqrt() } else { distance }).exp()
-            };
-            let sum: f64 = (0..ROWS).map(weight).sum();
-            (0..ROWS).map(|j| weight(j) * j as f64).sum::<f64>() / sum
-        })
-        .collect()
-}
-
-/// A stream of an emulated Ascend 950 with this release and V5, which the documents of older releases know already.
+/// A stream of an emulated Ascend 950 with this release.
 fn stream(cann: Cann) -> Stream {
-    let machine = Machine::new(Soc::Ascend950, cann).operator(Version::V5);
+    let machine = Machine::new(Soc::Ascend950, cann);
     let runtime = Runtime::emulated_as(&machine).unwrap();
     runtime.device(0).unwrap().stream().unwrap()
 }
@@ -260,43 +241,44 @@ fn a_query_of_int8_without_rotary_parts_is_named_for_lack_of_a_kernel() {
 }
 
 #[test]
-fn slopes_bend_attention_toward_near_keys() {
+fn slopes_are_refused_by_every_release_that_knows_the_product() {
     if harness::not_on_npu("which product it is, is not the test's to choose") {
         return;
     }
-    let stream = stream(Cann::V8_1);
-    let shape = [1, HEADS, ROWS, DIM];
-    let zeros = stream
-        .upload(&[f16::ZERO; HEADS * ROWS * DIM], shape)
-        .unwrap();
-    let numbers: Vec<_> = (0..HEADS * ROWS * DIM)
-        .map(|i| f16::from_f32((i / DIM % ROWS) as f32))
-        .collect();
-    let values = stream.upload(&numbers, shape).unwrap();
-    let slopes = stream.upload(&[0.5f32, 0.0625], [HEADS]).unwrap();
-    for (distance, root) in [(Distance::Linear, false), (Distance::SquareRoot, true)] {
-        let inputs = Inputs::new(&zeros, &zeros, &values).pse_shift(PseShift::Slopes {
-            slopes: &slopes,
-            distance,
-            query_start: 5,
-            key_start: 3,
-        });
-        let plan = FusedInferAttention::new(Layout::Bnsd)
-            .scale(1.0)
-            .heads(2)
-            .plan_with(&inputs)
-            .unwrap();
-        assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV5");
-        let output = plan.launch_with::<f16>(&stream, &inputs).unwrap();
-        let got = output.attention.download(&stream).unwrap();
-        let want = [0.5, 0.0625].map(|slope| expected(slope, root, -2.0));
-        for (row, want) in want.concat().iter().enumerate() {
-            let got = got[row * DIM].to_f64();
-            assert!(
-                (got - want).abs() < 0.02,
-                "{distance:?}, row {row}: {got}, not {want}"
-            );
+    for cann in Soc::Ascend950.releases() {
+        let stream = stream(cann);
+        let x = stream.upload(&[f16::ZERO; 4 * 16], [1, 1, 4, 16]).unwrap();
+        let slopes = stream.upload(&[0.5f32], [1]).unwrap();
+        for distance in [Distance::Linear, Distance::SquareRoot] {
+            let inputs = Inputs::new(&x, &x, &x).pse_shift(PseShift::Slopes {
+                slopes: &slopes,
+                distance,
+                query_start: 5,
+                key_start: 3,
+            });
+            let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0);
+            match call.plan_with(&inputs) {
+                Err(Error::Violation(violation)) => {
+                    assert_eq!(violation.rule.id, "pse_type.zero", "{cann}");
+                }
+                other => panic!("{cann}: {other:?}"),
+            }
+        }
+        harness::still_works(&stream);
+    }
+}
+
+#[test]
+fn releases_that_do_not_know_the_product_make_no_machine() {
+    for cann in [Cann::V8_1, Cann::V8_5] {
+        let machine = Machine::new(Soc::Ascend950, cann).operator(Version::V5);
+        match Runtime::emulated_as(&machine) {
+            Err(Error::Unreleased(error)) => {
+                assert_eq!(error.target, Target::new(Soc::Ascend950, cann));
+                let text = error.to_string();
+                assert!(text.contains("allowed: 9.0, 9.1"), "{text}");
+            }
+            other => panic!("{cann}: {other:?}"),
         }
     }
-    harness::still_works(&stream);
 }

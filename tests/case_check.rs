@@ -158,7 +158,7 @@ fn flags_that_would_be_ignored_are_refused() {
     let (code, text) = check(&["--soc", "Ascend1", &sample()]);
     assert_eq!(code, 2, "{text}");
     assert!(
-        text.contains("--soc Ascend1: ") && text.contains("Ascend910B3"),
+        text.contains("--soc Ascend1: ") && text.contains("Ascend910B1"),
         "{text}"
     );
 }
@@ -261,11 +261,62 @@ fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
     assert_eq!(words(lines[2])[..3], ["Atlas", "A2", "accept"]);
     assert_eq!(words(lines[4])[..4], ["Ascend", "950", "-", "-"]);
 
-    for wrong in [["--cann", "7.0"], ["--soc", "Kunpeng920"]] {
+    for wrong in [
+        ["--cann", "7.0"],
+        ["--cann", "9.1junk"],
+        ["--soc", "Kunpeng920"],
+        ["--soc", "Ascend9500000"],
+    ] {
         let (code, text) = check(&[wrong[0], wrong[1], case]);
         assert_eq!(code, 2, "{text}");
-        assert!(text.contains("allowed are"), "{text}");
+        assert!(text.contains("allowed: "), "{text}");
     }
+}
+
+#[test]
+fn a_release_that_does_not_know_the_chip_judges_nothing() {
+    let case = "tests/vectors/numeric/059_head_dim_16.safetensors";
+    for old in ["8.1", "8.5.0"] {
+        let (code, text) = check(&["--cann", old, "--soc", "Ascend950PR_9599", case]);
+        assert_eq!(code, 2, "{text}");
+        assert!(text.contains("allowed: 9.0, 9.1"), "{text}");
+    }
+    // The chip alone has the newest release where the default one does not know it.
+    let (_, text) = check(&["--json", "--soc", "Ascend950PR_9599", case]);
+    let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    assert_eq!(first["soc"], "Ascend 950");
+    assert!(
+        ["9.0", "9.1"].contains(&first["cann"].as_str().unwrap()),
+        "{first}"
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let line = std::fs::read_to_string(sample()).unwrap();
+    let line = line.lines().next().unwrap();
+    let refused = |name: &str, more: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, line.replacen('{', &format!("{{{more},"), 1)).unwrap();
+        let (code, text) = check(&[file.to_str().unwrap()]);
+        assert_eq!(code, 1, "{text}");
+        text
+    };
+    let text = refused("old.jsonl", r#""soc":"Ascend950PR_9599","release":"8.5.0""#);
+    assert!(text.contains("allowed: 9.0, 9.1"), "{text}");
+    let text = refused("odd.jsonl", r#""soc":"Ascend9500000""#);
+    assert!(text.contains("`soc`"), "{text}");
+}
+
+#[test]
+fn a_case_without_a_release_is_judged_for_the_one_that_it_would_run_on() {
+    let case = "tests/vectors/numeric/059_head_dim_16.safetensors";
+    let (code, text) = check(&["--json", case]);
+    assert_eq!(code, 0, "{text}");
+    let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let default = ascend_attention::Machine::DEFAULT_CANN.name();
+    assert_eq!(
+        (&first["cann"], &first["agrees"]),
+        (&default.into(), &true.into())
+    );
 }
 
 #[test]

@@ -136,6 +136,8 @@ fn a_file_says_which_machine_it_is_for() {
     for (key, value, expected) in [
         ("cann", "9.7", "8.1 to 9.1"),
         ("cann", "newest", "8.1 to 9.1"),
+        ("cann", "9.1junk", "8.1 to 9.1"),
+        ("portable_since", "9.1.0 or so", "8.1 to 9.1"),
         ("op_version", "6", "1 to 5"),
         ("op_version", "V4", "1 to 5"),
         ("out_dtype", "float7", "an element type"),
@@ -145,6 +147,16 @@ fn a_file_says_which_machine_it_is_for() {
         let text = read(&[(key, value)]).unwrap_err().to_string();
         assert!(text.contains(expected), "{key} {value}: {text}");
     }
+    for old in ["8.1.0", "8.5.0"] {
+        let text = read(&[("soc", "Ascend950PR_9599"), ("cann", old)]);
+        let text = text.unwrap_err().to_string();
+        assert!(text.contains("allowed: 9.0, 9.1"), "{text}");
+    }
+    let chip = read(&[("soc", "Ascend950PR_9599")]).unwrap();
+    let old = Target::snapshot(Soc::AtlasA2);
+    assert_eq!(chip.target(old), Target::new(Soc::Ascend950, Cann::NEWEST));
+    let release = read(&[("cann", "8.5.0")]).unwrap();
+    assert_eq!(release.target(old), Target::new(Soc::AtlasA2, Cann::V8_5));
 }
 
 #[test]

@@ -154,6 +154,22 @@ fn violates<T: std::fmt::Debug>(outcome: Result<T, Error>, id: &str) {
 }
 
 #[test]
+fn sizes_beyond_int64_are_refused_and_not_taken_for_its_largest() {
+    let stream = stream();
+    let beyond = usize::MAX;
+    invalid(
+        BlockTable::from_rows(&stream, &[[1, 2]], beyond),
+        "block_size",
+    );
+    let x = stream.upload(&halves(1, 4 * 64), [1, 1, 4, 64]).unwrap();
+    let call = || FusedInferAttention::new(Layout::Bnsd).scale(1.0);
+    let plan = |call: FusedInferAttention| call.plan(&x, &x, &x);
+    invalid(plan(call().heads(beyond)), "num_heads");
+    invalid(plan(call().kv_heads(beyond)), "num_key_value_heads");
+    plan(call().heads(1).kv_heads(1)).unwrap();
+}
+
+#[test]
 fn wrong_tables_are_named() {
     let stream = stream();
     let table = |rows: &[&[usize]]| BlockTable::from_rows(&stream, rows, 16);

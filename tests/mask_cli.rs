@@ -367,6 +367,80 @@ fn pictures_of_a_million_million_rows_are_drawn_in_tiles() {
 }
 
 #[test]
+fn a_text_form_without_keys_ends_too() {
+    for (sq, skv) in [
+        ("1000000000000", "0"),
+        ("1000000000000", "1"),
+        ("1", "1000000000000"),
+    ] {
+        for kind in ["mode3", "mode5", "mode6", "local"] {
+            refused(&[kind, "--sq", sq, "--skv", skv], "too many for text");
+        }
+    }
+    assert_eq!(lines(&["mode3", "--sq", "3", "--skv", "0"]), ["", "", ""]);
+}
+
+/// A mask that is counted row by row is looked at once for each of its rows, not once for each tile.
+#[test]
+fn pictures_of_wide_tensors_and_deep_trees_are_drawn_soon() {
+    let (_folder, file) = scratch("mask.svg");
+    let file = file.to_str().unwrap();
+    let (_folder, tensor) = scratch("mask.txt");
+    fs::write(&tensor, format!("{}\n", "#.".repeat(1200)).repeat(2400)).unwrap();
+    let (_folder, tree) = scratch("tree.txt");
+    let parents = (0..4000).map(|token| (token - 2).max(-1).to_string());
+    fs::write(&tree, parents.collect::<Vec<_>>().join(" ")).unwrap();
+    let (tensor, tree) = (tensor.to_str().unwrap(), tree.to_str().unwrap());
+    for (mask, counts) in [
+        (
+            &["mode1", "--tensor", tensor][..],
+            "2880000 of 5760000 visible (50.0%)",
+        ),
+        (
+            &["tree", "--tree", tree],
+            "4002000 of 16000000 visible (25.0%)",
+        ),
+        (
+            &["tree", "--tree", tree, "--skv", "5000"],
+            "8002000 of 20000000",
+        ),
+    ] {
+        let begun = std::time::Instant::now();
+        lines(&[mask, &["--svg", file]].concat());
+        assert!(
+            fs::read_to_string(file).unwrap().contains(counts),
+            "{mask:?}"
+        );
+        assert!(begun.elapsed().as_secs() < 60, "{mask:?}");
+    }
+}
+
+#[test]
+fn a_picture_is_as_wide_as_its_cells_and_not_as_its_title() {
+    let (_folder, file) = scratch("mask.png");
+    let file = file.to_str().unwrap();
+    let ends: Vec<String> = (1..=9000).map(|end| end.to_string()).collect();
+    let ends = ends.join(",");
+    lines(&[
+        "mode3",
+        "--q-ends",
+        &ends,
+        "--kv-ends",
+        &ends,
+        "--png",
+        file,
+    ]);
+    let bytes = fs::read(file).unwrap();
+    let width = u32::from_be_bytes(bytes[16..20].try_into().unwrap());
+    assert!(width < 2000, "{width}");
+    // As many sequences without a row, in a mode that looks for one with rows.
+    let none = vec!["0"; 9000].join(",");
+    for kind in ["mode7", "mode8"] {
+        assert!(lines(&[kind, "--q-ends", &none, "--kv-ends", &none]).is_empty());
+    }
+}
+
+#[test]
 fn packed_tiles_stand_as_their_rows_say() {
     let (_folder, file) = scratch("mask.svg");
     let file = file.to_str().unwrap();

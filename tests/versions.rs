@@ -18,6 +18,7 @@ use ascend_attention::attention::{
     Affine, AntiquantMode, Antiquantisation, Distance, Inputs, Plan, PseShift, Quantisation,
     SharedPrefix,
 };
+use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
@@ -307,9 +308,45 @@ fn machines_of_several_releases_live_side_by_side() {
             Err(error) => panic!("{cann}: {error}"),
         }
     }
-    let unknown = Machine::named("Kunpeng920", Cann::V9_1);
-    assert!(matches!(
-        Runtime::emulated_as(&unknown),
-        Err(Error::UnknownProduct { .. })
-    ));
+    for name in ["Kunpeng920", "Ascend9500000", ""] {
+        let unknown = Machine::named(name, Cann::V9_1);
+        assert!(matches!(
+            Runtime::emulated_as(&unknown),
+            Err(Error::UnknownProduct { .. })
+        ));
+    }
+}
+
+#[test]
+fn equal_machines_have_one_runtime_and_others_their_own() {
+    if harness::not_on_npu("an installed toolkit is of one release") {
+        return;
+    }
+    let device = |machine: &Machine| Runtime::emulated_as(machine).unwrap().device(0).unwrap();
+    let machine = |name: &str| Machine::named(name, Cann::V9_0);
+    let first = device(&machine("Ascend910_9391"));
+    // However it is written.
+    for same in [
+        machine("Ascend910_9391"),
+        machine(" Ascend910_9391"),
+        Machine::new(Soc::AtlasA3, Cann::V9_0),
+        machine("Ascend910_9391").operator(Version::V5),
+    ] {
+        assert_eq!(device(&same), first, "{same:?}");
+    }
+    // Far more names than machines: each device answers with its own.
+    for at in 0..60 {
+        let name = format!("Ascend910_93{at:02}");
+        let other = device(&machine(&name));
+        assert_eq!(other.soc_name(), name);
+        assert_eq!(other == first, name == "Ascend910_9391");
+    }
+    for different in [
+        Machine::new(Soc::AtlasA3, Cann::V9_1),
+        machine("Ascend910_9391").operator(Version::V4),
+        machine("Ascend910B3"),
+    ] {
+        assert_ne!(device(&different), first, "{different:?}");
+    }
+    assert_eq!(first.soc_name(), "Ascend910_9391");
 }

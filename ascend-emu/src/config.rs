@@ -2,12 +2,13 @@
 
 use crate::fault::Plan;
 use crate::kernel::Level;
-use crate::machine::Machine;
+use crate::machine::{Machine, MachineError};
 use crate::status::{Failure, Outcome, PARAM_INVALID, failure};
 use ascend_spec::fia::Version;
-use ascend_spec::{Cann, Release};
+use ascend_spec::{Cann, Soc};
 use std::cell::Cell;
 use std::env;
+use std::ffi::OsString;
 use std::marker::PhantomData;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -36,6 +37,9 @@ impl FromStr for Check {
 /// Most devices that `ASCEND_EMU_DEVICES` may ask for.
 const MAX_DEVICES: u32 = 64;
 
+/// Most threads that `ASCEND_EMU_THREADS` may ask for: more than any host has cores.
+const MAX_THREADS: u64 = 1024;
+
 #[derive(Debug)]
 pub(crate) struct Config {
     pub check: Check,
@@ -58,9 +62,13 @@ fn refuse(name: &str, given: &str, allowed: &str) -> Failure {
 
 impl Config {
     /// Reads the variables through `var`, which gives `None` for those not set.
-    fn read(var: impl Fn(&str) -> Option<String>) -> Outcome<Self> {
+    fn read(var: impl Fn(&str) -> Option<OsString>) -> Outcome<Self> {
+        let var = |name: &str| -> Outcome<Option<String>> {
+            let text = var(name).map(OsString::into_string).transpose();
+            text.map_err(|bytes| refuse(name, &bytes.to_string_lossy(), "text in UTF-8"))
+        };
         let number = |name: &str, least: u64, most: u64| -> Outcome<Option<u64>> {
-            let Some(text) = var(name) else {
+            let Some(text) = var(name)? else {
                 return Ok(None);
             };
             match text.trim().parse() {
@@ -68,29 +76,33 @@ impl Config {
                 _ => Err(refuse(name, &text, &format!("{least} to {most}"))),
             }
         };
-        let check = match var("ASCEND_EMU_CHECK") {
+        let check = match var("ASCEND_EMU_CHECK")? {
             None => Check::Compat,
             Some(text) => text
                 .trim()
                 .parse()
                 .map_err(|()| refuse("ASCEND_EMU_CHECK", &text, "compat, strict"))?,
         };
-        let mut machine = Machine::default();
-        if let Some(text) = var("ASCEND_EMU_CANN") {
-            let Some(Release::Known(cann)) = Cann::of_version(&text) else {
+        let cann = match var("ASCEND_EMU_CANN")? {
+            None => None,
+            Some(text) => Some(text.parse::<Cann>().map_err(|_| {
                 let allowed = Cann::ALL.map(Cann::name).join(", ");
-                return Err(refuse("ASCEND_EMU_CANN", &text, &allowed));
-            };
-            machine = machine.with_cann(cann);
-        }
-        if let Some(soc) = var("ASCEND_EMU_SOC") {
-            machine = machine.with_soc(&soc).ok_or_else(|| {
-                let allowed =
-                    "a product name such as Ascend910B3, Ascend910_9391, Ascend950PR_9599";
-                refuse("ASCEND_EMU_SOC", &soc, allowed)
-            })?;
-        }
-        if let Some(text) = var("ASCEND_EMU_OPERATOR") {
+                refuse("ASCEND_EMU_CANN", &text, &allowed)
+            })?),
+        };
+        let soc = var("ASCEND_EMU_SOC")?;
+        let mut machine = Machine::chosen(soc.as_deref(), cann).map_err(|error| match error {
+            MachineError::Unreleased(unreleased) => failure!(
+                PARAM_INVALID,
+                "ASCEND_EMU_SOC and ASCEND_EMU_CANN: {unreleased}"
+            ),
+            _ => refuse(
+                "ASCEND_EMU_SOC",
+                soc.as_deref().unwrap_or_default(),
+                Soc::NAME_FORMS,
+            ),
+        })?;
+        if let Some(text) = var("ASCEND_EMU_OPERATOR")? {
             let newest = Version::ALL
                 .into_iter()
                 .find(|version| version.to_string() == text.trim())
@@ -98,14 +110,14 @@ impl Config {
             machine = machine.operator(newest);
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let simd = match var("ASCEND_EMU_SIMD") {
+        let simd = match var("ASCEND_EMU_SIMD")? {
             None => None,
             Some(text) => Some(Level::named(text.trim()).ok_or_else(|| {
                 let allowed: Vec<_> = Level::all().into_iter().map(Level::name).collect();
                 refuse("ASCEND_EMU_SIMD", &text, &allowed.join(", "))
             })?),
         };
-        let faults = match var("ASCEND_EMU_FAULT") {
+        let faults = match var("ASCEND_EMU_FAULT")? {
             None => Plan::default(),
             Some(text) => {
                 Plan::parse(&text).map_err(|allowed| refuse("ASCEND_EMU_FAULT", &text, allowed))?
@@ -117,7 +129,7 @@ impl Config {
             devices: number("ASCEND_EMU_DEVICES", 1, u64::from(MAX_DEVICES))?
                 .and_then(|n| u32::try_from(n).ok())
                 .unwrap_or(2),
-            threads: number("ASCEND_EMU_THREADS", 1, 4096)?
+            threads: number("ASCEND_EMU_THREADS", 1, MAX_THREADS)?
                 .and_then(|n| usize::try_from(n).ok())
                 .unwrap_or(cores),
             simd,
@@ -147,7 +159,7 @@ impl Config {
 
 fn loaded() -> &'static (Config, Option<Failure>) {
     static CONFIG: OnceLock<(Config, Option<Failure>)> = OnceLock::new();
-    CONFIG.get_or_init(|| Config::or_default(Config::read(|name| env::var(name).ok())))
+    CONFIG.get_or_init(|| Config::or_default(Config::read(|name| env::var_os(name))))
 }
 
 /// The process's configuration: the environment as it was when first asked for.
@@ -212,7 +224,7 @@ mod tests {
         Config::read(|name| {
             set.iter()
                 .find(|(key, _)| *key == name)
-                .map(|(_, value)| (*value).to_owned())
+                .map(|(_, value)| OsString::from(*value))
         })
     }
 
@@ -272,7 +284,13 @@ mod tests {
             ("ASCEND_EMU_CANN", "newest"),
             ("ASCEND_EMU_DEVICES", "0"),
             ("ASCEND_EMU_DEVICES", "65"),
+            ("ASCEND_EMU_SOC", "Ascend9500000"),
+            ("ASCEND_EMU_CANN", "9.1junk"),
+            ("ASCEND_EMU_CANN", "9.1.0 and more"),
             ("ASCEND_EMU_THREADS", "many"),
+            ("ASCEND_EMU_THREADS", "0"),
+            ("ASCEND_EMU_THREADS", "1025"),
+            ("ASCEND_EMU_THREADS", "18446744073709551616"),
             ("ASCEND_EMU_MEMORY", "-1"),
             ("ASCEND_EMU_SIMD", "mmx"),
             ("ASCEND_EMU_OPERATOR", "3"),
@@ -284,6 +302,46 @@ mod tests {
             assert!(failure.message.starts_with(name), "{}", failure.message);
             assert!(failure.message.contains(value), "{}", failure.message);
         }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_value_that_is_no_text_is_refused_and_not_passed_over() {
+        use std::os::unix::ffi::OsStringExt;
+        for name in [
+            "ASCEND_EMU_CHECK",
+            "ASCEND_EMU_SOC",
+            "ASCEND_EMU_CANN",
+            "ASCEND_EMU_DEVICES",
+            "ASCEND_EMU_THREADS",
+            "ASCEND_EMU_MEMORY",
+            "ASCEND_EMU_SIMD",
+            "ASCEND_EMU_OPERATOR",
+            "ASCEND_EMU_FAULT",
+        ] {
+            let bytes = || OsString::from_vec(b"strict\xff".to_vec());
+            let failure = Config::read(|asked| (asked == name).then(bytes)).unwrap_err();
+            assert_eq!(failure.code, PARAM_INVALID);
+            assert!(failure.message.starts_with(name), "{}", failure.message);
+            assert!(failure.message.contains("UTF-8"), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn a_release_that_does_not_know_the_chip_is_refused_and_never_the_default() {
+        let soc = ("ASCEND_EMU_SOC", "Ascend950PR_9599");
+        for old in ["8.1", "8.5"] {
+            let failure = read(&[soc, ("ASCEND_EMU_CANN", old)]).unwrap_err();
+            assert_eq!(failure.code, PARAM_INVALID);
+            let named = ["ASCEND_EMU_SOC", "ASCEND_EMU_CANN", "9.0, 9.1"];
+            for part in named {
+                assert!(failure.message.contains(part), "{}", failure.message);
+            }
+        }
+        let alone = read(&[soc]).unwrap().machine;
+        assert_eq!(alone, Machine::new(soc.1, Cann::NEWEST).unwrap());
+        let older = read(&[soc, ("ASCEND_EMU_CANN", "9.0")]).unwrap().machine;
+        assert_eq!(older, Machine::new(soc.1, Cann::V9_0).unwrap());
     }
 
     #[test]

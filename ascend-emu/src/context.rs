@@ -5,7 +5,7 @@ use crate::fork;
 use crate::handle::{Id, Kind, Table};
 use crate::ledger;
 use crate::lock::Lock;
-use crate::machine::{Machine, machine_at};
+use crate::machine::{Behaviour, behaviour_at};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{
     CONTEXT_NULL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
@@ -66,7 +66,7 @@ impl Options {
 pub(crate) struct Context {
     pub device: i32,
     /// What the device passes for in this context.
-    pub machine: &'static Machine,
+    pub machine: Behaviour,
     /// Made by `aclrtCreateContext` rather than by `aclrtSetDevice`.
     explicit: bool,
     default_stream: Lock<Option<Arc<Stream>>>,
@@ -251,8 +251,8 @@ pub(crate) fn current() -> Outcome<Arc<Context>> {
 }
 
 /// The machine of the calling thread's context; without one, that of the environment.
-pub(crate) fn machine() -> &'static Machine {
-    current().map_or_else(|_| machine_at(0), |context| context.machine)
+pub(crate) fn machine() -> Behaviour {
+    current().map_or_else(|_| behaviour_at(0), |context| context.machine)
 }
 
 /// The stream behind a handle, which has to belong to the calling thread's context; null is that context's default.
@@ -275,7 +275,7 @@ impl Context {
     fn new(device: i32, slot: usize, explicit: bool) -> Self {
         Context {
             device,
-            machine: machine_at(slot),
+            machine: behaviour_at(slot),
             explicit,
             default_stream: Lock::new(None),
             streams: Lock::new(Vec::new()),

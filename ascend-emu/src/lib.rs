@@ -28,13 +28,13 @@
 //!
 //! | variable | values | default |
 //! |---|---|---|
-//! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ... | `Ascend910B3` |
+//! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ..., one that the release knows | `Ascend910B3` |
 //! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | the newest, `9.1` |
 //! | `ASCEND_EMU_OPERATOR` | the newest version of the attention operator, `V1` to `V5`; newer ones are missing | that of the release |
 //! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
 //! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
 //! | `ASCEND_EMU_MEMORY` | bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`) | what the reserved addresses hold, 64 GiB at most |
-//! | `ASCEND_EMU_THREADS` | threads that operators compute on, shared by all streams | the machine's |
+//! | `ASCEND_EMU_THREADS` | threads that operators compute on, shared by all streams, 1 to 1024 | the machine's |
 //! | `ASCEND_EMU_SIMD` | the instruction set that operators compute with, one that the machine has of `avx512`, `avx2`, `neon`, `portable` | the best |
 //! | `ASCEND_EMU_FAULT` | faults on demand, such as `malloc:3=207001,launch:1=507015,sync:2=507014` | none |
 //!
@@ -107,7 +107,7 @@ pub use config::{Check, CheckScope, check_scope};
 pub use fault::{Injection, Site, inject};
 pub use ledger::{Allocation, Place, allocation_at};
 pub use live::{Live, live};
-pub use machine::Machine;
+pub use machine::{Machine, MachineError};
 pub use sanitizer::{Finding, FindingKind, findings};
 
 macro_rules! fill {
@@ -115,7 +115,7 @@ macro_rules! fill {
         /// The functions that a machine's release has, with what tells machines apart as the environment's machine has it.
         fn exported(machine: &Machine) -> ascend_sys::Functions {
             ascend_sys::Functions {
-                $( $name: if machine.exports(stringify!($name)) { Some(abi::$name) } else { None }, )*
+                $( $name: if machine.behaviour().exports(stringify!($name)) { Some(abi::$name) } else { None }, )*
             }
         }
     };
@@ -133,10 +133,15 @@ pub fn functions() -> ascend_sys::Functions {
 /// side by side: each table makes its own use of the devices by `aclrtSetDevice`, and a call is made on the machine of the
 /// calling thread's context.
 ///
-/// `None` if the process has asked for 32 different machines already.
-pub fn functions_of(machine: &Machine) -> Option<ascend_sys::Functions> {
+/// Machines whose chips have other names and that are alike otherwise are one machine under several names: their devices
+/// are the same.
+///
+/// # Errors
+/// [`MachineError::TooMany`] if the process has asked for 32 machines of different products, releases or newest operators,
+/// that of the environment among them, or for 128 names of chips.
+pub fn functions_of(machine: &Machine) -> Result<ascend_sys::Functions, MachineError> {
     let slot = machine::slot_of(machine)?;
     let mut table = exported(machine);
     abi::fill_in(&mut table, slot);
-    Some(table)
+    Ok(table)
 }

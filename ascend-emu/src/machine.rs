@@ -7,8 +7,8 @@ use crate::config::config;
 use crate::lock::Lock;
 use crate::status::{ACLNN_RUNTIME, Outcome, failure};
 use ascend_spec::fia::Version;
-use ascend_spec::{Cann, Soc, Target};
-use std::ffi::CString;
+use ascend_spec::{Cann, Soc, Target, UnreleasedTarget};
+use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 /// An emulated chip, and the CANN release that is installed with it.
@@ -25,8 +25,42 @@ use std::sync::OnceLock;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Machine {
     soc_name: CString,
-    target: Target,
-    operator: Version,
+    behaviour: Behaviour,
+}
+
+/// What one machine does otherwise than another. Its chip's name is only told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Behaviour {
+    /// What operators are checked and computed for.
+    pub target: Target,
+    /// The newest version of the attention operator.
+    pub operator: Version,
+}
+
+/// Why there is no such machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MachineError {
+    /// The chip's name is of no known form.
+    #[error(
+        "{name:?} is the name of no known product; allowed: {}",
+        Soc::NAME_FORMS
+    )]
+    UnknownProduct {
+        /// The name.
+        name: String,
+    },
+    /// The release does not know the product.
+    #[error(transparent)]
+    Unreleased(#[from] UnreleasedTarget),
+    /// The process has asked for as many machines already.
+    #[error("{given} more, after as many as there may be; allowed: {most} in a process")]
+    TooMany {
+        /// What there are too many of.
+        given: &'static str,
+        /// How many there may be.
+        most: usize,
+    },
 }
 
 impl Default for Machine {
@@ -34,8 +68,10 @@ impl Default for Machine {
     fn default() -> Self {
         Machine {
             soc_name: c"Ascend910B3".to_owned(),
-            target: Target::new(Soc::AtlasA2, Self::DEFAULT_CANN),
-            operator: Version::newest_of(Self::DEFAULT_CANN),
+            behaviour: Behaviour {
+                target: Target::new(Soc::AtlasA2, Self::DEFAULT_CANN),
+                operator: Version::newest_of(Self::DEFAULT_CANN),
+            },
         }
     }
 }
@@ -44,51 +80,66 @@ impl Machine {
     /// The release where none is chosen.
     pub const DEFAULT_CANN: Cann = Cann::NEWEST;
 
-    /// A chip by its name, such as `Ascend910B3`, with a release; `None` if the name is of no known product.
-    pub fn new(soc_name: &str, cann: Cann) -> Option<Self> {
+    /// A chip by its name, such as `Ascend910B3`, with a release.
+    ///
+    /// # Errors
+    /// [`MachineError::UnknownProduct`], [`MachineError::Unreleased`].
+    pub fn new(soc_name: &str, cann: Cann) -> Result<Self, MachineError> {
         let soc_name = soc_name.trim();
-        let target = Target::new(Soc::from_name(soc_name)?, cann);
-        Some(Machine {
-            soc_name: CString::new(soc_name).ok()?,
-            target,
-            operator: Version::newest_of(cann),
+        let unknown = || MachineError::UnknownProduct {
+            name: soc_name.to_owned(),
+        };
+        let soc = Soc::from_name(soc_name).ok_or_else(unknown)?;
+        Ok(Machine {
+            soc_name: CString::new(soc_name).map_err(|_| unknown())?,
+            behaviour: Behaviour {
+                target: Target::new(soc, cann).released()?,
+                operator: Version::newest_of(cann),
+            },
         })
     }
 
-    /// The machine with another chip; `None` if the name is of no known product.
-    pub(crate) fn with_soc(self, soc_name: &str) -> Option<Self> {
-        let other = Machine::new(soc_name, self.target.cann)?;
-        Some(other.operator(self.operator))
-    }
-
-    /// The machine with another release, and the entry points of that.
-    pub(crate) fn with_cann(mut self, cann: Cann) -> Self {
-        self.target.cann = cann;
-        self.operator = Version::newest_of(cann);
-        self
+    /// The machine of a chip and a release, either of which may be left open: an open chip is the default machine's, an
+    /// open release the default one or, where that does not know the chip, the newest.
+    ///
+    /// # Errors
+    /// As for [`Machine::new`].
+    pub(crate) fn chosen(soc_name: Option<&str>, cann: Option<Cann>) -> Result<Self, MachineError> {
+        match (soc_name, cann) {
+            (None, None) => Ok(Machine::default()),
+            (None, Some(cann)) => Machine::new("Ascend910B3", cann),
+            (Some(soc_name), Some(cann)) => Machine::new(soc_name, cann),
+            (Some(soc_name), None) => {
+                let newest = Machine::new(soc_name, Cann::NEWEST)?;
+                let cann = Target::with_default(newest.target().soc, Self::DEFAULT_CANN).cann;
+                Machine::new(soc_name, cann)
+            }
+        }
     }
 
     /// The machine with another newest version of the attention operator than its release has.
     #[must_use]
     pub fn operator(mut self, newest: Version) -> Self {
-        self.operator = newest;
+        self.behaviour.operator = newest;
         self
     }
 
     /// What its operators are checked and computed for.
     pub fn target(&self) -> Target {
-        self.target
+        self.behaviour.target
     }
 
     /// The newest version of the attention operator that there is.
     pub fn newest_operator(&self) -> Version {
-        self.operator
+        self.behaviour.operator
     }
 
-    pub(crate) fn soc_name(&self) -> &CString {
-        &self.soc_name
+    pub(crate) fn behaviour(&self) -> Behaviour {
+        self.behaviour
     }
+}
 
+impl Behaviour {
     /// Version of CANN that the machine passes for.
     pub(crate) fn cann_version(&self) -> [u16; 3] {
         match self.target.cann {
@@ -120,30 +171,71 @@ impl Machine {
     }
 }
 
-/// Most machines of a process, that of the environment among them.
+/// Most machines of a process that do something otherwise than the others, that of the environment among them.
 pub(crate) const SLOTS: usize = 32;
 
-/// The machines after that of the environment, in the order in which they were asked for.
-static OTHERS: [OnceLock<Machine>; SLOTS - 1] = [const { OnceLock::new() }; SLOTS - 1];
+/// Most names of chips of a process, that of the environment among them.
+pub(crate) const NAMES: usize = 128;
 
-/// The slot of a machine, which takes a free one if it has none yet; `None` if all are taken.
-pub(crate) fn slot_of(machine: &Machine) -> Option<usize> {
-    static TAKING: Lock<()> = Lock::new(());
-    if *machine == config().machine {
-        return Some(0);
-    }
-    let _alone = TAKING.lock();
-    let mut places = OTHERS.iter().zip(1..);
-    let found = places.find(|(place, _)| place.get_or_init(|| machine.clone()) == machine);
-    found.map(|(_, slot)| slot)
+/// The machines after that of the environment, in the order in which they were asked for.
+static OTHERS: [OnceLock<Behaviour>; SLOTS - 1] = [const { OnceLock::new() }; SLOTS - 1];
+
+/// The names of chips after that of the environment.
+static OTHER_NAMES: [OnceLock<CString>; NAMES - 1] = [const { OnceLock::new() }; NAMES - 1];
+
+/// Where a process keeps what tells a machine from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// Of what it does.
+    pub behaviour: usize,
+    /// Of its chip's name.
+    pub name: usize,
 }
 
-/// The machine of a slot; 0 is that of the environment.
-pub(crate) fn machine_at(slot: usize) -> &'static Machine {
+/// The slot of a machine, which takes what it has not yet of free ones.
+pub(crate) fn slot_of(machine: &Machine) -> Result<Slot, MachineError> {
+    static TAKING: Lock<()> = Lock::new(());
+    let own = &config().machine;
+    let _alone = TAKING.lock();
+    let full = |given, most| move || MachineError::TooMany { given, most };
+    let behaviour = match machine.behaviour == own.behaviour {
+        true => 0,
+        false => {
+            let place = place_of(&OTHERS, &machine.behaviour);
+            place.ok_or_else(full("a machine of another behaviour", SLOTS))?
+        }
+    };
+    let name = match machine.soc_name == own.soc_name {
+        true => 0,
+        false => {
+            let place = place_of(&OTHER_NAMES, &machine.soc_name);
+            place.ok_or_else(full("a chip of another name", NAMES))?
+        }
+    };
+    Ok(Slot { behaviour, name })
+}
+
+/// The place of a value, counted from 1; a free one if it has none.
+fn place_of<T: Clone + PartialEq>(places: &[OnceLock<T>], value: &T) -> Option<usize> {
+    let mut places = places.iter().zip(1..);
+    let found = places.find(|(place, _)| place.get_or_init(|| value.clone()) == value);
+    found.map(|(_, at)| at)
+}
+
+/// What the machine of a slot does; 0 is that of the environment.
+pub(crate) fn behaviour_at(slot: usize) -> Behaviour {
     let other = slot
         .checked_sub(1)
         .and_then(|place| OTHERS.get(place)?.get());
-    other.unwrap_or_else(|| &config().machine)
+    other.copied().unwrap_or(config().machine.behaviour)
+}
+
+/// The chip's name of a slot; 0 is that of the environment.
+pub(crate) fn soc_name_at(slot: usize) -> &'static CStr {
+    let other = slot
+        .checked_sub(1)
+        .and_then(|place| OTHER_NAMES.get(place)?.get());
+    other.unwrap_or(&config().machine.soc_name)
 }
 
 #[cfg(test)]
@@ -156,12 +248,53 @@ mod tests {
         let old = machine("Ascend910B3", Cann::V8_5).operator(Version::V2);
         let new = machine("Ascend950PR_9599", Cann::V9_1);
         let (a, b) = (slot_of(&old).unwrap(), slot_of(&new).unwrap());
-        assert_ne!(a, b);
-        assert_eq!(slot_of(&old.clone()), Some(a));
-        assert_eq!((machine_at(a), machine_at(b)), (&old, &new));
-        assert_eq!(slot_of(&config().machine), Some(0));
-        assert_eq!(machine_at(0), &config().machine);
-        assert_eq!(Machine::new("Kunpeng920", Cann::V9_1), None);
+        assert_ne!(a.behaviour, b.behaviour);
+        assert_eq!(slot_of(&old.clone()), Ok(a));
+        for (machine, slot) in [(&old, a), (&new, b)] {
+            assert_eq!(behaviour_at(slot.behaviour), machine.behaviour);
+            assert_eq!(soc_name_at(slot.name), machine.soc_name.as_c_str());
+        }
+        let own = Slot {
+            behaviour: 0,
+            name: 0,
+        };
+        assert_eq!(slot_of(&config().machine), Ok(own));
+        assert_eq!(behaviour_at(0), config().machine.behaviour);
+        assert_eq!(soc_name_at(0), config().machine.soc_name.as_c_str());
+    }
+
+    #[test]
+    fn names_that_differ_in_nothing_take_no_machines_away() {
+        let name = |at: usize| format!("Ascend910_93{at:02}");
+        let slots = (0..100).map(|at| {
+            let machine = Machine::new(&name(at), Cann::V9_0).unwrap();
+            let slot = slot_of(&machine).unwrap();
+            assert_eq!(soc_name_at(slot.name).to_str(), Ok(name(at).as_str()));
+            slot.behaviour
+        });
+        let slots: Vec<_> = slots.collect();
+        assert!(slots.iter().all(|slot| *slot == slots[0]), "{slots:?}");
+    }
+
+    #[test]
+    fn machines_that_there_are_none_of_are_refused() {
+        let unknown = Machine::new("Kunpeng920", Cann::V9_1).unwrap_err();
+        assert!(unknown.to_string().contains("Ascend910B1"), "{unknown}");
+        let odd = Machine::new("Ascend9500000", Cann::V9_1).unwrap_err();
+        assert!(matches!(odd, MachineError::UnknownProduct { .. }));
+        for cann in [Cann::V8_1, Cann::V8_5] {
+            let target = Target::new(Soc::Ascend950, cann);
+            assert_eq!(
+                Machine::new("Ascend950PR_9599", cann),
+                Err(MachineError::Unreleased(UnreleasedTarget { target }))
+            );
+        }
+        let newest = Machine::chosen(Some("Ascend950PR_9599"), None).unwrap();
+        assert!(newest.target().cann >= Machine::DEFAULT_CANN && newest.target().is_released());
+        assert_eq!(
+            newest,
+            Machine::new("Ascend950PR_9599", Cann::NEWEST).unwrap()
+        );
     }
 
     #[test]
@@ -175,9 +308,9 @@ mod tests {
             ("aclnnFusedInferAttentionScoreV4GetWorkspaceSize", false),
             ("aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize", false),
         ] {
-            assert_eq!(machine.exports(function), there, "{function}");
+            assert_eq!(machine.behaviour.exports(function), there, "{function}");
         }
-        let refusal = machine.admits(Version::V4).unwrap_err().message;
+        let refusal = machine.behaviour.admits(Version::V4).unwrap_err().message;
         assert!(refusal.contains("up to V3"), "{refusal}");
 
         let newest = |cann| Machine::new("Ascend910B3", cann).unwrap().newest_operator();
@@ -185,6 +318,10 @@ mod tests {
         assert_eq!(newest, [Version::V3, Version::V4, Version::V5, Version::V5]);
         // The headers of a development snapshot are newer than those of the release that it stands for.
         let snapshot = machine.operator(Version::V4);
-        assert!(snapshot.exports("aclnnFusedInferAttentionScoreV4"));
+        assert!(
+            snapshot
+                .behaviour
+                .exports("aclnnFusedInferAttentionScoreV4")
+        );
     }
 }

@@ -56,5 +56,5 @@ pub use rule::{
 };
 pub use soc::Soc;
 pub use sparse::{MaskDemand, Operator, SparseMode};
-pub use target::{Cann, Release, Target};
+pub use target::{Cann, Release, Target, UnknownRelease, UnreleasedTarget};
 pub use tensor::TensorDesc;

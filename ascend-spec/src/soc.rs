@@ -1,5 +1,6 @@
 //! Products: which chip family a name belongs to.
 
+use crate::{Cann, Target};
 use std::fmt;
 
 /// A chip family, as far as the operators tell families apart.
@@ -26,22 +27,40 @@ impl Soc {
         self == other || (shared(self) && shared(other))
     }
 
-    /// The family of a chip name as `aclrtGetSocName` gives it, or `None` for a name of no known family.
+    /// The forms of the names that [`Soc::from_name`] knows, for messages: `x` is a letter or a digit.
+    pub const NAME_FORMS: &str = "Ascend910B1 to Ascend910B4, Ascend910_93xx, Ascend950PR_95xx, Ascend950DT_95xx, \
+                                  Ascend310P1 to Ascend310P9, Ascend310B1 to Ascend310B9, Ascend910A, Ascend910ProA";
+
+    /// The family of a chip name as `aclrtGetSocName` gives it, or `None` for a name of no known form. A family's name
+    /// without what tells its chips apart, such as `Ascend910B`, is known too.
+    ///
+    /// ```
+    /// use ascend_spec::Soc;
+    ///
+    /// assert_eq!(Soc::from_name("Ascend910B2C"), Some(Soc::AtlasA2));
+    /// assert_eq!(Soc::from_name("Ascend9500000"), None);
+    /// ```
     pub fn from_name(name: &str) -> Option<Self> {
-        let rest = name.trim().strip_prefix("Ascend")?;
-        // The longest prefixes first: 910B and 910_93 both begin as 910 does.
-        const FAMILIES: [(&str, Soc); 6] = [
-            ("910_93", Soc::AtlasA3),
-            ("910B", Soc::AtlasA2),
-            ("950", Soc::Ascend950),
-            ("310P", Soc::AtlasInference),
-            ("310B", Soc::Atlas200I500A2),
-            ("910", Soc::AtlasTraining),
-        ];
-        FAMILIES
-            .iter()
-            .find(|(prefix, _)| rest.starts_with(prefix))
-            .map(|&(_, soc)| soc)
+        let chip = name.trim().strip_prefix("Ascend")?;
+        let is = |family: &str, is_known: fn(&str) -> bool| {
+            let rest = chip.strip_prefix(family);
+            rest.is_some_and(|rest| rest.is_empty() || is_known(rest))
+        };
+        match true {
+            _ if is("910_93", is_bin) => Some(Soc::AtlasA3),
+            _ if is("910B", is_variant) => Some(Soc::AtlasA2),
+            _ if is("950", is_package) => Some(Soc::Ascend950),
+            _ if is("310P", is_variant) => Some(Soc::AtlasInference),
+            _ if is("310B", is_variant) => Some(Soc::Atlas200I500A2),
+            _ if is("910", is_grade) => Some(Soc::AtlasTraining),
+            _ => None,
+        }
+    }
+
+    /// The releases of CANN that know the product, oldest first.
+    pub fn releases(self) -> impl Iterator<Item = Cann> {
+        let known = move |cann: &Cann| Target::new(self, *cann).is_released();
+        Cann::ALL.into_iter().filter(known)
     }
 
     /// The product's name.
@@ -63,6 +82,32 @@ impl fmt::Display for Soc {
     }
 }
 
+/// Two letters or digits, such as `91` in `Ascend910_9391`.
+fn is_bin(rest: &str) -> bool {
+    rest.len() == 2 && rest.bytes().all(|of| of.is_ascii_alphanumeric())
+}
+
+/// A digit, perhaps with a letter or with a second digit behind a dash: `3`, `2C`, `4-1`.
+fn is_variant(rest: &str) -> bool {
+    match rest.as_bytes() {
+        [b'1'..=b'9'] => true,
+        [b'1'..=b'9', letter] => letter.is_ascii_uppercase(),
+        [b'1'..=b'9', b'-', digit] => digit.is_ascii_digit(),
+        _ => false,
+    }
+}
+
+/// `PR` or `DT`, perhaps with a chip of the 95 series: `PR_9599`.
+fn is_package(rest: &str) -> bool {
+    let chip = rest.strip_prefix("PR").or_else(|| rest.strip_prefix("DT"));
+    chip.is_some_and(|chip| chip.is_empty() || chip.strip_prefix("_95").is_some_and(is_bin))
+}
+
+/// `A`, `ProA`, `PremiumA` and the like.
+fn is_grade(rest: &str) -> bool {
+    matches!(rest, "A" | "ProA" | "ProB" | "PremiumA" | "PremiumB")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,7 +122,25 @@ mod tests {
             ("Ascend310P3", Some(Soc::AtlasInference)),
             ("Ascend910ProA", Some(Soc::AtlasTraining)),
             ("Ascend310B1", Some(Soc::Atlas200I500A2)),
+            ("Ascend910B", Some(Soc::AtlasA2)),
+            ("Ascend910B2C", Some(Soc::AtlasA2)),
+            ("Ascend910_9382", Some(Soc::AtlasA3)),
+            ("Ascend950", Some(Soc::Ascend950)),
+            ("Ascend950DT_957b", Some(Soc::Ascend950)),
+            (" Ascend910B3\n", Some(Soc::AtlasA2)),
+            ("Ascend910PremiumA", Some(Soc::AtlasTraining)),
             ("Kunpeng920", None),
+            ("Ascend9500000", None),
+            ("Ascend950XY_9599", None),
+            ("Ascend950PR_95990", None),
+            ("Ascend910B0", None),
+            ("Ascend910B33", None),
+            ("Ascend910_93", Some(Soc::AtlasA3)),
+            ("Ascend910_93917", None),
+            ("Ascend910_9\u{e9}", None),
+            ("Ascend910junk", None),
+            ("Ascend310PX", None),
+            ("Ascend", None),
             ("", None),
         ] {
             assert_eq!(Soc::from_name(name), soc, "{name}");

@@ -2,6 +2,7 @@
 
 use crate::Soc;
 use std::fmt;
+use std::str::FromStr;
 
 /// A CANN release, as far as the contracts of the operators tell releases apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,7 +36,9 @@ impl Cann {
         }
     }
 
-    /// The contract of the toolkit that calls itself `version`, such as `8.5.0` or `9.0.RC1`. `None` for what begins with no `major.minor`, and for releases before 8.1.
+    /// The contract of the toolkit that calls itself `version`, such as `8.5.0` or `9.0.RC1`. `None` for what begins with
+    /// no `major.minor`, and for releases before 8.1. What follows is not looked at: installed toolkits call themselves as
+    /// they like. What a user writes is read by [`Cann::from_str`].
     ///
     /// ```
     /// use ascend_spec::{Cann, Release, Target};
@@ -63,6 +66,66 @@ impl Cann {
             _ => None,
         }
     }
+}
+
+impl FromStr for Cann {
+    type Err = UnknownRelease;
+
+    /// The release that somebody names, in the forms of CANN's own names: `9.1`, `9.1.0`, `9.1.RC1`, `9.1.0.beta1`,
+    /// `9.1.0-beta.1`, `9.1.T5`.
+    ///
+    /// # Errors
+    /// [`UnknownRelease`] for other texts, and for releases whose contract is not known.
+    fn from_str(text: &str) -> Result<Self, UnknownRelease> {
+        let release = match Cann::of_version(text) {
+            Some(Release::Known(cann)) if is_version(text.trim()) => Some(cann),
+            _ => None,
+        };
+        release.ok_or_else(|| UnknownRelease {
+            given: text.chars().take(UnknownRelease::MOST).collect(),
+        })
+    }
+}
+
+/// Whether a text is numbers and the words of versions, the first two of which are numbers: `9.1`, `9.1.RC1.alpha002`.
+fn is_version(text: &str) -> bool {
+    /// What CANN's versions have besides numbers.
+    const WORDS: [&str; 12] = [
+        "rc", "alpha", "beta", "t", "b", "c", "p", "spc", "sph", "hp", "patch", "dev",
+    ];
+    // At most one number behind a word: `RC1`, but not `1RC1RC1`.
+    let is_word = |part: &str| {
+        let word = part.trim_end_matches(|c: char| c.is_ascii_digit());
+        word.is_empty() || WORDS.iter().any(|known| word.eq_ignore_ascii_case(known))
+    };
+    let mut parts = text.split(['.', '-']);
+    let is_number =
+        |part: &str| !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit());
+    let (Some(major), Some(minor)) = (parts.next(), parts.next()) else {
+        return false;
+    };
+    // `8.5RC2` does without the dot.
+    let word = minor.trim_start_matches(|c: char| c.is_ascii_digit());
+    is_number(major)
+        && minor.len() > word.len()
+        && is_word(word)
+        && parts.all(|part| !part.is_empty() && is_word(part))
+}
+
+/// What names no release whose contract is known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{given:?} is no release whose contract is known; allowed: {}, or a version of these such as 9.1.0 or 8.5.RC1",
+    Cann::ALL.map(Cann::name).join(", ")
+)]
+pub struct UnknownRelease {
+    /// The text, cut to 64 letters.
+    pub given: String,
+}
+
+impl UnknownRelease {
+    /// Most letters of the text that are kept.
+    const MOST: usize = 64;
 }
 
 impl fmt::Display for Cann {
@@ -125,11 +188,47 @@ impl Target {
         self.soc != Soc::Ascend950 || self.cann >= Cann::V9_0
     }
 
+    /// The target itself, if its release knows its product.
+    ///
+    /// # Errors
+    /// [`UnreleasedTarget`] if it does not.
+    ///
+    /// ```
+    /// use ascend_spec::{Cann, Soc, Target};
+    ///
+    /// assert!(Target::new(Soc::Ascend950, Cann::V9_1).released().is_ok());
+    /// let error = Target::new(Soc::Ascend950, Cann::V8_5).released().unwrap_err();
+    /// assert!(error.to_string().contains("allowed: 9.0, 9.1"));
+    /// ```
+    pub fn released(self) -> Result<Self, UnreleasedTarget> {
+        match self.is_released() {
+            true => Ok(self),
+            false => Err(UnreleasedTarget { target: self }),
+        }
+    }
+
+    /// `soc` with `cann` or, where that release does not know the product, with the newest one.
+    pub fn with_default(soc: Soc, cann: Cann) -> Self {
+        let target = Target::new(soc, cann);
+        target.released().unwrap_or(Target::new(soc, Cann::NEWEST))
+    }
+
     /// Whether the unified checks of Ascend 950 apply. The releases before 9.0 do not know the product: its contract
     /// there is that of Atlas A2 with the arguments of V5.
     pub(crate) fn is_950(self) -> bool {
         self.soc == Soc::Ascend950 && self.is_released()
     }
+}
+
+/// A product with a release that does not know it: there is no such machine, and no contract for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{target}: that release does not know the product; allowed: {}; fix: choose one of these releases, or another chip",
+    target.soc.releases().map(Cann::name).collect::<Vec<_>>().join(", ")
+)]
+pub struct UnreleasedTarget {
+    /// The two.
+    pub target: Target,
 }
 
 impl fmt::Display for Target {
@@ -149,6 +248,61 @@ mod tests {
         for cann in Cann::ALL {
             assert_eq!(Cann::of_version(cann.name()), Some(Release::Known(cann)));
         }
+    }
+
+    #[test]
+    fn releases_that_a_user_names_have_the_forms_of_versions() {
+        for (text, cann) in [
+            ("8.1", Some(Cann::V8_1)),
+            ("8.3.RC1", Some(Cann::V8_1)),
+            ("8.2.RC1.alpha002", Some(Cann::V8_1)),
+            ("8.5.0.alpha001", Some(Cann::V8_5)),
+            ("8.5RC2", Some(Cann::V8_5)),
+            (" 9.0.0\n", Some(Cann::V9_0)),
+            ("9.1", Some(Cann::V9_1)),
+            ("9.1.0", Some(Cann::V9_1)),
+            ("9.1.RC1", Some(Cann::V9_1)),
+            ("9.1.0.beta1", Some(Cann::V9_1)),
+            ("9.1.0-beta.1", Some(Cann::V9_1)),
+            ("9.1.T5", Some(Cann::V9_1)),
+            ("9.1.T5.0.B117", Some(Cann::V9_1)),
+            ("9.1junk", None),
+            ("9.1.junk", None),
+            ("9.1.0 or so", None),
+            ("9.1.RC1x", None),
+            ("9.1.", None),
+            ("9.1..0", None),
+            ("9.1.0-", None),
+            ("-9.1", None),
+            ("9", None),
+            ("9.2", None),
+            ("8.0.RC3", None),
+            ("", None),
+        ] {
+            let read: Result<Cann, _> = text.parse();
+            assert_eq!(read.clone().ok(), cann, "{text}");
+            if let Err(error) = read {
+                let message = error.to_string();
+                assert!(message.contains("8.1, 8.5, 9.0, 9.1"), "{text}: {message}");
+            }
+        }
+        let long = "9".repeat(1 << 16).parse::<Cann>().unwrap_err();
+        assert!(long.to_string().len() < 300);
+    }
+
+    #[test]
+    fn a_release_that_does_not_know_a_product_is_no_target() {
+        for cann in [Cann::V8_1, Cann::V8_5] {
+            let target = Target::new(Soc::Ascend950, cann);
+            assert_eq!(target.released(), Err(UnreleasedTarget { target }));
+            let newest = Target::new(Soc::Ascend950, Cann::NEWEST);
+            assert_eq!(Target::with_default(Soc::Ascend950, cann), newest);
+            let old = Target::new(Soc::AtlasA2, cann);
+            assert_eq!(old.released(), Ok(old));
+            assert_eq!(Target::with_default(Soc::AtlasA2, cann), old);
+        }
+        assert!(Soc::Ascend950.releases().eq([Cann::V9_0, Cann::V9_1]));
+        assert!(Soc::AtlasA3.releases().eq(Cann::ALL));
     }
 
     #[test]

@@ -60,6 +60,8 @@ use crate::tensor::Tensor;
 pub struct BlockTable {
     tensor: Tensor<i32>,
     block_size: usize,
+    /// The same as the operator counts it.
+    acl_block_size: i64,
     /// First row of the content.
     first: usize,
     content: Arc<Mutex<Content>>,
@@ -222,12 +224,18 @@ impl BlockTable {
                 "a contiguous tensor [sequences, blocks of each], both at least 1",
             ));
         }
-        if block_size == 0 || i64::try_from(block_size).is_err() {
-            return Err(Error::invalid("block_size", block_size, "at least 1"));
-        }
+        let counted = i64::try_from(block_size).ok();
+        let Some(acl_block_size) = counted.filter(|&tokens| tokens > 0) else {
+            return Err(Error::invalid(
+                "block_size",
+                block_size,
+                format_args!("1 to {}", i64::MAX),
+            ));
+        };
         Ok(Self {
             tensor,
             block_size,
+            acl_block_size,
             first: 0,
             content: Arc::new(Mutex::new(content)),
         })
@@ -308,6 +316,12 @@ impl BlockTable {
     /// Tokens in a block.
     pub fn block_size(&self) -> usize {
         self.block_size
+    }
+
+    /// Tokens of a block, as the operator counts them.
+    #[inline]
+    pub(super) fn acl_block_size(&self) -> i64 {
+        self.acl_block_size
     }
 
     /// Number of sequences, B.

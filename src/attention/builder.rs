@@ -45,8 +45,8 @@ type Lengths = std::result::Result<Vec<i64>, Refused>;
 #[must_use = "a description does nothing until planned"]
 pub struct FusedInferAttention {
     layout: Layout,
-    num_heads: Option<i64>,
-    num_key_value_heads: i64,
+    num_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
     scale: Option<f64>,
     mask: Mask,
     actual_seq_lengths: Option<Lengths>,
@@ -64,7 +64,7 @@ impl FusedInferAttention {
         Self {
             layout,
             num_heads: None,
-            num_key_value_heads: defaults.num_key_value_heads,
+            num_key_value_heads: None,
             scale: None,
             mask: Mask::none(),
             actual_seq_lengths: None,
@@ -78,13 +78,13 @@ impl FusedInferAttention {
 
     /// Number of query heads (`numHeads`). Unset: 1.
     pub fn heads(mut self, num_heads: usize) -> Self {
-        self.num_heads = Some(i64::try_from(num_heads).unwrap_or(i64::MAX));
+        self.num_heads = Some(num_heads);
         self
     }
 
     /// Number of key and value heads, a divisor of the query heads (`numKeyValueHeads`). Unset: as many as query heads.
     pub fn kv_heads(mut self, num_key_value_heads: usize) -> Self {
-        self.num_key_value_heads = i64::try_from(num_key_value_heads).unwrap_or(i64::MAX);
+        self.num_key_value_heads = Some(num_key_value_heads);
         self
     }
 
@@ -199,7 +199,7 @@ impl FusedInferAttention {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a
-    /// [`scale`](Self::scale); [`Rule::LengthsOverflow`] for lengths beyond INT64; [`Error::Violation`](crate::Error::Violation) for a broken rule or lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`scale`](Self::scale), or for heads beyond INT64; [`Rule::LengthsOverflow`] for lengths beyond INT64; [`Error::Violation`](crate::Error::Violation) for a broken rule or lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different devices. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
@@ -250,8 +250,9 @@ impl FusedInferAttention {
             atten_mask: self.mask.tensor().map(|mask| *mask.desc()),
             actual_seq_lengths: given(&self.actual_seq_lengths)?,
             actual_seq_lengths_kv: given(&self.actual_seq_lengths_kv)?,
-            num_heads: self.num_heads.unwrap_or(defaults.num_heads),
-            num_key_value_heads: self.num_key_value_heads,
+            num_heads: heads("num_heads", self.num_heads)?.unwrap_or(defaults.num_heads),
+            num_key_value_heads: heads("num_key_value_heads", self.num_key_value_heads)?
+                .unwrap_or(defaults.num_key_value_heads),
             scale: self.scale.unwrap_or(defaults.scale),
             sparse_mode: self.mask.sparse_mode().acl(),
             pre_tokens: self.mask.pre_tokens(),
@@ -326,6 +327,18 @@ fn counted(argument: &str, lengths: Vec<usize>) -> Lengths {
         .into_iter()
         .filter_map(|len| i64::try_from(len).ok())
         .collect())
+}
+
+/// A number of heads as the operator counts, INT64.
+fn heads(argument: &'static str, given: Option<usize>) -> Result<Option<i64>> {
+    let counted = given.map(i64::try_from).transpose();
+    counted.map_err(|_| {
+        Error::invalid(
+            argument,
+            given.unwrap_or_default(),
+            format_args!("at most {}", i64::MAX),
+        )
+    })
 }
 
 /// A list of lengths that the caller has given.

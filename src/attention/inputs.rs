@@ -167,9 +167,7 @@ impl<'a> Inputs<'a> {
     #[inline]
     pub(super) fn features(&self) -> Features {
         Features {
-            block_size: self.block_table.map_or(0, |table| {
-                i64::try_from(table.block_size()).unwrap_or(i64::MAX)
-            }),
+            block_size: self.block_table.map_or(0, |table| table.acl_block_size()),
             modes: self.quantisation.modes(),
             shared_prefix_len: self.shared_prefix.and_then(|prefix| prefix.len),
             pse_type: self.pse_shift.map_or(0, |pse| pse.acl()),

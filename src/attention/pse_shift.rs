@@ -13,9 +13,9 @@ pub enum PseShift<'a> {
     Added(&'a AnyTensor),
     /// `-slope * distance` of the places, with a slope for each head.
     ///
-    /// With as many keys as queries, in layouts with a batch axis. Described for V5 of the operator before its release: the
-    /// releases 9.0 and 9.1 refuse it on Ascend 950 (`pse_type.zero`), and the emulation computes it for that product with
-    /// CANN 8.1 alone.
+    /// No known release computes it, so that a plan with it is refused everywhere: V5 of the operator was described with
+    /// slopes before its release, and on Ascend 950, which it is for, CANN 9.0 and 9.1 refuse them (`pse_type.zero`). It is
+    /// kept for calls of releases to come. A bias made on the host and given as [`Added`](Self::Added) does the same.
     Slopes {
         /// FLOAT32 `[N]`.
         slopes: &'a Tensor<f32>,

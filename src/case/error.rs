@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use ascend_spec::UnreleasedTarget;
+
 /// Why a file is not a case, or a case cannot be written.
 ///
 /// A reader refuses what it does not know by name: a case that is half understood proves nothing.
@@ -146,6 +148,9 @@ pub enum CaseError {
         /// How many calls it takes.
         most: usize,
     },
+    /// The chip and the release of the case do not know each other.
+    #[error("`soc` and `cann`: {0}")]
+    Unreleased(#[from] UnreleasedTarget),
     /// Two parts of the case that exclude each other.
     #[error("{0}")]
     Contradiction(&'static str),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ascend_spec::fia::Version;
-use ascend_spec::{Cann, DType, Release};
+use ascend_spec::{Cann, DType};
 
 use super::attributes::{integer, number};
 use super::header::{self, Header};
@@ -394,14 +394,9 @@ fn mask_kind(value: &str) -> Result<MaskKind, CaseError> {
 }
 
 fn release(key: &'static str, value: &str) -> Result<Cann, CaseError> {
-    match Cann::of_version(value) {
-        Some(Release::Known(cann)) => Ok(cann),
-        _ => Err(CaseError::malformed(
-            key,
-            value,
-            "a release whose contract is known: 8.1 to 9.1",
-        )),
-    }
+    value.parse().map_err(|_| {
+        CaseError::malformed(key, value, "a release whose contract is known: 8.1 to 9.1")
+    })
 }
 
 /// The number in a version's name.

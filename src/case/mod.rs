@@ -81,7 +81,7 @@ mod write_file;
 use std::collections::BTreeMap;
 
 use ascend_spec::fia::Version;
-use ascend_spec::{Cann, DType};
+use ascend_spec::{Cann, DType, Soc, Target};
 
 pub use attributes::Attributes;
 pub use compare::{Comparison, Deviation};
@@ -205,6 +205,10 @@ impl Case {
     /// Whether the parts of the case fit together.
     fn consistent(&self) -> Result<(), CaseError> {
         let wrong = |why| Err(CaseError::Contradiction(why));
+        let soc = self.soc_name.as_deref().and_then(Soc::from_name);
+        if let (Some(soc), Some(cann)) = (soc, self.cann) {
+            Target::new(soc, cann).released()?;
+        }
         let mask = self.tensor(Parameter::AttenMask).is_some();
         match self.mask {
             MaskKind::Tensor if !mask => return Err(CaseError::MissingTensor("atten_mask".into())),

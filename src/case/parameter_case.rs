@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ascend_spec::fia::{FiaCall, Operand, Version};
-use ascend_spec::{Cann, DType, Dims, Release, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Soc, Target, TensorDesc};
 use serde_json::{Map, Value, json};
 
 use super::error::shortened;
@@ -150,6 +150,12 @@ impl ParameterCase {
         }
         for (of, _) in &mut case.accepted {
             *of = of.or(case.release);
+        }
+        if let Some(soc) = case.soc {
+            let named = case.accepted.iter().filter_map(|(release, _)| *release);
+            for cann in named.chain(case.release) {
+                Target::new(soc, cann).released()?;
+            }
         }
         Ok(case)
     }
@@ -380,10 +386,7 @@ fn accepted(verdict: &str) -> Option<bool> {
 
 /// A release whose contract is known.
 fn known(release: &str) -> Option<Cann> {
-    match Cann::of_version(release) {
-        Some(Release::Known(cann)) => Some(cann),
-        _ => None,
-    }
+    release.parse().ok()
 }
 
 /// What [`desc`] reads.

@@ -7,20 +7,23 @@ use crate::error::{Error, Result};
 use crate::runtime::{Backend, Machine, Runtime, Stream};
 
 impl Case {
-    /// What the case is for; where it names no product or no release, those of `otherwise`. A chip of no known family
-    /// counts as none.
+    /// What the case is for; where it names no product or no release, those of `otherwise`, or the newest release if that
+    /// of `otherwise` does not know the case's product. A chip of no known family counts as none.
     pub fn target(&self, otherwise: Target) -> Target {
         let soc = self.soc_name.as_deref().and_then(Soc::from_name);
-        Target::new(
-            soc.unwrap_or(otherwise.soc),
-            self.cann.unwrap_or(otherwise.cann),
-        )
+        match (soc, self.cann) {
+            (Some(soc), None) => Target::with_default(soc, otherwise.cann),
+            (soc, cann) => {
+                Target::new(soc.unwrap_or(otherwise.soc), cann.unwrap_or(otherwise.cann))
+            }
+        }
     }
 
     /// A stream of an emulated machine that the case is for; `None` if the given one is of such a device already.
     ///
     /// # Errors
-    /// [`Error::OtherTarget`] if it is not, and not emulated either.
+    /// [`Error::OtherTarget`] if it is not, and not emulated either; [`Error::Unreleased`] if the case and the device name a
+    /// chip and a release that do not know each other.
     pub(super) fn other_stream(&self, stream: &Stream) -> Result<Option<Stream>> {
         let device = stream.device();
         if self.soc_name.is_none() && self.cann.is_none() {

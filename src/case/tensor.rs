@@ -128,7 +128,8 @@ impl CaseTensor {
         }
     }
 
-    /// A tensor of these numbers, each rounded to the nearest of `dtype` (ties to even; integers saturate).
+    /// A tensor of these numbers, each rounded to the nearest of `dtype`: of two to the even one, of HIFLOAT8 to the one away
+    /// from 0, of FLOAT8_E8M0 to the larger one. Integers saturate; BOOL says whether a number is not 0.
     ///
     /// # Errors
     /// [`CaseError::Dtype`] for a type other than FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, BOOL, INT32, INT64,

@@ -5,13 +5,15 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use ascend_attention::Machine;
 use ascend_attention::case::{Case, Expect, ParameterCase};
 use ascend_attention::spec::fia::{FiaCall, Version};
-use ascend_attention::spec::{Cann, Refusal, Release, Soc, Target, Violation};
+use ascend_attention::spec::{Cann, Refusal, Soc, Target, Violation};
 use serde_json::json;
 
 use super::area::Area;
 use super::output::Output;
+use super::targets::Targets;
 use super::{Stop, explain, matrix, replay, text_file};
 
 /// Say what the operator would make of calls, without running them
@@ -22,7 +24,10 @@ use super::{Stop, explain, matrix, replay, text_file};
 /// or any file or line cannot be read.
 ///
 /// A call is judged for a CANN release and a chip: those that are named here, otherwise those that its file or line names,
-/// otherwise release 8.1 on Ascend910B3. With `all` in their place it is judged for each, and a table shows the verdicts.
+/// otherwise those that the emulation passes for where nothing is chosen: Ascend910B3 with the default release, or the
+/// newest for a chip that the default one does not know. A verdict that a line states without a release is one of release
+/// 8.1, for which such a line is judged. With `all` in their place a call is judged for each release and chip, and a table
+/// shows the verdicts.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Case files, JSON lines, or folders: all *.safetensors and *.jsonl files in a folder, by name
@@ -62,73 +67,6 @@ impl fmt::Display for Place<'_> {
             Some(line) => write!(f, ":{line}"),
             None => Ok(()),
         }
-    }
-}
-
-/// What the command line says of the targets.
-struct Asked {
-    socs: Vec<Soc>,
-    canns: Vec<Cann>,
-    /// Whether there is a table of verdicts.
-    all: bool,
-}
-
-/// The products that the contract knows.
-const PRODUCTS: [Soc; 3] = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
-
-impl Asked {
-    fn of(arguments: &Arguments) -> Result<Self, Stop> {
-        let socs = match arguments.soc.as_deref() {
-            None => Vec::new(),
-            Some("all") => PRODUCTS.to_vec(),
-            Some(name) => vec![Soc::from_name(name).ok_or_else(|| {
-                Stop::Trouble(format!(
-                    "--soc {name}: no chip that is known; allowed are names such as Ascend910B3, Ascend910_9382 and \
-                     Ascend950PR_9599, and all"
-                ))
-            })?],
-        };
-        let canns = match arguments.cann.as_deref() {
-            None => Vec::new(),
-            Some("all") => Cann::ALL.to_vec(),
-            Some(name) => match Cann::of_version(name) {
-                Some(Release::Known(cann)) => vec![cann],
-                _ => {
-                    return Err(Stop::Trouble(format!(
-                        "--cann {name}: no release whose contract is known; allowed are 8.1, 8.5, 9.0, 9.1 and all"
-                    )));
-                }
-            },
-        };
-        let all = |asked: &Option<String>| asked.as_deref() == Some("all");
-        Ok(Asked {
-            socs,
-            canns,
-            all: all(&arguments.cann) || all(&arguments.soc),
-        })
-    }
-
-    /// The targets of a call whose file or line names a product or releases.
-    fn targets(&self, soc: Option<Soc>, named: &[(Option<Cann>, bool)]) -> Vec<Target> {
-        let own = [soc.unwrap_or(Soc::AtlasA2)];
-        let socs = match self.socs.is_empty() {
-            true => &own[..],
-            false => &self.socs,
-        };
-        let mut canns = self.canns.clone();
-        if canns.is_empty() {
-            canns.extend(named.iter().filter_map(|(release, _)| *release));
-        }
-        if canns.is_empty() {
-            canns.push(Cann::V8_1);
-        }
-        canns.sort_unstable();
-        canns.dedup();
-        let each = socs
-            .iter()
-            .flat_map(|&soc| canns.iter().map(move |&cann| Target::new(soc, cann)));
-        each.filter(|target| !self.all || target.is_released())
-            .collect()
     }
 }
 
@@ -229,7 +167,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     if let Some(id) = &arguments.explain {
         return explain::rule(id, output);
     }
-    let asked = Asked::of(arguments)?;
+    let asked = Targets::of(arguments.soc.as_deref(), arguments.cann.as_deref())?;
     let files = replay::collect(&arguments.files, &[replay::CASES, replay::CALLS])?;
     let mut totals = Totals::default();
     for file in &files {
@@ -249,11 +187,20 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                 }
                 Ok(Read::Line(case)) => {
                     let call = case.call();
-                    let mut named = case.accepted.clone();
-                    if named.is_empty() {
-                        named.push((case.release, true));
-                    }
-                    let targets = asked.targets(case.soc, &named);
+                    let named = case.accepted.iter().filter_map(|(release, _)| *release);
+                    let otherwise = match case.accepted.is_empty() {
+                        true => Machine::DEFAULT_CANN,
+                        // What states verdicts of no release was recorded before there were several.
+                        false => Cann::V8_1,
+                    };
+                    let release = case.release.filter(|_| case.accepted.is_empty());
+                    let targets = match asked.of_call(case.soc, named.chain(release), otherwise) {
+                        Ok(targets) => targets,
+                        Err(error) => {
+                            totals.all.unreadable += 1;
+                            return unreadable(place, &error.to_string(), arguments.json, output);
+                        }
+                    };
                     let one = |target| {
                         let expected = case.accepted_on(target);
                         check(
@@ -270,13 +217,19 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     let description = case.describe();
                     let call = description.call(&case);
                     let accepted = case.expect == Expect::Ok;
-                    let own = case.target(Target::snapshot(Soc::AtlasA2));
-                    // What a case file expects is of the release that it names, or of the oldest.
+                    let own = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
+                    // What a case file expects is of the release that it names, or of the one that it would run on.
                     let of = |target: Target| {
                         let same = case.soc_name.is_none() || own.soc.is_kin(target.soc);
                         (target.cann == own.cann && same).then_some(accepted)
                     };
-                    let targets = asked.targets(Some(own.soc), &[(Some(own.cann), accepted)]);
+                    let targets = match asked.of_case(&case) {
+                        Ok(targets) => targets,
+                        Err(error) => {
+                            totals.all.unreadable += 1;
+                            return unreadable(place, &error.to_string(), arguments.json, output);
+                        }
+                    };
                     let oldest =
                         Version::oldest_for(&call).max(case.op_version.unwrap_or(Version::V1));
                     let one = |target| {

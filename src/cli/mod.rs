@@ -12,6 +12,7 @@ mod matrix;
 mod output;
 mod replay;
 mod report;
+mod targets;
 mod text_file;
 
 use std::process::ExitCode;

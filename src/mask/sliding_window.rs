@@ -1,6 +1,6 @@
 //! Windows: a query sees its own place and some keys before it.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 
 use ascend_spec::{MaskGeometry, SparseMode};
 
@@ -18,8 +18,7 @@ use super::value::Mask;
 /// `pre_tokens` shows a key too many; for parity with it use [`Masks::band`]. A window of no keys does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindow {
-    /// Keys, the query's own among them.
-    pub keys_including_self: NonZeroUsize,
+    keys_including_self: NonZeroU32,
 }
 
 impl SlidingWindow {
@@ -31,9 +30,11 @@ impl SlidingWindow {
     /// # Errors
     /// [`Rule::MaskWindow`] for 0 keys or more than [`MAX_KEYS`](Self::MAX_KEYS).
     pub fn new(keys_including_self: usize) -> Result<Self, Refused> {
-        let keys = NonZeroUsize::new(keys_including_self);
-        match keys.filter(|keys| keys.get() <= Self::MAX_KEYS) {
-            Some(keys) => Ok(Self::from(keys)),
+        let keys = u32::try_from(keys_including_self).ok();
+        match keys.and_then(NonZeroU32::new) {
+            Some(keys_including_self) => Ok(Self {
+                keys_including_self,
+            }),
             None => Err(refused(
                 Rule::MaskWindow,
                 format_args!("a window of {keys_including_self} keys"),
@@ -43,36 +44,28 @@ impl SlidingWindow {
         }
     }
 
-    /// The operator's `pre_tokens`.
-    ///
-    /// # Errors
-    /// [`Rule::MaskWindow`] for more keys than [`MAX_KEYS`](Self::MAX_KEYS).
-    pub fn pre_tokens(self) -> Result<i64, Refused> {
-        let Self {
-            keys_including_self,
-        } = Self::new(self.keys_including_self.get())?;
-        // Within the largest window.
-        Ok(i64::try_from(keys_including_self.get().saturating_sub(1)).unwrap_or(i64::MAX))
+    /// Keys, the query's own among them.
+    pub const fn keys_including_self(self) -> usize {
+        self.keys_including_self.get() as usize
     }
 
-    fn geometry(self, rows: u64, keys: u64) -> Result<MaskGeometry, Refused> {
-        let before = self.pre_tokens()?;
-        Ok(MaskGeometry::new(
-            SparseMode::Band,
-            true,
-            rows,
-            keys,
-            before,
-            0,
-        ))
+    /// The operator's `pre_tokens`.
+    pub const fn pre_tokens(self) -> i64 {
+        (self.keys_including_self.get() as i64).saturating_sub(1)
+    }
+
+    fn geometry(self, rows: u64, keys: u64) -> MaskGeometry {
+        let before = self.pre_tokens();
+        MaskGeometry::new(SparseMode::Band, true, rows, keys, before, 0)
     }
 }
 
-impl From<NonZeroUsize> for SlidingWindow {
-    fn from(keys_including_self: NonZeroUsize) -> Self {
-        Self {
-            keys_including_self,
-        }
+impl TryFrom<NonZeroUsize> for SlidingWindow {
+    type Error = Refused;
+
+    /// As [`SlidingWindow::new`].
+    fn try_from(keys_including_self: NonZeroUsize) -> Result<Self, Refused> {
+        Self::new(keys_including_self.get())
     }
 }
 
@@ -91,9 +84,9 @@ impl Masks<'_> {
     /// gpt-oss.
     ///
     /// # Errors
-    /// Those of an upload; [`Rule::MaskWindow`] for a window that [`SlidingWindow::new`] refuses.
-    pub fn sliding_window(&self, window: impl Into<SlidingWindow>) -> Result<Mask> {
-        self.band(window.into().pre_tokens()?, 0)
+    /// Those of an upload.
+    pub fn sliding_window(&self, window: SlidingWindow) -> Result<Mask> {
+        self.band(window.pre_tokens(), 0)
     }
 
     /// The same as a full tensor `[rows, keys]`, the last row at the last key: 2048 x 2048 in BOOL is what vLLM-Ascend
@@ -103,11 +96,11 @@ impl Masks<'_> {
     /// As for [`Masks::sliding_window`].
     pub fn sliding_window_matrix(
         &self,
-        window: impl Into<SlidingWindow>,
+        window: SlidingWindow,
         rows: usize,
         keys: usize,
         form: MaskForm,
     ) -> Result<AnyTensor> {
-        self.bands(window.into().geometry(rows as u64, keys as u64)?, form)
+        self.bands(window.geometry(rows as u64, keys as u64), form)
     }
 }

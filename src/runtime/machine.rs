@@ -24,7 +24,15 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A chip of a product, with a release.
+    /// The release of the emulation where none is chosen.
+    #[cfg(feature = "emulation")]
+    pub const DEFAULT_CANN: Cann = ascend_emu::Machine::DEFAULT_CANN;
+    /// The release of the emulation where none is chosen.
+    #[cfg(not(feature = "emulation"))]
+    pub const DEFAULT_CANN: Cann = Cann::NEWEST;
+
+    /// A chip of a product, with a release. One that does not know the product makes no machine: asking for its runtime
+    /// is an error.
     pub fn new(soc: Soc, cann: Cann) -> Self {
         let name = match soc {
             Soc::AtlasA2 => "Ascend910B3",
@@ -53,23 +61,31 @@ impl Machine {
         self
     }
 
-    /// The functions of the emulated machine.
+    /// The emulator's machine: equal ones do the same in everything.
     #[cfg(feature = "emulation")]
-    pub(super) fn functions(&self) -> crate::Result<ascend_sys::Functions> {
-        let machine = ascend_emu::Machine::new(&self.soc_name, self.cann);
-        let machine = machine.ok_or_else(|| crate::Error::UnknownProduct {
-            name: self.soc_name.clone(),
-        })?;
-        let machine = match self.operator {
+    pub(super) fn emulated(&self) -> crate::Result<ascend_emu::Machine> {
+        let machine = ascend_emu::Machine::new(&self.soc_name, self.cann).map_err(refused)?;
+        Ok(match self.operator {
             Some(newest) => machine.operator(newest),
             None => machine,
-        };
-        ascend_emu::functions_of(&machine).ok_or_else(|| {
-            crate::Error::invalid(
-                "machine",
-                format_args!("{self:?}, after 32 others"),
-                "32 different machines in a process",
-            )
         })
+    }
+}
+
+/// Why the emulator has no such machine.
+#[cfg(feature = "emulation")]
+pub(super) fn refused(error: ascend_emu::MachineError) -> crate::Error {
+    use ascend_emu::MachineError::{TooMany, UnknownProduct, Unreleased};
+    match error {
+        UnknownProduct { name } => crate::Error::UnknownProduct { name },
+        Unreleased(target) => crate::Error::Unreleased(target),
+        TooMany { given, most } => crate::Error::invalid(
+            "machine",
+            format_args!("{given} after {most}"),
+            format_args!("{most} in a process"),
+        ),
+        other => {
+            crate::Error::invalid("machine", other, "a chip of a known product with a release")
+        }
     }
 }

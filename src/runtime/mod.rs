@@ -86,7 +86,7 @@ impl fmt::Display for Version {
 
 /// The process's connection to CANN or to its emulation.
 ///
-/// There is one for each backend and process: asking again gives the same one. It is initialised when first asked for
+/// There is one for each backend, or machine that is emulated, and process: asking again gives the same one. It is initialised when first asked for
 /// and never finalised, since CANN cannot be initialised twice in a process. Cloning is cheap; all clones are equal.
 ///
 /// # Threads
@@ -111,7 +111,7 @@ struct Known {
 
 static NPU: Mutex<Option<Runtime>> = Mutex::new(None);
 #[cfg(feature = "emulation")]
-static EMULATED: Mutex<Vec<(Option<Machine>, Runtime)>> = Mutex::new(Vec::new());
+static EMULATED: Mutex<Vec<(Option<ascend_emu::Machine>, Runtime)>> = Mutex::new(Vec::new());
 
 /// A mutex whose content is right even when a thread panicked while holding it.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -200,20 +200,26 @@ impl Runtime {
     #[doc(alias = "aclInit")]
     pub fn emulated() -> Result<Self> {
         #[cfg(feature = "emulation")]
-        return Self::emulation(None, || Ok(ascend_emu::functions()));
+        return Self::emulation(None);
         #[cfg(not(feature = "emulation"))]
         Err(Error::NoEmulation)
     }
 
     /// The emulation of a product and a CANN release of the program's choice, whatever `ASCEND_EMU_SOC` and
-    /// `ASCEND_EMU_CANN` say. A process may use several side by side; asking again for an equal one gives the same.
+    /// `ASCEND_EMU_CANN` say. A process may use several side by side.
+    ///
+    /// A process has one runtime for each machine: asking again for an equal one, of the same chip's name, release and
+    /// newest operator, gives the same runtime, and anything else another. That of [`Runtime::emulated`] is always one by
+    /// itself. Tensors, streams and events of two runtimes do not go together.
     ///
     /// # Errors
-    /// As for [`Runtime::emulated`]; [`Error::UnknownProduct`] for a chip of no known family; [`Error::InvalidArgument`]
-    /// when a process asks for more than 32 different machines.
+    /// As for [`Runtime::emulated`]; [`Error::UnknownProduct`] for a chip of no known family; [`Error::Unreleased`] for a
+    /// release that does not know the chip; [`Error::InvalidArgument`] when a process asks for more than 32 machines of
+    /// different products, releases or newest operators, that of the environment among them, or for more than 128 names of
+    /// chips.
     pub fn emulated_as(machine: &Machine) -> Result<Self> {
         #[cfg(feature = "emulation")]
-        return Self::emulation(Some(machine), || machine.functions());
+        return Self::emulation(Some(machine.emulated()?));
         #[cfg(not(feature = "emulation"))]
         {
             let _ = machine;
@@ -222,17 +228,18 @@ impl Runtime {
     }
 
     #[cfg(feature = "emulation")]
-    fn emulation(
-        machine: Option<&Machine>,
-        functions: impl FnOnce() -> Result<ascend_sys::Functions>,
-    ) -> Result<Self> {
+    fn emulation(machine: Option<ascend_emu::Machine>) -> Result<Self> {
         let mut known = lock(&EMULATED);
-        if let Some((_, runtime)) = known.iter().find(|(of, _)| of.as_ref() == machine) {
+        if let Some((_, runtime)) = known.iter().find(|(of, _)| *of == machine) {
             return Ok(runtime.clone());
         }
-        let api = Api::from_functions(functions()?, "emulation on the CPU");
+        let functions = match &machine {
+            Some(machine) => ascend_emu::functions_of(machine).map_err(machine::refused)?,
+            None => ascend_emu::functions(),
+        };
+        let api = Api::from_functions(functions, "emulation on the CPU");
         let runtime = Self::start(Arc::new(api), Backend::Emulated)?;
-        known.push((machine.cloned(), runtime.clone()));
+        known.push((machine, runtime.clone()));
         Ok(runtime)
     }
 

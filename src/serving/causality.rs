@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::kv::{Refused, Rule, refused};
-use crate::mask::{CausalOrigin, Mask, Masks};
+use crate::mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 
 /// Which keys a token sees.
 ///
@@ -58,12 +58,13 @@ impl Causality {
     /// The operator's mask: `sparseMode`, `attenMask`, `preTokens`, `nextTokens`.
     ///
     /// # Errors
-    /// Those of making the compressed mask, the first time on a device.
+    /// Those of making the compressed mask, the first time on a device; [`Rule::MaskWindow`] for a window that
+    /// [`SlidingWindow::new`] refuses.
     pub fn mask(self, masks: &Masks<'_>) -> Result<Mask> {
         match self {
             Self::Bidirectional => Ok(Mask::none()),
             Self::Causal => masks.causal(CausalOrigin::RightDown),
-            Self::Window(keys) => masks.sliding_window(keys),
+            Self::Window(keys) => masks.sliding_window(SlidingWindow::try_from(keys)?),
         }
     }
 

@@ -13,10 +13,10 @@ use ascend_attention::serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Fused, PagedDecode,
 };
-use ascend_attention::spec::{Cann, fia::Version};
+use ascend_attention::spec::{Cann, Soc, fia::Version};
 use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, Layout, Mask, Output, Plan, Result, Stream, Tensor,
-    bf16, f16,
+    CausalOrigin, Error, FusedInferAttention, Layout, Machine, Mask, Output, Plan, Result, Runtime,
+    Stream, Tensor, bf16, f16,
 };
 use ascend_emu::{Site, inject};
 
@@ -150,6 +150,26 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
     assert_eq!(case.mask, MaskKind::Tensor);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
     assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+}
+
+/// There the mask that a reader makes is BOOL.
+#[test]
+fn the_mask_of_a_plan_on_ascend_950_is_recorded_by_its_name_too() {
+    let machine = Machine::new(Soc::Ascend950, Cann::V9_1);
+    let device = Runtime::emulated_as(&machine).unwrap().device(0).unwrap();
+    let stream = device.stream().unwrap();
+    let sample = harness::Sample::new(4);
+    let [query, key, value] = sample.upload(&stream);
+    let plan = harness::Sample::attention(&device)
+        .plan(&query, &key, &value)
+        .unwrap();
+    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
+    assert_eq!(case.mask, MaskKind::Compressed);
+    assert_eq!(case.tensor(Parameter::AttenMask), None);
+    let case = case.expecting(&stream, &output, EQUAL).unwrap();
+    let again = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
+    assert_eq!(again.run(&stream).unwrap().verdict, Verdict::Passed);
 }
 
 /// One decode step of an engine over blocks of 128 tokens: its layers' errors or outputs.

@@ -1,7 +1,5 @@
 //! Masks on the host and on a device.
 
-use std::num::NonZeroUsize;
-
 use ascend_attention::mask::{
     CausalOrigin, HostMask, Mask, MaskForm, SlidingWindow, TriangleLayers, TriangleProbe,
 };
@@ -100,10 +98,14 @@ pub const CALLS: &[Call] = &[
     ("Masks of sparse modes", |draw| {
         let device = crate::device();
         let masks = device.masks();
-        let window = NonZeroUsize::new(draw.usize()).unwrap_or(NonZeroUsize::MIN);
+        let window = SlidingWindow::new(draw.usize());
         ask_device(masks.causal(origin(draw)));
         ask_device(masks.band(draw.i64(), draw.i64()));
-        ask_device(masks.sliding_window(SlidingWindow::from(window)));
+        ask_device(
+            window
+                .map_err(Into::into)
+                .and_then(|window| masks.sliding_window(window)),
+        );
         let _ = SlidingWindow::new(draw.usize());
         masks.cache().set_bound(draw.usize());
         let _ = masks.cache().counts();
@@ -112,12 +114,12 @@ pub const CALLS: &[Call] = &[
         let device = crate::device();
         let masks = device.masks();
         let (rows, keys) = (draw.usize(), draw.usize());
-        let window = NonZeroUsize::new(draw.usize()).unwrap_or(NonZeroUsize::MIN);
+        let window = SlidingWindow::new(draw.usize()).or_else(|_| SlidingWindow::new(7));
         ask_device(masks.causal_matrix(origin(draw), rows, keys, form(draw)));
         ask_device(masks.causal_view(origin(draw), rows, keys, form(draw)));
         ask_device(masks.causal_full(origin(draw), rows, keys));
         ask_device(masks.prefix_matrix(draw.usize(), rows, keys, form(draw)));
-        ask_device(masks.sliding_window_matrix(window, rows, keys, form(draw)));
+        ask_device(masks.sliding_window_matrix(window.unwrap(), rows, keys, form(draw)));
         ask_device(masks.local(nonzero(draw), rows, keys));
         ask_device(masks.context_parallel(&draw.few(rank_rows), rows, keys));
         let tree = TokenTree::new(&[-1, 0]).unwrap();

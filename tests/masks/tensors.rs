@@ -1,6 +1,6 @@
 //! Masks as tensors, element by element, at the sizes where templates and blocks have their edges.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 
 use ascend_attention::mask::MaskForm;
 use ascend_attention::spec::geometry::{
@@ -201,6 +201,14 @@ fn windows_show_as_many_keys_as_they_say_at_every_size() {
     }
     assert_eq!(
         SlidingWindow::new(0).unwrap_err().rule,
+        ascend_attention::kv::Rule::MaskWindow
+    );
+    // However a window is made, it is within the bound.
+    let most = SlidingWindow::new(SlidingWindow::MAX_KEYS).unwrap();
+    assert_eq!(most.pre_tokens(), i64::from(u32::MAX) - 1);
+    let more = NonZeroUsize::new(SlidingWindow::MAX_KEYS + 1).unwrap();
+    assert_eq!(
+        SlidingWindow::try_from(more).unwrap_err().rule,
         ascend_attention::kv::Rule::MaskWindow
     );
     let mode = masks.sliding_window(window(7)).unwrap();

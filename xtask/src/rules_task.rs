@@ -1,5 +1,6 @@
 //! `rules`: writes or checks the table of the contract's rules in the book.
 
+use ascend_spec::fia::Checker;
 use ascend_spec::{Level, Rule, Span, every_rule};
 use std::fmt::Write as _;
 use std::fs;
@@ -25,11 +26,10 @@ checks are those of a development snapshot of late 2025. Which of the operator's
 
 | release | unified checker | split-fuse path | decode and prefill path |
 |---|---|---|---|
-| 8.1 | none | none | every call |
-| 8.5 | half precision with head dimensions of 64, 128 (rotary parts of 64 or none), 192 over 128, or absorbed, without bias, padding, prefix or output quantisation; NZ caches and reordered layouts | some packed rows without rotary parts | the rest |
-| 9.0, 9.1 | half precision | most packed rows without rotary parts | quantised calls; single rows of 256, or of 80 with a prefix, with as many key heads as query heads |
-| Ascend 950 | every call | none | none |
+";
 
+/// What stands behind the table of checkers.
+const BEHIND: &str = "
 *In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call with which
 the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a host
 where it goes on, and nothing allows the call.
@@ -58,6 +58,10 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
 
 fn table() -> String {
     let mut text = HEAD.to_owned();
+    for calls in Checker::CALLS {
+        let _ = writeln!(text, "| {} |", calls.join(" | "));
+    }
+    text.push_str(BEHIND);
     let levels = [
         (Level::Rule, "Rules"),
         (Level::Lint, "Lints"),

@@ -236,14 +236,14 @@ impl Raw {
     ) -> Outcome {
         let machine = context::machine();
         machine.admits(version)?;
-        version.enter(machine.target())?;
+        version.enter(machine.target)?;
         // SAFETY: the caller's promise.
         unsafe {
             phase_one(workspace_size, executor, || {
                 let (call, addresses) = self.read()?;
                 let op = match purpose {
-                    Purpose::Launch => FiaOperator::new(call, version, machine.target()),
-                    Purpose::Measure => FiaOperator::measured(call, version, machine.target()),
+                    Purpose::Launch => FiaOperator::new(call, version, machine.target),
+                    Purpose::Measure => FiaOperator::measured(call, version, machine.target),
                 }?;
                 let idle = op.is_empty();
                 Ok((op, addresses, idle))

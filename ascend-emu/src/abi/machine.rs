@@ -4,7 +4,7 @@
 
 use super::{not_null, refuse, store};
 use crate::context;
-use crate::machine::{SLOTS, machine_at};
+use crate::machine::{NAMES, SLOTS, Slot, behaviour_at, soc_name_at};
 use crate::status::{Outcome, acl};
 use ascend_sys::bindings::{aclCANNPackageName, aclCANNPackageVersion, aclError, aclrtContext};
 use std::ffi::{CStr, c_char};
@@ -33,8 +33,8 @@ unsafe extern "C" fn create_context<const SLOT: usize>(
     })
 }
 
-unsafe extern "C" fn soc_name<const SLOT: usize>() -> *const c_char {
-    machine_at(SLOT).soc_name().as_ptr()
+unsafe extern "C" fn soc_name<const NAME: usize>() -> *const c_char {
+    soc_name_at(NAME).as_ptr()
 }
 
 /// Copies a text into a C array, which ends in NUL.
@@ -46,7 +46,7 @@ fn fill<const N: usize>(array: &mut [c_char; N], text: &str) {
 }
 
 fn version_text(slot: usize) -> String {
-    let parts = machine_at(slot).cann_version();
+    let parts = behaviour_at(slot).cann_version();
     parts.map(|part| part.to_string()).join(".")
 }
 
@@ -66,7 +66,7 @@ unsafe extern "C" fn cann_version<const SLOT: usize>(
             patchVersion: [0; 64],
             reserved: [0; 128],
         };
-        let parts = machine_at(SLOT).cann_version();
+        let parts = behaviour_at(SLOT).cann_version();
         let [major, minor, patch] = parts.map(|part| part.to_string());
         fill(&mut filled.version, &version_text(SLOT));
         fill(&mut filled.majorVersion, &major);
@@ -116,7 +116,7 @@ unsafe extern "C" fn version_number<const SLOT: usize>(
     acl(|| {
         // SAFETY: the caller's promise.
         unsafe { package(name) }?;
-        let [major, minor, patch] = machine_at(SLOT).cann_version().map(i32::from);
+        let [major, minor, patch] = behaviour_at(SLOT).cann_version().map(i32::from);
         let number = (major * 100 + minor) * 100 + patch;
         // SAFETY: the caller's promise.
         unsafe { store("versionNum", version, number) }
@@ -143,8 +143,7 @@ macro_rules! of_machine {
             }
         )*
 
-        /// Puts the functions of the machine of a slot into a table.
-        pub(crate) fn fill_in(table: &mut ascend_sys::Functions, slot: usize) {
+        fn fill_in_behaviour(table: &mut ascend_sys::Functions, slot: usize) {
             if let Some(functions) = EACH.get(slot) {
                 $(table.$name = Some(functions.$name);)*
             }
@@ -157,10 +156,27 @@ of_machine! {
     aclrtResetDevice = reset_device(deviceId: i32) -> aclError;
     aclrtResetDeviceForce = reset_device_force(deviceId: i32) -> aclError;
     aclrtCreateContext = create_context(context: *mut aclrtContext, deviceId: i32) -> aclError;
-    aclrtGetSocName = soc_name() -> *const c_char;
     aclsysGetCANNVersion = cann_version(name: aclCANNPackageName, version: *mut aclCANNPackageVersion) -> aclError;
     aclsysGetVersionStr = version_string(pkgName: *mut c_char, versionStr: *mut c_char) -> aclError;
     aclsysGetVersionNum = version_number(pkgName: *mut c_char, versionNum: *mut i32) -> aclError;
+}
+
+/// The name of the chip of the environment's machine.
+///
+/// # Safety
+///
+/// Safe to call at any time: `unsafe` as the function of the C ABI that it is.
+pub unsafe extern "C" fn aclrtGetSocName() -> *const c_char {
+    // SAFETY: the function asks nothing of its caller.
+    unsafe { soc_name::<0>() }
+}
+
+/// Puts the functions of the machine of a slot into a table.
+pub(crate) fn fill_in(table: &mut ascend_sys::Functions, slot: Slot) {
+    fill_in_behaviour(table, slot.behaviour);
+    if let Some(name) = EACH_NAME.as_flattened().get(slot.name) {
+        table.aclrtGetSocName = Some(*name);
+    }
 }
 
 macro_rules! each {
@@ -170,3 +186,12 @@ macro_rules! each {
 static EACH: [Functions; SLOTS] = each! {
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 };
+
+type Name = unsafe extern "C" fn() -> *const c_char;
+
+macro_rules! each_name {
+    (row $row:literal: $($column:literal)*) => { [$(soc_name::<{ $row * 16 + $column }>),*] };
+    ($($row:literal)*) => { [$(each_name!(row $row: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)),*] };
+}
+
+static EACH_NAME: [[Name; 16]; NAMES / 16] = each_name! { 0 1 2 3 4 5 6 7 };

@@ -57,7 +57,7 @@ pub unsafe extern "C" fn aclnnScatterPaKvCacheGetWorkspaceSize(
             strides: optional_ints(stridesOptional)?,
             offsets: optional_ints(offsetsOptional)?,
         };
-        let op = ScatterOperator::new(call, context::machine().target().soc)?;
+        let op = ScatterOperator::new(call, context::machine().target.soc)?;
         let idle = op.is_idle();
         Ok((op, addresses, idle))
     };

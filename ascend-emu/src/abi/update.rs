@@ -40,7 +40,7 @@ pub unsafe extern "C" fn aclnnAttentionUpdateGetWorkspaceSize(
             update_type: updateType,
             outputs,
         };
-        let op = UpdateOperator::new(call, context::machine().target().soc)?;
+        let op = UpdateOperator::new(call, context::machine().target.soc)?;
         let idle = op.is_idle();
         Ok((op, addresses, idle))
     };

@@ -12,7 +12,7 @@ pub(super) trait Element: Copy + Send + Sync + 'static {
     /// To single precision, exact.
     fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register;
 
-    /// From single precision, to nearest with ties to even.
+    /// From single precision, to the nearest value; of two as the type rounds: to the even one, HIFLOAT8 away from 0.
     fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH];
 
     /// The nearest values of this type.

@@ -88,7 +88,8 @@ pub(super) struct Factors {
     grid: Grid,
     /// Whether neighbours share numbers, so that they are looked up for each row anew.
     parted: bool,
-    /// Instead of `row`, where there is one for each element of a head: of each head, so many vectors.
+    /// The numbers themselves, where there is one for each element of a head and all rows share them: of each head
+    /// `vectors`. Empty elsewhere.
     channels: Vec<Vector>,
     vectors: usize,
 }

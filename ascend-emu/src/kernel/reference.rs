@@ -61,7 +61,14 @@ pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
     if problem.work != Work::Attend {
         return outputs;
     }
-    let call = Call { problem, inputs };
+    let counted = [problem.key_affine, problem.value_affine];
+    let mut counted = counted.into_iter().flatten().map(|affine| affine.scale);
+    let behind = counted.find(|grid| grid.counts == Counts::Behind);
+    let call = Call {
+        problem,
+        inputs,
+        parts_before: behind.map_or_else(Vec::new, |grid| problem.parts_before(&grid)),
+    };
     let padding = call.padding();
     for (b, (of, mask)) in problem.sequences(padding).enumerate() {
         let (place, written) = if problem.is_packed() {
@@ -96,6 +103,8 @@ pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
 struct Call<'c, 'p, 'i> {
     problem: &'c Problem<'p>,
     inputs: &'c Inputs<'i>,
+    /// Of each sequence, the parts of rows before its own, where a grid counts on.
+    parts_before: Vec<usize>,
 }
 
 /// Where the row of a key is: the tensors of a shared prefix or the sequence's own, batch (or block) and row.
@@ -321,7 +330,7 @@ impl Call<'_, '_, '_> {
             match grid.counts {
                 Counts::Tokens => (b, head, token),
                 Counts::Stored => (spot.batch, head, spot.row),
-                Counts::Behind => (self.problem.parts_before(grid)[b], head, token),
+                Counts::Behind => (self.parts_before[b], head, token),
             }
         };
         let offset = |grid: &Grid| self.factor(grid, at(grid), d);

@@ -84,14 +84,24 @@ impl<'a> Sparsity<'a> {
         }
     }
 
-    /// What the rows of sequence `b` see.
+    /// What the rows of sequence `b` see. Looks for the cut sequence each time: [`Sparsity::geometries`] does it once for all.
     pub fn geometry(&self, b: usize) -> MaskGeometry {
+        self.geometry_with(b, self.cut_sequence())
+    }
+
+    /// What the rows of each sequence see, in order.
+    pub fn geometries(&self) -> impl Iterator<Item = MaskGeometry> + '_ {
+        let cut = self.cut_sequence();
+        (0..self.lengths.batch()).map(move |b| self.geometry_with(b, cut))
+    }
+
+    fn geometry_with(&self, b: usize, cut: Option<usize>) -> MaskGeometry {
         let (q_len, kv_len) = self.lengths.of(b);
         let of = |mode| {
             let (pre, next) = (self.pre_tokens, self.next_tokens);
             MaskGeometry::new(mode, self.has_tensor, q_len, kv_len, pre, next)
         };
-        let cut = self.cut_sequence() == Some(b);
+        let cut = cut == Some(b);
         match self.mode {
             SparseMode::Prefix | SparseMode::PrefixCompress => {
                 let prefix = self.prefix.get(b).copied().unwrap_or(0);
@@ -145,9 +155,10 @@ mod tests {
 
     /// All rows of a call, sequence by sequence.
     fn all(call: &Sparsity<'_>) -> Vec<Vec<String>> {
-        (0..call.lengths.batch())
-            .map(|b| rows(call.geometry(b)))
-            .collect()
+        let all: Vec<_> = call.geometries().collect();
+        let each = (0..call.lengths.batch()).map(|b| call.geometry(b));
+        assert!(each.eq(all.iter().copied()));
+        all.into_iter().map(rows).collect()
     }
 
     #[test]

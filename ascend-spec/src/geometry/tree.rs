@@ -198,6 +198,22 @@ impl Visibility for TreeGeometry<'_> {
         self.context.saturating_add(self.tree.len() as u64)
     }
 
+    /// In constant time.
+    fn sees(&self, i: u64, j: u64) -> bool {
+        let Some(token) = usize::try_from(i)
+            .ok()
+            .filter(|&token| token < self.tree.len())
+        else {
+            return false;
+        };
+        match j.checked_sub(self.context) {
+            None => true,
+            Some(other) => {
+                usize::try_from(other).is_ok_and(|other| self.tree.continues(token, other))
+            }
+        }
+    }
+
     fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {
         let Some(token) = usize::try_from(i)
             .ok()

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
-use ascend_spec::{Cann, CompressedMask, DType, Refusal, Target, TensorDesc};
+use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
@@ -226,7 +226,7 @@ impl LiveCall {
             };
             if *operand == Operand::AttenMask
                 && !matches!(self.attributes.sparse_mode, 0 | 1)
-                && is_compressed(desc, &data)
+                && is_compressed(self.context.soc().ok(), desc, &data)
             {
                 case.mask = MaskKind::Compressed;
                 continue;
@@ -325,12 +325,13 @@ pub(super) fn nans(expected: &CaseTensor) -> usize {
 }
 
 /// Whether a mask is the one that a reader makes for itself.
-fn is_compressed(desc: &TensorDesc, bytes: &[u8]) -> bool {
+fn is_compressed(soc: Option<Soc>, desc: &TensorDesc, bytes: &[u8]) -> bool {
+    let form = MaskForm::made_for(soc);
     let template = CompressedMask::Causal.geometry();
     let size = [template.q_len(), template.kv_len()].map(|len| i64::try_from(len).unwrap_or(0));
-    desc.dtype == DType::Int8
+    desc.dtype == form.dtype()
         && *desc.shape == size
-        && HostMask::of(&template, MaskForm::INT8).is_ok_and(|mask| mask.bytes() == bytes)
+        && HostMask::of(&template, form).is_ok_and(|mask| mask.bytes() == bytes)
 }
 
 fn axis(tensor: &AnyTensor, axis: usize) -> usize {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ascend_attention::Machine;
 use ascend_attention::case::{Case, Parameter};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::spec::fia::{Padding, Version};
@@ -16,7 +17,7 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
     let case = Case::read(file).map_err(|error| trouble(file, &error))?;
     let description = case.describe();
     let call = description.call(&case);
-    let target = case.target(Target::snapshot(Soc::AtlasA2));
+    let target = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
     let oldest = Version::oldest_for(&call).max(case.op_version.unwrap_or(Version::V1));
     let problem = call
         .check(oldest, target)

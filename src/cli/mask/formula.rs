@@ -79,8 +79,7 @@ impl Formula {
     pub(super) fn sparse(call: &Sparsity<'_>) -> Self {
         let (mut row, mut key) = (0, 0);
         let mut blocks = Vec::new();
-        for b in 0..call.lengths.batch() {
-            let geometry = call.geometry(b);
+        for (b, geometry) in call.geometries().enumerate() {
             let prefix = call.prefix.get(b).copied().unwrap_or(0);
             let prefix = if call.mode.reads_prefix() { prefix } else { 0 };
             blocks.push((row, key, geometry, u64::try_from(prefix).unwrap_or(0)));
@@ -100,6 +99,51 @@ impl Formula {
             Self::Masked { .. } | Self::Tree { .. } => true,
             Self::Sparse(_) | Self::Triangle(_) | Self::Local(_) => false,
         }
+    }
+
+    /// How the tiles of `step` keys of some rows stand, from the first key on. Each row is looked at once at most, however
+    /// many tiles there are.
+    pub(super) fn tiles(&self, rows: Range<u64>, step: u64) -> Vec<Tile> {
+        let (step, keys) = (step.max(1), self.kv_len());
+        let tiles = keys.div_ceil(step);
+        let of = |at: u64| at * step..at.saturating_add(1).saturating_mul(step).min(keys);
+        if !self.is_counted_by_rows() {
+            let tile = |at| self.tile(rows.clone(), of(at));
+            return (0..tiles).map(tile).collect();
+        }
+        let rows = rows.start..rows.end.min(self.q_len());
+        // What runs see at their ends, and how many more rows see a tile whole than the tile before it.
+        let mut parts = vec![0u128; tiles as usize];
+        let mut whole = vec![0i64; tiles as usize + 1];
+        for i in rows.clone() {
+            self.each_run(i, &mut |run| {
+                let (first, last) = (run.start / step, (run.end - 1) / step);
+                let mut part = |at: u64| {
+                    let tile = of(at);
+                    let seen = run.end.min(tile.end) - run.start.max(tile.start);
+                    parts[at as usize] += u128::from(seen);
+                };
+                part(first);
+                if last > first {
+                    part(last);
+                    whole[first as usize + 1] += 1;
+                    whole[last as usize] -= 1;
+                }
+            });
+        }
+        let height = u128::from(rows.end.saturating_sub(rows.start));
+        let mut through = 0;
+        let counted = parts.iter().zip(whole).zip(0..).map(|((part, more), at)| {
+            through += more;
+            let width = u128::from(of(at).end - of(at).start);
+            let seen = part + u128::try_from(through).unwrap_or(0) * width;
+            match seen {
+                0 => Tile::None,
+                seen if seen == height * width => Tile::All,
+                _ => Tile::Mixed,
+            }
+        });
+        counted.collect()
     }
 
     /// One sequence whose geometry is known.
@@ -380,6 +424,20 @@ impl Visibility for Formula {
             Self::Triangle(of) => of.geometry.each_run(i, visit),
             Self::Local(of) => of.each_run(i, visit),
             Self::Tree { tree, context } => tree.behind(*context).each_run(i, visit),
+        }
+    }
+
+    fn sees(&self, i: u64, j: u64) -> bool {
+        match self {
+            Self::Sparse(of) => of
+                .at(i)
+                .is_some_and(|(row, key, geometry, _)| j >= key && geometry.sees(i - row, j - key)),
+            Self::Masked {
+                geometry, tensor, ..
+            } => geometry.sees(i, j) && tensor.entry(0).sees(i, j),
+            Self::Triangle(of) => of.geometry.sees(i, j),
+            Self::Local(of) => of.sees(i, j),
+            Self::Tree { tree, context } => tree.behind(*context).sees(i, j),
         }
     }
 

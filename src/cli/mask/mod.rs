@@ -164,7 +164,7 @@ enum Preset {
 /// Most rows of a picture of a tree or of a mask's tensor.
 const MOST_ROWS: u64 = 1 << 20;
 
-/// Most cells of a text form.
+/// Most characters of a text form, of which a row has one for each key and its end.
 const MOST_CELLS: u64 = 1 << 28;
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
@@ -222,10 +222,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 /// One line a row.
 fn text(formula: &Formula, output: &mut Output) -> Result<(), Stop> {
     let (rows, keys) = (formula.q_len(), formula.kv_len());
-    if rows
-        .checked_mul(keys)
-        .is_none_or(|cells| cells > MOST_CELLS)
-    {
+    let characters = keys.checked_add(1).and_then(|line| rows.checked_mul(line));
+    if characters.is_none_or(|cells| cells > MOST_CELLS) {
         return Err(Stop::Trouble(format!(
             "{rows} rows of {keys} keys are too many for text; --png and --svg draw them in tiles"
         )));

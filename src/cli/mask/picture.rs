@@ -55,8 +55,16 @@ impl Grid {
     }
 }
 
+/// Most letters of a title, which may be of a file or list any number of sequences.
+const TITLE: usize = 160;
+
 /// Draws a formula. Tiles of `block` rows and keys are counted, and outlined where there are several.
 pub(super) fn draw(title: &str, formula: &Formula, block: Option<u64>) -> Scene {
+    let mut title: String = title.to_owned();
+    if let Some((cut, _)) = title.char_indices().nth(TITLE) {
+        title.truncate(cut);
+        title.push_str("...");
+    }
     let (rows, keys) = (formula.q_len(), formula.kv_len());
     let most = rows.max(keys).max(1);
     let step = most.div_ceil(ROOM);
@@ -189,22 +197,19 @@ fn cells(formula: &Formula, grid: &Grid, scene: &mut Scene) -> Vec<Label> {
     for row in (0..rows).step_by(size(grid.step)) {
         // Neighbours of one colour are one box, and lines are put over them.
         let mut last: Option<Box> = None;
-        for key in (0..keys).step_by(size(grid.step)) {
-            let colour = if grid.step == 1 {
-                let label = formula.label(row, key);
-                note(label);
-                colour(label)
-            } else {
-                let tile = formula.tile(row..row + grid.step, key..key + grid.step);
-                // The cells of a tile that is of one kind are mostly for one purpose: that of its last row's first.
-                let end = (row + grid.step).min(rows) - 1;
-                match tile {
-                    Tile::Mixed => MIXED,
-                    Tile::All | Tile::None => {
-                        let label = formula.label(end, key);
-                        note(label);
-                        colour(label)
-                    }
+        let tiles = match grid.step {
+            1 => Vec::new(),
+            step => formula.tiles(row..row + step, step),
+        };
+        // The cells of a tile that is of one kind are mostly for one purpose: that of its last row's first.
+        let end = (row + grid.step).min(rows) - 1;
+        for (at, key) in (0..keys).step_by(size(grid.step)).enumerate() {
+            let colour = match tiles.get(at) {
+                Some(Tile::Mixed) => MIXED,
+                _ => {
+                    let label = formula.label(end, key);
+                    note(label);
+                    colour(label)
                 }
             };
             let of = Box {
@@ -240,11 +245,7 @@ fn blocks(formula: &Formula, grid: &Grid, block: u64, scene: &mut Scene) -> [u64
     let (rows, keys) = (formula.q_len(), formula.kv_len());
     let mut counts = [0; 3];
     for row in (0..rows).step_by(size(block)) {
-        for key in (0..keys).step_by(size(block)) {
-            let tile = formula.tile(
-                row..row.saturating_add(block),
-                key..key.saturating_add(block),
-            );
+        for tile in formula.tiles(row..row.saturating_add(block), block) {
             counts[match tile {
                 Tile::None => 0,
                 Tile::Mixed => 1,

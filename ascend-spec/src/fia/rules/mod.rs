@@ -94,7 +94,8 @@ pub(in crate::fia) struct Facts<'a> {
     pub(in crate::fia) layout: Layout,
     pub(in crate::fia) target: Target,
     pub(in crate::fia) checker: Checker,
-    /// Whether the unified checker takes it for a single row: see [`Checker::Unified`].
+    /// Whether the unified checker takes it for a single query row a sequence, of which it drops mode and tokens. Never on
+    /// Ascend 950.
     pub(in crate::fia) single: bool,
     pub(in crate::fia) route: Route,
     /// Number of sequences; packed layouts have it in the length array alone.

@@ -1,0 +1,97 @@
+//! For which products and releases `ascend-attn check` judges a call.
+
+use ascend_attention::case::Case;
+use ascend_attention::spec::{Cann, Soc, Target};
+use ascend_attention::{Error, Machine};
+
+use super::Stop;
+
+/// What the command line says of the targets.
+pub(super) struct Targets {
+    socs: Vec<Soc>,
+    canns: Vec<Cann>,
+    /// Whether there is a table of verdicts.
+    pub(super) all: bool,
+}
+
+/// The products that the contract knows.
+const PRODUCTS: [Soc; 3] = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
+
+impl Targets {
+    /// Those of `--soc` and `--cann`.
+    pub(super) fn of(soc: Option<&str>, cann: Option<&str>) -> Result<Self, Stop> {
+        let socs = match soc {
+            None => Vec::new(),
+            Some("all") => PRODUCTS.to_vec(),
+            Some(name) => vec![Soc::from_name(name).ok_or_else(|| {
+                Stop::Trouble(format!(
+                    "--soc {}: no chip that is known; allowed: {}, and all",
+                    name.escape_debug(),
+                    Soc::NAME_FORMS
+                ))
+            })?],
+        };
+        let canns = match cann {
+            None => Vec::new(),
+            Some("all") => Cann::ALL.to_vec(),
+            Some(name) => match name.parse() {
+                Ok(cann) => vec![cann],
+                Err(error) => return Err(Stop::Trouble(format!("--cann {error}, or all"))),
+            },
+        };
+        if let ([soc], [cann]) = (&socs[..], &canns[..]) {
+            let chosen = Target::new(*soc, *cann).released();
+            chosen.map_err(|error| Stop::Trouble(format!("--soc and --cann: {error}")))?;
+        }
+        Ok(Targets {
+            socs,
+            canns,
+            all: [soc, cann].contains(&Some("all")),
+        })
+    }
+
+    /// The targets of a call whose file or line names a product, or releases; `otherwise` is the release where none is
+    /// named. Of several releases those are left out that do not know the product.
+    pub(super) fn of_call(
+        &self,
+        soc: Option<Soc>,
+        named: impl Iterator<Item = Cann>,
+        otherwise: Cann,
+    ) -> Result<Vec<Target>, Error> {
+        let own = [soc.unwrap_or(Soc::AtlasA2)];
+        let socs = match self.socs.is_empty() {
+            true => &own[..],
+            false => &self.socs,
+        };
+        let mut canns = self.canns.clone();
+        if canns.is_empty() {
+            canns.extend(named);
+        }
+        canns.sort_unstable();
+        canns.dedup();
+        let mut targets = Vec::new();
+        for &soc in socs {
+            match canns[..] {
+                [] => targets.push(Target::with_default(soc, otherwise)),
+                _ => targets.extend(canns.iter().map(|&cann| Target::new(soc, cann))),
+            }
+        }
+        let first = targets.first().copied();
+        targets.retain(|target| target.is_released());
+        match (first, targets.is_empty()) {
+            (Some(first), true) => Ok(vec![first.released()?]),
+            _ => Ok(targets),
+        }
+    }
+
+    /// The targets of a case file.
+    pub(super) fn of_case(&self, case: &Case) -> Result<Vec<Target>, Error> {
+        let soc = match &case.soc_name {
+            None => None,
+            Some(name) => Some(
+                Soc::from_name(name).ok_or_else(|| Error::UnknownProduct { name: name.clone() })?,
+            ),
+        };
+        self.of_call(soc, case.cann.into_iter(), Machine::DEFAULT_CANN)
+    }
+}
