@@ -231,20 +231,6 @@ fn cases_of_all_targets_survive_a_round_trip() {
     }
 }
 
-/// Verdicts that differ, and why.
-const OTHER_VERDICTS: [(&str, Cann, &str); 2] = [
-    (
-        "011_",
-        Cann::V8_5,
-        "8.5 is not taken to send blocks other than 128 rows to the split-fuse path",
-    ),
-    (
-        "060_",
-        Cann::V8_5,
-        "8.5 is taken to ask for a column for each padded key behind a shared prefix",
-    ),
-];
-
 #[test]
 fn verdicts_by_release_are_those_of_the_operators_checks() {
     let Some(root) = std::env::var_os("ASCEND_VECTORS") else {
@@ -272,15 +258,7 @@ fn verdicts_by_release_are_those_of_the_operators_checks() {
                 Err(Refusal::Unsupported(_)) => "unsupported",
             };
             judged += 1;
-            let other = |(name, release, _): &&(&str, Cann, &str)| {
-                file.starts_with(name) && *release == cann
-            };
-            if let Some((.., why)) = OTHER_VERDICTS.iter().find(other) {
-                assert_ne!(
-                    verdict, expected,
-                    "{file} agrees by now; it did not, as {why}"
-                );
-            } else if verdict != expected {
+            if verdict != expected {
                 wrong.push(format!(
                     "{file} on {cann}: {:?}, not {expected}",
                     checked.err()

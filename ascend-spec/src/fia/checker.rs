@@ -65,8 +65,7 @@ impl Routing<'_> {
             if self.split_fuse() {
                 return Checker::SplitFuse;
             }
-            let halves = self.query.dtype.is_half() && self.query.dtype == self.key.dtype;
-            if halves && self.unified() {
+            if self.as_one() {
                 return Checker::Unified;
             }
         }
@@ -187,7 +186,8 @@ impl Routing<'_> {
         let bs = call.block_size;
         let cache = !paged
             || match self.key.shape[..] {
-                [_, _, _] if cann == Cann::V8_5 => bs == 128,
+                // Blocks of 128 rows alone leave the unified checker.
+                [_, _, _] if cann == Cann::V8_5 && self.as_one() => bs == 128,
                 [_, _, _] => bs % 16 == 0 && bs <= 512,
                 [_, _, _, _, c] => {
                     cann >= Cann::V9_1
@@ -200,6 +200,12 @@ impl Routing<'_> {
                 _ => false,
             };
         modes && precise && sink && cache
+    }
+
+    /// Whether the unified checker takes the call unless the split-fuse path does.
+    fn as_one(&self) -> bool {
+        let halves = self.query.dtype.is_half() && self.query.dtype == self.key.dtype;
+        halves && self.unified()
     }
 
     fn unified(&self) -> bool {

@@ -4,7 +4,7 @@ use super::{Facts, packed, padding, prefix, quant};
 use crate::fia::{MaskTensor, MaskUse, Route};
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
-use crate::{Dims, Operator, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, Dims, Operator, Refusal, SparseMode, TensorDesc};
 
 rules! {
     in Scope::A2_A3;
@@ -166,7 +166,11 @@ pub(in crate::fia) fn width(f: &Facts<'_>) -> i64 {
         let longest = f.longest_key().max(0);
         (longest / bs + i64::from(longest % bs != 0)).saturating_mul(bs)
     } else {
-        f.key_rows.saturating_add(f.prefix)
+        let prefix = match f.since(Cann::V8_5) {
+            true => prefix::length(f),
+            false => f.prefix,
+        };
+        f.key_rows.saturating_add(prefix)
     }
 }
 

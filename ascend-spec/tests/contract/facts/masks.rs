@@ -321,8 +321,13 @@ fn beside_a_shared_prefix() {
             ),
             (
                 "keys and its length, rows",
-                ["rraa"; 2],
+                ["raaa"; 2],
                 with_prefix(16, len, 0, mask(&[16, 74])),
+            ),
+            (
+                "keys and less than its length, rows",
+                ["rrrr"; 2],
+                with_prefix(16, len, 0, mask(&[16, 73])),
             ),
             (
                 "three axes in mode 3, one row",

@@ -332,15 +332,15 @@ fn caches() {
             "raaa",
             fuse(96, 128, 3),
         ),
-        // In 8.5 other blocks stay with the unified checker, which has no such head dimension.
+        // In 8.5 other blocks keep a call with the unified checker, which has no such head dimension to keep.
         (
             "split-fuse, 96 channels, blocks of 16",
-            "rraa",
+            "raaa",
             fuse(96, 16, 3),
         ),
         (
             "split-fuse, 96 channels, blocks of 512",
-            "rraa",
+            "raaa",
             fuse(96, 512, 3),
         ),
         (
