@@ -251,6 +251,21 @@ fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
     );
     assert!(first["status"].is_i64(), "{first}");
 
+    // What an older release refuses and a newer one takes, says so.
+    let (_, text) = check(&["--json", "--cann", "8.5", "--soc", "Ascend910B1", &targets]);
+    let refused = text.lines().filter_map(|line| {
+        let call: serde_json::Value = serde_json::from_str(line).unwrap();
+        Some((call["taken_by"]["cann"].as_str()?.to_owned(), call))
+    });
+    let mut named = 0;
+    for (cann, call) in refused {
+        let soc = call["taken_by"]["soc"].as_str().unwrap();
+        let end = format!("; {soc} with CANN {cann} takes the call");
+        assert!(call["message"].as_str().unwrap().ends_with(&end), "{call}");
+        named += 1;
+    }
+    assert!(named > 5, "{named}: {text}");
+
     let case = "tests/vectors/numeric/059_head_dim_16.safetensors";
     let (code, text) = check(&["--cann", "all", "--soc", "all", case]);
     assert_eq!(code, 0, "{text}");

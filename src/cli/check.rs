@@ -33,7 +33,7 @@ pub(super) struct Arguments {
     /// Case files, JSON lines, or folders: all *.safetensors and *.jsonl files in a folder, by name
     #[arg(required_unless_present = "explain", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The CANN release whose operator is asked: 8.1 (which stands for 8.1 to 8.3), 8.5, 9.0, 9.1, or all
+    /// The CANN release whose operator is asked: 8.1 (which stands for 8.1 to 8.4), 8.5, 9.0, 9.1, or all
     #[arg(long, value_name = "RELEASE")]
     cann: Option<String>,
     /// The chip whose operator is asked, as CANN names it, or all
@@ -80,6 +80,8 @@ pub(super) struct Checked {
     pub(super) rule: Option<&'static str>,
     status: i32,
     message: Option<String>,
+    /// Where a refused call is accepted.
+    taken_by: Option<Target>,
     lints: Vec<Violation>,
     /// What is otherwise than a case's `expect_rule` says.
     other_rule: Option<String>,
@@ -328,6 +330,7 @@ fn check(
         rule: None,
         status: 0,
         message: None,
+        taken_by: None,
         lints: Vec::new(),
         other_rule: None,
         stopped_by: None,
@@ -347,7 +350,11 @@ fn check(
             checked.accepted = false;
             checked.rule = Some(violation.rule.id);
             checked.status = violation.rule.status;
-            checked.message = Some(violation.to_string());
+            checked.taken_by = call.taken_by(version, target, &[]);
+            checked.message = Some(match checked.taken_by {
+                Some(other) => format!("{violation}; {other} takes the call"),
+                None => violation.to_string(),
+            });
         }
     }
     if let Some(recorded) = content.and_then(|case| case.expect_rule.as_deref()) {
@@ -374,6 +381,9 @@ fn report(
             "rule": checked.rule,
             "status": checked.status,
             "message": checked.message,
+            "taken_by": checked
+                .taken_by
+                .map(|Target { soc, cann }| json!({"soc": soc.name(), "cann": cann.name()})),
             "cann": checked.target.cann.name(),
             "soc": checked.target.soc.name(),
             "lints": lints.collect::<Vec<_>>(),

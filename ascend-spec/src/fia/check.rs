@@ -13,7 +13,7 @@ use crate::{Cann, DType, Refusal, SparseMode, Target, TensorDesc};
 impl<'a> FiaCall<'a> {
     /// Checks the call against the contract of `version` for `target`, and resolves it.
     ///
-    /// Allocates nothing unless it refuses.
+    /// Allocates nothing unless it refuses. [`FiaCall::taken_by`] tells who takes a call that is refused.
     ///
     /// # Errors
     /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this release does not

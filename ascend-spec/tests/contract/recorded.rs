@@ -119,6 +119,17 @@ impl Recorded {
 
     /// The contract's verdict for `target`, by the oldest version that can express the call there.
     pub(crate) fn check(&self, target: Target) -> Result<(), Refusal> {
+        self.asked(target, |call, version| {
+            call.check(version, target).map(|_| ())
+        })
+    }
+
+    /// Who takes a call that `target` refuses.
+    pub(crate) fn taken_by(&self, target: Target) -> Option<Target> {
+        self.asked(target, |call, version| call.taken_by(version, target, &[]))
+    }
+
+    fn asked<T>(&self, target: Target, ask: impl FnOnce(&FiaCall<'_>, Version) -> T) -> T {
         let tensor = |name: &str| {
             self.tensors
                 .get(name)
@@ -182,7 +193,7 @@ impl Recorded {
         let mut versions = Version::ALL.into_iter();
         let version =
             versions.find(|version| *version >= oldest.max(Version::V4) && version.runs_on(target));
-        call.check(version.unwrap_or(oldest), target).map(|_| ())
+        ask(&call, version.unwrap_or(oldest))
     }
 }
 

@@ -97,6 +97,56 @@ fn verdicts_agree_on_ascend_950() {
 }
 
 #[test]
+fn who_is_said_to_take_a_refused_call_takes_it() {
+    let calls = match std::env::var_os("ASCEND_VECTORS") {
+        Some(root) => {
+            let folder = Path::new(&root).join("params/targets");
+            let files = ["a2.jsonl", "ascend950.jsonl"].map(|file| folder.join(file));
+            files
+                .iter()
+                .flat_map(|file| recorded::calls_of(file))
+                .collect()
+        }
+        None => recorded::sample(),
+    };
+    let (mut newer, mut elsewhere) = (0, 0);
+    for call in &calls {
+        for soc in [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950] {
+            for target in Cann::ALL.map(|cann| Target::new(soc, cann)) {
+                let Err(Refusal::Violation(violation)) = call.check(target) else {
+                    continue;
+                };
+                let Some(other) = call.taken_by(target) else {
+                    continue;
+                };
+                assert!(other.cann >= target.cann && other != target, "{violation}");
+                *if other.soc == soc {
+                    &mut newer
+                } else {
+                    &mut elsewhere
+                } += 1;
+                let verdict = call.check(other);
+                assert!(
+                    verdict.is_ok(),
+                    "{}: {violation}, but {other}: {verdict:?}",
+                    call.id
+                );
+                let mut recorded = call.verdicts.iter();
+                let recorded =
+                    recorded.find(|(of, _)| of.cann == other.cann && of.soc.is_kin(other.soc));
+                assert!(
+                    recorded.is_none_or(|(_, accept)| *accept),
+                    "{}: {violation}",
+                    call.id
+                );
+            }
+        }
+    }
+    println!("{newer} refusals name a newer release, {elsewhere} another product");
+    assert!(newer > 20 && elsewhere > 5, "{newer}, {elsewhere}");
+}
+
+#[test]
 fn extreme_sizes_lengths_and_attributes_are_answered_on_every_target() {
     let products = [Soc::AtlasA2, Soc::Ascend950];
     let targets = products.map(|soc| Cann::ALL.map(|cann| Target::new(soc, cann)));

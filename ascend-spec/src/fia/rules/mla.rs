@@ -456,6 +456,10 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
             if mask.is_some() { "with" } else { "without" }
         ),
         "0 without a mask for single rows and packed queries, 3 with the [2048, 2048] mask for several rows",
+        match mode == SparseMode::Tree.acl() {
+            true => "the tree mask of mode 9 exists from CANN 9.1 on",
+            false => MODE.fix,
+        },
     );
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Mask shapes, sparse modes and tokens.
 
-use super::{Call, Probe, hold, hold_for_both, kept, mask, probe, triangle};
-use ascend_spec::TensorDesc;
+use super::{Call, Probe, hold, hold_for_both, kept, mask, probe, refusal, triangle};
 use ascend_spec::fia::FiaCall;
+use ascend_spec::{Cann, Soc, Target, TensorDesc};
 
 fn masked(call: Call, sparse_mode: i64, atten_mask: Option<TensorDesc>) -> Call {
     FiaCall {
@@ -341,4 +341,54 @@ fn beside_a_shared_prefix() {
             ),
         ]
     });
+}
+
+#[test]
+fn a_refused_tree_mask_names_the_release_that_has_it_and_what_does_without() {
+    let rows = |layout| masked(probe(layout, [2, 8, 2, 16, 64, 64]).call(), 9, triangle());
+    let latent = masked(
+        probe("BSND", [2, 8, 1, 4, 256, 512])
+            .bf16()
+            .paged_rope(128, 5),
+        9,
+        mask(&[2, 4, 4]),
+    );
+    for (call, soc, cann) in [
+        (rows("BNSD"), Soc::AtlasA2, Cann::V8_1),
+        (rows("BSH"), Soc::AtlasA2, Cann::V8_5),
+        (rows("TND"), Soc::AtlasA3, Cann::V9_0),
+        (rows("BSND"), Soc::Ascend950, Cann::V9_1),
+        (latent.clone(), Soc::AtlasA2, Cann::V8_5),
+    ] {
+        let said = refusal(&call, Target::new(soc, cann));
+        let helps = [
+            "mode 9, the tree mask, exists from CANN 9.1 on",
+            "mode 1",
+            "TreeVerification",
+        ];
+        assert!(helps.iter().all(|help| said.contains(help)), "{said}");
+    }
+    let said = refusal(&latent, Target::new(Soc::AtlasA2, Cann::V8_1));
+    assert!(
+        said.contains("the tree mask of mode 9 exists from CANN 9.1 on"),
+        "{said}"
+    );
+    hold(&[("the tree mask of latents", "rrra", latent)]);
+}
+
+#[test]
+fn a_triangle_over_single_rows_is_advised_away() {
+    let one =
+        |mode, atten_mask| masked(probe("BSND", [3, 4, 2, 1, 64, 64]).call(), mode, atten_mask);
+    for cann in [Cann::V8_5, Cann::V9_0] {
+        let target = Target::new(Soc::AtlasA2, cann);
+        let said = refusal(&one(3, triangle()), target);
+        assert!(
+            said.contains("fix: pass no mask and sparse mode 0"),
+            "{said}"
+        );
+        let said = refusal(&one(0, mask(&[3, 63])), target);
+        assert!(said.contains("fix: expand the mask"), "{said}");
+    }
+    hold(&[("as advised", "aaaa", one(0, None))]);
 }

@@ -173,26 +173,47 @@ fn rows(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Refusal> {
     if rows <= 1 {
         return Ok(());
     }
-    let fits = match f.kv_dtype() {
-        DType::Int4 => false,
+    let unmet = match f.kv_dtype() {
+        DType::Int4 => Some(("more than one", "1 row")),
         DType::Int8 => {
-            matches!(modes, (0, 0) | (1, 1))
-                && f.query.dtype == DType::Bf16
-                && f.out.dtype == DType::Bf16
-                && rows <= FiaCall::MOST_DECODE_ROWS
-                && !f.paged()
-                && !f.kv_list
-                && !crate::fia::rules::padding::given(f)
+            let bf16 = |desc: &TensorDesc| desc.dtype == DType::Bf16;
+            let conditions = [
+                (
+                    matches!(modes, (0, 0) | (1, 1)),
+                    "other modes than 0 or 1 of both",
+                    "modes 0 or 1 of key and value alike",
+                ),
+                (bf16(f.query), "a query of another dtype", "a BF16 query"),
+                (bf16(f.out), "an output of another dtype", "a BF16 output"),
+                (
+                    rows <= FiaCall::MOST_DECODE_ROWS,
+                    "too many of them",
+                    "at most 16 rows",
+                ),
+                (!f.paged(), "a block table", "dense keys"),
+                (!f.kv_list, "a tensor list", "one key and one value"),
+                (
+                    !crate::fia::rules::padding::given(f),
+                    "left padding",
+                    "no left padding",
+                ),
+            ];
+            let unmet = conditions.into_iter().find(|(holds, ..)| !holds);
+            unmet.map(|(_, given, allowed)| (given, allowed))
         }
-        _ => true,
+        _ => None,
     };
-    require!(
-        fits,
-        ROWS,
-        format_args!("{rows} rows over {} keys", f.kv_dtype()),
-        "1 row, or INT8 keys as said",
-    );
-    Ok(())
+    let Some((given, allowed)) = unmet else {
+        return Ok(());
+    };
+    let keys = f.kv_dtype();
+    Err(broken(
+        &ROWS,
+        format_args!("{rows} rows over {keys} keys with {given}"),
+        allowed,
+        ROWS.fix,
+    )
+    .into())
 }
 
 fn prefix(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Refusal> {

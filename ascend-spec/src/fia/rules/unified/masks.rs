@@ -13,7 +13,8 @@ rules! {
     in Scope::UNIFIED;
     MODE = "sparse_mode.unified", TILING_ERROR, V1, "check I4; Ascend 950, masks",
         "sparseMode is from 0 to 4; on Atlas A2 and A3 from 9.1 on also 9, the tree mask",
-        "modes 5 to 8 belong to the training operators";
+        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 and A3 with rotary \
+         parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's TreeVerification";
     FORM_MODE = "sparse_mode.form", TILING_ERROR, V3, "check I4; Ascend 950, M7",
         "the absorbed form takes sparse modes 0, 3, 4 and where there is one the tree mask of mode 9",
         "use mode 3 for causal attention, mode 4 for a window, mode 0 for neither";
@@ -179,6 +180,10 @@ fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Refusal> {
         format_args!(
             "[1 or {batch}, Sq, Skv] or [1 or {batch}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}"
         ),
+        match f.single && triangle(given) {
+            true => "pass no mask and sparse mode 0: a single row sees every key",
+            false => FULL.fix,
+        },
     );
     let (batch_stride, row, key) = match (&given.shape[..], &given.strides[..]) {
         ([_, _], &[b, j]) if f.q.rows == 1 && !f.packed() => (b, 0, j),
@@ -192,6 +197,12 @@ fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Refusal> {
         row,
         key,
     })
+}
+
+/// Whether a mask has the size of the compressed ones.
+fn triangle(given: &TensorDesc) -> bool {
+    let size = SparseMode::COMPRESSED_MASK_SIZE;
+    given.shape.ends_with(&[size, size])
 }
 
 /// The token counts: of the relations between them only these are left.

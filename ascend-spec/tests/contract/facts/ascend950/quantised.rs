@@ -1,9 +1,9 @@
 //! Quantised keys.
 
-use super::super::{Call, Probe, float, kept, of, probe, triangle, with};
+use super::super::{Call, Probe, float, kept, of, probe, refusal, triangle, with};
 use super::{hold, masked};
 use ascend_spec::fia::FiaCall;
-use ascend_spec::{DType, TensorDesc};
+use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 /// Quantised keys under a half-precision query, with scales of a mode.
 fn antiquant(p: Probe, keys: DType, modes: (i64, i64), scale: (DType, &[i64])) -> Call {
@@ -16,6 +16,51 @@ fn antiquant(p: Probe, keys: DType, modes: (i64, i64), scale: (DType, &[i64])) -
         key_antiquant_mode: modes.0,
         value_antiquant_mode: modes.1,
         ..p.call()
+    }
+}
+
+#[test]
+fn rows_over_quantised_keys_name_the_condition_that_is_not_met() {
+    let rows = |rows| probe("BNSD", [2, 8, 2, rows, 64, 128]);
+    let channel = (DType::Bf16, &[2, 128][..]);
+    let good = antiquant(rows(16).bf16(), DType::Int8, (0, 0), channel);
+    hold(&[("all of them", 'a', good.clone())]);
+    let half = (DType::Float16, &[2, 128][..]);
+    for (call, allowed) in [
+        (
+            antiquant(rows(17).bf16(), DType::Int8, (0, 0), channel),
+            "at most 16 rows",
+        ),
+        (
+            antiquant(rows(16), DType::Int8, (0, 0), half),
+            "a BF16 query",
+        ),
+        (
+            antiquant(rows(4).bf16(), DType::Int8, (2, 2), (DType::Bf16, &[2])),
+            "modes 0 or 1 of key and value alike",
+        ),
+        (
+            antiquant(rows(4).bf16(), DType::Int4, (0, 0), channel),
+            "1 row",
+        ),
+        (
+            with(&good, |call| {
+                call.attention_out = of(DType::Int8, &[2, 8, 16, 128])
+            }),
+            "a BF16 output",
+        ),
+        (
+            with(&good, |call| {
+                call.actual_seq_lengths_kv = Some(kept(vec![64, 64]));
+                call.kv_padding_size = of(DType::Int64, &[1]);
+            }),
+            "no left padding",
+        ),
+    ] {
+        let said = refusal(&call, Target::new(Soc::Ascend950, Cann::V9_1));
+        let names = said.starts_with("antiquant.rows")
+            && said.contains(&format!("allowed: {allowed}; fix"));
+        assert!(names, "{allowed}: {said}");
     }
 }
 
