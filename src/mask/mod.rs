@@ -17,6 +17,7 @@
 //! | local chunks | [`Masks::local`] | Llama 4 |
 //! | context parallel | [`Masks::context_parallel`] | decoding with drafts on several ranks, vLLM-Ascend |
 //! | token tree | [`Masks::tree`] | speculative verification, SGLang |
+//! | token tree without its context | [`Masks::drafts`], [`Masks::packed_drafts`] | the same from CANN 9.1 on, with rotary parts |
 //! | TriangleMix | [`Masks::triangle_mix`], [`TriangleLayers`] | sparse prefill of long prompts |
 //! | custom | [`Masks::custom`] | everything else |
 //!

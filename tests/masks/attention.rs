@@ -2,13 +2,15 @@
 
 use std::num::NonZeroU64;
 
+use ascend_attention::attention::Inputs;
 use ascend_attention::mask::{HostMask, MaskForm, TriangleLayers};
-use ascend_attention::spec::DType;
 use ascend_attention::spec::geometry::{
     ContextShard, TokenTree, TriangleMix, TrianglePart, TriangleRows,
 };
+use ascend_attention::spec::{Cann, DType, Soc};
 use ascend_attention::{
-    CausalOrigin, FusedInferAttention, InnerPrecise, Layout, Mask, SparseMode, Stream, f16,
+    CausalOrigin, FusedInferAttention, InnerPrecise, Layout, Machine, Mask, Runtime, SparseMode,
+    Stream, f16,
 };
 
 use super::harness::reference::{Logical, row};
@@ -233,4 +235,106 @@ fn attention_of_a_sequence_cut_between_two_cards_is_that_of_the_whole() {
         of(2..5, 4, masks.band(4, 1).unwrap()),
     ];
     same(&parts.concat(), &whole);
+}
+
+/// Rows that a call with rotary parts and a mask computes; queries of `rows` and keys of `keys` a sequence, padded or packed.
+fn with_rotary_parts(
+    stream: &Stream,
+    layout: Layout,
+    (rows, keys): (&[usize], &[usize]),
+    mask: Mask,
+) -> Vec<f16> {
+    let (heads, packed) = (2, layout.is_packed());
+    let tensor = |seed, lengths: &[usize], dim: usize| {
+        let longest = lengths.iter().copied().max().unwrap();
+        let shape = match packed {
+            true => vec![lengths.iter().sum(), heads, dim],
+            false => vec![lengths.len(), longest, heads, dim],
+        };
+        let elements = shape.iter().product::<usize>();
+        let data = Logical::<f16>::random(seed, [1, 1, 1, elements]).data;
+        stream.upload(&data, shape).unwrap()
+    };
+    let (query, query_rope) = (tensor(1, rows, 128), tensor(2, rows, 64));
+    let (key, value) = (tensor(3, keys, 128), tensor(4, keys, 128));
+    let key_rope = tensor(5, keys, 64);
+    let ends = |lengths: &[usize]| -> Vec<usize> {
+        let mut end = 0;
+        let cumulative = lengths.iter().map(|len| {
+            end += len;
+            if packed { end } else { *len }
+        });
+        cumulative.collect()
+    };
+    let inputs = Inputs::new(&query, &key, &value).rope(&query_rope, &key_rope);
+    let plan = FusedInferAttention::new(layout)
+        .heads(heads)
+        .kv_heads(heads)
+        .scale(1.0 / 192f64.sqrt())
+        .actual_seq_lengths(ends(rows))
+        .actual_seq_lengths_kv(ends(keys))
+        .mask(mask)
+        .plan_with(&inputs)
+        .unwrap();
+    let output = plan.launch_with::<f16>(stream, &inputs).unwrap();
+    let all = output.attention.download(stream).unwrap();
+    let longest = rows.iter().copied().max().unwrap();
+    let row = heads * 128;
+    let kept = rows.iter().enumerate().flat_map(|(b, len)| match packed {
+        true => all[rows[..b].iter().sum::<usize>() * row..][..len * row].to_vec(),
+        false => all[b * longest * row..][..len * row].to_vec(),
+    });
+    kept.collect()
+}
+
+#[test]
+fn masks_of_drafts_alone_show_what_full_masks_of_the_trees_show() {
+    let machine = Machine::new(Soc::AtlasA2, Cann::V9_1);
+    let device = Runtime::emulated_as(&machine).unwrap().device(0).unwrap();
+    let stream = device.stream().unwrap();
+    let trees = [
+        TokenTree::new(&[-1, 0, 0, 1, 1, 2, 3]).unwrap(),
+        TokenTree::new(&[-1, 0, 1, 0]).unwrap(),
+        TokenTree::new(&[-1]).unwrap(),
+    ];
+    let contexts = [33, 130, 5];
+    let each: Vec<&TokenTree> = trees.iter().collect();
+    let rows: Vec<usize> = trees.iter().map(TokenTree::len).collect();
+    let keys: Vec<usize> = rows
+        .iter()
+        .zip(contexts)
+        .map(|(len, context)| len + context)
+        .collect();
+    let behind: Vec<_> = trees
+        .iter()
+        .zip(contexts)
+        .map(|(tree, context)| tree.behind(context as u64))
+        .collect();
+    let full = || device.masks().tree(&behind, 7, 134).unwrap();
+    for (layout, drafts) in [
+        (Layout::Bsnd, device.masks().drafts(&each, 7).unwrap()),
+        (Layout::Tnd, device.masks().packed_drafts(&each).unwrap()),
+    ] {
+        assert_eq!(drafts.sparse_mode(), SparseMode::Tree);
+        let shape = drafts.tensor().unwrap().shape().to_vec();
+        assert_eq!(
+            shape,
+            if layout == Layout::Tnd {
+                vec![49 + 16 + 1]
+            } else {
+                vec![3, 7, 7]
+            }
+        );
+        let lengths = (&rows[..], &keys[..]);
+        let by_drafts = with_rotary_parts(&stream, layout, lengths, drafts);
+        let by_all = with_rotary_parts(&stream, layout, lengths, full());
+        assert_eq!(by_drafts, by_all, "{layout}");
+        let seen = with_rotary_parts(
+            &stream,
+            layout,
+            lengths,
+            device.masks().causal(CausalOrigin::RightDown).unwrap(),
+        );
+        assert_ne!(by_drafts, seen, "{layout}: the trees branch");
+    }
 }
