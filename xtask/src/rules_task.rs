@@ -21,7 +21,7 @@ FusedInferAttentionScore, or another operator by its name. The last column names
 entry of the operator's check list or the part of its documentation that the condition comes from; `CONTRIBUTING.md`
 explains the numbering.
 
-*A2, A3* and *Ascend 950* say in which releases of CANN a rule is asked on these products; `8.1` stands for 8.1 to 8.3, whose
+*A2, A3* and *Ascend 950* say in which releases of CANN a rule is asked on these products; `8.1` stands for 8.1 to 8.4, whose
 checks are those of a development snapshot of late 2025. Which of the operator's checks judge a call depends on the release:
 
 | release | unified checker | split-fuse path | decode and prefill path |

@@ -81,7 +81,7 @@ impl Version {
 
     /// Whether a product has this version in a release.
     ///
-    /// The snapshot that stands in for 8.1 to 8.3 has V4, which the headers of 8.1 do not declare yet.
+    /// The snapshot that stands in for 8.1 to 8.4 has V4, which is released from 8.5 on ([`Version::since_cann`]).
     pub fn runs_on(self, target: Target) -> bool {
         match target.soc {
             Soc::AtlasA2 | Soc::AtlasA3 => self != Version::V5 || target.cann >= Cann::V9_0,
