@@ -2,7 +2,7 @@
 
 use super::element::Element;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::tensors::{Grid, Plain, Sizes};
+use super::tensors::{Plain, Sizes, Strided};
 use ascend_spec::DType;
 use ascend_spec::fia::Rows;
 use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, HiFloat8};
@@ -202,7 +202,7 @@ pub(super) fn clear(out: &mut [Vector], step: usize, count: usize) {
 /// A tensor of `INT4` or `FLOAT4_E2M1`: two to a byte, the first in the low half.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nibbles {
-    grid: Grid<u8>,
+    grid: Strided<u8>,
     /// Whether they are floats.
     floats: bool,
 }
@@ -218,7 +218,7 @@ impl Nibbles {
     /// As for [`Source::new`].
     unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, floats: bool) -> Self {
         // Half bytes are counted as bytes where the grid looks at what an address can name, which is on the safe side.
-        let grid = Grid::new(base.cast_mut(), rows, sizes);
+        let grid = Strided::new(base.cast_mut(), rows, sizes);
         Nibbles { grid, floats }
     }
 

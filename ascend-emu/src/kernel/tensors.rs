@@ -42,7 +42,7 @@ impl Sizes {
 
 /// A tensor whose rows lie at the places of a [`View`].
 #[derive(Debug)]
-pub(super) struct Grid<T> {
+pub(super) struct Strided<T> {
     base: *mut T,
     view: View,
     /// Elements that lie side by side in an NZ cache, a multiple of [`WIDTH`]; 0 where a row is not cut into runs.
@@ -52,15 +52,15 @@ pub(super) struct Grid<T> {
     dense: bool,
 }
 
-impl<T> Clone for Grid<T> {
+impl<T> Clone for Strided<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Grid<T> {}
+impl<T> Copy for Strided<T> {}
 
-impl<T> Grid<T> {
+impl<T> Strided<T> {
     pub(super) fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
         let view = rows.view;
         let lanes = if rows.lanes.is_multiple_of(WIDTH) && sizes.dim.is_multiple_of(WIDTH) {
@@ -84,7 +84,7 @@ impl<T> Grid<T> {
         } else {
             Sizes { rows: 0, ..sizes }
         };
-        Grid {
+        Strided {
             base: base.cast(),
             view,
             lanes,
@@ -172,7 +172,7 @@ impl<T> Grid<T> {
 
 /// A tensor that is read, of elements of one type.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plain<T>(Grid<T>);
+pub(super) struct Plain<T>(Strided<T>);
 
 // SAFETY: the address is only read through, and whoever made the value vouches for that on any thread.
 unsafe impl<T: Element> Send for Plain<T> {}
@@ -184,7 +184,7 @@ impl<T: Element> Plain<T> {
     ///
     /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be read.
     pub(super) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes) -> Self {
-        Plain(Grid::new(base.cast_mut(), rows, sizes))
+        Plain(Strided::new(base.cast_mut(), rows, sizes))
     }
 
     pub(super) fn sizes(&self) -> Sizes {
@@ -282,7 +282,7 @@ fn put<T: Element, S: Simd>(
 
 /// A tensor that is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sink<T>(Grid<T>);
+pub(super) struct Sink<T>(Strided<T>);
 
 // SAFETY: the address is only written through, and whoever made the sink vouches for that on any thread.
 unsafe impl<T: Element> Send for Sink<T> {}
@@ -295,7 +295,7 @@ impl<T: Element> Sink<T> {
     /// As long as the sink is used, every element of `view` within `sizes`, counted from `base`, may be written, and
     /// nobody else reads or writes them. If the sink is not disjoint, only one thread at a time writes.
     pub(super) unsafe fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
-        Sink(Grid::new(base, rows, sizes))
+        Sink(Strided::new(base, rows, sizes))
     }
 
     /// Whether no two elements share memory, so that threads may write different rows at once.

@@ -73,7 +73,8 @@ impl<'a> FiaCall<'a> {
             entry::divides(self, layout, at.query)?;
         }
         routing.null_lengths()?;
-        let single = checker == Checker::Unified && !target.is_950() && routing.single();
+        let one_row = checker == Checker::Unified && routing.one_row();
+        let single = one_row && !target.is_950();
         let route = match checker {
             Checker::Decode => Route::Decode,
             Checker::Unified if single => Route::Decode,
@@ -133,6 +134,7 @@ impl<'a> FiaCall<'a> {
             target,
             checker,
             single,
+            one_row,
             route,
             batch,
             q,

@@ -72,9 +72,9 @@ impl Routing<'_> {
         self.legacy(at)
     }
 
-    /// One query row a sequence in a layout that says so, without rotary parts: the unified checker drops what such a
-    /// call says of mode, tokens and query.
-    pub(super) fn single(&self) -> bool {
+    /// One query row a sequence in a layout that says so, without rotary parts: but on Ascend 950 the unified checker drops
+    /// what such a call says of mode, tokens and query.
+    pub(super) fn one_row(&self) -> bool {
         matches!(self.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd)
             && self.q.rows == 1
             && self.q.dim == self.value_dim
@@ -262,7 +262,7 @@ impl Routing<'_> {
         let call = self.call;
         let prefix = call.key_shared_prefix.is_some() || call.value_shared_prefix.is_some();
         let kv_heads = call.num_key_value_heads;
-        self.single()
+        self.one_row()
             && (kv_heads == 0 || kv_heads == call.num_heads)
             && call.block_table.is_none()
             && match self.q.dim {

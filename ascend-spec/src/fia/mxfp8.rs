@@ -9,7 +9,9 @@ use crate::{TensorDesc, View};
 /// Elements that share a scale.
 const GROUP: i64 = 32;
 /// Elements that share a pair of scales.
-const PAIR: i64 = 2 * GROUP;
+pub(super) const PAIR: i64 = 2 * GROUP;
+/// Rows or elements that lie side by side in the scales of an NZ cache.
+pub(super) const LANES: i64 = 16;
 
 /// Scales of the query, `[T, N, D/64, 2]`, or grouped by key heads, `[Nk, T, G, D/64, 2]`.
 pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
@@ -39,7 +41,7 @@ pub(super) fn key(f: &Facts<'_>) -> Option<Affine> {
     let (strides, row, slot) = match (f.cache, &desc.strides[..]) {
         (None, &[row, head, pair, slot]) => ([0, head, row, pair], Cut::NONE, slot),
         (Some(Cache::Nz), &[block, head, rows, pair, row, slot]) => {
-            ([block, head, rows, pair], Cut::new(16, 1, row), slot)
+            ([block, head, rows, pair], Cut::new(LANES, 1, row), slot)
         }
         (Some(_), &[block, head, row, pair, slot]) => ([block, head, row, pair], Cut::NONE, slot),
         _ => return None,
@@ -62,7 +64,7 @@ pub(super) fn value(f: &Facts<'_>) -> Option<Affine> {
             ([pair, head, pair, dim], Cut::NONE, slot, Counts::Behind)
         }
         (Some(Cache::Nz), &[block, head, dims, pair, dim, slot]) => {
-            let dim = Cut::new(16, 1, dim);
+            let dim = Cut::new(LANES, 1, dim);
             ([block, head, pair, dims], dim, slot, Counts::Stored)
         }
         (Some(_), &[block, head, pair, dim, slot]) => {

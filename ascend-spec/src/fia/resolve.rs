@@ -3,9 +3,7 @@
 use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
 use super::rules::ascend950::Kind;
 use super::rules::{Facts, output, padding, prefix, pse};
-use super::{
-    Affine, Cache, Checker, MaskUse, Operand, Problem, Route, Slopes, Work, mxfp8, quantisation,
-};
+use super::{Affine, Cache, Checker, MaskUse, Operand, Problem, Slopes, Work, mxfp8, quantisation};
 use crate::{Axes, DType, SparseMode, TensorDesc, Unsupported, View};
 
 /// What is to be done, with the mode in force and the use of the mask.
@@ -196,7 +194,7 @@ fn quantised(f: &Facts<'_>, problem: &mut Problem<'_>) -> Result<(), Unsupported
     let small = Unsupported {
         feature: "a scale or offset smaller than its mode's grid",
     };
-    match scheme(f) {
+    match f.kind() {
         Kind::Half => {}
         Kind::Antiquant => {
             problem.key_affine = Some(quantisation::antiquant(f, 0).ok_or(small)?);
@@ -229,21 +227,6 @@ fn quantised(f: &Facts<'_>, problem: &mut Problem<'_>) -> Result<(), Unsupported
         problem.out_affine = Some(quantisation::output(f).ok_or(small)?);
     }
     Ok(())
-}
-
-/// What is quantised: on products other than Ascend 950 it follows from dtypes and path alone.
-fn scheme(f: &Facts<'_>) -> Kind {
-    if f.target.is_950() {
-        f.kind()
-    } else if f.antiquant() {
-        Kind::Antiquant
-    } else if f.query.dtype != DType::Int8 {
-        Kind::Half
-    } else if f.route == Route::Decode {
-        Kind::Absorbed
-    } else {
-        Kind::Tensor
-    }
 }
 
 /// Paged caches that go through unchecked and whose elements lie nobody knows where.

@@ -1,5 +1,7 @@
 //! Mask tensor, sparse mode and token window.
 
+use std::fmt;
+
 use super::{Facts, packed, padding, prefix, quant};
 use crate::fia::{MaskTensor, MaskUse, Route};
 use crate::geometry::TOKENS_UNBOUNDED;
@@ -217,27 +219,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
         SparseMode::Band => (call.pre_tokens, call.next_tokens),
         _ => (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED),
     };
-    // Older compilers cannot keep these arguments in a variable.
-    macro_rules! given {
-        () => {
-            format_args!(
-                "preTokens {}, nextTokens {} in mode {mode}",
-                call.pre_tokens, call.next_tokens
-            )
-        };
-    }
-    require!(
-        pre >= 0 || next >= 0,
-        TOKENS_NEGATIVE,
-        given!(),
-        "at most one negative",
-    );
-    require!(
-        next.saturating_add(pre) >= 0,
-        TOKENS_EMPTY,
-        given!(),
-        "preTokens + nextTokens of at least 0",
-    );
+    band(f, mode, (pre, next))?;
     let (next_limit, pre_limit) = match mode {
         SparseMode::DefaultMask => (Limit::Rows, Limit::Keys),
         SparseMode::Band if !f.packed() => (Limit::Keys, Limit::Rows),
@@ -252,7 +234,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
             if tokens <= shortest.saturating_neg() {
                 return Err(broken(
                     rule,
-                    given!(),
+                    Tokens(f, mode),
                     format_args!("above {}", shortest.saturating_neg()),
                     "the band must reach into the shortest sequence",
                 )
@@ -261,6 +243,38 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
         }
     }
     Ok((pre, next))
+}
+
+/// What a call says of the band, in a message.
+struct Tokens<'a>(&'a Facts<'a>, SparseMode);
+
+impl fmt::Display for Tokens<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tokens(Facts { call, .. }, mode) = self;
+        let (pre, next) = (call.pre_tokens, call.next_tokens);
+        write!(f, "preTokens {pre}, nextTokens {next} in mode {mode}")
+    }
+}
+
+/// The token counts in force, held against each other.
+pub(in crate::fia) fn band(
+    f: &Facts<'_>,
+    mode: SparseMode,
+    (pre, next): (i64, i64),
+) -> Result<(), Refusal> {
+    require!(
+        pre >= 0 || next >= 0 || f.is_950(),
+        TOKENS_NEGATIVE,
+        Tokens(f, mode),
+        "at most one negative",
+    );
+    require!(
+        next.saturating_add(pre) >= 0,
+        TOKENS_EMPTY,
+        Tokens(f, mode),
+        "preTokens + nextTokens of at least 0",
+    );
+    Ok(())
 }
 
 /// Which lengths a negative token count must stay below.

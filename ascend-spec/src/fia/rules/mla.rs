@@ -293,13 +293,7 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
         "512 three times, 64",
     );
     require!(f.kv_heads == 1, KV_HEADS, f.kv_heads, 1);
-    let heads = f.call.num_heads;
-    require!(
-        (1..=128).contains(&heads) && heads.count_ones() == 1,
-        HEADS,
-        heads,
-        "1, 2, 4, 8, 16, 32, 64, 128",
-    );
+    heads(f)?;
     let sliding = f.call.mode() == SparseMode::Band.acl();
     let rows = if f.packed() {
         packed::longest_query(f)
@@ -460,6 +454,18 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
             true => "the tree mask of mode 9 exists from CANN 9.1 on",
             false => MODE.fix,
         },
+    );
+    Ok(())
+}
+
+/// The number of query heads of the absorbed form.
+pub(in crate::fia) fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
+    let heads = f.call.num_heads;
+    require!(
+        (1..=128).contains(&heads) && heads.count_ones() == 1,
+        HEADS,
+        heads,
+        "1, 2, 4, 8, 16, 32, 64, 128",
     );
     Ok(())
 }

@@ -97,6 +97,8 @@ pub(in crate::fia) struct Facts<'a> {
     /// Whether the unified checker takes it for a single query row a sequence, of which it drops mode and tokens. Never on
     /// Ascend 950.
     pub(in crate::fia) single: bool,
+    /// Whether it has one query row a sequence, in a layout that says so, on Ascend 950 too.
+    pub(in crate::fia) one_row: bool,
     pub(in crate::fia) route: Route,
     /// Number of sequences; packed layouts have it in the length array alone.
     pub(in crate::fia) batch: i64,

@@ -3,7 +3,7 @@
 use super::{Facts, packed, paged, sink};
 use crate::fia::MaskUse;
 use crate::rule::{require, rules};
-use crate::{Cann, Refusal, SparseMode};
+use crate::{Refusal, SparseMode};
 
 rules! {
     in Scope::A2_A3.since(V8_5);
@@ -109,20 +109,8 @@ fn mask(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
         ),
         "mode 0 without a mask, modes 3 and 4 with [2048, 2048]",
     );
-    let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
-    if mode == SparseMode::Band && f.since(Cann::V9_0) {
-        require!(
-            pre >= 0 || next >= 0,
-            super::mask::TOKENS_NEGATIVE,
-            format_args!("preTokens {pre}, nextTokens {next}"),
-            "at most one negative",
-        );
-        require!(
-            next.saturating_add(pre) >= 0,
-            super::mask::TOKENS_EMPTY,
-            format_args!("preTokens {pre}, nextTokens {next}"),
-            "preTokens + nextTokens of at least 0",
-        );
+    if mode == SparseMode::Band {
+        super::mask::band(f, mode, (f.call.pre_tokens, f.call.next_tokens))?;
     }
     let usage = match mode {
         SparseMode::DefaultMask => MaskUse::None,

@@ -28,13 +28,7 @@ rules! {
 /// The absorbed form.
 pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
-    let heads = call.num_heads;
-    require!(
-        (1..=128).contains(&heads) && heads.count_ones() == 1,
-        mla::HEADS,
-        heads,
-        "1, 2, 4, 8, 16, 32, 64, 128",
-    );
+    mla::heads(f)?;
     require!(
         f.out.dtype == DType::Bf16,
         OUT_DTYPE,

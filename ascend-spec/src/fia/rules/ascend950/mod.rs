@@ -5,6 +5,7 @@ pub mod full_quant;
 pub mod mxfp8;
 
 use super::Facts;
+use crate::fia::Route;
 use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal};
 
@@ -57,7 +58,16 @@ pub(in crate::fia) enum Kind {
 }
 
 impl Facts<'_> {
+    /// What is quantised: on products other than Ascend 950 it follows from dtypes and path alone.
     pub(in crate::fia) fn kind(&self) -> Kind {
+        if !self.is_950() {
+            return match (self.antiquant(), self.query.dtype, self.route) {
+                (true, ..) => Kind::Antiquant,
+                (false, DType::Int8, Route::Decode) => Kind::Absorbed,
+                (false, DType::Int8, Route::Prefill) => Kind::Tensor,
+                _ => Kind::Half,
+            };
+        }
         let call = self.call;
         let modes = (
             call.query_quant_mode,

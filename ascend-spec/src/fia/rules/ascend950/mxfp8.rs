@@ -2,6 +2,7 @@
 
 use super::{OUT_DTYPE, UNUSED, alone, heads, modes};
 use crate::fia::Cache;
+use crate::fia::mxfp8::{LANES, PAIR};
 use crate::fia::rules::Facts;
 use crate::fia::rules::paged::blocks;
 use crate::rule::{require, rules};
@@ -89,7 +90,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
 fn scales(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let (t, n, nk) = (f.q.rows, f.call.num_heads, f.kv_heads);
-    let (pairs, dim) = (f.q.dim / 64, f.v.dim);
+    let (pairs, dim) = (f.q.dim / PAIR, f.v.dim);
     let query = [
         Dims::of([t, n, pairs, 2]),
         Dims::of([nk, t, n / nk.max(1), pairs, 2]),
@@ -98,19 +99,19 @@ fn scales(f: &Facts<'_>) -> Result<(), Refusal> {
     let (key, value) = match f.cache {
         None => {
             let groups =
-                crate::fia::rules::lengths::total(f.call, f.batch(), |b| blocks(f.kv_len(b), 64));
+                crate::fia::rules::lengths::total(f.call, f.batch(), |b| blocks(f.kv_len(b), PAIR));
             (
                 Dims::of([f.k.rows, nk, pairs, 2]),
                 Dims::of([groups, nk, dim, 2]),
             )
         }
         Some(Cache::Nz) => (
-            Dims::of([bn, nk, blocks(bs, 16), pairs, 16, 2]),
-            Dims::of([bn, nk, dim / 16, blocks(bs, 64), 16, 2]),
+            Dims::of([bn, nk, blocks(bs, LANES), pairs, LANES, 2]),
+            Dims::of([bn, nk, dim / LANES, blocks(bs, PAIR), LANES, 2]),
         ),
         Some(_) => (
             Dims::of([bn, nk, bs, pairs, 2]),
-            Dims::of([bn, nk, blocks(bs, 64), dim, 2]),
+            Dims::of([bn, nk, blocks(bs, PAIR), dim, 2]),
         ),
     };
     let is = |scale: &Option<TensorDesc>, shapes: &[Dims]| {

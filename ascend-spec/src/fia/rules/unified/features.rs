@@ -5,7 +5,7 @@ use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, heads, packed, padding, prefix, pse, sink};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
-use crate::{Axes, Cann, DType, Layout, Refusal, TensorDesc};
+use crate::{Axes, Cann, DType, Refusal, TensorDesc};
 
 rules! {
     in Scope::UNIFIED;
@@ -131,16 +131,8 @@ pub(in crate::fia) fn left_padding(f: &Facts<'_>) -> Result<(), Refusal> {
 
 /// Whether the padding of the keys is looked at.
 pub(in crate::fia) fn key_padding(f: &Facts<'_>) -> bool {
-    let counts = |size| !one_row(f) || key_counts(f, size);
+    let counts = |size| !f.one_row || key_counts(f, size);
     f.call.kv_padding_size.as_ref().is_some_and(counts)
-}
-
-/// Whether a call has one row a sequence in a layout that says so.
-fn one_row(f: &Facts<'_>) -> bool {
-    f.q.rows == 1
-        && matches!(f.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd)
-        && f.q.dim == f.v.dim
-        && !f.rope()
 }
 
 /// Whether the padding of a single row's keys counts rather than being ignored.

@@ -218,19 +218,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
         SparseMode::Band => (call.pre_tokens, call.next_tokens),
         _ => return Ok(unbounded),
     };
-    let given = format_args!("preTokens {pre}, nextTokens {next} in mode {mode}");
-    require!(
-        pre >= 0 || next >= 0 || f.is_950(),
-        mask::TOKENS_NEGATIVE,
-        given,
-        "at most one negative",
-    );
-    require!(
-        next.saturating_add(pre) >= 0,
-        mask::TOKENS_EMPTY,
-        given,
-        "preTokens + nextTokens of at least 0",
-    );
+    mask::band(f, mode, (pre, next))?;
     Ok((pre, next))
 }
 

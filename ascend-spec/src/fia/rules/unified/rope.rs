@@ -51,19 +51,13 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         "128 or 512 three times",
     );
     if f.form() == Form::Absorbed {
-        let heads = call.num_heads;
         require!(
             f.kv_heads == 1 && (call.num_key_value_heads == 1 || !f.since(Cann::V9_1)),
             KV_HEADS,
             call.num_key_value_heads,
             1,
         );
-        require!(
-            (1..=128).contains(&heads) && heads.count_ones() == 1,
-            mla::HEADS,
-            heads,
-            "1, 2, 4, 8, 16, 32, 64, 128",
-        );
+        mla::heads(f)?;
     }
     shapes(f, q_rope, k_rope)?;
     require!(
