@@ -128,8 +128,7 @@ impl<'a> Inputs<'a> {
     /// One more logit for each head, in the maximum and the denominator of the softmax but without a value
     /// (`learnableSink`): `[N]`, of BF16; of the query's type from CANN 9.0 on where it is packed, and on Ascend 950.
     ///
-    /// Since V4 of the operator, CANN 8.5, in every layout. The snapshot that the emulation passes for by default has it for TND
-    /// and NTD_TND.
+    /// Since V4 of the operator, CANN 8.5, in every layout.
     pub fn learnable_sink<T: Element>(self, sink: &'a Tensor<T>) -> Self {
         self.learnable_sink_of_any(sink)
     }
