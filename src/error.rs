@@ -139,14 +139,14 @@ pub enum Error {
     },
     /// The installed CANN lacks an operator that has one version only.
     #[error(
-        "{library} does not export {operator}: it comes with {since} of CANN; install that, or {instead}"
+        "{library} does not export {operator}: it comes with CANN {since}; install a newer release, or {instead}"
     )]
     MissingOperator {
         /// The operator.
         operator: &'static str,
         /// The library that should export it.
         library: &'static str,
-        /// The first CANN release that has it.
+        /// The CANN releases that have it: a name, or `after` one that does not.
         since: &'static str,
         /// What does without it.
         instead: &'static str,

@@ -54,7 +54,7 @@ pub enum MachineError {
     #[error(transparent)]
     Unreleased(#[from] UnreleasedTarget),
     /// The process has asked for as many machines already.
-    #[error("{given} more, after as many as there may be; allowed: {most} in a process")]
+    #[error("one more of the {given} that this process emulates; allowed: {most}")]
     TooMany {
         /// What there are too many of.
         given: &'static str,
@@ -67,9 +67,9 @@ impl Default for Machine {
     /// An Atlas A2 (`Ascend910B3`) with the newest release.
     fn default() -> Self {
         Machine {
-            soc_name: c"Ascend910B3".to_owned(),
+            soc_name: CString::new(Self::DEFAULT_SOC.chip_name()).unwrap_or_default(),
             behaviour: Behaviour {
-                target: Target::new(Soc::AtlasA2, Self::DEFAULT_CANN),
+                target: Target::new(Self::DEFAULT_SOC, Self::DEFAULT_CANN),
                 operator: Version::newest_of(Self::DEFAULT_CANN),
             },
         }
@@ -79,6 +79,8 @@ impl Default for Machine {
 impl Machine {
     /// The release where none is chosen.
     pub const DEFAULT_CANN: Cann = Cann::NEWEST;
+    /// The product where none is chosen.
+    const DEFAULT_SOC: Soc = Soc::AtlasA2;
 
     /// A chip by its name, such as `Ascend910B3`, with a release.
     ///
@@ -99,22 +101,13 @@ impl Machine {
         })
     }
 
-    /// The machine of a chip and a release, either of which may be left open: an open chip is the default machine's, an
-    /// open release the default one or, where that does not know the chip, the newest.
+    /// The machine of a chip and a release, either of which may be left open: it is that of the default machine.
     ///
     /// # Errors
     /// As for [`Machine::new`].
     pub(crate) fn chosen(soc_name: Option<&str>, cann: Option<Cann>) -> Result<Self, MachineError> {
-        match (soc_name, cann) {
-            (None, None) => Ok(Machine::default()),
-            (None, Some(cann)) => Machine::new("Ascend910B3", cann),
-            (Some(soc_name), Some(cann)) => Machine::new(soc_name, cann),
-            (Some(soc_name), None) => {
-                let newest = Machine::new(soc_name, Cann::NEWEST)?;
-                let cann = Target::with_default(newest.target().soc, Self::DEFAULT_CANN).cann;
-                Machine::new(soc_name, cann)
-            }
-        }
+        let soc_name = soc_name.unwrap_or(Self::DEFAULT_SOC.chip_name());
+        Machine::new(soc_name, cann.unwrap_or(Self::DEFAULT_CANN))
     }
 
     /// The machine with another newest version of the attention operator than its release has.
@@ -202,14 +195,14 @@ pub(crate) fn slot_of(machine: &Machine) -> Result<Slot, MachineError> {
         true => 0,
         false => {
             let place = place_of(&OTHERS, &machine.behaviour);
-            place.ok_or_else(full("a machine of another behaviour", SLOTS))?
+            place.ok_or_else(full("different machines", SLOTS))?
         }
     };
     let name = match machine.soc_name == own.soc_name {
         true => 0,
         false => {
             let place = place_of(&OTHER_NAMES, &machine.soc_name);
-            place.ok_or_else(full("a chip of another name", NAMES))?
+            place.ok_or_else(full("chip names", NAMES))?
         }
     };
     Ok(Slot { behaviour, name })
@@ -289,12 +282,16 @@ mod tests {
                 Err(MachineError::Unreleased(UnreleasedTarget { target }))
             );
         }
-        let newest = Machine::chosen(Some("Ascend950PR_9599"), None).unwrap();
-        assert!(newest.target().cann >= Machine::DEFAULT_CANN && newest.target().is_released());
+        let chosen = |soc_name, cann| Machine::chosen(soc_name, cann).unwrap();
         assert_eq!(
-            newest,
-            Machine::new("Ascend950PR_9599", Cann::NEWEST).unwrap()
+            chosen(Some("Ascend950PR_9599"), None).target(),
+            Target::new(Soc::Ascend950, Cann::V9_1)
         );
+        assert_eq!(
+            chosen(None, Some(Cann::V8_5)).target(),
+            Target::new(Soc::AtlasA2, Cann::V8_5)
+        );
+        assert_eq!(chosen(None, None), Machine::default());
     }
 
     #[test]

@@ -26,13 +26,11 @@ impl OperatorVersion {
         }
     }
 
-    /// The first CANN release known to export it.
+    /// The CANN releases known to export it, as they stand behind "CANN": the first one, or `after` one that does not.
     pub const fn since_cann(self) -> &'static str {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.since_cann(),
-            OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
-                "a release after 8.1"
-            }
+            OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => "after 8.1",
         }
     }
 

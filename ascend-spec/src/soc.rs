@@ -63,6 +63,18 @@ impl Soc {
         Cann::ALL.into_iter().filter(known)
     }
 
+    /// A chip of the product, by the name that `aclrtGetSocName` gives it.
+    pub const fn chip_name(self) -> &'static str {
+        match self {
+            Soc::AtlasA2 => "Ascend910B3",
+            Soc::AtlasA3 => "Ascend910_9391",
+            Soc::Ascend950 => "Ascend950PR_9599",
+            Soc::AtlasInference => "Ascend310P3",
+            Soc::AtlasTraining => "Ascend910A",
+            Soc::Atlas200I500A2 => "Ascend310B1",
+        }
+    }
+
     /// The product's name.
     pub const fn name(self) -> &'static str {
         match self {

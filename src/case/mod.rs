@@ -81,7 +81,7 @@ mod write_file;
 use std::collections::BTreeMap;
 
 use ascend_spec::fia::Version;
-use ascend_spec::{Cann, DType, Soc, Target};
+use ascend_spec::{Cann, DType, Soc, SparseMode, Target};
 
 pub use attributes::Attributes;
 pub use compare::{Comparison, Deviation};
@@ -202,6 +202,12 @@ impl Case {
         self.tensors.get(&parameter)
     }
 
+    /// Whether its sparse mode has a standard mask.
+    fn takes_compressed_mask(&self) -> bool {
+        SparseMode::from_acl(self.attributes.sparse_mode)
+            .is_none_or(SparseMode::takes_compressed_mask)
+    }
+
     /// Whether the parts of the case fit together.
     fn consistent(&self) -> Result<(), CaseError> {
         let wrong = |why| Err(CaseError::Contradiction(why));
@@ -217,9 +223,9 @@ impl Case {
                     "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave out the other",
                 );
             }
-            MaskKind::Compressed if matches!(self.attributes.sparse_mode, 0 | 1 | 9) => {
+            MaskKind::Compressed if !self.takes_compressed_mask() => {
                 return wrong(
-                    "`atten_mask_kind` is `compressed`, and `sparse_mode` 0, 1 or 9, which has no compressed mask: give the tensor \
+                    "`atten_mask_kind` is `compressed`, and `sparse_mode` is one that has no compressed mask: give the tensor \
                      `atten_mask`, or use modes 2 to 4",
                 );
             }

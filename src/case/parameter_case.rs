@@ -265,7 +265,7 @@ impl ParameterCase {
                 object.insert("release".to_owned(), release.name().into());
             }
             if let Some(soc) = self.soc {
-                object.insert("soc".to_owned(), chip(soc).into());
+                object.insert("soc".to_owned(), soc.chip_name().into());
             }
             if let Some(operator) = &self.operator {
                 object.insert("op".to_owned(), operator.as_str().into());
@@ -346,18 +346,6 @@ const LABELS: [&str; 9] = [
     "invalid_row_correction",
     "run_as_bsh",
 ];
-
-/// A chip of a product, as CANN names it.
-fn chip(soc: Soc) -> &'static str {
-    match soc {
-        Soc::AtlasA2 => "Ascend910B3",
-        Soc::AtlasA3 => "Ascend910_9382",
-        Soc::Ascend950 => "Ascend950PR_9599",
-        Soc::AtlasInference => "Ascend310P3",
-        Soc::AtlasTraining => "Ascend910A",
-        Soc::Atlas200I500A2 => "Ascend310B1",
-    }
-}
 
 /// What the value of a name is.
 fn takes(name: &str) -> Option<&'static str> {

@@ -330,7 +330,7 @@ mod tests {
         ));
         assert_eq!(
             missing.to_string(),
-            "libopapi.so does not export aclnnScatterPaKvCache: it comes with a release after 8.1 of CANN; install that, \
+            "libopapi.so does not export aclnnScatterPaKvCache: it comes with CANN after 8.1; install a newer release, \
              or do without"
         );
     }

@@ -100,10 +100,8 @@ impl Context {
 
     /// What the operators' rules hold for.
     pub(crate) fn target(&self) -> Result<Target> {
-        Ok(Target::new(
-            self.soc()?,
-            self.runtime.installed().release.cann(),
-        ))
+        let cann = self.runtime.installed().release.cann();
+        Ok(Target::new(self.soc()?, cann).released()?)
     }
 
     /// Whether two handles are of one device of one runtime and may meet in one call.

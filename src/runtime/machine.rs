@@ -34,15 +34,7 @@ impl Machine {
     /// A chip of a product, with a release. One that does not know the product makes no machine: asking for its runtime
     /// is an error.
     pub fn new(soc: Soc, cann: Cann) -> Self {
-        let name = match soc {
-            Soc::AtlasA2 => "Ascend910B3",
-            Soc::AtlasA3 => "Ascend910_9391",
-            Soc::Ascend950 => "Ascend950PR_9599",
-            Soc::AtlasInference => "Ascend310P3",
-            Soc::AtlasTraining => "Ascend910A",
-            Soc::Atlas200I500A2 => "Ascend310B1",
-        };
-        Self::named(name, cann)
+        Self::named(soc.chip_name(), cann)
     }
 
     /// A chip by its name, such as `Ascend910B3`, with a release.
@@ -81,8 +73,8 @@ pub(super) fn refused(error: ascend_emu::MachineError) -> crate::Error {
         Unreleased(target) => crate::Error::Unreleased(target),
         TooMany { given, most } => crate::Error::invalid(
             "machine",
-            format_args!("{given} after {most}"),
-            format_args!("{most} in a process"),
+            format_args!("one more of the {given} that this process emulates"),
+            format_args!("{most}"),
         ),
         other => {
             crate::Error::invalid("machine", other, "a chip of a known product with a release")

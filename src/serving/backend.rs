@@ -223,9 +223,7 @@ impl RefusedBackend {
         };
         let taken_by = match &why {
             Error::Violation(violation) => violation.taken_by,
-            Error::OperatorVersion { since, .. } | Error::MissingOperator { since, .. } => {
-                release(since)
-            }
+            Error::OperatorVersion { since, .. } => release(since),
             _ => None,
         };
         Self {

@@ -64,10 +64,8 @@ fn emulator(arguments: &[&str]) -> Result<String, String> {
             "--release" => release = true,
             "--cann" => {
                 let text = rest.next().copied().unwrap_or_default();
-                let of = |cann: &Cann| cann.to_string() == text;
-                cann = Some(Cann::ALL.into_iter().find(of).ok_or_else(|| {
-                    format!("--cann: given {text:?}, allowed: 8.1, 8.5, 9.0, 9.1")
-                })?);
+                let chosen = text.parse::<Cann>();
+                cann = Some(chosen.map_err(|error| format!("--cann: {error}"))?);
             }
             _ if folder.is_none() && !argument.starts_with('-') => folder = Some(argument),
             _ => return Err(USAGE.to_owned()),

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
-use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
@@ -225,7 +225,8 @@ impl LiveCall {
                 _ => (desc.shape, read(tensor, 0..bytes_of(tensor))?),
             };
             if *operand == Operand::AttenMask
-                && !matches!(self.attributes.sparse_mode, 0 | 1)
+                && SparseMode::from_acl(self.attributes.sparse_mode)
+                    .is_some_and(SparseMode::takes_compressed_mask)
                 && is_compressed(self.context.soc().ok(), desc, &data)
             {
                 case.mask = MaskKind::Compressed;
