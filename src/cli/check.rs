@@ -232,17 +232,15 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                             return unreadable(place, &error.to_string(), arguments.json, output);
                         }
                     };
-                    let oldest =
-                        Version::oldest_for(&call).max(case.op_version.unwrap_or(Version::V1));
+                    let at_least = case.op_version.unwrap_or(Version::V1);
                     let one = |target| {
                         let content = Some(&*case);
-                        let runs = |of: &Version| *of >= oldest && of.runs_on(target);
-                        let version = Version::ALL.into_iter().find(runs);
+                        let version = Version::oldest_on(&call, at_least, target);
                         check(
                             case.name.clone(),
                             of(target),
                             (&call, content),
-                            Some(version.unwrap_or(oldest)),
+                            Some(version),
                             target,
                         )
                     };
@@ -313,14 +311,8 @@ fn check(
     version: Option<Version>,
     target: Target,
 ) -> Checked {
-    let oldest = Version::oldest_for(call);
-    let newer = || {
-        Version::ALL
-            .into_iter()
-            .filter(|version| *version >= oldest)
-    };
-    let runs = || newer().find(|version| version.runs_on(target));
-    let version = version.or_else(runs).unwrap_or(oldest);
+    let oldest = || Version::oldest_on(call, Version::V1, target);
+    let version = version.unwrap_or_else(oldest);
     let mut checked = Checked {
         id,
         target,

@@ -90,15 +90,10 @@ impl FiaCall<'_> {
     /// assert_eq!(call.taken_by(Version::V1, old, &[]), Some(Target::new(Soc::AtlasA2, Cann::V8_5)));
     /// ```
     pub fn taken_by(&self, at_least: Version, target: Target, allowed: &[&str]) -> Option<Target> {
-        let oldest = Version::oldest_for(self).max(at_least);
         let takes = |other: &Target| {
-            let versions = Version::ALL.into_iter().filter(|v| *v >= oldest);
-            let version = versions.into_iter().find(|v| v.runs_on(*other));
-            other.is_released()
-                && version.is_some_and(|version| {
-                    let checked = self.check(version, *other);
-                    checked.is_ok_and(|problem| problem.lint(allowed).is_ok())
-                })
+            let version = Version::oldest_on(self, at_least, *other);
+            let checked = self.check(version, *other);
+            other.is_released() && checked.is_ok_and(|problem| problem.lint(allowed).is_ok())
         };
         let from = |soc, of: fn(&Cann, &Cann) -> bool| {
             let releases = Cann::ALL.into_iter();

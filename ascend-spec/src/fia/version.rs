@@ -90,6 +90,14 @@ impl Version {
         }
     }
 
+    /// The version that a call goes to: the oldest, `at_least` one, that can express it and that the product has in the
+    /// release. Where it has none, the oldest that can express it, which the check refuses.
+    pub fn oldest_on(call: &FiaCall<'_>, at_least: Version, target: Target) -> Version {
+        let oldest = Version::oldest_for(call).max(at_least);
+        let able = |version: &Version| *version >= oldest && version.runs_on(target);
+        Version::ALL.into_iter().find(able).unwrap_or(oldest)
+    }
+
     /// The oldest version whose arguments can express `call`, whatever the product.
     pub fn oldest_for(call: &FiaCall<'_>) -> Version {
         if call.q_start_idx.is_some() || call.kv_start_idx.is_some() || call.pse_type != 0 {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
-use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target, TensorDesc};
+use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
@@ -41,9 +41,9 @@ impl LiveCall {
         bindings: &impl Bindings,
         at_least: Version,
     ) -> Self {
-        let version = context
-            .target()
-            .map_or(at_least, |target| chosen(call, at_least, target));
+        let version = context.target().map_or(at_least, |target| {
+            Version::oldest_on(call, at_least, target)
+        });
         let mut live = Self {
             context: Arc::clone(context),
             version,
@@ -298,19 +298,12 @@ impl LiveCall {
     /// What the contract says: the rule that refuses the call, the feature that is not there, or nothing.
     fn verdict(&self, call: &FiaCall<'_>) -> Option<&'static str> {
         let target = self.context.target().ok()?;
-        match call.check(chosen(call, self.version, target), target) {
+        match call.check(Version::oldest_on(call, self.version, target), target) {
             Ok(_) => None,
             Err(Refusal::Violation(violation)) => Some(violation.rule.id),
             Err(Refusal::Unsupported(unsupported)) => Some(unsupported.feature),
         }
     }
-}
-
-/// The oldest version, `at_least` one, that can express a call and runs on the product.
-fn chosen(call: &FiaCall<'_>, at_least: Version, target: Target) -> Version {
-    let oldest = Version::oldest_for(call).max(at_least);
-    let runs = |of: &Version| *of >= oldest && of.runs_on(target);
-    Version::ALL.into_iter().find(runs).unwrap_or(oldest)
 }
 
 /// An output as a case expects it: FLOAT; `None` if its type has no such form.

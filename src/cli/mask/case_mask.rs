@@ -18,9 +18,9 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
     let description = case.describe();
     let call = description.call(&case);
     let target = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
-    let oldest = Version::oldest_for(&call).max(case.op_version.unwrap_or(Version::V1));
+    let at_least = case.op_version.unwrap_or(Version::V1);
     let problem = call
-        .check(oldest, target)
+        .check(Version::oldest_on(&call, at_least, target), target)
         .map_err(|error| trouble(file, &error))?;
     if sequence >= problem.batch {
         return Err(trouble(
