@@ -282,7 +282,7 @@ mod tests {
     fn halves_of_a_byte_are_filled_from_below() {
         assert_eq!(pack_nibbles(&[1, 2, 3]), [0x21, 0x03]);
         assert_eq!(pack_nibbles(&[0xff, 0xf0]), [0x0f]);
-        assert_eq!(pack_nibbles(&[]), []);
+        assert_eq!(pack_nibbles(&[]), Vec::<u8>::new());
     }
 
     proptest! {

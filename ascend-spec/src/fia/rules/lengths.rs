@@ -2,6 +2,7 @@
 
 use super::Facts;
 use crate::fia::FiaCall;
+use crate::fia::rules::one_or::OneOr;
 use crate::rule::{broken, require, rules};
 use crate::{Layout, Refusal};
 use std::fmt;
@@ -140,7 +141,7 @@ pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
         counted(lengths, f.batch()),
         Q_COUNT,
         format_args!("{} entries", lengths.len()),
-        format_args!("1 or {}", f.batch),
+        OneOr(f.batch),
     );
     q_range(f, lengths)
 }
@@ -173,7 +174,7 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
         counted(lengths, f.batch()),
         KV_COUNT,
         format_args!("{} entries", lengths.len()),
-        format_args!("1 or {}", f.batch),
+        OneOr(f.batch),
     );
     kv_range(f, lengths, f.prefill())
 }

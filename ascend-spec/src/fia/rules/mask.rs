@@ -1,5 +1,6 @@
 //! Mask tensor, sparse mode and token window.
 
+use crate::fia::rules::one_or::OneOr;
 use std::fmt;
 
 use super::{Facts, packed, padding, prefix, quant};
@@ -190,8 +191,8 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
         FULL,
         mask.shape,
         format_args!(
-            "[Sq, Skv], [1 or {batch}, Sq, Skv] or [1 or {batch}, 1, Sq, Skv] with Sq at least {rows}, \
-             Skv at least {keys}"
+            "[Sq, Skv], [{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
+            one = OneOr(batch)
         ),
     );
     let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {

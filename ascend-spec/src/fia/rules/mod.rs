@@ -15,6 +15,7 @@ pub mod mla;
 pub(in crate::fia) mod mla_antiquant;
 pub(in crate::fia) mod mla_int8;
 pub(in crate::fia) mod mla_sliding;
+mod one_or;
 pub mod output;
 pub mod packed;
 pub mod padding;

@@ -1,6 +1,7 @@
 //! Additive position bias.
 
 use super::{Facts, Given, packed};
+use crate::fia::rules::one_or::OneOr;
 use crate::fia::{Checker, FiaCall};
 use crate::rule::{require, rules};
 use crate::{DType, Refusal, Target, TensorDesc};
@@ -154,8 +155,9 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         SHAPE,
         pse.shape,
         format_args!(
-            "[1 or {}, {}, {rows}, {keys}], the last two at least",
-            f.batch, f.call.num_heads
+            "[{}, {}, {rows}, {keys}], the last two at least",
+            OneOr(f.batch),
+            f.call.num_heads
         ),
     );
     Ok(())

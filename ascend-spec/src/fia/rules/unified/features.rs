@@ -2,6 +2,7 @@
 
 use super::masks;
 use crate::fia::rules::ascend950::Kind;
+use crate::fia::rules::one_or::OneOr;
 use crate::fia::rules::{Facts, heads, packed, padding, prefix, pse, sink};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
@@ -67,8 +68,9 @@ pub(in crate::fia) fn bias(f: &Facts<'_>) -> Result<(), Refusal> {
         pse::SHAPE,
         bias.shape,
         format_args!(
-            "[1 or {}, {}, {rows}, {keys}], the last two at least",
-            f.batch, f.call.num_heads
+            "[{}, {}, {rows}, {keys}], the last two at least",
+            OneOr(f.batch),
+            f.call.num_heads
         ),
     );
     Ok(())

@@ -1,5 +1,6 @@
 //! Length arrays of the unified checker.
 
+use crate::fia::rules::one_or::OneOr;
 use crate::fia::rules::{Facts, lengths, packed};
 use crate::rule::require;
 use crate::{Axes, Cann, Refusal};
@@ -16,7 +17,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
             counted(f, all),
             lengths::Q_COUNT,
             format_args!("{} entries", all.len()),
-            format_args!("1 or {}", f.batch),
+            OneOr(f.batch),
         );
         lengths::q_range(f, all)?;
     }
@@ -27,7 +28,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         counted(f, all),
         lengths::KV_COUNT,
         format_args!("{} entries", all.len()),
-        format_args!("1 or {}", f.batch),
+        OneOr(f.batch),
     );
     lengths::kv_range(f, all, true)
 }

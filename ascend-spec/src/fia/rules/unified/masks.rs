@@ -1,5 +1,6 @@
 //! Mask tensor, sparse mode and token window of the unified checker.
 
+use crate::fia::rules::one_or::OneOr;
 use crate::fia::rules::{Facts, mask, padding, prefix, quant};
 use crate::fia::{MaskTensor, MaskUse, TreeMask};
 use crate::geometry::TOKENS_UNBOUNDED;
@@ -178,7 +179,8 @@ fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Refusal> {
         FULL,
         given.shape,
         format_args!(
-            "[1 or {batch}, Sq, Skv] or [1 or {batch}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}"
+            "[{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
+            one = OneOr(batch)
         ),
         match f.single && triangle(given) {
             true => "pass no mask and sparse mode 0: a single row sees every key",
