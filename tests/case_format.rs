@@ -646,3 +646,39 @@ fn messages_name_the_value_what_is_expected_and_the_fix_and_repeat_no_hostile_te
         assert!(message.contains(says), "{says}: {message}");
     }
 }
+
+#[test]
+fn a_line_with_a_name_twice_is_refused() {
+    for line in [
+        r#"{"id":"d","attrs":{},"expect":"accept","expect":"reject"}"#,
+        r#"{"id":"d","attrs":{"num_heads":4,"num_heads":8},"expect":"accept"}"#,
+        r#"{"id":"d","inputs":{"query":{"shape":[1],"shape":[2],"dtype":"FLOAT16"}}}"#,
+    ] {
+        let error = ascend_attention::case::ParameterCase::from_json(line)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("twice in one object"), "{error}");
+    }
+    let error = ascend_attention::case::ParameterCase::from_json(r#"{"soc":7}"#).unwrap_err();
+    assert!(!error.to_string().contains('\\'), "{error}");
+}
+
+#[test]
+fn types_that_end_within_a_byte_are_not_written() {
+    let mut case = Case::read(
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/vectors/numeric/033_decode_bsh_one_len.safetensors"),
+    )
+    .unwrap();
+    for (shape, bytes, whole) in [(&[1, 1][..], 1, false), (&[1, 4], 3, true)] {
+        let tensor = CaseTensor::new(DType::Float6E2M3, shape, vec![0; bytes]).unwrap();
+        case.tensors.insert(Parameter::KeySharedPrefix, tensor);
+        match case.to_bytes() {
+            Ok(file) => assert!(whole && Case::from_bytes(&file).is_ok()),
+            Err(error) => assert!(
+                !whole && matches!(error, CaseError::Dtype { .. }),
+                "{error}"
+            ),
+        }
+    }
+}

@@ -89,7 +89,7 @@ impl Machine {
     pub fn new(soc_name: &str, cann: Cann) -> Result<Self, MachineError> {
         let soc_name = soc_name.trim();
         let unknown = || MachineError::UnknownProduct {
-            name: soc_name.to_owned(),
+            name: soc_name.chars().take(80).collect(),
         };
         let soc = Soc::from_name(soc_name).ok_or_else(unknown)?;
         Ok(Machine {

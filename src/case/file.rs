@@ -256,7 +256,15 @@ impl Case {
             distance("rms_rtol", &format!("{rtol:?}"))?;
         }
         for (name, tensor) in self.named_tensors() {
-            if file_type(tensor.dtype()).is_none() || tensor.stored_shape().is_none() {
+            let whole = tensor.stored_shape().is_some_and(|shape| {
+                let bits = file_type(tensor.dtype()).map(|dtype| dtype.bitsize());
+                let elements =
+                    |of: usize| shape.iter().try_fold(of, |n, size| n.checked_mul(*size));
+                // The format has no padding bits behind the last element.
+                bits.and_then(elements)
+                    .is_some_and(|bits| bits.is_multiple_of(8))
+            });
+            if !whole {
                 return Err(unstorable(&name, tensor));
             }
         }

@@ -76,6 +76,7 @@ mod record;
 mod run;
 mod target;
 mod tensor;
+mod unique_names;
 mod write_file;
 
 use std::collections::BTreeMap;

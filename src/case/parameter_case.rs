@@ -7,6 +7,7 @@ use ascend_spec::{Cann, DType, Dims, Soc, Target, TensorDesc};
 use serde_json::{Map, Value, json};
 
 use super::error::shortened;
+use super::unique_names::UniqueNames;
 use super::{Attributes, CaseError, Parameter};
 
 /// One call described by shapes, dtypes and attributes alone.
@@ -66,9 +67,11 @@ impl ParameterCase {
                 what.to_string()
                     .escape_debug()
                     .to_string()
-                    .replace("\\\"", "\""),
+                    .replace("\\\"", "\"")
+                    .replace("\\'", "'"),
             )
         };
+        let _: UniqueNames = serde_json::from_str(line).map_err(|error| broken(&error))?;
         let object: Map<String, Value> =
             serde_json::from_str(line).map_err(|error| broken(&error))?;
         let mut case = ParameterCase {

@@ -103,7 +103,7 @@ pub(in crate::fia) fn product(version: Version, target: Target) -> Result<(), Re
         version.runs_on(target),
         PRODUCT,
         format_args!("{} on {target}", version.symbol()),
-        "V1 to V4 on Atlas A2 and Atlas A3, V5 on Ascend 950 and from CANN 9.0 on everywhere",
+        "V1 to V4 on Atlas A2 and A3, V5 on these and Ascend 950 from CANN 9.0 on, none on other products",
     );
     Ok(())
 }

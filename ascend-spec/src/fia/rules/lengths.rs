@@ -24,7 +24,7 @@ rules! {
 }
 
 /// Numbers in a message: all of a short list, both ends of a long one.
-struct Shown<'a>(&'a [i64]);
+pub(super) struct Shown<'a>(pub(super) &'a [i64]);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

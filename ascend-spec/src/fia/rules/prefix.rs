@@ -1,6 +1,6 @@
 //! Shared prefix.
 
-use super::Facts;
+use super::{Facts, lengths};
 use crate::rule::{require, rules};
 use crate::{DType, Refusal, TensorDesc};
 
@@ -76,7 +76,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         require!(
             matches!(lengths, &[len] if (0..=f.prefix).contains(&len)),
             LENGTH,
-            format_args!("{lengths:?}"),
+            lengths::Shown(lengths),
             format_args!("one entry from 0 to {}", f.prefix),
         );
     }
