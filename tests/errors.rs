@@ -207,6 +207,12 @@ fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
     // Nothing is guessed: these are no lengths of 8 rows.
     assert!(fix(&[3, 4], &[3, 8]).1.starts_with("trim the query"));
 
+    let none = FusedInferAttention::new(Layout::Tnd).heads(1).scale(0.125);
+    violates(
+        none.plan(&packed, &packed, &packed),
+        "packed.lengths_required",
+    );
+
     let rows = tensor(&stream, [2, 1, 5, 64]);
     let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
     let error = call.actual_seq_lengths_kv([3, 8]).plan(&rows, &rows, &rows);

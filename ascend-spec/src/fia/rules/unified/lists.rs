@@ -1,7 +1,7 @@
 //! Keys and values of the unified checker: their number, batch and shapes.
 
 use crate::fia::rules::ascend950::Kind;
-use crate::fia::rules::{Facts, heads, lists, output, paged};
+use crate::fia::rules::{Facts, heads, lists, output, packed, paged};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
 use crate::{Cann, DType, Layout, Refusal, TensorDesc};
@@ -133,6 +133,9 @@ pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
 pub(in crate::fia) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
     // Until 9.0 only packed layouts, whose arrays say the batch, are looked at.
     let bounded = f.since(Cann::V9_1) || f.packed();
+    if f.packed() && f.batch == 0 {
+        packed::arrays(f)?;
+    }
     require!(
         f.batch > 0 && (f.batch <= 65_536 || !bounded),
         lists::BATCH_MAX,
