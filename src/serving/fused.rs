@@ -16,8 +16,8 @@ use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 /// | CANN | dtype | head dimension | blocks |
 /// |---|---|---|---|
 /// | 8.1 | BF16 | 64, 128, (192, 192, 128) | a multiple of 128 tokens |
-/// | 8.5 | and FLOAT16 | and others up to 256 of grouped queries, over blocks of 128 | for heads of 64 and 128 a multiple of 16, up to 1024 |
-/// | 9.0 | | and others up to 256 of any number of key heads | and for other heads a multiple of 16, up to 512 |
+/// | 8.5 | and FLOAT16 | and others up to 256 of grouped queries | a multiple of 16, up to 1024 for heads of 64 and 128, for others up to 512 |
+/// | 9.0 | | and others up to 256 of any number of key heads | |
 /// | 9.1 | | and over NZ caches others than 64 and 128 | |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fused;

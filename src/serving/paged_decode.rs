@@ -17,8 +17,8 @@ use super::state::AttentionState;
 /// layers without a window or sinks.
 ///
 /// On CANN 8.1 this path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of 16 tokens;
-/// on 8.5 heads that are neither 64 nor 128 long over smaller blocks than 128 tokens, and on every release heads up to 512. From
-/// 8.5 on it reads NZ caches of 64 or 128 elements a head too.
+/// on 8.5 heads that are neither 64 nor 128 long with as many key heads, and on every release heads up to 512. From 8.5 on it
+/// reads NZ caches of 64 or 128 elements a head too.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PagedDecode;
 
