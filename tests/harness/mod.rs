@@ -18,8 +18,8 @@ pub mod schedule;
 pub mod tokens;
 
 use std::io::Write;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock};
 
 use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
@@ -147,10 +147,11 @@ pub fn stream_of(cann: Cann) -> Option<Stream> {
 /// The functions of [`runtime_of`].
 #[must_use]
 pub fn functions_of(cann: Cann) -> Option<Functions> {
+    static RUNTIMES: Mutex<Vec<Runtime>> = Mutex::new(Vec::new());
     let runtime = runtime_of(cann)?;
     let table = table_of(runtime.api());
-    // As in `functions`.
-    std::mem::forget(runtime);
+    // The functions are called when this runtime would be gone.
+    RUNTIMES.lock().unwrap().push(runtime);
     Some(table)
 }
 
