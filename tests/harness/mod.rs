@@ -21,7 +21,6 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock};
 
-use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
@@ -129,6 +128,7 @@ fn runtime_of(cann: Cann) -> Option<Runtime> {
     #[cfg(feature = "emulation")]
     {
         watch::begin();
+        use ascend_attention::spec::fia::Version;
         let newest = Version::newest_of(cann).max(Version::V4);
         let machine = ascend_attention::Machine::new(Soc::AtlasA2, cann).operator(newest);
         Some(Runtime::emulated_as(&machine).unwrap())
