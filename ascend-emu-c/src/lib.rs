@@ -6,6 +6,7 @@
 
 pub mod fp16;
 pub mod secure;
+pub mod unsupported;
 
 macro_rules! export {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {

@@ -14,10 +14,16 @@ const BUILT: &str = "libascend_emu_c.so";
 const FILE: &str = "libascend_emu.so";
 /// The names that programs link and load, of older and of newer releases. All lead to one file, so that a process has one
 /// emulator. `libcust_opapi.so` is not among them: it exists where users have installed operators of their own.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 13] = [
+    "libacl_op_compiler.so",
     "libacl_rt.so",
+    "libacl_tdt_channel.so",
     "libascendcl.so",
     "libc_sec.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libhccl.so",
+    "libhcomm.so",
     "libnnopbase.so",
     "libopapi.so",
     "libopapi_math.so",

@@ -8,6 +8,7 @@ mod figures_task;
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
 mod rules_task;
+mod toolkit_folder;
 
 use ascend_spec::Cann;
 use std::path::{Path, PathBuf};
@@ -22,10 +23,11 @@ tasks:
   rules [--check]            write the table of the contract's rules to docs/src/rules.md; with --check compare only
   features [--check]         write the table of features by product and release into README.md; with --check compare only
   figures [--check]          draw the book's figures; with --check compare only
-  emu-libs DIR [--release] [--cann RELEASE]
+  emu-libs DIR [--release] [--cann RELEASE] [--toolkit]
                              build the emulator as a shared library and make DIR a toolkit: CANN's names of
                              libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1) the libraries
-                             lack the entry points that the release lacks
+                             lack the entry points that the release lacks; with --toolkit the packages' folders,
+                             version files and set_env.sh as well, for programs that look for an installed CANN
 ";
 
 fn main() -> ExitCode {
@@ -57,11 +59,12 @@ fn main() -> ExitCode {
 
 /// The task `emu-libs` with its arguments, in any order.
 fn emulator(arguments: &[&str]) -> Result<String, String> {
-    let (mut folder, mut release, mut cann) = (None, false, None);
+    let (mut folder, mut release, mut cann, mut toolkit) = (None, false, None, false);
     let mut rest = arguments.iter();
     while let Some(&argument) = rest.next() {
         match argument {
             "--release" => release = true,
+            "--toolkit" => toolkit = true,
             "--cann" => {
                 let text = rest.next().copied().unwrap_or_default();
                 let chosen = text.parse::<Cann>();
@@ -72,7 +75,14 @@ fn emulator(arguments: &[&str]) -> Result<String, String> {
         }
     }
     let folder = folder.ok_or_else(|| USAGE.to_owned())?;
-    emu_libs::lay_out(&root(), Path::new(folder), release, cann)
+    let folder = Path::new(folder);
+    let laid_out = emu_libs::lay_out(&root(), folder, release, cann)?;
+    if !toolkit {
+        return Ok(laid_out);
+    }
+    let furnished = toolkit_folder::furnish(folder, cann)
+        .map_err(|error| format!("{}: {error}", folder.display()))?;
+    Ok(format!("{laid_out}\n{furnished}"))
 }
 
 /// The folder of the workspace.

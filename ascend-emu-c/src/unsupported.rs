@@ -1,0 +1,88 @@
+//! Functions of CANN that clients link and that are not emulated.
+//!
+//! A client with these names among its undefined symbols cannot be loaded without them. Each takes whatever it is given,
+//! touches none of it, and says by its result and by `aclGetRecentErrMsg` that there is no such function here. A function
+//! that clients only look up is not in this list: to them a missing name means an older CANN, and they go another way.
+
+use ascend_emu::abi::not_emulated;
+use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT};
+use std::ffi::c_void;
+use std::ptr;
+
+/// `HCCL_E_NOT_SUPPORT` of `hccl/hccl_types.h`.
+const HCCL_NOT_SUPPORTED: i32 = 5;
+
+/// Makes a C function of each name, whose result is the expression behind the list.
+///
+/// They are declared without parameters: the calling conventions of the platforms that CANN exists for leave the clearing
+/// of arguments to the caller.
+macro_rules! answered {
+    ($( $result:ty = $answer:expr => $( $name:ident )*; )*) => {
+        $($(
+            /// A function of CANN that is not emulated.
+            // SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, reason = "the names are those of the C functions")]
+            pub extern "C" fn $name() -> $result {
+                let answer: fn(&'static str) -> $result = $answer;
+                answer(stringify!($name))
+            }
+        )*)*
+    };
+}
+
+fn feature(name: &'static str) -> i32 {
+    not_emulated(name, ACL_ERROR_FEATURE_UNSUPPORTED)
+}
+
+fn runtime(name: &'static str) -> i32 {
+    not_emulated(name, ACL_ERROR_RT_FEATURE_NOT_SUPPORT)
+}
+
+fn collective(name: &'static str) -> i32 {
+    not_emulated(name, HCCL_NOT_SUPPORTED)
+}
+
+fn null(name: &'static str) -> *mut c_void {
+    feature(name);
+    ptr::null_mut()
+}
+
+fn zero(name: &'static str) -> usize {
+    feature(name);
+    0
+}
+
+answered! {
+    // Operators by name, which the compiler of graphs would have to make.
+    i32 = feature => aclopCompileAndExecute aclopSetAttrBool aclopSetAttrDataType aclopSetAttrFloat aclopSetAttrInt
+        aclopSetAttrListBool aclopSetAttrListFloat aclopSetAttrListInt aclopSetAttrListListInt aclopSetAttrString;
+    *mut c_void = null => aclopCreateAttr aclCreateDataBuffer aclCreateTensorDesc;
+    () = |_| () => aclopDestroyAttr aclDestroyTensorDesc;
+    i32 = feature => aclDestroyDataBuffer aclGetTensorDescDimV2 aclGetTensorDescFormat aclGetTensorDescType
+        aclSetTensorFormat aclSetTensorPlaceMent aclSetTensorShape;
+    usize = zero => aclGetTensorDescNumDims;
+    () = |_| () => aclSetTensorDescName;
+    // Dumps of tensors.
+    i32 = feature => aclmdlFinalizeDump aclmdlInitDump aclmdlSetDump aclopStartDumpArgs aclopStopDumpArgs;
+    // Memory of other processes.
+    i32 = feature => aclrtMemExportToShareableHandle aclrtMemImportFromShareableHandle aclrtMemSetPidToShareableHandle;
+    // Kernels of the client's own.
+    i32 = feature => aclrtBinaryGetFunction aclrtBinaryLoadFromData aclrtGetFunctionAddr;
+    i32 = runtime => rtDevBinaryRegister rtFunctionRegister rtKernelLaunch;
+    // Queues of tensors between host and device.
+    i32 = feature => acltdtDestroyChannel acltdtDestroyDataset acltdtGetDataTypeFromItem acltdtGetDimsFromItem
+        acltdtReceiveTensor;
+    *mut c_void = null => acltdtCreateChannelWithCapacity acltdtCreateDataset acltdtGetDataAddrFromItem acltdtGetDataItem;
+    usize = zero => acltdtGetDataSizeFromItem acltdtGetDatasetSize acltdtGetDimNumFromItem;
+    // The profiler: nobody attaches one, so that nothing is ever reported.
+    i32 = runtime => MsprofReportAdditionalInfo MsprofReportApi MsprofReportCompactInfo MsprofRegisterCallback;
+    usize = zero => MsprofGetHashId MsprofSysCycleTime;
+    // The log of CANN's own libraries, which is not kept.
+    () = |_| () => aclAppLog;
+    i32 = feature => aclGetDeviceCapability aclrtDeviceCanAccessPeer aclrtDeviceEnablePeerAccess aclrtDeviceGetBareTgid
+        aclrtFreePhysical aclrtMallocPhysical aclrtMapMem aclrtProcessReport aclrtReleaseMemAddress aclrtReserveMemAddress
+        aclrtUnmapMem;
+    // Collectives.
+    i32 = collective => HcclSetConfig;
+}
