@@ -79,7 +79,7 @@ pub(super) struct Checked {
     pub(super) accepted: bool,
     pub(super) rule: Option<&'static str>,
     status: i32,
-    message: Option<String>,
+    pub(super) message: Option<String>,
     /// Where a refused call is accepted.
     taken_by: Option<Target>,
     lints: Vec<Violation>,
@@ -250,7 +250,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             for checked in &all {
                 totals.count(checked);
                 if !arguments.summary && (arguments.json || !asked.all) {
-                    report(place, checked, arguments.json, output)?;
+                    report(place, checked, all.len() > 1, arguments.json, output)?;
                 }
             }
             match all.first() {
@@ -355,9 +355,11 @@ fn check(
     checked
 }
 
+/// Prints a verdict; as text with its target where the call has several.
 fn report(
     place: &Place<'_>,
     checked: &Checked,
+    several: bool,
     json: bool,
     output: &mut Output,
 ) -> Result<(), Stop> {
@@ -391,13 +393,15 @@ fn report(
     let message = checked.message.as_deref().unwrap_or("");
     let lints: Vec<&str> = checked.lints.iter().map(|lint| lint.rule.id).collect();
     let id = named(place, &checked.id);
+    let target = several.then(|| format!(" on {}", checked.target));
+    let target = target.unwrap_or_default();
     let stopped = match (&checked.other_rule, &checked.stopped_by) {
         (Some(other), _) => format!("; {}", other.escape_debug()),
         (None, Some(lint)) => format!("; stopped by the lint {}", lint.escape_debug()),
         (None, None) => String::new(),
     };
     output.line(format_args!(
-        "{place}{id}: {verdict}, {agreement}{stopped}{}{message}{}{}",
+        "{place}{id}: {verdict}{target}, {agreement}{stopped}{}{message}{}{}",
         if message.is_empty() { "" } else { "; " },
         if lints.is_empty() { "" } else { "; lints: " },
         lints.join(", "),

@@ -40,10 +40,34 @@ pub(super) fn print(all: &[Checked], output: &mut Output) -> Result<(), Stop> {
         }
         output.line(row.trim_end())?;
     }
-    for checked in all {
-        if let Some(rule) = checked.rule {
-            output.line(format_args!("  {}: {rule}", checked.target))?;
+    let mut told: Vec<&str> = Vec::new();
+    for message in all.iter().filter_map(|checked| checked.message.as_deref()) {
+        if !told.contains(&message) {
+            told.push(message);
+            let refused = all.iter().filter(|c| c.message.as_deref() == Some(message));
+            output.line(format_args!("  on {}:", targets(refused)))?;
+            output.line(format_args!("    {message}"))?;
         }
     }
     Ok(())
+}
+
+/// The targets of verdicts, the releases of each product behind its name.
+fn targets<'a>(all: impl Iterator<Item = &'a Checked>) -> String {
+    let mut text = String::new();
+    let mut product = None;
+    for Checked { target, .. } in all {
+        let separator = match product {
+            Some(soc) if soc == target.soc => ", ",
+            Some(_) => "; ",
+            None => "",
+        };
+        text += separator;
+        if product != Some(target.soc) {
+            let _ = write!(text, "{} with ", target.soc.name());
+        }
+        product = Some(target.soc);
+        text += target.cann.name();
+    }
+    text
 }
