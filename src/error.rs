@@ -29,7 +29,7 @@ pub enum Error {
         /// The rules of the serving layer by which backends refused.
         rules: Vec<Rule>,
     },
-    /// A call may be right, but this release can neither check nor compute it.
+    /// A call may be right, but this crate can neither check nor compute it.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// An `acl*` function failed.

@@ -209,14 +209,18 @@ fn small_types_are_stored_as_bytes() {
     );
 }
 
+/// Folders of cases that name their product and release: the repository's, and that of a larger collection.
+fn targets() -> impl Iterator<Item = PathBuf> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    let more = std::env::var_os("ASCEND_VECTORS").map(PathBuf::from);
+    let roots = [Some(own), more].into_iter().flatten();
+    roots.map(|root| root.join("targets"))
+}
+
 #[test]
 fn cases_of_all_targets_survive_a_round_trip() {
-    let Some(root) = std::env::var_os("ASCEND_VECTORS") else {
-        println!("ASCEND_VECTORS is not set: nothing to read");
-        return;
-    };
-    for entry in fs::read_dir(Path::new(&root).join("targets")).unwrap() {
-        let path = entry.unwrap().path();
+    for path in targets().flat_map(|folder| fs::read_dir(folder).unwrap()) {
+        let path = path.unwrap().path();
         if path.extension().is_some_and(|of| of == "safetensors") {
             let case =
                 Case::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -233,11 +237,13 @@ fn cases_of_all_targets_survive_a_round_trip() {
 
 #[test]
 fn verdicts_by_release_are_those_of_the_operators_checks() {
-    let Some(root) = std::env::var_os("ASCEND_VECTORS") else {
-        println!("ASCEND_VECTORS is not set: nothing to judge");
-        return;
-    };
-    let folder = Path::new(&root).join("targets");
+    for folder in targets() {
+        verdicts_are_right(&folder);
+    }
+}
+
+/// Compares the verdicts that the folder of cases states.
+fn verdicts_are_right(folder: &Path) {
     let verdicts = fs::read_to_string(folder.join("verdicts.json")).unwrap();
     let verdicts: std::collections::BTreeMap<String, std::collections::BTreeMap<String, String>> =
         serde_json::from_str(&verdicts).unwrap();
@@ -266,7 +272,7 @@ fn verdicts_by_release_are_those_of_the_operators_checks() {
             }
         }
     }
-    assert!(judged > 250, "{judged}");
+    assert!(judged > 50, "{judged}");
     assert!(
         wrong.is_empty(),
         "{} of {judged}:\n{}",

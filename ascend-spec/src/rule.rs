@@ -192,9 +192,9 @@ pub struct Violation {
     pub taken_by: Option<Target>,
 }
 
-/// A call that may be right but that this release cannot check or compute yet.
+/// A call that may be right but that this crate cannot check or compute yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unsupported: {feature} is not supported by this release")]
+#[error("unsupported: {feature} is not supported by this crate")]
 #[non_exhaustive]
 pub struct Unsupported {
     /// The feature, by the name of the argument or value that asks for it.

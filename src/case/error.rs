@@ -63,11 +63,11 @@ pub enum CaseError {
     /// The file is some other kind of safetensors file.
     #[error("unknown format {}; a case has `ascend-attention-case`", quoted(.0))]
     UnknownFormat(String),
-    /// A version of the format that this release does not read.
-    #[error("unknown version {} of the case format; this release reads version 1", quoted(.0))]
+    /// A version of the format that this crate does not read.
+    #[error("unknown version {} of the case format; this crate reads version 1", quoted(.0))]
     UnknownVersion(String),
-    /// An operator that this release does not know.
-    #[error("unknown op {}; this release knows `fused_infer_attention_score`", quoted(.0))]
+    /// An operator that this crate does not know.
+    #[error("unknown op {}; this crate knows `fused_infer_attention_score`", quoted(.0))]
     UnknownOp(String),
     /// A metadata value that cannot be read as what the key needs.
     #[error("metadata key `{key}` is {value:?}; it takes {expected}")]

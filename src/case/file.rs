@@ -25,7 +25,7 @@ impl Case {
     /// Reads a case file.
     ///
     /// # Errors
-    /// [`CaseError`]: the file cannot be read, has more than [`MOST_BYTES`](Self::MOST_BYTES), is no case, or has something that this release does not know.
+    /// [`CaseError`]: the file cannot be read, has more than [`MOST_BYTES`](Self::MOST_BYTES), is no case, or has something that this crate does not know.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, CaseError> {
         Self::from_bytes(&read_file(path, Self::MOST_BYTES)?)
     }
@@ -41,7 +41,7 @@ impl Case {
     /// Reads a case from the content of a file.
     ///
     /// # Errors
-    /// [`CaseError`]: the content is no case, or has something that this release does not know.
+    /// [`CaseError`]: the content is no case, or has something that this crate does not know.
     pub fn from_bytes(file: &[u8]) -> Result<Self, CaseError> {
         let header = Header::read(file)?;
         let mut case = Self::default();

@@ -336,7 +336,7 @@ fn check(
                 call.each_difference(version, target, since, &mut |lint| checked.lints.push(lint));
             }
         }
-        // The operator takes it; this release alone does not compute it.
+        // The operator takes it; this crate alone does not compute it.
         Err(Refusal::Unsupported(unsupported)) => checked.message = Some(unsupported.to_string()),
         Err(Refusal::Violation(violation)) => {
             checked.accepted = false;

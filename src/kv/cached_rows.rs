@@ -13,7 +13,7 @@ use super::slot::{rest_of_block, slot};
 
 /// Tokens of a paged cache that are to lie one behind the other, as operators want them that take no block table.
 ///
-/// CANN's operators known to this release have none that gathers, so [`LayerCache::gather`] copies on the stream: one copy
+/// CANN's operators known to this crate have none that gathers, so [`LayerCache::gather`] copies on the stream: one copy
 /// for each run of slots that follow each other, at most one a block.
 ///
 /// ```

@@ -91,7 +91,7 @@ rules! {
     GraphSize = "graph.size", "a batch fits a captured size";
     GraphStreams = "graph.streams", "graphs take no more streams than there are";
     GraphFailed = "graph.failed", "a graph whose replay could not be ordered is not replayed again";
-    BatchFormat = "batch.format", "a recorded batch is the JSON that this release writes";
+    BatchFormat = "batch.format", "a recorded batch is the JSON that this crate writes";
 }
 
 impl fmt::Display for Rule {

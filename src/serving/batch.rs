@@ -215,7 +215,7 @@ struct RecordedRequest {
 }
 
 impl RecordedBatch {
-    /// Version of the format that this release writes and reads.
+    /// Version of the format that this crate writes and reads.
     pub const VERSION: u32 = 1;
 
     /// A copy of a batch.
@@ -265,7 +265,7 @@ impl RecordedBatch {
                 Rule::BatchFormat,
                 given,
                 format_args!("a recorded batch of version {}", Self::VERSION),
-                "record the batch again with this release",
+                "record the batch again with this version of the crate",
             )
         };
         let batch: Self = serde_json::from_str(json).map_err(|error| wrong(error.to_string()))?;

@@ -118,7 +118,7 @@ pub fn full() -> Case {
     case
 }
 
-/// A call that the operator takes and that this release does not compute: scales of single tokens, with a shared prefix
+/// A call that the operator takes and that this crate does not compute: scales of single tokens, with a shared prefix
 /// that has none.
 pub fn unsupported() -> Case {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))

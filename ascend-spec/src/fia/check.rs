@@ -16,7 +16,7 @@ impl<'a> FiaCall<'a> {
     /// Allocates nothing unless it refuses. [`FiaCall::taken_by`] tells who takes a call that is refused.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this release does not
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
     /// compute.
     pub fn check(&'a self, version: Version, target: Target) -> Result<Problem<'a>, Refusal> {
         let facts = self.facts(version, target)?;

@@ -77,7 +77,7 @@ impl ScatterCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this release does not
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
     /// compute: compressed modes, and keys or values with steps or offsets.
     pub fn check(&self, soc: Soc) -> Result<ScatterProblem, Refusal> {
         let (key, key_cache, slots) = self.required()?;

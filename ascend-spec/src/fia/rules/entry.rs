@@ -1,4 +1,4 @@
-//! First checks: required arguments, product, dtypes, formats, layout, and what this release does not support yet.
+//! First checks: required arguments, product, dtypes, formats, layout, and what this crate does not support yet.
 
 use super::Facts;
 use crate::dtype::Names;
