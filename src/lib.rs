@@ -76,7 +76,6 @@
 //! | `emulation` | yes | [`Runtime::emulated`], and `auto` where there is no NPU | the crates `ascend-emu`, `rayon`, `libc`; about 30 processor seconds of an optimised build with `codegen-units = 1`; with several, each kernel is optimised twice |
 //! | `link` | no | CANN's libraries linked at build time | builds and starts only where CANN is installed |
 //! | `bindgen` | no | raw bindings made anew at build time | needs libclang; slower builds |
-//! | `cli` | no | the program `ascend-attn` | the crates `clap`, `embedded-graphics`, `indicatif`, `png`, `rayon`, `strsim` |
 //!
 //! A package that depends on this one does not inherit its profiles, and a debug build of the emulation computes a hundred
 //! times slower than an optimised one. Put into the package's own `Cargo.toml`:

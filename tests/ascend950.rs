@@ -19,7 +19,7 @@ use ascend_attention::{
     Mask, Runtime, Stream, bf16, f16,
 };
 
-/// A stream of an emulated Ascend 950 with the newest release.
+/// A stream of an emulated Ascend 950 with a release of CANN.
 fn stream(cann: Cann) -> Stream {
     let machine = Machine::new(Soc::Ascend950, cann);
     let runtime = Runtime::emulated_as(&machine).unwrap();

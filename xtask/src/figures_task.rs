@@ -87,16 +87,7 @@ fn draw(root: &Path, arguments: &[String], to: &Path) -> Result<(), String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .current_dir(root)
-        .args([
-            "run",
-            "--quiet",
-            "--features",
-            "cli",
-            "--bin",
-            "ascend-attn",
-            "--",
-            "mask",
-        ])
+        .args(["run", "--quiet", "--package", "ascend-attn", "--", "mask"])
         .args(arguments)
         .arg("--svg")
         .arg(to)

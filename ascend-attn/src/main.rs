@@ -1,4 +1,4 @@
-//! Command line: arguments and exit codes.
+//! The command line program `ascend-attn`: arguments and exit codes.
 
 mod area;
 #[cfg(feature = "emulation")]
@@ -87,8 +87,7 @@ impl From<ascend_attention::Error> for Stop {
     }
 }
 
-/// Reads the command line and carries it out.
-pub(crate) fn main() -> ExitCode {
+fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {

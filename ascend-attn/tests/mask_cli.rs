@@ -10,8 +10,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// The folder of the workspace.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
 fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ascend-attn"))
+        .current_dir(ROOT)
         .arg("mask")
         .args(arguments)
         .output()
@@ -467,7 +471,7 @@ fn packed_tiles_stand_as_their_rows_say() {
 
 #[test]
 fn the_masks_of_cases_are_drawn() {
-    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    let vectors = Path::new(ROOT).join("tests/vectors");
     let mut drawn = 0;
     for folder in ["numeric", "real"] {
         for entry in fs::read_dir(vectors.join(folder)).unwrap() {
@@ -533,8 +537,7 @@ fn flags_that_do_not_belong_to_a_mask_are_refused_with_those_that_do() {
         "--window belongs to sliding-window, triangle, streaming, last, middle, dense",
     );
     // A case has its own lengths, modes and windows.
-    let case = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/vectors/numeric/059_head_dim_16.safetensors");
+    let case = Path::new(ROOT).join("tests/vectors/numeric/059_head_dim_16.safetensors");
     let case = case.to_str().unwrap();
     for flag in ["--sq", "--window", "--chunk", "--prefix"] {
         refused(

@@ -5,8 +5,10 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "../../tests/case_files/mod.rs"]
 mod case_files;
 mod case_records;
+#[path = "../../tests/harness/mod.rs"]
 mod harness;
 
 use std::env;
@@ -18,16 +20,18 @@ use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Parameter};
 use ascend_attention::f16;
 use serde_json::Value;
 
+/// The folder of the workspace.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
 fn vectors(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/vectors")
-        .join(name)
+    Path::new(ROOT).join("tests/vectors").join(name)
 }
 
 /// The program with an environment that says nothing about a backend.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ascend-attn"));
     command
+        .current_dir(ROOT)
         .env_remove("ASCEND_BACKEND")
         .env_remove("ASCEND_HOME_PATH")
         .env_remove("ASCEND_TOOLKIT_HOME");

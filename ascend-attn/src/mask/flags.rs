@@ -3,7 +3,7 @@
 use clap::ValueEnum as _;
 
 use super::{Arguments, Kind};
-use crate::cli::Stop;
+use crate::Stop;
 
 /// Rows and keys of one sequence.
 const DENSE: &[&str] = &["--sq", "--skv"];

@@ -10,7 +10,7 @@ use ascend_attention::spec::{Soc, Target};
 
 use super::formula::Formula;
 use super::trouble;
-use crate::cli::Stop;
+use crate::Stop;
 
 /// Title and formula of one sequence of a case.
 pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), Stop> {

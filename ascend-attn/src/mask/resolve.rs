@@ -12,7 +12,7 @@ use ascend_attention::spec::{Lengths, Sparsity};
 
 use super::formula::{Formula, Part};
 use super::{Arguments, Kind, Preset, trouble};
-use crate::cli::{Stop, text_file};
+use crate::{Stop, text_file};
 
 /// Most rows and keys: every sum of lengths stays far from overflow.
 const LONGEST: u64 = 1 << 40;

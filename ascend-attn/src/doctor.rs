@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
+use ascend_attention::spec::fia::Version;
+use ascend_attention::sys::{self, Attempt, Origin};
 use ascend_attention::{Error, Installed, Runtime};
-use ascend_spec::fia::Version;
-use ascend_sys::{Attempt, Origin};
 use serde_json::{Value, json};
 
 use super::Stop;
@@ -312,9 +312,9 @@ fn shown<T: ToString>(value: &Result<T, Error>) -> String {
     }
 }
 
-fn result<T: serde::Serialize>(value: &Result<T, Error>) -> Value {
+fn result<T: Into<Value> + Clone>(value: &Result<T, Error>) -> Value {
     match value {
-        Ok(value) => json!(value),
+        Ok(value) => value.clone().into(),
         Err(error) => json!({ "error": brief(error) }),
     }
 }
@@ -342,9 +342,9 @@ fn attempt_json(attempt: &Attempt) -> Value {
         "file": attempt.file,
         "path": attempt.path.to_string_lossy(),
         "outcome": match &attempt.outcome {
-            ascend_sys::Outcome::Opened => "opened",
-            ascend_sys::Outcome::Absent => "absent",
-            ascend_sys::Outcome::Failed(text) => text,
+            sys::Outcome::Opened => "opened",
+            sys::Outcome::Absent => "absent",
+            sys::Outcome::Failed(text) => text,
         },
     })
 }

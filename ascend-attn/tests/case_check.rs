@@ -7,12 +7,16 @@ use std::process::{Command, Output};
 
 use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Parameter};
 
+/// The folder of the workspace.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
 fn check(arguments: &[&str]) -> (i32, String) {
     let Output {
         status,
         stdout,
         stderr,
     } = Command::new(env!("CARGO_BIN_EXE_ascend-attn"))
+        .current_dir(ROOT)
         .arg("check")
         .args(arguments)
         .output()
@@ -22,7 +26,7 @@ fn check(arguments: &[&str]) -> (i32, String) {
 }
 
 fn sample() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("ascend-spec/tests/params/sample.jsonl");
+    let path = Path::new(ROOT).join("ascend-spec/tests/params/sample.jsonl");
     path.to_str().unwrap().to_owned()
 }
 
@@ -84,7 +88,7 @@ fn what_cannot_be_read_is_named_and_counted_and_the_rest_is_checked() {
     let good = good.lines().next().unwrap();
     std::fs::write(path("a.safetensors"), b"not a case").unwrap();
     std::fs::copy(
-        "tests/vectors/numeric/059_head_dim_16.safetensors",
+        Path::new(ROOT).join("tests/vectors/numeric/059_head_dim_16.safetensors"),
         path("b.safetensors"),
     )
     .unwrap();
@@ -234,7 +238,7 @@ fn a_summary_counts_by_area_and_adds_up() {
 
 #[test]
 fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
-    let targets = Path::new(env!("CARGO_MANIFEST_DIR"))
+    let targets = Path::new(ROOT)
         .join("ascend-spec/tests/params/targets.jsonl")
         .to_str()
         .unwrap()
@@ -336,7 +340,7 @@ fn a_case_without_a_release_is_judged_for_the_one_that_it_would_run_on() {
 
 #[test]
 fn a_block_beyond_the_cache_is_named_as_when_the_case_is_run() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/numeric");
+    let root = Path::new(ROOT).join("tests/vectors/numeric");
     let right = root.join("067_paged_decode_bsh_block16.safetensors");
     let mut case = Case::read(&right).unwrap();
     let (code, text) = check(&[right.to_str().unwrap()]);
@@ -370,7 +374,7 @@ fn a_case_is_judged_for_the_target_that_it_names() {
 
 #[test]
 fn a_case_that_another_rule_rejects_than_recorded_is_not_as_expected() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/numeric");
+    let root = Path::new(ROOT).join("tests/vectors/numeric");
     let mut case = Case::read(root.join("059_head_dim_16.safetensors")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rule.safetensors");

@@ -3,9 +3,9 @@
 //!
 //! Run as a test, it measures nothing and computes the smallest case once.
 
-#[path = "../src/cli/bench/cases.rs"]
+#[path = "../src/bench/cases.rs"]
 mod cases;
-#[path = "../src/cli/bench/measure.rs"]
+#[path = "../src/bench/measure.rs"]
 mod measure;
 
 use ascend_attention::spec::DType;
