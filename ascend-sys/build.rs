@@ -37,7 +37,7 @@ fn link() {
     }
 }
 
-/// Writes `bindings.rs` and `table.rs` into the build's folder.
+/// Writes `bindings.rs`, `table.rs` and `names.rs` into the build's folder.
 #[cfg(feature = "bindgen")]
 fn regenerate() -> Result<(), String> {
     use std::path::PathBuf;
@@ -56,6 +56,7 @@ fn regenerate() -> Result<(), String> {
     let files = [
         ("bindings.rs", generated.bindings),
         ("table.rs", generated.table),
+        ("names.rs", generated.names),
     ];
     for (name, text) in files {
         let path = out.join(name);

@@ -97,6 +97,7 @@
 //! | `ASCEND_RECORD` | a folder for calls that are refused or fail: [`case::RECORD_VARIABLE`] |
 //! | `ASCEND_EMU_CHECK` | `strict` makes errors of what the emulation finds, races among them; `compat` (default) warns where hardware goes on |
 //! | `ASCEND_EMU_SOC`, `ASCEND_EMU_CANN` | the emulated chip (`Ascend910B3`) and its CANN release (`9.1`); [`Runtime::emulated_as`] chooses others |
+//! | `ASCEND_EMU_TRACE` | a file for every call of the emulated C functions, a line of JSON each |
 //! | `ASCEND_EMU_*` | the rest of the emulated machine; see the crate `ascend-emu` |
 
 #![warn(missing_docs)]

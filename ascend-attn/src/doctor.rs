@@ -36,7 +36,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 }
 
 struct Findings {
-    variables: Vec<(&'static str, Option<String>)>,
+    variables: Vec<(String, Option<String>)>,
     toolkits: Vec<Folder>,
     driver: Folder,
     device_files: Vec<String>,
@@ -149,7 +149,7 @@ impl Findings {
     /// Why `auto` chooses what it chooses.
     fn reason(&self) -> String {
         let variable = |name| {
-            let found = self.variables.iter().find(|(known, _)| *known == name);
+            let found = self.variables.iter().find(|(known, _)| known == name);
             found.and_then(|(_, value)| value.as_deref())
         };
         match variable("ASCEND_BACKEND") {
@@ -278,7 +278,7 @@ impl Findings {
         let variables: serde_json::Map<String, Value> = self
             .variables
             .iter()
-            .map(|(name, value)| ((*name).to_owned(), json!(value)))
+            .map(|(name, value)| (name.clone(), json!(value)))
             .collect();
         json!({
             "version": env!("CARGO_PKG_VERSION"),

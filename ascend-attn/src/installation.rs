@@ -20,14 +20,22 @@ const VARIABLES: [&str; 7] = [
 /// Folders that the installers choose by default, below `/usr/local/Ascend` for root and `~/Ascend` for others.
 const TOOLKITS: [&str; 2] = ["ascend-toolkit/latest", "latest"];
 
-/// The values of the variables; `None` where one is not set.
-pub(super) fn variables() -> Vec<(&'static str, Option<String>)> {
-    VARIABLES
-        .map(|name| {
-            let value = env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-            (name, value.filter(|value| !value.is_empty()))
-        })
-        .into()
+/// Which variables choose the emulated machine and what is written down of it, by how their names begin.
+const EMULATION: [&str; 2] = ["ASCEND_EMU_", "ASCEND_RECORD"];
+
+/// The values of the variables, `None` where one is not set; of those of the emulation only the ones that are set.
+pub(super) fn variables() -> Vec<(String, Option<String>)> {
+    let always = VARIABLES.map(|name| {
+        let value = env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        (name.to_owned(), value.filter(|value| !value.is_empty()))
+    });
+    let mut emulation: Vec<(String, Option<String>)> = env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
+        .filter(|(name, _)| EMULATION.iter().any(|prefix| name.starts_with(prefix)))
+        .map(|(name, value)| (name, Some(value.to_string_lossy().into_owned())))
+        .collect();
+    emulation.sort_unstable();
+    always.into_iter().chain(emulation).collect()
 }
 
 /// A folder where a toolkit or a driver may be.

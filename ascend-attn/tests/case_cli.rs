@@ -34,7 +34,13 @@ fn program() -> Command {
         .current_dir(ROOT)
         .env_remove("ASCEND_BACKEND")
         .env_remove("ASCEND_HOME_PATH")
-        .env_remove("ASCEND_TOOLKIT_HOME");
+        .env_remove("ASCEND_TOOLKIT_HOME")
+        .env_remove("ASCEND_RECORD");
+    for (name, _) in env::vars_os() {
+        if name.to_string_lossy().starts_with("ASCEND_EMU_") {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
@@ -458,6 +464,7 @@ fn doctor_works_without_an_npu() {
             .arg("doctor")
             .args(arguments)
             .env("ASCEND_HOME_PATH", toolkit.path())
+            .env("ASCEND_EMU_DEVICES", "3")
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -467,6 +474,7 @@ fn doctor_works_without_an_npu() {
     let path = toolkit.path().display().to_string();
     for part in [
         format!("ASCEND_HOME_PATH {path}"),
+        "ASCEND_EMU_DEVICES 3".to_owned(),
         format!("{path} [ASCEND_HOME_PATH]: version 8.1.RC1"),
         format!("{path}/lib64/libascendcl.so"),
         "emulation: available".to_owned(),
@@ -477,8 +485,10 @@ fn doctor_works_without_an_npu() {
     }
     let json: Value = serde_json::from_str(&doctor(&["--json"])).unwrap();
     assert_eq!(json["environment"]["ASCEND_HOME_PATH"], path.as_str());
+    assert_eq!(json["environment"]["ASCEND_EMU_DEVICES"], "3");
+    assert_eq!(json["environment"]["ASCEND_EMU_SOC"], Value::Null);
     assert_eq!(json["emulation"]["operator_versions"][0], "V1");
-    assert!(json["emulation"]["devices"].as_u64().unwrap() >= 1);
+    assert_eq!(json["emulation"]["devices"], 3);
     assert!(
         json["emulation"]["soc"]
             .as_str()
@@ -493,6 +503,49 @@ fn doctor_works_without_an_npu() {
             .all(|tried| tried["path"].is_string())
     );
     assert!(!json["advice"].is_null() && !json["auto"]["reason"].is_null());
+}
+
+/// The calls of a run, as the emulation in the program's own process writes them down.
+#[test]
+fn a_trace_shows_every_call_of_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calls.jsonl");
+    let path = write(folder.path(), "case.safetensors", &small());
+    for times in 1..3 {
+        let output = program()
+            .args(["run", "--backend", "emulated", &path])
+            .env("ASCEND_EMU_TRACE", &file)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let lines: Vec<Value> = fs::read_to_string(&file)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let of = |function: &str| {
+            lines
+                .iter()
+                .filter(|line| line["function"] == function)
+                .count()
+        };
+        // A second process goes on where the first has ended.
+        assert_eq!(of("aclInit"), times);
+        let phase_two = lines.iter().filter(|line| {
+            let name = line["function"].as_str().unwrap();
+            name.starts_with("aclnnFused") && !name.ends_with("WorkspaceSize")
+        });
+        assert_eq!(phase_two.count(), times);
+        assert!(of("aclrtSetDevice") >= times && of("aclrtGetSocName") >= times);
+    }
+    let output = program()
+        .args(["run", "--backend", "emulated", &path])
+        .env("ASCEND_EMU_TRACE", folder.path())
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(said.contains("ASCEND_EMU_TRACE: given `"), "{said}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub mod unsupported;
 macro_rules! export {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
         $(
-            /// The C function of this name; see [`ascend_emu::abi`].
+            /// The C function of this name; see [`ascend_emu::traced`].
             ///
             /// # Safety
             ///
@@ -22,7 +22,7 @@ macro_rules! export {
             #[allow(clippy::too_many_arguments, reason = "the C signatures")]
             pub unsafe extern "C" fn $name($( $argument: $type ),*) -> $result {
                 // SAFETY: the caller keeps the same contract.
-                unsafe { ascend_emu::abi::$name($( $argument ),*) }
+                unsafe { ascend_emu::traced::$name($( $argument ),*) }
             }
         )*
     };

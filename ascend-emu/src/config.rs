@@ -4,12 +4,14 @@ use crate::fault::Plan;
 use crate::kernel::Level;
 use crate::machine::{Machine, MachineError};
 use crate::status::{Failure, Outcome, PARAM_INVALID, failure};
+use crate::trace::Trace;
 use ascend_spec::fia::Version;
 use ascend_spec::{Cann, Soc};
 use std::cell::Cell;
 use std::env;
 use std::ffi::OsString;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
@@ -53,6 +55,8 @@ pub(crate) struct Config {
     /// Bytes of memory of one device, if chosen.
     pub memory: Option<u64>,
     pub faults: Plan,
+    /// Where calls are written down, if chosen.
+    pub trace: Option<Trace>,
 }
 
 /// A variable whose value is not one of those allowed.
@@ -123,6 +127,13 @@ impl Config {
                 Plan::parse(&text).map_err(|allowed| refuse("ASCEND_EMU_FAULT", &text, allowed))?
             }
         };
+        let trace = match var("ASCEND_EMU_TRACE")? {
+            None => None,
+            Some(path) => Some(Trace::open(Path::new(&path)).map_err(|error| {
+                let allowed = format!("a file to append to, or a new one in a folder ({error})");
+                refuse("ASCEND_EMU_TRACE", &path, &allowed)
+            })?),
+        };
         Ok(Config {
             check,
             machine,
@@ -135,6 +146,7 @@ impl Config {
             simd,
             memory: number("ASCEND_EMU_MEMORY", 1 << 12, 1 << 44)?,
             faults,
+            trace,
         })
     }
 
@@ -150,6 +162,7 @@ impl Config {
                     simd: None,
                     memory: None,
                     faults: Plan::default(),
+                    trace: None,
                 };
                 (config, Some(failure))
             }
@@ -296,6 +309,8 @@ mod tests {
             ("ASCEND_EMU_OPERATOR", "3"),
             ("ASCEND_EMU_OPERATOR", "V6"),
             ("ASCEND_EMU_FAULT", "malloc"),
+            ("ASCEND_EMU_TRACE", "/nowhere/trace.jsonl"),
+            ("ASCEND_EMU_TRACE", "/"),
         ] {
             let failure = read(&[(name, value)]).unwrap_err();
             assert_eq!(failure.code, PARAM_INVALID);
@@ -318,6 +333,7 @@ mod tests {
             "ASCEND_EMU_SIMD",
             "ASCEND_EMU_OPERATOR",
             "ASCEND_EMU_FAULT",
+            "ASCEND_EMU_TRACE",
         ] {
             let bytes = || OsString::from_vec(b"strict\xff".to_vec());
             let failure = Config::read(|asked| (asked == name).then(bytes)).unwrap_err();

@@ -37,6 +37,7 @@
 //! | `ASCEND_EMU_THREADS` | threads that operators compute on, shared by all streams, 1 to 1024 | the machine's |
 //! | `ASCEND_EMU_SIMD` | the instruction set that operators compute with, one that the machine has of `avx512`, `avx2`, `neon`, `portable` | the best |
 //! | `ASCEND_EMU_FAULT` | faults on demand, such as `malloc:3=207001,launch:1=507015,sync:2=507014` | none |
+//! | `ASCEND_EMU_TRACE` | a file to which each call of a C function is appended as a line of JSON: see below | none |
 //!
 //! # Compat and strict
 //!
@@ -63,15 +64,32 @@
 //! not from timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one
 //! thread, [`inject`] makes one of its calls fail, [`live()`] counts handles and memory not given back.
 //!
+//! # Every call, decoded
+//!
+//! `ASCEND_EMU_TRACE=FILE` appends an object to the file for each call of a C function that comes by [`functions`] or the
+//! shared library, once the call has returned. A file may be shared by threads and processes: lines do not mix.
+//!
+//! | name | what |
+//! |---|---|
+//! | `sequence` | the number of the call in its process, in the order in which calls began |
+//! | `process`, `thread` | the operating system's numbers |
+//! | `time` | when the call began, in seconds since 1970 |
+//! | `function` | the C name |
+//! | `arguments` | by the names of the headers: numbers; texts; enumerators by CANN's names; handles and addresses as `"0x.."`, null as null; of an `aclTensor` its `handle`, `dtype`, `shape`, `format` and `address`, and `strides`, `offset` and `storage` (the shape of its memory) if they say more; the same of each member of a list; the numbers of an array |
+//! | `out` | what a call that succeeded has written through its pointers |
+//! | `status`, `name` | what was returned, and CANN's name for it |
+//! | `returned` | the same of functions that return no status |
+//! | `message` | of a call that failed: what `aclGetRecentErrMsg` will tell |
+//! | `microseconds` | how long the call took |
+//!
+//! Of arrays the first 1024 numbers are written, of lists the first 64 members, of texts 4096 bytes; a text at the end of
+//! the array says how many are left out. [`functions`] decides when it is called: without the variable a call costs
+//! nothing more, and through the shared library one load of a byte.
+//!
 //! # Differences from hardware
 //!
 //! - A wrong handle, a second destruction or a consumed executor is an error with a message; hardware crashes.
-//! - A device fault leaves the device usable, unless the stream's failure mode is `ACL_STOP_ON_FAILURE`.
-//! - Limits of cores and of time are kept and told, and change nothing. Of chips beside that of `ASCEND_EMU_SOC`,
-//!   [`functions_of`] tells the cores of the product's most common one.
-//! - Numbers out of range become infinities: `aclrtSetDeviceSatMode` refuses the other mode.
-//! - Devices reach each other's memory, and registered host memory, without having been told so; what is asked about it is
-//!   answered as the program has set it. Registered host memory has the host's own address on the device.
+//! - A device fault leaves the device usable.
 //! - `aclFinalize` releases nothing, and `aclInit` cannot be called again after it.
 //! - `aclrtSynchronizeDevice` waits for the streams of the calling thread's context.
 //! - A process that was forked after `aclInit` gets an error from every call, whose text says so.
@@ -84,7 +102,6 @@
 
 pub mod abi;
 mod capture;
-mod chip;
 mod claims;
 mod config;
 mod context;
@@ -97,7 +114,6 @@ mod graph;
 mod handle;
 pub mod kernel;
 mod ledger;
-mod limits;
 mod live;
 mod lock;
 mod machine;
@@ -109,6 +125,8 @@ mod sanitizer;
 mod status;
 mod stream;
 mod task;
+mod trace;
+pub mod traced;
 
 pub use config::{Check, CheckScope, check_scope};
 pub use fault::{Injection, Site, inject};
@@ -121,8 +139,13 @@ macro_rules! fill {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
         /// The functions that a machine's release has, with what tells machines apart as the environment's machine has it.
         fn exported(machine: &Machine) -> ascend_sys::Functions {
+            let traces = trace::trace().is_some();
             ascend_sys::Functions {
-                $( $name: if machine.behaviour().exports(stringify!($name)) { Some(abi::$name) } else { None }, )*
+                $( $name: match machine.behaviour().exports(stringify!($name)) {
+                    true if traces => Some(traced::$name),
+                    true => Some(abi::$name),
+                    false => None,
+                }, )*
             }
         }
     };

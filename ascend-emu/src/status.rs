@@ -27,7 +27,6 @@ codes! {
     REPEAT_INITIALIZE = ACL_ERROR_REPEAT_INITIALIZE;
     INVALID_FILE = ACL_ERROR_INVALID_FILE;
     REPEAT_FINALIZE = ACL_ERROR_REPEAT_FINALIZE;
-    FEATURE_UNSUPPORTED = ACL_ERROR_FEATURE_UNSUPPORTED;
     INTERNAL = ACL_ERROR_INTERNAL_ERROR;
     PARAM_INVALID = ACL_ERROR_RT_PARAM_INVALID;
     INVALID_DEVICE = ACL_ERROR_RT_INVALID_DEVICEID;
@@ -36,7 +35,6 @@ codes! {
     TIMESTAMP_INVALID = ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID;
     TIMESTAMP_REVERSAL = ACL_ERROR_RT_EVENT_TIMESTAMP_REVERSAL;
     INVALID_HANDLE = ACL_ERROR_RT_INVALID_HANDLE;
-    TASK_TIMEOUT = ACL_ERROR_RT_TASK_TIMEOUT;
     MEMORY_TYPE = ACL_ERROR_RT_INVALID_MEMORY_TYPE;
     SYSPARAM_NOT_SET = ACL_ERROR_RT_SYSPARAMOPT_NOT_SET;
     CAPTURE_DEPENDENCY = ACL_ERROR_RT_CAPTURE_DEPENDENCY;
@@ -71,10 +69,6 @@ pub(crate) const CAPTURE_WRONG_THREAD: i32 = 107_038;
 /// Code of an asynchronous copy that pageable host memory makes a synchronous one, while a capture forbids these; later
 /// headers than 8.1 name it.
 pub(crate) const CAPTURE_BLOCKS_ASYNC: i32 = 107_041;
-
-/// Codes of registered host memory; later headers than 8.1 name them.
-pub(crate) const ALREADY_REGISTERED: i32 = 507_910;
-pub(crate) const NOT_REGISTERED: i32 = 507_911;
 
 /// Why a call fails: a status and a text for `aclGetRecentErrMsg`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +119,8 @@ struct Recent {
     handed_out: Option<CString>,
     /// Status of the latest failing `acl*` call.
     code: i32,
+    /// Calls that have failed.
+    failures: u64,
 }
 
 thread_local! {
@@ -166,10 +162,21 @@ pub(crate) fn last_error(forget: bool) -> i32 {
     })
 }
 
+/// How many calls of this thread have failed.
+pub(crate) fn failures() -> u64 {
+    recent(|recent| recent.failures)
+}
+
+/// The latest message, which stays for the program to ask for.
+pub(crate) fn message() -> Option<String> {
+    recent(|recent| Some(recent.message.as_ref()?.to_string_lossy().into_owned()))
+}
+
 fn remember(failure: &Failure, is_acl: bool) {
     let bytes: Vec<u8> = failure.message.bytes().filter(|&b| b != 0).collect();
     recent(|recent| {
         recent.message = CString::new(bytes).ok();
+        recent.failures = recent.failures.wrapping_add(1);
         if is_acl {
             recent.code = failure.code;
         }

@@ -34,7 +34,7 @@ const HEADERS: [&str; 13] = [
 
 /// Functions that the libraries of CANN 8.1.RC1 need not export: a program linked against those libraries looks them
 /// up when it runs instead.
-const OPTIONAL: [&str; 50] = [
+const OPTIONAL: [&str; 21] = [
     "AclSetDynamicInputTensorAddr",
     "AclSetDynamicOutputTensorAddr",
     "AclSetDynamicTensorAddr",
@@ -54,45 +54,18 @@ const OPTIONAL: [&str; 50] = [
     "aclnnFusedInferAttentionScoreV5GetWorkspaceSize",
     "aclnnScatterPaKvCache",
     "aclnnScatterPaKvCacheGetWorkspaceSize",
-    "aclrtDeviceGetStreamPriorityRange",
-    "aclrtDeviceGetUuid",
-    "aclrtDevicePeerAccessStatus",
-    "aclrtGetDeviceInfo",
-    "aclrtGetDeviceResLimit",
-    "aclrtGetErrorVerbose",
-    "aclrtGetLogicDevIdByUserDevId",
-    "aclrtGetOpExecuteTimeout",
-    "aclrtGetOpTimeOutInterval",
-    "aclrtGetPrimaryCtxState",
-    "aclrtGetResInCurrentThread",
-    "aclrtGetStreamAttribute",
-    "aclrtGetStreamResLimit",
-    "aclrtGetUserDevIdByLogicDevId",
-    "aclrtHostGetDevicePointer",
-    "aclrtHostRegisterV2",
-    "aclrtMemcpyBatch",
-    "aclrtMemcpyBatchAsync",
-    "aclrtRepairError",
-    "aclrtResetDeviceResLimit",
-    "aclrtResetStreamResLimit",
-    "aclrtSetDeviceResLimit",
-    "aclrtSetOpExecuteTimeOutV2",
-    "aclrtSetStreamAttribute",
-    "aclrtSetStreamResLimit",
-    "aclrtStreamGetFlags",
-    "aclrtStreamGetPriority",
-    "aclrtUnuseStreamResInCurrentThread",
-    "aclrtUseStreamResInCurrentThread",
     "aclsysGetVersionNum",
     "aclsysGetVersionStr",
 ];
 
-/// The two generated sources.
+/// The generated sources.
 pub(crate) struct Generated {
     /// `bindings.rs`: types, constants and `extern "C"` functions.
     pub(crate) bindings: String,
     /// `table.rs`: the macro over all functions.
     pub(crate) table: String,
+    /// `names.rs`: CANN's names of enumerators and of statuses.
+    pub(crate) names: String,
 }
 
 /// Reads our headers under `include`, and those of an installed toolkit under `toolkit` when given. What the toolkit
@@ -112,6 +85,7 @@ pub(crate) fn generate(include: &Path, toolkit: Option<&Path>) -> Result<Generat
     let known: BTreeSet<String> = items.iter().flat_map(names_of).collect();
     let functions = functions(&items, &ours.headers, &known)?;
     Ok(Generated {
+        names: print_names(&items),
         bindings: print_bindings(items),
         table: print_table(&functions)?,
     })
@@ -158,7 +132,6 @@ impl Bound {
                 is_global: false,
             })
             .default_macro_constant_type(bindgen::MacroTypeVariation::Signed)
-            .impl_debug(true)
             .layout_tests(false)
             .merge_extern_blocks(true)
             .disable_header_comment()
@@ -199,15 +172,7 @@ struct Watch(Rc<RefCell<BTreeMap<String, String>>>);
 
 impl ParseCallbacks for Watch {
     fn int_macro(&self, name: &str, _value: i64) -> Option<IntKind> {
-        const FLAGS: [&str; 6] = [
-            "ACL_EVENT_",
-            "ACL_STREAM_",
-            "ACL_CONTINUE_ON_FAILURE",
-            "ACL_STOP_ON_FAILURE",
-            "ACL_HOST_REG_",
-            "ACL_NOTIFY_",
-        ];
-        let flag = FLAGS.iter().any(|start| name.starts_with(start));
+        let flag = name.starts_with("ACL_EVENT_") || name.starts_with("ACL_STREAM_");
         flag.then_some(IntKind::U32)
     }
 
@@ -496,4 +461,61 @@ fn print_table(functions: &[Function]) -> Result<String, String> {
     }
     text.push_str("    }\n}\n");
     Ok(text)
+}
+
+/// The enumerators of each enumeration, and the constants of each space of statuses.
+fn print_names(items: &[Item]) -> String {
+    let mut enumerations: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in items.iter().flat_map(names_of) {
+        if let Some((owner, constant)) = name.split_once("::") {
+            let constants = enumerations.entry(owner.to_owned()).or_default();
+            constants.push(constant.to_owned());
+        }
+    }
+    let mut text = NOTICE.to_owned();
+    text.push_str("use crate::bindings as b;\n\n");
+    for (owner, constants) in &enumerations {
+        let _ = writeln!(text, "impl crate::Enumeration for b::{owner} {{");
+        text.push_str("    fn code(self) -> i64 {\n        i64::from(self.0)\n    }\n\n");
+        text.push_str("    fn name(self) -> Option<&'static str> {\n");
+        text.push_str("        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = \"two names of one value: the first counts\")]\n");
+        text.push_str("        match self {\n");
+        for constant in constants {
+            let _ = writeln!(
+                text,
+                "            b::{owner}::{constant} => Some(\"{constant}\"),"
+            );
+        }
+        text.push_str("            _ => None,\n        }\n    }\n}\n\n");
+    }
+    for (function, statuses, prefixes) in [
+        (
+            "acl_error_name",
+            "an `aclError`",
+            ["ACL_SUCCESS", "ACL_ERROR_"],
+        ),
+        (
+            "aclnn_status_name",
+            "an `aclnnStatus`",
+            ["ACLNN_SUCCESS", "ACLNN_ERR_"],
+        ),
+    ] {
+        let _ = writeln!(
+            text,
+            "/// CANN's name for {statuses}; `None` for codes that the headers do not name."
+        );
+        let _ = writeln!(
+            text,
+            "pub const fn {function}(code: i32) -> Option<&'static str> {{"
+        );
+        text.push_str("    #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = \"two names of one value: the first counts\")]\n");
+        text.push_str("    match code {\n");
+        for name in items.iter().flat_map(names_of) {
+            if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
+                let _ = writeln!(text, "        b::{name} => Some(\"{name}\"),");
+            }
+        }
+        text.push_str("        _ => None,\n    }\n}\n\n");
+    }
+    format!("{}\n", text.trim_end())
 }

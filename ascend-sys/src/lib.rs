@@ -82,14 +82,26 @@ mod table {
     include!(concat!(env!("OUT_DIR"), "/table.rs"));
 }
 
+#[cfg(not(feature = "bindgen"))]
+#[rustfmt::skip]
+mod names;
+
+#[cfg(feature = "bindgen")]
+mod names {
+    include!(concat!(env!("OUT_DIR"), "/names.rs"));
+}
+
 mod api;
+mod enumeration;
 mod functions;
 mod library;
 mod load;
 mod search;
 
 pub use api::{Api, FUNCTIONS, MissingSymbol, Origin};
+pub use enumeration::Enumeration;
 pub use functions::Functions;
 pub use library::Library;
 pub use load::{Attempt, LoadError, Outcome};
+pub use names::{acl_error_name, aclnn_status_name};
 pub use search::Search;

@@ -10,7 +10,7 @@ use crate::generate::{Generated, generate};
 /// Differing lines shown of each file.
 const SHOWN: usize = 40;
 
-/// Regenerates both files in place.
+/// Regenerates the files in place.
 pub(crate) fn write(root: &Path) -> Result<String, String> {
     let mut report = String::new();
     for (path, text) in sources(root)? {
@@ -26,7 +26,7 @@ pub(crate) fn write(root: &Path) -> Result<String, String> {
     Ok(report.trim_end().to_owned())
 }
 
-/// Regenerates both files in memory and compares.
+/// Regenerates the files in memory and compares.
 pub(crate) fn check(root: &Path) -> Result<String, String> {
     let mut differences = String::new();
     for (path, new) in sources(root)? {
@@ -45,11 +45,16 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
     Err(differences)
 }
 
-fn sources(root: &Path) -> Result<[(&'static str, String); 2], String> {
-    let Generated { bindings, table } = generate(&root.join("include"), None)?;
+fn sources(root: &Path) -> Result<[(&'static str, String); 3], String> {
+    let Generated {
+        bindings,
+        table,
+        names,
+    } = generate(&root.join("include"), None)?;
     Ok([
         ("ascend-sys/src/bindings.rs", bindings),
         ("ascend-sys/src/table.rs", table),
+        ("ascend-sys/src/names.rs", names),
     ])
 }
 

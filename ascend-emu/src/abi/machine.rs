@@ -132,7 +132,16 @@ macro_rules! of_machine {
 
         impl Functions {
             const fn of<const SLOT: usize>() -> Self {
-                Functions { $($name: $generic::<SLOT>,)* }
+                Functions { $($name: of_slot::$name::<SLOT>,)* }
+            }
+        }
+
+        /// The same, traced.
+        mod of_slot {
+            use super::*;
+
+            crate::trace::traced! {
+                $(pub(super) fn $name<const SLOT: usize>($($argument: $type),*) -> $result = super::$generic::<SLOT>;)*
             }
         }
 
@@ -189,8 +198,17 @@ static EACH: [Functions; SLOTS] = each! {
 
 type Name = unsafe extern "C" fn() -> *const c_char;
 
+/// The function of each name, traced.
+mod of_name {
+    use std::ffi::c_char;
+
+    crate::trace::traced! {
+        pub(super) fn aclrtGetSocName<const NAME: usize>() -> *const c_char = super::soc_name::<NAME>;
+    }
+}
+
 macro_rules! each_name {
-    (row $row:literal: $($column:literal)*) => { [$(soc_name::<{ $row * 16 + $column }>),*] };
+    (row $row:literal: $($column:literal)*) => { [$(of_name::aclrtGetSocName::<{ $row * 16 + $column }>),*] };
     ($($row:literal)*) => { [$(each_name!(row $row: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)),*] };
 }
 

@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 /// Most elements of an array or list.
-const MOST: u64 = 1 << 24;
+pub(crate) const MOST_ELEMENTS: u64 = 1 << 24;
 
 /// Copies an array.
 ///
@@ -25,11 +25,11 @@ const MOST: u64 = 1 << 24;
 unsafe fn copy<T: Copy>(name: &str, from: *const T, count: u64) -> Outcome<Vec<T>> {
     let count = usize::try_from(count)
         .ok()
-        .filter(|&count| count as u64 <= MOST)
+        .filter(|&count| count as u64 <= MOST_ELEMENTS)
         .ok_or_else(|| {
             failure!(
                 ACLNN_INVALID,
-                "{name}: given {count} elements, allowed: at most {MOST}"
+                "{name}: given {count} elements, allowed: at most {MOST_ELEMENTS}"
             )
         })?;
     if count == 0 {

@@ -1,0 +1,256 @@
+//! What arguments and results stand for, as JSON.
+//!
+//! Nothing is followed that the function itself may not follow: no null pointer, arrays for as many elements as the caller
+//! says, results only of a call that succeeded. Handles are numbers to look up.
+
+use super::json::Json;
+use super::value::{Element, Handle, Name, Pointee, Value};
+use crate::abi::MOST_ELEMENTS;
+use crate::descriptor::{BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, TENSOR_LISTS, TENSORS};
+use ascend_spec::Dims;
+use ascend_sys::bindings::{aclDataType, aclFormat};
+use std::ffi::{c_char, c_void};
+use std::ptr;
+
+/// Most characters of a text that are shown.
+const TEXT: usize = 4096;
+
+/// Most elements of an array that are shown.
+const ARRAY: usize = 1024;
+
+/// Most members of a list that are shown.
+const LIST: usize = 64;
+
+/// A call's arguments by name.
+pub(crate) type Arguments<'a> = &'a [(&'static str, Value)];
+
+/// Writes an argument as it is before the call.
+///
+/// # Safety
+///
+/// The arguments keep the contract of [`abi`](crate::abi).
+pub(super) unsafe fn argument(
+    json: &mut Json,
+    function: &str,
+    name: &str,
+    value: &Value,
+    arguments: Arguments<'_>,
+) {
+    json.key(name);
+    match *value {
+        // SAFETY: the caller's promise for a text that the function reads.
+        Value::Text(text) => unsafe { self::text(json, text) },
+        Value::Characters(text) if reads_text(function, name) => {
+            // SAFETY: as above.
+            unsafe { self::text(json, text) }
+        }
+        Value::Elements(element, array) => match count(name, arguments) {
+            // SAFETY: the caller's promise for an array and the argument that says its length.
+            Some(count) if !array.is_null() => unsafe { elements(json, element, array, count) },
+            _ => json.address(array.addr()),
+        },
+        Value::Characters(text) => json.address(text.addr()),
+        Value::Out(_, to) => json.address(to.addr()),
+        Value::Handle(kind, handle) => self::handle(json, kind, handle),
+        ref plain => self::plain(json, plain),
+    }
+}
+
+/// Writes what a call that succeeded has written through an argument, if it is one to write through.
+///
+/// # Safety
+///
+/// As [`argument`], after the call.
+pub(super) unsafe fn written(json: &mut Json, function: &str, name: &str, value: &Value) {
+    match *value {
+        Value::Out(pointee, at) if !at.is_null() => {
+            json.key(name);
+            // SAFETY: the function has written a value there.
+            unsafe { self::pointee(json, pointee, at) }
+        }
+        Value::Characters(text) if !reads_text(function, name) => {
+            json.key(name);
+            // SAFETY: the function has written a text there.
+            unsafe { self::text(json, text) }
+        }
+        _ => {}
+    }
+}
+
+/// Writes a result that is no status.
+///
+/// # Safety
+///
+/// A text is null or ends in NUL.
+pub(super) unsafe fn returned(json: &mut Json, value: &Value) {
+    match *value {
+        // SAFETY: the caller's promise.
+        Value::Text(text) | Value::Characters(text) => unsafe { self::text(json, text) },
+        Value::Handle(_, handle) => json.address(handle),
+        Value::Elements(_, at) | Value::Out(_, at) => json.address(at.addr()),
+        ref plain => self::plain(json, plain),
+    }
+}
+
+/// Whether characters that a function could write are a text that it reads. Operators write no texts.
+fn reads_text(function: &str, argument: &str) -> bool {
+    function.starts_with("aclnn") || argument == "pkgName"
+}
+
+/// How many elements an array has, by the argument that says so.
+fn count(array: &str, arguments: Arguments<'_>) -> Option<usize> {
+    let by = match array {
+        "viewDims" | "stride" => "viewDimsNum",
+        "storageDims" => "storageDimsNum",
+        _ => "size",
+    };
+    let (_, value) = arguments.iter().find(|(name, _)| *name == by)?;
+    match *value {
+        // What is refused for its length is not read.
+        Value::Unsigned(count) if count <= MOST_ELEMENTS => usize::try_from(count).ok(),
+        _ => None,
+    }
+}
+
+/// # Safety
+///
+/// `text` is null or ends in NUL.
+unsafe fn text(json: &mut Json, text: *const c_char) {
+    if text.is_null() {
+        return json.null();
+    }
+    // SAFETY: not null, and read up to its NUL alone.
+    let character = |at: usize| unsafe { text.add(at).read() }.cast_unsigned();
+    let bytes: Vec<u8> = (0..TEXT).map(character).take_while(|&b| b != 0).collect();
+    json.string(&String::from_utf8_lossy(&bytes));
+}
+
+/// # Safety
+///
+/// `array` is valid for reading `count` elements.
+unsafe fn elements(json: &mut Json, element: Element, array: *const c_void, count: usize) {
+    /// # Safety
+    ///
+    /// `array` is valid for reading more than `at` elements.
+    unsafe fn read<T>(array: *const c_void, at: usize) -> T {
+        // SAFETY: the caller's promise; C may give an array any alignment.
+        unsafe { array.cast::<T>().add(at).read_unaligned() }
+    }
+    json.bounded(0..count, ARRAY, |json, at| match element {
+        // SAFETY: an element of the array, for each kind.
+        Element::Integer => json.integer(unsafe { read::<i64>(array, at) }),
+        // SAFETY: as above.
+        Element::Real => json.real(unsafe { read::<f32>(array, at) }),
+        // SAFETY: as above; a byte, since a `bool` of C may hold what one of Rust may not.
+        Element::Flag => json.boolean(unsafe { read::<u8>(array, at) } != 0),
+        // SAFETY: as above.
+        Element::Handle => json.address(unsafe { read::<*const c_void>(array, at) }.addr()),
+    });
+}
+
+/// # Safety
+///
+/// `at` is valid for reading a value of the type.
+unsafe fn pointee(json: &mut Json, pointee: Pointee, at: *const c_void) {
+    // SAFETY: the caller's promise; C may give it any alignment.
+    unsafe {
+        match pointee {
+            Pointee::I32 => json.integer(at.cast::<i32>().read_unaligned()),
+            Pointee::U32 => json.integer(at.cast::<u32>().read_unaligned()),
+            Pointee::I64 => json.integer(at.cast::<i64>().read_unaligned()),
+            Pointee::U64 => json.integer(at.cast::<u64>().read_unaligned()),
+            Pointee::F32 => json.real(at.cast::<f32>().read_unaligned()),
+            Pointee::Pointer => json.address(at.cast::<*const c_void>().read_unaligned().addr()),
+            Pointee::Enumeration(read) => name(json, read(at)),
+        }
+    }
+}
+
+fn name(json: &mut Json, name: Name) {
+    match name.name {
+        Some(name) => json.string(name),
+        None => json.integer(name.code),
+    }
+}
+
+fn plain(json: &mut Json, value: &Value) {
+    match *value {
+        Value::Signed(number) => json.integer(number),
+        Value::Unsigned(number) => json.integer(number),
+        Value::Single(number) => json.real(number),
+        Value::Double(number) => json.real(number),
+        Value::Flag(flag) => json.boolean(flag),
+        Value::Named(name) => self::name(json, name),
+        Value::Address(address) => json.address(address),
+        Value::Other(ref text) => json.string(text),
+        // Handled by the callers, each in its way.
+        Value::Text(_)
+        | Value::Characters(_)
+        | Value::Handle(..)
+        | Value::Elements(..)
+        | Value::Out(..) => json.null(),
+    }
+}
+
+/// Writes what a handle stands for, or the bare handle if it stands for nothing.
+fn handle(json: &mut Json, kind: Handle, handle: usize) {
+    let raw: *const c_void = ptr::without_provenance(handle);
+    match kind {
+        _ if handle == 0 => json.null(),
+        Handle::Tensor => match TENSORS.get(raw) {
+            Ok(found) => tensor(json, Some(handle), &found.get()),
+            Err(_) => json.address(handle),
+        },
+        Handle::TensorList => match TENSOR_LISTS.get(raw) {
+            Ok(list) => {
+                let members: Vec<_> = list.members(&TENSORS).collect();
+                json.bounded(members.iter(), LIST, |json, member| match member {
+                    Ok(found) => tensor(json, None, &found.get()),
+                    Err(_) => json.null(),
+                });
+            }
+            Err(_) => json.address(handle),
+        },
+        Handle::IntArray => match INT_ARRAYS.get(raw) {
+            Ok(array) => json.bounded(array.iter(), ARRAY, |json, &value| json.integer(value)),
+            Err(_) => json.address(handle),
+        },
+        Handle::FloatArray => match FLOAT_ARRAYS.get(raw) {
+            Ok(array) => json.bounded(array.iter(), ARRAY, |json, &value| json.real(value)),
+            Err(_) => json.address(handle),
+        },
+        Handle::BoolArray => match BOOL_ARRAYS.get(raw) {
+            Ok(array) => json.bounded(array.iter(), ARRAY, |json, &value| json.boolean(value)),
+            Err(_) => json.address(handle),
+        },
+        Handle::Scalar | Handle::ScalarList => json.address(handle),
+    }
+}
+
+/// Writes a tensor; strides, offset and storage only where they say more than the shape.
+fn tensor(json: &mut Json, handle: Option<usize>, tensor: &Described) {
+    let desc = &tensor.desc;
+    let dims = |json: &mut Json, dims: &Dims| {
+        json.array(|json| dims.iter().for_each(|&dim| json.integer(dim)));
+    };
+    json.object(|json| {
+        if let Some(handle) = handle {
+            json.key("handle").address(handle);
+        }
+        let dtype = desc.dtype.acl();
+        name(json.key("dtype"), Name::of(aclDataType(dtype)));
+        dims(json.key("shape"), &desc.shape);
+        if desc.strides != desc.shape.contiguous_strides() {
+            dims(json.key("strides"), &desc.strides);
+        }
+        if desc.offset != 0 {
+            json.key("offset").integer(desc.offset);
+        }
+        if tensor.storage != desc.shape {
+            dims(json.key("storage"), &tensor.storage);
+        }
+        let format = desc.format.acl();
+        name(json.key("format"), Name::of(aclFormat(format)));
+        json.key("address").address(tensor.address);
+    });
+}

@@ -1,0 +1,262 @@
+//! What an argument of a call is, told from its type alone.
+//!
+//! A type is found by method resolution, from the most special trait to the most general one, so that a function with a
+//! type that nobody thought of is traced too.
+
+use ascend_sys::Enumeration;
+use ascend_sys::bindings::{
+    aclBoolArray, aclFloatArray, aclIntArray, aclScalar, aclScalarList, aclTensor, aclTensorList,
+};
+use std::ffi::{c_char, c_void};
+use std::fmt::Debug;
+
+/// An argument or a result. What it points to is not read here.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    Signed(i64),
+    Unsigned(u64),
+    Single(f32),
+    Double(f64),
+    Flag(bool),
+    Named(Name),
+    /// A handle that says nothing by itself, or an address.
+    Address(usize),
+    /// A text that the function reads.
+    Text(*const c_char),
+    /// Characters that the function reads or writes.
+    Characters(*const c_char),
+    Handle(Handle, usize),
+    /// Elements that the function reads; another argument says how many.
+    Elements(Element, *const c_void),
+    /// One value that the function writes.
+    Out(Pointee, *const c_void),
+    /// A value of another type, as Rust shows it.
+    #[allow(dead_code, reason = "as of `Shown`")]
+    Other(String),
+}
+
+/// A value of an enumeration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name {
+    pub(super) code: i64,
+    pub(super) name: Option<&'static str>,
+}
+
+impl Name {
+    pub(super) fn of(value: impl Enumeration) -> Self {
+        Name {
+            code: value.code(),
+            name: value.name(),
+        }
+    }
+}
+
+/// The kinds of descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handle {
+    Tensor,
+    TensorList,
+    Scalar,
+    ScalarList,
+    IntArray,
+    FloatArray,
+    BoolArray,
+}
+
+/// What arrays hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    Integer,
+    Real,
+    Flag,
+    Handle,
+}
+
+/// What is written through a pointer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pointee {
+    I32,
+    U32,
+    I64,
+    U64,
+    F32,
+    Pointer,
+    Enumeration(unsafe fn(*const c_void) -> Name),
+}
+
+/// # Safety
+///
+/// `at` is valid for reading a `T`.
+unsafe fn read_name<T: Enumeration>(at: *const c_void) -> Name {
+    // SAFETY: the caller's promise; C may give it any alignment.
+    Name::of(unsafe { at.cast::<T>().read_unaligned() })
+}
+
+/// Carries an argument to the traits below.
+#[derive(Debug)]
+pub(crate) struct Argument<T>(pub(crate) T);
+
+/// Types that are told apart one by one.
+pub(crate) trait Known {
+    fn value(&self) -> Value;
+}
+
+macro_rules! known {
+    ($($type:ty: $given:ident => $value:expr;)*) => {
+        $(
+            impl Known for &&&&Argument<$type> {
+                fn value(&self) -> Value {
+                    let $given = self.0;
+                    $value
+                }
+            }
+        )*
+    };
+}
+
+known! {
+    i32: number => Value::Signed(number.into());
+    i64: number => Value::Signed(number);
+    u16: number => Value::Unsigned(number.into());
+    u32: number => Value::Unsigned(number.into());
+    u64: number => Value::Unsigned(number);
+    usize: number => Value::Unsigned(number as u64);
+    f32: number => Value::Single(number);
+    f64: number => Value::Double(number);
+    bool: flag => Value::Flag(flag);
+    *const c_char: text => Value::Text(text);
+    *mut c_char: text => Value::Characters(text);
+    *const aclTensor: handle => Value::Handle(Handle::Tensor, handle.addr());
+    *mut aclTensor: handle => Value::Handle(Handle::Tensor, handle.addr());
+    *const aclTensorList: handle => Value::Handle(Handle::TensorList, handle.addr());
+    *mut aclTensorList: handle => Value::Handle(Handle::TensorList, handle.addr());
+    *const aclScalar: handle => Value::Handle(Handle::Scalar, handle.addr());
+    *mut aclScalar: handle => Value::Handle(Handle::Scalar, handle.addr());
+    *const aclScalarList: handle => Value::Handle(Handle::ScalarList, handle.addr());
+    *mut aclScalarList: handle => Value::Handle(Handle::ScalarList, handle.addr());
+    *const aclIntArray: handle => Value::Handle(Handle::IntArray, handle.addr());
+    *mut aclIntArray: handle => Value::Handle(Handle::IntArray, handle.addr());
+    *const aclFloatArray: handle => Value::Handle(Handle::FloatArray, handle.addr());
+    *mut aclFloatArray: handle => Value::Handle(Handle::FloatArray, handle.addr());
+    *const aclBoolArray: handle => Value::Handle(Handle::BoolArray, handle.addr());
+    *mut aclBoolArray: handle => Value::Handle(Handle::BoolArray, handle.addr());
+    *const i64: array => Value::Elements(Element::Integer, array.cast());
+    *const f32: array => Value::Elements(Element::Real, array.cast());
+    *const bool: array => Value::Elements(Element::Flag, array.cast());
+    *const *const aclTensor: array => Value::Elements(Element::Handle, array.cast());
+    *const *const aclScalar: array => Value::Elements(Element::Handle, array.cast());
+    *mut i32: to => Value::Out(Pointee::I32, to.cast_const().cast());
+    *mut u32: to => Value::Out(Pointee::U32, to.cast_const().cast());
+    *mut i64: to => Value::Out(Pointee::I64, to.cast_const().cast());
+    *mut u64: to => Value::Out(Pointee::U64, to.cast_const().cast());
+    *mut usize: to => Value::Out(Pointee::U64, to.cast_const().cast());
+    *mut f32: to => Value::Out(Pointee::F32, to.cast_const().cast());
+}
+
+impl<T> Known for &&&&Argument<*mut *mut T> {
+    fn value(&self) -> Value {
+        Value::Out(Pointee::Pointer, self.0.cast_const().cast())
+    }
+}
+
+/// Values of enumerations.
+pub(crate) trait Enumerator {
+    fn value(&self) -> Value;
+}
+
+impl<T: Enumeration> Enumerator for &&&Argument<T> {
+    fn value(&self) -> Value {
+        Value::Named(Name::of(self.0))
+    }
+}
+
+/// Pointers that an enumeration is written through.
+pub(crate) trait EnumerationOut {
+    fn value(&self) -> Value;
+}
+
+impl<T: Enumeration> EnumerationOut for &&Argument<*mut T> {
+    fn value(&self) -> Value {
+        Value::Out(
+            Pointee::Enumeration(read_name::<T>),
+            self.0.cast_const().cast(),
+        )
+    }
+}
+
+/// Pointers to anything else, of which the address is shown.
+pub(crate) trait Pointer {
+    fn value(&self) -> Value;
+}
+
+impl<T> Pointer for &Argument<*const T> {
+    fn value(&self) -> Value {
+        Value::Address(self.0.addr())
+    }
+}
+
+impl<T> Pointer for &Argument<*mut T> {
+    fn value(&self) -> Value {
+        Value::Address(self.0.addr())
+    }
+}
+
+/// What is left: functions to be called back, and structures.
+#[allow(dead_code, reason = "the headers may get such arguments at any time")]
+pub(crate) trait Shown {
+    fn value(&self) -> Value;
+}
+
+impl<T: Debug> Shown for Argument<T> {
+    fn value(&self) -> Value {
+        Value::Other(format!("{:?}", self.0))
+    }
+}
+
+/// The [`Value`] of an argument.
+macro_rules! value {
+    ($argument:expr) => {{
+        #[allow(
+            unused_imports,
+            reason = "method resolution takes the first that has the type"
+        )]
+        use $crate::trace::value::{EnumerationOut, Enumerator, Known, Pointer, Shown};
+        (&&&&&$crate::trace::value::Argument($argument)).value()
+    }};
+}
+pub(crate) use value;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ascend_sys::bindings::{aclFormat, aclOpExecutor, aclrtRunMode};
+    use std::ptr;
+
+    #[test]
+    fn a_type_takes_the_most_special_way() {
+        assert!(matches!(value!(-1i32), Value::Signed(-1)));
+        assert!(matches!(value!(u64::MAX), Value::Unsigned(u64::MAX)));
+        let text: *const c_char = c"x".as_ptr();
+        assert!(matches!(value!(text), Value::Text(_)));
+        let tensor: *const aclTensor = ptr::without_provenance(0xb1);
+        assert!(matches!(
+            value!(tensor),
+            Value::Handle(Handle::Tensor, 0xb1)
+        ));
+        let executor: *mut aclOpExecutor = ptr::without_provenance_mut(0xb8);
+        assert!(matches!(value!(executor), Value::Address(0xb8)));
+        let out: *mut *mut aclOpExecutor = ptr::null_mut();
+        assert!(matches!(value!(out), Value::Out(Pointee::Pointer, _)));
+        let Value::Named(name) = value!(aclFormat::ACL_FORMAT_NCL) else {
+            panic!("no enumeration");
+        };
+        assert_eq!((name.code, name.name), (47, Some("ACL_FORMAT_NCL")));
+        let mut mode = aclrtRunMode::ACL_HOST;
+        let Value::Out(Pointee::Enumeration(read), at) = value!(&raw mut mode) else {
+            panic!("no result");
+        };
+        // SAFETY: `mode` is alive.
+        assert_eq!(unsafe { read(at) }.name, Some("ACL_HOST"));
+        assert!(matches!(value!(Some(5u8)), Value::Other(text) if text == "Some(5)"));
+    }
+}
