@@ -430,7 +430,10 @@ fn a_trace_shows_views_arrays_and_mistakes() {
         (long.len(), &long[1023], &long[1024]),
         (1025, &json!(1023), &json!("976 left out"))
     );
-    assert_eq!(of("aclGetIntArraySize")[0]["arguments"]["array"], json!(long));
+    assert_eq!(
+        of("aclGetIntArraySize")[0]["arguments"]["array"],
+        json!(long)
+    );
     assert_eq!(of("aclGetIntArraySize")[0]["out"]["size"], 2000);
     assert_eq!(
         of("aclCreateFloatArray")[0]["arguments"]["value"],
@@ -588,7 +591,11 @@ fn the_library_exports_the_whole_table_and_what_programs_take_beside_it() {
         exported.retain(|name| !name.contains("2op7tagFp16"));
         exported.sort_unstable();
         // Functions that fail by name; clients that link them say whether any is missing.
-        exported.retain(|name| !UNSUPPORTED.split([' ', ';', '\n']).any(|word| word == *name));
+        exported.retain(|name| {
+            !UNSUPPORTED
+                .split([' ', ';', '\n'])
+                .any(|word| word == *name)
+        });
         let mut names = [NAMES, &SECURE].concat();
         names.sort_unstable();
         assert_eq!(exported, names);
