@@ -80,8 +80,7 @@ answered! {
     usize = zero => MsprofGetHashId MsprofSysCycleTime;
     // The log of CANN's own libraries, which is not kept.
     () = |_| () => aclAppLog;
-    i32 = feature => aclGetDeviceCapability aclrtDeviceCanAccessPeer aclrtDeviceEnablePeerAccess aclrtDeviceGetBareTgid
-        aclrtFreePhysical aclrtMallocPhysical aclrtMapMem aclrtProcessReport aclrtReleaseMemAddress aclrtReserveMemAddress
+    i32 = feature => aclrtFreePhysical aclrtMallocPhysical aclrtMapMem aclrtProcessReport aclrtReleaseMemAddress aclrtReserveMemAddress
         aclrtUnmapMem;
     // Collectives.
     i32 = collective => HcclSetConfig;

@@ -11,7 +11,7 @@ use crate::status::{
     CONTEXT_NULL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
     REPEAT_INITIALIZE, STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure,
 };
-use crate::stream::{STREAMS, Stream, refuse_default};
+use crate::stream::{STREAMS, Settings, Stream, refuse_default};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -129,7 +129,7 @@ pub(crate) fn initialized() -> Outcome {
     }
 }
 
-fn device_exists(device: i32) -> Outcome {
+pub(crate) fn device_exists(device: i32) -> Outcome {
     let count = config().devices;
     if u32::try_from(device).is_ok_and(|device| device < count) {
         return Ok(());
@@ -189,6 +189,27 @@ pub(crate) fn reset_device(device: i32, slot: usize, force: bool) -> Outcome {
         };
         // A leak is told, but the reset has happened: it is no failure in either mode.
         let _ = report(check(), PARAM_INVALID, suspicion);
+    }
+    Ok(())
+}
+
+/// `aclrtGetPrimaryCtxState`: whether a device has a default context, on any machine.
+pub(crate) fn has_primary(device: i32) -> Outcome<bool> {
+    initialized()?;
+    device_exists(device)?;
+    let devices = DEVICES.lock();
+    let mut states = devices.range((device, 0)..=(device, usize::MAX));
+    Ok(states.any(|(_, state)| state.primary.is_some()))
+}
+
+/// `aclrtDeviceTaskAbort`.
+pub(crate) fn abort_device(device: i32) -> Outcome {
+    initialized()?;
+    device_exists(device)?;
+    for context in CONTEXTS.all(|context| context.device == device) {
+        for stream in context.all_streams() {
+            stream.abort();
+        }
     }
     Ok(())
 }
@@ -288,14 +309,14 @@ impl Context {
         if let Some(stream) = &*kept {
             return Ok(Arc::clone(stream));
         }
-        let stream = Stream::start(self)?;
+        let stream = Stream::start(self, Settings::default())?;
         *kept = Some(Arc::clone(&stream));
         Ok(stream)
     }
 
     /// `aclrtCreateStream`.
-    pub(crate) fn create_stream(self: &Arc<Self>) -> Outcome<Id> {
-        let stream = Stream::start(self)?;
+    pub(crate) fn create_stream(self: &Arc<Self>, settings: Settings) -> Outcome<Id> {
+        let stream = Stream::start(self, settings)?;
         let weak = Arc::downgrade(&stream);
         let id = STREAMS.reserve();
         STREAMS.insert_at(id, stream);

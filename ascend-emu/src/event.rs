@@ -13,12 +13,28 @@ use crate::status::{
 use crate::stream::Stream;
 use ascend_sys::bindings as sys;
 use smallvec::SmallVec;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::{Duration, Instant};
 
 pub(crate) static EVENTS: Table<Event> = Table::new(Kind::Event);
+
+/// When the devices started: before the first event was made.
+static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Seconds that a wait in a stream may last, 0 for ever.
+static WAIT_LIMIT: AtomicU32 = AtomicU32::new(0);
+
+/// `aclrtSetOpWaitTimeout`.
+pub(crate) fn limit_waits(seconds: u32) {
+    WAIT_LIMIT.store(seconds, Ordering::Relaxed);
+}
+
+/// How long a wait that is queued now may last.
+pub(crate) fn wait_limit() -> Option<Duration> {
+    let seconds = WAIT_LIMIT.load(Ordering::Relaxed);
+    (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)))
+}
 
 /// Flags that `aclrtCreateEventWithFlag` takes.
 const FLAGS: u32 = sys::ACL_EVENT_SYNC
@@ -127,6 +143,7 @@ impl Event {
                 "event flag: unknown bits {unknown:#x}, allowed: {FLAGS:#x}"
             ));
         }
+        LazyLock::force(&STARTED);
         let has = |flag| flags.is_some_and(|flags| flags & flag != 0);
         Ok(EVENTS.insert(Event {
             external: has(sys::ACL_EVENT_EXTERNAL),
@@ -203,12 +220,23 @@ impl Event {
         }
     }
 
-    /// Waits until a record is reached, or `abort` is set and [`Event::wake`] called.
-    pub(crate) fn wait_reached(&self, mark: Mark, abort: &AtomicBool) {
+    /// Waits until a record is reached, or `abort` is set and [`Event::wake`] called; `false` if that took longer than
+    /// the limit.
+    pub(crate) fn wait_reached(
+        &self,
+        mark: Mark,
+        limit: Option<Duration>,
+        abort: &AtomicBool,
+    ) -> bool {
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.state.lock();
         while state.is_pending(mark) && !abort.load(Ordering::Acquire) {
-            state = self.changed.wait(state, None);
+            if expired(deadline) {
+                return false;
+            }
+            state = self.changed.wait(state, deadline);
         }
+        true
     }
 
     /// A queued wait is over.
@@ -347,27 +375,28 @@ impl Event {
         }
     }
 
-    fn time(&self, which: &str) -> Outcome<Instant> {
+    fn time(&self, name: &str, which: &str) -> Outcome<Instant> {
         if !self.timed {
             return Err(failure!(
                 TIMESTAMP_INVALID,
-                "the {which} event has no timestamp: create it with ACL_EVENT_TIME_LINE or aclrtCreateEvent"
+                "{name}: the {which}event has no timestamp: create it with ACL_EVENT_TIME_LINE or aclrtCreateEvent"
             ));
         }
-        self.refuse_captured("aclrtEventElapsedTime")?;
+        self.refuse_captured(name)?;
         let state = self.state.lock();
         match (state.last, state.reached) {
             (Last::Record(mark), Some((latest, at))) if latest == mark.ticket => Ok(at),
             _ => Err(failure!(
                 TIMESTAMP_INVALID,
-                "the {which} event has no timestamp: it was not recorded, or its record is not reached"
+                "{name}: the {which}event has no timestamp: it was not recorded, or its record is not reached"
             )),
         }
     }
 
     /// Milliseconds from one event to another.
     pub(crate) fn elapsed_ms(start: &Event, end: &Event) -> Outcome<f32> {
-        let (from, to) = (start.time("start")?, end.time("end")?);
+        const NAME: &str = "aclrtEventElapsedTime";
+        let (from, to) = (start.time(NAME, "start ")?, end.time(NAME, "end ")?);
         let elapsed = to.checked_duration_since(from).ok_or_else(|| {
             failure!(
                 TIMESTAMP_REVERSAL,
@@ -375,6 +404,13 @@ impl Event {
             )
         })?;
         Ok(elapsed.as_secs_f32() * 1e3)
+    }
+
+    /// Microseconds from the start of the device to the latest record.
+    pub(crate) fn timestamp(&self) -> Outcome<u64> {
+        let at = self.time("aclrtEventGetTimestamp", "")?;
+        let elapsed = at.saturating_duration_since(*STARTED);
+        Ok(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
     }
 }
 

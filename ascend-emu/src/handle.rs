@@ -213,6 +213,16 @@ impl<T> Table<T> {
         self.entries.lock().values().any(|value| is(value))
     }
 
+    /// The objects that something is true of.
+    pub(crate) fn all(&self, is: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let entries = self.entries.lock();
+        entries
+            .values()
+            .filter(|value| is(value))
+            .cloned()
+            .collect()
+    }
+
     #[cold]
     fn missing(&self, id: Id) -> Failure {
         let (null, wrong) = self.kind.codes();

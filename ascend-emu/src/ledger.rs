@@ -7,12 +7,14 @@
 
 mod clocks;
 mod hazards;
+mod registered;
 
 pub(crate) use clocks::{
     Clock, LaneId, Progress, close_lane, follow, host_waited, host_waited_for_lane, open_lane,
     snapshot,
 };
 pub(crate) use hazards::{admit, inspect};
+pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
 
 use crate::config::{Check, config};
 use crate::handle::IdHasher;
@@ -22,6 +24,7 @@ use crate::sanitizer::{FindingKind, Suspicion, report_all};
 use crate::status::{Failure, MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
 use clocks::Lane;
 use hazards::Use;
+use registered::Registration;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::ops::Range;
@@ -31,7 +34,7 @@ use std::ops::Range;
 pub enum Place {
     /// Memory of the device with this number, from `aclrtMalloc`.
     Device(i32),
-    /// Pinned host memory, from `aclrtMallocHost`.
+    /// Pinned host memory, from `aclrtMallocHost` or registered by `aclrtHostRegister`.
     PinnedHost,
 }
 
@@ -56,6 +59,8 @@ struct Block {
     info: Allocation,
     /// End of what may be touched: the requested size, rounded up to whole pages, and one page more.
     reach: usize,
+    /// The memory is the program's own, and only registered.
+    foreign: bool,
     uses: Vec<Use>,
 }
 
@@ -73,6 +78,8 @@ impl Block {
 struct Books {
     arena: Option<Arena>,
     blocks: BTreeMap<usize, Block>,
+    /// Registered host memory, by first address.
+    registered: BTreeMap<usize, Registration>,
     lanes: HashMap<LaneId, Lane, BuildHasherDefault<IdHasher>>,
     /// Freed while work in flight uses it: given back once that is over.
     limbo: Vec<Block>,
@@ -189,6 +196,7 @@ pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
                 version: 0,
             },
             reach: base.saturating_add(reserved),
+            foreign: false,
             uses: Vec::with_capacity(8),
         };
         books.insert(block);
@@ -251,6 +259,12 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
                 "{name}: {address:#x} is {is}, which {other} frees"
             ));
         }
+        if block.foreign {
+            return Err(failure!(
+                PARAM_INVALID,
+                "{name}: {address:#x} is memory of the program's own, whose registration aclrtHostUnregister ends"
+            ));
+        }
         let unsynced = block
             .uses
             .iter()
@@ -270,6 +284,10 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
         let block = books
             .remove(address)
             .ok_or_else(|| not_allocated(books, name, address))?;
+        // Registered parts end with the memory.
+        books
+            .registered
+            .retain(|start, _| !(address..block.reach).contains(start));
         if block.uses.iter().any(|of| books.in_flight(of)) {
             books.limbo.push(block);
             return Ok(Vec::new());
@@ -335,15 +353,14 @@ pub(crate) fn totals() -> (usize, u64, usize) {
         let on_device = |block: &&Block| matches!(block.info.place, Place::Device(_));
         let count = books.blocks.values().filter(on_device).count();
         let bytes = books.blocks.values().filter(on_device);
+        let foreign = books.blocks.values().filter(|block| block.foreign);
         (
             count,
             bytes.map(|block| block.info.bytes).sum(),
-            books.blocks.len() - count,
+            books.blocks.len() - count - foreign.count(),
         )
     })
 }
-
-impl Books {}
 
 /// Counts a write to an allocation.
 pub(crate) fn written(addresses: impl Iterator<Item = usize>) {

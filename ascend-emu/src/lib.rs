@@ -89,7 +89,12 @@
 //! # Differences from hardware
 //!
 //! - A wrong handle, a second destruction or a consumed executor is an error with a message; hardware crashes.
-//! - A device fault leaves the device usable.
+//! - A device fault leaves the device usable, unless the stream's failure mode is `ACL_STOP_ON_FAILURE`.
+//! - Limits of cores and of time are kept and told, and change nothing. Of chips beside that of `ASCEND_EMU_SOC`,
+//!   [`functions_of`] tells the cores of the product's most common one.
+//! - Numbers out of range become infinities: `aclrtSetDeviceSatMode` refuses the other mode.
+//! - Devices reach each other's memory, and registered host memory, without having been told so; what is asked about it is
+//!   answered as the program has set it. Registered host memory has the host's own address on the device.
 //! - `aclFinalize` releases nothing, and `aclInit` cannot be called again after it.
 //! - `aclrtSynchronizeDevice` waits for the streams of the calling thread's context.
 //! - A process that was forked after `aclInit` gets an error from every call, whose text says so.
@@ -102,6 +107,7 @@
 
 pub mod abi;
 mod capture;
+mod chip;
 mod claims;
 mod config;
 mod context;
@@ -114,6 +120,7 @@ mod graph;
 mod handle;
 pub mod kernel;
 mod ledger;
+mod limits;
 mod live;
 mod lock;
 mod machine;

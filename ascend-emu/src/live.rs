@@ -42,6 +42,8 @@ pub struct Live {
     pub device_bytes: u64,
     /// Allocations of pinned host memory.
     pub host_allocations: usize,
+    /// Ranges of host memory that are registered.
+    pub host_registrations: usize,
 }
 
 impl Live {
@@ -69,5 +71,6 @@ pub fn live() -> Live {
         device_allocations,
         device_bytes,
         host_allocations,
+        host_registrations: ledger::registrations(),
     }
 }

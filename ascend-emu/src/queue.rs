@@ -7,6 +7,7 @@ use crate::operator::Addresses;
 use crate::task::Task;
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Commands that a stream holds; the next one waits for room, as with the hardware's queues.
 const CAPACITY: usize = 1024;
@@ -23,6 +24,7 @@ pub(crate) enum Command {
     Wait {
         event: Arc<Event>,
         mark: Mark,
+        limit: Option<Duration>,
     },
     Reset {
         event: Arc<Event>,

@@ -27,6 +27,7 @@ codes! {
     REPEAT_INITIALIZE = ACL_ERROR_REPEAT_INITIALIZE;
     INVALID_FILE = ACL_ERROR_INVALID_FILE;
     REPEAT_FINALIZE = ACL_ERROR_REPEAT_FINALIZE;
+    FEATURE_UNSUPPORTED = ACL_ERROR_FEATURE_UNSUPPORTED;
     INTERNAL = ACL_ERROR_INTERNAL_ERROR;
     PARAM_INVALID = ACL_ERROR_RT_PARAM_INVALID;
     INVALID_DEVICE = ACL_ERROR_RT_INVALID_DEVICEID;
@@ -35,6 +36,7 @@ codes! {
     TIMESTAMP_INVALID = ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID;
     TIMESTAMP_REVERSAL = ACL_ERROR_RT_EVENT_TIMESTAMP_REVERSAL;
     INVALID_HANDLE = ACL_ERROR_RT_INVALID_HANDLE;
+    TASK_TIMEOUT = ACL_ERROR_RT_TASK_TIMEOUT;
     MEMORY_TYPE = ACL_ERROR_RT_INVALID_MEMORY_TYPE;
     SYSPARAM_NOT_SET = ACL_ERROR_RT_SYSPARAMOPT_NOT_SET;
     CAPTURE_DEPENDENCY = ACL_ERROR_RT_CAPTURE_DEPENDENCY;
@@ -69,6 +71,10 @@ pub(crate) const CAPTURE_WRONG_THREAD: i32 = 107_038;
 /// Code of an asynchronous copy that pageable host memory makes a synchronous one, while a capture forbids these; later
 /// headers than 8.1 name it.
 pub(crate) const CAPTURE_BLOCKS_ASYNC: i32 = 107_041;
+
+/// Codes of registered host memory; later headers than 8.1 name them.
+pub(crate) const ALREADY_REGISTERED: i32 = 507_910;
+pub(crate) const NOT_REGISTERED: i32 = 507_911;
 
 /// Why a call fails: a status and a text for `aclGetRecentErrMsg`.
 #[derive(Clone, Debug, PartialEq, Eq)]

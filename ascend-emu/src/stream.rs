@@ -1,12 +1,15 @@
 //! Streams: queues of commands, each run in order by a thread of its own.
 
 mod capturing;
+mod settings;
 mod worker;
+
+pub(crate) use settings::Settings;
 
 use crate::capture::{Capture, recordable};
 use crate::config::check;
 use crate::context::Context;
-use crate::event::Event;
+use crate::event::{Event, wait_limit};
 use crate::fault::Fault;
 use crate::graph::{Graph, Group, Step};
 use crate::handle::{Kind, Table};
@@ -56,6 +59,8 @@ struct Shared {
     ending: bool,
     /// First fault since the last synchronisation.
     fault: Option<Fault>,
+    /// The fault after which nothing more is run.
+    stopped: Option<Fault>,
     /// Event that the thread is waiting for.
     waiting: Option<Arc<Event>>,
     /// The thread is waiting within a graph.
@@ -67,6 +72,7 @@ struct Shared {
 pub(crate) struct Stream {
     lane: LaneId,
     context: Weak<Context>,
+    pub settings: Settings,
     /// Held while a command is checked and queued, so that numbers and places in the queue agree.
     submission: Lock<Submission>,
     shared: Lock<Shared>,
@@ -82,13 +88,14 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Starts a stream.
-    pub(crate) fn start(context: &Arc<Context>) -> Outcome<Arc<Self>> {
+    pub(crate) fn start(context: &Arc<Context>, settings: Settings) -> Outcome<Arc<Self>> {
         static LANES: AtomicU64 = AtomicU64::new(0);
         let lane = LANES.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let progress = Progress::default();
         let stream = Arc::new(Stream {
             lane,
             context: Arc::downgrade(context),
+            settings,
             submission: Lock::default(),
             shared: Lock::default(),
             filled: Signal::new(),
@@ -159,6 +166,7 @@ impl Stream {
                 return Ok(());
             }
         }
+        self.refuse_stopped(task.name())?;
         self.wait_for_room(&submission);
         let addresses = at.unwrap_or(&none);
         let visit = |visit: &mut dyn FnMut(Access)| task.accesses(addresses, visit);
@@ -169,6 +177,18 @@ impl Stream {
             Some(fault) => self.push(&mut submission, Command::Broken(fault), None),
         }
         Ok(())
+    }
+
+    /// Refuses work for a stream that stopped at a failure.
+    fn refuse_stopped(&self, name: &str) -> Outcome {
+        match &self.shared.lock().stopped {
+            None => Ok(()),
+            Some(fault) => Err(failure!(
+                fault.code,
+                "{name}: the stream, whose failure mode is ACL_STOP_ON_FAILURE, stopped at this: {}",
+                fault.message
+            )),
+        }
     }
 
     /// Queues a fault in the place of a task.
@@ -232,8 +252,12 @@ impl Stream {
         }
         self.wait_for_room(&submission);
         if let Some(mark) = event.queue_wait(self.lane) {
-            let event = Arc::clone(event);
-            self.push(&mut submission, Command::Wait { event, mark }, None);
+            let command = Command::Wait {
+                event: Arc::clone(event),
+                mark,
+                limit: wait_limit(),
+            };
+            self.push(&mut submission, command, None);
         }
         Ok(())
     }
@@ -402,7 +426,8 @@ impl Stream {
 
     /// The first fault since the last synchronisation.
     pub(crate) fn take_fault(&self) -> Option<Fault> {
-        self.shared.lock().fault.take()
+        let mut shared = self.shared.lock();
+        shared.fault.take().or_else(|| shared.stopped.clone())
     }
 
     // Ending.
@@ -431,6 +456,7 @@ impl Stream {
             shared = self.advanced.wait(shared, None);
         }
         shared.completed = held.seq;
+        shared.stopped = None;
         self.progress.store(held.seq, Ordering::Release);
         drop(shared);
         self.abort.store(false, Ordering::Release);

@@ -355,3 +355,149 @@ fn numbers_convert() {
         assert_eq!(aclDataTypeSize(aclDataType(-7)), 0);
     }
 }
+
+#[test]
+fn a_device_tells_what_it_is_and_can_do() {
+    use ascend_sys::bindings::{aclCannAttr, aclDeviceInfo, aclrtDevAttr};
+    let _bench = Bench::new();
+    unsafe {
+        let capability = |info| {
+            let mut value = -1;
+            ok(aclGetDeviceCapability(0, info, &mut value));
+            value
+        };
+        assert_eq!(capability(aclDeviceInfo::ACL_DEVICE_INFO_AI_CORE_NUM), 20);
+        assert_eq!(
+            capability(aclDeviceInfo::ACL_DEVICE_INFO_VECTOR_CORE_NUM),
+            40
+        );
+        assert_eq!(
+            capability(aclDeviceInfo::ACL_DEVICE_INFO_L2_SIZE),
+            192 << 20
+        );
+        let info = |attribute: aclrtDevAttr| {
+            let mut value = -1;
+            let status = aclrtGetDeviceInfo(0, attribute, &mut value);
+            (status, value)
+        };
+        assert_eq!(info(aclrtDevAttr::ACL_DEV_ATTR_CUBE_CORE_NUM), (0, 20));
+        assert_eq!(info(aclrtDevAttr::ACL_DEV_ATTR_NPU_ARCH), (0, 2201));
+        assert_eq!(info(aclrtDevAttr::ACL_DEV_ATTR_WARP_SIZE), (0, 0));
+        let (status, bytes) = info(aclrtDevAttr::ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE);
+        assert!(status == 0 && bytes > 1 << 26);
+        assert_eq!(info(aclrtDevAttr::ACL_DEV_ATTR_SUPER_POD_ID).0, 207_000);
+        assert_eq!(info(aclrtDevAttr(9999)).0, 207_000);
+        let (mut list, mut count, mut there) = (null(), 0, -1);
+        ok(aclGetCannAttributeList(&mut list, &mut count));
+        let listed = std::slice::from_raw_parts(list, count);
+        for attribute in 0..3 {
+            ok(aclGetCannAttribute(aclCannAttr(attribute), &mut there));
+            assert_eq!(there == 1, listed.contains(&aclCannAttr(attribute)));
+        }
+        ok(aclGetCannAttribute(
+            aclCannAttr::ACL_CANN_ATTR_INF_NAN,
+            &mut there,
+        ));
+        assert_eq!(there, 1);
+        fails(
+            aclGetCannAttribute(aclCannAttr(-1), &mut there),
+            107_000,
+            &["cannAttr"],
+        );
+        let mut value = 0;
+        fails(
+            aclGetDeviceCapability(u32::MAX, aclDeviceInfo(0), &mut value),
+            107_000,
+            &["deviceId"],
+        );
+        fails(
+            aclGetDeviceCapability(7, aclDeviceInfo(0), &mut value),
+            107_001,
+            &["device 7"],
+        );
+        fails(
+            aclGetDeviceCapability(0, aclDeviceInfo(3), &mut value),
+            107_000,
+            &["deviceInfo", "3"],
+        );
+        let mut ids = [ascend_sys::bindings::aclrtUuid { bytes: [0; 16] }; 2];
+        ok(aclrtDeviceGetUuid(0, &mut ids[0]));
+        ok(aclrtDeviceGetUuid(1, &mut ids[1]));
+        assert_ne!(ids[0].bytes, ids[1].bytes);
+        let mut number = -1;
+        ok(aclrtGetLogicDevIdByUserDevId(1, &mut number));
+        assert_eq!(number, 1);
+        ok(aclrtDeviceGetBareTgid(&mut number));
+        assert_eq!(u32::try_from(number), Ok(std::process::id()));
+    }
+}
+
+#[test]
+fn devices_are_opened_to_each_other_one_way_at_a_time() {
+    let _bench = Bench::new();
+    unsafe {
+        let status = |from, to| {
+            let mut open = -1;
+            ok(aclrtDevicePeerAccessStatus(from, to, &mut open));
+            open
+        };
+        let mut can = -1;
+        ok(aclrtDeviceCanAccessPeer(&mut can, 0, 1));
+        assert_eq!(can, 1);
+        assert_eq!((status(0, 1), status(1, 0)), (0, 0));
+        ok(aclrtDeviceEnablePeerAccess(1, 0));
+        assert_eq!((status(0, 1), status(1, 0)), (1, 0));
+        ok(aclrtDeviceDisablePeerAccess(1));
+        assert_eq!(status(0, 1), 0);
+        fails(aclrtDeviceDisablePeerAccess(1), 107_000, &["peerDeviceId"]);
+        fails(aclrtDeviceEnablePeerAccess(0, 0), 100_000, &["itself"]);
+        fails(aclrtDeviceEnablePeerAccess(1, 1), 200_006, &["flags"]);
+        fails(
+            aclrtDeviceCanAccessPeer(&mut can, 0, 9),
+            107_001,
+            &["device 9"],
+        );
+        fails(
+            aclrtDeviceCanAccessPeer(null_mut(), 0, 1),
+            100_000,
+            &["null"],
+        );
+    }
+}
+
+#[test]
+fn the_health_of_a_device_is_good_and_there_is_nothing_to_repair() {
+    use ascend_sys::bindings::{aclrtErrorType, aclrtFloatOverflowMode};
+    let _bench = Bench::new();
+    unsafe {
+        let mut info: ascend_sys::bindings::aclrtErrorInfo = std::mem::zeroed();
+        info.errorType = aclrtErrorType::ACL_RT_ERROR_OTHERS;
+        info.tryRepair = 7;
+        fails(aclrtRepairError(0, &info), 207_000, &["faults of hardware"]);
+        ok(aclrtGetErrorVerbose(0, &mut info));
+        assert_eq!((info.tryRepair, info.hasDetail), (0, 0));
+        assert_eq!(info.errorType, aclrtErrorType::ACL_RT_NO_ERROR);
+        ok(aclrtRepairError(0, &info));
+        let mut ranges = [std::mem::zeroed(); 2];
+        let mut count = 7;
+        ok(aclrtGetMemUceInfo(0, ranges.as_mut_ptr(), 2, &mut count));
+        assert_eq!(count, 0);
+        fails(
+            aclrtGetMemUceInfo(0, ranges.as_mut_ptr(), 0, &mut count),
+            107_000,
+            &["arraySize"],
+        );
+
+        let mut mode = aclrtFloatOverflowMode(7);
+        ok(aclrtGetDeviceSatMode(&mut mode));
+        assert_eq!(mode, aclrtFloatOverflowMode::ACL_RT_OVERFLOW_MODE_INFNAN);
+        ok(aclrtSetDeviceSatMode(mode));
+        let other = aclrtFloatOverflowMode::ACL_RT_OVERFLOW_MODE_SATURATION;
+        fails(aclrtSetDeviceSatMode(other), 207_000, &["infinities"]);
+        fails(
+            aclrtSetDeviceSatMode(aclrtFloatOverflowMode(2)),
+            107_000,
+            &["mode", "2"],
+        );
+    }
+}

@@ -55,7 +55,16 @@ fn a_process_from_begin_to_end() {
         assert!(live().is_empty(), "{:?}", live());
 
         // Devices are counted; the last reset ends the context and what is in it.
+        let primary = |device| {
+            let mut active = -1;
+            ok(aclrtGetPrimaryCtxState(device, null_mut(), &mut active));
+            active
+        };
+        assert_eq!(primary(1), 0);
         ok(aclrtSetDevice(1));
+        assert_eq!((primary(0), primary(1)), (0, 1));
+        // A device's work can be dropped at any time.
+        ok(aclrtDeviceTaskAbort(1, 0));
         let mut context = null_mut();
         ok(aclrtGetCurrentContext(&mut context));
         ok(aclrtSetDevice(1));

@@ -9,7 +9,10 @@
 mod bench;
 
 use ascend_emu::abi::*;
-use ascend_sys::bindings::{aclrtEventRecordedStatus, aclrtEventWaitStatus, aclrtStreamStatus};
+use ascend_sys::bindings::{
+    ACL_STREAM_FAST_LAUNCH, aclrtDevResLimitType, aclrtEventRecordedStatus, aclrtEventWaitStatus,
+    aclrtStreamAttr, aclrtStreamAttrValue, aclrtStreamStatus,
+};
 use bench::*;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -441,4 +444,272 @@ fn a_forked_process_is_refused_instead_of_waiting_for_ever() {
     free(at);
     gate.destroy();
     destroy(stream);
+}
+
+#[test]
+fn attributes_of_a_stream_are_kept() {
+    use aclrtStreamAttr as Attr;
+    let _bench = Bench::new();
+    let mut stream = null_mut();
+    let value = |word: u32| aclrtStreamAttrValue {
+        reserve: [word, 0, 0, 0],
+    };
+    unsafe {
+        ok(aclrtCreateStreamWithConfig(
+            &mut stream,
+            5,
+            ACL_STREAM_FAST_LAUNCH,
+        ));
+        let (mut priority, mut flags) = (77, 77);
+        ok(aclrtStreamGetPriority(stream, &mut priority));
+        ok(aclrtStreamGetFlags(stream, &mut flags));
+        assert_eq!((priority, flags), (5, ACL_STREAM_FAST_LAUNCH));
+        ok(aclrtStreamGetPriority(null_mut(), &mut priority));
+        assert_eq!(priority, 0);
+        let (mut least, mut greatest) = (77, 77);
+        ok(aclrtDeviceGetStreamPriorityRange(&mut least, &mut greatest));
+        assert_eq!((least, greatest), (7, 0));
+
+        let get = |attribute| {
+            let mut found = value(77);
+            ok(aclrtGetStreamAttribute(stream, attribute, &mut found));
+            assert_eq!(found.reserve[1..], [0; 3]);
+            found.reserve[0]
+        };
+        for (attribute, set) in [
+            (Attr::ACL_STREAM_ATTR_FLOAT_OVERFLOW_CHECK, 1),
+            (Attr::ACL_STREAM_ATTR_USER_CUSTOM_TAG, 1234),
+            (Attr::ACL_STREAM_ATTR_CACHE_OP_INFO, 1),
+        ] {
+            assert_eq!(get(attribute), 0);
+            ok(aclrtSetStreamAttribute(stream, attribute, &mut value(set)));
+            assert_eq!(get(attribute), set);
+        }
+        assert_eq!(get(Attr::ACL_STREAM_ATTR_PRIORITY), 5);
+        assert_eq!(get(Attr::ACL_STREAM_ATTR_FAILURE_MODE), 0);
+        let mut overflow = 77;
+        ok(aclrtGetStreamOverflowSwitch(stream, &mut overflow));
+        assert_eq!(overflow, 1);
+        ok(aclrtSetStreamOverflowSwitch(stream, 0));
+        assert_eq!(get(Attr::ACL_STREAM_ATTR_FLOAT_OVERFLOW_CHECK), 0);
+
+        let set = |attribute, word| aclrtSetStreamAttribute(stream, attribute, &mut value(word));
+        fails(
+            set(Attr::ACL_STREAM_ATTR_PRIORITY, 1),
+            207_000,
+            &["priority"],
+        );
+        fails(set(Attr::ACL_STREAM_ATTR_CACHE_OP_INFO, 2), 107_000, &["2"]);
+        fails(set(Attr(6), 1), 107_000, &["stmAttrType", "6"]);
+        fails(
+            aclrtSetStreamOverflowSwitch(stream, 2),
+            107_000,
+            &["flag", "2"],
+        );
+        fails(
+            aclrtSetStreamAttribute(stream, Attr(1), null_mut()),
+            100_000,
+            &["value"],
+        );
+        fails(
+            aclrtSetStreamFailureMode(stream, 2),
+            107_000,
+            &["mode", "2"],
+        );
+    }
+    destroy(stream);
+}
+
+#[test]
+fn a_stream_stops_at_a_failure_if_told_to() {
+    let _bench = Bench::new();
+    let (stream, other) = (stream(), stream());
+    let (at, event) = (malloc(4096), event());
+    ok(unsafe { aclrtMemset(at, 4096, 1, 4096) });
+    ok(unsafe { aclrtSetStreamFailureMode(stream, 1) });
+    let call = Call::new(1);
+    let fault = ascend_emu::inject(ascend_emu::Site::Launch, 1, 507_015);
+    let gate = Gate::new();
+    gate.hold(stream);
+    call.run(stream);
+    set(at, 2, stream);
+    ok(unsafe { aclrtRecordEvent(event, stream) });
+    // Those who wait for the stopped stream go on.
+    ok(unsafe { aclrtStreamWaitEvent(other, event) });
+    gate.open();
+    sync(other);
+    fails(unsafe { aclrtSynchronizeStream(stream) }, 507_015, &[]);
+    fails(unsafe { aclrtSynchronizeStream(stream) }, 507_015, &[]);
+    assert_eq!(download::<u8>(at, 4096), [1; 4096]);
+    fails(
+        unsafe { aclrtMemsetAsync(at, 4096, 3, 4096, stream) },
+        507_015,
+        &["ACL_STOP_ON_FAILURE"],
+    );
+    fails(
+        unsafe { aclrtSetStreamFailureMode(stream, 0) },
+        207_000,
+        &["make another stream"],
+    );
+    drop(fault);
+    // Aborting clears it.
+    ok(unsafe { aclrtStreamAbort(stream) });
+    set(at, 4, stream);
+    sync(stream);
+    assert_eq!(download::<u8>(at, 4096), [4; 4096]);
+    call.destroy();
+    gate.destroy();
+    ok(unsafe { aclrtDestroyEvent(event) });
+    free(at);
+    destroy(stream);
+    destroy(other);
+}
+
+#[test]
+fn limits_of_cores_are_those_of_the_stream_then_of_the_device_then_of_the_chip() {
+    use aclrtDevResLimitType as Cores;
+    let _bench = Bench::new();
+    let stream = stream();
+    let (cube, vector) = (
+        Cores::ACL_RT_DEV_RES_CUBE_CORE,
+        Cores::ACL_RT_DEV_RES_VECTOR_CORE,
+    );
+    unsafe {
+        let device = |cores| {
+            let mut value = 77;
+            ok(aclrtGetDeviceResLimit(0, cores, &mut value));
+            value
+        };
+        let of_stream = |cores| {
+            let mut value = 77;
+            ok(aclrtGetStreamResLimit(stream, cores, &mut value));
+            value
+        };
+        let of_thread = |cores| {
+            let mut value = 77;
+            ok(aclrtGetResInCurrentThread(cores, &mut value));
+            value
+        };
+        let (cubes, vectors) = (device(cube), device(vector));
+        assert_eq!((cubes, vectors), (20, 40));
+        ok(aclrtSetDeviceResLimit(0, cube, 12));
+        assert_eq!((device(cube), device(vector)), (12, vectors));
+        assert_eq!(of_stream(cube), 12);
+        ok(aclrtSetStreamResLimit(stream, cube, 8));
+        assert_eq!((of_stream(cube), of_thread(cube)), (8, 12));
+        ok(aclrtUseStreamResInCurrentThread(stream));
+        assert_eq!((of_thread(cube), of_thread(vector)), (8, vectors));
+        // Another stream than the thread goes by is none of its business.
+        ok(aclrtUnuseStreamResInCurrentThread(null_mut()));
+        assert_eq!(of_thread(cube), 8);
+        ok(aclrtUnuseStreamResInCurrentThread(stream));
+        assert_eq!(of_thread(cube), 12);
+        ok(aclrtResetStreamResLimit(stream));
+        assert_eq!(of_stream(cube), 12);
+        ok(aclrtResetDeviceResLimit(0));
+        assert_eq!((device(cube), of_thread(cube)), (cubes, cubes));
+        fails(
+            aclrtSetDeviceResLimit(0, cube, cubes + 1),
+            107_000,
+            &["value", "21"],
+        );
+        fails(
+            aclrtSetStreamResLimit(stream, Cores(2), 1),
+            107_000,
+            &["type", "2"],
+        );
+        fails(
+            aclrtGetDeviceResLimit(64, cube, &mut 0),
+            107_001,
+            &["device 64"],
+        );
+        fails(
+            aclrtGetDeviceResLimit(0, cube, null_mut()),
+            100_000,
+            &["value"],
+        );
+    }
+    destroy(stream);
+}
+
+#[test]
+fn a_wait_in_a_stream_ends_at_its_limit() {
+    let _bench = Bench::new();
+    let (waiting, late, gate) = (stream(), stream(), Gate::new());
+    let event = event();
+    gate.hold(late);
+    ok(unsafe { aclrtRecordEvent(event, late) });
+    ok(unsafe { aclrtSetOpWaitTimeout(1) });
+    ok(unsafe { aclrtStreamWaitEvent(waiting, event) });
+    ok(unsafe { aclrtSetOpWaitTimeout(0) });
+    let begun = Instant::now();
+    fails(
+        unsafe { aclrtSynchronizeStream(waiting) },
+        107_020,
+        &["aclrtSetOpWaitTimeout", "1 s"],
+    );
+    assert!(begun.elapsed() >= Duration::from_millis(900));
+    ok(unsafe { aclrtStreamWaitEvent(waiting, event) });
+    gate.open();
+    sync(waiting);
+    sync(late);
+    ok(unsafe { aclrtDestroyEvent(event) });
+    gate.destroy();
+    destroy(waiting);
+    destroy(late);
+}
+
+#[test]
+fn timestamps_of_events_rise() {
+    let _bench = Bench::new();
+    let (first, second) = (event(), event());
+    let stamp = |event| {
+        let mut microseconds = u64::MAX;
+        let status = unsafe { aclrtEventGetTimestamp(event, &mut microseconds) };
+        (status, microseconds)
+    };
+    assert_eq!(stamp(first).0, 107_006);
+    ok(unsafe { aclrtRecordEvent(first, null_mut()) });
+    sync(null_mut());
+    thread::sleep(Duration::from_millis(2));
+    ok(unsafe { aclrtRecordEvent(second, null_mut()) });
+    sync(null_mut());
+    let (one, two) = (stamp(first), stamp(second));
+    assert_eq!((one.0, two.0), (0, 0));
+    assert!(two.1 >= one.1 + 2000, "{one:?} {two:?}");
+    let mut ms = 0.0;
+    ok(unsafe { aclrtEventElapsedTime(&mut ms, first, second) });
+    assert!((f64::from(ms) * 1e3 - (two.1 - one.1) as f64).abs() < 2.0);
+    fails(
+        unsafe { aclrtEventGetTimestamp(first, null_mut()) },
+        100_000,
+        &["timestamp"],
+    );
+    for event in [first, second] {
+        ok(unsafe { aclrtDestroyEvent(event) });
+    }
+}
+
+#[test]
+fn limits_of_time_are_multiples_of_their_unit() {
+    let _bench = Bench::new();
+    let (mut unit, mut actual, mut told) = (0, 0, 0);
+    unsafe {
+        ok(aclrtGetOpTimeOutInterval(&mut unit));
+        for (given, units) in [(0, 254), (1, 1), (unit, 1), (unit + 1, 2), (u64::MAX, 254)] {
+            ok(aclrtSetOpExecuteTimeOutV2(given, &mut actual));
+            assert_eq!(actual, units * unit);
+        }
+        ok(aclrtSetOpExecuteTimeOut(1));
+        ok(aclrtGetOpExecuteTimeout(&mut told));
+        assert_eq!(u64::from(told), unit / 1000);
+        ok(aclrtSetOpExecuteTimeOut(0));
+        ok(aclrtGetOpExecuteTimeout(&mut told));
+        assert_eq!(u64::from(told), 254 * unit / 1000);
+        fails(
+            aclrtSetOpExecuteTimeOutV2(1, null_mut()),
+            100_000,
+            &["actualTimeout"],
+        );
+    }
 }

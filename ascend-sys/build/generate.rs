@@ -34,7 +34,7 @@ const HEADERS: [&str; 13] = [
 
 /// Functions that the libraries of CANN 8.1.RC1 need not export: a program linked against those libraries looks them
 /// up when it runs instead.
-const OPTIONAL: [&str; 21] = [
+const OPTIONAL: [&str; 50] = [
     "AclSetDynamicInputTensorAddr",
     "AclSetDynamicOutputTensorAddr",
     "AclSetDynamicTensorAddr",
@@ -54,6 +54,35 @@ const OPTIONAL: [&str; 21] = [
     "aclnnFusedInferAttentionScoreV5GetWorkspaceSize",
     "aclnnScatterPaKvCache",
     "aclnnScatterPaKvCacheGetWorkspaceSize",
+    "aclrtDeviceGetStreamPriorityRange",
+    "aclrtDeviceGetUuid",
+    "aclrtDevicePeerAccessStatus",
+    "aclrtGetDeviceInfo",
+    "aclrtGetDeviceResLimit",
+    "aclrtGetErrorVerbose",
+    "aclrtGetLogicDevIdByUserDevId",
+    "aclrtGetOpExecuteTimeout",
+    "aclrtGetOpTimeOutInterval",
+    "aclrtGetPrimaryCtxState",
+    "aclrtGetResInCurrentThread",
+    "aclrtGetStreamAttribute",
+    "aclrtGetStreamResLimit",
+    "aclrtGetUserDevIdByLogicDevId",
+    "aclrtHostGetDevicePointer",
+    "aclrtHostRegisterV2",
+    "aclrtMemcpyBatch",
+    "aclrtMemcpyBatchAsync",
+    "aclrtRepairError",
+    "aclrtResetDeviceResLimit",
+    "aclrtResetStreamResLimit",
+    "aclrtSetDeviceResLimit",
+    "aclrtSetOpExecuteTimeOutV2",
+    "aclrtSetStreamAttribute",
+    "aclrtSetStreamResLimit",
+    "aclrtStreamGetFlags",
+    "aclrtStreamGetPriority",
+    "aclrtUnuseStreamResInCurrentThread",
+    "aclrtUseStreamResInCurrentThread",
     "aclsysGetVersionNum",
     "aclsysGetVersionStr",
 ];
@@ -132,6 +161,7 @@ impl Bound {
                 is_global: false,
             })
             .default_macro_constant_type(bindgen::MacroTypeVariation::Signed)
+            .impl_debug(true)
             .layout_tests(false)
             .merge_extern_blocks(true)
             .disable_header_comment()
@@ -172,7 +202,15 @@ struct Watch(Rc<RefCell<BTreeMap<String, String>>>);
 
 impl ParseCallbacks for Watch {
     fn int_macro(&self, name: &str, _value: i64) -> Option<IntKind> {
-        let flag = name.starts_with("ACL_EVENT_") || name.starts_with("ACL_STREAM_");
+        const FLAGS: [&str; 6] = [
+            "ACL_EVENT_",
+            "ACL_STREAM_",
+            "ACL_CONTINUE_ON_FAILURE",
+            "ACL_STOP_ON_FAILURE",
+            "ACL_HOST_REG_",
+            "ACL_NOTIFY_",
+        ];
+        let flag = FLAGS.iter().any(|start| name.starts_with(start));
         flag.then_some(IntKind::U32)
     }
 

@@ -134,6 +134,12 @@ pub const ACL_STREAM_PERSISTENT: u32 = 4;
 pub const ACL_STREAM_HUGE: u32 = 8;
 pub const ACL_STREAM_CPU_SCHEDULE: u32 = 16;
 pub const ACL_STREAM_DEVICE_USE_ONLY: u32 = 32;
+pub const ACL_CONTINUE_ON_FAILURE: u32 = 0;
+pub const ACL_STOP_ON_FAILURE: u32 = 1;
+pub const ACL_HOST_REG_MAPPED: u32 = 2;
+pub const ACL_HOST_REG_IOMEMORY: u32 = 4;
+pub const ACL_HOST_REG_READONLY: u32 = 8;
+pub const ACL_HOST_REG_PINNED: u32 = 268435456;
 pub const ACL_PKG_VERSION_MAX_SIZE: i32 = 128;
 pub const ACL_PKG_VERSION_PARTS_MAX_SIZE: i32 = 64;
 pub const ACLNN_SUCCESS: i32 = 0;
@@ -239,6 +245,26 @@ impl aclFormat {
 /// Memory formats. Attention takes ACL_FORMAT_ND, and ACL_FORMAT_FRACTAL_NZ for some caches.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclFormat(pub ::core::ffi::c_int);
+impl aclCannAttr {
+    pub const ACL_CANN_ATTR_UNDEFINED: aclCannAttr = aclCannAttr(-1);
+    pub const ACL_CANN_ATTR_INF_NAN: aclCannAttr = aclCannAttr(0);
+    pub const ACL_CANN_ATTR_BF16: aclCannAttr = aclCannAttr(1);
+    pub const ACL_CANN_ATTR_JIT_COMPILE: aclCannAttr = aclCannAttr(2);
+}
+#[repr(transparent)]
+/// Abilities of the installed CANN that aclGetCannAttribute asks for.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclCannAttr(pub ::core::ffi::c_int);
+impl aclDeviceInfo {
+    pub const ACL_DEVICE_INFO_UNDEFINED: aclDeviceInfo = aclDeviceInfo(-1);
+    pub const ACL_DEVICE_INFO_AI_CORE_NUM: aclDeviceInfo = aclDeviceInfo(0);
+    pub const ACL_DEVICE_INFO_VECTOR_CORE_NUM: aclDeviceInfo = aclDeviceInfo(1);
+    pub const ACL_DEVICE_INFO_L2_SIZE: aclDeviceInfo = aclDeviceInfo(2);
+}
+#[repr(transparent)]
+/// Sizes of a device that aclGetDeviceCapability asks for.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclDeviceInfo(pub ::core::ffi::c_int);
 impl aclrtMemcpyKind {
     pub const ACL_MEMCPY_HOST_TO_HOST: aclrtMemcpyKind = aclrtMemcpyKind(0);
     pub const ACL_MEMCPY_HOST_TO_DEVICE: aclrtMemcpyKind = aclrtMemcpyKind(1);
@@ -371,6 +397,278 @@ impl aclSysParamOpt {
 /// Options of a context or of the process.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclSysParamOpt(pub ::core::ffi::c_uint);
+impl aclrtFloatOverflowMode {
+    pub const ACL_RT_OVERFLOW_MODE_SATURATION: aclrtFloatOverflowMode = aclrtFloatOverflowMode(
+        0,
+    );
+    pub const ACL_RT_OVERFLOW_MODE_INFNAN: aclrtFloatOverflowMode = aclrtFloatOverflowMode(
+        1,
+    );
+    pub const ACL_RT_OVERFLOW_MODE_UNDEF: aclrtFloatOverflowMode = aclrtFloatOverflowMode(
+        2,
+    );
+}
+#[repr(transparent)]
+/// What becomes of numbers beyond the range of a floating-point type.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtFloatOverflowMode(pub ::core::ffi::c_uint);
+impl aclrtDevResLimitType {
+    pub const ACL_RT_DEV_RES_CUBE_CORE: aclrtDevResLimitType = aclrtDevResLimitType(0);
+    pub const ACL_RT_DEV_RES_VECTOR_CORE: aclrtDevResLimitType = aclrtDevResLimitType(1);
+}
+#[repr(transparent)]
+/// Cores of a device whose use can be limited. Since a release after 8.1.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtDevResLimitType(pub ::core::ffi::c_uint);
+impl aclrtStreamAttr {
+    pub const ACL_STREAM_ATTR_FAILURE_MODE: aclrtStreamAttr = aclrtStreamAttr(1);
+    pub const ACL_STREAM_ATTR_FLOAT_OVERFLOW_CHECK: aclrtStreamAttr = aclrtStreamAttr(2);
+    pub const ACL_STREAM_ATTR_USER_CUSTOM_TAG: aclrtStreamAttr = aclrtStreamAttr(3);
+    pub const ACL_STREAM_ATTR_CACHE_OP_INFO: aclrtStreamAttr = aclrtStreamAttr(4);
+    pub const ACL_STREAM_ATTR_PRIORITY: aclrtStreamAttr = aclrtStreamAttr(5);
+}
+#[repr(transparent)]
+/// Attributes of a stream. Since a release after 8.1.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtStreamAttr(pub ::core::ffi::c_uint);
+/// The value of an attribute of a stream; 16 bytes.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union aclrtStreamAttrValue {
+    pub failureMode: u64,
+    pub overflowSwitch: u32,
+    pub userCustomTag: u32,
+    pub cacheOpInfoSwitch: u32,
+    pub streamPriority: u32,
+    pub reserve: [u32; 4usize],
+}
+impl ::core::fmt::Debug for aclrtStreamAttrValue {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "aclrtStreamAttrValue {{ union }}")
+    }
+}
+impl aclrtDevAttr {
+    pub const ACL_DEV_ATTR_AICPU_CORE_NUM: aclrtDevAttr = aclrtDevAttr(1);
+    pub const ACL_DEV_ATTR_AICORE_CORE_NUM: aclrtDevAttr = aclrtDevAttr(101);
+    pub const ACL_DEV_ATTR_CUBE_CORE_NUM: aclrtDevAttr = aclrtDevAttr(102);
+    pub const ACL_DEV_ATTR_VECTOR_CORE_NUM: aclrtDevAttr = aclrtDevAttr(201);
+    pub const ACL_DEV_ATTR_WARP_SIZE: aclrtDevAttr = aclrtDevAttr(202);
+    pub const ACL_DEV_ATTR_MAX_THREAD_PER_VECTOR_CORE: aclrtDevAttr = aclrtDevAttr(203);
+    pub const ACL_DEV_ATTR_UBUF_PER_VECTOR_CORE: aclrtDevAttr = aclrtDevAttr(204);
+    pub const ACL_DEV_ATTR_MAX_GRID_DIM_X: aclrtDevAttr = aclrtDevAttr(205);
+    pub const ACL_DEV_ATTR_MAX_GRID_DIM_Y: aclrtDevAttr = aclrtDevAttr(206);
+    pub const ACL_DEV_ATTR_MAX_GRID_DIM_Z: aclrtDevAttr = aclrtDevAttr(207);
+    pub const ACL_DEV_ATTR_MAX_BLOCK_PER_GRID: aclrtDevAttr = aclrtDevAttr(208);
+    pub const ACL_DEV_ATTR_MAX_THREADS_PER_BLOCK: aclrtDevAttr = aclrtDevAttr(209);
+    pub const ACL_DEV_ATTR_MAX_BLOCK_DIM_X: aclrtDevAttr = aclrtDevAttr(210);
+    pub const ACL_DEV_ATTR_MAX_BLOCK_DIM_Y: aclrtDevAttr = aclrtDevAttr(211);
+    pub const ACL_DEV_ATTR_MAX_BLOCK_DIM_Z: aclrtDevAttr = aclrtDevAttr(212);
+    pub const ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE: aclrtDevAttr = aclrtDevAttr(301);
+    pub const ACL_DEV_ATTR_L2_CACHE_SIZE: aclrtDevAttr = aclrtDevAttr(302);
+    pub const ACL_DEV_ATTR_SMP_ID: aclrtDevAttr = aclrtDevAttr(401);
+    pub const ACL_DEV_ATTR_PHY_CHIP_ID: aclrtDevAttr = aclrtDevAttr(402);
+    pub const ACL_DEV_ATTR_SUPER_POD_DEVICE_ID: aclrtDevAttr = aclrtDevAttr(403);
+    pub const ACL_DEV_ATTR_SUPER_POD_SERVER_ID: aclrtDevAttr = aclrtDevAttr(404);
+    pub const ACL_DEV_ATTR_SUPER_POD_ID: aclrtDevAttr = aclrtDevAttr(405);
+    pub const ACL_DEV_ATTR_CUST_OP_PRIVILEGE: aclrtDevAttr = aclrtDevAttr(406);
+    pub const ACL_DEV_ATTR_MAINBOARD_ID: aclrtDevAttr = aclrtDevAttr(407);
+    pub const ACL_DEV_ATTR_HD_CONNECT_TYPE: aclrtDevAttr = aclrtDevAttr(408);
+    pub const ACL_DEV_ATTR_DEVICE_FORM_FACTOR: aclrtDevAttr = aclrtDevAttr(409);
+    pub const ACL_DEV_ATTR_IS_VIRTUAL: aclrtDevAttr = aclrtDevAttr(501);
+    pub const ACL_DEV_ATTR_NPU_ARCH: aclrtDevAttr = aclrtDevAttr(601);
+}
+#[repr(transparent)]
+/// What aclrtGetDeviceInfo tells. Since a release after 8.1.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtDevAttr(pub ::core::ffi::c_uint);
+/// The identity of a device. Since a release after 8.1.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct aclrtUuid {
+    pub bytes: [::core::ffi::c_char; 16usize],
+}
+impl aclrtHostRegisterType {
+    pub const ACL_HOST_REGISTER_MAPPED: aclrtHostRegisterType = aclrtHostRegisterType(0);
+    pub const ACL_HOST_REGISTER_IOMEMORY: aclrtHostRegisterType = aclrtHostRegisterType(
+        4,
+    );
+    pub const ACL_HOST_REGISTER_READONLY: aclrtHostRegisterType = aclrtHostRegisterType(
+        8,
+    );
+}
+#[repr(transparent)]
+/// How aclrtHostRegister registers host memory.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtHostRegisterType(pub ::core::ffi::c_uint);
+impl aclrtMallocAttrType {
+    pub const ACL_RT_MEM_ATTR_RSV: aclrtMallocAttrType = aclrtMallocAttrType(0);
+    pub const ACL_RT_MEM_ATTR_MODULE_ID: aclrtMallocAttrType = aclrtMallocAttrType(1);
+    pub const ACL_RT_MEM_ATTR_DEVICE_ID: aclrtMallocAttrType = aclrtMallocAttrType(2);
+    pub const ACL_RT_MEM_ATTR_VA_FLAG: aclrtMallocAttrType = aclrtMallocAttrType(3);
+}
+#[repr(transparent)]
+/// What an attribute of an allocation is about.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtMallocAttrType(pub ::core::ffi::c_uint);
+/// The value of an attribute of an allocation; 8 bytes.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union aclrtMallocAttrValue {
+    pub moduleId: u16,
+    pub deviceId: u32,
+    pub vaFlag: u32,
+    pub rsv: [u8; 8usize],
+}
+impl ::core::fmt::Debug for aclrtMallocAttrValue {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "aclrtMallocAttrValue {{ union }}")
+    }
+}
+/// An attribute of an allocation.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct aclrtMallocAttribute {
+    pub attr: aclrtMallocAttrType,
+    pub value: aclrtMallocAttrValue,
+}
+impl ::core::fmt::Debug for aclrtMallocAttribute {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f, "aclrtMallocAttribute {{ attr: {:?}, value: {:?} }}", self.attr, self
+            .value
+        )
+    }
+}
+/// The attributes of an allocation.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct aclrtMallocConfig {
+    pub attrs: *mut aclrtMallocAttribute,
+    pub numAttrs: usize,
+}
+impl aclrtMemLocationType {
+    pub const ACL_MEM_LOCATION_TYPE_HOST: aclrtMemLocationType = aclrtMemLocationType(0);
+    pub const ACL_MEM_LOCATION_TYPE_DEVICE: aclrtMemLocationType = aclrtMemLocationType(
+        1,
+    );
+    pub const ACL_MEM_LOCATION_TYPE_UNREGISTERED: aclrtMemLocationType = aclrtMemLocationType(
+        2,
+    );
+    pub const ACL_MEM_LOCATION_TYPE_MANAGED: aclrtMemLocationType = aclrtMemLocationType(
+        3,
+    );
+    pub const ACL_MEM_LOCATION_TYPE_HOST_NUMA: aclrtMemLocationType = aclrtMemLocationType(
+        4,
+    );
+}
+#[repr(transparent)]
+/// Kind of memory at an address.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtMemLocationType(pub ::core::ffi::c_uint);
+/// Where memory is; `id` is the device's.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct aclrtMemLocation {
+    pub id: u32,
+    pub type_: aclrtMemLocationType,
+}
+/// What aclrtPointerGetAttributes tells.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct aclrtPtrAttributes {
+    pub location: aclrtMemLocation,
+    pub pageSize: u32,
+    pub rsv: [u32; 4usize],
+}
+/// Both ends of the copies of a batch. Since a release after 8.1.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct aclrtMemcpyBatchAttr {
+    pub dstLoc: aclrtMemLocation,
+    pub srcLoc: aclrtMemLocation,
+    pub rsv: [u8; 16usize],
+}
+impl aclrtCmoType {
+    pub const ACL_RT_CMO_TYPE_PREFETCH: aclrtCmoType = aclrtCmoType(0);
+    pub const ACL_RT_CMO_TYPE_WRITEBACK: aclrtCmoType = aclrtCmoType(1);
+    pub const ACL_RT_CMO_TYPE_INVALID: aclrtCmoType = aclrtCmoType(2);
+    pub const ACL_RT_CMO_TYPE_FLUSH: aclrtCmoType = aclrtCmoType(3);
+}
+#[repr(transparent)]
+/// What aclrtCmoAsync does with the cache.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtCmoType(pub ::core::ffi::c_uint);
+/// A range of memory with an error that cannot be corrected.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct aclrtMemUceInfo {
+    pub addr: *mut ::core::ffi::c_void,
+    pub len: usize,
+    pub reserved: [usize; 14usize],
+}
+impl aclrtErrorType {
+    pub const ACL_RT_NO_ERROR: aclrtErrorType = aclrtErrorType(0);
+    pub const ACL_RT_ERROR_MEMORY: aclrtErrorType = aclrtErrorType(1);
+    pub const ACL_RT_ERROR_L2: aclrtErrorType = aclrtErrorType(2);
+    pub const ACL_RT_ERROR_AICORE: aclrtErrorType = aclrtErrorType(3);
+    pub const ACL_RT_ERROR_LINK: aclrtErrorType = aclrtErrorType(4);
+    pub const ACL_RT_ERROR_L3_PORT: aclrtErrorType = aclrtErrorType(5);
+    pub const ACL_RT_ERROR_OTHERS: aclrtErrorType = aclrtErrorType(65535);
+}
+#[repr(transparent)]
+/// What is wrong with a device. Since a release after 8.1, as are the types of its details.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtErrorType(pub ::core::ffi::c_uint);
+impl aclrtAicoreErrorType {
+    pub const ACL_RT_AICORE_ERROR_UNKNOWN: aclrtAicoreErrorType = aclrtAicoreErrorType(
+        0,
+    );
+    pub const ACL_RT_AICORE_ERROR_SW: aclrtAicoreErrorType = aclrtAicoreErrorType(1);
+    pub const ACL_RT_AICORE_ERROR_HW_LOCAL: aclrtAicoreErrorType = aclrtAicoreErrorType(
+        2,
+    );
+}
+#[repr(transparent)]
+/// Who is to blame for a fault of a core.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtAicoreErrorType(pub ::core::ffi::c_uint);
+/// Ranges of memory with errors.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct aclrtMemUceInfoArray {
+    pub arraySize: usize,
+    pub memUceInfoArray: [aclrtMemUceInfo; 20usize],
+}
+/// Details of what is wrong with a device.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union aclrtErrorInfoDetail {
+    pub uceInfo: aclrtMemUceInfoArray,
+    pub aicoreErrType: aclrtAicoreErrorType,
+}
+impl ::core::fmt::Debug for aclrtErrorInfoDetail {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "aclrtErrorInfoDetail {{ union }}")
+    }
+}
+/// What is wrong with a device, and whether that may be repaired.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct aclrtErrorInfo {
+    pub tryRepair: u8,
+    pub hasDetail: u8,
+    pub reserved: [u8; 2usize],
+    pub errorType: aclrtErrorType,
+    pub detail: aclrtErrorInfoDetail,
+}
+impl ::core::fmt::Debug for aclrtErrorInfo {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f, "aclrtErrorInfo {{ reserved: {:?}, errorType: {:?}, detail: {:?} }}", self
+            .reserved, self.errorType, self.detail
+        )
+    }
+}
 impl aclrtLastErrLevel {
     pub const ACL_RT_THREAD_LEVEL: aclrtLastErrLevel = aclrtLastErrLevel(0);
 }
@@ -498,6 +796,19 @@ unsafe extern "C" {
     pub fn aclFloat16ToFloat(value: aclFloat16) -> f32;
     /// Rounds to half precision; the result is its bits.
     pub fn aclFloatToFloat16(value: f32) -> aclFloat16;
+    /// The abilities that there are: an array of the library's, and how many they are.
+    pub fn aclGetCannAttributeList(
+        cannAttrList: *mut *const aclCannAttr,
+        num: *mut usize,
+    ) -> aclError;
+    /// Whether an ability is there: 1 or 0.
+    pub fn aclGetCannAttribute(cannAttr: aclCannAttr, value: *mut i32) -> aclError;
+    /// Number of a device's cores, or bytes of its second-level cache.
+    pub fn aclGetDeviceCapability(
+        deviceId: u32,
+        deviceInfo: aclDeviceInfo,
+        value: *mut i64,
+    ) -> aclError;
     /// Makes a device the calling thread's current one and creates its default context.
     pub fn aclrtSetDevice(deviceId: i32) -> aclError;
     /// Gives up one use of a device; the last one releases everything on it.
@@ -514,6 +825,99 @@ unsafe extern "C" {
     pub fn aclrtSynchronizeDevice() -> aclError;
     /// The same for at most `timeout` milliseconds; -1 waits for ever.
     pub fn aclrtSynchronizeDeviceWithTimeout(timeout: i32) -> aclError;
+    /// Whether work of a device may be aimed at what another device holds: 1 or 0.
+    pub fn aclrtDeviceCanAccessPeer(
+        canAccessPeer: *mut i32,
+        deviceId: i32,
+        peerDeviceId: i32,
+    ) -> aclError;
+    /// Lets the current device reach another one's memory. `flags` is 0.
+    pub fn aclrtDeviceEnablePeerAccess(peerDeviceId: i32, flags: u32) -> aclError;
+    /// Ends what aclrtDeviceEnablePeerAccess began.
+    pub fn aclrtDeviceDisablePeerAccess(peerDeviceId: i32) -> aclError;
+    /// Whether a device may reach another one's memory: 1 or 0. Since a release after 8.1.
+    pub fn aclrtDevicePeerAccessStatus(
+        deviceId: i32,
+        peerDeviceId: i32,
+        status: *mut i32,
+    ) -> aclError;
+    /// An attribute of a device. Since a release after 8.1.
+    pub fn aclrtGetDeviceInfo(
+        deviceId: u32,
+        attr: aclrtDevAttr,
+        value: *mut i64,
+    ) -> aclError;
+    /// The identity of a device. Since a release after 8.1.
+    pub fn aclrtDeviceGetUuid(deviceId: i32, uuid: *mut aclrtUuid) -> aclError;
+    /// The number of the device that a program calls `userDevid`. Since a release after 8.1.
+    pub fn aclrtGetLogicDevIdByUserDevId(
+        userDevid: i32,
+        logicDevId: *mut i32,
+    ) -> aclError;
+    /// The number by which a program calls a device. Since a release after 8.1.
+    pub fn aclrtGetUserDevIdByLogicDevId(
+        logicDevId: i32,
+        userDevid: *mut i32,
+    ) -> aclError;
+    /// This process's number as the host's kernel knows it.
+    pub fn aclrtDeviceGetBareTgid(pid: *mut i32) -> aclError;
+    /// Sets what numbers out of range become, for streams made later.
+    pub fn aclrtSetDeviceSatMode(mode: aclrtFloatOverflowMode) -> aclError;
+    /// What numbers out of range become.
+    pub fn aclrtGetDeviceSatMode(mode: *mut aclrtFloatOverflowMode) -> aclError;
+    /// How many cores this process uses of a device. Since a release after 8.1, as are the next eight.
+    pub fn aclrtGetDeviceResLimit(
+        deviceId: i32,
+        type_: aclrtDevResLimitType,
+        value: *mut u32,
+    ) -> aclError;
+    /// Limits the cores that this process uses of a device.
+    pub fn aclrtSetDeviceResLimit(
+        deviceId: i32,
+        type_: aclrtDevResLimitType,
+        value: u32,
+    ) -> aclError;
+    /// Lifts the limits of aclrtSetDeviceResLimit.
+    pub fn aclrtResetDeviceResLimit(deviceId: i32) -> aclError;
+    /// How many cores a stream uses.
+    pub fn aclrtGetStreamResLimit(
+        stream: aclrtStream,
+        type_: aclrtDevResLimitType,
+        value: *mut u32,
+    ) -> aclError;
+    /// Limits the cores that a stream uses, once a thread takes the limit over.
+    pub fn aclrtSetStreamResLimit(
+        stream: aclrtStream,
+        type_: aclrtDevResLimitType,
+        value: u32,
+    ) -> aclError;
+    /// Lifts the limits of aclrtSetStreamResLimit.
+    pub fn aclrtResetStreamResLimit(stream: aclrtStream) -> aclError;
+    /// Lets the calling thread prepare operators for the cores of a stream.
+    pub fn aclrtUseStreamResInCurrentThread(stream: aclrtStream) -> aclError;
+    /// Ends what aclrtUseStreamResInCurrentThread began.
+    pub fn aclrtUnuseStreamResInCurrentThread(stream: aclrtStream) -> aclError;
+    /// How many cores the calling thread prepares operators for.
+    pub fn aclrtGetResInCurrentThread(
+        type_: aclrtDevResLimitType,
+        value: *mut u32,
+    ) -> aclError;
+    /// Stops the work of a device's streams and drops what is queued; waits `timeout` milliseconds, 0 for ever.
+    pub fn aclrtDeviceTaskAbort(deviceId: i32, timeout: u32) -> aclError;
+    /// Memory with errors that cannot be corrected: at most `arraySize` ranges, and how many there are.
+    pub fn aclrtGetMemUceInfo(
+        deviceId: i32,
+        memUceInfoArray: *mut aclrtMemUceInfo,
+        arraySize: usize,
+        retSize: *mut usize,
+    ) -> aclError;
+    /// What is wrong with a device. Since a release after 8.1.
+    pub fn aclrtGetErrorVerbose(
+        deviceId: i32,
+        errorInfo: *mut aclrtErrorInfo,
+    ) -> aclError;
+    /// Repairs what aclrtGetErrorVerbose told. Since a release after 8.1.
+    pub fn aclrtRepairError(deviceId: i32, errorInfo: *const aclrtErrorInfo) -> aclError;
     /// Creates a context and makes it the calling thread's current one.
     pub fn aclrtCreateContext(context: *mut aclrtContext, deviceId: i32) -> aclError;
     /// Destroys a context made by aclrtCreateContext.
@@ -522,6 +926,12 @@ unsafe extern "C" {
     pub fn aclrtSetCurrentContext(context: aclrtContext) -> aclError;
     /// The calling thread's current context.
     pub fn aclrtGetCurrentContext(context: *mut aclrtContext) -> aclError;
+    /// Whether a device has a default context: `active` is 1 or 0; `flags` is null. Since a release after 8.1.
+    pub fn aclrtGetPrimaryCtxState(
+        deviceId: i32,
+        flags: *mut u32,
+        active: *mut i32,
+    ) -> aclError;
     /// Sets an option of the current context.
     pub fn aclrtCtxSetSysParamOpt(opt: aclSysParamOpt, value: i64) -> aclError;
     /// Reads an option of the current context.
@@ -560,6 +970,33 @@ unsafe extern "C" {
     pub fn aclrtStreamWaitEvent(stream: aclrtStream, event: aclrtEvent) -> aclError;
     /// A number naming the stream.
     pub fn aclrtStreamGetId(stream: aclrtStream, streamId: *mut i32) -> aclError;
+    /// The priority that the stream was made with. Since a release after 8.1, as are the next two.
+    pub fn aclrtStreamGetPriority(stream: aclrtStream, priority: *mut u32) -> aclError;
+    /// The flags that the stream was made with.
+    pub fn aclrtStreamGetFlags(stream: aclrtStream, flags: *mut u32) -> aclError;
+    /// The lowest and the highest priority of a stream.
+    pub fn aclrtDeviceGetStreamPriorityRange(
+        leastPriority: *mut i32,
+        greatestPriority: *mut i32,
+    ) -> aclError;
+    /// Sets an attribute of a stream. Since a release after 8.1, as is the next one.
+    pub fn aclrtSetStreamAttribute(
+        stream: aclrtStream,
+        stmAttrType: aclrtStreamAttr,
+        value: *mut aclrtStreamAttrValue,
+    ) -> aclError;
+    /// Reads an attribute of a stream.
+    pub fn aclrtGetStreamAttribute(
+        stream: aclrtStream,
+        stmAttrType: aclrtStreamAttr,
+        value: *mut aclrtStreamAttrValue,
+    ) -> aclError;
+    /// Whether the stream goes on after a task that failed: ACL_CONTINUE_ON_FAILURE or ACL_STOP_ON_FAILURE.
+    pub fn aclrtSetStreamFailureMode(stream: aclrtStream, mode: u64) -> aclError;
+    /// Lets operators look for numbers out of range (1) or not (0).
+    pub fn aclrtSetStreamOverflowSwitch(stream: aclrtStream, flag: u32) -> aclError;
+    /// Whether operators look for numbers out of range.
+    pub fn aclrtGetStreamOverflowSwitch(stream: aclrtStream, flag: *mut u32) -> aclError;
     /// Creates an event that can order and measure time.
     pub fn aclrtCreateEvent(event: *mut aclrtEvent) -> aclError;
     /// Creates an event for the uses named by ACL_EVENT_* flags.
@@ -592,6 +1029,8 @@ unsafe extern "C" {
         startEvent: aclrtEvent,
         endEvent: aclrtEvent,
     ) -> aclError;
+    /// When the latest record was reached, in microseconds since the device started.
+    pub fn aclrtEventGetTimestamp(event: aclrtEvent, timestamp: *mut u64) -> aclError;
     /// Allocates device memory; the size is padded by 32 bytes to a multiple of 32. Size 0 is an error.
     pub fn aclrtMalloc(
         devPtr: *mut *mut ::core::ffi::c_void,
@@ -604,12 +1043,51 @@ unsafe extern "C" {
         size: usize,
         policy: aclrtMemMallocPolicy,
     ) -> aclError;
+    /// As aclrtMalloc, with attributes; `cfg` may be null.
+    pub fn aclrtMallocWithCfg(
+        devPtr: *mut *mut ::core::ffi::c_void,
+        size: usize,
+        policy: aclrtMemMallocPolicy,
+        cfg: *mut aclrtMallocConfig,
+    ) -> aclError;
     /// Frees device memory.
     pub fn aclrtFree(devPtr: *mut ::core::ffi::c_void) -> aclError;
     /// Allocates pinned host memory.
     pub fn aclrtMallocHost(
         hostPtr: *mut *mut ::core::ffi::c_void,
         size: usize,
+    ) -> aclError;
+    /// As aclrtMallocHost, with attributes; `cfg` may be null.
+    pub fn aclrtMallocHostWithCfg(
+        ptr: *mut *mut ::core::ffi::c_void,
+        size: u64,
+        cfg: *mut aclrtMallocConfig,
+    ) -> aclError;
+    /// Lets the device reach host memory; `devPtr` becomes its address on the device.
+    pub fn aclrtHostRegister(
+        ptr: *mut ::core::ffi::c_void,
+        size: u64,
+        type_: aclrtHostRegisterType,
+        devPtr: *mut *mut ::core::ffi::c_void,
+    ) -> aclError;
+    /// The same by ACL_HOST_REG_* flags. Since a release after 8.1, as is the next one.
+    pub fn aclrtHostRegisterV2(
+        ptr: *mut ::core::ffi::c_void,
+        size: u64,
+        flag: u32,
+    ) -> aclError;
+    /// The address on the device of host memory that is registered. `flag` is 0.
+    pub fn aclrtHostGetDevicePointer(
+        pHost: *mut ::core::ffi::c_void,
+        pDevice: *mut *mut ::core::ffi::c_void,
+        flag: u32,
+    ) -> aclError;
+    /// Ends what aclrtHostRegister or aclrtHostRegisterV2 began.
+    pub fn aclrtHostUnregister(ptr: *mut ::core::ffi::c_void) -> aclError;
+    /// Where the memory at an address is.
+    pub fn aclrtPointerGetAttributes(
+        ptr: *const ::core::ffi::c_void,
+        attributes: *mut aclrtPtrAttributes,
     ) -> aclError;
     /// Frees pinned host memory.
     pub fn aclrtFreeHost(hostPtr: *mut ::core::ffi::c_void) -> aclError;
@@ -628,6 +1106,48 @@ unsafe extern "C" {
         src: *const ::core::ffi::c_void,
         count: usize,
         kind: aclrtMemcpyKind,
+        stream: aclrtStream,
+    ) -> aclError;
+    /// Queues a copy, or waits for it where host memory is not pinned.
+    pub fn aclrtMemcpyAsyncWithCondition(
+        dst: *mut ::core::ffi::c_void,
+        destMax: usize,
+        src: *const ::core::ffi::c_void,
+        count: usize,
+        kind: aclrtMemcpyKind,
+        stream: aclrtStream,
+    ) -> aclError;
+    /** Copies between the host and a device, in one direction; returns when done. `attrs[n]` is that of the copies from
+ `attrsIndexes[n]` on. `failIndex` becomes the copy that is wrong, SIZE_MAX if none is. Since a release after 8.1.*/
+    pub fn aclrtMemcpyBatch(
+        dsts: *mut *mut ::core::ffi::c_void,
+        destMaxs: *mut usize,
+        srcs: *mut *mut ::core::ffi::c_void,
+        sizes: *mut usize,
+        numBatches: usize,
+        attrs: *mut aclrtMemcpyBatchAttr,
+        attrsIndexes: *mut usize,
+        numAttrs: usize,
+        failIndex: *mut usize,
+    ) -> aclError;
+    /// Queues such copies; waits for them where host memory is not pinned. Since a release after 8.1.
+    pub fn aclrtMemcpyBatchAsync(
+        dsts: *mut *mut ::core::ffi::c_void,
+        destMaxs: *mut usize,
+        srcs: *mut *mut ::core::ffi::c_void,
+        sizes: *mut usize,
+        numBatches: usize,
+        attrs: *mut aclrtMemcpyBatchAttr,
+        attrsIndexes: *mut usize,
+        numAttrs: usize,
+        failIndex: *mut usize,
+        stream: aclrtStream,
+    ) -> aclError;
+    /// Queues an advice for the device's cache; only ACL_RT_CMO_TYPE_PREFETCH is known.
+    pub fn aclrtCmoAsync(
+        src: *mut ::core::ffi::c_void,
+        size: usize,
+        cmoType: aclrtCmoType,
         stream: aclrtStream,
     ) -> aclError;
     /// Sets `count` bytes of device memory that has `maxCount`; returns when done.
@@ -655,8 +1175,16 @@ unsafe extern "C" {
     pub fn aclrtGetLastError(level: aclrtLastErrLevel) -> aclError;
     /// The latest error, which stays.
     pub fn aclrtPeekAtLastError(level: aclrtLastErrLevel) -> aclError;
-    /// Longest time an operator may run, in seconds.
+    /// Longest time an operator may run, in seconds; 0 is the longest that can be set.
     pub fn aclrtSetOpExecuteTimeOut(timeout: u32) -> aclError;
+    /// The same in microseconds, and the time that applies. Since a release after 8.1, as are the next two.
+    pub fn aclrtSetOpExecuteTimeOutV2(timeout: u64, actualTimeout: *mut u64) -> aclError;
+    /// The unit of these times in microseconds: multiples of it by 1 to 254 apply.
+    pub fn aclrtGetOpTimeOutInterval(interval: *mut u64) -> aclError;
+    /// Longest time an operator may run, in milliseconds.
+    pub fn aclrtGetOpExecuteTimeout(timeoutMs: *mut u32) -> aclError;
+    /// Longest time that aclrtStreamWaitEvent lets a stream wait, in seconds; 0 is for ever.
+    pub fn aclrtSetOpWaitTimeout(timeout: u32) -> aclError;
     /// Begins to record the stream's work instead of running it. Not for the default stream.
     pub fn aclmdlRICaptureBegin(
         stream: aclrtStream,

@@ -23,6 +23,23 @@ impl crate::Enumeration for b::aclCANNPackageName {
     }
 }
 
+impl crate::Enumeration for b::aclCannAttr {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclCannAttr::ACL_CANN_ATTR_UNDEFINED => Some("ACL_CANN_ATTR_UNDEFINED"),
+            b::aclCannAttr::ACL_CANN_ATTR_INF_NAN => Some("ACL_CANN_ATTR_INF_NAN"),
+            b::aclCannAttr::ACL_CANN_ATTR_BF16 => Some("ACL_CANN_ATTR_BF16"),
+            b::aclCannAttr::ACL_CANN_ATTR_JIT_COMPILE => Some("ACL_CANN_ATTR_JIT_COMPILE"),
+            _ => None,
+        }
+    }
+}
+
 impl crate::Enumeration for b::aclDataType {
     fn code(self) -> i64 {
         i64::from(self.0)
@@ -59,6 +76,23 @@ impl crate::Enumeration for b::aclDataType {
             b::aclDataType::ACL_FLOAT6_E2M3 => Some("ACL_FLOAT6_E2M3"),
             b::aclDataType::ACL_FLOAT4_E2M1 => Some("ACL_FLOAT4_E2M1"),
             b::aclDataType::ACL_FLOAT4_E1M2 => Some("ACL_FLOAT4_E1M2"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclDeviceInfo {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclDeviceInfo::ACL_DEVICE_INFO_UNDEFINED => Some("ACL_DEVICE_INFO_UNDEFINED"),
+            b::aclDeviceInfo::ACL_DEVICE_INFO_AI_CORE_NUM => Some("ACL_DEVICE_INFO_AI_CORE_NUM"),
+            b::aclDeviceInfo::ACL_DEVICE_INFO_VECTOR_CORE_NUM => Some("ACL_DEVICE_INFO_VECTOR_CORE_NUM"),
+            b::aclDeviceInfo::ACL_DEVICE_INFO_L2_SIZE => Some("ACL_DEVICE_INFO_L2_SIZE"),
             _ => None,
         }
     }
@@ -146,6 +180,115 @@ impl crate::Enumeration for b::aclmdlRICaptureStatus {
     }
 }
 
+impl crate::Enumeration for b::aclrtAicoreErrorType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtAicoreErrorType::ACL_RT_AICORE_ERROR_UNKNOWN => Some("ACL_RT_AICORE_ERROR_UNKNOWN"),
+            b::aclrtAicoreErrorType::ACL_RT_AICORE_ERROR_SW => Some("ACL_RT_AICORE_ERROR_SW"),
+            b::aclrtAicoreErrorType::ACL_RT_AICORE_ERROR_HW_LOCAL => Some("ACL_RT_AICORE_ERROR_HW_LOCAL"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtCmoType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtCmoType::ACL_RT_CMO_TYPE_PREFETCH => Some("ACL_RT_CMO_TYPE_PREFETCH"),
+            b::aclrtCmoType::ACL_RT_CMO_TYPE_WRITEBACK => Some("ACL_RT_CMO_TYPE_WRITEBACK"),
+            b::aclrtCmoType::ACL_RT_CMO_TYPE_INVALID => Some("ACL_RT_CMO_TYPE_INVALID"),
+            b::aclrtCmoType::ACL_RT_CMO_TYPE_FLUSH => Some("ACL_RT_CMO_TYPE_FLUSH"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtDevAttr {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtDevAttr::ACL_DEV_ATTR_AICPU_CORE_NUM => Some("ACL_DEV_ATTR_AICPU_CORE_NUM"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_AICORE_CORE_NUM => Some("ACL_DEV_ATTR_AICORE_CORE_NUM"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_CUBE_CORE_NUM => Some("ACL_DEV_ATTR_CUBE_CORE_NUM"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_VECTOR_CORE_NUM => Some("ACL_DEV_ATTR_VECTOR_CORE_NUM"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_WARP_SIZE => Some("ACL_DEV_ATTR_WARP_SIZE"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_THREAD_PER_VECTOR_CORE => Some("ACL_DEV_ATTR_MAX_THREAD_PER_VECTOR_CORE"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_UBUF_PER_VECTOR_CORE => Some("ACL_DEV_ATTR_UBUF_PER_VECTOR_CORE"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_GRID_DIM_X => Some("ACL_DEV_ATTR_MAX_GRID_DIM_X"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_GRID_DIM_Y => Some("ACL_DEV_ATTR_MAX_GRID_DIM_Y"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_GRID_DIM_Z => Some("ACL_DEV_ATTR_MAX_GRID_DIM_Z"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_BLOCK_PER_GRID => Some("ACL_DEV_ATTR_MAX_BLOCK_PER_GRID"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_THREADS_PER_BLOCK => Some("ACL_DEV_ATTR_MAX_THREADS_PER_BLOCK"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_BLOCK_DIM_X => Some("ACL_DEV_ATTR_MAX_BLOCK_DIM_X"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_BLOCK_DIM_Y => Some("ACL_DEV_ATTR_MAX_BLOCK_DIM_Y"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAX_BLOCK_DIM_Z => Some("ACL_DEV_ATTR_MAX_BLOCK_DIM_Z"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE => Some("ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_L2_CACHE_SIZE => Some("ACL_DEV_ATTR_L2_CACHE_SIZE"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_SMP_ID => Some("ACL_DEV_ATTR_SMP_ID"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_PHY_CHIP_ID => Some("ACL_DEV_ATTR_PHY_CHIP_ID"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_SUPER_POD_DEVICE_ID => Some("ACL_DEV_ATTR_SUPER_POD_DEVICE_ID"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_SUPER_POD_SERVER_ID => Some("ACL_DEV_ATTR_SUPER_POD_SERVER_ID"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_SUPER_POD_ID => Some("ACL_DEV_ATTR_SUPER_POD_ID"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_CUST_OP_PRIVILEGE => Some("ACL_DEV_ATTR_CUST_OP_PRIVILEGE"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_MAINBOARD_ID => Some("ACL_DEV_ATTR_MAINBOARD_ID"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_HD_CONNECT_TYPE => Some("ACL_DEV_ATTR_HD_CONNECT_TYPE"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_DEVICE_FORM_FACTOR => Some("ACL_DEV_ATTR_DEVICE_FORM_FACTOR"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_IS_VIRTUAL => Some("ACL_DEV_ATTR_IS_VIRTUAL"),
+            b::aclrtDevAttr::ACL_DEV_ATTR_NPU_ARCH => Some("ACL_DEV_ATTR_NPU_ARCH"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtDevResLimitType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtDevResLimitType::ACL_RT_DEV_RES_CUBE_CORE => Some("ACL_RT_DEV_RES_CUBE_CORE"),
+            b::aclrtDevResLimitType::ACL_RT_DEV_RES_VECTOR_CORE => Some("ACL_RT_DEV_RES_VECTOR_CORE"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtErrorType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtErrorType::ACL_RT_NO_ERROR => Some("ACL_RT_NO_ERROR"),
+            b::aclrtErrorType::ACL_RT_ERROR_MEMORY => Some("ACL_RT_ERROR_MEMORY"),
+            b::aclrtErrorType::ACL_RT_ERROR_L2 => Some("ACL_RT_ERROR_L2"),
+            b::aclrtErrorType::ACL_RT_ERROR_AICORE => Some("ACL_RT_ERROR_AICORE"),
+            b::aclrtErrorType::ACL_RT_ERROR_LINK => Some("ACL_RT_ERROR_LINK"),
+            b::aclrtErrorType::ACL_RT_ERROR_L3_PORT => Some("ACL_RT_ERROR_L3_PORT"),
+            b::aclrtErrorType::ACL_RT_ERROR_OTHERS => Some("ACL_RT_ERROR_OTHERS"),
+            _ => None,
+        }
+    }
+}
+
 impl crate::Enumeration for b::aclrtEventRecordedStatus {
     fn code(self) -> i64 {
         i64::from(self.0)
@@ -193,6 +336,38 @@ impl crate::Enumeration for b::aclrtEventWaitStatus {
     }
 }
 
+impl crate::Enumeration for b::aclrtFloatOverflowMode {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtFloatOverflowMode::ACL_RT_OVERFLOW_MODE_SATURATION => Some("ACL_RT_OVERFLOW_MODE_SATURATION"),
+            b::aclrtFloatOverflowMode::ACL_RT_OVERFLOW_MODE_INFNAN => Some("ACL_RT_OVERFLOW_MODE_INFNAN"),
+            b::aclrtFloatOverflowMode::ACL_RT_OVERFLOW_MODE_UNDEF => Some("ACL_RT_OVERFLOW_MODE_UNDEF"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtHostRegisterType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtHostRegisterType::ACL_HOST_REGISTER_MAPPED => Some("ACL_HOST_REGISTER_MAPPED"),
+            b::aclrtHostRegisterType::ACL_HOST_REGISTER_IOMEMORY => Some("ACL_HOST_REGISTER_IOMEMORY"),
+            b::aclrtHostRegisterType::ACL_HOST_REGISTER_READONLY => Some("ACL_HOST_REGISTER_READONLY"),
+            _ => None,
+        }
+    }
+}
+
 impl crate::Enumeration for b::aclrtLastErrLevel {
     fn code(self) -> i64 {
         i64::from(self.0)
@@ -202,6 +377,23 @@ impl crate::Enumeration for b::aclrtLastErrLevel {
         #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
         match self {
             b::aclrtLastErrLevel::ACL_RT_THREAD_LEVEL => Some("ACL_RT_THREAD_LEVEL"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtMallocAttrType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtMallocAttrType::ACL_RT_MEM_ATTR_RSV => Some("ACL_RT_MEM_ATTR_RSV"),
+            b::aclrtMallocAttrType::ACL_RT_MEM_ATTR_MODULE_ID => Some("ACL_RT_MEM_ATTR_MODULE_ID"),
+            b::aclrtMallocAttrType::ACL_RT_MEM_ATTR_DEVICE_ID => Some("ACL_RT_MEM_ATTR_DEVICE_ID"),
+            b::aclrtMallocAttrType::ACL_RT_MEM_ATTR_VA_FLAG => Some("ACL_RT_MEM_ATTR_VA_FLAG"),
             _ => None,
         }
     }
@@ -233,6 +425,24 @@ impl crate::Enumeration for b::aclrtMemAttr {
             b::aclrtMemAttr::ACL_MEM_P2P_NORMAL => Some("ACL_MEM_P2P_NORMAL"),
             b::aclrtMemAttr::ACL_MEM_P2P_HUGE => Some("ACL_MEM_P2P_HUGE"),
             b::aclrtMemAttr::ACL_MEM_P2P_HUGE1G => Some("ACL_MEM_P2P_HUGE1G"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtMemLocationType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_HOST => Some("ACL_MEM_LOCATION_TYPE_HOST"),
+            b::aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE => Some("ACL_MEM_LOCATION_TYPE_DEVICE"),
+            b::aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_UNREGISTERED => Some("ACL_MEM_LOCATION_TYPE_UNREGISTERED"),
+            b::aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_MANAGED => Some("ACL_MEM_LOCATION_TYPE_MANAGED"),
+            b::aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_HOST_NUMA => Some("ACL_MEM_LOCATION_TYPE_HOST_NUMA"),
             _ => None,
         }
     }
@@ -293,6 +503,24 @@ impl crate::Enumeration for b::aclrtRunMode {
         match self {
             b::aclrtRunMode::ACL_DEVICE => Some("ACL_DEVICE"),
             b::aclrtRunMode::ACL_HOST => Some("ACL_HOST"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtStreamAttr {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtStreamAttr::ACL_STREAM_ATTR_FAILURE_MODE => Some("ACL_STREAM_ATTR_FAILURE_MODE"),
+            b::aclrtStreamAttr::ACL_STREAM_ATTR_FLOAT_OVERFLOW_CHECK => Some("ACL_STREAM_ATTR_FLOAT_OVERFLOW_CHECK"),
+            b::aclrtStreamAttr::ACL_STREAM_ATTR_USER_CUSTOM_TAG => Some("ACL_STREAM_ATTR_USER_CUSTOM_TAG"),
+            b::aclrtStreamAttr::ACL_STREAM_ATTR_CACHE_OP_INFO => Some("ACL_STREAM_ATTR_CACHE_OP_INFO"),
+            b::aclrtStreamAttr::ACL_STREAM_ATTR_PRIORITY => Some("ACL_STREAM_ATTR_PRIORITY"),
             _ => None,
         }
     }

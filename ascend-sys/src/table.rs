@@ -21,6 +21,19 @@ macro_rules! for_each_function {
             [Ascendcl] fn aclDataTypeSize(dataType: $crate::bindings::aclDataType) -> usize;
             [Ascendcl] fn aclFloat16ToFloat(value: $crate::bindings::aclFloat16) -> f32;
             [Ascendcl] fn aclFloatToFloat16(value: f32) -> $crate::bindings::aclFloat16;
+            [Ascendcl] fn aclGetCannAttributeList(
+                cannAttrList: *mut *const $crate::bindings::aclCannAttr,
+                num: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclGetCannAttribute(
+                cannAttr: $crate::bindings::aclCannAttr,
+                value: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclGetDeviceCapability(
+                deviceId: u32,
+                deviceInfo: $crate::bindings::aclDeviceInfo,
+                value: *mut i64
+            ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtSetDevice(deviceId: i32) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtResetDevice(deviceId: i32) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtResetDeviceForce(deviceId: i32) -> $crate::bindings::aclError;
@@ -29,6 +42,89 @@ macro_rules! for_each_function {
             [Ascendcl] fn aclrtGetRunMode(runMode: *mut $crate::bindings::aclrtRunMode) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtSynchronizeDevice() -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtSynchronizeDeviceWithTimeout(timeout: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceCanAccessPeer(
+                canAccessPeer: *mut i32,
+                deviceId: i32,
+                peerDeviceId: i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceEnablePeerAccess(peerDeviceId: i32, flags: u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceDisablePeerAccess(peerDeviceId: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDevicePeerAccessStatus(
+                deviceId: i32,
+                peerDeviceId: i32,
+                status: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetDeviceInfo(
+                deviceId: u32,
+                attr: $crate::bindings::aclrtDevAttr,
+                value: *mut i64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceGetUuid(
+                deviceId: i32,
+                uuid: *mut $crate::bindings::aclrtUuid
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetLogicDevIdByUserDevId(
+                userDevid: i32,
+                logicDevId: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetUserDevIdByLogicDevId(
+                logicDevId: i32,
+                userDevid: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceGetBareTgid(pid: *mut i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetDeviceSatMode(
+                mode: $crate::bindings::aclrtFloatOverflowMode
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetDeviceSatMode(
+                mode: *mut $crate::bindings::aclrtFloatOverflowMode
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetDeviceResLimit(
+                deviceId: i32,
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetDeviceResLimit(
+                deviceId: i32,
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtResetDeviceResLimit(deviceId: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetStreamResLimit(
+                stream: $crate::bindings::aclrtStream,
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetStreamResLimit(
+                stream: $crate::bindings::aclrtStream,
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtResetStreamResLimit(stream: $crate::bindings::aclrtStream) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtUseStreamResInCurrentThread(
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtUnuseStreamResInCurrentThread(
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetResInCurrentThread(
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceTaskAbort(deviceId: i32, timeout: u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetMemUceInfo(
+                deviceId: i32,
+                memUceInfoArray: *mut $crate::bindings::aclrtMemUceInfo,
+                arraySize: usize,
+                retSize: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetErrorVerbose(
+                deviceId: i32,
+                errorInfo: *mut $crate::bindings::aclrtErrorInfo
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtRepairError(
+                deviceId: i32,
+                errorInfo: *const $crate::bindings::aclrtErrorInfo
+            ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtCreateContext(
                 context: *mut $crate::bindings::aclrtContext,
                 deviceId: i32
@@ -37,6 +133,11 @@ macro_rules! for_each_function {
             [Ascendcl] fn aclrtSetCurrentContext(context: $crate::bindings::aclrtContext) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtGetCurrentContext(
                 context: *mut $crate::bindings::aclrtContext
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetPrimaryCtxState(
+                deviceId: i32,
+                flags: *mut u32,
+                active: *mut i32
             ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtCtxSetSysParamOpt(
                 opt: $crate::bindings::aclSysParamOpt,
@@ -80,6 +181,40 @@ macro_rules! for_each_function {
                 stream: $crate::bindings::aclrtStream,
                 streamId: *mut i32
             ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtStreamGetPriority(
+                stream: $crate::bindings::aclrtStream,
+                priority: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtStreamGetFlags(
+                stream: $crate::bindings::aclrtStream,
+                flags: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceGetStreamPriorityRange(
+                leastPriority: *mut i32,
+                greatestPriority: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetStreamAttribute(
+                stream: $crate::bindings::aclrtStream,
+                stmAttrType: $crate::bindings::aclrtStreamAttr,
+                value: *mut $crate::bindings::aclrtStreamAttrValue
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetStreamAttribute(
+                stream: $crate::bindings::aclrtStream,
+                stmAttrType: $crate::bindings::aclrtStreamAttr,
+                value: *mut $crate::bindings::aclrtStreamAttrValue
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetStreamFailureMode(
+                stream: $crate::bindings::aclrtStream,
+                mode: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetStreamOverflowSwitch(
+                stream: $crate::bindings::aclrtStream,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetStreamOverflowSwitch(
+                stream: $crate::bindings::aclrtStream,
+                flag: *mut u32
+            ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtCreateEvent(event: *mut $crate::bindings::aclrtEvent) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtCreateEventWithFlag(
                 event: *mut $crate::bindings::aclrtEvent,
@@ -116,6 +251,10 @@ macro_rules! for_each_function {
                 startEvent: $crate::bindings::aclrtEvent,
                 endEvent: $crate::bindings::aclrtEvent
             ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtEventGetTimestamp(
+                event: $crate::bindings::aclrtEvent,
+                timestamp: *mut u64
+            ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtMalloc(
                 devPtr: *mut *mut ::core::ffi::c_void,
                 size: usize,
@@ -126,10 +265,42 @@ macro_rules! for_each_function {
                 size: usize,
                 policy: $crate::bindings::aclrtMemMallocPolicy
             ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMallocWithCfg(
+                devPtr: *mut *mut ::core::ffi::c_void,
+                size: usize,
+                policy: $crate::bindings::aclrtMemMallocPolicy,
+                cfg: *mut $crate::bindings::aclrtMallocConfig
+            ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtFree(devPtr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtMallocHost(
                 hostPtr: *mut *mut ::core::ffi::c_void,
                 size: usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMallocHostWithCfg(
+                ptr: *mut *mut ::core::ffi::c_void,
+                size: u64,
+                cfg: *mut $crate::bindings::aclrtMallocConfig
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtHostRegister(
+                ptr: *mut ::core::ffi::c_void,
+                size: u64,
+                type_: $crate::bindings::aclrtHostRegisterType,
+                devPtr: *mut *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtHostRegisterV2(
+                ptr: *mut ::core::ffi::c_void,
+                size: u64,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtHostGetDevicePointer(
+                pHost: *mut ::core::ffi::c_void,
+                pDevice: *mut *mut ::core::ffi::c_void,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtHostUnregister(ptr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtPointerGetAttributes(
+                ptr: *const ::core::ffi::c_void,
+                attributes: *mut $crate::bindings::aclrtPtrAttributes
             ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtFreeHost(hostPtr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtMemcpy(
@@ -145,6 +316,43 @@ macro_rules! for_each_function {
                 src: *const ::core::ffi::c_void,
                 count: usize,
                 kind: $crate::bindings::aclrtMemcpyKind,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemcpyAsyncWithCondition(
+                dst: *mut ::core::ffi::c_void,
+                destMax: usize,
+                src: *const ::core::ffi::c_void,
+                count: usize,
+                kind: $crate::bindings::aclrtMemcpyKind,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemcpyBatch(
+                dsts: *mut *mut ::core::ffi::c_void,
+                destMaxs: *mut usize,
+                srcs: *mut *mut ::core::ffi::c_void,
+                sizes: *mut usize,
+                numBatches: usize,
+                attrs: *mut $crate::bindings::aclrtMemcpyBatchAttr,
+                attrsIndexes: *mut usize,
+                numAttrs: usize,
+                failIndex: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemcpyBatchAsync(
+                dsts: *mut *mut ::core::ffi::c_void,
+                destMaxs: *mut usize,
+                srcs: *mut *mut ::core::ffi::c_void,
+                sizes: *mut usize,
+                numBatches: usize,
+                attrs: *mut $crate::bindings::aclrtMemcpyBatchAttr,
+                attrsIndexes: *mut usize,
+                numAttrs: usize,
+                failIndex: *mut usize,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCmoAsync(
+                src: *mut ::core::ffi::c_void,
+                size: usize,
+                cmoType: $crate::bindings::aclrtCmoType,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtMemset(
@@ -170,6 +378,13 @@ macro_rules! for_each_function {
                 level: $crate::bindings::aclrtLastErrLevel
             ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtSetOpExecuteTimeOut(timeout: u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetOpExecuteTimeOutV2(
+                timeout: u64,
+                actualTimeout: *mut u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetOpTimeOutInterval(interval: *mut u64) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetOpExecuteTimeout(timeoutMs: *mut u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetOpWaitTimeout(timeout: u32) -> $crate::bindings::aclError;
             [Ascendcl] fn aclmdlRICaptureBegin(
                 stream: $crate::bindings::aclrtStream,
                 mode: $crate::bindings::aclmdlRICaptureMode
@@ -920,6 +1135,9 @@ pub(crate) fn linked() -> crate::Functions {
         aclDataTypeSize: Some(crate::bindings::aclDataTypeSize),
         aclFloat16ToFloat: Some(crate::bindings::aclFloat16ToFloat),
         aclFloatToFloat16: Some(crate::bindings::aclFloatToFloat16),
+        aclGetCannAttributeList: Some(crate::bindings::aclGetCannAttributeList),
+        aclGetCannAttribute: Some(crate::bindings::aclGetCannAttribute),
+        aclGetDeviceCapability: Some(crate::bindings::aclGetDeviceCapability),
         aclrtSetDevice: Some(crate::bindings::aclrtSetDevice),
         aclrtResetDevice: Some(crate::bindings::aclrtResetDevice),
         aclrtResetDeviceForce: Some(crate::bindings::aclrtResetDeviceForce),
@@ -928,10 +1146,35 @@ pub(crate) fn linked() -> crate::Functions {
         aclrtGetRunMode: Some(crate::bindings::aclrtGetRunMode),
         aclrtSynchronizeDevice: Some(crate::bindings::aclrtSynchronizeDevice),
         aclrtSynchronizeDeviceWithTimeout: Some(crate::bindings::aclrtSynchronizeDeviceWithTimeout),
+        aclrtDeviceCanAccessPeer: Some(crate::bindings::aclrtDeviceCanAccessPeer),
+        aclrtDeviceEnablePeerAccess: Some(crate::bindings::aclrtDeviceEnablePeerAccess),
+        aclrtDeviceDisablePeerAccess: Some(crate::bindings::aclrtDeviceDisablePeerAccess),
+        aclrtDevicePeerAccessStatus: None,
+        aclrtGetDeviceInfo: None,
+        aclrtDeviceGetUuid: None,
+        aclrtGetLogicDevIdByUserDevId: None,
+        aclrtGetUserDevIdByLogicDevId: None,
+        aclrtDeviceGetBareTgid: Some(crate::bindings::aclrtDeviceGetBareTgid),
+        aclrtSetDeviceSatMode: Some(crate::bindings::aclrtSetDeviceSatMode),
+        aclrtGetDeviceSatMode: Some(crate::bindings::aclrtGetDeviceSatMode),
+        aclrtGetDeviceResLimit: None,
+        aclrtSetDeviceResLimit: None,
+        aclrtResetDeviceResLimit: None,
+        aclrtGetStreamResLimit: None,
+        aclrtSetStreamResLimit: None,
+        aclrtResetStreamResLimit: None,
+        aclrtUseStreamResInCurrentThread: None,
+        aclrtUnuseStreamResInCurrentThread: None,
+        aclrtGetResInCurrentThread: None,
+        aclrtDeviceTaskAbort: Some(crate::bindings::aclrtDeviceTaskAbort),
+        aclrtGetMemUceInfo: Some(crate::bindings::aclrtGetMemUceInfo),
+        aclrtGetErrorVerbose: None,
+        aclrtRepairError: None,
         aclrtCreateContext: Some(crate::bindings::aclrtCreateContext),
         aclrtDestroyContext: Some(crate::bindings::aclrtDestroyContext),
         aclrtSetCurrentContext: Some(crate::bindings::aclrtSetCurrentContext),
         aclrtGetCurrentContext: Some(crate::bindings::aclrtGetCurrentContext),
+        aclrtGetPrimaryCtxState: None,
         aclrtCtxSetSysParamOpt: Some(crate::bindings::aclrtCtxSetSysParamOpt),
         aclrtCtxGetSysParamOpt: Some(crate::bindings::aclrtCtxGetSysParamOpt),
         aclrtSetSysParamOpt: Some(crate::bindings::aclrtSetSysParamOpt),
@@ -946,6 +1189,14 @@ pub(crate) fn linked() -> crate::Functions {
         aclrtStreamQuery: Some(crate::bindings::aclrtStreamQuery),
         aclrtStreamWaitEvent: Some(crate::bindings::aclrtStreamWaitEvent),
         aclrtStreamGetId: Some(crate::bindings::aclrtStreamGetId),
+        aclrtStreamGetPriority: None,
+        aclrtStreamGetFlags: None,
+        aclrtDeviceGetStreamPriorityRange: None,
+        aclrtSetStreamAttribute: None,
+        aclrtGetStreamAttribute: None,
+        aclrtSetStreamFailureMode: Some(crate::bindings::aclrtSetStreamFailureMode),
+        aclrtSetStreamOverflowSwitch: Some(crate::bindings::aclrtSetStreamOverflowSwitch),
+        aclrtGetStreamOverflowSwitch: Some(crate::bindings::aclrtGetStreamOverflowSwitch),
         aclrtCreateEvent: Some(crate::bindings::aclrtCreateEvent),
         aclrtCreateEventWithFlag: Some(crate::bindings::aclrtCreateEventWithFlag),
         aclrtCreateEventExWithFlag: Some(crate::bindings::aclrtCreateEventExWithFlag),
@@ -957,19 +1208,35 @@ pub(crate) fn linked() -> crate::Functions {
         aclrtQueryEventStatus: Some(crate::bindings::aclrtQueryEventStatus),
         aclrtQueryEventWaitStatus: Some(crate::bindings::aclrtQueryEventWaitStatus),
         aclrtEventElapsedTime: Some(crate::bindings::aclrtEventElapsedTime),
+        aclrtEventGetTimestamp: Some(crate::bindings::aclrtEventGetTimestamp),
         aclrtMalloc: Some(crate::bindings::aclrtMalloc),
         aclrtMallocAlign32: Some(crate::bindings::aclrtMallocAlign32),
+        aclrtMallocWithCfg: Some(crate::bindings::aclrtMallocWithCfg),
         aclrtFree: Some(crate::bindings::aclrtFree),
         aclrtMallocHost: Some(crate::bindings::aclrtMallocHost),
+        aclrtMallocHostWithCfg: Some(crate::bindings::aclrtMallocHostWithCfg),
+        aclrtHostRegister: Some(crate::bindings::aclrtHostRegister),
+        aclrtHostRegisterV2: None,
+        aclrtHostGetDevicePointer: None,
+        aclrtHostUnregister: Some(crate::bindings::aclrtHostUnregister),
+        aclrtPointerGetAttributes: Some(crate::bindings::aclrtPointerGetAttributes),
         aclrtFreeHost: Some(crate::bindings::aclrtFreeHost),
         aclrtMemcpy: Some(crate::bindings::aclrtMemcpy),
         aclrtMemcpyAsync: Some(crate::bindings::aclrtMemcpyAsync),
+        aclrtMemcpyAsyncWithCondition: Some(crate::bindings::aclrtMemcpyAsyncWithCondition),
+        aclrtMemcpyBatch: None,
+        aclrtMemcpyBatchAsync: None,
+        aclrtCmoAsync: Some(crate::bindings::aclrtCmoAsync),
         aclrtMemset: Some(crate::bindings::aclrtMemset),
         aclrtMemsetAsync: Some(crate::bindings::aclrtMemsetAsync),
         aclrtGetMemInfo: Some(crate::bindings::aclrtGetMemInfo),
         aclrtGetLastError: Some(crate::bindings::aclrtGetLastError),
         aclrtPeekAtLastError: Some(crate::bindings::aclrtPeekAtLastError),
         aclrtSetOpExecuteTimeOut: Some(crate::bindings::aclrtSetOpExecuteTimeOut),
+        aclrtSetOpExecuteTimeOutV2: None,
+        aclrtGetOpTimeOutInterval: None,
+        aclrtGetOpExecuteTimeout: None,
+        aclrtSetOpWaitTimeout: Some(crate::bindings::aclrtSetOpWaitTimeout),
         aclmdlRICaptureBegin: Some(crate::bindings::aclmdlRICaptureBegin),
         aclmdlRICaptureGetInfo: Some(crate::bindings::aclmdlRICaptureGetInfo),
         aclmdlRICaptureEnd: Some(crate::bindings::aclmdlRICaptureEnd),

@@ -229,17 +229,33 @@ fn sizes_and_offsets_are_those_of_c() {
         aclError aclnnStatus aclrtStream aclrtEvent aclrtContext aclrtNotify aclrtTaskGrp aclmdlRI aclFloat16
         aclDataType aclFormat aclrtMemcpyKind aclrtMemMallocPolicy aclrtMemAttr aclrtStreamStatus aclrtEventStatus
         aclrtEventRecordedStatus aclrtEventWaitStatus aclrtRunMode aclSysParamOpt aclrtLastErrLevel
-        aclmdlRICaptureMode aclmdlRICaptureStatus aclCANNPackageName aclCANNPackageVersion
+        aclmdlRICaptureMode aclmdlRICaptureStatus aclCANNPackageName aclCANNPackageVersion aclCannAttr aclDeviceInfo
+        aclrtFloatOverflowMode aclrtDevResLimitType aclrtStreamAttr aclrtStreamAttrValue aclrtDevAttr aclrtUuid
+        aclrtHostRegisterType aclrtMallocAttrType aclrtMallocAttrValue aclrtMallocAttribute aclrtMallocConfig
+        aclrtMemLocationType aclrtMemLocation aclrtPtrAttributes aclrtMemcpyBatchAttr aclrtCmoType aclrtMemUceInfo
+        aclrtErrorType aclrtAicoreErrorType aclrtMemUceInfoArray aclrtErrorInfoDetail aclrtErrorInfo
     }
     macro_rules! fields {
-        ($( $field:ident )*) => {
-            $(
-                let expression = format!("offsetof(aclCANNPackageVersion, {})", stringify!($field));
-                layout(expression, offset_of!(b::aclCANNPackageVersion, $field));
-            )*
+        ($( $name:ident { $( $field:ident )* } )*) => {
+            $($(
+                // A name that Rust keeps for itself ends in an underscore there.
+                let member = stringify!($field).trim_end_matches('_');
+                let expression = format!("offsetof({}, {member})", stringify!($name));
+                layout(expression, offset_of!(b::$name, $field));
+            )*)*
         };
     }
-    fields! { version majorVersion minorVersion releaseVersion patchVersion reserved }
+    fields! {
+        aclCANNPackageVersion { version majorVersion minorVersion releaseVersion patchVersion reserved }
+        aclrtMallocAttribute { attr value }
+        aclrtMallocConfig { attrs numAttrs }
+        aclrtMemLocation { id type_ }
+        aclrtPtrAttributes { location pageSize rsv }
+        aclrtMemcpyBatchAttr { dstLoc srcLoc rsv }
+        aclrtMemUceInfo { addr len reserved }
+        aclrtMemUceInfoArray { arraySize memUceInfoArray }
+        aclrtErrorInfo { tryRepair hasDetail reserved errorType detail }
+    }
     layout("sizeof(bool)".to_owned(), size_of::<bool>());
     layout("sizeof(size_t)".to_owned(), size_of::<usize>());
     if let Err(error) = check(Language::C11, &source, &include()) {

@@ -94,6 +94,22 @@ typedef enum aclFormat {
     ACL_FORMAT_FRACTAL_NZ_C0_8 = 54
 } aclFormat;
 
+/** Abilities of the installed CANN that aclGetCannAttribute asks for. */
+typedef enum aclCannAttr {
+    ACL_CANN_ATTR_UNDEFINED = -1,
+    ACL_CANN_ATTR_INF_NAN = 0,
+    ACL_CANN_ATTR_BF16 = 1,
+    ACL_CANN_ATTR_JIT_COMPILE = 2
+} aclCannAttr;
+
+/** Sizes of a device that aclGetDeviceCapability asks for. */
+typedef enum aclDeviceInfo {
+    ACL_DEVICE_INFO_UNDEFINED = -1,
+    ACL_DEVICE_INFO_AI_CORE_NUM = 0,
+    ACL_DEVICE_INFO_VECTOR_CORE_NUM = 1,
+    ACL_DEVICE_INFO_L2_SIZE = 2
+} aclDeviceInfo;
+
 /* Status codes of aclError, by the layer that reports them. */
 
 #define ACL_SUCCESS 0
@@ -239,6 +255,15 @@ float aclFloat16ToFloat(aclFloat16 value);
 
 /** Rounds to half precision; the result is its bits. */
 aclFloat16 aclFloatToFloat16(float value);
+
+/** The abilities that there are: an array of the library's, and how many they are. */
+aclError aclGetCannAttributeList(const aclCannAttr **cannAttrList, size_t *num);
+
+/** Whether an ability is there: 1 or 0. */
+aclError aclGetCannAttribute(aclCannAttr cannAttr, int32_t *value);
+
+/** Number of a device's cores, or bytes of its second-level cache. */
+aclError aclGetDeviceCapability(uint32_t deviceId, aclDeviceInfo deviceInfo, int64_t *value);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,6 @@
 //! Devices and contexts.
 
-use super::{deadline, refuse, store};
+use super::{deadline, store};
 use crate::config::config;
 use crate::context::{self, Options};
 use crate::fault::{Site, strike};
@@ -86,16 +86,5 @@ pub unsafe extern "C" fn aclrtGetSysParamOpt(opt: aclSysParamOpt, value: *mut i6
         let found = PROCESS.get("aclrtGetSysParamOpt", i64::from(opt.0))?;
         // SAFETY: the caller's promise.
         unsafe { store("value", value, found) }
-    })
-}
-
-/// The limit is noted nowhere: the emulator's operators end.
-pub unsafe extern "C" fn aclrtSetOpExecuteTimeOut(timeout: u32) -> aclError {
-    acl(|| {
-        context::initialized()?;
-        if timeout == 0 {
-            return Err(refuse("timeout", timeout, "seconds from 1 on"));
-        }
-        Ok(())
     })
 }

@@ -120,3 +120,15 @@ pub unsafe extern "C" fn aclrtEventElapsedTime(
         unsafe { store("ms", ms, elapsed) }
     })
 }
+
+pub unsafe extern "C" fn aclrtEventGetTimestamp(
+    event: aclrtEvent,
+    timestamp: *mut u64,
+) -> aclError {
+    acl(|| {
+        not_null("timestamp", timestamp)?;
+        let found = EVENTS.get(event)?.timestamp()?;
+        // SAFETY: the caller's promise.
+        unsafe { store("timestamp", timestamp, found) }
+    })
+}

@@ -1,20 +1,18 @@
-//! Memory of devices and of the host, and copies.
+//! Memory of devices and of the host.
 
+use super::copy::{Side, check_count, run_now};
 use super::{not_null, refuse, store};
 use crate::capture::forbid_unsafe;
 use crate::config::check;
 use crate::context::{current, stream};
 use crate::fault::{Site, strike};
 use crate::ledger::{self, Place};
-use crate::memory::DeviceMemory;
-use crate::operator::{Access, Addresses};
-use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{
-    CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, Failure, Outcome, PARAM_INVALID, acl, failure,
-};
+use crate::operator::Addresses;
+use crate::status::{CAPTURE_MODE, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use crate::task::Task;
 use ascend_sys::bindings::{
-    aclError, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtStream,
+    aclError, aclrtMallocAttrType, aclrtMallocConfig, aclrtMemAttr, aclrtMemMallocPolicy,
+    aclrtStream,
 };
 use std::ffi::c_void;
 
@@ -79,10 +77,90 @@ pub unsafe extern "C" fn aclrtMallocAlign32(
     acl(|| unsafe { allocate_device("aclrtMallocAlign32", devPtr, size, policy) })
 }
 
+/// Most attributes of an allocation.
+const ATTRIBUTES: usize = 16;
+
+/// Checks the attributes of an allocation. Which module memory is for and that the device knows host memory by the
+/// host's addresses changes nothing here: the latter is always so.
+///
+/// # Safety
+///
+/// `config` is null or valid for reading, and so are the attributes that it names.
+unsafe fn check_attributes(name: &str, config: *const aclrtMallocConfig) -> Outcome {
+    if config.is_null() {
+        return Ok(());
+    }
+    // SAFETY: not null, so valid for reading.
+    let config = unsafe { config.read_unaligned() };
+    if config.numAttrs == 0 {
+        return Ok(());
+    }
+    not_null(&format!("{name}: cfg->attrs"), config.attrs)?;
+    if config.numAttrs > ATTRIBUTES {
+        let what = format!("{name}: cfg->numAttrs");
+        return Err(refuse(&what, config.numAttrs, "0 to 16"));
+    }
+    for place in 0..config.numAttrs {
+        // SAFETY: the array has that many attributes, by the caller's promise.
+        let attribute = unsafe { config.attrs.add(place).read_unaligned() };
+        match attribute.attr {
+            aclrtMallocAttrType::ACL_RT_MEM_ATTR_RSV
+            | aclrtMallocAttrType::ACL_RT_MEM_ATTR_MODULE_ID
+            | aclrtMallocAttrType::ACL_RT_MEM_ATTR_VA_FLAG => {}
+            aclrtMallocAttrType::ACL_RT_MEM_ATTR_DEVICE_ID => {
+                // SAFETY: every bit pattern of the union is a number.
+                let device = unsafe { attribute.value.deviceId };
+                if i32::try_from(device) != Ok(current()?.device) {
+                    return Err(failure!(
+                        NULL_PARAM,
+                        "{name}: cfg->attrs[{place}]: given device {device}, allowed: this thread's, {}",
+                        current()?.device
+                    ));
+                }
+            }
+            aclrtMallocAttrType(other) => {
+                let what = format!("{name}: cfg->attrs[{place}].attr");
+                return Err(refuse(&what, other, "an aclrtMallocAttrType, 0 to 3"));
+            }
+        }
+    }
+    Ok(())
+}
+
+pub unsafe extern "C" fn aclrtMallocWithCfg(
+    devPtr: *mut *mut c_void,
+    size: usize,
+    policy: aclrtMemMallocPolicy,
+    cfg: *mut aclrtMallocConfig,
+) -> aclError {
+    const NAME: &str = "aclrtMallocWithCfg";
+    // SAFETY: the caller's promise, for both.
+    acl(|| unsafe {
+        check_attributes(NAME, cfg)?;
+        allocate_device(NAME, devPtr, size, policy)
+    })
+}
+
 pub unsafe extern "C" fn aclrtMallocHost(hostPtr: *mut *mut c_void, size: usize) -> aclError {
     // SAFETY: the caller's promise.
     acl(|| unsafe {
         allocate("aclrtMallocHost", hostPtr, size, || {
+            current()?;
+            Ok(Place::PinnedHost)
+        })
+    })
+}
+
+pub unsafe extern "C" fn aclrtMallocHostWithCfg(
+    ptr: *mut *mut c_void,
+    size: u64,
+    cfg: *mut aclrtMallocConfig,
+) -> aclError {
+    const NAME: &str = "aclrtMallocHostWithCfg";
+    // SAFETY: the caller's promise, for both. Sizes fit in the address space, whose numbers have 64 bits.
+    acl(|| unsafe {
+        check_attributes(NAME, cfg)?;
+        allocate(NAME, ptr, size as usize, || {
             current()?;
             Ok(Place::PinnedHost)
         })
@@ -101,211 +179,6 @@ pub unsafe extern "C" fn aclrtFree(devPtr: *mut c_void) -> aclError {
 
 pub unsafe extern "C" fn aclrtFreeHost(hostPtr: *mut c_void) -> aclError {
     acl(|| free("aclrtFreeHost", false, hostPtr))
-}
-
-/// Kind of memory at an address, as copies see it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Device,
-    Pinned,
-    Pageable,
-}
-
-impl Side {
-    fn of(address: usize) -> Outcome<Self> {
-        if DeviceMemory::get()?.contains(address) {
-            return Ok(Side::Device);
-        }
-        Ok(match ledger::lookup(address) {
-            Some(_) => Side::Pinned,
-            None => Side::Pageable,
-        })
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Side::Device => "device",
-            Side::Pinned | Side::Pageable => "host",
-        }
-    }
-}
-
-/// One end of a copy.
-struct End {
-    address: usize,
-    side: Side,
-}
-
-/// A copy whose arguments are in order.
-struct Copy {
-    dst: End,
-    src: End,
-    bytes: u64,
-}
-
-impl Copy {
-    fn new(
-        name: &str,
-        dst: *mut c_void,
-        room: usize,
-        src: *const c_void,
-        count: usize,
-        kind: aclrtMemcpyKind,
-    ) -> Outcome<Self> {
-        not_null(&format!("{name}: dst"), dst)?;
-        not_null(&format!("{name}: src"), src)?;
-        check_count(name, "destMax", room, count)?;
-        let end = |address: usize| -> Outcome<End> {
-            Ok(End {
-                address,
-                side: Side::of(address)?,
-            })
-        };
-        // Exposed, since it is by their addresses that the copy reaches them.
-        let copy = Copy {
-            dst: end(dst.expose_provenance())?,
-            src: end(src.expose_provenance())?,
-            bytes: count as u64,
-        };
-        use aclrtMemcpyKind as Kind;
-        let (to, from) = match kind {
-            Kind::ACL_MEMCPY_HOST_TO_HOST => ("host", "host"),
-            Kind::ACL_MEMCPY_HOST_TO_DEVICE | Kind::ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE => {
-                ("device", "host")
-            }
-            Kind::ACL_MEMCPY_DEVICE_TO_HOST => ("host", "device"),
-            Kind::ACL_MEMCPY_DEVICE_TO_DEVICE
-            | Kind::ACL_MEMCPY_INNER_DEVICE_TO_DEVICE
-            | Kind::ACL_MEMCPY_INTER_DEVICE_TO_DEVICE => ("device", "device"),
-            Kind::ACL_MEMCPY_DEFAULT => return Ok(copy),
-            Kind(other) => {
-                let what = format!("{name}: kind");
-                return Err(refuse(&what, other, "an aclrtMemcpyKind, 0 to 7"));
-            }
-        };
-        for (what, end, wanted) in [("dst", &copy.dst, to), ("src", &copy.src, from)] {
-            if end.side.name() != wanted {
-                return Err(failure!(
-                    PARAM_INVALID,
-                    "{name}: {what} at {:#x} is {} memory, but the kind of copy takes {wanted} memory there",
-                    end.address,
-                    end.side.name()
-                ));
-            }
-        }
-        Ok(copy)
-    }
-
-    fn task(&self) -> Task {
-        Task::Copy {
-            dst: self.dst.address,
-            src: self.src.address,
-            bytes: self.bytes,
-        }
-    }
-
-    /// Visits the ends that the ledger knows about.
-    fn visit(&self, visit: &mut dyn FnMut(Access)) {
-        for (what, end, write) in [("src", &self.src, false), ("dst", &self.dst, true)] {
-            if end.side != Side::Pageable {
-                visit(Access {
-                    address: end.address,
-                    bytes: self.bytes,
-                    write,
-                    what,
-                });
-            }
-        }
-    }
-
-    /// Checks and does the copy on the calling thread.
-    ///
-    /// # Safety
-    ///
-    /// Pageable ends are valid for the copy.
-    unsafe fn run(&self, name: &'static str) -> Outcome {
-        ledger::inspect(check(), PARAM_INVALID, name, true, &|visit| {
-            self.visit(visit);
-        })?;
-        // SAFETY: the ledger has found the device and pinned ends live; the caller answers for the others.
-        unsafe { run_now(&self.task()) }
-    }
-}
-
-/// # Safety
-///
-/// As [`Task::run`].
-unsafe fn run_now(task: &Task) -> Outcome {
-    // SAFETY: the caller's promise.
-    unsafe { task.run(&Addresses::default(), &mut Vec::new()) }.map_err(Failure::from)
-}
-
-fn check_count(name: &str, room_name: &str, room: usize, count: usize) -> Outcome {
-    if count == 0 {
-        return Err(refuse(&format!("{name}: count"), count, "1 byte or more"));
-    }
-    if count > room {
-        return Err(failure!(
-            PARAM_INVALID,
-            "{name}: count: given {count} bytes, allowed: at most {room_name}, {room}"
-        ));
-    }
-    Ok(())
-}
-
-pub unsafe extern "C" fn aclrtMemcpy(
-    dst: *mut c_void,
-    destMax: usize,
-    src: *const c_void,
-    count: usize,
-    kind: aclrtMemcpyKind,
-) -> aclError {
-    const NAME: &str = "aclrtMemcpy";
-    acl(|| {
-        current()?;
-        let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
-        forbid_unsafe(CAPTURE_MODE, NAME)?;
-        strike(Site::Memcpy)?;
-        // SAFETY: host memory is valid, by the caller's promise.
-        unsafe { copy.run(NAME) }
-    })
-}
-
-pub unsafe extern "C" fn aclrtMemcpyAsync(
-    dst: *mut c_void,
-    destMax: usize,
-    src: *const c_void,
-    count: usize,
-    kind: aclrtMemcpyKind,
-    stream: aclrtStream,
-) -> aclError {
-    const NAME: &str = "aclrtMemcpyAsync";
-    acl(|| {
-        let stream = self::stream(NAME, stream)?;
-        let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
-        strike(Site::Memcpy)?;
-        let pageable = [("dst", &copy.dst), ("src", &copy.src)]
-            .into_iter()
-            .find(|(_, end)| end.side == Side::Pageable);
-        let Some((what, end)) = pageable.filter(|_| !stream.records()) else {
-            return stream.submit(copy.task(), None, PARAM_INVALID);
-        };
-        forbid_unsafe(CAPTURE_BLOCKS_ASYNC, NAME)?;
-        let suspicion = Suspicion {
-            kind: FindingKind::PageableCopy,
-            site: (NAME, what),
-            message: format!(
-                "{NAME}: {what} at {:#x} is host memory that is not pinned (aclrtMallocHost); the copy waits for the \
-                 stream",
-                end.address
-            ),
-        };
-        report(check(), PARAM_INVALID, suspicion)?;
-        // Nothing says how long pageable memory stays: do it now, in the stream's order.
-        stream.wait(NAME)?;
-        // SAFETY: host memory is valid, by the caller's promise.
-        unsafe { copy.run(NAME) }
-    })
 }
 
 /// A fill whose arguments are in order.

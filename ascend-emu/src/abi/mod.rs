@@ -23,34 +23,52 @@
     reason = "the headers and ascend_sys::bindings document them"
 )]
 
+mod batch;
+mod capability;
+mod copy;
 mod device;
 mod event;
 mod executor;
 mod fia;
 mod graph;
+mod health;
+mod host_memory;
+mod limits;
 mod machine;
 mod memory;
 mod meta;
 mod not_emulated;
+mod peer;
 mod runtime;
 mod scatter;
 mod stream;
+mod stream_attribute;
+mod timeout;
 mod update;
 
+pub use batch::*;
+pub use capability::*;
+pub use copy::*;
 pub use device::*;
 pub use event::*;
 pub use executor::*;
 pub use fia::*;
 pub use graph::*;
+pub use health::*;
+pub use host_memory::*;
+pub use limits::*;
 pub(crate) use machine::fill_in;
 pub use machine::*;
 pub use memory::*;
 pub(crate) use meta::MOST_ELEMENTS;
 pub use meta::*;
 pub use not_emulated::not_emulated;
+pub use peer::*;
 pub use runtime::*;
 pub use scatter::*;
 pub use stream::*;
+pub use stream_attribute::*;
+pub use timeout::*;
 pub use update::*;
 
 use crate::executor::Executor;

@@ -5,6 +5,7 @@ use crate::context::{current, stream};
 use crate::event::EVENTS;
 use crate::fault::{Site, strike};
 use crate::status::{INTERNAL, Outcome, acl, failure};
+use crate::stream::Settings;
 use ascend_sys::bindings::{self as sys, aclError, aclrtEvent, aclrtStream, aclrtStreamStatus};
 use std::time::Instant;
 
@@ -17,12 +18,12 @@ const FLAGS: u32 = sys::ACL_STREAM_FAST_LAUNCH
     | sys::ACL_STREAM_DEVICE_USE_ONLY;
 
 /// Lowest priority; 0 is the highest.
-const LOWEST: u32 = 7;
+pub(super) const LOWEST: u32 = 7;
 
 pub unsafe extern "C" fn aclrtCreateStream(stream: *mut aclrtStream) -> aclError {
     acl(|| {
         not_null("stream", stream)?;
-        let id = current()?.create_stream()?;
+        let id = current()?.create_stream(Settings::default())?;
         // SAFETY: the caller's promise.
         unsafe { store("stream", stream, id.raw()) }
     })
@@ -45,7 +46,7 @@ pub unsafe extern "C" fn aclrtCreateStreamWithConfig(
                 "ACL_STREAM_* flags",
             ));
         }
-        let id = current()?.create_stream()?;
+        let id = current()?.create_stream(Settings::new(priority, flag))?;
         // SAFETY: the caller's promise.
         unsafe { store("stream", stream, id.raw()) }
     })

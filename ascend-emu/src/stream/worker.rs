@@ -6,7 +6,7 @@ use crate::fault::Fault;
 use crate::graph::{Graph, Step};
 use crate::operator::{Access, Addresses};
 use crate::queue::Command;
-use crate::status::{DEVICE_INTERNAL, panic_text};
+use crate::status::{DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,10 +30,15 @@ impl Stream {
             if let Command::Wait { event, .. } = &command {
                 shared.waiting = Some(Arc::clone(event));
             }
+            let stopped = shared.stopped.is_some();
             drop(shared);
             // There is room in the queue again.
             self.advanced.notify_all();
             let outcome = catch_unwind(AssertUnwindSafe(|| {
+                if stopped {
+                    command.cancel();
+                    return Ok(());
+                }
                 self.execute(command, &mut at, &mut scratch)
             }))
             .unwrap_or_else(|payload| {
@@ -50,6 +55,9 @@ impl Stream {
             shared.waiting = None;
             shared.completed += 1;
             if let Err(fault) = outcome {
+                if self.settings.values().stop_on_failure {
+                    shared.stopped.get_or_insert_with(|| fault.clone());
+                }
                 shared.fault.get_or_insert(fault);
             }
             self.progress.store(shared.completed, Ordering::Release);
@@ -73,10 +81,20 @@ impl Stream {
                 event.reach_record(mark);
                 Ok(())
             }
-            Command::Wait { event, mark } => {
-                event.wait_reached(mark, &self.abort);
+            Command::Wait { event, mark, limit } => {
+                let in_time = event.wait_reached(mark, limit, &self.abort);
                 event.end_wait();
-                Ok(())
+                match limit.filter(|_| !in_time) {
+                    None => Ok(()),
+                    Some(limit) => Err(Fault {
+                        code: TASK_TIMEOUT,
+                        message: format!(
+                            "aclrtStreamWaitEvent: the event was not reached in {} s, which aclrtSetOpWaitTimeout \
+                             allows",
+                            limit.as_secs()
+                        ),
+                    }),
+                }
             }
             Command::Reset { event, ticket } => {
                 event.reach_reset(ticket);

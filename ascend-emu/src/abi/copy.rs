@@ -1,0 +1,310 @@
+//! Copies.
+
+use super::{not_null, refuse};
+use crate::capture::forbid_unsafe;
+use crate::config::check;
+use crate::context::{current, stream};
+use crate::fault::{Site, strike};
+use crate::ledger;
+use crate::memory::DeviceMemory;
+use crate::operator::{Access, Addresses};
+use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::status::{
+    CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, Failure, NOT_SUPPORTED, Outcome, PARAM_INVALID, acl,
+    failure,
+};
+use crate::task::Task;
+use ascend_sys::bindings::{aclError, aclrtCmoType, aclrtMemcpyKind, aclrtStream};
+use std::ffi::c_void;
+
+/// Kind of memory at an address, as copies see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Device,
+    Pinned,
+    Pageable,
+}
+
+impl Side {
+    pub(super) fn of(address: usize) -> Outcome<Self> {
+        if DeviceMemory::get()?.contains(address) {
+            return Ok(Side::Device);
+        }
+        Ok(match ledger::lookup(address) {
+            Some(_) => Side::Pinned,
+            None => Side::Pageable,
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Side::Device => "device",
+            Side::Pinned | Side::Pageable => "host",
+        }
+    }
+}
+
+/// One end of a copy.
+pub(super) struct End {
+    pub address: usize,
+    pub side: Side,
+}
+
+/// A copy whose arguments are in order.
+pub(super) struct Copy {
+    pub dst: End,
+    pub src: End,
+    bytes: u64,
+}
+
+impl Copy {
+    pub(super) fn new(
+        name: &str,
+        dst: *mut c_void,
+        room: usize,
+        src: *const c_void,
+        count: usize,
+        kind: aclrtMemcpyKind,
+    ) -> Outcome<Self> {
+        not_null(&format!("{name}: dst"), dst)?;
+        not_null(&format!("{name}: src"), src)?;
+        check_count(name, "destMax", room, count)?;
+        let end = |address: usize| -> Outcome<End> {
+            Ok(End {
+                address,
+                side: Side::of(address)?,
+            })
+        };
+        // Exposed, since it is by their addresses that the copy reaches them.
+        let copy = Copy {
+            dst: end(dst.expose_provenance())?,
+            src: end(src.expose_provenance())?,
+            bytes: count as u64,
+        };
+        use aclrtMemcpyKind as Kind;
+        let (to, from) = match kind {
+            Kind::ACL_MEMCPY_HOST_TO_HOST => ("host", "host"),
+            Kind::ACL_MEMCPY_HOST_TO_DEVICE | Kind::ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE => {
+                ("device", "host")
+            }
+            Kind::ACL_MEMCPY_DEVICE_TO_HOST => ("host", "device"),
+            Kind::ACL_MEMCPY_DEVICE_TO_DEVICE
+            | Kind::ACL_MEMCPY_INNER_DEVICE_TO_DEVICE
+            | Kind::ACL_MEMCPY_INTER_DEVICE_TO_DEVICE => ("device", "device"),
+            Kind::ACL_MEMCPY_DEFAULT => return Ok(copy),
+            Kind(other) => {
+                let what = format!("{name}: kind");
+                return Err(refuse(&what, other, "an aclrtMemcpyKind, 0 to 7"));
+            }
+        };
+        for (what, end, wanted) in [("dst", &copy.dst, to), ("src", &copy.src, from)] {
+            if end.side.name() != wanted {
+                return Err(failure!(
+                    PARAM_INVALID,
+                    "{name}: {what} at {:#x} is {} memory, but the kind of copy takes {wanted} memory there",
+                    end.address,
+                    end.side.name()
+                ));
+            }
+        }
+        Ok(copy)
+    }
+
+    pub(super) fn task(&self) -> Task {
+        Task::Copy {
+            dst: self.dst.address,
+            src: self.src.address,
+            bytes: self.bytes,
+        }
+    }
+
+    /// The end in host memory that is not pinned, if there is one.
+    pub(super) fn pageable(&self) -> Option<(&'static str, &End)> {
+        [("dst", &self.dst), ("src", &self.src)]
+            .into_iter()
+            .find(|(_, end)| end.side == Side::Pageable)
+    }
+
+    /// Visits the ends that the ledger knows about.
+    fn visit(&self, visit: &mut dyn FnMut(Access)) {
+        for (what, end, write) in [("src", &self.src, false), ("dst", &self.dst, true)] {
+            if end.side != Side::Pageable {
+                visit(Access {
+                    address: end.address,
+                    bytes: self.bytes,
+                    write,
+                    what,
+                });
+            }
+        }
+    }
+
+    /// Checks and does the copy on the calling thread.
+    ///
+    /// # Safety
+    ///
+    /// Pageable ends are valid for the copy.
+    pub(super) unsafe fn run(&self, name: &'static str) -> Outcome {
+        ledger::inspect(check(), PARAM_INVALID, name, true, &|visit| {
+            self.visit(visit);
+        })?;
+        // SAFETY: the ledger has found the device and pinned ends live; the caller answers for the others.
+        unsafe { run_now(&self.task()) }
+    }
+}
+
+/// # Safety
+///
+/// As [`Task::run`].
+pub(super) unsafe fn run_now(task: &Task) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { task.run(&Addresses::default(), &mut Vec::new()) }.map_err(Failure::from)
+}
+
+pub(super) fn check_count(name: &str, room_name: &str, room: usize, count: usize) -> Outcome {
+    if count == 0 {
+        return Err(refuse(&format!("{name}: count"), count, "1 byte or more"));
+    }
+    if count > room {
+        return Err(failure!(
+            PARAM_INVALID,
+            "{name}: count: given {count} bytes, allowed: at most {room_name}, {room}"
+        ));
+    }
+    Ok(())
+}
+
+pub unsafe extern "C" fn aclrtMemcpy(
+    dst: *mut c_void,
+    destMax: usize,
+    src: *const c_void,
+    count: usize,
+    kind: aclrtMemcpyKind,
+) -> aclError {
+    const NAME: &str = "aclrtMemcpy";
+    acl(|| {
+        current()?;
+        let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
+        forbid_unsafe(CAPTURE_MODE, NAME)?;
+        strike(Site::Memcpy)?;
+        // SAFETY: host memory is valid, by the caller's promise.
+        unsafe { copy.run(NAME) }
+    })
+}
+
+/// What an asynchronous copy does about host memory that is not pinned. It waits for the stream in any case.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pageable {
+    /// It is a finding.
+    Finding,
+    /// It is as the function is meant to be used.
+    Allowed,
+}
+
+/// # Safety
+///
+/// Host memory is valid for the copy, and stays so until it is over.
+unsafe fn copy_async(
+    name: &'static str,
+    copy: &Copy,
+    stream: aclrtStream,
+    allowed: Pageable,
+) -> Outcome {
+    let stream = self::stream(name, stream)?;
+    strike(Site::Memcpy)?;
+    let Some((what, end)) = copy.pageable().filter(|_| !stream.records()) else {
+        return stream.submit(copy.task(), None, PARAM_INVALID);
+    };
+    forbid_unsafe(CAPTURE_BLOCKS_ASYNC, name)?;
+    if allowed == Pageable::Finding {
+        let suspicion = Suspicion {
+            kind: FindingKind::PageableCopy,
+            site: (name, what),
+            message: format!(
+                "{name}: {what} at {:#x} is host memory that is not pinned (aclrtMallocHost); the copy waits for the \
+                 stream",
+                end.address
+            ),
+        };
+        report(check(), PARAM_INVALID, suspicion)?;
+    }
+    // Nothing says how long pageable memory stays: do it now, in the stream's order.
+    stream.wait(name)?;
+    // SAFETY: host memory is valid, by the caller's promise.
+    unsafe { copy.run(name) }
+}
+
+pub unsafe extern "C" fn aclrtMemcpyAsync(
+    dst: *mut c_void,
+    destMax: usize,
+    src: *const c_void,
+    count: usize,
+    kind: aclrtMemcpyKind,
+    stream: aclrtStream,
+) -> aclError {
+    const NAME: &str = "aclrtMemcpyAsync";
+    acl(|| {
+        self::stream(NAME, stream)?;
+        let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
+        // SAFETY: the caller's promise.
+        unsafe { copy_async(NAME, &copy, stream, Pageable::Finding) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtMemcpyAsyncWithCondition(
+    dst: *mut c_void,
+    destMax: usize,
+    src: *const c_void,
+    count: usize,
+    kind: aclrtMemcpyKind,
+    stream: aclrtStream,
+) -> aclError {
+    const NAME: &str = "aclrtMemcpyAsyncWithCondition";
+    acl(|| {
+        self::stream(NAME, stream)?;
+        let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
+        // SAFETY: the caller's promise.
+        unsafe { copy_async(NAME, &copy, stream, Pageable::Allowed) }
+    })
+}
+
+/// A hint to the cache, which the emulator has none of: the range is checked, and nothing is to be done about it.
+pub unsafe extern "C" fn aclrtCmoAsync(
+    src: *mut c_void,
+    size: usize,
+    cmoType: aclrtCmoType,
+    stream: aclrtStream,
+) -> aclError {
+    const NAME: &str = "aclrtCmoAsync";
+    acl(|| {
+        self::stream(NAME, stream)?;
+        not_null(&format!("{NAME}: src"), src)?;
+        check_count(NAME, "what there is", usize::MAX, size)?;
+        if !(0..=3).contains(&cmoType.0) {
+            let what = format!("{NAME}: cmoType");
+            return Err(refuse(&what, cmoType.0, "an aclrtCmoType, 0 to 3"));
+        }
+        if cmoType != aclrtCmoType::ACL_RT_CMO_TYPE_PREFETCH {
+            return Err(failure!(
+                NOT_SUPPORTED,
+                "{NAME}: cmoType: given {}, allowed: ACL_RT_CMO_TYPE_PREFETCH (0)",
+                cmoType.0
+            ));
+        }
+        if Side::of(src.addr())? != Side::Device {
+            return Err(failure!(
+                PARAM_INVALID,
+                "{NAME}: src at {:#x} is host memory, allowed: device memory",
+                src.addr()
+            ));
+        }
+        ledger::inspect(check(), PARAM_INVALID, NAME, false, &|visit| {
+            visit(Access {
+                address: src.addr(),
+                bytes: size as u64,
+                write: false,
+                what: "src",
+            });
+        })
+    })
+}

@@ -1,0 +1,72 @@
+//! How long operators may run and streams may wait.
+
+use super::store;
+use crate::context::initialized;
+use crate::event::limit_waits;
+use crate::lock::Lock;
+use crate::status::acl;
+use ascend_sys::bindings::aclError;
+
+/// Microseconds of which multiples are counted, as products with 32-bit counters of nanoseconds do.
+const UNIT: u64 = (1 << 32) / 1000;
+
+/// Largest multiple of the unit.
+const MOST: u64 = 254;
+
+/// Microseconds that an operator may run. The emulator's operators end by themselves: the limit is only told.
+static LIMIT: Lock<u64> = Lock::new(UNIT * MOST);
+
+/// Sets the limit; what applies of it.
+fn set(microseconds: u64) -> u64 {
+    let units = match microseconds {
+        0 => MOST,
+        some => some.div_ceil(UNIT).min(MOST),
+    };
+    *LIMIT.lock() = units * UNIT;
+    units * UNIT
+}
+
+pub unsafe extern "C" fn aclrtSetOpExecuteTimeOut(timeout: u32) -> aclError {
+    acl(|| {
+        initialized()?;
+        set(u64::from(timeout) * 1_000_000);
+        Ok(())
+    })
+}
+
+pub unsafe extern "C" fn aclrtSetOpExecuteTimeOutV2(
+    timeout: u64,
+    actualTimeout: *mut u64,
+) -> aclError {
+    acl(|| {
+        super::not_null("actualTimeout", actualTimeout)?;
+        initialized()?;
+        // SAFETY: the caller's promise.
+        unsafe { store("actualTimeout", actualTimeout, set(timeout)) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtGetOpTimeOutInterval(interval: *mut u64) -> aclError {
+    acl(|| {
+        initialized()?;
+        // SAFETY: the caller's promise.
+        unsafe { store("interval", interval, UNIT) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtGetOpExecuteTimeout(timeoutMs: *mut u32) -> aclError {
+    acl(|| {
+        initialized()?;
+        let milliseconds = u32::try_from(*LIMIT.lock() / 1000).unwrap_or(u32::MAX);
+        // SAFETY: the caller's promise.
+        unsafe { store("timeoutMs", timeoutMs, milliseconds) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtSetOpWaitTimeout(timeout: u32) -> aclError {
+    acl(|| {
+        initialized()?;
+        limit_waits(timeout);
+        Ok(())
+    })
+}

@@ -1,0 +1,77 @@
+//! What a program may set of a stream.
+
+use super::Stream;
+use crate::limits::Limits;
+use crate::lock::Lock;
+use crate::status::{NOT_SUPPORTED, Outcome, PARAM_INVALID, failure};
+use ascend_sys::bindings::{ACL_CONTINUE_ON_FAILURE, ACL_STOP_ON_FAILURE};
+
+/// What a program has set of a stream.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    pub limits: Lock<Limits>,
+    values: Lock<Values>,
+}
+
+/// Attributes that the emulator keeps and tells.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Values {
+    /// From 0, the highest, to 7.
+    pub priority: u32,
+    /// `ACL_STREAM_*` flags of the stream's creation.
+    pub flags: u32,
+    /// Whether operators are to look for numbers out of range.
+    pub overflow_switch: bool,
+    /// Which streams look for them together.
+    pub tag: u32,
+    /// Whether recorded work is to keep the descriptions of its operators.
+    pub cache_op_info: bool,
+    /// Whether nothing more is to be run once a task has failed.
+    pub stop_on_failure: bool,
+}
+
+impl Settings {
+    pub(crate) fn new(priority: u32, flags: u32) -> Self {
+        Settings {
+            limits: Lock::default(),
+            values: Lock::new(Values {
+                priority,
+                flags,
+                ..Values::default()
+            }),
+        }
+    }
+
+    pub(crate) fn values(&self) -> Values {
+        *self.values.lock()
+    }
+
+    pub(crate) fn change(&self, with: impl FnOnce(&mut Values)) {
+        with(&mut self.values.lock());
+    }
+}
+
+impl Stream {
+    /// `aclrtSetStreamFailureMode`.
+    pub(crate) fn set_failure_mode(&self, name: &str, mode: u64) -> Outcome {
+        let stop = match u32::try_from(mode) {
+            Ok(ACL_CONTINUE_ON_FAILURE) => false,
+            Ok(ACL_STOP_ON_FAILURE) => true,
+            _ => {
+                return Err(failure!(
+                    PARAM_INVALID,
+                    "{name}: mode: given {mode}, allowed: ACL_CONTINUE_ON_FAILURE (0), ACL_STOP_ON_FAILURE (1)"
+                ));
+            }
+        };
+        if !stop && self.settings.values().stop_on_failure {
+            return Err(failure!(
+                NOT_SUPPORTED,
+                "{name}: a stream that stops at a failure cannot be told to go on; make another stream"
+            ));
+        }
+        self.settings
+            .change(|values| values.stop_on_failure |= stop);
+        Ok(())
+    }
+}
