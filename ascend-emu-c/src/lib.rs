@@ -5,6 +5,8 @@
 //! `op::fp16_t` and the copies of `libc_sec.so`.
 
 pub mod fp16;
+#[cfg(feature = "glue")]
+mod glue;
 pub mod secure;
 pub mod unsupported;
 

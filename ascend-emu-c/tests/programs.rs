@@ -552,6 +552,20 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
     }
 }
 
+/// The functions of the small operators around attention.
+#[cfg(feature = "glue")]
+fn glue_names() -> impl Iterator<Item = &'static str> {
+    let operators = ascend_emu::glue::OPERATORS.iter().copied();
+    operators
+        .clone()
+        .chain(operators.map(|name| &*format!("{name}GetWorkspaceSize").leak()))
+}
+
+#[cfg(not(feature = "glue"))]
+fn glue_names() -> impl Iterator<Item = &'static str> {
+    std::iter::empty()
+}
+
 #[test]
 fn the_library_exports_the_whole_table_and_what_programs_take_beside_it() {
     const UNSUPPORTED: &str = include_str!("../src/unsupported.rs");
@@ -597,6 +611,7 @@ fn the_library_exports_the_whole_table_and_what_programs_take_beside_it() {
                 .any(|word| word == *name)
         });
         let mut names = [NAMES, &SECURE].concat();
+        names.extend(glue_names());
         names.sort_unstable();
         assert_eq!(exported, names);
     }

@@ -117,25 +117,40 @@ impl Tensor {
 
 /// One number of any type.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(feature = "glue"),
+    expect(dead_code, reason = "other operators take no scalars")
+)]
 pub(crate) struct Scalar {
-    /// Its bytes, the first ones of which count; kept as a client may build lists of scalars.
-    _bytes: [u8; 16],
+    dtype: DType,
+    /// Its bytes, the first ones of which count.
+    bytes: [u8; 16],
 }
 
 impl Scalar {
-    /// Size of a scalar of a type, if there are scalars of it.
-    pub(crate) fn size(dtype: i32) -> Option<usize> {
-        DType::from_acl(dtype)
-            .and_then(DType::size)
-            .filter(|&size| size <= 16)
+    /// The type of a scalar and its size, if there are scalars of it.
+    pub(crate) fn kind(dtype: i32) -> Option<(DType, usize)> {
+        let dtype = DType::from_acl(dtype)?;
+        let size = dtype.size().filter(|&size| size <= 16)?;
+        Some((dtype, size))
     }
 
-    pub(crate) fn new(value: &[u8]) -> Self {
+    pub(crate) fn new(dtype: DType, value: &[u8]) -> Self {
         let mut bytes = [0; 16];
         for (byte, &from) in bytes.iter_mut().zip(value) {
             *byte = from;
         }
-        Scalar { _bytes: bytes }
+        Scalar { dtype, bytes }
+    }
+
+    #[cfg(feature = "glue")]
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    #[cfg(feature = "glue")]
+    pub(crate) fn bytes(&self) -> &[u8; 16] {
+        &self.bytes
     }
 }
 

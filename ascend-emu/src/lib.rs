@@ -116,6 +116,8 @@ mod event;
 mod executor;
 mod fault;
 mod fork;
+#[cfg(feature = "glue")]
+pub mod glue;
 mod graph;
 mod handle;
 pub mod kernel;

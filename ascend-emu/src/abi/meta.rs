@@ -162,7 +162,7 @@ pub unsafe extern "C" fn aclCreateScalar(
     dataType: aclDataType,
 ) -> *mut aclScalar {
     self::value(ptr::null_mut(), || {
-        let size = Scalar::size(dataType.0).ok_or_else(|| {
+        let (dtype, size) = Scalar::kind(dataType.0).ok_or_else(|| {
             failure!(
                 ACLNN_INVALID,
                 "aclCreateScalar: dataType: {} is not the type of a scalar",
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn aclCreateScalar(
         })?;
         // SAFETY: the caller's promise: null, or one value of the type.
         let bytes = unsafe { copy("value", value.cast::<u8>().cast_const(), size as u64) }?;
-        Ok(SCALARS.insert(Scalar::new(&bytes)).raw())
+        Ok(SCALARS.insert(Scalar::new(dtype, &bytes)).raw())
     })
 }
 

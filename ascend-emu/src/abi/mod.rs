@@ -131,7 +131,7 @@ const WORKSPACE_BYTES: u64 = 16 << 20;
 /// # Safety
 ///
 /// The pointers are null or valid for writing.
-unsafe fn phase_one<O: Operator + 'static>(
+pub(crate) unsafe fn phase_one<O: Operator + 'static>(
     workspace_size: *mut u64,
     executor: *mut *mut aclOpExecutor,
     make: impl FnOnce() -> Outcome<(O, Addresses, bool)>,

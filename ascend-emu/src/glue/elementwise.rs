@@ -1,0 +1,539 @@
+//! Operators whose every element comes of the elements at the same place of broadcast inputs.
+
+use super::call::{Work, work};
+use super::number::{Domain, Number, Wide};
+use super::operand::{Operand, common_domain, common_shape};
+use super::view::{Views, map};
+use crate::status::Outcome;
+use ascend_spec::DType;
+
+/// Most inputs of one of them.
+const INPUTS: usize = 3;
+
+/// Checks that inputs have the shape of the output after broadcasting. An input that is the output keeps its shape.
+fn check_shapes(inputs: &[Operand], out: &Operand) -> Outcome {
+    let common = common_shape(inputs)?;
+    out.expect_shape(&common)
+}
+
+/// Computes in what inputs, numbers and output have in common.
+fn numeric<const N: usize>(
+    inputs: [Operand; N],
+    numbers: &[Number],
+    out: Operand,
+    int: impl Fn([i64; N]) -> i64 + Send + Sync + 'static,
+    real: impl Fn([f64; N]) -> f64 + Send + Sync + 'static,
+) -> Outcome<Work> {
+    const { assert!(N <= INPUTS) };
+    check_shapes(&inputs, &out)?;
+    let domain = common_domain(&inputs, numbers)?.with(out.domain()?);
+    work(move |views: &Views| {
+        let views_of = inputs.each_ref().map(|input| views.of(input));
+        match domain {
+            Domain::Int => map(views_of, views.of(&out), &int),
+            Domain::Real => map(views_of, views.of(&out), &real),
+        }
+        Ok(())
+    })
+}
+
+/// Compares in what inputs and numbers have in common; the output says 1 where that holds.
+fn truth<const N: usize>(
+    inputs: [Operand; N],
+    numbers: &[Number],
+    out: Operand,
+    int: impl Fn([i64; N]) -> bool + Send + Sync + 'static,
+    real: impl Fn([f64; N]) -> bool + Send + Sync + 'static,
+) -> Outcome<Work> {
+    check_shapes(&inputs, &out)?;
+    out.domain()?;
+    let domain = common_domain(&inputs, numbers)?;
+    work(move |views: &Views| {
+        let views_of = inputs.each_ref().map(|input| views.of(input));
+        match domain {
+            Domain::Int => map(views_of, views.of(&out), &|v| i64::from(int(v))),
+            Domain::Real => map(views_of, views.of(&out), &|v| i64::from(real(v))),
+        }
+        Ok(())
+    })
+}
+
+/// A function of real numbers.
+pub(super) fn real(function: fn(f64) -> f64) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+    move |input, out| {
+        numeric(
+            [input],
+            &[Number::Real(0.0)],
+            out,
+            |[value]| value,
+            move |[value]| function(value),
+        )
+    }
+}
+
+/// A function of either kind of numbers.
+pub(super) fn unary(
+    int: fn(i64) -> i64,
+    real: fn(f64) -> f64,
+) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+    move |input, out| numeric([input], &[], out, move |[v]| int(v), move |[v]| real(v))
+}
+
+/// A function of two numbers.
+#[derive(Clone, Copy)]
+pub(super) struct Binary {
+    pub int: fn(i64, i64) -> i64,
+    pub real: fn(f64, f64) -> f64,
+}
+
+pub(super) const ADD: Binary = Binary {
+    int: i64::wrapping_add,
+    real: |a, b| a + b,
+};
+pub(super) const SUB: Binary = Binary {
+    int: i64::wrapping_sub,
+    real: |a, b| a - b,
+};
+pub(super) const MUL: Binary = Binary {
+    int: i64::wrapping_mul,
+    real: |a, b| a * b,
+};
+pub(super) const MAX: Binary = Binary {
+    int: i64::max,
+    // NaN wins.
+    real: |a, b| if a.is_nan() || a > b { a } else { b },
+};
+pub(super) const MIN: Binary = Binary {
+    int: i64::min,
+    real: |a, b| if a.is_nan() || a < b { a } else { b },
+};
+pub(super) const FLOOR_DIVIDE: Binary = Binary {
+    int: floor_divide,
+    real: |a, b| (a / b).floor(),
+};
+pub(super) const TRUNC_DIVIDE: Binary = Binary {
+    int: |a, b| a.checked_div(b).unwrap_or(0),
+    real: |a, b| (a / b).trunc(),
+};
+/// The remainder with the sign of the divisor.
+pub(super) const REMAINDER: Binary = Binary {
+    int: |a, b| {
+        let rest = a.checked_rem(b).unwrap_or(0);
+        if rest != 0 && (rest < 0) != (b < 0) {
+            rest + b
+        } else {
+            rest
+        }
+    },
+    real: |a, b| {
+        let rest = a % b;
+        if rest != 0.0 && (rest < 0.0) != (b < 0.0) {
+            rest + b
+        } else {
+            rest
+        }
+    },
+};
+pub(super) const POW: Binary = Binary {
+    int: |a, b| match u32::try_from(b) {
+        Ok(b) => a.wrapping_pow(b),
+        // Of integers only 1 and -1 have an inverse.
+        Err(_) if b < 0 => match a {
+            1 => 1,
+            -1 => 1 - 2 * (b & 1),
+            _ => 0,
+        },
+        Err(_) => a.wrapping_pow(u32::MAX),
+    },
+    real: f64::powf,
+};
+
+/// Rounds down; 0 where the divisor is 0, which hardware leaves open.
+fn floor_divide(a: i64, b: i64) -> i64 {
+    let quotient = a.checked_div(b).unwrap_or(0);
+    let rest = a.checked_rem(b).unwrap_or(0);
+    if rest != 0 && (rest < 0) != (b < 0) {
+        quotient - 1
+    } else {
+        quotient
+    }
+}
+
+/// A function of two tensors.
+pub(super) fn binary(op: Binary) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+    move |a, b, out| {
+        numeric(
+            [a, b],
+            &[],
+            out,
+            move |[a, b]| (op.int)(a, b),
+            move |[a, b]| (op.real)(a, b),
+        )
+    }
+}
+
+/// A function of a tensor and a scalar.
+pub(super) fn with_scalar(op: Binary) -> impl Fn(Operand, Number, Operand) -> Outcome<Work> {
+    move |input, number, out| {
+        let number = number.beside(input.dtype());
+        let (int, real) = (number.int(), number.real());
+        numeric(
+            [input],
+            &[number],
+            out,
+            move |[value]| (op.int)(value, int),
+            move |[value]| (op.real)(value, real),
+        )
+    }
+}
+
+/// A function of a scalar and a tensor.
+pub(super) fn of_scalar(op: Binary) -> impl Fn(Number, Operand, Operand) -> Outcome<Work> {
+    move |number, input, out| {
+        let number = number.beside(input.dtype());
+        let (int, real) = (number.int(), number.real());
+        numeric(
+            [input],
+            &[number],
+            out,
+            move |[value]| (op.int)(int, value),
+            move |[value]| (op.real)(real, value),
+        )
+    }
+}
+
+/// `op` of one tensor and `alpha` times another.
+pub(super) fn scaled(op: Binary) -> impl Fn(Operand, Operand, Number, Operand) -> Outcome<Work> {
+    move |a, b, alpha, out| {
+        let alpha = alpha.beside(out.dtype());
+        let (int, real) = (alpha.int(), alpha.real());
+        numeric(
+            [a, b],
+            &[alpha],
+            out,
+            move |[a, b]| (op.int)(a, int.wrapping_mul(b)),
+            move |[a, b]| (op.real)(a, real * b),
+        )
+    }
+}
+
+/// `op` of a tensor and `alpha` times a scalar.
+pub(super) fn scaled_scalar(
+    op: Binary,
+) -> impl Fn(Operand, Number, Number, Operand) -> Outcome<Work> {
+    move |input, other, alpha, out| {
+        let product = match (other, alpha) {
+            (Number::Int(a), Number::Int(b)) => Number::Int(a.wrapping_mul(b)),
+            (a, b) => Number::Real(a.real() * b.real()),
+        };
+        with_scalar(op)(input, product, out)
+    }
+}
+
+/// A scalar without `alpha` times a tensor.
+pub(super) fn subtract_from(
+    input: Operand,
+    other: Number,
+    alpha: Number,
+    out: Operand,
+) -> Outcome<Work> {
+    let (other, alpha) = (other.beside(input.dtype()), alpha.beside(input.dtype()));
+    numeric(
+        [input],
+        &[other, alpha],
+        out,
+        move |[value]| other.int().wrapping_sub(alpha.int().wrapping_mul(value)),
+        move |[value]| other.real() - alpha.real() * value,
+    )
+}
+
+/// -1, 0 or 1; NaN stays.
+pub(super) fn sign(value: f64) -> f64 {
+    if value == 0.0 { 0.0 } else { value.signum() }
+}
+
+/// The quotient that a rounding mode means.
+fn quotient(out: &Operand, mode: i32) -> Outcome<Binary> {
+    Ok(match mode {
+        0 => Binary {
+            real: |a, b| a / b,
+            ..TRUNC_DIVIDE
+        },
+        1 => TRUNC_DIVIDE,
+        2 => FLOOR_DIVIDE,
+        _ => {
+            return Err(super::operand::refuse(
+                out.operator,
+                "mode",
+                mode,
+                "0 (exact), 1 (towards zero), 2 (down)",
+            ));
+        }
+    })
+}
+
+/// Division in a rounding mode. Integers divide exactly where the output is of a floating type.
+pub(super) fn divide(mode: i32) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+    move |a, b, out| binary(quotient(&out, mode)?)(a, b, out)
+}
+
+/// Division by a scalar in a rounding mode.
+pub(super) fn divide_by_scalar(mode: i32) -> impl Fn(Operand, Number, Operand) -> Outcome<Work> {
+    move |input, other, out| with_scalar(quotient(&out, mode)?)(input, other, out)
+}
+
+/// A comparison.
+#[derive(Clone, Copy)]
+pub(super) struct Relation {
+    int: fn(i64, i64) -> bool,
+    real: fn(f64, f64) -> bool,
+}
+
+/// Declares a comparison by its sign.
+macro_rules! relation {
+    ($($name:ident: $sign:tt;)*) => {$(
+        pub(super) const $name: Relation = Relation {
+            int: |a, b| a $sign b,
+            real: |a, b| a $sign b,
+        };
+    )*};
+}
+
+relation! {
+    EQ: ==;
+    NE: !=;
+    LT: <;
+    LE: <=;
+    GT: >;
+    GE: >=;
+}
+
+/// Compares two tensors.
+pub(super) fn compare(op: Relation) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+    move |a, b, out| {
+        truth(
+            [a, b],
+            &[],
+            out,
+            move |[a, b]| (op.int)(a, b),
+            move |[a, b]| (op.real)(a, b),
+        )
+    }
+}
+
+/// Compares a tensor with a scalar, which first becomes a number of the tensor's type.
+pub(super) fn compare_scalar(op: Relation) -> impl Fn(Operand, Number, Operand) -> Outcome<Work> {
+    move |input, number, out| {
+        let number = number.rounded(input.dtype());
+        let (int, real) = (number.int(), number.real());
+        truth(
+            [input],
+            &[number],
+            out,
+            move |[value]| (op.int)(value, int),
+            move |[value]| (op.real)(value, real),
+        )
+    }
+}
+
+/// Whether a property holds.
+pub(super) fn test(int: bool, real: fn(f64) -> bool) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+    move |input, out| truth([input], &[], out, move |_| int, move |[value]| real(value))
+}
+
+/// A function of two truth values; other numbers are true unless they are 0.
+pub(super) fn logical(
+    op: fn(bool, bool) -> bool,
+) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+    move |a, b, out| {
+        truth(
+            [a, b],
+            &[],
+            out,
+            move |[a, b]| op(a != 0, b != 0),
+            move |[a, b]| op(a != 0.0, b != 0.0),
+        )
+    }
+}
+
+/// What is not true.
+pub(super) fn logical_not(input: Operand, out: Operand) -> Outcome<Work> {
+    truth([input], &[], out, |[v]| v == 0, |[v]| v == 0.0)
+}
+
+/// Refuses tensors that have no bits to compute with.
+fn expect_bits(operands: &[Operand]) -> Outcome {
+    for operand in operands {
+        if operand.domain()? == Domain::Real {
+            return Err(operand.refuse(operand.dtype(), "BOOL, INT8, UINT8, INT16, INT32, INT64"));
+        }
+    }
+    Ok(())
+}
+
+/// A function of the bits of two integers.
+pub(super) fn bitwise(
+    op: fn(i64, i64) -> i64,
+) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+    move |a, b, out| {
+        expect_bits(&[a, b, out])?;
+        binary(Binary {
+            int: op,
+            real: |a, _| a,
+        })(a, b, out)
+    }
+}
+
+/// A function of the bits of an integer and of a scalar.
+pub(super) fn bitwise_scalar(
+    op: fn(i64, i64) -> i64,
+) -> impl Fn(Operand, Number, Operand) -> Outcome<Work> {
+    move |input, other, out| {
+        expect_bits(&[input, out])?;
+        with_scalar(Binary {
+            int: op,
+            real: |a, _| a,
+        })(input, Number::Int(other.int()), out)
+    }
+}
+
+/// The other bits; of a truth value, the other one.
+pub(super) fn bitwise_not(input: Operand, out: Operand) -> Outcome<Work> {
+    if input.dtype() == DType::Bool {
+        return logical_not(input, out);
+    }
+    expect_bits(&[input, out])?;
+    unary(|v| !v, |v| v)(input, out)
+}
+
+/// One of two inputs at each place.
+pub(super) fn choose(condition: Operand, yes: Operand, no: Operand, out: Operand) -> Outcome<Work> {
+    numeric(
+        [condition, yes, no],
+        &[],
+        out,
+        |[condition, yes, no]| if condition != 0 { yes } else { no },
+        |[condition, yes, no]| if condition != 0.0 { yes } else { no },
+    )
+}
+
+/// Puts a number where a mask is set.
+pub(super) fn masked_fill(target: Operand, mask: Operand, value: Number) -> Outcome<Work> {
+    let (int, real) = (value.int(), value.real());
+    mask.expect_broadcast(&target.shape())?;
+    // An integer tensor takes a real number as integer.
+    numeric(
+        [target, mask],
+        &[],
+        target,
+        move |[own, mask]| if mask != 0 { int } else { own },
+        move |[own, mask]| if mask != 0.0 { real } else { own },
+    )
+}
+
+/// Puts the one element of a tensor where a mask is set.
+pub(super) fn masked_fill_tensor(target: Operand, mask: Operand, value: Operand) -> Outcome<Work> {
+    if value.elements() != 1 {
+        return Err(value.refuse(value.desc.shape, "one element"));
+    }
+    mask.expect_broadcast(&target.shape())?;
+    choose(mask, value, target, target)
+}
+
+/// Keeps numbers between two bounds. NaN stays.
+pub(super) fn clamp(
+    input: Operand,
+    least: Option<Number>,
+    most: Option<Number>,
+    out: Operand,
+) -> Outcome<Work> {
+    let bound = |number: Option<Number>| number.map(|number| number.beside(input.dtype()));
+    let (least, most) = (bound(least), bound(most));
+    let numbers: Vec<Number> = least.into_iter().chain(most).collect();
+    numeric(
+        [input],
+        &numbers,
+        out,
+        move |[value]| {
+            let value = least.map_or(value, |least| value.max(least.int()));
+            most.map_or(value, |most| value.min(most.int()))
+        },
+        move |[value]| {
+            let value = match least {
+                Some(least) if value < least.real() => least.real(),
+                _ => value,
+            };
+            match most {
+                Some(most) if value > most.real() => most.real(),
+                _ => value,
+            }
+        },
+    )
+}
+
+/// Puts numbers in the place of NaN and of the infinities.
+pub(super) fn nan_to_num(
+    input: Operand,
+    nan: f32,
+    above: f32,
+    below: f32,
+    out: Operand,
+) -> Outcome<Work> {
+    let [nan, above, below] = [nan, above, below].map(f64::from);
+    numeric(
+        [input],
+        &[],
+        out,
+        |[value]| value,
+        move |[value]| match value {
+            value if value.is_nan() => nan,
+            f64::INFINITY => above,
+            f64::NEG_INFINITY => below,
+            value => value,
+        },
+    )
+}
+
+/// Whether two numbers differ by at most `atol` and `rtol` times the second.
+pub(super) fn is_close(
+    a: Operand,
+    b: Operand,
+    rtol: f64,
+    atol: f64,
+    equal_nan: bool,
+    out: Operand,
+) -> Outcome<Work> {
+    let close = move |[a, b]: [f64; 2]| {
+        let near = a == b || (b.is_finite() && (a - b).abs() <= atol + rtol * b.abs());
+        near || (equal_nan && a.is_nan() && b.is_nan())
+    };
+    truth(
+        [a, b],
+        &[],
+        out,
+        move |values| close(values.map(i64::to_f64)),
+        close,
+    )
+}
+
+/// Whether two tensors have the same shape and equal elements: one truth value.
+pub(super) fn equal(a: Operand, b: Operand, out: Operand) -> Outcome<Work> {
+    if out.elements() != 1 {
+        return Err(out.refuse(out.desc.shape, "one element"));
+    }
+    out.domain()?;
+    let domain = common_domain(&[a, b], &[])?;
+    let same_shape = a.shape() == b.shape();
+    fn same<W: Wide>(views: &Views, a: &Operand, b: &Operand) -> Result<bool, String> {
+        Ok(views.of(a).read::<W>()? == views.of(b).read::<W>()?)
+    }
+    work(move |views: &Views| {
+        let same = same_shape
+            && match domain {
+                Domain::Int => same::<i64>(views, &a, &b)?,
+                Domain::Real => same::<f64>(views, &a, &b)?,
+            };
+        views.of(&out).fill(Number::Int(i64::from(same)));
+        Ok(())
+    })
+}

@@ -1,0 +1,167 @@
+//! Matrix products, in double precision.
+
+use super::call::{Work, work};
+use super::number::Number;
+use super::operand::{Operand, Shape, broadcast};
+use super::view::View;
+use crate::status::Outcome;
+use rayon::prelude::*;
+
+/// Takes a product, by its place in the stack.
+type Take<'a> = &'a mut dyn FnMut(&[usize], &[f64]) -> Result<(), String>;
+
+/// A product of matrices, or of stacks of them, by sizes.
+struct Product {
+    /// Sizes of the stack.
+    stack: Shape,
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    /// Whether the factors are vectors: their axis is put first (left) or last (right).
+    vectors: [bool; 2],
+}
+
+impl Product {
+    /// Checks the sizes as `torch.matmul` understands them.
+    fn new(a: &Operand, b: &Operand) -> Outcome<Self> {
+        let vectors = [a.rank() == 1, b.rank() == 1];
+        let (mut left, mut right) = (a.shape(), b.shape());
+        if vectors[0] {
+            left.insert(0, 1);
+        }
+        if vectors[1] {
+            right.push(1);
+        }
+        let split = |operand: &Operand, shape: &Shape| -> Outcome<(Shape, usize, usize)> {
+            match shape.as_slice() {
+                [stack @ .., rows, columns] => Ok((stack.into(), *rows, *columns)),
+                _ => Err(operand.refuse(operand.desc.shape, "at least 1 dimension")),
+            }
+        };
+        let (left_stack, rows, inner) = split(a, &left)?;
+        let (right_stack, height, columns) = split(b, &right)?;
+        let stack = broadcast(&left_stack, &right_stack).filter(|_| inner == height);
+        let Some(stack) = stack else {
+            return Err(b.refuse(
+                b.desc.shape,
+                format_args!("a factor for {} with {inner} rows", a.desc.shape),
+            ));
+        };
+        Ok(Product {
+            stack,
+            rows,
+            inner,
+            columns,
+            vectors,
+        })
+    }
+
+    /// The shape of the product.
+    fn shape(&self) -> Shape {
+        let mut shape = self.stack.clone();
+        if !self.vectors[0] {
+            shape.push(self.rows);
+        }
+        if !self.vectors[1] {
+            shape.push(self.columns);
+        }
+        shape
+    }
+
+    /// Multiplies, and gives each matrix of the stack to `take`, with its place.
+    fn compute(&self, a: &View, b: &View, take: Take<'_>) -> Result<(), String> {
+        let with_stack = |view: &View, vector: Option<usize>, last: [usize; 2]| {
+            let view = match vector {
+                Some(axis) => view.insert_axis(axis),
+                None => view.clone(),
+            };
+            let mut shape = self.stack.clone();
+            shape.extend(last);
+            view.broadcast(&shape)
+        };
+        let a = with_stack(a, self.vectors[0].then_some(0), [self.rows, self.inner]);
+        let b = with_stack(b, self.vectors[1].then_some(1), [self.inner, self.columns]);
+        View::places(&self.stack, &mut |place| {
+            let matrix = |view: &View| {
+                let part = place.iter().fold(view.clone(), |view, &at| view.at(0, at));
+                part.read::<f64>()
+            };
+            let (left, right) = (matrix(&a)?, matrix(&b)?);
+            let mut product = vec![0.0; self.rows * self.columns];
+            if self.inner > 0 && self.columns > 0 {
+                let rows = product.par_chunks_mut(self.columns);
+                rows.zip(left.par_chunks(self.inner))
+                    .for_each(|(row, left)| {
+                        for (&factor, right) in left.iter().zip(right.chunks(self.columns)) {
+                            for (sum, &value) in row.iter_mut().zip(right) {
+                                *sum += factor * value;
+                            }
+                        }
+                    });
+            }
+            take(place, &product)
+        })
+    }
+}
+
+/// The product of two tensors as `torch.matmul` understands it. The kind of arithmetic asked for makes no difference.
+pub(super) fn matmul(a: Operand, b: Operand, out: Operand, _cube_math_type: i8) -> Outcome<Work> {
+    let product = Product::new(&a, &b)?;
+    out.expect_shape(&product.shape())?;
+    for operand in [a, b, out] {
+        operand.domain()?;
+    }
+    work(move |views| {
+        let to = views.of(&out);
+        product.compute(views.of(&a), views.of(&b), &mut |place, values| {
+            let part = place.iter().fold(to.clone(), |view, &at| view.at(0, at));
+            part.write(values);
+            Ok(())
+        })
+    })
+}
+
+/// The product of tensors of a fixed rank.
+pub(super) fn ranked(rank: usize) -> impl Fn(Operand, Operand, Operand, i8) -> Outcome<Work> {
+    move |a, b, out, cube_math_type| {
+        a.expect_rank(rank)?;
+        b.expect_rank(rank)?;
+        matmul(a, b, out, cube_math_type)
+    }
+}
+
+/// `beta` times a tensor and `alpha` times the product of two others.
+pub(super) fn add_product(
+    input: Operand,
+    a: Operand,
+    b: Operand,
+    beta: Number,
+    alpha: Number,
+    out: Operand,
+    _cube_math_type: i8,
+) -> Outcome<Work> {
+    let product = Product::new(&a, &b)?;
+    let shape = product.shape();
+    out.expect_shape(&shape)?;
+    input.expect_broadcast(&shape)?;
+    for operand in [input, a, b, out] {
+        operand.domain()?;
+    }
+    let (beta, alpha) = (beta.real(), alpha.real());
+    work(move |views| {
+        let (input, to) = (views.of(&input).broadcast(&shape), views.of(&out));
+        product.compute(views.of(&a), views.of(&b), &mut |place, values| {
+            let part = |view: &View| place.iter().fold(view.clone(), |view, &at| view.at(0, at));
+            // Without a part in it, what the input holds does not matter, NaN either.
+            let mut sums = match beta {
+                0.0 => vec![0.0; values.len()],
+                _ => part(&input).read::<f64>()?,
+            };
+            for (sum, &value) in sums.iter_mut().zip(values) {
+                *sum = if beta == 0.0 { 0.0 } else { beta * *sum } + alpha * value;
+            }
+            part(to).write(&sums);
+            Ok(())
+        })
+    })
+}

@@ -1,0 +1,92 @@
+//! The small operators that PyTorch code calls around attention: copies, arithmetic, indices, sums, products.
+//!
+//! They make programs run that use attention from Python, and are no more than that: plain loops over strided views, in
+//! `f64` and `i64` whatever the element types are, rounded once at the end. Nothing is said about their speed, and what they
+//! compute may differ from hardware in the last bit. [`for_each_glue_function!`](crate::for_each_glue_function) is the list
+//! of all of them.
+//!
+//! Each operator is a module here that holds its two functions. Their contract is that of [`abi`](crate::abi): phase one
+//! refuses null (161001) and tensors whose element types or shapes do not fit (161002), and says which operator, which
+//! parameter, and what would be allowed. What only the data show, such as an index that is no place of its axis, is a device
+//! fault of the launch. Tensors may have any strides, and may share memory: inputs are read before outputs are written.
+//!
+//! Element types are FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64 and BOOL; where nothing is computed or
+//! converted, all that take whole bytes. Random numbers depend on seed, offset and place alone, and are others than
+//! hardware's of the same seed.
+
+mod call;
+mod elementwise;
+mod fill;
+mod matmul;
+mod number;
+mod operand;
+mod parameter;
+mod reduce;
+mod select;
+mod table;
+mod view;
+
+pub use parameter::{Flag, In, InOut, Ins, Ints, OptionalIn, OptionalScalar, Out, Scalar, Type};
+
+use crate::for_each_glue_function;
+use elementwise as element;
+use number::Number;
+use parameter::Parameter;
+
+macro_rules! define {
+    ($( $(#[$doc:meta])* fn $name:ident ( $( $argument:ident : $kind:ident ),* ) = $compute:expr ; )*) => {
+        /// The C names of the operators, each of which has two functions.
+        pub const OPERATORS: &[&str] = &[$( stringify!($name) ),*];
+
+        $(
+            #[allow(non_snake_case, reason = "the names are those of the C functions")]
+            $(#[$doc])*
+            pub mod $name {
+                use super::*;
+                use ascend_sys::bindings::{aclOpExecutor, aclnnStatus, aclrtStream};
+                use std::ffi::c_void;
+
+                /// Phase one.
+                ///
+                /// # Safety
+                ///
+                /// That of [`abi`](crate::abi).
+                #[allow(clippy::too_many_arguments, reason = "the C signature")]
+                pub unsafe extern "C" fn prepare(
+                    $( $argument: $kind, )*
+                    workspaceSize: *mut u64,
+                    executor: *mut *mut aclOpExecutor,
+                ) -> aclnnStatus {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        call::prepare(stringify!($name), workspaceSize, executor, &mut |call| {
+                            $( let $argument = $argument.read(parameter_name(stringify!($argument)), call)?; )*
+                            ($compute)($( $argument ),*)
+                        })
+                    }
+                }
+
+                /// Phase two.
+                ///
+                /// # Safety
+                ///
+                /// That of [`abi`](crate::abi).
+                pub unsafe extern "C" fn launch(
+                    workspace: *mut c_void,
+                    workspaceSize: u64,
+                    executor: *mut aclOpExecutor,
+                    stream: aclrtStream,
+                ) -> aclnnStatus {
+                    call::launch(stringify!($name), workspace, workspaceSize, executor, stream)
+                }
+            }
+        )*
+    };
+}
+
+for_each_glue_function! { define }
+
+/// A parameter's name in C, where Rust has no such name.
+fn parameter_name(name: &'static str) -> &'static str {
+    name.trim_end_matches('_')
+}

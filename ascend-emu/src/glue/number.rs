@@ -1,0 +1,232 @@
+//! Numbers of any element type: exact integers, or doubles.
+
+use crate::descriptor::Scalar;
+use ascend_spec::DType;
+use half::{bf16, f16};
+
+/// The element types that are computed with, as messages name them.
+pub(super) const NAMES: &str =
+    "FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64, BOOL";
+
+/// In what an operator computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Domain {
+    /// `i64`, for integers and truth values.
+    Int,
+    /// `f64`.
+    Real,
+}
+
+impl Domain {
+    /// That of one element type, `None` for those that are not computed with.
+    pub(super) fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::Int8
+            | DType::UInt8
+            | DType::Int16
+            | DType::Int32
+            | DType::Int64
+            | DType::Bool => Some(Domain::Int),
+            DType::Float | DType::Float16 | DType::Bf16 | DType::Double => Some(Domain::Real),
+            _ => None,
+        }
+    }
+
+    /// What two kinds of numbers have in common.
+    pub(super) fn with(self, other: Domain) -> Domain {
+        if self == Domain::Real { self } else { other }
+    }
+}
+
+/// The value of a scalar.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Number {
+    Int(i64),
+    Real(f64),
+}
+
+impl Number {
+    /// What a scalar's bytes say, `None` for types that are not computed with.
+    pub(super) fn of_scalar(scalar: &Scalar) -> Option<Self> {
+        let from = scalar.bytes().as_ptr();
+        let domain = Domain::of(scalar.dtype())?;
+        // SAFETY: a scalar has 16 bytes, more than any of the types has.
+        Some(unsafe {
+            match domain {
+                Domain::Int => Number::Int(one(scalar.dtype(), from)),
+                Domain::Real => Number::Real(one(scalar.dtype(), from)),
+            }
+        })
+    }
+
+    pub(super) fn domain(self) -> Domain {
+        match self {
+            Number::Int(_) => Domain::Int,
+            Number::Real(_) => Domain::Real,
+        }
+    }
+
+    /// Towards zero, saturating.
+    pub(super) fn int(self) -> i64 {
+        match self {
+            Number::Int(value) => value,
+            Number::Real(value) => value as i64,
+        }
+    }
+
+    pub(super) fn real(self) -> f64 {
+        match self {
+            Number::Int(value) => value as f64,
+            Number::Real(value) => value,
+        }
+    }
+
+    /// As it takes part in arithmetic with tensors of a type: half types and FLOAT compute in single precision.
+    pub(super) fn beside(self, dtype: DType) -> Number {
+        match (self, dtype) {
+            (Number::Real(value), DType::Float | DType::Float16 | DType::Bf16) => {
+                Number::Real(f64::from(value as f32))
+            }
+            _ => self,
+        }
+    }
+
+    /// The nearest number of a floating type; integers stay as they are.
+    pub(super) fn rounded(self, dtype: DType) -> Number {
+        let value = self.real();
+        match dtype {
+            DType::Float => Number::Real(f64::from(value as f32)),
+            DType::Float16 => Number::Real(f16::from_f64(value).to_f64()),
+            DType::Bf16 => Number::Real(bf16::from_f64(value).to_f64()),
+            DType::Double => Number::Real(value),
+            _ => self,
+        }
+    }
+}
+
+/// What elements become while they are computed with.
+pub(super) trait Wide: Copy + Default + PartialOrd + Send + Sync + 'static {
+    /// Reads elements that are `step` bytes apart.
+    ///
+    /// # Safety
+    ///
+    /// Each of the elements is valid for reading; its address needs no alignment.
+    unsafe fn load(dtype: DType, from: *const u8, step: isize, to: &mut [Self]);
+
+    /// Writes elements that are `step` bytes apart. Integers wrap around; floating numbers saturate, and NaN becomes 0.
+    ///
+    /// # Safety
+    ///
+    /// Each of the elements is valid for writing; its address needs no alignment.
+    unsafe fn store(dtype: DType, to: *mut u8, step: isize, from: &[Self]);
+
+    fn to_f64(self) -> f64;
+
+    fn is_nan(self) -> bool;
+}
+
+/// One element.
+///
+/// # Safety
+///
+/// It is valid for reading.
+unsafe fn one<W: Wide>(dtype: DType, from: *const u8) -> W {
+    let mut value = [W::default()];
+    // SAFETY: the caller's promise.
+    unsafe { W::load(dtype, from, 0, &mut value) };
+    value[0]
+}
+
+/// Reads elements of a Rust type.
+///
+/// # Safety
+///
+/// As [`Wide::load`].
+unsafe fn gather<T: Copy, W>(from: *const u8, step: isize, to: &mut [W], widen: impl Fn(T) -> W) {
+    for (i, to) in to.iter_mut().enumerate() {
+        // SAFETY: the caller's promise; no slice has more than `isize::MAX` elements.
+        let element = unsafe { from.offset(step * i as isize).cast::<T>().read_unaligned() };
+        *to = widen(element);
+    }
+}
+
+/// Writes elements of a Rust type.
+///
+/// # Safety
+///
+/// As [`Wide::store`].
+unsafe fn scatter<T, W: Copy>(to: *mut u8, step: isize, from: &[W], narrow: impl Fn(W) -> T) {
+    for (i, &from) in from.iter().enumerate() {
+        // SAFETY: the caller's promise; no slice has more than `isize::MAX` elements.
+        unsafe {
+            to.offset(step * i as isize)
+                .cast::<T>()
+                .write_unaligned(narrow(from));
+        }
+    }
+}
+
+/// Implements [`Wide`]: how to get there from each type but BOOL, and back.
+macro_rules! wide {
+    ($wide:ty, $half:expr, $bhalf:expr, $is_nan:expr) => {
+        impl Wide for $wide {
+            unsafe fn load(dtype: DType, from: *const u8, step: isize, to: &mut [Self]) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match dtype {
+                        DType::Float => gather(from, step, to, |v: f32| v as $wide),
+                        DType::Double => gather(from, step, to, |v: f64| v as $wide),
+                        DType::Float16 => gather(from, step, to, |v: f16| v.to_f32() as $wide),
+                        DType::Bf16 => gather(from, step, to, |v: bf16| v.to_f32() as $wide),
+                        DType::Int8 => gather(from, step, to, |v: i8| v as $wide),
+                        DType::UInt8 => gather(from, step, to, |v: u8| v as $wide),
+                        DType::Int16 => gather(from, step, to, |v: i16| v as $wide),
+                        DType::Int32 => gather(from, step, to, |v: i32| v as $wide),
+                        DType::Int64 => gather(from, step, to, |v: i64| v as $wide),
+                        // A byte that is neither 0 nor 1 counts as true.
+                        DType::Bool => gather(from, step, to, |v: u8| u8::from(v != 0) as $wide),
+                        // No view of another type is computed with.
+                        _ => {}
+                    }
+                }
+            }
+
+            unsafe fn store(dtype: DType, to: *mut u8, step: isize, from: &[Self]) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match dtype {
+                        DType::Float => scatter(to, step, from, |v: $wide| v as f32),
+                        DType::Double => scatter(to, step, from, |v: $wide| v as f64),
+                        DType::Float16 => scatter(to, step, from, $half),
+                        DType::Bf16 => scatter(to, step, from, $bhalf),
+                        DType::Int8 => scatter(to, step, from, |v: $wide| v as i8),
+                        DType::UInt8 => scatter(to, step, from, |v: $wide| v as u8),
+                        DType::Int16 => scatter(to, step, from, |v: $wide| v as i16),
+                        DType::Int32 => scatter(to, step, from, |v: $wide| v as i32),
+                        DType::Int64 => scatter(to, step, from, |v: $wide| v as i64),
+                        DType::Bool => {
+                            scatter(to, step, from, |v: $wide| u8::from(v != <$wide>::default()))
+                        }
+                        _ => {}
+                    }
+                }
+            }
+
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+
+            fn is_nan(self) -> bool {
+                ($is_nan)(self)
+            }
+        }
+    };
+}
+
+wide!(
+    i64,
+    |v| f16::from_f64(v as f64),
+    |v| bf16::from_f64(v as f64),
+    |_| false
+);
+wide!(f64, f16::from_f64, bf16::from_f64, f64::is_nan);

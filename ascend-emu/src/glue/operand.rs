@@ -1,0 +1,231 @@
+//! A tensor of a call as phase one knows it, and the checks on it.
+
+use super::number::{Domain, NAMES, Number};
+use crate::status::{ACLNN_INVALID, Failure, Outcome, failure};
+use ascend_spec::{DType, TensorDesc};
+use smallvec::SmallVec;
+use std::fmt::Display;
+
+/// Sizes of the axes of a tensor that is known to be countable.
+pub(super) type Shape = SmallVec<[usize; 8]>;
+
+/// Most elements of a tensor; views that repeat elements can claim to have more than anything could visit.
+const MOST: usize = 1 << 36;
+
+/// How an operator uses a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Read,
+    Write,
+    /// Reads it, then writes it.
+    Update,
+}
+
+/// One tensor of a call; stands for the same place in each launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operand {
+    pub operator: &'static str,
+    pub name: &'static str,
+    pub desc: TensorDesc,
+    /// Place among all the tensors of the call.
+    pub index: usize,
+}
+
+impl Operand {
+    /// A refusal that names the operator and this parameter.
+    pub(super) fn refuse(&self, given: impl Display, allowed: impl Display) -> Failure {
+        refuse(self.operator, self.name, given, allowed)
+    }
+
+    /// What holds for every tensor.
+    pub(super) fn check(&self) -> Outcome {
+        let desc = &self.desc;
+        if desc.dtype.size().is_none() {
+            return Err(self.refuse(desc.dtype, NAMES));
+        }
+        if !desc.format.is_plain() {
+            return Err(self.refuse(
+                format_args!("format {}", desc.format),
+                "a plain format such as ND",
+            ));
+        }
+        if !desc.is_countable() || desc.byte_range().is_none() {
+            return Err(self.refuse(desc, "a view of memory that can exist"));
+        }
+        if self.elements() > MOST {
+            return Err(self.refuse(
+                format_args!("{} elements", self.elements()),
+                format_args!("at most {MOST}"),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.desc.dtype
+    }
+
+    /// The sizes of the axes, which [`Operand::check`] has found not to be negative.
+    pub(super) fn shape(&self) -> Shape {
+        let size = |&dim: &i64| usize::try_from(dim).unwrap_or(0);
+        self.desc.shape.iter().map(size).collect()
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.desc.shape.rank()
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.shape().iter().product()
+    }
+
+    /// In what its elements are computed with.
+    pub(super) fn domain(&self) -> Outcome<Domain> {
+        Domain::of(self.dtype()).ok_or_else(|| self.refuse(self.dtype(), NAMES))
+    }
+
+    /// An axis, counted from the end if negative. A tensor without axes counts as one with one.
+    pub(super) fn axis(&self, parameter: &str, dim: i64) -> Outcome<usize> {
+        axis_of(self.operator, parameter, dim, self.rank())
+    }
+
+    /// Refuses a tensor of another shape.
+    pub(super) fn expect_shape(&self, shape: &[usize]) -> Outcome {
+        if self.shape().as_slice() == shape {
+            Ok(())
+        } else {
+            Err(self.refuse(self.desc.shape, format_args!("{shape:?}")))
+        }
+    }
+
+    /// Refuses a tensor that cannot be broadcast to a shape.
+    pub(super) fn expect_broadcast(&self, shape: &[usize]) -> Outcome {
+        if broadcast(&self.shape(), shape).is_some_and(|common| common.as_slice() == shape) {
+            Ok(())
+        } else {
+            Err(self.refuse(
+                self.desc.shape,
+                format_args!("what broadcasts to {shape:?}"),
+            ))
+        }
+    }
+
+    /// Refuses a tensor of another rank.
+    pub(super) fn expect_rank(&self, rank: usize) -> Outcome {
+        if self.rank() == rank {
+            Ok(())
+        } else {
+            Err(self.refuse(
+                self.desc.shape,
+                format_args!("{rank} dimension{}", if rank == 1 { "" } else { "s" }),
+            ))
+        }
+    }
+
+    /// Refuses a tensor whose elements are no positions.
+    pub(super) fn expect_index(&self) -> Outcome {
+        if matches!(self.dtype(), DType::Int32 | DType::Int64) {
+            Ok(())
+        } else {
+            Err(self.refuse(self.dtype(), "INT64, INT32"))
+        }
+    }
+
+    /// Refuses a tensor of another element type.
+    pub(super) fn expect_dtype(&self, dtype: DType) -> Outcome {
+        if self.dtype() == dtype {
+            Ok(())
+        } else {
+            Err(self.refuse(self.dtype(), dtype))
+        }
+    }
+
+    /// Refuses an output that elements of another tensor cannot be converted to. Without a conversion, any type goes.
+    pub(super) fn expect_convertible(&self, from: &Operand) -> Outcome {
+        if self.dtype() != from.dtype() {
+            from.domain()?;
+            self.domain()?;
+        }
+        Ok(())
+    }
+}
+
+/// A refusal that names the operator and a parameter.
+pub(super) fn refuse(
+    operator: &str,
+    parameter: &str,
+    given: impl Display,
+    allowed: impl Display,
+) -> Failure {
+    failure!(
+        ACLNN_INVALID,
+        "{operator}: {parameter}: given {given}, allowed: {allowed}"
+    )
+}
+
+/// An axis of a rank, counted from the end if negative; without axes, 0.
+pub(super) fn axis_of(operator: &str, parameter: &str, dim: i64, rank: usize) -> Outcome<usize> {
+    let count = rank.max(1) as i64;
+    let axis = if dim < 0 {
+        dim.saturating_add(count)
+    } else {
+        dim
+    };
+    usize::try_from(axis)
+        .ok()
+        .filter(|&axis| axis < rank.max(1))
+        .ok_or_else(|| {
+            refuse(
+                operator,
+                parameter,
+                dim,
+                format_args!("{} to {}", -count, count - 1),
+            )
+        })
+}
+
+/// The shape that two shapes broadcast to.
+pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {
+    let rank = a.len().max(b.len());
+    let size = |shape: &[usize], axis: usize| {
+        (axis + shape.len())
+            .checked_sub(rank)
+            .and_then(|axis| shape.get(axis))
+            .copied()
+            .unwrap_or(1)
+    };
+    (0..rank)
+        .map(|axis| match (size(a, axis), size(b, axis)) {
+            (a, b) if a == b => Some(a),
+            (1, b) => Some(b),
+            (a, 1) => Some(a),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The shape that tensors broadcast to.
+pub(super) fn common_shape(operands: &[Operand]) -> Outcome<Shape> {
+    let mut common = Shape::new();
+    for operand in operands {
+        let shape = operand.shape();
+        common = broadcast(&common, &shape).ok_or_else(|| {
+            operand.refuse(
+                operand.desc.shape,
+                format_args!("what broadcasts together with {common:?}"),
+            )
+        })?;
+    }
+    Ok(common)
+}
+
+/// In what tensors and scalars are computed with.
+pub(super) fn common_domain(operands: &[Operand], numbers: &[Number]) -> Outcome<Domain> {
+    let mut domain = Domain::Int;
+    for operand in operands {
+        domain = domain.with(operand.domain()?);
+    }
+    Ok(numbers
+        .iter()
+        .fold(domain, |domain, number| domain.with(number.domain())))
+}

@@ -1,0 +1,316 @@
+//! The C types of parameters, and what a call of one of the operators makes of its arguments.
+//!
+//! Each type has the ABI of the C type that its documentation names, and says by itself whether a tensor is read or written.
+
+use super::number::Number;
+use super::operand::{Operand, Role};
+use crate::descriptor::{INT_ARRAYS, SCALARS, TENSORS, optional_list};
+use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, Slot};
+use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Failure, Outcome, failure};
+use ascend_spec::{DType, TensorDesc};
+use ascend_sys::bindings::{aclDataType, aclIntArray, aclScalar, aclTensor, aclTensorList};
+
+/// Declares types that stand for a pointer or a number of C.
+macro_rules! c_types {
+    ($($(#[$doc:meta])* $name:ident($inner:ty);)*) => {$(
+        $(#[$doc])*
+        #[repr(transparent)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name(pub $inner);
+    )*};
+}
+
+c_types! {
+    /// `const aclTensor *` that is read.
+    In(*const aclTensor);
+    /// `const aclTensor *` that is read, or null.
+    OptionalIn(*const aclTensor);
+    /// `const aclTensorList *` whose tensors are read.
+    Ins(*const aclTensorList);
+    /// `aclTensor *` that is written.
+    Out(*const aclTensor);
+    /// `aclTensor *` that is read and then written.
+    InOut(*const aclTensor);
+    /// `const aclScalar *`.
+    Scalar(*const aclScalar);
+    /// `const aclScalar *`, or null.
+    OptionalScalar(*const aclScalar);
+    /// `const aclIntArray *`; null counts as an array without elements.
+    Ints(*const aclIntArray);
+    /// `aclDataType`.
+    Type(aclDataType);
+    /// `bool`, as the byte that C passes.
+    Flag(u8);
+}
+
+/// One tensor of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    pub name: &'static str,
+    pub desc: TensorDesc,
+    pub slot: Slot,
+    pub role: Role,
+}
+
+/// What phase one has read so far.
+#[derive(Debug)]
+pub(super) struct Arguments {
+    pub operator: &'static str,
+    pub tensors: Vec<Given>,
+    pub addresses: Addresses,
+    /// Number of parameters that are inputs, lists among them.
+    pub inputs: usize,
+    pub outputs: usize,
+    /// Places among the inputs that are lists.
+    pub lists: Vec<usize>,
+}
+
+impl Arguments {
+    pub(super) fn new(operator: &'static str) -> Self {
+        Arguments {
+            operator,
+            tensors: Vec::new(),
+            addresses: Addresses::default(),
+            inputs: 0,
+            outputs: 0,
+            lists: Vec::new(),
+        }
+    }
+
+    fn null(&self, name: &str) -> Failure {
+        failure!(ACLNN_NULLPTR, "{}: {name} is null", self.operator)
+    }
+
+    /// The table has more parameters of a kind than the machinery keeps addresses of.
+    fn too_many(&self) -> Failure {
+        failure!(
+            ACLNN_INNER,
+            "{}: too many tensors for the emulator",
+            self.operator
+        )
+    }
+
+    fn keep(
+        &mut self,
+        name: &'static str,
+        desc: TensorDesc,
+        slot: Slot,
+        role: Role,
+    ) -> Outcome<Operand> {
+        let operand = Operand {
+            operator: self.operator,
+            name,
+            desc,
+            index: self.tensors.len(),
+        };
+        operand.check()?;
+        self.tensors.push(Given {
+            name,
+            desc,
+            slot,
+            role,
+        });
+        Ok(operand)
+    }
+
+    fn tensor(&self, name: &str, raw: *const aclTensor) -> Outcome<crate::descriptor::Described> {
+        if raw.is_null() {
+            return Err(self.null(name));
+        }
+        let tensor = TENSORS.get(raw).map_err(|inner| {
+            failure!(inner.code, "{}: {name}: {}", self.operator, inner.message)
+        })?;
+        Ok(tensor.get())
+    }
+
+    fn output(
+        &mut self,
+        name: &'static str,
+        raw: *const aclTensor,
+        role: Role,
+    ) -> Outcome<Operand> {
+        let tensor = self.tensor(name, raw)?;
+        let place = self.outputs;
+        let address = self.addresses.outputs.get_mut(place);
+        let too_many = address.is_none();
+        if let Some(address) = address {
+            *address = tensor.address;
+        }
+        if too_many {
+            return Err(self.too_many());
+        }
+        self.outputs += 1;
+        self.keep(name, tensor.desc, Slot::Output(place), role)
+    }
+
+    fn next_input(&mut self) -> Outcome<usize> {
+        let place = self.inputs;
+        if place >= INPUTS {
+            return Err(self.too_many());
+        }
+        self.inputs += 1;
+        Ok(place)
+    }
+
+    fn input(&mut self, name: &'static str, raw: *const aclTensor) -> Outcome<Operand> {
+        let tensor = self.tensor(name, raw)?;
+        let place = self.next_input()?;
+        self.addresses.inputs[place] = tensor.address;
+        self.keep(name, tensor.desc, Slot::Input(place), Role::Read)
+    }
+}
+
+const _: () = assert!(OUTPUTS >= 2 && LISTS >= 1);
+
+/// A parameter, and what the functions that compute take for it.
+pub(super) trait Parameter {
+    type Value;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Self::Value>;
+}
+
+impl Parameter for In {
+    type Value = Operand;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
+        call.input(name, self.0)
+    }
+}
+
+impl Parameter for OptionalIn {
+    type Value = Option<Operand>;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Operand>> {
+        if self.0.is_null() {
+            call.next_input()?;
+            return Ok(None);
+        }
+        call.input(name, self.0).map(Some)
+    }
+}
+
+impl Parameter for Ins {
+    type Value = Vec<Operand>;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Vec<Operand>> {
+        let tensors = optional_list(name, self.0)
+            .map_err(|inner| failure!(inner.code, "{}: {}", call.operator, inner.message))?
+            .ok_or_else(|| call.null(name))?;
+        let input = call.next_input()?;
+        let list = call.lists.len();
+        let Some(addresses) = call.addresses.lists.get_mut(list) else {
+            return Err(call.too_many());
+        };
+        addresses.extend(tensors.iter().map(|tensor| tensor.address));
+        call.lists.push(input);
+        tensors
+            .iter()
+            .enumerate()
+            .map(|(element, tensor)| {
+                let slot = Slot::Element { input, element };
+                call.keep(name, tensor.desc, slot, Role::Read)
+            })
+            .collect()
+    }
+}
+
+impl Parameter for Out {
+    type Value = Operand;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
+        call.output(name, self.0, Role::Write)
+    }
+}
+
+impl Parameter for InOut {
+    type Value = Operand;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
+        call.output(name, self.0, Role::Update)
+    }
+}
+
+impl Parameter for Scalar {
+    type Value = Number;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Number> {
+        if self.0.is_null() {
+            return Err(call.null(name));
+        }
+        let scalar = SCALARS.get(self.0).map_err(|inner| {
+            failure!(inner.code, "{}: {name}: {}", call.operator, inner.message)
+        })?;
+        Number::of_scalar(&scalar).ok_or_else(|| {
+            failure!(
+                ACLNN_INVALID,
+                "{}: {name}: given a scalar of {}, allowed: {}",
+                call.operator,
+                scalar.dtype(),
+                super::number::NAMES
+            )
+        })
+    }
+}
+
+impl Parameter for OptionalScalar {
+    type Value = Option<Number>;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Number>> {
+        if self.0.is_null() {
+            return Ok(None);
+        }
+        Scalar(self.0).read(name, call).map(Some)
+    }
+}
+
+impl Parameter for Ints {
+    type Value = Vec<i64>;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Vec<i64>> {
+        if self.0.is_null() {
+            return Ok(Vec::new());
+        }
+        let array = INT_ARRAYS.get(self.0).map_err(|inner| {
+            failure!(inner.code, "{}: {name}: {}", call.operator, inner.message)
+        })?;
+        Ok(array.to_vec())
+    }
+}
+
+impl Parameter for Type {
+    type Value = DType;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<DType> {
+        DType::from_acl(self.0.0).ok_or_else(|| {
+            failure!(
+                ACLNN_INVALID,
+                "{}: {name}: given {}, allowed: an aclDataType of a tensor",
+                call.operator,
+                self.0.0
+            )
+        })
+    }
+}
+
+impl Parameter for Flag {
+    type Value = bool;
+
+    fn read(self, _: &'static str, _: &mut Arguments) -> Outcome<bool> {
+        Ok(self.0 != 0)
+    }
+}
+
+/// Numbers that mean themselves.
+macro_rules! plain {
+    ($($type:ty),*) => {$(
+        impl Parameter for $type {
+            type Value = $type;
+
+            fn read(self, _: &'static str, _: &mut Arguments) -> Outcome<$type> {
+                Ok(self)
+            }
+        }
+    )*};
+}
+
+plain!(i8, i32, i64, u64, f32, f64);

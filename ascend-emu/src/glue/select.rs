@@ -1,0 +1,559 @@
+//! Operators that move elements from places to places: joined tensors, indices, masks.
+
+use super::call::{Work, work};
+use super::number::{Domain, Number};
+use super::operand::{Operand, Shape, broadcast, refuse};
+use super::view::{View, Views, map};
+use crate::status::Outcome;
+
+/// Tensors one after the other along an axis.
+pub(super) fn concatenate(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Work> {
+    let axis = out.axis("dim", dim)?;
+    let mut shape = out.shape();
+    let mut joined = Vec::new();
+    let mut size = 0;
+    for tensor in tensors {
+        // PyTorch lets a tensor of one axis and no elements take part in anything.
+        if tensor.elements() == 0 && tensor.rank() == 1 {
+            continue;
+        }
+        let mut want = shape.clone();
+        let own = tensor.shape();
+        if let (Some(want), Some(&own)) = (want.get_mut(axis), own.get(axis)) {
+            *want = own;
+        }
+        tensor.expect_shape(&want)?;
+        out.expect_convertible(&tensor)?;
+        let count = own.get(axis).copied().unwrap_or(1);
+        joined.push((tensor, size, count));
+        size += count;
+    }
+    if let Some(whole) = shape.get_mut(axis) {
+        *whole = size;
+    }
+    out.expect_shape(&shape)?;
+    work(move |views| {
+        for (tensor, start, count) in &joined {
+            let part = views.of(&out).narrow(axis, *start, *count);
+            part.copy_from(views.of(tensor));
+        }
+        Ok(())
+    })
+}
+
+/// Tensors of one shape along a new axis.
+pub(super) fn stack(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Work> {
+    let axis = out.axis("dim", dim)?;
+    let Some(first) = tensors.first() else {
+        return Err(refuse(out.operator, "tensors", "none", "at least one"));
+    };
+    let own = first.shape();
+    for tensor in &tensors {
+        tensor.expect_shape(&own)?;
+        out.expect_convertible(tensor)?;
+    }
+    let mut shape = own;
+    shape.insert(axis.min(shape.len()), tensors.len());
+    out.expect_shape(&shape)?;
+    work(move |views| {
+        for (place, tensor) in tensors.iter().enumerate() {
+            views.of(&out).at(axis, place).copy_from(views.of(tensor));
+        }
+        Ok(())
+    })
+}
+
+/// A place of an axis, counted from its end if negative.
+fn place_on(operand: &Operand, axis: usize, index: i64, size: usize) -> Result<usize, String> {
+    let place = if index < 0 {
+        index.saturating_add(size as i64)
+    } else {
+        index
+    };
+    usize::try_from(place)
+        .ok()
+        .filter(|&place| place < size)
+        .ok_or_else(|| {
+            format!(
+                "{}: {index} is no place of axis {axis}, which has {size}",
+                operand.name
+            )
+        })
+}
+
+/// Indices as `tensor[i, :, j]` in PyTorch has them: tensors of positions, one for each of some axes.
+struct Indices {
+    /// Axes that are indexed, with their positions.
+    given: Vec<(usize, Operand)>,
+    /// What the positions broadcast to.
+    common: Shape,
+    /// Where the axes of `common` stand in the result.
+    at: usize,
+    /// Shape of the result.
+    shape: Shape,
+    /// Sizes of the axes of the indexed tensor.
+    own: Shape,
+}
+
+impl Indices {
+    fn new(input: &Operand, indices: Vec<Operand>) -> Outcome<Self> {
+        let own = input.shape();
+        if indices.len() > own.len() {
+            return Err(refuse(
+                input.operator,
+                "indices",
+                format_args!("{} tensors", indices.len()),
+                format_args!(
+                    "one for each axis at most, of which there are {}",
+                    own.len()
+                ),
+            ));
+        }
+        // Empty ones stand for a whole axis, as callers of CANN put them.
+        let given: Vec<(usize, Operand)> = (indices.into_iter().enumerate())
+            .filter(|(_, index)| index.elements() > 0)
+            .collect();
+        let mut common = Shape::new();
+        for (_, index) in &given {
+            index.expect_index()?;
+            common = broadcast(&common, &index.shape()).ok_or_else(|| {
+                index.refuse(
+                    index.desc.shape,
+                    format_args!("what broadcasts together with {common:?}"),
+                )
+            })?;
+        }
+        let axes: Vec<usize> = given.iter().map(|&(axis, _)| axis).collect();
+        // Positions of neighbouring axes stand in their place, others in front.
+        let together = axes.windows(2).all(|pair| pair[1] == pair[0] + 1);
+        let at = axes.first().copied().filter(|_| together).unwrap_or(0);
+        let mut shape: Shape = (own.iter().enumerate())
+            .filter(|(axis, _)| !axes.contains(axis))
+            .map(|(_, &size)| size)
+            .collect();
+        shape.insert_many(at, common.iter().copied());
+        Ok(Indices {
+            given,
+            common,
+            at,
+            shape,
+            own,
+        })
+    }
+
+    /// Visits the parts of the indexed tensor with the parts of the result that belong to them.
+    fn each(
+        &self,
+        views: &Views,
+        input: &View,
+        result: &View,
+        visit: &mut dyn FnMut(&View, &View),
+    ) -> Result<(), String> {
+        let mut positions = Vec::new();
+        for (axis, index) in &self.given {
+            let values = views.of(index).broadcast(&self.common).read::<i64>()?;
+            let size = self.own[*axis];
+            let places = values
+                .into_iter()
+                .map(|value| place_on(index, *axis, value, size))
+                .collect::<Result<Vec<usize>, String>>()?;
+            positions.push((*axis, places));
+        }
+        let mut count = 0;
+        View::places(&self.common, &mut |place| {
+            let mut own = input.clone();
+            // The last axis first, so that the places of the others stay.
+            for (axis, places) in positions.iter().rev() {
+                own = own.at(*axis, places[count]);
+            }
+            let part = place
+                .iter()
+                .fold(result.clone(), |view, &at| view.at(self.at, at));
+            visit(&own, &part);
+            count += 1;
+            Ok(())
+        })
+    }
+}
+
+/// The parts of a tensor at given positions.
+pub(super) fn index(input: Operand, indices: Vec<Operand>, out: Operand) -> Outcome<Work> {
+    if out.elements() == 0 {
+        // One of the indices may be empty in earnest.
+        return work(|_| Ok(()));
+    }
+    let indices = Indices::new(&input, indices)?;
+    out.expect_shape(&indices.shape)?;
+    out.expect_convertible(&input)?;
+    work(move |views| {
+        indices.each(views, views.of(&input), views.of(&out), &mut |from, to| {
+            to.copy_from(from);
+        })
+    })
+}
+
+/// Puts values at given positions, or adds them there. Of several at one position the last stays.
+pub(super) fn index_put(
+    target: Operand,
+    indices: Vec<Operand>,
+    values: Operand,
+    accumulate: bool,
+    _unchecked: bool,
+) -> Outcome<Work> {
+    if values.elements() == 0 {
+        return work(|_| Ok(()));
+    }
+    let indices = Indices::new(&target, indices)?;
+    values.expect_broadcast(&indices.shape)?;
+    target.expect_convertible(&values)?;
+    let domain = if accumulate {
+        Some(target.domain()?.with(values.domain()?))
+    } else {
+        None
+    };
+    work(move |views| {
+        let from = views.of(&values).broadcast(&indices.shape);
+        indices.each(views, views.of(&target), &from, &mut |to, from| {
+            combine(to, from, domain.map(|domain| (Reduction::Add, domain)));
+        })
+    })
+}
+
+/// What becomes of an element that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reduction {
+    Add,
+    Multiply,
+}
+
+/// Puts elements where others are.
+fn combine(to: &View, from: &View, how: Option<(Reduction, Domain)>) {
+    match how {
+        None => to.copy_from(from),
+        Some((Reduction::Add, Domain::Int)) => {
+            map([to, from], to, &|[a, b]: [i64; 2]| a.wrapping_add(b));
+        }
+        Some((Reduction::Add, Domain::Real)) => map([to, from], to, &|[a, b]: [f64; 2]| a + b),
+        Some((Reduction::Multiply, Domain::Int)) => {
+            map([to, from], to, &|[a, b]: [i64; 2]| a.wrapping_mul(b));
+        }
+        Some((Reduction::Multiply, Domain::Real)) => {
+            map([to, from], to, &|[a, b]: [f64; 2]| a * b);
+        }
+    }
+}
+
+/// The parts of a tensor at positions of one axis.
+pub(super) fn index_select(
+    input: Operand,
+    dim: i64,
+    index: Operand,
+    out: Operand,
+) -> Outcome<Work> {
+    let axis = input.axis("dim", dim)?;
+    index.expect_index()?;
+    if index.rank() > 1 {
+        return Err(index.refuse(index.desc.shape, "at most 1 dimension"));
+    }
+    let mut shape = input.shape();
+    if let Some(size) = shape.get_mut(axis) {
+        *size = index.elements();
+    }
+    out.expect_shape(&shape)?;
+    out.expect_convertible(&input)?;
+    work(move |views| {
+        let (from, to) = (views.of(&input), views.of(&out));
+        let size = from.shape().get(axis).copied().unwrap_or(1);
+        for (at, position) in views.of(&index).read::<i64>()?.into_iter().enumerate() {
+            let place = place_on(&index, axis, position, size)?;
+            if from.rank() == 0 {
+                to.copy_from(from);
+            } else {
+                to.at(axis, at).copy_from(&from.at(axis, place));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Rows of a table.
+pub(super) fn embedding(table: Operand, indices: Operand, out: Operand) -> Outcome<Work> {
+    table.expect_rank(2)?;
+    index(table, vec![indices], out)
+}
+
+/// Checks that an index has at most the sizes of another tensor, but on one axis.
+fn expect_within(index: &Operand, other: &Operand, free: Option<usize>) -> Outcome {
+    let (own, sizes) = (index.shape(), other.shape());
+    let fits = (own.iter().zip(&sizes).enumerate())
+        .all(|(axis, (own, size))| Some(axis) == free || own <= size);
+    if own.len() == sizes.len() && fits {
+        return Ok(());
+    }
+    Err(index.refuse(
+        index.desc.shape,
+        format_args!("no more than {} of {}", other.desc.shape, other.name),
+    ))
+}
+
+/// Visits each place of an index with the place on an axis that it names.
+fn each_place(
+    index: &Operand,
+    views: &Views,
+    axis: usize,
+    size: usize,
+    visit: &mut dyn FnMut(&[usize], &[usize]),
+) -> Result<(), String> {
+    let positions = views.of(index).read::<i64>()?;
+    let mut positions = positions.into_iter();
+    View::places(&index.shape(), &mut |place| {
+        let position = positions.next().unwrap_or(0);
+        let mut other = Shape::from_slice(place);
+        let named = place_on(index, axis, position, size)?;
+        if let Some(at) = other.get_mut(axis) {
+            *at = named;
+        }
+        visit(place, &other);
+        Ok(())
+    })
+}
+
+/// Elements of a tensor, one for each position on an axis.
+pub(super) fn gather(input: Operand, dim: i64, index: Operand, out: Operand) -> Outcome<Work> {
+    let axis = input.axis("dim", dim)?;
+    index.expect_index()?;
+    out.expect_shape(&index.shape())?;
+    expect_within(&index, &input, Some(axis))?;
+    out.expect_convertible(&input)?;
+    work(move |views| {
+        let (from, to) = (views.of(&input), views.of(&out));
+        let size = from.shape().get(axis).copied().unwrap_or(1);
+        each_place(&index, views, axis, size, &mut |place, source| {
+            to.element(place).copy_from(&from.element(source));
+        })
+    })
+}
+
+/// How elements are put, as CANN numbers it.
+fn reduction(operand: &Operand, reduce: i64) -> Outcome<Option<Reduction>> {
+    match reduce {
+        0 => Ok(None),
+        1 => Ok(Some(Reduction::Add)),
+        2 => Ok(Some(Reduction::Multiply)),
+        _ => Err(refuse(
+            operand.operator,
+            "reduce",
+            reduce,
+            "0 (replace), 1 (add), 2 (multiply)",
+        )),
+    }
+}
+
+/// Puts elements at positions of one axis of a copy of a tensor.
+fn put_along(
+    input: Operand,
+    (dim, index): (i64, Operand),
+    source: Option<Operand>,
+    value: Number,
+    reduce: Option<Reduction>,
+    out: Operand,
+) -> Outcome<Work> {
+    let axis = input.axis("dim", dim)?;
+    index.expect_index()?;
+    out.expect_shape(&input.shape())?;
+    out.expect_dtype(input.dtype())?;
+    let domain = out.domain()?;
+    expect_within(&index, &input, Some(axis))?;
+    if let Some(source) = &source {
+        source.domain()?;
+        expect_within(&index, source, None)?;
+    }
+    let how = reduce.map(|reduce| (reduce, domain));
+    work(move |views| {
+        let to = views.of(&out);
+        if input.index != out.index {
+            to.copy_from(views.of(&input));
+        }
+        let size = to.shape().get(axis).copied().unwrap_or(1);
+        let mut fixed = [0u8; 16];
+        let fixed = View::of_number(&mut fixed, out.dtype(), value);
+        each_place(&index, views, axis, size, &mut |place, target| {
+            let from = match &source {
+                Some(source) => views.of(source).element(place),
+                None => fixed.clone(),
+            };
+            combine(&to.element(target), &from, how);
+        })
+    })
+}
+
+/// Puts elements of a tensor at positions of one axis.
+pub(super) fn scatter(
+    input: Operand,
+    dim: i64,
+    index: Operand,
+    source: Operand,
+    reduce: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let reduce = reduction(&out, reduce)?;
+    put_along(
+        input,
+        (dim, index),
+        Some(source),
+        Number::Int(0),
+        reduce,
+        out,
+    )
+}
+
+/// Adds elements of a tensor at positions of one axis.
+pub(super) fn scatter_add(
+    input: Operand,
+    dim: i64,
+    index: Operand,
+    source: Operand,
+    out: Operand,
+) -> Outcome<Work> {
+    scatter(input, dim, index, source, 1, out)
+}
+
+/// Puts a number at positions of one axis.
+pub(super) fn scatter_value(
+    input: Operand,
+    dim: i64,
+    index: Operand,
+    value: Number,
+    reduce: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let reduce = reduction(&out, reduce)?;
+    put_along(input, (dim, index), None, value, reduce, out)
+}
+
+/// Each element of an axis several times in a row; without an axis, of the flattened tensor.
+fn repeat_each(
+    input: Operand,
+    axis: Option<usize>,
+    counts: impl Fn(&Views, usize) -> Result<Vec<usize>, String> + Send + Sync + 'static,
+    out: Operand,
+) -> Outcome<Work> {
+    out.expect_convertible(&input)?;
+    if axis.is_some() && input.rank() == 0 {
+        return Err(input.refuse(input.desc.shape, "at least 1 dimension"));
+    }
+    let mut shape = match axis {
+        Some(_) => input.shape(),
+        None => Shape::from_elem(input.elements(), 1),
+    };
+    let along = axis.unwrap_or(0);
+    if let (Some(size), Some(&given)) = (shape.get_mut(along), out.shape().get(along)) {
+        // How often is known on the device alone.
+        *size = given;
+    }
+    out.expect_shape(&shape)?;
+    work(move |views| {
+        let (from, to) = (views.of(&input), views.of(&out));
+        let size = match axis {
+            Some(axis) => from.shape()[axis],
+            None => from.elements(),
+        };
+        let counts = counts(views, size)?;
+        let total: usize = counts
+            .iter()
+            .fold(0, |sum, &count| sum.saturating_add(count));
+        let room = to.shape().get(along).copied().unwrap_or(1);
+        if total != room {
+            return Err(format!(
+                "repeats: {total} in sum, but the output has {room}"
+            ));
+        }
+        let mut place = 0;
+        for (at, count) in counts.into_iter().enumerate() {
+            let part = match axis {
+                Some(axis) => from.at(axis, at),
+                None => from.nth(at),
+            };
+            for _ in 0..count {
+                to.at(along, place).copy_from(&part);
+                place += 1;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Counts that a tensor holds: one for each element, or one for all.
+fn counts_of(
+    repeats: Operand,
+) -> Outcome<impl Fn(&Views, usize) -> Result<Vec<usize>, String> + Send + Sync + 'static> {
+    repeats.expect_index()?;
+    Ok(move |views: &Views, size: usize| {
+        let counts = views.of(&repeats).read::<i64>()?;
+        let counts = counts
+            .into_iter()
+            .map(|count| {
+                usize::try_from(count).map_err(|_| format!("repeats: {count} is negative"))
+            })
+            .collect::<Result<Vec<usize>, String>>()?;
+        match counts.as_slice() {
+            [one] => Ok(vec![*one; size]),
+            _ if counts.len() == size => Ok(counts),
+            _ => Err(format!(
+                "repeats: {} counts for {size} elements",
+                counts.len()
+            )),
+        }
+    })
+}
+
+/// A count of repetitions.
+fn count_of(operator: &str, repeats: i64) -> Outcome<usize> {
+    usize::try_from(repeats).map_err(|_| refuse(operator, "repeats", repeats, "0 or more"))
+}
+
+/// Each element as often as a tensor says.
+pub(super) fn repeat_interleave(
+    input: Operand,
+    repeats: Operand,
+    _output_size: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    repeat_each(input, None, counts_of(repeats)?, out)
+}
+
+/// Each part of an axis as often as a tensor says.
+pub(super) fn repeat_interleave_along(
+    input: Operand,
+    repeats: Operand,
+    dim: i64,
+    _output_size: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let axis = input.axis("dim", dim)?;
+    repeat_each(input, Some(axis), counts_of(repeats)?, out)
+}
+
+/// Each element equally often.
+pub(super) fn repeat_interleave_count(
+    input: Operand,
+    repeats: i64,
+    _output_size: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let count = count_of(input.operator, repeats)?;
+    repeat_each(input, None, move |_, size| Ok(vec![count; size]), out)
+}
+
+/// Each part of an axis equally often.
+pub(super) fn repeat_interleave_count_along(
+    input: Operand,
+    repeats: i64,
+    dim: i64,
+    _output_size: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let count = count_of(input.operator, repeats)?;
+    let axis = input.axis("dim", dim)?;
+    repeat_each(input, Some(axis), move |_, size| Ok(vec![count; size]), out)
+}

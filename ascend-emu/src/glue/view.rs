@@ -1,0 +1,484 @@
+//! Strided views of the memory behind device addresses.
+
+use super::number::{Number, Wide};
+use super::operand::{Operand, Role, Shape};
+use super::parameter::Given;
+use crate::memory::DeviceMemory;
+use crate::operator::{Addresses, Slot};
+use ascend_spec::DType;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Bytes from element to element of each axis.
+type Steps = SmallVec<[isize; 8]>;
+
+/// Elements that are computed with at once.
+const CHUNK: usize = 256;
+
+/// Elements of memory that stays valid while the launch runs which made the view.
+///
+/// All methods keep to these elements; those that write are for views of outputs.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    first: *mut u8,
+    dtype: DType,
+    /// Bytes of an element.
+    size: usize,
+    shape: Shape,
+    steps: Steps,
+}
+
+/// Takes a run of elements: offsets of the first, how many, and steps.
+type Row<'a> = &'a mut dyn FnMut(&[isize], usize, &[isize]);
+
+/// Visits the runs of elements that lie a step apart in each of several views of one shape: `row` gets the byte offset of
+/// the run's first element in each, the length of the run, and the step in each.
+fn walk(shape: &[usize], steps: &[&[isize]], row: Row<'_>) {
+    if shape.contains(&0) {
+        return;
+    }
+    // Axes, the last first, that are not of size 1; those that continue each other in every view are one.
+    let mut axes: SmallVec<[(usize, SmallVec<[isize; 4]>); 8]> = SmallVec::new();
+    for axis in (0..shape.len()).rev().filter(|&axis| shape[axis] > 1) {
+        let own: SmallVec<[isize; 4]> = steps.iter().map(|steps| steps[axis]).collect();
+        match axes.last_mut() {
+            Some((size, inner))
+                if (own.iter().zip(inner.iter()))
+                    .all(|(&own, &inner)| own == inner.wrapping_mul(*size as isize)) =>
+            {
+                *size *= shape[axis];
+            }
+            _ => axes.push((shape[axis], own)),
+        }
+    }
+    let mut offsets: SmallVec<[isize; 4]> = SmallVec::from_elem(0, steps.len());
+    let Some((inner, outer)) = axes.split_first() else {
+        let none: SmallVec<[isize; 4]> = SmallVec::from_elem(0, steps.len());
+        return row(&offsets, 1, &none);
+    };
+    let mut place: SmallVec<[usize; 8]> = SmallVec::from_elem(0, outer.len());
+    loop {
+        row(&offsets, inner.0, &inner.1);
+        let mut axis = 0;
+        loop {
+            let Some((size, steps)) = outer.get(axis) else {
+                return;
+            };
+            place[axis] += 1;
+            let back = place[axis] == *size;
+            for (offset, &step) in offsets.iter_mut().zip(steps) {
+                *offset += if back {
+                    -step * (*size as isize - 1)
+                } else {
+                    step
+                };
+            }
+            if !back {
+                break;
+            }
+            place[axis] = 0;
+            axis += 1;
+        }
+    }
+}
+
+/// Copies elements as they are.
+///
+/// # Safety
+///
+/// Each of the elements is valid for reading and for writing, and no two of a different place share bytes.
+unsafe fn copy_row(size: usize, src: (*const u8, isize), dst: (*mut u8, isize), count: usize) {
+    unsafe fn each<T: Copy>(src: (*const u8, isize), dst: (*mut u8, isize), count: usize) {
+        for i in 0..count as isize {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let element = src.0.offset(src.1 * i).cast::<T>().read_unaligned();
+                dst.0.offset(dst.1 * i).cast::<T>().write_unaligned(element);
+            }
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if src.1 == size as isize && dst.1 == size as isize {
+            return std::ptr::copy(src.0, dst.0, size * count);
+        }
+        match size {
+            1 => each::<u8>(src, dst, count),
+            2 => each::<u16>(src, dst, count),
+            4 => each::<u32>(src, dst, count),
+            8 => each::<u64>(src, dst, count),
+            _ => each::<u128>(src, dst, count),
+        }
+    }
+}
+
+impl View {
+    pub(super) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// This view with axes of size 1 repeated, and axes put in front; the shape must be one that it broadcasts to.
+    pub(super) fn broadcast(&self, shape: &[usize]) -> View {
+        let skipped = shape.len() - self.rank();
+        let steps = (0..shape.len())
+            .map(|axis| match axis.checked_sub(skipped) {
+                Some(own) if self.shape[own] == shape[axis] => self.steps[own],
+                _ => 0,
+            })
+            .collect();
+        View {
+            shape: shape.into(),
+            steps,
+            ..self.clone()
+        }
+    }
+
+    fn moved(mut self, axis: usize, by: usize) -> View {
+        if !self.shape.contains(&0) {
+            let bytes = self.steps[axis] * by as isize;
+            // SAFETY: the callers stay within the view, whose memory is one range.
+            self.first = unsafe { self.first.offset(bytes) };
+        }
+        self
+    }
+
+    /// A part of an axis, in steps.
+    pub(super) fn narrow(&self, axis: usize, start: usize, count: usize) -> View {
+        assert!(
+            start
+                .checked_add(count)
+                .is_some_and(|end| end <= self.shape[axis])
+        );
+        let mut view = if count == 0 {
+            self.clone()
+        } else {
+            self.clone().moved(axis, start)
+        };
+        view.shape[axis] = count;
+        view
+    }
+
+    /// One place of an axis, without that axis.
+    pub(super) fn at(&self, axis: usize, index: usize) -> View {
+        let mut view = self.narrow(axis, index, 1);
+        view.shape.remove(axis);
+        view.steps.remove(axis);
+        view
+    }
+
+    /// The same elements, the axes in another order.
+    pub(super) fn permute(&self, axes: &[usize]) -> View {
+        View {
+            shape: axes.iter().map(|&axis| self.shape[axis]).collect(),
+            steps: axes.iter().map(|&axis| self.steps[axis]).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// The same elements with an axis of size 1 more.
+    pub(super) fn insert_axis(&self, axis: usize) -> View {
+        let mut view = self.clone();
+        view.shape.insert(axis, 1);
+        view.steps.insert(axis, 0);
+        view
+    }
+
+    /// The same elements, an axis backwards.
+    pub(super) fn flip(&self, axis: usize) -> View {
+        let last = self.shape[axis].saturating_sub(1);
+        let mut view = self.clone().moved(axis, last);
+        view.steps[axis] = -view.steps[axis];
+        view
+    }
+
+    /// One element, by its place on each axis.
+    pub(super) fn element(&self, place: &[usize]) -> View {
+        let mut view = self.clone();
+        for (axis, &at) in place.iter().enumerate() {
+            assert!(at < self.shape[axis]);
+            view = view.moved(axis, at);
+        }
+        view.shape.clear();
+        view.steps.clear();
+        view
+    }
+
+    /// One element, by its number with the last axis fastest.
+    pub(super) fn nth(&self, number: usize) -> View {
+        let mut rest = number;
+        let mut place = self.shape.clone();
+        for (at, &size) in place.iter_mut().zip(&self.shape).rev() {
+            *at = rest % size.max(1);
+            rest /= size.max(1);
+        }
+        self.element(&place)
+    }
+
+    /// All elements, the last axis fastest.
+    pub(super) fn read<W: Wide>(&self) -> Result<Vec<W>, String> {
+        let count = self.elements();
+        let mut values = Vec::new();
+        (values.try_reserve_exact(count))
+            .map_err(|_| format!("no host memory for {count} elements"))?;
+        values.resize(count, W::default());
+        self.read_into(&mut values);
+        Ok(values)
+    }
+
+    /// As many elements as there is room for, the last axis fastest.
+    pub(super) fn read_into<W: Wide>(&self, values: &mut [W]) {
+        let mut rest = values;
+        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+            let count = count.min(rest.len());
+            let (row, after) = std::mem::take(&mut rest).split_at_mut(count);
+            // SAFETY: elements of the view.
+            unsafe { W::load(self.dtype, self.first.offset(at[0]), step[0], row) };
+            rest = after;
+        });
+    }
+
+    /// Writes elements, the last axis fastest.
+    pub(super) fn write<W: Wide>(&self, values: &[W]) {
+        let mut rest = values;
+        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+            let (row, after) = rest.split_at(count.min(rest.len()));
+            // SAFETY: elements of the view.
+            unsafe { W::store(self.dtype, self.first.offset(at[0]), step[0], row) };
+            rest = after;
+        });
+    }
+
+    /// Writes the number of each place, counted with the last axis fastest.
+    pub(super) fn write_each<W: Wide>(&self, number: &dyn Fn(u64) -> W) {
+        let mut place = 0;
+        let mut numbers = [W::default(); CHUNK];
+        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+            for start in (0..count).step_by(CHUNK) {
+                let numbers = &mut numbers[..CHUNK.min(count - start)];
+                for value in numbers.iter_mut() {
+                    *value = number(place);
+                    place += 1;
+                }
+                // SAFETY: elements of the view.
+                unsafe {
+                    let to = self.first.offset(at[0] + step[0] * start as isize);
+                    W::store(self.dtype, to, step[0], numbers);
+                }
+            }
+        });
+    }
+
+    /// Makes every byte of each element 0.
+    pub(super) fn clear(&self) {
+        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+            for i in 0..count as isize {
+                // SAFETY: an element of the view.
+                unsafe {
+                    (self.first.offset(at[0] + step[0] * i)).write_bytes(0, self.size);
+                }
+            }
+        });
+    }
+
+    /// Copies `from`, which has the same shape, and converts its elements.
+    pub(super) fn copy_from(&self, from: &View) {
+        let steps: [&[isize]; 2] = [&from.steps, &self.steps];
+        if from.dtype == self.dtype {
+            walk(&self.shape, &steps, &mut |at, count, step| {
+                // SAFETY: elements of the views; no element of an output is one of an input.
+                unsafe {
+                    let src = (from.first.offset(at[0]).cast_const(), step[0]);
+                    copy_row(self.size, src, (self.first.offset(at[1]), step[1]), count);
+                }
+            });
+        } else if super::number::Domain::of(from.dtype) == Some(super::number::Domain::Int) {
+            map::<1, i64, i64>([from], self, &|[value]| value);
+        } else {
+            map::<1, f64, f64>([from], self, &|[value]| value);
+        }
+    }
+
+    /// A view of one number, without axes, for as long as the bytes stay where they are.
+    pub(super) fn of_number(bytes: &mut [u8; 16], dtype: DType, value: Number) -> View {
+        let one = View {
+            first: bytes.as_mut_ptr(),
+            dtype,
+            size: dtype.size().unwrap_or(1),
+            shape: Shape::new(),
+            steps: Steps::new(),
+        };
+        match value {
+            Number::Int(value) => one.write(&[value]),
+            Number::Real(value) => one.write(&[value]),
+        }
+        one
+    }
+
+    /// Makes every element the same number.
+    pub(super) fn fill(&self, value: Number) {
+        // One element, written as the others will be.
+        let mut bytes = [0u8; 16];
+        View::of_number(&mut bytes, self.dtype, value);
+        let element = bytes.get(..self.size).unwrap_or_default();
+        let same = element.iter().all(|&byte| byte == bytes[0]);
+        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+            // SAFETY: elements of the view, and one in `bytes`, which has room for any.
+            unsafe {
+                let to = self.first.offset(at[0]);
+                if same && step[0] == self.size as isize {
+                    to.write_bytes(bytes[0], self.size * count);
+                } else {
+                    copy_row(self.size, (bytes.as_ptr(), 0), (to, step[0]), count);
+                }
+            }
+        });
+    }
+
+    /// Visits places of a shape, the last axis fastest.
+    pub(super) fn places(
+        shape: &[usize],
+        visit: &mut dyn FnMut(&[usize]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        if shape.contains(&0) {
+            return Ok(());
+        }
+        let mut place = Shape::from_elem(0, shape.len());
+        loop {
+            visit(&place)?;
+            let mut axis = shape.len();
+            loop {
+                if axis == 0 {
+                    return Ok(());
+                }
+                axis -= 1;
+                place[axis] += 1;
+                if place[axis] < shape[axis] {
+                    break;
+                }
+                place[axis] = 0;
+            }
+        }
+    }
+}
+
+/// Computes an output of elements at the same place of inputs, all of one shape after broadcasting to the output's.
+pub(super) fn map<const N: usize, I: Wide, O: Wide>(
+    inputs: [&View; N],
+    out: &View,
+    compute: &dyn Fn([I; N]) -> O,
+) {
+    let inputs = inputs.map(|input| input.broadcast(&out.shape));
+    let mut steps: SmallVec<[&[isize]; 4]> = inputs.iter().map(|input| &*input.steps).collect();
+    steps.push(&out.steps);
+    let mut values = [[I::default(); CHUNK]; N];
+    let mut results = [O::default(); CHUNK];
+    walk(&out.shape, &steps, &mut |at, count, step| {
+        for start in (0..count).step_by(CHUNK) {
+            let count = CHUNK.min(count - start);
+            let place = |view: &View, i: usize| {
+                // SAFETY: an element of the view.
+                unsafe { view.first.offset(at[i] + step[i] * start as isize) }
+            };
+            for (i, (input, values)) in inputs.iter().zip(&mut values).enumerate() {
+                // SAFETY: elements of the view.
+                unsafe { I::load(input.dtype, place(input, i), step[i], &mut values[..count]) };
+            }
+            for (k, result) in results[..count].iter_mut().enumerate() {
+                *result = compute(std::array::from_fn(|i| values[i][k]));
+            }
+            // SAFETY: elements of the view.
+            unsafe { O::store(out.dtype, place(out, N), step[N], &results[..count]) };
+        }
+    });
+}
+
+/// The views of one launch.
+pub(super) struct Views {
+    views: Vec<View>,
+    /// What views of inputs show that share memory with outputs.
+    _copies: Vec<Vec<u8>>,
+}
+
+impl Views {
+    /// Views of a launch's tensors. Inputs that share memory with an output are read first.
+    ///
+    /// # Safety
+    ///
+    /// While the views live, the byte range of each tensor, counted from its address, is valid memory that nobody else
+    /// touches.
+    pub(super) unsafe fn new(tensors: &[Given], at: &Addresses, memory: &DeviceMemory) -> Self {
+        let mut copies = Vec::new();
+        let ranges: Vec<Range<usize>> = tensors.iter().map(|given| range(given, at)).collect();
+        let shared = |own: &Range<usize>| {
+            tensors.iter().zip(&ranges).any(|(given, other)| {
+                given.role != Role::Read && own.start < other.end && other.start < own.end
+            })
+        };
+        let view = |(given, range): (&Given, &Range<usize>)| {
+            let size = given.desc.dtype.size().unwrap_or(1);
+            let mut start = memory.host(range.start);
+            if given.role == Role::Read && shared(range) {
+                let mut copy = vec![0u8; range.len()];
+                // SAFETY: the range is valid (the caller's promise), the copy has room for it.
+                unsafe { std::ptr::copy_nonoverlapping(start, copy.as_mut_ptr(), range.len()) };
+                start = copy.as_mut_ptr();
+                copies.push(copy);
+            }
+            let strides = given.desc.strides.iter();
+            let steps: Steps = strides
+                .map(|&s| (s as isize).wrapping_mul(size as isize))
+                .collect();
+            let shape: Shape = given.desc.shape.iter().map(|&dim| dim as usize).collect();
+            // The range begins at the lowest element, from which axes with negative strides count down.
+            let below: isize = (shape.iter().zip(&steps))
+                .filter(|&(&dim, &step)| dim > 0 && step < 0)
+                .map(|(&dim, &step)| step.wrapping_mul(dim as isize - 1))
+                .sum();
+            View {
+                first: start.wrapping_offset(-below),
+                dtype: given.desc.dtype,
+                size,
+                shape,
+                steps,
+            }
+        };
+        let views = tensors.iter().zip(&ranges).map(view).collect();
+        Views {
+            views,
+            _copies: copies,
+        }
+    }
+
+    pub(super) fn of(&self, operand: &Operand) -> &View {
+        &self.views[operand.index]
+    }
+}
+
+/// Address of a tensor, 0 where there is none.
+fn address(slot: Slot, at: &Addresses) -> usize {
+    let address = match slot {
+        Slot::Input(input) => at.inputs.get(input),
+        Slot::Output(output) => at.outputs.get(output),
+        // No operator has two lists.
+        Slot::Element { element, .. } => at.lists.first().and_then(|list| list.get(element)),
+    };
+    address.copied().unwrap_or(0)
+}
+
+/// The addresses that a tensor takes; empty for one without elements.
+pub(super) fn range(given: &Given, at: &Addresses) -> Range<usize> {
+    let bytes = given.desc.byte_range().unwrap_or(0..u64::MAX);
+    let place = |bytes: u64| {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        address(given.slot, at).saturating_add(bytes)
+    };
+    place(bytes.start)..place(bytes.end)
+}
