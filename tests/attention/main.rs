@@ -1,0 +1,20 @@
+//! What one call computes: numbers, inputs, masks, formats of caches, merging.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a test fails by panicking, and modules are the program's own"
+)]
+
+mod cache_formats;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod inputs;
+mod masks;
+mod merge;
+mod merge_rows;
+mod numbers;
+mod scatter;
+mod typed_calls;

@@ -1,0 +1,12 @@
+//! Every mask is what its definition says, as a tensor and as attention.
+
+mod attention;
+mod builders;
+mod host;
+mod tensors;
+
+use ascend_attention::SlidingWindow;
+
+fn window(keys: usize) -> SlidingWindow {
+    SlidingWindow::new(keys).unwrap()
+}

@@ -1,0 +1,19 @@
+//! Case files: what they hold, whatever bytes they have, and that each passes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a test fails by panicking, and modules are the program's own"
+)]
+
+#[path = "../case_files/mod.rs"]
+mod case_files;
+mod format;
+#[cfg(feature = "emulation")]
+mod golden;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod mutations;
+mod robustness;

@@ -1,0 +1,20 @@
+//! Devices, streams, graphs, releases, and what goes wrong with them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a test fails by panicking, and modules are the program's own"
+)]
+
+mod errors;
+mod faults;
+mod graph;
+mod graph_failures;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod ordering;
+mod ownership;
+mod threads;
+mod versions;

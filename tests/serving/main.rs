@@ -1,0 +1,21 @@
+//! The serving layer: steps of engines, drafts, prefixes, graphs of steps, several ranks.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a test fails by panicking, and modules are the program's own"
+)]
+
+mod context_parallel;
+mod graph_pool;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod mla_backend;
+mod reported;
+mod routes;
+mod schedule;
+mod states;
+mod tree_verification;
+mod triangle_prefill;
