@@ -1,0 +1,78 @@
+"""Runs all programs of this folder, each group in a process with its environment; prints `N passed, N failed`.
+
+    python run.py [NAME...]    only cases whose names contain one of the texts
+
+The toolkit's `set_env.sh` must have been sourced.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+STRICT = {"ASCEND_EMU_CHECK": "strict"}
+# Environments, and the modules whose cases run in them.
+GROUPS = [
+    (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
+    (STRICT, ["scatter", "merging", "serving", "refusals"]),
+    (STRICT, ["graphs", "streams"]),
+    (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs"]),
+]
+
+
+def inside(modules, only):
+    """The cases of some modules, in this process."""
+    import harness
+    import torch
+    import torch_npu
+
+    torch.npu.set_device(0)
+    for module in modules:
+        importlib.import_module(module)
+    passed, failed = harness.run(only)
+    print("RESULT " + json.dumps({"passed": passed, "failed": failed, "calls": harness.calls}), flush=True)
+
+
+def outside(only):
+    passed, failed, calls = 0, [], {}
+    folder = os.path.dirname(os.path.abspath(__file__))
+    for variables, modules in GROUPS:
+        shown = " ".join(f"{name}={value}" for name, value in variables.items())
+        print(f"=== {shown} {' '.join(modules)}", flush=True)
+        command = [sys.executable, os.path.join(folder, "run.py"), "--inside", ",".join(modules), *only]
+        process = subprocess.Popen(
+            command, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        result, findings = None, 0
+        for line in process.stdout:
+            if line.startswith("RESULT "):
+                result = json.loads(line.removeprefix("RESULT "))
+                continue
+            findings += line.startswith("ascend-emu:")
+            if not line.startswith("ok "):
+                print(line, end="", flush=True)
+        code = process.wait()
+        if result is None:
+            failed.append(f"{modules}: ended with {code} before its cases did")
+            continue
+        passed += result["passed"]
+        failed += result["failed"]
+        if code or findings:
+            failed.append(f"{modules}: status {code}, {findings} findings of the emulation")
+        for operator, count in result["calls"].items():
+            calls[operator] = calls.get(operator, 0) + count
+    for name in failed:
+        print(f"failed: {name}")
+    for operator in sorted(calls):
+        print(f"{calls[operator]:5} calls of {operator}")
+    print(f"{passed} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--inside"]:
+        inside(arguments[1].split(","), arguments[2:])
+    else:
+        sys.exit(outside(arguments))
