@@ -69,6 +69,7 @@ class Decode:
 
     def check(self, sink=None):
         for layer, output in enumerate(self.outputs):
+            output = output.cpu()
             for r, length in enumerate(self.lens):
                 rows = slice(r * self.rows, (r + 1) * self.rows)
                 pages = self.host_table[r, : -(-length // BLOCK)].long()

@@ -5,7 +5,7 @@ import torch
 from harness import case, close, fused
 from layouts import compare
 from reference import attend, right_down
-from tensors import Batch, cache, npu, packed, separate, shuffled_blocks, table, triangle
+from tensors import Batch, arrange, cache, ends, npu, packed, separate, shuffled_blocks, table, triangle
 
 HALVES = [torch.float16, torch.bfloat16]
 LATENT, ROPE = 512, 64
@@ -64,8 +64,6 @@ class Absorbed:
 )
 def absorbed_decode(layout, form, entry):
     step = Absorbed([1] * 3, [130, 128, 5], heads=8, dtype=torch.bfloat16)
-    from tensors import arrange
-
     q_form = layout.split("_")[0]
     output, _ = fused(
         entry,
@@ -83,8 +81,6 @@ def absorbed_decode(layout, form, entry):
 
 @case(layout=["TND", "TND_NTD"], form=["BnBsH", "BnNBsD", "NZ"], dtype=HALVES)
 def absorbed_drafts(layout, form, dtype):
-    from tensors import arrange, ends
-
     step = Absorbed([2, 1, 4], [130, 60, 256], heads=16, dtype=dtype)
     output, _ = fused(
         2,
@@ -105,15 +101,15 @@ def absorbed_drafts(layout, form, dtype):
 
 @case(layout=["BSND_NBSD", "TND_NTD"])
 def absorbed_decode_with_an_int8_query(layout):
-    """Query and latents quantised, the rotary parts not: query by token and head, latents by tensor."""
-    from tensors import arrange, ends
-
+    """Query quantised by token and head, latents by tensor; the rotary parts are stored divided by the same scales."""
     rows, keys, heads = [1, 1], [140, 30], 32
     step = Absorbed(rows, keys, heads, torch.bfloat16)
     scales = [q.float().abs().amax(-1) / 127 for q in step.query]
     query = [torch.round(q.float() / s[..., None]).to(torch.int8) for q, s in zip(step.query, scales)]
     latent_scale = max(l.float().abs().max() for l in step.latent) / 127
     latent = [torch.round(l.float() / latent_scale).to(torch.int8) for l in step.latent]
+    query_rope = [(r.float() / s[..., None]).bfloat16() for r, s in zip(step.query_rope, scales)]
+    key_rope = [(r.float() / latent_scale).bfloat16() for r in step.key_rope]
     order = shuffled_blocks(keys, 128, 2)
     stored = npu(cache(latent, order, "NZ", 128))
     q_form = layout.split("_")[0]
@@ -125,8 +121,8 @@ def absorbed_decode_with_an_int8_query(layout):
         query=npu(arrange(query, q_form)),
         key=stored,
         value=stored,
-        query_rope=npu(arrange(step.query_rope, q_form)),
-        key_rope=npu(cache(step.key_rope, order, "NZ", 128)),
+        query_rope=npu(arrange(query_rope, q_form)),
+        key_rope=npu(cache(key_rope, order, "NZ", 128)),
         block_table=npu(table(order)),
         block_size=128,
         **lengths,
@@ -144,9 +140,7 @@ def absorbed_decode_with_an_int8_query(layout):
         value_antiquant_mode=0,
     )
     for i, actual in enumerate(separate(output, layout, rows, heads)):
-        exact_query = query[i].double() * scales[i].double()[..., None]
-        exact_latent = latent[i].double() * latent_scale.double()
-        full_query = torch.cat([exact_query, step.query_rope[i].double()], -1)
-        full_key = torch.cat([exact_latent, step.key_rope[i].double()], -1)
-        expected, _ = attend(full_query, full_key, exact_latent, SCALE)
+        whole_query = torch.cat([query[i].double(), query_rope[i].double()], -1) * scales[i].double()[..., None]
+        whole_key = torch.cat([latent[i].double(), key_rope[i].double()], -1) * latent_scale.double()
+        expected, _ = attend(whole_query, whole_key, latent[i].double() * latent_scale.double(), SCALE)
         close(actual, expected, f"output of sequence {i}", tolerance=(4e-2, 4e-2))

@@ -56,13 +56,13 @@ def single_rows(layout, dtype, entry):
     compare(batch, layout, output, lse)
 
 
-@case(layout=["TND", "NTD_TND"], dim=[64, 128, 192, 256], dtype=HALVES)
-def packed_head_dimensions(layout, dim, dtype):
+@case(dim=[64, 80, 128, 192, 256], dtype=HALVES)
+def packed_head_dimensions(dim, dtype):
     batch = Batch([5, 18], [12, 18], dim=dim, dtype=dtype)
     output, _ = fused(
-        1, **batch.lay_out(layout), **batch.lengths(layout), **batch.heads_and_scale(), input_layout=layout
+        1, **batch.lay_out("TND"), **batch.lengths("TND"), **batch.heads_and_scale(), input_layout="TND"
     )
-    compare(batch, layout, output)
+    compare(batch, "TND", output)
 
 
 @case(dim=[16, 80, 96, 256, 512])

@@ -50,14 +50,14 @@ def compressed_masks_of_another_shape(shape):
 @case(dtype=[torch.float16, torch.int32])
 def masks_of_another_dtype(dtype):
     batch = Batch([6], [9])
-    refused(changed(batch, atten_mask=torch.zeros(1, 6, 9, dtype=dtype).npu()), "atten_mask")
+    refused(changed(batch, atten_mask=torch.zeros(1, 6, 9, dtype=dtype).npu()), "dtype.registered", "attenMask")
     still_works()
 
 
 @case()
 def packed_calls_without_lengths():
     batch = Batch([6], [9])
-    refused(changed(batch, "TND"), "actual_seq_lengths")
+    refused(changed(batch, "TND"), "packed.lengths_required", "fix")
     still_works()
 
 
@@ -65,7 +65,7 @@ def packed_calls_without_lengths():
 def packed_ends_that_are_not_the_number_of_rows():
     batch = Batch([6, 2], [9, 4])
     call = changed(batch, "TND", actual_seq_lengths=[6, 7], actual_seq_lengths_kv=[9, 13])
-    refused(call, "actual_seq_lengths", "fix")
+    refused(call, "packed.q_total", "given last entry 7, allowed: 8")
     still_works()
 
 
@@ -82,8 +82,8 @@ def tables_of_too_few_columns():
     batch = Batch([6], [300])
     paged = batch.page("BnBsH")
     paged["block_table"] = npu(paged["block_table"].cpu()[:, :2])
-    lengths = batch.lengths("TND", paged=True)
-    refused(changed(batch, "TND", **paged, **lengths, sparse_mode=3, atten_mask=triangle()), "block_table")
+    lengths = batch.lengths("BSND", paged=True)
+    refused(changed(batch, "BSND", **paged, **lengths, sparse_mode=3, atten_mask=triangle()), "actual_seq_lengths_kv.range", "block table")
     still_works()
 
 

@@ -74,7 +74,7 @@ class Engine:
 
     def check(self, output, visible, sink=None, rows=None):
         """Compares rows [tokens, N, D] with the reference; `visible` is a function of rows and keys."""
-        at = 0
+        output, at = output.cpu(), 0
         for r in rows if rows is not None else range(len(self.lens)):
             count = self.scheduled[r]
             query, key, value = (x[r].transpose(0, 1) for x in (self.query, self.key, self.value))
@@ -354,7 +354,7 @@ def vision_encoder(dim):
         pre_tokens=INT_MAX,
         next_tokens=INT_MAX,
     )
-    for part, *sequences in zip(output.split(lengths), *(x.split(lengths) for x in rows)):
+    for part, *sequences in zip(output.cpu().split(lengths), *(x.split(lengths) for x in rows)):
         expected, _ = attend(*(s.transpose(0, 1) for s in sequences), dim**-0.5)
         close(part[..., :dim], expected.transpose(0, 1))
 
@@ -489,6 +489,7 @@ def latent_decode(nz, heads):
         actual_seq_kvlen=layer.lens,
     )
     assert tuple(output.shape) == (heads, tokens, 1, LATENT)
+    output = output.cpu()
     for r in range(tokens):
         query = torch.cat([q_nope[r], q_pe[r]], -1)[:, None]
         key = torch.cat([layer.latent[r], layer.rope[r]], -1).transpose(0, 1)
@@ -522,6 +523,7 @@ def latent_decode_of_drafts(nz):
         actual_seq_kvlen=layer.lens,
     )
     assert tuple(output.shape) == (heads, tokens, LATENT)
+    output = output.cpu()
     parts = zip(output.split(scheduled, dim=1), q_nope.split(scheduled), q_pe.split(scheduled))
     for r, (actual, nope, pe) in enumerate(parts):
         query = torch.cat([nope, pe], -1).transpose(0, 1)
@@ -573,7 +575,7 @@ def latent_prefill(contexts):
         merged, _ = torch_npu.npu_attention_update(tuple(sums), tuple(outputs), 0)
     merged = merged.view(-1, heads, 128)
     query = torch.cat([q_nope, q_pe], -1).split(scheduled)
-    for r, actual in enumerate(merged.split(scheduled)):
+    for r, actual in enumerate(merged.cpu().split(scheduled)):
         # Keys of the context stand before the step's own.
         keys = torch.cat([p[2].split(p[4])[r] for p in reversed(parts)])
         values = torch.cat([p[3].split(p[4])[r] for p in reversed(parts)])

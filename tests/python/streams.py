@@ -53,11 +53,11 @@ def two_streams_ordered_by_events(rounds):
         check(batch, output)
 
 
-@case(pinned=[True, False])
-def results_copied_while_the_host_goes_on(pinned):
+@case()
+def results_copied_while_the_host_goes_on():
     batch = Batch([20], [60])
     output = call(batch, batch.lay_out("BNSD"))
-    host = torch.empty(output.shape, dtype=output.dtype, pin_memory=pinned)
+    host = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
     host.copy_(output, non_blocking=True)
     torch.npu.current_stream().synchronize()
     check(batch, host)
@@ -165,18 +165,69 @@ print("done")
 """
 
 
+def strictly(program):
+    """Runs a program of its own with the strict checks: an error there ends what PyTorch can do in a process."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"ASCEND_EMU_CHECK": "strict"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
 @case(ordered=[True, False])
 def a_race_of_the_program_s_own_is_reported(ordered):
     """A stream that reads what another writes: with an event nothing is said, without one the strict checks fail it."""
-    program = RACE.format(order="two.wait_stream(one)" if ordered else "pass")
-    environment = os.environ | {"ASCEND_EMU_CHECK": "strict"}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300
-    )
-    said = ended.stdout + ended.stderr
+    code, said = strictly(RACE.format(order="two.wait_stream(one)" if ordered else "pass"))
     if ordered:
-        assert ended.returncode == 0 and "done" in ended.stdout, said
+        assert code == 0 and "done" in said, said
         assert "ascend-emu:" not in said, said
     else:
-        assert ended.returncode != 0, said
+        assert code != 0, said
         assert "race between streams" in said, said
+
+
+PAGEABLE = """
+import torch, torch_npu
+rows = torch.randn(64, 64).npu()
+host = torch.empty(64, 64, pin_memory={pinned})
+host.copy_(rows, non_blocking=True)
+torch.npu.synchronize()
+print("done")
+"""
+
+
+@case(pinned=[True, False])
+def copies_that_cannot_be_asynchronous_are_reported(pinned):
+    """Copying without waiting into memory that is not pinned waits all the same."""
+    code, said = strictly(PAGEABLE.format(pinned=pinned))
+    if pinned:
+        assert code == 0 and "done" in said, said
+    else:
+        assert code != 0, said
+        assert "asynchronous copy with pageable host memory" in said, said
+
+
+TABLE = """
+import torch, torch_npu
+rows, cache = torch.randn(6, 2, 64).half().npu(), torch.zeros(4, 128, 128).half().npu()
+mask = torch.triu(torch.ones(2048, 2048), diagonal=1).to(torch.int8).npu()
+table = torch.tensor([[1, {block}]], dtype=torch.int32).npu()
+torch_npu.npu_fused_infer_attention_score(
+    rows, cache, cache, block_table=table, block_size=128, actual_seq_lengths=[6], actual_seq_lengths_kv=[200],
+    num_heads=2, num_key_value_heads=2, input_layout="TND", sparse_mode=3, atten_mask=mask)
+torch.npu.synchronize()
+print("done")
+"""
+
+
+@case(block=[3, 4])
+def blocks_that_the_cache_does_not_have_are_a_fault(block):
+    code, said = strictly(TABLE.format(block=block))
+    if block < 4:
+        assert code == 0 and "done" in said, said
+    else:
+        assert code != 0, said
+        assert "block out of range" in said, said

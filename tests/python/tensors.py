@@ -109,7 +109,8 @@ def arrange(sequences, form):
 
 
 def separate(tensor, layout, rows, heads):
-    """The sequences [N, S, D] of an output."""
+    """The sequences [N, S, D] of an output, on the host."""
+    tensor = tensor.cpu()
     form = layout.split("_")[-1]
     if form in ("TND", "NTD"):
         tensor = tensor.transpose(0, 1) if form == "TND" else tensor
@@ -124,7 +125,8 @@ def separate(tensor, layout, rows, heads):
 
 
 def separate_sums(lse, layout, rows):
-    """The log-sums [N, S] of each sequence."""
+    """The log-sums [N, S] of each sequence, on the host."""
+    lse = lse.cpu()
     if packed(layout):
         return [s.squeeze(-1).transpose(0, 1) for s in lse.split(list(rows), dim=0)]
     return [s.squeeze(-1)[:, :length] for s, length in zip(lse, rows)]

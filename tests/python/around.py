@@ -1,0 +1,113 @@
+"""The code around attention: copies, casts, masks, old ways of writing caches, and attention spelled out in PyTorch."""
+
+import torch
+import torch_npu
+
+from harness import case, close, exact, fused, refused
+from reference import attend, right_down
+from tensors import Batch, npu
+
+
+@case(dtype=[torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.bool])
+def strided_views(dtype):
+    host = torch.randint(0, 2 if dtype == torch.bool else 100, (6, 5, 8)).to(dtype)
+    device = host.npu()
+    views = [
+        lambda x: x.transpose(0, 2),
+        lambda x: x[1:5:2, :, 3:],
+        lambda x: x[:, 2],
+        lambda x: x.permute(1, 2, 0)[2:, ::3],
+        lambda x: x[:1].expand(4, 5, 8),
+    ]
+    for number, view in enumerate(views):
+        exact(view(device).contiguous(), view(host).contiguous(), f"view {number}, contiguous")
+        exact(view(device).cpu(), view(host), f"view {number}, to the host")
+        target, target_host = torch.zeros_like(device), torch.zeros_like(host)
+        if number != 4:
+            view(target).copy_(view(device))
+            view(target_host).copy_(view(host))
+            exact(target, target_host, f"view {number}, written")
+
+
+@case(
+    source=[torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.int8, torch.bool],
+    target=[torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.bool],
+)
+def casts(source, target):
+    host = (torch.randn(7, 9) * 20).to(source)
+    exact(host.npu().to(target), host.to(target))
+
+
+@case(dtype=[torch.float16, torch.bfloat16, torch.float32])
+def attention_spelled_out(dtype):
+    """What a model does without the fused operator, on the device, against the reference and against the operator."""
+    batch = Batch([12], [30], heads=4, kv_heads=4, dtype=dtype)
+    query, key, value = (npu(x[0][None]) for x in (batch.query, batch.key, batch.value))
+    hidden = torch.triu(torch.ones(12, 30, dtype=torch.bool, device="npu"), diagonal=30 - 12 + 1)
+    scores = torch.matmul(query, key.transpose(-1, -2)) * batch.scale
+    scores = scores.masked_fill(hidden, float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(dtype)
+    output = torch.matmul(weights, value)
+    expected, _ = batch.expected(attend, visible=lambda i: right_down(12, 30))
+    tolerance = {torch.float16: (8e-3, 8e-3), torch.bfloat16: (6e-2, 6e-2), torch.float32: (1e-4, 1e-4)}[dtype]
+    close(output[0], expected[0], tolerance=tolerance)
+    if dtype != torch.float32:
+        mask = hidden.to(torch.int8)
+        operator, _ = fused(
+            1, query, key, value, **batch.heads_and_scale(), input_layout="BNSD", atten_mask=mask
+        )
+        close(operator[0], expected[0])
+
+
+@case(dtype=[torch.float16, torch.bfloat16])
+def caches_written_by_index(dtype):
+    cache, rows = torch.randn(4, 16, 2, 64).to(dtype), torch.randn(5, 2, 64).to(dtype)
+    slots = torch.randperm(64)[:5]
+    device = npu(cache)
+    device.view(-1, 2, 64)[npu(slots)] = npu(rows)
+    expected = cache.clone()
+    expected.view(-1, 2, 64)[slots] = rows
+    exact(device, expected)
+    blocks, offsets = slots // 16, slots % 16
+    device[npu(blocks), npu(offsets)] = npu(rows) * 2
+    expected[blocks, offsets] = rows * 2
+    exact(device, expected)
+
+
+@case()
+def positions_slots_and_lengths_of_a_step():
+    """Integer arithmetic by which a runner finds slots."""
+    block_table = torch.randint(0, 50, (3, 4), dtype=torch.int32)
+    requests = torch.repeat_interleave(torch.arange(3), torch.tensor([1, 4, 2]))
+    positions = torch.tensor([130, 0, 1, 2, 3, 127, 128])
+
+    def slots(table, requests, positions):
+        flat = table.flatten()[requests * 4 + positions // 128]
+        return flat * 128 + positions % 128
+
+    on_device = slots(npu(block_table), npu(requests), npu(positions))
+    exact(on_device, slots(block_table, requests, positions))
+    lengths = torch.tensor([3, 1, 4], dtype=torch.int32)
+    exact(torch.cumsum(npu(lengths), 0), torch.cumsum(lengths, 0))
+
+
+@case(dtype=[torch.float16, torch.float32])
+def merging_spelled_out(dtype):
+    outputs, sums = torch.randn(3, 7, 4, 64).to(dtype), torch.randn(3, 7, 4, 1)
+
+    def merged(outputs, sums):
+        total = torch.logsumexp(sums, dim=0)
+        return (outputs.float() * torch.exp(sums - total)).sum(0), total
+
+    output, total = merged(npu(outputs), npu(sums))
+    expected, expected_total = merged(outputs, sums)
+    close(output, expected, tolerance=(1e-5, 1e-5))
+    close(total, expected_total, "log-sums", tolerance=(1e-5, 1e-5))
+
+
+@case()
+def operators_that_are_not_there_name_themselves():
+    """The error names the function, so that it is clear that nothing was computed."""
+    rows = torch.randn(2, 3, 8, 8).npu()
+    message = refused(lambda: torch.nn.functional.conv2d(rows, torch.randn(4, 3, 3, 3).npu()), "not")
+    assert "onv" in message, message

@@ -1,0 +1,75 @@
+"""What each release takes, through the entry points that the extension finds in a toolkit of that release."""
+
+import os
+
+import torch
+
+from harness import case, fused, refused
+from layouts import compare
+from reference import right_down
+from tensors import Batch, npu, triangle
+
+RELEASES = ["8.1", "8.5", "9.0", "9.1"]
+RELEASE = os.environ.get("ASCEND_EMU_CANN", RELEASES[-1])
+HALF, BRAIN = torch.float16, torch.bfloat16
+
+
+def dense(layout, entry=1, **shape):
+    batch = Batch(**shape)
+    arguments = batch.lay_out(layout) | batch.lengths(layout) | batch.heads_and_scale()
+    output, _ = fused(entry, **arguments, input_layout=layout)
+    compare(batch, layout, output)
+
+
+def paged(layout, form, block=128, rows=4, dtype=BRAIN):
+    batch = Batch([rows, rows], [150, 40], dtype=dtype)
+    arguments = batch.lay_out(layout) | batch.page(form, block) | batch.lengths(layout, paged=True)
+    masked = {"sparse_mode": 3, "atten_mask": triangle()}
+    output, _ = fused(1, **arguments, **batch.heads_and_scale(), input_layout=layout, **masked)
+    compare(batch, layout, output, visible=lambda i: right_down(rows, batch.keys[i]))
+
+
+def sink(dtype):
+    batch = Batch([4, 9], [4, 20], dtype=dtype)
+    logits = torch.randn(4).to(dtype)
+    arguments = batch.lay_out("TND") | batch.lengths("TND") | batch.heads_and_scale()
+    output, _ = fused(2, **arguments, input_layout="TND", learnable_sink=npu(logits))
+    compare(batch, "TND", output, sink=logits)
+
+
+SHORT = dict(rows=[5, 9], keys=[12, 9])
+# A call, and the first release that takes it.
+CALLS = {
+    "packed BF16": ("8.1", lambda: dense("TND", **SHORT, dtype=BRAIN)),
+    "packed FLOAT16": ("8.5", lambda: dense("TND", **SHORT, dtype=HALF)),
+    "packed, 256 channels": ("8.5", lambda: dense("TND", **SHORT, dim=256, dtype=BRAIN)),
+    "BNSD": ("8.1", lambda: dense("BNSD", **SHORT)),
+    "NTD": ("8.5", lambda: dense("NTD", **SHORT, dtype=BRAIN)),
+    "NTD_TND": ("8.1", lambda: dense("NTD_TND", **SHORT, dtype=BRAIN)),
+    "BSH_BNSD": ("8.5", lambda: dense("BSH_BNSD", **SHORT)),
+    "BNSD_BSND of single rows": ("8.5", lambda: dense("BNSD_BSND", rows=[1, 1], keys=[30, 9])),
+    "more than 64 query heads a key head": (
+        "8.5",
+        lambda: dense("BNSD", rows=[3], keys=[9], heads=80, kv_heads=1),
+    ),
+    "rotary parts under BSND": (
+        "8.5",
+        lambda: dense("BSND", **SHORT, heads=2, kv_heads=2, dim=128, rope=64, dtype=BRAIN),
+    ),
+    "blocks of 128 under several rows": ("8.1", lambda: paged("TND", "BnBsH")),
+    "blocks of 16 under several rows": ("8.5", lambda: paged("TND", "BnBsH", block=16)),
+    "BnNBsD under BSND": ("8.5", lambda: paged("BSND", "BnNBsD")),
+    "NZ of 16 bits under BSND": ("8.5", lambda: paged("BSND", "NZ")),
+    "the fourth version": ("8.5", lambda: dense("BNSD", entry=2, **SHORT)),
+    "BF16 sink, packed": ("8.5", lambda: sink(BRAIN)),
+    "FLOAT16 sink, packed": ("9.0", lambda: sink(HALF)),
+}
+
+
+@case(what=list(CALLS))
+def each_release_takes_what_it_takes(what):
+    first, call = CALLS[what]
+    if RELEASES.index(RELEASE) >= RELEASES.index(first):
+        call()
+    else:
+        refused(call)
