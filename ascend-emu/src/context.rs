@@ -54,9 +54,15 @@ impl Options {
         Ok(())
     }
 
-    pub(crate) fn get(&self, name: &str, option: i64) -> Outcome<i64> {
+    /// The value that was set, if one was.
+    pub(crate) fn get(&self, name: &str, option: i64) -> Outcome<Option<i64>> {
         let place = Self::place(name, option)?;
-        let value = self.0.lock().get(place).copied().flatten();
+        Ok(self.0.lock().get(place).copied().flatten())
+    }
+
+    /// The value that was set; without one the query fails.
+    pub(crate) fn get_set(&self, name: &str, option: i64) -> Outcome<i64> {
+        let value = self.get(name, option)?;
         value.ok_or_else(|| failure!(SYSPARAM_NOT_SET, "{name}: option {option} was not set"))
     }
 }

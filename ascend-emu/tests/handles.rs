@@ -342,6 +342,23 @@ fn options_are_kept_by_context_and_by_process() {
 }
 
 #[test]
+fn an_option_of_the_process_is_0_until_it_is_set() {
+    let mut value = -1;
+    unsafe {
+        ok(aclrtGetSysParamOpt(
+            aclSysParamOpt::ACL_OPT_ENABLE_DEBUG_KERNEL,
+            &mut value,
+        ));
+        assert_eq!(value, 0);
+        fails(
+            aclrtGetSysParamOpt(aclSysParamOpt(9), &mut value),
+            107_000,
+            &["opt", "9"],
+        );
+    }
+}
+
+#[test]
 fn numbers_convert() {
     unsafe {
         assert_eq!(aclFloat16ToFloat(0x3e00), 1.5);

@@ -71,7 +71,7 @@ pub unsafe extern "C" fn aclrtCtxGetSysParamOpt(opt: aclSysParamOpt, value: *mut
     acl(|| {
         let found = context::current()?
             .options
-            .get("aclrtCtxGetSysParamOpt", i64::from(opt.0))?;
+            .get_set("aclrtCtxGetSysParamOpt", i64::from(opt.0))?;
         // SAFETY: the caller's promise.
         unsafe { store("value", value, found) }
     })
@@ -83,7 +83,9 @@ pub unsafe extern "C" fn aclrtSetSysParamOpt(opt: aclSysParamOpt, value: i64) ->
 
 pub unsafe extern "C" fn aclrtGetSysParamOpt(opt: aclSysParamOpt, value: *mut i64) -> aclError {
     acl(|| {
+        // Unlike a context, a process has every option from the start: programs ask before they set.
         let found = PROCESS.get("aclrtGetSysParamOpt", i64::from(opt.0))?;
+        let found = found.unwrap_or_default();
         // SAFETY: the caller's promise.
         unsafe { store("value", value, found) }
     })
