@@ -232,6 +232,78 @@ proptest! {
     }
 }
 
+/// Attention and log-sum-exps of all parts in one tensor `[parts, rows, dim + 1]`, as serving systems hold them.
+#[test]
+fn parts_that_lie_side_by_side_with_their_sums_are_merged_in_place() {
+    const DIM: usize = 8;
+    let _bench = Bench::new();
+    let lse = vec![vec![0.5f32, -1.0, 3.0], vec![2.0, 0.0, f32::NEG_INFINITY]];
+    let local: Vec<Vec<f32>> = (0..2)
+        .map(|part| {
+            (0..3 * DIM)
+                .map(|i| (i + 31 * part) as f32 / 16.0)
+                .collect()
+        })
+        .collect();
+    let joined: Vec<f32> = (0..2 * 3)
+        .flat_map(|row| {
+            let (part, row) = (row / 3, row % 3);
+            let attention = &local[part][row * DIM..][..DIM];
+            attention.iter().copied().chain([lse[part][row]])
+        })
+        .collect();
+    let plain = Update::new(&lse, &local, DIM);
+    let memory = upload(&joined);
+    let view = |shape: &[i64], strides: &[i64], offset: usize| unsafe {
+        aclCreateTensor(
+            shape.as_ptr(),
+            shape.len() as u64,
+            aclDataType::ACL_FLOAT,
+            strides.as_ptr(),
+            offset as i64,
+            aclFormat::ACL_FORMAT_ND,
+            [joined.len() as i64].as_ptr(),
+            1,
+            memory,
+        )
+    };
+    let (width, dim) = (DIM as i64 + 1, DIM as i64);
+    let sums: Vec<_> = (0..2)
+        .map(|part| view(&[3], &[width], part * 3 * (DIM + 1) + DIM))
+        .collect();
+    let parts: Vec<_> = (0..2)
+        .map(|part| view(&[3, dim], &[width, 1], part * 3 * (DIM + 1)))
+        .collect();
+    let update = Update {
+        lists: [list(&sums), list(&parts)],
+        ..plain
+    };
+    ok(update.launch(update.prepare(1), null_mut()));
+    sync(null_mut());
+    let (want, want_lse) = expected(&lse, &local, DIM);
+    let got = download::<f32>(update.out, 3 * DIM);
+    assert!(
+        got.iter()
+            .zip(&want)
+            .all(|(got, want)| (f64::from(*got) - want).abs() < 1e-5),
+        "{got:?}"
+    );
+    let got = download::<f32>(update.lse_out, 3);
+    assert!(
+        got.iter()
+            .zip(&want_lse)
+            .all(|(got, want)| (f64::from(*got) - want).abs() < 1e-5),
+        "{got:?}"
+    );
+    unsafe {
+        for list in plain.lists {
+            ok(aclDestroyTensorList(list));
+        }
+    }
+    update.destroy();
+    free(memory);
+}
+
 #[test]
 fn plain_formats_are_taken_and_private_ones_are_not() {
     let _bench = Bench::new();

@@ -176,6 +176,25 @@ fn every_rule_has_a_call_that_breaks_it() {
     assert!(matches!(refused, Refusal::Unsupported(_)), "{refused}");
 }
 
+#[test]
+fn inputs_may_be_strided() {
+    let parts = [TensorDesc {
+        strides: Dims::of([65, 1]),
+        ..local(6, 64)
+    }; 2];
+    let sums = [TensorDesc {
+        strides: Dims::of([65]),
+        offset: 64,
+        ..lse(6)
+    }; 2];
+    let taken = UpdateCall {
+        out: Some(local(6, 64)),
+        lse_out: Some(lse(6)),
+        ..call(&sums, &parts)
+    };
+    assert_eq!(taken.check(Soc::AtlasA2).unwrap().rows, 6);
+}
+
 proptest! {
     /// No shape makes the check panic or overflow.
     #[test]

@@ -89,6 +89,31 @@ impl UpdateOperator {
     }
 }
 
+/// The elements of a view of one or two axes, one behind the other.
+///
+/// # Safety
+///
+/// `first` leads to the bytes that [`TensorDesc::byte_range`] counts, live and written by nobody else.
+unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Vec<u8> {
+    let axis = |axis: usize| {
+        let dim = desc.shape.get(axis).copied().unwrap_or(1);
+        (dim, desc.strides.get(axis).copied().unwrap_or(0))
+    };
+    let ((rows, down), (columns, across)) = (axis(0), axis(1));
+    let size = desc.dtype.bits() as usize / 8;
+    let start = desc.byte_range().map_or(0, |range| range.start as usize);
+    let mut copy = Vec::new();
+    for row in 0..rows {
+        for column in 0..columns {
+            let element = desc.offset + row * down + column * across;
+            let place = (element as usize * size).saturating_sub(start);
+            // SAFETY: every element of the view lies within its range of bytes, by the caller's promise behind `first`.
+            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(first.add(place), size) });
+        }
+    }
+    copy
+}
+
 impl Operator for UpdateOperator {
     fn name(&self) -> &'static str {
         ascend_spec::OperatorVersion::AttentionUpdate.symbol()
@@ -144,16 +169,23 @@ impl Operator for UpdateOperator {
             return Ok(());
         }
         refuse_overlap(self, at)?;
-        let mut parts = Vec::with_capacity(self.problem.parts);
-        let mut outputs = Vec::with_capacity(OUTPUTS);
-        self.accesses(at, &mut |access| {
-            let to = if access.write {
-                &mut outputs
+        let mut places = Vec::with_capacity(2 * self.problem.parts + OUTPUTS);
+        self.accesses(at, &mut |access| places.push(memory.host(access.address)));
+        let (mut parts, mut outputs) = (Vec::new(), Vec::new());
+        let mut copies = Vec::new();
+        for ((desc, _, write, _), place) in self.tensors(at).zip(places) {
+            if write {
+                outputs.push(place);
+            } else if desc.is_contiguous() {
+                parts.push(place);
             } else {
-                &mut parts
-            };
-            to.push(memory.host(access.address));
-        });
+                // SAFETY: the place is where `accesses` says that the bytes of the view start: live (the ledger let the
+                // launch in) and claimed by the task that runs this.
+                let mut copy = unsafe { side_by_side(desc, place) };
+                parts.push(copy.as_mut_ptr());
+                copies.push(copy);
+            }
+        }
         let (lse, local_out) = parts.split_at(self.problem.parts.min(parts.len()));
         let buffers = merge::Buffers {
             lse,
@@ -161,9 +193,9 @@ impl Operator for UpdateOperator {
             out: outputs.first().copied().unwrap_or(std::ptr::null_mut()),
             lse_out: outputs.get(1).copied(),
         };
-        // SAFETY: the places are those of `accesses`, in the order of the lists and outputs: live (the ledger let the
-        // launch in), claimed by the task that runs this, and, by the check above, with the outputs apart from
-        // everything else.
+        // SAFETY: the places are those of `accesses`, in the order of the lists and outputs, or copies of as many
+        // elements: live (the ledger let the launch in), claimed by the task that runs this, and, by the check above,
+        // with the outputs apart from everything else.
         unsafe {
             if let Some(row) = merge::empty_row(&self.problem, &buffers) {
                 let suspicion = Suspicion {

@@ -56,8 +56,9 @@ impl UpdateCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for strided tensors, of which the
-    /// documents do not say what becomes.
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for strided outputs, of which the
+    /// documents do not say what becomes. Inputs may be strided: serving systems pass parts of tensors that hold attention
+    /// and log-sum-exps side by side.
     pub fn check(&self, soc: Soc) -> Result<UpdateProblem, Refusal> {
         let (lse, local, out) = self.required()?;
         require!(
@@ -124,9 +125,10 @@ impl UpdateCall<'_> {
                 Dims::of([rows]),
             );
         }
-        if self.tensors().any(|(desc, _)| !desc.is_contiguous()) {
+        let mut outputs = self.out.iter().chain(&self.lse_out);
+        if outputs.any(|desc| !desc.is_contiguous()) {
             return Err(Unsupported {
-                feature: "a strided tensor of aclnnAttentionUpdate",
+                feature: "a strided output of aclnnAttentionUpdate",
             }
             .into());
         }
