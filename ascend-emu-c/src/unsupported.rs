@@ -4,9 +4,9 @@
 //! touches none of it, and says by its result and by `aclGetRecentErrMsg` that there is no such function here. A function
 //! that clients only look up is not in this list: to them a missing name means an older CANN, and they go another way.
 
-use ascend_emu::abi::not_emulated;
+use ascend_emu::abi::{not_emulated, refused};
 use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT};
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
 /// `HCCL_E_NOT_SUPPORT` of `hccl/hccl_types.h`.
@@ -43,6 +43,60 @@ fn collective(name: &'static str) -> i32 {
     not_emulated(name, HCCL_NOT_SUPPORTED)
 }
 
+/// Runs an operator by its name, which the compiler of graphs would have to make. What a client calls when a toolkit has no
+/// function for the operator: the message says which one is missing.
+///
+/// # Safety
+///
+/// `op_type` is null or leads to a text that ends with a zero.
+// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is that of the C function")]
+pub unsafe extern "C" fn aclopCompileAndExecute(op_type: *const c_char) -> i32 {
+    let name = "aclopCompileAndExecute";
+    if op_type.is_null() {
+        return feature(name);
+    }
+    // SAFETY: the caller's promise.
+    let operator = unsafe { CStr::from_ptr(op_type) }.to_string_lossy();
+    let message = format_args!("{name}: the operator {operator} is not emulated");
+    refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message)
+}
+
+/// `ACL_OP_JIT_COMPILE` of `aclCompileOpt`: whether operators are compiled when they are called.
+const JIT_COMPILE: i32 = 10;
+
+/// Sets an option of the compiler of operators, which is not there. Clients set most of them before they know whether they
+/// need it, and this one when they are about to run an operator by its name: here they hear of it while the caller waits.
+// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is that of the C function")]
+pub extern "C" fn aclSetCompileopt(option: i32, _value: *const c_char) -> i32 {
+    if option == JIT_COMPILE {
+        let name = "aclSetCompileopt";
+        let message = format_args!(
+            "{name}: an operator that is compiled by its name, since it has no aclnn function here, is not emulated"
+        );
+        return refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message);
+    }
+    0
+}
+
+/// Whether collectives give the same bits each time, in `hccl/hccl_types.h`.
+const HCCL_DETERMINISTIC: i32 = 0;
+
+/// Chooses how collectives compute, of which there are none. Clients ask for determinism before they run any operator;
+/// what never runs keeps either promise.
+// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is that of the C function")]
+pub extern "C" fn HcclSetConfig(config: i32, _value: i32) -> i32 {
+    if config == HCCL_DETERMINISTIC {
+        return 0;
+    }
+    collective("HcclSetConfig")
+}
+
 fn null(name: &'static str) -> *mut c_void {
     feature(name);
     ptr::null_mut()
@@ -55,7 +109,7 @@ fn zero(name: &'static str) -> usize {
 
 answered! {
     // Operators by name, which the compiler of graphs would have to make.
-    i32 = feature => aclopCompileAndExecute aclopSetAttrBool aclopSetAttrDataType aclopSetAttrFloat aclopSetAttrInt
+    i32 = feature => aclopSetAttrBool aclopSetAttrDataType aclopSetAttrFloat aclopSetAttrInt
         aclopSetAttrListBool aclopSetAttrListFloat aclopSetAttrListInt aclopSetAttrListListInt aclopSetAttrString;
     *mut c_void = null => aclopCreateAttr aclCreateDataBuffer aclCreateTensorDesc;
     () = |_| () => aclopDestroyAttr aclDestroyTensorDesc;
@@ -82,6 +136,4 @@ answered! {
     () = |_| () => aclAppLog;
     i32 = feature => aclrtFreePhysical aclrtMallocPhysical aclrtMapMem aclrtProcessReport aclrtReleaseMemAddress aclrtReserveMemAddress
         aclrtUnmapMem;
-    // Collectives.
-    i32 = collective => HcclSetConfig;
 }

@@ -62,7 +62,7 @@ pub use machine::*;
 pub use memory::*;
 pub(crate) use meta::MOST_ELEMENTS;
 pub use meta::*;
-pub use not_emulated::not_emulated;
+pub use not_emulated::{not_emulated, refused};
 pub use peer::*;
 pub use runtime::*;
 pub use scatter::*;
