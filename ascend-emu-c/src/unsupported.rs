@@ -134,6 +134,4 @@ answered! {
     usize = zero => MsprofGetHashId MsprofSysCycleTime;
     // The log of CANN's own libraries, which is not kept.
     () = |_| () => aclAppLog;
-    i32 = feature => aclrtFreePhysical aclrtMallocPhysical aclrtMapMem aclrtProcessReport aclrtReleaseMemAddress aclrtReserveMemAddress
-        aclrtUnmapMem;
 }

@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Event = 0xA3,
     Graph = 0xA4,
     TaskGroup = 0xA5,
+    Physical = 0xA6,
+    Notify = 0xA7,
     Tensor = 0xB1,
     TensorList = 0xB2,
     Scalar = 0xB3,
@@ -31,12 +33,14 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 13] = [
+    const ALL: [Kind; 15] = [
         Kind::Context,
         Kind::Stream,
         Kind::Event,
         Kind::Graph,
         Kind::TaskGroup,
+        Kind::Physical,
+        Kind::Notify,
         Kind::Tensor,
         Kind::TensorList,
         Kind::Scalar,
@@ -54,6 +58,8 @@ impl Kind {
             Kind::Event => "event",
             Kind::Graph => "graph",
             Kind::TaskGroup => "task group",
+            Kind::Physical => "aclrtDrvMemHandle",
+            Kind::Notify => "notify",
             Kind::Tensor => "aclTensor",
             Kind::TensorList => "aclTensorList",
             Kind::Scalar => "aclScalar",
@@ -77,9 +83,13 @@ impl Kind {
     /// Status of a null handle and of a wrong one.
     fn codes(self) -> (i32, i32) {
         match self {
-            Kind::Context | Kind::Stream | Kind::Event | Kind::Graph | Kind::TaskGroup => {
-                (NULL_PARAM, INVALID_HANDLE)
-            }
+            Kind::Context
+            | Kind::Stream
+            | Kind::Event
+            | Kind::Graph
+            | Kind::TaskGroup
+            | Kind::Physical
+            | Kind::Notify => (NULL_PARAM, INVALID_HANDLE),
             Kind::Executor => (ACLNN_INNER_NULLPTR, ACLNN_INVALID),
             _ => (ACLNN_NULLPTR, ACLNN_INVALID),
         }
@@ -221,6 +231,11 @@ impl<T> Table<T> {
             .filter(|value| is(value))
             .cloned()
             .collect()
+    }
+
+    /// Ends the handles of objects that something is not true of.
+    pub(crate) fn retain(&self, is: impl Fn(&T) -> bool) {
+        self.entries.lock().retain(|_, value| is(value));
     }
 
     #[cold]

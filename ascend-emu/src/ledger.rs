@@ -8,13 +8,18 @@
 mod clocks;
 mod hazards;
 mod registered;
+mod virtual_memory;
 
 pub(crate) use clocks::{
-    Clock, LaneId, Progress, close_lane, follow, host_waited, host_waited_for_lane, open_lane,
-    snapshot,
+    Clock, LaneId, Progress, close_lane, follow, follow_unknown, host_waited, host_waited_for_lane,
+    open_lane, snapshot,
 };
 pub(crate) use hazards::{admit, inspect};
 pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
+
+pub(crate) use virtual_memory::{
+    allocate_physical, free_physical, map, release_range, reserve, totals as virtual_totals, unmap,
+};
 
 use crate::config::{Check, config};
 use crate::handle::IdHasher;
@@ -28,11 +33,12 @@ use registered::Registration;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::ops::Range;
+use virtual_memory::Virtual;
 
 /// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// Memory of the device with this number, from `aclrtMalloc`.
+    /// Memory of the device with this number, from `aclrtMalloc` or mapped by `aclrtMapMem`.
     Device(i32),
     /// Pinned host memory, from `aclrtMallocHost` or registered by `aclrtHostRegister`.
     PinnedHost,
@@ -54,13 +60,23 @@ pub struct Allocation {
     pub version: u64,
 }
 
+/// Where the bytes of a block are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// From [`allocate`].
+    Emulator,
+    /// The program's own: they are only registered.
+    Program,
+    /// Physical memory of this number, which the addresses show.
+    Mapped(u64),
+}
+
 #[derive(Debug)]
 struct Block {
     info: Allocation,
     /// End of what may be touched: the requested size, rounded up to whole pages, and one page more.
     reach: usize,
-    /// The memory is the program's own, and only registered.
-    foreign: bool,
+    owner: Owner,
     uses: Vec<Use>,
 }
 
@@ -80,6 +96,7 @@ struct Books {
     blocks: BTreeMap<usize, Block>,
     /// Registered host memory, by first address.
     registered: BTreeMap<usize, Registration>,
+    memory: Virtual,
     lanes: HashMap<LaneId, Lane, BuildHasherDefault<IdHasher>>,
     /// Freed while work in flight uses it: given back once that is over.
     limbo: Vec<Block>,
@@ -117,15 +134,19 @@ impl Books {
     }
 
     fn insert(&mut self, block: Block) {
-        let used = self.used.entry(block.info.place).or_default();
-        *used = used.saturating_add(block.info.bytes);
+        if block.owner == Owner::Emulator {
+            let used = self.used.entry(block.info.place).or_default();
+            *used = used.saturating_add(block.info.bytes);
+        }
         self.blocks.insert(block.info.base, block);
     }
 
     /// Takes a block out, and remembers its addresses as freed.
     fn remove(&mut self, base: usize) -> Option<Block> {
         let block = self.blocks.remove(&base)?;
-        if let Some(used) = self.used.get_mut(&block.info.place) {
+        if block.owner == Owner::Emulator
+            && let Some(used) = self.used.get_mut(&block.info.place)
+        {
             *used = used.saturating_sub(block.info.bytes);
         }
         if self.freed.len() >= FREED {
@@ -196,7 +217,7 @@ pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
                 version: 0,
             },
             reach: base.saturating_add(reserved),
-            foreign: false,
+            owner: Owner::Emulator,
             uses: Vec::with_capacity(8),
         };
         books.insert(block);
@@ -217,18 +238,27 @@ fn release(blocks: Vec<Block>) {
         return;
     };
     for block in &blocks {
-        match block.info.place {
-            Place::Device(_) => memory.discard(block.info.base, block.reserved()),
-            Place::PinnedHost => {
+        match (block.owner, block.info.place) {
+            (Owner::Emulator, Place::Device(_)) => {
+                memory.discard(block.info.base, block.reserved());
+            }
+            (Owner::Emulator, Place::PinnedHost) => {
                 // SAFETY: the block came from `posix_memalign`, and left the books once: nobody else frees it.
                 unsafe { libc::free(std::ptr::with_exposed_provenance_mut(block.info.base)) };
             }
+            (Owner::Program | Owner::Mapped(_), _) => {}
         }
     }
     with(|books| {
         for block in &blocks {
-            if let (Place::Device(_), Some(arena)) = (block.info.place, &mut books.arena) {
-                arena.give_back(block.info.base, block.reserved());
+            match (block.owner, block.info.place) {
+                (Owner::Emulator, Place::Device(_)) => {
+                    if let Some(arena) = &mut books.arena {
+                        arena.give_back(block.info.base, block.reserved());
+                    }
+                }
+                (Owner::Mapped(number), _) => books.unshow(memory, block, number),
+                _ => {}
             }
         }
     });
@@ -259,10 +289,17 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
                 "{name}: {address:#x} is {is}, which {other} frees"
             ));
         }
-        if block.foreign {
+        let other = match block.owner {
+            Owner::Emulator => None,
+            Owner::Program => {
+                Some("the program's own, whose registration aclrtHostUnregister ends")
+            }
+            Owner::Mapped(_) => Some("mapped, which aclrtUnmapMem ends"),
+        };
+        if let Some(other) = other {
             return Err(failure!(
                 PARAM_INVALID,
-                "{name}: {address:#x} is memory of the program's own, whose registration aclrtHostUnregister ends"
+                "{name}: {address:#x} is memory that is {other}"
             ));
         }
         let unsynced = block
@@ -320,16 +357,24 @@ pub(crate) fn clear_device(device: i32) -> (u64, u64) {
             .filter(on_device)
             .map(|block| block.info.base)
             .collect();
-        let bytes = books.used_bytes(Place::Device(device));
+        let own = |block: &&Block| on_device(block) && block.owner == Owner::Emulator;
+        let own: Vec<u64> = books
+            .blocks
+            .values()
+            .filter(own)
+            .map(|block| block.info.bytes)
+            .collect();
+        let (count, bytes) = (own.len() as u64, own.iter().sum::<u64>());
         let dropped: Vec<Block> = bases.iter().filter_map(|&b| books.remove(b)).collect();
         let (busy, now): (Vec<_>, Vec<_>) = dropped
             .into_iter()
             .partition(|block| block.uses.iter().any(|of| books.in_flight(of)));
         books.limbo.extend(busy);
-        (now, bases.len() as u64, bytes)
+        (now, count, bytes)
     });
     release(now);
-    (count, bytes)
+    let (handles, physical_bytes) = virtual_memory::clear(device);
+    (count + handles, bytes + physical_bytes)
 }
 
 /// The live allocation that an address lies in.
@@ -350,15 +395,18 @@ pub(crate) fn used_bytes(device: i32) -> u64 {
 /// Live allocations: how many on devices, their bytes, how many of pinned host memory.
 pub(crate) fn totals() -> (usize, u64, usize) {
     with(|books| {
-        let on_device = |block: &&Block| matches!(block.info.place, Place::Device(_));
-        let count = books.blocks.values().filter(on_device).count();
-        let bytes = books.blocks.values().filter(on_device);
-        let foreign = books.blocks.values().filter(|block| block.foreign);
-        (
-            count,
-            bytes.map(|block| block.info.bytes).sum(),
-            books.blocks.len() - count - foreign.count(),
-        )
+        let mut totals = (0, 0, 0);
+        for block in books.blocks.values() {
+            match (block.owner, block.info.place) {
+                (Owner::Emulator, Place::Device(_)) => {
+                    totals.0 += 1;
+                    totals.1 += block.info.bytes;
+                }
+                (Owner::Emulator, Place::PinnedHost) => totals.2 += 1,
+                (Owner::Program | Owner::Mapped(_), _) => {}
+            }
+        }
+        totals
     })
 }
 

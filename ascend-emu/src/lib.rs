@@ -95,6 +95,12 @@
 //! - Numbers out of range become infinities: `aclrtSetDeviceSatMode` refuses the other mode.
 //! - Devices reach each other's memory, and registered host memory, without having been told so; what is asked about it is
 //!   answered as the program has set it. Registered host memory has the host's own address on the device.
+//! - `aclrtUnmapMem` puts off what queued work uses; until that is over nothing can be mapped there. Physical memory is a
+//!   device's, in units of 2 MiB.
+//! - `aclrtLaunchHostFunc` calls on the stream's own thread. `aclrtValueWait` sees values that copies and fills write within
+//!   a millisecond. What a wait for a notify or a value that nobody has queued comes after is not known to the sanitizer: it
+//!   finds no race with that stream until the host has waited for it.
+//! - Handles for other processes (`aclrtMemExportToShareableHandle`, IPC) are not emulated.
 //! - `aclFinalize` releases nothing, and `aclInit` cannot be called again after it.
 //! - `aclrtSynchronizeDevice` waits for the streams of the calling thread's context.
 //! - A process that was forked after `aclInit` gets an error from every call, whose text says so.
@@ -106,6 +112,7 @@
 #![warn(missing_docs)]
 
 pub mod abi;
+mod callback;
 mod capture;
 mod chip;
 mod claims;
@@ -127,12 +134,14 @@ mod live;
 mod lock;
 mod machine;
 mod memory;
+mod notify;
 mod op;
 mod operator;
 mod queue;
 mod sanitizer;
 mod status;
 mod stream;
+mod stream_value;
 mod task;
 mod trace;
 pub mod traced;

@@ -8,6 +8,7 @@ use crate::event::EVENTS;
 use crate::executor::EXECUTORS;
 use crate::graph::{GRAPHS, GROUPS};
 use crate::ledger;
+use crate::notify::NOTIFIES;
 use crate::stream::STREAMS;
 
 /// Handles that are not destroyed and memory that is not freed, in the whole process.
@@ -30,6 +31,8 @@ pub struct Live {
     pub streams: usize,
     /// Events.
     pub events: usize,
+    /// Notifies.
+    pub notifies: usize,
     /// Contexts, with the default ones of devices in use.
     pub contexts: usize,
     /// Captured graphs.
@@ -44,6 +47,10 @@ pub struct Live {
     pub host_allocations: usize,
     /// Ranges of host memory that are registered.
     pub host_registrations: usize,
+    /// Handles of physical memory.
+    pub physical_memories: usize,
+    /// Ranges of addresses that are reserved.
+    pub address_ranges: usize,
 }
 
 impl Live {
@@ -56,6 +63,7 @@ impl Live {
 /// Counts what has not been given back.
 pub fn live() -> Live {
     let (device_allocations, device_bytes, host_allocations) = ledger::totals();
+    let (physical_memories, address_ranges) = ledger::virtual_totals();
     Live {
         tensors: TENSORS.len(),
         tensor_lists: TENSOR_LISTS.len(),
@@ -65,6 +73,7 @@ pub fn live() -> Live {
         executors: EXECUTORS.len(),
         streams: STREAMS.len(),
         events: EVENTS.len(),
+        notifies: NOTIFIES.len(),
         contexts: CONTEXTS.len(),
         graphs: GRAPHS.len(),
         task_groups: GROUPS.len(),
@@ -72,5 +81,7 @@ pub fn live() -> Live {
         device_bytes,
         host_allocations,
         host_registrations: ledger::registrations(),
+        physical_memories,
+        address_ranges,
     }
 }

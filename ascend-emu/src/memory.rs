@@ -4,6 +4,12 @@
 //! whose use on the host faults as it does with an NPU. A second range of the same size, readable and writable, holds
 //! the bytes: the *backing view*. The two differ by a constant.
 
+mod physical;
+mod ranges;
+
+pub(crate) use physical::{PhysicalMemory, hide};
+pub(crate) use ranges::{Range, Ranges};
+
 use crate::config::config;
 use crate::status::{Failure, MEMORY_ALLOCATION, Outcome, failure};
 use std::collections::BTreeMap;
@@ -25,6 +31,8 @@ pub(crate) struct DeviceMemory {
     backing: usize,
     len: usize,
     page: usize,
+    /// What programs reserve beside it.
+    pub ranges: Ranges,
 }
 
 impl DeviceMemory {
@@ -45,6 +53,7 @@ impl DeviceMemory {
                         backing,
                         len,
                         page,
+                        ranges: Ranges::default(),
                     });
                 }
                 // SAFETY: the range was mapped just now and nothing refers to it.
@@ -76,8 +85,13 @@ impl DeviceMemory {
             .map_err(Failure::clone)
     }
 
-    /// Whether an address lies in the device view.
+    /// Whether an address is a device's: in the device view, or in a range that a program has reserved.
     pub(crate) fn contains(&self, address: usize) -> bool {
+        self.views(address) || self.ranges.contain(address)
+    }
+
+    /// Whether an address lies in the device view.
+    fn views(&self, address: usize) -> bool {
         (self.base..self.base + self.len).contains(&address)
     }
 
@@ -99,16 +113,17 @@ impl DeviceMemory {
     /// The pointer is good for the bytes of the allocation that the address lies in, which is for the caller to know:
     /// operations are checked against the live allocations before they are queued, memory freed too early stays mapped.
     pub(crate) fn host(&self, address: usize) -> *mut u8 {
-        if self.contains(address) {
-            ptr::with_exposed_provenance_mut(self.backing + (address - self.base))
+        let host = if self.views(address) {
+            self.backing + (address - self.base)
         } else {
-            ptr::with_exposed_provenance_mut(address)
-        }
+            self.ranges.host(address).unwrap_or(address)
+        };
+        ptr::with_exposed_provenance_mut(host)
     }
 
     /// Gives the memory of whole pages back to the operating system; it reads as zero afterwards.
     pub(crate) fn discard(&self, address: usize, bytes: usize) {
-        if bytes == 0 || !self.contains(address) || bytes > self.base + self.len - address {
+        if bytes == 0 || !self.views(address) || bytes > self.base + self.len - address {
             return;
         }
         // SAFETY: the range lies in the backing view, which this object owns; allocations are whole pages, and

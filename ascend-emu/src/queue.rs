@@ -43,7 +43,8 @@ impl Command {
             Command::Record { event, mark } => event.reach_record(mark),
             Command::Wait { event, .. } => event.end_wait(),
             Command::Reset { event, ticket } => event.reach_reset(ticket),
-            Command::Task(_) | Command::Replay(_) | Command::Update(..) | Command::Broken(_) => {}
+            Command::Task(task) => task.cancel(),
+            Command::Replay(_) | Command::Update(..) | Command::Broken(_) => {}
         }
     }
 }

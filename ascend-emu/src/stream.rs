@@ -1,11 +1,13 @@
 //! Streams: queues of commands, each run in order by a thread of its own.
 
 mod capturing;
+mod host_work;
 mod settings;
 mod worker;
 
 pub(crate) use settings::Settings;
 
+use crate::callback;
 use crate::capture::{Capture, recordable};
 use crate::config::check;
 use crate::context::Context;
@@ -173,7 +175,10 @@ impl Stream {
         let seq = submission.seq + 1;
         let broken = ledger::admit(self.lane, seq, check(), code, task.name(), &visit)?;
         match broken {
-            None => self.push(&mut submission, Command::Task(task), at),
+            None => {
+                self.order(&task);
+                self.push(&mut submission, Command::Task(task), at);
+            }
             Some(fault) => self.push(&mut submission, Command::Broken(fault), None),
         }
         Ok(())
@@ -486,6 +491,7 @@ impl Stream {
             // The thread contains panics; should it die all the same, there is nothing left to wait for.
             let _ = thread.join();
         }
+        callback::end_lane(self.lane);
         ledger::host_waited_for_lane(self.lane, seq);
         ledger::close_lane(self.lane);
     }

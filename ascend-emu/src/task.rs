@@ -1,16 +1,20 @@
 //! Work that touches memory: what a stream runs and a graph records.
 
+use crate::callback::HostCall;
 use crate::claims::claim;
 use crate::config::config;
 use crate::fault::Fault;
-use crate::ledger;
+use crate::ledger::{self, LaneId};
 use crate::memory::DeviceMemory;
+use crate::notify::Notify;
 use crate::operator::{Access, Addresses, Operator};
 use crate::status::{DEVICE_INTERNAL, panic_text};
+use crate::stream_value::Comparison;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// One piece of work; the addresses of an operator's tensors are kept beside it.
 #[derive(Clone, Default)]
@@ -32,6 +36,32 @@ pub(crate) enum Task {
         value: u8,
         bytes: u64,
     },
+    /// A function of the program, on the stream's thread.
+    Call(HostCall),
+    /// A function of the program, on the thread that runs the callbacks of a stream.
+    Report {
+        lane: LaneId,
+        call: HostCall,
+        /// Whether the stream waits for it.
+        block: bool,
+    },
+    Raise(Arc<Notify>),
+    /// Waits for a notify and lowers it.
+    AwaitNotify {
+        notify: Arc<Notify>,
+        limit: Option<Duration>,
+    },
+    /// Writes eight bytes.
+    Write {
+        at: usize,
+        value: u64,
+    },
+    /// Waits for eight bytes.
+    AwaitValue {
+        at: usize,
+        value: u64,
+        comparison: Comparison,
+    },
 }
 
 impl Task {
@@ -41,6 +71,12 @@ impl Task {
             Task::Launch { op, .. } => op.name(),
             Task::Copy { .. } => "aclrtMemcpyAsync",
             Task::Fill { .. } => "aclrtMemsetAsync",
+            Task::Call(_) => "aclrtLaunchHostFunc",
+            Task::Report { .. } => "aclrtLaunchCallback",
+            Task::Raise(_) => "aclrtRecordNotify",
+            Task::AwaitNotify { .. } => "aclrtWaitAndResetNotify",
+            Task::Write { .. } => "aclrtValueWrite",
+            Task::AwaitValue { .. } => "aclrtValueWait",
         }
     }
 
@@ -55,7 +91,15 @@ impl Task {
             })
         };
         match self {
-            Task::Nothing => {}
+            Task::Nothing
+            | Task::Call(_)
+            | Task::Report { .. }
+            | Task::Raise(_)
+            | Task::AwaitNotify { .. } => {}
+            // A value that streams agree by is no race: both ends count as reads, against copies and fills alone.
+            Task::Write { at, .. } | Task::AwaitValue { at, .. } => {
+                access(*at, 8, false, "devAddr");
+            }
             Task::Launch {
                 op,
                 workspace,
@@ -72,7 +116,14 @@ impl Task {
         }
     }
 
-    /// Does the work and returns when it is done. `scratch` is reused from task to task.
+    /// Ends a task that will never run: nobody is to wait for it.
+    pub(crate) fn cancel(self) {
+        if let Task::Raise(notify) = self {
+            notify.raise();
+        }
+    }
+
+    /// Does work on memory and returns when it is done; what the host does or waits for is the stream's to do. `scratch` is reused from task to task.
     ///
     /// # Safety
     ///
@@ -95,7 +146,13 @@ impl Task {
         });
         let held = claim(scratch);
         let outcome = match self {
-            Task::Nothing => Ok(()),
+            Task::Nothing
+            | Task::Call(_)
+            | Task::Report { .. }
+            | Task::Raise(_)
+            | Task::AwaitNotify { .. }
+            | Task::Write { .. }
+            | Task::AwaitValue { .. } => Ok(()),
             Task::Launch { op, .. } => launch(op.as_ref(), at, memory),
             Task::Copy { dst, src, bytes } => {
                 // SAFETY: both ranges are valid (the caller's promise) and claimed, so nobody else touches them;
@@ -126,7 +183,16 @@ impl fmt::Debug for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         match self {
-            Task::Nothing => Ok(()),
+            Task::Nothing | Task::Call(_) | Task::Report { .. } => Ok(()),
+            Task::Raise(notify) | Task::AwaitNotify { notify, .. } => {
+                write!(f, " notify {}", notify.id)
+            }
+            Task::Write { at, value } => write!(f, " {value} at {at:#x}"),
+            Task::AwaitValue {
+                at,
+                value,
+                comparison,
+            } => write!(f, " {comparison:?} {value} at {at:#x}"),
             Task::Launch {
                 workspace,
                 workspace_bytes,

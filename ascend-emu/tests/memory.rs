@@ -19,6 +19,7 @@ use ascend_sys::bindings::{
 use bench::*;
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::{Mutex, PoisonError};
 
 /// Whether a finding of a kind has an address in its message.
 fn found(kind: FindingKind, at: *const c_void) -> bool {
@@ -277,6 +278,9 @@ const HOST: aclrtMemLocationType = aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_H
 const DEVICE: aclrtMemLocationType = aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE;
 const UNREGISTERED: aclrtMemLocationType = aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_UNREGISTERED;
 
+/// Tests that register host memory take turns, since one counts it.
+static REGISTRATIONS: Mutex<()> = Mutex::new(());
+
 /// Pageable host memory that begins at a page.
 #[repr(align(4096))]
 struct Page(#[allow(dead_code, reason = "its address is used")] [u8; 4096]);
@@ -308,6 +312,7 @@ fn a_pointer_tells_where_its_memory_is() {
 
 #[test]
 fn registered_host_memory_is_pinned_until_it_is_given_up() {
+    let _alone = REGISTRATIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let _bench = Bench::new();
     let _check = check_scope(Check::Strict);
     let stream = stream();
@@ -363,6 +368,7 @@ fn registered_host_memory_is_pinned_until_it_is_given_up() {
 
 #[test]
 fn operators_reach_host_memory_that_is_mapped() {
+    let _alone = REGISTRATIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let _bench = Bench::new();
     let call = Call::new(3);
     let mut pinned = null_mut();
@@ -386,6 +392,7 @@ fn operators_reach_host_memory_that_is_mapped() {
 
 #[test]
 fn host_memory_that_cannot_be_registered_is_refused() {
+    let _alone = REGISTRATIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let _bench = Bench::new();
     let page = Box::new(Page([0; 4096]));
     let host = (&raw const *page).cast::<c_void>().cast_mut();

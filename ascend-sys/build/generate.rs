@@ -34,7 +34,7 @@ const HEADERS: [&str; 13] = [
 
 /// Functions that the libraries of CANN 8.1.RC1 need not export: a program linked against those libraries looks them
 /// up when it runs instead.
-const OPTIONAL: [&str; 50] = [
+const OPTIONAL: [&str; 58] = [
     "AclSetDynamicInputTensorAddr",
     "AclSetDynamicOutputTensorAddr",
     "AclSetDynamicTensorAddr",
@@ -54,6 +54,8 @@ const OPTIONAL: [&str; 50] = [
     "aclnnFusedInferAttentionScoreV5GetWorkspaceSize",
     "aclnnScatterPaKvCache",
     "aclnnScatterPaKvCacheGetWorkspaceSize",
+    "aclrtCreateNotify",
+    "aclrtDestroyNotify",
     "aclrtDeviceGetStreamPriorityRange",
     "aclrtDeviceGetUuid",
     "aclrtDevicePeerAccessStatus",
@@ -61,6 +63,7 @@ const OPTIONAL: [&str; 50] = [
     "aclrtGetDeviceResLimit",
     "aclrtGetErrorVerbose",
     "aclrtGetLogicDevIdByUserDevId",
+    "aclrtGetNotifyId",
     "aclrtGetOpExecuteTimeout",
     "aclrtGetOpTimeOutInterval",
     "aclrtGetPrimaryCtxState",
@@ -70,8 +73,10 @@ const OPTIONAL: [&str; 50] = [
     "aclrtGetUserDevIdByLogicDevId",
     "aclrtHostGetDevicePointer",
     "aclrtHostRegisterV2",
+    "aclrtLaunchHostFunc",
     "aclrtMemcpyBatch",
     "aclrtMemcpyBatchAsync",
+    "aclrtRecordNotify",
     "aclrtRepairError",
     "aclrtResetDeviceResLimit",
     "aclrtResetStreamResLimit",
@@ -83,6 +88,9 @@ const OPTIONAL: [&str; 50] = [
     "aclrtStreamGetPriority",
     "aclrtUnuseStreamResInCurrentThread",
     "aclrtUseStreamResInCurrentThread",
+    "aclrtValueWait",
+    "aclrtValueWrite",
+    "aclrtWaitAndResetNotify",
     "aclsysGetVersionNum",
     "aclsysGetVersionStr",
 ];

@@ -18,6 +18,7 @@ pub const ACL_ERROR_OP_LOAD_FAILED: i32 = 100025;
 pub const ACL_ERROR_UNSUPPORTED_DATA_TYPE: i32 = 100026;
 pub const ACL_ERROR_FORMAT_NOT_MATCH: i32 = 100027;
 pub const ACL_ERROR_KERNEL_NOT_FOUND: i32 = 100029;
+pub const ACL_ERROR_THREAD_NOT_SUBSCRIBE: i32 = 100035;
 pub const ACL_ERROR_WAIT_CALLBACK_TIMEOUT: i32 = 100036;
 pub const ACL_ERROR_REPEAT_FINALIZE: i32 = 100037;
 pub const ACL_ERROR_COMPILING_STUB_MODE: i32 = 100039;
@@ -140,6 +141,12 @@ pub const ACL_HOST_REG_MAPPED: u32 = 2;
 pub const ACL_HOST_REG_IOMEMORY: u32 = 4;
 pub const ACL_HOST_REG_READONLY: u32 = 8;
 pub const ACL_HOST_REG_PINNED: u32 = 268435456;
+pub const ACL_STREAM_WAIT_VALUE_GEQ: u32 = 0;
+pub const ACL_STREAM_WAIT_VALUE_EQ: u32 = 1;
+pub const ACL_STREAM_WAIT_VALUE_AND: u32 = 2;
+pub const ACL_STREAM_WAIT_VALUE_NOR: u32 = 3;
+pub const ACL_NOTIFY_DEFAULT: u32 = 0;
+pub const ACL_NOTIFY_DEVICE_USE_ONLY: u32 = 1;
 pub const ACL_PKG_VERSION_MAX_SIZE: i32 = 128;
 pub const ACL_PKG_VERSION_PARTS_MAX_SIZE: i32 = 64;
 pub const ACLNN_SUCCESS: i32 = 0;
@@ -265,6 +272,16 @@ impl aclDeviceInfo {
 /// Sizes of a device that aclGetDeviceCapability asks for.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclDeviceInfo(pub ::core::ffi::c_int);
+/// Physical memory.
+pub type aclrtDrvMemHandle = *mut ::core::ffi::c_void;
+/// A function that a stream calls on the host.
+pub type aclrtCallback = ::core::option::Option<
+    unsafe extern "C" fn(userData: *mut ::core::ffi::c_void),
+>;
+/// A function that a stream calls on the host. Since a release after 8.1.
+pub type aclrtHostFunc = ::core::option::Option<
+    unsafe extern "C" fn(args: *mut ::core::ffi::c_void),
+>;
 impl aclrtMemcpyKind {
     pub const ACL_MEMCPY_HOST_TO_HOST: aclrtMemcpyKind = aclrtMemcpyKind(0);
     pub const ACL_MEMCPY_HOST_TO_DEVICE: aclrtMemcpyKind = aclrtMemcpyKind(1);
@@ -580,6 +597,56 @@ pub struct aclrtPtrAttributes {
     pub pageSize: u32,
     pub rsv: [u32; 4usize],
 }
+impl aclrtMemHandleType {
+    pub const ACL_MEM_HANDLE_TYPE_NONE: aclrtMemHandleType = aclrtMemHandleType(0);
+    pub const ACL_MEM_HANDLE_TYPE_POSIX: aclrtMemHandleType = aclrtMemHandleType(2);
+}
+#[repr(transparent)]
+/// How physical memory is to be shared.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtMemHandleType(pub ::core::ffi::c_uint);
+impl aclrtMemAllocationType {
+    pub const ACL_MEM_ALLOCATION_TYPE_PINNED: aclrtMemAllocationType = aclrtMemAllocationType(
+        0,
+    );
+}
+#[repr(transparent)]
+/// How physical memory is allocated.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtMemAllocationType(pub ::core::ffi::c_uint);
+/// What physical memory is asked for.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct aclrtPhysicalMemProp {
+    pub handleType: aclrtMemHandleType,
+    pub allocationType: aclrtMemAllocationType,
+    pub memAttr: aclrtMemAttr,
+    pub location: aclrtMemLocation,
+    pub reserve: u64,
+}
+impl aclrtMemGranularityOptions {
+    pub const ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM: aclrtMemGranularityOptions = aclrtMemGranularityOptions(
+        0,
+    );
+    pub const ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED: aclrtMemGranularityOptions = aclrtMemGranularityOptions(
+        1,
+    );
+    pub const ACL_RT_MEM_ALLOC_GRANULARITY_UNDEF: aclrtMemGranularityOptions = aclrtMemGranularityOptions(
+        65535,
+    );
+}
+#[repr(transparent)]
+/// Which unit of physical memory is asked for.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtMemGranularityOptions(pub ::core::ffi::c_uint);
+impl aclrtCallbackBlockType {
+    pub const ACL_CALLBACK_NO_BLOCK: aclrtCallbackBlockType = aclrtCallbackBlockType(0);
+    pub const ACL_CALLBACK_BLOCK: aclrtCallbackBlockType = aclrtCallbackBlockType(1);
+}
+#[repr(transparent)]
+/// Whether a stream waits for a callback.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct aclrtCallbackBlockType(pub ::core::ffi::c_uint);
 /// Both ends of the copies of a batch. Since a release after 8.1.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1170,6 +1237,88 @@ unsafe extern "C" {
         attr: aclrtMemAttr,
         free: *mut usize,
         total: *mut usize,
+    ) -> aclError;
+    /// Reserves a range of addresses; `alignment` is 0, `expectPtr` null and `flags` 0 or 1.
+    pub fn aclrtReserveMemAddress(
+        virPtr: *mut *mut ::core::ffi::c_void,
+        size: usize,
+        alignment: usize,
+        expectPtr: *mut ::core::ffi::c_void,
+        flags: u64,
+    ) -> aclError;
+    /// Gives a range of addresses back, in which nothing is mapped.
+    pub fn aclrtReleaseMemAddress(virPtr: *mut ::core::ffi::c_void) -> aclError;
+    /// Allocates physical memory. `flags` is 0.
+    pub fn aclrtMallocPhysical(
+        handle: *mut aclrtDrvMemHandle,
+        size: usize,
+        prop: *const aclrtPhysicalMemProp,
+        flags: u64,
+    ) -> aclError;
+    /// Frees physical memory; what is mapped stays until it is unmapped.
+    pub fn aclrtFreePhysical(handle: aclrtDrvMemHandle) -> aclError;
+    /// Lets addresses of a range show physical memory as a whole. `offset` and `flags` are 0.
+    pub fn aclrtMapMem(
+        virPtr: *mut ::core::ffi::c_void,
+        size: usize,
+        offset: usize,
+        handle: aclrtDrvMemHandle,
+        flags: u64,
+    ) -> aclError;
+    /// Ends what aclrtMapMem began at an address.
+    pub fn aclrtUnmapMem(virPtr: *mut ::core::ffi::c_void) -> aclError;
+    /// The unit of sizes and addresses of physical memory.
+    pub fn aclrtMemGetAllocationGranularity(
+        prop: *mut aclrtPhysicalMemProp,
+        option: aclrtMemGranularityOptions,
+        granularity: *mut usize,
+    ) -> aclError;
+    /// Lets the thread with a number run the callbacks of a stream, in aclrtProcessReport.
+    pub fn aclrtSubscribeReport(threadId: u64, stream: aclrtStream) -> aclError;
+    /// Ends what aclrtSubscribeReport began.
+    pub fn aclrtUnSubscribeReport(threadId: u64, stream: aclrtStream) -> aclError;
+    /// Runs callbacks of the calling thread's streams; waits for one at most `timeout` milliseconds, -1 for ever.
+    pub fn aclrtProcessReport(timeout: i32) -> aclError;
+    /// Queues a callback, which the stream waits for (ACL_CALLBACK_BLOCK) or not.
+    pub fn aclrtLaunchCallback(
+        fn_: aclrtCallback,
+        userData: *mut ::core::ffi::c_void,
+        blockType: aclrtCallbackBlockType,
+        stream: aclrtStream,
+    ) -> aclError;
+    /// Queues a function that a thread of the library's runs; the stream waits for it. Since a release after 8.1.
+    pub fn aclrtLaunchHostFunc(
+        stream: aclrtStream,
+        fn_: aclrtHostFunc,
+        args: *mut ::core::ffi::c_void,
+    ) -> aclError;
+    /// Creates a notify: a flag that one stream raises and another one waits for and lowers.
+    pub fn aclrtCreateNotify(notify: *mut aclrtNotify, flag: u64) -> aclError;
+    /// Destroys a notify.
+    pub fn aclrtDestroyNotify(notify: aclrtNotify) -> aclError;
+    /// Raises a notify once the stream's work so far is done.
+    pub fn aclrtRecordNotify(notify: aclrtNotify, stream: aclrtStream) -> aclError;
+    /// Lets later work of the stream wait until a notify is raised, and lowers it; `timeout` in seconds, 0 for ever.
+    pub fn aclrtWaitAndResetNotify(
+        notify: aclrtNotify,
+        stream: aclrtStream,
+        timeout: u32,
+    ) -> aclError;
+    /// A number naming the notify.
+    pub fn aclrtGetNotifyId(notify: aclrtNotify, notifyId: *mut u32) -> aclError;
+    /// Writes eight bytes of device memory once the stream's work so far is done. `flag` is 0.
+    pub fn aclrtValueWrite(
+        devAddr: *mut ::core::ffi::c_void,
+        value: u64,
+        flag: u32,
+        stream: aclrtStream,
+    ) -> aclError;
+    /// Lets later work of the stream wait for eight bytes of device memory; `flag` is an ACL_STREAM_WAIT_VALUE_* one.
+    pub fn aclrtValueWait(
+        devAddr: *mut ::core::ffi::c_void,
+        value: u64,
+        flag: u32,
+        stream: aclrtStream,
     ) -> aclError;
     /// The latest error, which is then forgotten.
     pub fn aclrtGetLastError(level: aclrtLastErrLevel) -> aclError;

@@ -196,6 +196,21 @@ impl crate::Enumeration for b::aclrtAicoreErrorType {
     }
 }
 
+impl crate::Enumeration for b::aclrtCallbackBlockType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtCallbackBlockType::ACL_CALLBACK_NO_BLOCK => Some("ACL_CALLBACK_NO_BLOCK"),
+            b::aclrtCallbackBlockType::ACL_CALLBACK_BLOCK => Some("ACL_CALLBACK_BLOCK"),
+            _ => None,
+        }
+    }
+}
+
 impl crate::Enumeration for b::aclrtCmoType {
     fn code(self) -> i64 {
         i64::from(self.0)
@@ -399,6 +414,20 @@ impl crate::Enumeration for b::aclrtMallocAttrType {
     }
 }
 
+impl crate::Enumeration for b::aclrtMemAllocationType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtMemAllocationType::ACL_MEM_ALLOCATION_TYPE_PINNED => Some("ACL_MEM_ALLOCATION_TYPE_PINNED"),
+            _ => None,
+        }
+    }
+}
+
 impl crate::Enumeration for b::aclrtMemAttr {
     fn code(self) -> i64 {
         i64::from(self.0)
@@ -425,6 +454,37 @@ impl crate::Enumeration for b::aclrtMemAttr {
             b::aclrtMemAttr::ACL_MEM_P2P_NORMAL => Some("ACL_MEM_P2P_NORMAL"),
             b::aclrtMemAttr::ACL_MEM_P2P_HUGE => Some("ACL_MEM_P2P_HUGE"),
             b::aclrtMemAttr::ACL_MEM_P2P_HUGE1G => Some("ACL_MEM_P2P_HUGE1G"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtMemGranularityOptions {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtMemGranularityOptions::ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM => Some("ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM"),
+            b::aclrtMemGranularityOptions::ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED => Some("ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED"),
+            b::aclrtMemGranularityOptions::ACL_RT_MEM_ALLOC_GRANULARITY_UNDEF => Some("ACL_RT_MEM_ALLOC_GRANULARITY_UNDEF"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::aclrtMemHandleType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE => Some("ACL_MEM_HANDLE_TYPE_NONE"),
+            b::aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_POSIX => Some("ACL_MEM_HANDLE_TYPE_POSIX"),
             _ => None,
         }
     }
@@ -564,6 +624,7 @@ pub const fn acl_error_name(code: i32) -> Option<&'static str> {
         b::ACL_ERROR_UNSUPPORTED_DATA_TYPE => Some("ACL_ERROR_UNSUPPORTED_DATA_TYPE"),
         b::ACL_ERROR_FORMAT_NOT_MATCH => Some("ACL_ERROR_FORMAT_NOT_MATCH"),
         b::ACL_ERROR_KERNEL_NOT_FOUND => Some("ACL_ERROR_KERNEL_NOT_FOUND"),
+        b::ACL_ERROR_THREAD_NOT_SUBSCRIBE => Some("ACL_ERROR_THREAD_NOT_SUBSCRIBE"),
         b::ACL_ERROR_WAIT_CALLBACK_TIMEOUT => Some("ACL_ERROR_WAIT_CALLBACK_TIMEOUT"),
         b::ACL_ERROR_REPEAT_FINALIZE => Some("ACL_ERROR_REPEAT_FINALIZE"),
         b::ACL_ERROR_COMPILING_STUB_MODE => Some("ACL_ERROR_COMPILING_STUB_MODE"),

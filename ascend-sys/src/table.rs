@@ -373,6 +373,84 @@ macro_rules! for_each_function {
                 free: *mut usize,
                 total: *mut usize
             ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtReserveMemAddress(
+                virPtr: *mut *mut ::core::ffi::c_void,
+                size: usize,
+                alignment: usize,
+                expectPtr: *mut ::core::ffi::c_void,
+                flags: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtReleaseMemAddress(virPtr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMallocPhysical(
+                handle: *mut $crate::bindings::aclrtDrvMemHandle,
+                size: usize,
+                prop: *const $crate::bindings::aclrtPhysicalMemProp,
+                flags: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtFreePhysical(handle: $crate::bindings::aclrtDrvMemHandle) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMapMem(
+                virPtr: *mut ::core::ffi::c_void,
+                size: usize,
+                offset: usize,
+                handle: $crate::bindings::aclrtDrvMemHandle,
+                flags: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtUnmapMem(virPtr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemGetAllocationGranularity(
+                prop: *mut $crate::bindings::aclrtPhysicalMemProp,
+                option: $crate::bindings::aclrtMemGranularityOptions,
+                granularity: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSubscribeReport(
+                threadId: u64,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtUnSubscribeReport(
+                threadId: u64,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtProcessReport(timeout: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtLaunchCallback(
+                fn_: $crate::bindings::aclrtCallback,
+                userData: *mut ::core::ffi::c_void,
+                blockType: $crate::bindings::aclrtCallbackBlockType,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtLaunchHostFunc(
+                stream: $crate::bindings::aclrtStream,
+                fn_: $crate::bindings::aclrtHostFunc,
+                args: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCreateNotify(
+                notify: *mut $crate::bindings::aclrtNotify,
+                flag: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDestroyNotify(notify: $crate::bindings::aclrtNotify) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtRecordNotify(
+                notify: $crate::bindings::aclrtNotify,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtWaitAndResetNotify(
+                notify: $crate::bindings::aclrtNotify,
+                stream: $crate::bindings::aclrtStream,
+                timeout: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetNotifyId(
+                notify: $crate::bindings::aclrtNotify,
+                notifyId: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtValueWrite(
+                devAddr: *mut ::core::ffi::c_void,
+                value: u64,
+                flag: u32,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtValueWait(
+                devAddr: *mut ::core::ffi::c_void,
+                value: u64,
+                flag: u32,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtGetLastError(level: $crate::bindings::aclrtLastErrLevel) -> $crate::bindings::aclError;
             [Ascendcl] fn aclrtPeekAtLastError(
                 level: $crate::bindings::aclrtLastErrLevel
@@ -1230,6 +1308,25 @@ pub(crate) fn linked() -> crate::Functions {
         aclrtMemset: Some(crate::bindings::aclrtMemset),
         aclrtMemsetAsync: Some(crate::bindings::aclrtMemsetAsync),
         aclrtGetMemInfo: Some(crate::bindings::aclrtGetMemInfo),
+        aclrtReserveMemAddress: Some(crate::bindings::aclrtReserveMemAddress),
+        aclrtReleaseMemAddress: Some(crate::bindings::aclrtReleaseMemAddress),
+        aclrtMallocPhysical: Some(crate::bindings::aclrtMallocPhysical),
+        aclrtFreePhysical: Some(crate::bindings::aclrtFreePhysical),
+        aclrtMapMem: Some(crate::bindings::aclrtMapMem),
+        aclrtUnmapMem: Some(crate::bindings::aclrtUnmapMem),
+        aclrtMemGetAllocationGranularity: Some(crate::bindings::aclrtMemGetAllocationGranularity),
+        aclrtSubscribeReport: Some(crate::bindings::aclrtSubscribeReport),
+        aclrtUnSubscribeReport: Some(crate::bindings::aclrtUnSubscribeReport),
+        aclrtProcessReport: Some(crate::bindings::aclrtProcessReport),
+        aclrtLaunchCallback: Some(crate::bindings::aclrtLaunchCallback),
+        aclrtLaunchHostFunc: None,
+        aclrtCreateNotify: None,
+        aclrtDestroyNotify: None,
+        aclrtRecordNotify: None,
+        aclrtWaitAndResetNotify: None,
+        aclrtGetNotifyId: None,
+        aclrtValueWrite: None,
+        aclrtValueWait: None,
         aclrtGetLastError: Some(crate::bindings::aclrtGetLastError),
         aclrtPeekAtLastError: Some(crate::bindings::aclrtPeekAtLastError),
         aclrtSetOpExecuteTimeOut: Some(crate::bindings::aclrtSetOpExecuteTimeOut),

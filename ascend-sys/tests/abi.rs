@@ -234,6 +234,8 @@ fn sizes_and_offsets_are_those_of_c() {
         aclrtHostRegisterType aclrtMallocAttrType aclrtMallocAttrValue aclrtMallocAttribute aclrtMallocConfig
         aclrtMemLocationType aclrtMemLocation aclrtPtrAttributes aclrtMemcpyBatchAttr aclrtCmoType aclrtMemUceInfo
         aclrtErrorType aclrtAicoreErrorType aclrtMemUceInfoArray aclrtErrorInfoDetail aclrtErrorInfo
+        aclrtDrvMemHandle aclrtCallback aclrtHostFunc aclrtMemHandleType aclrtMemAllocationType aclrtPhysicalMemProp
+        aclrtMemGranularityOptions aclrtCallbackBlockType
     }
     macro_rules! fields {
         ($( $name:ident { $( $field:ident )* } )*) => {
@@ -252,6 +254,7 @@ fn sizes_and_offsets_are_those_of_c() {
         aclrtMemLocation { id type_ }
         aclrtPtrAttributes { location pageSize rsv }
         aclrtMemcpyBatchAttr { dstLoc srcLoc rsv }
+        aclrtPhysicalMemProp { handleType allocationType memAttr location reserve }
         aclrtMemUceInfo { addr len reserved }
         aclrtMemUceInfoArray { arraySize memUceInfoArray }
         aclrtErrorInfo { tryRepair hasDetail reserved errorType detail }

@@ -40,6 +40,24 @@ extern "C" {
 #define ACL_HOST_REG_READONLY 0x8UL
 #define ACL_HOST_REG_PINNED 0x10000000UL
 
+/* How aclrtValueWait compares the value at an address (left) with the one given; since a release after 8.1. */
+#define ACL_STREAM_WAIT_VALUE_GEQ 0x00000000U /* their difference is not negative */
+#define ACL_STREAM_WAIT_VALUE_EQ 0x00000001U
+#define ACL_STREAM_WAIT_VALUE_AND 0x00000002U /* they have a bit in common */
+#define ACL_STREAM_WAIT_VALUE_NOR 0x00000003U /* there is a bit that neither has */
+
+/* Flags of aclrtCreateNotify; since a release after 8.1. */
+#define ACL_NOTIFY_DEFAULT 0x00000000U
+#define ACL_NOTIFY_DEVICE_USE_ONLY 0x00000001U
+
+/** Physical memory. */
+typedef void *aclrtDrvMemHandle;
+
+/** A function that a stream calls on the host. */
+typedef void (*aclrtCallback)(void *userData);
+/** A function that a stream calls on the host. Since a release after 8.1. */
+typedef void (*aclrtHostFunc)(void *args);
+
 /** Direction of a copy. */
 typedef enum aclrtMemcpyKind {
     ACL_MEMCPY_HOST_TO_HOST = 0,
@@ -259,6 +277,39 @@ typedef struct aclrtPtrAttributes {
     uint32_t pageSize;
     uint32_t rsv[4];
 } aclrtPtrAttributes;
+
+/** How physical memory is to be shared. */
+typedef enum aclrtMemHandleType {
+    ACL_MEM_HANDLE_TYPE_NONE = 0,
+    ACL_MEM_HANDLE_TYPE_POSIX = 2 /* since a release after 8.1 */
+} aclrtMemHandleType;
+
+/** How physical memory is allocated. */
+typedef enum aclrtMemAllocationType {
+    ACL_MEM_ALLOCATION_TYPE_PINNED = 0
+} aclrtMemAllocationType;
+
+/** What physical memory is asked for. */
+typedef struct aclrtPhysicalMemProp {
+    aclrtMemHandleType handleType;
+    aclrtMemAllocationType allocationType;
+    aclrtMemAttr memAttr;
+    aclrtMemLocation location;
+    uint64_t reserve;
+} aclrtPhysicalMemProp;
+
+/** Which unit of physical memory is asked for. */
+typedef enum aclrtMemGranularityOptions {
+    ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+    ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
+    ACL_RT_MEM_ALLOC_GRANULARITY_UNDEF = 0xFFFF
+} aclrtMemGranularityOptions;
+
+/** Whether a stream waits for a callback. */
+typedef enum aclrtCallbackBlockType {
+    ACL_CALLBACK_NO_BLOCK = 0,
+    ACL_CALLBACK_BLOCK = 1
+} aclrtCallbackBlockType;
 
 /** Both ends of the copies of a batch. Since a release after 8.1. */
 typedef struct aclrtMemcpyBatchAttr {
@@ -533,6 +584,54 @@ aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count)
 aclError aclrtMemsetAsync(void *devPtr, size_t maxCount, int32_t value, size_t count, aclrtStream stream);
 /** Free and total bytes of a kind of memory. */
 aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total);
+
+/* Virtual memory. */
+
+/** Reserves a range of addresses; `alignment` is 0, `expectPtr` null and `flags` 0 or 1. */
+aclError aclrtReserveMemAddress(void **virPtr, size_t size, size_t alignment, void *expectPtr, uint64_t flags);
+/** Gives a range of addresses back, in which nothing is mapped. */
+aclError aclrtReleaseMemAddress(void *virPtr);
+/** Allocates physical memory. `flags` is 0. */
+aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t size, const aclrtPhysicalMemProp *prop, uint64_t flags);
+/** Frees physical memory; what is mapped stays until it is unmapped. */
+aclError aclrtFreePhysical(aclrtDrvMemHandle handle);
+/** Lets addresses of a range show physical memory as a whole. `offset` and `flags` are 0. */
+aclError aclrtMapMem(void *virPtr, size_t size, size_t offset, aclrtDrvMemHandle handle, uint64_t flags);
+/** Ends what aclrtMapMem began at an address. */
+aclError aclrtUnmapMem(void *virPtr);
+/** The unit of sizes and addresses of physical memory. */
+aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp *prop, aclrtMemGranularityOptions option,
+                                          size_t *granularity);
+
+/* Functions of the host, in a stream's order. */
+
+/** Lets the thread with a number run the callbacks of a stream, in aclrtProcessReport. */
+aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream);
+/** Ends what aclrtSubscribeReport began. */
+aclError aclrtUnSubscribeReport(uint64_t threadId, aclrtStream stream);
+/** Runs callbacks of the calling thread's streams; waits for one at most `timeout` milliseconds, -1 for ever. */
+aclError aclrtProcessReport(int32_t timeout);
+/** Queues a callback, which the stream waits for (ACL_CALLBACK_BLOCK) or not. */
+aclError aclrtLaunchCallback(aclrtCallback fn, void *userData, aclrtCallbackBlockType blockType, aclrtStream stream);
+/** Queues a function that a thread of the library's runs; the stream waits for it. Since a release after 8.1. */
+aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void *args);
+
+/* Notifies and values in memory, all since a release after 8.1. */
+
+/** Creates a notify: a flag that one stream raises and another one waits for and lowers. */
+aclError aclrtCreateNotify(aclrtNotify *notify, uint64_t flag);
+/** Destroys a notify. */
+aclError aclrtDestroyNotify(aclrtNotify notify);
+/** Raises a notify once the stream's work so far is done. */
+aclError aclrtRecordNotify(aclrtNotify notify, aclrtStream stream);
+/** Lets later work of the stream wait until a notify is raised, and lowers it; `timeout` in seconds, 0 for ever. */
+aclError aclrtWaitAndResetNotify(aclrtNotify notify, aclrtStream stream, uint32_t timeout);
+/** A number naming the notify. */
+aclError aclrtGetNotifyId(aclrtNotify notify, uint32_t *notifyId);
+/** Writes eight bytes of device memory once the stream's work so far is done. `flag` is 0. */
+aclError aclrtValueWrite(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
+/** Lets later work of the stream wait for eight bytes of device memory; `flag` is an ACL_STREAM_WAIT_VALUE_* one. */
+aclError aclrtValueWait(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
 
 /* Errors and limits. */
 

@@ -24,6 +24,7 @@
 )]
 
 mod batch;
+mod callback;
 mod capability;
 mod copy;
 mod device;
@@ -38,6 +39,7 @@ mod machine;
 mod memory;
 mod meta;
 mod not_emulated;
+mod notify;
 mod peer;
 mod runtime;
 mod scatter;
@@ -45,8 +47,10 @@ mod stream;
 mod stream_attribute;
 mod timeout;
 mod update;
+mod virtual_memory;
 
 pub use batch::*;
+pub use callback::*;
 pub use capability::*;
 pub use copy::*;
 pub use device::*;
@@ -63,6 +67,7 @@ pub use memory::*;
 pub(crate) use meta::MOST_ELEMENTS;
 pub use meta::*;
 pub use not_emulated::{not_emulated, refused};
+pub use notify::*;
 pub use peer::*;
 pub use runtime::*;
 pub use scatter::*;
@@ -70,6 +75,7 @@ pub use stream::*;
 pub use stream_attribute::*;
 pub use timeout::*;
 pub use update::*;
+pub use virtual_memory::*;
 
 use crate::executor::Executor;
 use crate::operator::{Addresses, Operator};

@@ -35,6 +35,8 @@ pub(super) struct Lane {
     pub(super) synced: u64,
     pub(super) progress: Progress,
     pub(super) clock: Clock,
+    /// Operations from this one on come after something of which nobody knows: they are taken for ordered.
+    pub(super) unknown_from: Option<u64>,
 }
 
 impl Books {
@@ -62,7 +64,17 @@ impl Books {
                     .any(|&(id, seq)| id == of.lane && seq >= of.seq)
             })
         };
-        of.lane == lane || Self::synced(&self.lanes, of) || after()
+        of.lane == lane
+            || Self::synced(&self.lanes, of)
+            || after()
+            || self.unknown(lane, u64::MAX)
+            || self.unknown(of.lane, of.seq)
+    }
+
+    /// Whether an operation of a lane comes after something of which nobody knows.
+    fn unknown(&self, lane: LaneId, seq: u64) -> bool {
+        let from = self.lanes.get(&lane).and_then(|lane| lane.unknown_from);
+        from.is_some_and(|from| seq > from)
     }
 
     pub(super) fn mark_synced(&mut self, lane: LaneId, seq: u64) {
@@ -82,6 +94,7 @@ pub(crate) fn open_lane(lane: LaneId, progress: Progress) {
                 synced: 0,
                 progress,
                 clock: Vec::with_capacity(8),
+                unknown_from: None,
             },
         );
     });
@@ -129,6 +142,15 @@ pub(crate) fn follow(lane: LaneId, clock: &[(LaneId, u64)]) {
     });
 }
 
+/// Lets a lane's next operation come after something of which nobody knows.
+pub(crate) fn follow_unknown(lane: LaneId) {
+    with(|books| {
+        if let Some(lane) = books.lanes.get_mut(&lane) {
+            lane.unknown_from.get_or_insert(lane.queued);
+        }
+    });
+}
+
 /// The host has waited for everything in a clock.
 pub(crate) fn host_waited(clock: &[(LaneId, u64)]) {
     with(|books| {
@@ -152,6 +174,10 @@ pub(crate) fn host_waited_for_lane(lane: LaneId, seq: u64) {
         if let Some(found) = books.lanes.get_mut(&lane) {
             found.clock = clock;
             found.synced = found.synced.max(seq);
+            if found.synced >= found.queued {
+                // What was not known is over.
+                found.unknown_from = None;
+            }
         }
     });
     settle();

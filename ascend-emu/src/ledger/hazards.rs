@@ -1,12 +1,13 @@
 //! What queued work uses, and what is wrong with that.
 
 use super::clocks::LaneId;
-use super::{Block, Books, with};
+use super::{Block, Books, Owner, with};
 use crate::config::Check;
 use crate::fault::Fault;
 use crate::operator::Access;
 use crate::sanitizer::{FindingKind, Suspicion, report_all};
 use crate::status::{AICORE_EXCEPTION, Outcome};
+use smallvec::SmallVec;
 
 /// One use of a part of an allocation by queued work.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +88,27 @@ impl Books {
         }
     }
 
+    /// Visits the parts of an access that lie in one block each: memory that is mapped side by side is one to programs. What
+    /// lies past the last block is a part as well.
+    fn parts(&self, access: Access, visit: &mut dyn FnMut(Access)) {
+        let mut rest = access;
+        while let Some(block) = self.block(rest.address)
+            && let Owner::Mapped(_) = block.owner
+        {
+            let room = (block.reach - rest.address) as u64;
+            if rest.bytes <= room {
+                break;
+            }
+            visit(Access {
+                bytes: room,
+                ..rest
+            });
+            rest.address = block.reach;
+            rest.bytes -= room;
+        }
+        visit(rest);
+    }
+
     /// Uses of a range that conflict with an access to it.
     pub(super) fn conflicts(block: &Block, access: Access) -> impl Iterator<Item = &Use> {
         let end = access
@@ -140,22 +162,22 @@ impl Books {
         races: impl Fn(&Use, Access) -> Option<Suspicion>,
     ) -> Examined {
         let mut examined = Examined::default();
-        visit(&mut |access| {
-            if access.bytes == 0 {
-                return;
+        let mut examine = |access: Access| match self.bounds(name, access) {
+            Err(suspicion) => {
+                examined
+                    .broken
+                    .get_or_insert_with(|| suspicion.message.clone());
+                examined.suspicions.push(suspicion);
             }
-            match self.bounds(name, access) {
-                Err(suspicion) => {
-                    examined
-                        .broken
-                        .get_or_insert_with(|| suspicion.message.clone());
-                    examined.suspicions.push(suspicion);
-                }
-                Ok((block, beyond)) => {
-                    examined.suspicions.extend(beyond);
-                    let race = Books::conflicts(block, access).find_map(|of| races(of, access));
-                    examined.suspicions.extend(race);
-                }
+            Ok((block, beyond)) => {
+                examined.suspicions.extend(beyond);
+                let race = Books::conflicts(block, access).find_map(|of| races(of, access));
+                examined.suspicions.extend(race);
+            }
+        };
+        visit(&mut |access| {
+            if access.bytes != 0 {
+                self.parts(access, &mut examine);
             }
         });
         examined
@@ -172,9 +194,13 @@ impl Books {
         if let Some(lane) = self.lanes.get_mut(&lane) {
             lane.queued = lane.queued.max(seq);
         }
+        let mut parts: SmallVec<[Access; 4]> = SmallVec::new();
         visit(&mut |access| {
             if access.bytes != 0 {
-                self.note(access, lane, seq, name);
+                self.parts(access, &mut |part| parts.push(part));
+                for part in parts.drain(..) {
+                    self.note(part, lane, seq, name);
+                }
             }
         });
     }

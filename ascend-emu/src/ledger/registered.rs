@@ -1,6 +1,6 @@
 //! Host memory that a program has registered: its own, or pinned memory of the emulator's.
 
-use super::{Allocation, BOOKS, Block, Books, Place, with};
+use super::{Allocation, BOOKS, Block, Books, Owner, Place, with};
 use crate::config::Check;
 use crate::sanitizer::{FindingKind, Suspicion, report_all};
 use crate::status::{
@@ -95,7 +95,7 @@ pub(crate) fn register_host(
                         version: 0,
                     },
                     reach: end,
-                    foreign: true,
+                    owner: Owner::Program,
                     uses: Vec::new(),
                 },
             );

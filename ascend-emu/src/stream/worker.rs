@@ -76,7 +76,7 @@ impl Stream {
         match command {
             // SAFETY: the ledger let the task in, so its ranges are live, and it keeps them until `completed` passes
             // the task's number.
-            Command::Task(task) => unsafe { task.run(at, scratch) },
+            Command::Task(task) => unsafe { self.run_task(&task, at, scratch) },
             Command::Record { event, mark } => {
                 event.reach_record(mark);
                 Ok(())
@@ -130,7 +130,7 @@ impl Stream {
             match graph.step(place, at) {
                 // SAFETY: the ledger let the replay in, with every range of the graph at that time live. Ranges of
                 // tasks put in by an update since were checked then; freed early, device memory stays mapped.
-                Some(Step::Task(task, ())) => unsafe { task.run(at, scratch)? },
+                Some(Step::Task(task, ())) => unsafe { self.run_task(&task, at, scratch)? },
                 Some(Step::Raise(event)) => event.raise(self.lane),
                 Some(Step::Lower(event)) => event.lower(),
                 Some(Step::Await(event)) => {

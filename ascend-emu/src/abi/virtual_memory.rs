@@ -1,0 +1,211 @@
+//! Virtual memory: ranges of addresses and the physical memory that they show.
+
+use super::{not_null, refuse, store};
+use crate::config::check;
+use crate::context::{current, device_exists};
+use crate::fault::{Site, strike};
+use crate::ledger;
+use crate::memory::Ranges;
+use crate::status::{NOT_SUPPORTED, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
+use ascend_sys::bindings::{
+    aclError, aclrtDrvMemHandle, aclrtMemAllocationType, aclrtMemAttr, aclrtMemGranularityOptions,
+    aclrtMemHandleType, aclrtMemLocationType, aclrtPhysicalMemProp,
+};
+use std::ffi::c_void;
+use std::ptr::with_exposed_provenance_mut;
+
+pub unsafe extern "C" fn aclrtReserveMemAddress(
+    virPtr: *mut *mut c_void,
+    size: usize,
+    alignment: usize,
+    expectPtr: *mut c_void,
+    flags: u64,
+) -> aclError {
+    const NAME: &str = "aclrtReserveMemAddress";
+    acl(|| {
+        not_null("virPtr", virPtr)?;
+        let device = current()?.device;
+        if size == 0 {
+            return Err(refuse(&format!("{NAME}: size"), size, "1 byte or more"));
+        }
+        if alignment != 0 {
+            return Err(refuse(&format!("{NAME}: alignment"), alignment, "0"));
+        }
+        // Headers of before called ranges with huge pages 1; the others are none the less.
+        if flags > 1 {
+            return Err(refuse(&format!("{NAME}: flags"), flags, "0 or 1"));
+        }
+        if !expectPtr.is_null() {
+            return Err(failure!(
+                NOT_SUPPORTED,
+                "{NAME}: expectPtr: given {:#x}, allowed: null, with which the emulator chooses the address",
+                expectPtr.addr()
+            ));
+        }
+        let address = ledger::reserve(device, size)?;
+        // SAFETY: the caller's promise.
+        unsafe { store("virPtr", virPtr, with_exposed_provenance_mut(address)) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtReleaseMemAddress(virPtr: *mut c_void) -> aclError {
+    acl(|| {
+        not_null("virPtr", virPtr)?;
+        current()?;
+        ledger::release_range("aclrtReleaseMemAddress", virPtr.addr())
+    })
+}
+
+/// Checks what physical memory is asked for; the number of its device, and the unit of its size.
+///
+/// # Safety
+///
+/// `prop` is null or valid for reading.
+unsafe fn properties(name: &str, prop: *const aclrtPhysicalMemProp) -> Outcome<(i32, usize)> {
+    use aclrtMemAttr as Attr;
+    not_null("prop", prop)?;
+    current()?;
+    // SAFETY: not null, so valid for reading.
+    let prop = unsafe { prop.read_unaligned() };
+    let one = |what: &str, given: u32| {
+        failure!(
+            NULL_PARAM,
+            "{name}: prop->{what}: given {given}, allowed: 0"
+        )
+    };
+    if prop.handleType != aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE {
+        return Err(one("handleType", prop.handleType.0));
+    }
+    if prop.allocationType != aclrtMemAllocationType::ACL_MEM_ALLOCATION_TYPE_PINNED {
+        return Err(one("allocationType", prop.allocationType.0));
+    }
+    if prop.location.type_ != aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE {
+        return Err(failure!(
+            NOT_SUPPORTED,
+            "{name}: prop->location.type: given {}, allowed: ACL_MEM_LOCATION_TYPE_DEVICE (1)",
+            prop.location.type_.0
+        ));
+    }
+    let device = i32::try_from(prop.location.id).map_err(|_| {
+        refuse(
+            &format!("{name}: prop->location.id"),
+            prop.location.id,
+            "a device",
+        )
+    })?;
+    device_exists(device)?;
+    let unit = match prop.memAttr {
+        Attr::ACL_HBM_MEM_HUGE
+        | Attr::ACL_HBM_MEM_NORMAL
+        | Attr::ACL_HBM_MEM_P2P_HUGE
+        | Attr::ACL_HBM_MEM_P2P_NORMAL
+        | Attr::ACL_MEM_NORMAL
+        | Attr::ACL_MEM_HUGE
+        | Attr::ACL_MEM_P2P_NORMAL
+        | Attr::ACL_MEM_P2P_HUGE => Ranges::ALIGNMENT,
+        Attr::ACL_HBM_MEM_HUGE1G
+        | Attr::ACL_HBM_MEM_P2P_HUGE1G
+        | Attr::ACL_MEM_HUGE1G
+        | Attr::ACL_MEM_P2P_HUGE1G => 1 << 30,
+        Attr(other) => {
+            return Err(failure!(
+                NULL_PARAM,
+                "{name}: prop->memAttr: given {other}, allowed: the kinds of a device's own memory, ACL_HBM_MEM_* and \
+                 ACL_MEM_*"
+            ));
+        }
+    };
+    Ok((device, unit))
+}
+
+pub unsafe extern "C" fn aclrtMallocPhysical(
+    handle: *mut aclrtDrvMemHandle,
+    size: usize,
+    prop: *const aclrtPhysicalMemProp,
+    flags: u64,
+) -> aclError {
+    const NAME: &str = "aclrtMallocPhysical";
+    acl(|| {
+        not_null("handle", handle)?;
+        if size == 0 {
+            return Err(refuse(&format!("{NAME}: size"), size, "1 byte or more"));
+        }
+        if flags != 0 {
+            return Err(failure!(
+                NULL_PARAM,
+                "{NAME}: flags: given {flags:#x}, allowed: 0"
+            ));
+        }
+        // SAFETY: the caller's promise.
+        let (device, _) = unsafe { properties(NAME, prop) }?;
+        strike(Site::Malloc)?;
+        let id = ledger::allocate_physical(device, size as u64)?;
+        // SAFETY: the caller's promise.
+        unsafe { store("handle", handle, id.raw()) }
+    })
+}
+
+pub unsafe extern "C" fn aclrtFreePhysical(handle: aclrtDrvMemHandle) -> aclError {
+    acl(|| {
+        current()?;
+        ledger::free_physical(handle)
+    })
+}
+
+pub unsafe extern "C" fn aclrtMapMem(
+    virPtr: *mut c_void,
+    size: usize,
+    offset: usize,
+    handle: aclrtDrvMemHandle,
+    flags: u64,
+) -> aclError {
+    const NAME: &str = "aclrtMapMem";
+    acl(|| {
+        not_null("virPtr", virPtr)?;
+        current()?;
+        if offset != 0 {
+            return Err(refuse(&format!("{NAME}: offset"), offset, "0"));
+        }
+        if flags != 0 {
+            return Err(failure!(
+                NULL_PARAM,
+                "{NAME}: flags: given {flags:#x}, allowed: 0"
+            ));
+        }
+        ledger::map(NAME, virPtr.addr(), size, handle)
+    })
+}
+
+pub unsafe extern "C" fn aclrtUnmapMem(virPtr: *mut c_void) -> aclError {
+    acl(|| {
+        not_null("virPtr", virPtr)?;
+        current()?;
+        ledger::unmap(check(), "aclrtUnmapMem", virPtr.addr())
+    })
+}
+
+pub unsafe extern "C" fn aclrtMemGetAllocationGranularity(
+    prop: *mut aclrtPhysicalMemProp,
+    option: aclrtMemGranularityOptions,
+    granularity: *mut usize,
+) -> aclError {
+    use aclrtMemGranularityOptions as Options;
+    const NAME: &str = "aclrtMemGetAllocationGranularity";
+    acl(|| {
+        not_null("granularity", granularity)?;
+        // SAFETY: the caller's promise.
+        let (_, unit) = unsafe { properties(NAME, prop) }?;
+        match option {
+            Options::ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM
+            | Options::ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED => {}
+            Options(other) => {
+                return Err(failure!(
+                    PARAM_INVALID,
+                    "{NAME}: option: given {other}, allowed: 0 (minimum), 1 (recommended)"
+                ));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { store("granularity", granularity, unit) }
+    })
+}

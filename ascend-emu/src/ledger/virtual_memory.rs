@@ -1,0 +1,388 @@
+//! Virtual memory: ranges of addresses, physical memory, and which of it is seen where.
+
+use super::{Allocation, Block, Books, Owner, Place, capacity, settle, with};
+use crate::config::Check;
+use crate::handle::{Id, Kind, Table};
+use crate::memory::{DeviceMemory, PhysicalMemory, Range, Ranges, hide};
+use crate::sanitizer::{FindingKind, Suspicion, report_all};
+use crate::status::{MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+/// Handles of physical memory; the number is that of [`Virtual::physical`].
+static HANDLES: Table<u64> = Table::new(Kind::Physical);
+
+/// Physical memory.
+#[derive(Debug)]
+struct Physical {
+    device: i32,
+    /// As asked for.
+    bytes: u64,
+    /// Where its part of the file begins, and how long that is.
+    at: usize,
+    len: usize,
+    /// Mappings that show it.
+    shown: usize,
+    /// The program has its handle.
+    held: bool,
+}
+
+/// A range that a program has reserved.
+#[derive(Clone, Copy, Debug)]
+struct Reserved {
+    /// May be longer than what was asked for.
+    range: Range,
+    /// What was asked for, in whole units.
+    len: usize,
+    /// The device whose thread reserved it.
+    device: i32,
+}
+
+/// The books of virtual memory.
+#[derive(Debug, Default)]
+pub(super) struct Virtual {
+    file: Option<PhysicalMemory>,
+    physical: BTreeMap<u64, Physical>,
+    count: u64,
+    /// By first address.
+    reserved: BTreeMap<usize, Reserved>,
+}
+
+/// `aclrtReserveMemAddress`.
+pub(crate) fn reserve(device: i32, bytes: usize) -> Outcome<usize> {
+    let range = DeviceMemory::get()?.ranges.reserve(bytes)?;
+    with(|books| {
+        let len = bytes.next_multiple_of(Ranges::ALIGNMENT);
+        let known = Reserved { range, len, device };
+        books.memory.reserved.insert(range.base, known);
+        let end = range.base + len;
+        books
+            .freed
+            .retain(|freed| freed.end <= range.base || end <= freed.start);
+    });
+    Ok(range.base)
+}
+
+/// `aclrtReleaseMemAddress`.
+pub(crate) fn release_range(name: &str, address: usize) -> Outcome {
+    settle();
+    let range = with(|books| {
+        let Some(known) = books.memory.reserved.get(&address).copied() else {
+            return Err(failure!(
+                PARAM_INVALID,
+                "{name}: virPtr: given {address:#x}, allowed: an address that aclrtReserveMemAddress gave"
+            ));
+        };
+        let end = known.range.base + known.len;
+        let blocks = books.blocks.range(address..end).map(|(_, block)| block);
+        let dying = books.limbo.iter();
+        let inside = blocks
+            .chain(dying)
+            .find(|block| (address..end).contains(&block.info.base));
+        if let Some(block) = inside {
+            return Err(failure!(
+                PARAM_INVALID,
+                "{name}: {:#x} in the range ({} bytes) is still mapped, or used by queued work; aclrtUnmapMem, then wait, \
+                 comes first",
+                block.info.base,
+                block.info.bytes
+            ));
+        }
+        books.memory.reserved.remove(&address);
+        if books.freed.len() >= super::FREED {
+            books.freed.pop_front();
+        }
+        books.freed.push_back(address..end);
+        Ok(known.range)
+    })?;
+    DeviceMemory::get()?.ranges.give_back(range);
+    Ok(())
+}
+
+/// `aclrtMallocPhysical`; the memory reads as zero.
+pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
+    let memory = DeviceMemory::get()?;
+    let len = usize::try_from(bytes)
+        .ok()
+        .and_then(|bytes| bytes.checked_next_multiple_of(Ranges::ALIGNMENT))
+        .ok_or_else(|| {
+            failure!(
+                MEMORY_ALLOCATION,
+                "out of memory: {bytes} bytes asked for on device {device}"
+            )
+        })?;
+    settle();
+    let limit = capacity()?;
+    let number = with(|books| {
+        let place = Place::Device(device);
+        let left = limit.saturating_sub(books.used_bytes(place));
+        let short = || {
+            failure!(
+                MEMORY_ALLOCATION,
+                "out of memory on device {device}: {bytes} bytes asked for, {left} of {limit} free"
+            )
+        };
+        if len as u64 > left {
+            return Err(short());
+        }
+        let file = match &mut books.memory.file {
+            Some(file) => file,
+            none => none.insert(PhysicalMemory::new(memory.len())?),
+        };
+        let at = file.take(len).ok_or_else(short)?;
+        books.memory.count += 1;
+        let number = books.memory.count;
+        let physical = Physical {
+            device,
+            bytes,
+            at,
+            len,
+            shown: 0,
+            held: true,
+        };
+        books.memory.physical.insert(number, physical);
+        let used = books.used.entry(place).or_default();
+        *used = used.saturating_add(len as u64);
+        Ok(number)
+    })?;
+    Ok(HANDLES.insert(number))
+}
+
+/// `aclrtFreePhysical`: what is mapped stays until it is unmapped.
+pub(crate) fn free_physical(handle: *const c_void) -> Outcome {
+    let number = *HANDLES.remove(handle)?;
+    with(|books| {
+        if let Some(physical) = books.memory.physical.get_mut(&number) {
+            physical.held = false;
+        }
+        books.drop_physical(number);
+    });
+    Ok(())
+}
+
+/// `aclrtMapMem`.
+pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_void) -> Outcome {
+    let number = *HANDLES.get(handle)?;
+    let memory = DeviceMemory::get()?;
+    settle();
+    with(|books| {
+        let Books {
+            memory: virtuals,
+            blocks,
+            limbo,
+            ..
+        } = books;
+        let wrong = |what: &str, given: usize, allowed: String| {
+            failure!(
+                PARAM_INVALID,
+                "{name}: {what}: given {given:#x}, allowed: {allowed}"
+            )
+        };
+        let Some(physical) = virtuals.physical.get_mut(&number) else {
+            return Err(failure!(
+                PARAM_INVALID,
+                "{name}: the physical memory is gone"
+            ));
+        };
+        if bytes as u64 != physical.bytes || bytes != physical.len {
+            return Err(wrong(
+                "size",
+                bytes,
+                format!(
+                    "that of the physical memory, {:#x}, if it is a multiple of {:#x}",
+                    physical.bytes,
+                    Ranges::ALIGNMENT
+                ),
+            ));
+        }
+        let outside = || {
+            wrong(
+                "virPtr",
+                address,
+                format!(
+                    "a multiple of {:#x} with {bytes:#x} bytes of one range of aclrtReserveMemAddress from there on",
+                    Ranges::ALIGNMENT
+                ),
+            )
+        };
+        let range = virtuals.reserved.range(..=address).next_back();
+        let (_, known) = range.ok_or_else(outside)?;
+        let (start, end) = (known.range.base, known.range.base + known.len);
+        let fits = address < end && bytes <= end - address;
+        if !fits || !address.is_multiple_of(Ranges::ALIGNMENT) {
+            return Err(outside());
+        }
+        let dying = limbo
+            .iter()
+            .filter(|block| (start..end).contains(&block.info.base));
+        let living = blocks.range(start..end).map(|(_, block)| block);
+        for block in living.chain(dying) {
+            let apart = block.reach <= address || address + bytes <= block.info.base;
+            if !apart {
+                return Err(failure!(
+                    PARAM_INVALID,
+                    "{name}: {:#x} ({} bytes) is mapped already, or still used by queued work",
+                    block.info.base,
+                    block.info.bytes
+                ));
+            }
+            if block.info.place != Place::Device(physical.device) {
+                return Err(failure!(
+                    PARAM_INVALID,
+                    "{name}: the range at {start:#x} shows memory of another device already, allowed: memory of one"
+                ));
+            }
+        }
+        let file = virtuals.file.as_ref();
+        let file =
+            file.ok_or_else(|| failure!(PARAM_INVALID, "{name}: the physical memory is gone"))?;
+        // SAFETY: the part of the backing view belongs to the reserved range, and no mapping, living or dying, is in it.
+        unsafe { file.show(memory.host(address), physical.at, bytes) }?;
+        physical.shown += 1;
+        let device = physical.device;
+        books.allocations += 1;
+        books
+            .freed
+            .retain(|freed| freed.end <= address || address + bytes <= freed.start);
+        let block = Block {
+            info: Allocation {
+                id: books.allocations,
+                base: address,
+                bytes: bytes as u64,
+                place: Place::Device(device),
+                version: 0,
+            },
+            reach: address + bytes,
+            owner: Owner::Mapped(number),
+            uses: Vec::with_capacity(8),
+        };
+        books.insert(block);
+        Ok(())
+    })
+}
+
+/// `aclrtUnmapMem`. What queued work uses stays to be seen until that work is over.
+pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome {
+    let missing = || {
+        failure!(
+            PARAM_INVALID,
+            "{name}: virPtr: given {address:#x}, allowed: an address that aclrtMapMem was given"
+        )
+    };
+    let is_mapped = |block: &&Block| matches!(block.owner, Owner::Mapped(_));
+    let found = with(|books| -> Outcome<Option<Suspicion>> {
+        let block = books
+            .blocks
+            .get(&address)
+            .filter(is_mapped)
+            .ok_or_else(missing)?;
+        let mut uses = block.uses.iter();
+        let unsynced = uses.find(|of| !Books::synced(&books.lanes, of));
+        Ok(unsynced.map(|of| Suspicion {
+            kind: FindingKind::FreeInUse,
+            site: (name, of.site.1),
+            message: format!(
+                "{name}: {address:#x} ({} bytes) has the {} of a queued {}, and nothing has waited for that since",
+                block.info.bytes, of.site.1, of.site.0
+            ),
+        }))
+    })?;
+    report_all(check, MEMORY_FREE, found)?;
+    let now = with(|books| -> Outcome<Vec<Block>> {
+        books
+            .blocks
+            .get(&address)
+            .filter(is_mapped)
+            .ok_or_else(missing)?;
+        let block = books.remove(address).ok_or_else(missing)?;
+        if block.uses.iter().any(|of| books.in_flight(of)) {
+            books.limbo.push(block);
+            return Ok(Vec::new());
+        }
+        Ok(vec![block])
+    })?;
+    super::release(now);
+    settle();
+    Ok(())
+}
+
+impl Books {
+    /// Takes what a mapping showed out of sight.
+    pub(super) fn unshow(&mut self, memory: &DeviceMemory, block: &Block, number: u64) {
+        // SAFETY: the mapping's part of the backing view, which nothing in flight uses.
+        unsafe { hide(memory.host(block.info.base), block.reserved()) };
+        if let Some(physical) = self.memory.physical.get_mut(&number) {
+            physical.shown = physical.shown.saturating_sub(1);
+        }
+        self.drop_physical(number);
+    }
+
+    /// Gives physical memory back if nobody has its handle or sees it.
+    fn drop_physical(&mut self, number: u64) {
+        let idle = |physical: &Physical| !physical.held && physical.shown == 0;
+        if !self.memory.physical.get(&number).is_some_and(idle) {
+            return;
+        }
+        let Some(physical) = self.memory.physical.remove(&number) else {
+            return;
+        };
+        if let Some(used) = self.used.get_mut(&Place::Device(physical.device)) {
+            *used = used.saturating_sub(physical.len as u64);
+        }
+        if let Some(file) = &mut self.memory.file {
+            file.give_back(physical.at, physical.len);
+        }
+    }
+}
+
+/// Ends the handles and ranges of a device whose mappings are gone, as a reset does; how many handles, of how many bytes.
+pub(super) fn clear(device: i32) -> (u64, u64) {
+    let memory = DeviceMemory::get();
+    let (numbers, bytes, ranges) = with(|books| {
+        let Books {
+            memory,
+            blocks,
+            limbo,
+            ..
+        } = books;
+        let of_device = |physical: &&mut Physical| physical.device == device && physical.held;
+        let mut bytes = 0u64;
+        let mut numbers = Vec::new();
+        for (number, physical) in &mut memory.physical {
+            if of_device(&physical) {
+                physical.held = false;
+                bytes = bytes.saturating_add(physical.bytes);
+                numbers.push(*number);
+            }
+        }
+        let mut ranges = Vec::new();
+        memory.reserved.retain(|&start, known| {
+            let end = start + known.len;
+            let used = blocks.range(start..end).next().is_some()
+                || limbo
+                    .iter()
+                    .any(|block| (start..end).contains(&block.info.base));
+            let keep = known.device != device || used;
+            if !keep {
+                ranges.push(known.range);
+            }
+            keep
+        });
+        for &number in &numbers {
+            books.drop_physical(number);
+        }
+        (numbers, bytes, ranges)
+    });
+    HANDLES.retain(|number| !numbers.contains(number));
+    if let Ok(memory) = memory {
+        for range in ranges {
+            memory.ranges.give_back(range);
+        }
+    }
+    (numbers.len() as u64, bytes)
+}
+
+/// Handles of physical memory, and reserved ranges.
+pub(crate) fn totals() -> (usize, usize) {
+    (HANDLES.len(), with(|books| books.memory.reserved.len()))
+}

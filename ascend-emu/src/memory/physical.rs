@@ -1,0 +1,114 @@
+//! Physical memory: bytes that can be seen through any number of ranges of addresses.
+//!
+//! It is one file without a name, in which every allocation has a part of its own. Seeing an allocation through a range is
+//! mapping its part of the file over the range's backing view.
+
+use super::Arena;
+use crate::status::{MEMORY_ALLOCATION, NOT_SUPPORTED, Outcome, failure};
+
+/// The file, and which of its parts are free.
+#[derive(Debug)]
+pub(crate) struct PhysicalMemory {
+    file: i32,
+    parts: Arena,
+}
+
+impl PhysicalMemory {
+    /// A file of at most so many bytes.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn new(len: usize) -> Outcome<Self> {
+        // SAFETY: the name is a NUL-terminated text.
+        let file = unsafe { libc::memfd_create(c"ascend-emu".as_ptr(), libc::MFD_CLOEXEC) };
+        let size = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
+        // SAFETY: a failed descriptor, -1, is refused by `ftruncate`.
+        if unsafe { libc::ftruncate(file, size) } != 0 {
+            return Err(failure!(
+                NOT_SUPPORTED,
+                "the operating system grants no file in memory: {}",
+                std::io::Error::last_os_error()
+            ));
+        }
+        Ok(PhysicalMemory {
+            file,
+            parts: Arena::new(0, len),
+        })
+    }
+
+    /// There is no such file here.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn new(_len: usize) -> Outcome<Self> {
+        Err(failure!(
+            NOT_SUPPORTED,
+            "physical memory is emulated on Linux alone"
+        ))
+    }
+
+    /// A part of so many bytes, which read as zero; where it begins.
+    pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
+        self.parts.take(bytes)
+    }
+
+    /// Takes back a part that nobody sees any more.
+    pub(crate) fn give_back(&mut self, at: usize, bytes: usize) {
+        #[cfg(target_os = "linux")]
+        {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            // SAFETY: the part lies in this object's file, and nobody maps it.
+            let punched = unsafe {
+                libc::fallocate(self.file, mode, at as libc::off_t, bytes as libc::off_t)
+            };
+            if punched != 0 {
+                // The part would not read as zero again: it is not given out any more.
+                return;
+            }
+        }
+        self.parts.give_back(at, bytes);
+    }
+
+    /// Lets the host's addresses from `host` on show a part.
+    ///
+    /// # Safety
+    ///
+    /// The range lies in a backing view of this crate's and begins at a page. Whoever reads or writes it meanwhile sees the
+    /// one memory or the other.
+    pub(crate) unsafe fn show(&self, host: *mut u8, at: usize, bytes: usize) -> Outcome {
+        // SAFETY: the caller's promise: the mapping replaces one of this crate's own.
+        let mapped = unsafe {
+            libc::mmap(
+                host.cast(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                self.file,
+                at as libc::off_t,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(failure!(
+                MEMORY_ALLOCATION,
+                "the operating system does not map physical memory: {}",
+                std::io::Error::last_os_error()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Lets the host's addresses from `host` on show fresh memory of nobody's.
+///
+/// # Safety
+///
+/// As for [`PhysicalMemory::show`].
+pub(crate) unsafe fn hide(host: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise. Should the system refuse, the old memory stays to be seen, which harms nobody.
+    unsafe {
+        libc::mmap(
+            host.cast(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        )
+    };
+}

@@ -1,0 +1,90 @@
+//! Notifies: flags that one stream raises and another one waits for and lowers.
+
+use crate::callback::LOOK;
+use crate::fault::Fault;
+use crate::handle::{Id, Kind, Table};
+use crate::ledger::{self, Clock, LaneId};
+use crate::lock::{Lock, Signal};
+use crate::status::TASK_TIMEOUT;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+pub(crate) static NOTIFIES: Table<Notify> = Table::new(Kind::Notify);
+
+#[derive(Debug, Default)]
+struct State {
+    raised: bool,
+    /// What the records that are queued and that no wait has taken come after.
+    records: VecDeque<Clock>,
+}
+
+/// A notify.
+#[derive(Debug)]
+pub(crate) struct Notify {
+    pub id: u32,
+    state: Lock<State>,
+    changed: Signal,
+}
+
+impl Notify {
+    /// `aclrtCreateNotify`.
+    pub(crate) fn create() -> Id {
+        static IDS: AtomicU32 = AtomicU32::new(0);
+        NOTIFIES.insert(Notify {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            state: Lock::default(),
+            changed: Signal::new(),
+        })
+    }
+
+    /// A record is queued in a lane.
+    pub(crate) fn queue_record(&self, lane: LaneId) {
+        /// Records of a program that never waits.
+        const MOST: usize = 64;
+        let mut clock = Clock::new();
+        ledger::snapshot(lane, &mut clock);
+        let mut state = self.state.lock();
+        if state.records.len() < MOST {
+            state.records.push_back(clock);
+        }
+    }
+
+    /// A wait is queued in a lane, which comes after the earliest record that is queued; after one of which nobody knows if
+    /// there is none.
+    pub(crate) fn queue_wait(&self, lane: LaneId) {
+        match self.state.lock().records.pop_front() {
+            Some(clock) => ledger::follow(lane, &clock),
+            None => ledger::follow_unknown(lane),
+        }
+    }
+
+    /// A stream reached a record, or never will.
+    pub(crate) fn raise(&self) {
+        self.state.lock().raised = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the notify is raised, and lowers it.
+    pub(crate) fn wait(&self, limit: Option<Duration>, abort: &AtomicBool) -> Result<(), Fault> {
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut state = self.state.lock();
+        while !state.raised && !abort.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if let (Some(limit), Some(deadline)) = (limit, deadline)
+                && now >= deadline
+            {
+                return Err(Fault {
+                    code: TASK_TIMEOUT,
+                    message: format!(
+                        "aclrtWaitAndResetNotify: the notify was not recorded in {} s",
+                        limit.as_secs()
+                    ),
+                });
+            }
+            state = self.changed.wait(state, now.checked_add(LOOK));
+        }
+        state.raised = false;
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! Tasks that wait for others, or that the host does: they hold no memory meanwhile, and end when the stream is aborted.
+
+use super::Stream;
+use crate::callback;
+use crate::fault::Fault;
+use crate::memory::DeviceMemory;
+use crate::operator::{Access, Addresses};
+use crate::stream_value;
+use crate::task::Task;
+
+impl Stream {
+    /// Runs a task of any kind.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Task::run`].
+    pub(super) unsafe fn run_task(
+        &self,
+        task: &Task,
+        at: &Addresses,
+        scratch: &mut Vec<Access>,
+    ) -> Result<(), Fault> {
+        let memory = || {
+            DeviceMemory::get().map_err(|failure| Fault {
+                code: failure.code,
+                message: failure.message.into_owned(),
+            })
+        };
+        match task {
+            Task::Call(call) => {
+                // SAFETY: the program promised it when it queued the call.
+                unsafe { call.run() };
+                Ok(())
+            }
+            Task::Report { lane, call, block } => {
+                callback::deliver(*lane, *call, *block, &self.abort)
+            }
+            Task::Raise(notify) => {
+                notify.raise();
+                Ok(())
+            }
+            Task::AwaitNotify { notify, limit } => notify.wait(*limit, &self.abort),
+            Task::Write { at, value } => {
+                // SAFETY: the ledger let the task in, so its bytes are live.
+                unsafe { stream_value::write(memory()?, *at, *value) };
+                Ok(())
+            }
+            Task::AwaitValue {
+                at,
+                value,
+                comparison,
+            } => {
+                // SAFETY: as above.
+                unsafe { stream_value::wait(memory()?, *at, *value, *comparison, &self.abort) };
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            task => unsafe { task.run(at, scratch) },
+        }
+    }
+
+    /// Tells the sanitizer what a task that was just let in comes after, or what comes after it.
+    pub(super) fn order(&self, task: &Task) {
+        match task {
+            Task::Raise(notify) => notify.queue_record(self.lane),
+            Task::AwaitNotify { notify, .. } => notify.queue_wait(self.lane),
+            Task::Write { at, value } => stream_value::queue_write(self.lane, *at, *value),
+            Task::AwaitValue {
+                at,
+                value,
+                comparison,
+            } => stream_value::queue_wait(self.lane, *at, *value, *comparison),
+            _ => {}
+        }
+    }
+}
