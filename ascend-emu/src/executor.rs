@@ -107,7 +107,15 @@ impl Executor {
             workspace_bytes: self.workspace_bytes,
         };
         let addresses = self.addresses.lock();
-        stream.submit(task, Some(&addresses), ACLNN_RUNTIME)
+        stream.submit(task, Some(&addresses), ACLNN_RUNTIME)?;
+        drop(addresses);
+        self.op.tell_shape(&|| {
+            // What is recorded has not run.
+            if stream.records() {
+                return Ok(());
+            }
+            stream.wait(self.op.name()).map_err(Failure::of_runtime)
+        })
     }
 
     fn change(

@@ -2,6 +2,7 @@
 
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
+use crate::status::Outcome;
 use ascend_spec::TensorDesc;
 use smallvec::SmallVec;
 
@@ -76,6 +77,12 @@ pub(crate) trait Operator: Send + Sync {
     /// Why no launch of it can be queued, if so.
     fn unlaunchable(&self) -> Option<&'static str> {
         None
+    }
+
+    /// Called by phase two when the launch is queued. An operator whose output has a shape that the data decide waits for
+    /// the launch, and tells the shape by the output's handle.
+    fn tell_shape(&self, _wait: &dyn Fn() -> Outcome) -> Outcome {
+        Ok(())
     }
 
     /// Visits every byte range read or written by one launch with these addresses.

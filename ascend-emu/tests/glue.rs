@@ -707,6 +707,148 @@ fn tensors_are_joined_repeated_and_turned() {
     assert_eq!(out.values(), [0.0; 4]);
 }
 
+/// What the handle of a tensor says about its shape now.
+fn shape_now(tensor: &Tensor) -> Vec<i64> {
+    let (mut dims, mut rank) = (null_mut(), 0);
+    unsafe {
+        ok(aclGetViewShape(tensor.handle, &mut dims, &mut rank));
+        let shape = std::slice::from_raw_parts(dims, rank as usize).to_vec();
+        libc::free(dims.cast());
+        shape
+    }
+}
+
+#[test]
+fn outputs_get_the_shape_that_the_data_decide() {
+    let _bench = Bench::new();
+    let x = Tensor::floats(&[2, 3], &[1.0, 0.0, 3.0, 0.0, f64::NAN, -6.0]);
+    let mask = Tensor::packed(aclDataType::ACL_BOOL, &[3], &[0.0, 1.0, 1.0]);
+    let out = Tensor::floats(&[6], &[0.5]);
+    ok(call!(aclnnMaskedSelect(x.input(), mask.input(), out.out())));
+    assert_eq!(shape_now(&out), [4]);
+    let values = out.buffer();
+    assert!(values[2].is_nan());
+    assert_eq!(
+        (values[..2].to_vec(), &values[3..]),
+        (vec![0.0, 3.0], &[-6.0, 0.5, 0.5][..])
+    );
+    let places = Tensor::ints(&[6, 2], &[-1]);
+    ok(call!(aclnnNonzero(x.input(), places.out())));
+    assert_eq!(shape_now(&places), [4, 2]);
+    assert_eq!(
+        places.buffer()[..8],
+        [0.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0, 2.0]
+    );
+    let places = Tensor::ints(&[2, 6], &[-1]);
+    ok(call!(aclnnNonzeroV2(x.input(), places.out())));
+    assert_eq!(shape_now(&places), [2, 4]);
+    assert_eq!(
+        places.buffer()[..8],
+        [0.0, 0.0, 1.0, 1.0, 0.0, 2.0, 1.0, 2.0]
+    );
+    let nothing = Tensor::ints(&[2], &[0]);
+    let places = Tensor::ints(&[2, 1], &[-1]);
+    ok(call!(aclnnNonzero(nothing.input(), places.out())));
+    assert_eq!(shape_now(&places), [0, 1]);
+    let counts = Tensor::ints(&[3], &[2, 0, 1]);
+    let out = Tensor::ints(&[3], &[9]);
+    ok(call!(aclnnRepeatInterleaveTensor(
+        counts.input(),
+        3,
+        out.out()
+    )));
+    assert_eq!(out.values(), [0.0, 0.0, 2.0]);
+    let short = Tensor::ints(&[2], &[9]);
+    ok(call!(aclnnRepeatInterleaveTensor(
+        counts.input(),
+        2,
+        short.out()
+    )));
+    fails(
+        unsafe { aclrtSynchronizeStream(null_mut()) },
+        507_015,
+        &["aclnnRepeatInterleaveTensor: repeats: 3 in sum, but the output has 2"],
+    );
+}
+
+#[test]
+fn lines_have_norms() {
+    let _bench = Bench::new();
+    let x = Tensor::floats(&[2, 2], &[3.0, -4.0, 0.0, 2.0]);
+    let out = Tensor::floats(&[2], &[0.0]);
+    for (p, want) in [
+        (2.0, [5.0, 2.0]),
+        (1.0, [7.0, 2.0]),
+        (0.0, [2.0, 1.0]),
+        (f64::INFINITY, [4.0, 2.0]),
+        (f64::NEG_INFINITY, [3.0, 0.0]),
+    ] {
+        ok(call!(aclnnLinalgVectorNorm(
+            x.input(),
+            real(p),
+            ints(&[-1]),
+            Flag(0),
+            Type(aclDataType::ACL_FLOAT),
+            out.out()
+        )));
+        assert_eq!(out.values(), want, "{p}");
+    }
+    ok(call!(aclnnVarCorrection(
+        x.input(),
+        ints(&[1]),
+        1,
+        Flag(0),
+        out.out()
+    )));
+    assert_eq!(out.values(), [24.5, 2.0]);
+    let gamma = Tensor::floats(&[2], &[1.0, 10.0]);
+    let (y, scales) = (
+        Tensor::floats(&[2, 2], &[0.0]),
+        Tensor::floats(&[2, 1], &[0.0]),
+    );
+    ok(call!(aclnnRmsNorm(
+        x.input(),
+        gamma.input(),
+        0.5,
+        y.out(),
+        scales.out()
+    )));
+    for (line, (got, scale)) in [[3.0f64, -4.0], [0.0, 2.0]]
+        .iter()
+        .zip(y.values().chunks(2).zip(scales.values()))
+    {
+        let want = 1.0 / (line.iter().map(|v| v * v).sum::<f64>() / 2.0 + 0.5).sqrt();
+        assert!((scale - want).abs() < 1e-6);
+        assert!(
+            (got[0] - line[0] * want).abs() < 1e-6 && (got[1] - 10.0 * line[1] * want).abs() < 1e-5
+        );
+    }
+    let bounds = [
+        Tensor::floats(&[2], &[-1.0, 0.0]),
+        Tensor::floats(&[2], &[2.0, 1.0]),
+    ];
+    let between = |least: *const aclTensor, most: *const aclTensor| {
+        ok(call!(aclnnClampTensor(
+            x.input(),
+            OptionalIn(least),
+            OptionalIn(most),
+            y.out()
+        )));
+        y.values()
+    };
+    let [least, most] = bounds.each_ref().map(|bound| bound.handle.cast_const());
+    assert_eq!(between(least, most), [2.0, 0.0, 0.0, 1.0]);
+    assert_eq!(between(least, null()), [3.0, 0.0, 0.0, 2.0]);
+    assert_eq!(between(null(), most), [2.0, -4.0, 0.0, 1.0]);
+    let dot = Tensor::floats(&[], &[0.0]);
+    ok(call!(aclnnDot(
+        bounds[0].input(),
+        bounds[1].input(),
+        dot.out()
+    )));
+    assert_eq!(dot.values(), [-2.0]);
+}
+
 #[test]
 fn numbers_are_made_of_nothing() {
     let _bench = Bench::new();
@@ -1101,6 +1243,7 @@ macro_rules! nothing {
 
 nothing! {
     In: In(null());
+    OptionalIn: OptionalIn(null());
     Ins: Ins(null());
     Out: Out(null());
     InOut: InOut(null());

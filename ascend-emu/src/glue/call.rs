@@ -1,26 +1,61 @@
 //! Both phases of a call.
 
-use super::operand::Role;
+use super::operand::{Operand, Role};
 use super::parameter::{Arguments, Given};
 use super::view::{Views, range};
 use crate::abi::phase_one;
+use crate::descriptor::TENSORS;
 use crate::executor;
 use crate::fault::Fault;
+use crate::lock::Lock;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, Slot};
 use crate::status::{AICORE_EXCEPTION, Outcome, aclnn};
-use ascend_spec::TensorDesc;
-use ascend_sys::bindings::{aclOpExecutor, aclrtStream};
+use crate::trace::Trace;
+use crate::trace::value::Value;
+use ascend_spec::{Dims, TensorDesc};
+use ascend_sys::bindings::{aclOpExecutor, aclTensor, aclrtStream};
 use std::ffi::c_void;
+use std::ptr::without_provenance;
+use std::sync::Arc;
 
 /// What a launch does. A text says what the data are that the operator cannot compute with.
-pub(super) type Work = Box<dyn Fn(&Views) -> Result<(), String> + Send + Sync>;
+type Body = Box<dyn Fn(&Views) -> Result<(), String> + Send + Sync>;
+
+/// The shape of an output that the data decide, by the output's place among the tensors.
+type Sized = (usize, Arc<Lock<Option<Vec<i64>>>>);
+
+/// What there is to do.
+pub(super) struct Work {
+    body: Body,
+    sized: Option<Sized>,
+}
 
 /// Work from a closure.
 pub(super) fn work(
     body: impl Fn(&Views) -> Result<(), String> + Send + Sync + 'static,
 ) -> Outcome<Work> {
-    Ok(Box::new(body))
+    Ok(Work {
+        body: Box::new(body),
+        sized: None,
+    })
+}
+
+/// Work that finds out which shape an output has.
+pub(super) fn work_of_size(
+    out: &Operand,
+    body: impl Fn(&Views) -> Result<Vec<i64>, String> + Send + Sync + 'static,
+) -> Outcome<Work> {
+    let told = Arc::new(Lock::new(None));
+    let tell = Arc::clone(&told);
+    let body = move |views: &Views| {
+        *tell.lock() = Some(body(views)?);
+        Ok(())
+    };
+    Ok(Work {
+        body: Box::new(body),
+        sized: Some((out.index, told)),
+    })
 }
 
 /// A call that phase one has taken.
@@ -55,6 +90,24 @@ impl Operator for GlueOperator {
         given.map(|given| &given.desc)
     }
 
+    fn tell_shape(&self, wait: &dyn Fn() -> Outcome) -> Outcome {
+        let Some((index, told)) = &self.work.sized else {
+            return Ok(());
+        };
+        wait()?;
+        // A launch that failed tells nothing, and its stream says why.
+        let shape = told.lock().take();
+        let shape = shape.and_then(|shape| Dims::new(&shape));
+        if let (Some(shape), Some(given)) = (shape, self.tensors.get(*index)) {
+            let tensor = TENSORS.get(without_provenance::<aclTensor>(given.handle))?;
+            let mut described = tensor.get();
+            described.desc.shape = shape;
+            described.desc.strides = shape.contiguous_strides();
+            tensor.set(described);
+        }
+        Ok(())
+    }
+
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
         for given in &self.tensors {
             let range = range(given, at);
@@ -71,7 +124,7 @@ impl Operator for GlueOperator {
         // SAFETY: the ranges are those of `accesses`: live (the ledger let the launch in), and claimed by the task that
         // runs this.
         let views = unsafe { Views::new(&self.tensors, at, memory) };
-        (self.work)(&views).map_err(|why| Fault {
+        (self.work.body)(&views).map_err(|why| Fault {
             code: AICORE_EXCEPTION,
             message: format!("{}: {why}", self.name),
         })
@@ -124,4 +177,24 @@ pub(super) fn launch(
     stream: aclrtStream,
 ) -> i32 {
     aclnn(|| executor::launch(name, workspace.addr(), bytes, executor.cast(), stream))
+}
+
+/// A call, written down.
+///
+/// # Safety
+///
+/// The arguments keep the contract of [`abi`](crate::abi).
+#[cold]
+pub(super) unsafe fn traced(
+    trace: &'static Trace,
+    function: &'static str,
+    arguments: &[(&'static str, Value)],
+    body: &dyn Fn() -> i32,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    let line = unsafe { trace.begin(function, arguments) };
+    let status = body();
+    // SAFETY: this is what the function returns.
+    unsafe { line.end("aclnnStatus", Value::Signed(status.into())) };
+    status
 }

@@ -471,6 +471,27 @@ pub(super) fn clamp(
     )
 }
 
+/// Keeps numbers between those of two tensors.
+pub(super) fn clamp_between(
+    input: Operand,
+    least: Option<Operand>,
+    most: Option<Operand>,
+    out: Operand,
+) -> Outcome<Work> {
+    match (least, most) {
+        (Some(least), None) => binary(MAX)(input, least, out),
+        (None, Some(most)) => binary(MIN)(input, most, out),
+        (None, None) => binary(MAX)(input, input, out),
+        (Some(least), Some(most)) => numeric(
+            [input, least, most],
+            &[],
+            out,
+            |[value, least, most]| (MIN.int)((MAX.int)(value, least), most),
+            |[value, least, most]| (MIN.real)((MAX.real)(value, least), most),
+        ),
+    }
+}
+
 /// Puts numbers in the place of NaN and of the infinities.
 pub(super) fn nan_to_num(
     input: Operand,

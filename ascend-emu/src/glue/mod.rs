@@ -29,6 +29,8 @@ mod view;
 pub use parameter::{Flag, In, InOut, Ins, Ints, OptionalIn, OptionalScalar, Out, Scalar, Type};
 
 use crate::for_each_glue_function;
+use crate::trace::trace;
+use crate::trace::value::value;
 use elementwise as element;
 use number::Number;
 use parameter::Parameter;
@@ -58,12 +60,23 @@ macro_rules! define {
                     executor: *mut *mut aclOpExecutor,
                 ) -> aclnnStatus {
                     // SAFETY: the caller's promise.
-                    unsafe {
+                    let body = || unsafe {
                         call::prepare(stringify!($name), workspaceSize, executor, &mut |call| {
                             $( let $argument = $argument.read(parameter_name(stringify!($argument)), call)?; )*
                             ($compute)($( $argument ),*)
                         })
-                    }
+                    };
+                    let Some(trace) = trace() else {
+                        return body();
+                    };
+                    let arguments = [
+                        $( (parameter_name(stringify!($argument)), $argument.traced()), )*
+                        ("workspaceSize", value!(workspaceSize)),
+                        ("executor", value!(executor)),
+                    ];
+                    let function = concat!(stringify!($name), "GetWorkspaceSize");
+                    // SAFETY: the caller's promise.
+                    unsafe { call::traced(trace, function, &arguments, &body) }
                 }
 
                 /// Phase two.
@@ -77,7 +90,19 @@ macro_rules! define {
                     executor: *mut aclOpExecutor,
                     stream: aclrtStream,
                 ) -> aclnnStatus {
-                    call::launch(stringify!($name), workspace, workspaceSize, executor, stream)
+                    let body =
+                        || call::launch(stringify!($name), workspace, workspaceSize, executor, stream);
+                    let Some(trace) = trace() else {
+                        return body();
+                    };
+                    let arguments = [
+                        ("workspace", value!(workspace)),
+                        ("workspaceSize", value!(workspaceSize)),
+                        ("executor", value!(executor)),
+                        ("stream", value!(stream)),
+                    ];
+                    // SAFETY: the caller's promise.
+                    unsafe { call::traced(trace, stringify!($name), &arguments, &body) }
                 }
             }
         )*

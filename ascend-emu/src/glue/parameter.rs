@@ -7,6 +7,7 @@ use super::operand::{Operand, Role};
 use crate::descriptor::{INT_ARRAYS, SCALARS, TENSORS, optional_list};
 use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, Slot};
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Failure, Outcome, failure};
+use crate::trace::value::{Value as Traced, value};
 use ascend_spec::{DType, TensorDesc};
 use ascend_sys::bindings::{aclDataType, aclIntArray, aclScalar, aclTensor, aclTensorList};
 
@@ -50,6 +51,8 @@ pub(super) struct Given {
     pub desc: TensorDesc,
     pub slot: Slot,
     pub role: Role,
+    /// The tensor's handle when the call was prepared; 0 for inputs, of which nobody asks.
+    pub handle: usize,
 }
 
 /// What phase one has read so far.
@@ -96,6 +99,7 @@ impl Arguments {
         desc: TensorDesc,
         slot: Slot,
         role: Role,
+        handle: usize,
     ) -> Outcome<Operand> {
         let operand = Operand {
             operator: self.operator,
@@ -109,6 +113,7 @@ impl Arguments {
             desc,
             slot,
             role,
+            handle,
         });
         Ok(operand)
     }
@@ -140,7 +145,7 @@ impl Arguments {
             return Err(self.too_many());
         }
         self.outputs += 1;
-        self.keep(name, tensor.desc, Slot::Output(place), role)
+        self.keep(name, tensor.desc, Slot::Output(place), role, raw.addr())
     }
 
     fn next_input(&mut self) -> Outcome<usize> {
@@ -156,7 +161,7 @@ impl Arguments {
         let tensor = self.tensor(name, raw)?;
         let place = self.next_input()?;
         self.addresses.inputs[place] = tensor.address;
-        self.keep(name, tensor.desc, Slot::Input(place), Role::Read)
+        self.keep(name, tensor.desc, Slot::Input(place), Role::Read, 0)
     }
 }
 
@@ -166,11 +171,18 @@ const _: () = assert!(OUTPUTS >= 2 && LISTS >= 1);
 pub(super) trait Parameter {
     type Value;
 
+    /// The argument as a trace writes it down.
+    fn traced(&self) -> Traced;
+
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Self::Value>;
 }
 
 impl Parameter for In {
     type Value = Operand;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
         call.input(name, self.0)
@@ -179,6 +191,10 @@ impl Parameter for In {
 
 impl Parameter for OptionalIn {
     type Value = Option<Operand>;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Operand>> {
         if self.0.is_null() {
@@ -191,6 +207,10 @@ impl Parameter for OptionalIn {
 
 impl Parameter for Ins {
     type Value = Vec<Operand>;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Vec<Operand>> {
         let tensors = optional_list(name, self.0)
@@ -208,7 +228,7 @@ impl Parameter for Ins {
             .enumerate()
             .map(|(element, tensor)| {
                 let slot = Slot::Element { input, element };
-                call.keep(name, tensor.desc, slot, Role::Read)
+                call.keep(name, tensor.desc, slot, Role::Read, 0)
             })
             .collect()
     }
@@ -216,6 +236,10 @@ impl Parameter for Ins {
 
 impl Parameter for Out {
     type Value = Operand;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
         call.output(name, self.0, Role::Write)
@@ -225,6 +249,10 @@ impl Parameter for Out {
 impl Parameter for InOut {
     type Value = Operand;
 
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
+
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
         call.output(name, self.0, Role::Update)
     }
@@ -232,6 +260,10 @@ impl Parameter for InOut {
 
 impl Parameter for Scalar {
     type Value = Number;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Number> {
         if self.0.is_null() {
@@ -255,6 +287,10 @@ impl Parameter for Scalar {
 impl Parameter for OptionalScalar {
     type Value = Option<Number>;
 
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
+
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Number>> {
         if self.0.is_null() {
             return Ok(None);
@@ -265,6 +301,10 @@ impl Parameter for OptionalScalar {
 
 impl Parameter for Ints {
     type Value = Vec<i64>;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Vec<i64>> {
         if self.0.is_null() {
@@ -279,6 +319,10 @@ impl Parameter for Ints {
 
 impl Parameter for Type {
     type Value = DType;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<DType> {
         DType::from_acl(self.0.0).ok_or_else(|| {
@@ -295,6 +339,10 @@ impl Parameter for Type {
 impl Parameter for Flag {
     type Value = bool;
 
+    fn traced(&self) -> Traced {
+        Traced::Flag(self.0 != 0)
+    }
+
     fn read(self, _: &'static str, _: &mut Arguments) -> Outcome<bool> {
         Ok(self.0 != 0)
     }
@@ -302,9 +350,13 @@ impl Parameter for Flag {
 
 /// Numbers that mean themselves.
 macro_rules! plain {
-    ($($type:ty),*) => {$(
+    ($($type:ty as $wide:ident),*) => {$(
         impl Parameter for $type {
             type Value = $type;
+
+            fn traced(&self) -> Traced {
+                value!($wide::from(*self))
+            }
 
             fn read(self, _: &'static str, _: &mut Arguments) -> Outcome<$type> {
                 Ok(self)
@@ -313,4 +365,6 @@ macro_rules! plain {
     )*};
 }
 
-plain!(i8, i32, i64, u64, f32, f64);
+plain!(
+    i8 as i64, i32 as i64, i64 as i64, u64 as u64, f32 as f32, f64 as f64
+);

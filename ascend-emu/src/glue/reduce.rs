@@ -1,7 +1,7 @@
 //! Operators that look at whole lines of elements along one axis or several.
 
 use super::call::{Work, work};
-use super::number::{Domain, Wide};
+use super::number::{Domain, Number, Wide};
 use super::operand::{Operand, Shape, refuse};
 use super::view::{View, Views};
 use crate::status::Outcome;
@@ -236,27 +236,109 @@ pub(super) fn along_as(op: Fold) -> impl Fn(Operand, i64, bool, DType, Operand) 
     }
 }
 
+/// One real number for each line.
+fn fold_real(
+    input: Operand,
+    dims: &[i64],
+    keep: bool,
+    out: Operand,
+    fold: impl Fn(&[f64]) -> f64 + Send + Sync + 'static,
+) -> Outcome<Work> {
+    let axes = Axes::new(&input, "dim", dims)?;
+    axes.expect_output(&input, keep, &out)?;
+    for operand in [input, out] {
+        expect_real(&operand)?;
+    }
+    work(move |views| {
+        let mut results = Vec::new();
+        axes.lines::<f64>(views.of(&input), &mut |line| results.push(fold(line)))?;
+        views.of(&out).write(&results);
+        Ok(())
+    })
+}
+
+/// The norm of each line: of the power `p`, the number of elements that are not 0 for 0, the greatest or the least for
+/// infinity.
+pub(super) fn norm(
+    input: Operand,
+    p: Number,
+    dims: Vec<i64>,
+    keep: bool,
+    dtype: DType,
+    out: Operand,
+) -> Outcome<Work> {
+    out.expect_dtype(dtype)?;
+    let p = p.real();
+    fold_real(input, &dims, keep, out, move |line| {
+        let sizes = line.iter().map(|value| value.abs());
+        if p == f64::INFINITY {
+            sizes.fold(0.0, f64::max)
+        } else if p == f64::NEG_INFINITY {
+            sizes.fold(f64::INFINITY, f64::min)
+        } else if p == 0.0 {
+            sizes.filter(|&size| size != 0.0).count() as f64
+        } else if p == 2.0 {
+            sizes.map(|size| size * size).sum::<f64>().sqrt()
+        } else {
+            sizes.map(|size| size.powf(p)).sum::<f64>().powf(1.0 / p)
+        }
+    })
+}
+
+/// Each line of the last axes, as many as the factors have, over the root of its mean square, times the factors.
+pub(super) fn rms_norm(
+    input: Operand,
+    factors: Operand,
+    epsilon: f64,
+    out: Operand,
+    scales: Operand,
+) -> Outcome<Work> {
+    let shape = input.shape();
+    let first = (shape.len().checked_sub(factors.rank()))
+        .filter(|&first| shape[first..] == *factors.shape());
+    let Some(first) = first else {
+        return Err(factors.refuse(
+            factors.desc.shape,
+            format_args!("the last dimensions of {}", input.desc.shape),
+        ));
+    };
+    out.expect_shape(&shape)?;
+    let lines: usize = shape[..first].iter().product();
+    if scales.elements() != lines {
+        return Err(scales.refuse(scales.desc.shape, format_args!("{lines} elements")));
+    }
+    for operand in [input, factors, out, scales] {
+        expect_real(&operand)?;
+    }
+    work(move |views| {
+        let factors = views.of(&factors).read::<f64>()?;
+        let mut numbers = views.of(&input).read::<f64>()?;
+        let mut found = Vec::new();
+        for line in numbers.chunks_mut(factors.len().max(1)) {
+            let squares: f64 = line.iter().map(|value| value * value).sum();
+            let scale = 1.0 / (squares / line.len() as f64 + epsilon).sqrt();
+            for (value, factor) in line.iter_mut().zip(&factors) {
+                *value *= scale * factor;
+            }
+            found.push(scale);
+        }
+        views.of(&out).write(&numbers);
+        views.of(&scales).write(&found);
+        Ok(())
+    })
+}
+
 /// The variance of each line, or its root; `correction` is taken off the count.
 pub(super) fn variance(
     root: bool,
 ) -> impl Fn(Operand, Vec<i64>, i64, bool, Operand) -> Outcome<Work> {
     move |input, dims, correction, keep, out| {
-        let axes = Axes::new(&input, "dim", &dims)?;
-        axes.expect_output(&input, keep, &out)?;
-        for operand in [input, out] {
-            expect_real(&operand)?;
-        }
-        work(move |views| {
-            let mut results = Vec::new();
-            axes.lines::<f64>(views.of(&input), &mut |line| {
-                let count = line.len() as f64;
-                let mean = line.iter().sum::<f64>() / count;
-                let squares: f64 = line.iter().map(|value| (value - mean).powi(2)).sum();
-                let variance = squares / (count - correction as f64).max(0.0);
-                results.push(if root { variance.sqrt() } else { variance });
-            })?;
-            views.of(&out).write(&results);
-            Ok(())
+        fold_real(input, &dims, keep, out, move |line| {
+            let count = line.len() as f64;
+            let mean = line.iter().sum::<f64>() / count;
+            let squares: f64 = line.iter().map(|value| (value - mean).powi(2)).sum();
+            let variance = squares / (count - correction as f64).max(0.0);
+            if root { variance.sqrt() } else { variance }
         })
     }
 }

@@ -1,10 +1,11 @@
 //! Operators that move elements from places to places: joined tensors, indices, masks.
 
-use super::call::{Work, work};
-use super::number::{Domain, Number};
-use super::operand::{Operand, Shape, broadcast, refuse};
+use super::call::{Work, work, work_of_size};
+use super::number::{Domain, Number, Wide};
+use super::operand::{Operand, Shape, broadcast, common_shape, refuse};
 use super::view::{View, Views, map};
 use crate::status::Outcome;
+use ascend_spec::DType;
 
 /// Tensors one after the other along an axis.
 pub(super) fn concatenate(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Work> {
@@ -556,4 +557,92 @@ pub(super) fn repeat_interleave_count_along(
     let count = count_of(input.operator, repeats)?;
     let axis = input.axis("dim", dim)?;
     repeat_each(input, Some(axis), move |_, size| Ok(vec![count; size]), out)
+}
+
+/// Each number as often as the element at its place says.
+pub(super) fn repeat_places(repeats: Operand, _output_size: i64, out: Operand) -> Outcome<Work> {
+    repeats.expect_rank(1)?;
+    out.expect_rank(1)?;
+    out.expect_index()?;
+    let counts = counts_of(repeats)?;
+    let (size, room) = (repeats.elements(), out.elements());
+    work(move |views| {
+        let counts = counts(views, size)?;
+        let total: usize = counts
+            .iter()
+            .fold(0, |sum, &count| sum.saturating_add(count));
+        if total != room {
+            return Err(format!(
+                "repeats: {total} in sum, but the output has {room}"
+            ));
+        }
+        let places = (0..).zip(counts);
+        let places: Vec<i64> = places
+            .flat_map(|(place, count)| std::iter::repeat_n(place, count))
+            .collect();
+        views.of(&out).write(&places);
+        Ok(())
+    })
+}
+
+/// The elements at which a mask is set, one after the other. The output has room for all; phase two tells how many there are.
+pub(super) fn masked_select(input: Operand, mask: Operand, out: Operand) -> Outcome<Work> {
+    let shape = common_shape(&[input, mask])?;
+    out.expect_shape(&[shape.iter().product()])?;
+    out.expect_dtype(input.dtype())?;
+    let domain = input.domain()?;
+    mask.domain()?;
+    fn chosen<W: Wide>(input: &View, mask: &View, out: &View) -> Result<usize, String> {
+        let (values, mask) = (input.read::<W>()?, mask.read::<f64>()?);
+        let chosen: Vec<W> = (values.into_iter().zip(mask))
+            .filter(|&(_, mask)| mask != 0.0)
+            .map(|(value, _)| value)
+            .collect();
+        out.narrow(0, 0, chosen.len()).write(&chosen);
+        Ok(chosen.len())
+    }
+    work_of_size(&out, move |views| {
+        let whole = |operand: &Operand| views.of(operand).broadcast(&shape);
+        let (input, mask, out) = (whole(&input), whole(&mask), views.of(&out));
+        let count = match domain {
+            Domain::Int => chosen::<i64>(&input, &mask, out)?,
+            Domain::Real => chosen::<f64>(&input, &mask, out)?,
+        };
+        Ok(vec![count as i64])
+    })
+}
+
+/// The places of the elements that are not 0: one in a row, or one in a column. The output has room for all, and phase two
+/// tells how many there are.
+pub(super) fn nonzero(rows: bool) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+    move |input, out| {
+        let (rank, room) = (input.rank(), input.elements());
+        out.expect_shape(&if rows { [room, rank] } else { [rank, room] })?;
+        out.expect_dtype(DType::Int64)?;
+        if !out.desc.is_contiguous() {
+            return Err(out.refuse(out.desc, "a contiguous tensor"));
+        }
+        input.domain()?;
+        work_of_size(&out, move |views| {
+            let from = views.of(&input);
+            let mut values = from.read::<f64>()?.into_iter();
+            let (mut places, mut count) = (Vec::new(), 0);
+            View::places(from.shape(), &mut |place| {
+                if values.next() != Some(0.0) {
+                    places.extend(place.iter().map(|&at| at as i64));
+                    count += 1;
+                }
+                Ok(())
+            })?;
+            let (shape, to) = if rows {
+                let shape = [count, rank];
+                (shape, views.of(&out).packed(&shape))
+            } else {
+                let shape = [rank, count];
+                (shape, views.of(&out).packed(&shape).permute(&[1, 0]))
+            };
+            to.write(&places);
+            Ok(shape.map(|size| size as i64).to_vec())
+        })
+    }
 }

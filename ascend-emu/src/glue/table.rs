@@ -95,6 +95,14 @@ macro_rules! for_each_glue_function {
             /// `torch.repeat_interleave` along an axis with one count.
             fn aclnnRepeatInterleaveIntWithDim(self_: In, repeats: i64, dim: i64, outputSize: i64, out: Out) =
                 select::repeat_interleave_count_along;
+            /// `torch.repeat_interleave` of counts alone: request of each token.
+            fn aclnnRepeatInterleaveTensor(repeats: In, outputSize: i64, out: Out) = select::repeat_places;
+            /// `torch.masked_select`; printing a tensor.
+            fn aclnnMaskedSelect(self_: In, mask: In, out: Out) = select::masked_select;
+            /// `torch.nonzero`.
+            fn aclnnNonzero(self_: In, out: Out) = select::nonzero(true);
+            /// `x[mask]`, `x[mask] = y`.
+            fn aclnnNonzeroV2(self_: In, out: Out) = select::nonzero(false);
 
             // Comparisons.
             /// `torch.equal`.
@@ -164,6 +172,12 @@ macro_rules! for_each_glue_function {
             /// `a |= b`.
             fn aclnnInplaceBitwiseOrTensor(selfRef: InOut, other: In) =
                 |own, other| element::bitwise(|a, b| a | b)(own, other, own);
+            /// `a &= 1`.
+            fn aclnnInplaceBitwiseAndScalar(selfRef: InOut, other: Scalar) =
+                |own, other| element::bitwise_scalar(|a, b| a & b)(own, other, own);
+            /// `a |= 1`.
+            fn aclnnInplaceBitwiseOrScalar(selfRef: InOut, other: Scalar) =
+                |own, other| element::bitwise_scalar(|a, b| a | b)(own, other, own);
 
             // Arithmetic.
             /// `a + b`.
@@ -232,12 +246,21 @@ macro_rules! for_each_glue_function {
             /// `a % 128`: places in blocks of a paged cache.
             fn aclnnRemainderTensorScalar(self_: In, other: Scalar, out: Out) =
                 element::with_scalar(element::REMAINDER);
+            /// `a %= b`.
+            fn aclnnInplaceRemainderTensorTensor(selfRef: InOut, other: In) =
+                |own, other| element::binary(element::REMAINDER)(own, other, own);
+            /// `a %= 128`.
+            fn aclnnInplaceRemainderTensorScalar(selfRef: InOut, other: Scalar) =
+                |own, other| element::with_scalar(element::REMAINDER)(own, other, own);
             /// `a ** 2`.
             fn aclnnPowTensorScalar(self_: In, exponent: Scalar, out: Out) = element::with_scalar(element::POW);
             /// `a ** b`.
             fn aclnnPowTensorTensor(self_: In, exponent: In, out: Out) = element::binary(element::POW);
             /// `10000 ** a`: frequencies of rotary positions.
             fn aclnnPowScalarTensor(self_: Scalar, exponent: In, out: Out) = element::of_scalar(element::POW);
+            /// `a **= 2`.
+            fn aclnnInplacePowTensorScalar(self_: InOut, exponent: Scalar) =
+                |own, exponent| element::with_scalar(element::POW)(own, exponent, own);
             /// `torch.maximum`.
             fn aclnnMaximum(self_: In, other: In, out: Out) = element::binary(element::MAX);
             /// `torch.minimum`.
@@ -258,6 +281,8 @@ macro_rules! for_each_glue_function {
             fn aclnnClampMinTensor(self_: In, clipValueMin: In, out: Out) = element::binary(element::MAX);
             /// `torch.clamp` with a tensor.
             fn aclnnClampMaxTensor(self_: In, max: In, out: Out) = element::binary(element::MIN);
+            /// `torch.clamp` with tensors.
+            fn aclnnClampTensor(self_: In, clipValueMin: OptionalIn, clipValueMax: OptionalIn, out: Out) = element::clamp_between;
             /// `torch.nan_to_num`.
             fn aclnnNanToNum(self_: In, nan: f32, posinf: f32, neginf: f32, out: Out) = element::nan_to_num;
             /// `torch.where`.
@@ -306,6 +331,20 @@ macro_rules! for_each_glue_function {
             fn aclnnRound(self_: In, out: Out) = element::unary(|value| value, f64::round_ties_even);
             /// `torch.trunc`.
             fn aclnnTrunc(self_: In, out: Out) = element::unary(|value| value, f64::trunc);
+            /// `Tensor.sqrt_`.
+            fn aclnnInplaceSqrt(self_: InOut) = |own| element::real(f64::sqrt)(own, own);
+            /// `Tensor.rsqrt_`.
+            fn aclnnInplaceRsqrt(selfRef: InOut) =
+                |own| element::real(|value| 1.0 / value.sqrt())(own, own);
+            /// `Tensor.reciprocal_`.
+            fn aclnnInplaceReciprocal(selfRef: InOut) = |own| element::real(f64::recip)(own, own);
+            /// `Tensor.sigmoid_`.
+            fn aclnnInplaceSigmoid(selfRef: InOut) =
+                |own| element::real(|value| 1.0 / (1.0 + (-value).exp()))(own, own);
+            /// `Tensor.floor_`.
+            fn aclnnInplaceFloor(selfRef: InOut) = |own| element::unary(|value| value, f64::floor)(own, own);
+            /// `Tensor.ceil_`.
+            fn aclnnInplaceCeil(selfRef: InOut) = |own| element::unary(|value| value, f64::ceil)(own, own);
 
             // Lines of elements.
             /// `torch.sum`.
@@ -346,6 +385,12 @@ macro_rules! for_each_glue_function {
                 reduce::variance(false);
             /// `torch.std`.
             fn aclnnStd(self_: In, dim: Ints, correction: i64, keepdim: Flag, out: Out) = reduce::variance(true);
+            /// `torch.norm`, `torch.linalg.vector_norm`.
+            fn aclnnLinalgVectorNorm(
+                self_: In, ord: Scalar, dims: Ints, keepDims: Flag, dtype: Type, out: Out
+            ) = reduce::norm;
+            /// `torch_npu.npu_rms_norm`: vLLM-Ascend, of latent queries and keys.
+            fn aclnnRmsNorm(x: In, gamma: In, epsilon: f64, yOut: Out, rstdOut: Out) = reduce::rms_norm;
             /// `torch.logsumexp`.
             fn aclnnLogSumExp(self_: In, dim: Ints, keepDim: Flag, out: Out) =
                 reduce::over(reduce::LOG_SUM_EXP);
@@ -370,6 +415,10 @@ macro_rules! for_each_glue_function {
             fn aclnnMm(self_: In, mat2: In, out: Out, cubeMathType: i8) = matmul::ranked(2);
             /// `torch.bmm`, `torch.einsum`.
             fn aclnnBatchMatMul(self_: In, mat2: In, out: Out, cubeMathType: i8) = matmul::ranked(3);
+            /// `torch.dot`.
+            fn aclnnDot(self_: In, tensor: In, out: Out) = |a, b, out| matmul::ranked(1)(a, b, out, 0);
+            /// `torch.mv`.
+            fn aclnnMv(self_: In, vec: In, out: Out, cubeMathType: i8) = matmul::matmul;
             /// `torch.nn.functional.linear` with a bias, `torch.addmm`.
             fn aclnnAddmm(
                 self_: In, mat1: In, mat2: In, beta: Scalar, alpha: Scalar, out: Out, cubeMathType: i8

@@ -191,6 +191,22 @@ impl View {
         view
     }
 
+    /// The first elements of contiguous ones, in another shape.
+    pub(super) fn packed(&self, shape: &[usize]) -> View {
+        assert!(shape.iter().product::<usize>() <= self.elements());
+        let mut steps = Steps::from_elem(0, shape.len());
+        let mut step = self.size as isize;
+        for (to, &size) in steps.iter_mut().zip(shape).rev() {
+            *to = step;
+            step *= size as isize;
+        }
+        View {
+            shape: shape.into(),
+            steps,
+            ..self.clone()
+        }
+    }
+
     /// The same elements, an axis backwards.
     pub(super) fn flip(&self, axis: usize) -> View {
         let last = self.shape[axis].saturating_sub(1);
