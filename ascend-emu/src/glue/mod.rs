@@ -15,13 +15,17 @@
 //! hardware's of the same seed.
 
 mod call;
+mod compare;
 mod elementwise;
 mod fill;
+mod join;
 mod matmul;
+mod model;
 mod number;
 mod operand;
 mod parameter;
 mod reduce;
+mod search;
 mod select;
 mod table;
 mod view;

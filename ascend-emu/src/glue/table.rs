@@ -15,9 +15,9 @@ macro_rules! for_each_glue_function {
             /// `Tensor.to(dtype)`.
             fn aclnnCast(self_: In, dtype: Type, out: Out) = fill::cast;
             /// `torch.cat`.
-            fn aclnnCat(tensors: Ins, dim: i64, out: Out) = select::concatenate;
+            fn aclnnCat(tensors: Ins, dim: i64, out: Out) = join::concatenate;
             /// `torch.stack`.
-            fn aclnnStack(tensors: Ins, dim: i64, out: Out) = select::stack;
+            fn aclnnStack(tensors: Ins, dim: i64, out: Out) = join::stack;
             /// `Tensor.repeat`.
             fn aclnnRepeat(self_: In, repeats: Ints, out: Out) = fill::repeat;
             /// `torch.flip`.
@@ -85,18 +85,18 @@ macro_rules! for_each_glue_function {
             fn aclnnScatterAdd(self_: In, dim: i64, index: In, src: In, out: Out) = select::scatter_add;
             /// `torch.repeat_interleave` of the flattened tensor.
             fn aclnnRepeatInterleave(self_: In, repeats: In, outputSize: i64, out: Out) =
-                select::repeat_interleave;
+                join::repeat_interleave;
             /// `torch.repeat_interleave` along an axis.
             fn aclnnRepeatInterleaveWithDim(self_: In, repeats: In, dim: i64, outputSize: i64, out: Out) =
-                select::repeat_interleave_along;
+                join::repeat_interleave_along;
             /// `torch.repeat_interleave` of the flattened tensor with one count.
             fn aclnnRepeatInterleaveInt(self_: In, repeats: i64, outputSize: i64, out: Out) =
-                select::repeat_interleave_count;
+                join::repeat_interleave_count;
             /// `torch.repeat_interleave` along an axis with one count.
             fn aclnnRepeatInterleaveIntWithDim(self_: In, repeats: i64, dim: i64, outputSize: i64, out: Out) =
-                select::repeat_interleave_count_along;
+                join::repeat_interleave_count_along;
             /// `torch.repeat_interleave` of counts alone: request of each token.
-            fn aclnnRepeatInterleaveTensor(repeats: In, outputSize: i64, out: Out) = select::repeat_places;
+            fn aclnnRepeatInterleaveTensor(repeats: In, outputSize: i64, out: Out) = join::repeat_places;
             /// `torch.masked_select`; printing a tensor.
             fn aclnnMaskedSelect(self_: In, mask: In, out: Out) = select::masked_select;
             /// `torch.nonzero`.
@@ -106,52 +106,52 @@ macro_rules! for_each_glue_function {
 
             // Comparisons.
             /// `torch.equal`.
-            fn aclnnEqual(self_: In, other: In, out: Out) = element::equal;
+            fn aclnnEqual(self_: In, other: In, out: Out) = compare::equal;
             /// `torch.isclose`, `torch.allclose`.
             fn aclnnIsClose(self_: In, other: In, rtol: f64, atol: f64, equalNan: Flag, out: Out) =
-                element::is_close;
+                compare::is_close;
             /// `a == b`.
-            fn aclnnEqTensor(self_: In, other: In, out: Out) = element::compare(element::EQ);
+            fn aclnnEqTensor(self_: In, other: In, out: Out) = compare::tensors(compare::EQ);
             /// `a == 1`.
-            fn aclnnEqScalar(self_: In, other: Scalar, out: Out) = element::compare_scalar(element::EQ);
+            fn aclnnEqScalar(self_: In, other: Scalar, out: Out) = compare::with_scalar(compare::EQ);
             /// `a != b`, `torch.isnan`.
-            fn aclnnNeTensor(self_: In, other: In, out: Out) = element::compare(element::NE);
+            fn aclnnNeTensor(self_: In, other: In, out: Out) = compare::tensors(compare::NE);
             /// `a != 1`.
-            fn aclnnNeScalar(self_: In, other: Scalar, out: Out) = element::compare_scalar(element::NE);
+            fn aclnnNeScalar(self_: In, other: Scalar, out: Out) = compare::with_scalar(compare::NE);
             /// `a < b`.
-            fn aclnnLtTensor(self_: In, other: In, out: Out) = element::compare(element::LT);
+            fn aclnnLtTensor(self_: In, other: In, out: Out) = compare::tensors(compare::LT);
             /// `a < 1`.
-            fn aclnnLtScalar(self_: In, other: Scalar, out: Out) = element::compare_scalar(element::LT);
+            fn aclnnLtScalar(self_: In, other: Scalar, out: Out) = compare::with_scalar(compare::LT);
             /// `a <= b`.
-            fn aclnnLeTensor(self_: In, other: In, out: Out) = element::compare(element::LE);
+            fn aclnnLeTensor(self_: In, other: In, out: Out) = compare::tensors(compare::LE);
             /// `a <= 1`.
-            fn aclnnLeScalar(self_: In, other: Scalar, out: Out) = element::compare_scalar(element::LE);
+            fn aclnnLeScalar(self_: In, other: Scalar, out: Out) = compare::with_scalar(compare::LE);
             /// `a > b`.
-            fn aclnnGtTensor(self_: In, other: In, out: Out) = element::compare(element::GT);
+            fn aclnnGtTensor(self_: In, other: In, out: Out) = compare::tensors(compare::GT);
             /// `a > 1`.
-            fn aclnnGtScalar(self_: In, other: Scalar, out: Out) = element::compare_scalar(element::GT);
+            fn aclnnGtScalar(self_: In, other: Scalar, out: Out) = compare::with_scalar(compare::GT);
             /// `a >= b`.
-            fn aclnnGeTensor(self_: In, other: In, out: Out) = element::compare(element::GE);
+            fn aclnnGeTensor(self_: In, other: In, out: Out) = compare::tensors(compare::GE);
             /// `a >= 1`.
-            fn aclnnGeScalar(self_: In, other: Scalar, out: Out) = element::compare_scalar(element::GE);
+            fn aclnnGeScalar(self_: In, other: Scalar, out: Out) = compare::with_scalar(compare::GE);
             /// `torch.isfinite`; printing a tensor.
-            fn aclnnIsFinite(self_: In, out: Out) = element::test(true, f64::is_finite);
+            fn aclnnIsFinite(self_: In, out: Out) = compare::test(true, f64::is_finite);
             /// `torch.isinf`.
-            fn aclnnIsInf(self_: In, out: Out) = element::test(false, f64::is_infinite);
+            fn aclnnIsInf(self_: In, out: Out) = compare::test(false, f64::is_infinite);
             /// `torch.isposinf`.
-            fn aclnnIsPosInf(self_: In, out: Out) = element::test(false, |value| value == f64::INFINITY);
+            fn aclnnIsPosInf(self_: In, out: Out) = compare::test(false, |value| value == f64::INFINITY);
             /// `torch.isneginf`.
-            fn aclnnIsNegInf(self_: In, out: Out) = element::test(false, |value| value == f64::NEG_INFINITY);
+            fn aclnnIsNegInf(self_: In, out: Out) = compare::test(false, |value| value == f64::NEG_INFINITY);
 
             // Truth values and bits.
             /// `torch.logical_not`.
-            fn aclnnLogicalNot(self_: In, out: Out) = element::logical_not;
+            fn aclnnLogicalNot(self_: In, out: Out) = compare::logical_not;
             /// `torch.logical_and`.
-            fn aclnnLogicalAnd(self_: In, other: In, out: Out) = element::logical(|a, b| a && b);
+            fn aclnnLogicalAnd(self_: In, other: In, out: Out) = compare::logical(|a, b| a && b);
             /// `torch.logical_or`.
-            fn aclnnLogicalOr(self_: In, other: In, out: Out) = element::logical(|a, b| a || b);
+            fn aclnnLogicalOr(self_: In, other: In, out: Out) = compare::logical(|a, b| a || b);
             /// `torch.logical_xor`.
-            fn aclnnLogicalXor(self_: In, other: In, out: Out) = element::logical(|a, b| a != b);
+            fn aclnnLogicalXor(self_: In, other: In, out: Out) = compare::logical(|a, b| a != b);
             /// `~mask`.
             fn aclnnBitwiseNot(self_: In, out: Out) = element::bitwise_not;
             /// `a & b`.
@@ -368,14 +368,14 @@ macro_rules! for_each_glue_function {
             fn aclnnAmin(self_: In, dim: Ints, keepDim: Flag, out: Out) = reduce::over(reduce::MIN);
             /// `torch.max` along an axis.
             fn aclnnMaxDim(self_: In, dim: i64, keepdim: Flag, out: Out, indices: Out) =
-                reduce::extreme_along(true);
+                search::extreme_along(true);
             /// `torch.min` along an axis.
             fn aclnnMinDim(self_: In, dim: i64, keepdim: Flag, out: Out, indices: Out) =
-                reduce::extreme_along(false);
+                search::extreme_along(false);
             /// `torch.argmax`.
-            fn aclnnArgMax(self_: In, dim: i64, keepdim: Flag, out: Out) = reduce::extreme_place(true);
+            fn aclnnArgMax(self_: In, dim: i64, keepdim: Flag, out: Out) = search::extreme_place(true);
             /// `torch.argmin`.
-            fn aclnnArgMin(self_: In, dim: i64, keepdim: Flag, out: Out) = reduce::extreme_place(false);
+            fn aclnnArgMin(self_: In, dim: i64, keepdim: Flag, out: Out) = search::extreme_place(false);
             /// `torch.any`.
             fn aclnnAny(self_: In, dim: Ints, keepdim: Flag, out: Out) = reduce::over(reduce::ANY);
             /// `torch.all`, `torch.allclose`.
@@ -389,8 +389,6 @@ macro_rules! for_each_glue_function {
             fn aclnnLinalgVectorNorm(
                 self_: In, ord: Scalar, dims: Ints, keepDims: Flag, dtype: Type, out: Out
             ) = reduce::norm;
-            /// `torch_npu.npu_rms_norm`: vLLM-Ascend, of latent queries and keys.
-            fn aclnnRmsNorm(x: In, gamma: In, epsilon: f64, yOut: Out, rstdOut: Out) = reduce::rms_norm;
             /// `torch.logsumexp`.
             fn aclnnLogSumExp(self_: In, dim: Ints, keepDim: Flag, out: Out) =
                 reduce::over(reduce::LOG_SUM_EXP);
@@ -402,11 +400,25 @@ macro_rules! for_each_glue_function {
             fn aclnnCumsum(self_: In, dim: i64, dtype: Type, out: Out) = reduce::cumulate;
             /// `torch.sort`, `torch.argsort`.
             fn aclnnSort(self_: In, stable: Flag, dim: i64, descending: Flag, valuesOut: Out, indicesOut: Out) =
-                reduce::sort;
+                search::sort;
             /// `torch.topk`.
             fn aclnnTopk(
                 self_: In, k: i64, dim: i64, largest: Flag, sorted: Flag, valuesOut: Out, indicesOut: Out
-            ) = reduce::top;
+            ) = search::top;
+
+            // Of models.
+            /// `torch_npu.npu_rms_norm`: vLLM-Ascend, of latent queries and keys.
+            fn aclnnRmsNorm(x: In, gamma: In, epsilon: f64, yOut: Out, rstdOut: Out) = model::rms_norm;
+            /// `torch_npu.npu_rotary_mul`: vLLM-Ascend.
+            fn aclnnRotaryPositionEmbedding(x: In, cos: In, sin: In, mode: i64, out: Out) = model::rotate_by_mode;
+            /// `torch_npu.npu_interleave_rope`: vLLM-Ascend, of latent queries and keys.
+            fn aclnnInterleaveRope(x: In, cos: In, sin: In, out: Out) =
+                model::rotate(model::Rotation::NeighboursApart);
+            /// `torch_npu.npu_dynamic_quant`: vLLM-Ascend, of latent queries.
+            fn aclnnDynamicQuant(x: In, smoothScales: OptionalIn, yOut: Out, scaleOut: Out) =
+                model::quantise_lines;
+            /// `torch_npu.npu_scatter_nd_update_`: vLLM-Ascend, into caches of its indexer.
+            fn aclnnScatterNdUpdate(varRef: InOut, indices: In, updates: In) = model::update_parts;
 
             // Products.
             /// `torch.matmul`, `a @ b`.

@@ -1,0 +1,216 @@
+//! Operators that make one tensor of several, or of one several times over.
+
+use super::call::{Work, work};
+use super::operand::{Operand, Shape, refuse};
+use super::view::Views;
+use crate::status::Outcome;
+
+/// Tensors one after the other along an axis.
+pub(super) fn concatenate(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Work> {
+    let axis = out.axis("dim", dim)?;
+    let mut shape = out.shape();
+    let mut joined = Vec::new();
+    let mut size = 0;
+    for tensor in tensors {
+        // PyTorch lets a tensor of one axis and no elements take part in anything.
+        if tensor.elements() == 0 && tensor.rank() == 1 {
+            continue;
+        }
+        let mut want = shape.clone();
+        let own = tensor.shape();
+        if let (Some(want), Some(&own)) = (want.get_mut(axis), own.get(axis)) {
+            *want = own;
+        }
+        tensor.expect_shape(&want)?;
+        out.expect_convertible(&tensor)?;
+        let count = own.get(axis).copied().unwrap_or(1);
+        joined.push((tensor, size, count));
+        size += count;
+    }
+    if let Some(whole) = shape.get_mut(axis) {
+        *whole = size;
+    }
+    out.expect_shape(&shape)?;
+    work(move |views| {
+        for (tensor, start, count) in &joined {
+            let part = views.of(&out).narrow(axis, *start, *count);
+            part.copy_from(views.of(tensor));
+        }
+        Ok(())
+    })
+}
+
+/// Tensors of one shape along a new axis.
+pub(super) fn stack(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Work> {
+    let axis = out.axis("dim", dim)?;
+    let Some(first) = tensors.first() else {
+        return Err(refuse(out.operator, "tensors", "none", "at least one"));
+    };
+    let own = first.shape();
+    for tensor in &tensors {
+        tensor.expect_shape(&own)?;
+        out.expect_convertible(tensor)?;
+    }
+    let mut shape = own;
+    shape.insert(axis.min(shape.len()), tensors.len());
+    out.expect_shape(&shape)?;
+    work(move |views| {
+        for (place, tensor) in tensors.iter().enumerate() {
+            views.of(&out).at(axis, place).copy_from(views.of(tensor));
+        }
+        Ok(())
+    })
+}
+
+/// Each element of an axis several times in a row; without an axis, of the flattened tensor.
+fn repeat_each(
+    input: Operand,
+    axis: Option<usize>,
+    counts: impl Fn(&Views, usize) -> Result<Vec<usize>, String> + Send + Sync + 'static,
+    out: Operand,
+) -> Outcome<Work> {
+    out.expect_convertible(&input)?;
+    if axis.is_some() && input.rank() == 0 {
+        return Err(input.refuse(input.desc.shape, "at least 1 dimension"));
+    }
+    let mut shape = match axis {
+        Some(_) => input.shape(),
+        None => Shape::from_elem(input.elements(), 1),
+    };
+    let along = axis.unwrap_or(0);
+    if let (Some(size), Some(&given)) = (shape.get_mut(along), out.shape().get(along)) {
+        // How often is known on the device alone.
+        *size = given;
+    }
+    out.expect_shape(&shape)?;
+    work(move |views| {
+        let (from, to) = (views.of(&input), views.of(&out));
+        let size = match axis {
+            Some(axis) => from.shape()[axis],
+            None => from.elements(),
+        };
+        let counts = counts(views, size)?;
+        let total: usize = counts
+            .iter()
+            .fold(0, |sum, &count| sum.saturating_add(count));
+        let room = to.shape().get(along).copied().unwrap_or(1);
+        if total != room {
+            return Err(format!(
+                "repeats: {total} in sum, but the output has {room}"
+            ));
+        }
+        let mut place = 0;
+        for (at, count) in counts.into_iter().enumerate() {
+            let part = match axis {
+                Some(axis) => from.at(axis, at),
+                None => from.nth(at),
+            };
+            for _ in 0..count {
+                to.at(along, place).copy_from(&part);
+                place += 1;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Counts that a tensor holds: one for each element, or one for all.
+fn counts_of(
+    repeats: Operand,
+) -> Outcome<impl Fn(&Views, usize) -> Result<Vec<usize>, String> + Send + Sync + 'static> {
+    repeats.expect_index()?;
+    Ok(move |views: &Views, size: usize| {
+        let counts = views.of(&repeats).read::<i64>()?;
+        let counts = counts
+            .into_iter()
+            .map(|count| {
+                usize::try_from(count).map_err(|_| format!("repeats: {count} is negative"))
+            })
+            .collect::<Result<Vec<usize>, String>>()?;
+        match counts.as_slice() {
+            [one] => Ok(vec![*one; size]),
+            _ if counts.len() == size => Ok(counts),
+            _ => Err(format!(
+                "repeats: {} counts for {size} elements",
+                counts.len()
+            )),
+        }
+    })
+}
+
+/// A count of repetitions.
+fn count_of(operator: &str, repeats: i64) -> Outcome<usize> {
+    usize::try_from(repeats).map_err(|_| refuse(operator, "repeats", repeats, "0 or more"))
+}
+
+/// Each element as often as a tensor says.
+pub(super) fn repeat_interleave(
+    input: Operand,
+    repeats: Operand,
+    _output_size: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    repeat_each(input, None, counts_of(repeats)?, out)
+}
+
+/// Each part of an axis as often as a tensor says.
+pub(super) fn repeat_interleave_along(
+    input: Operand,
+    repeats: Operand,
+    dim: i64,
+    _output_size: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let axis = input.axis("dim", dim)?;
+    repeat_each(input, Some(axis), counts_of(repeats)?, out)
+}
+
+/// Each element equally often.
+pub(super) fn repeat_interleave_count(
+    input: Operand,
+    repeats: i64,
+    _output_size: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let count = count_of(input.operator, repeats)?;
+    repeat_each(input, None, move |_, size| Ok(vec![count; size]), out)
+}
+
+/// Each part of an axis equally often.
+pub(super) fn repeat_interleave_count_along(
+    input: Operand,
+    repeats: i64,
+    dim: i64,
+    _output_size: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let count = count_of(input.operator, repeats)?;
+    let axis = input.axis("dim", dim)?;
+    repeat_each(input, Some(axis), move |_, size| Ok(vec![count; size]), out)
+}
+
+/// Each number as often as the element at its place says.
+pub(super) fn repeat_places(repeats: Operand, _output_size: i64, out: Operand) -> Outcome<Work> {
+    repeats.expect_rank(1)?;
+    out.expect_rank(1)?;
+    out.expect_index()?;
+    let counts = counts_of(repeats)?;
+    let (size, room) = (repeats.elements(), out.elements());
+    work(move |views| {
+        let counts = counts(views, size)?;
+        let total: usize = counts
+            .iter()
+            .fold(0, |sum, &count| sum.saturating_add(count));
+        if total != room {
+            return Err(format!(
+                "repeats: {total} in sum, but the output has {room}"
+            ));
+        }
+        let places = (0..).zip(counts);
+        let places: Vec<i64> = places
+            .flat_map(|(place, count)| std::iter::repeat_n(place, count))
+            .collect();
+        views.of(&out).write(&places);
+        Ok(())
+    })
+}

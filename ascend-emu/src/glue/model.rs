@@ -1,0 +1,222 @@
+//! Small operators of models that stand beside attention: rotary positions, norms, quantised rows, updated parts.
+
+use super::call::{Work, work};
+use super::operand::{Operand, refuse};
+use super::reduce::expect_real;
+use super::select::place_on;
+use super::view::View;
+use crate::status::Outcome;
+use ascend_spec::DType;
+
+/// Where a rotated line takes its elements from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rotation {
+    /// An element turns with the one half a line away.
+    Half,
+    /// Neighbours turn with each other.
+    Neighbours,
+    /// Neighbours turn with each other, and lie half a line apart afterwards.
+    NeighboursApart,
+}
+
+impl Rotation {
+    /// The places of the first and of the second element of a pair in the input, and in the output.
+    fn pair(self, pair: usize, half: usize) -> ([usize; 2], [usize; 2]) {
+        let (apart, side_by_side) = ([pair, pair + half], [2 * pair, 2 * pair + 1]);
+        match self {
+            Rotation::Half => (apart, apart),
+            Rotation::Neighbours => (side_by_side, side_by_side),
+            Rotation::NeighboursApart => (side_by_side, apart),
+        }
+    }
+}
+
+/// Turns pairs of elements of each line of the last axis by angles whose cosines and sines are given for each place of the
+/// output.
+pub(super) fn rotate(
+    rotation: Rotation,
+) -> impl Fn(Operand, Operand, Operand, Operand) -> Outcome<Work> {
+    move |input, cos, sin, out| {
+        let shape = input.shape();
+        let width = shape.last().copied().unwrap_or(1);
+        if !width.is_multiple_of(2) {
+            return Err(input.refuse(input.desc.shape, "a last dimension that is even"));
+        }
+        out.expect_shape(&shape)?;
+        for factor in [cos, sin] {
+            factor.expect_broadcast(&shape)?;
+        }
+        for operand in [input, cos, sin, out] {
+            expect_real(&operand)?;
+        }
+        work(move |views| {
+            let whole = |operand: &Operand| views.of(operand).broadcast(&shape).read::<f64>();
+            let (from, cos, sin) = (whole(&input)?, whole(&cos)?, whole(&sin)?);
+            let mut turned = from.clone();
+            for start in (0..from.len()).step_by(width.max(1)) {
+                for pair in 0..width / 2 {
+                    let ([a, b], to) = rotation.pair(pair, width / 2);
+                    let [a, b] = [from[start + a], from[start + b]];
+                    let [first, second] = to.map(|place| start + place);
+                    turned[first] = a * cos[first] - b * sin[first];
+                    turned[second] = b * cos[second] + a * sin[second];
+                }
+            }
+            views.of(&out).write(&turned);
+            Ok(())
+        })
+    }
+}
+
+/// [`rotate`] by the number of its mode.
+pub(super) fn rotate_by_mode(
+    input: Operand,
+    cos: Operand,
+    sin: Operand,
+    mode: i64,
+    out: Operand,
+) -> Outcome<Work> {
+    let rotation = match mode {
+        0 => Rotation::Half,
+        1 => Rotation::Neighbours,
+        _ => {
+            return Err(refuse(
+                input.operator,
+                "mode",
+                mode,
+                "0 (halves), 1 (neighbours)",
+            ));
+        }
+    };
+    rotate(rotation)(input, cos, sin, out)
+}
+
+/// Each line of the last axes, as many as the factors have, over the root of its mean square, times the factors.
+pub(super) fn rms_norm(
+    input: Operand,
+    factors: Operand,
+    epsilon: f64,
+    out: Operand,
+    scales: Operand,
+) -> Outcome<Work> {
+    let shape = input.shape();
+    let first = (shape.len().checked_sub(factors.rank()))
+        .filter(|&first| shape[first..] == *factors.shape());
+    let Some(first) = first else {
+        return Err(factors.refuse(
+            factors.desc.shape,
+            format_args!("the last dimensions of {}", input.desc.shape),
+        ));
+    };
+    out.expect_shape(&shape)?;
+    let lines: usize = shape[..first].iter().product();
+    if scales.elements() != lines {
+        return Err(scales.refuse(scales.desc.shape, format_args!("{lines} elements")));
+    }
+    for operand in [input, factors, out, scales] {
+        expect_real(&operand)?;
+    }
+    work(move |views| {
+        let factors = views.of(&factors).read::<f64>()?;
+        let mut numbers = views.of(&input).read::<f64>()?;
+        let mut found = Vec::new();
+        for line in numbers.chunks_mut(factors.len().max(1)) {
+            let squares: f64 = line.iter().map(|value| value * value).sum();
+            let scale = 1.0 / (squares / line.len() as f64 + epsilon).sqrt();
+            for (value, factor) in line.iter_mut().zip(&factors) {
+                *value *= scale * factor;
+            }
+            found.push(scale);
+        }
+        views.of(&out).write(&numbers);
+        views.of(&scales).write(&found);
+        Ok(())
+    })
+}
+
+/// Each line of the last axis as INT8, and the scale that gives it back.
+pub(super) fn quantise_lines(
+    input: Operand,
+    smooth: Option<Operand>,
+    out: Operand,
+    scales: Operand,
+) -> Outcome<Work> {
+    let shape = input.shape();
+    let Some((&width, lines)) = shape.split_last() else {
+        return Err(input.refuse(input.desc.shape, "at least 1 dimension"));
+    };
+    out.expect_shape(&shape)?;
+    out.expect_dtype(DType::Int8)?;
+    scales.expect_shape(lines)?;
+    scales.expect_dtype(DType::Float)?;
+    input.domain()?;
+    if let Some(smooth) = &smooth {
+        smooth.expect_shape(&[width])?;
+        smooth.domain()?;
+    }
+    work(move |views| {
+        let mut numbers = views.of(&input).read::<f64>()?;
+        let smooth = match &smooth {
+            Some(smooth) => Some(views.of(smooth).read::<f64>()?),
+            None => None,
+        };
+        let mut found = Vec::new();
+        for line in numbers.chunks_mut(width.max(1)) {
+            for (value, factor) in line.iter_mut().zip(smooth.iter().flatten()) {
+                *value *= factor;
+            }
+            let greatest = line
+                .iter()
+                .fold(0.0, |most: f64, value| most.max(value.abs()));
+            let scale = greatest / 127.0;
+            for value in line {
+                // A line of zeros stays one.
+                *value = if scale > 0.0 {
+                    (*value / scale).round_ties_even()
+                } else {
+                    0.0
+                };
+            }
+            found.push(scale);
+        }
+        views.of(&out).write(&numbers);
+        views.of(&scales).write(&found);
+        Ok(())
+    })
+}
+
+/// Puts parts at places of the first axes; the last axis of the indices names one place.
+pub(super) fn update_parts(target: Operand, indices: Operand, updates: Operand) -> Outcome<Work> {
+    indices.expect_index()?;
+    let (own, places) = (target.shape(), indices.shape());
+    let named = places
+        .split_last()
+        .filter(|&(&count, _)| count <= own.len());
+    let Some((&count, places)) = named else {
+        return Err(indices.refuse(
+            indices.desc.shape,
+            format_args!("a last dimension of at most {}", own.len()),
+        ));
+    };
+    let mut shape = places.to_vec();
+    shape.extend_from_slice(&own[count..]);
+    updates.expect_shape(&shape)?;
+    updates.expect_dtype(target.dtype())?;
+    let places = places.to_vec();
+    work(move |views| {
+        let positions = views.of(&indices).read::<i64>()?;
+        let mut positions = positions.into_iter();
+        View::places(&places, &mut |place| {
+            let mut part = views.of(&target).clone();
+            for (axis, &size) in own[..count].iter().enumerate() {
+                let position = positions.next().unwrap_or(0);
+                part = part.at(0, place_on(&indices, axis, position, size)?);
+            }
+            let from = place
+                .iter()
+                .fold(views.of(&updates).clone(), |view, &at| view.at(0, at));
+            part.copy_from(&from);
+            Ok(())
+        })
+    })
+}
