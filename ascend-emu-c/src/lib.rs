@@ -7,6 +7,7 @@
 pub mod fp16;
 #[cfg(feature = "glue")]
 mod glue;
+mod record;
 pub mod secure;
 pub mod unsupported;
 
@@ -23,6 +24,9 @@ macro_rules! export {
             #[allow(non_snake_case, reason = "the names are those of the C functions")]
             #[allow(clippy::too_many_arguments, reason = "the C signatures")]
             pub unsafe extern "C" fn $name($( $argument: $type ),*) -> $result {
+                if const { record::begins_call(stringify!($name)) } {
+                    record::begin();
+                }
                 // SAFETY: the caller keeps the same contract.
                 unsafe { ascend_emu::traced::$name($( $argument ),*) }
             }

@@ -10,6 +10,8 @@ mod dynamic_symbols;
 #[path = "../../xtask/src/emu_libs.rs"]
 mod emu_libs;
 
+use ascend_attention::Runtime;
+use ascend_attention::case::{Case, Expect, Parameter, Verdict};
 use ascend_spec::Cann;
 use ascend_spec::fia::Version;
 use serde_json::{Value, json};
@@ -128,6 +130,7 @@ fn command(program: &Path, libraries: &Path) -> Command {
             command.env_remove(name);
         }
     }
+    command.env_remove("ASCEND_RECORD");
     command
 }
 
@@ -459,6 +462,16 @@ fn a_trace_shows_views_arrays_and_mistakes() {
         Value::Null
     );
 
+    let fill = of("aclnnInplaceFillScalarGetWorkspaceSize")[0];
+    assert_eq!(fill["arguments"]["value"], 2.5);
+    assert_eq!(fill["arguments"]["selfRef"], Value::Null);
+    assert!(
+        fill["message"]
+            .as_str()
+            .unwrap()
+            .contains("selfRef is null")
+    );
+
     let member = &of("aclGetTensorListSize")[0]["arguments"]["tensorList"][0];
     assert_eq!(
         (&member["shape"], &member["strides"]),
@@ -468,6 +481,186 @@ fn a_trace_shows_views_arrays_and_mistakes() {
     assert_eq!(gone["arguments"]["tensor"], view["handle"]);
     assert_eq!(gone["name"], "ACLNN_ERR_PARAM_INVALID");
     assert!(gone["message"].as_str().unwrap().contains("with its list"));
+}
+
+/// The cases in a folder by their files' names.
+fn recorded(folder: &Path) -> Vec<Case> {
+    let files = std::fs::read_dir(folder).unwrap();
+    let mut files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files.iter().map(|file| Case::read(file).unwrap()).collect()
+}
+
+#[test]
+fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
+    let libraries = lay_out();
+    let program = compile("two_phase.c", &["-std=c99"], libraries.path());
+    let folder = libraries.path().join("calls");
+    let output = succeed(command(&program, libraries.path()).env("ASCEND_RECORD", &folder));
+    assert!(output.stderr.is_empty());
+    let cases = recorded(&folder);
+    let [refused, ran] = &cases[..] else {
+        panic!("{} calls", cases.len())
+    };
+    let status = Some(161_001);
+    assert_eq!(refused.expect, Expect::Reject { status });
+    assert!(
+        refused.tensors.is_empty() && refused.note.contains("query"),
+        "{}",
+        refused.note
+    );
+
+    assert_eq!((ran.name.as_str(), ran.expect), ("recorded", Expect::Ok));
+    let query = ran.tensors[&Parameter::Query].to_f32().unwrap();
+    let made = (0..HEADS * QUERIES * DIM).map(|index| element(1, index) as f32);
+    assert!(made.eq(query));
+    assert!(ran.attention_out.is_some() && ran.softmax_lse.is_some());
+
+    let stream = Runtime::emulated()
+        .unwrap()
+        .device(0)
+        .unwrap()
+        .stream()
+        .unwrap();
+    for case in &cases {
+        assert_eq!(
+            case.run(&stream).unwrap().verdict,
+            Verdict::Passed,
+            "{}",
+            case.name
+        );
+    }
+    // Other outputs than those would not pass.
+    let mut wrong = ran.clone();
+    wrong.attention_out.as_mut().unwrap().bytes_mut()[2] ^= 0x7f;
+    let verdict = wrong.run(&stream).unwrap().verdict;
+    assert!(matches!(verdict, Verdict::Failed { .. }), "{verdict:?}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_told_once_and_fails_no_call() {
+    let libraries = lay_out();
+    let program = compile("two_phase.c", &["-std=c99"], libraries.path());
+    let output =
+        succeed(command(&program, libraries.path()).env("ASCEND_RECORD", "/dev/null/calls"));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(
+        text.contains("ASCEND_RECORD: no more calls are recorded: /dev/null/calls"),
+        "{text}"
+    );
+}
+
+/// The golden cases that stand in the repository.
+fn golden() -> Vec<(PathBuf, Case)> {
+    let mut found = Vec::new();
+    for folder in ["numeric", "quantised", "real"] {
+        let folder = repository().join("tests/vectors").join(folder);
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "safetensors")
+            {
+                found.push((path.clone(), Case::read(&path).unwrap()));
+            }
+        }
+    }
+    assert!(found.len() > 30);
+    found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    found
+}
+
+/// Not a test of its own: the golden cases, run on the libraries of a toolkit.
+#[test]
+fn child_runs_golden_cases_on_a_toolkit() {
+    if std::env::var_os("ASCEND_TEST_CHILD").is_none() {
+        return;
+    }
+    let stream = Runtime::npu().unwrap().device(0).unwrap().stream().unwrap();
+    for (path, mut case) in golden() {
+        // As the toolkit is.
+        (case.soc_name, case.cann) = (None, None);
+        let verdict = case.run(&stream).unwrap().verdict;
+        println!("ran {} {}", path.display(), verdict == Verdict::Passed);
+    }
+}
+
+/// What the library records of golden cases are these cases: inputs, attributes, and outputs that pass where the golden ones
+/// do; of caches the blocks that are read.
+#[test]
+fn golden_cases_are_recorded_as_they_were_called() {
+    let toolkit = tempfile::tempdir().unwrap();
+    let libraries = toolkit.path().join("lib64");
+    emu_libs::place(library(), &libraries).unwrap();
+    let folder = toolkit.path().join("calls");
+    let mut child = command(&std::env::current_exe().unwrap(), &libraries);
+    child
+        .args([
+            "--exact",
+            "child_runs_golden_cases_on_a_toolkit",
+            "--nocapture",
+        ])
+        .env("ASCEND_TEST_CHILD", "1")
+        .env("ASCEND_HOME_PATH", toolkit.path())
+        .env("ASCEND_RECORD", &folder);
+    let text = String::from_utf8(succeed(&mut child).stdout).unwrap();
+    let passed: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.rsplit_once("ran ")?.1.strip_suffix(" true"))
+        .collect();
+    let golden: Vec<Case> = golden()
+        .into_iter()
+        .filter(|(path, _)| passed.contains(&path.to_str().unwrap()))
+        .map(|(_, case)| case)
+        .collect();
+    assert!(golden.len() > 30, "{text}");
+    let calls = recorded(&folder);
+    assert_eq!(calls.len(), golden.len());
+    let stream = Runtime::emulated()
+        .unwrap()
+        .device(0)
+        .unwrap()
+        .stream()
+        .unwrap();
+    let mut smaller = 0;
+    for (golden, call) in golden.iter().zip(&calls) {
+        let name = &golden.name;
+        let attributes = |case: &Case| {
+            let of = &case.attributes;
+            (
+                of.input_layout.clone(),
+                of.num_heads,
+                of.scale,
+                of.sparse_mode,
+                of.actual_seq_lengths_kv.clone(),
+            )
+        };
+        assert_eq!(attributes(call), attributes(golden), "{name}");
+        assert_eq!(
+            call.tensors[&Parameter::Query],
+            golden.tensors[&Parameter::Query],
+            "{name}"
+        );
+        assert_eq!(call.mask, golden.mask, "{name}");
+        match golden.tensors.contains_key(&Parameter::BlockTable) {
+            false => assert_eq!(call.key, golden.key, "{name}"),
+            true => smaller += usize::from(call.key[0].bytes().len() < golden.key[0].bytes().len()),
+        }
+        let outcome = call.run(&stream).unwrap();
+        assert_eq!(outcome.verdict, Verdict::Passed, "{name}");
+        // The outputs are those of the golden case too.
+        let mut judged = call.clone();
+        (judged.attention_out, judged.softmax_lse) =
+            (golden.attention_out.clone(), golden.softmax_lse.clone());
+        (judged.tolerance, judged.rms_rtol) = (golden.tolerance, golden.rms_rtol);
+        assert_eq!(
+            judged.run(&stream).unwrap().verdict,
+            Verdict::Passed,
+            "{name}"
+        );
+    }
+    assert!(smaller > 0, "some cache has blocks that nobody reads");
 }
 
 #[test]

@@ -117,10 +117,6 @@ impl Tensor {
 
 /// One number of any type.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(
-    not(feature = "glue"),
-    expect(dead_code, reason = "other operators take no scalars")
-)]
 pub(crate) struct Scalar {
     dtype: DType,
     /// Its bytes, the first ones of which count.
@@ -143,12 +139,10 @@ impl Scalar {
         Scalar { dtype, bytes }
     }
 
-    #[cfg(feature = "glue")]
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    #[cfg(feature = "glue")]
     pub(crate) fn bytes(&self) -> &[u8; 16] {
         &self.bytes
     }

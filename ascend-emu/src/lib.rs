@@ -39,6 +39,9 @@
 //! | `ASCEND_EMU_FAULT` | faults on demand, such as `malloc:3=207001,launch:1=507015,sync:2=507014` | none |
 //! | `ASCEND_EMU_TRACE` | a file to which each call of a C function is appended as a line of JSON: see below | none |
 //!
+//! `ASCEND_RECORD=DIR` is for the shared library alone: `ascend-emu-c` writes calls of the attention operator as case files, by
+//! [`observe`].
+//!
 //! # Compat and strict
 //!
 //! The emulator knows which bytes each queued piece of work reads and writes, and what comes after what. From that it
@@ -135,6 +138,7 @@ mod lock;
 mod machine;
 mod memory;
 mod notify;
+mod observe;
 mod op;
 mod operator;
 mod queue;
@@ -151,6 +155,7 @@ pub use fault::{Injection, Site, inject};
 pub use ledger::{Allocation, Place, allocation_at};
 pub use live::{Live, live};
 pub use machine::{Machine, MachineError};
+pub use observe::{ObservedCall, Observer, observe};
 pub use sanitizer::{Finding, FindingKind, findings};
 
 macro_rules! fill {

@@ -62,7 +62,8 @@
 //! # Recording
 //!
 //! [`Case::record`] makes a case of a live call, [`record_calls`] of every call in a closure, and the variable
-//! [`RECORD_VARIABLE`] lets refused and failing calls be written as files while a program runs.
+//! [`RECORD_VARIABLE`] lets refused and failing calls be written as files while a program runs. [`Recorder`] is for
+//! implementations of the operator's C functions: it writes the calls that they are given.
 
 mod attributes;
 mod compare;
@@ -91,7 +92,7 @@ pub use error::CaseError;
 pub use parameter_case::ParameterCase;
 pub use read_file::read_file;
 pub(crate) use record::{LiveCall, failed, is_on, launched, stream_waited, tentatively};
-pub use record::{RECORD_VARIABLE, Recorded, record_calls};
+pub use record::{OperatorCall, RECORD_VARIABLE, Recorded, Recorder, record_calls};
 pub use run::{Outcome, Verdict};
 pub use tensor::CaseTensor;
 pub use write_file::write_file;

@@ -7,6 +7,10 @@
 #include "acl/acl.h"
 #include "aclnn/acl_meta.h"
 
+/* An operator that the headers do not have. */
+aclnnStatus aclnnInplaceFillScalarGetWorkspaceSize(aclTensor *selfRef, const aclScalar *value, uint64_t *workspaceSize,
+                                                   aclOpExecutor **executor);
+
 static void expect(int holds, const char *what)
 {
     if (!holds) {
@@ -42,6 +46,12 @@ int main(void)
     aclFloatArray *floats = aclCreateFloatArray(numbers, 2);
     aclBoolArray *bools = aclCreateBoolArray(flags, 2);
     expect(floats != NULL && bools != NULL, "arrays");
+
+    float two_and_a_half = 2.5F;
+    aclOpExecutor *executor = NULL;
+    aclScalar *scalar = aclCreateScalar(&two_and_a_half, ACL_FLOAT);
+    expect(aclnnInplaceFillScalarGetWorkspaceSize(NULL, scalar, &size, &executor) != 0, "no tensor to fill");
+    expect(aclDestroyScalar(scalar) == 0, "the end of a scalar");
 
     const aclTensor *members[1];
     members[0] = view;

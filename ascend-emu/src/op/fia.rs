@@ -6,9 +6,10 @@ use crate::config::{Check, check};
 use crate::fault::Fault;
 use crate::kernel::{self, Buffers};
 use crate::memory::DeviceMemory;
+use crate::observe::{ObservedCall, observer};
 use crate::operator::{Access, Addresses, Operator, Slot};
 use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Failure, Outcome};
+use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Failure, Outcome, contain};
 use ascend_spec::fia::{Operand, Place, Problem, Version};
 use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported, Violation};
 use std::ops::Range;
@@ -31,6 +32,21 @@ pub(crate) struct FiaOperator {
 impl FiaOperator {
     /// Checks a call for a product and a release.
     pub(crate) fn new(call: OwnedCall, version: Version, target: Target) -> Outcome<Self> {
+        let Some(observer) = observer() else {
+            return FiaOperator::checked(call, version, target);
+        };
+        let kept = call.clone();
+        FiaOperator::checked(call, version, target).inspect_err(|failure| {
+            let call = kept.borrow();
+            let observed = ObservedCall::unread(&call, version, target);
+            let _ = contain(ACLNN_INNER, || {
+                observer.refused(&observed, &failure.message);
+                Ok(())
+            });
+        })
+    }
+
+    fn checked(call: OwnedCall, version: Version, target: Target) -> Outcome<Self> {
         let mut touches = Vec::new();
         let borrowed = call.borrow();
         let problem = borrowed.check(version, target);
@@ -56,7 +72,7 @@ impl FiaOperator {
         let unread = call.borrow().unread_lengths(version, target);
         let unread = unread.map_err(|refusal| refused(version, refusal))?;
         let measured = call.stand_in(unread);
-        let op = FiaOperator::new(call, version, target)?;
+        let op = FiaOperator::checked(call, version, target)?;
         Ok(FiaOperator { measured, ..op })
     }
 
@@ -203,6 +219,29 @@ impl Operator for FiaOperator {
     }
 
     fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let outcome = self.compute(at, memory);
+        if let Some(observer) = observer() {
+            let call = self.call.borrow();
+            let base = |operand| address(at, operand);
+            let observed = ObservedCall::unread(&call, self.version, self.target);
+            // SAFETY: the ranges are those of `accesses`: live, and claimed by the task that runs this, whose own writing is
+            // over.
+            let observed = unsafe { observed.with_tensors(memory, &self.touches, &base) };
+            let told = outcome.as_ref().map(|_| ());
+            let told = told.map_err(|fault| fault.message.as_str());
+            // Looking on fails no call.
+            let _ = contain(DEVICE_INTERNAL, || {
+                observer.ran(&observed, told);
+                Ok(())
+            });
+        }
+        outcome
+    }
+}
+
+impl FiaOperator {
+    /// Does the work of a launch.
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let fault = |code, message| Err(Fault { code, message });
         refuse_overlap(self, at)?;
         let call = self.call.borrow();

@@ -6,9 +6,12 @@
 use super::json::Json;
 use super::value::{Element, Handle, Name, Pointee, Value};
 use crate::abi::MOST_ELEMENTS;
-use crate::descriptor::{BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, TENSOR_LISTS, TENSORS};
-use ascend_spec::Dims;
+use crate::descriptor::{
+    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, SCALARS, Scalar, TENSOR_LISTS, TENSORS,
+};
+use ascend_spec::{DType, Dims};
 use ascend_sys::bindings::{aclDataType, aclFormat};
+use half::{bf16, f16};
 use std::ffi::{c_char, c_void};
 use std::ptr;
 
@@ -36,7 +39,7 @@ pub(super) unsafe fn argument(
     value: &Value,
     arguments: Arguments<'_>,
 ) {
-    json.key(name);
+    json.key(shown(name));
     match *value {
         // SAFETY: the caller's promise for a text that the function reads.
         Value::Text(text) => unsafe { self::text(json, text) },
@@ -49,6 +52,14 @@ pub(super) unsafe fn argument(
             Some(count) if !array.is_null() => unsafe { elements(json, element, array, count) },
             _ => json.address(array.addr()),
         },
+        Value::Out(pointee, array) if batch(name, arguments).is_some() && !array.is_null() => {
+            let count = batch(name, arguments).unwrap_or(0);
+            let bytes = pointee.bytes();
+            json.bounded(0..count, ARRAY, |json, at| {
+                // SAFETY: the caller's promise for an array and the argument that says its length.
+                unsafe { self::pointee(json, pointee, array.byte_add(at * bytes)) }
+            });
+        }
         Value::Characters(text) => json.address(text.addr()),
         Value::Out(_, to) => json.address(to.addr()),
         Value::Handle(kind, handle) => self::handle(json, kind, handle),
@@ -61,15 +72,22 @@ pub(super) unsafe fn argument(
 /// # Safety
 ///
 /// As [`argument`], after the call.
-pub(super) unsafe fn written(json: &mut Json, function: &str, name: &str, value: &Value) {
+pub(super) unsafe fn written(
+    json: &mut Json,
+    function: &str,
+    name: &str,
+    value: &Value,
+    arguments: Arguments<'_>,
+) {
     match *value {
+        Value::Out(..) if batch(name, arguments).is_some() => {}
         Value::Out(pointee, at) if !at.is_null() => {
-            json.key(name);
+            json.key(shown(name));
             // SAFETY: the function has written a value there.
             unsafe { self::pointee(json, pointee, at) }
         }
         Value::Characters(text) if !reads_text(function, name) => {
-            json.key(name);
+            json.key(shown(name));
             // SAFETY: the function has written a text there.
             unsafe { self::text(json, text) }
         }
@@ -97,6 +115,11 @@ fn reads_text(function: &str, argument: &str) -> bool {
     function.starts_with("aclnn") || argument == "pkgName"
 }
 
+/// A name as the headers have it, where Rust has no such name.
+fn shown(name: &str) -> &str {
+    name.trim_end_matches('_')
+}
+
 /// How many elements an array has, by the argument that says so.
 fn count(array: &str, arguments: Arguments<'_>) -> Option<usize> {
     let by = match array {
@@ -104,6 +127,21 @@ fn count(array: &str, arguments: Arguments<'_>) -> Option<usize> {
         "storageDims" => "storageDimsNum",
         _ => "size",
     };
+    number(by, arguments)
+}
+
+/// How many elements an array has that C could write to and that the functions of batches read.
+fn batch(array: &str, arguments: Arguments<'_>) -> Option<usize> {
+    let by = match array {
+        "dsts" | "destMaxs" | "srcs" | "sizes" => "numBatches",
+        "attrsIndexes" => "numAttrs",
+        _ => return None,
+    };
+    number(by, arguments)
+}
+
+/// The argument of a name, where it is the length of an array.
+fn number(by: &str, arguments: Arguments<'_>) -> Option<usize> {
     let (_, value) = arguments.iter().find(|(name, _)| *name == by)?;
     match *value {
         // What is refused for its length is not read.
@@ -223,7 +261,36 @@ fn handle(json: &mut Json, kind: Handle, handle: usize) {
             Ok(array) => json.bounded(array.iter(), ARRAY, |json, &value| json.boolean(value)),
             Err(_) => json.address(handle),
         },
-        Handle::Scalar | Handle::ScalarList => json.address(handle),
+        Handle::Scalar => match SCALARS.get(raw) {
+            Ok(found) => scalar(json, &found),
+            Err(_) => json.address(handle),
+        },
+        Handle::ScalarList => json.address(handle),
+    }
+}
+
+/// Writes a scalar as its number; of types that are no numbers the type alone.
+fn scalar(json: &mut Json, scalar: &Scalar) {
+    /// The first bytes of a scalar.
+    fn first<const N: usize>(scalar: &Scalar) -> [u8; N] {
+        let mut bytes = [0; N];
+        let pairs = bytes.iter_mut().zip(scalar.bytes());
+        pairs.for_each(|(to, from)| *to = *from);
+        bytes
+    }
+    match scalar.dtype() {
+        DType::Float => json.real(f32::from_le_bytes(first(scalar))),
+        DType::Double => json.real(f64::from_le_bytes(first(scalar))),
+        DType::Float16 => json.real(f16::from_le_bytes(first(scalar)).to_f32()),
+        DType::Bf16 => json.real(bf16::from_le_bytes(first(scalar)).to_f32()),
+        DType::Int8 => json.integer(i8::from_le_bytes(first(scalar))),
+        DType::Int16 => json.integer(i16::from_le_bytes(first(scalar))),
+        DType::Int32 => json.integer(i32::from_le_bytes(first(scalar))),
+        DType::Int64 => json.integer(i64::from_le_bytes(first(scalar))),
+        DType::UInt8 => json.integer(u8::from_le_bytes(first(scalar))),
+        DType::UInt64 => json.integer(u64::from_le_bytes(first(scalar))),
+        DType::Bool => json.boolean(first::<1>(scalar) != [0]),
+        other => name(json, Name::of(aclDataType(other.acl()))),
     }
 }
 

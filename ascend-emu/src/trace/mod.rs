@@ -121,7 +121,9 @@ impl Line<'_> {
                     json.key("out").object(|json| {
                         for (name, value) in self.arguments {
                             // SAFETY: the call has succeeded.
-                            unsafe { decode::written(json, self.function, name, value) };
+                            unsafe {
+                                decode::written(json, self.function, name, value, self.arguments)
+                            };
                         }
                     });
                 }

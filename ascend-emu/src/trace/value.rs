@@ -31,7 +31,6 @@ pub(crate) enum Value {
     /// One value that the function writes.
     Out(Pointee, *const c_void),
     /// A value of another type, as Rust shows it.
-    #[allow(dead_code, reason = "as of `Shown`")]
     Other(String),
 }
 
@@ -82,6 +81,16 @@ pub(crate) enum Pointee {
     F32,
     Pointer,
     Enumeration(unsafe fn(*const c_void) -> Name),
+}
+
+impl Pointee {
+    /// Bytes of one value.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Pointee::I32 | Pointee::U32 | Pointee::F32 | Pointee::Enumeration(_) => 4,
+            Pointee::I64 | Pointee::U64 | Pointee::Pointer => 8,
+        }
+    }
 }
 
 /// # Safety
@@ -159,6 +168,12 @@ impl<T> Known for &&&&Argument<*mut *mut T> {
     }
 }
 
+impl<T> Known for &&&&Argument<*mut *const T> {
+    fn value(&self) -> Value {
+        Value::Out(Pointee::Pointer, self.0.cast_const().cast())
+    }
+}
+
 /// Values of enumerations.
 pub(crate) trait Enumerator {
     fn value(&self) -> Value;
@@ -202,7 +217,6 @@ impl<T> Pointer for &Argument<*mut T> {
 }
 
 /// What is left: functions to be called back, and structures.
-#[allow(dead_code, reason = "the headers may get such arguments at any time")]
 pub(crate) trait Shown {
     fn value(&self) -> Value;
 }

@@ -48,6 +48,11 @@ impl Folder {
         !written.full && written.known.len() < MOST_CALLS && written.known.insert(line.to_owned())
     }
 
+    /// Whether nothing more can be written.
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.written).full
+    }
+
     /// Bytes of data that may still be written.
     pub(super) fn room(&self) -> u64 {
         MOST_BYTES.saturating_sub(lock(&self.written).bytes)
@@ -55,20 +60,30 @@ impl Folder {
 
     /// Writes a call. What goes wrong is logged: the program has an error of its own to see to.
     pub(super) fn write(&self, call: &Recorded, error: &str) {
-        match call.write_into(&self.path) {
-            Ok(path) => {
-                let bytes = fs::metadata(&path).map_or(0, |file| file.len());
-                let mut written = lock(&self.written);
-                written.bytes = written.bytes.saturating_add(bytes);
-                tracing::warn!("recorded as {}: {error}", path.display());
-            }
-            Err(problem) => {
-                if matches!(problem, CaseError::FolderFull { .. }) {
-                    lock(&self.written).full = true;
-                }
-                tracing::warn!("a failing call cannot be recorded: {problem}");
-            }
+        match self.store(call) {
+            Ok(path) => tracing::warn!("recorded as {}: {error}", path.display()),
+            Err(problem) => tracing::warn!("a failing call cannot be recorded: {problem}"),
         }
+    }
+
+    /// Lets nothing more be written.
+    pub(super) fn close(&self) {
+        lock(&self.written).full = true;
+    }
+
+    /// Writes a call.
+    pub(super) fn store(&self, call: &Recorded) -> Result<PathBuf, CaseError> {
+        let stored = call.write_into(&self.path);
+        let mut written = lock(&self.written);
+        match &stored {
+            Ok(path) => {
+                let bytes = fs::metadata(path).map_or(0, |file| file.len());
+                written.bytes = written.bytes.saturating_add(bytes);
+            }
+            Err(CaseError::FolderFull { .. }) => written.full = true,
+            Err(_) => {}
+        }
+        stored
     }
 }
 

@@ -5,14 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
-use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, TensorDesc};
+use ascend_spec::{Cann, TensorDesc};
 
-use super::blocks::{Blocks, has_blocks};
-use super::too_large;
+use super::content::Content;
 use crate::attention::Bindings;
-use crate::case::{Attributes, Case, CaseTensor, MaskKind, ParameterCase, Tolerance};
+use crate::case::{Attributes, Case, ParameterCase, Tolerance};
 use crate::error::Result;
-use crate::mask::{HostMask, MaskForm};
 use crate::runtime::{Context, capturing};
 use crate::tensor::AnyTensor;
 
@@ -79,6 +77,38 @@ impl LiveCall {
         self.portable_since = release;
     }
 
+    /// Shows the call with a way to its bytes.
+    fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
+        let tensor = |operand: Operand| {
+            let inputs = self.inputs.iter().map(|(of, tensor)| (*of, Some(tensor)));
+            let outputs = self.outputs.iter();
+            let outputs = outputs.map(|(of, _, tensor)| (Operand::from(*of), tensor.as_ref()));
+            let mut all = inputs.chain(outputs);
+            all.find(|(of, _)| *of == operand)?.1
+        };
+        let inputs = self.inputs.iter();
+        let outputs = self.outputs.iter();
+        body(&Content {
+            soc_name: Some(self.context.soc_name()),
+            target: self.context.target().ok(),
+            version: self.version,
+            portable_since: self.portable_since,
+            attributes: &self.attributes,
+            inputs: inputs
+                .map(|(operand, tensor)| (*operand, *tensor.desc()))
+                .collect(),
+            outputs: outputs
+                .map(|(output, desc, tensor)| (*output, *desc, tensor.is_some()))
+                .collect(),
+            read: &|operand, start, to| match tensor(operand) {
+                Some(tensor) => tensor
+                    .read_part(start, to)
+                    .map_err(|error| error.to_string()),
+                None => Err(format!("{} has no memory", operand.name())),
+            },
+        })
+    }
+
     /// Shapes, element types and attributes.
     pub(super) fn parameters(
         &self,
@@ -86,27 +116,7 @@ impl LiveCall {
         accepted: Option<bool>,
         about: &str,
     ) -> ParameterCase {
-        let inputs = self
-            .inputs
-            .iter()
-            .map(|(operand, tensor)| (*operand, *tensor.desc()));
-        let outputs = self
-            .outputs
-            .iter()
-            .map(|(output, desc, _)| (Operand::from(*output), *desc));
-        let tensors: Vec<_> = inputs.chain(outputs).collect();
-        let mut case = ParameterCase::of(&self.attributes, &tensors);
-        case.id = id.to_owned();
-        let target = self.context.target().ok();
-        case.soc = target.map(|target| target.soc);
-        case.release = target.map(|target| target.cann);
-        case.version = Some(self.version);
-        case.accepted = accepted
-            .map(|accepted| (target.map(|target| target.cann), accepted))
-            .into_iter()
-            .collect();
-        case.about = about.to_owned();
-        case
+        self.with_content(|content| content.parameters(id, accepted, about))
     }
 
     /// The call with its data, or why no case can have them. Work on the stream that it is launched on has to be over.
@@ -117,165 +127,20 @@ impl LiveCall {
     /// The case with its data, and with the current outputs as the expected ones.
     pub(super) fn case_with_outputs(&self, tolerance: Tolerance) -> Result<Case, String> {
         let mut case = self.case()?;
-        for (output, desc, tensor) in &self.outputs {
-            let Some(tensor) = tensor else { continue };
-            // Of other types nothing is expected.
-            let mut expected = expected(desc, read(tensor, 0..bytes_of(tensor))?);
-            let count = expected.as_ref().map_or(0, nans);
-            if count > 0 {
-                // It would say that these elements are not specified.
-                let about = format!(
-                    "{count} NaN in {}: nothing is expected of it",
-                    output.name()
-                );
-                tracing::warn!("recorded with {about}");
-                case.note = [std::mem::take(&mut case.note), about]
-                    .into_iter()
-                    .filter(|part| !part.is_empty())
-                    .collect::<Vec<_>>()
-                    .join("; ");
-                expected = None;
-            }
-            match output {
-                Parameter::SoftmaxLse => case.softmax_lse = expected,
-                _ => case.attention_out = expected,
-            }
-            case.tolerance = Some(tolerance);
-        }
+        self.with_content(|content| content.expect_outputs(&mut case, tolerance))?;
         Ok(case)
     }
 
     /// The case with its data, refused if these exceed `room` bytes.
     pub(super) fn case_within(&self, room: u64) -> Result<Case, String> {
-        capturing::refuse("copying a call's inputs", "record it without a graph").map_err(text)?;
-        let parameters = self.parameters("", None, "");
-        let call = parameters.call();
-        let implied = call.implied_outputs();
-        if (call.attention_out, call.softmax_lse) != implied {
-            return Err("its outputs are not those that follow from its inputs".to_owned());
-        }
-        for (operand, tensor) in &self.inputs {
-            if !tensor.is_contiguous() || !tensor.desc().format.is_plain() {
-                return Err(format!(
-                    "{} is not packed: {}",
-                    operand.name(),
-                    tensor.desc()
-                ));
-            }
-        }
-        self.settle()?;
-        let verdict = self.verdict(&call);
-        let blocks = self.blocks()?;
-        if blocks.is_some() {
-            let case = self.with_data(blocks.as_ref(), room)?;
-            if self.verdict(&case.describe().call(&case)) == verdict {
-                return Ok(case);
-            }
-        }
-        // A call that is wrong because of blocks that it does not read is wrong with all of them.
-        let case = self.with_data(None, room)?;
-        match self.verdict(&case.describe().call(&case)) == verdict {
-            true => Ok(case),
-            false => Err("a case of it would be judged otherwise".to_owned()),
-        }
-    }
-
-    /// Copies the data.
-    fn with_data(&self, blocks: Option<&Blocks>, room: u64) -> Result<Case, String> {
-        let parts = |operand: Operand| blocks.filter(|_| has_blocks(operand, &self.attributes));
-        let bytes = self.inputs.iter().map(|(operand, tensor)| {
-            let all = bytes_of(tensor);
-            match parts(*operand) {
-                Some(blocks) => all / axis(tensor, 0).max(1) * blocks.read.len(),
-                None => all,
-            }
-        });
-        let bytes = bytes.fold(0u64, |sum, bytes| sum.saturating_add(bytes as u64));
-        if let Some(why) = too_large(bytes) {
-            return Err(why);
-        }
-        if bytes > room {
-            return Err(format!(
-                "{bytes} bytes of data, and this process may write {room} more"
-            ));
-        }
-        let target = self.context.target().ok();
-        let mut case = Case {
-            attributes: self.attributes.clone(),
-            soc_name: target.map(|_| self.context.soc_name().to_owned()),
-            cann: target.map(|target| target.cann),
-            op_version: Some(self.version),
-            portable_since: self.portable_since,
-            ..Case::default()
-        };
-        for (operand, tensor) in &self.inputs {
-            let desc = tensor.desc();
-            let (shape, data) = match (parts(*operand), blocks) {
-                (Some(blocks), _) => {
-                    let count = i64::try_from(blocks.read.len()).unwrap_or(i64::MAX);
-                    (
-                        desc.shape.with(0, count),
-                        read_blocks(tensor, &blocks.read)?,
-                    )
-                }
-                (None, Some(blocks)) if *operand == Operand::BlockTable => {
-                    let entries = blocks.table.iter().flat_map(|entry| entry.to_le_bytes());
-                    (desc.shape, entries.collect())
-                }
-                _ => (desc.shape, read(tensor, 0..bytes_of(tensor))?),
-            };
-            if *operand == Operand::AttenMask
-                && SparseMode::from_acl(self.attributes.sparse_mode)
-                    .is_some_and(SparseMode::takes_compressed_mask)
-                && is_compressed(self.context.soc().ok(), desc, &data)
-            {
-                case.mask = MaskKind::Compressed;
-                continue;
-            }
-            let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
-            match operand.parameter() {
-                Some(parameter) => {
-                    if parameter == Parameter::AttenMask {
-                        case.mask = MaskKind::Tensor;
-                    }
-                    case.tensors.insert(parameter, tensor);
-                }
-                None if matches!(operand, Operand::Key(_)) => case.key.push(tensor),
-                None => case.value.push(tensor),
-            }
-        }
-        case.writable().map_err(text)?;
-        Ok(case)
-    }
-
-    /// The blocks that a paged call reads; `None` for other calls, and where its tensors do not say.
-    fn blocks(&self) -> Result<Option<Blocks>, String> {
-        let mut tables = self.inputs.iter();
-        let table = tables.find(|(operand, _)| *operand == Operand::BlockTable);
-        let Some((_, table)) = table else {
-            return Ok(None);
-        };
-        let paged = self.inputs.iter();
-        let mut counts = paged
-            .filter(|(operand, _)| has_blocks(*operand, &self.attributes))
-            .map(|(_, tensor)| axis(tensor, 0));
-        let blocks = counts.next().unwrap_or(0);
-        let fits = table.dtype() == DType::Int32 && table.shape().len() == 2;
-        if !fits || blocks == 0 || counts.any(|count| count != blocks) {
-            return Ok(None);
-        }
-        let entries = read(table, 0..bytes_of(table))?;
-        let (entries, _) = entries.as_chunks::<4>();
-        let entries: Vec<i32> = entries
-            .iter()
-            .map(|&entry| i32::from_le_bytes(entry))
-            .collect();
-        Ok(Some(Blocks::new(
-            &entries,
-            axis(table, 1),
-            blocks,
-            &self.attributes,
-        )))
+        let refused = capturing::refuse("copying a call's inputs", "record it without a graph");
+        refused.map_err(|error| error.to_string())?;
+        self.with_content(|content| {
+            content.admits()?;
+            self.settle()?;
+            let parameters = content.parameters("", None, "");
+            content.case(room, content.verdict(&parameters.call()))
+        })
     }
 
     /// Waits until no queued work uses the inputs.
@@ -294,72 +159,4 @@ impl LiveCall {
         }
         Ok(())
     }
-
-    /// What the contract says: the rule that refuses the call, the feature that is not there, or nothing.
-    fn verdict(&self, call: &FiaCall<'_>) -> Option<&'static str> {
-        let target = self.context.target().ok()?;
-        match call.check(Version::oldest_on(call, self.version, target), target) {
-            Ok(_) => None,
-            Err(Refusal::Violation(violation)) => Some(violation.rule.id),
-            Err(Refusal::Unsupported(unsupported)) => Some(unsupported.feature),
-        }
-    }
-}
-
-/// An output as a case expects it: FLOAT; `None` if its type has no such form.
-pub(super) fn expected(desc: &TensorDesc, bytes: Vec<u8>) -> Option<CaseTensor> {
-    let tensor = CaseTensor::with_dims(desc.dtype, desc.shape, bytes).ok()?;
-    CaseTensor::from_f32(DType::Float, tensor.shape(), &tensor.to_f32()?).ok()
-}
-
-/// How many elements of an expected output are NaN, which would let any number pass.
-pub(super) fn nans(expected: &CaseTensor) -> usize {
-    let values = expected.to_f32().unwrap_or_default();
-    values.iter().filter(|value| value.is_nan()).count()
-}
-
-/// Whether a mask is the one that a reader makes for itself.
-fn is_compressed(soc: Option<Soc>, desc: &TensorDesc, bytes: &[u8]) -> bool {
-    let form = MaskForm::made_for(soc);
-    let template = CompressedMask::Causal.geometry();
-    let size = [template.q_len(), template.kv_len()].map(|len| i64::try_from(len).unwrap_or(0));
-    desc.dtype == form.dtype()
-        && *desc.shape == size
-        && HostMask::of(&template, form).is_ok_and(|mask| mask.bytes() == bytes)
-}
-
-fn axis(tensor: &AnyTensor, axis: usize) -> usize {
-    tensor.shape().get(axis).copied().unwrap_or(0)
-}
-
-/// Bytes of a packed tensor.
-fn bytes_of(tensor: &AnyTensor) -> usize {
-    tensor.addresses().len()
-}
-
-fn read(tensor: &AnyTensor, bytes: std::ops::Range<usize>) -> Result<Vec<u8>, String> {
-    let mut data = Vec::new();
-    data.try_reserve_exact(bytes.len()).map_err(text)?;
-    data.resize(bytes.len(), 0);
-    tensor.read_part(bytes.start, &mut data).map_err(text)?;
-    Ok(data)
-}
-
-/// Some parts of a tensor along its first axis, in this order.
-fn read_blocks(tensor: &AnyTensor, read: &[usize]) -> Result<Vec<u8>, String> {
-    let block = bytes_of(tensor) / axis(tensor, 0).max(1);
-    let mut data = Vec::new();
-    let bytes = block.saturating_mul(read.len());
-    data.try_reserve_exact(bytes).map_err(text)?;
-    data.resize(bytes, 0);
-    for (&number, part) in read.iter().zip(data.chunks_exact_mut(block.max(1))) {
-        tensor
-            .read_part(number.saturating_mul(block), part)
-            .map_err(text)?;
-    }
-    Ok(data)
-}
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
 }

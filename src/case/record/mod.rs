@@ -4,9 +4,11 @@
 //! then costs one look at a number more than without this module.
 
 mod blocks;
+mod content;
 mod folder;
 mod history;
 mod live;
+mod recorder;
 mod scope;
 
 use std::path::{Path, PathBuf};
@@ -21,12 +23,14 @@ use crate::runtime::Stream;
 
 pub(crate) use history::stream_waited;
 pub(crate) use live::LiveCall;
+pub use recorder::{OperatorCall, Recorder};
 pub use scope::record_calls;
 pub(crate) use scope::{failed, launched, tentatively};
 
 use folder::Folder;
 
-/// The environment variable that names a folder for calls that are refused or fail. Each is written there when it
+/// The environment variable that names a folder for calls that are refused or fail. (The emulation's C library, of the crate
+/// `ascend-emu-c`, writes every call of the attention operator that it is given there; see [`Recorder`].) Each is written there when it
 /// happens: as a case file (`call-001.safetensors`) with its inputs, or, where these cannot be had, as a line of shapes
 /// and attributes (`call-001.jsonl`), which `ascend-attn check` reads.
 ///
@@ -136,14 +140,14 @@ impl Case {
         let lse = output.softmax_lse.as_deref();
         let expected = |tensor: &crate::AnyTensor| {
             let bytes = tensor.download_bytes(stream)?;
-            let expected = live::expected(tensor.desc(), bytes).ok_or_else(|| {
+            let expected = content::expected(tensor.desc(), bytes).ok_or_else(|| {
                 Error::invalid(
                     "output",
                     tensor.desc(),
                     "an element type that can be compared: FLOAT, FLOAT16, BF16 or INT8",
                 )
             })?;
-            match live::nans(&expected) {
+            match content::nans(&expected) {
                 0 => Ok(expected),
                 count => Err(Error::invalid(
                     "output",

@@ -1,0 +1,110 @@
+//! Those who look on while the attention operator is called.
+
+use crate::memory::DeviceMemory;
+use ascend_spec::Target;
+use ascend_spec::fia::{FiaCall, Operand, Version};
+use std::ops::Range;
+use std::ptr;
+use std::sync::OnceLock;
+
+/// Sees each call of FusedInferAttentionScore.
+pub trait Observer: Send + Sync {
+    /// A call has been computed, or has failed meanwhile with a message. Runs on the thread of the call's stream, before
+    /// anything that was queued behind the call.
+    fn ran(&self, call: &ObservedCall<'_>, outcome: Result<(), &str>);
+
+    /// The first phase has refused a call, with a message. The bytes of its tensors read as 0, since work that makes them may
+    /// still be under way.
+    fn refused(&self, call: &ObservedCall<'_>, message: &str);
+}
+
+/// A call of FusedInferAttentionScore, and its tensors.
+#[allow(missing_debug_implementations, reason = "a function cannot be shown")]
+pub struct ObservedCall<'a> {
+    /// Tensors and attributes.
+    pub call: &'a FiaCall<'a>,
+    /// The version of the operator that was called.
+    pub version: Version,
+    /// The product and release that are emulated.
+    pub target: Target,
+    tensors: Option<Tensors<'a>>,
+}
+
+/// The memory of a call that runs.
+struct Tensors<'a> {
+    memory: &'a DeviceMemory,
+    /// Bytes that the call touches, from each tensor's base address.
+    touches: &'a [(Operand, Range<u64>)],
+    address: &'a dyn Fn(Operand) -> usize,
+}
+
+impl<'a> ObservedCall<'a> {
+    /// A call of which nothing can be read.
+    pub(crate) fn unread(call: &'a FiaCall<'a>, version: Version, target: Target) -> Self {
+        ObservedCall {
+            call,
+            version,
+            target,
+            tensors: None,
+        }
+    }
+
+    /// The same call with its memory.
+    ///
+    /// # Safety
+    ///
+    /// The ranges are live, and nobody writes to them while this is there.
+    pub(crate) unsafe fn with_tensors(
+        self,
+        memory: &'a DeviceMemory,
+        touches: &'a [(Operand, Range<u64>)],
+        address: &'a dyn Fn(Operand) -> usize,
+    ) -> Self {
+        ObservedCall {
+            tensors: Some(Tensors {
+                memory,
+                touches,
+                address,
+            }),
+            ..self
+        }
+    }
+
+    /// Copies bytes of a tensor, from the byte of this number behind the tensor's base address on. Bytes that the call does
+    /// not touch read as 0.
+    pub fn read(&self, operand: Operand, start: usize, to: &mut [u8]) {
+        to.fill(0);
+        let Some(tensors) = &self.tensors else { return };
+        let base = (tensors.address)(operand);
+        let end = start.saturating_add(to.len());
+        let of = tensors.touches.iter().filter(|(of, _)| *of == operand);
+        for (_, range) in of {
+            let bounds =
+                [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
+            let (from, until) = (bounds[0].max(start), bounds[1].min(end));
+            let Some(count) = until.checked_sub(from).filter(|_| base != 0) else {
+                continue;
+            };
+            let part = to.get_mut(from - start..);
+            let Some(part) = part.and_then(|part| part.get_mut(..count)) else {
+                continue;
+            };
+            let source = tensors.memory.host(base.saturating_add(from));
+            // SAFETY: the bytes lie in a range that is live and that nobody writes to (`with_tensors`); `to` is memory of the
+            // caller's own, which no tensor shares.
+            unsafe { ptr::copy_nonoverlapping(source.cast_const(), part.as_mut_ptr(), count) };
+        }
+    }
+}
+
+static OBSERVER: OnceLock<&'static dyn Observer> = OnceLock::new();
+
+/// Lets an observer see every call from now on. There is one in a process: false if there was one before.
+pub fn observe(observer: &'static dyn Observer) -> bool {
+    OBSERVER.set(observer).is_ok()
+}
+
+/// Who looks on, if anybody does.
+pub(crate) fn observer() -> Option<&'static dyn Observer> {
+    OBSERVER.get().copied()
+}

@@ -1,0 +1,306 @@
+//! A call and the bytes of its tensors, made into a case.
+
+use std::ops::Range;
+
+use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target, TensorDesc};
+
+use super::blocks::{Blocks, has_blocks};
+use super::too_large;
+use crate::case::{Attributes, Case, CaseTensor, MaskKind, ParameterCase, Tolerance};
+use crate::mask::{HostMask, MaskForm};
+
+/// Copies a part of a packed tensor, which begins so many bytes behind the tensor's first element.
+pub(super) type Read<'a> = dyn Fn(Operand, usize, &mut [u8]) -> Result<(), String> + 'a;
+
+/// A call, wherever its tensors are.
+pub(super) struct Content<'a> {
+    /// The chip's name.
+    pub(super) soc_name: Option<&'a str>,
+    pub(super) target: Option<Target>,
+    /// The version that the call goes to, or where none was chosen yet, the oldest that it may go to.
+    pub(super) version: Version,
+    pub(super) portable_since: Option<Cann>,
+    pub(super) attributes: &'a Attributes,
+    pub(super) inputs: Vec<(Operand, TensorDesc)>,
+    /// As described, and whether there is memory to read.
+    pub(super) outputs: Vec<(Parameter, TensorDesc, bool)>,
+    pub(super) read: &'a Read<'a>,
+}
+
+impl Content<'_> {
+    /// Shapes, element types and attributes.
+    pub(super) fn parameters(
+        &self,
+        id: &str,
+        accepted: Option<bool>,
+        about: &str,
+    ) -> ParameterCase {
+        let outputs = self.outputs.iter();
+        let outputs = outputs.map(|(output, desc, _)| (Operand::from(*output), *desc));
+        let tensors: Vec<_> = self.inputs.iter().copied().chain(outputs).collect();
+        let mut case = ParameterCase::of(self.attributes, &tensors);
+        case.id = id.to_owned();
+        case.soc = self.target.map(|target| target.soc);
+        case.release = self.target.map(|target| target.cann);
+        case.version = Some(self.version);
+        case.accepted = accepted
+            .map(|accepted| (self.target.map(|target| target.cann), accepted))
+            .into_iter()
+            .collect();
+        case.about = about.to_owned();
+        case
+    }
+
+    /// Whether a case could hold what the call computes; if not, why.
+    pub(super) fn admits(&self) -> Result<(), String> {
+        let outputs = self.outputs.iter();
+        packed(outputs.map(|(output, desc, _)| (Operand::from(*output), *desc)))?;
+        let parameters = self.parameters("", None, "");
+        let call = parameters.call();
+        let given = [call.attention_out, call.softmax_lse];
+        let implied = call.implied_outputs();
+        let shape = |desc: Option<TensorDesc>| desc.map(|desc| desc.shape);
+        if given.map(shape) != [implied.0, implied.1].map(shape) {
+            return Err("its outputs are not those that follow from its inputs".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The call with its data, or why no case can have them: also if these exceed `room` bytes, or if what the case says
+    /// would have another verdict than the call.
+    pub(super) fn case(&self, room: u64, verdict: Option<&'static str>) -> Result<Case, String> {
+        packed(self.inputs.iter().copied())?;
+        let blocks = self.blocks()?;
+        if blocks.is_some() {
+            let case = self.with_data(blocks.as_ref(), room)?;
+            if self.verdict(&case.describe().call(&case)) == verdict {
+                return Ok(case);
+            }
+        }
+        // A call that is wrong because of blocks that it does not read is wrong with all of them.
+        let case = self.with_data(None, room)?;
+        match self.verdict(&case.describe().call(&case)) == verdict {
+            true => Ok(case),
+            false => Err("a case of it would be judged otherwise".to_owned()),
+        }
+    }
+
+    /// Lets the case of the call expect the current outputs.
+    pub(super) fn expect_outputs(
+        &self,
+        case: &mut Case,
+        tolerance: Tolerance,
+    ) -> Result<(), String> {
+        for (output, desc, _) in self.outputs.iter().filter(|(.., memory)| *memory) {
+            // Of other types nothing is expected.
+            let bytes = self.bytes(Operand::from(*output), 0..bytes_of(desc))?;
+            let mut expected = expected(desc, bytes);
+            let count = expected.as_ref().map_or(0, nans);
+            if count > 0 {
+                // It would say that these elements are not specified.
+                let about = format!(
+                    "{count} NaN in {}: nothing is expected of it",
+                    output.name()
+                );
+                tracing::warn!("recorded with {about}");
+                case.note = [std::mem::take(&mut case.note), about]
+                    .into_iter()
+                    .filter(|part| !part.is_empty())
+                    .collect::<Vec<_>>()
+                    .join("; ");
+                expected = None;
+            }
+            match output {
+                Parameter::SoftmaxLse => case.softmax_lse = expected,
+                _ => case.attention_out = expected,
+            }
+            case.tolerance = Some(tolerance);
+        }
+        Ok(())
+    }
+
+    /// Copies the data.
+    fn with_data(&self, blocks: Option<&Blocks>, room: u64) -> Result<Case, String> {
+        let parts = |operand: Operand| blocks.filter(|_| has_blocks(operand, self.attributes));
+        let bytes = self.inputs.iter().map(|(operand, desc)| {
+            let all = bytes_of(desc);
+            match parts(*operand) {
+                Some(blocks) => all / axis(desc, 0).max(1) * blocks.read.len(),
+                None => all,
+            }
+        });
+        let bytes = bytes.fold(0u64, |sum, bytes| sum.saturating_add(bytes as u64));
+        if let Some(why) = too_large(bytes) {
+            return Err(why);
+        }
+        if bytes > room {
+            return Err(format!(
+                "{bytes} bytes of data, and this process may write {room} more"
+            ));
+        }
+        let parameters = self.parameters("", None, "");
+        let call = parameters.call();
+        let dtype = |desc: Option<TensorDesc>| desc.map(|desc| desc.dtype);
+        let implied = dtype(call.implied_outputs().0);
+        let mut case = Case {
+            attributes: self.attributes.clone(),
+            soc_name: self.target.and(self.soc_name).map(str::to_owned),
+            cann: self.target.map(|target| target.cann),
+            op_version: Some(self.version),
+            portable_since: self.portable_since,
+            out_dtype: dtype(call.attention_out).filter(|given| Some(*given) != implied),
+            ..Case::default()
+        };
+        for &(operand, ref desc) in &self.inputs {
+            let (shape, data) = match (parts(operand), blocks) {
+                (Some(blocks), _) => {
+                    let count = i64::try_from(blocks.read.len()).unwrap_or(i64::MAX);
+                    (
+                        desc.shape.with(0, count),
+                        self.read_blocks(operand, desc, &blocks.read)?,
+                    )
+                }
+                (None, Some(blocks)) if operand == Operand::BlockTable => {
+                    let entries = blocks.table.iter().flat_map(|entry| entry.to_le_bytes());
+                    (desc.shape, entries.collect())
+                }
+                _ => (desc.shape, self.bytes(operand, 0..bytes_of(desc))?),
+            };
+            if operand == Operand::AttenMask
+                && SparseMode::from_acl(self.attributes.sparse_mode)
+                    .is_some_and(SparseMode::takes_compressed_mask)
+                && is_compressed(self.target.map(|target| target.soc), desc, &data)
+            {
+                case.mask = MaskKind::Compressed;
+                continue;
+            }
+            let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
+            match operand.parameter() {
+                Some(parameter) => {
+                    if parameter == Parameter::AttenMask {
+                        case.mask = MaskKind::Tensor;
+                    }
+                    case.tensors.insert(parameter, tensor);
+                }
+                None if matches!(operand, Operand::Key(_)) => case.key.push(tensor),
+                None => case.value.push(tensor),
+            }
+        }
+        case.writable().map_err(text)?;
+        Ok(case)
+    }
+
+    /// The blocks that a paged call reads; `None` for other calls, and where its tensors do not say.
+    fn blocks(&self) -> Result<Option<Blocks>, String> {
+        let mut tables = self.inputs.iter();
+        let table = tables.find(|(operand, _)| *operand == Operand::BlockTable);
+        let Some((_, table)) = table else {
+            return Ok(None);
+        };
+        let paged = self.inputs.iter();
+        let mut counts = paged
+            .filter(|(operand, _)| has_blocks(*operand, self.attributes))
+            .map(|(_, desc)| axis(desc, 0));
+        let blocks = counts.next().unwrap_or(0);
+        let fits = table.dtype == DType::Int32 && table.shape.rank() == 2;
+        if !fits || blocks == 0 || counts.any(|count| count != blocks) {
+            return Ok(None);
+        }
+        let entries = self.bytes(Operand::BlockTable, 0..bytes_of(table))?;
+        let (entries, _) = entries.as_chunks::<4>();
+        let entries: Vec<i32> = entries
+            .iter()
+            .map(|&entry| i32::from_le_bytes(entry))
+            .collect();
+        Ok(Some(Blocks::new(
+            &entries,
+            axis(table, 1),
+            blocks,
+            self.attributes,
+        )))
+    }
+
+    /// What the contract says of a call that goes to this one's version on its target: the rule that refuses the call, the
+    /// feature that is not there, or nothing.
+    pub(super) fn verdict(&self, call: &FiaCall<'_>) -> Option<&'static str> {
+        let target = self.target?;
+        match call.check(Version::oldest_on(call, self.version, target), target) {
+            Ok(_) => None,
+            Err(Refusal::Violation(violation)) => Some(violation.rule.id),
+            Err(Refusal::Unsupported(unsupported)) => Some(unsupported.feature),
+        }
+    }
+
+    fn bytes(&self, operand: Operand, bytes: Range<usize>) -> Result<Vec<u8>, String> {
+        let mut data = Vec::new();
+        data.try_reserve_exact(bytes.len()).map_err(text)?;
+        data.resize(bytes.len(), 0);
+        (self.read)(operand, bytes.start, &mut data)?;
+        Ok(data)
+    }
+
+    /// Some parts of a tensor along its first axis, in this order.
+    fn read_blocks(
+        &self,
+        operand: Operand,
+        desc: &TensorDesc,
+        read: &[usize],
+    ) -> Result<Vec<u8>, String> {
+        let block = bytes_of(desc) / axis(desc, 0).max(1);
+        let mut data = Vec::new();
+        let bytes = block.saturating_mul(read.len());
+        data.try_reserve_exact(bytes).map_err(text)?;
+        data.resize(bytes, 0);
+        for (&number, part) in read.iter().zip(data.chunks_exact_mut(block.max(1))) {
+            (self.read)(operand, number.saturating_mul(block), part)?;
+        }
+        Ok(data)
+    }
+}
+
+/// Refuses tensors that a case cannot describe.
+fn packed(mut tensors: impl Iterator<Item = (Operand, TensorDesc)>) -> Result<(), String> {
+    let strided = |desc: &TensorDesc| !desc.is_contiguous() || !desc.format.is_plain();
+    match tensors.find(|(_, desc)| strided(desc)) {
+        Some((operand, desc)) => Err(format!("{} is not packed: {desc}", operand.name())),
+        None => Ok(()),
+    }
+}
+
+/// An output as a case expects it: FLOAT; `None` if its type has no such form.
+pub(super) fn expected(desc: &TensorDesc, bytes: Vec<u8>) -> Option<CaseTensor> {
+    let tensor = CaseTensor::with_dims(desc.dtype, desc.shape, bytes).ok()?;
+    CaseTensor::from_f32(DType::Float, tensor.shape(), &tensor.to_f32()?).ok()
+}
+
+/// How many elements of an expected output are NaN, which would let any number pass.
+pub(super) fn nans(expected: &CaseTensor) -> usize {
+    let values = expected.to_f32().unwrap_or_default();
+    values.iter().filter(|value| value.is_nan()).count()
+}
+
+/// Whether a mask is the one that a reader makes for itself.
+fn is_compressed(soc: Option<Soc>, desc: &TensorDesc, bytes: &[u8]) -> bool {
+    let form = MaskForm::made_for(soc);
+    let template = CompressedMask::Causal.geometry();
+    let size = [template.q_len(), template.kv_len()].map(|len| i64::try_from(len).unwrap_or(0));
+    desc.dtype == form.dtype()
+        && *desc.shape == size
+        && HostMask::of(&template, form).is_ok_and(|mask| mask.bytes() == bytes)
+}
+
+fn axis(desc: &TensorDesc, axis: usize) -> usize {
+    let axis = desc.shape.get(axis).copied().unwrap_or(0);
+    usize::try_from(axis).unwrap_or(0)
+}
+
+/// Bytes of a packed tensor.
+fn bytes_of(desc: &TensorDesc) -> usize {
+    let bytes = TensorDesc::packed(desc.dtype, desc.shape).byte_range();
+    bytes.map_or(0, |range| usize::try_from(range.end).unwrap_or(usize::MAX))
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,214 @@
+//! A folder for the calls that reach an implementation of the operator.
+
+use std::path::PathBuf;
+
+use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::{DType, Level, Refusal, Target, TensorDesc, Violation};
+
+use super::content::{Content, Read};
+use super::folder::Folder;
+use super::{RECORD_VARIABLE, Recorded};
+use crate::case::{Attributes, Case, CaseError, Expect, Tolerance};
+
+/// A call of the operator as an implementation of its C functions sees it.
+#[derive(Clone, Copy)]
+#[allow(missing_debug_implementations, reason = "a function cannot be shown")]
+pub struct OperatorCall<'a> {
+    /// Tensors and attributes.
+    pub call: &'a FiaCall<'a>,
+    /// The version of the operator that was called.
+    pub version: Version,
+    /// The product and release that the implementation stands for.
+    pub target: Target,
+    /// The name of the chip.
+    pub soc_name: &'a str,
+    /// Copies bytes of a tensor, from the byte of this number behind the tensor's base address on.
+    pub read: &'a dyn Fn(Operand, usize, &mut [u8]),
+}
+
+/// Writes the calls that an implementation of the operator is given into a folder, as
+/// [`RECORD_VARIABLE`] has those of a program that uses this crate.
+///
+/// A call that ran becomes a case with what came out as what is expected, within a few units in the last place of the
+/// output's element type: [`Case::run`] replays it. A refused one becomes a case that expects the refusal; its tensors hold
+/// zeros, since it was refused before they were read. Where no case can hold a call, its shapes and attributes become a
+/// line ([`ParameterCase`](crate::case::ParameterCase)).
+///
+/// Nothing is overwritten. A folder takes 256 calls, a process writes 1 GiB, a case has 256 MiB of data at most; the same
+/// refusal is written once.
+#[derive(Debug)]
+pub struct Recorder {
+    folder: Folder,
+}
+
+impl Recorder {
+    /// Of a folder, which is made with the first call.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            folder: Folder::new(folder.into()),
+        }
+    }
+
+    /// Of the folder that [`RECORD_VARIABLE`] names, if it is set.
+    pub fn from_environment() -> Option<Self> {
+        let folder = std::env::var_os(RECORD_VARIABLE).filter(|name| !name.is_empty());
+        folder.map(|name| Self::new(PathBuf::from(name)))
+    }
+
+    /// Writes a call that ran, or that failed while it did. The outputs are to be read still.
+    ///
+    /// # Errors
+    /// What keeps the recorder from writing this call and any other: a folder that cannot be written, or is full. Later calls
+    /// are passed over without an error.
+    pub fn ran(&self, call: &OperatorCall<'_>, outcome: Result<(), &str>) -> Result<(), CaseError> {
+        if self.folder.is_closed() {
+            return Ok(());
+        }
+        let (name, note) = match outcome {
+            Ok(()) => ("recorded", ""),
+            Err(error) => ("failed", error),
+        };
+        let accepted = outcome.is_ok().then_some(true);
+        self.write(
+            call,
+            (name, accepted, note),
+            |content, case| match outcome {
+                Ok(()) => content.expect_outputs(case, tolerance(call)),
+                Err(_) => Ok(()),
+            },
+        )
+    }
+
+    /// Writes a call that was refused before any work was done.
+    ///
+    /// # Errors
+    /// As [`Recorder::ran`].
+    pub fn refused(&self, call: &OperatorCall<'_>, message: &str) -> Result<(), CaseError> {
+        if self.folder.is_closed() {
+            return Ok(());
+        }
+        let violation = refusal(call);
+        let id = violation.as_ref().map_or("refused", |found| found.rule.id);
+        let unread = OperatorCall {
+            read: &|_, _, to| to.fill(0),
+            ..*call
+        };
+        let accepted = violation.as_ref().map(|_| false);
+        let known = unread.with_content(|content| content.parameters(id, accepted, message));
+        if known.to_json().is_ok_and(|line| !self.folder.takes(&line)) {
+            return Ok(());
+        }
+        self.write(&unread, (id, accepted, message), |_, case| {
+            case.note += "; the inputs are zeros: it was refused before they were read";
+            if let Some(violation) = &violation {
+                case.expect_rule = Some(violation.rule.id.to_owned());
+                case.expect = Expect::Reject {
+                    status: Some(violation.rule.status),
+                };
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes a call as a case that `finish` completes, or as a line.
+    fn write(
+        &self,
+        call: &OperatorCall<'_>,
+        (name, accepted, note): (&str, Option<bool>, &str),
+        finish: impl FnOnce(&Content<'_>, &mut Case) -> Result<(), String>,
+    ) -> Result<(), CaseError> {
+        let recorded = call.with_content(|content| {
+            let case = || {
+                // The outputs of a refused call need not follow from its inputs: it may be refused for that.
+                if accepted != Some(false) {
+                    content.admits()?;
+                }
+                let mut case = content.case(self.folder.room(), content.verdict(call.call))?;
+                (case.name, case.note) = (name.to_owned(), note.to_owned());
+                finish(content, &mut case)?;
+                case.consistent().map_err(|error| error.to_string())?;
+                Ok::<_, String>(case)
+            };
+            match case() {
+                Ok(case) => Recorded::Case(Box::new(case)),
+                Err(why) => {
+                    let about = [note, " (without data: ", &why, ")"].concat();
+                    let about = about.trim_start();
+                    Recorded::Parameters {
+                        call: Box::new(content.parameters(name, accepted, about)),
+                        why,
+                    }
+                }
+            }
+        });
+        let stored = self.folder.store(&recorded).map(drop);
+        if stored.is_err() {
+            self.folder.close();
+        }
+        stored
+    }
+}
+
+impl OperatorCall<'_> {
+    /// Shows the call with a way to the bytes of its tensors.
+    fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
+        let lists = [self.call.key.len(), self.call.value.len()];
+        let key = (0..lists[0]).map(Operand::Key);
+        let value = (0..lists[1]).map(Operand::Value);
+        let single = Parameter::ALL.iter().filter(|of| !of.is_output());
+        let inputs = single.map(|of| Operand::from(*of)).chain(key).chain(value);
+        let inputs = inputs.filter_map(|of| Some((of, *of.of(self.call)?)));
+        // The operator does not look at a log-sum-exp that was not asked for.
+        let lse = |of: &Parameter| *of != Parameter::SoftmaxLse || self.call.softmax_lse_flag;
+        let outputs = Parameter::ALL.iter().filter(|of| of.is_output() && lse(of));
+        let outputs = outputs.filter_map(|of| Some((*of, (*of.of(self.call))?, true)));
+        let read: &Read<'_> = &|operand, start, to| {
+            let desc = operand.of(self.call);
+            // Packed: the first element stands where the range begins.
+            let base = desc
+                .and_then(TensorDesc::byte_range)
+                .map_or(0, |range| range.start);
+            let base = usize::try_from(base).map_err(|error| error.to_string())?;
+            (self.read)(operand, base.saturating_add(start), to);
+            Ok(())
+        };
+        body(&Content {
+            soc_name: Some(self.soc_name),
+            target: Some(self.target),
+            version: self.version,
+            portable_since: None,
+            attributes: &Attributes::of(self.call),
+            inputs: inputs.collect(),
+            outputs: outputs.collect(),
+            read,
+        })
+    }
+}
+
+/// The rule that refuses a call, if one does: among them those by which the host's code dies, which nothing allows.
+fn refusal(call: &OperatorCall<'_>) -> Option<Violation> {
+    let problem = match call.call.check(call.version, call.target) {
+        Ok(problem) => problem,
+        Err(Refusal::Violation(violation)) => return Some(violation),
+        Err(Refusal::Unsupported(_)) => return None,
+    };
+    let mut crash = None;
+    problem.each_lint(&mut |lint| {
+        if lint.rule.level == Level::HostCrash && crash.is_none() {
+            crash = Some(lint);
+        }
+    });
+    crash
+}
+
+/// How far outputs may be from the recorded ones where other instructions add up in another order.
+fn tolerance(call: &OperatorCall<'_>) -> Tolerance {
+    let (atol, rtol) = match call.call.attention_out.map(|out| out.dtype) {
+        Some(DType::Float16) => (1e-3, 4e-3),
+        Some(DType::Bf16) => (8e-3, 2e-2),
+        // A step of the grid.
+        Some(DType::Int8) => (1.0, 0.0),
+        _ => (2e-2, 0.25),
+    };
+    Tolerance { atol, rtol }
+}
