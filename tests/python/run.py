@@ -19,6 +19,8 @@ GROUPS = [
     (STRICT, ["scatter", "merging", "serving", "refusals"]),
     (STRICT, ["graphs", "streams", "releases"]),
     (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs"]),
+    (STRICT | {"ASCEND_EMU_SOC": "Ascend910_9391"}, ["paged", "latent"]),
+    (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["layouts", "paged", "latent", "scatter", "merging", "serving"]),
 ]
 
 
