@@ -133,6 +133,23 @@ fn mapped_memory_is_used_like_any_other_and_across_its_parts() {
 }
 
 #[test]
+fn addresses_are_reserved_before_a_device_is_chosen() {
+    let _turn = alone();
+    let _bench = Bench::new();
+    std::thread::spawn(|| {
+        // This thread has no context.
+        let mut free = 0;
+        assert_ne!(
+            unsafe { aclrtGetMemInfo(aclrtMemAttr::ACL_HBM_MEM, &mut free, &mut 0) },
+            0
+        );
+        release(reserve(512));
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
 fn physical_memory_is_seen_through_every_mapping_and_keeps_its_bytes() {
     let _alone = alone();
     let _bench = Bench::new();

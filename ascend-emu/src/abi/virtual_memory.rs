@@ -2,7 +2,7 @@
 
 use super::{not_null, refuse, store};
 use crate::config::check;
-use crate::context::{current, device_exists};
+use crate::context::{current, device_exists, initialized};
 use crate::fault::{Site, strike};
 use crate::ledger;
 use crate::memory::Ranges;
@@ -24,7 +24,9 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
     const NAME: &str = "aclrtReserveMemAddress";
     acl(|| {
         not_null("virPtr", virPtr)?;
-        let device = current()?.device;
+        // Addresses are the process's: clients ask for some before they choose a device, to see whether there are any.
+        initialized()?;
+        let device = current().ok().map(|context| context.device);
         if size == 0 {
             return Err(refuse(&format!("{NAME}: size"), size, "1 byte or more"));
         }
@@ -51,7 +53,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
 pub unsafe extern "C" fn aclrtReleaseMemAddress(virPtr: *mut c_void) -> aclError {
     acl(|| {
         not_null("virPtr", virPtr)?;
-        current()?;
+        initialized()?;
         ledger::release_range("aclrtReleaseMemAddress", virPtr.addr())
     })
 }

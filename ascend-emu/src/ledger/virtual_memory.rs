@@ -34,8 +34,8 @@ struct Reserved {
     range: Range,
     /// What was asked for, in whole units.
     len: usize,
-    /// The device whose thread reserved it.
-    device: i32,
+    /// The device whose thread reserved it, if it had one.
+    device: Option<i32>,
 }
 
 /// The books of virtual memory.
@@ -49,7 +49,7 @@ pub(super) struct Virtual {
 }
 
 /// `aclrtReserveMemAddress`.
-pub(crate) fn reserve(device: i32, bytes: usize) -> Outcome<usize> {
+pub(crate) fn reserve(device: Option<i32>, bytes: usize) -> Outcome<usize> {
     let range = DeviceMemory::get()?.ranges.reserve(bytes)?;
     with(|books| {
         let len = bytes.next_multiple_of(Ranges::ALIGNMENT);
@@ -362,7 +362,7 @@ pub(super) fn clear(device: i32) -> (u64, u64) {
                 || limbo
                     .iter()
                     .any(|block| (start..end).contains(&block.info.base));
-            let keep = known.device != device || used;
+            let keep = known.device != Some(device) || used;
             if !keep {
                 ranges.push(known.range);
             }
