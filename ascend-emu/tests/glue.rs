@@ -1332,6 +1332,40 @@ fn executors_run_again_with_other_addresses() {
     assert_eq!(second.values(), [1.0, 2.0, 1.0, 2.0]);
 }
 
+/// A trace is chosen when the process starts, so that another process makes the calls.
+#[cfg(not(target_feature = "crt-static"))]
+#[test]
+fn calls_are_traced_with_their_arguments() {
+    const VARIABLE: &str = "ASCEND_EMU_TRACE";
+    if std::env::var_os(VARIABLE).is_some() {
+        let _bench = Bench::new();
+        let x = Tensor::floats(&[2, 3], &[1.0]);
+        ok(call!(aclnnAdds(x.input(), int(1), int(1), x.out())));
+        fails(call!(aclnnSoftmax(x.input(), 5, x.out())), 161_002, &[]);
+        return sync(null_mut());
+    }
+    let file = std::env::temp_dir().join(format!("glue-trace-{}", std::process::id()));
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "calls_are_traced_with_their_arguments"])
+        .env(VARIABLE, &file)
+        .output()
+        .unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(child.status.success(), "{child:?}");
+    let line = |function: &str| {
+        let name = format!("\"function\":\"{function}\"");
+        text.lines().find(|line| line.contains(&name)).unwrap()
+    };
+    let prepared = line("aclnnAddsGetWorkspaceSize");
+    assert!(prepared.contains("\"self\":{\"handle\":") && prepared.contains("\"shape\":[2,3]"));
+    assert!(prepared.contains("\"workspaceSize\":0") && prepared.contains("\"status\":0"));
+    assert!(line("aclnnAdds").contains("\"status\":0"));
+    let refused = line("aclnnSoftmaxGetWorkspaceSize");
+    assert!(refused.contains("\"dim\":5") && refused.contains("\"status\":161002"));
+    assert!(refused.contains("aclnnSoftmax: dim: given 5, allowed: -2 to 1"));
+}
+
 /// What a parameter is when it is nothing.
 trait Nothing {
     const NOTHING: Self;

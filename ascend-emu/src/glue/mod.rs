@@ -10,6 +10,9 @@
 //! parameter, and what would be allowed. What only the data show, such as an index that is no place of its axis, is a device
 //! fault of the launch. Tensors may have any strides, and may share memory: inputs are read before outputs are written.
 //!
+//! Where the data decide an output's shape (`aclnnMaskedSelect`, `aclnnNonzero`, `aclnnNonzeroV2`), the output has room for
+//! everything, and phase two waits for the launch and gives the tensor's handle its shape.
+//!
 //! Element types are FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64 and BOOL; where nothing is computed or
 //! converted, all that take whole bytes. Random numbers depend on seed, offset and place alone, and are others than
 //! hardware's of the same seed.
