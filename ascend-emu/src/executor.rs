@@ -4,7 +4,7 @@ use crate::context;
 use crate::descriptor::TENSORS;
 use crate::fault::{Fault, Site, strike};
 use crate::handle::{Id, Kind, Table};
-use crate::ledger::{Place, lookup};
+use crate::ledger::{Place, room};
 use crate::lock::Lock;
 use crate::operator::{Addresses, Operator, Slot};
 use crate::status::{
@@ -64,16 +64,12 @@ impl Executor {
                 "{name}: workspace is null, but phase one asked for {needed} bytes"
             ));
         }
-        let block = lookup(workspace).filter(|block| matches!(block.place, Place::Device(_)));
-        let Some(block) = block else {
+        let Some((Place::Device(_), room)) = room(workspace) else {
             return Err(failure!(
                 ACLNN_INVALID,
                 "{name}: workspace at {workspace:#x} is not device memory from aclrtMalloc"
             ));
         };
-        let room = block
-            .bytes
-            .saturating_sub(workspace.saturating_sub(block.base) as u64);
         if room < needed {
             return Err(failure!(
                 ACLNN_INVALID,

@@ -382,6 +382,29 @@ pub(crate) fn lookup(address: usize) -> Option<Allocation> {
     with(|books| books.block(address).map(|block| block.info))
 }
 
+/// Where live memory at `address` is, and how many bytes there are from there on: to the end of its allocation, or of what
+/// is mapped side by side, which is one to programs.
+pub(crate) fn room(address: usize) -> Option<(Place, u64)> {
+    with(|books| {
+        let first = books.block(address)?;
+        let place = first.info.place;
+        let mut end = first.info.base as u64 + first.info.bytes;
+        let mut joined = matches!(first.owner, Owner::Mapped(_));
+        while joined {
+            let next = usize::try_from(end).ok().and_then(|end| books.block(end));
+            let next = next.filter(|block| {
+                matches!(block.owner, Owner::Mapped(_))
+                    && block.info.place == place
+                    && block.info.base as u64 == end
+                    && block.info.bytes > 0
+            });
+            joined = next.is_some();
+            end += next.map_or(0, |block| block.info.bytes);
+        }
+        Some((place, end.saturating_sub(address as u64)))
+    })
+}
+
 /// The live allocation that `address` lies in (its guard page included), if any. Looking does not touch the memory.
 pub fn allocation_at<T>(address: *const T) -> Option<Allocation> {
     lookup(address.addr())

@@ -11,7 +11,9 @@ mod bench;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_sys::bindings::{
-    aclDataType, aclFormat, aclOpExecutor, aclTensor, aclTensorList, aclrtStream,
+    aclDataType, aclFormat, aclOpExecutor, aclTensor, aclTensorList, aclrtMemAllocationType,
+    aclrtMemAttr, aclrtMemHandleType, aclrtMemLocation, aclrtMemLocationType, aclrtPhysicalMemProp,
+    aclrtStream,
 };
 use bench::*;
 use half::{bf16, f16};
@@ -302,6 +304,55 @@ fn parts_that_lie_side_by_side_with_their_sums_are_merged_in_place() {
     }
     update.destroy();
     free(memory);
+}
+
+/// As caching allocators with expandable segments make it.
+#[test]
+fn a_workspace_may_cross_parts_that_are_mapped_side_by_side() {
+    const UNIT: usize = 2 << 20;
+    let _bench = Bench::new();
+    let mut update = Update::new(&[vec![0.0f32]], &[vec![1.0f32; 8]], 8);
+    free(update.workspace);
+    let prop = aclrtPhysicalMemProp {
+        handleType: aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE,
+        allocationType: aclrtMemAllocationType::ACL_MEM_ALLOCATION_TYPE_PINNED,
+        memAttr: aclrtMemAttr::ACL_HBM_MEM_HUGE,
+        location: aclrtMemLocation {
+            id: 0,
+            type_: aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE,
+        },
+        reserve: 0,
+    };
+    let bytes = WORKSPACE as usize + UNIT;
+    let mut range = null_mut();
+    ok(unsafe { aclrtReserveMemAddress(&mut range, bytes, 0, null_mut(), 1) });
+    let parts: Vec<_> = (0..bytes / UNIT)
+        .map(|part| {
+            let (at, mut handle) = (range.wrapping_byte_add(part * UNIT), null_mut());
+            ok(unsafe { aclrtMallocPhysical(&mut handle, UNIT, &prop, 0) });
+            ok(unsafe { aclrtMapMem(at, UNIT, 0, handle, 0) });
+            (at, handle)
+        })
+        .collect();
+    update.workspace = range.wrapping_byte_add(512);
+    ok(update.launch(update.prepare(0), null_mut()));
+    sync(null_mut());
+    // From the second part on there is too little left.
+    let last = range.wrapping_byte_add(UNIT + 512);
+    update.workspace = last;
+    let executor = update.prepare(0);
+    fails(
+        update.launch(executor, null_mut()),
+        161_002,
+        &["workspace", "left"],
+    );
+    for (at, handle) in parts {
+        ok(unsafe { aclrtUnmapMem(at) });
+        ok(unsafe { aclrtFreePhysical(handle) });
+    }
+    ok(unsafe { aclrtReleaseMemAddress(range) });
+    update.workspace = malloc(WORKSPACE as usize);
+    update.destroy();
 }
 
 #[test]
