@@ -1,8 +1,10 @@
 //! Functions of CANN that clients link and that are not emulated.
 //!
-//! A client with these names among its undefined symbols cannot be loaded without them. Each takes whatever it is given,
-//! touches none of it, and says by its result and by `aclGetRecentErrMsg` that there is no such function here. A function
-//! that clients only look up is not in this list: to them a missing name means an older CANN, and they go another way.
+//! A client with these names among its undefined symbols cannot be loaded without them. Each takes whatever it is given and
+//! touches none of it. One that returns something says by that and by `aclGetRecentErrMsg` that there is no such function
+//! here; one that returns nothing does nothing; `aclSetCompileopt` and `HcclSetConfig` accept settings that change nothing. A
+//! function that clients only look up is not in this list: to them a missing name means an older CANN, and they go another
+//! way.
 
 use ascend_emu::abi::{not_emulated, refused};
 use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT};

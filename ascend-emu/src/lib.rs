@@ -92,8 +92,10 @@
 //! # Differences from hardware
 //!
 //! - A wrong handle, a second destruction or a consumed executor is an error with a message; hardware crashes.
-//! - A device fault leaves the device usable, unless the stream's failure mode is `ACL_STOP_ON_FAILURE`.
-//! - Limits of cores and of time are kept and told, and change nothing. Of chips beside that of `ASCEND_EMU_SOC`,
+//! - A device fault leaves the device usable; only a stream in the mode `ACL_STOP_ON_FAILURE` takes no further work until
+//!   it is aborted.
+//! - Limits of cores, and of the time that an operator runs, are stored and reported, and not enforced; that of
+//!   `aclrtSetOpWaitTimeout` is enforced. Of chips beside that of `ASCEND_EMU_SOC`,
 //!   [`functions_of`] tells the cores of the product's most common one.
 //! - Numbers out of range become infinities: `aclrtSetDeviceSatMode` refuses the other mode.
 //! - Devices reach each other's memory, and registered host memory, without having been told so; what is asked about it is

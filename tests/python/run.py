@@ -17,8 +17,9 @@ STRICT = {"ASCEND_EMU_CHECK": "strict"}
 GROUPS = [
     (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
     (STRICT, ["scatter", "merging", "serving", "refusals"]),
-    (STRICT, ["graphs", "streams", "releases"]),
+    (STRICT, ["graphs", "streams", "around"]),
     (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs"]),
+    *((STRICT | {"ASCEND_EMU_CANN": release}, ["releases"]) for release in ["8.1", "8.5", "9.0", "9.1"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend910_9391"}, ["paged", "latent"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["layouts", "paged", "latent", "scatter", "merging", "serving"]),
 ]

@@ -123,7 +123,18 @@ pub(super) const POW: Binary = Binary {
             -1 => 1 - 2 * (b & 1),
             _ => 0,
         },
-        Err(_) => a.wrapping_pow(u32::MAX),
+        // By squaring, since the exponent has more bits than `wrapping_pow` takes.
+        Err(_) => {
+            let (mut result, mut base, mut left) = (1_i64, a, b);
+            while left > 0 {
+                if left & 1 == 1 {
+                    result = result.wrapping_mul(base);
+                }
+                base = base.wrapping_mul(base);
+                left >>= 1;
+            }
+            result
+        }
     },
     real: f64::powf,
 };

@@ -7,6 +7,9 @@ use crate::status::Outcome;
 
 /// Tensors one after the other along an axis.
 pub(super) fn concatenate(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Work> {
+    if out.rank() == 0 {
+        return Err(out.refuse(out.desc.shape, "at least one axis to join along"));
+    }
     let axis = out.axis("dim", dim)?;
     let mut shape = out.shape();
     let mut joined = Vec::new();

@@ -217,8 +217,9 @@ impl Parameter for Ins {
             .map_err(|inner| failure!(inner.code, "{}: {}", call.operator, inner.message))?
             .ok_or_else(|| call.null(name))?;
         let input = call.next_input()?;
-        let list = call.lists.len();
-        let Some(addresses) = call.addresses.lists.get_mut(list) else {
+        // Views look for an element's address in the first list alone.
+        let Some(addresses) = (call.addresses.lists.first_mut()).filter(|_| call.lists.is_empty())
+        else {
             return Err(call.too_many());
         };
         addresses.extend(tensors.iter().map(|tensor| tensor.address));

@@ -156,20 +156,6 @@ pub(super) const ALL: Fold = Fold {
     real: |values| f64::from(values.iter().all(|&value| value != 0.0)),
     of_nothing: true,
 };
-pub(super) const LOG_SUM_EXP: Fold = Fold {
-    int: |_| 0,
-    real: |values| {
-        let greatest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let shift = if greatest.is_finite() { greatest } else { 0.0 };
-        shift
-            + values
-                .iter()
-                .map(|value| (value - shift).exp())
-                .sum::<f64>()
-                .ln()
-    },
-    of_nothing: true,
-};
 
 /// In what lines are computed: integers stay such unless the result is of a floating type.
 fn line_domain(input: &Operand, out: &Operand) -> Outcome<Domain> {
@@ -255,6 +241,33 @@ fn fold_real(
     work(move |views| {
         let mut results = Vec::new();
         axes.lines::<f64>(views.of(&input), &mut |line| results.push(fold(line)))?;
+        views.of(&out).write(&results);
+        Ok(())
+    })
+}
+
+/// The logarithm of the sum of the exponentials of a line.
+fn log_of_exponentials(line: &[f64]) -> f64 {
+    let greatest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let shift = if greatest.is_finite() { greatest } else { 0.0 };
+    let sum: f64 = line.iter().map(|value| (value - shift).exp()).sum();
+    shift + sum.ln()
+}
+
+/// The logarithm of the sum of exponentials of each line, of whatever numbers.
+pub(super) fn log_sum_exp(
+    input: Operand,
+    dims: Vec<i64>,
+    keep: bool,
+    out: Operand,
+) -> Outcome<Work> {
+    let axes = Axes::new(&input, "dim", &dims)?;
+    axes.expect_output(&input, keep, &out)?;
+    expect_real(&out)?;
+    work(move |views| {
+        let mut results = Vec::new();
+        let input = views.of(&input);
+        axes.lines::<f64>(input, &mut |line| results.push(log_of_exponentials(line)))?;
         views.of(&out).write(&results);
         Ok(())
     })
@@ -353,7 +366,7 @@ pub(super) fn softmax(input: Operand, dim: i64, out: Operand) -> Outcome<Work> {
 /// The logarithm of [`softmax`].
 pub(super) fn log_softmax(input: Operand, dim: i64, out: Operand) -> Outcome<Work> {
     each_line(input, dim, out, |line| {
-        let log_sum = (LOG_SUM_EXP.real)(line);
+        let log_sum = log_of_exponentials(line);
         for value in line {
             *value -= log_sum;
         }

@@ -24,7 +24,7 @@ pub(super) fn place_on(
         .filter(|&place| place < size)
         .ok_or_else(|| {
             format!(
-                "{}: {index} is no place of axis {axis}, which has {size}",
+                "{}: index {index} is out of range for axis {axis} of size {size}",
                 operand.name
             )
         })

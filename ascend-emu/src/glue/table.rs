@@ -391,7 +391,7 @@ macro_rules! for_each_glue_function {
             ) = reduce::norm;
             /// `torch.logsumexp`.
             fn aclnnLogSumExp(self_: In, dim: Ints, keepDim: Flag, out: Out) =
-                reduce::over(reduce::LOG_SUM_EXP);
+                reduce::log_sum_exp;
             /// `torch.softmax`.
             fn aclnnSoftmax(self_: In, dim: i64, out: Out) = reduce::softmax;
             /// `torch.log_softmax`.

@@ -306,10 +306,12 @@ impl View {
 
     /// Copies `from`, which has the same shape, and converts its elements.
     pub(super) fn copy_from(&self, from: &View) {
+        assert_eq!(self.shape, from.shape, "a copy between two shapes");
         let steps: [&[isize]; 2] = [&from.steps, &self.steps];
         if from.dtype == self.dtype {
             walk(&self.shape, &steps, &mut |at, count, step| {
-                // SAFETY: elements of the views; no element of an output is one of an input.
+                // SAFETY: elements of the views, which have one shape. Those of the two are the same or apart: an input
+                // that overlaps an output otherwise was copied when the views were made.
                 unsafe {
                     let src = (from.first.offset(at[0]).cast_const(), step[0]);
                     copy_row(self.size, src, (self.first.offset(at[1]), step[1]), count);
@@ -483,7 +485,7 @@ fn address(slot: Slot, at: &Addresses) -> usize {
     let address = match slot {
         Slot::Input(input) => at.inputs.get(input),
         Slot::Output(output) => at.outputs.get(output),
-        // No operator has two lists.
+        // A second list is refused where arguments are read.
         Slot::Element { element, .. } => at.lists.first().and_then(|list| list.get(element)),
     };
     address.copied().unwrap_or(0)
