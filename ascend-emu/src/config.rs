@@ -68,7 +68,9 @@ impl Config {
     /// Reads the variables through `var`, which gives `None` for those not set.
     fn read(var: impl Fn(&str) -> Option<OsString>) -> Outcome<Self> {
         let var = |name: &str| -> Outcome<Option<String>> {
-            let text = var(name).map(OsString::into_string).transpose();
+            // One that is set to nothing is not set.
+            let text = var(name).filter(|value| !value.is_empty());
+            let text = text.map(OsString::into_string).transpose();
             text.map_err(|bytes| refuse(name, &bytes.to_string_lossy(), "text in UTF-8"))
         };
         let number = |name: &str, least: u64, most: u64| -> Outcome<Option<u64>> {

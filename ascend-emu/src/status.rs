@@ -217,10 +217,19 @@ pub(crate) fn contain<T>(code: i32, body: impl FnOnce() -> Outcome<T>) -> Outcom
 
 /// Body of every `acl*` function that returns a status.
 pub(crate) fn acl(body: impl FnOnce() -> Outcome) -> i32 {
+    status_of(true, body)
+}
+
+/// Body of an `acl*` function whose failure answers a question: it has a message, and is not the thread's last error.
+pub(crate) fn acl_answer(body: impl FnOnce() -> Outcome) -> i32 {
+    status_of(false, body)
+}
+
+fn status_of(is_last_error: bool, body: impl FnOnce() -> Outcome) -> i32 {
     match contain(INTERNAL, || fork::refuse().and_then(|()| body())) {
         Ok(()) => SUCCESS,
         Err(failure) => {
-            remember(&failure, true);
+            remember(&failure, is_last_error);
             failure.code
         }
     }

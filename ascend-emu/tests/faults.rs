@@ -148,9 +148,13 @@ fn last_errors_are_kept_per_thread() {
     unsafe {
         aclrtGetLastError(level);
         fails(aclrtFree(null_mut()), 100_000, &["null"]);
-        std::thread::spawn(move || assert_eq!(aclrtPeekAtLastError(level), 0))
-            .join()
-            .unwrap();
+        let other = std::thread::spawn(move || {
+            assert_eq!(aclrtPeekAtLastError(level), 0);
+            // Whether the thread has a device is a question.
+            fails(aclrtGetDevice(&mut 0), 107_002, &["context"]);
+            assert_eq!(aclrtPeekAtLastError(level), 0);
+        });
+        other.join().unwrap();
         assert_eq!(aclrtPeekAtLastError(level), 100_000);
         assert_eq!(aclrtGetLastError(level), 100_000);
         assert_eq!(aclrtGetLastError(level), 0);

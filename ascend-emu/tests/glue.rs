@@ -1252,6 +1252,26 @@ fn absurd_views_are_refused() {
         161_002,
         &["aclnnReduceSum: self: given 1152921504606846976 elements, allowed: at most"],
     );
+    let nothing = |strides: [i64; 2], rows: i64| {
+        let view = View {
+            shape: vec![rows, 0],
+            strides: strides.to_vec(),
+            offset: 0,
+            room: 1,
+        };
+        Tensor::new(aclDataType::ACL_FLOAT, view, &[1.0])
+    };
+    let (x, out) = (nothing([0, 0], 1 << 40), nothing([0, 0], 1 << 40));
+    fails(
+        call!(aclnnSoftmax(x.input(), 0, out.out())),
+        161_002,
+        &["aclnnSoftmax: self: given 1099511627776 elements along the axes that have some"],
+    );
+    for stride in [1 << 62, -(1 << 62), i64::MIN] {
+        let (x, out) = (nothing([stride, 1], 8), nothing([1, stride], 8));
+        ok(call!(aclnnSoftmax(x.input(), 0, out.out())));
+        ok(unsafe { aclrtSynchronizeStream(null_mut()) });
+    }
     let memory = malloc(64);
     let outside = Tensor::over(aclDataType::ACL_FLOAT, View::packed(&[1 << 20]), memory);
     ok(call!(aclnnInplaceZero(outside.in_out())));

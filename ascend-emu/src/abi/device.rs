@@ -4,12 +4,13 @@ use super::{deadline, store};
 use crate::config::config;
 use crate::context::{self, Options};
 use crate::fault::{Site, strike};
-use crate::status::{Outcome, acl};
+use crate::status::{Outcome, acl, acl_answer};
 use ascend_sys::bindings::{aclError, aclSysParamOpt, aclrtContext, aclrtRunMode};
 use std::time::Instant;
 
 pub unsafe extern "C" fn aclrtGetDevice(deviceId: *mut i32) -> aclError {
-    acl(|| {
+    // Clients ask this to learn whether a device was chosen: no is an answer, and not their thread's last error.
+    acl_answer(|| {
         let device = context::current()?.device;
         // SAFETY: the caller's promise.
         unsafe { store("deviceId", deviceId, device) }

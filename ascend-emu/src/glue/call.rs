@@ -121,6 +121,10 @@ impl Operator for GlueOperator {
     }
 
     fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let mut outputs = self.tensors.iter().filter(|given| given.role != Role::Read);
+        if self.work.sized.is_none() && outputs.all(|given| given.desc.is_empty()) {
+            return Ok(());
+        }
         // SAFETY: the ranges are those of `accesses`: live (the ledger let the launch in), and claimed by the task that
         // runs this.
         let views = unsafe { Views::new(&self.tensors, at, memory) };

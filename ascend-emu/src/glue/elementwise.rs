@@ -89,7 +89,7 @@ pub(super) const MIN: Binary = Binary {
 };
 pub(super) const FLOOR_DIVIDE: Binary = Binary {
     int: floor_divide,
-    real: |a, b| (a / b).floor(),
+    real: floor_divide_real,
 };
 pub(super) const TRUNC_DIVIDE: Binary = Binary {
     int: |a, b| a.checked_div(b).unwrap_or(0),
@@ -147,6 +147,23 @@ fn floor_divide(a: i64, b: i64) -> i64 {
         quotient - 1
     } else {
         quotient
+    }
+}
+
+/// Rounds the exact quotient down, as Python does: that of the division may have been rounded up to a whole number.
+fn floor_divide_real(a: f64, b: f64) -> f64 {
+    if b == 0.0 {
+        return a / b;
+    }
+    let rest = a % b;
+    let mut quotient = (a - rest) / b;
+    if rest != 0.0 && (rest < 0.0) != (b < 0.0) {
+        quotient -= 1.0;
+    }
+    if quotient == 0.0 {
+        0_f64.copysign(a / b)
+    } else {
+        quotient.round()
     }
 }
 

@@ -96,8 +96,8 @@ impl Number {
         let value = self.real();
         match dtype {
             DType::Float => Number::Real(f64::from(value as f32)),
-            DType::Float16 => Number::Real(f16::from_f64(value).to_f64()),
-            DType::Bf16 => Number::Real(bf16::from_f64(value).to_f64()),
+            DType::Float16 => Number::Real(to_f16(value).to_f64()),
+            DType::Bf16 => Number::Real(to_bf16(value).to_f64()),
             DType::Double => Number::Real(value),
             _ => self,
         }
@@ -223,10 +223,55 @@ macro_rules! wide {
     };
 }
 
-wide!(
-    i64,
-    |v| f16::from_f64(v as f64),
-    |v| bf16::from_f64(v as f64),
-    |_| false
-);
-wide!(f64, f16::from_f64, bf16::from_f64, f64::is_nan);
+wide!(i64, |v| to_f16(v as f64), |v| to_bf16(v as f64), |_| false);
+wide!(f64, to_f16, to_bf16, f64::is_nan);
+
+/// The FLOAT16 that is nearest.
+fn to_f16(value: f64) -> f16 {
+    f16::from_f32(rounded_to_odd(value))
+}
+
+/// The BF16 that is nearest.
+fn to_bf16(value: f64) -> bf16 {
+    bf16::from_f32(rounded_to_odd(value))
+}
+
+/// The FLOAT of the two around a number whose last bit is 1, or the number itself. Rounding that to a type of at least two
+/// bits less gives what rounding the number at once gives (Boldo and Melquiond, "When double rounding is odd").
+fn rounded_to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) == value || value.is_nan() {
+        return near;
+    }
+    let beyond = f64::from(near).abs() > value.abs();
+    f32::from_bits((near.to_bits() - u32::from(beyond)) | 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_just_above_a_tie_are_rounded_up() {
+        for (power, above) in [(-8, -22), (-8, -40), (-8, -52)] {
+            let value = 1.0 + 2f64.powi(power) + 2f64.powi(above);
+            assert_eq!(to_bf16(value).to_f64(), 1.0 + 2f64.powi(-7), "{value:e}");
+            assert_eq!(to_bf16(-value).to_f64(), -1.0 - 2f64.powi(-7), "{value:e}");
+        }
+        let value = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(to_f16(value).to_f64(), 1.0 + 2f64.powi(-10));
+        // The ties themselves go to the even one.
+        assert_eq!(to_bf16(1.0 + 2f64.powi(-8)).to_f64(), 1.0);
+        assert_eq!(to_f16(1.0 + 2f64.powi(-11)).to_f64(), 1.0);
+    }
+
+    #[test]
+    fn ends_of_the_range_stay_such() {
+        assert_eq!(to_f16(65519.999), f16::MAX);
+        assert_eq!(to_f16(65520.0), f16::INFINITY);
+        assert_eq!(to_bf16(f64::MAX), bf16::INFINITY);
+        assert_eq!(to_bf16(f64::NEG_INFINITY), bf16::NEG_INFINITY);
+        assert_eq!(to_f16(1e-30).to_f64(), 0.0);
+        assert!(to_f16(f64::NAN).is_nan() && to_bf16(f64::NAN).is_nan());
+    }
+}

@@ -9,8 +9,9 @@ use std::fmt::Display;
 /// Sizes of the axes of a tensor that is known to be countable.
 pub(super) type Shape = SmallVec<[usize; 8]>;
 
-/// Most elements of a tensor; views that repeat elements can claim to have more than anything could visit.
-const MOST: usize = 1 << 36;
+/// Most elements of a tensor, axes of size 0 left out. Chosen: views that repeat elements, or that have none, can claim to have
+/// more than anything could visit.
+const MOST: usize = 1 << 32;
 
 /// How an operator uses a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +53,15 @@ impl Operand {
         if !desc.is_countable() || desc.byte_range().is_none() {
             return Err(self.refuse(desc, "a view of memory that can exist"));
         }
-        if self.elements() > MOST {
+        let sizes = self.shape().into_iter().filter(|&size| size > 0);
+        let visited = sizes.fold(1_usize, usize::saturating_mul);
+        if visited > MOST {
+            let along = match desc.is_empty() {
+                true => " along the axes that have some",
+                false => "",
+            };
             return Err(self.refuse(
-                format_args!("{} elements", self.elements()),
+                format_args!("{visited} elements{along}"),
                 format_args!("at most {MOST}"),
             ));
         }

@@ -58,9 +58,9 @@ impl Indices {
                 ),
             ));
         }
-        // Empty ones stand for a whole axis, as callers of CANN put them.
+        // Those of shape [0] stand for a whole axis, as callers of CANN put them.
         let given: Vec<(usize, Operand)> = (indices.into_iter().enumerate())
-            .filter(|(_, index)| index.elements() > 0)
+            .filter(|(_, index)| index.rank() != 1 || index.elements() > 0)
             .collect();
         let mut common = Shape::new();
         for (_, index) in &given {

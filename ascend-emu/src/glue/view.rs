@@ -450,11 +450,14 @@ impl Views {
                 start = copy.as_mut_ptr();
                 copies.push(copy);
             }
-            let strides = given.desc.strides.iter();
-            let steps: Steps = strides
-                .map(|&s| (s as isize).wrapping_mul(size as isize))
-                .collect();
             let shape: Shape = given.desc.shape.iter().map(|&dim| dim as usize).collect();
+            let strides = given.desc.strides.iter();
+            // Without elements the strides may be anything, and lead nowhere.
+            let step = |&stride: &i64| match shape.contains(&0) {
+                true => 0,
+                false => (stride as isize).wrapping_mul(size as isize),
+            };
+            let steps: Steps = strides.map(step).collect();
             // The range begins at the lowest element, from which axes with negative strides count down.
             let below: isize = (shape.iter().zip(&steps))
                 .filter(|&(&dim, &step)| dim > 0 && step < 0)

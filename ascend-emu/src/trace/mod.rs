@@ -8,8 +8,9 @@ use crate::config::config;
 use crate::status;
 use decode::Arguments;
 use json::Json;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -28,6 +29,10 @@ pub(crate) struct Trace {
 impl Trace {
     /// Opens the file for appending, and makes it if there is none.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        // A pipe would keep the first call until somebody reads.
+        if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+            return Err(io::Error::other("it is a pipe, and has to be a file"));
+        }
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         Ok(Trace {
             file,
