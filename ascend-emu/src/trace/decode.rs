@@ -158,7 +158,7 @@ unsafe fn text(json: &mut Json, text: *const c_char) {
         return json.null();
     }
     // SAFETY: not null, and read up to its NUL alone.
-    let character = |at: usize| unsafe { text.add(at).read() }.cast_unsigned();
+    let character = |at: usize| unsafe { text.cast::<u8>().add(at).read() };
     let bytes: Vec<u8> = (0..TEXT).map(character).take_while(|&b| b != 0).collect();
     json.string(&String::from_utf8_lossy(&bytes));
 }
