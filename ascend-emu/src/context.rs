@@ -146,6 +146,12 @@ pub(crate) fn device_exists(device: i32) -> Outcome {
     ))
 }
 
+/// Refuses a call before `aclInit`, and the number of a device that there is not.
+pub(crate) fn known_device(device: i32) -> Outcome {
+    initialized()?;
+    device_exists(device)
+}
+
 /// `aclrtSetDevice` of the machine of a slot.
 pub(crate) fn set_device(device: i32, slot: usize) -> Outcome {
     initialized()?;

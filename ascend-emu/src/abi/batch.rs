@@ -1,14 +1,12 @@
 //! Copies in batches, between the host and a device.
 
-use super::copy::{Copy, Side};
+use super::copy::{Copy, Pageable, Side, copy_async};
 use super::{not_null, refuse, store};
 use crate::capture::forbid_unsafe;
 use crate::context::{current, stream};
 use crate::fault::{Site, strike};
 use crate::ledger::{self, Place};
-use crate::status::{
-    CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure,
-};
+use crate::status::{CAPTURE_MODE, INTERNAL, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
     aclError, aclrtMemLocation, aclrtMemLocationType, aclrtMemcpyBatchAttr, aclrtMemcpyKind,
     aclrtStream,
@@ -101,9 +99,8 @@ impl Batch {
         let mut direction = None;
         for place in 0..self.count {
             let attribute = attributes.iter().rev().find(|(start, _)| *start <= place);
-            let Some((_, attribute)) = attribute else {
-                continue;
-            };
+            let missing = || failure!(INTERNAL, "{name}: copy {place} has no attribute");
+            let (_, attribute) = attribute.ok_or_else(missing)?;
             // SAFETY: within the arrays, which have `count` elements.
             let (dst, room, src, size) = unsafe {
                 (
@@ -241,7 +238,7 @@ pub unsafe extern "C" fn aclrtMemcpyBatchAsync(
 ) -> aclError {
     const NAME: &str = "aclrtMemcpyBatchAsync";
     acl(|| {
-        let stream = self::stream(NAME, stream)?;
+        self::stream(NAME, stream)?;
         let batch = Batch {
             name: NAME,
             dsts,
@@ -256,20 +253,7 @@ pub unsafe extern "C" fn aclrtMemcpyBatchAsync(
         };
         // SAFETY: the caller's promise.
         let copies = unsafe { batch.copies() }?;
-        strike(Site::Memcpy)?;
-        let waits = copies.iter().any(|copy| copy.pageable().is_some()) && !stream.records();
-        if !waits {
-            for copy in &copies {
-                stream.submit(copy.task(), None, PARAM_INVALID)?;
-            }
-            return Ok(());
-        }
-        forbid_unsafe(CAPTURE_BLOCKS_ASYNC, NAME)?;
-        stream.wait(NAME)?;
-        for copy in &copies {
-            // SAFETY: host memory is valid, by the caller's promise.
-            unsafe { copy.run(NAME) }?;
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { copy_async(NAME, &copies, stream, Pageable::Allowed) }
     })
 }

@@ -2,7 +2,7 @@
 
 use super::{not_null, refuse, store};
 use crate::chip::Chip;
-use crate::context::{self, device_exists, initialized, machine};
+use crate::context::{self, device_exists, initialized, known_device, machine};
 use crate::ledger;
 use crate::status::{NOT_SUPPORTED, Outcome, acl, failure};
 use ascend_spec::Soc;
@@ -142,8 +142,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
 pub unsafe extern "C" fn aclrtDeviceGetUuid(deviceId: i32, uuid: *mut aclrtUuid) -> aclError {
     acl(|| {
         not_null("uuid", uuid)?;
-        initialized()?;
-        device_exists(deviceId)?;
+        known_device(deviceId)?;
         let name = b"ascend-emu\0\0";
         let mut bytes = [0; 16];
         let text = name.iter().copied().chain(deviceId.to_be_bytes());
@@ -161,8 +160,7 @@ pub unsafe extern "C" fn aclrtDeviceGetUuid(deviceId: i32, uuid: *mut aclrtUuid)
 unsafe fn same_device(name: &'static str, id: i32, to: *mut i32) -> aclError {
     acl(|| {
         not_null(name, to)?;
-        initialized()?;
-        device_exists(id)?;
+        known_device(id)?;
         // SAFETY: the caller's promise.
         unsafe { store(name, to, id) }
     })

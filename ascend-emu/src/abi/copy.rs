@@ -194,7 +194,7 @@ pub unsafe extern "C" fn aclrtMemcpy(
 
 /// What an asynchronous copy does about host memory that is not pinned. It waits for the stream in any case.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Pageable {
+pub(super) enum Pageable {
     /// It is a finding.
     Finding,
     /// It is as the function is meant to be used.
@@ -203,17 +203,21 @@ enum Pageable {
 
 /// # Safety
 ///
-/// Host memory is valid for the copy, and stays so until it is over.
-unsafe fn copy_async(
+/// Host memory is valid for the copies, and stays so until they are over.
+pub(super) unsafe fn copy_async(
     name: &'static str,
-    copy: &Copy,
+    copies: &[Copy],
     stream: aclrtStream,
     allowed: Pageable,
 ) -> Outcome {
     let stream = self::stream(name, stream)?;
     strike(Site::Memcpy)?;
-    let Some((what, end)) = copy.pageable().filter(|_| !stream.records()) else {
-        return stream.submit(copy.task(), None, PARAM_INVALID);
+    let pageable = copies.iter().find_map(Copy::pageable);
+    let Some((what, end)) = pageable.filter(|_| !stream.records()) else {
+        for copy in copies {
+            stream.submit(copy.task(), None, PARAM_INVALID)?;
+        }
+        return Ok(());
     };
     forbid_unsafe(CAPTURE_BLOCKS_ASYNC, name)?;
     if allowed == Pageable::Finding {
@@ -230,8 +234,11 @@ unsafe fn copy_async(
     }
     // Nothing says how long pageable memory stays: do it now, in the stream's order.
     stream.wait(name)?;
-    // SAFETY: host memory is valid, by the caller's promise.
-    unsafe { copy.run(name) }
+    for copy in copies {
+        // SAFETY: host memory is valid, by the caller's promise.
+        unsafe { copy.run(name) }?;
+    }
+    Ok(())
 }
 
 pub unsafe extern "C" fn aclrtMemcpyAsync(
@@ -247,7 +254,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsync(
         self::stream(NAME, stream)?;
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         // SAFETY: the caller's promise.
-        unsafe { copy_async(NAME, &copy, stream, Pageable::Finding) }
+        unsafe { copy_async(NAME, &[copy], stream, Pageable::Finding) }
     })
 }
 
@@ -264,7 +271,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsyncWithCondition(
         self::stream(NAME, stream)?;
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         // SAFETY: the caller's promise.
-        unsafe { copy_async(NAME, &copy, stream, Pageable::Allowed) }
+        unsafe { copy_async(NAME, &[copy], stream, Pageable::Allowed) }
     })
 }
 

@@ -1,7 +1,7 @@
 //! What is wrong with a device, and stopping its work. The emulator's devices have no faults of hardware.
 
 use super::{not_null, refuse, store};
-use crate::context::{self, device_exists, initialized};
+use crate::context::{self, known_device};
 use crate::status::{NOT_SUPPORTED, acl, failure};
 use ascend_sys::bindings::{aclError, aclrtErrorInfo, aclrtErrorType, aclrtMemUceInfo};
 use std::mem::MaybeUninit;
@@ -15,8 +15,7 @@ pub unsafe extern "C" fn aclrtGetMemUceInfo(
     acl(|| {
         not_null("memUceInfoArray", memUceInfoArray)?;
         not_null("retSize", retSize)?;
-        initialized()?;
-        device_exists(deviceId)?;
+        known_device(deviceId)?;
         if arraySize == 0 {
             let what = "aclrtGetMemUceInfo: arraySize";
             return Err(refuse(what, arraySize, "1 or more"));
@@ -32,8 +31,7 @@ pub unsafe extern "C" fn aclrtGetErrorVerbose(
 ) -> aclError {
     acl(|| {
         not_null("errorInfo", errorInfo)?;
-        initialized()?;
-        device_exists(deviceId)?;
+        known_device(deviceId)?;
         // SAFETY: all members are numbers and pointers, for which zero is a value. Zero is ACL_RT_NO_ERROR, without
         // details and with nothing to repair.
         let healthy = unsafe { MaybeUninit::<aclrtErrorInfo>::zeroed().assume_init() };
@@ -49,8 +47,7 @@ pub unsafe extern "C" fn aclrtRepairError(
     const NAME: &str = "aclrtRepairError";
     acl(|| {
         not_null("errorInfo", errorInfo)?;
-        initialized()?;
-        device_exists(deviceId)?;
+        known_device(deviceId)?;
         // SAFETY: not null, so valid for reading.
         let kind = unsafe { (&raw const (*errorInfo).errorType).read_unaligned() };
         if kind == aclrtErrorType::ACL_RT_NO_ERROR {

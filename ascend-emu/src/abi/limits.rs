@@ -1,15 +1,10 @@
 //! Limits of the cores that operators use, of streams, devices and threads.
 
 use super::{not_null, store};
-use crate::context::{current, device_exists, initialized, stream};
+use crate::context::{current, known_device, stream};
 use crate::limits::{self, Cores};
-use crate::status::{Outcome, acl};
+use crate::status::acl;
 use ascend_sys::bindings::{aclError, aclrtDevResLimitType, aclrtStream};
-
-fn device(id: i32) -> Outcome {
-    initialized()?;
-    device_exists(id)
-}
 
 pub unsafe extern "C" fn aclrtGetDeviceResLimit(
     deviceId: i32,
@@ -19,7 +14,7 @@ pub unsafe extern "C" fn aclrtGetDeviceResLimit(
     acl(|| {
         not_null("value", value)?;
         let cores = Cores::new("aclrtGetDeviceResLimit", type_)?;
-        device(deviceId)?;
+        known_device(deviceId)?;
         // SAFETY: the caller's promise.
         unsafe { store("value", value, limits::of_device(deviceId, cores)) }
     })
@@ -33,14 +28,14 @@ pub unsafe extern "C" fn aclrtSetDeviceResLimit(
     const NAME: &str = "aclrtSetDeviceResLimit";
     acl(|| {
         let cores = Cores::new(NAME, type_)?;
-        device(deviceId)?;
+        known_device(deviceId)?;
         limits::limit_device(NAME, deviceId, cores, value)
     })
 }
 
 pub unsafe extern "C" fn aclrtResetDeviceResLimit(deviceId: i32) -> aclError {
     acl(|| {
-        device(deviceId)?;
+        known_device(deviceId)?;
         limits::reset_device(deviceId);
         Ok(())
     })

@@ -1,7 +1,7 @@
 //! Devices that reach each other's memory. In the emulation all can; what a program has opened is kept and told.
 
 use super::{not_null, refuse, store};
-use crate::context::{current, device_exists, initialized};
+use crate::context::{current, device_exists, initialized, known_device};
 use crate::lock::Lock;
 use crate::status::{FEATURE_UNSUPPORTED, NULL_PARAM, Outcome, acl, failure};
 use ascend_sys::bindings::aclError;
@@ -74,9 +74,8 @@ pub unsafe extern "C" fn aclrtDevicePeerAccessStatus(
 ) -> aclError {
     acl(|| {
         not_null("status", status)?;
-        initialized()?;
-        device_exists(deviceId)?;
-        device_exists(peerDeviceId)?;
+        known_device(deviceId)?;
+        known_device(peerDeviceId)?;
         let open = OPEN.lock().contains(&(deviceId, peerDeviceId));
         // SAFETY: the caller's promise.
         unsafe { store("status", status, i32::from(open)) }

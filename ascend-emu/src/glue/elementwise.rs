@@ -115,29 +115,30 @@ pub(super) const REMAINDER: Binary = Binary {
     },
 };
 pub(super) const POW: Binary = Binary {
-    int: |a, b| match u32::try_from(b) {
-        Ok(b) => a.wrapping_pow(b),
-        // Of integers only 1 and -1 have an inverse.
-        Err(_) if b < 0 => match a {
-            1 => 1,
-            -1 => 1 - 2 * (b & 1),
-            _ => 0,
-        },
-        // By squaring, since the exponent has more bits than `wrapping_pow` takes.
-        Err(_) => {
-            let (mut result, mut base, mut left) = (1_i64, a, b);
-            while left > 0 {
-                if left & 1 == 1 {
-                    result = result.wrapping_mul(base);
-                }
-                base = base.wrapping_mul(base);
-                left >>= 1;
-            }
-            result
-        }
-    },
+    int: power,
     real: f64::powf,
 };
+
+/// A power by squaring, since exponents have more bits than `wrapping_pow` takes.
+fn power(base: i64, exponent: i64) -> i64 {
+    if exponent < 0 {
+        // Of integers only 1 and -1 have an inverse.
+        return match base {
+            1 => 1,
+            -1 => 1 - 2 * (exponent & 1),
+            _ => 0,
+        };
+    }
+    let (mut result, mut square, mut left) = (1_i64, base, exponent);
+    while left > 0 {
+        if left & 1 == 1 {
+            result = result.wrapping_mul(square);
+        }
+        square = square.wrapping_mul(square);
+        left >>= 1;
+    }
+    result
+}
 
 /// Rounds down; 0 where the divisor is 0, which hardware leaves open.
 fn floor_divide(a: i64, b: i64) -> i64 {

@@ -91,12 +91,12 @@ pub(super) struct Fold {
 }
 
 /// The greatest, and its place: of several equal ones the first; NaN is greater than any number.
-fn greatest<W: Wide>(values: &[W]) -> usize {
+pub(super) fn greatest<W: Wide>(values: &[W]) -> usize {
     best(values, |a, b| a > b)
 }
 
 /// The least, likewise; NaN is less than any number.
-fn least<W: Wide>(values: &[W]) -> usize {
+pub(super) fn least<W: Wide>(values: &[W]) -> usize {
     best(values, |a, b| a < b)
 }
 
@@ -225,18 +225,19 @@ pub(super) fn along_as(op: Fold) -> impl Fn(Operand, i64, bool, DType, Operand) 
     }
 }
 
-/// One real number for each line.
+/// One real number for each line; `real` are the tensors that may not hold integers, the output at least.
 fn fold_real(
     input: Operand,
     dims: &[i64],
     keep: bool,
     out: Operand,
+    real: &[Operand],
     fold: impl Fn(&[f64]) -> f64 + Send + Sync + 'static,
 ) -> Outcome<Work> {
     let axes = Axes::new(&input, "dim", dims)?;
     axes.expect_output(&input, keep, &out)?;
-    for operand in [input, out] {
-        expect_real(&operand)?;
+    for operand in real {
+        expect_real(operand)?;
     }
     work(move |views| {
         let mut results = Vec::new();
@@ -261,16 +262,7 @@ pub(super) fn log_sum_exp(
     keep: bool,
     out: Operand,
 ) -> Outcome<Work> {
-    let axes = Axes::new(&input, "dim", &dims)?;
-    axes.expect_output(&input, keep, &out)?;
-    expect_real(&out)?;
-    work(move |views| {
-        let mut results = Vec::new();
-        let input = views.of(&input);
-        axes.lines::<f64>(input, &mut |line| results.push(log_of_exponentials(line)))?;
-        views.of(&out).write(&results);
-        Ok(())
-    })
+    fold_real(input, &dims, keep, out, &[out], log_of_exponentials)
 }
 
 /// The norm of each line: of the power `p`, the number of elements that are not 0 for 0, the greatest or the least for
@@ -285,7 +277,7 @@ pub(super) fn norm(
 ) -> Outcome<Work> {
     out.expect_dtype(dtype)?;
     let p = p.real();
-    fold_real(input, &dims, keep, out, move |line| {
+    fold_real(input, &dims, keep, out, &[input, out], move |line| {
         let sizes = line.iter().map(|value| value.abs());
         if p == f64::INFINITY {
             sizes.fold(0.0, f64::max)
@@ -306,7 +298,7 @@ pub(super) fn variance(
     root: bool,
 ) -> impl Fn(Operand, Vec<i64>, i64, bool, Operand) -> Outcome<Work> {
     move |input, dims, correction, keep, out| {
-        fold_real(input, &dims, keep, out, move |line| {
+        fold_real(input, &dims, keep, out, &[input, out], move |line| {
             let count = line.len() as f64;
             let mean = line.iter().sum::<f64>() / count;
             let squares: f64 = line.iter().map(|value| (value - mean).powi(2)).sum();

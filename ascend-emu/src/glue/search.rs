@@ -3,47 +3,39 @@
 use super::call::{Work, work};
 use super::number::{Domain, Wide};
 use super::operand::{Operand, refuse};
-use super::reduce::Axes;
+use super::reduce::{Axes, greatest, least};
 use super::view::View;
 use crate::status::Outcome;
-use std::cmp::Ordering;
 
-/// A line as an operator sees it that looks for elements.
-struct Line<'a> {
-    len: usize,
-    /// Compares the elements at two places; NaN is the greatest number.
-    order: &'a dyn Fn(usize, usize) -> Ordering,
-    is_nan: &'a dyn Fn(usize) -> bool,
+/// What is looked for in a line.
+#[derive(Clone, Copy)]
+enum Sought {
+    /// The greatest or the least element.
+    Extreme { largest: bool },
+    /// The first elements in order, all of them without a count; equal ones keep their order, NaN is the greatest number.
+    First {
+        descending: bool,
+        count: Option<usize>,
+    },
 }
 
-impl Line<'_> {
-    /// The first place of the greatest or of the least element; NaN is both.
-    fn extreme(&self, largest: bool) -> usize {
-        let better = if largest {
-            Ordering::Greater
-        } else {
-            Ordering::Less
-        };
-        let mut best = 0;
-        for place in 0..self.len {
-            if (self.is_nan)(place) {
-                return place;
-            }
-            if (self.order)(place, best) == better {
-                best = place;
+impl Sought {
+    /// Where it is.
+    fn places<W: Wide>(self, line: &[W]) -> Vec<usize> {
+        match self {
+            Sought::Extreme { largest: true } => vec![greatest(line)],
+            Sought::Extreme { largest: false } => vec![least(line)],
+            Sought::First { descending, count } => {
+                let mut places: Vec<usize> = (0..line.len()).collect();
+                places.sort_by(|&a, &b| {
+                    let (a, b) = if descending { (b, a) } else { (a, b) };
+                    let unordered = || line[a].is_nan().cmp(&line[b].is_nan());
+                    line[a].partial_cmp(&line[b]).unwrap_or_else(unordered)
+                });
+                places.truncate(count.unwrap_or(line.len()));
+                places
             }
         }
-        best
-    }
-
-    /// All places in the order of their elements; equal ones keep theirs.
-    fn sorted(&self, descending: bool) -> Vec<usize> {
-        let mut places: Vec<usize> = (0..self.len).collect();
-        places.sort_by(|&a, &b| {
-            let (a, b) = if descending { (b, a) } else { (a, b) };
-            (self.order)(a, b)
-        });
-        places
     }
 }
 
@@ -53,7 +45,7 @@ fn find(
     axes: Axes,
     values: Option<Operand>,
     places: Operand,
-    choose: impl Fn(Line<'_>) -> Vec<usize> + Send + Sync + 'static,
+    sought: Sought,
 ) -> Outcome<Work> {
     if let Some(values) = &values {
         values.expect_dtype(input.dtype())?;
@@ -69,18 +61,11 @@ fn find(
     fn each<W: Wide>(
         axes: &Axes,
         input: &View,
-        choose: &dyn Fn(Line<'_>) -> Vec<usize>,
+        sought: Sought,
     ) -> Result<(Vec<W>, Vec<i64>), String> {
         let (mut values, mut places) = (Vec::new(), Vec::new());
         axes.lines::<W>(input, &mut |line| {
-            let found = choose(Line {
-                len: line.len(),
-                order: &|a, b| match line[a].partial_cmp(&line[b]) {
-                    Some(order) => order,
-                    None => line[a].is_nan().cmp(&line[b].is_nan()),
-                },
-                is_nan: &|place| line[place].is_nan(),
-            });
+            let found = sought.places(line);
             values.extend(found.iter().map(|&place| line[place]));
             places.extend(found.iter().map(|&place| place as i64));
         })?;
@@ -91,12 +76,12 @@ fn find(
         let to = values.map(|values| arrange(&axes, views.of(&values)));
         let found = match domain {
             Domain::Int => {
-                let (found, places) = each::<i64>(&axes, from, &choose)?;
+                let (found, places) = each::<i64>(&axes, from, sought)?;
                 to.inspect(|to| to.write(&found));
                 places
             }
             Domain::Real => {
-                let (found, places) = each::<f64>(&axes, from, &choose)?;
+                let (found, places) = each::<f64>(&axes, from, sought)?;
                 to.inspect(|to| to.write(&found));
                 places
             }
@@ -124,9 +109,7 @@ fn extreme(
             format_args!("at least one element along axis {dim}"),
         ));
     }
-    find(input, axes, values, places, move |line| {
-        vec![line.extreme(largest)]
-    })
+    find(input, axes, values, places, Sought::Extreme { largest })
 }
 
 /// The greatest or the least element of each line along an axis, and where it is.
@@ -158,9 +141,9 @@ pub(super) fn sort(
         out.expect_shape(&input.shape())?;
     }
     let axes = Axes::new(&input, "dim", &[dim])?;
-    find(input, axes, Some(values), places, move |line| {
-        line.sorted(descending)
-    })
+    let count = None;
+    let sought = Sought::First { descending, count };
+    find(input, axes, Some(values), places, sought)
 }
 
 /// The `k` greatest or least elements of each line, in order, asked for or not.
@@ -187,9 +170,9 @@ pub(super) fn top(
         out.expect_shape(&shape)?;
     }
     let axes = Axes::new(&input, "dim", &[dim])?;
-    find(input, axes, Some(values), places, move |line| {
-        let mut found = line.sorted(largest);
-        found.truncate(count);
-        found
-    })
+    let sought = Sought::First {
+        descending: largest,
+        count: Some(count),
+    };
+    find(input, axes, Some(values), places, sought)
 }
