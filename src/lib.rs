@@ -41,7 +41,7 @@
 //! - [`mask`]: every mask that the operators take, and who uses which.
 //! - [`kv`]: the paged KV cache. [`serving`]: batches, index formats, drafts.
 //! - [`graph`]: calls captured once and replayed with other lengths.
-//! - [`merge`]: attention over parts of the keys, merged.
+//! - [`merge`]: attention over parts of the keys, merged. [`scatter`]: new keys and values into a paged cache.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
 //! - [`spec`]: the operator's contract, as data. [`sys`]: the raw C ABI.
@@ -112,6 +112,7 @@ pub mod kv;
 pub mod mask;
 mod memory;
 pub mod merge;
+mod ops;
 mod runtime;
 pub mod serving;
 mod status;
@@ -127,6 +128,7 @@ pub use graph::Graph;
 pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
+pub use ops::scatter_pa_kv_cache as scatter;
 pub use runtime::{
     BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Runtime, Stream,
     Version, VersionSource, file_version, toolkit_version,

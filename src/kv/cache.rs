@@ -6,15 +6,14 @@ use crate::attention::BlockTable;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::runtime::{Device, Stream};
+use crate::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan, SlotMapping};
 use crate::tensor::Tensor;
 
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
 use super::refusal::{Rule, refused};
-use super::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan};
 use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot::capacity;
-use super::slot_mapping::SlotMapping;
 use super::table::PageTable;
 
 /// What a token's key and value are.
