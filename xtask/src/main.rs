@@ -7,6 +7,8 @@ mod features_task;
 mod figures_task;
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
+mod module_cycles;
+mod module_tree;
 mod rules_task;
 mod toolkit_folder;
 
@@ -23,6 +25,9 @@ tasks:
   rules [--check]            write the table of the contract's rules to docs/src/rules.md; with --check compare only
   features [--check]         write the table of features by product and release into README.md; with --check compare only
   figures [--check]          draw the book's figures; with --check compare only
+  module-cycles [--nested] [CRATE...]
+                             fail if modules of a crate depend on each other in a circle: the top-level modules of
+                             these crates, or of all; with --nested the modules inside of modules as well
   emu-libs DIR [--release] [--cann RELEASE] [--toolkit]
                              build the emulator as a shared library and make DIR a toolkit: CANN's names of
                              libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1) the libraries
@@ -42,6 +47,8 @@ fn main() -> ExitCode {
         ["features", "--check"] => features_task::check(&root()),
         ["figures"] => figures_task::write(&root()),
         ["figures", "--check"] => figures_task::check(&root()),
+        ["module-cycles", "--nested", crates @ ..] => module_cycles::check(&root(), crates, true),
+        ["module-cycles", crates @ ..] => module_cycles::check(&root(), crates, false),
         ["emu-libs", rest @ ..] => emulator(rest),
         _ => Err(USAGE.to_owned()),
     };
