@@ -1,7 +1,7 @@
 //! Both phases of a call.
 
-use super::operand::{Operand, Role};
-use super::parameter::{Arguments, Given};
+use super::argument::{Argument, Role};
+use super::parameter::Arguments;
 use super::view::{Views, range};
 use crate::abi::phase_one;
 use crate::descriptor::TENSORS;
@@ -43,7 +43,7 @@ pub(super) fn work(
 
 /// Work that finds out which shape an output has.
 pub(super) fn work_of_size(
-    out: &Operand,
+    out: &Argument,
     body: impl Fn(&Views) -> Result<Vec<i64>, String> + Send + Sync + 'static,
 ) -> Outcome<Work> {
     let told = Arc::new(Lock::new(None));
@@ -61,7 +61,7 @@ pub(super) fn work_of_size(
 /// A call that phase one has taken.
 struct GlueOperator {
     name: &'static str,
-    tensors: Vec<Given>,
+    tensors: Vec<Argument>,
     inputs: usize,
     outputs: usize,
     lists: Vec<usize>,
@@ -86,8 +86,8 @@ impl Operator for GlueOperator {
     }
 
     fn operand(&self, slot: Slot) -> Option<&TensorDesc> {
-        let given = self.tensors.iter().find(|given| given.slot == slot);
-        given.map(|given| &given.desc)
+        let argument = self.tensors.iter().find(|argument| argument.slot == slot);
+        argument.map(|argument| &argument.desc)
     }
 
     fn tell_shape(&self, wait: &dyn Fn() -> Outcome) -> Outcome {
@@ -98,8 +98,8 @@ impl Operator for GlueOperator {
         // A launch that failed tells nothing, and its stream says why.
         let shape = told.lock().take();
         let shape = shape.and_then(|shape| Dims::new(&shape));
-        if let (Some(shape), Some(given)) = (shape, self.tensors.get(*index)) {
-            let tensor = TENSORS.get(without_provenance::<aclTensor>(given.handle))?;
+        if let (Some(shape), Some(argument)) = (shape, self.tensors.get(*index)) {
+            let tensor = TENSORS.get(without_provenance::<aclTensor>(argument.handle))?;
             let mut described = tensor.get();
             described.desc.shape = shape;
             described.desc.strides = shape.contiguous_strides();
@@ -109,20 +109,20 @@ impl Operator for GlueOperator {
     }
 
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
-        for given in &self.tensors {
-            let range = range(given, at);
+        for argument in &self.tensors {
+            let range = range(argument, at);
             visit(Access {
                 address: range.start,
                 bytes: range.len() as u64,
-                write: given.role != Role::Read,
-                what: given.name,
+                write: argument.role != Role::Read,
+                what: argument.name,
             });
         }
     }
 
     fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let mut outputs = self.tensors.iter().filter(|given| given.role != Role::Read);
-        if self.work.sized.is_none() && outputs.all(|given| given.desc.is_empty()) {
+        let mut outputs = (self.tensors.iter()).filter(|argument| argument.role != Role::Read);
+        if self.work.sized.is_none() && outputs.all(|argument| argument.desc.is_empty()) {
             return Ok(());
         }
         // SAFETY: the ranges are those of `accesses`: live (the ledger let the launch in), and claimed by the task that

@@ -1,17 +1,18 @@
 //! Operators whose result is true or false.
 
+use super::argument::{Argument, common_domain};
 use super::call::{Work, work};
 use super::elementwise::check_shapes;
-use super::number::{Domain, Number, Wide};
-use super::operand::{Operand, common_domain};
+use super::number::{Domain, Number, Wide, common_float, rounded};
 use super::view::{Views, map};
 use crate::status::Outcome;
+use ascend_spec::DType;
 
 /// Compares in what inputs and numbers have in common; the output says 1 where that holds.
 fn truth<const N: usize>(
-    inputs: [Operand; N],
+    inputs: [Argument; N],
     numbers: &[Number],
-    out: Operand,
+    out: Argument,
     int: impl Fn([i64; N]) -> bool + Send + Sync + 'static,
     real: impl Fn([f64; N]) -> bool + Send + Sync + 'static,
 ) -> Outcome<Work> {
@@ -54,43 +55,55 @@ relation! {
     GE: >=;
 }
 
-/// Compares two tensors.
-pub(super) fn tensors(op: Relation) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+impl Relation {
+    /// The comparison of real numbers as numbers of a type.
+    fn of_type(self, dtype: DType) -> impl Fn(f64, f64) -> bool {
+        move |a, b| (self.real)(rounded(a, dtype), rounded(b, dtype))
+    }
+}
+
+/// Compares two tensors, whose elements first become numbers of a type that both have in common.
+pub(super) fn tensors(op: Relation) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
+        let common = common_float([a.dtype(), b.dtype()]).unwrap_or(DType::Double);
+        let real = op.of_type(common);
         truth(
             [a, b],
             &[],
             out,
             move |[a, b]| (op.int)(a, b),
-            move |[a, b]| (op.real)(a, b),
+            move |[a, b]| real(a, b),
         )
     }
 }
 
-/// Compares a tensor with a scalar, which first becomes a number of the tensor's type.
-pub(super) fn with_scalar(op: Relation) -> impl Fn(Operand, Number, Operand) -> Outcome<Work> {
+/// Compares a tensor with a scalar, which first becomes a number of the tensor's type; integers and a real scalar are compared
+/// as numbers of type FLOAT.
+pub(super) fn with_scalar(op: Relation) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, number, out| {
-        let number = number.rounded(input.dtype());
-        let (int, real) = (number.int(), number.real());
+        let real = op.of_type(common_float([input.dtype()]).unwrap_or(DType::Float));
         truth(
             [input],
             &[number],
             out,
-            move |[value]| (op.int)(value, int),
-            move |[value]| (op.real)(value, real),
+            move |[value]| (op.int)(value, number.int()),
+            move |[value]| real(value, number.real()),
         )
     }
 }
 
 /// Whether a property holds.
-pub(super) fn test(int: bool, real: fn(f64) -> bool) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+pub(super) fn test(
+    int: bool,
+    real: fn(f64) -> bool,
+) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| truth([input], &[], out, move |_| int, move |[value]| real(value))
 }
 
 /// A function of two truth values; other numbers are true unless they are 0.
 pub(super) fn logical(
     op: fn(bool, bool) -> bool,
-) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
         truth(
             [a, b],
@@ -103,18 +116,18 @@ pub(super) fn logical(
 }
 
 /// What is not true.
-pub(super) fn logical_not(input: Operand, out: Operand) -> Outcome<Work> {
+pub(super) fn logical_not(input: Argument, out: Argument) -> Outcome<Work> {
     truth([input], &[], out, |[v]| v == 0, |[v]| v == 0.0)
 }
 
 /// Whether two numbers differ by at most `atol` and `rtol` times the second.
 pub(super) fn is_close(
-    a: Operand,
-    b: Operand,
+    a: Argument,
+    b: Argument,
     rtol: f64,
     atol: f64,
     equal_nan: bool,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let close = move |[a, b]: [f64; 2]| {
         let near = a == b || (b.is_finite() && (a - b).abs() <= atol + rtol * b.abs());
@@ -130,14 +143,14 @@ pub(super) fn is_close(
 }
 
 /// Whether two tensors have the same shape and equal elements: one truth value.
-pub(super) fn equal(a: Operand, b: Operand, out: Operand) -> Outcome<Work> {
+pub(super) fn equal(a: Argument, b: Argument, out: Argument) -> Outcome<Work> {
     if out.elements() != 1 {
         return Err(out.refuse(out.desc.shape, "one element"));
     }
     out.domain()?;
     let domain = common_domain(&[a, b], &[])?;
     let same_shape = a.shape() == b.shape();
-    fn same<W: Wide>(views: &Views, a: &Operand, b: &Operand) -> Result<bool, String> {
+    fn same<W: Wide>(views: &Views, a: &Argument, b: &Argument) -> Result<bool, String> {
         Ok(views.of(a).read::<W>()? == views.of(b).read::<W>()?)
     }
     work(move |views: &Views| {

@@ -1,9 +1,9 @@
 //! Operators whose every element comes of the elements at the same place of broadcast inputs.
 
+use super::argument::{Argument, common_domain, common_shape};
 use super::call::{Work, work};
 use super::compare::logical_not;
 use super::number::{Domain, Number};
-use super::operand::{Operand, common_domain, common_shape};
 use super::view::{Views, map};
 use crate::status::Outcome;
 use ascend_spec::DType;
@@ -12,16 +12,16 @@ use ascend_spec::DType;
 const INPUTS: usize = 3;
 
 /// Checks that inputs have the shape of the output after broadcasting. An input that is the output keeps its shape.
-pub(super) fn check_shapes(inputs: &[Operand], out: &Operand) -> Outcome {
+pub(super) fn check_shapes(inputs: &[Argument], out: &Argument) -> Outcome {
     let common = common_shape(inputs)?;
     out.expect_shape(&common)
 }
 
 /// Computes in what inputs, numbers and output have in common.
 fn numeric<const N: usize>(
-    inputs: [Operand; N],
+    inputs: [Argument; N],
     numbers: &[Number],
-    out: Operand,
+    out: Argument,
     int: impl Fn([i64; N]) -> i64 + Send + Sync + 'static,
     real: impl Fn([f64; N]) -> f64 + Send + Sync + 'static,
 ) -> Outcome<Work> {
@@ -39,7 +39,7 @@ fn numeric<const N: usize>(
 }
 
 /// A function of real numbers.
-pub(super) fn real(function: fn(f64) -> f64) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+pub(super) fn real(function: fn(f64) -> f64) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| {
         numeric(
             [input],
@@ -55,7 +55,7 @@ pub(super) fn real(function: fn(f64) -> f64) -> impl Fn(Operand, Operand) -> Out
 pub(super) fn unary(
     int: fn(i64) -> i64,
     real: fn(f64) -> f64,
-) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| numeric([input], &[], out, move |[v]| int(v), move |[v]| real(v))
 }
 
@@ -169,7 +169,7 @@ fn floor_divide_real(a: f64, b: f64) -> f64 {
 }
 
 /// A function of two tensors.
-pub(super) fn binary(op: Binary) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+pub(super) fn binary(op: Binary) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
         numeric(
             [a, b],
@@ -182,7 +182,7 @@ pub(super) fn binary(op: Binary) -> impl Fn(Operand, Operand, Operand) -> Outcom
 }
 
 /// A function of a tensor and a scalar.
-pub(super) fn with_scalar(op: Binary) -> impl Fn(Operand, Number, Operand) -> Outcome<Work> {
+pub(super) fn with_scalar(op: Binary) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, number, out| {
         let number = number.beside(input.dtype());
         let (int, real) = (number.int(), number.real());
@@ -197,7 +197,7 @@ pub(super) fn with_scalar(op: Binary) -> impl Fn(Operand, Number, Operand) -> Ou
 }
 
 /// A function of a scalar and a tensor.
-pub(super) fn of_scalar(op: Binary) -> impl Fn(Number, Operand, Operand) -> Outcome<Work> {
+pub(super) fn of_scalar(op: Binary) -> impl Fn(Number, Argument, Argument) -> Outcome<Work> {
     move |number, input, out| {
         let number = number.beside(input.dtype());
         let (int, real) = (number.int(), number.real());
@@ -212,7 +212,7 @@ pub(super) fn of_scalar(op: Binary) -> impl Fn(Number, Operand, Operand) -> Outc
 }
 
 /// `op` of one tensor and `alpha` times another.
-pub(super) fn scaled(op: Binary) -> impl Fn(Operand, Operand, Number, Operand) -> Outcome<Work> {
+pub(super) fn scaled(op: Binary) -> impl Fn(Argument, Argument, Number, Argument) -> Outcome<Work> {
     move |a, b, alpha, out| {
         let alpha = alpha.beside(out.dtype());
         let (int, real) = (alpha.int(), alpha.real());
@@ -229,7 +229,7 @@ pub(super) fn scaled(op: Binary) -> impl Fn(Operand, Operand, Number, Operand) -
 /// `op` of a tensor and `alpha` times a scalar.
 pub(super) fn scaled_scalar(
     op: Binary,
-) -> impl Fn(Operand, Number, Number, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, Number, Number, Argument) -> Outcome<Work> {
     move |input, other, alpha, out| {
         let product = match (other, alpha) {
             (Number::Int(a), Number::Int(b)) => Number::Int(a.wrapping_mul(b)),
@@ -241,10 +241,10 @@ pub(super) fn scaled_scalar(
 
 /// A scalar without `alpha` times a tensor.
 pub(super) fn subtract_from(
-    input: Operand,
+    input: Argument,
     other: Number,
     alpha: Number,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let (other, alpha) = (other.beside(input.dtype()), alpha.beside(input.dtype()));
     numeric(
@@ -261,8 +261,44 @@ pub(super) fn sign(value: f64) -> f64 {
     if value == 0.0 { 0.0 } else { value.signum() }
 }
 
+/// Numbers above 0 as they are, 0 for others; NaN stays.
+pub(super) fn relu(value: f64) -> f64 {
+    if value < 0.0 { 0.0 } else { value }
+}
+
+unsafe extern "C" {
+    /// The error function of C's mathematical library.
+    // SAFETY: the signature is that of C, and any number is allowed.
+    safe fn erf(value: f64) -> f64;
+}
+
+/// The Gaussian error linear unit: a number times the normal distribution's probability of a lesser one.
+fn gelu_erf(value: f64) -> f64 {
+    0.5 * value * (1.0 + erf(value * std::f64::consts::FRAC_1_SQRT_2))
+}
+
+/// The Gaussian error linear unit, approximated with a hyperbolic tangent.
+pub(super) fn gelu_tanh(value: f64) -> f64 {
+    let root = (2.0 / std::f64::consts::PI).sqrt();
+    0.5 * value * (1.0 + (root * (value + 0.044715 * value.powi(3))).tanh())
+}
+
+/// The Gaussian error linear unit by the number of its approximation.
+pub(super) fn gelu(input: Argument, approximate: i64, out: Argument) -> Outcome<Work> {
+    match approximate {
+        0 => real(gelu_erf)(input, out),
+        1 => real(gelu_tanh)(input, out),
+        _ => Err(super::argument::refuse(
+            input.operator,
+            "approximate",
+            approximate,
+            "0 (none), 1 (tanh)",
+        )),
+    }
+}
+
 /// The quotient that a rounding mode means.
-fn quotient(out: &Operand, mode: i32) -> Outcome<Binary> {
+fn quotient(out: &Argument, mode: i32) -> Outcome<Binary> {
     Ok(match mode {
         0 => Binary {
             real: |a, b| a / b,
@@ -271,7 +307,7 @@ fn quotient(out: &Operand, mode: i32) -> Outcome<Binary> {
         1 => TRUNC_DIVIDE,
         2 => FLOOR_DIVIDE,
         _ => {
-            return Err(super::operand::refuse(
+            return Err(super::argument::refuse(
                 out.operator,
                 "mode",
                 mode,
@@ -282,20 +318,20 @@ fn quotient(out: &Operand, mode: i32) -> Outcome<Binary> {
 }
 
 /// Division in a rounding mode. Integers divide exactly where the output is of a floating type.
-pub(super) fn divide(mode: i32) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+pub(super) fn divide(mode: i32) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| binary(quotient(&out, mode)?)(a, b, out)
 }
 
 /// Division by a scalar in a rounding mode.
-pub(super) fn divide_by_scalar(mode: i32) -> impl Fn(Operand, Number, Operand) -> Outcome<Work> {
+pub(super) fn divide_by_scalar(mode: i32) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, other, out| with_scalar(quotient(&out, mode)?)(input, other, out)
 }
 
 /// Refuses tensors that have no bits to compute with.
-fn expect_bits(operands: &[Operand]) -> Outcome {
-    for operand in operands {
-        if operand.domain()? == Domain::Real {
-            return Err(operand.refuse(operand.dtype(), "BOOL, INT8, UINT8, INT16, INT32, INT64"));
+fn expect_bits(arguments: &[Argument]) -> Outcome {
+    for argument in arguments {
+        if argument.domain()? == Domain::Real {
+            return Err(argument.refuse(argument.dtype(), "BOOL, INT8, UINT8, INT16, INT32, INT64"));
         }
     }
     Ok(())
@@ -304,7 +340,7 @@ fn expect_bits(operands: &[Operand]) -> Outcome {
 /// A function of the bits of two integers.
 pub(super) fn bitwise(
     op: fn(i64, i64) -> i64,
-) -> impl Fn(Operand, Operand, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
         expect_bits(&[a, b, out])?;
         binary(Binary {
@@ -317,7 +353,7 @@ pub(super) fn bitwise(
 /// A function of the bits of an integer and of a scalar.
 pub(super) fn bitwise_scalar(
     op: fn(i64, i64) -> i64,
-) -> impl Fn(Operand, Number, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, other, out| {
         expect_bits(&[input, out])?;
         with_scalar(Binary {
@@ -328,7 +364,7 @@ pub(super) fn bitwise_scalar(
 }
 
 /// The other bits; of a truth value, the other one.
-pub(super) fn bitwise_not(input: Operand, out: Operand) -> Outcome<Work> {
+pub(super) fn bitwise_not(input: Argument, out: Argument) -> Outcome<Work> {
     if input.dtype() == DType::Bool {
         return logical_not(input, out);
     }
@@ -337,7 +373,12 @@ pub(super) fn bitwise_not(input: Operand, out: Operand) -> Outcome<Work> {
 }
 
 /// One of two inputs at each place.
-pub(super) fn choose(condition: Operand, yes: Operand, no: Operand, out: Operand) -> Outcome<Work> {
+pub(super) fn choose(
+    condition: Argument,
+    yes: Argument,
+    no: Argument,
+    out: Argument,
+) -> Outcome<Work> {
     numeric(
         [condition, yes, no],
         &[],
@@ -348,10 +389,14 @@ pub(super) fn choose(condition: Operand, yes: Operand, no: Operand, out: Operand
 }
 
 /// Puts a number where a mask is set.
-pub(super) fn masked_fill(target: Operand, mask: Operand, value: Number) -> Outcome<Work> {
+pub(super) fn masked_fill(target: Argument, mask: Argument, value: Number) -> Outcome<Work> {
+    // A tensor of truth values takes any number but 0 as true, one of integers takes a real number without its fraction.
+    let value = match target.dtype() {
+        DType::Bool => Number::Int(i64::from(value.real() != 0.0)),
+        _ => value,
+    };
     let (int, real) = (value.int(), value.real());
     mask.expect_broadcast(&target.shape())?;
-    // An integer tensor takes a real number as integer.
     numeric(
         [target, mask],
         &[],
@@ -362,7 +407,11 @@ pub(super) fn masked_fill(target: Operand, mask: Operand, value: Number) -> Outc
 }
 
 /// Puts the one element of a tensor where a mask is set.
-pub(super) fn masked_fill_tensor(target: Operand, mask: Operand, value: Operand) -> Outcome<Work> {
+pub(super) fn masked_fill_tensor(
+    target: Argument,
+    mask: Argument,
+    value: Argument,
+) -> Outcome<Work> {
     if value.elements() != 1 {
         return Err(value.refuse(value.desc.shape, "one element"));
     }
@@ -372,10 +421,10 @@ pub(super) fn masked_fill_tensor(target: Operand, mask: Operand, value: Operand)
 
 /// Keeps numbers between two bounds. NaN stays.
 pub(super) fn clamp(
-    input: Operand,
+    input: Argument,
     least: Option<Number>,
     most: Option<Number>,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let bound = |number: Option<Number>| number.map(|number| number.beside(input.dtype()));
     let (least, most) = (bound(least), bound(most));
@@ -403,10 +452,10 @@ pub(super) fn clamp(
 
 /// Keeps numbers between those of two tensors.
 pub(super) fn clamp_between(
-    input: Operand,
-    least: Option<Operand>,
-    most: Option<Operand>,
-    out: Operand,
+    input: Argument,
+    least: Option<Argument>,
+    most: Option<Argument>,
+    out: Argument,
 ) -> Outcome<Work> {
     match (least, most) {
         (Some(least), None) => binary(MAX)(input, least, out),
@@ -424,11 +473,11 @@ pub(super) fn clamp_between(
 
 /// Puts numbers in the place of NaN and of the infinities.
 pub(super) fn nan_to_num(
-    input: Operand,
+    input: Argument,
     nan: f32,
     above: f32,
     below: f32,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let [nan, above, below] = [nan, above, below].map(f64::from);
     numeric(

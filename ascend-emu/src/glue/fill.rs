@@ -1,13 +1,13 @@
 //! Operators that copy, and those that make numbers of nothing.
 
+use super::argument::{Argument, axis_of, refuse};
 use super::call::{Work, work};
-use super::number::{Domain, Number};
-use super::operand::{Operand, axis_of, refuse};
+use super::number::{Domain, Number, rounded};
 use crate::status::Outcome;
 use ascend_spec::DType;
 
 /// Copies a tensor, which may be broadcast, and converts its elements.
-pub(super) fn copy(to: Operand, from: Operand) -> Outcome<Work> {
+pub(super) fn copy(to: Argument, from: Argument) -> Outcome<Work> {
     let shape = to.shape();
     from.expect_broadcast(&shape)?;
     to.expect_convertible(&from)?;
@@ -19,14 +19,14 @@ pub(super) fn copy(to: Operand, from: Operand) -> Outcome<Work> {
 }
 
 /// Copies and converts; the type is also an argument.
-pub(super) fn cast(from: Operand, dtype: DType, out: Operand) -> Outcome<Work> {
+pub(super) fn cast(from: Argument, dtype: DType, out: Argument) -> Outcome<Work> {
     out.expect_dtype(dtype)?;
     out.expect_shape(&from.shape())?;
     copy(out, from)
 }
 
 /// Makes every element a number.
-pub(super) fn fill(target: Operand, value: Number) -> Outcome<Work> {
+pub(super) fn fill(target: Argument, value: Number) -> Outcome<Work> {
     target.domain()?;
     work(move |views| {
         views.of(&target).fill(value);
@@ -35,7 +35,7 @@ pub(super) fn fill(target: Operand, value: Number) -> Outcome<Work> {
 }
 
 /// Makes every byte 0, which is 0 in each type.
-pub(super) fn zero(target: Operand) -> Outcome<Work> {
+pub(super) fn zero(target: Argument) -> Outcome<Work> {
     if Domain::of(target.dtype()).is_some() {
         return fill(target, Number::Int(0));
     }
@@ -46,7 +46,7 @@ pub(super) fn zero(target: Operand) -> Outcome<Work> {
 }
 
 /// Makes every element the one of another tensor.
-pub(super) fn fill_tensor(target: Operand, value: Operand) -> Outcome<Work> {
+pub(super) fn fill_tensor(target: Argument, value: Argument) -> Outcome<Work> {
     if value.elements() != 1 {
         return Err(value.refuse(value.desc.shape, "one element"));
     }
@@ -59,23 +59,25 @@ pub(super) fn fill_tensor(target: Operand, value: Operand) -> Outcome<Work> {
     })
 }
 
-/// Numbers that are a step apart. How many is the output's affair.
-pub(super) fn arange(start: Number, _end: Number, step: Number, out: Operand) -> Outcome<Work> {
+/// Numbers that are a step apart; the output's length says how many. Integers begin at the whole part of `start`, and are the
+/// whole part of `step` apart.
+pub(super) fn arange(start: Number, _end: Number, step: Number, out: Argument) -> Outcome<Work> {
     out.expect_rank(1)?;
-    let real = (out.domain()?).with(start.domain()).with(step.domain()) == Domain::Real;
+    let domain = out.domain()?;
     work(move |views| {
         let out = views.of(&out);
-        if real {
-            out.write_each(&|i| start.real() + step.real() * i as f64);
-        } else {
-            out.write_each(&|i| start.int().wrapping_add(step.int().wrapping_mul(i as i64)));
+        match domain {
+            Domain::Real => out.write_each(&|i| start.real() + step.real() * i as f64),
+            Domain::Int => {
+                out.write_each(&|i| start.int().wrapping_add(step.int().wrapping_mul(i as i64)));
+            }
         }
         Ok(())
     })
 }
 
 /// Ones on the diagonal, zeros elsewhere.
-pub(super) fn eye(n: i64, m: i64, out: Operand) -> Outcome<Work> {
+pub(super) fn eye(n: i64, m: i64, out: Argument) -> Outcome<Work> {
     let size = |value: i64| usize::try_from(value).unwrap_or(usize::MAX);
     out.expect_shape(&[size(n), size(m)])?;
     out.domain()?;
@@ -90,7 +92,7 @@ pub(super) fn eye(n: i64, m: i64, out: Operand) -> Outcome<Work> {
 }
 
 /// The part of each matrix above (`upper`) or below a diagonal, itself included; zeros elsewhere.
-pub(super) fn triangle(upper: bool) -> impl Fn(Operand, i64, Operand) -> Outcome<Work> {
+pub(super) fn triangle(upper: bool) -> impl Fn(Argument, i64, Argument) -> Outcome<Work> {
     move |from, diagonal, out| {
         if out.rank() < 2 {
             return Err(out.refuse(out.desc.shape, "at least 2 dimensions"));
@@ -147,7 +149,7 @@ fn random_unit(stream: u64, place: u64) -> f64 {
 }
 
 /// Random numbers, each made of its place alone.
-fn random(target: Operand, number: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Outcome<Work> {
+fn random(target: Argument, number: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Outcome<Work> {
     target.domain()?;
     work(move |views| {
         views.of(&target).write_each(&number);
@@ -157,7 +159,7 @@ fn random(target: Operand, number: impl Fn(u64) -> f64 + Send + Sync + 'static) 
 
 /// Random numbers of a normal distribution. They are others than hardware's of the same seed.
 pub(super) fn normal(
-    target: Operand,
+    target: Argument,
     mean: f32,
     std: f32,
     seed: i64,
@@ -174,7 +176,7 @@ pub(super) fn normal(
 
 /// Random numbers of a uniform distribution. They are others than hardware's of the same seed.
 pub(super) fn uniform(
-    target: Operand,
+    target: Argument,
     from: f64,
     to: f64,
     seed: u64,
@@ -185,7 +187,7 @@ pub(super) fn uniform(
     random(target, move |place| {
         let number = from + (to - from) * random_unit(stream, place);
         // Rounding must not reach the upper end.
-        if Number::Real(number).rounded(dtype).real() < to {
+        if rounded(number, dtype) < to {
             number
         } else {
             from
@@ -195,7 +197,7 @@ pub(super) fn uniform(
 
 /// Random integers from `from` to `to`, without `to`. They are others than hardware's of the same seed.
 pub(super) fn random_integer(
-    target: Operand,
+    target: Argument,
     from: i64,
     to: i64,
     seed: i64,
@@ -220,7 +222,7 @@ pub(super) fn random_integer(
 }
 
 /// A tensor several times along each axis; more counts than axes mean axes in front.
-pub(super) fn repeat(from: Operand, repeats: Vec<i64>, out: Operand) -> Outcome<Work> {
+pub(super) fn repeat(from: Argument, repeats: Vec<i64>, out: Argument) -> Outcome<Work> {
     let own = from.shape();
     let Some(more) = repeats.len().checked_sub(own.len()) else {
         return Err(refuse(
@@ -262,7 +264,7 @@ pub(super) fn repeat(from: Operand, repeats: Vec<i64>, out: Operand) -> Outcome<
 }
 
 /// The axes in another order.
-pub(super) fn permute(from: Operand, dims: Vec<i64>, out: Operand) -> Outcome<Work> {
+pub(super) fn permute(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Work> {
     let mut axes = Vec::new();
     for &dim in &dims {
         let axis = axis_of(from.operator, "dims", dim, from.rank())?;
@@ -295,7 +297,7 @@ pub(super) fn permute(from: Operand, dims: Vec<i64>, out: Operand) -> Outcome<Wo
 }
 
 /// Some axes backwards.
-pub(super) fn flip(from: Operand, dims: Vec<i64>, out: Operand) -> Outcome<Work> {
+pub(super) fn flip(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Work> {
     let axes: Vec<usize> = (dims.iter())
         .map(|&dim| from.axis("dims", dim))
         .collect::<Outcome<_>>()?;
@@ -316,7 +318,7 @@ pub(super) fn flip(from: Operand, dims: Vec<i64>, out: Operand) -> Outcome<Work>
 
 /// A tensor with a margin of one number; `pad` names the margins before and after each axis, the last axis first. A
 /// negative margin cuts off.
-pub(super) fn pad(from: Operand, pad: Vec<i64>, value: Number, out: Operand) -> Outcome<Work> {
+pub(super) fn pad(from: Argument, pad: Vec<i64>, value: Number, out: Argument) -> Outcome<Work> {
     let own = from.shape();
     let bad = || {
         refuse(

@@ -1,12 +1,12 @@
 //! Operators that make one tensor of several, or of one several times over.
 
+use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
-use super::operand::{Operand, Shape, refuse};
 use super::view::Views;
 use crate::status::Outcome;
 
 /// Tensors one after the other along an axis.
-pub(super) fn concatenate(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Work> {
+pub(super) fn concatenate(tensors: Vec<Argument>, dim: i64, out: Argument) -> Outcome<Work> {
     if out.rank() == 0 {
         return Err(out.refuse(out.desc.shape, "at least one axis to join along"));
     }
@@ -44,7 +44,7 @@ pub(super) fn concatenate(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outc
 }
 
 /// Tensors of one shape along a new axis.
-pub(super) fn stack(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Work> {
+pub(super) fn stack(tensors: Vec<Argument>, dim: i64, out: Argument) -> Outcome<Work> {
     let axis = out.axis("dim", dim)?;
     let Some(first) = tensors.first() else {
         return Err(refuse(out.operator, "tensors", "none", "at least one"));
@@ -67,10 +67,10 @@ pub(super) fn stack(tensors: Vec<Operand>, dim: i64, out: Operand) -> Outcome<Wo
 
 /// Each element of an axis several times in a row; without an axis, of the flattened tensor.
 fn repeat_each(
-    input: Operand,
+    input: Argument,
     axis: Option<usize>,
     counts: impl Fn(&Views, usize) -> Result<Vec<usize>, String> + Send + Sync + 'static,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     out.expect_convertible(&input)?;
     if axis.is_some() && input.rank() == 0 {
@@ -119,7 +119,7 @@ fn repeat_each(
 
 /// Counts that a tensor holds: one for each element, or one for all.
 fn counts_of(
-    repeats: Operand,
+    repeats: Argument,
 ) -> Outcome<impl Fn(&Views, usize) -> Result<Vec<usize>, String> + Send + Sync + 'static> {
     repeats.expect_index()?;
     Ok(move |views: &Views, size: usize| {
@@ -148,21 +148,21 @@ fn count_of(operator: &str, repeats: i64) -> Outcome<usize> {
 
 /// Each element as often as a tensor says.
 pub(super) fn repeat_interleave(
-    input: Operand,
-    repeats: Operand,
+    input: Argument,
+    repeats: Argument,
     _output_size: i64,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     repeat_each(input, None, counts_of(repeats)?, out)
 }
 
 /// Each part of an axis as often as a tensor says.
 pub(super) fn repeat_interleave_along(
-    input: Operand,
-    repeats: Operand,
+    input: Argument,
+    repeats: Argument,
     dim: i64,
     _output_size: i64,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
     repeat_each(input, Some(axis), counts_of(repeats)?, out)
@@ -170,10 +170,10 @@ pub(super) fn repeat_interleave_along(
 
 /// Each element equally often.
 pub(super) fn repeat_interleave_count(
-    input: Operand,
+    input: Argument,
     repeats: i64,
     _output_size: i64,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let count = count_of(input.operator, repeats)?;
     repeat_each(input, None, move |_, size| Ok(vec![count; size]), out)
@@ -181,11 +181,11 @@ pub(super) fn repeat_interleave_count(
 
 /// Each part of an axis equally often.
 pub(super) fn repeat_interleave_count_along(
-    input: Operand,
+    input: Argument,
     repeats: i64,
     dim: i64,
     _output_size: i64,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let count = count_of(input.operator, repeats)?;
     let axis = input.axis("dim", dim)?;
@@ -193,7 +193,7 @@ pub(super) fn repeat_interleave_count_along(
 }
 
 /// Each number as often as the element at its place says.
-pub(super) fn repeat_places(repeats: Operand, _output_size: i64, out: Operand) -> Outcome<Work> {
+pub(super) fn repeat_places(repeats: Argument, _output_size: i64, out: Argument) -> Outcome<Work> {
     repeats.expect_rank(1)?;
     out.expect_rank(1)?;
     out.expect_index()?;

@@ -1,8 +1,8 @@
 //! Matrix products, in double precision.
 
+use super::argument::{Argument, Shape, broadcast};
 use super::call::{Work, work};
 use super::number::Number;
-use super::operand::{Operand, Shape, broadcast};
 use super::view::View;
 use crate::status::Outcome;
 use rayon::prelude::*;
@@ -23,7 +23,7 @@ struct Product {
 
 impl Product {
     /// Checks the sizes as `torch.matmul` understands them.
-    fn new(a: &Operand, b: &Operand) -> Outcome<Self> {
+    fn new(a: &Argument, b: &Argument) -> Outcome<Self> {
         let vectors = [a.rank() == 1, b.rank() == 1];
         let (mut left, mut right) = (a.shape(), b.shape());
         if vectors[0] {
@@ -32,10 +32,10 @@ impl Product {
         if vectors[1] {
             right.push(1);
         }
-        let split = |operand: &Operand, shape: &Shape| -> Outcome<(Shape, usize, usize)> {
+        let split = |argument: &Argument, shape: &Shape| -> Outcome<(Shape, usize, usize)> {
             match shape.as_slice() {
                 [stack @ .., rows, columns] => Ok((stack.into(), *rows, *columns)),
-                _ => Err(operand.refuse(operand.desc.shape, "at least 1 dimension")),
+                _ => Err(argument.refuse(argument.desc.shape, "at least 1 dimension")),
             }
         };
         let (left_stack, rows, inner) = split(a, &left)?;
@@ -105,11 +105,16 @@ impl Product {
 }
 
 /// The product of two tensors as `torch.matmul` understands it. The kind of arithmetic asked for makes no difference.
-pub(super) fn matmul(a: Operand, b: Operand, out: Operand, _cube_math_type: i8) -> Outcome<Work> {
+pub(super) fn matmul(
+    a: Argument,
+    b: Argument,
+    out: Argument,
+    _cube_math_type: i8,
+) -> Outcome<Work> {
     let product = Product::new(&a, &b)?;
     out.expect_shape(&product.shape())?;
-    for operand in [a, b, out] {
-        operand.domain()?;
+    for argument in [a, b, out] {
+        argument.domain()?;
     }
     work(move |views| {
         let to = views.of(&out);
@@ -122,7 +127,7 @@ pub(super) fn matmul(a: Operand, b: Operand, out: Operand, _cube_math_type: i8) 
 }
 
 /// The product of tensors of a fixed rank.
-pub(super) fn ranked(rank: usize) -> impl Fn(Operand, Operand, Operand, i8) -> Outcome<Work> {
+pub(super) fn ranked(rank: usize) -> impl Fn(Argument, Argument, Argument, i8) -> Outcome<Work> {
     move |a, b, out, cube_math_type| {
         a.expect_rank(rank)?;
         b.expect_rank(rank)?;
@@ -132,20 +137,20 @@ pub(super) fn ranked(rank: usize) -> impl Fn(Operand, Operand, Operand, i8) -> O
 
 /// `beta` times a tensor and `alpha` times the product of two others.
 pub(super) fn add_product(
-    input: Operand,
-    a: Operand,
-    b: Operand,
+    input: Argument,
+    a: Argument,
+    b: Argument,
     beta: Number,
     alpha: Number,
-    out: Operand,
+    out: Argument,
     _cube_math_type: i8,
 ) -> Outcome<Work> {
     let product = Product::new(&a, &b)?;
     let shape = product.shape();
     out.expect_shape(&shape)?;
     input.expect_broadcast(&shape)?;
-    for operand in [input, a, b, out] {
-        operand.domain()?;
+    for argument in [input, a, b, out] {
+        argument.domain()?;
     }
     let (beta, alpha) = (beta.real(), alpha.real());
     work(move |views| {

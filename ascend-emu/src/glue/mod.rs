@@ -17,6 +17,7 @@
 //! converted, all that take whole bytes. Random numbers depend on seed, offset and place alone, and are others than
 //! hardware's of the same seed.
 
+mod argument;
 mod call;
 mod compare;
 mod elementwise;
@@ -25,7 +26,6 @@ mod join;
 mod matmul;
 mod model;
 mod number;
-mod operand;
 mod parameter;
 mod reduce;
 mod search;

@@ -1,7 +1,7 @@
 //! Small operators of models that stand beside attention: rotary positions, norms, quantised rows, updated parts.
 
+use super::argument::{Argument, refuse};
 use super::call::{Work, work};
-use super::operand::{Operand, refuse};
 use super::reduce::expect_real;
 use super::select::place_on;
 use super::view::View;
@@ -35,7 +35,7 @@ impl Rotation {
 /// output.
 pub(super) fn rotate(
     rotation: Rotation,
-) -> impl Fn(Operand, Operand, Operand, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, Argument, Argument, Argument) -> Outcome<Work> {
     move |input, cos, sin, out| {
         let shape = input.shape();
         let width = shape.last().copied().unwrap_or(1);
@@ -46,11 +46,11 @@ pub(super) fn rotate(
         for factor in [cos, sin] {
             factor.expect_broadcast(&shape)?;
         }
-        for operand in [input, cos, sin, out] {
-            expect_real(&operand)?;
+        for argument in [input, cos, sin, out] {
+            expect_real(&argument)?;
         }
         work(move |views| {
-            let whole = |operand: &Operand| views.of(operand).broadcast(&shape).read::<f64>();
+            let whole = |argument: &Argument| views.of(argument).broadcast(&shape).read::<f64>();
             let (from, cos, sin) = (whole(&input)?, whole(&cos)?, whole(&sin)?);
             let mut turned = from.clone();
             for start in (0..from.len()).step_by(width.max(1)) {
@@ -70,11 +70,11 @@ pub(super) fn rotate(
 
 /// [`rotate`] by the number of its mode.
 pub(super) fn rotate_by_mode(
-    input: Operand,
-    cos: Operand,
-    sin: Operand,
+    input: Argument,
+    cos: Argument,
+    sin: Argument,
     mode: i64,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let rotation = match mode {
         0 => Rotation::Half,
@@ -93,11 +93,11 @@ pub(super) fn rotate_by_mode(
 
 /// Each line of the last axes, as many as the factors have, over the root of its mean square, times the factors.
 pub(super) fn rms_norm(
-    input: Operand,
-    factors: Operand,
+    input: Argument,
+    factors: Argument,
     epsilon: f64,
-    out: Operand,
-    scales: Operand,
+    out: Argument,
+    scales: Argument,
 ) -> Outcome<Work> {
     let shape = input.shape();
     let first = (shape.len().checked_sub(factors.rank()))
@@ -113,8 +113,8 @@ pub(super) fn rms_norm(
     if scales.elements() != lines {
         return Err(scales.refuse(scales.desc.shape, format_args!("{lines} elements")));
     }
-    for operand in [input, factors, out, scales] {
-        expect_real(&operand)?;
+    for argument in [input, factors, out, scales] {
+        expect_real(&argument)?;
     }
     work(move |views| {
         let factors = views.of(&factors).read::<f64>()?;
@@ -136,10 +136,10 @@ pub(super) fn rms_norm(
 
 /// Each line of the last axis as INT8, and the scale that gives it back.
 pub(super) fn quantise_lines(
-    input: Operand,
-    smooth: Option<Operand>,
-    out: Operand,
-    scales: Operand,
+    input: Argument,
+    smooth: Option<Argument>,
+    out: Argument,
+    scales: Argument,
 ) -> Outcome<Work> {
     let shape = input.shape();
     let Some((&width, lines)) = shape.split_last() else {
@@ -186,7 +186,11 @@ pub(super) fn quantise_lines(
 }
 
 /// Puts parts at places of the first axes; the last axis of the indices names one place.
-pub(super) fn update_parts(target: Operand, indices: Operand, updates: Operand) -> Outcome<Work> {
+pub(super) fn update_parts(
+    target: Argument,
+    indices: Argument,
+    updates: Argument,
+) -> Outcome<Work> {
     indices.expect_index()?;
     let (own, places) = (target.shape(), indices.shape());
     let named = places

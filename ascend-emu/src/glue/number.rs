@@ -90,18 +90,29 @@ impl Number {
             _ => self,
         }
     }
+}
 
-    /// The nearest number of a floating type; integers stay as they are.
-    pub(super) fn rounded(self, dtype: DType) -> Number {
-        let value = self.real();
-        match dtype {
-            DType::Float => Number::Real(f64::from(value as f32)),
-            DType::Float16 => Number::Real(to_f16(value).to_f64()),
-            DType::Bf16 => Number::Real(to_bf16(value).to_f64()),
-            DType::Double => Number::Real(value),
-            _ => self,
-        }
+/// The nearest number of a floating type; for other types the number itself.
+pub(super) fn rounded(value: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::Float => f64::from(value as f32),
+        DType::Float16 => to_f16(value).to_f64(),
+        DType::Bf16 => to_bf16(value).to_f64(),
+        _ => value,
     }
+}
+
+/// The floating type in which numbers of several types are compared, `None` if all are integers: integers count as numbers of
+/// the other type, and FLOAT16 and BF16 have FLOAT in common.
+pub(super) fn common_float(dtypes: impl IntoIterator<Item = DType>) -> Option<DType> {
+    let floats = dtypes
+        .into_iter()
+        .filter(|&dtype| Domain::of(dtype) == Some(Domain::Real));
+    floats.reduce(|common, dtype| match (common, dtype) {
+        (common, dtype) if common == dtype => common,
+        (DType::Double, _) | (_, DType::Double) => DType::Double,
+        _ => DType::Float,
+    })
 }
 
 /// What elements become while they are computed with.

@@ -2,8 +2,8 @@
 //!
 //! Each type has the ABI of the C type that its documentation names, and says by itself whether a tensor is read or written.
 
+use super::argument::{Argument, Role};
 use super::number::Number;
-use super::operand::{Operand, Role};
 use crate::descriptor::{INT_ARRAYS, SCALARS, TENSORS, optional_list};
 use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, Slot};
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Failure, Outcome, failure};
@@ -44,22 +44,11 @@ c_types! {
     Flag(u8);
 }
 
-/// One tensor of a call.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Given {
-    pub name: &'static str,
-    pub desc: TensorDesc,
-    pub slot: Slot,
-    pub role: Role,
-    /// The tensor's handle when the call was prepared; 0 for inputs, of which nobody asks.
-    pub handle: usize,
-}
-
 /// What phase one has read so far.
 #[derive(Debug)]
 pub(super) struct Arguments {
     pub operator: &'static str,
-    pub tensors: Vec<Given>,
+    pub tensors: Vec<Argument>,
     pub addresses: Addresses,
     /// Number of parameters that are inputs, lists among them.
     pub inputs: usize,
@@ -100,22 +89,19 @@ impl Arguments {
         slot: Slot,
         role: Role,
         handle: usize,
-    ) -> Outcome<Operand> {
-        let operand = Operand {
+    ) -> Outcome<Argument> {
+        let argument = Argument {
             operator: self.operator,
             name,
             desc,
             index: self.tensors.len(),
-        };
-        operand.check()?;
-        self.tensors.push(Given {
-            name,
-            desc,
             slot,
             role,
             handle,
-        });
-        Ok(operand)
+        };
+        argument.check()?;
+        self.tensors.push(argument);
+        Ok(argument)
     }
 
     fn tensor(&self, name: &str, raw: *const aclTensor) -> Outcome<crate::descriptor::Described> {
@@ -133,7 +119,7 @@ impl Arguments {
         name: &'static str,
         raw: *const aclTensor,
         role: Role,
-    ) -> Outcome<Operand> {
+    ) -> Outcome<Argument> {
         let tensor = self.tensor(name, raw)?;
         let place = self.outputs;
         let address = self.addresses.outputs.get_mut(place);
@@ -157,7 +143,7 @@ impl Arguments {
         Ok(place)
     }
 
-    fn input(&mut self, name: &'static str, raw: *const aclTensor) -> Outcome<Operand> {
+    fn input(&mut self, name: &'static str, raw: *const aclTensor) -> Outcome<Argument> {
         let tensor = self.tensor(name, raw)?;
         let place = self.next_input()?;
         self.addresses.inputs[place] = tensor.address;
@@ -178,25 +164,25 @@ pub(super) trait Parameter {
 }
 
 impl Parameter for In {
-    type Value = Operand;
+    type Value = Argument;
 
     fn traced(&self) -> Traced {
         value!(self.0)
     }
 
-    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.input(name, self.0)
     }
 }
 
 impl Parameter for OptionalIn {
-    type Value = Option<Operand>;
+    type Value = Option<Argument>;
 
     fn traced(&self) -> Traced {
         value!(self.0)
     }
 
-    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Operand>> {
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Argument>> {
         if self.0.is_null() {
             call.next_input()?;
             return Ok(None);
@@ -206,13 +192,13 @@ impl Parameter for OptionalIn {
 }
 
 impl Parameter for Ins {
-    type Value = Vec<Operand>;
+    type Value = Vec<Argument>;
 
     fn traced(&self) -> Traced {
         value!(self.0)
     }
 
-    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Vec<Operand>> {
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Vec<Argument>> {
         let tensors = optional_list(name, self.0)
             .map_err(|inner| failure!(inner.code, "{}: {}", call.operator, inner.message))?
             .ok_or_else(|| call.null(name))?;
@@ -236,25 +222,25 @@ impl Parameter for Ins {
 }
 
 impl Parameter for Out {
-    type Value = Operand;
+    type Value = Argument;
 
     fn traced(&self) -> Traced {
         value!(self.0)
     }
 
-    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.output(name, self.0, Role::Write)
     }
 }
 
 impl Parameter for InOut {
-    type Value = Operand;
+    type Value = Argument;
 
     fn traced(&self) -> Traced {
         value!(self.0)
     }
 
-    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Operand> {
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.output(name, self.0, Role::Update)
     }
 }

@@ -1,8 +1,8 @@
 //! Operators that look at whole lines of elements along one axis or several.
 
+use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
 use super::number::{Domain, Number, Wide};
-use super::operand::{Operand, Shape, refuse};
 use super::view::{View, Views};
 use crate::status::Outcome;
 use ascend_spec::DType;
@@ -15,7 +15,7 @@ pub(super) struct Axes {
 
 impl Axes {
     /// The axes that `dims` names; all if it names none.
-    pub(super) fn new(input: &Operand, parameter: &str, dims: &[i64]) -> Outcome<Self> {
+    pub(super) fn new(input: &Argument, parameter: &str, dims: &[i64]) -> Outcome<Self> {
         let mut reduced = Vec::new();
         for &dim in dims {
             let axis = input.axis(parameter, dim)?;
@@ -42,13 +42,13 @@ impl Axes {
     }
 
     /// Elements of each line.
-    pub(super) fn line(&self, input: &Operand) -> usize {
+    pub(super) fn line(&self, input: &Argument) -> usize {
         let shape = input.shape();
         self.reduced.iter().map(|&axis| shape[axis]).product()
     }
 
     /// Refuses an output of another shape than is left.
-    pub(super) fn expect_output(&self, input: &Operand, keep: bool, out: &Operand) -> Outcome {
+    pub(super) fn expect_output(&self, input: &Argument, keep: bool, out: &Argument) -> Outcome {
         let shape: Shape = (input.shape().iter().enumerate())
             .filter(|(axis, _)| keep || self.kept.contains(axis))
             .map(|(axis, &size)| if self.kept.contains(&axis) { size } else { 1 })
@@ -158,12 +158,12 @@ pub(super) const ALL: Fold = Fold {
 };
 
 /// In what lines are computed: integers stay such unless the result is of a floating type.
-fn line_domain(input: &Operand, out: &Operand) -> Outcome<Domain> {
+fn line_domain(input: &Argument, out: &Argument) -> Outcome<Domain> {
     Ok(input.domain()?.with(out.domain()?))
 }
 
 /// One number for each line.
-fn fold(fold: Fold, input: Operand, dims: &[i64], keep: bool, out: Operand) -> Outcome<Work> {
+fn fold(fold: Fold, input: Argument, dims: &[i64], keep: bool, out: Argument) -> Outcome<Work> {
     let axes = Axes::new(&input, "dim", dims)?;
     axes.expect_output(&input, keep, &out)?;
     if !fold.of_nothing && axes.line(&input) == 0 && out.elements() > 0 {
@@ -173,7 +173,7 @@ fn fold(fold: Fold, input: Operand, dims: &[i64], keep: bool, out: Operand) -> O
     fn each<W: Wide>(
         axes: &Axes,
         views: &Views,
-        [input, out]: [&Operand; 2],
+        [input, out]: [&Argument; 2],
         fold: fn(&[W]) -> W,
     ) -> Result<(), String> {
         let mut results = Vec::new();
@@ -190,14 +190,14 @@ fn fold(fold: Fold, input: Operand, dims: &[i64], keep: bool, out: Operand) -> O
 }
 
 /// One number for each line along the axes that are named, all if none is.
-pub(super) fn over(op: Fold) -> impl Fn(Operand, Vec<i64>, bool, Operand) -> Outcome<Work> {
+pub(super) fn over(op: Fold) -> impl Fn(Argument, Vec<i64>, bool, Argument) -> Outcome<Work> {
     move |input, dims, keep, out| fold(op, input, &dims, keep, out)
 }
 
 /// As [`over`], with the output's type among the arguments.
 pub(super) fn over_as(
     op: Fold,
-) -> impl Fn(Operand, Vec<i64>, bool, DType, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, Vec<i64>, bool, DType, Argument) -> Outcome<Work> {
     move |input, dims, keep, dtype, out| {
         out.expect_dtype(dtype)?;
         fold(op, input, &dims, keep, out)
@@ -205,12 +205,12 @@ pub(super) fn over_as(
 }
 
 /// One number for the whole tensor.
-pub(super) fn whole(op: Fold) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+pub(super) fn whole(op: Fold) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| fold(op, input, &[], false, out)
 }
 
 /// One number for the whole tensor, with the output's type among the arguments.
-pub(super) fn whole_as(op: Fold) -> impl Fn(Operand, DType, Operand) -> Outcome<Work> {
+pub(super) fn whole_as(op: Fold) -> impl Fn(Argument, DType, Argument) -> Outcome<Work> {
     move |input, dtype, out| {
         out.expect_dtype(dtype)?;
         fold(op, input, &[], false, out)
@@ -218,7 +218,7 @@ pub(super) fn whole_as(op: Fold) -> impl Fn(Operand, DType, Operand) -> Outcome<
 }
 
 /// One number for each line along an axis, with the output's type among the arguments.
-pub(super) fn along_as(op: Fold) -> impl Fn(Operand, i64, bool, DType, Operand) -> Outcome<Work> {
+pub(super) fn along_as(op: Fold) -> impl Fn(Argument, i64, bool, DType, Argument) -> Outcome<Work> {
     move |input, dim, keep, dtype, out| {
         out.expect_dtype(dtype)?;
         fold(op, input, &[dim], keep, out)
@@ -227,17 +227,17 @@ pub(super) fn along_as(op: Fold) -> impl Fn(Operand, i64, bool, DType, Operand) 
 
 /// One real number for each line; `real` are the tensors that may not hold integers, the output at least.
 fn fold_real(
-    input: Operand,
+    input: Argument,
     dims: &[i64],
     keep: bool,
-    out: Operand,
-    real: &[Operand],
+    out: Argument,
+    real: &[Argument],
     fold: impl Fn(&[f64]) -> f64 + Send + Sync + 'static,
 ) -> Outcome<Work> {
     let axes = Axes::new(&input, "dim", dims)?;
     axes.expect_output(&input, keep, &out)?;
-    for operand in real {
-        expect_real(operand)?;
+    for argument in real {
+        expect_real(argument)?;
     }
     work(move |views| {
         let mut results = Vec::new();
@@ -257,10 +257,10 @@ fn log_of_exponentials(line: &[f64]) -> f64 {
 
 /// The logarithm of the sum of exponentials of each line, of whatever numbers.
 pub(super) fn log_sum_exp(
-    input: Operand,
+    input: Argument,
     dims: Vec<i64>,
     keep: bool,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     fold_real(input, &dims, keep, out, &[out], log_of_exponentials)
 }
@@ -268,12 +268,12 @@ pub(super) fn log_sum_exp(
 /// The norm of each line: of the power `p`, the number of elements that are not 0 for 0, the greatest or the least for
 /// infinity.
 pub(super) fn norm(
-    input: Operand,
+    input: Argument,
     p: Number,
     dims: Vec<i64>,
     keep: bool,
     dtype: DType,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     out.expect_dtype(dtype)?;
     let p = p.real();
@@ -296,7 +296,7 @@ pub(super) fn norm(
 /// The variance of each line, or its root; `correction` is taken off the count.
 pub(super) fn variance(
     root: bool,
-) -> impl Fn(Operand, Vec<i64>, i64, bool, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, Vec<i64>, i64, bool, Argument) -> Outcome<Work> {
     move |input, dims, correction, keep, out| {
         fold_real(input, &dims, keep, out, &[input, out], move |line| {
             let count = line.len() as f64;
@@ -309,18 +309,18 @@ pub(super) fn variance(
 }
 
 /// Refuses a tensor of integers.
-pub(super) fn expect_real(operand: &Operand) -> Outcome {
-    match operand.domain()? {
+pub(super) fn expect_real(argument: &Argument) -> Outcome {
+    match argument.domain()? {
         Domain::Real => Ok(()),
-        Domain::Int => Err(operand.refuse(operand.dtype(), "FLOAT, FLOAT16, BF16, DOUBLE")),
+        Domain::Int => Err(argument.refuse(argument.dtype(), "FLOAT, FLOAT16, BF16, DOUBLE")),
     }
 }
 
 /// A line of real numbers for each line.
 fn each_line(
-    input: Operand,
+    input: Argument,
     dim: i64,
-    out: Operand,
+    out: Argument,
     change: impl Fn(&mut [f64]) + Send + Sync + 'static,
 ) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
@@ -342,7 +342,7 @@ fn each_line(
 }
 
 /// Exponentials over their sum, of each line along an axis.
-pub(super) fn softmax(input: Operand, dim: i64, out: Operand) -> Outcome<Work> {
+pub(super) fn softmax(input: Argument, dim: i64, out: Argument) -> Outcome<Work> {
     each_line(input, dim, out, |line| {
         let greatest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         for value in &mut *line {
@@ -356,17 +356,20 @@ pub(super) fn softmax(input: Operand, dim: i64, out: Operand) -> Outcome<Work> {
 }
 
 /// The logarithm of [`softmax`].
-pub(super) fn log_softmax(input: Operand, dim: i64, out: Operand) -> Outcome<Work> {
+pub(super) fn log_softmax(input: Argument, dim: i64, out: Argument) -> Outcome<Work> {
     each_line(input, dim, out, |line| {
-        let log_sum = log_of_exponentials(line);
+        // As in `softmax`, infinity less infinity is NaN, and makes the whole line NaN.
+        let greatest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = line.iter().map(|value| (value - greatest).exp()).sum();
+        let log_sum = sum.ln();
         for value in line {
-            *value -= log_sum;
+            *value = *value - greatest - log_sum;
         }
     })
 }
 
 /// Sums of each line up to each place.
-pub(super) fn cumulate(input: Operand, dim: i64, dtype: DType, out: Operand) -> Outcome<Work> {
+pub(super) fn cumulate(input: Argument, dim: i64, dtype: DType, out: Argument) -> Outcome<Work> {
     out.expect_dtype(dtype)?;
     out.expect_shape(&input.shape())?;
     let axis = input.axis("dim", dim)?;
@@ -375,7 +378,7 @@ pub(super) fn cumulate(input: Operand, dim: i64, dtype: DType, out: Operand) -> 
     fn each<W: Wide>(
         axes: &Axes,
         views: &Views,
-        [input, out]: [&Operand; 2],
+        [input, out]: [&Argument; 2],
         add: fn(W, W) -> W,
     ) -> Result<(), String> {
         let mut results = Vec::new();

@@ -1,8 +1,8 @@
 //! Operators that look for elements in lines: the greatest, the order, the first few.
 
+use super::argument::{Argument, refuse};
 use super::call::{Work, work};
 use super::number::{Domain, Wide};
-use super::operand::{Operand, refuse};
 use super::reduce::{Axes, greatest, least};
 use super::view::View;
 use crate::status::Outcome;
@@ -41,10 +41,10 @@ impl Sought {
 
 /// Finds elements in each line along an axis, as many in each: their values and their places.
 fn find(
-    input: Operand,
+    input: Argument,
     axes: Axes,
-    values: Option<Operand>,
-    places: Operand,
+    values: Option<Argument>,
+    places: Argument,
     sought: Sought,
 ) -> Outcome<Work> {
     if let Some(values) = &values {
@@ -94,10 +94,10 @@ fn find(
 /// The greatest or the least element of each line along an axis.
 fn extreme(
     largest: bool,
-    input: Operand,
+    input: Argument,
     (dim, keep): (i64, bool),
-    values: Option<Operand>,
-    places: Operand,
+    values: Option<Argument>,
+    places: Argument,
 ) -> Outcome<Work> {
     let axes = Axes::new(&input, "dim", &[dim])?;
     for out in values.iter().chain([&places]) {
@@ -115,7 +115,7 @@ fn extreme(
 /// The greatest or the least element of each line along an axis, and where it is.
 pub(super) fn extreme_along(
     largest: bool,
-) -> impl Fn(Operand, i64, bool, Operand, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, i64, bool, Argument, Argument) -> Outcome<Work> {
     move |input, dim, keep, values, places| {
         extreme(largest, input, (dim, keep), Some(values), places)
     }
@@ -124,18 +124,18 @@ pub(super) fn extreme_along(
 /// Where the greatest or the least element of each line along an axis is.
 pub(super) fn extreme_place(
     largest: bool,
-) -> impl Fn(Operand, i64, bool, Operand) -> Outcome<Work> {
+) -> impl Fn(Argument, i64, bool, Argument) -> Outcome<Work> {
     move |input, dim, keep, places| extreme(largest, input, (dim, keep), None, places)
 }
 
 /// Lines in order. Equal elements keep theirs, asked for or not.
 pub(super) fn sort(
-    input: Operand,
+    input: Argument,
     _stable: bool,
     dim: i64,
     descending: bool,
-    values: Operand,
-    places: Operand,
+    values: Argument,
+    places: Argument,
 ) -> Outcome<Work> {
     for out in [values, places] {
         out.expect_shape(&input.shape())?;
@@ -148,13 +148,13 @@ pub(super) fn sort(
 
 /// The `k` greatest or least elements of each line, in order, asked for or not.
 pub(super) fn top(
-    input: Operand,
+    input: Argument,
     k: i64,
     dim: i64,
     largest: bool,
     _sorted: bool,
-    values: Operand,
-    places: Operand,
+    values: Argument,
+    places: Argument,
 ) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
     let mut shape = input.shape();

@@ -1,15 +1,15 @@
 //! Operators that move elements from places to places: joined tensors, indices, masks.
 
+use super::argument::{Argument, Shape, broadcast, common_shape, refuse};
 use super::call::{Work, work, work_of_size};
 use super::number::{Domain, Number, Wide};
-use super::operand::{Operand, Shape, broadcast, common_shape, refuse};
 use super::view::{View, Views, map};
 use crate::status::Outcome;
 use ascend_spec::DType;
 
 /// A place of an axis, counted from its end if negative.
 pub(super) fn place_on(
-    operand: &Operand,
+    argument: &Argument,
     axis: usize,
     index: i64,
     size: usize,
@@ -25,7 +25,7 @@ pub(super) fn place_on(
         .ok_or_else(|| {
             format!(
                 "{}: index {index} is out of range for axis {axis} of size {size}",
-                operand.name
+                argument.name
             )
         })
 }
@@ -33,7 +33,7 @@ pub(super) fn place_on(
 /// Indices as `tensor[i, :, j]` in PyTorch has them: tensors of positions, one for each of some axes.
 struct Indices {
     /// Axes that are indexed, with their positions.
-    given: Vec<(usize, Operand)>,
+    given: Vec<(usize, Argument)>,
     /// What the positions broadcast to.
     common: Shape,
     /// Where the axes of `common` stand in the result.
@@ -45,7 +45,7 @@ struct Indices {
 }
 
 impl Indices {
-    fn new(input: &Operand, indices: Vec<Operand>) -> Outcome<Self> {
+    fn new(input: &Argument, indices: Vec<Argument>) -> Outcome<Self> {
         let own = input.shape();
         if indices.len() > own.len() {
             return Err(refuse(
@@ -59,7 +59,7 @@ impl Indices {
             ));
         }
         // Those of shape [0] stand for a whole axis, as callers of CANN put them.
-        let given: Vec<(usize, Operand)> = (indices.into_iter().enumerate())
+        let given: Vec<(usize, Argument)> = (indices.into_iter().enumerate())
             .filter(|(_, index)| index.rank() != 1 || index.elements() > 0)
             .collect();
         let mut common = Shape::new();
@@ -126,7 +126,7 @@ impl Indices {
 }
 
 /// The parts of a tensor at given positions.
-pub(super) fn index(input: Operand, indices: Vec<Operand>, out: Operand) -> Outcome<Work> {
+pub(super) fn index(input: Argument, indices: Vec<Argument>, out: Argument) -> Outcome<Work> {
     if out.elements() == 0 {
         // One of the indices may be empty in earnest.
         return work(|_| Ok(()));
@@ -143,9 +143,9 @@ pub(super) fn index(input: Operand, indices: Vec<Operand>, out: Operand) -> Outc
 
 /// Puts values at given positions, or adds them there. Of several at one position the last stays.
 pub(super) fn index_put(
-    target: Operand,
-    indices: Vec<Operand>,
-    values: Operand,
+    target: Argument,
+    indices: Vec<Argument>,
+    values: Argument,
     accumulate: bool,
     _unchecked: bool,
 ) -> Outcome<Work> {
@@ -194,10 +194,10 @@ fn combine(to: &View, from: &View, how: Option<(Reduction, Domain)>) {
 
 /// The parts of a tensor at positions of one axis.
 pub(super) fn index_select(
-    input: Operand,
+    input: Argument,
     dim: i64,
-    index: Operand,
-    out: Operand,
+    index: Argument,
+    out: Argument,
 ) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
     index.expect_index()?;
@@ -226,13 +226,13 @@ pub(super) fn index_select(
 }
 
 /// Rows of a table.
-pub(super) fn embedding(table: Operand, indices: Operand, out: Operand) -> Outcome<Work> {
+pub(super) fn embedding(table: Argument, indices: Argument, out: Argument) -> Outcome<Work> {
     table.expect_rank(2)?;
     index(table, vec![indices], out)
 }
 
 /// Checks that an index has at most the sizes of another tensor, but on one axis.
-fn expect_within(index: &Operand, other: &Operand, free: Option<usize>) -> Outcome {
+fn expect_within(index: &Argument, other: &Argument, free: Option<usize>) -> Outcome {
     let (own, sizes) = (index.shape(), other.shape());
     let fits = (own.iter().zip(&sizes).enumerate())
         .all(|(axis, (own, size))| Some(axis) == free || own <= size);
@@ -247,7 +247,7 @@ fn expect_within(index: &Operand, other: &Operand, free: Option<usize>) -> Outco
 
 /// Visits each place of an index with the place on an axis that it names.
 fn each_place(
-    index: &Operand,
+    index: &Argument,
     views: &Views,
     axis: usize,
     size: usize,
@@ -268,7 +268,7 @@ fn each_place(
 }
 
 /// Elements of a tensor, one for each position on an axis.
-pub(super) fn gather(input: Operand, dim: i64, index: Operand, out: Operand) -> Outcome<Work> {
+pub(super) fn gather(input: Argument, dim: i64, index: Argument, out: Argument) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
     index.expect_index()?;
     out.expect_shape(&index.shape())?;
@@ -284,13 +284,13 @@ pub(super) fn gather(input: Operand, dim: i64, index: Operand, out: Operand) -> 
 }
 
 /// How elements are put, as CANN numbers it.
-fn reduction(operand: &Operand, reduce: i64) -> Outcome<Option<Reduction>> {
+fn reduction(argument: &Argument, reduce: i64) -> Outcome<Option<Reduction>> {
     match reduce {
         0 => Ok(None),
         1 => Ok(Some(Reduction::Add)),
         2 => Ok(Some(Reduction::Multiply)),
         _ => Err(refuse(
-            operand.operator,
+            argument.operator,
             "reduce",
             reduce,
             "0 (replace), 1 (add), 2 (multiply)",
@@ -300,12 +300,12 @@ fn reduction(operand: &Operand, reduce: i64) -> Outcome<Option<Reduction>> {
 
 /// Puts elements at positions of one axis of a copy of a tensor.
 fn put_along(
-    input: Operand,
-    (dim, index): (i64, Operand),
-    source: Option<Operand>,
+    input: Argument,
+    (dim, index): (i64, Argument),
+    source: Option<Argument>,
     value: Number,
     reduce: Option<Reduction>,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
     index.expect_index()?;
@@ -338,12 +338,12 @@ fn put_along(
 
 /// Puts elements of a tensor at positions of one axis.
 pub(super) fn scatter(
-    input: Operand,
+    input: Argument,
     dim: i64,
-    index: Operand,
-    source: Operand,
+    index: Argument,
+    source: Argument,
     reduce: i64,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let reduce = reduction(&out, reduce)?;
     put_along(
@@ -358,30 +358,30 @@ pub(super) fn scatter(
 
 /// Adds elements of a tensor at positions of one axis.
 pub(super) fn scatter_add(
-    input: Operand,
+    input: Argument,
     dim: i64,
-    index: Operand,
-    source: Operand,
-    out: Operand,
+    index: Argument,
+    source: Argument,
+    out: Argument,
 ) -> Outcome<Work> {
     scatter(input, dim, index, source, 1, out)
 }
 
 /// Puts a number at positions of one axis.
 pub(super) fn scatter_value(
-    input: Operand,
+    input: Argument,
     dim: i64,
-    index: Operand,
+    index: Argument,
     value: Number,
     reduce: i64,
-    out: Operand,
+    out: Argument,
 ) -> Outcome<Work> {
     let reduce = reduction(&out, reduce)?;
     put_along(input, (dim, index), None, value, reduce, out)
 }
 
 /// The elements at which a mask is set, one after the other. The output has room for all; phase two tells how many there are.
-pub(super) fn masked_select(input: Operand, mask: Operand, out: Operand) -> Outcome<Work> {
+pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> Outcome<Work> {
     let shape = common_shape(&[input, mask])?;
     out.expect_shape(&[shape.iter().product()])?;
     out.expect_dtype(input.dtype())?;
@@ -397,7 +397,7 @@ pub(super) fn masked_select(input: Operand, mask: Operand, out: Operand) -> Outc
         Ok(chosen.len())
     }
     work_of_size(&out, move |views| {
-        let whole = |operand: &Operand| views.of(operand).broadcast(&shape);
+        let whole = |argument: &Argument| views.of(argument).broadcast(&shape);
         let (input, mask, out) = (whole(&input), whole(&mask), views.of(&out));
         let count = match domain {
             Domain::Int => chosen::<i64>(&input, &mask, out)?,
@@ -409,7 +409,7 @@ pub(super) fn masked_select(input: Operand, mask: Operand, out: Operand) -> Outc
 
 /// The places of the elements that are not 0: one in a row, or one in a column. The output has room for all, and phase two
 /// tells how many there are.
-pub(super) fn nonzero(rows: bool) -> impl Fn(Operand, Operand) -> Outcome<Work> {
+pub(super) fn nonzero(rows: bool) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| {
         let (rank, room) = (input.rank(), input.elements());
         out.expect_shape(&if rows { [room, rank] } else { [rank, room] })?;

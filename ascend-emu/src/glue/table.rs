@@ -315,6 +315,15 @@ macro_rules! for_each_glue_function {
             fn aclnnSigmoid(self_: In, out: Out) = element::real(|value| 1.0 / (1.0 + (-value).exp()));
             /// `torch.nn.functional.silu`.
             fn aclnnSilu(self_: In, out: Out) = element::real(|value| value / (1.0 + (-value).exp()));
+            /// `torch.nn.functional.relu`.
+            fn aclnnRelu(self_: In, out: Out) = element::unary(|value| value.max(0), element::relu);
+            /// `Tensor.relu_`.
+            fn aclnnInplaceRelu(selfRef: InOut) =
+                |own| element::unary(|value| value.max(0), element::relu)(own, own);
+            /// `torch.nn.functional.gelu` of older releases of the extension.
+            fn aclnnGelu(self_: In, out: Out) = element::real(element::gelu_tanh);
+            /// `torch.nn.functional.gelu`.
+            fn aclnnGeluV2(x: In, approximate: i64, y: Out) = element::gelu;
             /// `torch.tanh`.
             fn aclnnTanh(self_: In, out: Out) = element::real(f64::tanh);
             /// `-a`.

@@ -1,8 +1,7 @@
 //! Strided views of the memory behind device addresses.
 
+use super::argument::{Argument, Role, Shape};
 use super::number::{Number, Wide};
-use super::operand::{Operand, Role, Shape};
-use super::parameter::Given;
 use crate::memory::DeviceMemory;
 use crate::operator::{Addresses, Slot};
 use ascend_spec::DType;
@@ -432,26 +431,32 @@ impl Views {
     ///
     /// While the views live, the byte range of each tensor, counted from its address, is valid memory that nobody else
     /// touches.
-    pub(super) unsafe fn new(tensors: &[Given], at: &Addresses, memory: &DeviceMemory) -> Self {
+    pub(super) unsafe fn new(tensors: &[Argument], at: &Addresses, memory: &DeviceMemory) -> Self {
         let mut copies = Vec::new();
-        let ranges: Vec<Range<usize>> = tensors.iter().map(|given| range(given, at)).collect();
+        let ranges: Vec<Range<usize>> =
+            tensors.iter().map(|argument| range(argument, at)).collect();
         let shared = |own: &Range<usize>| {
-            tensors.iter().zip(&ranges).any(|(given, other)| {
-                given.role != Role::Read && own.start < other.end && other.start < own.end
+            tensors.iter().zip(&ranges).any(|(argument, other)| {
+                argument.role != Role::Read && own.start < other.end && other.start < own.end
             })
         };
-        let view = |(given, range): (&Given, &Range<usize>)| {
-            let size = given.desc.dtype.size().unwrap_or(1);
+        let view = |(argument, range): (&Argument, &Range<usize>)| {
+            let size = argument.desc.dtype.size().unwrap_or(1);
             let mut start = memory.host(range.start);
-            if given.role == Role::Read && shared(range) {
+            if argument.role == Role::Read && shared(range) {
                 let mut copy = vec![0u8; range.len()];
                 // SAFETY: the range is valid (the caller's promise), the copy has room for it.
                 unsafe { std::ptr::copy_nonoverlapping(start, copy.as_mut_ptr(), range.len()) };
                 start = copy.as_mut_ptr();
                 copies.push(copy);
             }
-            let shape: Shape = given.desc.shape.iter().map(|&dim| dim as usize).collect();
-            let strides = given.desc.strides.iter();
+            let shape: Shape = argument
+                .desc
+                .shape
+                .iter()
+                .map(|&dim| dim as usize)
+                .collect();
+            let strides = argument.desc.strides.iter();
             // Without elements the strides may be anything, and lead nowhere.
             let step = |&stride: &i64| match shape.contains(&0) {
                 true => 0,
@@ -465,7 +470,7 @@ impl Views {
                 .sum();
             View {
                 first: start.wrapping_offset(-below),
-                dtype: given.desc.dtype,
+                dtype: argument.desc.dtype,
                 size,
                 shape,
                 steps,
@@ -478,8 +483,8 @@ impl Views {
         }
     }
 
-    pub(super) fn of(&self, operand: &Operand) -> &View {
-        &self.views[operand.index]
+    pub(super) fn of(&self, argument: &Argument) -> &View {
+        &self.views[argument.index]
     }
 }
 
@@ -495,11 +500,11 @@ fn address(slot: Slot, at: &Addresses) -> usize {
 }
 
 /// The addresses that a tensor takes; empty for one without elements.
-pub(super) fn range(given: &Given, at: &Addresses) -> Range<usize> {
-    let bytes = given.desc.byte_range().unwrap_or(0..u64::MAX);
+pub(super) fn range(argument: &Argument, at: &Addresses) -> Range<usize> {
+    let bytes = argument.desc.byte_range().unwrap_or(0..u64::MAX);
     let place = |bytes: u64| {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        address(given.slot, at).saturating_add(bytes)
+        address(argument.slot, at).saturating_add(bytes)
     };
     place(bytes.start)..place(bytes.end)
 }

@@ -1,6 +1,7 @@
-//! A tensor of a call as phase one knows it, and the checks on it.
+//! A tensor of a call, and the checks on it.
 
 use super::number::{Domain, NAMES, Number};
+use crate::operator::Slot;
 use crate::status::{ACLNN_INVALID, Failure, Outcome, failure};
 use ascend_spec::{DType, TensorDesc};
 use smallvec::SmallVec;
@@ -22,17 +23,21 @@ pub(super) enum Role {
     Update,
 }
 
-/// One tensor of a call; stands for the same place in each launch.
+/// One tensor of a call, whose address each launch may change.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Operand {
+pub(super) struct Argument {
     pub operator: &'static str,
     pub name: &'static str,
     pub desc: TensorDesc,
-    /// Place among all the tensors of the call.
+    /// Position among all tensors of the call.
     pub index: usize,
+    pub slot: Slot,
+    pub role: Role,
+    /// The tensor's handle when the call was prepared; 0 for inputs, whose handles nobody asks for.
+    pub handle: usize,
 }
 
-impl Operand {
+impl Argument {
     /// A refusal that names the operator and this parameter.
     pub(super) fn refuse(&self, given: impl Display, allowed: impl Display) -> Failure {
         refuse(self.operator, self.name, given, allowed)
@@ -72,7 +77,7 @@ impl Operand {
         self.desc.dtype
     }
 
-    /// The sizes of the axes, which [`Operand::check`] has found not to be negative.
+    /// The sizes of the axes, which [`Argument::check`] has found not to be negative.
     pub(super) fn shape(&self) -> Shape {
         let size = |&dim: &i64| usize::try_from(dim).unwrap_or(0);
         self.desc.shape.iter().map(size).collect()
@@ -148,7 +153,7 @@ impl Operand {
     }
 
     /// Refuses an output that elements of another tensor cannot be converted to. Without a conversion, any type goes.
-    pub(super) fn expect_convertible(&self, from: &Operand) -> Outcome {
+    pub(super) fn expect_convertible(&self, from: &Argument) -> Outcome {
         if self.dtype() != from.dtype() {
             from.domain()?;
             self.domain()?;
@@ -212,13 +217,13 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {
 }
 
 /// The shape that tensors broadcast to.
-pub(super) fn common_shape(operands: &[Operand]) -> Outcome<Shape> {
+pub(super) fn common_shape(arguments: &[Argument]) -> Outcome<Shape> {
     let mut common = Shape::new();
-    for operand in operands {
-        let shape = operand.shape();
+    for argument in arguments {
+        let shape = argument.shape();
         common = broadcast(&common, &shape).ok_or_else(|| {
-            operand.refuse(
-                operand.desc.shape,
+            argument.refuse(
+                argument.desc.shape,
                 format_args!("what broadcasts together with {common:?}"),
             )
         })?;
@@ -227,10 +232,10 @@ pub(super) fn common_shape(operands: &[Operand]) -> Outcome<Shape> {
 }
 
 /// In what tensors and scalars are computed with.
-pub(super) fn common_domain(operands: &[Operand], numbers: &[Number]) -> Outcome<Domain> {
+pub(super) fn common_domain(arguments: &[Argument], numbers: &[Number]) -> Outcome<Domain> {
     let mut domain = Domain::Int;
-    for operand in operands {
-        domain = domain.with(operand.domain()?);
+    for argument in arguments {
+        domain = domain.with(argument.domain()?);
     }
     Ok(numbers
         .iter()
