@@ -106,12 +106,12 @@
 pub mod attention;
 pub mod case;
 mod error;
-mod executor;
 pub mod graph;
 pub mod kv;
 pub mod mask;
 mod memory;
 pub mod merge;
+mod operator;
 mod ops;
 mod runtime;
 pub mod serving;

@@ -4,6 +4,7 @@ use ascend_spec::Cann;
 use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
 
 use crate::error::{Error, Result};
+use crate::operator::Tensors;
 use crate::runtime::{Device, Stream};
 use crate::tensor::AnyTensor;
 
@@ -187,7 +188,7 @@ struct Replay<'a> {
     copies: Vec<(Parameter, AnyTensor)>,
 }
 
-impl Bindings for Replay<'_> {
+impl Tensors<Operand> for Replay<'_> {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
@@ -198,7 +199,9 @@ impl Bindings for Replay<'_> {
             visit(operand, copy.map_or(tensor, |(_, copy)| copy))
         })
     }
+}
 
+impl Bindings for Replay<'_> {
     fn features(&self) -> Option<Features> {
         None
     }
@@ -208,7 +211,7 @@ impl Bindings for Replay<'_> {
     }
 }
 
-impl Bindings for Arguments {
+impl Tensors<Operand> for Arguments {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
@@ -228,7 +231,9 @@ impl Bindings for Arguments {
         }
         Ok(())
     }
+}
 
+impl Bindings for Arguments {
     fn features(&self) -> Option<Features> {
         None
     }

@@ -3,6 +3,7 @@
 use ascend_spec::fia::Operand;
 
 use crate::error::Result;
+use crate::operator::Tensors;
 use crate::tensor::AnyTensor;
 
 use super::block_table::BlockTable;
@@ -39,7 +40,7 @@ impl Bound {
     }
 }
 
-impl Bindings for Bound {
+impl Tensors<Operand> for Bound {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
@@ -47,7 +48,9 @@ impl Bindings for Bound {
         let mut tensors = self.tensors.iter();
         tensors.try_for_each(|(operand, tensor)| visit(*operand, tensor))
     }
+}
 
+impl Bindings for Bound {
     fn features(&self) -> Option<Features> {
         self.features
     }

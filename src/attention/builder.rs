@@ -14,8 +14,7 @@ use super::allowed::Allowed;
 use super::inputs::Inputs;
 use super::places::Reading;
 use super::plan::{Bindings, Plan, imply_outputs};
-use super::tensor_list::TensorList;
-use super::{operator, unset};
+use super::{unset, versions};
 
 /// CANN's `innerPrecise`: precision, and what becomes of rows that a mask tensor leaves without keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -192,8 +191,7 @@ impl FusedInferAttention {
     }
 
     /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
-    /// launched, and the tensors are not kept. Key and value are a tensor each, or a list with a tensor for each
-    /// sequence.
+    /// launched, and the tensors are not kept.
     ///
     /// Since CANN 8.1.
     ///
@@ -205,17 +203,17 @@ impl FusedInferAttention {
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     #[doc(alias = "aclSetAclOpExecutorRepeatable")]
-    pub fn plan<T, K, V>(&self, query: &Tensor<T>, key: &K, value: &V) -> Result<Plan>
-    where
-        T: Element,
-        K: TensorList<Element = T> + ?Sized,
-        V: TensorList<Element = T> + ?Sized,
-    {
+    pub fn plan<T: Element>(
+        &self,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<Plan> {
         self.plan_with(&Inputs::new(query, key, value))
     }
 
-    /// The same for calls that read more than query, key and value, or integers: page attention, rotary parts, a shared
-    /// prefix, quantisation and so on. Each launch then brings [`Inputs`] of the same kinds, shapes and element types.
+    /// The same for calls that read more than query, key and value, or integers: page attention, a key and value for each
+    /// sequence, rotary parts, a shared prefix, quantisation and so on. Each launch then brings [`Inputs`] of the same kinds, shapes and element types.
     ///
     /// Since CANN 8.1.
     ///
@@ -278,7 +276,7 @@ impl FusedInferAttention {
             let (api, target) = (context.runtime().api(), context.target()?);
             let allowed = self.allowed.ids()?;
             let broken =
-                operator::choose(api, target, self.allowed.oldest(), &call, &allowed).err();
+                versions::choose(api, target, self.allowed.oldest(), &call, &allowed).err();
             let error = broken.map_or_else(|| unset::scale(&call), named);
             let mask = self.mask.tensor();
             return Err(Plan::refused(

@@ -4,6 +4,7 @@ use ascend_spec::fia::{FiaCall, Operand, Parameter as P};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
+use crate::operator::Tensors;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::block_table::BlockTable;
@@ -13,7 +14,6 @@ use super::plan::{Bindings, Output};
 use super::pse_shift::PseShift;
 use super::quantisation::{Modes, Quantisation};
 use super::shared_prefix::SharedPrefix;
-use super::tensor_list::{List, TensorList, list};
 
 /// The tensors of a call that differ from layer to layer, or from step to step.
 ///
@@ -69,17 +69,27 @@ pub struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Query, key and value, in the order of the call's layout. Key and value are a tensor each, or a list with a tensor
-    /// for each sequence. Element types are checked when the call is planned.
-    pub fn new<K, V>(query: &'a AnyTensor, key: &'a K, value: &'a V) -> Self
-    where
-        K: TensorList + ?Sized,
-        V: TensorList + ?Sized,
-    {
+    /// Query, key and value, in the order of the call's layout. Element types are checked when the call is planned.
+    pub fn new(query: &'a AnyTensor, key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
+        Self::with(query, List::One(key), List::One(value))
+    }
+
+    /// A query of several sequences, with a tensor of keys and one of values for each.
+    ///
+    /// Since CANN 8.1.
+    pub fn lists(
+        query: &'a AnyTensor,
+        key: &'a [&'a AnyTensor],
+        value: &'a [&'a AnyTensor],
+    ) -> Self {
+        Self::with(query, List::Many(key), List::Many(value))
+    }
+
+    fn with(query: &'a AnyTensor, key: List<'a>, value: List<'a>) -> Self {
         Self {
             query,
-            key: list(key),
-            value: list(value),
+            key,
+            value,
             pse_shift: None,
             block_table: None,
             query_padding: None,
@@ -223,6 +233,23 @@ impl<'a> Inputs<'a> {
     }
 }
 
+/// The tensors of key or value.
+#[derive(Clone, Copy, Debug)]
+enum List<'a> {
+    One(&'a AnyTensor),
+    Many(&'a [&'a AnyTensor]),
+}
+
+impl<'a> List<'a> {
+    fn iter(self) -> impl Iterator<Item = &'a AnyTensor> {
+        let (one, many) = match self {
+            Self::One(tensor) => (Some(tensor), Default::default()),
+            Self::Many(tensors) => (None, tensors),
+        };
+        one.into_iter().chain(many.iter().copied())
+    }
+}
+
 /// Attributes that come with [`Inputs`]. They are part of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Features {
@@ -306,7 +333,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-impl Bindings for Launch<'_> {
+impl Tensors<Operand> for Launch<'_> {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
@@ -317,7 +344,9 @@ impl Bindings for Launch<'_> {
         }
         self.inputs.visit(visit)
     }
+}
 
+impl Bindings for Launch<'_> {
     fn features(&self) -> Option<Features> {
         Some(self.inputs.features())
     }
@@ -327,11 +356,13 @@ impl Bindings for Launch<'_> {
     }
 }
 
-impl Bindings for Inputs<'_> {
+impl Tensors<Operand> for Inputs<'_> {
     fn each<'b>(&'b self, visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>) -> Result<()> {
         self.visit(visit)
     }
+}
 
+impl Bindings for Inputs<'_> {
     fn features(&self) -> Option<Features> {
         Some(Inputs::features(self))
     }

@@ -12,10 +12,10 @@ use crate::attention::{
     Bindings, Bound, CapturedTable, FusedInferAttention, Inputs, Launch, Output, Plan,
 };
 use crate::error::{Error, Result, acl};
-use crate::executor::Queue;
 use crate::kv::{Rule, ScatterPlan, SlotMapping, refused};
 use crate::memory::{Element, Memory};
 use crate::merge::{MergePlan, Part};
+use crate::operator::Queue;
 use crate::runtime::{Context, Stream, capturing};
 use crate::serving::{CallLengths, Cumulative};
 use crate::tensor::{AnyTensor, Tensor};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::attention::{CapturedTable, Plan};
 use crate::error::Result;
-use crate::executor::Queue;
 use crate::kv::{Rule, refused};
 use crate::memory::Memory;
+use crate::operator::Queue;
 use crate::runtime::{Device, Event, Stream};
 
 use super::call::{Launched, new_graph};

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ascend_sys::bindings as sys;
 
 use crate::error::{Error, Result, acl, acl_error};
-use crate::executor::Queue;
+use crate::operator::Queue;
 use crate::runtime::{Context, Resource, Stream, Uses, capturing};
 
 /// One piece of device memory. Dropping it frees it, as soon as no queued work uses it.

@@ -1,16 +1,20 @@
 //! Merging on the device.
 
 use std::fmt;
+use std::ptr;
 use std::sync::Arc;
 
 use ascend_spec::update::{UpdateCall, UpdateProblem, visible};
 use ascend_spec::{Axes, Layout, OperatorVersion, TensorDesc};
+use ascend_sys::Api;
 use smallvec::SmallVec;
 
 use crate::attention::Output;
 use crate::error::{Error, Result, aclnn};
-use crate::executor::{Operand, Place, Prepared, Queue, Symbols};
 use crate::memory::Element;
+use crate::operator::{
+    self, Addressed, Argument, Descriptors, PhaseOne, Phases, Queue, Tensors, phases,
+};
 use crate::runtime::{Context, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -58,16 +62,10 @@ pub enum EmptyRows {
     ThroughHost,
 }
 
-const SYMBOLS: Symbols = Symbols {
-    operator: OperatorVersion::AttentionUpdate,
-    instead: "merge in host memory with merge_on_host",
-    phase_one: |api| api.aclnnAttentionUpdateGetWorkspaceSize().map(drop),
-    phase_two: |api| api.aclnnAttentionUpdate(),
-};
+const PHASES: Phases = phases!(aclnnAttentionUpdateGetWorkspaceSize, aclnnAttentionUpdate);
 
-/// Places of the operator's lists among its inputs.
-const LSE: usize = 0;
-const LOCAL_OUT: usize = 1;
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "merge in host memory with merge_on_host";
 
 /// A merge of attention over 2 to 16 parts of the keys into attention over all of them. The [module](super) says what
 /// becomes of rows without keys and of NaN.
@@ -217,55 +215,100 @@ struct Rows {
     lse: TensorDesc,
 }
 
+/// A tensor of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parameter {
+    /// Log-sum-exps, by part.
+    Lse(usize),
+    /// Attention, by part.
+    LocalOut(usize),
+    Out,
+    LseOut,
+}
+
+impl Argument for Parameter {
+    fn name(self) -> &'static str {
+        match self {
+            Parameter::Lse(_) => "softmax_lse",
+            Parameter::LocalOut(_) => "attention",
+            Parameter::Out => "output.attention",
+            Parameter::LseOut => "output.softmax_lse",
+        }
+    }
+
+    fn input(self) -> Option<usize> {
+        match self {
+            Parameter::Lse(_) => Some(0),
+            Parameter::LocalOut(_) => Some(1),
+            Parameter::Out | Parameter::LseOut => None,
+        }
+    }
+
+    fn output(self) -> Option<usize> {
+        match self {
+            Parameter::Lse(_) | Parameter::LocalOut(_) => None,
+            Parameter::Out => Some(0),
+            Parameter::LseOut => Some(1),
+        }
+    }
+
+    fn element(self) -> Option<usize> {
+        match self {
+            Parameter::Lse(part) | Parameter::LocalOut(part) => Some(part),
+            Parameter::Out | Parameter::LseOut => None,
+        }
+    }
+}
+
+/// Phase one of a call that the contract has accepted. One address stands in for all.
 fn prepare(
     context: &Arc<Context>,
     call: &UpdateCall<'_>,
     stand_in: &AnyTensor,
-) -> Result<Prepared> {
-    let list = |name, input, descs: &[TensorDesc]| {
-        let one = |(element, &desc)| Operand {
-            name,
-            place: Place::Element { input, element },
-            desc,
-        };
-        descs.iter().enumerate().map(one).collect::<Vec<_>>()
+) -> Result<operator::Plan<Parameter>> {
+    let api = context.runtime().api();
+    PHASES.required(api, OperatorVersion::AttentionUpdate, INSTEAD)?;
+    let one = |argument, desc: &TensorDesc| Addressed {
+        argument,
+        desc: *desc,
+        address: stand_in.as_raw(),
     };
-    let output = |name, index, desc: Option<TensorDesc>| {
-        desc.map(|desc| Operand {
-            name,
-            place: Place::Output(index),
-            desc,
+    let outputs = [
+        (Parameter::Out, &call.out),
+        (Parameter::LseOut, &call.lse_out),
+    ];
+    let outputs = outputs
+        .into_iter()
+        .filter_map(|(argument, desc)| Some(one(argument, desc.as_ref()?)));
+    let lse = call.lse.iter().enumerate();
+    let lse = lse.map(|(part, desc)| one(Parameter::Lse(part), desc));
+    let local_out = call.local_out.iter().enumerate();
+    let local_out = local_out.map(|(part, desc)| one(Parameter::LocalOut(part), desc));
+    let tensors: Vec<_> = outputs.chain(lse).chain(local_out).collect();
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+        let (mut workspace_bytes, mut executor) = (0, ptr::null_mut());
+        // SAFETY: lists and tensors are live ones of this call; the last two are places for the results.
+        unsafe {
+            aclnn!(
+                api,
+                aclnnAttentionUpdateGetWorkspaceSize(
+                    descriptors.list(Parameter::Lse(0)),
+                    descriptors.list(Parameter::LocalOut(0)),
+                    call.update_type,
+                    descriptors.tensor(Parameter::Out),
+                    descriptors.tensor(Parameter::LseOut),
+                    &mut workspace_bytes,
+                    &mut executor,
+                )
+            )
+        }?;
+        Ok(PhaseOne {
+            workspace_bytes,
+            executor,
         })
     };
-    let mut operands = list("softmax_lse", LSE, call.lse);
-    operands.extend(list("attention", LOCAL_OUT, call.local_out));
-    operands.extend(output("output.attention", 0, call.out));
-    operands.extend(output("output.softmax_lse", 1, call.lse_out));
-    let outputs = call.lse.len() + call.local_out.len();
-    let update_type = call.update_type;
-    Prepared::new(
-        context,
-        &SYMBOLS,
-        operands,
-        stand_in.as_raw(),
-        |api, handles, bytes, executor| {
-            // SAFETY: lists and tensors are live ones of this call; the last two are places for the results.
-            unsafe {
-                aclnn!(
-                    api,
-                    aclnnAttentionUpdateGetWorkspaceSize(
-                        handles.list(LSE),
-                        handles.list(LOCAL_OUT),
-                        update_type,
-                        handles.tensor(outputs),
-                        handles.tensor(outputs + 1),
-                        bytes,
-                        executor,
-                    )
-                )
-            }
-        },
-    )
+    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    unsafe { operator::Plan::new(context, &PHASES, &tensors, None, phase_one) }
 }
 
 /// A merge that was checked and prepared. From [`MergeState::plan`].
@@ -279,16 +322,39 @@ pub struct MergePlan {
     out: TensorDesc,
     lse_out: TensorDesc,
     /// `None` without rows.
-    prepared: Option<Prepared>,
+    prepared: Option<operator::Plan<Parameter>>,
 }
 
-/// The tensors of a launch, in the order of the operator's arguments; the most it takes fit without an allocation.
-type Given = SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>;
+/// The tensors of a launch as the operator is told of them: both outputs, log-sum-exps of the parts, then their attention.
+/// The most it takes fit without an allocation.
+struct Given(SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>);
+
+impl Tensors<Parameter> for Given {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Parameter, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        let (outputs, parts) = self.0.split_at(self.0.len().min(2));
+        for (argument, tensor) in [Parameter::Out, Parameter::LseOut].into_iter().zip(outputs) {
+            visit(argument, tensor)?;
+        }
+        let (lse, local_out) = parts.split_at(parts.len() / 2);
+        for (part, tensor) in lse.iter().enumerate() {
+            visit(Parameter::Lse(part), tensor)?;
+        }
+        for (part, tensor) in local_out.iter().enumerate() {
+            visit(Parameter::LocalOut(part), tensor)?;
+        }
+        Ok(())
+    }
+}
 
 impl MergePlan {
     /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
     pub fn workspace_bytes(&self) -> usize {
-        self.prepared.as_ref().map_or(0, Prepared::workspace_bytes)
+        self.prepared
+            .as_ref()
+            .map_or(0, operator::Plan::workspace_bytes)
     }
 
     /// New output tensors, to be used with [`MergePlan::launch_into`] again and again. Their content is unspecified.
@@ -351,11 +417,10 @@ impl MergePlan {
         if self.merge.empty_rows == EmptyRows::None {
             return self.queue(prepared, stream, parts, output, lse_out);
         }
-        let mut given = Given::new();
-        let empty = self.fetch(stream, parts, &mut given)?;
-        self.complete(parts, output, lse_out, &mut given)?;
-        prepared.run(stream, &|operand| given.get(operand))?;
-        if let [.., out, lse] = given.as_slice()
+        let (lse, empty) = self.fetch(stream, parts)?;
+        let given = self.given(parts, lse.into_iter().map(Ok), output, lse_out)?;
+        prepared.check(stream, &given)?.launch()?;
+        if let [out, lse, ..] = given.0.as_slice()
             && !empty.is_empty()
         {
             stream.synchronize()?;
@@ -417,36 +482,39 @@ impl MergePlan {
     /// Queues the operator with the log-sum-exps as they are.
     fn queue<T: Element>(
         &self,
-        prepared: &Prepared,
+        prepared: &operator::Plan<Parameter>,
         queue: &impl Queue,
         parts: &[Part<'_, T>],
         output: &Output<T>,
         lse_out: &Tensor<f32>,
     ) -> Result<()> {
-        let mut given = Given::new();
-        for part in parts {
+        let lse = parts.iter().map(|part| {
             let lse = self.merge.in_order(part.softmax_lse.0)?;
-            given.push(lse.reshape([self.problem.rows])?);
-        }
-        self.complete(parts, output, lse_out, &mut given)?;
-        prepared.run(queue, &|operand| given.get(operand))
+            lse.reshape([self.problem.rows])
+        });
+        let given = self.given(parts, lse, output, lse_out)?;
+        prepared.check(queue, &given)?.launch()
     }
 
-    /// Adds what follows the parts' log-sum-exps.
-    fn complete<T: Element>(
+    /// The operator's view of a launch with these log-sum-exps of the parts.
+    fn given<T: Element>(
         &self,
         parts: &[Part<'_, T>],
+        lse: impl Iterator<Item = Result<AnyTensor>>,
         output: &Output<T>,
         lse_out: &Tensor<f32>,
-        given: &mut Given,
-    ) -> Result<()> {
+    ) -> Result<Given> {
         let (rows, dim) = (self.problem.rows, self.problem.dim);
+        let mut given = SmallVec::new();
+        given.push(output.attention.reshape([rows, dim])?.into());
+        given.push(self.merge.in_order(lse_out)?.reshape([rows])?);
+        for lse in lse {
+            given.push(lse?);
+        }
         for part in parts {
             given.push(part.attention.reshape([rows, dim])?.into());
         }
-        given.push(output.attention.reshape([rows, dim])?.into());
-        given.push(self.merge.in_order(lse_out)?.reshape([rows])?);
-        Ok(())
+        Ok(Given(given))
     }
 
     /// Puts the log-sum-exps in order and rows without keys at -inf, by way of the host. Rows that no part has keys for
@@ -455,8 +523,7 @@ impl MergePlan {
         &self,
         stream: &Stream,
         parts: &[Part<'_, T>],
-        given: &mut Given,
-    ) -> Result<Vec<usize>> {
+    ) -> Result<(Vec<AnyTensor>, Vec<usize>)> {
         let mut all = Vec::with_capacity(parts.len());
         for part in parts {
             let lse: Tensor<f32> = self.merge.in_order(part.softmax_lse.0)?.typed()?;
@@ -476,10 +543,9 @@ impl MergePlan {
                 }
             }
         }
-        for lse in all {
-            given.push(stream.upload(&lse, [lse.len()])?.into());
-        }
-        Ok(empty)
+        let upload = |lse: Vec<f32>| Ok(stream.upload(&lse, [lse.len()])?.into());
+        let lse = all.into_iter().map(upload).collect::<Result<_>>()?;
+        Ok((lse, empty))
     }
 }
 

@@ -43,10 +43,10 @@ struct Run {
 }
 
 enum How {
-    Merge(u16, MergePlan),
+    Merge(u16, Box<MergePlan>),
     Copy(usize),
     /// The rows as they have to be.
-    Fill(AnyTensor, AnyTensor),
+    Fill(Box<[AnyTensor; 2]>),
 }
 
 /// The parts that bits name, in order.
@@ -110,7 +110,7 @@ impl MergeState {
             let how = match bits.count_ones() {
                 0 => fill(context, &out, &lse_out, rows.len())?,
                 1 => How::Copy(bits.trailing_zeros() as usize),
-                _ => How::Merge(bits, self.plan_run(bits, &rows, parts)?),
+                _ => How::Merge(bits, Box::new(self.plan_run(bits, &rows, parts)?)),
             };
             runs.push(Run { rows, how });
         }
@@ -186,7 +186,7 @@ fn fill(
     zeros.write_part(0, &vec![0; bytes])?;
     let empty = f32::NEG_INFINITY.to_ne_bytes();
     lse.write_part(0, &empty.repeat(lse.len()))?;
-    Ok(How::Fill(zeros, lse))
+    Ok(How::Fill(Box::new([zeros, lse])))
 }
 
 impl RowMergePlan {
@@ -266,7 +266,8 @@ impl RowMergePlan {
                         lse.copy_from(stream, softmax_lse)?;
                     }
                 }
-                How::Fill(zeros, empty) => {
+                How::Fill(filled) => {
+                    let [zeros, empty] = &**filled;
                     AnyTensor::copy_from(&attention, stream, zeros)?;
                     AnyTensor::copy_from(&lse, stream, empty)?;
                 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
-use crate::executor::Queue;
 use crate::memory::{Element, Memory, vec_from, zeros};
+use crate::operator::Queue;
 use crate::runtime::{Context, Stream};
 
 use super::Tensor;

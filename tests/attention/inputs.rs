@@ -405,7 +405,7 @@ fn a_launch_brings_what_its_plan_was_made_with() {
     let sink = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
     not_as_planned(launch(&paged.learnable_sink(&sink)), "learnable_sink");
     not_as_planned(
-        launch(&Inputs::new(&query, &cache, &[&cache, &cache]).paged(&table)),
+        launch(&Inputs::lists(&query, &[&cache], &[&cache, &cache]).paged(&table)),
         "value",
     );
     invalid(plan.launch_with::<bf16>(&stream, &paged), "dtype");

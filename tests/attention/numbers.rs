@@ -2,8 +2,10 @@
 
 use crate::harness;
 
+use ascend_attention::attention::Inputs;
 use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Stream, Tensor, bf16, f16,
+    AnyTensor, CausalOrigin, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Stream,
+    Tensor, bf16, f16,
 };
 use harness::reference::{Half, Logical, Sees, axes, row};
 use proptest::prelude::*;
@@ -196,14 +198,20 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
     if call.corrected && !call.decodes() {
         attention = attention.inner_precise(InnerPrecise::HighPrecisionCorrected);
     }
-    let plan = match attention.plan(&query, &keys, &values) {
+    let (keys, values): (Vec<&AnyTensor>, Vec<&AnyTensor>) = keys
+        .iter()
+        .zip(&values)
+        .map(|(key, value)| (&**key, &**value))
+        .unzip();
+    let inputs = Inputs::lists(&query, &keys, &values);
+    let plan = match attention.plan_with(&inputs) {
         Ok(plan) => plan,
         // Random windows need not hold the rules for windows.
         Err(Error::Violation(violation)) if violation.rule.id.contains("tokens") => return Ok(()),
         Err(error) => return Err(TestCaseError::fail(error.to_string())),
     };
     let mut output = harness::poisoned::<T>(&plan, &stream);
-    plan.launch_into(&stream, &query, &keys, &values, &mut output)
+    plan.launch_with_into(&stream, &inputs, &mut output)
         .unwrap();
     let got = output.attention.download(&stream).unwrap();
     let lse = output.softmax_lse.map(|lse| lse.download(&stream).unwrap());

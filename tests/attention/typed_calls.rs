@@ -129,9 +129,13 @@ impl Uploaded {
         }
     }
 
-    fn inputs<'a>(&'a self, case: &Case) -> Inputs<'a> {
-        let query = &self.tensors[&P::Query];
-        let mut inputs = Inputs::new(query, &self.key, &self.value);
+    /// Key and value, to be borrowed.
+    fn lists(&self) -> [Vec<&AnyTensor>; 2] {
+        [self.key.iter().collect(), self.value.iter().collect()]
+    }
+
+    fn inputs<'a>(&'a self, case: &Case, [key, value]: &'a [Vec<&'a AnyTensor>; 2]) -> Inputs<'a> {
+        let mut inputs = Inputs::lists(&self.tensors[&P::Query], key, value);
         inputs = inputs.quantisation(self.quantisation(case));
         if let Some(table) = &self.block_table {
             inputs = inputs.paged(table);
@@ -238,7 +242,7 @@ fn bytes<T: Element>(stream: &Stream, output: &Output<T>) -> [Option<Vec<u8>>; 2
 fn by_type<T: Element>(stream: &Stream, case: &Case) -> [Option<Vec<u8>>; 2] {
     let (first, second) = (Uploaded::new(stream, case), Uploaded::new(stream, case));
     let plan = call(stream, case, &first)
-        .plan_with(&first.inputs(case))
+        .plan_with(&first.inputs(case, &first.lists()))
         .unwrap_or_else(|error| panic!("{}: {error}", case.name));
     let mut output = plan.output::<T>().unwrap();
     let poison = |tensor: &AnyTensor| {
@@ -248,7 +252,7 @@ fn by_type<T: Element>(stream: &Stream, case: &Case) -> [Option<Vec<u8>>; 2] {
     poison(&output.attention);
     output.softmax_lse.iter().for_each(|lse| poison(lse));
     first.spoil(stream);
-    plan.launch_with_into(stream, &second.inputs(case), &mut output)
+    plan.launch_with_into(stream, &second.inputs(case, &second.lists()), &mut output)
         .unwrap_or_else(|error| panic!("{}: {error}", case.name));
     bytes(stream, &output)
 }

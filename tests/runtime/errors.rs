@@ -5,7 +5,7 @@ use crate::harness;
 use std::env;
 use std::process::Command;
 
-use ascend_attention::attention::{Arguments, Parameter};
+use ascend_attention::attention::{Arguments, Inputs, Parameter};
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::{
@@ -76,8 +76,10 @@ fn broken_rules_are_named_before_the_operator_is_called() {
         call().mask(band(-1, 0)).plan(&q, &kv, &kv),
         "tokens.empty_band",
     );
-    let none: [Tensor<f16>; 0] = [];
-    violates(call().plan(&q, &none, &kv), "call.required");
+    violates(
+        call().plan_with(&Inputs::lists(&q, &[], &[&kv])),
+        "call.required",
+    );
     still_works(&stream);
 }
 
@@ -339,7 +341,7 @@ fn a_launch_must_be_as_planned() {
         "key: given FLOAT16 [1, 2, 17, 32], planned: FLOAT16 [1, 2, 16, 32]; plan again for other shapes, dtypes or \
          strides"
     );
-    let outcome = plan.launch(&stream, &q, &[&kv, &kv], &kv);
+    let outcome = plan.launch_with::<f16>(&stream, &Inputs::lists(&q, &[&kv, &kv], &[&kv]));
     assert!(matches!(
         outcome,
         Err(Error::NotAsPlanned {

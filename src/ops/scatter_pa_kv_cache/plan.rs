@@ -2,14 +2,18 @@
 
 use std::fmt;
 use std::ptr;
+use std::sync::Arc;
 
+use ascend_spec::OperatorVersion;
 use ascend_spec::scatter::{NORM, PA_NZ, ScatterCall};
-use ascend_spec::{OperatorVersion, TensorDesc};
+use ascend_sys::Api;
 
 use crate::error::{Error, Result, aclnn};
-use crate::executor::{Operand, Place, Prepared, Queue, Symbols};
 use crate::memory::Element;
-use crate::runtime::Stream;
+use crate::operator::{
+    Argument, Descriptors, PhaseOne, Phases, Plan, Queue, Tensors, addressed, phases,
+};
+use crate::runtime::{Context, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SlotMapping;
@@ -24,12 +28,10 @@ pub enum CacheOrder {
     PaNz,
 }
 
-const SYMBOLS: Symbols = Symbols {
-    operator: OperatorVersion::ScatterPaKvCache,
-    instead: "copy the rows to their slots with aclrtMemcpyAsync",
-    phase_one: |api| api.aclnnScatterPaKvCacheGetWorkspaceSize().map(drop),
-    phase_two: |api| api.aclnnScatterPaKvCache(),
-};
+const PHASES: Phases = phases!(aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache);
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "copy the rows to their slots with aclrtMemcpyAsync";
 
 /// A call of ScatterPaKvCache, which writes the keys and values of new tokens into their slots of a paged cache.
 ///
@@ -129,48 +131,17 @@ impl ScatterPaKvCache {
         };
         let problem = call.check(context.soc()?)?;
         slots.fits(problem.slots())?;
-        let operands = operands(&call);
+        let tensors = Given {
+            key,
+            key_cache: &key_cache,
+            slot_mapping: slots.tensor(),
+            values: values
+                .zip(value_cache.as_ref())
+                .map(|((value, _), cache)| (value, cache)),
+        };
         let prepared = match problem.tokens {
             0 => None,
-            _ => Some(Prepared::new(
-                context,
-                &SYMBOLS,
-                operands.clone(),
-                key_cache.as_raw(),
-                |api, handles, bytes, executor| {
-                    let mode = match self.order {
-                        CacheOrder::Norm => c"Norm",
-                        CacheOrder::PaNz => c"PA_NZ",
-                    };
-                    let tensor = |place| {
-                        let at = operands.iter().position(|operand| operand.place == place);
-                        at.map_or(ptr::null_mut(), |at| handles.tensor(at))
-                    };
-                    // SAFETY: every tensor is null where the operator allows that, or a live one of this call; the text
-                    // is read and not changed; the last two are places for the results.
-                    unsafe {
-                        aclnn!(
-                            api,
-                            aclnnScatterPaKvCacheGetWorkspaceSize(
-                                tensor(KEY),
-                                tensor(KEY_CACHE),
-                                tensor(SLOT_MAPPING),
-                                tensor(VALUE),
-                                tensor(VALUE_CACHE),
-                                ptr::null(),
-                                ptr::null(),
-                                ptr::null(),
-                                mode.as_ptr().cast_mut(),
-                                ptr::null_mut(),
-                                ptr::null(),
-                                ptr::null(),
-                                bytes,
-                                executor,
-                            )
-                        )
-                    }
-                },
-            )?),
+            _ => Some(prepare(context, &call, &tensors)?),
         };
         Ok(ScatterPlan {
             scatter: self.clone(),
@@ -203,32 +174,114 @@ impl ScatterPaKvCache {
     }
 }
 
-const KEY: Place = Place::Input(0);
-const KEY_CACHE: Place = Place::InOut {
-    input: 1,
-    output: 0,
-};
-const SLOT_MAPPING: Place = Place::Input(2);
-const VALUE: Place = Place::Input(3);
-const VALUE_CACHE: Place = Place::InOut {
-    input: 4,
-    output: 1,
-};
-
 /// The tensors of a call.
-fn operands(call: &ScatterCall<'_>) -> Vec<Operand> {
-    let one =
-        |name, place, desc: Option<TensorDesc>| desc.map(|desc| Operand { name, place, desc });
-    [
-        one("key", KEY, call.key),
-        one("key_cache", KEY_CACHE, call.key_cache),
-        one("slot_mapping", SLOT_MAPPING, call.slot_mapping),
-        one("value", VALUE, call.value),
-        one("value_cache", VALUE_CACHE, call.value_cache),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parameter {
+    Key,
+    KeyCache,
+    SlotMapping,
+    Value,
+    ValueCache,
+}
+
+impl Argument for Parameter {
+    fn name(self) -> &'static str {
+        match self {
+            Parameter::Key => "key",
+            Parameter::KeyCache => "key_cache",
+            Parameter::SlotMapping => "slot_mapping",
+            Parameter::Value => "value",
+            Parameter::ValueCache => "value_cache",
+        }
+    }
+
+    fn input(self) -> Option<usize> {
+        Some(self as usize)
+    }
+
+    fn output(self) -> Option<usize> {
+        match self {
+            Parameter::KeyCache => Some(0),
+            Parameter::ValueCache => Some(1),
+            _ => None,
+        }
+    }
+
+    fn element(self) -> Option<usize> {
+        None
+    }
+}
+
+/// The tensors of a launch, caches in the operator's axes.
+struct Given<'a> {
+    key: &'a AnyTensor,
+    key_cache: &'a AnyTensor,
+    slot_mapping: &'a AnyTensor,
+    /// With their cache.
+    values: Option<(&'a AnyTensor, &'a AnyTensor)>,
+}
+
+impl Tensors<Parameter> for Given<'_> {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Parameter, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        visit(Parameter::KeyCache, self.key_cache)?;
+        if let Some((_, cache)) = self.values {
+            visit(Parameter::ValueCache, cache)?;
+        }
+        visit(Parameter::Key, self.key)?;
+        visit(Parameter::SlotMapping, self.slot_mapping)?;
+        match self.values {
+            Some((value, _)) => visit(Parameter::Value, value),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Phase one of a call that the contract has accepted.
+fn prepare(
+    context: &Arc<Context>,
+    call: &ScatterCall<'_>,
+    tensors: &Given<'_>,
+) -> Result<Plan<Parameter>> {
+    let api = context.runtime().api();
+    PHASES.required(api, OperatorVersion::ScatterPaKvCache, INSTEAD)?;
+    let given = addressed(tensors)?;
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+        let mode = descriptors.text("cache_mode", call.cache_mode)?;
+        let tensor = |parameter| descriptors.tensor(parameter);
+        let (mut workspace_bytes, mut executor) = (0, ptr::null_mut());
+        // SAFETY: every tensor is null where the operator allows that, or a live one of this call; the text is read and
+        // not changed; the last two are places for the results.
+        unsafe {
+            aclnn!(
+                api,
+                aclnnScatterPaKvCacheGetWorkspaceSize(
+                    tensor(Parameter::Key),
+                    tensor(Parameter::KeyCache),
+                    tensor(Parameter::SlotMapping),
+                    tensor(Parameter::Value),
+                    tensor(Parameter::ValueCache),
+                    ptr::null(),
+                    ptr::null(),
+                    ptr::null(),
+                    mode,
+                    ptr::null_mut(),
+                    ptr::null(),
+                    ptr::null(),
+                    &mut workspace_bytes,
+                    &mut executor,
+                )
+            )
+        }?;
+        Ok(PhaseOne {
+            workspace_bytes,
+            executor,
+        })
+    };
+    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    unsafe { Plan::new(context, &PHASES, &given, None, phase_one) }
 }
 
 /// A call of ScatterPaKvCache that was checked and prepared. From [`ScatterPaKvCache::plan`].
@@ -243,13 +296,13 @@ pub struct ScatterPlan {
     slots: u64,
     values: bool,
     /// `None` without tokens.
-    prepared: Option<Prepared>,
+    prepared: Option<Plan<Parameter>>,
 }
 
 impl ScatterPlan {
     /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
     pub fn workspace_bytes(&self) -> usize {
-        self.prepared.as_ref().map_or(0, Prepared::workspace_bytes)
+        self.prepared.as_ref().map_or(0, Plan::workspace_bytes)
     }
 
     /// Queues the writing of keys and values. Returns at once. Allocates no host memory from the second launch on a
@@ -327,14 +380,15 @@ impl ScatterPlan {
             Some((value, cache)) => Some(self.scatter.view(cache, value)?),
             None => None,
         };
-        let given = [
-            Some(key),
-            Some(&key_cache),
-            Some(slots.tensor()),
-            values.map(|(value, _)| value),
-            value_cache.as_ref(),
-        ];
-        prepared.run(queue, &|operand| given.get(operand).copied().flatten())
+        let given = Given {
+            key,
+            key_cache: &key_cache,
+            slot_mapping: slots.tensor(),
+            values: values
+                .zip(value_cache.as_ref())
+                .map(|((value, _), cache)| (value, cache)),
+        };
+        prepared.check(queue, &given)?.launch()
     }
 }
 

@@ -3,15 +3,14 @@
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::fia::{FiaCall, Parameter, Places, Version};
+use ascend_spec::fia::{FiaCall, Operand, Parameter, Place, Places, Version};
 use ascend_spec::{Cann, Refusal, Target, Violation};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result, aclnn};
-use crate::executor::Slot;
+use crate::operator::{Addressed, Argument, Descriptors, PhaseOne, Phases, Plan, phases};
 use crate::runtime::Context;
-
-use super::descriptor::{Descriptors, Executor};
+use crate::tensor::AnyTensor;
 
 /// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
 /// product and can express the call, `at_least` one. With it come the bounds of what the call reads on the device as places.
@@ -38,7 +37,7 @@ pub(super) fn choose(
     if let Err(Refusal::Violation(violation)) = checked {
         return Err(told(violation).into());
     }
-    let Some(version) = candidates().find(|&version| is_present(api, version)) else {
+    let Some(version) = candidates().find(|&version| phases_of(version).are_installed(api)) else {
         return Err(Error::OperatorVersion {
             needed: first.symbol(),
             why: why(oldest),
@@ -83,51 +82,108 @@ fn why(oldest: Version) -> &'static str {
     }
 }
 
-/// Whether both phases of a version are there.
-fn is_present(api: &Api, version: Version) -> bool {
+/// The functions of a version.
+fn phases_of(version: Version) -> Phases {
     match version {
-        Version::V1 => {
-            api.aclnnFusedInferAttentionScoreGetWorkspaceSize().is_ok()
-                && api.aclnnFusedInferAttentionScore().is_ok()
-        }
-        Version::V2 => {
-            api.aclnnFusedInferAttentionScoreV2GetWorkspaceSize()
-                .is_ok()
-                && api.aclnnFusedInferAttentionScoreV2().is_ok()
-        }
-        Version::V3 => {
-            api.aclnnFusedInferAttentionScoreV3GetWorkspaceSize()
-                .is_ok()
-                && api.aclnnFusedInferAttentionScoreV3().is_ok()
-        }
-        Version::V4 => {
-            api.aclnnFusedInferAttentionScoreV4GetWorkspaceSize()
-                .is_ok()
-                && api.aclnnFusedInferAttentionScoreV4().is_ok()
-        }
-        Version::V5 => {
-            api.aclnnFusedInferAttentionScoreV5GetWorkspaceSize()
-                .is_ok()
-                && api.aclnnFusedInferAttentionScoreV5().is_ok()
-        }
+        Version::V1 => phases!(
+            aclnnFusedInferAttentionScoreGetWorkspaceSize,
+            aclnnFusedInferAttentionScore
+        ),
+        Version::V2 => phases!(
+            aclnnFusedInferAttentionScoreV2GetWorkspaceSize,
+            aclnnFusedInferAttentionScoreV2
+        ),
+        Version::V3 => phases!(
+            aclnnFusedInferAttentionScoreV3GetWorkspaceSize,
+            aclnnFusedInferAttentionScoreV3
+        ),
+        Version::V4 => phases!(
+            aclnnFusedInferAttentionScoreV4GetWorkspaceSize,
+            aclnnFusedInferAttentionScoreV4
+        ),
+        Version::V5 => phases!(
+            aclnnFusedInferAttentionScoreV5GetWorkspaceSize,
+            aclnnFusedInferAttentionScoreV5
+        ),
     }
 }
 
-/// Phase one: a repeatable executor, and the bytes of workspace that each launch needs. The device must be bound.
+impl Argument for Operand {
+    fn name(self) -> &'static str {
+        self.name()
+    }
+
+    fn input(self) -> Option<usize> {
+        match self.place() {
+            Place::Input(input, _) => Some(input),
+            Place::Output(_) => None,
+        }
+    }
+
+    fn output(self) -> Option<usize> {
+        match self.place() {
+            Place::Input(..) => None,
+            Place::Output(output) => Some(output),
+        }
+    }
+
+    fn element(self) -> Option<usize> {
+        match self {
+            Operand::Key(index) | Operand::Value(index) => Some(index),
+            _ => None,
+        }
+    }
+
+    #[cold]
+    fn shares_memory(self, other: Self) -> Error {
+        let with = if other.is_output() {
+            "another output"
+        } else {
+            other.name()
+        };
+        Error::invalid(
+            "output",
+            format_args!("memory that is shared with {with}"),
+            "memory of its own",
+        )
+    }
+}
+
+/// Phase one of a call that the contract has accepted, with these tensors and a mask that stays the same.
 pub(super) fn prepare(
     context: &Arc<Context>,
     version: Version,
     call: &FiaCall<'_>,
-    descriptors: Descriptors,
-) -> Result<(Executor, u64)> {
+    tensors: &[Addressed<Operand>],
+    mask: Option<&AnyTensor>,
+) -> Result<Plan<Operand>> {
+    let mask = mask.map(|mask| (Operand::AttenMask, mask));
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Operand>| {
+        phase_one(api, version, call, descriptors)
+    };
+    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    unsafe { Plan::new(context, &phases_of(version), tensors, mask, phase_one) }
+}
+
+/// Phase one of a version. The device must be bound.
+fn phase_one(
+    api: &Api,
+    version: Version,
+    call: &FiaCall<'_>,
+    descriptors: &mut Descriptors<Operand>,
+) -> Result<PhaseOne> {
     use Parameter as P;
 
-    let api = context.runtime().api();
-    let t = |parameter| descriptors.tensor(parameter).cast_const();
-    let [lengths, lengths_kv, prefix_len, q_start, kv_start] = descriptors.arrays();
-    let mut workspace_bytes = 0;
-    let mut executor = ptr::null_mut();
-
+    let lengths = descriptors.ints(call.actual_seq_lengths)?;
+    let lengths_kv = descriptors.ints(call.actual_seq_lengths_kv)?;
+    let prefix_len = descriptors.ints(call.actual_shared_prefix_len)?;
+    let q_start = descriptors.ints(call.q_start_idx)?;
+    let kv_start = descriptors.ints(call.kv_start_idx)?;
+    let input_layout = descriptors.text("input_layout", Some(call.input_layout))?;
+    let key = descriptors.list(Operand::Key(0));
+    let value = descriptors.list(Operand::Value(0));
+    let t = |parameter: P| descriptors.tensor(parameter.into()).cast_const();
+    let (mut workspace_bytes, mut executor) = (0, ptr::null_mut());
     /// The arguments that all versions have, around those that later ones added.
     macro_rules! phase_one {
         ($function:ident, inputs: [$($input:expr),*], modes: [$($mode:expr),*]) => {
@@ -135,12 +191,12 @@ pub(super) fn prepare(
             // are places for the results; the contract has accepted the call.
             unsafe {
                 aclnn!(api, $function(
-                    t(P::Query), descriptors.key(), descriptors.value(), t(P::PseShift), t(P::AttenMask),
+                    t(P::Query), key, value, t(P::PseShift), t(P::AttenMask),
                     lengths, lengths_kv, t(P::DeqScale1), t(P::QuantScale1), t(P::DeqScale2), t(P::QuantScale2),
                     t(P::QuantOffset2), t(P::AntiquantScale), t(P::AntiquantOffset), t(P::BlockTable),
                     t(P::QueryPaddingSize), t(P::KvPaddingSize),
                     $($input,)*
-                    call.num_heads, call.scale, call.pre_tokens, call.next_tokens, descriptors.input_layout(),
+                    call.num_heads, call.scale, call.pre_tokens, call.next_tokens, input_layout,
                     call.num_key_value_heads, call.sparse_mode, call.inner_precise, call.block_size,
                     call.antiquant_mode, call.softmax_lse_flag,
                     $($mode,)*
@@ -194,29 +250,8 @@ pub(super) fn prepare(
             ]
         ),
     }?;
-    // SAFETY: phase one made the executor of these descriptors.
-    let executor = unsafe { Executor::new(context, version.symbol(), executor, descriptors) }?;
-    Ok((executor, workspace_bytes))
-}
-
-/// Phase two: queues one launch. The device must be bound.
-///
-/// # Safety
-/// The executor's addresses and the workspace are memory of the planned sizes, which is kept until the stream has passed
-/// the launch; the stream is alive.
-pub(super) unsafe fn launch(version: Version, executor: &Executor, slot: &Slot<'_>) -> Result<()> {
-    let executor = executor.as_ptr();
-    macro_rules! phase_two {
-        ($function:ident) => {
-            // SAFETY: handed on to the caller; the executor is repeatable, so it may be used any number of times.
-            unsafe { aclnn!(slot.api, $function(slot.workspace, slot.bytes, executor, slot.stream)) }
-        };
-    }
-    match version {
-        Version::V1 => phase_two!(aclnnFusedInferAttentionScore),
-        Version::V2 => phase_two!(aclnnFusedInferAttentionScoreV2),
-        Version::V3 => phase_two!(aclnnFusedInferAttentionScoreV3),
-        Version::V4 => phase_two!(aclnnFusedInferAttentionScoreV4),
-        Version::V5 => phase_two!(aclnnFusedInferAttentionScoreV5),
-    }
+    Ok(PhaseOne {
+        workspace_bytes,
+        executor,
+    })
 }

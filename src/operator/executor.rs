@@ -1,0 +1,95 @@
+//! Executors that are launched again and again.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ascend_sys::Api;
+use ascend_sys::bindings::aclOpExecutor;
+
+use crate::error::{Result, aclnn, null_error};
+use crate::runtime::Context;
+
+use super::{Argument, Descriptors};
+
+/// A prepared call that can be launched again and again with other addresses.
+#[derive(Debug)]
+pub(super) struct Executor<A> {
+    raw: NonNull<aclOpExecutor>,
+    context: Arc<Context>,
+    /// After `raw`, which refers to them, is destroyed.
+    descriptors: Descriptors<A>,
+}
+
+// SAFETY: the executor is data of CANN's that no thread owns; whoever has this has the only access to it. The descriptors
+// are `Send` apart from it, and texts are read by CANN alone.
+unsafe impl<A: Send> Send for Executor<A> {}
+
+impl<A> Executor<A> {
+    /// Takes over what phase one returned, and makes it repeatable. The device must be bound.
+    ///
+    /// # Safety
+    /// `raw` is null, or a new executor made of these descriptors.
+    pub(super) unsafe fn new(
+        context: &Arc<Context>,
+        function: &'static str,
+        raw: *mut aclOpExecutor,
+        descriptors: Descriptors<A>,
+    ) -> Result<Self> {
+        let api = context.runtime().api();
+        let raw = NonNull::new(raw).ok_or_else(|| null_error(api, function))?;
+        let executor = Self {
+            raw,
+            context: Arc::clone(context),
+            descriptors,
+        };
+        // SAFETY: the executor is new: phase two has not run.
+        unsafe { aclnn!(api, aclSetAclOpExecutorRepeatable(executor.as_ptr())) }?;
+        Ok(executor)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut aclOpExecutor {
+        self.raw.as_ptr()
+    }
+}
+
+impl<A: Argument> Executor<A> {
+    /// Gives a tensor another address, for launches from now on. The device must be bound, and the memory laid out as the
+    /// tensor's description says.
+    pub(super) fn set_address(&mut self, api: &Api, argument: A, at: *mut c_void) -> Result<()> {
+        let executor = self.as_ptr();
+        // SAFETY: the executor is repeatable and alive, the descriptors are those that it was made of, and the caller has
+        // checked the memory.
+        unsafe {
+            if let (Some(input), Some(element)) = (argument.input(), argument.element()) {
+                let list = self.descriptors.list(argument);
+                return aclnn!(
+                    api,
+                    aclSetDynamicInputTensorAddr(executor, input, element, list, at)
+                );
+            }
+            let tensor = self.descriptors.tensor(argument);
+            if let Some(input) = argument.input() {
+                aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))?;
+            }
+            if let Some(output) = argument.output() {
+                aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<A> Drop for Executor<A> {
+    fn drop(&mut self) {
+        let destroy = || -> Result<()> {
+            let api = self.context.bind()?;
+            // SAFETY: a repeatable executor lives until it is destroyed, once, here; launches in flight keep what they
+            // need of it.
+            unsafe { aclnn!(api, aclDestroyAclOpExecutor(self.as_ptr())) }
+        };
+        if let Err(error) = destroy() {
+            tracing::error!("cannot destroy an executor: {error}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The launch machinery that all operators share.
+//!
+//! An operator names its tensors by an [`Argument`], makes a [`Plan`] of a call that the contract has accepted, and launches
+//! it with the [`Tensors`] of each layer. The plan holds the repeatable executor, checks that tensors are as planned, gives
+//! the executor their addresses, queues phase two on a [`Queue`] and keeps memory for as long as the device may use it.
+
+mod argument;
+mod descriptor;
+mod descriptors;
+mod executor;
+mod phases;
+mod plan;
+mod queue;
+
+pub(crate) use argument::{Addressed, Argument, Tensors, addressed};
+pub(crate) use descriptors::Descriptors;
+pub(crate) use phases::{Phases, phases};
+pub(crate) use plan::{PhaseOne, Plan, reach};
+pub(crate) use queue::Queue;
