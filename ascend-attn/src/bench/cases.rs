@@ -6,7 +6,7 @@ use ascend_attention::spec::{
     DType, Extents, Layout, MaskGeometry, Soc, SparseMode, Target, TensorDesc,
 };
 use ascend_attention::{bf16, f16};
-use ascend_emu::kernel::{self, Beyond, Buffers};
+use ascend_emu::kernel::{self, Buffers, RunOptions};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Which keys are visible.
@@ -402,13 +402,13 @@ impl Ready<'_> {
             found.map_or(std::ptr::null_mut(), |&(_, address)| address)
         };
         let buffers = Buffers(&base);
-        let beyond = Beyond {
+        let options = RunOptions {
             single: self.single,
             geometry: self.geometry.as_ref(),
             working_memory: Some(&self.working_memory),
         };
         // SAFETY: each tensor has the memory of its description, four bytes an element where single precision is held.
-        let done = unsafe { kernel::run_beyond(self.problem, &buffers, &beyond) };
+        let done = unsafe { kernel::run_with(self.problem, &buffers, &options) };
         done.map_err(|unsupported| unsupported.to_string())
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cases::{Case, Ready};
 use ascend_attention::spec::DType;
-use ascend_emu::kernel::roof;
+use ascend_emu::kernel::roofline;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -66,7 +66,7 @@ impl Bench {
 
     /// Operations a second, all threads at once.
     fn peak(&self) -> f64 {
-        self.rate(|_| roof::multiply_add(BURST) as f64)
+        self.rate(|_| roofline::multiply_add(BURST) as f64)
     }
 
     /// Bytes read a second, all threads at once.
@@ -74,7 +74,7 @@ impl Bench {
         let part = self.memory.len() / self.threads;
         self.rate(|thread| {
             let first = thread * part;
-            black_box(roof::read(&self.memory[first..first + part]));
+            black_box(roofline::read(&self.memory[first..first + part]));
             (part * size_of::<f32>()) as f64
         })
     }

@@ -1,86 +1,91 @@
-//! A call as the kernels see it: sequences, tensors by row, and the numbering of queries.
+//! The call as the kernels see it: sequences, tensors by the row, and the numbering of queries.
 
 use super::Buffers;
-use super::blocks::Blocks;
-use super::cells::Cells;
-use super::factors::{Conversion, Coordinates, Factors, Numbers};
-use super::keys::{Keys, Part, Place};
-use super::mask::{Bias, MaskBytes};
-use super::output::Output;
+use super::dequantise::scalars::ScalarTensor;
+use super::dequantise::scale_grid::ScaleGrid;
+use super::dequantise::{Quantisation, ScalePosition};
+use super::kv::block_table::BlockIds;
+use super::kv::{KeyValues, KvTensor, Storage};
+use super::mask::summary::MaskSummary;
+use super::mask::tensor::MaskTensor;
+use super::position_bias::Bias;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::source::{Source, Types};
-use super::tensors::{Sink, Sizes};
+use super::tensor::input::{ElementTypes, InputTensor};
+use super::tensor::output::OutputTensor;
+use super::tensor::strided::{Sizes, WriteTensor};
 use ascend_spec::fia::{self, Affine, Grid, MaskRows, Operand, Padding, Problem, Rows, Work};
 use ascend_spec::{DType, MaskGeometry};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One call. A *query* is one row of one head; the queries that share a key head are numbered row by row, and within
-/// a row head by head, so that neighbours see nearly the same keys.
+/// One call. A *query* is one row of one head. The queries that share a key head are numbered row by row, and within a row
+/// head by head, so that neighbours see nearly the same keys.
 #[derive(Debug)]
 pub(super) struct Attention {
     pub(super) sequences: Vec<Sequence>,
     pub(super) kv_heads: usize,
-    /// Query heads that share a key head.
+    /// Number of query heads that share a key head.
     pub(super) group: usize,
     /// Elements of a query and of a key, the rotary part included.
     pub(super) dim: usize,
     /// Elements of a value and of an output.
     pub(super) value_dim: usize,
-    /// Factor of the queries: the scale and `log2 e`, unless they are whole numbers, whose products are exact.
+    /// Factor of the queries: the scale times `log2 e`, or 1 for an INT8 query, whose products are exact.
     query_scale: f32,
-    /// Factor of the products of queries and keys that the queries do not have.
+    /// Factor of the products of queries and keys: what `query_scale` leaves of the scale times `log2 e`.
     pub(super) scale: f32,
-    query: Source,
-    query_rope: Option<Source>,
-    query_conversion: Option<Conversion>,
-    /// Factor of the query's rotary part, beside the scale of its row: the scale of the keys, where it is that of their
-    /// rotary part, too.
+    query: InputTensor,
+    query_rope: Option<InputTensor>,
+    query_quantisation: Option<Quantisation>,
+    /// Factor of the query's rotary part, beside the scale of its row: the scale of the keys, if it applies to their rotary
+    /// part.
     rope_scale: Option<f32>,
-    pub(super) key_conversion: Option<Conversion>,
-    pub(super) value_conversion: Option<Conversion>,
-    pub(super) out: Output,
-    pub(super) lse: Option<Sink<f32>>,
-    pub(super) mask: Option<MaskBytes>,
+    pub(super) key_quantisation: Option<Quantisation>,
+    pub(super) value_quantisation: Option<Quantisation>,
+    pub(super) out: OutputTensor,
+    pub(super) lse: Option<WriteTensor<f32>>,
+    pub(super) mask: Option<MaskTensor>,
     pub(super) bias: Option<Bias>,
-    /// Of each head, the logit that has no value.
+    /// The attention sink of each head: a logit without a value.
     pub(super) sink: Option<Vec<f32>>,
     /// Element type that weights are rounded to.
-    pub(super) held: DType,
-    /// Factor of the weights, where they are rounded to integers after it.
-    pub(super) quantum: Option<f32>,
+    pub(super) weight_dtype: DType,
+    /// Scale of the weights, if they are quantised to INT8.
+    pub(super) weight_scale: Option<f32>,
     /// Factor of the output.
-    pub(super) gain: f32,
+    pub(super) output_scale: f32,
     /// Summand of the log-sum-exp.
-    pub(super) lse_summand: f32,
-    /// Whether a row that the mask tensor leaves without keys comes out as 0.
+    pub(super) lse_offset: f32,
+    /// Whether a row whose keys the mask tensor hides all is written as zeros, and not as the mean of the values.
     pub(super) corrects_blind_rows: bool,
 }
 
-/// One entry of the batch.
+/// A sequence: one entry of the batch.
 #[derive(Debug)]
 pub(super) struct Sequence {
     /// Visible keys of each row, before the mask tensor.
     pub(super) geometry: MaskGeometry,
-    pub(super) keys: Keys,
-    /// Place on the batch axis of query and output.
+    pub(super) kv: KeyValues,
+    /// Index on the batch axis of query and output.
     pub(super) batch: usize,
-    /// Rows that are written: those of the geometry first, then those around them, which are blank.
+    /// Number of rows to write: those of the geometry, and then those around them, which have no keys.
     pub(super) rows: usize,
-    /// The first row's place on the tensors' row axis.
+    /// Index of the first row on the tensors' row axis.
     first: usize,
-    /// Rows on that axis.
+    /// Size of that axis.
     end: usize,
-    /// Row 0 and key 0 in the position bias.
+    /// Position of row 0 and key 0 in the position bias.
     pub(super) origin: (usize, usize),
-    /// Where the mask tensor says what the rows see, if it is read.
+    /// Where the mask tensor has the rows of the sequence, if it is read.
     pub(super) mask: Option<MaskRows>,
-    /// Summary of the mask tensor, if there is one and it is worth it.
-    pub(super) cells: Option<Arc<Cells>>,
+    /// Summary of the mask tensor, if there is one and a summary pays.
+    pub(super) mask_summary: Option<Arc<MaskSummary>>,
 }
 
 impl Attention {
+    /// The call of a problem.
+    ///
     /// # Safety
     ///
     /// As for [`super::run`], for as long as the value is used; with `single`, for tensors of the problem's element type
@@ -88,8 +93,11 @@ impl Attention {
     pub(super) unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>, single: bool) -> Self {
         let attends = problem.work == Work::Attend;
         let own = problem.dtype();
-        let held = if single { DType::Float } else { own };
-        let types = Types { own, held };
+        let weight_dtype = if single { DType::Float } else { own };
+        let types = ElementTypes {
+            query: own,
+            stored: weight_dtype,
+        };
         let batch = if problem.is_packed() {
             1
         } else {
@@ -103,22 +111,22 @@ impl Attention {
         };
         let source = |operand, rows: &Rows, dim| {
             // SAFETY: the problem touches all of the query and of its rotary part.
-            unsafe { Source::new(buffers.base(operand), rows, sizes(dim), types) }
+            unsafe { InputTensor::new(buffers.base(operand), rows, sizes(dim), types) }
         };
-        let conversion = |affine: &Option<Affine>, heads, dim| {
+        let quantisation = |affine: &Option<Affine>, heads, dim| {
             let affine = affine.as_ref()?;
             // SAFETY: the problem touches the tensors of its grids.
-            Some(unsafe { Conversion::new(problem, buffers, affine, heads, dim) })
+            Some(unsafe { Quantisation::new(problem, buffers, affine, heads, dim) })
         };
-        let factors = |grid: Grid, heads| {
+        let scales = |grid: Grid, heads| {
             // SAFETY: as above.
-            unsafe { Factors::new(problem.call, buffers, &grid, heads, 1) }
+            unsafe { ScaleGrid::new(problem.call, buffers, &grid, heads, 1) }
         };
         let int8 = problem.int8_query.map(|int8| {
             [int8.deq_scale1, int8.quant_scale1, int8.deq_scale2]
-                .map(|grid| factors(grid, 1).of_row((0, 0, 0)))
+                .map(|grid| scales(grid, 1).of_row((0, 0, 0)))
         });
-        let first = |grid: Grid| factors(grid, 1).of_row((0, 0, 0));
+        let first = |grid: Grid| scales(grid, 1).of_row((0, 0, 0));
         let keys_scale = problem.key_affine.map(|affine| affine.scale);
         let scale = problem.scale() * int8.map_or(1.0, |[scale, ..]| f64::from(scale));
         let scale = (scale * std::f64::consts::LOG2_E) as f32;
@@ -137,9 +145,11 @@ impl Attention {
                 all.map(|(b, of)| unsafe { Sequence::new(problem, buffers, b, of, types) })
                     .collect()
             } else {
-                (0..batch).map(|b| Sequence::blank(problem, b)).collect()
+                (0..batch)
+                    .map(|b| Sequence::without_keys(problem, b))
+                    .collect()
             },
-            // Where there are no keys their heads do not count, and no rule has looked at them.
+            // Without keys the number of key heads does not matter, and no rule has checked it.
             kv_heads: problem.heads / group,
             group,
             dim: match problem.rope_dim {
@@ -153,42 +163,42 @@ impl Attention {
             query_rope: problem
                 .query_rope
                 .map(|rope| source(Operand::QueryRope, &rope, problem.rope_dim)),
-            query_conversion: conversion(&problem.query_affine, problem.heads, keys),
+            query_quantisation: quantisation(&problem.query_affine, problem.heads, keys),
             rope_scale: keys_scale.filter(|_| problem.scaled_rope).map(first),
-            key_conversion: conversion(&problem.key_affine, problem.kv_heads, keys),
-            value_conversion: conversion(&problem.value_affine, problem.kv_heads, values),
+            key_quantisation: quantisation(&problem.key_affine, problem.kv_heads, keys),
+            value_quantisation: quantisation(&problem.value_affine, problem.kv_heads, values),
             // SAFETY: the problem touches all of the output, and nobody else does.
             out: unsafe {
-                let conversion = conversion(&problem.out_affine, problem.heads, values);
+                let quantisation = quantisation(&problem.out_affine, problem.heads, values);
                 let base = buffers.base(Operand::AttentionOut);
-                Output::new(base, &problem.out, sizes(values), types, conversion)
+                OutputTensor::new(base, &problem.out, sizes(values), types, quantisation)
             },
             lse: problem.lse.map(|rows| {
                 // SAFETY: the problem touches all of the log-sum-exp, and nobody else does.
-                unsafe { Sink::new(buffers.base(Operand::SoftmaxLse), &rows, sizes(1)) }
+                unsafe { WriteTensor::new(buffers.base(Operand::SoftmaxLse), &rows, sizes(1)) }
             }),
             // SAFETY: the problem touches the mask.
             mask: (attends && problem.mask.is_tensor())
-                .then(|| unsafe { MaskBytes::new(problem, buffers) }),
+                .then(|| unsafe { MaskTensor::new(problem, buffers) }),
             // SAFETY: the problem touches the position bias.
             bias: unsafe { Bias::new(problem, buffers, types) },
             sink: problem.sink.map(|grid| {
-                let logits = factors(grid, problem.heads);
+                let logits = scales(grid, problem.heads);
                 let heads = 0..problem.heads;
                 heads.map(|head| logits.of_row((0, head, 0))).collect()
             }),
-            held,
-            quantum: int8.map(|[_, quantum, _]| quantum),
-            gain: int8.map_or(1.0, |[.., gain]| gain),
-            lse_summand: problem
+            weight_dtype,
+            weight_scale: int8.map(|[_, weight_scale, _]| weight_scale),
+            output_scale: int8.map_or(1.0, |[.., output_scale]| output_scale),
+            lse_offset: problem
                 .probability_scale
                 .map_or(0.0, |grid| first(grid).ln()),
             corrects_blind_rows: problem.corrects_blind_rows(),
         }
     }
 
-    /// Puts `geometry` in place of that of each sequence of the same lengths.
-    pub(super) fn see(&mut self, geometry: &MaskGeometry) {
+    /// Replaces the geometry of each sequence with the same lengths by `geometry`.
+    pub(super) fn override_geometry(&mut self, geometry: &MaskGeometry) {
         let lengths = |of: &MaskGeometry| (of.q_len(), of.kv_len());
         for sequence in &mut self.sequences {
             if lengths(&sequence.geometry) == lengths(geometry) {
@@ -197,69 +207,69 @@ impl Attention {
         }
     }
 
-    /// Summarises the mask tensor, once for all sequences that it means the same to. Gives the bytes that this takes.
+    /// Summarises the mask tensor, once for all sequences that see the same part of it. Gives the bytes of the summaries.
     pub(super) fn summarise_mask(&mut self) -> usize {
         let Some(mask) = &self.mask else {
             return 0;
         };
         let mut bytes = 0;
-        let mut made: Option<(_, Arc<Cells>)> = None;
+        let mut made: Option<(_, Arc<MaskSummary>)> = None;
         for sequence in &mut self.sequences {
-            if !Cells::worth(sequence) {
+            if !MaskSummary::pays(sequence) {
                 continue;
             }
             let of = (sequence.mask, sequence.geometry);
-            if let Some((_, cells)) = made.as_ref().filter(|(same, _)| *same == of) {
-                sequence.cells = Some(Arc::clone(cells));
+            if let Some((_, mask_summary)) = made.as_ref().filter(|(same, _)| *same == of) {
+                sequence.mask_summary = Some(Arc::clone(mask_summary));
                 continue;
             }
-            let mut cells = Cells::new(sequence);
-            let rows: Vec<_> = cells.rows_mut().enumerate().collect();
+            let mut mask_summary = MaskSummary::new(sequence);
+            let rows: Vec<_> = mask_summary.rows_mut().enumerate().collect();
             let of_rows = &*sequence;
             rows.into_par_iter()
                 .with_min_len(8)
-                .for_each(|(number, row)| Cells::fill(row, number, mask, of_rows));
-            bytes += cells.bytes();
-            let cells = Arc::new(cells);
-            sequence.cells = Some(Arc::clone(&cells));
-            made = Some((of, cells));
+                .for_each(|(number, row)| MaskSummary::fill(row, number, mask, of_rows));
+            bytes += mask_summary.bytes();
+            let mask_summary = Arc::new(mask_summary);
+            sequence.mask_summary = Some(Arc::clone(&mask_summary));
+            made = Some((of, mask_summary));
         }
         bytes
     }
 
-    /// Whether the tiles of a sequence's keys do for its values, too.
+    /// Whether the values of a sequence are the beginning of its keys, so that a loaded tile of keys has them, too.
     pub(super) fn values_are_keys(&self, sequence: &Sequence) -> bool {
-        let plain = self.key_conversion.is_none() && self.value_conversion.is_none();
-        plain && sequence.keys.hold_values()
+        let plain = self.key_quantisation.is_none() && self.value_quantisation.is_none();
+        plain && sequence.kv.values_are_keys()
     }
 
-    /// Vectors that hold a query or a key.
+    /// Number of vectors of a query or a key.
     pub(super) fn vectors(&self) -> usize {
         self.dim.div_ceil(WIDTH)
     }
 
-    /// Vectors that hold a value or an output.
+    /// Number of vectors of a value or an output.
     pub(super) fn columns(&self) -> usize {
         self.value_dim.div_ceil(WIDTH)
     }
 
-    /// Row of the sequence, and head, of a query.
+    /// Row and head of a query.
     #[inline(always)]
-    pub(super) fn place(&self, kv_head: usize, query: usize) -> (usize, usize) {
+    pub(super) fn row_and_head(&self, kv_head: usize, query: usize) -> (usize, usize) {
         (
             query / self.group,
             kv_head * self.group + query % self.group,
         )
     }
 
-    /// The rows that a range of queries, not empty, belongs to.
+    /// The rows of a range of queries, which is not empty.
     #[inline(always)]
     pub(super) fn rows(&self, queries: &Range<usize>) -> Range<u64> {
         let end = queries.end.div_ceil(self.group);
         (queries.start / self.group) as u64..end as u64
     }
 
-    /// Widens a query and multiplies it by its factor: its vector number `i` goes to `out[i * step]`.
+    /// Widens a query and scales it: its vector `i` goes to `out[i * step]`.
     #[inline(always)]
     pub(super) fn read_query<S: Simd>(
         &self,
@@ -269,7 +279,7 @@ impl Attention {
         out: &mut [Vector],
         step: usize,
     ) {
-        simd.apart(ReadQuery {
+        simd.outline(ReadQuery {
             attention: self,
             at: sequence.at(head, row),
             out,
@@ -286,6 +296,8 @@ impl Attention {
 }
 
 impl Sequence {
+    /// Sequence number `b` of a problem.
+    ///
     /// # Safety
     ///
     /// As for [`Attention::new`].
@@ -294,7 +306,7 @@ impl Sequence {
         buffers: &Buffers<'_>,
         b: usize,
         (of, mask): (fia::Sequence, Option<MaskRows>),
-        types: Types,
+        types: ElementTypes,
     ) -> Self {
         let at = problem.key_value(b);
         let (batch, rows) = match &problem.pages {
@@ -310,7 +322,7 @@ impl Sequence {
         let source = |operand, rows_of: &Rows, dim| {
             // SAFETY: the problem touches at least the valid rows of this tensor, or all of it where it is paged.
             unsafe {
-                Source::new(
+                InputTensor::new(
                     buffers.base(operand),
                     rows_of,
                     sizes(batch, rows, dim),
@@ -322,15 +334,15 @@ impl Sequence {
             Some(rows) => {
                 let sizes = sizes(1, of.prefix, dim);
                 // SAFETY: the problem touches the prefix.
-                unsafe { Source::new(buffers.base(operand), &rows, sizes, types) }
+                unsafe { InputTensor::new(buffers.base(operand), &rows, sizes, types) }
             }
-            None => Source::Nothing,
+            None => InputTensor::Absent,
         };
         let (prefix, index) = (&problem.prefix, at.list_index);
         Sequence {
             geometry: problem.geometry(b),
-            keys: Keys {
-                key: Part {
+            kv: KeyValues {
+                key: KvTensor {
                     dim: problem.head_dim,
                     own: source(Operand::Key(index), &at.key, problem.head_dim),
                     prefix: shared(
@@ -342,7 +354,7 @@ impl Sequence {
                         .key_rope
                         .map(|rope| source(Operand::KeyRope, &rope, problem.rope_dim)),
                 },
-                value: Part {
+                value: KvTensor {
                     dim: problem.value_dim,
                     own: source(Operand::Value(index), &at.value, problem.value_dim),
                     prefix: shared(
@@ -354,12 +366,14 @@ impl Sequence {
                 },
                 prefix: of.prefix,
                 sequence: b,
-                place: match &problem.pages {
+                storage: match &problem.pages {
                     Some(pages) => {
                         // SAFETY: the problem touches the block table.
-                        Place::Pages(unsafe { Blocks::read(problem, buffers, pages, b, of.kv_len) })
+                        Storage::Pages(unsafe {
+                            BlockIds::read(problem, buffers, pages, b, of.kv_len)
+                        })
                     }
-                    None => Place::Rows {
+                    None => Storage::Rows {
                         batch: at.batch,
                         first: of.kv_first,
                         position: of.kv_position,
@@ -376,26 +390,26 @@ impl Sequence {
             end: problem.query_rows,
             origin: problem.origin(&of),
             mask,
-            cells: None,
+            mask_summary: None,
         }
     }
 
-    /// Rows without keys, all that the tensors have.
-    fn blank(problem: &Problem<'_>, batch: usize) -> Self {
-        let part = || Part {
+    /// Sequence number `batch` of a problem without keys: all rows of the tensors.
+    fn without_keys(problem: &Problem<'_>, batch: usize) -> Self {
+        let tensor = || KvTensor {
             dim: 0,
-            own: Source::Nothing,
-            prefix: Source::Nothing,
+            own: InputTensor::Absent,
+            prefix: InputTensor::Absent,
             rope: None,
         };
         Sequence {
             geometry: MaskGeometry::full(0, 0),
-            keys: Keys {
-                key: part(),
-                value: part(),
+            kv: KeyValues {
+                key: tensor(),
+                value: tensor(),
                 prefix: 0,
                 sequence: batch,
-                place: Place::Rows {
+                storage: Storage::Rows {
                     batch: 0,
                     first: 0,
                     position: 0,
@@ -407,11 +421,11 @@ impl Sequence {
             end: problem.query_rows,
             origin: (0, 0),
             mask: None,
-            cells: None,
+            mask_summary: None,
         }
     }
 
-    /// Where a row lies in query, output and log-sum-exp. Rows past the last one of the tensors come before the first.
+    /// Position of a row in query, output and log-sum-exp. Rows past the last one of the tensors wrap around to the first.
     #[inline(always)]
     pub(super) fn at(&self, head: usize, row: usize) -> (usize, usize, usize) {
         let row = self.first + row;
@@ -419,7 +433,7 @@ impl Sequence {
         (self.batch, head, row)
     }
 
-    /// The keys, of `within`, that any of `rows` sees.
+    /// The smallest range of keys in `within` that contains all that some row of `rows` sees.
     #[inline(always)]
     pub(super) fn span(&self, rows: Range<u64>, within: &Range<usize>) -> Range<usize> {
         let span = self.geometry.span(rows);
@@ -430,7 +444,7 @@ impl Sequence {
     }
 }
 
-/// One query to read.
+/// Reads one query.
 struct ReadQuery<'a> {
     attention: &'a Attention,
     /// Batch, head and row.
@@ -450,24 +464,24 @@ impl Kernel for ReadQuery<'_> {
             out,
             step,
         } = self;
-        let watch = &mut simd.splat(0.0);
+        let nonfinite = &mut simd.splat(0.0);
         let dim = attention.query.sizes().dim;
-        attention.query.read(simd, at, 0..dim, out, step, watch);
-        let coordinates = Coordinates {
+        attention.query.read(simd, at, 0..dim, out, step, nonfinite);
+        let coordinates = ScalePosition {
             sequence: (at.0, at.2),
             stored: (at.0, at.2),
         };
-        if let Some(conversion) = &attention.query_conversion {
-            conversion.to_values(simd, coordinates, at.1, (&mut *out, step, dim), watch);
+        if let Some(quantisation) = &attention.query_quantisation {
+            quantisation.dequantise(simd, coordinates, at.1, (&mut *out, step, dim), nonfinite);
         }
         if let Some(rope) = &attention.query_rope {
             let out = &mut out[dim.div_ceil(WIDTH) * step..];
             let dim = rope.sizes().dim;
-            rope.read(simd, at, 0..dim, out, step, watch);
-            if let (Some(scale), Some(conversion)) =
-                (attention.rope_scale, &attention.query_conversion)
+            rope.read(simd, at, 0..dim, out, step, nonfinite);
+            if let (Some(scale), Some(quantisation)) =
+                (attention.rope_scale, &attention.query_quantisation)
             {
-                let (of_row, _) = conversion.of_row(coordinates, at.1);
+                let (of_row, _) = quantisation.of_row(coordinates, at.1);
                 let scale = simd.splat(scale * of_row);
                 for out in out.iter_mut().step_by(step).take(dim.div_ceil(WIDTH)) {
                     simd.store(simd.multiply(simd.load(out), scale), out);
@@ -481,7 +495,7 @@ impl Kernel for ReadQuery<'_> {
     }
 }
 
-/// Reads the padding tensors that count; what cannot be read is 0.
+/// Reads the lengths of the padding from its tensors. Those that cannot be read are 0.
 ///
 /// # Safety
 ///
@@ -491,7 +505,7 @@ unsafe fn read_padding(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Padding 
         let operand = operand?;
         let desc = operand.of(problem.call)?;
         // SAFETY: the caller keeps this contract.
-        let numbers = unsafe { Numbers::new(problem.call, buffers, operand, DType::Int64) };
+        let numbers = unsafe { ScalarTensor::new(problem.call, buffers, operand, DType::Int64) };
         numbers.integer(desc.offset)
     };
     let (query, key) = problem.padding_operands();

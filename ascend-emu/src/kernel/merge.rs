@@ -1,7 +1,7 @@
-//! Attention over parts of the keys, merged into one.
+//! Combining attention over parts of the keys, as the operator AttentionUpdate does.
 //!
-//! Single precision throughout, one rounding at the end. Plain arithmetic: what no sum over keys gives, such as a row at
-//! +inf or at -inf in every part, becomes NaN, as it would by the operator's formula.
+//! The kernel computes in single precision and rounds once at the end. A log-sum-exp that no keys give, +inf, or -inf in every
+//! part, makes the row NaN, as the operator's formula does.
 
 use ascend_spec::DType;
 use ascend_spec::update::{UpdateCall, UpdateProblem, weigh};
@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use std::fmt;
 
-/// First elements of the tensors of one call.
+/// Addresses of the tensors of one call.
 #[derive(Debug)]
 pub(crate) struct Buffers<'a> {
     pub lse: &'a [*mut u8],
@@ -18,7 +18,7 @@ pub(crate) struct Buffers<'a> {
     pub lse_out: Option<*mut u8>,
 }
 
-// SAFETY: the pointers are of memory that `run`'s caller answers for; threads write different rows through them.
+// SAFETY: the contract of `run` covers the memory of the pointers, and threads write different rows through them.
 unsafe impl Sync for Buffers<'_> {}
 
 /// A row that has no result but NaN.
@@ -73,7 +73,7 @@ unsafe fn read_lse<'a>(
 pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -> Option<EmptyRow> {
     let mut all = [0.0; UpdateCall::MAX_PARTS];
     (0..problem.rows).find_map(|row| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps this contract.
         let lse = unsafe { read_lse(buffers, row, &mut all) };
         if lse.iter().any(|lse| lse.is_nan()) {
             return None;
@@ -88,11 +88,11 @@ pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -
 ///
 /// # Safety
 ///
-/// Each place in `buffers` is valid for all elements of its tensor, for the duration of the call: there are
+/// Each address in `buffers` is valid for all elements of its tensor, for the duration of the call: there are
 /// `problem.parts` lists elements of each kind, for reads; the outputs are for writes and overlap nothing else. Alignment
 /// is not required.
 pub(crate) unsafe fn run(problem: &UpdateProblem, buffers: &Buffers<'_>) {
-    // SAFETY: the caller's promise; the contract takes no other dtypes.
+    // SAFETY: the caller keeps this contract; the contract takes no other dtypes.
     unsafe {
         match problem.dtype {
             DType::Float16 => typed::<f16>(problem, buffers),
@@ -138,7 +138,7 @@ impl Number for bf16 {
     }
 }
 
-/// Rows that one thread takes at a time.
+/// Number of rows that a thread takes at a time.
 const ROWS: usize = 64;
 
 /// # Safety
@@ -151,7 +151,7 @@ unsafe fn typed<T: Number>(problem: &UpdateProblem, buffers: &Buffers<'_>) {
             let mut sum = vec![0.0; problem.dim];
             let first = chunk * ROWS;
             for row in first..(first + ROWS).min(problem.rows) {
-                // SAFETY: the caller's promise; no other thread has this row.
+                // SAFETY: the caller keeps this contract; no other thread has this row.
                 unsafe { one::<T>(problem, buffers, row, &mut sum) };
             }
         });
@@ -169,7 +169,7 @@ unsafe fn one<T: Number>(
     sum: &mut [f32],
 ) {
     let mut all = [0.0; UpdateCall::MAX_PARTS];
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps this contract.
     let lse = unsafe { read_lse(buffers, row, &mut all) };
     let merged = weigh(lse);
     sum.fill(0.0);

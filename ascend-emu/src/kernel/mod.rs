@@ -1,82 +1,74 @@
-//! Attention on the processor: a resolved call in, output out.
+//! Attention on the processor: computes a resolved call, from the tensors in memory to the outputs.
 //!
-//! [`run`] is the way in; [`mod@reference`] is the slow oracle. The layers, from the top:
+//! [`run`] is the entry point and [`mod@reference`] the slow oracle in double precision. The algorithm is FlashAttention-2
+//! (Dao 2023): a task owns a block of queries and passes over the KV tiles that any of them sees, while the online softmax
+//! (Milakov and Gimelshein 2018) keeps a running maximum and a running sum for each query. Calls with few query blocks are
+//! cut over their keys as well, as in flash decoding (split-KV).
 //!
-//! | file | what it knows |
+//! | module | what it does |
 //! |---|---|
-//! | `schedule` | blocks of queries, their order, threads, splits over the keys |
-//! | `panel`, `products`, `strip`, `strip_products`, `softmax` | the flash-attention loop over key tiles, for many queries and for few |
-//! | `parts`, `finish` | merging of splits; division, rows without keys, writing |
-//! | `fetch` | tiles of keys and values, widened |
-//! | `tile`, `cells`, `ahead` | who sees which keys of a tile; where the mask tensor need not be asked; reading it |
-//! | `attention`, `keys`, `blocks` | numbering of queries; where the rows of queries, keys and values are |
-//! | `source`, `factors`, `mask`, `output` | tensors by the row, whatever their type; scales, masks, quantised output |
-//! | `tensors`, `lines`, `requests` | rows of elements of one type, checked; those of a tile without a copy; asking for them early |
-//! | `exp`, `element`, `simd` | arithmetic, element types, instruction sets |
-//! | `scatter`, `merge` | the operators beside attention: rows into a paged cache; parts into one |
+//! | `schedule` | cuts a call into tasks: query blocks, and key ranges where there are few blocks; runs them on threads |
+//! | `prefill` | the loop over KV tiles for many queries: tiled matrix products |
+//! | `decode` | the loop over KV tiles for a few queries: dot products with keys and values where they lie |
+//! | `online_softmax`, `exp2` | running maximum and sum; the exponential |
+//! | `split_kv` | combines the partial results of key ranges |
+//! | `epilogue` | divides by the sum, handles rows without keys, writes output and log-sum-exp |
+//! | `attention` | the call as the kernels see it: sequences and tensors |
+//! | `kv` | where keys and values lie (tensor, pages, shared prefix), and loading tiles of them |
+//! | `mask` | which queries see which keys of a tile, and the mask tensor |
+//! | `position_bias` | the additive bias: a tensor, or one slope for each head |
+//! | `dequantise` | scales and offsets of quantised tensors |
+//! | `prefetch` | bringing cache lines before they are read |
+//! | `tensor` | strided tensors in memory, by element type |
+//! | `simd` | instruction sets |
+//! | `roofline` | what the machine can do at best, for benchmarks |
+//! | `scatter`, `merge` | the operators beside attention: rows into a paged cache; partial results into one |
 //!
-//! No layout has a kernel of its own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
-//! numbers end where rows are fetched into tiles, which hold plain single precision.
+//! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
+//! elements are handled where rows are loaded into tiles of single precision.
 //!
-//! Numbers are those of `innerPrecise` 0 throughout: scores, softmax and sums in single precision, weights rounded to
-//! the element type before they meet the values, one rounding at the end. Results depend on the call and the instruction
-//! set alone: how keys are split follows from the lengths, not from the number of threads, so that every call is
-//! deterministic. That costs what merging at most 64 parts does, also where one thread computes them all.
+//! # Precision
+//!
+//! The kernels compute as `innerPrecise` 0 does: scores, softmax and sums in single precision, weights rounded to the
+//! element type before they are multiplied with the values, one rounding at the end. A result depends on the call and the
+//! instruction set alone. How keys are split follows from the lengths and not from the number of threads, so every call
+//! is deterministic.
 //!
 //! # Memory
 //!
-//! Nothing of the size of the score matrix is ever allocated but a summary of a mask tensor, a byte for 256 of the
-//! tensor's and at most 16 MB. [`Beyond::working_memory`] says what a call takes. A thread keeps its tiles between calls:
-//! 0.5 MB for prefill at head dimension 128 and 0.3 MB at 64, 0.05 MB for decode at 128, 0.5 MB for latent attention of 32
-//! heads. A call that is split over its keys also keeps, of each block, the output of the parts so far in single precision, and
-//! of those that came before their turn.
-//!
-//! # What is not done
-//!
-//! Tiles that nobody sees, by the geometry or by the mask tensor, are not fetched; tiles that everybody sees take no mask;
-//! a tile is fetched once for all query heads that share a key head, and values that are the beginning of their keys, as in
-//! latent attention, are not fetched at all. Key tiles of 96 keep the output from being touched too often, blocks of 384
-//! queries keep the tiles from being fetched too often; together they take half a megabyte of a second cache. With blocks
-//! of 192 queries, fetching took a tenth of the time of AVX-512 kernels, and with 96 a fifth.
+//! The kernels never allocate a score matrix. The largest allocation is a summary of a mask tensor, with one byte for 256
+//! elements and at most 16 MB. A thread keeps its tiles between calls. A call that is split over its keys also keeps the
+//! combined output of each query block, and the partial results that arrived before their turn.
+//! [`RunOptions::working_memory`] reports what a call took.
 
-mod ahead;
 mod attention;
-mod blocks;
-mod cells;
-mod element;
-mod exp;
-mod factors;
-mod fetch;
-mod finish;
-mod keys;
-mod lines;
+mod decode;
+mod dequantise;
+mod epilogue;
+mod exp2;
+mod kv;
 mod mask;
 pub(crate) mod merge;
-mod output;
-mod panel;
-mod parts;
-mod products;
+mod online_softmax;
+mod position_bias;
+mod prefetch;
+mod prefill;
 pub mod reference;
-mod requests;
-pub mod roof;
+pub mod roofline;
 pub(crate) mod scatter;
 mod schedule;
 mod scratch;
 mod simd;
-mod softmax;
-mod source;
-mod strip;
-mod strip_products;
-mod tensors;
+mod split_kv;
+mod tensor;
 #[cfg(test)]
 mod tests;
-mod tile;
 
 use ascend_spec::fia::{Operand, Problem, Work};
 use ascend_spec::{DType, MaskGeometry};
 use attention::Attention;
-pub use blocks::BadBlock;
-pub(crate) use panel::QUERIES as BLOCK_QUERIES;
+pub use kv::block_table::BadBlock;
+pub(crate) use prefill::QUERIES as BLOCK_QUERIES;
 pub(crate) use simd::Level;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -119,7 +111,7 @@ impl std::error::Error for UnsupportedType {}
 /// does not have (see [`bad_block`]) count as zeros.
 ///
 /// # Errors
-/// [`UnsupportedType`] if a tensor has an element type that the kernels do not take at its place; nothing is written.
+/// [`UnsupportedType`] if the kernels cannot read or write a tensor's element type; nothing is written.
 ///
 /// # Safety
 ///
@@ -128,21 +120,21 @@ impl std::error::Error for UnsupportedType {}
 /// each other nor an input. Alignment is not required.
 pub unsafe fn run(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Result<(), UnsupportedType> {
     // SAFETY: the caller keeps this contract.
-    unsafe { run_beyond(problem, buffers, &Beyond::default()) }
+    unsafe { run_with(problem, buffers, &RunOptions::default()) }
 }
 
-/// What the kernels compute that no call of an operator can say.
+/// Settings of a run that no call of an operator can express, for tests and benchmarks.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Beyond<'a> {
-    /// Every tensor of the problem's own element type holds `FLOAT` instead.
+pub struct RunOptions<'a> {
+    /// Whether every tensor of the query's element type holds `FLOAT` instead.
     pub single: bool,
-    /// Visible keys, in place of the problem's, of the sequences that have its lengths.
+    /// Visible keys, replacing the problem's for every sequence with the same lengths.
     pub geometry: Option<&'a MaskGeometry>,
-    /// Where to put the bytes of working memory that the call took, over all threads.
+    /// Receives the bytes of working memory that the call took, over all threads.
     pub working_memory: Option<&'a AtomicUsize>,
 }
 
-/// [`run`] with more than the problem says.
+/// Computes `problem` as [`run`] does, with `options`.
 ///
 /// # Errors
 /// As for [`run`].
@@ -150,16 +142,16 @@ pub struct Beyond<'a> {
 /// # Safety
 ///
 /// As for [`run`], with four bytes for each element of the tensors that hold `FLOAT`.
-pub unsafe fn run_beyond(
+pub unsafe fn run_with(
     problem: &Problem<'_>,
     buffers: &Buffers<'_>,
-    beyond: &Beyond<'_>,
+    options: &RunOptions<'_>,
 ) -> Result<(), UnsupportedType> {
     if let Some(dtype) = unsupported(problem) {
         return Err(UnsupportedType(dtype));
     }
     // SAFETY: the caller keeps this contract; the tensors have the type that problem and `beyond` say.
-    unsafe { run_under(Level::chosen(), problem, buffers, beyond) };
+    unsafe { run_under(Level::chosen(), problem, buffers, options) };
     Ok(())
 }
 
@@ -168,7 +160,7 @@ pub fn instruction_set() -> &'static str {
     Level::chosen().name()
 }
 
-/// The first entry of the block table that [`run`] would look up and that names no block of the cache.
+/// Finds the first entry of the block table that [`run`] would read and that names no block of the cache.
 ///
 /// # Safety
 ///
@@ -178,10 +170,10 @@ pub unsafe fn bad_block(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Option<
         return None;
     }
     // SAFETY: a problem that attends touches its block table.
-    unsafe { blocks::first_bad(problem, buffers) }
+    unsafe { kv::block_table::first_bad(problem, buffers) }
 }
 
-/// An element type that the kernels do not take at its place.
+/// The first element type that the kernels cannot read or write in its tensor.
 fn unsupported(problem: &Problem<'_>) -> Option<DType> {
     let own = problem.dtype();
     let out = problem.out_dtype();
@@ -204,31 +196,31 @@ fn unsupported(problem: &Problem<'_>) -> Option<DType> {
         .chain(problem.pse)
         .chain(prefix.into_iter().flatten())
         .map(|rows| rows.dtype)
-        .find(|&dtype| !source::reads(dtype, own))
+        .find(|&dtype| !tensor::input::reads(dtype, own))
 }
 
-/// [`run_beyond`] under one instruction set, for types that the kernels take.
+/// Computes `problem` with one instruction set; the kernels take its element types.
 ///
 /// # Safety
 ///
-/// As for [`run_beyond`].
+/// As for [`run_with`].
 unsafe fn run_under(
     level: Level,
     problem: &Problem<'_>,
     buffers: &Buffers<'_>,
-    beyond: &Beyond<'_>,
+    options: &RunOptions<'_>,
 ) {
     if problem.work == Work::Nothing {
         return;
     }
     // SAFETY: the caller keeps this contract.
-    let mut attention = unsafe { Attention::new(problem, buffers, beyond.single) };
-    if let Some(geometry) = beyond.geometry {
-        attention.see(geometry);
+    let mut attention = unsafe { Attention::new(problem, buffers, options.single) };
+    if let Some(geometry) = options.geometry {
+        attention.override_geometry(geometry);
     }
-    let cells = attention.summarise_mask();
-    let bytes = cells + schedule::compute(level, &attention);
-    if let Some(working_memory) = beyond.working_memory {
+    let summary = attention.summarise_mask();
+    let bytes = summary + schedule::compute(level, &attention);
+    if let Some(working_memory) = options.working_memory {
         working_memory.store(bytes, Ordering::Relaxed);
     }
 }

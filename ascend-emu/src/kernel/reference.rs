@@ -1,9 +1,9 @@
-//! The oracle: attention by its definition, one score after the other, in double precision.
+//! The reference kernel: attention by its definition, one score after the other, in double precision.
 //!
-//! Slow, and obviously right. It shares nothing with the fast kernels but the contract (what a [`Problem`] says about
-//! lengths, strides, grids and visible keys), and measures them in tests and benchmarks. Weights are not rounded to the
-//! element type: what that costs belongs to the tolerance of the comparison. The weights of an `INT8` query are rounded
-//! to integers against the final maximum of the row, where the operator takes the running one.
+//! It is slow and simple, and the oracle of the fast kernels in tests and benchmarks. It shares nothing with them but the
+//! contract: what a [`Problem`] says about lengths, strides, grids and visible keys. Weights are not rounded to the element
+//! type, which the tolerance of the comparison has to allow for. The weights of an `INT8` query are quantised relative to the
+//! final maximum of the row, where the operator uses the running maximum.
 
 use ascend_spec::fia::{
     Affine, Counts, Grid, MaskRows, Operand, Padding, Problem, Rows, Sequence, Work,
@@ -11,15 +11,15 @@ use ascend_spec::fia::{
 use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, MaskGeometry};
 
-/// The bytes of each tensor of a call, from its base address; empty for tensors that the call has not.
+/// The bytes of each tensor of a call, from its base address. They are empty for tensors that the call does not have.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// Element type of the tensors that have the call's own: [`Problem::dtype`], or `FLOAT` to measure kernels in
-    /// single precision.
+    /// Element type of the tensors whose description has the type of the query: [`Problem::dtype`], or `FLOAT` to test the
+    /// kernels in single precision.
     pub dtype: DType,
-    /// Finds them.
+    /// Gives the bytes of a tensor.
     pub bytes: &'a dyn Fn(Operand) -> &'a [u8],
-    /// Visible keys in place of the problem's.
+    /// Visible keys, replacing the problem's.
     pub geometry: Option<&'a MaskGeometry>,
 }
 
@@ -31,7 +31,7 @@ impl std::fmt::Debug for Inputs<'_> {
     }
 }
 
-/// What the call computes. Rows past a sequence's length, and rows without a key to see, have log-sum-exp +inf. Rows
+/// The outputs of a call. Rows past a sequence's length, and rows without a key to see, have log-sum-exp +inf. Rows
 /// of no sequence are NaN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs {
@@ -99,23 +99,23 @@ pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
     outputs
 }
 
-/// A call and its data.
+/// A problem and its tensors.
 struct Call<'c, 'p, 'i> {
     problem: &'c Problem<'p>,
     inputs: &'c Inputs<'i>,
-    /// Of each sequence, the parts of rows before its own, where a grid counts on.
+    /// For each sequence, the number of grid rows before its own, for a grid that counts through all sequences.
     parts_before: Vec<usize>,
 }
 
-/// Where the row of a key is: the tensors of a shared prefix or the sequence's own, batch (or block) and row.
-struct Spot {
+/// Where the row of a key is stored: in the shared prefix or not, batch (or block), and row.
+struct RowPosition {
     in_prefix: bool,
     batch: usize,
     row: usize,
 }
 
 impl Call<'_, '_, '_> {
-    /// Contents of the padding tensors.
+    /// Reads the lengths of the padding.
     fn padding(&self) -> Padding {
         let read = |operand: Option<Operand>| {
             let operand = operand?;
@@ -129,7 +129,7 @@ impl Call<'_, '_, '_> {
         }
     }
 
-    /// Output and log-sum-exp of a row of the output tensor.
+    /// Computes output and log-sum-exp of a row of the output tensor.
     fn row(
         &self,
         (b, place): (usize, usize),
@@ -153,7 +153,7 @@ impl Call<'_, '_, '_> {
         let hidden = |j: usize| {
             let element = mask.and_then(|mask| mask.element(i, j));
             element.is_some_and(|element| {
-                // What lies beyond the tensor is visible.
+                // Keys beyond the end of the tensor are visible.
                 let byte = self.number(Operand::AttenMask, DType::UInt8, element);
                 byte.is_some_and(|byte| byte != 0.0)
             })
@@ -165,20 +165,22 @@ impl Call<'_, '_, '_> {
                 .map(|grid| self.factor(&grid, (0, 0, 0), 0))
         });
         let quantise = |weight: f64| match int8 {
-            Some([_, quantum, _]) => (weight * quantum).round_ties_even().clamp(-128.0, 127.0),
+            Some([_, weight_scale, _]) => (weight * weight_scale)
+                .round_ties_even()
+                .clamp(-128.0, 127.0),
             None => weight,
         };
-        let gain = int8.map_or(1.0, |[.., gain]| gain);
+        let output_scale = int8.map_or(1.0, |[.., output_scale]| output_scale);
         if visible.is_empty() {
             if in_sight.is_empty() || problem.corrects_blind_rows() {
-                return (self.stored(zeros, head), f64::INFINITY);
+                return (self.quantise_output(zeros, head), f64::INFINITY);
             }
             let mean = |d: usize| {
                 let sum: f64 = in_sight.iter().map(|&j| values[j][d]).sum();
-                sum * quantise(1.0) * gain / in_sight.len() as f64
+                sum * quantise(1.0) * output_scale / in_sight.len() as f64
             };
             let means = (0..problem.value_dim).map(mean).collect();
-            return (self.stored(means, head), f64::INFINITY);
+            return (self.quantise_output(means, head), f64::INFINITY);
         }
 
         let query = self.query(place, head, row);
@@ -190,7 +192,7 @@ impl Call<'_, '_, '_> {
                 dot * scale + self.bias((b, head, first_row + i), first_key + j)
             })
             .collect();
-        // The sink is a score without a value.
+        // The attention sink is a score without a value.
         let sink = problem.sink.map(|sink| self.factor(&sink, (0, head, 0), 0));
         let max = scores
             .iter()
@@ -205,15 +207,18 @@ impl Call<'_, '_, '_> {
                 .zip(&weights)
                 .map(|(&j, &weight)| quantise(weight) * values[j][d])
                 .sum();
-            weighted * gain / sum
+            weighted * output_scale / sum
         };
         let outputs = (0..problem.value_dim).map(output).collect();
         let summand = problem.probability_scale;
         let summand = summand.map_or(0.0, |grid| self.factor(&grid, (0, 0, 0), 0).ln());
-        (self.stored(outputs, head), max + sum.ln() + summand)
+        (
+            self.quantise_output(outputs, head),
+            max + sum.ln() + summand,
+        )
     }
 
-    /// A query, the rotary part behind it.
+    /// Reads a query, followed by its rotary part.
     fn query(&self, place: usize, head: usize, row: usize) -> Vec<f64> {
         let problem = self.problem;
         let at = (place, head, row);
@@ -232,22 +237,22 @@ impl Call<'_, '_, '_> {
         query
     }
 
-    /// Key `j` of a sequence, the rotary part behind it; zeros if its block is not one of the cache.
+    /// Reads key `j` of a sequence, followed by its rotary part; zeros if the cache does not have its block.
     fn key(&self, b: usize, of: &Sequence, head: usize, j: usize) -> Vec<f64> {
         let problem = self.problem;
-        let Some(spot) = self.spot(b, of, j) else {
+        let Some(position) = self.position(b, of, j) else {
             return vec![0.0; problem.head_dim + problem.rope_dim];
         };
-        let at = (spot.batch, head, spot.row);
+        let at = (position.batch, head, position.row);
         let own = problem.key_value(b);
         let (operand, rows) = match &problem.prefix {
-            Some(prefix) if spot.in_prefix => (Operand::KeySharedPrefix, prefix.key),
+            Some(prefix) if position.in_prefix => (Operand::KeySharedPrefix, prefix.key),
             _ => (Operand::Key(own.list_index), own.key),
         };
         let mut key: Vec<f64> = (0..problem.head_dim)
             .map(|d| {
                 let stored = self.element(operand, &rows, at, d);
-                self.value_of(&problem.key_affine, stored, (b, of, j), &spot, head, d)
+                self.dequantise(&problem.key_affine, stored, (b, of, j), &position, head, d)
             })
             .collect();
         if let Some(rope) = &own.key_rope {
@@ -261,30 +266,37 @@ impl Call<'_, '_, '_> {
         key
     }
 
-    /// Value `j` of a sequence.
+    /// Reads value `j` of a sequence; zeros if the cache does not have its block.
     fn value(&self, b: usize, of: &Sequence, head: usize, j: usize) -> Vec<f64> {
         let problem = self.problem;
-        let Some(spot) = self.spot(b, of, j) else {
+        let Some(position) = self.position(b, of, j) else {
             return vec![0.0; problem.value_dim];
         };
-        let at = (spot.batch, head, spot.row);
+        let at = (position.batch, head, position.row);
         let own = problem.key_value(b);
         let (operand, rows) = match &problem.prefix {
-            Some(prefix) if spot.in_prefix => (Operand::ValueSharedPrefix, prefix.value),
+            Some(prefix) if position.in_prefix => (Operand::ValueSharedPrefix, prefix.value),
             _ => (Operand::Value(own.list_index), own.value),
         };
         (0..problem.value_dim)
             .map(|d| {
                 let stored = self.element(operand, &rows, at, d);
-                self.value_of(&problem.value_affine, stored, (b, of, j), &spot, head, d)
+                self.dequantise(
+                    &problem.value_affine,
+                    stored,
+                    (b, of, j),
+                    &position,
+                    head,
+                    d,
+                )
             })
             .collect()
     }
 
-    /// Where key `j` of a sequence is.
-    fn spot(&self, b: usize, of: &Sequence, j: usize) -> Option<Spot> {
+    /// Where key `j` of a sequence is stored; `None` if the cache does not have its block.
+    fn position(&self, b: usize, of: &Sequence, j: usize) -> Option<RowPosition> {
         let Some(own) = j.checked_sub(of.prefix) else {
-            return Some(Spot {
+            return Some(RowPosition {
                 in_prefix: true,
                 batch: 0,
                 row: j,
@@ -302,20 +314,20 @@ impl Call<'_, '_, '_> {
                 (block as usize, own % pages.block_size)
             }
         };
-        Some(Spot {
+        Some(RowPosition {
             in_prefix: false,
             batch,
             row,
         })
     }
 
-    /// `(stored + offset) * scale`.
-    fn value_of(
+    /// Dequantises an element of key or value `j`: `(stored + offset) * scale`.
+    fn dequantise(
         &self,
         affine: &Option<Affine>,
         stored: f64,
         (b, of, j): (usize, &Sequence, usize),
-        spot: &Spot,
+        position: &RowPosition,
         head: usize,
         d: usize,
     ) -> f64 {
@@ -323,13 +335,13 @@ impl Call<'_, '_, '_> {
             return stored;
         };
         let at = |grid: &Grid| {
-            let token = match spot.in_prefix {
+            let token = match position.in_prefix {
                 true => j,
                 false => of.kv_position + j - of.prefix,
             };
             match grid.counts {
                 Counts::Tokens => (b, head, token),
-                Counts::Stored => (spot.batch, head, spot.row),
+                Counts::Stored => (position.batch, head, position.row),
                 Counts::Behind => (self.parts_before[b], head, token),
             }
         };
@@ -338,8 +350,8 @@ impl Call<'_, '_, '_> {
         (stored + affine.offset.as_ref().map_or(0.0, offset)) * scale
     }
 
-    /// Values as the output holds them.
-    fn stored(&self, values: Vec<f64>, head: usize) -> Vec<f64> {
+    /// Quantises the values of a row as the output holds them.
+    fn quantise_output(&self, values: Vec<f64>, head: usize) -> Vec<f64> {
         let Some(affine) = &self.problem.out_affine else {
             return values;
         };
@@ -355,7 +367,7 @@ impl Call<'_, '_, '_> {
         values.into_iter().enumerate().map(store).collect()
     }
 
-    /// Position bias of a key; 0 where there is none.
+    /// Position bias of a key; 0 without a bias.
     fn bias(&self, at: (usize, usize, usize), key: usize) -> f64 {
         if let Some(slopes) = &self.problem.slopes {
             let slope = self.factor(&slopes.grid, (0, at.1, 0), 0);
@@ -367,13 +379,13 @@ impl Call<'_, '_, '_> {
         }
     }
 
-    /// The element of a grid that applies to element `d` of a row.
+    /// The entry of a grid for element `d` of a row; NaN if the tensor does not hold it.
     fn factor(&self, grid: &Grid, at: (usize, usize, usize), d: usize) -> f64 {
         self.number(grid.operand, grid.dtype, grid.at(at, d))
             .unwrap_or(f64::NAN)
     }
 
-    /// Element `d` of a row.
+    /// Element `d` of a row; NaN if the tensor does not hold it.
     fn element(
         &self,
         operand: Operand,
@@ -416,7 +428,7 @@ impl Call<'_, '_, '_> {
         Some(match dtype {
             DType::Float16 => half(bits as u16),
             DType::Bf16 => brain(bits as u16),
-            // A scale in the hardware's form is a single in the lower half.
+            // The hardware's format of scales: single precision in the lower half.
             DType::Float | DType::UInt64 => f64::from(f32::from_bits(bits as u32)),
             DType::Int8 => f64::from(bits as u8 as i8),
             DType::UInt8 => f64::from(bits as u8),
@@ -430,7 +442,7 @@ impl Call<'_, '_, '_> {
     }
 }
 
-/// IEEE half precision by its definition.
+/// Decodes IEEE half precision by its definition.
 fn half(bits: u16) -> f64 {
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     let exponent = i32::from((bits >> 10) & 0x1f);
@@ -444,7 +456,7 @@ fn half(bits: u16) -> f64 {
     sign * magnitude
 }
 
-/// Brain floating point: the upper half of a single.
+/// Decodes brain floating point, the upper half of single precision.
 fn brain(bits: u16) -> f64 {
     f64::from(f32::from_bits(u32::from(bits) << 16))
 }

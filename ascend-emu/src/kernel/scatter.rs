@@ -1,12 +1,12 @@
-//! New rows into a paged cache.
+//! Scattering new rows of keys and values into a paged cache.
 
 use ascend_spec::DType;
 use ascend_spec::scatter::{Operand, Pieces, ScatterProblem};
 
-/// First elements of the tensors of one call.
+/// Finds the address of element 0 of a tensor.
 type Base<'a> = &'a dyn Fn(Operand) -> *mut u8;
 
-/// The slots of a call.
+/// Reads the KV slot of each token.
 ///
 /// # Safety
 ///
@@ -22,11 +22,11 @@ pub(crate) unsafe fn slots(problem: &ScatterProblem, base: Base<'_>) -> Vec<i64>
     (0..problem.tokens).map(one).collect()
 }
 
-/// Writes each token's rows into its slot, in the order of the tokens. Slots that the cache does not have are skipped.
+/// Writes each token's rows into its KV slot, in the order of the tokens. Slots that the cache does not have are skipped.
 ///
 /// # Safety
 ///
-/// Each place that `base` gives is valid for the bytes that [`ScatterProblem::touches`] reports for its tensor: for reads,
+/// Each address that `base` gives is valid for the bytes that [`ScatterProblem::touches`] reports for its tensor: for reads,
 /// and those of the caches for writes; the caches overlap nothing else.
 pub(crate) unsafe fn run(problem: &ScatterProblem, slots: &[i64], base: Base<'_>) {
     let pairs = [
@@ -38,7 +38,7 @@ pub(crate) unsafe fn run(problem: &ScatterProblem, slots: &[i64], base: Base<'_>
         for (token, &slot) in slots.iter().enumerate() {
             let inside = u64::try_from(slot).is_ok_and(|slot| slot < problem.slots());
             if inside {
-                // SAFETY: the caller's promise; the slot is inside and the token one of the call's.
+                // SAFETY: the caller keeps this contract; the slot is inside and the token one of the call's.
                 unsafe {
                     write(
                         problem,

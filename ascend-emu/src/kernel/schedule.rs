@@ -1,29 +1,33 @@
-//! Who computes what: blocks of queries, split over key ranges where there are few, the longest first.
+//! The schedule of a call: tasks of query blocks, longest first, with the keys split where there are few blocks.
+//!
+//! Query blocks are the outer loop of FlashAttention-2 (Dao 2023) and independent of each other. A call with few of them,
+//! such as decode, is split along the keys as well, as in flash decoding; `split_kv` combines the partial results.
 
 use super::attention::{Attention, Sequence};
-use super::finish::{Finish, State};
-use super::parts::Parts;
+use super::epilogue::Epilogue;
+use super::mask::TILE_KEYS;
+use super::online_softmax::OnlineSoftmax;
 use super::scratch::Scratch;
 use super::simd::{Kernel, Level, Simd};
-use super::tile::KEYS;
-use super::{panel, strip};
+use super::split_kv::SplitKv;
+use super::{decode, prefill};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// With fewer blocks than this, each is split over its keys. A constant, and not the number of threads, so that results
-/// do not depend on the machine.
+/// With fewer query blocks than this, each is split over its keys. This is a constant, and not the number of threads, so that
+/// results do not depend on the machine.
 const FEW_BLOCKS: usize = 32;
 
-/// Tasks to split into.
+/// Number of tasks to split a call into.
 const WANTED_TASKS: usize = 64;
 
-/// Keys that are worth a task of their own.
-const LEAST_KEYS: usize = 6 * KEYS;
+/// Smallest number of keys for a task of its own.
+const MIN_SPLIT_KEYS: usize = 6 * TILE_KEYS;
 
-/// Multiplications that are worth waking another thread.
-const LEAST_WORK: u64 = 1 << 21;
+/// Smallest number of multiplications for which other threads are woken.
+const MIN_PARALLEL_WORK: u64 = 1 << 21;
 
 /// Some queries of one key head, and the keys that they attend to.
 #[derive(Clone, Debug)]
@@ -40,14 +44,14 @@ impl Task {
     }
 }
 
-/// A block whose keys are split among tasks.
+/// A query block whose keys are split among tasks.
 #[derive(Debug)]
 struct Split {
     block: Task,
-    parts: Parts,
+    results: SplitKv,
 }
 
-/// Computes all of `attention`. Gives the bytes of working memory that this took.
+/// Computes a call. Gives the bytes of working memory that it took.
 pub(super) fn compute(level: Level, attention: &Attention) -> usize {
     let mut blocks = blocks(attention);
     longest_first(&mut blocks);
@@ -61,11 +65,11 @@ pub(super) fn compute(level: Level, attention: &Attention) -> usize {
     let work = blocks.iter().map(Task::work).fold(0, u64::saturating_add);
     let work = work.saturating_mul(dims);
 
-    // Each with the split that it is a part of, and its number among the parts.
+    // Each task with the split that it belongs to, and its number in the split.
     let mut tasks = Vec::with_capacity(blocks.len());
     let mut splits = Vec::new();
     for block in blocks {
-        let length = part_length(&block, count);
+        let length = split_length(&block, count);
         if block.keys.len() <= length {
             tasks.push((block, None));
             continue;
@@ -78,47 +82,47 @@ pub(super) fn compute(level: Level, attention: &Attention) -> usize {
             };
             tasks.push((task, Some((splits.len(), number))));
         }
-        let parts = Parts::new(block.keys.len().div_ceil(length));
-        splits.push(Split { block, parts });
+        let results = SplitKv::new(block.keys.len().div_ceil(length));
+        splits.push(Split { block, results });
     }
     let disjoint = attention.is_disjoint()
         && attention.out.is_disjoint()
         && attention.lse.as_ref().is_none_or(|lse| lse.is_disjoint());
-    let parallel = work >= LEAST_WORK && disjoint;
+    let parallel = work >= MIN_PARALLEL_WORK && disjoint;
 
-    let tiles = in_parallel(parallel, tasks.len(), |index, scratch| {
-        let (task, part) = &tasks[index];
+    let bytes = in_parallel(parallel, tasks.len(), |index, scratch| {
+        let (task, split) = &tasks[index];
         let Some(sequence) = attention.sequences.get(task.sequence) else {
             return;
         };
-        let work = Work {
+        let context = TaskContext {
             attention,
             sequence,
             task,
             scratch,
         };
-        let part = part.map(|(split, number)| (&splits[split], number));
-        level.run(Attend { work, part });
+        let split = split.map(|(split, number)| (&splits[split], number));
+        level.run(ComputeTask { context, split });
     });
-    tiles
+    bytes
         + splits
             .iter()
-            .map(|split| split.parts.bytes())
+            .map(|split| split.results.bytes())
             .sum::<usize>()
 }
 
-/// The blocks of a call, each with all the keys that any of its queries sees.
+/// The query blocks of a call, each with the keys that some of its queries see.
 fn blocks(attention: &Attention) -> Vec<Task> {
     let queries = |sequence: &Sequence| sequence.rows * attention.group;
     let whole = attention.sequences.iter().map(|sequence| {
-        let blocks = queries(sequence).div_ceil(panel::QUERIES);
+        let blocks = queries(sequence).div_ceil(prefill::QUERIES);
         blocks.saturating_mul(attention.kv_heads)
     });
-    // Where large blocks would be few, more of them go round better than parts of them, which have to be merged.
+    // Where full-size blocks are few, smaller blocks are better than splitting the keys, whose results have to be combined.
     let size = if whole.fold(0, usize::saturating_add) < FEW_BLOCKS {
-        panel::QUERIES / 2
+        prefill::QUERIES / 2
     } else {
-        panel::QUERIES
+        prefill::QUERIES
     };
     let mut blocks = Vec::new();
     for (number, sequence) in attention.sequences.iter().enumerate() {
@@ -140,8 +144,8 @@ fn blocks(attention: &Attention) -> Vec<Task> {
     blocks
 }
 
-/// Puts the key heads with most work first, and of each the longest blocks: what is left over at the end is short, and
-/// blocks that read the same keys and values stay together, which a cache may hold.
+/// Sorts the key heads with the most work first, and the longest query blocks of each first. The tasks that run last are then
+/// short, and query blocks that read the same keys and values stay together, so that these may stay in a cache.
 fn longest_first(blocks: &mut [Task]) {
     let head = |block: &Task| (block.sequence, block.kv_head);
     let mut order = Vec::with_capacity(blocks.len());
@@ -160,14 +164,14 @@ fn longest_first(blocks: &mut [Task]) {
     }
 }
 
-/// Keys of a part where a block is split into at most `count` of them, even and worth it.
-fn part_length(block: &Task, count: usize) -> usize {
+/// Keys of each task when a query block is split into at most `count` tasks, even and large enough.
+fn split_length(block: &Task, count: usize) -> usize {
     let even = block.keys.len().div_ceil(count);
-    even.max(LEAST_KEYS).next_multiple_of(KEYS)
+    even.max(MIN_SPLIT_KEYS).next_multiple_of(TILE_KEYS)
 }
 
-/// Calls `work` with each number below `count`, in order of begin, on the current pool or, if not `parallel`, here. Gives
-/// the bytes of working memory that it took.
+/// Calls `work` with each number below `count`, started in order: on the current rayon pool if `parallel`, otherwise on this
+/// thread. Gives the bytes of working memory that it took.
 fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) + Sync) -> usize {
     let (next, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let worker = || {
@@ -179,7 +183,7 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
                 }
                 work(index, scratch);
             }
-            bytes.fetch_add(scratch.asked(), Ordering::Relaxed);
+            bytes.fetch_add(scratch.used(), Ordering::Relaxed);
         });
     };
     let workers = if parallel {
@@ -198,8 +202,8 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
     bytes.into_inner()
 }
 
-/// One task, and what it is computed with.
-pub(super) struct Work<'a, 's> {
+/// A task, and what it is computed with.
+pub(super) struct TaskContext<'a, 's> {
     pub(super) attention: &'a Attention,
     pub(super) sequence: &'a Sequence,
     pub(super) task: &'a Task,
@@ -207,42 +211,42 @@ pub(super) struct Work<'a, 's> {
 }
 
 /// Computes one task.
-struct Attend<'a> {
-    work: Work<'a, 'a>,
-    /// The split that it is a part of, and its number there.
-    part: Option<(&'a Split, usize)>,
+struct ComputeTask<'a> {
+    context: TaskContext<'a, 'a>,
+    /// The split that the task belongs to, and its number there.
+    split: Option<(&'a Split, usize)>,
 }
 
-impl Kernel for Attend<'_> {
+impl Kernel for ComputeTask<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Attend { work, part } = self;
-        let (attention, sequence, task) = (work.attention, work.sequence, work.task);
-        let state = if task.keys.is_empty() {
-            State::empty(work.scratch, task.queries.len(), attention.columns())
-        } else if task.queries.len() <= strip::QUERIES {
-            simd.apart(strip::Attend(work))
+        let ComputeTask { context, split } = self;
+        let (attention, sequence, task) = (context.attention, context.sequence, context.task);
+        let softmax = if task.keys.is_empty() {
+            OnlineSoftmax::empty(context.scratch, task.queries.len(), attention.columns())
+        } else if task.queries.len() <= decode::QUERIES {
+            simd.outline(decode::Attend(context))
         } else {
-            simd.apart(panel::Attend(work))
+            simd.outline(prefill::Attend(context))
         };
-        let mut whole;
-        let (task, state) = match part {
-            None => (task, state),
+        let mut combined;
+        let (task, softmax) = match split {
+            None => (task, softmax),
             Some((split, number)) => {
-                whole = split.parts.add(number, &state);
-                match &mut whole {
-                    Some(whole) => (&split.block, whole.state()),
+                combined = split.results.add(number, &softmax);
+                match &mut combined {
+                    Some(combined) => (&split.block, combined.softmax()),
                     None => return,
                 }
             }
         };
-        simd.apart(Finish {
+        simd.outline(Epilogue {
             attention,
             sequence,
             task,
-            state,
+            softmax,
         });
     }
 }

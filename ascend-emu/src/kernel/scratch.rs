@@ -3,16 +3,16 @@
 use super::simd::{Vector, WIDTH};
 use std::cell::Cell;
 
-/// Cache lines are this long, and so are vectors.
+/// Bytes of a cache line, and of a vector.
 const ALIGN: usize = 64;
 
-/// Vectors of any content, grown to the largest number asked for.
+/// Working memory with arbitrary content, which grows to the largest size that was requested.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     floats: Vec<f32>,
     bits: Vec<u16>,
-    /// Most bytes asked for at once since the work began.
-    asked: usize,
+    /// The most bytes that were requested at once since the work began.
+    used: usize,
 }
 
 thread_local! {
@@ -20,26 +20,26 @@ thread_local! {
 }
 
 impl Scratch {
-    /// Runs `work` with this thread's memory.
+    /// Runs `work` with the working memory of this thread.
     pub(super) fn with<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
         let mut scratch = SPARE.take().unwrap_or_default();
-        scratch.asked = 0;
+        scratch.used = 0;
         let result = work(&mut scratch);
         SPARE.set(Some(scratch));
         result
     }
 
-    /// Most bytes that the work has asked for at once.
-    pub(super) fn asked(&self) -> usize {
-        self.asked
+    /// The most bytes that the work has requested at once.
+    pub(super) fn used(&self) -> usize {
+        self.used
     }
 
-    /// So many vectors, each on its own cache line.
+    /// `count` vectors, each on its own cache line.
     pub(super) fn vectors(&mut self, count: usize) -> &mut [Vector] {
         self.vectors_and_bits(count, 0).0
     }
 
-    /// So many vectors, each on its own cache line, and so many times 16 bits.
+    /// `count` vectors, each on its own cache line, and `bits` words of 16 bits.
     pub(super) fn vectors_and_bits(
         &mut self,
         count: usize,
@@ -47,7 +47,7 @@ impl Scratch {
     ) -> (&mut [Vector], &mut [u16]) {
         let floats = count * WIDTH + ALIGN / size_of::<f32>();
         let bytes = floats * size_of::<f32>() + bits * size_of::<u16>();
-        self.asked = self.asked.max(bytes);
+        self.used = self.used.max(bytes);
         if self.floats.len() < floats {
             self.floats.resize(floats, 0.0);
         }

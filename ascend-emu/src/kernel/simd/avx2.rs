@@ -37,7 +37,7 @@ impl Avx2 {
     }
 }
 
-/// Sixteen numbers of two bytes, eight to a register.
+/// Sixteen numbers of two bytes, eight in each register.
 #[inline(always)]
 fn halves(bits: &[u16; WIDTH]) -> [__m128i; 2] {
     // SAFETY: both are 32 bytes of plain bits.
@@ -63,15 +63,15 @@ unsafe fn round_bf16(value: __m256) -> __m256 {
     }
 }
 
-// Closures would lose the features: what is done to both halves is in functions.
+// Closures would lose the target features, so work on both halves is in functions.
 
-/// See [`Simd::raise`].
+/// See [`Simd::powers_of_two`].
 ///
 /// # Safety
 ///
 /// The processor has AVX2.
 #[inline(always)]
-unsafe fn raise(numbers: __m256) -> __m256 {
+unsafe fn powers_of_two(numbers: __m256) -> __m256 {
     // SAFETY: the caller keeps this contract.
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(numbers))) }
 }
@@ -160,9 +160,9 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn raise(self, numbers: Self::Register) -> Self::Register {
+    fn powers_of_two(self, numbers: Self::Register) -> Self::Register {
         // SAFETY: `self` exists, so the processor has AVX2.
-        unsafe { [raise(numbers[0]), raise(numbers[1])] }
+        unsafe { [powers_of_two(numbers[0]), powers_of_two(numbers[1])] }
     }
 
     #[inline(always)]
@@ -179,12 +179,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+    fn outline<K: Kernel>(self, kernel: K) -> K::Output {
         self.run(kernel)
     }
 
     #[inline(always)]
-    fn nothing(self) -> __m256 {
+    fn zero_sum(self) -> __m256 {
         self.splat(0.0)[0]
     }
 
@@ -207,7 +207,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn totals(self, [a, b, c, d]: [__m256; 4]) -> [f32; 4] {
+    fn horizontal_sums_of_four(self, [a, b, c, d]: [__m256; 4]) -> [f32; 4] {
         // SAFETY: `self` exists, so the processor has AVX; both transmuted types are 16 bytes of plain bits.
         unsafe {
             let sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
@@ -221,12 +221,12 @@ impl Simd for Avx2 {
 
     /// Eight by eight: pairs, then fours of rows within each half of the registers, then the halves.
     #[inline(always)]
-    fn across(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
+    fn transpose(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
         let mut columns = [[0.0; WIDTH]; WIDTH];
         for of_columns in [0, 1] {
-            let mut eights = [[self.nothing(); 8]; 2];
+            let mut eights = [[self.zero_sum(); 8]; 2];
             for (of_rows, eight) in eights.iter_mut().enumerate() {
-                let mut fours = [[self.nothing(); 4]; 2];
+                let mut fours = [[self.zero_sum(); 4]; 2];
                 for (g, four) in fours.iter_mut().enumerate() {
                     let first = 8 * of_rows + 4 * g;
                     // SAFETY: `self` exists, so the processor has AVX.

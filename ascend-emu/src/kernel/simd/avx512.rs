@@ -118,7 +118,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn raise(self, numbers: __m512) -> __m512 {
+    fn powers_of_two(self, numbers: __m512) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(numbers))) }
     }
@@ -130,12 +130,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+    fn outline<K: Kernel>(self, kernel: K) -> K::Output {
         self.run(kernel)
     }
 
     #[inline(always)]
-    fn nothing(self) -> __m512 {
+    fn zero_sum(self) -> __m512 {
         self.splat(0.0)
     }
 
@@ -155,7 +155,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn totals(self, four: [__m512; 4]) -> [f32; 4] {
+    fn horizontal_sums_of_four(self, four: [__m512; 4]) -> [f32; 4] {
         // SAFETY: as above; both transmuted types are 16 bytes of plain bits.
         unsafe {
             let low = _mm256_hadd_ps(halves(four[0]), halves(four[1]));
@@ -169,11 +169,11 @@ impl Simd for Avx512 {
         }
     }
 
-    /// As [`Avx512::across`], where columns are added up two by two on the way: three fifths of the instructions of four times
-    /// four sums.
+    /// Transposes as [`Avx512::transpose`] does, and adds columns up two by two on the way, which takes fewer instructions than
+    /// four times four sums.
     #[inline(always)]
-    fn totals_of_sixteen(self, sums: [__m512; WIDTH]) -> Vector {
-        let mut fours = [self.nothing(); 4];
+    fn horizontal_sums(self, sums: [__m512; WIDTH]) -> Vector {
+        let mut fours = [self.zero_sum(); 4];
         for (four, sums) in fours.iter_mut().zip(sums.as_chunks::<4>().0) {
             // SAFETY: as above.
             *four = unsafe {
@@ -202,7 +202,7 @@ impl Simd for Avx512 {
 
     /// Pairs, then fours of rows within each quarter of the registers, then the quarters.
     #[inline(always)]
-    fn across(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
+    fn transpose(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
         let mut fours = [[self.splat(0.0); 4]; 4];
         for (g, four) in fours.iter_mut().enumerate() {
             // SAFETY: as above.

@@ -1,11 +1,10 @@
-//! Instruction sets: the arithmetic that differs between them, and the way to run a kernel under one.
+//! Instruction sets: the arithmetic that differs between them, and how to run a kernel with one of them.
 //!
-//! The kernels are ordinary Rust, generic over [`Simd`] and always inlined, so that the compiler emits them anew for
-//! each instruction set: [`Level::run`] enters them through a function that has the features switched on. Work on
-//! single elements of a [`Vector`] that is rare is left to the compiler to vectorise; everything in an inner loop has a
-//! name here.
+//! The kernels are ordinary Rust, generic over [`Simd`] and always inlined, so that the compiler emits them once for each
+//! instruction set: [`Level::run`] enters them through a function with the features enabled. The operations of inner loops
+//! are methods of [`Simd`]; rare work on single elements of a [`Vector`] is left to the compiler to vectorise.
 //!
-//! | name | needs | registers of a [`Vector`] | sums of a product kernel |
+//! | name | needs | registers of a [`Vector`] | register tile of a product |
 //! |---|---|---|---|
 //! | `avx512` | AVX-512 F, BW, DQ, VL | 1 of 32 | 8 x 3, 6 x 4 |
 //! | `avx2` | AVX2, FMA, F16C | 2 of 16 | 6 x 1 |
@@ -24,13 +23,13 @@ mod portable;
 use crate::config::config;
 pub(super) use portable::Portable;
 
-/// Floats in one [`Vector`]: one AVX-512 register, two AVX ones, four NEON ones.
+/// Number of floats in a [`Vector`]: one AVX-512 register, two AVX registers, four NEON registers.
 pub(super) const WIDTH: usize = 16;
 
-/// The unit in which the kernels compute and in which their buffers are laid out.
+/// A vector of floats, the unit of the kernels and of their buffers.
 pub(super) type Vector = [f32; WIDTH];
 
-/// How many sums a product kernel keeps in registers.
+/// The register tile of a product: how many sums it keeps in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     /// Two rows by one vector.
@@ -46,32 +45,32 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Rows that any of them divides into whole steps.
+    /// A number of rows that every shape divides into whole steps.
     pub(super) const ROWS: usize = 24;
 }
 
-/// Proof that an instruction set is there, and its arithmetic.
+/// The arithmetic of an instruction set. A value proves that the processor has it.
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// A [`Vector`] in registers.
     type Register: Copy;
 
-    /// Some numbers, as many as one register has, whose sum matters.
+    /// The partial sums of a dot product, one in each lane of a register.
     type Sum: Copy;
 
-    /// What fits its registers.
+    /// The register tile that fits its registers.
     const SHAPE: Shape;
 
-    /// Whether decode has kernels that read keys and values where they lie, one for each element type. They take long to
-    /// compile, which is not worth it for a baseline that hardly any machine computes with: there rows are fetched.
+    /// Whether the decode kernel reads keys and values in place. The kernels for it, one for each element type, take long to
+    /// compile, so the portable baseline, which hardly any machine uses, loads the rows instead.
     const IN_PLACE: bool = true;
 
-    /// From memory.
+    /// Loads a vector.
     fn load(self, values: &Vector) -> Self::Register;
 
-    /// To memory.
+    /// Stores a vector.
     fn store(self, register: Self::Register, values: &mut Vector);
 
-    /// The same number everywhere.
+    /// `value` in every lane.
     fn splat(self, value: f32) -> Self::Register;
 
     /// `a + b`.
@@ -83,26 +82,26 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// `a * b`.
     fn multiply(self, a: Self::Register, b: Self::Register) -> Self::Register;
 
-    /// `a * b + c`, in one rounding where that is fast and in two elsewhere.
+    /// `a * b + c`, with one rounding where that is fast and two elsewhere.
     fn mul_add(self, a: Self::Register, b: Self::Register, c: Self::Register) -> Self::Register;
 
-    /// `a` where it is larger than `b`, else `b`: also where `a` is NaN.
+    /// `a` in the lanes where it is larger than `b`, otherwise `b`; a lane where `a` is NaN gets `b`.
     fn larger(self, a: Self::Register, b: Self::Register) -> Self::Register;
 
-    /// Floats whose exponents, with their bias, are the low bits of these; nothing else is left of the numbers.
-    fn raise(self, numbers: Self::Register) -> Self::Register;
+    /// Powers of two, from their biased exponents in the low bits of each lane. The other bits are ignored.
+    fn powers_of_two(self, numbers: Self::Register) -> Self::Register;
 
     /// Minus infinity in the lanes whose bit is set, `x` in the others.
     fn hide(self, x: Self::Register, lanes: u16) -> Self::Register;
 
-    /// Runs `kernel` in a function of its own, so that it is compiled once whoever calls it.
-    fn apart<K: Kernel>(self, kernel: K) -> K::Output;
+    /// Runs `kernel` in a function of its own, so that it is compiled once for all callers.
+    fn outline<K: Kernel>(self, kernel: K) -> K::Output;
 
-    /// The sum of nothing.
-    fn nothing(self) -> Self::Sum;
+    /// Partial sums of zero.
+    fn zero_sum(self) -> Self::Sum;
 
-    /// Adds the products of each key with each query to its sum. Where a vector takes several registers all go to the
-    /// same sum, so that there is room for more keys.
+    /// Adds the products of each key with each query to their partial sums. Where a vector takes several registers, all of
+    /// them are added to the same partial sums, which leaves registers for more keys.
     fn dots<const QUERIES: usize, const KEYS: usize>(
         self,
         queries: &[Vector; QUERIES],
@@ -110,23 +109,23 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         sums: &mut [[Self::Sum; QUERIES]; KEYS],
     );
 
-    /// Four sums in single numbers.
-    fn totals(self, four: [Self::Sum; 4]) -> [f32; 4];
+    /// Adds up the lanes of four partial sums.
+    fn horizontal_sums_of_four(self, four: [Self::Sum; 4]) -> [f32; 4];
 
-    /// Sixteen sums in single numbers.
+    /// Adds up the lanes of sixteen partial sums.
     #[inline(always)]
-    fn totals_of_sixteen(self, sums: [Self::Sum; WIDTH]) -> Vector {
+    fn horizontal_sums(self, sums: [Self::Sum; WIDTH]) -> Vector {
         let mut totals = [0.0; WIDTH];
         let (of, _) = sums.as_chunks::<4>();
         for (totals, four) in totals.as_chunks_mut::<4>().0.iter_mut().zip(of) {
-            *totals = self.totals(*four);
+            *totals = self.horizontal_sums_of_four(*four);
         }
         totals
     }
 
-    /// Rows for columns.
+    /// Transposes 16 rows.
     #[inline(always)]
-    fn across(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
+    fn transpose(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
         let mut columns = [[0.0; WIDTH]; WIDTH];
         for (r, row) in rows.iter().enumerate() {
             for (c, &value) in row.iter().enumerate() {
@@ -148,11 +147,11 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// The nearest value that brain floating point holds, ties to even.
     fn round_bf16(self, register: Self::Register) -> Self::Register;
 
-    /// Whole numbers to single.
+    /// Integers to single precision, exact.
     fn widen_i8(self, values: &[i8; WIDTH]) -> Self::Register;
 }
 
-/// Sum of a vector, in halves.
+/// Adds up the lanes of a vector, pairwise by halves.
 #[inline(always)]
 pub(super) fn total(v: &Vector) -> f32 {
     let mut eight = [0.0; 8];
@@ -166,7 +165,7 @@ pub(super) fn total(v: &Vector) -> f32 {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
-/// Whether every number is zero: what is left of a sum of products with zero if no factor was infinite or NaN.
+/// Whether every lane is zero. A sum of products with zero is, unless a factor was infinite or NaN.
 #[inline(always)]
 pub(super) fn all_zero<S: Simd>(simd: S, register: S::Register) -> bool {
     let mut values = [0.0; WIDTH];
@@ -174,22 +173,22 @@ pub(super) fn all_zero<S: Simd>(simd: S, register: S::Register) -> bool {
     values.iter().all(|value| *value == 0.0)
 }
 
-/// Whether no number is infinite or NaN.
+/// Whether no element is infinite or NaN.
 #[inline(always)]
 pub(super) fn all_finite<S: Simd>(simd: S, vectors: &[Vector]) -> bool {
-    let mut watch = simd.splat(0.0);
+    let mut nonfinite = simd.splat(0.0);
     for vector in vectors {
-        watch = simd.mul_add(simd.load(vector), simd.splat(0.0), watch);
+        nonfinite = simd.mul_add(simd.load(vector), simd.splat(0.0), nonfinite);
     }
-    all_zero(simd, watch)
+    all_zero(simd, nonfinite)
 }
 
 /// A computation that is compiled once for each instruction set. `run` and all it calls must be `#[inline(always)]`.
 pub(super) trait Kernel {
-    /// What it gives.
+    /// The result.
     type Output;
 
-    /// Computes under `simd`.
+    /// Computes the result with the arithmetic of `simd`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
@@ -209,23 +208,23 @@ enum Set {
 }
 
 impl Level {
-    /// The best that this machine has.
+    /// The best instruction set of this machine.
     pub(super) fn detect() -> Self {
         let best = Level::all().into_iter().next();
         best.unwrap_or(Level(Set::Portable(Portable)))
     }
 
-    /// The one that the environment asks for, or else the best.
+    /// The instruction set that the environment selects, or else the best.
     pub(super) fn chosen() -> Self {
         config().simd.unwrap_or_else(Level::detect)
     }
 
-    /// The one of this name, if this machine has it.
+    /// The instruction set with this name, if this machine has it.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Level::all().into_iter().find(|level| level.name() == name)
     }
 
-    /// What this machine has, the best first.
+    /// The instruction sets of this machine, the best first.
     pub(crate) fn all() -> Vec<Self> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -250,7 +249,7 @@ impl Level {
         }
     }
 
-    /// Runs `kernel` under this instruction set.
+    /// Runs `kernel` with this instruction set.
     pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
             Set::Portable(simd) => kernel.run(simd),
@@ -295,24 +294,24 @@ mod tests {
         }
     }
 
-    struct Across([Vector; WIDTH]);
+    struct Transpose([Vector; WIDTH]);
 
-    impl Kernel for Across {
+    impl Kernel for Transpose {
         type Output = [Vector; WIDTH];
 
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> [Vector; WIDTH] {
-            simd.across(&self.0)
+            simd.transpose(&self.0)
         }
     }
 
     #[test]
-    fn rows_become_columns() {
+    fn transposing_turns_rows_into_columns() {
         let number = |r: usize, c: usize| (r * WIDTH + c) as f32;
         let rows = std::array::from_fn(|r| std::array::from_fn(|c| number(r, c)));
         let columns = std::array::from_fn(|c| std::array::from_fn(|r| number(r, c)));
         for level in Level::all() {
-            assert_eq!(level.run(Across(rows)), columns, "{level:?}");
+            assert_eq!(level.run(Transpose(rows)), columns, "{level:?}");
         }
     }
 

@@ -82,7 +82,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn raise(self, numbers: Four) -> Four {
+    fn powers_of_two(self, numbers: Four) -> Four {
         // SAFETY: as above.
         each(|i| unsafe {
             vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(numbers[i])))
@@ -97,12 +97,12 @@ impl Simd for Neon {
     }
 
     #[inline(never)]
-    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+    fn outline<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)
     }
 
     #[inline(always)]
-    fn nothing(self) -> float32x4_t {
+    fn zero_sum(self) -> float32x4_t {
         self.splat(0.0)[0]
     }
 
@@ -125,7 +125,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn totals(self, four: [float32x4_t; 4]) -> [f32; 4] {
+    fn horizontal_sums_of_four(self, four: [float32x4_t; 4]) -> [f32; 4] {
         // SAFETY: as above.
         four.map(|sum| unsafe { vaddvq_f32(sum) })
     }

@@ -1,9 +1,9 @@
-//! The target's baseline.
+//! Portable arithmetic, compiled for the target's baseline.
 
 use super::half_bits::{half_to_single, single_to_half};
 use super::{Kernel, Shape, Simd, Vector, WIDTH, total};
 
-/// The target's baseline.
+/// The target's baseline, which every processor has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Portable;
 
@@ -72,7 +72,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn raise(self, numbers: Vector) -> Vector {
+    fn powers_of_two(self, numbers: Vector) -> Vector {
         let mut powers = numbers;
         for power in &mut powers {
             *power = f32::from_bits(power.to_bits() << 23);
@@ -91,7 +91,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn nothing(self) -> Vector {
+    fn zero_sum(self) -> Vector {
         [0.0; WIDTH]
     }
 
@@ -110,12 +110,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn totals(self, four: [Vector; 4]) -> [f32; 4] {
+    fn horizontal_sums_of_four(self, four: [Vector; 4]) -> [f32; 4] {
         four.map(|sum| total(&sum))
     }
 
     #[inline(never)]
-    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+    fn outline<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)
     }
 

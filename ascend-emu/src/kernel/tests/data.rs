@@ -6,7 +6,7 @@ use super::calls::contents::{fill, is_rows, operands, reach};
 use crate::config::config;
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
-use crate::kernel::{Beyond, Buffers, run_under};
+use crate::kernel::{Buffers, RunOptions, run_under};
 use ascend_spec::fia::{Operand, Problem, Rows};
 use ascend_spec::{DType, MaskGeometry};
 use std::collections::HashMap;
@@ -127,7 +127,7 @@ impl Data {
         let dtype = self.dtype;
         let geometry = self.geometry;
         let bytes = AtomicUsize::new(0);
-        let beyond = Beyond {
+        let options = RunOptions {
             single: dtype == DType::Float,
             geometry: geometry.as_ref(),
             working_memory: Some(&bytes),
@@ -135,7 +135,7 @@ impl Data {
         // SAFETY: the tensors have the sizes of the descriptors that the problem was made from, or what a test put
         // into their place together with its own views.
         self.with_buffers(|buffers| unsafe {
-            run_under(level, problem, buffers, &beyond);
+            run_under(level, problem, buffers, &options);
         });
         self.working_memory = bytes.into_inner();
     }

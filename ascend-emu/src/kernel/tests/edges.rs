@@ -16,7 +16,7 @@ fn each(case: &Case, test: impl Fn(&Problem<'_>, &mut Data, Level)) {
     }
 }
 
-/// Prefill of two blocks of queries and three tiles of keys; decode of a strip.
+/// Prefill of two query blocks and three KV tiles, and decode of a few queries.
 fn shapes() -> [Case; 2] {
     [
         Case::plain(DType::Float16, [2, 1, 2, 100, 205, 32]),

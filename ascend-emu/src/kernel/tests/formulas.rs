@@ -268,7 +268,7 @@ fn packed_heads_before_rows_lie_behind_one_another() {
 }
 
 #[test]
-fn scales_of_tokens_and_heads_count_tokens_whatever_block_they_are_in() {
+fn scales_of_tokens_and_heads_count_tokens_in_every_block() {
     let (dim, block_size) = (64, 64);
     let (mut call, columns) = paged(Cache::BnNBsD, DType::Int8, block_size, dim, &[150, 70]);
     let tokens = columns * block_size;
@@ -305,12 +305,12 @@ fn scales_of_tokens_and_heads_count_tokens_whatever_block_they_are_in() {
         dims: (dim, dim),
         query: |data: &Data, at| half(data, Operand::Query, bnsd(at, HEADS, 1, dim)),
         key: |data: &Data, at| {
-            let factors = [Operand::KeyAntiquantScale, Operand::KeyAntiquantOffset];
-            scaled(data, at, stored(data, at, Operand::Key(0)), factors)
+            let grids = [Operand::KeyAntiquantScale, Operand::KeyAntiquantOffset];
+            scaled(data, at, stored(data, at, Operand::Key(0)), grids)
         },
         value: |data: &Data, at| {
-            let factors = [Operand::ValueAntiquantScale, Operand::ValueAntiquantOffset];
-            scaled(data, at, stored(data, at, Operand::Value(0)), factors)
+            let grids = [Operand::ValueAntiquantScale, Operand::ValueAntiquantOffset];
+            scaled(data, at, stored(data, at, Operand::Value(0)), grids)
         },
         out: |at| bnsd(at, HEADS, 1, dim),
     };

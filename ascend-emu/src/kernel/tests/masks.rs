@@ -1,9 +1,9 @@
-//! Mask tensors of more keys than are read at once.
+//! Mask tensors with more keys than a window.
 
 use super::calls::Random;
 use super::case::{Case, Mask};
 use super::data::levels;
-use crate::kernel::ahead::AHEAD;
+use crate::kernel::mask::window::WINDOW_KEYS;
 use ascend_spec::{DType, SparseMode};
 
 /// A mask that treats pieces of a few rows by about two tiles alike: hides all of a piece, nothing of it, or parts.
@@ -35,10 +35,10 @@ fn patchy(batch: usize, rows: usize, keys: usize, seed: u64) -> Mask {
 }
 
 #[test]
-fn long_rows_of_a_mask_are_read_in_stretches() {
-    let keys = 2 * AHEAD + 131;
+fn long_rows_of_a_mask_are_read_in_windows() {
+    let keys = 2 * WINDOW_KEYS + 131;
     for (shape, seed) in [
-        // Blocks of queries, with and without rows that share them, and strips.
+        // Blocks of queries, with and without rows that share them, and decode.
         ([2, 1, 1, 75, keys, 16], 1),
         ([1, 2, 3, 40, keys, 16], 2),
         ([2, 1, 4, 1, keys, 16], 3),

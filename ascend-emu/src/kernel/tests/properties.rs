@@ -15,7 +15,7 @@ fn level() -> impl Strategy<Value = Level> {
     proptest::sample::select(levels())
 }
 
-/// Sizes with edges of tiles, blocks and panels among them.
+/// Sizes around the edges of KV tiles, query blocks and lane groups.
 fn length() -> impl Strategy<Value = usize> {
     prop_oneof![
         4 => 1usize..40,

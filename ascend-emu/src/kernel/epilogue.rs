@@ -1,66 +1,43 @@
-//! From running sums to output: division, rows without keys.
+//! The epilogue of attention: from running sums to output and log-sum-exp.
+//!
+//! The output is divided by the running sum, after the attention sink has joined maximum and sum. Rows without keys are
+//! written as zeros, rows whose keys the mask tensor hides all as zeros or as the mean of the values.
 
 use super::attention::{Attention, Sequence};
-use super::fetch::{Fetch, Places, stride};
+use super::kv::tile_load::{Destination, TileLoad, stride};
+use super::mask::{TILE_KEYS, read_mask};
+use super::online_softmax::{OnlineSoftmax, quantise_weights, rescale_factor};
 use super::schedule::Task;
-use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::tile::{KEYS, quantise, read_mask};
 use ascend_spec::geometry::Runs;
 
-/// What attention to some keys leaves of each query: the maximum of its scores, which count in bits (times `log2 e`), the
-/// sum of `2^(score - maximum)`, and the values weighted with these powers, row by row.
-#[derive(Debug)]
-pub(super) struct State<'s> {
-    pub(super) max: &'s mut [f32],
-    pub(super) sum: &'s mut [f32],
-    pub(super) out: &'s mut [Vector],
-}
-
-impl<'s> State<'s> {
-    /// Of `count` queries with `columns` vectors of output each that have seen nothing yet.
-    pub(super) fn empty(scratch: &'s mut Scratch, count: usize, columns: usize) -> Self {
-        let each = count.div_ceil(WIDTH);
-        let mut rest = scratch.vectors(2 * each + count * columns);
-        let [max, sum] = [each, each].map(|size| take(&mut rest, size).as_flattened_mut());
-        max.fill(f32::NEG_INFINITY);
-        sum.fill(0.0);
-        rest.fill([0.0; WIDTH]);
-        State {
-            max: &mut max[..count],
-            sum: &mut sum[..count],
-            out: rest,
-        }
-    }
-}
-
-/// Queries whose state is complete: what writes their output and log-sum-exp.
-pub(super) struct Finish<'a> {
+/// Writes output and log-sum-exp of queries that have attended to all their keys.
+pub(super) struct Epilogue<'a> {
     pub(super) attention: &'a Attention,
     pub(super) sequence: &'a Sequence,
     pub(super) task: &'a Task,
-    pub(super) state: State<'a>,
+    pub(super) softmax: OnlineSoftmax<'a>,
 }
 
-impl Kernel for Finish<'_> {
+impl Kernel for Epilogue<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Finish {
+        let Epilogue {
             attention,
             sequence,
             task,
-            state,
+            softmax,
         } = self;
         let columns = attention.columns();
         let mut mean = None;
-        for (lane, query) in task.queries.clone().enumerate() {
-            let (row, head) = attention.place(task.kv_head, query);
+        for (index, query) in task.queries.clone().enumerate() {
+            let (row, head) = attention.row_and_head(task.kv_head, query);
             let at = sequence.at(head, row);
-            let out = &mut state.out[lane * columns..][..columns];
+            let out = &mut softmax.out[index * columns..][..columns];
             let keys = sequence.geometry.runs(row as u64);
-            let (max, sum) = (state.max[lane], state.sum[lane]);
+            let (max, sum) = (softmax.max[index], softmax.sum[index]);
             let exists = (row as u64) < sequence.geometry.q_len();
             let lse = if !exists || keys.len() == 0 {
                 out.fill([0.0; WIDTH]);
@@ -69,7 +46,7 @@ impl Kernel for Finish<'_> {
                 if attention.corrects_blind_rows {
                     out.fill([0.0; WIDTH]);
                 } else {
-                    // Neighbouring rows mostly see the same keys.
+                    // Rows side by side often see the same keys, and share their mean.
                     if !matches!(&mean, Some((of, _)) if *of == keys) {
                         let value = mean_value(simd, attention, sequence, task.kv_head, &keys);
                         mean = Some((keys.clone(), value));
@@ -81,7 +58,7 @@ impl Kernel for Finish<'_> {
                 f32::INFINITY
             } else {
                 let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
-                divide(out, (max, sum), sink, attention.gain) + attention.lse_summand
+                divide(out, (max, sum), sink, attention.output_scale) + attention.lse_offset
             };
             attention.out.write_row(simd, at, out, exists);
             if let Some(sink) = &attention.lse {
@@ -91,32 +68,21 @@ impl Kernel for Finish<'_> {
     }
 }
 
-/// `2^(score - max)` of a score that is at most `max`. The equal ones keep -inf, of which nothing was seen, from making a NaN
-/// of the difference.
-#[inline(always)]
-pub(super) fn below(max: f32, score: f32) -> f32 {
-    if score == max {
-        1.0
-    } else {
-        (score - max).exp2()
-    }
-}
-
-/// Divides the weighted values by the sum of the weights, after the logit without a value has joined maximum and sum.
-/// Gives the log-sum-exp, in which that logit counts too: what the operator writes there is not known.
+/// Divides the output by the running sum, after the sink has joined maximum and sum. Gives the log-sum-exp. It includes the
+/// sink; whether the operator's does is not documented.
 #[inline(always)]
 fn divide(
     out: &mut [Vector],
     (mut max, mut sum): (f32, f32),
     sink: Option<&f32>,
-    gain: f32,
+    output_scale: f32,
 ) -> f32 {
-    let mut factor = gain;
+    let mut factor = output_scale;
     if let Some(sink) = sink {
         let sink = sink * std::f32::consts::LOG2_E;
         let highest = if sink > max { sink } else { max };
-        sum = sum * below(highest, max) + below(highest, sink);
-        factor *= below(highest, max);
+        sum = sum * rescale_factor(highest, max) + rescale_factor(highest, sink);
+        factor *= rescale_factor(highest, max);
         max = highest;
     }
     let factor = factor / sum;
@@ -126,21 +92,21 @@ fn divide(
     ((f64::from(max) + f64::from(sum).log2()) * std::f64::consts::LN_2) as f32
 }
 
-/// Whether the mask tensor hides each of the keys from a row.
+/// Whether the mask tensor hides all of `keys` from a row.
 fn hides_all(attention: &Attention, sequence: &Sequence, row: u64, keys: &Runs) -> bool {
-    let mut bytes = [0; KEYS];
+    let mut bytes = [0; TILE_KEYS];
     keys.clone().all(|run| {
         // Within the key length, a usize.
         let (start, end) = (run.start as usize, run.end as usize);
-        (start..end).step_by(KEYS).all(|first| {
-            let tile = first..end.min(first + KEYS);
+        (start..end).step_by(TILE_KEYS).all(|first| {
+            let tile = first..end.min(first + TILE_KEYS);
             let bytes = read_mask(attention, sequence, row, &tile, &mut bytes);
             bytes.is_some_and(|bytes| bytes.iter().all(|&byte| byte != 0))
         })
     })
 }
 
-/// The mean of the values of `keys`, as weights that are all 1 make it.
+/// The mean of the values of `keys`, which attention with equal weights gives.
 #[inline(always)]
 fn mean_value<S: Simd>(
     simd: S,
@@ -151,23 +117,23 @@ fn mean_value<S: Simd>(
 ) -> Vec<Vector> {
     let columns = attention.columns();
     let stride = stride(columns);
-    let mut tile = vec![[0.0; WIDTH]; KEYS * stride];
+    let mut tile = vec![[0.0; WIDTH]; TILE_KEYS * stride];
     let mut sums = vec![[0.0f64; WIDTH]; columns];
     let mut count = 0.0;
     for run in keys.clone() {
         // Within the key length, a usize.
         let (start, end) = (run.start as usize, run.end as usize);
-        for first in (start..end).step_by(KEYS) {
-            let keys = first..end.min(first + KEYS);
+        for first in (start..end).step_by(TILE_KEYS) {
+            let keys = first..end.min(first + TILE_KEYS);
             count += keys.len() as f64;
-            let fetch = Fetch {
+            let load = TileLoad {
                 attention,
                 sequence,
                 kv_head,
                 rows: keys.clone(),
-                with_care: false,
+                check_finite: false,
             };
-            fetch.values(simd, Places::Rows(&mut tile));
+            load.values(simd, Destination::Rows(&mut tile));
             for values in tile.chunks(stride).take(keys.len()) {
                 for (sums, values) in sums.iter_mut().zip(values) {
                     for (sum, value) in sums.iter_mut().zip(values) {
@@ -177,11 +143,11 @@ fn mean_value<S: Simd>(
             }
         }
     }
-    let weight = match attention.quantum {
-        Some(quantum) => f64::from(quantise(&[1.0; WIDTH], quantum)[0]),
+    let weight = match attention.weight_scale {
+        Some(weight_scale) => f64::from(quantise_weights(&[1.0; WIDTH], weight_scale)[0]),
         None => 1.0,
     };
-    let factor = weight * f64::from(attention.gain);
+    let factor = weight * f64::from(attention.output_scale);
     sums.iter()
         .map(|sums| sums.map(|sum| (sum / count * factor) as f32))
         .collect()

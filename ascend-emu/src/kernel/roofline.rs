@@ -1,17 +1,19 @@
-//! What the machine can do at best, to measure the kernels against: each function is work of a known amount for the
-//! calling thread, with the instruction set that the kernels use. Whoever calls it looks at the clock.
+//! The roofline of the machine, which benchmarks compare the kernels with.
+//!
+//! Each function does a known amount of work on the calling thread, with the instruction set that the kernels use. The
+//! caller measures the time.
 
 use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
 use std::hint::black_box;
 
-/// Multiply-adds that wait for nothing but the arithmetic units; gives the number of floating-point operations done,
+/// Computes independent multiply-adds, which only the arithmetic units limit. Gives the number of floating-point operations,
 /// about `rounds` thousand.
 pub fn multiply_add(rounds: u64) -> u64 {
     Level::chosen().run(MultiplyAdd(rounds))
 }
 
-/// Reads all of `data` once, with loads alone: what the processor foresees comes early, and nothing else. Reading that asks
-/// for cache lines ahead of their use, as decode does, can be faster. Gives a number so that the reading cannot be left out.
+/// Reads all of `data` once with plain loads, which the hardware prefetcher alone helps. The decode kernel, which also
+/// prefetches, can read faster. Gives a number that depends on the data, so that the compiler keeps the loads.
 pub fn read(data: &[f32]) -> f32 {
     Level::chosen().run(Read(data))
 }

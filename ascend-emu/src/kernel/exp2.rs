@@ -1,15 +1,18 @@
-//! The exponential of the softmax, to base 2: scores are multiplied by `log2 e` beforehand, together with the scale.
+//! The exponential function of the softmax, to base 2.
+//!
+//! Scores are multiplied by `log2 e` beforehand, together with the scale. The fractional part goes through a minimax
+//! polynomial, the integer part into the exponent bits.
 
 use super::simd::Simd;
 
-/// Exponent whose biased form is 0, and with it the power.
+/// The exponent whose biased form is 0; the power is then 0, too.
 const SMALLEST: f32 = -127.0;
 
-/// 1.5 * 2^23 and the exponents' bias: added to a small number it leaves the nearest integer, biased, in the low bits.
+/// 1.5 * 2^23 plus the exponent bias: adding it to a small number leaves the nearest integer, biased, in the low bits.
 const ROUNDING: f32 = 12_582_912.0 + 127.0;
 
-/// Minimax polynomial of `(2^f - 1) / f` on `[-1/2, 1/2]`, found with Remez' exchange; the error of `2^f` is 2.6e-9
-/// before rounding.
+/// Coefficients of the minimax polynomial of `(2^f - 1) / f` on `[-1/2, 1/2]`, found with the Remez algorithm. The error of
+/// `2^f` is 2.6e-9 before rounding.
 const POLYNOMIAL: [f32; 6] = [
     1.559_467_8e-4,
     1.340_664_3e-3,
@@ -19,8 +22,8 @@ const POLYNOMIAL: [f32; 6] = [
     6.931_472_4e-1,
 ];
 
-/// `2^x` for `x <= 0`, with a relative error under 2^-22 as long as it is not subnormal; 0 for `x` up to -126.5; NaN for
-/// NaN.
+/// Computes `2^x` for `x <= 0`, with a relative error below 2^-22 unless the result is subnormal. Gives 0 for `x` up to -126.5,
+/// and NaN for NaN.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(simd: S, x: S::Register) -> S::Register {
     // NaN passes through.
@@ -33,7 +36,7 @@ pub(super) fn exp2<S: Simd>(simd: S, x: S::Register) -> S::Register {
         power = simd.mul_add(power, fraction, simd.splat(*coefficient));
     }
     power = simd.mul_add(power, fraction, simd.splat(1.0));
-    simd.multiply(power, simd.raise(shifted))
+    simd.multiply(power, simd.powers_of_two(shifted))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Block tables: which blocks of a paged cache hold the keys of a sequence.
+//! The block table of a paged cache: the blocks that hold the keys of each sequence.
 
-use super::Buffers;
-use super::factors::Numbers;
+use crate::kernel::Buffers;
+use crate::kernel::dequantise::scalars::ScalarTensor;
 use ascend_spec::DType;
 use ascend_spec::fia::{Operand, Pages, Problem};
 use std::fmt;
@@ -13,7 +13,7 @@ pub struct BadBlock {
     pub sequence: usize,
     /// Column of the table.
     pub column: usize,
-    /// What the entry says; `None` if the table has no such entry.
+    /// The entry; `None` if the table has no such entry.
     pub block: Option<i64>,
     /// Blocks of the cache.
     pub blocks: usize,
@@ -35,21 +35,21 @@ impl fmt::Display for BadBlock {
     }
 }
 
-/// The blocks of one sequence.
+/// The blocks of one sequence, in order.
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub(crate) struct BlockIds {
     /// `None` for entries that name no block: their keys count as zeros.
     blocks: Vec<Option<u32>>,
     size: usize,
 }
 
-impl Blocks {
+impl BlockIds {
     /// Reads the row of the table that belongs to a sequence with `keys` keys in the cache.
     ///
     /// # Safety
     ///
     /// The bytes of the block table may be read.
-    pub(super) unsafe fn read(
+    pub(crate) unsafe fn read(
         problem: &Problem<'_>,
         buffers: &Buffers<'_>,
         pages: &Pages,
@@ -63,30 +63,30 @@ impl Blocks {
                 blocks.push(entry.ok());
             });
         }
-        Blocks {
+        BlockIds {
             blocks,
             size: pages.block_size.max(1),
         }
     }
 
-    /// Rows of a block.
-    pub(super) fn size(&self) -> usize {
+    /// Number of rows in a block.
+    pub(crate) fn size(&self) -> usize {
         self.size
     }
 
-    /// Block and row in it of a key.
+    /// Block of a key, and row in the block; `None` if the table names no block of the cache for it.
     #[inline(always)]
-    pub(super) fn find(&self, key: usize) -> Option<(usize, usize)> {
+    pub(crate) fn find(&self, key: usize) -> Option<(usize, usize)> {
         let block = self.blocks.get(key / self.size).copied().flatten()?;
         Some((block as usize, key % self.size))
     }
 }
 
-/// The entries of a sequence's row of the table, in order.
+/// Hands the entries of a sequence's row of the table to `visit`, in order.
 ///
 /// # Safety
 ///
-/// As for [`Blocks::read`].
+/// As for [`BlockIds::read`].
 unsafe fn each_entry(
     problem: &Problem<'_>,
     buffers: &Buffers<'_>,
@@ -96,7 +96,8 @@ unsafe fn each_entry(
     visit: &mut dyn FnMut(Result<u32, BadBlock>),
 ) {
     // SAFETY: the caller keeps this contract.
-    let table = unsafe { Numbers::new(problem.call, buffers, Operand::BlockTable, DType::Int32) };
+    let table =
+        unsafe { ScalarTensor::new(problem.call, buffers, Operand::BlockTable, DType::Int32) };
     let step = |index: usize, stride: i64| (index as i64).saturating_mul(stride);
     let row = pages.offset.saturating_add(step(sequence, pages.row));
     for column in 0..keys.div_ceil(pages.block_size.max(1)) {
@@ -115,12 +116,12 @@ unsafe fn each_entry(
     }
 }
 
-/// The first entry of the block table that is looked up and names no block.
+/// Finds the first entry of the block table that a problem reads and that names no block of the cache.
 ///
 /// # Safety
 ///
 /// The bytes of the block table may be read.
-pub(super) unsafe fn first_bad(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
+pub(crate) unsafe fn first_bad(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
     let pages = problem.pages.as_ref()?;
     let mut bad = None;
     for sequence in 0..problem.batch {

@@ -1,34 +1,34 @@
-//! The edge between raw addresses and the kernels: tensors that are read and written a row at a time, each row checked
-//! against the extents that the caller vouched for.
+//! Strided tensors of one element type, read and written by the row.
 //!
-//! No reference to a tensor's memory is ever formed. Addresses come from C programs, so that they need not be aligned,
-//! and other streams of a faulty program may write the memory while it is read.
+//! Each row is checked against the sizes that the caller vouched for. No reference to a tensor's memory is ever formed: the
+//! addresses come from C programs, so they need not be aligned, and other streams of a faulty program may write the memory
+//! while it is read.
 
 use super::element::Element;
-use super::simd::{Simd, Vector, WIDTH};
+use crate::kernel::simd::{Simd, Vector, WIDTH};
 use ascend_spec::fia::Rows;
 use ascend_spec::{Extents, View};
 use std::ops::Range;
 
 /// Sizes of a tensor's logical axes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) batch: usize,
-    pub(super) heads: usize,
-    pub(super) rows: usize,
-    pub(super) dim: usize,
+pub(crate) struct Sizes {
+    pub(crate) batch: usize,
+    pub(crate) heads: usize,
+    pub(crate) rows: usize,
+    pub(crate) dim: usize,
 }
 
 impl Sizes {
-    /// Nothing along any axis.
-    pub(super) const NONE: Sizes = Sizes {
+    /// No elements along any axis.
+    pub(crate) const NONE: Sizes = Sizes {
         batch: 0,
         heads: 0,
         rows: 0,
         dim: 0,
     };
 
-    /// As the contract counts them.
+    /// The same sizes as [`Extents`].
     fn extents(self) -> Extents {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         Extents {
@@ -40,12 +40,12 @@ impl Sizes {
     }
 }
 
-/// A tensor whose rows lie at the places of a [`View`].
+/// A tensor whose rows are placed by a [`View`].
 #[derive(Debug)]
-pub(super) struct Strided<T> {
+pub(crate) struct Strided<T> {
     base: *mut T,
     view: View,
-    /// Elements that lie side by side in an NZ cache, a multiple of [`WIDTH`]; 0 where a row is not cut into runs.
+    /// Elements that lie side by side in an NZ cache, a multiple of [`WIDTH`]; 0 for rows that are not cut into fractals.
     lanes: usize,
     sizes: Sizes,
     /// Whether the elements of a vector lie side by side.
@@ -61,7 +61,7 @@ impl<T> Clone for Strided<T> {
 impl<T> Copy for Strided<T> {}
 
 impl<T> Strided<T> {
-    pub(super) fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
+    pub(crate) fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
         let view = rows.view;
         let lanes = if rows.lanes.is_multiple_of(WIDTH) && sizes.dim.is_multiple_of(WIDTH) {
             rows.lanes
@@ -93,20 +93,20 @@ impl<T> Strided<T> {
         }
     }
 
-    pub(super) fn base(&self) -> *mut T {
+    pub(crate) fn base(&self) -> *mut T {
         self.base
     }
 
-    pub(super) fn sizes(&self) -> Sizes {
+    pub(crate) fn sizes(&self) -> Sizes {
         self.sizes
     }
 
-    /// Whether rows of the same number begin at the same element and go on alike.
+    /// Whether each row begins at the same element as the row of the same number of `other`, with the same strides.
     fn coincides(&self, other: &Self) -> bool {
         self.base == other.base && self.view == other.view && self.lanes == other.lanes
     }
 
-    /// Whether no two elements share memory. May say no where it is so in an intricate way.
+    /// Whether no two elements share memory. The answer is `false` where strides interleave, even if no elements overlap.
     fn is_disjoint(&self) -> bool {
         let Sizes {
             batch,
@@ -134,13 +134,16 @@ impl<T> Strided<T> {
     }
 
     /// Whether the elements of a vector lie side by side.
-    pub(super) fn is_dense(&self) -> bool {
+    pub(crate) fn is_dense(&self) -> bool {
         self.dense
     }
 
-    /// Number of the first element of a row that exists.
+    /// Offset of the first element of a row.
+    ///
+    /// # Panics
+    /// If the row does not exist.
     #[inline(always)]
-    pub(super) fn first(&self, (batch, head, row): (usize, usize, usize)) -> isize {
+    pub(crate) fn first(&self, (batch, head, row): (usize, usize, usize)) -> isize {
         let Sizes {
             batch: batches,
             heads,
@@ -151,9 +154,9 @@ impl<T> Strided<T> {
         self.view.at(batch, head, row) as isize
     }
 
-    /// Elements from the first of a row to number `d`.
+    /// Offset of element `d` from the first element of its row.
     #[inline(always)]
-    pub(super) fn column(&self, d: usize) -> isize {
+    pub(crate) fn column(&self, d: usize) -> isize {
         let (d, lanes) = (d as isize, self.lanes as isize);
         let stride = self.view.dim as isize;
         if lanes == 0 {
@@ -163,43 +166,45 @@ impl<T> Strided<T> {
         }
     }
 
-    /// Address of the first element of a row that exists.
+    /// Address of the first element of a row, which must exist.
     #[inline(always)]
     fn row(&self, at: (usize, usize, usize)) -> *mut T {
         self.base.wrapping_offset(self.first(at))
     }
 }
 
-/// A tensor that is read, of elements of one type.
+/// A tensor that is read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plain<T>(Strided<T>);
+pub(crate) struct ReadTensor<T>(Strided<T>);
 
-// SAFETY: the address is only read through, and whoever made the value vouches for that on any thread.
-unsafe impl<T: Element> Send for Plain<T> {}
+// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
+unsafe impl<T: Element> Send for ReadTensor<T> {}
 // SAFETY: as above.
-unsafe impl<T: Element> Sync for Plain<T> {}
+unsafe impl<T: Element> Sync for ReadTensor<T> {}
 
-impl<T: Element> Plain<T> {
+impl<T: Element> ReadTensor<T> {
+    /// The tensor at `base`.
+    ///
     /// # Safety
     ///
     /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be read.
-    pub(super) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes) -> Self {
-        Plain(Strided::new(base.cast_mut(), rows, sizes))
+    pub(crate) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes) -> Self {
+        ReadTensor(Strided::new(base.cast_mut(), rows, sizes))
     }
 
-    pub(super) fn sizes(&self) -> Sizes {
+    pub(crate) fn sizes(&self) -> Sizes {
         self.0.sizes
     }
 
-    /// Whether rows of the same number begin at the same element and go on alike.
-    pub(super) fn coincides(&self, other: &Self) -> bool {
+    /// Whether each row begins at the same element as the row of the same number of `other`, with the same strides.
+    pub(crate) fn coincides(&self, other: &Self) -> bool {
         self.0.coincides(&other.0)
     }
 
-    /// Address of a row, and elements from each to the next, where `count` rows from it on exist and the elements of a row
-    /// lie side by side and make whole vectors.
+    /// The address of a row, and the number of elements from each row to the next. Gives `None` unless `count` rows from it on
+    /// exist and each is whole vectors whose elements lie side by side.
     #[inline(always)]
-    pub(super) fn lines(
+    pub(crate) fn rows_in_place(
         &self,
         (batch, head, row): (usize, usize, usize),
         count: usize,
@@ -212,24 +217,24 @@ impl<T: Element> Plain<T> {
         (exist && whole && dense).then(|| (first(), self.0.view.row as isize))
     }
 
-    /// Widens the elements `columns` of one row: vector number `i` of them goes to `out[i * step]`, filled up with
-    /// zeros. Leaves a NaN in `watch`, which holds zeros, if an element is not finite.
+    /// Widens the elements `columns` of a row: vector `i` of them goes to `out[i * step]`, the last one padded with zeros. Adds
+    /// NaN to `nonfinite` if an element is not finite.
     #[inline(always)]
-    pub(super) fn read<S: Simd>(
+    pub(crate) fn read<S: Simd>(
         &self,
         simd: S,
         at: (usize, usize, usize),
         columns: Range<usize>,
         out: &mut [Vector],
         step: usize,
-        watch: &mut S::Register,
+        nonfinite: &mut S::Register,
     ) {
         assert!(columns.end <= self.0.sizes.dim, "no such column");
         let first = self.0.row(at).cast_const();
         let mut left = columns.clone();
         let mut out = out.iter_mut().step_by(step);
         if self.0.view.dim == 1 && self.0.lanes == 0 {
-            // The common case, tight.
+            // The common case has a tight loop of its own.
             let whole = columns.len() / WIDTH;
             let first = first.wrapping_add(columns.start);
             for (i, out) in (0..whole).zip(&mut out) {
@@ -241,13 +246,13 @@ impl<T: Element> Plain<T> {
                         .cast::<[T; WIDTH]>()
                         .read_unaligned()
                 };
-                put(simd, &values, out, watch);
+                widen(simd, &values, out, nonfinite);
             }
             left.start += whole * WIDTH;
         }
         for (at, out) in left.clone().step_by(WIDTH).zip(out) {
             let values = if self.0.dense && at + WIDTH <= left.end {
-                // SAFETY: as above; runs are whole vectors, and nobody starts in between.
+                // SAFETY: as above; fractals hold whole vectors, and `columns` starts at one.
                 unsafe {
                     first
                         .wrapping_offset(self.0.column(at))
@@ -262,55 +267,57 @@ impl<T: Element> Plain<T> {
                 }
                 values
             };
-            put(simd, &values, out, watch);
+            widen(simd, &values, out, nonfinite);
         }
     }
 }
 
-/// Widens a vector, and leaves a NaN in `watch` if an element is not finite.
+/// Widens a vector into `out`. Adds NaN to `nonfinite` if an element is not finite.
 #[inline(always)]
-fn put<T: Element, S: Simd>(
+fn widen<T: Element, S: Simd>(
     simd: S,
     values: &[T; WIDTH],
     out: &mut Vector,
-    watch: &mut S::Register,
+    nonfinite: &mut S::Register,
 ) {
     let wide = T::widen(simd, values);
-    *watch = simd.mul_add(wide, simd.splat(0.0), *watch);
+    *nonfinite = simd.mul_add(wide, simd.splat(0.0), *nonfinite);
     simd.store(wide, out);
 }
 
 /// A tensor that is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sink<T>(Strided<T>);
+pub(crate) struct WriteTensor<T>(Strided<T>);
 
-// SAFETY: the address is only written through, and whoever made the sink vouches for that on any thread.
-unsafe impl<T: Element> Send for Sink<T> {}
+// SAFETY: the address is only written through, which the contract of `new` allows on any thread.
+unsafe impl<T: Element> Send for WriteTensor<T> {}
 // SAFETY: as above.
-unsafe impl<T: Element> Sync for Sink<T> {}
+unsafe impl<T: Element> Sync for WriteTensor<T> {}
 
-impl<T: Element> Sink<T> {
+impl<T: Element> WriteTensor<T> {
+    /// The tensor at `base`.
+    ///
     /// # Safety
     ///
-    /// As long as the sink is used, every element of `view` within `sizes`, counted from `base`, may be written, and
-    /// nobody else reads or writes them. If the sink is not disjoint, only one thread at a time writes.
-    pub(super) unsafe fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
-        Sink(Strided::new(base, rows, sizes))
+    /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be written, and
+    /// nothing else reads or writes them. If the tensor is not disjoint, only one thread at a time writes.
+    pub(crate) unsafe fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
+        WriteTensor(Strided::new(base, rows, sizes))
     }
 
     /// Whether no two elements share memory, so that threads may write different rows at once.
-    pub(super) fn is_disjoint(&self) -> bool {
+    pub(crate) fn is_disjoint(&self) -> bool {
         self.0.is_disjoint()
     }
 
     /// Number of elements in a row.
-    pub(super) fn dim(&self) -> usize {
+    pub(crate) fn dim(&self) -> usize {
         self.0.sizes.dim
     }
 
     /// Writes one row, rounded to the element type.
     #[inline(always)]
-    pub(super) fn write_row<S: Simd>(&self, simd: S, at: (usize, usize, usize), values: &[Vector]) {
+    pub(crate) fn write_row<S: Simd>(&self, simd: S, at: (usize, usize, usize), values: &[Vector]) {
         let first = self.0.row(at);
         let dim = self.dim();
         for (i, values) in values.iter().take(dim.div_ceil(WIDTH)).enumerate() {

@@ -1,21 +1,21 @@
-//! Element types: how they come in and how results go out.
+//! Element types: widening to single precision, and rounding from it.
 
-use super::simd::{Simd, WIDTH};
+use crate::kernel::simd::{Simd, WIDTH};
 use ascend_spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use half::{bf16, f16};
 
-/// A type that tensors of a call may have.
-pub(super) trait Element: Copy + Send + Sync + 'static {
-    /// Zero, to fill up the end of a row.
+/// An element type of tensors.
+pub(crate) trait Element: Copy + Send + Sync + 'static {
+    /// Zero, which pads the end of a row.
     const ZERO: Self;
 
-    /// To single precision, exact.
+    /// Widens to single precision, exactly.
     fn widen<S: Simd>(simd: S, values: &[Self; WIDTH]) -> S::Register;
 
-    /// From single precision, to the nearest value; of two as the type rounds: to the even one, HIFLOAT8 away from 0.
+    /// Rounds single precision to the nearest value of this type. Ties go to even, for HIFLOAT8 away from 0.
     fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH];
 
-    /// The nearest values of this type.
+    /// Rounds to the nearest values of this type, in single precision.
     #[inline(always)]
     fn round<S: Simd>(simd: S, register: S::Register) -> S::Register {
         Self::widen(simd, &Self::narrow(simd, register))
@@ -55,7 +55,7 @@ impl Element for bf16 {
         simd.store(simd.round_bf16(register), &mut values);
         values.map(|value| {
             let bits = value.to_bits() >> 16;
-            // A NaN keeps being one without its lower half.
+            // The quiet bit keeps a NaN a NaN without its lower half.
             let quiet = if value.is_nan() { 0x40 } else { 0 };
             bf16::from_bits((bits | quiet) as u16)
         })
@@ -83,7 +83,7 @@ impl Element for f32 {
     }
 }
 
-/// Quantised numbers, before scale and offset.
+/// Quantised elements, without scale and offset.
 impl Element for i8 {
     const ZERO: Self = 0;
 
@@ -98,14 +98,14 @@ impl Element for i8 {
         simd.store(register, &mut values);
         let mut narrow = [0; WIDTH];
         for i in 0..WIDTH {
-            // The conversion saturates; NaN becomes 0.
+            // The cast saturates, and turns NaN into 0.
             narrow[i] = values[i].round_ties_even() as i8;
         }
         narrow
     }
 }
 
-/// Types of 8 bits, by a look-up in the table of their values.
+/// Implements [`Element`] for 8-bit types by a table of their values.
 macro_rules! looked_up {
     ($($element:ident),*) => {$(
         impl Element for $element {

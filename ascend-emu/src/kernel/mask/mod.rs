@@ -1,0 +1,107 @@
+//! Visibility: which queries see which keys of a KV tile, by the mask geometry and by the mask tensor.
+
+pub(crate) mod summary;
+pub(crate) mod tensor;
+pub(crate) mod window;
+
+use super::attention::{Attention, Sequence};
+use ascend_spec::Tile;
+use std::ops::Range;
+use summary::Coverage;
+use window::MaskWindow;
+
+/// Keys of a KV tile.
+pub(crate) const TILE_KEYS: usize = 96;
+
+/// For each key of a KV tile, a bit set for every lane whose query does not see it.
+pub(crate) type HiddenLanes = [u16; TILE_KEYS];
+
+/// Finds which keys of the KV tile `tile` the queries of `rows` see. A lane is a query, and `lanes(row)` has the bits of a
+/// row's queries. Gives the smallest range that contains every visible key, counted from the first of the tile, and whether
+/// some of its keys are hidden from some queries; if so, `hidden` says which. The task's keys end at `end`.
+#[inline(always)]
+pub(crate) fn find_visible(
+    attention: &Attention,
+    sequence: &Sequence,
+    rows: Range<u64>,
+    (tile, end): (&Range<usize>, usize),
+    lanes: impl Fn(u64) -> u16,
+    window: &mut MaskWindow<'_>,
+    hidden: &mut HiddenLanes,
+) -> (Range<usize>, bool) {
+    let keys = tile.start as u64..tile.end as u64;
+    let (mut visible, mut mixed) = match sequence.geometry.tile(rows.clone(), keys.clone()) {
+        Tile::None => return (0..0, false),
+        Tile::All => (0..tile.len(), false),
+        Tile::Mixed => {
+            let span = sequence.span(rows.clone(), tile);
+            (span.start - tile.start..span.end - tile.start, true)
+        }
+    };
+    if mixed {
+        hidden.fill(u16::MAX);
+        for row in rows.clone() {
+            let lanes = lanes(row);
+            for run in sequence.geometry.runs(row) {
+                // Within the tile, whose ends are usize.
+                let start = run.start.max(keys.start).min(keys.end) - keys.start;
+                let end = run.end.max(keys.start).min(keys.end) - keys.start;
+                for hidden in &mut hidden[start as usize..(end as usize).max(start as usize)] {
+                    *hidden &= !lanes;
+                }
+            }
+        }
+    }
+    let coverage = match &sequence.mask_summary {
+        _ if attention.mask.is_none() => Coverage::Visible,
+        Some(summary) => summary.coverage(
+            rows.clone(),
+            tile.start + visible.start..tile.start + visible.end,
+        ),
+        None => Coverage::Mixed,
+    };
+    if coverage == Coverage::Hidden {
+        return (0..0, false);
+    }
+    if coverage == Coverage::Mixed {
+        let used = rows.clone().fold(0, |used, row| used | lanes(row));
+        let masked = window.of_tile(attention, sequence, rows, (tile, end), lanes);
+        if mixed {
+            for (hidden, masked) in hidden.iter_mut().zip(masked) {
+                *hidden |= masked;
+            }
+        } else {
+            hidden[..masked.len()].copy_from_slice(masked);
+        }
+        let is_visible = |lanes: &u16| lanes & used != used;
+        let within = &hidden[visible.clone()];
+        let (Some(first), Some(last)) = (
+            within.iter().position(is_visible),
+            within.iter().rposition(is_visible),
+        ) else {
+            return (0..0, false);
+        };
+        let within = &within[first..=last];
+        mixed = within.iter().fold(0, |any, lanes| any | lanes) & used != 0;
+        visible = visible.start + first..visible.start + last + 1;
+    }
+    (visible, mixed)
+}
+
+/// Reads the mask bytes of a row into `out`. Gives `None` if there is no mask tensor or the row does not exist.
+#[inline(always)]
+pub(crate) fn read_mask<'a>(
+    attention: &Attention,
+    sequence: &Sequence,
+    row: u64,
+    keys: &Range<usize>,
+    out: &'a mut [u8; TILE_KEYS],
+) -> Option<&'a mut [u8]> {
+    let mask = attention.mask.as_ref()?;
+    if row >= sequence.geometry.q_len() {
+        return None;
+    }
+    let out = out.get_mut(..keys.len())?;
+    mask.read_row(sequence.mask.as_ref()?, row as usize, keys.start, out);
+    Some(out)
+}
