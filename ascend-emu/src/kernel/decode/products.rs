@@ -129,7 +129,7 @@ impl SubTile<'_> {
             column / C % shares,
             column * V::BYTES / CACHE_LINE * CACHE_LINE,
         );
-        let values = values.from_vector(column);
+        let values = values.skip_vectors(column);
         let (steps, rest) = weights.as_chunks::<UNROLL>();
         for (step, weights) in steps.iter().enumerate() {
             let rows: [V::Row; UNROLL] = values.rows(step * UNROLL);

@@ -222,8 +222,7 @@ impl SubTile<'_> {
             }
         }
         let at_hand = (&raw const self.rows).cast();
-        let mut find =
-            |tensor, keys, found| kv.rows_to_prefetch::<T>(tensor, head, keys, (found, end));
+        let find = |tensor, keys, found| kv.rows_to_prefetch::<T>(tensor, head, keys, (found, end));
         let distant = find(&kv.value, at_distance(L2_DISTANCE), l2_values);
         let of_scores = PrefetchPlan::new(values, distant, at_hand);
         let next = find(&kv.key, at_distance(SUB_TILE_KEYS), next_keys);

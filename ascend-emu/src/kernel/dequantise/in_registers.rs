@@ -4,8 +4,8 @@ use crate::kernel::simd::{Simd, Vector};
 
 /// Dequantises the rows of a head, vector by vector.
 pub(crate) trait HeadDequantise: Copy {
-    /// The same for rows from vector `i` on.
-    fn from_vector(self, i: usize) -> Self;
+    /// The same for rows without their first `i` vectors.
+    fn skip_vectors(self, i: usize) -> Self;
 
     /// Number of vectors of a row that there are scales for; without limit unless they are per channel.
     #[inline(always)]
@@ -29,7 +29,7 @@ pub(crate) struct PerChannel<'a>(&'a [Vector]);
 
 impl HeadDequantise for PerChannel<'_> {
     #[inline(always)]
-    fn from_vector(self, i: usize) -> Self {
+    fn skip_vectors(self, i: usize) -> Self {
         PerChannel(self.0.get(i..).unwrap_or_default())
     }
 
@@ -56,7 +56,7 @@ pub(crate) struct PerToken;
 
 impl HeadDequantise for PerToken {
     #[inline(always)]
-    fn from_vector(self, _: usize) -> Self {
+    fn skip_vectors(self, _: usize) -> Self {
         self
     }
 
@@ -95,7 +95,7 @@ impl<'a> PerChannelOrToken<'a> {
 
 impl<'a> HeadDequantise for PerChannelOrToken<'a> {
     #[inline(always)]
-    fn from_vector(self, i: usize) -> Self {
+    fn skip_vectors(self, i: usize) -> Self {
         let from = |of: &'a [Vector]| of.get(i..).unwrap_or_default();
         PerChannelOrToken {
             scales: from(self.scales),

@@ -23,8 +23,8 @@ pub(crate) trait TileRows: Copy {
     /// `COUNT` rows from number `j` on.
     fn rows<const COUNT: usize>(self, j: usize) -> [Self::Row; COUNT];
 
-    /// The same rows from vector `i` on.
-    fn from_vector(self, i: usize) -> Self;
+    /// The same rows without their first `i` vectors.
+    fn skip_vectors(self, i: usize) -> Self;
 
     /// The rows from number `j` on.
     fn after(self, j: usize) -> Self;
@@ -107,7 +107,7 @@ impl<T: Element> TileRows for StridedRows<T> {
     }
 
     #[inline(always)]
-    fn from_vector(self, i: usize) -> Self {
+    fn skip_vectors(self, i: usize) -> Self {
         assert!(i <= self.vectors, "no such vector");
         StridedRows {
             first: self.first.wrapping_add(i * WIDTH),
@@ -186,10 +186,10 @@ impl<T: Element, H: HeadDequantise> TileRows for DequantisedRows<'_, T, H> {
     }
 
     #[inline(always)]
-    fn from_vector(self, i: usize) -> Self {
+    fn skip_vectors(self, i: usize) -> Self {
         DequantisedRows {
-            rows: self.rows.from_vector(i),
-            of_head: self.of_head.from_vector(i),
+            rows: self.rows.skip_vectors(i),
+            of_head: self.of_head.skip_vectors(i),
             ..self
         }
     }
@@ -242,7 +242,7 @@ impl<'a> TileRows for LoadedRows<'a> {
     }
 
     #[inline(always)]
-    fn from_vector(self, i: usize) -> Self {
+    fn skip_vectors(self, i: usize) -> Self {
         LoadedRows {
             first: self.first + i,
             ..self
