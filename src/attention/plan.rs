@@ -10,8 +10,8 @@ use ascend_spec::{Layout, TensorDesc};
 use crate::case::{self, Attributes, LiveCall};
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Addressed, Queue, Tensors, addressed, reach};
-use crate::runtime::{Context, Stream};
+use crate::operator::{self, Addressed, Tensors, addressed, reach};
+use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::allowed::Allowed;

@@ -91,7 +91,7 @@ pub use description::Description;
 pub use error::CaseError;
 pub use parameter_case::ParameterCase;
 pub use read_file::read_file;
-pub(crate) use record::{LiveCall, failed, is_on, launched, stream_waited, tentatively};
+pub(crate) use record::{LiveCall, failed, is_on, launched, tentatively};
 pub use record::{OperatorCall, RECORD_VARIABLE, Recorded, Recorder, record_calls};
 pub use run::{Outcome, Verdict};
 pub use tensor::CaseTensor;

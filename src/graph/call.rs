@@ -9,9 +9,7 @@ use ascend_sys::{Api, bindings as sys};
 use crate::attention::{Bound, FusedInferAttention, Plan, Reading};
 use crate::error::{Result, acl};
 use crate::kv::{Refused, Rule, refused};
-use crate::memory::Memory;
-use crate::operator::Queue;
-use crate::runtime::{Context, Stream};
+use crate::runtime::{Context, Memory, Queue, Stream};
 use crate::serving::{CallLengths, Cumulative};
 
 use super::external_event::ExternalEvent;

@@ -13,10 +13,9 @@ use crate::attention::{
 };
 use crate::error::{Error, Result, acl};
 use crate::kv::{Rule, ScatterPlan, SlotMapping, refused};
-use crate::memory::{Element, Memory};
+use crate::memory::Element;
 use crate::merge::{MergePlan, Part};
-use crate::operator::Queue;
-use crate::runtime::{Context, Stream, capturing};
+use crate::runtime::{Context, Memory, Queue, Stream, capturing};
 use crate::serving::{CallLengths, Cumulative};
 use crate::tensor::{AnyTensor, Tensor};
 

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use crate::attention::{CapturedTable, Plan};
 use crate::error::Result;
 use crate::kv::{Rule, refused};
-use crate::memory::Memory;
-use crate::operator::Queue;
-use crate::runtime::{Device, Event, Stream};
+use crate::runtime::{Device, Event, Memory, Queue, Stream};
 
 use super::call::{Launched, new_graph};
 use super::capture::{Captured, Capturing};

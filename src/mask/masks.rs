@@ -25,6 +25,13 @@ pub struct Masks<'a> {
     pub(super) device: &'a Device,
 }
 
+impl Device {
+    /// The masks of this device: each compressed mask is made once and shared.
+    pub fn masks(&self) -> Masks<'_> {
+        Masks::new(self)
+    }
+}
+
 impl<'a> Masks<'a> {
     pub(crate) fn new(device: &'a Device) -> Self {
         Self { device }
@@ -32,7 +39,7 @@ impl<'a> Masks<'a> {
 
     /// The cache: its bound, and what it did.
     pub fn cache(&self) -> &'a MaskCache {
-        self.device.mask_cache()
+        self.device.kept()
     }
 
     /// Every query sees every key: sparse mode 0 without a tensor. Encoders, vision towers, and the layers of a serving

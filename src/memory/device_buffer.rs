@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::memory::{Element, Memory, as_bytes, vec_from};
-use crate::runtime::{Device, Stream};
+use crate::memory::{Element, as_bytes, vec_from};
+use crate::runtime::{Device, Memory, Stream};
 
 /// Device memory for a number of elements. From [`Device::alloc`] or [`Device::alloc_zeroed`].
 ///
@@ -105,6 +105,34 @@ impl<T: Element> DeviceBuffer<T> {
 
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
+    }
+}
+
+impl Device {
+    /// Device memory for `len` elements, whose content is whatever was there before.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), after having waited for memory that dropped buffers still
+    /// held; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more bytes than can be addressed;
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures, unless `len` is 0.
+    #[doc(alias = "aclrtMalloc")]
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        DeviceBuffer::alloc(self, len)
+    }
+
+    /// Device memory for `len` elements of value 0.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`], and [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclrtMemset")]
+    pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let buffer = DeviceBuffer::alloc(self, len)?;
+        buffer.memory().zero()?;
+        Ok(buffer)
     }
 }
 

@@ -13,8 +13,7 @@ use crate::error::{Error, Result, acl_error};
 use crate::memory::Element;
 use crate::memory::device_buffer::bytes_for;
 use crate::memory::element::normalise;
-use crate::runtime::{Context, Device, Event, Resource, Stream, Uses, capturing};
-use crate::tensor::Tensor;
+use crate::runtime::{Context, Device, Event, Memory, Resource, Stream, Uses, capturing};
 
 /// Pinned host memory: a slice of elements that the device can copy from and to by itself. From
 /// [`Device::host_buffer`].
@@ -65,22 +64,24 @@ impl<T: Element> HostBuffer<T> {
         })
     }
 
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// The address, valid while this object is; dangling if there is no element.
     pub fn as_raw(&self) -> *mut c_void {
         self.start.as_ptr().cast()
     }
 
-    fn transfer(self, tensor: &Tensor<T>, to_device: bool, stream: &Stream) -> Result<Transfer<T>> {
-        // The uses of this memory are waited for by its own context.
-        stream.context().admits("host", &self.context)?;
-        if self.len != tensor.len() {
-            return Err(Error::invalid(
-                "host",
-                format_args!("{} elements", self.len),
-                format_args!("the {} elements of the tensor", tensor.len()),
-            ));
-        }
-        let (memory, offset) = tensor.packed("tensor", stream)?;
+    /// Queues a copy of all elements to or from device memory, a byte from its start on. The caller has checked that both
+    /// are the stream's device's.
+    pub(crate) fn transfer(
+        self,
+        memory: &Memory,
+        offset: usize,
+        to_device: bool,
+        stream: &Stream,
+    ) -> Result<Transfer<T>> {
         let bytes = size_of_val(&*self);
         // SAFETY: this object owns the host memory, hands it out again only after the event below, and its drop waits
         // for the mark.
@@ -92,6 +93,19 @@ impl<T: Element> HostBuffer<T> {
             event: stream.record_event()?,
             buffer: self,
         })
+    }
+}
+
+impl Device {
+    /// Pinned host memory for `len` elements of value 0: what asynchronous copies need.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`].
+    #[doc(alias = "aclrtMallocHost")]
+    pub fn host_buffer<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
+        HostBuffer::alloc(self, len)
     }
 }
 
@@ -164,31 +178,5 @@ impl<T: Element> Transfer<T> {
     #[doc(alias = "aclrtQueryEventStatus")]
     pub fn is_complete(&self) -> Result<bool> {
         self.event.is_complete()
-    }
-}
-
-impl<T: Element> Tensor<T> {
-    /// Queues a copy of this contiguous tensor to pinned host memory of as many elements.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a strided tensor, another length, or a tensor or host memory of another device than
-    /// the stream's; [`Error::Capturing`] on a thread that captures; [`Error::Acl`]. The host memory is dropped with the
-    /// error.
-    #[doc(alias = "aclrtMemcpyAsync")]
-    pub fn download_async(&self, stream: &Stream, host: HostBuffer<T>) -> Result<Transfer<T>> {
-        host.transfer(self, false, stream)
-    }
-
-    /// Queues a copy of pinned host memory to this contiguous tensor of as many elements.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`Tensor::download_async`].
-    #[doc(alias = "aclrtMemcpyAsync")]
-    pub fn overwrite_async(&self, stream: &Stream, host: HostBuffer<T>) -> Result<Transfer<T>> {
-        host.transfer(self, true, stream)
     }
 }

@@ -1,12 +1,10 @@
 //! Device memory and pinned host memory.
 
-mod allocation;
 mod device_buffer;
 mod element;
 mod host_buffer;
 mod overlap;
 
-pub(crate) use allocation::Memory;
 pub use device_buffer::DeviceBuffer;
 pub use element::Element;
 pub(crate) use element::{as_bytes, vec_from, zeros};

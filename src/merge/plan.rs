@@ -12,10 +12,8 @@ use smallvec::SmallVec;
 use crate::attention::Output;
 use crate::error::{Error, Result, aclnn};
 use crate::memory::Element;
-use crate::operator::{
-    self, Addressed, Argument, Descriptors, PhaseOne, Phases, Queue, Tensors, phases,
-};
-use crate::runtime::{Context, Stream};
+use crate::operator::{self, Addressed, Argument, Descriptors, PhaseOne, Phases, Tensors, phases};
+use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::LseNat;

@@ -10,10 +10,8 @@ mod descriptors;
 mod executor;
 mod phases;
 mod plan;
-mod queue;
 
 pub(crate) use argument::{Addressed, Argument, Tensors, addressed};
 pub(crate) use descriptors::Descriptors;
 pub(crate) use phases::{Phases, phases};
 pub(crate) use plan::{PhaseOne, Plan, reach};
-pub(crate) use queue::Queue;

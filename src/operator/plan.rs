@@ -11,12 +11,12 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result, aclnn_error};
 use crate::memory::overlap;
-use crate::runtime::{Context, lock};
+use crate::runtime::{Context, Queue, lock};
 use crate::tensor::AnyTensor;
 
 use super::executor::Executor;
 use super::phases::PhaseTwo;
-use super::{Addressed, Argument, Descriptors, Phases, Queue, Tensors};
+use super::{Addressed, Argument, Descriptors, Phases, Tensors};
 
 /// A call that was checked and prepared. `A` names its tensors.
 ///

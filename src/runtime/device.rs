@@ -1,5 +1,6 @@
 //! A device, and what is made on it.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +9,7 @@ use ascend_spec::{Soc, Target};
 use ascend_sys::bindings as sys;
 
 use crate::error::{Result, acl};
-use crate::mask::{MaskCache, Masks};
-use crate::memory::{DeviceBuffer, Element, HostBuffer};
+use crate::runtime::kept::Kept;
 use crate::runtime::{Context, Runtime, Stream, capturing};
 
 /// Memory of a device, in bytes.
@@ -31,14 +31,14 @@ pub struct Device(pub(super) Arc<Shared>);
 /// What all handles of a device share. Buffers hold the context alone, so that a cached mask does not keep itself alive.
 pub(super) struct Shared {
     context: Arc<Context>,
-    masks: MaskCache,
+    kept: Kept,
 }
 
 impl Shared {
     pub(super) fn new(context: Arc<Context>) -> Self {
         Self {
             context,
-            masks: MaskCache::default(),
+            kept: Kept::default(),
         }
     }
 }
@@ -48,8 +48,9 @@ impl Device {
         &self.0.context
     }
 
-    pub(crate) fn mask_cache(&self) -> &MaskCache {
-        &self.0.masks
+    /// The device's only value of a type, made when it is first asked for; it lives as long as the device's handles.
+    pub(crate) fn kept<T: Any + Send + Sync + Default>(&self) -> &T {
+        self.0.kept.of()
     }
 
     /// Its number.
@@ -133,48 +134,6 @@ impl Device {
     #[doc(alias = "aclrtCreateStream")]
     pub fn stream(&self) -> Result<Stream> {
         Stream::create(self.clone())
-    }
-
-    /// Device memory for `len` elements, whose content is whatever was there before.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), after having waited for memory that dropped buffers still
-    /// held; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more bytes than can be addressed;
-    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures, unless `len` is 0.
-    #[doc(alias = "aclrtMalloc")]
-    pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        DeviceBuffer::alloc(self, len)
-    }
-
-    /// Device memory for `len` elements of value 0.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`], and [`Error::Acl`](crate::Error::Acl).
-    #[doc(alias = "aclrtMemset")]
-    pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let buffer = DeviceBuffer::alloc(self, len)?;
-        buffer.memory().zero()?;
-        Ok(buffer)
-    }
-
-    /// Pinned host memory for `len` elements of value 0: what asynchronous copies need.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`].
-    #[doc(alias = "aclrtMallocHost")]
-    pub fn host_buffer<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
-        HostBuffer::alloc(self, len)
-    }
-
-    /// The masks of this device: each compressed mask is made once and shared.
-    pub fn masks(&self) -> Masks<'_> {
-        Masks::new(self)
     }
 
     /// The raw context (`aclrtContext`), valid while this device is.

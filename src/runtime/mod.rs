@@ -1,11 +1,14 @@
 //! The process's connection to CANN or to its emulation, and what lives on a device.
 
+mod allocation;
 pub(crate) mod capturing;
 mod context;
 mod deferred_free;
 mod device;
 mod event;
+mod kept;
 mod machine;
+mod queue;
 mod release;
 mod stream;
 mod timeline;
@@ -19,15 +22,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use ascend_sys::{Api, Origin, bindings as sys};
 
 use crate::error::{Error, Result, acl, acl_error};
+pub(crate) use allocation::Memory;
 pub(crate) use context::Context;
 pub(crate) use deferred_free::Resource;
 use device::Shared;
 pub use device::{Device, MemoryInfo};
 pub use event::Event;
 pub use machine::Machine;
+pub(crate) use queue::Queue;
 pub use release::{Installed, VersionSource, file_version, toolkit_version};
 pub use stream::Stream;
-pub(crate) use timeline::{Timeline, Uses};
+pub(crate) use timeline::{Timeline, Uses, on_wait};
 
 /// The variable that chooses the backend of [`Runtime::auto`].
 pub const BACKEND_VARIABLE: &str = "ASCEND_BACKEND";

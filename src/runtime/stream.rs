@@ -9,9 +9,8 @@ use std::time::Duration;
 use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Result, acl};
-use crate::memory::Memory;
 use crate::runtime::timeline::synchronise_stream;
-use crate::runtime::{Context, Device, Event, Resource, Timeline, Uses, capturing, lock};
+use crate::runtime::{Context, Device, Event, Memory, Resource, Timeline, Uses, capturing, lock};
 
 /// A queue of work that the device does in order. Different streams run side by side; [`Event`]s order them.
 ///
@@ -127,7 +126,7 @@ impl Stream {
             self.context().sweep();
             self.timeline.take_fault().map_or(Ok(()), Err)
         });
-        crate::case::stream_waited(&self.timeline, number, &outcome);
+        self.timeline.waited(number, &outcome);
         outcome
     }
 

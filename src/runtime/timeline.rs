@@ -18,6 +18,16 @@ use crate::runtime::lock;
 /// Recorded events kept for reuse.
 const SPARE: usize = 4;
 
+/// Who is told when a stream was waited for: the number up to which, and what came of it.
+type Watcher = fn(&Arc<Timeline>, u64, &Result<()>);
+
+static WATCHER: OnceLock<Watcher> = OnceLock::new();
+
+/// Tells of every wait for a stream from now on. The first who asks is told.
+pub(crate) fn on_wait(watcher: Watcher) {
+    let _ = WATCHER.set(watcher);
+}
+
 /// The numbers of one stream's operations.
 pub(crate) struct Timeline {
     issued: AtomicU64,
@@ -46,6 +56,14 @@ unsafe impl Send for Timeline {}
 unsafe impl Sync for Timeline {}
 
 impl Timeline {
+    /// Tells that the stream was waited for.
+    #[inline]
+    pub(crate) fn waited(self: &Arc<Self>, number: u64, outcome: &Result<()>) {
+        if let Some(watcher) = WATCHER.get() {
+            watcher(self, number, outcome);
+        }
+    }
+
     pub(crate) fn new(stream: sys::aclrtStream) -> Self {
         Self {
             issued: AtomicU64::new(0),

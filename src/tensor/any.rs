@@ -8,9 +8,8 @@ use std::sync::Arc;
 use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
-use crate::memory::{Element, Memory, vec_from, zeros};
-use crate::operator::Queue;
-use crate::runtime::{Context, Stream};
+use crate::memory::{Element, vec_from, zeros};
+use crate::runtime::{Context, Memory, Queue, Stream};
 
 use super::Tensor;
 use super::shape::{Sizes, bytes_of, dims, has_len};

@@ -2,6 +2,7 @@
 
 mod any;
 mod shape;
+mod transfer;
 mod typed;
 mod upload;
 

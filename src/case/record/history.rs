@@ -6,8 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use super::folder::Folder;
-use super::{LiveCall, Recorded, folder, is_on};
+use super::{LiveCall, Recorded, folder};
 use crate::case::ParameterCase;
 use crate::error::{Error, Result};
 use crate::runtime::{Timeline, lock};
@@ -38,17 +37,9 @@ pub(super) fn note(timeline: &Arc<Timeline>, call: &LiveCall) {
 }
 
 /// Takes note of how a wait for a stream ended, which had been given operations up to a number.
-#[inline]
-pub(crate) fn stream_waited(timeline: &Arc<Timeline>, number: u64, outcome: &Result<()>) {
-    if is_on()
-        && let Some(folder) = folder()
-    {
-        waited(folder, timeline, number, outcome);
-    }
-}
-
 #[cold]
-fn waited(folder: &Folder, timeline: &Arc<Timeline>, number: u64, outcome: &Result<()>) {
+pub(super) fn waited(timeline: &Arc<Timeline>, number: u64, outcome: &Result<()>) {
+    let Some(folder) = folder() else { return };
     if matches!(outcome, Err(Error::Timeout { .. })) {
         return;
     }

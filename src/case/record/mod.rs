@@ -19,9 +19,8 @@ use super::{Case, CaseError, ParameterCase, Tolerance};
 use crate::attention::{Inputs, Output, Plan};
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::runtime::Stream;
+use crate::runtime::{Stream, on_wait};
 
-pub(crate) use history::stream_waited;
 pub(crate) use live::LiveCall;
 pub use recorder::{OperatorCall, Recorder};
 pub use scope::record_calls;
@@ -188,6 +187,9 @@ fn folder() -> Option<&'static Folder> {
         let folder = std::env::var_os(RECORD_VARIABLE).filter(|name| !name.is_empty());
         let folder = folder.map(|name| Folder::new(name.into()));
         RECORDERS.fetch_sub(UNKNOWN - usize::from(folder.is_some()), Ordering::Relaxed);
+        if folder.is_some() {
+            on_wait(history::waited);
+        }
         folder
     });
     folder.as_ref()

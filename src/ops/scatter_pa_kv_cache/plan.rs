@@ -10,10 +10,8 @@ use ascend_sys::Api;
 
 use crate::error::{Error, Result, aclnn};
 use crate::memory::Element;
-use crate::operator::{
-    Argument, Descriptors, PhaseOne, Phases, Plan, Queue, Tensors, addressed, phases,
-};
-use crate::runtime::{Context, Stream};
+use crate::operator::{Argument, Descriptors, PhaseOne, Phases, Plan, Tensors, addressed, phases};
+use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SlotMapping;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ascend_sys::bindings as sys;
 
 use crate::error::{Error, Result, acl, acl_error};
-use crate::operator::Queue;
-use crate::runtime::{Context, Resource, Stream, Uses, capturing};
+
+use super::{Context, Queue, Resource, Stream, Uses, capturing};
 
 /// One piece of device memory. Dropping it frees it, as soon as no queued work uses it.
 pub(crate) struct Memory {
@@ -215,7 +215,7 @@ impl Memory {
     ///
     /// # Safety
     /// `host` has `len` bytes of pinned memory that nobody else touches until the stream has passed the copy.
-    pub(super) unsafe fn copy_async(
+    pub(crate) unsafe fn copy_async(
         &self,
         offset: usize,
         host: *mut c_void,

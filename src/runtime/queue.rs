@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ascend_sys::bindings as sys;
 
 use crate::error::Result;
-use crate::memory::Memory;
-use crate::runtime::{Context, Stream, capturing};
+
+use super::{Context, Memory, Stream, capturing};
 
 /// Something that takes launches in order, and the memory that they need.
 pub(crate) trait Queue {
