@@ -34,6 +34,7 @@ pub mod geometry;
 mod layout;
 pub mod minifloat;
 mod operator_version;
+pub mod ops;
 mod rule;
 pub mod scatter;
 mod soc;

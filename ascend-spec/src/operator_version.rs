@@ -1,6 +1,7 @@
 //! Operators, and from which release on CANN has them.
 
 use crate::fia::Version;
+use crate::ops::flash_attention_score;
 use crate::{Rule, Soc, Target, fia, scatter, update};
 use std::fmt;
 
@@ -10,6 +11,8 @@ use std::fmt;
 pub enum OperatorVersion {
     /// Attention.
     FusedInferAttentionScore(Version),
+    /// Attention of training; one of its entry points.
+    FlashAttentionScore(flash_attention_score::Version),
     /// Writing new keys and values into a paged cache.
     ScatterPaKvCache,
     /// Merging attention over parts of the keys.
@@ -21,6 +24,7 @@ impl OperatorVersion {
     pub const fn symbol(self) -> &'static str {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.symbol(),
+            OperatorVersion::FlashAttentionScore(version) => version.symbol(),
             OperatorVersion::ScatterPaKvCache => "aclnnScatterPaKvCache",
             OperatorVersion::AttentionUpdate => "aclnnAttentionUpdate",
         }
@@ -30,6 +34,7 @@ impl OperatorVersion {
     pub const fn since_cann(self) -> &'static str {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.since_cann(),
+            OperatorVersion::FlashAttentionScore(version) => version.since_cann(),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => "after 8.1",
         }
     }
@@ -38,6 +43,7 @@ impl OperatorVersion {
     pub fn runs_on(self, target: Target) -> bool {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.runs_on(target),
+            OperatorVersion::FlashAttentionScore(version) => version.runs_on(target),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
                 matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
             }
@@ -49,6 +55,7 @@ impl fmt::Display for OperatorVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.fmt(f),
+            OperatorVersion::FlashAttentionScore(version) => version.fmt(f),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
                 f.write_str(self.symbol())
             }
@@ -59,7 +66,9 @@ impl fmt::Display for OperatorVersion {
 /// Every rule and lint of every operator.
 pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
     let others = [scatter::rules::RULES, update::rules::RULES];
-    fia::rules::all().chain(others.into_iter().flatten().copied())
+    fia::rules::all()
+        .chain(flash_attention_score::rules::all())
+        .chain(others.into_iter().flatten().copied())
 }
 
 #[cfg(test)]
@@ -81,6 +90,9 @@ mod tests {
             let kind = match rule.since {
                 OperatorVersion::FusedInferAttentionScore(_) => {
                     fia::rules::all().any(|r| r == rule)
+                }
+                OperatorVersion::FlashAttentionScore(_) => {
+                    flash_attention_score::rules::all().any(|r| r == rule)
                 }
                 OperatorVersion::ScatterPaKvCache => scatter::rules::RULES.contains(&rule),
                 OperatorVersion::AttentionUpdate => update::rules::RULES.contains(&rule),

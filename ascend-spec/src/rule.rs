@@ -163,7 +163,8 @@ impl Rule {
     }
 }
 
-/// Status of a null required argument.
+/// Status of a null required argument; of FlashAttentionScore also that of a call that its shape inference or its tiling
+/// refuses.
 pub const PARAM_NULLPTR: i32 = 161_001;
 /// Status of an argument outside the operator's registered dtypes and formats.
 pub const PARAM_INVALID: i32 = 161_002;
@@ -279,7 +280,7 @@ macro_rules! require {
 
 /// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a lint
 /// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`, a crash `HostCrash("how")` where other
-/// hosts take the call and `TilingCrash("how")` where the tiling would refuse it. The scope in front is that of every rule
+/// hosts take the call, `TilingCrash("how")` or `NullptrCrash("how")` where they refuse it with that status. The scope in front is that of every rule
 /// that names none of its own after its source.
 macro_rules! rules {
     (in $scope:expr; $($name:ident = $id:literal, $status:ident $(($reach:literal))?, $since:ident,
@@ -311,6 +312,16 @@ macro_rules! rules {
     (@scope $scope:expr, $own:expr) => { rules!(@scope $own) };
     (@since ScatterPaKvCache) => { $crate::OperatorVersion::ScatterPaKvCache };
     (@since AttentionUpdate) => { $crate::OperatorVersion::AttentionUpdate };
+    (@since ScoreV1) => { rules!(@flash V1) };
+    (@since ScoreV2) => { rules!(@flash V2) };
+    (@since ScoreV3) => { rules!(@flash V3) };
+    (@since VarLenV1) => { rules!(@flash VarLenV1) };
+    (@since VarLenV2) => { rules!(@flash VarLenV2) };
+    (@since VarLenV3) => { rules!(@flash VarLenV3) };
+    (@since VarLenV4) => { rules!(@flash VarLenV4) };
+    (@flash $version:ident) => {
+        $crate::OperatorVersion::FlashAttentionScore($crate::ops::flash_attention_score::Version::$version)
+    };
     (@since $version:ident) => {
         $crate::OperatorVersion::FusedInferAttentionScore($crate::fia::Version::$version)
     };
@@ -318,6 +329,7 @@ macro_rules! rules {
     (@status Overrun) => { 0 };
     (@status HostCrash) => { 0 };
     (@status TilingCrash) => { $crate::rule::TILING_ERROR };
+    (@status NullptrCrash) => { $crate::rule::PARAM_NULLPTR };
     (@status $status:ident) => { $crate::rule::$status };
     (@overruns Overrun) => { true };
     (@overruns $status:ident) => { false };
@@ -325,6 +337,7 @@ macro_rules! rules {
     (@level Overrun) => { $crate::rule::Level::Lint };
     (@level HostCrash) => { $crate::rule::Level::HostCrash };
     (@level TilingCrash) => { $crate::rule::Level::HostCrash };
+    (@level NullptrCrash) => { $crate::rule::Level::HostCrash };
     (@level $status:ident) => { $crate::rule::Level::Rule };
 }
 

@@ -25,10 +25,10 @@ pub enum SparseMode {
     Prefix = 5,
     /// As mode 5; takes the compressed 3072 x 2048 tensor.
     PrefixCompress = 6,
-    /// Mode 3, but the last sequence that is not empty is a band: the first rows of a sequence that was cut. Packed
+    /// Mode 3, but the last sequence that has rows is a band: the first rows of a sequence that was cut. Packed
     /// sequences alone; takes the compressed 2048 x 2048 tensor.
     RightDownCausalBand = 7,
-    /// Mode 2, but the first sequence that is not empty is a band: the last rows of a sequence that was cut. Packed
+    /// Mode 2, but the first sequence that has rows is a band: the last rows of a sequence that was cut. Packed
     /// sequences alone; takes the compressed 2048 x 2048 tensor.
     BandLeftUpCausal = 8,
     /// `j < Skv - Sq`, or where the tensor is 0 at column `j - (Skv - Sq)`: a tree of `Sq` draft tokens behind a context
@@ -106,10 +106,10 @@ impl SparseMode {
             SparseMode::Band => "i + Skv - Sq - preTokens <= j <= i + Skv - Sq + nextTokens",
             SparseMode::Prefix | SparseMode::PrefixCompress => "j <= i + Skv - Sq, or j < prefix",
             SparseMode::RightDownCausalBand => {
-                "the band of mode 4 in the last sequence that is not empty, j <= i + Skv - Sq in the others"
+                "the band of mode 4 in the last sequence that has rows, j <= i + Skv - Sq in the others"
             }
             SparseMode::BandLeftUpCausal => {
-                "the band of mode 4 in the first sequence that is not empty, j <= i in the others"
+                "the band of mode 4 in the first sequence that has rows, j <= i in the others"
             }
             SparseMode::Tree => "j < Skv - Sq, or where the tensor is 0 at column j - (Skv - Sq)",
         }
@@ -148,6 +148,16 @@ impl SparseMode {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// The mode of one sequence, given whether it is the cut one of modes 7 and 8: the others are causal.
+    #[must_use]
+    pub const fn of_sequence(self, is_cut: bool) -> SparseMode {
+        match self {
+            SparseMode::RightDownCausalBand if !is_cut => SparseMode::RightDownCausal,
+            SparseMode::BandLeftUpCausal if !is_cut => SparseMode::LeftUpCausal,
+            mode => mode,
         }
     }
 

@@ -109,3 +109,61 @@ fn an_accepted_call_allocates_nothing_on_any_target() {
         }
     }
 }
+
+#[test]
+fn an_accepted_flash_attention_call_allocates_nothing() {
+    use ascend_spec::ops::flash_attention_score::{FlashAttentionCall, Version};
+
+    let of = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape);
+    let ends: Vec<i64> = (1..=256).map(|b| b * 16).collect();
+    let dense = FlashAttentionCall {
+        query: of(DType::Bf16, &[8, 32, 512, 128]),
+        key: of(DType::Bf16, &[8, 8, 512, 128]),
+        value: of(DType::Bf16, &[8, 8, 512, 128]),
+        num_heads: 32,
+        softmax_max: of(DType::Float, &[8, 32, 512, 8]),
+        softmax_sum: of(DType::Float, &[8, 32, 512, 8]),
+        attention_out: of(DType::Bf16, &[8, 32, 512, 128]),
+        ..FlashAttentionCall::new("BNSD")
+    };
+    let masked = FlashAttentionCall {
+        sparse_mode: 6,
+        atten_mask: of(DType::Bool, &[3072, 2048]),
+        prefix: Some(&[0, 1, 2, 3, 4, 5, 6, 512]),
+        real_shift: of(DType::Bf16, &[1, 32, 512, 512]),
+        drop_mask: of(DType::UInt8, &[8 * 32 * 512 * 64]),
+        keep_prob: 0.9,
+        ..dense
+    };
+    let packed = FlashAttentionCall {
+        query: of(DType::Bf16, &[4096, 32, 128]),
+        key: of(DType::Bf16, &[4096, 8, 128]),
+        value: of(DType::Bf16, &[4096, 8, 128]),
+        actual_seq_lengths: Some(&ends),
+        actual_seq_lengths_kv: Some(&ends),
+        sparse_mode: 7,
+        atten_mask: of(DType::UInt8, &[2048, 2048]),
+        pre_tokens: 16,
+        next_tokens: 0,
+        softmax_max: of(DType::Float, &[4096, 32, 8]),
+        softmax_sum: of(DType::Float, &[4096, 32, 8]),
+        attention_out: of(DType::Bf16, &[4096, 32, 128]),
+        ..FlashAttentionCall {
+            input_layout: Some("TND"),
+            ..dense
+        }
+    };
+    let target = Target::new(Soc::AtlasA2, Cann::V9_1);
+    for call in [dense, masked, packed] {
+        let before = allocations();
+        let problem = call.check(Version::oldest_on(&call, target), target);
+        let linted = problem.as_ref().map(|problem| problem.lint(&[]));
+        let rows = problem.as_ref().map(|problem| {
+            let each = problem.sequences();
+            each.map(|of| problem.geometry(&of).q_len()).sum::<u64>()
+        });
+        assert_eq!(allocations(), before);
+        assert_eq!(linted, Ok(Ok(())));
+        assert_eq!(rows, Ok(4096));
+    }
+}

@@ -107,18 +107,13 @@ impl<'a> Sparsity<'a> {
                 let prefix = self.prefix.get(b).copied().unwrap_or(0);
                 MaskGeometry::prefix(q_len, kv_len, u64::try_from(prefix).unwrap_or(0))
             }
-            SparseMode::RightDownCausalBand if !cut => of(SparseMode::RightDownCausal),
-            SparseMode::BandLeftUpCausal if !cut => of(SparseMode::LeftUpCausal),
-            mode => of(mode),
+            mode => of(mode.of_sequence(cut)),
         }
     }
 
-    /// The sequence that modes 7 and 8 treat as a band: the last, or the first, that has rows and keys.
+    /// The sequence that modes 7 and 8 treat as a band: the last, or the first, that has rows, with or without keys.
     pub fn cut_sequence(&self) -> Option<usize> {
-        let has_both = |&b: &usize| {
-            let (q_len, kv_len) = self.lengths.of(b);
-            q_len > 0 && kv_len > 0
-        };
+        let has_rows = |&b: &usize| self.lengths.of(b).0 > 0;
         let batch = self.lengths.batch();
         // Sequences of equal lengths are looked at once: there may be any number of them.
         let looked_at = match self.lengths {
@@ -128,9 +123,9 @@ impl<'a> Sparsity<'a> {
         match self.mode {
             SparseMode::RightDownCausalBand => {
                 let mut from_last = (batch - looked_at..batch).rev();
-                from_last.find(has_both)
+                from_last.find(has_rows)
             }
-            SparseMode::BandLeftUpCausal => (0..looked_at).find(has_both),
+            SparseMode::BandLeftUpCausal => (0..looked_at).find(has_rows),
             _ => None,
         }
     }
@@ -219,12 +214,16 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_sequence_is_one_that_is_not_empty() {
+    fn the_cut_sequence_is_one_with_rows() {
         let lengths = packed(&[0, 2, 5, 5], &[4, 6, 9, 9]);
         let cut = |mode| Sparsity::new(mode, lengths).cut_sequence();
         assert_eq!(cut(SparseMode::RightDownCausalBand), Some(2));
         assert_eq!(cut(SparseMode::BandLeftUpCausal), Some(1));
         assert_eq!(cut(SparseMode::Band), None);
+        let without_keys = packed(&[2, 5], &[0, 4]);
+        let first = Sparsity::new(SparseMode::BandLeftUpCausal, without_keys);
+        assert_eq!(first.cut_sequence(), Some(0));
+        assert_eq!(rows(first.geometry(1)), ["#...", "##..", "###."]);
         let none = Sparsity::new(SparseMode::BandLeftUpCausal, packed(&[], &[]));
         assert_eq!(none.cut_sequence(), None);
         assert_eq!(none.geometry(0).q_len(), 0);

@@ -1,9 +1,10 @@
-//! The contract of FusedInferAttentionScore: the operator's verdicts, and a call for every rule.
+//! The contracts of the attention operators: their verdicts, and a call for every rule.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod corners;
 mod facts;
+mod flash;
 mod paged;
 mod portable;
 mod quantised;

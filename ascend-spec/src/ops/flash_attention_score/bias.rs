@@ -1,0 +1,168 @@
+//! Position bias (`realShift`): how it lies, and where it has the number for a score.
+
+use super::Sequence;
+
+/// What is added to the scores, and where it lies.
+///
+/// Elements count in row-major order whatever the strides: the operator makes a contiguous tensor of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bias {
+    /// Nothing.
+    None,
+    /// Numbers from a tensor: `(q k + bias) * scale` (`pseType` 1) or `q k * scale + bias` (0).
+    Tensor {
+        /// Whether it is added before the scale.
+        before_scale: bool,
+        /// Where the numbers lie.
+        form: BiasForm,
+    },
+    /// A slope a head times the distance of row and key, taken from `q k * scale` (`pseType` 2 and 3).
+    Slopes {
+        /// Whether the root of the distance counts (3).
+        root: bool,
+        /// Whether each sequence has its own slopes, one behind the other.
+        per_sequence: bool,
+    },
+}
+
+/// Where a bias has its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BiasForm {
+    /// One number a row and key, or a key; what is shared has step 0.
+    Batched {
+        /// From one sequence to the next.
+        batch: u64,
+        /// From one head to the next.
+        head: u64,
+        /// From one row to the next.
+        row: u64,
+    },
+    /// Of packed sequences one behind the other: for each `[N, Sq, Skv]`, or `[N, 1, Skv]`.
+    Packed {
+        /// Whether each row has its own.
+        rows: bool,
+    },
+    /// The last [`BiasForm::LAST_ROWS`] rows of a bias that depends on the distance of row and key alone, of which keys
+    /// behind the row are never asked for. The corner at the bottom right is distance 0.
+    LastRows {
+        /// From one sequence to the next.
+        batch: u64,
+        /// Keys of a row.
+        width: u64,
+    },
+}
+
+impl BiasForm {
+    /// Rows of a bias that is given by its last rows.
+    pub const LAST_ROWS: i64 = 1024;
+
+    /// The element for row `i` and key `j` of a sequence in head `head` of `heads`; `None` if it has none. Saturates beyond
+    /// what fits in memory.
+    pub fn element(
+        &self,
+        of: &Sequence,
+        (head, heads): (usize, usize),
+        i: usize,
+        j: usize,
+    ) -> Option<u64> {
+        let step = |count: usize, stride: u64| (count as u64).saturating_mul(stride);
+        let sum = |parts: [u64; 3]| parts.into_iter().fold(0u64, u64::saturating_add);
+        let keys = of.kv_len as u64;
+        Some(match *self {
+            BiasForm::Batched {
+                batch,
+                head: by,
+                row,
+            } => sum([
+                step(of.index, batch),
+                step(head, by),
+                step(i, row).saturating_add(j as u64),
+            ]),
+            BiasForm::Packed { rows: true } => sum([
+                step(heads, of.scores_before),
+                step(head, step(of.q_len, keys)),
+                step(i, keys).saturating_add(j as u64),
+            ]),
+            BiasForm::Packed { rows: false } => {
+                sum([step(heads, of.kv_first as u64), step(head, keys), j as u64])
+            }
+            BiasForm::LastRows { batch, width } => {
+                let distance = i.checked_sub(j)? as u64;
+                let last_row = step(head, (Self::LAST_ROWS as u64).saturating_mul(width))
+                    .saturating_add((Self::LAST_ROWS as u64 - 1).saturating_mul(width));
+                let key = width.checked_sub(distance.saturating_add(1))?;
+                sum([step(of.index, batch), last_row, key])
+            }
+        })
+    }
+}
+
+impl Bias {
+    /// The element of the slope of a head, if there are slopes.
+    pub fn slope(&self, of: &Sequence, (head, heads): (usize, usize)) -> Option<u64> {
+        match self {
+            Bias::Slopes { per_sequence, .. } => {
+                let before = if *per_sequence { of.index } else { 0 };
+                let before = (before as u64).saturating_mul(heads as u64);
+                Some(before.saturating_add(head as u64))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_reads_its_own_elements() {
+        let of = Sequence {
+            index: 1,
+            q_first: 2,
+            q_len: 3,
+            kv_first: 5,
+            kv_len: 4,
+            scores_before: 10,
+        };
+        let element = |form: BiasForm, i, j| form.element(&of, (1, 2), i, j);
+        let batched = BiasForm::Batched {
+            batch: 100,
+            head: 20,
+            row: 0,
+        };
+        assert_eq!(element(batched, 2, 3), Some(123));
+        assert_eq!(
+            element(BiasForm::Packed { rows: true }, 2, 3),
+            Some(20 + 12 + 8 + 3)
+        );
+        assert_eq!(
+            element(BiasForm::Packed { rows: false }, 2, 3),
+            Some(10 + 4 + 3)
+        );
+        let last = BiasForm::LastRows {
+            batch: 2 * 1024 * 4,
+            width: 4,
+        };
+        let (second, head) = (2 * 1024 * 4, 1024 * 4);
+        assert_eq!(element(last, 2, 2), Some(second + head + 1023 * 4 + 3));
+        assert_eq!(element(last, 2, 0), Some(second + head + 1023 * 4 + 1));
+        assert_eq!(element(last, 2, 3), None);
+        assert_eq!(element(last, 9, 0), None);
+    }
+
+    #[test]
+    fn slopes_are_shared_or_not() {
+        let of = Sequence {
+            index: 2,
+            ..Sequence::default()
+        };
+        let slopes = |per_sequence| Bias::Slopes {
+            root: false,
+            per_sequence,
+        };
+        assert_eq!(slopes(false).slope(&of, (3, 4)), Some(3));
+        assert_eq!(slopes(true).slope(&of, (3, 4)), Some(11));
+        assert_eq!(Bias::None.slope(&of, (3, 4)), None);
+    }
+}

@@ -1,0 +1,221 @@
+//! The order of the rules, and the resolution of a call that holds them.
+
+use super::facts::{Facts, Required};
+use super::rules::{
+    drop_mask, dtypes, entry, heads, layouts, lengths, mask, outputs, pse, rope, sink, tokens,
+};
+use super::{
+    Bias, FlashAttentionCall, FlashAttentionProblem, InputLayout, MaskUse, SoftmaxOrder, Version,
+    Work,
+};
+use crate::{Refusal, SparseMode, Target};
+
+impl<'a> FlashAttentionCall<'a> {
+    /// Checks the call against the contract of `version` for `target`, and resolves it.
+    ///
+    /// Allocates nothing unless it refuses.
+    ///
+    /// # Errors
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
+    /// compute.
+    pub fn check(
+        &self,
+        version: Version,
+        target: Target,
+    ) -> Result<FlashAttentionProblem<'a>, Refusal> {
+        entry::entry_point(version, target)?;
+        let call = self.read_by(version);
+        let at = entry::required(&call)?;
+        entry::countable(&call)?;
+        let outputs = [at.softmax_max, at.softmax_sum, at.attention_out];
+        if outputs.iter().all(|desc| desc.is_empty()) {
+            let layout = InputLayout::parse(at.layout).unwrap_or(InputLayout::Tnd);
+            return Ok(without_work(call, version, target, layout, Work::Nothing));
+        }
+        let layout = layouts::layout(version, &at)?;
+        heads::head_num(call.num_heads)?;
+        dtypes::inputs(&at)?;
+        entry::format(&call)?;
+        let dims = heads::dims(layout, call.num_heads, &at)?;
+        if pse::dtype(&call, &at)? {
+            sink::dtype(&call)?;
+        }
+        dtypes::output(version, &at)?;
+        layouts::ranks(version, layout, &at)?;
+        rope::check(layout, &call, &at)?;
+        layouts::batch(layout, &at)?;
+        let work = match at.query.is_empty() || at.key.is_empty() || at.value.is_empty() {
+            true => Work::Fill,
+            false => Work::Attend,
+        };
+        let facts = facts(call, version, target, layout, dims, &at, work)?;
+        if work == Work::Fill {
+            outputs::check(&facts, &at)?;
+            return Ok(without_work(call, version, target, layout, work));
+        }
+        drop_mask::keep_prob(&call)?;
+        pse::known(&call)?;
+        heads::counts(&facts)?;
+        let (mode, mask) = mask::check(&facts)?;
+        drop_mask::check(&facts)?;
+        sink::check(&facts)?;
+        let bias = pse::check(&facts, mode, mask)?;
+        tokens::check(&facts, mode, mask)?;
+        outputs::check(&facts, &at)?;
+        layouts::computed(&facts)?;
+        rope::computed(&facts)?;
+        heads::computed(&facts)?;
+        pse::computed(&facts, bias)?;
+        entry::computed(&call, target)?;
+        Ok(resolve(&facts, mode, mask, bias))
+    }
+}
+
+/// Sizes and lengths of a call. Without work lengths are not asked, and those of the tensors stand in.
+fn facts<'a>(
+    call: FlashAttentionCall<'a>,
+    version: Version,
+    target: Target,
+    layout: InputLayout,
+    dims: heads::HeadDims,
+    at: &Required<'_>,
+    work: Work,
+) -> Result<Facts<'a>, Refusal> {
+    let packed = match layout.is_packed() && work == Work::Attend {
+        true => Some(lengths::packed(&call, at)?),
+        false => None,
+    };
+    let axis = layout.row_axis();
+    let rows = |desc: &crate::TensorDesc| desc.shape.get(axis).copied().unwrap_or(0);
+    let batch = layout
+        .batch_axis()
+        .and_then(|axis| at.query.shape.get(axis));
+    let mut facts = Facts {
+        call,
+        version,
+        target,
+        query: *at.query,
+        key: *at.key,
+        value: *at.value,
+        layout,
+        batch: batch.copied().unwrap_or(1),
+        heads: call.num_heads,
+        kv_heads: dims.kv_heads,
+        dim: dims.query,
+        value_dim: dims.value,
+        q_rows: rows(at.query),
+        kv_rows: rows(at.key),
+        packed,
+        as_batch: false,
+    };
+    if let Some(lengths) = packed {
+        (facts.q_rows, facts.kv_rows) = lengths.longest();
+        facts.as_batch = as_batch(&facts);
+        facts.batch = match facts.as_batch {
+            true => lengths.filled().0,
+            false => i64::try_from(lengths.batch()).unwrap_or(i64::MAX),
+        };
+    }
+    Ok(facts)
+}
+
+/// Whether the host runs packed sequences as a batch: they are of one length and fill the tensors.
+fn as_batch(f: &Facts<'_>) -> bool {
+    const DIM: i64 = 128;
+    let Some(lengths) = f.packed else {
+        return false;
+    };
+    let call = &f.call;
+    let (of_query, of_key) = lengths.filled();
+    let fills = |desc: &crate::TensorDesc, longest: i64, count: i64| {
+        longest.checked_mul(count) == desc.shape.first().copied()
+    };
+    let plain = call.query_rope.is_none()
+        && call.softmax_out_layout != Some(FlashAttentionCall::SAME_AS_INPUT)
+        && call.real_shift.is_none()
+        && !matches!(call.sparse_mode, 7 | 8);
+    let last = |desc: &crate::TensorDesc| desc.shape.last() == Some(&DIM);
+    plain
+        && last(&f.query)
+        && last(&f.key)
+        && last(&f.value)
+        && of_query == of_key
+        && fills(&f.query, f.q_rows, of_query)
+        && fills(&f.key, f.kv_rows, of_key)
+        && lengths.each().all(|(rows, keys)| (rows > 0) == (keys > 0))
+}
+
+fn without_work(
+    call: FlashAttentionCall<'_>,
+    version: Version,
+    target: Target,
+    layout: InputLayout,
+    work: Work,
+) -> FlashAttentionProblem<'_> {
+    FlashAttentionProblem {
+        call,
+        version,
+        target,
+        work,
+        layout,
+        batch: 0,
+        heads: 0,
+        kv_heads: 0,
+        q_rows: 0,
+        kv_rows: 0,
+        head_dim: 0,
+        value_dim: 0,
+        rope_dim: 0,
+        packed: None,
+        as_batch: false,
+        mode: SparseMode::DefaultMask,
+        mask: MaskUse::None,
+        bias: Bias::None,
+        corrects_blind_rows: false,
+        cut_sequence: None,
+        softmax_order: SoftmaxOrder::Batches,
+    }
+}
+
+fn resolve<'a>(
+    f: &Facts<'a>,
+    mode: SparseMode,
+    mask: MaskUse,
+    bias: Bias,
+) -> FlashAttentionProblem<'a> {
+    // Of tensors with elements, whose sizes are at least 1 and fit in memory.
+    let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
+    let call = f.call;
+    let same = call.softmax_out_layout == Some(FlashAttentionCall::SAME_AS_INPUT);
+    let rope = call.query_rope.and_then(|rope| rope.shape.last().copied());
+    FlashAttentionProblem {
+        call,
+        version: f.version,
+        target: f.target,
+        work: Work::Attend,
+        layout: f.layout,
+        batch: match f.packed {
+            Some(lengths) => lengths.batch(),
+            None => size(f.batch),
+        },
+        heads: size(f.heads),
+        kv_heads: size(f.kv_heads),
+        q_rows: size(f.q_rows),
+        kv_rows: size(f.kv_rows),
+        head_dim: size(f.dim),
+        value_dim: size(f.value_dim),
+        rope_dim: size(rope.unwrap_or(0)),
+        packed: f.packed,
+        as_batch: f.as_batch,
+        mode,
+        mask,
+        bias,
+        corrects_blind_rows: tokens::blind_rows(f, mode, mask),
+        cut_sequence: f.packed.and_then(|lengths| lengths.cut_sequence(mode)),
+        softmax_order: match f.packed {
+            None => SoftmaxOrder::Batches,
+            Some(_) if same => SoftmaxOrder::SameAsInput,
+            Some(_) => SoftmaxOrder::SequenceBlocks,
+        },
+    }
+}

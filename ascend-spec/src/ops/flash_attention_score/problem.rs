@@ -1,0 +1,223 @@
+//! A call that holds every rule, resolved to what there is to compute.
+
+use super::rules::{drop_mask, entry, lengths, mask, outputs, prefix, pse, start_index, tokens};
+use super::{
+    Bias, FlashAttentionCall, InputLayout, MaskUse, PackedLengths, Sequence, SoftmaxOrder, Version,
+};
+use crate::{MaskGeometry, SparseMode, Target, TensorDesc, Violation};
+
+/// How much there is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// Every output is empty: success, nothing is written.
+    Nothing,
+    /// Query, key or value is empty: every output is filled with 0.
+    Fill,
+    /// Attention.
+    Attend,
+}
+
+/// A call that holds every rule: sizes, lengths and visibility, ready to compute.
+///
+/// Made by [`FlashAttentionCall::check`] alone, so that a kernel may rely on it: lengths lie within the tensors' axes, heads
+/// divide, mask and bias cover every row and key that is looked up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct FlashAttentionProblem<'a> {
+    /// The call as the entry point reads it: arguments that the version lacks have their defaults.
+    pub call: FlashAttentionCall<'a>,
+    /// Entry point.
+    pub version: Version,
+    /// What the call was checked for.
+    pub target: Target,
+    /// How much there is to do. Unless it is [`Work::Attend`], nothing below but the layout is known: the rest is 0 or none.
+    pub work: Work,
+    /// Axis orders.
+    pub layout: InputLayout,
+    /// Number of sequences, those without rows too.
+    pub batch: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Rows of the longest query, and of every query with a batch axis.
+    pub q_rows: usize,
+    /// Keys of the longest sequence, and of every sequence with a batch axis.
+    pub kv_rows: usize,
+    /// Head dimension of query and key, without the rotary part.
+    pub head_dim: usize,
+    /// Head dimension of value and output.
+    pub value_dim: usize,
+    /// Head dimension of the rotary parts, 0 where there are none.
+    pub rope_dim: usize,
+    /// Ends of packed sequences; none with a batch axis.
+    pub packed: Option<PackedLengths<'a>>,
+    /// Whether the host runs packed sequences, which are of one length, as a batch.
+    pub as_batch: bool,
+    /// Sparse mode in force: mode 5 with a prefix that is dropped is mode 1.
+    pub mode: SparseMode,
+    /// What the mask tensor is for.
+    pub mask: MaskUse,
+    /// Position bias.
+    pub bias: Bias,
+    /// Whether rows without visible keys are corrected: their output is 0, their maximum the least FLOAT and their sum the
+    /// largest. Otherwise the output is the mean of the values.
+    pub corrects_blind_rows: bool,
+    /// The sequence that modes 7 and 8 treat as a band.
+    pub(super) cut_sequence: Option<usize>,
+    /// Order of the softmax outputs.
+    pub softmax_order: SoftmaxOrder,
+}
+
+impl<'a> FlashAttentionProblem<'a> {
+    /// Query heads that share one key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads.max(1)
+    }
+
+    /// Factor of the scores.
+    pub fn scale(&self) -> f64 {
+        self.call.scale
+    }
+
+    /// Size of the row axes of query and key: of one sequence, or of all where they are packed.
+    pub fn axis_rows(&self) -> (usize, usize) {
+        let axis = self.layout.row_axis();
+        let of = |desc: Option<TensorDesc>| {
+            let rows = desc.and_then(|desc| desc.shape.get(axis).copied());
+            rows.and_then(|rows| usize::try_from(rows).ok())
+                .unwrap_or(0)
+        };
+        (of(self.call.query), of(self.call.key))
+    }
+
+    /// Where the rows and keys of each sequence are, in order.
+    pub fn sequences(&self) -> impl Iterator<Item = Sequence> + 'a {
+        let of_batch = Sequence {
+            q_len: self.q_rows,
+            kv_len: self.kv_rows,
+            ..Sequence::default()
+        };
+        let scores = (self.q_rows as u64).saturating_mul(self.kv_rows as u64);
+        let batch = match self.packed {
+            Some(_) => 0,
+            None => self.batch,
+        };
+        let dense = (0..batch).map(move |index| Sequence {
+            index,
+            scores_before: (index as u64).saturating_mul(scores),
+            ..of_batch
+        });
+        let packed = self.packed.into_iter().flat_map(PackedLengths::sequences);
+        packed.chain(dense)
+    }
+
+    /// Whether rows behind the last packed sequence are filled with 0; without a mark for them they are not written.
+    pub fn fills_tail(&self) -> bool {
+        self.packed.is_some_and(lengths::ends_with_zero)
+    }
+
+    /// The keys that each row of a sequence sees, before a full mask hides some of them.
+    pub fn geometry(&self, of: &Sequence) -> MaskGeometry {
+        let (q_len, kv_len) = (of.q_len as u64, of.kv_len as u64);
+        if self.mask == MaskUse::None {
+            return MaskGeometry::full(q_len, kv_len);
+        }
+        if self.mode.reads_prefix() {
+            let prefix = u64::try_from(self.prefix(of)).unwrap_or(0);
+            return MaskGeometry::prefix(q_len, kv_len, prefix);
+        }
+        let (pre, next) = (self.call.pre_tokens, self.call.next_tokens);
+        let mode = self.mode.of_sequence(self.cut_sequence == Some(of.index));
+        MaskGeometry::new(mode, true, q_len, kv_len, pre, next)
+    }
+
+    /// Keys that every row of a sequence sees in modes 5 and 6. Run as a batch, sequences without rows have no entry.
+    fn prefix(&self, of: &Sequence) -> i64 {
+        let entry = match self.as_batch {
+            true => of.q_first / self.q_rows.max(1),
+            false => of.index,
+        };
+        let prefix = self.call.prefix.unwrap_or_default();
+        prefix.get(entry).copied().unwrap_or(0)
+    }
+
+    /// How far the first key's position is behind the first query's, for slopes: `kvStartIdx - qStartIdx`. A lone array does
+    /// not count.
+    pub fn lag(&self) -> i64 {
+        let first = |indices: &[i64]| indices.first().copied().unwrap_or(0);
+        match (self.call.q_start_idx, self.call.kv_start_idx) {
+            (Some(query), Some(key)) => first(key).saturating_sub(first(query)),
+            _ => 0,
+        }
+    }
+
+    /// The same for one sequence: in mode 8 the arrays are those of sequence 0, whether it has rows or not.
+    pub fn lag_of(&self, of: &Sequence) -> i64 {
+        match self.mode == SparseMode::BandLeftUpCausal && of.index > 0 {
+            true => 0,
+            false => self.lag(),
+        }
+    }
+
+    /// Bits that `dropMask` has to have: one for each score of each head.
+    pub fn drop_bits(&self) -> u64 {
+        let scores = |rows: u64, keys: u64| rows.saturating_mul(keys);
+        let all = match self.packed {
+            Some(packed) => packed.sequences().fold(0u64, |all, of| {
+                all.saturating_add(scores(of.q_len as u64, of.kv_len as u64))
+            }),
+            None => {
+                scores(self.q_rows as u64, self.kv_rows as u64).saturating_mul(self.batch as u64)
+            }
+        };
+        all.saturating_mul(self.heads as u64)
+    }
+
+    /// The bit of `dropMask` for row `i` and key `j` of a sequence: bit `k % 8`, the least significant first, of byte
+    /// `k / 8`. 1 keeps the score.
+    pub fn drop_bit(&self, of: &Sequence, head: usize, i: usize, j: usize) -> u64 {
+        let keys = of.kv_len as u64;
+        let before = of.scores_before.saturating_mul(self.heads as u64);
+        let rows = (head as u64)
+            .saturating_mul(of.q_len as u64)
+            .saturating_add(i as u64);
+        before
+            .saturating_add(rows.saturating_mul(keys))
+            .saturating_add(j as u64)
+    }
+
+    /// The first lint that the call breaks, leaving out those in `allowed` (by id).
+    ///
+    /// # Errors
+    /// The broken lint, with the same fields as a broken rule.
+    pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
+        let mut first = None;
+        self.each_lint(&mut |violation| {
+            if first.is_none() && !allowed.contains(&violation.rule.id) {
+                first = Some(violation);
+            }
+        });
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Calls `report` with every lint that the call breaks.
+    pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
+        if self.work != Work::Attend {
+            return;
+        }
+        for lints in [
+            entry::lints,
+            lengths::lints,
+            mask::lints,
+            tokens::lints,
+            prefix::lints,
+            pse::lints,
+            start_index::lints,
+            drop_mask::lints,
+            outputs::lints,
+        ] {
+            lints(self, report);
+        }
+    }
+}

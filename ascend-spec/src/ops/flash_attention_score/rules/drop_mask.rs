@@ -1,0 +1,93 @@
+//! Dropout: `dropMask` and `keepProb`.
+
+use super::{Report, lint};
+use crate::ops::flash_attention_score::facts::Facts;
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
+use crate::rule::{require, rules};
+use crate::{DType, Refusal};
+
+rules! {
+    in Scope::ALL;
+    KEEP_PROB = "flash.keep_prob", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, keepProb",
+        "keepProb is above 0 and at most 1",
+        "pass the share of scores to be kept, 1 without dropout";
+    DTYPE = "flash.drop_mask_dtype", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, dropMask",
+        "dropMask is UINT8",
+        "pack the mask, eight scores in a byte";
+    SIZE = "flash.drop_mask_size", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, dropMask",
+        "dropMask has a bit for each score of each head",
+        "pack a bit for each score, rows one behind the other without padding";
+    SHORT = "flash.drop_mask_short", Overrun("the kernel loads more bytes at once than the bits need"), ScoreV1, "FlashAttentionScore kernel, dropMask",
+        "dropMask has 16 bytes for each 128 bits begun",
+        "allocate ceil(bits / 128) * 16 bytes";
+    UNSCALED = "flash.drop_mask_unscaled", Lint("only numbers change"), ScoreV1, "FlashAttentionScore kernel, dropout",
+        "dropMask comes with a keepProb below 1",
+        "pass the keepProb that the mask was made with, or no mask: scores are dropped, and the others not made up for it";
+    UNUSED = "flash.keep_prob_unused", Lint("nothing is dropped"), ScoreV1, "FlashAttentionScore kernel, dropout",
+        "a keepProb below 1 comes with dropMask",
+        "pass the mask, or keepProb 1: without a mask nothing is dropped and nothing scaled";
+}
+
+pub(in crate::ops::flash_attention_score) fn keep_prob(
+    call: &FlashAttentionCall<'_>,
+) -> Result<(), Refusal> {
+    require!(
+        call.keep_prob > 0.0 && call.keep_prob <= 1.0,
+        KEEP_PROB,
+        call.keep_prob,
+        "above 0 and at most 1",
+    );
+    Ok(())
+}
+
+pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+    let Some(mask) = f.call.drop_mask else {
+        return Ok(());
+    };
+    require!(mask.dtype == DType::UInt8, DTYPE, mask.dtype, DType::UInt8,);
+    let bytes = f
+        .scores()
+        .saturating_mul(i128::from(f.heads))
+        .saturating_add(7)
+        / 8;
+    let given = i128::from(mask.elements().unwrap_or(0));
+    require!(
+        given >= bytes,
+        SIZE,
+        format_args!("{given} bytes"),
+        format_args!("{bytes} bytes and more"),
+    );
+    Ok(())
+}
+
+pub(in crate::ops::flash_attention_score) fn lints(
+    p: &FlashAttentionProblem<'_>,
+    report: Report<'_>,
+) {
+    let Some(mask) = p.call.drop_mask else {
+        lint!(
+            report,
+            p.call.keep_prob >= 1.0,
+            UNUSED,
+            format_args!("keepProb {} without a mask", p.call.keep_prob),
+            "1",
+        );
+        return;
+    };
+    lint!(
+        report,
+        p.call.keep_prob < 1.0,
+        UNSCALED,
+        "keepProb 1 with a mask",
+        "below 1",
+    );
+    let given = mask.elements().unwrap_or(0);
+    let bytes = p.drop_bits().div_ceil(128).saturating_mul(16);
+    lint!(
+        report,
+        given >= bytes,
+        SHORT,
+        format_args!("{given} bytes"),
+        format_args!("{bytes} bytes and more"),
+    );
+}

@@ -1,0 +1,186 @@
+//! What every call needs before any argument is compared with another.
+
+use super::Report;
+use super::lint;
+use crate::ops::flash_attention_score::facts::Required;
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
+use crate::rule::{broken, require, rules};
+use crate::{Format, Refusal, Target, TensorDesc, Unsupported, Violation};
+
+rules! {
+    in Scope::ALL;
+    ENTRY_POINT = "flash.entry_point", FIND_KERNEL_ERROR, ScoreV1, "FlashAttentionScore documentation, products",
+        "the product has the entry point in the release",
+        "run on Atlas A2 or A3, V4 on Ascend 950 alone; V3 and VarLen V5 come with 8.5, V4 with 9.0";
+    REQUIRED = "flash.required", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore documentation, return values",
+        "query, key, value, inputLayout, softmaxMaxOut, softmaxSumOut and attentionOutOut are given",
+        "pass every required argument";
+    COUNTABLE = "flash.countable", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, constraints",
+        "no dimension is negative, and the elements of each tensor can be counted and addressed",
+        "give the tensor a shape that memory can hold";
+    FORMAT = "flash.format", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, formats",
+        "every tensor is in a plain format such as ND or NCHW",
+        "describe the tensor as ND";
+    PADDING_MASK = "flash.padding_mask_ignored", Lint("the tensor is not looked at"), ScoreV1, "FlashAttentionScore documentation, paddingMaskOptional",
+        "paddingMask, which is reserved, is null",
+        "pass padding as part of attenMask";
+    SOFTMAX_OUT = "flash.softmax_out_ignored", Lint("the tensor is not looked at"), ScoreV1, "FlashAttentionScore documentation, softmaxOutOut",
+        "softmaxOut, which is reserved, has no elements",
+        "give softmaxOut the shape [0]: the operator leaves it as it is";
+    INNER_PRECISE = "flash.inner_precise_known", Lint("the number is cut to its lowest byte"), ScoreV1, "FlashAttentionScore documentation, innerPrecise",
+        "innerPrecise is 0, 1 or 2",
+        "pass 2 to have rows without visible keys corrected, 0 otherwise";
+    LIMITS = "flash.documented_limits", Overrun("the documents promise nothing beyond, and the operator does not ask"), ScoreV1, "FlashAttentionScore documentation, constraints",
+        "there are at most 2097152 sequences (20000 packed ones), 256 heads and 1048576 rows and keys",
+        "cut the call into several";
+}
+
+/// Most heads that the documents promise.
+const MOST_HEADS: usize = 256;
+/// Most rows, and most keys: of a sequence, or of all where they are packed.
+const MOST_ROWS: usize = 1 << 20;
+/// Most sequences with a batch axis.
+const MOST_BATCH: usize = 2 << 20;
+/// Most packed sequences.
+const MOST_PACKED: usize = 20_000;
+
+pub(in crate::ops::flash_attention_score) fn entry_point(
+    version: Version,
+    target: Target,
+) -> Result<(), Refusal> {
+    require!(
+        version.runs_on(target),
+        ENTRY_POINT,
+        format_args!("{version} on {target}"),
+        "an entry point of the product, in a release that has it",
+    );
+    Ok(())
+}
+
+pub(in crate::ops::flash_attention_score) fn required<'a>(
+    call: &'a FlashAttentionCall<'_>,
+) -> Result<Required<'a>, Violation> {
+    let missing = |name: &'static str| {
+        move || {
+            broken(
+                &REQUIRED,
+                format_args!("no {name}"),
+                "query, key, value, inputLayout, softmaxMaxOut, softmaxSumOut and attentionOutOut",
+                format_args!("pass {name}"),
+            )
+        }
+    };
+    Ok(Required {
+        query: call.query.as_ref().ok_or_else(missing("query"))?,
+        key: call.key.as_ref().ok_or_else(missing("key"))?,
+        value: call.value.as_ref().ok_or_else(missing("value"))?,
+        layout: call.input_layout.ok_or_else(missing("inputLayout"))?,
+        softmax_max: (call.softmax_max.as_ref()).ok_or_else(missing("softmaxMaxOut"))?,
+        softmax_sum: (call.softmax_sum.as_ref()).ok_or_else(missing("softmaxSumOut"))?,
+        attention_out: (call.attention_out.as_ref()).ok_or_else(missing("attentionOutOut"))?,
+    })
+}
+
+pub(in crate::ops::flash_attention_score) fn countable(
+    call: &FlashAttentionCall<'_>,
+) -> Result<(), Refusal> {
+    call.each_tensor(|desc, name| {
+        require!(
+            desc.is_countable() && desc.byte_range().is_some(),
+            COUNTABLE,
+            format_args!("{name} {} strides {}", desc.shape, desc.strides),
+            "dimensions of at least 0, and bytes from the base address on",
+        );
+        Ok(())
+    })
+}
+
+pub(in crate::ops::flash_attention_score) fn format(
+    call: &FlashAttentionCall<'_>,
+) -> Result<(), Refusal> {
+    call.each_tensor(|desc: &TensorDesc, name| {
+        require!(
+            desc.format.is_plain(),
+            FORMAT,
+            format_args!("{name} in format {}", desc.format),
+            Format::PLAIN,
+        );
+        Ok(())
+    })
+}
+
+/// What V4 takes and this crate does not compute.
+pub(in crate::ops::flash_attention_score) fn computed(
+    call: &FlashAttentionCall<'_>,
+    target: Target,
+) -> Result<(), Unsupported> {
+    if !target.is_950() {
+        return Ok(());
+    }
+    let half = call.query.is_none_or(|query| query.dtype.is_half());
+    let scales = [call.d_scale_q, call.d_scale_k, call.d_scale_v];
+    let feature = match () {
+        () if !half || scales.iter().any(Option::is_some) || call.out_dtype != 0 => {
+            "FlashAttentionScore on Ascend 950 with other types than FLOAT16 and BF16"
+        }
+        () if call.query_rope.is_some() || call.key_rope.is_some() => {
+            "FlashAttentionScore on Ascend 950 with rotary parts"
+        }
+        () if call.drop_mask.is_none() && call.keep_prob < 1.0 => {
+            "the dropout that FlashAttentionScore on Ascend 950 makes of seed and offset"
+        }
+        () if call.sinks().is_some() => "sink of FlashAttentionScore on Ascend 950",
+        () if call
+            .softmax_out_layout
+            .is_some_and(|order| !order.is_empty()) =>
+        {
+            "softmaxOutLayout of FlashAttentionScore on Ascend 950"
+        }
+        () => return Ok(()),
+    };
+    Err(Unsupported { feature })
+}
+
+pub(in crate::ops::flash_attention_score) fn lints(
+    p: &FlashAttentionProblem<'_>,
+    report: Report<'_>,
+) {
+    let call = &p.call;
+    lint!(
+        report,
+        call.padding_mask.is_none(),
+        PADDING_MASK,
+        "paddingMask",
+        "null",
+    );
+    lint!(
+        report,
+        call.softmax_out.is_none_or(|out| out.is_empty()),
+        SOFTMAX_OUT,
+        call.softmax_out
+            .map_or(crate::Dims::of([]), |out| out.shape),
+        "[0]",
+    );
+    lint!(
+        report,
+        matches!(call.inner_precise, 0..=2),
+        INNER_PRECISE,
+        call.inner_precise,
+        "0 to 2",
+    );
+    let most_batch = match p.packed {
+        Some(_) => MOST_PACKED,
+        None => MOST_BATCH,
+    };
+    let (rows, keys) = p.axis_rows();
+    lint!(
+        report,
+        p.batch <= most_batch && p.heads <= MOST_HEADS && rows <= MOST_ROWS && keys <= MOST_ROWS,
+        LIMITS,
+        format_args!(
+            "{} sequences, {} heads, {rows} rows and {keys} keys",
+            p.batch, p.heads
+        ),
+        format_args!("at most {most_batch}, {MOST_HEADS}, {MOST_ROWS} and {MOST_ROWS}"),
+    );
+}

@@ -1,0 +1,178 @@
+//! Numbers of heads and head dimensions.
+
+use crate::ops::flash_attention_score::InputLayout;
+use crate::ops::flash_attention_score::facts::{Facts, Required};
+use crate::rule::{require, rules};
+use crate::{DType, Refusal, Unsupported};
+
+rules! {
+    in Scope::ALL;
+    HEAD_NUM = "flash.head_num", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, headNum",
+        "headNum is at least 1",
+        "pass the number of query heads";
+    KEY_NARROW = "flash.key_narrow", NullptrCrash("by a division by zero"), ScoreV1, "FlashAttentionScore, heads of the key",
+        "in BSH and SBH the key is as wide as one head of the query, whose width is H / headNum",
+        "pass headNum as the number of query heads, and at least one head of the key";
+    KEY_DIM = "flash.key_dim", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, key",
+        "query and key have the same head dimension",
+        "pad the shorter head dimension with zeros";
+    VALUE_DIM = "flash.value_dim", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, value",
+        "the head dimension of value is at most that of query",
+        "pad the heads of query and key with zeros";
+    DIM_MAX = "flash.head_dim_max", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, head dimension",
+        "the head dimension is at most 768",
+        "cut the heads";
+    HIDDEN = "flash.hidden_size", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, shapes",
+        "the hidden size of query is a multiple of headNum",
+        "pass headNum as the number of query heads";
+    QUERY_HEADS = "flash.query_heads", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, shapes",
+        "headNum is the number of query heads",
+        "pass headNum as the number of query heads";
+    GROUPS = "flash.head_groups", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, shapes",
+        "the heads of query are a multiple of those of key",
+        "repeat heads of key and value, or pass headNum as the number of query heads";
+    DIM_88 = "flash.head_dim_88", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, padding of head dimension 88",
+        "with as many heads of key as of query in BSH, SBH or BSND, heads of 88 have values of 72 or 88 once there are more \
+         than 1024 keys (512 or more in FLOAT16 and BF16)",
+        "pad the value to 88, or call with the layout BNSD";
+}
+
+/// The largest head dimension.
+const MOST_DIM: i64 = 768;
+
+/// Head dimensions and heads of the key; where the key has no heads, 0.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ops::flash_attention_score) struct HeadDims {
+    pub(in crate::ops::flash_attention_score) query: i64,
+    pub(in crate::ops::flash_attention_score) value: i64,
+    pub(in crate::ops::flash_attention_score) kv_heads: i64,
+}
+
+/// `headNum`, before anything is divided by it.
+pub(in crate::ops::flash_attention_score) fn head_num(num_heads: i64) -> Result<(), Refusal> {
+    require!(num_heads > 0, HEAD_NUM, num_heads, "1 and above");
+    Ok(())
+}
+
+/// Head dimensions of query, key and value. Key and value may have any rank here.
+pub(in crate::ops::flash_attention_score) fn dims(
+    layout: InputLayout,
+    num_heads: i64,
+    at: &Required<'_>,
+) -> Result<HeadDims, Refusal> {
+    let last = layout.last_axis();
+    let size = |desc: &crate::TensorDesc| desc.shape.get(last).copied().unwrap_or(0);
+    let (query, key, value) = (size(at.query), size(at.key), size(at.value));
+    let (dims, key) = match layout.head_axis() {
+        Some(axis) => {
+            let dims = HeadDims {
+                query,
+                value,
+                kv_heads: at.key.shape.get(axis).copied().unwrap_or(0),
+            };
+            (dims, key)
+        }
+        None => {
+            let dim = query.checked_div(num_heads).unwrap_or(0);
+            let kv_heads = key.checked_div(dim).unwrap_or(0);
+            let each = |hidden: i64| hidden.checked_div(kv_heads).unwrap_or(dim);
+            let dims = HeadDims {
+                query: dim,
+                value: each(value),
+                kv_heads,
+            };
+            require!(
+                dim == 0 || kv_heads > 0 || at.key.is_empty() || at.value.is_empty(),
+                KEY_NARROW,
+                format_args!("key {} for heads of {dim}", at.key.shape),
+                format_args!("{dim} and more"),
+            );
+            (dims, each(key))
+        }
+    };
+    require!(
+        dims.query == key,
+        KEY_DIM,
+        format_args!("{} and {key}", dims.query),
+        dims.query,
+    );
+    require!(
+        dims.value <= dims.query,
+        VALUE_DIM,
+        dims.value,
+        format_args!("at most {}", dims.query),
+    );
+    require!(
+        dims.query <= MOST_DIM,
+        DIM_MAX,
+        dims.query,
+        format_args!("at most {MOST_DIM}"),
+    );
+    Ok(dims)
+}
+
+/// Heads of tensors that have elements.
+pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
+    let num_heads = f.call.num_heads;
+    let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
+    match f.layout.head_axis() {
+        None => {
+            let hidden = size(f.layout.last_axis());
+            require!(
+                hidden % num_heads == 0,
+                HIDDEN,
+                format_args!("{hidden} for headNum {num_heads}"),
+                format_args!("a multiple of {num_heads}"),
+            );
+        }
+        // Run as a batch, the query is cut into as many heads as headNum says.
+        Some(axis) => require!(
+            f.as_batch || size(axis) == num_heads,
+            QUERY_HEADS,
+            format_args!("headNum {num_heads} for query {}", f.query.shape),
+            size(axis),
+        ),
+    }
+    require!(
+        f.kv_heads > 0 && num_heads % f.kv_heads == 0,
+        GROUPS,
+        format_args!("{num_heads} and {}", f.kv_heads),
+        "a number of key heads that divides that of query heads",
+    );
+    let padded = matches!(
+        f.layout,
+        InputLayout::Bsh | InputLayout::Sbh | InputLayout::Bsnd
+    );
+    let most_keys = match f.query.dtype {
+        DType::Float => 1024,
+        _ => 511,
+    };
+    let only_value_is_padded = padded
+        && f.kv_heads == num_heads
+        && f.dim == 88
+        && f.value_dim < 88
+        && f.value_dim != 72
+        && f.kv_rows > most_keys;
+    require!(
+        !only_value_is_padded,
+        DIM_88,
+        format_args!("value heads of {} and {} keys", f.value_dim, f.kv_rows),
+        format_args!("72 or 88, or at most {most_keys} keys"),
+    );
+    Ok(())
+}
+
+/// Run as a batch, a query is cut into `headNum` heads whatever its shape says.
+pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
+    let heads = f
+        .layout
+        .head_axis()
+        .and_then(|axis| f.query.shape.get(axis));
+    match heads.is_none_or(|&heads| heads == f.heads) {
+        true => Ok(()),
+        false => Err(Unsupported {
+            feature: "a headNum that is not the number of heads of the query, which the operator does not compare where \
+                      packed sequences of one length and of head dimension 128 fill their tensors",
+        }),
+    }
+}

@@ -1,0 +1,126 @@
+//! `inputLayout` and the axes of query, key and value.
+
+use crate::ops::flash_attention_score::facts::{Facts, Required};
+use crate::ops::flash_attention_score::{InputLayout, Version};
+use crate::rule::{broken, require, rules};
+use crate::{Refusal, TensorDesc, Unsupported};
+
+rules! {
+    in Scope::ALL;
+    LAYOUT = "flash.input_layout", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, inputLayout",
+        "inputLayout is BSH, SBH, BSND or BNSD in any case with a batch axis, TND for packed sequences",
+        "spell the layout as CANN does, and pass packed sequences to FlashAttentionVarLenScore";
+    QUERY_RANK = "flash.query_rank", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, inputLayout",
+        "query has an axis for each letter of inputLayout",
+        "give the query the axes that inputLayout names";
+    RANK = "flash.key_rank", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, shapes",
+        "key and value have as many axes as query",
+        "give key and value the axes that inputLayout names";
+    RANK_V2 = "flash.key_rank_v2", PARAM_INVALID, ScoreV2, "FlashAttentionScoreV2 documentation, inputLayout",
+        "key has an axis for each letter of inputLayout",
+        "give the key the axes that inputLayout names";
+    NO_LENGTHS = "flash.packed_without_lengths", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, inputLayout",
+        "a layout with a batch axis goes to FlashAttentionScore",
+        "call FlashAttentionVarLenScore with the ends of the sequences";
+    BATCH = "flash.key_batch", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore shape inference, key",
+        "query and key have the same batch",
+        "repeat keys and values for each entry of the query's batch";
+}
+
+/// The layout of a call whose query has its axes.
+pub(in crate::ops::flash_attention_score) fn layout(
+    version: Version,
+    at: &Required<'_>,
+) -> Result<InputLayout, Refusal> {
+    let (known, allowed) = match version {
+        Version::V4 => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD, TND"),
+        // FlashAttentionScore lets TND through to the tiling, which lacks the lengths.
+        _ if !version.is_var_len() => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD"),
+        _ => (
+            InputLayout::parse(at.layout).filter(|_| at.layout == InputLayout::Tnd.as_str()),
+            "TND",
+        ),
+    };
+    let Some(layout) = known else {
+        let given = format_args!("{:?} for {version}", at.layout);
+        return Err(broken(&LAYOUT, given, allowed, LAYOUT.fix).into());
+    };
+    require!(
+        at.query.shape.rank() == layout.rank(),
+        QUERY_RANK,
+        format_args!("{} in {layout}", at.query.shape),
+        format_args!("{} axes", layout.rank()),
+    );
+    Ok(layout)
+}
+
+/// The ranks of key and value, and that packed sequences come with their ends.
+pub(in crate::ops::flash_attention_score) fn ranks(
+    version: Version,
+    layout: InputLayout,
+    at: &Required<'_>,
+) -> Result<(), Refusal> {
+    let rank = layout.rank();
+    require!(
+        version != Version::V2 || at.key.shape.rank() == rank,
+        RANK_V2,
+        format_args!("key {} in {layout}", at.key.shape),
+        format_args!("{rank} axes"),
+    );
+    require!(
+        !layout.is_packed() || version.has_lengths(),
+        NO_LENGTHS,
+        format_args!("{layout} for {version}"),
+        "BSH, SBH, BSND, BNSD",
+    );
+    require!(
+        at.key.shape.rank() == rank && at.value.shape.rank() == rank,
+        RANK,
+        format_args!("key {}, value {} in {layout}", at.key.shape, at.value.shape),
+        format_args!("{rank} axes"),
+    );
+    Ok(())
+}
+
+pub(in crate::ops::flash_attention_score) fn batch(
+    layout: InputLayout,
+    at: &Required<'_>,
+) -> Result<(), Refusal> {
+    if let Some(axis) = layout.batch_axis() {
+        let (of_query, of_key) = (at.query.shape.get(axis), at.key.shape.get(axis));
+        require!(
+            of_query == of_key,
+            BATCH,
+            format_args!("query {}, key {} in {layout}", at.query.shape, at.key.shape),
+            "the same batch",
+        );
+    }
+    Ok(())
+}
+
+/// The operator compares the value with the key in the head dimension alone, and reads it as if it lay like the key. Packed
+/// rows behind the last sequence are not read.
+pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
+    let keys = f.sums().map(|(_, keys)| keys);
+    match lies_like(f.layout, &f.value, &f.key, keys) {
+        true => Ok(()),
+        false => Err(Unsupported {
+            feature: "a value with another batch, other rows or other heads than the key, which the operator reads as if it \
+                      had the key's",
+        }),
+    }
+}
+
+/// Whether a tensor has the axes of another but for the last, of packed rows at least those of the sequences.
+pub(super) fn lies_like(
+    layout: InputLayout,
+    desc: &TensorDesc,
+    other: &TensorDesc,
+    packed_rows: Option<i64>,
+) -> bool {
+    let last = layout.last_axis();
+    match (packed_rows, &desc.shape[..], &other.shape[..]) {
+        (Some(rows), &[of, heads, _], &[_, heads_of, _]) => of >= rows && heads == heads_of,
+        (_, shape, other) => shape.len() == other.len() && shape.get(..last) == other.get(..last),
+    }
+}

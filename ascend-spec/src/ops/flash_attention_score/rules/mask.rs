@@ -1,0 +1,199 @@
+//! Mask tensor and sparse mode.
+
+use super::{Report, lint, prefix};
+use crate::dtype::Names;
+use crate::ops::flash_attention_score::facts::Facts;
+use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskUse, Sequence};
+use crate::rule::{broken, require, rules};
+use crate::{DType, Dims, MaskDemand, Operator, Refusal, SparseMode, TensorDesc, Violation};
+
+rules! {
+    in Scope::ALL;
+    DTYPE = "flash.atten_mask_dtype", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, attenMask",
+        "attenMask is BOOL or UINT8",
+        "convert the mask: INT8, which FusedInferAttentionScore takes, is refused here";
+    RANK = "flash.atten_mask_rank", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, attenMask",
+        "attenMask has two or four axes",
+        "drop or add axes of size 1";
+    MODE = "flash.sparse_mode", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, sparseMode",
+        "with a mask sparseMode is from 0 to 6 with a batch axis, 0 to 4 or 6 to 8 with packed sequences",
+        "mode 5 needs a batch axis, modes 7 and 8 packed sequences";
+    SHAPE = "flash.atten_mask_shape", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, attenMask",
+        "a full mask has an element for each row and key of the longest sequence, for all, for each sequence, or for each \
+         sequence and head; two axes may also cover the rows and keys of all packed sequences",
+        "expand the mask to every row and key: a padding mask [B, 1, 1, Skv] is not broadcast";
+    COMPRESSED = "flash.atten_mask_compressed", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, attenMask",
+        "the mask of modes 2, 3, 4, 7 and 8 is [2048, 2048], that of mode 6 is [3072, 2048]",
+        "pass the compressed mask, or use mode 1 for a full one";
+    MODE_UNMASKED = "flash.mode_without_mask", Lint("no mask is read"), ScoreV1, "FlashAttentionScore, sparseMode",
+        "a sparse mode that hides keys has a mask: without one every row sees every key",
+        "pass the mask, or mode 0 to have every row see every key";
+    PACKED = "flash.atten_mask_packed", Lint("less of the mask is read than there is"), VarLenV1, "FlashAttentionScore kernel, attenMask of packed sequences",
+        "a mask of four axes for each packed sequence goes with sequences of one length: it is read one sequence's scores \
+         behind the other's, not as its shape says",
+        "pack the masks of the sequences, or pass one of [1, 1, max Sq, max Skv] or [sum Sq, sum Skv]";
+    LOOSE = "flash.atten_mask_loose", Lint("only numbers change"), ScoreV1, "FlashAttentionScore kernel, sparseMode 0 and 5",
+        "the mask of modes 0 and 5 hides all that preTokens, nextTokens and prefix hide: of them the operator asks by blocks alone",
+        "hide those keys in the mask too, or pass a mode with a compressed mask, which keeps to them exactly";
+}
+
+/// Types of a mask.
+const ALLOWED: &[DType] = &[DType::Bool, DType::UInt8];
+
+/// Checks mask and mode, and says which mode is in force and what the tensor is for.
+pub(in crate::ops::flash_attention_score) fn check(
+    f: &Facts<'_>,
+) -> Result<(SparseMode, MaskUse), Refusal> {
+    let Some(mask) = f.call.mask() else {
+        return Ok((SparseMode::DefaultMask, MaskUse::None));
+    };
+    require!(
+        ALLOWED.contains(&mask.dtype),
+        DTYPE,
+        mask.dtype,
+        Names(ALLOWED),
+    );
+    require!(
+        matches!(mask.shape.rank(), 2 | 4),
+        RANK,
+        mask.shape,
+        "two or four axes",
+    );
+    let (operator, modes) = match f.unequal() {
+        Some(_) => (Operator::FlashAttentionVarLenScore, "0 to 4, 6, 7, 8"),
+        None => (Operator::FlashAttentionScore, "0 to 6"),
+    };
+    let Some(mode) = operator.sparse_mode(f.call.sparse_mode) else {
+        return Err(broken(&MODE, f.call.sparse_mode, modes, MODE.fix).into());
+    };
+    let full = full(f, mask);
+    // A mask of four axes is held to the lengths even where it is a compressed one.
+    let shape = match (mode.demand(), mask.shape.rank()) {
+        (MaskDemand::Compressed(_), 2) => None,
+        _ => Some(full.ok_or_else(|| no_shape(f, mask))?),
+    };
+    let usage = match mode.demand() {
+        MaskDemand::Compressed(template) => {
+            let size = template.shape();
+            let last = mask.shape.get(mask.shape.rank() - 2..);
+            require!(
+                last == Some(&size[..]),
+                COMPRESSED,
+                format_args!("{} in mode {mode}", mask.shape),
+                size,
+            );
+            MaskUse::Compressed
+        }
+        _ => shape.map_or(MaskUse::None, MaskUse::Full),
+    };
+    Ok((prefix::check(f, mode, mask)?, usage))
+}
+
+/// How a mask of this shape lies if it is a full one.
+fn full(f: &Facts<'_>, mask: &TensorDesc) -> Option<FullMask> {
+    let (rows, keys) = (f.q_rows, f.kv_rows);
+    let size = |dim: i64| u64::try_from(dim).unwrap_or(0);
+    let (row, one) = (size(keys), size(rows).saturating_mul(size(keys)));
+    let of = |batch, head| FullMask::Batched { batch, head, row };
+    let shared = |b: i64, n: i64| b == 1 && n == 1;
+    match mask.shape[..] {
+        [s, t] if (s, t) == (rows, keys) => Some(of(0, 0)),
+        [s, t] if f.sums() == Some((s, t)) => Some(FullMask::Diagonal { row: size(t) }),
+        [b, n, s, t] if (s, t) == (rows, keys) => match f.packed {
+            _ if shared(b, n) => Some(of(0, 0)),
+            Some(_) if b == f.batch && n == 1 => Some(FullMask::Packed { heads: false }),
+            Some(_) if b == f.batch && n == f.heads => Some(FullMask::Packed { heads: true }),
+            None if b == f.batch && n == 1 => Some(of(one, 0)),
+            None if b == f.batch && n == f.heads => {
+                Some(of(one.saturating_mul(size(f.heads)), one))
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+#[cold]
+fn no_shape(f: &Facts<'_>, mask: &TensorDesc) -> Violation {
+    let (b, n, s, t) = (f.batch, f.heads, f.q_rows, f.kv_rows);
+    let of_all = f.sums().map_or(String::new(), |(rows, keys)| {
+        format!(", {}", Dims::of([rows, keys]))
+    });
+    broken(
+        &SHAPE,
+        format_args!("{} in mode {}", mask.shape, f.call.sparse_mode),
+        format_args!(
+            "[{s}, {t}], [1, 1, {s}, {t}], [{b}, 1, {s}, {t}], [{b}, {n}, {s}, {t}]{of_all}"
+        ),
+        SHAPE.fix,
+    )
+}
+
+pub(in crate::ops::flash_attention_score) fn lints(
+    p: &FlashAttentionProblem<'_>,
+    report: Report<'_>,
+) {
+    let call = &p.call;
+    lint!(
+        report,
+        p.mask != MaskUse::None || call.sparse_mode == 0,
+        MODE_UNMASKED,
+        format_args!("sparseMode {} without a mask", call.sparse_mode),
+        "0",
+    );
+    if let (MaskUse::Full(FullMask::Packed { .. }), Some(lengths)) = (p.mask, p.packed) {
+        let longest = lengths.longest();
+        let mut unequal = lengths.each().filter(|&of| of != (0, 0) && of != longest);
+        lint!(
+            report,
+            unequal.next().is_none(),
+            PACKED,
+            call.atten_mask.map_or(Dims::of([]), |mask| mask.shape),
+            "sequences of one length",
+        );
+    }
+}
+
+impl FlashAttentionProblem<'_> {
+    /// Checks the elements of a full mask, in row-major order, against the tokens of mode 0 and the prefix of mode 5. Which
+    /// of the keys that they hide and the mask shows are seen depends on the blocks in which the operator computes.
+    ///
+    /// # Errors
+    /// `flash.atten_mask_loose`.
+    pub fn admits_mask(&self, hides: &[u8]) -> Result<(), Violation> {
+        let MaskUse::Full(mask) = self.mask else {
+            return Ok(());
+        };
+        if !matches!(self.mode, SparseMode::DefaultMask | SparseMode::Prefix) {
+            return Ok(());
+        }
+        for of in self.sequences() {
+            let geometry = self.geometry(&of);
+            for head in 0..self.heads {
+                let (rows, keys) = (0..of.q_len, 0..of.kv_len);
+                let shown = rows
+                    .flat_map(|i| keys.clone().map(move |j| (i, j)))
+                    .filter(|&(i, j)| !geometry.sees(i as u64, j as u64))
+                    .find(|&(i, j)| {
+                        let at = mask.element(&of, (head, self.heads), i, j);
+                        let at = usize::try_from(at).ok();
+                        at.and_then(|at| hides.get(at)) == Some(&0)
+                    });
+                if let Some((i, j)) = shown {
+                    return Err(loose(&of, head, i, j));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn loose(of: &Sequence, head: usize, i: usize, j: usize) -> Violation {
+    broken(
+        &LOOSE,
+        format_args!("key {j} for row {i} of sequence {}, head {head}", of.index),
+        "1 in the mask",
+        LOOSE.fix,
+    )
+}

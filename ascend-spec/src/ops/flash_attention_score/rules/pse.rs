@@ -1,0 +1,336 @@
+//! Position bias: `realShift` and `pseType`.
+
+use super::{Report, lint};
+use crate::ops::flash_attention_score::bias::BiasForm;
+use crate::ops::flash_attention_score::facts::{Facts, Required};
+use crate::ops::flash_attention_score::{Bias, FlashAttentionCall, FlashAttentionProblem, MaskUse};
+use crate::rule::{broken, require, rules};
+use crate::{DType, Dims, Refusal, SparseMode, TensorDesc, Unsupported, Violation};
+
+rules! {
+    in Scope::ALL;
+    DTYPE = "flash.pse_dtype", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, realShiftOptional",
+        "a bias of pseType 0 and 1 has the dtype of attentionOutOut",
+        "convert the bias to the dtype of query";
+    SLOPES = "flash.pse_slopes", PARAM_INVALID, ScoreV2, "FlashAttentionScoreV2 documentation, pseType",
+        "pseType 2 and 3 come with slopes of FLOAT",
+        "pass one FLOAT slope for each head";
+    TYPE = "flash.pse_type", PARAM_NULLPTR, ScoreV2, "FlashAttentionScore tiling, pseType",
+        "pseType is from 0 to 3",
+        "pass 1 to add the bias before the scale, 0 behind it, 2 or 3 for slopes";
+    REQUIRED = "flash.pse_required", PARAM_NULLPTR, ScoreV2, "FlashAttentionScore tiling, realShift",
+        "pseType 0 comes with a bias",
+        "pass pseType 1 where there is no bias";
+    SHAPE = "flash.pse_shape", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, realShift",
+        "a bias is [B or 1, N, Sq or 1 or 1024, Skv]",
+        "expand the bias to every head and key";
+    LAST_ROWS = "flash.pse_last_rows", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, realShift of 1024 rows",
+        "a bias of 1024 rows goes with at least as many rows, and with more with as many keys and a causal mask: mode 2, mode \
+         3, or mode 0 with nextTokens 0 and preTokens of at least Sq",
+        "expand the bias to every row, or pass a causal mask";
+    PACKED_SHAPE = "flash.pse_packed_shape", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
+        "the bias of packed sequences has one axis, of N times the keys or N times the scores of all, or is [B or 1, N, 1024, \
+         max Skv]",
+        "flatten the bias: [N, Sq, Skv] or [N, 1, Skv] of each sequence, one behind the other";
+    PACKED_LAST_ROWS = "flash.pse_packed_last_rows", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
+        "a bias of 1024 rows goes with packed sequences of as many rows as keys and a causal mask: mode 2, mode 3, or mode 4 or \
+         0 with nextTokens 0 and preTokens of the longest sequence",
+        "flatten the bias of each sequence, or pass a causal mask";
+    SLOPES_SHAPE = "flash.pse_slopes_shape", PARAM_NULLPTR, ScoreV2, "FlashAttentionScore tiling, slopes",
+        "slopes are [N] or [B, N]",
+        "pass one slope for each query head";
+    SLOPES_SQUARE = "flash.pse_slopes_square", PARAM_NULLPTR, ScoreV2, "FlashAttentionScore tiling, slopes",
+        "with a batch axis slopes go with as many rows as keys",
+        "pass the bias as a tensor in pseType 0";
+    SLOPES_CUT = "flash.pse_slopes_cut", PARAM_NULLPTR, VarLenV2, "FlashAttentionScore tiling, slopes",
+        "slopes do not go with mode 7, and with mode 8 if the first sequence begins as far behind its keys as it is shorter, \
+         and each other has as many rows as keys",
+        "pass qStartIdx and kvStartIdx that make up for the first sequence's length, or another mode";
+    EMPTY = "flash.pse_empty_sequence", Lint("only numbers change"), VarLenV1, "FlashAttentionVarLenScore documentation, constraints",
+        "packed sequences without rows or keys go with no bias",
+        "leave out the empty sequences";
+}
+
+/// The bias that counts: one without elements is as good as none.
+fn given<'c>(call: &'c FlashAttentionCall<'_>) -> Option<&'c TensorDesc> {
+    call.real_shift.as_ref().filter(|bias| !bias.is_empty())
+}
+
+/// The types of bias and slopes. Whether sinks are looked at too: calls with slopes come to an end here.
+pub(in crate::ops::flash_attention_score) fn dtype(
+    call: &FlashAttentionCall<'_>,
+    at: &Required<'_>,
+) -> Result<bool, Refusal> {
+    let bias = call.real_shift.as_ref();
+    if matches!(call.pse_type, 2 | 3) {
+        require!(
+            bias.is_some_and(|slopes| slopes.dtype == DType::Float),
+            SLOPES,
+            bias.map_or("no slopes", |slopes| slopes.dtype.name()),
+            DType::Float,
+        );
+        return Ok(false);
+    }
+    let out = at.attention_out.dtype;
+    require!(
+        !matches!(call.pse_type, 0 | 1) || bias.is_none_or(|bias| bias.dtype == out),
+        DTYPE,
+        bias.map_or(out, |bias| bias.dtype),
+        out,
+    );
+    Ok(true)
+}
+
+/// `pseType`.
+pub(in crate::ops::flash_attention_score) fn known(
+    call: &FlashAttentionCall<'_>,
+) -> Result<(), Refusal> {
+    require!(
+        matches!(call.pse_type, 0..=3),
+        TYPE,
+        call.pse_type,
+        "0 to 3",
+    );
+    Ok(())
+}
+
+/// Checks the bias for the mode in force, and says how it lies.
+pub(in crate::ops::flash_attention_score) fn check(
+    f: &Facts<'_>,
+    mode: SparseMode,
+    mask: MaskUse,
+) -> Result<Bias, Refusal> {
+    let pse_type = f.call.pse_type;
+    let Some(bias) = given(&f.call) else {
+        require!(
+            pse_type == FlashAttentionCall::DEFAULT_PSE_TYPE,
+            REQUIRED,
+            format_args!("no bias for pseType {pse_type}"),
+            "a bias, or pseType 1",
+        );
+        return Ok(Bias::None);
+    };
+    if matches!(pse_type, 2 | 3) {
+        return slopes(f, bias, mask);
+    }
+    let causal = mask != MaskUse::None && is_causal(f, mode);
+    let form = match f.packed {
+        None => dense(f, bias, causal)?,
+        Some(_) => packed(f, bias, causal)?,
+    };
+    Ok(Bias::Tensor {
+        before_scale: pse_type == FlashAttentionCall::DEFAULT_PSE_TYPE,
+        form,
+    })
+}
+
+/// Whether the host takes the mode for a causal one.
+fn is_causal(f: &Facts<'_>, mode: SparseMode) -> bool {
+    let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
+    match mode {
+        SparseMode::LeftUpCausal => true,
+        SparseMode::RightDownCausal => f.packed.is_some() || f.q_rows == f.kv_rows,
+        SparseMode::DefaultMask => pre >= f.q_rows && next == 0,
+        SparseMode::Band => f.packed.is_some() && pre >= f.kv_rows && next == 0,
+        _ => false,
+    }
+}
+
+fn size(dim: i64) -> u64 {
+    u64::try_from(dim).unwrap_or(0)
+}
+
+fn last_rows(f: &Facts<'_>, batch: i64) -> BiasForm {
+    let one = size(f.heads)
+        .saturating_mul(BiasForm::LAST_ROWS as u64)
+        .saturating_mul(size(f.kv_rows));
+    BiasForm::LastRows {
+        batch: if batch == 1 { 0 } else { one },
+        width: size(f.kv_rows),
+    }
+}
+
+fn dense(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
+    let shape = || {
+        broken(
+            &SHAPE,
+            bias.shape,
+            format_args!(
+                "[1 or {}, {}, {} or 1 or 1024, {}]",
+                f.batch, f.heads, f.q_rows, f.kv_rows
+            ),
+            SHAPE.fix,
+        )
+    };
+    let &[b, n, rows, keys] = &bias.shape[..] else {
+        return Err(shape());
+    };
+    if !(b == 1 || b == f.batch) || n != f.heads || keys != f.kv_rows {
+        return Err(shape());
+    }
+    if rows == f.q_rows || rows == 1 {
+        let head = size(rows).saturating_mul(size(keys));
+        return Ok(BiasForm::Batched {
+            batch: if b == 1 {
+                0
+            } else {
+                head.saturating_mul(size(n))
+            },
+            head,
+            row: if rows == 1 { 0 } else { size(keys) },
+        });
+    }
+    if rows != BiasForm::LAST_ROWS {
+        return Err(shape());
+    }
+    require!(
+        f.q_rows > rows && f.q_rows == f.kv_rows && causal,
+        LAST_ROWS,
+        format_args!(
+            "{} for {} rows and {} keys in mode {}",
+            bias.shape, f.q_rows, f.kv_rows, f.call.sparse_mode
+        ),
+        "1024 rows and more, as many keys, and a causal mask",
+    );
+    Ok(last_rows(f, b))
+}
+
+fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
+    let heads = i128::from(f.heads);
+    let keys = f.sums().map_or(0, |(_, keys)| i128::from(keys));
+    let [of_keys, of_scores] = [keys, f.scores()].map(|count| count.saturating_mul(heads));
+    // The operator asks the first axis alone.
+    let first = bias.shape.first().map_or(0, |&first| i128::from(first));
+    if first == of_scores {
+        return Ok(BiasForm::Packed { rows: true });
+    }
+    if first == of_keys {
+        return Ok(BiasForm::Packed { rows: false });
+    }
+    let batch = match bias.shape[..] {
+        [b, n, rows, keys]
+            if (b == 1 || b == f.batch)
+                && (n, rows, keys) == (f.heads, BiasForm::LAST_ROWS, f.kv_rows) =>
+        {
+            b
+        }
+        _ => {
+            return Err(broken(
+                &PACKED_SHAPE,
+                bias.shape,
+                format_args!(
+                    "[{of_keys}], [{of_scores}] or {}",
+                    Dims::of([f.batch, f.heads, BiasForm::LAST_ROWS, f.kv_rows])
+                ),
+                PACKED_SHAPE.fix,
+            ));
+        }
+    };
+    let unequal = f.packed.and_then(|lengths| {
+        let mut each = lengths.each();
+        each.find(|&(rows, keys)| rows != keys)
+    });
+    require!(
+        unequal.is_none() && causal,
+        PACKED_LAST_ROWS,
+        format_args!("{} in mode {}", bias.shape, f.call.sparse_mode),
+        "as many rows as keys in each sequence, and a causal mask",
+    );
+    Ok(last_rows(f, batch))
+}
+
+fn slopes(f: &Facts<'_>, slopes: &TensorDesc, mask: MaskUse) -> Result<Bias, Refusal> {
+    let per_sequence = per_sequence(f, slopes);
+    match f.packed {
+        None => {
+            require!(
+                per_sequence.is_some(),
+                SLOPES_SHAPE,
+                slopes.shape,
+                format_args!("[{0}] or [{1}, {0}]", f.heads, f.batch),
+            );
+            require!(
+                f.q_rows == f.kv_rows,
+                SLOPES_SQUARE,
+                format_args!("{} rows and {} keys", f.q_rows, f.kv_rows),
+                "as many of both",
+            );
+        }
+        Some(_) => cut(f, mask)?,
+    }
+    Ok(Bias::Slopes {
+        root: f.call.pse_type == 3,
+        per_sequence: per_sequence.unwrap_or(false),
+    })
+}
+
+/// Whether each sequence has its own slopes; `None` for another shape than `[N]` and `[B, N]`.
+fn per_sequence(f: &Facts<'_>, slopes: &TensorDesc) -> Option<bool> {
+    match slopes.shape[..] {
+        [n] if n == f.heads => Some(false),
+        [b, n] if (b, n) == (f.batch, f.heads) => Some(b > 1),
+        _ => None,
+    }
+}
+
+/// Of packed sequences the operator does not ask for the shape of the slopes, and reads whatever there is.
+pub(in crate::ops::flash_attention_score) fn computed(
+    f: &Facts<'_>,
+    bias: Bias,
+) -> Result<(), Unsupported> {
+    match (bias, given(&f.call)) {
+        (Bias::Slopes { .. }, Some(slopes)) if per_sequence(f, slopes).is_none() => {
+            Err(Unsupported {
+                feature: "slopes of packed sequences (pseType 2 and 3) that are neither [N] nor [B, N]",
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Slopes beside a cut sequence.
+fn cut(f: &Facts<'_>, mask: MaskUse) -> Result<(), Refusal> {
+    let (Some(lengths), true) = (f.packed, mask != MaskUse::None) else {
+        return Ok(());
+    };
+    let holds = match f.call.sparse_mode {
+        7 => false,
+        8 => {
+            let mut each = lengths.each();
+            let (rows, keys) = each.next().unwrap_or_default();
+            // A lone array counts here, though not in the kernel.
+            let [query, key] = [f.call.q_start_idx, f.call.kv_start_idx].map(Facts::start);
+            let apart = [rows, key.saturating_neg()]
+                .into_iter()
+                .fold(query.saturating_sub(keys), i64::saturating_add);
+            apart == 0 && each.all(|(rows, keys)| rows == keys)
+        }
+        _ => true,
+    };
+    require!(
+        holds,
+        SLOPES_CUT,
+        format_args!("slopes in mode {}", f.call.sparse_mode),
+        "mode 8 with Sq + qStartIdx = Skv + kvStartIdx in the first sequence and Sq = Skv in the others",
+    );
+    Ok(())
+}
+
+pub(in crate::ops::flash_attention_score) fn lints(
+    p: &FlashAttentionProblem<'_>,
+    report: Report<'_>,
+) {
+    if let (Bias::Tensor { .. } | Bias::Slopes { .. }, Some(lengths)) = (p.bias, p.packed) {
+        let empty = lengths
+            .each()
+            .filter(|&(rows, keys)| rows == 0 || keys == 0);
+        let empty = empty.count();
+        lint!(
+            report,
+            empty == 0,
+            EMPTY,
+            format_args!("a bias, and {empty} sequences without rows or keys"),
+            "sequences that are not empty",
+        );
+    }
+}

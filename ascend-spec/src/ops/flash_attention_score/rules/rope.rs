@@ -1,0 +1,113 @@
+//! Rotary parts of query and key.
+
+use super::layouts::lies_like;
+use crate::ops::flash_attention_score::facts::{Facts, Required};
+use crate::ops::flash_attention_score::{FlashAttentionCall, InputLayout};
+use crate::rule::{broken, require, rules};
+use crate::{DType, Refusal, Unsupported};
+
+rules! {
+    in Scope::ALL;
+    PAIRED = "flash.rope_paired", PARAM_NULLPTR, VarLenV3, "FlashAttentionVarLenScoreV3 documentation, queryRope and keyRope",
+        "queryRope and keyRope are both given, or neither",
+        "pass both";
+    DIM = "flash.rope_dim", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
+        "the rotary head dimension is at most that of query",
+        "exchange the parts, or pad query and key with zeros";
+    DTYPE = "flash.rope_dtype", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
+        "with rotary parts query, key, value and the parts are BF16",
+        "convert all of them to BF16";
+    MODE = "flash.rope_mode", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
+        "rotary parts do not go with mode 6",
+        "append the rotary parts to query and key";
+    MASK = "flash.rope_mask", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
+        "rotary parts come with a mask",
+        "pass a mask, or append the rotary parts to query and key";
+    ALONE = "flash.rope_alone", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
+        "rotary parts come without bias, dropMask and a keepProb below 1",
+        "append the rotary parts to query and key";
+    ALIGNED = "flash.rope_aligned", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
+        "with rotary parts the head dimensions of query and value are multiples of 16",
+        "pad the heads with zeros, or append the rotary parts to query and key";
+}
+
+/// Elements of BF16 to which head dimensions are padded.
+const ALIGNMENT: i64 = 16;
+
+pub(in crate::ops::flash_attention_score) fn check(
+    layout: InputLayout,
+    call: &FlashAttentionCall<'_>,
+    at: &Required<'_>,
+) -> Result<(), Refusal> {
+    let (query, key) = match (&call.query_rope, &call.key_rope) {
+        (None, None) => return Ok(()),
+        (Some(query), Some(key)) => (query, key),
+        (Some(_), None) => {
+            return Err(broken(&PAIRED, "queryRope alone", "both or neither", PAIRED.fix).into());
+        }
+        (None, Some(_)) => {
+            return Err(broken(&PAIRED, "keyRope alone", "both or neither", PAIRED.fix).into());
+        }
+    };
+    let last = layout.last_axis();
+    let dim = |desc: &crate::TensorDesc| desc.shape.get(last).copied().unwrap_or(0);
+    let most = dim(at.query);
+    require!(
+        dim(query) <= most,
+        DIM,
+        dim(query),
+        format_args!("at most {most}"),
+    );
+    let dtypes = [at.query, at.key, at.value, query, key].map(|desc| desc.dtype);
+    let other = dtypes.into_iter().find(|&dtype| dtype != DType::Bf16);
+    require!(
+        other.is_none(),
+        DTYPE,
+        other.unwrap_or(DType::Bf16),
+        DType::Bf16,
+    );
+    require!(
+        call.sparse_mode != 6,
+        MODE,
+        call.sparse_mode,
+        "0 to 4, 7, 8",
+    );
+    let masked = call.atten_mask.is_some_and(|mask| mask.shape.rank() > 0);
+    require!(masked, MASK, "no mask", "a mask");
+    require!(
+        call.real_shift.is_none() && call.drop_mask.is_none() && call.keep_prob >= 1.0,
+        ALONE,
+        match () {
+            () if call.real_shift.is_some() => "realShift",
+            () if call.drop_mask.is_some() => "dropMask",
+            () => "keepProb below 1",
+        },
+        "none of realShift, dropMask and keepProb below 1",
+    );
+    let dims = [most, dim(at.value)];
+    require!(
+        dims.iter().all(|dim| dim % ALIGNMENT == 0),
+        ALIGNED,
+        format_args!("{} and {}", dims[0], dims[1]),
+        format_args!("multiples of {ALIGNMENT}"),
+    );
+    Ok(())
+}
+
+/// The operator does not compare the parts' rows and heads with those of query and key.
+pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
+    let (Some(query), Some(key)) = (&f.call.query_rope, &f.call.key_rope) else {
+        return Ok(());
+    };
+    let (rows, keys) = f.sums().unzip();
+    let fits = lies_like(f.layout, query, &f.query, rows)
+        && lies_like(f.layout, key, &f.key, keys)
+        && query.shape.last() == key.shape.last();
+    match fits {
+        true => Ok(()),
+        false => Err(Unsupported {
+            feature: "rotary parts of other rows, heads or head dimensions than those of query and key, which the operator \
+                      does not compare",
+        }),
+    }
+}

@@ -1,0 +1,48 @@
+//! Sinks: one extra logit a head.
+
+use crate::ops::flash_attention_score::FlashAttentionCall;
+use crate::ops::flash_attention_score::facts::Facts;
+use crate::rule::{require, rules};
+use crate::{DType, Refusal};
+
+rules! {
+    in Scope::ALL;
+    DTYPE = "flash.sink_dtype", PARAM_INVALID, ScoreV3, "FlashAttentionScoreV3 documentation, sinkOptional",
+        "sink is FLOAT",
+        "convert the sinks to FLOAT";
+    DTYPE_SLOPES = "flash.sink_dtype_slopes", PARAM_NULLPTR, ScoreV3, "FlashAttentionScore tiling, sink",
+        "beside slopes, too, sink is FLOAT",
+        "convert the sinks to FLOAT";
+    SHAPE = "flash.sink_shape", PARAM_NULLPTR, ScoreV3, "FlashAttentionScore tiling, sink",
+        "sink is [N]",
+        "pass one logit for each query head";
+}
+
+/// The type, where it is asked before anything is inferred.
+pub(in crate::ops::flash_attention_score) fn dtype(
+    call: &FlashAttentionCall<'_>,
+) -> Result<(), Refusal> {
+    if let Some(sink) = call.sinks() {
+        require!(sink.dtype == DType::Float, DTYPE, sink.dtype, DType::Float);
+    }
+    Ok(())
+}
+
+pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+    let Some(sink) = f.call.sinks() else {
+        return Ok(());
+    };
+    require!(
+        sink.dtype == DType::Float,
+        DTYPE_SLOPES,
+        sink.dtype,
+        DType::Float,
+    );
+    require!(
+        *sink.shape == [f.heads],
+        SHAPE,
+        sink.shape,
+        format_args!("[{}]", f.heads),
+    );
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! Where `softmaxMax` and `softmaxSum` have the number of a row.
+
+use super::Sequence;
+
+/// The order of `softmaxMax` and `softmaxSum` in memory. Each row has [`SoftmaxOrder::COPIES`] equal numbers side by side.
+///
+/// Source: FlashAttentionScore, softmaxMaxOut and softmaxOutLayout; the order of packed rows is that of the operator's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SoftmaxOrder {
+    /// `[B, N, S, 8]`.
+    Batches,
+    /// Of packed sequences: for each a block `[N, Sq, 8]`, one behind the other. The shape says `[T, N, 8]` all the same.
+    SequenceBlocks,
+    /// `[T, N, 8]`, as the query lies (`same_as_input`).
+    SameAsInput,
+}
+
+impl SoftmaxOrder {
+    /// Equal numbers of a row.
+    pub const COPIES: usize = 8;
+
+    /// Index of the first number of row `row` of a sequence, which has `heads` heads. Exact where the tensor fits in memory;
+    /// saturates elsewhere.
+    pub fn element(self, of: &Sequence, heads: usize, head: usize, row: usize) -> usize {
+        let block = |first: usize| {
+            let before = first.saturating_mul(heads);
+            before
+                .saturating_add(head.saturating_mul(of.q_len))
+                .saturating_add(row)
+        };
+        let row = match self {
+            SoftmaxOrder::Batches => block(of.index.saturating_mul(of.q_len)),
+            SoftmaxOrder::SequenceBlocks => block(of.q_first),
+            SoftmaxOrder::SameAsInput => {
+                let row = of.q_first.saturating_add(row);
+                row.saturating_mul(heads).saturating_add(head)
+            }
+        };
+        row.saturating_mul(Self::COPIES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::flash_attention_score::PackedLengths;
+
+    #[test]
+    fn each_order_has_a_place_for_each_row() {
+        let lengths = PackedLengths {
+            q_ends: &[2, 2, 5],
+            kv_ends: &[1, 2, 3],
+        };
+        let heads = 2;
+        let places = |order: SoftmaxOrder| -> Vec<usize> {
+            let of_sequence = |of: Sequence| {
+                (0..heads).flat_map(move |n| {
+                    (0..of.q_len).map(move |row| order.element(&of, heads, n, row) / 8)
+                })
+            };
+            lengths.sequences().flat_map(of_sequence).collect()
+        };
+        assert_eq!(
+            places(SoftmaxOrder::SequenceBlocks),
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        );
+        assert_eq!(
+            places(SoftmaxOrder::SameAsInput),
+            [0, 2, 1, 3, 4, 6, 8, 5, 7, 9]
+        );
+        let second = Sequence {
+            index: 1,
+            q_len: 3,
+            ..Sequence::default()
+        };
+        assert_eq!(
+            SoftmaxOrder::Batches.element(&second, 2, 1, 2),
+            (6 + 3 + 2) * 8
+        );
+    }
+}

@@ -1,0 +1,3 @@
+//! Operators, one folder each: the description of a call, its rules, and what a call that holds them asks to compute.
+
+pub mod flash_attention_score;

@@ -1,0 +1,122 @@
+//! No call makes the contract panic, and what it accepts stays within the call's tensors.
+
+use super::described;
+use ascend_spec::ops::flash_attention_score::{
+    Bias, FlashAttentionProblem, MaskUse, Sequence, SoftmaxOrder, Version, Work,
+};
+use ascend_spec::{Cann, Refusal, Soc, Target, TensorDesc};
+use std::path::Path;
+
+const TARGETS: [Target; 3] = [
+    Target::new(Soc::AtlasA2, Cann::V9_1),
+    Target::new(Soc::AtlasA3, Cann::V8_1),
+    Target::new(Soc::Ascend950, Cann::V9_1),
+];
+
+/// Elements of a tensor; those of one that is not given are none.
+fn elements(desc: Option<TensorDesc>) -> u64 {
+    desc.and_then(|desc| desc.elements()).unwrap_or(0)
+}
+
+/// The first and the last of `0..count`.
+fn ends(count: usize) -> impl Iterator<Item = usize> + Clone {
+    [0, count.saturating_sub(1)].into_iter().take(count.min(2))
+}
+
+/// Asks a problem for the places of corners of its sequences.
+fn stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
+    p.each_lint(&mut |violation| assert!(!violation.to_string().is_empty()));
+    let (rows, keys) = p.axis_rows();
+    let (query, key) = (elements(p.call.query), elements(p.call.key));
+    assert_eq!(p.kv_heads * p.group(), p.heads, "{id}");
+    assert!(query >= (p.heads * p.head_dim) as u64 && key >= (p.kv_heads * p.head_dim) as u64);
+    for of in p.sequences().take(64) {
+        assert!(of.q_first + of.q_len <= rows, "{id}: {of:?}");
+        assert!(of.kv_first + of.kv_len <= keys, "{id}: {of:?}");
+        let geometry = p.geometry(&of);
+        assert_eq!(
+            (geometry.q_len(), geometry.kv_len()),
+            (of.q_len as u64, of.kv_len as u64)
+        );
+        for head in ends(p.heads) {
+            for i in ends(of.q_len) {
+                row_stays_within(p, &of, head, i, id);
+            }
+        }
+    }
+}
+
+fn row_stays_within(p: &FlashAttentionProblem<'_>, of: &Sequence, head: usize, i: usize, id: &str) {
+    let heads = (head, p.heads);
+    let softmax = p.softmax_order.element(of, p.heads, head, i) + SoftmaxOrder::COPIES;
+    assert!(softmax as u64 <= elements(p.call.softmax_max), "{id}");
+    if let Some(slope) = p.bias.slope(of, heads) {
+        assert!(slope < elements(p.call.real_shift), "{id}");
+    }
+    for j in ends(of.kv_len) {
+        if let MaskUse::Full(mask) = p.mask {
+            assert!(
+                mask.element(of, heads, i, j) < elements(p.call.atten_mask),
+                "{id}"
+            );
+        }
+        if let Bias::Tensor { form, .. } = p.bias
+            && let Some(element) = form.element(of, heads, i, j)
+        {
+            assert!(element < elements(p.call.real_shift), "{id}");
+        }
+        let bit = p.drop_bit(of, head, i, j);
+        assert!(bit < p.drop_bits(), "{id}");
+        let bytes = elements(p.call.drop_mask);
+        assert!(bytes == 0 || bit / 8 < bytes, "{id}");
+    }
+}
+
+#[test]
+fn extreme_sizes_lengths_and_attributes_are_answered_within_the_tensors() {
+    let mut computed = 0;
+    for mut described in described::sample() {
+        described.each_mutation(&[i64::MIN, -1, 0, 1, 2, 17, i64::MAX], &mut |changed| {
+            let call = changed.call();
+            for target in TARGETS {
+                for version in [changed.version, Version::oldest_on(&call, target)] {
+                    match call.check(version, target) {
+                        Ok(problem) if problem.work == Work::Attend => {
+                            computed += 1;
+                            stays_within(&problem, &changed.id);
+                        }
+                        Ok(_) | Err(Refusal::Unsupported(_)) => {}
+                        Err(Refusal::Violation(violation)) => {
+                            let rule = violation.rule;
+                            assert!(rule.scope.holds(target), "{} for {target}", rule.id);
+                        }
+                    }
+                }
+            }
+        });
+    }
+    assert!(computed > 1000, "{computed}");
+}
+
+#[test]
+fn recorded_calls_stay_within_their_tensors() {
+    let mut calls = described::sample();
+    if let Some(folder) = std::env::var_os("ASCEND_VECTORS") {
+        let folder = Path::new(&folder);
+        calls.extend(described::lines(
+            &folder.join("params/targets/flash_attention_score.jsonl"),
+        ));
+        calls.extend(described::cases(&folder.join("train")));
+    }
+    let mut computed = 0;
+    for described in &calls {
+        if let Ok(problem) = described.call().check(described.version, TARGETS[0])
+            && problem.work == Work::Attend
+        {
+            computed += 1;
+            stays_within(&problem, &described.id);
+        }
+    }
+    println!("{computed} of {} calls", calls.len());
+    assert!(computed > 20);
+}

@@ -1,0 +1,121 @@
+//! The contract gives the operator's own verdict, with its status: on the repo's own calls, and with `ASCEND_VECTORS` on the
+//! recorded calls of `params/targets` and the case files of `train` there.
+
+use super::described::{self, Described};
+use ascend_spec::ops::flash_attention_score::{Version, Work};
+use ascend_spec::{Cann, Refusal, Soc, Target};
+use std::path::Path;
+
+const TARGET: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
+
+/// Checks a call, and says what is not as described.
+fn wrong(described: &Described) -> Option<String> {
+    let verdict = described.call().check(described.version, TARGET);
+    let id = &described.id;
+    match (verdict, described.status) {
+        (Ok(problem), None) if problem.work == Work::Attend => {
+            let corrects = described.corrects;
+            if corrects.is_some_and(|corrects| corrects != problem.corrects_blind_rows) {
+                return Some(format!("{id}: correction of rows without keys"));
+            }
+            let as_batch = described.as_batch;
+            if as_batch.is_some_and(|as_batch| as_batch != problem.as_batch) {
+                return Some(format!("{id}: run as a batch"));
+            }
+            None
+        }
+        (Ok(_) | Err(Refusal::Unsupported(_)), None) => None,
+        (Ok(_) | Err(Refusal::Unsupported(_)), Some(_)) => Some(format!("{id}: accepted")),
+        (Err(Refusal::Violation(violation)), status) => {
+            assert!(violation.rule.scope.holds(TARGET), "{id}: {violation}");
+            let same = status == Some(i64::from(violation.rule.status));
+            (!same).then(|| format!("{id}: {violation}, status {}", violation.rule.status))
+        }
+    }
+}
+
+#[derive(Default)]
+struct Agreement {
+    /// Right verdicts and all, of accepted and of rejected calls.
+    accepted: (usize, usize),
+    rejected: (usize, usize),
+    unsupported: usize,
+    wrong: Vec<String>,
+}
+
+fn agreement(calls: &[Described]) -> Agreement {
+    let mut found = Agreement::default();
+    for described in calls {
+        let wrong = wrong(described);
+        let count = match described.status {
+            None => &mut found.accepted,
+            Some(_) => &mut found.rejected,
+        };
+        count.1 += 1;
+        count.0 += usize::from(wrong.is_none());
+        found.wrong.extend(wrong);
+        let verdict = described.call().check(described.version, TARGET);
+        if let Err(Refusal::Unsupported(unsupported)) = verdict {
+            println!("{}: {unsupported}", described.id);
+            found.unsupported += 1;
+        }
+    }
+    found
+}
+
+#[test]
+fn verdicts_and_statuses_agree_with_the_operator() {
+    let mut files = vec![("sample", described::sample())];
+    if let Some(folder) = std::env::var_os("ASCEND_VECTORS") {
+        let path = Path::new(&folder).join("params/targets/flash_attention_score.jsonl");
+        files.push(("recorded", described::lines(&path)));
+    }
+    for (name, calls) in files {
+        let found = agreement(&calls);
+        let (accepted, rejected) = (found.accepted, found.rejected);
+        println!(
+            "{name}: {} of {} accepted calls, {} of {} rejected ones with their status, {} not computed",
+            accepted.0, accepted.1, rejected.0, rejected.1, found.unsupported
+        );
+        assert!(accepted.1 > 0 && rejected.1 > 0, "nothing was judged");
+        assert!(found.wrong.is_empty(), "{:#?}", found.wrong);
+    }
+}
+
+#[test]
+fn golden_cases_are_accepted_and_computed() {
+    let Some(folder) = std::env::var_os("ASCEND_VECTORS") else {
+        return;
+    };
+    let calls = described::cases(&Path::new(&folder).join("train"));
+    println!("{} cases", calls.len());
+    assert!(!calls.is_empty());
+    for described in calls {
+        assert_eq!(wrong(&described), None);
+        let verdict = described.call().check(described.version, TARGET);
+        let unsupported = matches!(verdict, Err(Refusal::Unsupported(_)));
+        assert!(!unsupported, "{}: {verdict:?}", described.id);
+    }
+}
+
+#[test]
+fn the_oldest_version_that_can_express_a_call_takes_it() {
+    for described in described::sample() {
+        let (call, as_described) = (described.call(), described.version);
+        let oldest = Version::oldest_on(&call, TARGET);
+        let status = |version: Version| match call.check(version, TARGET) {
+            Err(Refusal::Violation(violation)) => Some(violation.rule.status),
+            _ => None,
+        };
+        if call.input_layout.is_some() && oldest.is_var_len() == as_described.is_var_len() {
+            assert!(
+                oldest <= as_described || described.status.is_some(),
+                "{}",
+                described.id
+            );
+            if described.status.is_none() {
+                assert_eq!(status(oldest), None, "{}: {oldest}", described.id);
+            }
+        }
+    }
+}
