@@ -278,6 +278,19 @@ macro_rules! require {
     };
 }
 
+/// Reports a lint unless its condition holds. The texts are evaluated only when it does not. Without a fix of the call's
+/// own, the lint's stands.
+macro_rules! lint {
+    ($report:expr, $holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
+        $crate::rule::lint!($report, $holds, $rule, $given, $allowed, $rule.fix)
+    };
+    ($report:expr, $holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
+        if !$holds {
+            $report($crate::rule::broken(&$rule, $given, $allowed, $fix));
+        }
+    };
+}
+
 /// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a lint
 /// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`, a crash `HostCrash("how")` where other
 /// hosts take the call, `TilingCrash("how")` or `NullptrCrash("how")` where they refuse it with that status. The scope in front is that of every rule
@@ -341,4 +354,4 @@ macro_rules! rules {
     (@level $status:ident) => { $crate::rule::Level::Rule };
 }
 
-pub(crate) use {require, rules};
+pub(crate) use {lint, require, rules};

@@ -21,6 +21,7 @@ pub mod tensors;
 mod tests;
 
 use crate::fia::{Problem, Work};
+use crate::rule::lint;
 use crate::{Level, Rule, Violation};
 
 /// Where found lints go.
@@ -49,21 +50,6 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .flatten()
     .copied()
 }
-
-/// Reports a lint unless its condition holds. The texts are evaluated only when it does not. Without a fix of the call's
-/// own, the lint's stands.
-macro_rules! lint {
-    ($report:expr, $holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
-        $crate::fia::rules::lints::lint!($report, $holds, $rule, $given, $allowed, $rule.fix)
-    };
-    ($report:expr, $holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
-        if !$holds {
-            $report($crate::rule::broken(&$rule, $given, $allowed, $fix));
-        }
-    };
-}
-
-pub(crate) use lint;
 
 impl Problem<'_> {
     /// The first lint that the call breaks, leaving out those in `allowed` (by id). What stops the host process is not

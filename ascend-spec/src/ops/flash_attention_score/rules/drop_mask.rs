@@ -64,23 +64,18 @@ pub(in crate::ops::flash_attention_score) fn lints(
     p: &FlashAttentionProblem<'_>,
     report: Report<'_>,
 ) {
+    let drops = p.call.keep_prob < 1.0;
     let Some(mask) = p.call.drop_mask else {
         lint!(
             report,
-            p.call.keep_prob >= 1.0,
+            !drops,
             UNUSED,
             format_args!("keepProb {} without a mask", p.call.keep_prob),
             "1",
         );
         return;
     };
-    lint!(
-        report,
-        p.call.keep_prob < 1.0,
-        UNSCALED,
-        "keepProb 1 with a mask",
-        "below 1",
-    );
+    lint!(report, drops, UNSCALED, "keepProb 1 with a mask", "below 1",);
     let given = mask.elements().unwrap_or(0);
     let bytes = p.drop_bits().div_ceil(128).saturating_mul(16);
     lint!(

@@ -16,6 +16,7 @@ pub mod sink;
 pub mod start_index;
 pub mod tokens;
 
+use crate::rule::lint;
 use crate::{Rule, Violation};
 
 /// Where found lints go.
@@ -43,15 +44,3 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .flatten()
     .copied()
 }
-
-/// Reports a lint unless its condition holds. The texts are evaluated only when it does not. Without a fix of the call's
-/// own, the lint's stands.
-macro_rules! lint {
-    ($report:expr, $holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
-        if !$holds {
-            $report($crate::rule::broken(&$rule, $given, $allowed, $rule.fix));
-        }
-    };
-}
-
-pub(crate) use lint;
