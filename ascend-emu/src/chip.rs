@@ -1,7 +1,5 @@
 //! What is inside the chips that the emulator passes for, for programs that ask. Operators do not compute by it.
 
-use crate::context::machine;
-use crate::machine::{behaviour_at, soc_name_at};
 use ascend_spec::Soc;
 
 /// Cores and cache of a chip.
@@ -96,7 +94,7 @@ impl Chip {
     }
 
     /// The chip of a name; of a name that is not known, the product's own.
-    fn named(name: &str, soc: Soc) -> Self {
+    pub(crate) fn named(name: &str, soc: Soc) -> Self {
         let known = Chip::by_name(name).or_else(|| Chip::by_name(soc.chip_name()));
         known.unwrap_or(Chip {
             cube_cores: 0,
@@ -104,17 +102,6 @@ impl Chip {
             cpu_cores: 0,
             cache: 0,
         })
-    }
-
-    /// The chip of the calling thread's machine. A machine beside the environment's has the product's own chip.
-    pub(crate) fn current() -> Self {
-        let machine = machine();
-        let soc = machine.target.soc;
-        if machine == behaviour_at(0) {
-            Chip::named(&soc_name_at(0).to_string_lossy(), soc)
-        } else {
-            Chip::named(soc.chip_name(), soc)
-        }
     }
 }
 

@@ -1,16 +1,18 @@
 //! What the environment chooses: see the table in the crate's documentation.
 
-use crate::fault::Plan;
+use crate::fault_plan::Plan;
 use crate::kernel::Level;
 use crate::machine::{Machine, MachineError};
 use crate::status::{Failure, Outcome, PARAM_INVALID, failure};
-use crate::trace::Trace;
 use ascend_spec::fia::Version;
 use ascend_spec::{Cann, Soc};
 use std::cell::Cell;
 use std::env;
 use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::marker::PhantomData;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -50,18 +52,25 @@ pub(crate) struct Config {
     pub devices: u32,
     /// Threads of the kernel pool.
     pub threads: usize,
-    /// Instruction set of the kernels, if not the best.
-    pub simd: Option<Level>,
     /// Bytes of memory of one device, if chosen.
     pub memory: Option<u64>,
     pub faults: Plan,
-    /// Where calls are written down, if chosen.
-    pub trace: Option<Trace>,
+    /// The file that calls are appended to, if chosen.
+    pub trace: Option<File>,
 }
 
 /// A variable whose value is not one of those allowed.
 fn refuse(name: &str, given: &str, allowed: &str) -> Failure {
     failure!(PARAM_INVALID, "{name}: given `{given}`, allowed: {allowed}")
+}
+
+/// Opens a file to append to, and makes it if there is none.
+fn open_to_append(path: &Path) -> io::Result<File> {
+    // A pipe would keep the first call until somebody reads.
+    if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+        return Err(io::Error::other("it is a pipe, and has to be a file"));
+    }
+    OpenOptions::new().append(true).create(true).open(path)
 }
 
 impl Config {
@@ -116,13 +125,13 @@ impl Config {
             machine = machine.operator(newest);
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let simd = match var("ASCEND_EMU_SIMD")? {
-            None => None,
-            Some(text) => Some(Level::named(text.trim()).ok_or_else(|| {
+        // The kernels read the variable themselves.
+        if let Some(text) = var(Level::VARIABLE)? {
+            Level::named(text.trim()).ok_or_else(|| {
                 let allowed: Vec<_> = Level::all().into_iter().map(Level::name).collect();
-                refuse("ASCEND_EMU_SIMD", &text, &allowed.join(", "))
-            })?),
-        };
+                refuse(Level::VARIABLE, &text, &allowed.join(", "))
+            })?;
+        }
         let faults = match var("ASCEND_EMU_FAULT")? {
             None => Plan::default(),
             Some(text) => {
@@ -131,7 +140,7 @@ impl Config {
         };
         let trace = match var("ASCEND_EMU_TRACE")? {
             None => None,
-            Some(path) => Some(Trace::open(Path::new(&path)).map_err(|error| {
+            Some(path) => Some(open_to_append(Path::new(&path)).map_err(|error| {
                 let allowed = format!("a file to append to, or a new one in a folder ({error})");
                 refuse("ASCEND_EMU_TRACE", &path, &allowed)
             })?),
@@ -145,7 +154,6 @@ impl Config {
             threads: number("ASCEND_EMU_THREADS", 1, MAX_THREADS)?
                 .and_then(|n| usize::try_from(n).ok())
                 .unwrap_or(cores),
-            simd,
             memory: number("ASCEND_EMU_MEMORY", 1 << 12, 1 << 44)?,
             faults,
             trace,
@@ -161,7 +169,6 @@ impl Config {
                     machine: Machine::default(),
                     devices: 2,
                     threads: 1,
-                    simd: None,
                     memory: None,
                     faults: Plan::default(),
                     trace: None,
@@ -251,7 +258,6 @@ mod tests {
         assert_eq!(config.devices, 2);
         assert!(config.threads >= 1);
         assert_eq!(config.memory, None);
-        assert_eq!(config.simd, None);
     }
 
     #[test]
@@ -272,7 +278,6 @@ mod tests {
         assert_eq!(config.machine, machine.operator(Version::V3));
         assert_eq!((config.devices, config.threads), (8, 3));
         assert_eq!(config.memory, Some(1 << 20));
-        assert_eq!(config.simd, Level::named("portable"));
     }
 
     #[test]

@@ -7,6 +7,9 @@ use ascend_spec::{DType, Dims, Format, TensorDesc};
 use std::ffi::c_void;
 use std::sync::Arc;
 
+/// Most elements of an array or list.
+pub(crate) const MOST_ELEMENTS: u64 = 1 << 24;
+
 pub(crate) static TENSORS: Table<Tensor> = Table::new(Kind::Tensor);
 pub(crate) static TENSOR_LISTS: Table<List<Tensor>> = Table::new(Kind::TensorList);
 pub(crate) static SCALARS: Table<Scalar> = Table::new(Kind::Scalar);

@@ -1,16 +1,18 @@
 //! Executors: what phase one prepares and phase two runs.
 
-use crate::context;
 use crate::descriptor::TENSORS;
-use crate::fault::{Fault, Site, strike};
+use crate::fault::Fault;
+use crate::fault_plan::Site;
 use crate::handle::{Id, Kind, Table};
-use crate::ledger::{Place, room};
+use crate::injection::strike;
 use crate::lock::Lock;
 use crate::operator::{Addresses, Operator, Slot};
+use crate::runtime::context;
+use crate::runtime::task::Task;
+use crate::sanitizer::allocation_table::{Place, room};
 use crate::status::{
     ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, ACLNN_RUNTIME, Failure, Outcome, failure,
 };
-use crate::task::Task;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

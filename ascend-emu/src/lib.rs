@@ -117,48 +117,39 @@
 #![warn(missing_docs)]
 
 pub mod abi;
-mod callback;
-mod capture;
 mod chip;
-mod claims;
 mod config;
-mod context;
 mod descriptor;
-mod event;
 mod executor;
 mod fault;
+mod fault_plan;
 mod fork;
 #[cfg(feature = "glue")]
 pub mod glue;
-mod graph;
 mod handle;
+mod injection;
 pub mod kernel;
-mod ledger;
-mod limits;
 mod live;
 mod lock;
 mod machine;
+mod machines;
 mod memory;
-mod notify;
 mod observe;
 mod op;
 mod operator;
-mod queue;
+mod runtime;
 mod sanitizer;
 mod status;
-mod stream;
-mod stream_value;
-mod task;
 mod trace;
 pub mod traced;
 
 pub use config::{Check, CheckScope, check_scope};
-pub use fault::{Injection, Site, inject};
-pub use ledger::{Allocation, Place, allocation_at};
+pub use fault_plan::Site;
+pub use injection::{Injection, inject};
 pub use live::{Live, live};
 pub use machine::{Machine, MachineError};
 pub use observe::{ObservedCall, Observer, observe};
-pub use sanitizer::{Finding, FindingKind, findings};
+pub use sanitizer::{Allocation, Finding, FindingKind, Place, allocation_at, findings};
 
 macro_rules! fill {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
@@ -195,7 +186,7 @@ pub fn functions() -> ascend_sys::Functions {
 /// [`MachineError::TooMany`] if the process has asked for 32 machines of different products, releases or newest operators,
 /// that of the environment among them, or for 128 names of chips.
 pub fn functions_of(machine: &Machine) -> Result<ascend_sys::Functions, MachineError> {
-    let slot = machine::slot_of(machine)?;
+    let slot = machines::slot_of(machine)?;
     let mut table = exported(machine);
     abi::fill_in(&mut table, slot);
     Ok(table)

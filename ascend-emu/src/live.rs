@@ -1,15 +1,15 @@
 //! What has not been given back.
 
-use crate::context::CONTEXTS;
 use crate::descriptor::{
     BOOL_ARRAYS, FLOAT_ARRAYS, INT_ARRAYS, SCALAR_LISTS, SCALARS, TENSOR_LISTS, TENSORS,
 };
-use crate::event::EVENTS;
 use crate::executor::EXECUTORS;
-use crate::graph::{GRAPHS, GROUPS};
-use crate::ledger;
-use crate::notify::NOTIFIES;
-use crate::stream::STREAMS;
+use crate::runtime::capturable_event::EVENTS;
+use crate::runtime::context::CONTEXTS;
+use crate::runtime::graph::{GRAPHS, GROUPS};
+use crate::runtime::notify::NOTIFIES;
+use crate::runtime::stream::STREAMS;
+use crate::sanitizer::allocation_table;
 
 /// Handles that are not destroyed and memory that is not freed, in the whole process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,8 +62,8 @@ impl Live {
 
 /// Counts what has not been given back.
 pub fn live() -> Live {
-    let (device_allocations, device_bytes, host_allocations) = ledger::totals();
-    let (physical_memories, address_ranges) = ledger::virtual_totals();
+    let (device_allocations, device_bytes, host_allocations) = allocation_table::totals();
+    let (physical_memories, address_ranges) = allocation_table::virtual_totals();
     Live {
         tensors: TENSORS.len(),
         tensor_lists: TENSOR_LISTS.len(),
@@ -80,7 +80,7 @@ pub fn live() -> Live {
         device_allocations,
         device_bytes,
         host_allocations,
-        host_registrations: ledger::registrations(),
+        host_registrations: allocation_table::registrations(),
         physical_memories,
         address_ranges,
     }

@@ -1,6 +1,6 @@
 //! Status codes, and the calling thread's most recent error.
 
-use crate::fork;
+use crate::fork::forked;
 use ascend_spec::Refusal;
 use ascend_sys::bindings as sys;
 use std::any::Any;
@@ -215,6 +215,18 @@ pub(crate) fn contain<T>(code: i32, body: impl FnOnce() -> Outcome<T>) -> Outcom
     })
 }
 
+/// Refuses a call in a child of a process that uses the emulator.
+fn refuse_forked() -> Outcome {
+    if !forked() {
+        return Ok(());
+    }
+    Err(failure!(
+        NOT_SUPPORTED,
+        "this process was forked after aclInit: streams and their work stay with the parent and would never be over here; \
+         fork before aclInit, or start the child by exec"
+    ))
+}
+
 /// Body of every `acl*` function that returns a status.
 pub(crate) fn acl(body: impl FnOnce() -> Outcome) -> i32 {
     status_of(true, body)
@@ -226,7 +238,7 @@ pub(crate) fn acl_answer(body: impl FnOnce() -> Outcome) -> i32 {
 }
 
 fn status_of(is_last_error: bool, body: impl FnOnce() -> Outcome) -> i32 {
-    match contain(INTERNAL, || fork::refuse().and_then(|()| body())) {
+    match contain(INTERNAL, || refuse_forked().and_then(|()| body())) {
         Ok(()) => SUCCESS,
         Err(failure) => {
             remember(&failure, is_last_error);
@@ -237,7 +249,7 @@ fn status_of(is_last_error: bool, body: impl FnOnce() -> Outcome) -> i32 {
 
 /// Body of every function that returns an `aclnnStatus`.
 pub(crate) fn aclnn(body: impl FnOnce() -> Outcome) -> i32 {
-    let own = || fork::refuse().map_err(Failure::of_runtime);
+    let own = || refuse_forked().map_err(Failure::of_runtime);
     match contain(ACLNN_INNER, || own().and_then(|()| body())) {
         Ok(()) => SUCCESS,
         Err(failure) => {
@@ -249,7 +261,7 @@ pub(crate) fn aclnn(body: impl FnOnce() -> Outcome) -> i32 {
 
 /// Body of every function that returns something else, with what it returns on failure.
 pub(crate) fn value<T>(on_failure: T, body: impl FnOnce() -> Outcome<T>) -> T {
-    let outcome = contain(INTERNAL, || fork::refuse().and_then(|()| body()));
+    let outcome = contain(INTERNAL, || refuse_forked().and_then(|()| body()));
     outcome.unwrap_or_else(|failure| {
         remember(&failure, false);
         on_failure

@@ -2,10 +2,11 @@
 
 use super::copy::{Copy, Pageable, Side, copy_async};
 use super::{not_null, refuse, store};
-use crate::capture::forbid_unsafe;
-use crate::context::{current, stream};
-use crate::fault::{Site, strike};
-use crate::ledger::{self, Place};
+use crate::fault_plan::Site;
+use crate::injection::strike;
+use crate::runtime::capture::forbid_unsafe;
+use crate::runtime::context::{current, stream};
+use crate::sanitizer::allocation_table::{self, Place};
 use crate::status::{CAPTURE_MODE, INTERNAL, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
     aclError, aclrtMemLocation, aclrtMemLocationType, aclrtMemcpyBatchAttr, aclrtMemcpyKind,
@@ -171,7 +172,7 @@ fn check_device(
     side: Side,
     location: aclrtMemLocation,
 ) -> Outcome {
-    let place = ledger::lookup(address).map(|allocation| allocation.place);
+    let place = allocation_table::lookup(address).map(|allocation| allocation.place);
     match place {
         Some(Place::Device(device))
             if side == Side::Device && u32::try_from(device) != Ok(location.id) =>

@@ -1,10 +1,10 @@
 //! Functions of the program that streams call.
 
 use super::{deadline, refuse};
-use crate::callback::{self, HostCall};
-use crate::context::{initialized, stream};
+use crate::runtime::callback::{self, HostCall};
+use crate::runtime::context::{initialized, stream};
+use crate::runtime::task::Task;
 use crate::status::{NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
-use crate::task::Task;
 use ascend_sys::bindings::{
     aclError, aclrtCallback, aclrtCallbackBlockType, aclrtHostFunc, aclrtStream,
 };
@@ -27,12 +27,12 @@ fn host_call(name: &str, function: aclrtHostFunc, data: *mut c_void) -> Outcome<
 
 pub unsafe extern "C" fn aclrtSubscribeReport(threadId: u64, stream: aclrtStream) -> aclError {
     const NAME: &str = "aclrtSubscribeReport";
-    acl(|| callback::subscribe(NAME, threadId, self::stream(NAME, stream)?.lane()))
+    acl(|| callback::subscribe(NAME, threadId, self::stream(NAME, stream)?.id()))
 }
 
 pub unsafe extern "C" fn aclrtUnSubscribeReport(threadId: u64, stream: aclrtStream) -> aclError {
     const NAME: &str = "aclrtUnSubscribeReport";
-    acl(|| callback::unsubscribe(NAME, threadId, self::stream(NAME, stream)?.lane()))
+    acl(|| callback::unsubscribe(NAME, threadId, self::stream(NAME, stream)?.id()))
 }
 
 pub unsafe extern "C" fn aclrtProcessReport(timeout: i32) -> aclError {
@@ -67,9 +67,14 @@ pub unsafe extern "C" fn aclrtLaunchCallback(
             }
         };
         let stream = self::stream(NAME, stream)?;
-        let lane = stream.lane();
-        callback::subscribed(NAME, lane)?;
-        stream.submit(Task::Report { lane, call, block }, None, PARAM_INVALID)
+        let id = stream.id();
+        callback::subscribed(NAME, id)?;
+        let report = Task::Report {
+            stream: id,
+            call,
+            block,
+        };
+        stream.submit(report, None, PARAM_INVALID)
     })
 }
 

@@ -1,9 +1,8 @@
 //! What a device is and can do.
 
 use super::{not_null, refuse, store};
-use crate::chip::Chip;
-use crate::context::{self, device_exists, initialized, known_device, machine};
-use crate::ledger;
+use crate::runtime::context::{self, device_exists, initialized, known_device, machine};
+use crate::sanitizer::allocation_table;
 use crate::status::{NOT_SUPPORTED, Outcome, acl, failure};
 use ascend_spec::Soc;
 use ascend_sys::bindings::{
@@ -28,7 +27,7 @@ pub unsafe extern "C" fn aclGetDeviceCapability(
     acl(|| {
         not_null("value", value)?;
         device(NAME, deviceId)?;
-        let chip = Chip::current();
+        let chip = context::chip();
         let found = match deviceInfo {
             aclDeviceInfo::ACL_DEVICE_INFO_AI_CORE_NUM => i64::from(chip.cube_cores),
             aclDeviceInfo::ACL_DEVICE_INFO_VECTOR_CORE_NUM => i64::from(chip.vector_cores),
@@ -107,7 +106,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
     acl(|| {
         not_null("value", value)?;
         device(NAME, deviceId)?;
-        let chip = Chip::current();
+        let chip = context::chip();
         let soc = machine().target.soc;
         let threads = Attr::ACL_DEV_ATTR_WARP_SIZE.0..=Attr::ACL_DEV_ATTR_MAX_BLOCK_DIM_Z.0;
         let found = match attr {
@@ -117,7 +116,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
             }
             Attr::ACL_DEV_ATTR_VECTOR_CORE_NUM => i64::from(chip.vector_cores),
             Attr::ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE => {
-                i64::try_from(ledger::capacity()?).unwrap_or(i64::MAX)
+                i64::try_from(allocation_table::capacity()?).unwrap_or(i64::MAX)
             }
             Attr::ACL_DEV_ATTR_L2_CACHE_SIZE => chip.cache,
             Attr::ACL_DEV_ATTR_PHY_CHIP_ID => i64::from(deviceId),

@@ -1,19 +1,20 @@
 //! Copies.
 
 use super::{not_null, refuse};
-use crate::capture::forbid_unsafe;
 use crate::config::check;
-use crate::context::{current, stream};
-use crate::fault::{Site, strike};
-use crate::ledger;
+use crate::fault_plan::Site;
+use crate::injection::strike;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses};
+use crate::runtime::capture::forbid_unsafe;
+use crate::runtime::context::{current, stream};
+use crate::runtime::task::Task;
+use crate::sanitizer::allocation_table;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{
     CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, Failure, NOT_SUPPORTED, Outcome, PARAM_INVALID, acl,
     failure,
 };
-use crate::task::Task;
 use ascend_sys::bindings::{aclError, aclrtCmoType, aclrtMemcpyKind, aclrtStream};
 use std::ffi::c_void;
 
@@ -30,7 +31,7 @@ impl Side {
         if DeviceMemory::get()?.contains(address) {
             return Ok(Side::Device);
         }
-        Ok(match ledger::lookup(address) {
+        Ok(match allocation_table::lookup(address) {
             Some(_) => Side::Pinned,
             None => Side::Pageable,
         })
@@ -145,7 +146,7 @@ impl Copy {
     ///
     /// Pageable ends are valid for the copy.
     pub(super) unsafe fn run(&self, name: &'static str) -> Outcome {
-        ledger::inspect(check(), PARAM_INVALID, name, true, &|visit| {
+        allocation_table::inspect(check(), PARAM_INVALID, name, true, &|visit| {
             self.visit(visit);
         })?;
         // SAFETY: the ledger has found the device and pinned ends live; the caller answers for the others.
@@ -305,7 +306,7 @@ pub unsafe extern "C" fn aclrtCmoAsync(
                 src.addr()
             ));
         }
-        ledger::inspect(check(), PARAM_INVALID, NAME, false, &|visit| {
+        allocation_table::inspect(check(), PARAM_INVALID, NAME, false, &|visit| {
             visit(Access {
                 address: src.addr(),
                 bytes: size as u64,

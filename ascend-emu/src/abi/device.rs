@@ -2,8 +2,9 @@
 
 use super::{deadline, store};
 use crate::config::config;
-use crate::context::{self, Options};
-use crate::fault::{Site, strike};
+use crate::fault_plan::Site;
+use crate::injection::strike;
+use crate::runtime::context::{self, Options};
 use crate::status::{Outcome, acl, acl_answer};
 use ascend_sys::bindings::{aclError, aclSysParamOpt, aclrtContext, aclrtRunMode};
 use std::time::Instant;

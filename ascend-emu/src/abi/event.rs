@@ -2,9 +2,10 @@
 
 use super::{deadline, not_null, store};
 use crate::config::check;
-use crate::context::{current, stream};
-use crate::event::{EVENTS, Event};
-use crate::fault::{Site, strike};
+use crate::fault_plan::Site;
+use crate::injection::strike;
+use crate::runtime::capturable_event::{CapturableEvent, EVENTS};
+use crate::runtime::context::{current, stream};
 use crate::status::{Outcome, acl};
 use ascend_sys::bindings::{
     aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtEventWaitStatus, aclrtStream,
@@ -18,7 +19,7 @@ unsafe fn create(event: *mut aclrtEvent, flags: Option<u32>) -> aclError {
     acl(|| {
         not_null("event", event)?;
         current()?;
-        let id = Event::create(flags)?;
+        let id = CapturableEvent::create(flags)?;
         // SAFETY: the caller's promise.
         unsafe { store("event", event, id.raw()) }
     })
@@ -66,11 +67,11 @@ pub unsafe extern "C" fn aclrtSynchronizeEventWithTimeout(
 }
 
 pub unsafe extern "C" fn aclrtRecordEvent(event: aclrtEvent, stream: aclrtStream) -> aclError {
-    acl(|| self::stream("aclrtRecordEvent", stream)?.record(&EVENTS.get(event)?))
+    acl(|| self::stream("aclrtRecordEvent", stream)?.record(&*EVENTS.get(event)?))
 }
 
 pub unsafe extern "C" fn aclrtResetEvent(event: aclrtEvent, stream: aclrtStream) -> aclError {
-    acl(|| self::stream("aclrtResetEvent", stream)?.reset(&EVENTS.get(event)?))
+    acl(|| self::stream("aclrtResetEvent", stream)?.reset(&*EVENTS.get(event)?))
 }
 
 pub unsafe extern "C" fn aclrtQueryEventStatus(
@@ -115,7 +116,8 @@ pub unsafe extern "C" fn aclrtEventElapsedTime(
 ) -> aclError {
     acl(|| {
         not_null("ms", ms)?;
-        let elapsed = Event::elapsed_ms(&*EVENTS.get(startEvent)?, &*EVENTS.get(endEvent)?)?;
+        let elapsed =
+            CapturableEvent::elapsed_ms(&*EVENTS.get(startEvent)?, &*EVENTS.get(endEvent)?)?;
         // SAFETY: the caller's promise.
         unsafe { store("ms", ms, elapsed) }
     })

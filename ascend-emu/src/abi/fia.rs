@@ -1,12 +1,12 @@
 //! FusedInferAttentionScore, versions 1 to 5.
 
 use super::{not_null_or, phase_one};
-use crate::context;
 use crate::descriptor::{Described, describe, optional_ints, optional_list};
 use crate::executor::launch;
 use crate::op::fia::FiaOperator;
 use crate::op::owned_call::{Attributes, Inputs, OwnedCall};
 use crate::operator::Addresses;
+use crate::runtime::context;
 use crate::status::{ACLNN_NULLPTR, Outcome, aclnn};
 use ascend_spec::fia::{Parameter as P, Place, Version};
 use ascend_sys::bindings::{

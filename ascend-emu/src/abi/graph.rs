@@ -1,12 +1,13 @@
 //! Graph capture.
 
 use super::{deadline, not_null, refuse, store};
-use crate::capture::{Mode, exchange_thread_mode};
-use crate::context::stream;
-use crate::fault::{Site, strike};
-use crate::graph::{GRAPHS, GROUPS, Graph};
+use crate::fault_plan::Site;
+use crate::injection::strike;
+use crate::runtime::capture::{Mode, exchange_thread_mode};
+use crate::runtime::context::stream;
+use crate::runtime::graph::{GRAPHS, GROUPS, Graph};
+use crate::runtime::stream::{Stream, refuse_default};
 use crate::status::{CAPTURE_IMPLICIT, MODEL_CAPTURED, Outcome, acl, failure};
-use crate::stream::{Stream, refuse_default};
 use ascend_sys::bindings::{
     aclError, aclmdlRI, aclmdlRICaptureMode, aclmdlRICaptureStatus, aclrtStream, aclrtTaskGrp,
 };
@@ -153,7 +154,7 @@ pub unsafe extern "C" fn aclmdlRICaptureTaskGrpBegin(stream: aclrtStream) -> acl
     const NAME: &str = "aclmdlRICaptureTaskGrpBegin";
     acl(|| {
         let stream = explicit(NAME, stream)?;
-        stream.captured(NAME)?.begin_group(stream.lane())
+        stream.captured(NAME)?.begin_group(stream.id())
     })
 }
 
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn aclmdlRICaptureTaskGrpEnd(
     acl(|| {
         not_null("handle", handle)?;
         let stream = explicit(NAME, stream)?;
-        let group = stream.captured(NAME)?.end_group(stream.lane())?;
+        let group = stream.captured(NAME)?.end_group(stream.id())?;
         // SAFETY: the caller's promise.
         unsafe { store("handle", handle, group.raw()) }
     })

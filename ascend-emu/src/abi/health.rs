@@ -1,7 +1,7 @@
 //! What is wrong with a device, and stopping its work. The emulator's devices have no faults of hardware.
 
 use super::{not_null, refuse, store};
-use crate::context::{self, known_device};
+use crate::runtime::context::{self, known_device};
 use crate::status::{NOT_SUPPORTED, acl, failure};
 use ascend_sys::bindings::{aclError, aclrtErrorInfo, aclrtErrorType, aclrtMemUceInfo};
 use std::mem::MaybeUninit;

@@ -3,9 +3,9 @@
 use super::copy::Side;
 use super::{not_null, refuse, store};
 use crate::config::check;
-use crate::context::{current, initialized};
-use crate::ledger::{self, Place};
 use crate::memory::DeviceMemory;
+use crate::runtime::context::{current, initialized};
+use crate::sanitizer::allocation_table::{self, Place};
 use crate::status::{NOT_SUPPORTED, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
     ACL_HOST_REG_IOMEMORY, ACL_HOST_REG_MAPPED, ACL_HOST_REG_PINNED, ACL_HOST_REG_READONLY,
@@ -37,7 +37,7 @@ fn register(name: &str, host: *mut c_void, bytes: u64, mapped: bool, pin: bool) 
             "{name}: ptr at {address:#x} is device memory, allowed: host memory"
         ));
     }
-    ledger::register_host(name, address, bytes, mapped, pin)
+    allocation_table::register_host(name, address, bytes, mapped, pin)
 }
 
 /// The device reaches host memory under the host's own address.
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn aclrtHostGetDevicePointer(
             ));
         }
         current()?;
-        if !ledger::registered_mapped(NAME, pHost.addr())? {
+        if !allocation_table::registered_mapped(NAME, pHost.addr())? {
             return Err(failure!(
                 PARAM_INVALID,
                 "{NAME}: {:#x} was registered without ACL_HOST_REG_MAPPED",
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn aclrtHostUnregister(ptr: *mut c_void) -> aclError {
     acl(|| {
         not_null("ptr", ptr)?;
         current()?;
-        ledger::unregister_host(check(), NAME, ptr.addr())
+        allocation_table::unregister_host(check(), NAME, ptr.addr())
     })
 }
 
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn aclrtPointerGetAttributes(
         not_null("attributes", attributes)?;
         initialized()?;
         let memory = DeviceMemory::get()?;
-        let place = ledger::lookup(ptr.addr()).map(|allocation| allocation.place);
+        let place = allocation_table::lookup(ptr.addr()).map(|allocation| allocation.place);
         let (type_, id) = match place {
             Some(Place::Device(device)) => (Type::ACL_MEM_LOCATION_TYPE_DEVICE, device as u32),
             Some(Place::PinnedHost) => (Type::ACL_MEM_LOCATION_TYPE_HOST, 0),

@@ -1,8 +1,9 @@
 //! Limits of the cores that operators use, of streams, devices and threads.
 
 use super::{not_null, store};
-use crate::context::{current, known_device, stream};
-use crate::limits::{self, Cores};
+use crate::runtime::context::{current, known_device, stream};
+use crate::runtime::core_limits::Cores;
+use crate::runtime::device_limits as limits;
 use crate::status::acl;
 use ascend_sys::bindings::{aclError, aclrtDevResLimitType, aclrtStream};
 

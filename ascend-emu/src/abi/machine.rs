@@ -3,8 +3,8 @@
 //! Each function exists once for every slot of a machine; the C names are those of slot 0, the machine of the environment.
 
 use super::{not_null, refuse, store};
-use crate::context;
-use crate::machine::{NAMES, SLOTS, Slot, behaviour_at, soc_name_at};
+use crate::machines::{NAMES, SLOTS, Slot, behaviour_at, soc_name_at};
+use crate::runtime::context;
 use crate::status::{Outcome, acl};
 use ascend_sys::bindings::{aclCANNPackageName, aclCANNPackageVersion, aclError, aclrtContext};
 use std::ffi::{CStr, c_char};

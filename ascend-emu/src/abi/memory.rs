@@ -2,14 +2,15 @@
 
 use super::copy::{Side, check_count, run_now};
 use super::{not_null, refuse, store};
-use crate::capture::forbid_unsafe;
 use crate::config::check;
-use crate::context::{current, stream};
-use crate::fault::{Site, strike};
-use crate::ledger::{self, Place};
+use crate::fault_plan::Site;
+use crate::injection::strike;
 use crate::operator::Addresses;
+use crate::runtime::capture::forbid_unsafe;
+use crate::runtime::context::{current, stream};
+use crate::runtime::task::Task;
+use crate::sanitizer::allocation_table::{self, Place};
 use crate::status::{CAPTURE_MODE, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
-use crate::task::Task;
 use ascend_sys::bindings::{
     aclError, aclrtMallocAttrType, aclrtMallocConfig, aclrtMemAttr, aclrtMemMallocPolicy,
     aclrtStream,
@@ -37,7 +38,7 @@ unsafe fn allocate(
     }
     let place = place()?;
     strike(Site::Malloc)?;
-    let address = ledger::allocate(place, size as u64)?;
+    let address = allocation_table::allocate(place, size as u64)?;
     // SAFETY: the caller's promise.
     unsafe { store(name, to, std::ptr::with_exposed_provenance_mut(address)) }
 }
@@ -170,7 +171,7 @@ pub unsafe extern "C" fn aclrtMallocHostWithCfg(
 fn free(name: &'static str, device: bool, pointer: *mut c_void) -> Outcome {
     not_null(name, pointer)?;
     current()?;
-    ledger::free(check(), name, device, pointer.addr())
+    allocation_table::free(check(), name, device, pointer.addr())
 }
 
 pub unsafe extern "C" fn aclrtFree(devPtr: *mut c_void) -> aclError {
@@ -212,7 +213,7 @@ pub unsafe extern "C" fn aclrtMemset(
         let task = fill(NAME, devPtr, maxCount, value, count)?;
         forbid_unsafe(CAPTURE_MODE, NAME)?;
         let none = Addresses::default();
-        ledger::inspect(check(), PARAM_INVALID, NAME, true, &|visit| {
+        allocation_table::inspect(check(), PARAM_INVALID, NAME, true, &|visit| {
             task.accesses(&none, visit);
         })?;
         // SAFETY: the ledger has found the range live.
@@ -256,7 +257,7 @@ pub unsafe extern "C" fn aclrtGetMemInfo(
             | Attr::ACL_MEM_HUGE1G
             | Attr::ACL_MEM_P2P_NORMAL
             | Attr::ACL_MEM_P2P_HUGE
-            | Attr::ACL_MEM_P2P_HUGE1G => ledger::capacity()?,
+            | Attr::ACL_MEM_P2P_HUGE1G => allocation_table::capacity()?,
             // These products have no DDR memory of their own.
             Attr::ACL_DDR_MEM
             | Attr::ACL_DDR_MEM_HUGE
@@ -265,7 +266,7 @@ pub unsafe extern "C" fn aclrtGetMemInfo(
             | Attr::ACL_DDR_MEM_P2P_NORMAL => 0,
             Attr(other) => return Err(refuse("attr", other, "an aclrtMemAttr, 0 to 17")),
         };
-        let left = all.saturating_sub(ledger::used_bytes(device));
+        let left = all.saturating_sub(allocation_table::used_bytes(device));
         // SAFETY: the caller's promise, for both. Device memory fits in the address space.
         unsafe {
             store("free", free, left as usize)?;

@@ -2,8 +2,8 @@
 
 use super::not_null_or;
 use crate::descriptor::{
-    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, List, SCALAR_LISTS, SCALARS, Scalar,
-    TENSOR_LISTS, TENSORS, Tensor,
+    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS, SCALARS,
+    Scalar, TENSOR_LISTS, TENSORS, Tensor,
 };
 use crate::handle::Table;
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Outcome, aclnn, failure, value};
@@ -13,9 +13,6 @@ use ascend_sys::bindings::{
 };
 use std::ffi::c_void;
 use std::ptr;
-
-/// Most elements of an array or list.
-pub(crate) const MOST_ELEMENTS: u64 = 1 << 24;
 
 /// Copies an array.
 ///

@@ -64,7 +64,6 @@ pub use limits::*;
 pub(crate) use machine::fill_in;
 pub use machine::*;
 pub use memory::*;
-pub(crate) use meta::MOST_ELEMENTS;
 pub use meta::*;
 pub use not_emulated::{not_emulated, refused};
 pub use notify::*;

@@ -2,11 +2,11 @@
 
 use super::copy::Side;
 use super::{not_null, refuse, store};
-use crate::context::{current, stream};
-use crate::notify::{NOTIFIES, Notify};
+use crate::runtime::context::{current, stream};
+use crate::runtime::notify::{NOTIFIES, Notify};
+use crate::runtime::stream_value::Comparison;
+use crate::runtime::task::Task;
 use crate::status::{NOT_SUPPORTED, Outcome, PARAM_INVALID, acl, failure};
-use crate::stream_value::Comparison;
-use crate::task::Task;
 use ascend_sys::bindings::{self as sys, aclError, aclrtNotify, aclrtStream};
 use std::ffi::c_void;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Devices that reach each other's memory. In the emulation all can; what a program has opened is kept and told.
 
 use super::{not_null, refuse, store};
-use crate::context::{current, device_exists, initialized, known_device};
 use crate::lock::Lock;
+use crate::runtime::context::{current, device_exists, initialized, known_device};
 use crate::status::{FEATURE_UNSUPPORTED, NULL_PARAM, Outcome, acl, failure};
 use ascend_sys::bindings::aclError;
 use std::collections::BTreeSet;

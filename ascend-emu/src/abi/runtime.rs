@@ -1,8 +1,8 @@
 //! Initialisation, versions, errors, numbers.
 
 use super::{refuse, store};
-use crate::context;
 use crate::lock::Lock;
+use crate::runtime::context;
 use crate::status::{self, INVALID_FILE, NULL_PARAM, UNINITIALIZED, acl, aclnn, failure, value};
 use ascend_spec::DType;
 use ascend_sys::bindings::{aclDataType, aclError, aclFloat16, aclnnStatus, aclrtLastErrLevel};

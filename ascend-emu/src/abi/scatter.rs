@@ -1,11 +1,11 @@
 //! ScatterPaKvCache.
 
 use super::{optional_text, phase_one};
-use crate::context;
 use crate::descriptor::{describe, optional_ints};
 use crate::executor::launch;
 use crate::op::scatter::{OwnedScatter, ScatterOperator, place};
 use crate::operator::Addresses;
+use crate::runtime::context;
 use crate::status::aclnn;
 use ascend_spec::OperatorVersion;
 use ascend_sys::bindings::{aclIntArray, aclOpExecutor, aclTensor, aclnnStatus, aclrtStream};

@@ -1,11 +1,12 @@
 //! Streams.
 
 use super::{deadline, not_null, refuse, store};
-use crate::context::{current, stream};
-use crate::event::EVENTS;
-use crate::fault::{Site, strike};
+use crate::fault_plan::Site;
+use crate::injection::strike;
+use crate::runtime::capturable_event::EVENTS;
+use crate::runtime::context::{current, stream};
+use crate::runtime::stream::Settings;
 use crate::status::{INTERNAL, Outcome, acl, failure};
-use crate::stream::Settings;
 use ascend_sys::bindings::{self as sys, aclError, aclrtEvent, aclrtStream, aclrtStreamStatus};
 use std::time::Instant;
 
@@ -104,12 +105,12 @@ pub unsafe extern "C" fn aclrtStreamQuery(
 }
 
 pub unsafe extern "C" fn aclrtStreamWaitEvent(stream: aclrtStream, event: aclrtEvent) -> aclError {
-    acl(|| self::stream("aclrtStreamWaitEvent", stream)?.wait_event(&EVENTS.get(event)?))
+    acl(|| self::stream("aclrtStreamWaitEvent", stream)?.wait_event(&*EVENTS.get(event)?))
 }
 
 pub unsafe extern "C" fn aclrtStreamGetId(stream: aclrtStream, streamId: *mut i32) -> aclError {
     acl(|| {
-        let lane = self::stream("aclrtStreamGetId", stream)?.lane();
+        let lane = self::stream("aclrtStreamGetId", stream)?.id();
         let id = i32::try_from(lane)
             .map_err(|_| failure!(INTERNAL, "stream {lane} has no 32-bit number"))?;
         // SAFETY: the caller's promise.

@@ -2,7 +2,7 @@
 
 use super::stream::LOWEST;
 use super::{not_null, refuse, store};
-use crate::context::{current, stream};
+use crate::runtime::context::{current, stream};
 use crate::status::{Failure, NOT_SUPPORTED, Outcome, acl, failure};
 use ascend_sys::bindings::{
     ACL_CONTINUE_ON_FAILURE, ACL_STOP_ON_FAILURE, aclError, aclrtStream, aclrtStreamAttr,

@@ -1,9 +1,9 @@
 //! How long operators may run and streams may wait.
 
 use super::store;
-use crate::context::initialized;
-use crate::event::limit_waits;
 use crate::lock::Lock;
+use crate::runtime::context::initialized;
+use crate::runtime::event::limit_waits;
 use crate::status::acl;
 use ascend_sys::bindings::aclError;
 

@@ -1,11 +1,11 @@
 //! AttentionUpdate.
 
 use super::phase_one;
-use crate::context;
 use crate::descriptor::{Described, describe, optional_list};
 use crate::executor::launch;
 use crate::op::update::{OwnedUpdate, UpdateOperator};
 use crate::operator::Addresses;
+use crate::runtime::context;
 use crate::status::aclnn;
 use ascend_spec::OperatorVersion;
 use ascend_sys::bindings::{aclOpExecutor, aclTensor, aclTensorList, aclnnStatus, aclrtStream};

@@ -2,10 +2,11 @@
 
 use super::{not_null, refuse, store};
 use crate::config::check;
-use crate::context::{current, device_exists, initialized};
-use crate::fault::{Site, strike};
-use crate::ledger;
+use crate::fault_plan::Site;
+use crate::injection::strike;
 use crate::memory::Ranges;
+use crate::runtime::context::{current, device_exists, initialized};
+use crate::sanitizer::allocation_table;
 use crate::status::{NOT_SUPPORTED, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
     aclError, aclrtDrvMemHandle, aclrtMemAllocationType, aclrtMemAttr, aclrtMemGranularityOptions,
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
                 expectPtr.addr()
             ));
         }
-        let address = ledger::reserve(device, size)?;
+        let address = allocation_table::reserve(device, size)?;
         // SAFETY: the caller's promise.
         unsafe { store("virPtr", virPtr, with_exposed_provenance_mut(address)) }
     })
@@ -54,7 +55,7 @@ pub unsafe extern "C" fn aclrtReleaseMemAddress(virPtr: *mut c_void) -> aclError
     acl(|| {
         not_null("virPtr", virPtr)?;
         initialized()?;
-        ledger::release_range("aclrtReleaseMemAddress", virPtr.addr())
+        allocation_table::release_range("aclrtReleaseMemAddress", virPtr.addr())
     })
 }
 
@@ -141,7 +142,7 @@ pub unsafe extern "C" fn aclrtMallocPhysical(
         // SAFETY: the caller's promise.
         let (device, _) = unsafe { properties(NAME, prop) }?;
         strike(Site::Malloc)?;
-        let id = ledger::allocate_physical(device, size as u64)?;
+        let id = allocation_table::allocate_physical(device, size as u64)?;
         // SAFETY: the caller's promise.
         unsafe { store("handle", handle, id.raw()) }
     })
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn aclrtMallocPhysical(
 pub unsafe extern "C" fn aclrtFreePhysical(handle: aclrtDrvMemHandle) -> aclError {
     acl(|| {
         current()?;
-        ledger::free_physical(handle)
+        allocation_table::free_physical(handle)
     })
 }
 
@@ -174,7 +175,7 @@ pub unsafe extern "C" fn aclrtMapMem(
                 "{NAME}: flags: given {flags:#x}, allowed: 0"
             ));
         }
-        ledger::map(NAME, virPtr.addr(), size, handle)
+        allocation_table::map(NAME, virPtr.addr(), size, handle)
     })
 }
 
@@ -182,7 +183,7 @@ pub unsafe extern "C" fn aclrtUnmapMem(virPtr: *mut c_void) -> aclError {
     acl(|| {
         not_null("virPtr", virPtr)?;
         current()?;
-        ledger::unmap(check(), "aclrtUnmapMem", virPtr.addr())
+        allocation_table::unmap(check(), "aclrtUnmapMem", virPtr.addr())
     })
 }
 

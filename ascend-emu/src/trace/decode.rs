@@ -5,9 +5,9 @@
 
 use super::json::Json;
 use super::value::{Element, Handle, Name, Pointee, Value};
-use crate::abi::MOST_ELEMENTS;
 use crate::descriptor::{
-    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, SCALARS, Scalar, TENSOR_LISTS, TENSORS,
+    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar, TENSOR_LISTS,
+    TENSORS,
 };
 use ascend_spec::{DType, Dims};
 use ascend_sys::bindings::{aclDataType, aclFormat};

@@ -8,11 +8,10 @@ use crate::config::config;
 use crate::status;
 use decode::Arguments;
 use json::Json;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::FileTypeExt as _;
+use std::fs::File;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use value::Value;
@@ -21,26 +20,12 @@ use value::Value;
 #[derive(Debug)]
 pub(crate) struct Trace {
     /// Opened to append, so that lines of several threads and processes do not mix: each is written at once.
-    file: File,
+    file: &'static File,
     calls: AtomicU64,
     failed: AtomicBool,
 }
 
 impl Trace {
-    /// Opens the file for appending, and makes it if there is none.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        // A pipe would keep the first call until somebody reads.
-        if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
-            return Err(io::Error::other("it is a pipe, and has to be a file"));
-        }
-        let file = OpenOptions::new().append(true).create(true).open(path)?;
-        Ok(Trace {
-            file,
-            calls: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
-        })
-    }
-
     /// Notes a call before it is made.
     ///
     /// # Safety
@@ -76,7 +61,7 @@ impl Trace {
 
     /// Writes a line; the first failure is told.
     fn write(&self, line: &str) {
-        if let Err(error) = (&self.file).write_all(line.as_bytes())
+        if let Err(error) = { self.file }.write_all(line.as_bytes())
             && !self.failed.swap(true, Ordering::Relaxed)
         {
             eprintln!("ascend-emu: ASCEND_EMU_TRACE: a line cannot be written: {error}");
@@ -194,7 +179,16 @@ pub(crate) fn trace() -> Option<&'static Trace> {
 /// What the environment chooses.
 #[cold]
 fn chosen() -> Option<&'static Trace> {
-    let trace = config().trace.as_ref();
+    static TRACE: OnceLock<Option<Trace>> = OnceLock::new();
+    let trace = TRACE.get_or_init(|| {
+        let file = config().trace.as_ref()?;
+        Some(Trace {
+            file,
+            calls: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        })
+    });
+    let trace = trace.as_ref();
     STATE.store(if trace.is_some() { ON } else { OFF }, Ordering::Relaxed);
     trace
 }

@@ -20,8 +20,9 @@ mod half_bits;
 mod neon;
 mod portable;
 
-use crate::config::config;
 pub(super) use portable::Portable;
+use std::env;
+use std::sync::OnceLock;
 
 /// Number of floats in a [`Vector`]: one AVX-512 register, two AVX registers, four NEON registers.
 pub(super) const WIDTH: usize = 16;
@@ -214,9 +215,19 @@ impl Level {
         best.unwrap_or(Level(Set::Portable(Portable)))
     }
 
-    /// The instruction set that the environment selects, or else the best.
+    /// The environment variable that selects an instruction set by name.
+    pub(crate) const VARIABLE: &str = "ASCEND_EMU_SIMD";
+
+    /// The instruction set that the environment selects, if this machine has it.
+    pub(super) fn of_environment() -> Option<Self> {
+        let text = env::var(Level::VARIABLE).ok()?;
+        Level::named(text.trim())
+    }
+
+    /// The instruction set that the environment selects, or else the best; selected at the first call.
     pub(super) fn chosen() -> Self {
-        config().simd.unwrap_or_else(Level::detect)
+        static CHOSEN: OnceLock<Level> = OnceLock::new();
+        *CHOSEN.get_or_init(|| Level::of_environment().unwrap_or_else(Level::detect))
     }
 
     /// The instruction set with this name, if this machine has it.

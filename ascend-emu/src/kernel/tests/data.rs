@@ -3,7 +3,6 @@
 use super::calls::Random;
 use super::calls::compare::Written;
 use super::calls::contents::{fill, is_rows, operands, reach};
-use crate::config::config;
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, RunOptions, run_under};
@@ -15,7 +14,7 @@ use std::sync::atomic::AtomicUsize;
 
 /// The instruction sets to test: the one that the environment asks for, or all.
 pub(super) fn levels() -> Vec<Level> {
-    config().simd.map_or_else(Level::all, |level| vec![level])
+    Level::of_environment().map_or_else(Level::all, |level| vec![level])
 }
 
 /// Bytes around every tensor; odd, so that no tensor is aligned.

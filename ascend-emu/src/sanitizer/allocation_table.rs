@@ -1,37 +1,32 @@
-//! Who owns which bytes, and which queued work uses them.
+//! Who owns which bytes, and which queued work accesses them.
 //!
-//! Every stream is a *lane* whose operations are numbered. A lane's clock says, for each other lane, up to which
-//! operation its next one is known to come after: events copy clocks from lane to lane. What the host has waited for is
-//! known to everybody. Two uses of the same bytes, one of them a write, that neither a clock nor the host orders are a
-//! race, whether or not they happened to meet.
+//! Two accesses of the same bytes, one of them a write, neither of which happens before the other are a race, whether or
+//! not they happened to meet.
 
-mod clocks;
 mod hazards;
 mod registered;
+mod stream_order;
 mod virtual_memory;
 
-pub(crate) use clocks::{
-    Clock, LaneId, Progress, close_lane, follow, follow_unknown, host_waited, host_waited_for_lane,
-    open_lane, snapshot,
-};
 pub(crate) use hazards::{admit, inspect};
 pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
-
+pub(crate) use stream_order::{
+    add_stream, host_waited, host_waited_for_stream, order_after, order_after_unknown,
+    remove_stream, snapshot_clock,
+};
 pub(crate) use virtual_memory::{
     allocate_physical, free_physical, map, release_range, reserve, totals as virtual_totals, unmap,
 };
 
+use super::finding::{FindingKind, Suspicion, report_all};
+use super::vector_clock::StreamOrder;
 use crate::config::{Check, config};
-use crate::handle::IdHasher;
 use crate::lock::Lock;
 use crate::memory::{Arena, DeviceMemory};
-use crate::sanitizer::{FindingKind, Suspicion, report_all};
 use crate::status::{Failure, MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
-use clocks::Lane;
-use hazards::Use;
+use hazards::QueuedAccess;
 use registered::Registration;
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use virtual_memory::Virtual;
 
@@ -60,7 +55,7 @@ pub struct Allocation {
     pub version: u64,
 }
 
-/// Where the bytes of a block are from.
+/// Where the bytes of a region are from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     /// From [`allocate`].
@@ -72,15 +67,15 @@ enum Owner {
 }
 
 #[derive(Debug)]
-struct Block {
+struct Region {
     info: Allocation,
     /// End of what may be touched: the requested size, rounded up to whole pages, and one page more.
     reach: usize,
     owner: Owner,
-    uses: Vec<Use>,
+    accesses: Vec<QueuedAccess>,
 }
 
-impl Block {
+impl Region {
     fn reserved(&self) -> usize {
         self.reach - self.info.base
     }
@@ -91,15 +86,15 @@ impl Block {
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct AllocationTable {
     arena: Option<Arena>,
-    blocks: BTreeMap<usize, Block>,
+    regions: BTreeMap<usize, Region>,
     /// Registered host memory, by first address.
     registered: BTreeMap<usize, Registration>,
     memory: Virtual,
-    lanes: HashMap<LaneId, Lane, BuildHasherDefault<IdHasher>>,
-    /// Freed while work in flight uses it: given back once that is over.
-    limbo: Vec<Block>,
+    order: StreamOrder,
+    /// Freed while work in flight accesses it: given back once that is over.
+    deferred_frees: Vec<Region>,
     /// Freed of late, to name stale addresses.
     freed: VecDeque<Range<usize>>,
     /// Bytes of live allocations.
@@ -110,22 +105,27 @@ struct Books {
 /// How many freed ranges are remembered.
 const FREED: usize = 1024;
 
-impl Books {
-    /// The block that an address lies in, guard page included.
-    fn block(&self, address: usize) -> Option<&Block> {
-        let (_, block) = self.blocks.range(..=address).next_back()?;
-        (address < block.reach).then_some(block)
+impl AllocationTable {
+    /// The region that an address lies in, guard page included.
+    fn region(&self, address: usize) -> Option<&Region> {
+        let (_, region) = self.regions.range(..=address).next_back()?;
+        (address < region.reach).then_some(region)
     }
 
-    /// Takes out of limbo what nothing in flight uses any more.
-    fn sweep(&mut self) -> Vec<Block> {
-        if self.limbo.is_empty() {
+    /// Takes out of deferred_frees what nothing in flight accesses any more.
+    fn sweep(&mut self) -> Vec<Region> {
+        if self.deferred_frees.is_empty() {
             return Vec::new();
         }
-        let (keep, done) = std::mem::take(&mut self.limbo)
+        let (keep, done) = std::mem::take(&mut self.deferred_frees)
             .into_iter()
-            .partition(|block| block.uses.iter().any(|of| self.in_flight(of)));
-        self.limbo = keep;
+            .partition(|region| {
+                region
+                    .accesses
+                    .iter()
+                    .any(|of| self.order.in_flight(of.operation))
+            });
+        self.deferred_frees = keep;
         done
     }
 
@@ -133,34 +133,34 @@ impl Books {
         self.used.get(&place).copied().unwrap_or(0)
     }
 
-    fn insert(&mut self, block: Block) {
-        if block.owner == Owner::Emulator {
-            let used = self.used.entry(block.info.place).or_default();
-            *used = used.saturating_add(block.info.bytes);
+    fn insert(&mut self, region: Region) {
+        if region.owner == Owner::Emulator {
+            let used = self.used.entry(region.info.place).or_default();
+            *used = used.saturating_add(region.info.bytes);
         }
-        self.blocks.insert(block.info.base, block);
+        self.regions.insert(region.info.base, region);
     }
 
-    /// Takes a block out, and remembers its addresses as freed.
-    fn remove(&mut self, base: usize) -> Option<Block> {
-        let block = self.blocks.remove(&base)?;
-        if block.owner == Owner::Emulator
-            && let Some(used) = self.used.get_mut(&block.info.place)
+    /// Takes a region out, and remembers its addresses as freed.
+    fn remove(&mut self, base: usize) -> Option<Region> {
+        let region = self.regions.remove(&base)?;
+        if region.owner == Owner::Emulator
+            && let Some(used) = self.used.get_mut(&region.info.place)
         {
-            *used = used.saturating_sub(block.info.bytes);
+            *used = used.saturating_sub(region.info.bytes);
         }
         if self.freed.len() >= FREED {
             self.freed.pop_front();
         }
-        self.freed.push_back(block.info.base..block.reach);
-        Some(block)
+        self.freed.push_back(region.info.base..region.reach);
+        Some(region)
     }
 }
 
-static BOOKS: Lock<Option<Books>> = Lock::new(None);
+static TABLE: Lock<Option<AllocationTable>> = Lock::new(None);
 
-fn with<T>(body: impl FnOnce(&mut Books) -> T) -> T {
-    body(BOOKS.lock().get_or_insert_default())
+fn with<T>(body: impl FnOnce(&mut AllocationTable) -> T) -> T {
+    body(TABLE.lock().get_or_insert_default())
 }
 
 /// Bytes of memory of one device, and of pinned host memory.
@@ -186,8 +186,8 @@ pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
         .ok_or_else(short)?;
     settle();
     let limit = capacity()?;
-    with(|books| {
-        let left = limit.saturating_sub(books.used_bytes(place));
+    with(|table| {
+        let left = limit.saturating_sub(table.used_bytes(place));
         if bytes > left {
             let at = match place {
                 Place::Device(device) => format!("on device {device}"),
@@ -199,18 +199,18 @@ pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
             ));
         }
         let base = match place {
-            Place::Device(_) => books
+            Place::Device(_) => table
                 .arena
                 .get_or_insert_with(|| Arena::new(memory.base(), memory.len()))
                 .take(reserved),
             Place::PinnedHost => allocate_host(page, reserved),
         };
         let base = base.ok_or_else(short)?;
-        books.allocations += 1;
-        books.freed.retain(|range| !range.contains(&base));
-        let block = Block {
+        table.allocations += 1;
+        table.freed.retain(|range| !range.contains(&base));
+        let region = Region {
             info: Allocation {
-                id: books.allocations,
+                id: table.allocations,
                 base,
                 bytes,
                 place,
@@ -218,9 +218,9 @@ pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
             },
             reach: base.saturating_add(reserved),
             owner: Owner::Emulator,
-            uses: Vec::with_capacity(8),
+            accesses: Vec::with_capacity(8),
         };
-        books.insert(block);
+        table.insert(region);
         Ok(base)
     })
 }
@@ -232,41 +232,41 @@ fn allocate_host(align: usize, bytes: usize) -> Option<usize> {
     (status == 0 && !at.is_null()).then(|| at.expose_provenance())
 }
 
-/// Gives the memory of blocks back to where it came from.
-fn release(blocks: Vec<Block>) {
+/// Gives the memory of regions back to where it came from.
+fn release(regions: Vec<Region>) {
     let Ok(memory) = DeviceMemory::get() else {
         return;
     };
-    for block in &blocks {
-        match (block.owner, block.info.place) {
+    for region in &regions {
+        match (region.owner, region.info.place) {
             (Owner::Emulator, Place::Device(_)) => {
-                memory.discard(block.info.base, block.reserved());
+                memory.discard(region.info.base, region.reserved());
             }
             (Owner::Emulator, Place::PinnedHost) => {
-                // SAFETY: the block came from `posix_memalign`, and left the books once: nobody else frees it.
-                unsafe { libc::free(std::ptr::with_exposed_provenance_mut(block.info.base)) };
+                // SAFETY: the region came from `posix_memalign`, and left the table once: nobody else frees it.
+                unsafe { libc::free(std::ptr::with_exposed_provenance_mut(region.info.base)) };
             }
             (Owner::Program | Owner::Mapped(_), _) => {}
         }
     }
-    with(|books| {
-        for block in &blocks {
-            match (block.owner, block.info.place) {
+    with(|table| {
+        for region in &regions {
+            match (region.owner, region.info.place) {
                 (Owner::Emulator, Place::Device(_)) => {
-                    if let Some(arena) = &mut books.arena {
-                        arena.give_back(block.info.base, block.reserved());
+                    if let Some(arena) = &mut table.arena {
+                        arena.give_back(region.info.base, region.reserved());
                     }
                 }
-                (Owner::Mapped(number), _) => books.unshow(memory, block, number),
+                (Owner::Mapped(number), _) => table.unshow(memory, region, number),
                 _ => {}
             }
         }
     });
 }
 
-/// Gives back memory that was freed too early and that nothing uses any more.
+/// Gives back memory that was freed too early and that nothing accesses any more.
 fn settle() {
-    let done = with(Books::sweep);
+    let done = with(AllocationTable::sweep);
     if !done.is_empty() {
         release(done);
     }
@@ -274,11 +274,11 @@ fn settle() {
 
 /// Frees what [`allocate`] gave.
 pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usize) -> Outcome {
-    let found = with(|books| {
-        let Some(block) = books.blocks.get(&address) else {
-            return Err(not_allocated(books, name, address));
+    let found = with(|table| {
+        let Some(region) = table.regions.get(&address) else {
+            return Err(not_allocated(table, name, address));
         };
-        if device != matches!(block.info.place, Place::Device(_)) {
+        if device != matches!(region.info.place, Place::Device(_)) {
             let (is, other) = if device {
                 ("pinned host memory", "aclrtFreeHost")
             } else {
@@ -289,7 +289,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
                 "{name}: {address:#x} is {is}, which {other} frees"
             ));
         }
-        let other = match block.owner {
+        let other = match region.owner {
             Owner::Emulator => None,
             Owner::Program => {
                 Some("the program's own, whose registration aclrtHostUnregister ends")
@@ -302,45 +302,49 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
                 "{name}: {address:#x} is memory that is {other}"
             ));
         }
-        let unsynced = block
-            .uses
+        let unsynced = region
+            .accesses
             .iter()
-            .find(|of| !Books::synced(&books.lanes, of));
+            .find(|of| !table.order.host_has_waited(of.operation));
         let suspicion = unsynced.map(|of| Suspicion {
             kind: FindingKind::FreeInUse,
             site: (name, of.site.1),
             message: format!(
                 "{name}: {address:#x} ({} bytes) is the {} of a queued {}, and nothing has waited for that since",
-                block.info.bytes, of.site.1, of.site.0
+                region.info.bytes, of.site.1, of.site.0
             ),
         });
         Ok(suspicion)
     })?;
     report_all(check, MEMORY_FREE, found)?;
-    let free_now = with(|books| -> Outcome<Vec<Block>> {
-        let block = books
+    let free_now = with(|table| -> Outcome<Vec<Region>> {
+        let region = table
             .remove(address)
-            .ok_or_else(|| not_allocated(books, name, address))?;
+            .ok_or_else(|| not_allocated(table, name, address))?;
         // Registered parts end with the memory.
-        books
+        table
             .registered
-            .retain(|start, _| !(address..block.reach).contains(start));
-        if block.uses.iter().any(|of| books.in_flight(of)) {
-            books.limbo.push(block);
+            .retain(|start, _| !(address..region.reach).contains(start));
+        if region
+            .accesses
+            .iter()
+            .any(|of| table.order.in_flight(of.operation))
+        {
+            table.deferred_frees.push(region);
             return Ok(Vec::new());
         }
-        Ok(vec![block])
+        Ok(vec![region])
     })?;
     release(free_now);
     settle();
     Ok(())
 }
 
-fn not_allocated(books: &Books, name: &str, address: usize) -> Failure {
-    let why = if books.freed.iter().any(|range| range.start == address) {
+fn not_allocated(table: &AllocationTable, name: &str, address: usize) -> Failure {
+    let why = if table.freed.iter().any(|range| range.start == address) {
         "was already freed".to_owned()
-    } else if let Some(block) = books.block(address) {
-        format!("lies inside the allocation at {:#x}", block.info.base)
+    } else if let Some(region) = table.region(address) {
+        format!("lies inside the allocation at {:#x}", region.info.base)
     } else {
         "was not allocated".to_owned()
     };
@@ -349,27 +353,30 @@ fn not_allocated(books: &Books, name: &str, address: usize) -> Failure {
 
 /// Drops everything allocated on a device, as a reset does; how many allocations and bytes that was.
 pub(crate) fn clear_device(device: i32) -> (u64, u64) {
-    let (now, count, bytes) = with(|books| {
-        let on_device = |block: &&Block| block.info.place == Place::Device(device);
-        let bases: Vec<usize> = books
-            .blocks
+    let (now, count, bytes) = with(|table| {
+        let on_device = |region: &&Region| region.info.place == Place::Device(device);
+        let bases: Vec<usize> = table
+            .regions
             .values()
             .filter(on_device)
-            .map(|block| block.info.base)
+            .map(|region| region.info.base)
             .collect();
-        let own = |block: &&Block| on_device(block) && block.owner == Owner::Emulator;
-        let own: Vec<u64> = books
-            .blocks
+        let own = |region: &&Region| on_device(region) && region.owner == Owner::Emulator;
+        let own: Vec<u64> = table
+            .regions
             .values()
             .filter(own)
-            .map(|block| block.info.bytes)
+            .map(|region| region.info.bytes)
             .collect();
         let (count, bytes) = (own.len() as u64, own.iter().sum::<u64>());
-        let dropped: Vec<Block> = bases.iter().filter_map(|&b| books.remove(b)).collect();
-        let (busy, now): (Vec<_>, Vec<_>) = dropped
-            .into_iter()
-            .partition(|block| block.uses.iter().any(|of| books.in_flight(of)));
-        books.limbo.extend(busy);
+        let dropped: Vec<Region> = bases.iter().filter_map(|&b| table.remove(b)).collect();
+        let (busy, now): (Vec<_>, Vec<_>) = dropped.into_iter().partition(|region| {
+            region
+                .accesses
+                .iter()
+                .any(|of| table.order.in_flight(of.operation))
+        });
+        table.deferred_frees.extend(busy);
         (now, count, bytes)
     });
     release(now);
@@ -379,27 +386,27 @@ pub(crate) fn clear_device(device: i32) -> (u64, u64) {
 
 /// The live allocation that an address lies in.
 pub(crate) fn lookup(address: usize) -> Option<Allocation> {
-    with(|books| books.block(address).map(|block| block.info))
+    with(|table| table.region(address).map(|region| region.info))
 }
 
 /// Where live memory at `address` is, and how many bytes there are from there on: to the end of its allocation, or of what
 /// is mapped side by side, which is one to programs.
 pub(crate) fn room(address: usize) -> Option<(Place, u64)> {
-    with(|books| {
-        let first = books.block(address)?;
+    with(|table| {
+        let first = table.region(address)?;
         let place = first.info.place;
         let mut end = first.info.base as u64 + first.info.bytes;
         let mut joined = matches!(first.owner, Owner::Mapped(_));
         while joined {
-            let next = usize::try_from(end).ok().and_then(|end| books.block(end));
-            let next = next.filter(|block| {
-                matches!(block.owner, Owner::Mapped(_))
-                    && block.info.place == place
-                    && block.info.base as u64 == end
-                    && block.info.bytes > 0
+            let next = usize::try_from(end).ok().and_then(|end| table.region(end));
+            let next = next.filter(|region| {
+                matches!(region.owner, Owner::Mapped(_))
+                    && region.info.place == place
+                    && region.info.base as u64 == end
+                    && region.info.bytes > 0
             });
             joined = next.is_some();
-            end += next.map_or(0, |block| block.info.bytes);
+            end += next.map_or(0, |region| region.info.bytes);
         }
         Some((place, end.saturating_sub(address as u64)))
     })
@@ -412,18 +419,18 @@ pub fn allocation_at<T>(address: *const T) -> Option<Allocation> {
 
 /// Bytes in use on a device.
 pub(crate) fn used_bytes(device: i32) -> u64 {
-    with(|books| books.used_bytes(Place::Device(device)))
+    with(|table| table.used_bytes(Place::Device(device)))
 }
 
 /// Live allocations: how many on devices, their bytes, how many of pinned host memory.
 pub(crate) fn totals() -> (usize, u64, usize) {
-    with(|books| {
+    with(|table| {
         let mut totals = (0, 0, 0);
-        for block in books.blocks.values() {
-            match (block.owner, block.info.place) {
+        for region in table.regions.values() {
+            match (region.owner, region.info.place) {
                 (Owner::Emulator, Place::Device(_)) => {
                     totals.0 += 1;
-                    totals.1 += block.info.bytes;
+                    totals.1 += region.info.bytes;
                 }
                 (Owner::Emulator, Place::PinnedHost) => totals.2 += 1,
                 (Owner::Program | Owner::Mapped(_), _) => {}
@@ -435,12 +442,12 @@ pub(crate) fn totals() -> (usize, u64, usize) {
 
 /// Counts a write to an allocation.
 pub(crate) fn written(addresses: impl Iterator<Item = usize>) {
-    with(|books| {
+    with(|table| {
         for address in addresses {
-            if let Some((_, block)) = books.blocks.range_mut(..=address).next_back()
-                && address < block.reach
+            if let Some((_, region)) = table.regions.range_mut(..=address).next_back()
+                && address < region.reach
             {
-                block.info.version += 1;
+                region.info.version += 1;
             }
         }
     });

@@ -1,11 +1,11 @@
 //! The thread of a stream.
 
 use super::Stream;
-use crate::event::Event;
 use crate::fault::Fault;
-use crate::graph::{Graph, Step};
 use crate::operator::{Access, Addresses};
-use crate::queue::Command;
+use crate::runtime::event::Event;
+use crate::runtime::graph::{Graph, Step};
+use crate::runtime::queue::Command;
 use crate::status::{DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Stream {
             if let Command::Wait { event, .. } = &command {
                 shared.waiting = Some(Arc::clone(event));
             }
-            let stopped = shared.stopped.is_some();
+            let stopped = self.faults.is_stopped();
             drop(shared);
             // There is room in the queue again.
             self.advanced.notify_all();
@@ -55,10 +55,8 @@ impl Stream {
             shared.waiting = None;
             shared.completed += 1;
             if let Err(fault) = outcome {
-                if self.settings.values().stop_on_failure {
-                    shared.stopped.get_or_insert_with(|| fault.clone());
-                }
-                shared.fault.get_or_insert(fault);
+                self.faults
+                    .add(fault, self.settings.values().stop_on_failure);
             }
             self.progress.store(shared.completed, Ordering::Release);
             drop(shared);
@@ -131,7 +129,7 @@ impl Stream {
                 // SAFETY: the ledger let the replay in, with every range of the graph at that time live. Ranges of
                 // tasks put in by an update since were checked then; freed early, device memory stays mapped.
                 Some(Step::Task(task, ())) => unsafe { self.run_task(&task, at, scratch)? },
-                Some(Step::Raise(event)) => event.raise(self.lane),
+                Some(Step::Raise(event)) => event.raise(self.id),
                 Some(Step::Lower(event)) => event.lower(),
                 Some(Step::Await(event)) => {
                     self.wait_within(Some(Arc::clone(&event)));

@@ -1,12 +1,12 @@
 //! Captured graphs, their task groups, and their replay.
 
-use crate::event::Event;
 use crate::handle::{Id, Kind, Table};
-use crate::ledger::LaneId;
 use crate::lock::Lock;
 use crate::operator::{Access, Addresses};
+use crate::runtime::event::Event;
+use crate::runtime::task::Task;
+use crate::sanitizer::StreamId;
 use crate::status::{Outcome, TASK_GROUP_STATUS, failure};
-use crate::task::Task;
 use std::fmt::Write;
 use std::sync::{Arc, Weak};
 
@@ -30,7 +30,7 @@ pub(crate) enum Step<A = Box<Addresses>> {
 #[derive(Debug)]
 pub(crate) struct Node {
     /// Stream it was recorded in.
-    pub lane: LaneId,
+    pub lane: StreamId,
     pub step: Step,
 }
 
@@ -123,9 +123,9 @@ pub(crate) struct Group {
 
 impl Group {
     /// A group of steps; its handle, which lives as long as the graph's.
-    pub(crate) fn create(owner: &Arc<Graph>, graph: &Graph, members: Vec<usize>) -> Id {
+    pub(crate) fn create(graph: &Arc<Graph>, members: Vec<usize>) -> Id {
         let id = GROUPS.insert(Group {
-            graph: Arc::downgrade(owner),
+            graph: Arc::downgrade(graph),
             members,
         });
         graph.0.lock().groups.push(id);

@@ -1,23 +1,16 @@
 //! Events: marks in streams that other streams and the host wait for.
 
-use crate::capture::{Capture, Position};
 use crate::config::Check;
-use crate::handle::{Id, Kind, Table};
-use crate::ledger::{self, Clock, LaneId};
 use crate::lock::{Lock, Signal, expired};
+use crate::runtime::stream_faults::StreamFaults;
 use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{
-    EVENT_CAPTURED, EVENT_SYNC_TIMEOUT, Outcome, PARAM_INVALID, TIMESTAMP_INVALID,
-    TIMESTAMP_REVERSAL, failure,
-};
-use crate::stream::Stream;
+use crate::sanitizer::{StreamId, VectorClock, allocation_table};
+use crate::status::{EVENT_SYNC_TIMEOUT, Outcome, PARAM_INVALID, TIMESTAMP_INVALID, failure};
 use ascend_sys::bindings as sys;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
-
-pub(crate) static EVENTS: Table<Event> = Table::new(Kind::Event);
 
 /// When the devices started: before the first event was made.
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -47,7 +40,7 @@ const FLAGS: u32 = sys::ACL_EVENT_SYNC
 /// One queued record. Every record and reset of an event has a ticket, never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    lane: LaneId,
+    lane: StreamId,
     ticket: u64,
 }
 
@@ -63,7 +56,7 @@ enum Last {
 /// Records of one stream that are queued: it reaches them in order.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    lane: LaneId,
+    lane: StreamId,
     /// Ticket of the last one queued.
     queued: u64,
     /// Ticket of the last one reached.
@@ -83,11 +76,9 @@ struct State {
     /// Waits queued and not over.
     waits: u32,
     /// What the latest record comes after.
-    clock: Clock,
-    /// Stream of the latest record.
-    source: Weak<Stream>,
-    /// Set while the latest record belongs to a capture.
-    captured: Option<(Weak<Capture>, Position)>,
+    clock: VectorClock,
+    /// Faults of the stream of the latest record.
+    faults: Weak<StreamFaults>,
 }
 
 impl State {
@@ -136,7 +127,7 @@ pub(crate) struct Event {
 
 impl Event {
     /// An event for the uses that the flags name; `None` is `aclrtCreateEvent`, which can order and measure time.
-    pub(crate) fn create(flags: Option<u32>) -> Outcome<Id> {
+    pub(crate) fn new(flags: Option<u32>) -> Outcome<Self> {
         if let Some(unknown) = flags.map(|flags| flags & !FLAGS).filter(|&bits| bits != 0) {
             return Err(failure!(
                 PARAM_INVALID,
@@ -145,15 +136,15 @@ impl Event {
         }
         LazyLock::force(&STARTED);
         let has = |flag| flags.is_some_and(|flags| flags & flag != 0);
-        Ok(EVENTS.insert(Event {
+        Ok(Event {
             external: has(sys::ACL_EVENT_EXTERNAL),
             timed: flags.is_none() || has(sys::ACL_EVENT_TIME_LINE),
             state: Lock::new(State {
-                clock: Clock::with_capacity(8),
+                clock: VectorClock::with_capacity(8),
                 ..State::default()
             }),
             changed: Signal::new(),
-        }))
+        })
     }
 
     /// Whether the event crosses the border of a graph.
@@ -164,28 +155,27 @@ impl Event {
     // What a stream queues.
 
     /// A record of the present end of a stream is being queued.
-    pub(crate) fn queue_record(&self, stream: &Arc<Stream>) -> Mark {
+    pub(crate) fn queue_record(&self, stream: StreamId, faults: &Arc<StreamFaults>) -> Mark {
         let mut state = self.state.lock();
         let mark = Mark {
-            lane: stream.lane(),
+            lane: stream,
             ticket: state.next_ticket(),
         };
         state.last = Last::Record(mark);
         state.queue(mark);
-        ledger::snapshot(mark.lane, &mut state.clock);
-        state.source = Arc::downgrade(stream);
-        state.captured = None;
+        allocation_table::snapshot_clock(mark.lane, &mut state.clock);
+        state.faults = Arc::downgrade(faults);
         mark
     }
 
     /// A wait is being queued in a lane: the record to wait for, or `None` if there is none.
-    pub(crate) fn queue_wait(&self, lane: LaneId) -> Option<Mark> {
+    pub(crate) fn queue_wait(&self, lane: StreamId) -> Option<Mark> {
         let mut state = self.state.lock();
         let Last::Record(mark) = state.last else {
             return None;
         };
         state.waits += 1;
-        ledger::follow(lane, &state.clock);
+        allocation_table::order_after(lane, &state.clock);
         Some(mark)
     }
 
@@ -193,7 +183,6 @@ impl Event {
     pub(crate) fn queue_reset(&self) -> u64 {
         let mut state = self.state.lock();
         state.last = Last::Reset;
-        state.captured = None;
         state.next_ticket()
     }
 
@@ -246,7 +235,7 @@ impl Event {
     }
 
     /// A record inside a graph that a stream replays.
-    pub(crate) fn raise(&self, lane: LaneId) {
+    pub(crate) fn raise(&self, lane: StreamId) {
         let mut state = self.state.lock();
         let ticket = state.next_ticket();
         state.last = Last::Record(Mark { lane, ticket });
@@ -285,74 +274,46 @@ impl Event {
         self.changed.notify_all();
     }
 
-    // Captures.
-
-    /// The latest record belongs to a capture from now on.
-    pub(crate) fn capture_record(&self, capture: &Arc<Capture>, position: Position) {
-        self.state.lock().captured = Some((Arc::downgrade(capture), position));
-    }
-
-    /// The capture that the latest record belongs to, if it goes on.
-    pub(crate) fn capture(&self) -> Option<(Arc<Capture>, Position)> {
-        // Not asked while holding the state: a capture holds its own when it changes an event's.
-        let (capture, position) = self.state.lock().captured.clone()?;
-        let capture = capture.upgrade().filter(|capture| capture.active())?;
-        Some((capture, position))
-    }
-
-    /// Whether a record outside of captures is the latest.
-    pub(crate) fn recorded_eagerly(&self) -> bool {
-        let state = self.state.lock();
-        state.captured.is_none() && matches!(state.last, Last::Record(_))
-    }
-
-    /// Refuses a question about an event whose record is part of a capture; the capture becomes invalid.
-    fn refuse_captured(&self, name: &str) -> Outcome {
-        let Some((capture, _)) = self.capture() else {
-            return Ok(());
-        };
-        let failure = failure!(
-            EVENT_CAPTURED,
-            "{name}: the event was recorded in a stream that is being captured"
-        );
-        capture.invalidate(&failure.message);
-        Err(failure)
+    /// Whether a record was queued after the last reset.
+    pub(crate) fn recorded(&self) -> bool {
+        matches!(self.state.lock().last, Last::Record(_))
     }
 
     // What the host asks.
 
     /// Whether the latest record is reached.
-    pub(crate) fn query(&self, name: &str) -> Outcome<bool> {
-        self.refuse_captured(name)?;
+    pub(crate) fn query(&self) -> bool {
         let state = self.state.lock();
         let Last::Record(mark) = state.last else {
-            return Ok(false);
+            return false;
         };
         if state.is_pending(mark) {
-            return Ok(false);
+            return false;
         }
-        ledger::host_waited(&state.clock);
-        Ok(true)
+        allocation_table::host_waited(&state.clock);
+        true
     }
 
     /// Whether all waits for the event are over.
-    pub(crate) fn query_waits(&self, name: &str) -> Outcome<bool> {
-        self.refuse_captured(name)?;
-        Ok(self.state.lock().waits == 0)
+    pub(crate) fn query_waits(&self) -> bool {
+        self.state.lock().waits == 0
     }
 
     /// Waits for the latest record, and reports a fault of what comes before it.
-    pub(crate) fn synchronize(&self, check: Check, deadline: Option<Instant>) -> Outcome {
-        const NAME: &str = "aclrtSynchronizeEvent";
-        self.refuse_captured(NAME)?;
+    pub(crate) fn synchronize(
+        &self,
+        name: &'static str,
+        check: Check,
+        deadline: Option<Instant>,
+    ) -> Outcome {
         let mut state = self.state.lock();
         let Last::Record(mark) = state.last else {
             drop(state);
             let suspicion = Suspicion {
                 kind: FindingKind::UnrecordedEvent,
-                site: (NAME, "event"),
+                site: (name, "event"),
                 message: format!(
-                    "{NAME}: the event was never recorded, or reset since; nothing is waited for"
+                    "{name}: the event was never recorded, or reset since; nothing is waited for"
                 ),
             };
             return report(check, PARAM_INVALID, suspicion);
@@ -361,28 +322,33 @@ impl Event {
             if expired(deadline) {
                 return Err(failure!(
                     EVENT_SYNC_TIMEOUT,
-                    "{NAME}: the event was not reached in time"
+                    "{name}: the event was not reached in time"
                 ));
             }
             state = self.changed.wait(state, deadline);
         }
-        ledger::host_waited(&state.clock);
-        let source = state.source.upgrade();
+        allocation_table::host_waited(&state.clock);
+        let faults = state.faults.upgrade();
         drop(state);
-        match source.and_then(|stream| stream.take_fault()) {
+        match faults.and_then(|faults| faults.take()) {
             Some(fault) => Err(fault.into()),
             None => Ok(()),
         }
     }
 
-    fn time(&self, name: &str, which: &str) -> Outcome<Instant> {
-        if !self.timed {
-            return Err(failure!(
-                TIMESTAMP_INVALID,
-                "{name}: the {which}event has no timestamp: create it with ACL_EVENT_TIME_LINE or aclrtCreateEvent"
-            ));
+    /// Refuses to ask an event for times that was created without them.
+    pub(crate) fn check_timed(&self, name: &str, which: &str) -> Outcome {
+        if self.timed {
+            return Ok(());
         }
-        self.refuse_captured(name)?;
+        Err(failure!(
+            TIMESTAMP_INVALID,
+            "{name}: the {which}event has no timestamp: create it with ACL_EVENT_TIME_LINE or aclrtCreateEvent"
+        ))
+    }
+
+    /// When the latest record was reached.
+    pub(crate) fn time(&self, name: &str, which: &str) -> Outcome<Instant> {
         let state = self.state.lock();
         match (state.last, state.reached) {
             (Last::Record(mark), Some((latest, at))) if latest == mark.ticket => Ok(at),
@@ -392,33 +358,19 @@ impl Event {
             )),
         }
     }
+}
 
-    /// Milliseconds from one event to another.
-    pub(crate) fn elapsed_ms(start: &Event, end: &Event) -> Outcome<f32> {
-        const NAME: &str = "aclrtEventElapsedTime";
-        let (from, to) = (start.time(NAME, "start ")?, end.time(NAME, "end ")?);
-        let elapsed = to.checked_duration_since(from).ok_or_else(|| {
-            failure!(
-                TIMESTAMP_REVERSAL,
-                "the end event was reached before the start event"
-            )
-        })?;
-        Ok(elapsed.as_secs_f32() * 1e3)
-    }
-
-    /// Microseconds from the start of the device to the latest record.
-    pub(crate) fn timestamp(&self) -> Outcome<u64> {
-        let at = self.time("aclrtEventGetTimestamp", "")?;
-        let elapsed = at.saturating_duration_since(*STARTED);
-        Ok(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
-    }
+/// Microseconds from the start of the devices to a time.
+pub(crate) fn microseconds_until(time: Instant) -> u64 {
+    let elapsed = time.saturating_duration_since(*STARTED);
+    u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn mark(lane: LaneId, ticket: u64) -> Mark {
+    fn mark(lane: StreamId, ticket: u64) -> Mark {
         Mark { lane, ticket }
     }
 

@@ -1,10 +1,10 @@
 //! Values in device memory that streams write and wait for.
 
-use crate::claims::claim;
-use crate::ledger::{self, Clock, LaneId};
 use crate::lock::{Lock, Signal};
 use crate::memory::DeviceMemory;
 use crate::operator::Access;
+use crate::sanitizer::access_lock::claim;
+use crate::sanitizer::{StreamId, VectorClock, allocation_table};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ impl Comparison {
 }
 
 /// The latest write that is queued for an address, and what it comes after.
-static QUEUED: Lock<BTreeMap<usize, (u64, Clock)>> = Lock::new(BTreeMap::new());
+static QUEUED: Lock<BTreeMap<usize, (u64, VectorClock)>> = Lock::new(BTreeMap::new());
 
 /// A value was written.
 static WRITTEN: Signal = Signal::new();
@@ -46,9 +46,9 @@ const LOOK: Duration = Duration::from_millis(1);
 const MOST: usize = 4096;
 
 /// A write is queued in a lane.
-pub(crate) fn queue_write(lane: LaneId, at: usize, value: u64) {
-    let mut clock = Clock::new();
-    ledger::snapshot(lane, &mut clock);
+pub(crate) fn queue_write(lane: StreamId, at: usize, value: u64) {
+    let mut clock = VectorClock::new();
+    allocation_table::snapshot_clock(lane, &mut clock);
     let mut queued = QUEUED.lock();
     if queued.len() >= MOST {
         queued.clear();
@@ -58,10 +58,12 @@ pub(crate) fn queue_write(lane: LaneId, at: usize, value: u64) {
 
 /// A wait is queued in a lane: it comes after the latest write if that is what it waits for, otherwise after something of
 /// which nobody knows.
-pub(crate) fn queue_wait(lane: LaneId, at: usize, value: u64, comparison: Comparison) {
+pub(crate) fn queue_wait(lane: StreamId, at: usize, value: u64, comparison: Comparison) {
     match QUEUED.lock().get(&at) {
-        Some((written, clock)) if comparison.holds(*written, value) => ledger::follow(lane, clock),
-        _ => ledger::follow_unknown(lane),
+        Some((written, clock)) if comparison.holds(*written, value) => {
+            allocation_table::order_after(lane, clock)
+        }
+        _ => allocation_table::order_after_unknown(lane),
     }
 }
 

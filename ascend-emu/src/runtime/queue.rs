@@ -1,10 +1,10 @@
 //! The ring of commands waiting in a stream. It never grows, and queueing allocates nothing.
 
-use crate::event::{Event, Mark};
 use crate::fault::Fault;
-use crate::graph::{Graph, Group};
 use crate::operator::Addresses;
-use crate::task::Task;
+use crate::runtime::event::{Event, Mark};
+use crate::runtime::graph::{Graph, Group};
+use crate::runtime::task::Task;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;

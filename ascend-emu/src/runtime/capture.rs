@@ -1,16 +1,14 @@
 //! Captures: streams whose work is recorded into a graph instead of run.
 
-use crate::event::Event;
-use crate::graph::{GRAPHS, Graph, Group, Node, Step};
 use crate::handle::Id;
-use crate::ledger::{Clock, LaneId};
 use crate::lock::Lock;
+use crate::runtime::graph::{GRAPHS, Graph, Group, Node, Step};
+use crate::runtime::task::Task;
+use crate::sanitizer::{StreamId, VectorClock, allocation_table, merge};
 use crate::status::{
     CAPTURE_CONFLICT, CAPTURE_DEPENDENCY, CAPTURE_INVALIDATED, CAPTURE_WRONG_THREAD, Failure,
-    Outcome, STREAM_UNJOINED, TASK_GROUP_STATUS, failure,
+    MEMORY_TYPE, Outcome, STREAM_UNJOINED, TASK_GROUP_STATUS, failure,
 };
-use crate::stream::Stream;
-use crate::task::Task;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
@@ -28,12 +26,11 @@ pub(crate) enum Mode {
 }
 
 /// How far a stream has come in a capture: for each stream of the capture, the number of marks known to be passed.
-pub(crate) type Position = Clock;
+pub(crate) type Position = VectorClock;
 
 #[derive(Debug)]
 struct Lane {
-    id: LaneId,
-    stream: Weak<Stream>,
+    id: StreamId,
     /// Marks passed: steps and records.
     count: u64,
     /// What the next step comes after.
@@ -47,16 +44,17 @@ struct State {
     over: bool,
     invalid: Option<String>,
     lanes: Vec<Lane>,
+    /// The graph, until the capture is over.
+    steps: Option<Arc<Graph>>,
 }
 
 /// A capture going on.
 #[derive(Debug)]
 pub(crate) struct Capture {
     pub graph: Id,
-    steps: Arc<Graph>,
     mode: Mode,
     thread: ThreadId,
-    origin: LaneId,
+    origin: StreamId,
     state: Lock<State>,
 }
 
@@ -100,18 +98,18 @@ pub(crate) fn forbid_unsafe(code: i32, name: &str) -> Outcome {
 
 impl Capture {
     /// A capture that begins at a stream.
-    pub(crate) fn begin(stream: &Arc<Stream>, mode: Mode) -> Arc<Self> {
+    pub(crate) fn begin(stream: StreamId, mode: Mode) -> Arc<Self> {
         let graph = GRAPHS.reserve();
         let steps = Arc::new(Graph::default());
         GRAPHS.insert_at(graph, Arc::clone(&steps));
         let capture = Arc::new(Capture {
             graph,
-            steps,
             mode,
             thread: thread::current().id(),
-            origin: stream.lane(),
+            origin: stream,
             state: Lock::new(State {
                 lanes: vec![Lane::new(stream)],
+                steps: Some(steps),
                 ..State::default()
             }),
         });
@@ -154,22 +152,23 @@ impl Capture {
 
     fn with_lane<T>(
         &self,
-        lane: LaneId,
-        body: impl FnOnce(&mut Lane, &Graph) -> Outcome<T>,
+        lane: StreamId,
+        body: impl FnOnce(&mut Lane, &Arc<Graph>) -> Outcome<T>,
     ) -> Outcome<T> {
         let mut state = self.state.lock();
         if let Some(why) = &state.invalid {
             return Err(Self::invalidated(why));
         }
-        let lane = state.lanes.iter_mut().find(|found| found.id == lane);
-        match lane {
-            Some(lane) => body(lane, &self.steps),
-            None => Err(Self::invalidated("the stream left the capture")),
+        let State { lanes, steps, .. } = &mut *state;
+        let lane = lanes.iter_mut().find(|found| found.id == lane);
+        match (lane, steps) {
+            (Some(lane), Some(steps)) => body(lane, steps),
+            _ => Err(Self::invalidated("the stream left the capture")),
         }
     }
 
     /// Records a step.
-    pub(crate) fn add(&self, lane: LaneId, step: Step) -> Outcome {
+    pub(crate) fn add(&self, lane: StreamId, step: Step) -> Outcome {
         self.with_lane(lane, |lane, graph| {
             let is_task = matches!(step, Step::Task(..));
             let place = graph.push(Node {
@@ -184,24 +183,23 @@ impl Capture {
         })
     }
 
-    /// Records an event: a fork for other streams to join.
-    pub(crate) fn record(self: &Arc<Self>, lane: LaneId, event: &Event) -> Outcome {
+    /// Records an event, which other streams can wait for to join the capture; the position of the record.
+    pub(crate) fn record(&self, lane: StreamId) -> Outcome<Position> {
         self.with_lane(lane, |lane, _| {
             lane.count += 1;
             let mut position = lane.seen.clone();
-            raise(&mut position, &[(lane.id, lane.count)]);
-            event.capture_record(self, position);
-            Ok(())
+            merge(&mut position, &[(lane.id, lane.count)]);
+            Ok(position)
         })
     }
 
     /// Lets a stream, already captured or not, go on after a position.
-    pub(crate) fn join(&self, stream: &Arc<Stream>, position: &Position) -> Outcome {
+    pub(crate) fn join(&self, stream: StreamId, position: &Position) -> Outcome {
         let mut state = self.state.lock();
         if let Some(why) = &state.invalid {
             return Err(Self::invalidated(why));
         }
-        let at = match state.lanes.iter().position(|l| l.id == stream.lane()) {
+        let at = match state.lanes.iter().position(|l| l.id == stream) {
             Some(at) => at,
             None => {
                 let mut lane = Lane::new(stream);
@@ -212,7 +210,7 @@ impl Capture {
             }
         };
         if let Some(lane) = state.lanes.get_mut(at) {
-            raise(&mut lane.seen, position);
+            merge(&mut lane.seen, position);
         }
         Ok(())
     }
@@ -239,7 +237,7 @@ impl Capture {
     }
 
     /// Begins a task group in a stream.
-    pub(crate) fn begin_group(&self, lane: LaneId) -> Outcome {
+    pub(crate) fn begin_group(&self, lane: StreamId) -> Outcome {
         self.with_lane(lane, |lane, _| {
             if lane.group.is_some() {
                 return Err(failure!(
@@ -253,7 +251,7 @@ impl Capture {
     }
 
     /// Ends a task group; its handle.
-    pub(crate) fn end_group(&self, lane: LaneId) -> Outcome<Id> {
+    pub(crate) fn end_group(&self, lane: StreamId) -> Outcome<Id> {
         self.with_lane(lane, |lane, graph| {
             let members = lane.group.take().ok_or_else(|| {
                 failure!(
@@ -261,12 +259,12 @@ impl Capture {
                     "aclmdlRICaptureTaskGrpEnd: no task group is being recorded in this stream"
                 )
             })?;
-            Ok(Group::create(&self.steps, graph, members))
+            Ok(Group::create(graph, members))
         })
     }
 
     /// Whether the calling thread may end it.
-    pub(crate) fn check_end(&self, lane: LaneId) -> Outcome {
+    pub(crate) fn check_end(&self, lane: StreamId) -> Outcome {
         if lane != self.origin {
             return Err(failure!(
                 CAPTURE_CONFLICT,
@@ -282,25 +280,28 @@ impl Capture {
         Ok(())
     }
 
-    /// Ends the capture: the streams in it, and whether a graph came of it.
-    pub(crate) fn end(&self) -> (Vec<Arc<Stream>>, Outcome) {
+    /// Ends the capture, which its streams leave: its graph is complete, or gone if the capture failed.
+    pub(crate) fn end(&self) -> Outcome {
         let mut state = self.state.lock();
         state.over = true;
         let lanes = std::mem::take(&mut state.lanes);
-        let streams = lanes.iter().filter_map(|l| l.stream.upgrade()).collect();
         let outcome = match &state.invalid {
             Some(why) => Err(Self::invalidated(why)),
             None => self.check_joined(&lanes),
         };
+        let steps = state.steps.take();
         drop(state);
+        let Some(steps) = steps else {
+            return outcome;
+        };
         if outcome.is_err() {
-            self.steps.destroy_groups();
+            steps.destroy_groups();
             // The handle is there unless the caller destroyed it during the capture.
             let _ = GRAPHS.remove_id(self.graph);
         } else {
-            self.steps.complete();
+            steps.complete();
         }
-        (streams, outcome)
+        outcome
     }
 
     fn check_joined(&self, lanes: &[Lane]) -> Outcome {
@@ -330,10 +331,9 @@ impl Capture {
 }
 
 impl Lane {
-    fn new(stream: &Arc<Stream>) -> Self {
+    fn new(stream: StreamId) -> Self {
         Lane {
-            id: stream.lane(),
-            stream: Arc::downgrade(stream),
+            id: stream,
             count: 0,
             seen: Position::new(),
             group: None,
@@ -341,24 +341,13 @@ impl Lane {
     }
 }
 
-fn raise(position: &mut Position, to: &[(LaneId, u64)]) {
-    for &(lane, count) in to {
-        match position.iter_mut().find(|(id, _)| *id == lane) {
-            Some((_, known)) => *known = (*known).max(count),
-            None => position.push((lane, count)),
-        }
-    }
-}
-
 /// Whether a task may be recorded: host memory in it has to be pinned.
 pub(crate) fn recordable(task: &Task) -> Outcome {
-    use crate::ledger::lookup;
-    use crate::status::MEMORY_TYPE;
     let Task::Copy { dst, src, .. } = task else {
         return Ok(());
     };
     for (name, address) in [("dst", *dst), ("src", *src)] {
-        if lookup(address).is_none() {
+        if allocation_table::lookup(address).is_none() {
             return Err(failure!(
                 MEMORY_TYPE,
                 "aclrtMemcpyAsync: {name} at {address:#x} is neither device nor pinned host memory, which a captured \

@@ -1,8 +1,8 @@
 //! What a program may set of a stream.
 
 use super::Stream;
-use crate::limits::Limits;
 use crate::lock::Lock;
+use crate::runtime::core_limits::Limits;
 use crate::status::{NOT_SUPPORTED, Outcome, PARAM_INVALID, failure};
 use ascend_sys::bindings::{ACL_CONTINUE_ON_FAILURE, ACL_STOP_ON_FAILURE};
 

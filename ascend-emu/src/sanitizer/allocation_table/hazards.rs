@@ -1,27 +1,26 @@
-//! What queued work uses, and what is wrong with that.
+//! What queued work accesses, and what is wrong with that.
 
-use super::clocks::LaneId;
-use super::{Block, Books, Owner, with};
+use super::{AllocationTable, Owner, Region, with};
 use crate::config::Check;
 use crate::fault::Fault;
 use crate::operator::Access;
-use crate::sanitizer::{FindingKind, Suspicion, report_all};
+use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
+use crate::sanitizer::vector_clock::{Operation, StreamId};
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use smallvec::SmallVec;
 
 /// One use of a part of an allocation by queued work.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Use {
+pub(super) struct QueuedAccess {
     pub(super) start: usize,
     pub(super) end: usize,
     pub(super) write: bool,
-    pub(super) lane: LaneId,
-    pub(super) seq: u64,
+    pub(super) operation: Operation,
     pub(super) site: (&'static str, &'static str),
 }
 
 /// Uses kept for one allocation; beyond that the oldest is forgotten, which loses findings but makes none up.
-const USES: usize = 4096;
+const ACCESSES: usize = 4096;
 
 /// Visits the accesses of one operation.
 pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
@@ -34,13 +33,13 @@ pub(super) struct Examined {
     pub(super) broken: Option<String>,
 }
 
-impl Books {
+impl AllocationTable {
     /// Checks that a range lies in one allocation. `Err` is a range that no memory answers for.
     pub(super) fn bounds(
         &self,
         name: &'static str,
         access: Access,
-    ) -> Result<(&Block, Option<Suspicion>), Suspicion> {
+    ) -> Result<(&Region, Option<Suspicion>), Suspicion> {
         let Access {
             address,
             bytes,
@@ -52,7 +51,7 @@ impl Books {
             site: (name, what),
             message,
         };
-        let Some(block) = self.block(address) else {
+        let Some(region) = self.region(address) else {
             let stale = self.freed.iter().any(|range| range.contains(&address));
             let (kind, state) = if stale {
                 (FindingKind::UseAfterFree, "memory that was freed")
@@ -68,34 +67,34 @@ impl Books {
             .ok()
             .and_then(|bytes| address.checked_add(bytes))
             .unwrap_or(usize::MAX);
-        if end <= block.requested_end() {
-            return Ok((block, None));
+        if end <= region.requested_end() {
+            return Ok((region, None));
         }
         let beyond = suspicion(
             FindingKind::OutOfBounds,
             format!(
                 "{name}: {what} takes {bytes} bytes at {address:#x}, {} bytes past the end of an allocation of {} \
                  bytes at {:#x}",
-                end - block.requested_end(),
-                block.info.bytes,
-                block.info.base
+                end - region.requested_end(),
+                region.info.bytes,
+                region.info.base
             ),
         );
-        if end <= block.reach {
-            Ok((block, Some(beyond)))
+        if end <= region.reach {
+            Ok((region, Some(beyond)))
         } else {
             Err(beyond)
         }
     }
 
-    /// Visits the parts of an access that lie in one block each: memory that is mapped side by side is one to programs. What
-    /// lies past the last block is a part as well.
+    /// Visits the parts of an access that lie in one region each: memory that is mapped side by side is one to programs. What
+    /// lies past the last region is a part as well.
     fn parts(&self, access: Access, visit: &mut dyn FnMut(Access)) {
         let mut rest = access;
-        while let Some(block) = self.block(rest.address)
-            && let Owner::Mapped(_) = block.owner
+        while let Some(region) = self.region(rest.address)
+            && let Owner::Mapped(_) = region.owner
         {
-            let room = (block.reach - rest.address) as u64;
+            let room = (region.reach - rest.address) as u64;
             if rest.bytes <= room {
                 break;
             }
@@ -103,63 +102,65 @@ impl Books {
                 bytes: room,
                 ..rest
             });
-            rest.address = block.reach;
+            rest.address = region.reach;
             rest.bytes -= room;
         }
         visit(rest);
     }
 
     /// Uses of a range that conflict with an access to it.
-    pub(super) fn conflicts(block: &Block, access: Access) -> impl Iterator<Item = &Use> {
+    pub(super) fn conflicts(
+        region: &Region,
+        access: Access,
+    ) -> impl Iterator<Item = &QueuedAccess> {
         let end = access
             .address
             .saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
-        block.uses.iter().filter(move |of| {
+        region.accesses.iter().filter(move |of| {
             (of.write || access.write) && of.start < end && access.address < of.end
         })
     }
 
-    pub(super) fn note(&mut self, access: Access, lane: LaneId, seq: u64, name: &'static str) {
+    fn record(&mut self, access: Access, operation: Operation, name: &'static str) {
         let end = access
             .address
             .saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
-        let Some((_, block)) = self.blocks.range_mut(..=access.address).next_back() else {
+        let Some((_, region)) = self.regions.range_mut(..=access.address).next_back() else {
             return;
         };
-        let uses = &mut block.uses;
-        let same = |of: &&mut Use| {
-            of.lane == lane
+        let accesses = &mut region.accesses;
+        let same = |of: &&mut QueuedAccess| {
+            of.operation.stream == operation.stream
                 && of.start == access.address
                 && of.end == end
                 && of.write == access.write
         };
-        if let Some(of) = uses.iter_mut().find(same) {
-            of.seq = seq;
+        if let Some(of) = accesses.iter_mut().find(same) {
+            of.operation = operation;
             of.site = (name, access.what);
             return;
         }
-        if uses.len() == uses.capacity() {
-            uses.retain(|of| !Self::synced(&self.lanes, of));
+        if accesses.len() == accesses.capacity() {
+            accesses.retain(|of| !self.order.host_has_waited(of.operation));
         }
-        if uses.len() >= USES {
-            uses.remove(0);
+        if accesses.len() >= ACCESSES {
+            accesses.remove(0);
         }
-        uses.push(Use {
+        accesses.push(QueuedAccess {
             start: access.address,
             end,
             write: access.write,
-            lane,
-            seq,
+            operation,
             site: (name, access.what),
         });
     }
 
-    /// Looks for ranges that are no memory and for uses that `races` finds fault with.
+    /// Looks for ranges that are no memory and for accesses that `races` finds fault with.
     pub(super) fn examine(
         &self,
         name: &'static str,
         visit: Visit<'_>,
-        races: impl Fn(&Use, Access) -> Option<Suspicion>,
+        races: impl Fn(&QueuedAccess, Access) -> Option<Suspicion>,
     ) -> Examined {
         let mut examined = Examined::default();
         let mut examine = |access: Access| match self.bounds(name, access) {
@@ -169,9 +170,10 @@ impl Books {
                     .get_or_insert_with(|| suspicion.message.clone());
                 examined.suspicions.push(suspicion);
             }
-            Ok((block, beyond)) => {
+            Ok((region, beyond)) => {
                 examined.suspicions.extend(beyond);
-                let race = Books::conflicts(block, access).find_map(|of| races(of, access));
+                let race =
+                    AllocationTable::conflicts(region, access).find_map(|of| races(of, access));
                 examined.suspicions.extend(race);
             }
         };
@@ -183,45 +185,41 @@ impl Books {
         examined
     }
 
-    /// Notes the accesses of operation `seq` of a lane.
-    pub(super) fn register(
-        &mut self,
-        lane: LaneId,
-        seq: u64,
-        name: &'static str,
-        visit: Visit<'_>,
-    ) {
-        if let Some(lane) = self.lanes.get_mut(&lane) {
-            lane.queued = lane.queued.max(seq);
-        }
+    /// Counts an operation as queued, and records its accesses.
+    fn queue(&mut self, operation: Operation, name: &'static str, visit: Visit<'_>) {
+        self.order.queue(operation);
         let mut parts: SmallVec<[Access; 4]> = SmallVec::new();
         visit(&mut |access| {
             if access.bytes != 0 {
                 self.parts(access, &mut |part| parts.push(part));
                 for part in parts.drain(..) {
-                    self.note(part, lane, seq, name);
+                    self.record(part, operation, name);
                 }
             }
         });
     }
 }
 
-/// Checks the operation about to be queued in a lane with number `seq`, and notes what it uses. In strict mode a
-/// finding refuses it. If it names bytes that are no memory, it must not run: its stream reports the fault instead.
+/// Checks the operation about to be queued in a stream with a number, and records what it accesses. In strict mode a
+/// finding refuses it. An operation on bytes that are no memory must not run: the result is the fault that its stream reports
+/// instead.
 pub(crate) fn admit(
-    lane: LaneId,
-    seq: u64,
+    stream: StreamId,
+    number: u64,
     check: Check,
     code: i32,
     name: &'static str,
     visit: Visit<'_>,
 ) -> Outcome<Option<Fault>> {
-    let examined = with(|books| {
-        let races =
-            |of: &Use, access| (!books.ordered(of, lane)).then(|| stream_race(name, access, of));
-        let examined = books.examine(name, visit, races);
+    let operation = Operation { stream, number };
+    let examined = with(|table| {
+        let races = |of: &QueuedAccess, access| {
+            let ordered = table.order.happens_before(of.operation, stream);
+            (!ordered).then(|| stream_race(name, access, of))
+        };
+        let examined = table.examine(name, visit, races);
         if examined.suspicions.is_empty() {
-            books.register(lane, seq, name, visit);
+            table.queue(operation, name, visit);
         }
         examined
     });
@@ -234,12 +232,12 @@ pub(crate) fn admit(
         message,
     });
     if fault.is_none() {
-        with(|books| books.register(lane, seq, name, visit));
+        with(|table| table.queue(operation, name, visit));
     }
     Ok(fault)
 }
 
-fn stream_race(name: &'static str, access: Access, of: &Use) -> Suspicion {
+fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion {
     let verb = |write| if write { "writes" } else { "reads" };
     Suspicion {
         kind: FindingKind::StreamRace,
@@ -267,9 +265,10 @@ pub(crate) fn inspect(
     by_host: bool,
     visit: Visit<'_>,
 ) -> Outcome {
-    let examined = with(|books| {
-        books.examine(name, visit, |of, access| {
-            (by_host && !Books::synced(&books.lanes, of)).then(|| host_race(name, access, of))
+    let examined = with(|table| {
+        table.examine(name, visit, |of, access| {
+            (by_host && !table.order.host_has_waited(of.operation))
+                .then(|| host_race(name, access, of))
         })
     });
     let check = if examined.broken.is_some() {
@@ -280,7 +279,7 @@ pub(crate) fn inspect(
     report_all(check, code, examined.suspicions)
 }
 
-fn host_race(name: &'static str, access: Access, of: &Use) -> Suspicion {
+fn host_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion {
     let verb = if access.write { "writes" } else { "reads" };
     let what = if of.write { "written" } else { "read" };
     Suspicion {

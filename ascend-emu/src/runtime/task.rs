@@ -1,15 +1,15 @@
 //! Work that touches memory: what a stream runs and a graph records.
 
-use crate::callback::HostCall;
-use crate::claims::claim;
 use crate::config::config;
 use crate::fault::Fault;
-use crate::ledger::{self, LaneId};
 use crate::memory::DeviceMemory;
-use crate::notify::Notify;
 use crate::operator::{Access, Addresses, Operator};
+use crate::runtime::callback::HostCall;
+use crate::runtime::notify::Notify;
+use crate::runtime::stream_value::Comparison;
+use crate::sanitizer::access_lock::claim;
+use crate::sanitizer::{StreamId, allocation_table};
 use crate::status::{DEVICE_INTERNAL, panic_text};
-use crate::stream_value::Comparison;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +40,7 @@ pub(crate) enum Task {
     Call(HostCall),
     /// A function of the program, on the thread that runs the callbacks of a stream.
     Report {
-        lane: LaneId,
+        stream: StreamId,
         call: HostCall,
         /// Whether the stream waits for it.
         block: bool,
@@ -168,7 +168,7 @@ impl Task {
                 Ok(())
             }
         };
-        ledger::written(
+        allocation_table::written(
             scratch
                 .iter()
                 .filter(|access| access.write)

@@ -1,8 +1,8 @@
 //! Functions of the program that streams call: on the stream's own thread, or on a thread that the program has named.
 
 use crate::fault::Fault;
-use crate::ledger::LaneId;
 use crate::lock::{Lock, Signal, expired};
+use crate::sanitizer::StreamId;
 use crate::status::{
     NO_CALLBACK_THREAD, NOT_SUBSCRIBED, Outcome, REPORT_TIMEOUT, STREAM_SUBSCRIBED,
     THREAD_SUBSCRIBED, failure,
@@ -45,7 +45,7 @@ enum State {
 
 #[derive(Debug)]
 struct Report {
-    lane: LaneId,
+    lane: StreamId,
     call: HostCall,
     state: Arc<Lock<State>>,
 }
@@ -54,7 +54,7 @@ struct Report {
 #[derive(Debug)]
 struct Inbox {
     thread: u64,
-    lanes: Vec<LaneId>,
+    lanes: Vec<StreamId>,
     waiting: VecDeque<Report>,
 }
 
@@ -67,7 +67,7 @@ static CHANGED: Signal = Signal::new();
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// `aclrtSubscribeReport`.
-pub(crate) fn subscribe(name: &str, thread: u64, lane: LaneId) -> Outcome {
+pub(crate) fn subscribe(name: &str, thread: u64, lane: StreamId) -> Outcome {
     let mut inboxes = INBOXES.lock();
     if let Some(inbox) = inboxes.iter().find(|inbox| inbox.lanes.contains(&lane)) {
         return Err(failure!(
@@ -88,7 +88,7 @@ pub(crate) fn subscribe(name: &str, thread: u64, lane: LaneId) -> Outcome {
 }
 
 /// `aclrtUnSubscribeReport`.
-pub(crate) fn unsubscribe(name: &str, thread: u64, lane: LaneId) -> Outcome {
+pub(crate) fn unsubscribe(name: &str, thread: u64, lane: StreamId) -> Outcome {
     let mut inboxes = INBOXES.lock();
     let Some(inbox) = inboxes.iter().find(|inbox| inbox.lanes.contains(&lane)) else {
         return Err(failure!(
@@ -108,11 +108,11 @@ pub(crate) fn unsubscribe(name: &str, thread: u64, lane: LaneId) -> Outcome {
 }
 
 /// Ends what there is of a stream.
-pub(crate) fn end_lane(lane: LaneId) {
+pub(crate) fn end_stream(lane: StreamId) {
     forget(&mut INBOXES.lock(), lane);
 }
 
-fn forget(inboxes: &mut Vec<Inbox>, lane: LaneId) {
+fn forget(inboxes: &mut Vec<Inbox>, lane: StreamId) {
     for inbox in inboxes.iter_mut() {
         inbox.lanes.retain(|&of| of != lane);
         inbox.waiting.retain(|report| {
@@ -128,7 +128,7 @@ fn forget(inboxes: &mut Vec<Inbox>, lane: LaneId) {
 }
 
 /// Refuses a stream whose callbacks no thread runs.
-pub(crate) fn subscribed(name: &str, lane: LaneId) -> Outcome {
+pub(crate) fn subscribed(name: &str, lane: StreamId) -> Outcome {
     let inboxes = INBOXES.lock();
     if inboxes.iter().any(|inbox| inbox.lanes.contains(&lane)) {
         return Ok(());
@@ -141,7 +141,7 @@ pub(crate) fn subscribed(name: &str, lane: LaneId) -> Outcome {
 
 /// Hands a call to the thread of a stream; waits until it was made if `block`.
 pub(crate) fn deliver(
-    lane: LaneId,
+    lane: StreamId,
     call: HostCall,
     block: bool,
     abort: &AtomicBool,

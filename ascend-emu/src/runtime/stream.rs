@@ -7,30 +7,34 @@ mod worker;
 
 pub(crate) use settings::Settings;
 
-use crate::callback;
-use crate::capture::{Capture, recordable};
 use crate::config::check;
-use crate::context::Context;
-use crate::event::{Event, wait_limit};
 use crate::fault::Fault;
-use crate::graph::{Graph, Group, Step};
 use crate::handle::{Kind, Table};
-use crate::ledger::{self, LaneId, Progress};
 use crate::lock::{Lock, Signal, expired};
 use crate::operator::{Access, Addresses};
-use crate::queue::{Command, Queue};
+use crate::runtime::callback;
+use crate::runtime::capturable_event::CapturableEvent;
+use crate::runtime::capture::{Capture, recordable};
+use crate::runtime::event::{Event, wait_limit};
+use crate::runtime::graph::{Graph, Group, Step};
+use crate::runtime::queue::{Command, Queue};
+use crate::runtime::stream_faults::StreamFaults;
+use crate::runtime::task::Task;
 use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::sanitizer::{StreamId, StreamProgress, allocation_table};
 use crate::status::{
     CAPTURE_CONFLICT, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID, STREAM_CAPTURED,
     STREAM_SYNC_TIMEOUT, TASK_GROUP_STATUS, failure,
 };
-use crate::task::Task;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub(crate) static STREAMS: Table<Stream> = Table::new(Kind::Stream);
+
+/// The number of a context, which no other context of the process gets.
+pub(crate) type ContextNumber = u64;
 
 /// What becomes of submitted work.
 #[derive(Debug, Default)]
@@ -51,6 +55,16 @@ struct Submission {
     mode: Mode,
 }
 
+impl Submission {
+    /// What becomes of work that is submitted now: a capture that is over has no streams.
+    fn mode(&mut self) -> &mut Mode {
+        if matches!(&self.mode, Mode::Captured(capture) if !capture.active()) {
+            self.mode = Mode::Eager;
+        }
+        &mut self.mode
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shared {
     queue: Queue,
@@ -59,10 +73,6 @@ struct Shared {
     running: bool,
     /// The thread is to end once the queue is empty.
     ending: bool,
-    /// First fault since the last synchronisation.
-    fault: Option<Fault>,
-    /// The fault after which nothing more is run.
-    stopped: Option<Fault>,
     /// Event that the thread is waiting for.
     waiting: Option<Arc<Event>>,
     /// The thread is waiting within a graph.
@@ -72,8 +82,8 @@ struct Shared {
 /// A stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    lane: LaneId,
-    context: Weak<Context>,
+    id: StreamId,
+    context: ContextNumber,
     pub settings: Settings,
     /// Held while a command is checked and queued, so that numbers and places in the queue agree.
     submission: Lock<Submission>,
@@ -82,7 +92,8 @@ pub(crate) struct Stream {
     filled: Signal,
     /// A command is over, or taken out of the queue.
     advanced: Signal,
-    progress: Progress,
+    progress: StreamProgress,
+    faults: Arc<StreamFaults>,
     /// Waits are to end at once.
     abort: AtomicBool,
     thread: Lock<Option<JoinHandle<()>>>,
@@ -90,39 +101,40 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Starts a stream.
-    pub(crate) fn start(context: &Arc<Context>, settings: Settings) -> Outcome<Arc<Self>> {
-        static LANES: AtomicU64 = AtomicU64::new(0);
-        let lane = LANES.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let progress = Progress::default();
+    pub(crate) fn start(context: ContextNumber, settings: Settings) -> Outcome<Arc<Self>> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let id = NUMBERS.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let progress = StreamProgress::default();
         let stream = Arc::new(Stream {
-            lane,
-            context: Arc::downgrade(context),
+            id,
+            context,
             settings,
             submission: Lock::default(),
             shared: Lock::default(),
             filled: Signal::new(),
             advanced: Signal::new(),
             progress: Arc::clone(&progress),
+            faults: Arc::default(),
             abort: AtomicBool::new(false),
             thread: Lock::new(None),
         });
         let worker = Arc::clone(&stream);
         let thread = thread::Builder::new()
-            .name(format!("ascend-emu-stream-{lane}"))
+            .name(format!("ascend-emu-stream-{id}"))
             .spawn(move || worker.work())
             .map_err(|error| failure!(NO_STREAM_RESOURCE, "no thread for a stream: {error}"))?;
         *stream.thread.lock() = Some(thread);
-        ledger::open_lane(lane, progress);
+        allocation_table::add_stream(id, progress);
         Ok(stream)
     }
 
     /// The stream's number.
-    pub(crate) fn lane(&self) -> LaneId {
-        self.lane
+    pub(crate) fn id(&self) -> StreamId {
+        self.id
     }
 
-    pub(crate) fn belongs_to(&self, context: &Arc<Context>) -> bool {
-        self.context.ptr_eq(&Arc::downgrade(context))
+    pub(crate) fn belongs_to(&self, context: ContextNumber) -> bool {
+        self.context == context
     }
 
     // Queueing.
@@ -144,26 +156,21 @@ impl Stream {
 
     /// Submits a task: queued, recorded, or put in the place of a recorded one. `code` is the status of a task that
     /// strict checking refuses.
-    pub(crate) fn submit(
-        self: &Arc<Self>,
-        task: Task,
-        at: Option<&Addresses>,
-        code: i32,
-    ) -> Outcome {
+    pub(crate) fn submit(&self, task: Task, at: Option<&Addresses>, code: i32) -> Outcome {
         let none = Addresses::default();
         let mut submission = self.submission.lock();
-        match &mut submission.mode {
+        match submission.mode() {
             Mode::Eager => {}
             Mode::Captured(capture) => {
                 recordable(&task)?;
                 let at = at.cloned().unwrap_or_default();
-                return capture.add(self.lane, Step::Task(task, Box::new(at)));
+                return capture.add(self.id, Step::Task(task, Box::new(at)));
             }
             Mode::Updating(_, tasks) => {
                 recordable(&task)?;
                 let at = at.cloned().unwrap_or_default();
                 let visit = |visit: &mut dyn FnMut(Access)| task.accesses(&at, visit);
-                ledger::inspect(check(), code, task.name(), false, &visit)?;
+                allocation_table::inspect(check(), code, task.name(), false, &visit)?;
                 tasks.push((task, at));
                 return Ok(());
             }
@@ -173,7 +180,7 @@ impl Stream {
         let addresses = at.unwrap_or(&none);
         let visit = |visit: &mut dyn FnMut(Access)| task.accesses(addresses, visit);
         let seq = submission.seq + 1;
-        let broken = ledger::admit(self.lane, seq, check(), code, task.name(), &visit)?;
+        let broken = allocation_table::admit(self.id, seq, check(), code, task.name(), &visit)?;
         match broken {
             None => {
                 self.order(&task);
@@ -186,7 +193,7 @@ impl Stream {
 
     /// Refuses work for a stream that stopped at a failure.
     fn refuse_stopped(&self, name: &str) -> Outcome {
-        match &self.shared.lock().stopped {
+        match self.faults.stopped() {
             None => Ok(()),
             Some(fault) => Err(failure!(
                 fault.code,
@@ -204,33 +211,34 @@ impl Stream {
     }
 
     /// `aclrtRecordEvent`.
-    pub(crate) fn record(self: &Arc<Self>, event: &Arc<Event>) -> Outcome {
+    pub(crate) fn record(&self, event: &CapturableEvent) -> Outcome {
         let mut submission = self.submission.lock();
-        if let Mode::Captured(capture) = &submission.mode {
-            return if event.external() {
-                capture.add(self.lane, Step::Raise(Arc::clone(event)))
-            } else {
-                capture.record(self.lane, event)
-            };
+        if let Mode::Captured(capture) = submission.mode() {
+            if event.event().external() {
+                return capture.add(self.id, Step::Raise(Arc::clone(event.event())));
+            }
+            let position = capture.record(self.id)?;
+            event.record_captured(capture, position);
+            return Ok(());
         }
         self.wait_for_room(&submission);
-        let mark = event.queue_record(self);
-        let event = Arc::clone(event);
+        let mark = event.queue_record(self.id, &self.faults);
+        let event = Arc::clone(event.event());
         self.push(&mut submission, Command::Record { event, mark }, None);
         Ok(())
     }
 
     /// `aclrtStreamWaitEvent`.
-    pub(crate) fn wait_event(self: &Arc<Self>, event: &Arc<Event>) -> Outcome {
+    pub(crate) fn wait_event(&self, event: &CapturableEvent) -> Outcome {
         let mut submission = self.submission.lock();
         let forked = event.capture();
-        match (&submission.mode, forked) {
-            (Mode::Captured(capture), _) if event.external() => {
-                return capture.add(self.lane, Step::Await(Arc::clone(event)));
+        match (submission.mode(), forked) {
+            (Mode::Captured(capture), _) if event.event().external() => {
+                return capture.add(self.id, Step::Await(Arc::clone(event.event())));
             }
             (Mode::Captured(capture), Some((of_event, position))) => {
                 return if Arc::ptr_eq(capture, &of_event) {
-                    capture.join(self, &position)
+                    capture.join(self.id, &position)
                 } else {
                     Err(capture.refuse_other())
                 };
@@ -249,16 +257,16 @@ impl Stream {
                 ));
             }
             (Mode::Eager, Some((capture, position))) => {
-                capture.join(self, &position)?;
+                capture.join(self.id, &position)?;
                 submission.mode = Mode::Captured(capture);
                 return Ok(());
             }
             (Mode::Eager | Mode::Updating(..), None) => {}
         }
         self.wait_for_room(&submission);
-        if let Some(mark) = event.queue_wait(self.lane) {
+        if let Some(mark) = event.event().queue_wait(self.id) {
             let command = Command::Wait {
-                event: Arc::clone(event),
+                event: Arc::clone(event.event()),
                 mark,
                 limit: wait_limit(),
             };
@@ -268,27 +276,27 @@ impl Stream {
     }
 
     /// `aclrtResetEvent`.
-    pub(crate) fn reset(self: &Arc<Self>, event: &Arc<Event>) -> Outcome {
+    pub(crate) fn reset(&self, event: &CapturableEvent) -> Outcome {
         let mut submission = self.submission.lock();
-        if let Mode::Captured(capture) = &submission.mode {
-            return if event.external() {
-                capture.add(self.lane, Step::Lower(Arc::clone(event)))
+        if let Mode::Captured(capture) = submission.mode() {
+            return if event.event().external() {
+                capture.add(self.id, Step::Lower(Arc::clone(event.event())))
             } else {
                 Ok(())
             };
         }
         self.wait_for_room(&submission);
         let ticket = event.queue_reset();
-        let event = Arc::clone(event);
+        let event = Arc::clone(event.event());
         self.push(&mut submission, Command::Reset { event, ticket }, None);
         Ok(())
     }
 
     /// `aclmdlRIExecuteAsync`.
-    pub(crate) fn replay(self: &Arc<Self>, graph: Arc<Graph>) -> Outcome {
+    pub(crate) fn replay(&self, graph: Arc<Graph>) -> Outcome {
         const NAME: &str = "aclmdlRIExecuteAsync";
         let mut submission = self.submission.lock();
-        match &submission.mode {
+        match submission.mode() {
             Mode::Eager => {}
             Mode::Captured(capture) => {
                 let failure = failure!(
@@ -308,7 +316,7 @@ impl Stream {
         self.wait_for_room(&submission);
         let seq = submission.seq + 1;
         let visit = |visit: &mut dyn FnMut(Access)| graph.accesses(visit);
-        let broken = ledger::admit(self.lane, seq, check(), PARAM_INVALID, NAME, &visit)?;
+        let broken = allocation_table::admit(self.id, seq, check(), PARAM_INVALID, NAME, &visit)?;
         let command = broken.map_or_else(|| Command::Replay(Arc::clone(&graph)), Command::Broken);
         self.push(&mut submission, command, None);
         Ok(())
@@ -318,8 +326,8 @@ impl Stream {
 
     /// Number of commands to wait for; refused while the stream is being captured, which becomes invalid.
     fn target(&self, name: &str) -> Outcome<u64> {
-        let submission = self.submission.lock();
-        if let Mode::Captured(capture) = &submission.mode {
+        let mut submission = self.submission.lock();
+        if let Mode::Captured(capture) = submission.mode() {
             let failure = failure!(STREAM_CAPTURED, "{name}: the stream is being captured");
             capture.invalidate(&failure.message);
             return Err(failure);
@@ -330,13 +338,13 @@ impl Stream {
     /// Number of commands queued so far, for a wait for the whole context: refused while the stream is being captured,
     /// which goes on.
     pub(crate) fn queued(&self, name: &str) -> Outcome<u64> {
-        let submission = self.submission.lock();
-        if let Mode::Captured(_) = submission.mode {
+        let mut submission = self.submission.lock();
+        if let Mode::Captured(_) = submission.mode() {
             return Err(failure!(
                 STREAM_CAPTURED,
                 "{name}: stream {} of the context is being captured; wait for the other streams one by one, or for all \
                  after aclmdlRICaptureEnd",
-                self.lane
+                self.id
             ));
         }
         Ok(submission.seq)
@@ -402,7 +410,7 @@ impl Stream {
                 "{name}: the stream's work was not over in time"
             ));
         }
-        ledger::host_waited_for_lane(self.lane, target);
+        allocation_table::host_waited_for_stream(self.id, target);
         self.take_fault().map_or(Ok(()), |fault| Err(fault.into()))
     }
 
@@ -410,13 +418,13 @@ impl Stream {
     pub(crate) fn wait(&self, name: &'static str) -> Outcome {
         let target = self.target(name)?;
         self.wait_completed(name, target, None)?;
-        ledger::host_waited_for_lane(self.lane, target);
+        allocation_table::host_waited_for_stream(self.id, target);
         Ok(())
     }
 
     /// Whether submitted work is recorded rather than queued.
     pub(crate) fn records(&self) -> bool {
-        !matches!(self.submission.lock().mode, Mode::Eager)
+        !matches!(self.submission.lock().mode(), Mode::Eager)
     }
 
     /// Whether all work is over.
@@ -424,15 +432,14 @@ impl Stream {
         let target = self.target(name)?;
         let over = self.shared.lock().completed >= target;
         if over {
-            ledger::host_waited_for_lane(self.lane, target);
+            allocation_table::host_waited_for_stream(self.id, target);
         }
         Ok(over)
     }
 
     /// The first fault since the last synchronisation.
     pub(crate) fn take_fault(&self) -> Option<Fault> {
-        let mut shared = self.shared.lock();
-        shared.fault.take().or_else(|| shared.stopped.clone())
+        self.faults.take()
     }
 
     // Ending.
@@ -461,7 +468,7 @@ impl Stream {
             shared = self.advanced.wait(shared, None);
         }
         shared.completed = held.seq;
-        shared.stopped = None;
+        self.faults.resume();
         self.progress.store(held.seq, Ordering::Release);
         drop(shared);
         self.abort.store(false, Ordering::Release);
@@ -491,9 +498,9 @@ impl Stream {
             // The thread contains panics; should it die all the same, there is nothing left to wait for.
             let _ = thread.join();
         }
-        callback::end_lane(self.lane);
-        ledger::host_waited_for_lane(self.lane, seq);
-        ledger::close_lane(self.lane);
+        callback::end_stream(self.id);
+        allocation_table::host_waited_for_stream(self.id, seq);
+        allocation_table::remove_stream(self.id);
     }
 }
 

@@ -1,21 +1,23 @@
 //! Devices and contexts, and which one is the calling thread's.
 
+use crate::chip::Chip;
 use crate::config::{check, config, validate};
 use crate::fork;
 use crate::handle::{Id, Kind, Table};
-use crate::ledger;
 use crate::lock::Lock;
-use crate::machine::{Behaviour, behaviour_at};
+use crate::machine::Behaviour;
+use crate::machines::{behaviour_at, soc_name_at};
+use crate::runtime::stream::{ContextNumber, STREAMS, Settings, Stream, refuse_default};
+use crate::sanitizer::allocation_table;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{
-    CONTEXT_NULL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
+    CONTEXT_NULL, INTERNAL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
     REPEAT_INITIALIZE, STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure,
 };
-use crate::stream::{STREAMS, Settings, Stream, refuse_default};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -70,6 +72,8 @@ impl Options {
 /// A context of a device: the home of streams.
 #[derive(Debug)]
 pub(crate) struct Context {
+    /// No other context of the process has this number.
+    number: ContextNumber,
     pub device: i32,
     /// What the device passes for in this context.
     pub machine: Behaviour,
@@ -103,7 +107,12 @@ thread_local! {
 /// `aclInit`.
 pub(crate) fn initialize() -> Outcome {
     validate()?;
-    fork::watch()?;
+    fork::watch().map_err(|error| {
+        failure!(
+            INTERNAL,
+            "aclInit: pthread_atfork failed with error {error}"
+        )
+    })?;
     match PHASE.compare_exchange(BEFORE, DURING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(()),
         Err(DURING) => Err(failure!(
@@ -190,7 +199,7 @@ pub(crate) fn reset_device(device: i32, slot: usize, force: bool) -> Outcome {
     if CONTEXTS.any(|context| context.device == device) {
         return Ok(());
     }
-    let (count, bytes) = ledger::clear_device(device);
+    let (count, bytes) = allocation_table::clear_device(device);
     if count > 0 {
         let suspicion = Suspicion {
             kind: FindingKind::Leak,
@@ -288,6 +297,17 @@ pub(crate) fn machine() -> Behaviour {
     current().map_or_else(|_| behaviour_at(0), |context| context.machine)
 }
 
+/// The chip of the calling thread's machine. A machine beside the environment's has the product's own chip.
+pub(crate) fn chip() -> Chip {
+    let machine = machine();
+    let soc = machine.target.soc;
+    if machine == behaviour_at(0) {
+        Chip::named(&soc_name_at(0).to_string_lossy(), soc)
+    } else {
+        Chip::named(soc.chip_name(), soc)
+    }
+}
+
 /// The stream behind a handle, which has to belong to the calling thread's context; null is that context's default.
 pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
     let context = current()?;
@@ -295,7 +315,7 @@ pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
         return context.default_stream();
     }
     let stream = STREAMS.get(raw)?;
-    if !stream.belongs_to(&context) {
+    if !stream.belongs_to(context.number) {
         return Err(failure!(
             STREAM_CONTEXT,
             "{name}: the stream belongs to another context than this thread's"
@@ -306,7 +326,9 @@ pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
 
 impl Context {
     fn new(device: i32, slot: usize, explicit: bool) -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
         Context {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             device,
             machine: behaviour_at(slot),
             explicit,
@@ -316,19 +338,19 @@ impl Context {
         }
     }
 
-    fn default_stream(self: &Arc<Self>) -> Outcome<Arc<Stream>> {
+    fn default_stream(&self) -> Outcome<Arc<Stream>> {
         let mut kept = self.default_stream.lock();
         if let Some(stream) = &*kept {
             return Ok(Arc::clone(stream));
         }
-        let stream = Stream::start(self, Settings::default())?;
+        let stream = Stream::start(self.number, Settings::default())?;
         *kept = Some(Arc::clone(&stream));
         Ok(stream)
     }
 
     /// `aclrtCreateStream`.
-    pub(crate) fn create_stream(self: &Arc<Self>, settings: Settings) -> Outcome<Id> {
-        let stream = Stream::start(self, settings)?;
+    pub(crate) fn create_stream(&self, settings: Settings) -> Outcome<Id> {
+        let stream = Stream::start(self.number, settings)?;
         let weak = Arc::downgrade(&stream);
         let id = STREAMS.reserve();
         STREAMS.insert_at(id, stream);

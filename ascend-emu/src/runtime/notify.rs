@@ -1,10 +1,10 @@
 //! Notifies: flags that one stream raises and another one waits for and lowers.
 
-use crate::callback::LOOK;
 use crate::fault::Fault;
 use crate::handle::{Id, Kind, Table};
-use crate::ledger::{self, Clock, LaneId};
 use crate::lock::{Lock, Signal};
+use crate::runtime::callback::LOOK;
+use crate::sanitizer::{StreamId, VectorClock, allocation_table};
 use crate::status::TASK_TIMEOUT;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +16,7 @@ pub(crate) static NOTIFIES: Table<Notify> = Table::new(Kind::Notify);
 struct State {
     raised: bool,
     /// What the records that are queued and that no wait has taken come after.
-    records: VecDeque<Clock>,
+    records: VecDeque<VectorClock>,
 }
 
 /// A notify.
@@ -39,11 +39,11 @@ impl Notify {
     }
 
     /// A record is queued in a lane.
-    pub(crate) fn queue_record(&self, lane: LaneId) {
+    pub(crate) fn queue_record(&self, lane: StreamId) {
         /// Records of a program that never waits.
         const MOST: usize = 64;
-        let mut clock = Clock::new();
-        ledger::snapshot(lane, &mut clock);
+        let mut clock = VectorClock::new();
+        allocation_table::snapshot_clock(lane, &mut clock);
         let mut state = self.state.lock();
         if state.records.len() < MOST {
             state.records.push_back(clock);
@@ -52,10 +52,10 @@ impl Notify {
 
     /// A wait is queued in a lane, which comes after the earliest record that is queued; after one of which nobody knows if
     /// there is none.
-    pub(crate) fn queue_wait(&self, lane: LaneId) {
+    pub(crate) fn queue_wait(&self, lane: StreamId) {
         match self.state.lock().records.pop_front() {
-            Some(clock) => ledger::follow(lane, &clock),
-            None => ledger::follow_unknown(lane),
+            Some(clock) => allocation_table::order_after(lane, &clock),
+            None => allocation_table::order_after_unknown(lane),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Host memory that a program has registered: its own, or pinned memory of the emulator's.
 
-use super::{Allocation, BOOKS, Block, Books, Owner, Place, with};
+use super::{Allocation, Owner, Place, Region, TABLE, with};
 use crate::config::Check;
-use crate::sanitizer::{FindingKind, Suspicion, report_all};
+use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
 use crate::status::{
     ALREADY_REGISTERED, MEMORY_FREE, NOT_REGISTERED, Outcome, PARAM_INVALID, failure,
 };
@@ -11,7 +11,7 @@ use crate::status::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registration {
     end: usize,
-    /// The memory is the program's, so that its block ends with the registration.
+    /// The memory is the program's, so that its region ends with the registration.
     foreign: bool,
     /// The device reaches it.
     mapped: bool,
@@ -34,8 +34,8 @@ pub(crate) fn register_host(
                 "{name}: size: {bytes} bytes at {address:#x} leave the address space"
             )
         })?;
-    with(|books| {
-        let before = books.registered.range(..end).next_back();
+    with(|table| {
+        let before = table.registered.range(..end).next_back();
         if let Some((start, known)) = before
             && known.end > address
         {
@@ -45,16 +45,16 @@ pub(crate) fn register_host(
                 known.end
             ));
         }
-        let owner = books.blocks.range(..end).next_back();
+        let owner = table.regions.range(..end).next_back();
         let owner = owner
-            .map(|(_, block)| block)
-            .filter(|block| block.reach > address);
+            .map(|(_, region)| region)
+            .filter(|region| region.reach > address);
         let foreign = match owner {
             None => true,
-            Some(block)
-                if block.info.base <= address
-                    && end <= block.reach
-                    && block.info.place == Place::PinnedHost =>
+            Some(region)
+                if region.info.base <= address
+                    && end <= region.reach
+                    && region.info.place == Place::PinnedHost =>
             {
                 if pin {
                     return Err(failure!(
@@ -64,16 +64,16 @@ pub(crate) fn register_host(
                 }
                 false
             }
-            Some(block) => {
+            Some(region) => {
                 return Err(failure!(
                     PARAM_INVALID,
                     "{name}: {address:#x} ({bytes} bytes) is no one range of host memory: there is an allocation at \
                      {:#x}",
-                    block.info.base
+                    region.info.base
                 ));
             }
         };
-        books.registered.insert(
+        table.registered.insert(
             address,
             Registration {
                 end,
@@ -82,13 +82,13 @@ pub(crate) fn register_host(
             },
         );
         if foreign {
-            books.allocations += 1;
-            books.freed.retain(|range| !range.contains(&address));
-            books.blocks.insert(
+            table.allocations += 1;
+            table.freed.retain(|range| !range.contains(&address));
+            table.regions.insert(
                 address,
-                Block {
+                Region {
                     info: Allocation {
-                        id: books.allocations,
+                        id: table.allocations,
                         base: address,
                         bytes,
                         place: Place::PinnedHost,
@@ -96,7 +96,7 @@ pub(crate) fn register_host(
                     },
                     reach: end,
                     owner: Owner::Program,
-                    uses: Vec::new(),
+                    accesses: Vec::new(),
                 },
             );
         }
@@ -106,7 +106,7 @@ pub(crate) fn register_host(
 
 /// Whether the device reaches the registered host memory that begins at an address.
 pub(crate) fn registered_mapped(name: &str, address: usize) -> Outcome<bool> {
-    with(|books| match books.registered.get(&address) {
+    with(|table| match table.registered.get(&address) {
         Some(registration) => Ok(registration.mapped),
         None => Err(missing(name, address)),
     })
@@ -121,13 +121,17 @@ fn missing(name: &str, address: usize) -> crate::status::Failure {
 
 /// Ends a registration. The memory stays its owner's.
 pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) -> Outcome {
-    let found = with(|books| {
-        let Some(registration) = books.registered.get(&address) else {
+    let found = with(|table| {
+        let Some(registration) = table.registered.get(&address) else {
             return Err(missing(name, address));
         };
-        let block = books.blocks.get(&address).filter(|_| registration.foreign);
-        let uses = block.map(|block| block.uses.as_slice()).unwrap_or_default();
-        let unsynced = uses.iter().find(|of| !Books::synced(&books.lanes, of));
+        let region = table.regions.get(&address).filter(|_| registration.foreign);
+        let accesses = region
+            .map(|region| region.accesses.as_slice())
+            .unwrap_or_default();
+        let unsynced = accesses
+            .iter()
+            .find(|of| !table.order.host_has_waited(of.operation));
         Ok(unsynced.map(|of| Suspicion {
             kind: FindingKind::FreeInUse,
             site: (name, of.site.1),
@@ -138,14 +142,14 @@ pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) 
         }))
     })?;
     report_all(check, MEMORY_FREE, found)?;
-    with(|books| {
-        let registration = books
+    with(|table| {
+        let registration = table
             .registered
             .remove(&address)
             .ok_or_else(|| missing(name, address))?;
         if registration.foreign {
             // What the program does with the memory now is its own affair.
-            books.blocks.remove(&address);
+            table.regions.remove(&address);
         }
         Ok(())
     })
@@ -153,8 +157,8 @@ pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) 
 
 /// How many ranges are registered.
 pub(crate) fn registrations() -> usize {
-    BOOKS
+    TABLE
         .lock()
         .as_ref()
-        .map_or(0, |books| books.registered.len())
+        .map_or(0, |table| table.registered.len())
 }

@@ -1,12 +1,12 @@
 //! Tasks that wait for others, or that the host does: they hold no memory meanwhile, and end when the stream is aborted.
 
 use super::Stream;
-use crate::callback;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses};
-use crate::stream_value;
-use crate::task::Task;
+use crate::runtime::callback;
+use crate::runtime::stream_value;
+use crate::runtime::task::Task;
 
 impl Stream {
     /// Runs a task of any kind.
@@ -32,9 +32,11 @@ impl Stream {
                 unsafe { call.run() };
                 Ok(())
             }
-            Task::Report { lane, call, block } => {
-                callback::deliver(*lane, *call, *block, &self.abort)
-            }
+            Task::Report {
+                stream,
+                call,
+                block,
+            } => callback::deliver(*stream, *call, *block, &self.abort),
             Task::Raise(notify) => {
                 notify.raise();
                 Ok(())
@@ -62,14 +64,14 @@ impl Stream {
     /// Tells the sanitizer what a task that was just let in comes after, or what comes after it.
     pub(super) fn order(&self, task: &Task) {
         match task {
-            Task::Raise(notify) => notify.queue_record(self.lane),
-            Task::AwaitNotify { notify, .. } => notify.queue_wait(self.lane),
-            Task::Write { at, value } => stream_value::queue_write(self.lane, *at, *value),
+            Task::Raise(notify) => notify.queue_record(self.id),
+            Task::AwaitNotify { notify, .. } => notify.queue_wait(self.id),
+            Task::Write { at, value } => stream_value::queue_write(self.id, *at, *value),
             Task::AwaitValue {
                 at,
                 value,
                 comparison,
-            } => stream_value::queue_wait(self.lane, *at, *value, *comparison),
+            } => stream_value::queue_wait(self.id, *at, *value, *comparison),
             _ => {}
         }
     }

@@ -1,21 +1,21 @@
 //! Streams that are being captured, or that update a task group.
 
 use super::{Mode, Stream};
-use crate::capture::{Capture, Mode as CaptureMode};
-use crate::graph::Group;
 use crate::handle::Id;
-use crate::queue::Command;
+use crate::runtime::capture::{Capture, Mode as CaptureMode};
+use crate::runtime::graph::Group;
+use crate::runtime::queue::Command;
 use crate::status::{Outcome, STREAM_CAPTURED, STREAM_NOT_CAPTURED, TASK_GROUP_STATUS, failure};
 use std::mem;
 use std::sync::Arc;
 
 impl Stream {
     /// `aclmdlRICaptureBegin`.
-    pub(crate) fn begin_capture(self: &Arc<Self>, mode: CaptureMode) -> Outcome {
+    pub(crate) fn begin_capture(&self, mode: CaptureMode) -> Outcome {
         let mut submission = self.submission.lock();
-        match submission.mode {
+        match submission.mode() {
             Mode::Eager => {
-                submission.mode = Mode::Captured(Capture::begin(self, mode));
+                submission.mode = Mode::Captured(Capture::begin(self.id, mode));
                 Ok(())
             }
             Mode::Captured(_) => Err(failure!(
@@ -31,7 +31,7 @@ impl Stream {
 
     /// The capture that the stream is in.
     pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
-        match &self.submission.lock().mode {
+        match self.submission.lock().mode() {
             Mode::Captured(capture) => Some(Arc::clone(capture)),
             Mode::Eager | Mode::Updating(..) => None,
         }
@@ -49,12 +49,9 @@ impl Stream {
     /// `aclmdlRICaptureEnd`: the graph's handle.
     pub(crate) fn end_capture(&self) -> Outcome<Id> {
         let capture = self.captured("aclmdlRICaptureEnd")?;
-        capture.check_end(self.lane)?;
-        let (streams, outcome) = capture.end();
-        for stream in streams {
-            stream.leave(&capture);
-        }
-        outcome.map(|()| capture.graph)
+        capture.check_end(self.id)?;
+        capture.end()?;
+        Ok(capture.graph)
     }
 
     /// The stream's work is queued again.
@@ -69,7 +66,7 @@ impl Stream {
     pub(crate) fn begin_update(&self, group: Arc<Group>) -> Outcome {
         const NAME: &str = "aclmdlRICaptureTaskUpdateBegin";
         let mut submission = self.submission.lock();
-        match submission.mode {
+        match submission.mode() {
             Mode::Eager => {
                 submission.mode = Mode::Updating(group, Vec::new());
                 Ok(())
@@ -89,7 +86,7 @@ impl Stream {
     pub(crate) fn end_update(&self) -> Outcome {
         let mut submission = self.submission.lock();
         self.wait_for_room(&submission);
-        match mem::take(&mut submission.mode) {
+        match mem::take(submission.mode()) {
             Mode::Updating(group, tasks) => {
                 group.check(&tasks)?;
                 self.push(&mut submission, Command::Update(group, tasks), None);

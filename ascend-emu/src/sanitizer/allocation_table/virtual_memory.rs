@@ -1,10 +1,10 @@
 //! Virtual memory: ranges of addresses, physical memory, and which of it is seen where.
 
-use super::{Allocation, Block, Books, Owner, Place, capacity, settle, with};
+use super::{Allocation, AllocationTable, Owner, Place, Region, capacity, settle, with};
 use crate::config::Check;
 use crate::handle::{Id, Kind, Table};
 use crate::memory::{DeviceMemory, PhysicalMemory, Range, Ranges, hide};
-use crate::sanitizer::{FindingKind, Suspicion, report_all};
+use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
 use crate::status::{MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -38,7 +38,7 @@ struct Reserved {
     device: Option<i32>,
 }
 
-/// The books of virtual memory.
+/// The table of virtual memory.
 #[derive(Debug, Default)]
 pub(super) struct Virtual {
     file: Option<PhysicalMemory>,
@@ -51,12 +51,12 @@ pub(super) struct Virtual {
 /// `aclrtReserveMemAddress`.
 pub(crate) fn reserve(device: Option<i32>, bytes: usize) -> Outcome<usize> {
     let range = DeviceMemory::get()?.ranges.reserve(bytes)?;
-    with(|books| {
+    with(|table| {
         let len = bytes.next_multiple_of(Ranges::ALIGNMENT);
         let known = Reserved { range, len, device };
-        books.memory.reserved.insert(range.base, known);
+        table.memory.reserved.insert(range.base, known);
         let end = range.base + len;
-        books
+        table
             .freed
             .retain(|freed| freed.end <= range.base || end <= freed.start);
     });
@@ -66,33 +66,33 @@ pub(crate) fn reserve(device: Option<i32>, bytes: usize) -> Outcome<usize> {
 /// `aclrtReleaseMemAddress`.
 pub(crate) fn release_range(name: &str, address: usize) -> Outcome {
     settle();
-    let range = with(|books| {
-        let Some(known) = books.memory.reserved.get(&address).copied() else {
+    let range = with(|table| {
+        let Some(known) = table.memory.reserved.get(&address).copied() else {
             return Err(failure!(
                 PARAM_INVALID,
                 "{name}: virPtr: given {address:#x}, allowed: an address that aclrtReserveMemAddress gave"
             ));
         };
         let end = known.range.base + known.len;
-        let blocks = books.blocks.range(address..end).map(|(_, block)| block);
-        let dying = books.limbo.iter();
-        let inside = blocks
+        let regions = table.regions.range(address..end).map(|(_, region)| region);
+        let dying = table.deferred_frees.iter();
+        let inside = regions
             .chain(dying)
-            .find(|block| (address..end).contains(&block.info.base));
-        if let Some(block) = inside {
+            .find(|region| (address..end).contains(&region.info.base));
+        if let Some(region) = inside {
             return Err(failure!(
                 PARAM_INVALID,
                 "{name}: {:#x} in the range ({} bytes) is still mapped, or used by queued work; aclrtUnmapMem, then wait, \
                  comes first",
-                block.info.base,
-                block.info.bytes
+                region.info.base,
+                region.info.bytes
             ));
         }
-        books.memory.reserved.remove(&address);
-        if books.freed.len() >= super::FREED {
-            books.freed.pop_front();
+        table.memory.reserved.remove(&address);
+        if table.freed.len() >= super::FREED {
+            table.freed.pop_front();
         }
-        books.freed.push_back(address..end);
+        table.freed.push_back(address..end);
         Ok(known.range)
     })?;
     DeviceMemory::get()?.ranges.give_back(range);
@@ -113,9 +113,9 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
         })?;
     settle();
     let limit = capacity()?;
-    let number = with(|books| {
+    let number = with(|table| {
         let place = Place::Device(device);
-        let left = limit.saturating_sub(books.used_bytes(place));
+        let left = limit.saturating_sub(table.used_bytes(place));
         let short = || {
             failure!(
                 MEMORY_ALLOCATION,
@@ -125,13 +125,13 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
         if len as u64 > left {
             return Err(short());
         }
-        let file = match &mut books.memory.file {
+        let file = match &mut table.memory.file {
             Some(file) => file,
             none => none.insert(PhysicalMemory::new(memory.len())?),
         };
         let at = file.take(len).ok_or_else(short)?;
-        books.memory.count += 1;
-        let number = books.memory.count;
+        table.memory.count += 1;
+        let number = table.memory.count;
         let physical = Physical {
             device,
             bytes,
@@ -140,8 +140,8 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
             shown: 0,
             held: true,
         };
-        books.memory.physical.insert(number, physical);
-        let used = books.used.entry(place).or_default();
+        table.memory.physical.insert(number, physical);
+        let used = table.used.entry(place).or_default();
         *used = used.saturating_add(len as u64);
         Ok(number)
     })?;
@@ -151,11 +151,11 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
 /// `aclrtFreePhysical`: what is mapped stays until it is unmapped.
 pub(crate) fn free_physical(handle: *const c_void) -> Outcome {
     let number = *HANDLES.remove(handle)?;
-    with(|books| {
-        if let Some(physical) = books.memory.physical.get_mut(&number) {
+    with(|table| {
+        if let Some(physical) = table.memory.physical.get_mut(&number) {
             physical.held = false;
         }
-        books.drop_physical(number);
+        table.drop_physical(number);
     });
     Ok(())
 }
@@ -165,13 +165,13 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
     let number = *HANDLES.get(handle)?;
     let memory = DeviceMemory::get()?;
     settle();
-    with(|books| {
-        let Books {
+    with(|table| {
+        let AllocationTable {
             memory: virtuals,
-            blocks,
-            limbo,
+            regions,
+            deferred_frees,
             ..
-        } = books;
+        } = table;
         let wrong = |what: &str, given: usize, allowed: String| {
             failure!(
                 PARAM_INVALID,
@@ -212,21 +212,21 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         if !fits || !address.is_multiple_of(Ranges::ALIGNMENT) {
             return Err(outside());
         }
-        let dying = limbo
+        let dying = deferred_frees
             .iter()
-            .filter(|block| (start..end).contains(&block.info.base));
-        let living = blocks.range(start..end).map(|(_, block)| block);
-        for block in living.chain(dying) {
-            let apart = block.reach <= address || address + bytes <= block.info.base;
+            .filter(|region| (start..end).contains(&region.info.base));
+        let living = regions.range(start..end).map(|(_, region)| region);
+        for region in living.chain(dying) {
+            let apart = region.reach <= address || address + bytes <= region.info.base;
             if !apart {
                 return Err(failure!(
                     PARAM_INVALID,
                     "{name}: {:#x} ({} bytes) is mapped already, or still used by queued work",
-                    block.info.base,
-                    block.info.bytes
+                    region.info.base,
+                    region.info.bytes
                 ));
             }
-            if block.info.place != Place::Device(physical.device) {
+            if region.info.place != Place::Device(physical.device) {
                 return Err(failure!(
                     PARAM_INVALID,
                     "{name}: the range at {start:#x} shows memory of another device already, allowed: memory of one"
@@ -240,13 +240,13 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         unsafe { file.show(memory.host(address), physical.at, bytes) }?;
         physical.shown += 1;
         let device = physical.device;
-        books.allocations += 1;
-        books
+        table.allocations += 1;
+        table
             .freed
             .retain(|freed| freed.end <= address || address + bytes <= freed.start);
-        let block = Block {
+        let region = Region {
             info: Allocation {
-                id: books.allocations,
+                id: table.allocations,
                 base: address,
                 bytes: bytes as u64,
                 place: Place::Device(device),
@@ -254,14 +254,14 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
             },
             reach: address + bytes,
             owner: Owner::Mapped(number),
-            uses: Vec::with_capacity(8),
+            accesses: Vec::with_capacity(8),
         };
-        books.insert(block);
+        table.insert(region);
         Ok(())
     })
 }
 
-/// `aclrtUnmapMem`. What queued work uses stays to be seen until that work is over.
+/// `aclrtUnmapMem`. What queued work accesses stays to be seen until that work is over.
 pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome {
     let missing = || {
         failure!(
@@ -269,48 +269,52 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
             "{name}: virPtr: given {address:#x}, allowed: an address that aclrtMapMem was given"
         )
     };
-    let is_mapped = |block: &&Block| matches!(block.owner, Owner::Mapped(_));
-    let found = with(|books| -> Outcome<Option<Suspicion>> {
-        let block = books
-            .blocks
+    let is_mapped = |region: &&Region| matches!(region.owner, Owner::Mapped(_));
+    let found = with(|table| -> Outcome<Option<Suspicion>> {
+        let region = table
+            .regions
             .get(&address)
             .filter(is_mapped)
             .ok_or_else(missing)?;
-        let mut uses = block.uses.iter();
-        let unsynced = uses.find(|of| !Books::synced(&books.lanes, of));
+        let mut accesses = region.accesses.iter();
+        let unsynced = accesses.find(|of| !table.order.host_has_waited(of.operation));
         Ok(unsynced.map(|of| Suspicion {
             kind: FindingKind::FreeInUse,
             site: (name, of.site.1),
             message: format!(
                 "{name}: {address:#x} ({} bytes) has the {} of a queued {}, and nothing has waited for that since",
-                block.info.bytes, of.site.1, of.site.0
+                region.info.bytes, of.site.1, of.site.0
             ),
         }))
     })?;
     report_all(check, MEMORY_FREE, found)?;
-    let now = with(|books| -> Outcome<Vec<Block>> {
-        books
-            .blocks
+    let now = with(|table| -> Outcome<Vec<Region>> {
+        table
+            .regions
             .get(&address)
             .filter(is_mapped)
             .ok_or_else(missing)?;
-        let block = books.remove(address).ok_or_else(missing)?;
-        if block.uses.iter().any(|of| books.in_flight(of)) {
-            books.limbo.push(block);
+        let region = table.remove(address).ok_or_else(missing)?;
+        if region
+            .accesses
+            .iter()
+            .any(|of| table.order.in_flight(of.operation))
+        {
+            table.deferred_frees.push(region);
             return Ok(Vec::new());
         }
-        Ok(vec![block])
+        Ok(vec![region])
     })?;
     super::release(now);
     settle();
     Ok(())
 }
 
-impl Books {
+impl AllocationTable {
     /// Takes what a mapping showed out of sight.
-    pub(super) fn unshow(&mut self, memory: &DeviceMemory, block: &Block, number: u64) {
-        // SAFETY: the mapping's part of the backing view, which nothing in flight uses.
-        unsafe { hide(memory.host(block.info.base), block.reserved()) };
+    pub(super) fn unshow(&mut self, memory: &DeviceMemory, region: &Region, number: u64) {
+        // SAFETY: the mapping's part of the backing view, which nothing in flight accesses.
+        unsafe { hide(memory.host(region.info.base), region.reserved()) };
         if let Some(physical) = self.memory.physical.get_mut(&number) {
             physical.shown = physical.shown.saturating_sub(1);
         }
@@ -338,13 +342,13 @@ impl Books {
 /// Ends the handles and ranges of a device whose mappings are gone, as a reset does; how many handles, of how many bytes.
 pub(super) fn clear(device: i32) -> (u64, u64) {
     let memory = DeviceMemory::get();
-    let (numbers, bytes, ranges) = with(|books| {
-        let Books {
+    let (numbers, bytes, ranges) = with(|table| {
+        let AllocationTable {
             memory,
-            blocks,
-            limbo,
+            regions,
+            deferred_frees,
             ..
-        } = books;
+        } = table;
         let of_device = |physical: &&mut Physical| physical.device == device && physical.held;
         let mut bytes = 0u64;
         let mut numbers = Vec::new();
@@ -358,10 +362,10 @@ pub(super) fn clear(device: i32) -> (u64, u64) {
         let mut ranges = Vec::new();
         memory.reserved.retain(|&start, known| {
             let end = start + known.len;
-            let used = blocks.range(start..end).next().is_some()
-                || limbo
+            let used = regions.range(start..end).next().is_some()
+                || deferred_frees
                     .iter()
-                    .any(|block| (start..end).contains(&block.info.base));
+                    .any(|region| (start..end).contains(&region.info.base));
             let keep = known.device != Some(device) || used;
             if !keep {
                 ranges.push(known.range);
@@ -369,7 +373,7 @@ pub(super) fn clear(device: i32) -> (u64, u64) {
             keep
         });
         for &number in &numbers {
-            books.drop_physical(number);
+            table.drop_physical(number);
         }
         (numbers, bytes, ranges)
     });
@@ -384,5 +388,5 @@ pub(super) fn clear(device: i32) -> (u64, u64) {
 
 /// Handles of physical memory, and reserved ranges.
 pub(crate) fn totals() -> (usize, usize) {
-    (HANDLES.len(), with(|books| books.memory.reserved.len()))
+    (HANDLES.len(), with(|table| table.memory.reserved.len()))
 }

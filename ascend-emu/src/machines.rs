@@ -1,0 +1,118 @@
+//! The machines that a process emulates: products and CANN releases side by side.
+//!
+//! The functions of the C ABI carry no state, so that what tells one machine from another is the device's context: a
+//! function table has its own `aclrtSetDevice`, and whatever is done in the context that it makes is done on its machine.
+
+use crate::config::config;
+use crate::lock::Lock;
+use crate::machine::{Behaviour, Machine, MachineError};
+use std::ffi::{CStr, CString};
+use std::sync::OnceLock;
+
+/// Most machines of a process that do something otherwise than the others, that of the environment among them.
+pub(crate) const SLOTS: usize = 32;
+
+/// Most names of chips of a process, that of the environment among them.
+pub(crate) const NAMES: usize = 128;
+
+/// The machines after that of the environment, in the order in which they were asked for.
+static OTHERS: [OnceLock<Behaviour>; SLOTS - 1] = [const { OnceLock::new() }; SLOTS - 1];
+
+/// The names of chips after that of the environment.
+static OTHER_NAMES: [OnceLock<CString>; NAMES - 1] = [const { OnceLock::new() }; NAMES - 1];
+
+/// Where a process keeps what tells a machine from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// Of what it does.
+    pub behaviour: usize,
+    /// Of its chip's name.
+    pub name: usize,
+}
+
+/// The slot of a machine, which takes what it has not yet of free ones.
+pub(crate) fn slot_of(machine: &Machine) -> Result<Slot, MachineError> {
+    static TAKING: Lock<()> = Lock::new(());
+    let own = &config().machine;
+    let _alone = TAKING.lock();
+    let full = |given, most| move || MachineError::TooMany { given, most };
+    let behaviour = match machine.behaviour() == own.behaviour() {
+        true => 0,
+        false => {
+            let place = place_of(&OTHERS, &machine.behaviour());
+            place.ok_or_else(full("different machines", SLOTS))?
+        }
+    };
+    let name = match machine.soc_name() == own.soc_name() {
+        true => 0,
+        false => {
+            let place = place_of(&OTHER_NAMES, &machine.soc_name().to_owned());
+            place.ok_or_else(full("chip names", NAMES))?
+        }
+    };
+    Ok(Slot { behaviour, name })
+}
+
+/// The place of a value, counted from 1; a free one if it has none.
+fn place_of<T: Clone + PartialEq>(places: &[OnceLock<T>], value: &T) -> Option<usize> {
+    let mut places = places.iter().zip(1..);
+    let found = places.find(|(place, _)| place.get_or_init(|| value.clone()) == value);
+    found.map(|(_, at)| at)
+}
+
+/// What the machine of a slot does; 0 is that of the environment.
+pub(crate) fn behaviour_at(slot: usize) -> Behaviour {
+    let other = slot
+        .checked_sub(1)
+        .and_then(|place| OTHERS.get(place)?.get());
+    other.copied().unwrap_or(config().machine.behaviour())
+}
+
+/// The chip's name of a slot; 0 is that of the environment.
+pub(crate) fn soc_name_at(slot: usize) -> &'static CStr {
+    let other = slot
+        .checked_sub(1)
+        .and_then(|place| OTHER_NAMES.get(place)?.get());
+    other.map_or_else(|| config().machine.soc_name(), CString::as_c_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ascend_spec::Cann;
+    use ascend_spec::fia::Version;
+
+    #[test]
+    fn each_machine_has_a_slot_of_its_own() {
+        let machine = |soc: &str, cann| Machine::new(soc, cann).unwrap();
+        let old = machine("Ascend910B3", Cann::V8_5).operator(Version::V2);
+        let new = machine("Ascend950PR_9599", Cann::V9_1);
+        let (a, b) = (slot_of(&old).unwrap(), slot_of(&new).unwrap());
+        assert_ne!(a.behaviour, b.behaviour);
+        assert_eq!(slot_of(&old.clone()), Ok(a));
+        for (machine, slot) in [(&old, a), (&new, b)] {
+            assert_eq!(behaviour_at(slot.behaviour), machine.behaviour());
+            assert_eq!(soc_name_at(slot.name), machine.soc_name());
+        }
+        let own = Slot {
+            behaviour: 0,
+            name: 0,
+        };
+        assert_eq!(slot_of(&config().machine), Ok(own));
+        assert_eq!(behaviour_at(0), config().machine.behaviour());
+        assert_eq!(soc_name_at(0), config().machine.soc_name());
+    }
+
+    #[test]
+    fn names_that_differ_in_nothing_take_no_machines_away() {
+        let name = |at: usize| format!("Ascend910_93{at:02}");
+        let slots = (0..100).map(|at| {
+            let machine = Machine::new(&name(at), Cann::V9_0).unwrap();
+            let slot = slot_of(&machine).unwrap();
+            assert_eq!(soc_name_at(slot.name).to_str(), Ok(name(at).as_str()));
+            slot.behaviour
+        });
+        let slots: Vec<_> = slots.collect();
+        assert!(slots.iter().all(|slot| *slot == slots[0]), "{slots:?}");
+    }
+}

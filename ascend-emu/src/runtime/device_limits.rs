@@ -1,0 +1,85 @@
+//! How many cores a program lets operators of devices, streams and threads use. The emulator keeps the numbers and tells
+//! them; it computes on its own threads.
+
+use super::context;
+use super::core_limits::{Cores, Limits};
+use super::stream::Stream;
+use crate::lock::Lock;
+use crate::status::Outcome;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+/// Limits of devices.
+static DEVICES: Lock<BTreeMap<i32, Limits>> = Lock::new(BTreeMap::new());
+
+thread_local! {
+    /// The stream whose limits the thread goes by.
+    static USED: RefCell<Weak<Stream>> = const { RefCell::new(Weak::new()) };
+}
+
+/// `aclrtSetDeviceResLimit`.
+pub(crate) fn limit_device(name: &str, device: i32, cores: Cores, value: u32) -> Outcome {
+    DEVICES
+        .lock()
+        .entry(device)
+        .or_default()
+        .set(name, context::chip(), cores, value)
+}
+
+/// `aclrtResetDeviceResLimit`.
+pub(crate) fn reset_device(device: i32) {
+    DEVICES.lock().remove(&device);
+}
+
+/// Cores of a device that may be used.
+pub(crate) fn of_device(device: i32, cores: Cores) -> u32 {
+    let limits = DEVICES.lock().get(&device).copied();
+    limits
+        .and_then(|limits| limits.get(cores))
+        .unwrap_or_else(|| cores.of(context::chip()))
+}
+
+/// `aclrtSetStreamResLimit`.
+pub(crate) fn limit_stream(name: &str, stream: &Stream, cores: Cores, value: u32) -> Outcome {
+    stream
+        .settings
+        .limits
+        .lock()
+        .set(name, context::chip(), cores, value)
+}
+
+/// `aclrtResetStreamResLimit`.
+pub(crate) fn reset_stream(stream: &Stream) {
+    *stream.settings.limits.lock() = Limits::NONE;
+}
+
+/// Cores that a stream of a device may use.
+pub(crate) fn of_stream(stream: &Stream, device: i32, cores: Cores) -> u32 {
+    let limits = *stream.settings.limits.lock();
+    limits
+        .get(cores)
+        .unwrap_or_else(|| of_device(device, cores))
+}
+
+/// `aclrtUseStreamResInCurrentThread`.
+pub(crate) fn use_stream(stream: &Arc<Stream>) {
+    USED.with_borrow_mut(|used| *used = Arc::downgrade(stream));
+}
+
+/// `aclrtUnuseStreamResInCurrentThread`: of another stream than the thread goes by, it does nothing.
+pub(crate) fn unuse_stream(stream: &Arc<Stream>) {
+    USED.with_borrow_mut(|used| {
+        if used.ptr_eq(&Arc::downgrade(stream)) {
+            *used = Weak::new();
+        }
+    });
+}
+
+/// Cores that the calling thread may use of a device.
+pub(crate) fn of_thread(device: i32, cores: Cores) -> u32 {
+    match USED.with_borrow(Weak::upgrade) {
+        Some(stream) => of_stream(&stream, device, cores),
+        None => of_device(device, cores),
+    }
+}

@@ -1,0 +1,47 @@
+//! What went wrong in a stream and has not been told yet.
+
+use crate::fault::Fault;
+use crate::lock::Lock;
+
+#[derive(Debug, Default)]
+struct State {
+    /// First fault since the last synchronisation.
+    first: Option<Fault>,
+    /// The fault after which nothing more is run.
+    stopped: Option<Fault>,
+}
+
+/// The faults of one stream, which the stream's events report as well.
+#[derive(Debug, Default)]
+pub(crate) struct StreamFaults(Lock<State>);
+
+impl StreamFaults {
+    /// Keeps a fault to be reported, if it is the first one since the last report; with `stop` the stream runs nothing more.
+    pub(crate) fn add(&self, fault: Fault, stop: bool) {
+        let mut state = self.0.lock();
+        if stop {
+            state.stopped.get_or_insert_with(|| fault.clone());
+        }
+        state.first.get_or_insert(fault);
+    }
+
+    /// Takes the first fault since the last time; of a stream that stopped, always the one that stopped it.
+    pub(crate) fn take(&self) -> Option<Fault> {
+        let mut state = self.0.lock();
+        state.first.take().or_else(|| state.stopped.clone())
+    }
+
+    /// The fault that stopped the stream.
+    pub(crate) fn stopped(&self) -> Option<Fault> {
+        self.0.lock().stopped.clone()
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.0.lock().stopped.is_some()
+    }
+
+    /// Lets the stream run again.
+    pub(crate) fn resume(&self) {
+        self.0.lock().stopped = None;
+    }
+}
