@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 /// Most inputs of an operator.
 pub(crate) const INPUTS: usize = 31;
 /// Most outputs of an operator.
-pub(crate) const OUTPUTS: usize = 2;
+pub(crate) const OUTPUTS: usize = 3;
 /// Most inputs of an operator that are lists.
 pub(crate) const LISTS: usize = 2;
 

@@ -27,7 +27,7 @@ pub unsafe extern "C" fn aclnnAttentionUpdateGetWorkspaceSize(
         for (list, tensors) in addresses.lists.iter_mut().zip([&lse, &local_out]) {
             list.extend(tensors.iter().map(|tensor| tensor.address));
         }
-        let mut outputs = [None; crate::operator::OUTPUTS];
+        let mut outputs = [None; _];
         for ((raw, desc), at) in
             ([out, lseOut].into_iter().zip(&mut outputs)).zip(&mut addresses.outputs)
         {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// What a launch does. A text says what the data are that the operator cannot compute with.
 type Body = Box<dyn Fn(&Views) -> Result<(), String> + Send + Sync>;
 
-/// The shape of an output that the data decide, by the output's place among the tensors.
+/// The shape of an output that the data decide, by the output's position among the tensors.
 type Sized = (usize, Arc<Lock<Option<Vec<i64>>>>);
 
 /// What there is to do.

@@ -1,6 +1,6 @@
 //! Operators that copy, and those that make numbers of nothing.
 
-use super::argument::{Argument, axis_of, refuse};
+use super::argument::{Argument, refuse};
 use super::call::{Work, work};
 use super::number::{Domain, Number, rounded};
 use crate::status::Outcome;
@@ -260,39 +260,6 @@ pub(super) fn repeat(from: Argument, repeats: Vec<i64>, out: Argument) -> Outcom
             part.copy_from(&from);
             Ok(())
         })
-    })
-}
-
-/// The axes in another order.
-pub(super) fn permute(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Work> {
-    let mut axes = Vec::new();
-    for &dim in &dims {
-        let axis = axis_of(from.operator, "dims", dim, from.rank())?;
-        if axes.contains(&axis) {
-            return Err(refuse(
-                from.operator,
-                "dims",
-                format_args!("{dims:?}"),
-                "each axis once",
-            ));
-        }
-        axes.push(axis);
-    }
-    if axes.len() != from.rank() {
-        return Err(refuse(
-            from.operator,
-            "dims",
-            format_args!("{dims:?}"),
-            format_args!("each of {} axes once", from.rank()),
-        ));
-    }
-    let own = from.shape();
-    let shape: Vec<usize> = axes.iter().map(|&axis| own[axis]).collect();
-    out.expect_shape(&shape)?;
-    out.expect_convertible(&from)?;
-    work(move |views| {
-        views.of(&out).copy_from(&views.of(&from).permute(&axes));
-        Ok(())
     })
 }
 

@@ -33,7 +33,9 @@ mod select;
 mod table;
 mod view;
 
-pub use parameter::{Flag, In, InOut, Ins, Ints, OptionalIn, OptionalScalar, Out, Scalar, Type};
+pub use parameter::{
+    Flag, In, InOut, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out, Scalar, Type,
+};
 
 use crate::for_each_glue_function;
 use crate::trace::trace;

@@ -134,6 +134,79 @@ pub(super) fn rms_norm(
     })
 }
 
+/// Each line of the last axes, which `normalized_shape` names, less its mean and over its standard deviation, times a weight
+/// and plus a bias where there are some. The optional outputs are the mean and the reciprocal deviation of each line.
+#[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
+pub(super) fn layer_norm(
+    input: Argument,
+    normalized_shape: Vec<i64>,
+    weight: Option<Argument>,
+    bias: Option<Argument>,
+    epsilon: f64,
+    out: Argument,
+    means: Option<Argument>,
+    scales: Option<Argument>,
+) -> Outcome<Work> {
+    let shape = input.shape();
+    let wanted = normalized_shape
+        .iter()
+        .map(|&size| usize::try_from(size).ok());
+    let first = (shape.len().checked_sub(normalized_shape.len()))
+        .filter(|&first| first < shape.len())
+        .filter(|&first| shape[first..].iter().map(|&size| Some(size)).eq(wanted));
+    let Some(first) = first else {
+        return Err(refuse(
+            input.operator,
+            "normalizedShape",
+            format_args!("{normalized_shape:?}"),
+            format_args!("the last dimensions of {}", input.desc.shape),
+        ));
+    };
+    out.expect_shape(&shape)?;
+    for factors in [weight, bias].iter().flatten() {
+        factors.expect_shape(&shape[first..])?;
+    }
+    let (lines, width) = (
+        shape[..first].iter().product::<usize>(),
+        shape[first..].iter().product::<usize>(),
+    );
+    for found in [means, scales].iter().flatten() {
+        if found.elements() != lines {
+            return Err(found.refuse(found.desc.shape, format_args!("{lines} elements")));
+        }
+    }
+    let tensors = [Some(input), weight, bias, Some(out), means, scales];
+    for argument in tensors.iter().flatten() {
+        expect_real(argument)?;
+    }
+    work(move |views| {
+        let numbers = |argument: Option<Argument>, otherwise: f64| match argument {
+            Some(argument) => views.of(&argument).read::<f64>(),
+            None => Ok(vec![otherwise; width]),
+        };
+        let (weight, bias) = (numbers(weight, 1.0)?, numbers(bias, 0.0)?);
+        let mut values = views.of(&input).read::<f64>()?;
+        let (mut found_means, mut found_scales) = (Vec::new(), Vec::new());
+        for line in values.chunks_mut(width.max(1)) {
+            let mean = line.iter().sum::<f64>() / width as f64;
+            let squares: f64 = line.iter().map(|value| (value - mean).powi(2)).sum();
+            let scale = 1.0 / (squares / width as f64 + epsilon).sqrt();
+            for (value, (weight, bias)) in line.iter_mut().zip(weight.iter().zip(&bias)) {
+                *value = (*value - mean) * scale * weight + bias;
+            }
+            found_means.push(mean);
+            found_scales.push(scale);
+        }
+        views.of(&out).write(&values);
+        for (argument, found) in [(means, found_means), (scales, found_scales)] {
+            if let Some(argument) = argument {
+                views.of(&argument).write(&found);
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Each line of the last axis as INT8, and the scale that gives it back.
 pub(super) fn quantise_lines(
     input: Argument,

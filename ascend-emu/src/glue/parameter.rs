@@ -30,6 +30,8 @@ c_types! {
     Ins(*const aclTensorList);
     /// `aclTensor *` that is written.
     Out(*const aclTensor);
+    /// `aclTensor *` that is written, or null.
+    OptionalOut(*const aclTensor);
     /// `aclTensor *` that is read and then written.
     InOut(*const aclTensor);
     /// `const aclScalar *`.
@@ -121,37 +123,38 @@ impl Arguments {
         role: Role,
     ) -> Outcome<Argument> {
         let tensor = self.tensor(name, raw)?;
-        let place = self.outputs;
-        let address = self.addresses.outputs.get_mut(place);
-        let too_many = address.is_none();
-        if let Some(address) = address {
-            *address = tensor.address;
-        }
-        if too_many {
+        let position = self.next_output()?;
+        self.addresses.outputs[position] = tensor.address;
+        self.keep(name, tensor.desc, Slot::Output(position), role, raw.addr())
+    }
+
+    fn next_output(&mut self) -> Outcome<usize> {
+        let position = self.outputs;
+        if position >= OUTPUTS {
             return Err(self.too_many());
         }
         self.outputs += 1;
-        self.keep(name, tensor.desc, Slot::Output(place), role, raw.addr())
+        Ok(position)
     }
 
     fn next_input(&mut self) -> Outcome<usize> {
-        let place = self.inputs;
-        if place >= INPUTS {
+        let position = self.inputs;
+        if position >= INPUTS {
             return Err(self.too_many());
         }
         self.inputs += 1;
-        Ok(place)
+        Ok(position)
     }
 
     fn input(&mut self, name: &'static str, raw: *const aclTensor) -> Outcome<Argument> {
         let tensor = self.tensor(name, raw)?;
-        let place = self.next_input()?;
-        self.addresses.inputs[place] = tensor.address;
-        self.keep(name, tensor.desc, Slot::Input(place), Role::Read, 0)
+        let position = self.next_input()?;
+        self.addresses.inputs[position] = tensor.address;
+        self.keep(name, tensor.desc, Slot::Input(position), Role::Read, 0)
     }
 }
 
-const _: () = assert!(OUTPUTS >= 2 && LISTS >= 1);
+const _: () = assert!(OUTPUTS >= 3 && LISTS >= 1);
 
 /// A parameter, and what the functions that compute take for it.
 pub(super) trait Parameter {
@@ -230,6 +233,22 @@ impl Parameter for Out {
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.output(name, self.0, Role::Write)
+    }
+}
+
+impl Parameter for OptionalOut {
+    type Value = Option<Argument>;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Argument>> {
+        if self.0.is_null() {
+            call.next_output()?;
+            return Ok(None);
+        }
+        call.output(name, self.0, Role::Write).map(Some)
     }
 }
 

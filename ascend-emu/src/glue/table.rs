@@ -10,9 +10,9 @@ macro_rules! for_each_glue_function {
     ($with:ident) => {
         $with! {
             // Copies.
-            /// `Tensor.copy_`, `.contiguous()`, `.clone()`, `.npu()` of a strided tensor.
+            /// `Tensor.copy_`, `.contiguous()`, `.clone()`, `.to(dtype)`, `.npu()` of a strided tensor.
             fn aclnnInplaceCopy(selfRef: InOut, src: In) = fill::copy;
-            /// `Tensor.to(dtype)`.
+            /// `torch_npu.npu_dtype_cast`.
             fn aclnnCast(self_: In, dtype: Type, out: Out) = fill::cast;
             /// `torch.cat`.
             fn aclnnCat(tensors: Ins, dim: i64, out: Out) = join::concatenate;
@@ -22,12 +22,10 @@ macro_rules! for_each_glue_function {
             fn aclnnRepeat(self_: In, repeats: Ints, out: Out) = fill::repeat;
             /// `torch.flip`.
             fn aclnnFlip(self_: In, dims: Ints, out: Out) = fill::flip;
-            /// Copies of `Tensor.permute` inside operators.
-            fn aclnnPermute(self_: In, dims: Ints, out: Out) = fill::permute;
             /// `torch.nn.functional.pad`.
             fn aclnnConstantPadNd(self_: In, pad: Ints, value: Scalar, out: Out) = fill::pad;
 
-            // Numbers out of nothing.
+            // New numbers.
             /// `Tensor.fill_`, `torch.full`.
             fn aclnnInplaceFillScalar(selfRef: InOut, value: Scalar) = fill::fill;
             /// `Tensor.fill_` with a tensor.
@@ -136,8 +134,6 @@ macro_rules! for_each_glue_function {
             fn aclnnGeScalar(self_: In, other: Scalar, out: Out) = compare::with_scalar(compare::GE);
             /// `torch.isfinite`; printing a tensor.
             fn aclnnIsFinite(self_: In, out: Out) = compare::test(true, f64::is_finite);
-            /// `torch.isinf`.
-            fn aclnnIsInf(self_: In, out: Out) = compare::test(false, f64::is_infinite);
             /// `torch.isposinf`.
             fn aclnnIsPosInf(self_: In, out: Out) = compare::test(false, |value| value == f64::INFINITY);
             /// `torch.isneginf`.
@@ -158,9 +154,9 @@ macro_rules! for_each_glue_function {
             fn aclnnBitwiseAndTensor(self_: In, other: In, out: Out) = element::bitwise(|a, b| a & b);
             /// `a & 1`.
             fn aclnnBitwiseAndScalar(self_: In, other: Scalar, out: Out) = element::bitwise_scalar(|a, b| a & b);
-            /// `a | b`.
+            /// `a | b`, `a |= b`.
             fn aclnnBitwiseOrTensor(self_: In, other: In, out: Out) = element::bitwise(|a, b| a | b);
-            /// `a | 1`.
+            /// `a | 1`, `a |= 1`.
             fn aclnnBitwiseOrScalar(self_: In, other: Scalar, out: Out) = element::bitwise_scalar(|a, b| a | b);
             /// `a ^ b`.
             fn aclnnBitwiseXorTensor(self_: In, other: In, out: Out) = element::bitwise(|a, b| a ^ b);
@@ -169,15 +165,9 @@ macro_rules! for_each_glue_function {
             /// `a &= b`.
             fn aclnnInplaceBitwiseAndTensor(selfRef: InOut, other: In) =
                 |own, other| element::bitwise(|a, b| a & b)(own, other, own);
-            /// `a |= b`.
-            fn aclnnInplaceBitwiseOrTensor(selfRef: InOut, other: In) =
-                |own, other| element::bitwise(|a, b| a | b)(own, other, own);
             /// `a &= 1`.
             fn aclnnInplaceBitwiseAndScalar(selfRef: InOut, other: Scalar) =
                 |own, other| element::bitwise_scalar(|a, b| a & b)(own, other, own);
-            /// `a |= 1`.
-            fn aclnnInplaceBitwiseOrScalar(selfRef: InOut, other: Scalar) =
-                |own, other| element::bitwise_scalar(|a, b| a | b)(own, other, own);
 
             // Arithmetic.
             /// `a + b`.
@@ -200,7 +190,7 @@ macro_rules! for_each_glue_function {
             /// `a -= 1`.
             fn aclnnInplaceSubs(selfRef: InOut, other: Scalar, alpha: Scalar) =
                 |own, other, alpha| element::scaled_scalar(element::SUB)(own, other, alpha, own);
-            /// `1 - a` with a tensor of one element.
+            /// `torch.rsub`.
             fn aclnnRsub(self_: In, other: In, alpha: Scalar, out: Out) =
                 |own, other, alpha, out| element::scaled(element::SUB)(other, own, alpha, out);
             /// `1 - a`.
@@ -277,9 +267,9 @@ macro_rules! for_each_glue_function {
             /// `Tensor.clamp_max_`.
             fn aclnnInplaceClampMax(selfRef: InOut, clipValueMax: Scalar) =
                 |own, most| element::clamp(own, None, Some(most), own);
-            /// `torch.clamp` with a tensor.
+            /// `torch.clamp_min` with a tensor.
             fn aclnnClampMinTensor(self_: In, clipValueMin: In, out: Out) = element::binary(element::MAX);
-            /// `torch.clamp` with a tensor.
+            /// `torch.clamp_max` with a tensor.
             fn aclnnClampMaxTensor(self_: In, max: In, out: Out) = element::binary(element::MIN);
             /// `torch.clamp` with tensors.
             fn aclnnClampTensor(self_: In, clipValueMin: OptionalIn, clipValueMax: OptionalIn, out: Out) = element::clamp_between;
@@ -320,15 +310,15 @@ macro_rules! for_each_glue_function {
             /// `Tensor.relu_`.
             fn aclnnInplaceRelu(selfRef: InOut) =
                 |own| element::unary(|value| value.max(0), element::relu)(own, own);
-            /// `torch.nn.functional.gelu` of older releases of the extension.
+            /// `torch.nn.functional.gelu` on Atlas A2 and A3, approximated with tanh whatever is asked for.
             fn aclnnGelu(self_: In, out: Out) = element::real(element::gelu_tanh);
-            /// `torch.nn.functional.gelu`.
+            /// `torch_npu.npu_gelu`, and `torch.nn.functional.gelu` on Ascend 950.
             fn aclnnGeluV2(x: In, approximate: i64, y: Out) = element::gelu;
             /// `torch.tanh`.
             fn aclnnTanh(self_: In, out: Out) = element::real(f64::tanh);
             /// `-a`.
             fn aclnnNeg(self_: In, out: Out) = element::unary(i64::wrapping_neg, |value| -value);
-            /// `torch.abs`; printing a tensor.
+            /// `torch.abs`, `torch.isinf`; printing a tensor.
             fn aclnnAbs(self_: In, out: Out) = element::unary(i64::wrapping_abs, f64::abs);
             /// `torch.sign`.
             fn aclnnSign(self_: In, result: Out) = element::unary(i64::signum, element::sign);
@@ -418,6 +408,11 @@ macro_rules! for_each_glue_function {
             // Of models.
             /// `torch_npu.npu_rms_norm`: vLLM-Ascend, of latent queries and keys.
             fn aclnnRmsNorm(x: In, gamma: In, epsilon: f64, yOut: Out, rstdOut: Out) = model::rms_norm;
+            /// `torch.nn.functional.layer_norm`.
+            fn aclnnLayerNorm(
+                input: In, normalizedShape: Ints, weightOptional: OptionalIn, biasOptional: OptionalIn, eps: f64, out: Out,
+                meanOutOptional: OptionalOut, rstdOutOptional: OptionalOut
+            ) = model::layer_norm;
             /// `torch_npu.npu_rotary_mul`: vLLM-Ascend.
             fn aclnnRotaryPositionEmbedding(x: In, cos: In, sin: In, mode: i64, out: Out) = model::rotate_by_mode;
             /// `torch_npu.npu_interleave_rope`: vLLM-Ascend, of latent queries and keys.

@@ -400,19 +400,19 @@ pub(super) fn map<const N: usize, I: Wide, O: Wide>(
     walk(&out.shape, &steps, &mut |at, count, step| {
         for start in (0..count).step_by(CHUNK) {
             let count = CHUNK.min(count - start);
-            let place = |view: &View, i: usize| {
+            let first = |view: &View, i: usize| {
                 // SAFETY: an element of the view.
                 unsafe { view.first.offset(at[i] + step[i] * start as isize) }
             };
             for (i, (input, values)) in inputs.iter().zip(&mut values).enumerate() {
                 // SAFETY: elements of the view.
-                unsafe { I::load(input.dtype, place(input, i), step[i], &mut values[..count]) };
+                unsafe { I::load(input.dtype, first(input, i), step[i], &mut values[..count]) };
             }
             for (k, result) in results[..count].iter_mut().enumerate() {
                 *result = compute(std::array::from_fn(|i| values[i][k]));
             }
             // SAFETY: elements of the view.
-            unsafe { O::store(out.dtype, place(out, N), step[N], &results[..count]) };
+            unsafe { O::store(out.dtype, first(out, N), step[N], &results[..count]) };
         }
     });
 }
@@ -502,9 +502,9 @@ fn address(slot: Slot, at: &Addresses) -> usize {
 /// The addresses that a tensor takes; empty for one without elements.
 pub(super) fn range(argument: &Argument, at: &Addresses) -> Range<usize> {
     let bytes = argument.desc.byte_range().unwrap_or(0..u64::MAX);
-    let place = |bytes: u64| {
+    let address_at = |bytes: u64| {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         address(argument.slot, at).saturating_add(bytes)
     };
-    place(bytes.start)..place(bytes.end)
+    address_at(bytes.start)..address_at(bytes.end)
 }

@@ -5,7 +5,7 @@ use crate::config::{Check, check};
 use crate::fault::Fault;
 use crate::kernel::merge;
 use crate::memory::DeviceMemory;
-use crate::operator::{Access, Addresses, LISTS, OUTPUTS, Operator, Slot};
+use crate::operator::{Access, Addresses, LISTS, Operator, Slot};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::update::{UpdateCall, UpdateProblem};
@@ -21,7 +21,7 @@ pub(crate) struct OwnedUpdate {
     pub lse: Vec<TensorDesc>,
     pub local_out: Vec<TensorDesc>,
     pub update_type: i64,
-    pub outputs: [Option<TensorDesc>; OUTPUTS],
+    pub outputs: [Option<TensorDesc>; 2],
 }
 
 impl OwnedUpdate {
@@ -124,7 +124,7 @@ impl Operator for UpdateOperator {
     }
 
     fn outputs(&self) -> usize {
-        OUTPUTS
+        self.call.outputs.len()
     }
 
     fn list(&self, input: usize) -> Option<usize> {
@@ -169,7 +169,7 @@ impl Operator for UpdateOperator {
             return Ok(());
         }
         refuse_overlap(self, at)?;
-        let mut places = Vec::with_capacity(2 * self.problem.parts + OUTPUTS);
+        let mut places = Vec::with_capacity(2 * self.problem.parts + self.call.outputs.len());
         self.accesses(at, &mut |access| places.push(memory.host(access.address)));
         let (mut parts, mut outputs) = (Vec::new(), Vec::new());
         let mut copies = Vec::new();

@@ -40,10 +40,6 @@ pub(crate) fn rows() -> Vec<Row> {
             [a.clone().becomes(and), b.clone().read()],
         ),
         row(
-            "aclnnInplaceBitwiseOrTensor",
-            [a.clone().becomes(or), b.read()],
-        ),
-        row(
             "aclnnBitwiseAndScalar",
             [a.clone().read(), Int(6), i32([4], and_six).written()],
         ),
@@ -55,10 +51,6 @@ pub(crate) fn rows() -> Vec<Row> {
             "aclnnBitwiseXorScalar",
             [a.clone().read(), Int(6), i32([4], xor_six).written()],
         ),
-        row(
-            "aclnnInplaceBitwiseAndScalar",
-            [a.clone().becomes(and_six), Int(6)],
-        ),
-        row("aclnnInplaceBitwiseOrScalar", [a.becomes(or_six), Int(6)]),
+        row("aclnnInplaceBitwiseAndScalar", [a.becomes(and_six), Int(6)]),
     ]
 }

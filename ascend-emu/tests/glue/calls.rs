@@ -263,6 +263,7 @@ nothing! {
     OptionalIn: OptionalIn(null());
     Ins: Ins(null());
     Out: Out(null());
+    OptionalOut: OptionalOut(null());
     InOut: InOut(null());
     Scalar: Scalar(null());
     OptionalScalar: OptionalScalar(null());

@@ -51,14 +51,6 @@ pub(crate) fn rows() -> Vec<Row> {
             ],
         ),
         row(
-            "aclnnPermute",
-            [
-                i32([2, 3], matrix).read(),
-                axes([-1, 0]),
-                i32([3, 2], [1, 4, 2, 5, 3, 6]).written(),
-            ],
-        ),
-        row(
             "aclnnConstantPadNd",
             [
                 f16([2], [1, 2]).read(),

@@ -32,6 +32,32 @@ pub(crate) fn rows() -> Vec<Row> {
             ],
         ),
         row(
+            "aclnnLayerNorm",
+            [
+                f32([2, 2], [1, 3, 2, 6]).read(),
+                axes([2]),
+                f32([2], [2, 10]).read(),
+                f32([2], [0.5, 0.0]).read(),
+                Real(0.0),
+                f32([2, 2], [-1.5, 10.0, -1.5, 10.0]).written(),
+                f32([2, 1], [2, 4]).written(),
+                f32([2, 1], [1.0, 0.5]).written(),
+            ],
+        ),
+        row(
+            "aclnnLayerNorm",
+            [
+                f16([1, 2], [1, 3]).read(),
+                axes([1, 2]),
+                Absent,
+                Absent,
+                Real(3.0),
+                f16([1, 2], [-0.5, 0.5]).written(),
+                Absent,
+                Absent,
+            ],
+        ),
+        row(
             "aclnnRotaryPositionEmbedding",
             [
                 numbers(),

@@ -262,6 +262,10 @@ take! {
     }
     Ins: { Given::List(list) => tensors(&list.iter().collect::<Vec<_>>()) }
     Out: { Given::Tensor(tensor) => tensor.out() }
+    OptionalOut: {
+        Given::Tensor(tensor) => OptionalOut(tensor.handle),
+        Given::Plain(Argument::Absent) => OptionalOut(null()),
+    }
     InOut: { Given::Tensor(tensor) => tensor.in_out() }
     Scalar: {
         Given::Plain(Argument::Int(value)) => int(*value),
