@@ -8,6 +8,7 @@
 
 use ascend_emu::abi::{not_emulated, refused};
 use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT};
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
@@ -65,6 +66,46 @@ pub unsafe extern "C" fn aclopCompileAndExecute(op_type: *const c_char) -> i32 {
     refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message)
 }
 
+thread_local! {
+    /// The operator whose functions the client last looked for in vain on this thread.
+    static MISSING: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Writes to the log of CANN's own libraries, which is not kept. Clients look operators up by `dlsym`, and say here alone
+/// which they did not find: that name is remembered for the refusal of what they do instead.
+///
+/// C declares the function with a format and any number of arguments behind it. The platforms that CANN exists for pass the
+/// first of these as they pass a sixth parameter.
+///
+/// # Safety
+///
+/// `format` is null or a text that ends with a zero, and so is `first` if the format begins with a text of a missing operator.
+// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is that of the C function")]
+pub unsafe extern "C" fn aclAppLog(
+    _level: i32,
+    _function: *const c_char,
+    _file: *const c_char,
+    _line: u32,
+    format: *const c_char,
+    first: *const c_char,
+) {
+    if format.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let format = unsafe { CStr::from_ptr(format) }.to_bytes();
+    if !format.starts_with(b"[PTA]:%s or %sGetWorkspaceSize not in ") || first.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise: the format begins with a text, which is its first argument.
+    let operator = unsafe { CStr::from_ptr(first) }.to_string_lossy();
+    let operator = operator.into_owned();
+    // A thread that ends has no refusal to come.
+    let _ = MISSING.try_with(|missing| missing.replace(Some(operator)));
+}
+
 /// `ACL_OP_JIT_COMPILE` of `aclCompileOpt`: whether operators are compiled when they are called.
 const JIT_COMPILE: i32 = 10;
 
@@ -76,9 +117,11 @@ const JIT_COMPILE: i32 = 10;
 pub extern "C" fn aclSetCompileopt(option: i32, _value: *const c_char) -> i32 {
     if option == JIT_COMPILE {
         let name = "aclSetCompileopt";
-        let message = format_args!(
-            "{name}: an operator that is compiled by its name, since it has no aclnn function here, is not emulated"
-        );
+        let message = match MISSING.try_with(RefCell::take).ok().flatten() {
+            Some(operator) => format!("the operator {operator} is not emulated"),
+            None => "an operator that is compiled by its name, since it has no aclnn function here, is not emulated".to_owned(),
+        };
+        let message = format_args!("{name}: {message}");
         return refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message);
     }
     0
@@ -134,6 +177,4 @@ answered! {
     // The profiler: nobody attaches one, so that nothing is ever reported.
     i32 = runtime => MsprofReportAdditionalInfo MsprofReportApi MsprofReportCompactInfo MsprofRegisterCallback;
     usize = zero => MsprofGetHashId MsprofSysCycleTime;
-    // The log of CANN's own libraries, which is not kept.
-    () = |_| () => aclAppLog;
 }

@@ -111,5 +111,5 @@ def operators_that_are_not_there_are_refused_at_once():
     rows = torch.randn(2, 3, 8, 8).npu()
     weights = torch.randn(4, 3, 3, 3).npu()
     for _ in range(2):
-        refused(lambda: torch.nn.functional.conv2d(rows, weights), "no aclnn function here", "is not emulated")
+        refused(lambda: torch.nn.functional.conv2d(rows, weights), "the operator aclnnConvolution is not emulated")
     close(rows + rows, rows.cpu() * 2)

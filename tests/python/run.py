@@ -11,13 +11,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
+# A trace of the group that reads its own.
+TRACE = os.path.join(tempfile.gettempdir(), f"operators-{os.getpid()}.jsonl")
 STRICT = {"ASCEND_EMU_CHECK": "strict"}
 # Environments, and the modules whose cases run in them.
 GROUPS = [
     (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
     (STRICT, ["scatter", "merging", "serving", "refusals"]),
     (STRICT, ["graphs", "streams", "around", "releases"]),
+    (STRICT | {"ASCEND_EMU_TRACE": TRACE}, ["operators"]),
     (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend910_9391"}, ["paged", "latent"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["layouts", "paged", "latent", "scatter", "merging", "serving"]),

@@ -9,6 +9,7 @@ mod figures_task;
 mod generate;
 mod module_cycles;
 mod module_tree;
+mod operators_task;
 mod rules_task;
 mod toolkit_folder;
 
@@ -24,6 +25,8 @@ tasks:
                              with --check write nothing and fail if they differ
   rules [--check]            write the table of the contract's rules to docs/src/rules.md; with --check compare only
   features [--check]         write the table of features by product and release into README.md; with --check compare only
+  operators [--check]        write what in PyTorch calls the small operators to docs/src/python.md; with --check compare
+                             only
   figures [--check]          draw the book's figures; with --check compare only
   module-cycles [--nested] [CRATE...]
                              fail if modules of a crate depend on each other in a circle: the top-level modules of
@@ -45,6 +48,8 @@ fn main() -> ExitCode {
         ["rules", "--check"] => rules_task::check(&root()),
         ["features"] => features_task::write(&root()),
         ["features", "--check"] => features_task::check(&root()),
+        ["operators"] => operators_task::write(&root()),
+        ["operators", "--check"] => operators_task::check(&root()),
         ["figures"] => figures_task::write(&root()),
         ["figures", "--check"] => figures_task::check(&root()),
         ["module-cycles", "--nested", crates @ ..] => module_cycles::check(&root(), crates, true),

@@ -18,6 +18,8 @@ export ASCEND_TOOLKIT_HOME=$_toolkit
 export ASCEND_HOME_PATH=$_toolkit
 export ASCEND_OPP_PATH=$_toolkit/opp
 export LD_LIBRARY_PATH=$_toolkit/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# At this level PyTorch's extension says which operators it does not find, so that errors can name them.
+export ASCEND_GLOBAL_LOG_LEVEL=${ASCEND_GLOBAL_LOG_LEVEL:-2}
 unset _toolkit
 "#;
 
