@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use ascend_spec::{Refusal, Target, UnreleasedTarget, Unsupported, Violation};
 use ascend_sys::{Api, LoadError, MissingSymbol};
 
-use crate::kv::{Refused, Rule};
+use crate::refusal::Refused;
 use crate::status::{AclStatus, AclnnStatus};
 
 /// The result of everything in this crate that can fail.
@@ -18,17 +18,9 @@ pub enum Error {
     /// A call breaks a rule of the operator, or a lint. Found before any function of CANN was called.
     #[error(transparent)]
     Violation(#[from] Violation),
-    /// Requests, blocks, slots or lengths do not fit each other. Nothing was changed.
+    /// Lengths, windows or graphs do not go together. Nothing was changed.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// No registered way to compute attention can serve a step.
-    #[error("no backend can serve the step: {reasons}")]
-    NoBackend {
-        /// Each backend with its reason.
-        reasons: String,
-        /// The rules of the serving layer by which backends refused.
-        rules: Vec<Rule>,
-    },
     /// A call may be right, but this crate can neither check nor compute it.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
@@ -208,22 +200,8 @@ fn told(message: &str) -> String {
 }
 
 impl Error {
-    /// Whether the call was refused by this rule of the cache or the serving layer; of a step that no backend serves,
-    /// whether one of the backends refused it by this rule. A scheduler preempts a request when the rule is
-    /// [`Rule::BatchBlocks`] or [`Rule::PoolExhausted`], and ends the steps in flight when it is [`Rule::PoolWaiting`].
-    pub fn breaks(&self, rule: Rule) -> bool {
-        match self {
-            Self::Refused(refused) => refused.rule == rule,
-            Self::NoBackend { rules, .. } => rules.contains(&rule),
-            _ => false,
-        }
-    }
-
-    pub(crate) fn invalid(
-        argument: &'static str,
-        given: impl ToString,
-        allowed: impl ToString,
-    ) -> Self {
+    /// The [`Error::InvalidArgument`] of a function that builds on this crate.
+    pub fn invalid(argument: &'static str, given: impl ToString, allowed: impl ToString) -> Self {
         Self::InvalidArgument {
             argument,
             given: given.to_string(),

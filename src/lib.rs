@@ -39,9 +39,9 @@
 //! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
 //! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator. [`attention::Arguments`] takes every argument by name.
 //! - [`mask`]: every mask that the operators take, and who uses which.
-//! - [`kv`]: the paged KV cache. [`serving`]: batches, index formats, drafts.
 //! - [`graph`]: calls captured once and replayed with other lengths.
 //! - [`merge`]: attention over parts of the keys, merged. [`scatter`]: new keys and values into a paged cache.
+//! - The crate `ascend-serving`: the paged cache itself, batches, backends, drafts.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
 //! - [`spec`]: the operator's contract, as data. [`sys`]: the raw C ABI.
@@ -107,14 +107,13 @@ pub mod attention;
 pub mod case;
 mod error;
 pub mod graph;
-pub mod kv;
 pub mod mask;
 mod memory;
 pub mod merge;
 mod operator;
 mod ops;
+mod refusal;
 mod runtime;
-pub mod serving;
 mod status;
 mod tensor;
 
@@ -129,9 +128,10 @@ pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
 pub use ops::scatter_pa_kv_cache as scatter;
+pub use refusal::{CallRule, Refused};
 pub use runtime::{
     BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Runtime, Stream,
-    Version, VersionSource, file_version, toolkit_version,
+    StreamMark, Version, VersionSource, file_version, toolkit_version,
 };
 pub use status::{AclStatus, AclnnStatus};
-pub use tensor::{AnyTensor, Tensor};
+pub use tensor::{AnyTensor, Number, RangeReport, Tensor};

@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ascend_attention::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Rule, Sequence};
 use ascend_attention::sys::bindings::{
-    self as sys, aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtMemMallocPolicy, aclrtStream,
+    aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtMemMallocPolicy, aclrtStream,
 };
 use ascend_attention::sys::{Api, Functions};
-use ascend_attention::{Device, Error, Graph, Result, Runtime, Stream, Tensor, bf16};
+use ascend_attention::{Device, Error, Graph, Result, Runtime, Stream, Tensor};
 use ascend_emu::{Site, inject};
+use harness::gate::Gate;
 use harness::{Sample, still_works};
 
 /// The tests share what the functions below count.
@@ -43,71 +43,9 @@ fn runtime(change: impl FnOnce(&mut Functions)) -> Runtime {
     unsafe { Runtime::from_api(api) }.unwrap()
 }
 
-/// Holds streams up until it is opened.
-struct Gate {
-    stream: Stream,
-    event: *mut c_void,
-    graph: *mut c_void,
-}
-
-// SAFETY: the handles are names that the emulation takes from any thread.
-unsafe impl Sync for Gate {}
-
 #[track_caller]
 fn ok(status: aclError) {
     assert_eq!(status, 0);
-}
-
-impl Gate {
-    fn new(device: &Device) -> Self {
-        let stream = device.stream().unwrap();
-        let (mut event, mut graph) = (ptr::null_mut(), ptr::null_mut());
-        let api = harness::functions();
-        let relaxed = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is alive; the others are places for results, and then live handles.
-        unsafe {
-            let flag = sys::ACL_EVENT_EXTERNAL;
-            ok(api.aclrtCreateEventWithFlag.unwrap()(&mut event, flag));
-            ok(api.aclmdlRICaptureBegin.unwrap()(stream.as_raw(), relaxed));
-            ok(api.aclrtStreamWaitEvent.unwrap()(stream.as_raw(), event));
-            ok(api.aclmdlRICaptureEnd.unwrap()(stream.as_raw(), &mut graph));
-        }
-        Self {
-            stream,
-            event,
-            graph,
-        }
-    }
-
-    /// What is queued on a stream from now on waits for the gate.
-    fn hold(&self, stream: &Stream) {
-        stream.record_event().unwrap();
-        let execute = harness::functions().aclmdlRIExecuteAsync.unwrap();
-        // SAFETY: graph and stream are alive.
-        ok(unsafe { execute(self.graph, stream.as_raw()) });
-    }
-
-    fn open(&self) {
-        // Makes the device this thread's.
-        self.stream.record_event().unwrap();
-        let record = harness::functions().aclrtRecordEvent.unwrap();
-        // SAFETY: event and stream are alive.
-        ok(unsafe { record(self.event, self.stream.as_raw()) });
-        self.stream.synchronize().unwrap();
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        let api = harness::functions();
-        BROKEN.store(false, Ordering::SeqCst);
-        self.open();
-        // SAFETY: both are alive and destroyed once; nothing waits for them any more.
-        unsafe {
-            ok(api.aclmdlRIDestroy.unwrap()(self.graph));
-            ok(api.aclrtDestroyEvent.unwrap()(self.event));
-        }
-    }
 }
 
 /// Memory, events and streams that the watched functions have made and not freed.
@@ -487,55 +425,4 @@ fn during_a_capture_other_threads_reclaim_and_nobody_waits_for_the_device() {
     graph.replay(&stream, graph.update()).unwrap();
     assert_eq!(to.download(&stream).unwrap(), [7; 64]);
     device.synchronize().unwrap();
-}
-
-#[test]
-fn a_step_that_ends_while_its_thread_captures_gives_its_blocks_back() {
-    let _turn = turn();
-    let stream = harness::stream();
-    let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
-    let block = pool.allocate().unwrap();
-    let step = pool.begin_step(&stream);
-    drop(block);
-    let (graph, ()) = Graph::capture(stream.device(), (), |_, ()| {
-        drop(step);
-        Ok(())
-    })
-    .unwrap();
-    drop(graph);
-    stream.device().synchronize().unwrap();
-    assert_eq!((pool.free_blocks(), pool.steps_in_flight()), (2, 0));
-}
-
-#[test]
-fn growing_a_cache_waits_for_blocks_that_a_step_in_flight_may_read() {
-    let _turn = turn();
-    let (stream, other) = (harness::stream(), harness::stream());
-    let shape = CacheShape::new(1, 1, 64);
-    let pad = PadPolicy::SkipNegative;
-    let mut cache = PagedKvCache::<bf16>::new(stream.device(), 3, 16, shape, pad).unwrap();
-    let pool = cache.pool().clone();
-    let mut ended = Sequence::new(&pool);
-    cache.grow(&stream, &mut ended, 32).unwrap();
-    let gate = Gate::new(stream.device());
-    let step = pool.begin_step(&other);
-    gate.hold(&other);
-    drop(ended);
-    let mut next = Sequence::new(&pool);
-    // The step may still queue launches: nobody knows when it is over.
-    let open = cache.grow(&stream, &mut next, 32).unwrap_err();
-    assert!(open.breaks(Rule::PoolWaiting), "{open}");
-    drop(step);
-    assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (1, 2));
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            thread::sleep(Duration::from_millis(50));
-            gate.open();
-        });
-        cache.grow(&stream, &mut next, 48).unwrap();
-    });
-    assert_eq!((next.len(), pool.steps_in_flight()), (48, 0));
-    let full = cache.grow(&stream, &mut next, 1).unwrap_err();
-    assert!(full.breaks(Rule::PoolExhausted), "{full}");
-    assert_eq!(next.len(), 48);
 }

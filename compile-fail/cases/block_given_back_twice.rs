@@ -1,6 +1,6 @@
 //! A block that is given back twice, and one that nobody handed out.
 
-use ascend_attention::kv::{Block, BlockPool};
+use ascend_serving::kv::{Block, BlockPool};
 
 fn twice(block: Block) {
     drop(block);

@@ -1,7 +1,7 @@
 //! The output of a replayed layer read after the next layer has overwritten it.
 
-use ascend_attention::serving::AttentionGraphStep;
 use ascend_attention::{Error, Stream, Tensor, bf16};
+use ascend_serving::AttentionGraphStep;
 
 fn collected(
     stream: &Stream,

@@ -1,6 +1,6 @@
 //! Lists of lengths that are cumulative where each request's own are wanted, and the other way round.
 
-use ascend_attention::serving::{CallLengths, Cumulative, PerRequest};
+use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 
 fn main() {
     let ends = Cumulative::new(vec![3, 7]).unwrap();

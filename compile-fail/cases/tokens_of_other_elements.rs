@@ -1,7 +1,7 @@
 //! Tokens of another element type than the cache has.
 
-use ascend_attention::serving::Step;
 use ascend_attention::{Error, Tensor, bf16, f16};
+use ascend_serving::Step;
 
 fn forward(
     step: &mut Step<'_, bf16>,

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use ascend_attention::serving::Causality;
+use ascend_serving::Causality;
 
 fn main() {
     let _ = Causality::Bidirectional(NonZeroUsize::MIN);

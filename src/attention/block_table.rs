@@ -81,8 +81,8 @@ struct Content {
 }
 
 impl Content {
-    /// Takes note of rows from `first` on.
-    fn replace(&mut self, first: usize, rows: &[impl AsRef<[usize]>]) {
+    /// Takes note of rows from `first` on, of a table of so many columns.
+    fn replace(&mut self, first: usize, rows: &[impl AsRef<[usize]>], columns: usize) {
         let (largest, lengths) = (largest(rows), rows.iter().map(|row| row.as_ref().len()));
         if rows.len() == self.sequences {
             self.largest = largest;
@@ -91,6 +91,9 @@ impl Content {
         }
         // Other rows stay as they are.
         self.largest = self.largest.max(largest);
+        if self.rows.is_empty() {
+            self.rows = vec![columns; self.sequences];
+        }
         for (row, len) in self.rows.iter_mut().skip(first).zip(lengths) {
             *row = len;
         }
@@ -133,7 +136,7 @@ impl BlockTable {
             sequences: rows.len(),
             ..Content::default()
         };
-        content.replace(0, rows);
+        content.replace(0, rows, columns);
         Self::owned(tensor, block_size, content)
     }
 
@@ -183,8 +186,11 @@ impl BlockTable {
         )
     }
 
-    /// A table of full rows of `columns` blocks, row-major.
-    pub(crate) fn of_full_rows(
+    /// A table whose rows name `columns` blocks each, all of `blocks` in row-major order.
+    ///
+    /// # Errors
+    /// As for [`BlockTable::from_rows`]; [`Error::InvalidArgument`] if `blocks` are not whole rows.
+    pub fn from_full_rows(
         stream: &Stream,
         blocks: &[usize],
         columns: usize,
@@ -200,8 +206,11 @@ impl BlockTable {
         Self::owned(stream.upload(&flat, [rows, columns])?, block_size, content)
     }
 
-    /// Some rows, which stay in the same memory.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> Result<Self> {
+    /// Some of the sequences, whose rows stay in the same memory: overwriting either table changes both.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for rows that there are not, or none.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         Ok(Self {
             tensor: self.tensor.narrow(0, rows.clone())?,
             first: self.first.saturating_add(rows.start),
@@ -276,7 +285,7 @@ impl BlockTable {
         }
         let written = self.tensor.renew(stream, as_bytes(&flat));
         if written.is_ok() {
-            content.replace(self.first, rows);
+            content.replace(self.first, rows, self.columns());
         } else {
             // Part of it may have arrived.
             content.largest = content.largest.max(largest);

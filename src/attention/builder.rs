@@ -5,9 +5,9 @@ use ascend_spec::{Cann, DType, Layout, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::kv::{Refused, Rule, refused};
 use crate::mask::Mask;
 use crate::memory::Element;
+use crate::refusal::{CallRule, Refused};
 use crate::tensor::Tensor;
 
 use super::allowed::Allowed;
@@ -107,7 +107,7 @@ impl FusedInferAttention {
 
     /// Lengths of the queries (`actualSeqLengths`). In batched layouts the number of valid query rows of each sequence, or
     /// one number for all; unset, all rows; the rows behind are not computed. In packed layouts (TND, NTD) where the rows of
-    /// each sequence end, cumulative: `[3, 8]` for 3 rows and 5. [`CallLengths`](crate::serving::CallLengths) applies
+    /// each sequence end, cumulative: `[3, 8]` for 3 rows and 5. [`CallLengths`](super::CallLengths) applies
     /// both lists in the form that a call asks for. A length beyond INT64 is refused when the call is planned.
     pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.actual_seq_lengths = Some(counted("actual_seq_lengths", lengths.into()));
@@ -116,7 +116,7 @@ impl FusedInferAttention {
 
     /// Lengths of the keys (`actualSeqLengthsKv`). In batched layouts, and over a paged cache in all of them, the number of
     /// valid keys of each sequence, or one number for all; unset, all rows. In packed layouts without a paged cache where
-    /// the keys of each sequence end, cumulative. [`CallLengths`](crate::serving::CallLengths) tells them apart by type.
+    /// the keys of each sequence end, cumulative. [`CallLengths`](super::CallLengths) tells them apart by type.
     pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.actual_seq_lengths_kv = Some(counted("actual_seq_lengths_kv", lengths.into()));
         self
@@ -197,7 +197,7 @@ impl FusedInferAttention {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a
-    /// [`scale`](Self::scale), or for heads beyond INT64; [`Rule::LengthsOverflow`] for lengths beyond INT64; [`Error::Violation`](crate::Error::Violation) for a broken rule or lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`scale`](Self::scale), or for heads beyond INT64; [`CallRule::LengthsOverflow`] for lengths beyond INT64; [`Error::Violation`](crate::Error::Violation) for a broken rule or lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different devices. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
@@ -314,8 +314,8 @@ fn counted(argument: &str, lengths: Vec<usize>) -> Lengths {
         .enumerate()
         .find(|(_, len)| i64::try_from(**len).is_err())
     {
-        return Err(refused(
-            Rule::LengthsOverflow,
+        return Err(Refused::new(
+            CallRule::LengthsOverflow,
             format_args!("{len} at {argument}[{at}]"),
             format_args!("at most {}", i64::MAX),
             "give the lengths of a batch that exists; subtract lengths with saturation",

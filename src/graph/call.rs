@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ascend_sys::{Api, bindings as sys};
 
-use crate::attention::{Bound, FusedInferAttention, Plan, Reading};
+use crate::attention::{Bound, CallLengths, Cumulative, FusedInferAttention, Plan, Reading};
 use crate::error::{Result, acl};
-use crate::kv::{Refused, Rule, refused};
+use crate::refusal::{CallRule, Refused};
 use crate::runtime::{Context, Memory, Queue, Stream};
-use crate::serving::{CallLengths, Cumulative};
 
 use super::external_event::ExternalEvent;
 use super::limits::KeyLimits;
@@ -118,8 +117,8 @@ impl Varying {
             .apply(self.call.clone())
             .plan_bindings(&self.bound, Reading::Captured)?;
         if plan.workspace_bytes() > self.workspace_bytes {
-            return Err(refused(
-                Rule::GraphWorkspace,
+            return Err(Refused::new(
+                CallRule::GraphWorkspace,
                 format_args!("{} bytes", plan.workspace_bytes()),
                 format_args!("{} bytes", self.workspace_bytes),
                 "capture again with lengths that need the most workspace",
@@ -133,8 +132,8 @@ impl Varying {
 impl Longest {
     fn admits(&self, lengths: CallLengths<'_>) -> Result<(), Refused> {
         if lengths.form() != self.form {
-            return Err(refused(
-                Rule::GraphLengths,
+            return Err(Refused::new(
+                CallRule::GraphLengths,
                 format_args!("lengths of a call {}", lengths.form()),
                 format_args!("those of a call {}", self.form),
                 "give the lengths in the form of the capture",
@@ -142,8 +141,8 @@ impl Longest {
         }
         let keys = lengths.keys();
         if keys.lengths().len() != self.requests {
-            return Err(refused(
-                Rule::LengthsBatch,
+            return Err(Refused::new(
+                CallRule::LengthsBatch,
                 format_args!("{} requests", keys.lengths().len()),
                 format_args!("{}, as captured", self.requests),
                 "pad the batch with dummy requests to the captured size",
@@ -156,8 +155,8 @@ impl Longest {
         let mut both = keys.lengths().iter().zip(longest);
         match both.position(|(given, longest)| given > longest) {
             None => Ok(()),
-            Some(request) => Err(refused(
-                Rule::GraphLengths,
+            Some(request) => Err(Refused::new(
+                CallRule::GraphLengths,
                 format_args!(
                     "{} keys of request {request}",
                     keys.lengths().get(request).copied().unwrap_or(0)
@@ -251,8 +250,8 @@ impl Queue for Updating<'_> {
         let have = self.workspace.map_or(0, |memory| memory.bytes());
         match self.workspace {
             Some(memory) if have >= bytes => Ok(Arc::clone(memory)),
-            _ => Err(refused(
-                Rule::GraphWorkspace,
+            _ => Err(Refused::new(
+                CallRule::GraphWorkspace,
                 format_args!("{bytes} bytes"),
                 format_args!("{have} bytes"),
                 "capture again with lengths that need the most workspace",
@@ -277,8 +276,8 @@ impl Queue for Updating<'_> {
 )]
 mod tests {
     use super::*;
+    use crate::attention::PerRequest;
     use crate::attention::{BlockTable, Inputs};
-    use crate::serving::PerRequest;
     use crate::{Error, Layout, Runtime, Tensor, f16};
 
     /// 15486 of vllm-project/vllm-ascend, where the declared lengths are right and the workspace is not: whatever the
@@ -300,7 +299,7 @@ mod tests {
         varying.workspace_bytes -= 1;
         match varying.plan(longest) {
             Err(Error::Refused(refused)) => {
-                assert_eq!(refused.rule, Rule::GraphWorkspace);
+                assert_eq!(refused.rule, CallRule::GraphWorkspace);
                 assert_eq!(refused.given, format!("{} bytes", plan.workspace_bytes()));
             }
             other => panic!("{other:?}"),

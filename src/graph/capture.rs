@@ -9,14 +9,15 @@ use std::sync::Arc;
 use ascend_sys::Api;
 
 use crate::attention::{
-    Bindings, Bound, CapturedTable, FusedInferAttention, Inputs, Launch, Output, Plan,
+    Bindings, Bound, CallLengths, CapturedTable, Cumulative, FusedInferAttention, Inputs, Launch,
+    Output, Plan,
 };
 use crate::error::{Error, Result, acl};
-use crate::kv::{Rule, ScatterPlan, SlotMapping, refused};
 use crate::memory::Element;
 use crate::merge::{MergePlan, Part};
+use crate::refusal::{CallRule, Refused};
 use crate::runtime::{Context, Memory, Queue, Stream, capturing};
-use crate::serving::{CallLengths, Cumulative};
+use crate::scatter::{ScatterPlan, SlotMapping};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::call::{CapturedCall, Group, Launched, Varying};
@@ -159,7 +160,7 @@ impl<'a> Capturing<'a> {
     /// `rows` are the ends of their query rows, `limits` how many keys they may have.
     ///
     /// # Errors
-    /// [`Rule::GraphLengths`] for limits that have no room for the rows; as for [`Capturing::attention`].
+    /// [`CallRule::GraphLengths`] for limits that have no room for the rows; as for [`Capturing::attention`].
     pub fn attention_within(
         &mut self,
         call: &FusedInferAttention,
@@ -184,7 +185,7 @@ impl<'a> Capturing<'a> {
     /// Captures a launch of a call with varying lengths.
     ///
     /// # Errors
-    /// As for [`Plan::launch_with_into`]; [`Rule::GraphUpdate`] for a call of another graph;
+    /// As for [`Plan::launch_with_into`]; [`CallRule::GraphUpdate`] for a call of another graph;
     /// [`Error::StreamsExhausted`].
     #[doc(alias = "aclmdlRICaptureTaskGrpBegin")]
     #[doc(alias = "aclmdlRICaptureTaskGrpEnd")]
@@ -203,8 +204,8 @@ impl<'a> Capturing<'a> {
     fn launch_grouped(&self, call: CapturedCall, bindings: &impl Bindings) -> Result<Launched> {
         let known = self.plans.get(call.index).zip(self.calls.get(call.index));
         let Some((plan, varying)) = known.filter(|_| call.graph == self.graph) else {
-            return Err(refused(
-                Rule::GraphUpdate,
+            return Err(Refused::new(
+                CallRule::GraphUpdate,
                 "a call of another graph",
                 "one of this capture",
                 "call `attention` within each capture",

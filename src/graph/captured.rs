@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::attention::{CapturedTable, Plan};
-use crate::error::Result;
-use crate::kv::{Rule, refused};
+use crate::error::{Error, Result};
+use crate::refusal::{CallRule, Refused};
 use crate::runtime::{Device, Event, Memory, Queue, Stream};
 
 use super::call::{Launched, new_graph};
 use super::capture::{Captured, Capturing};
+use super::group::{GraphGroup, ReplayOrder, Replayed};
 use super::session::{Replayable, Session};
 use super::update::{Calls, Update};
 
@@ -28,8 +29,9 @@ pub struct Graph<B> {
     tables: Vec<CapturedTable>,
     kept: Vec<Arc<Memory>>,
     /// Recorded behind the latest replay.
-    done: Option<Event>,
+    done: Option<Arc<Event>>,
     failed: bool,
+    order: Arc<ReplayOrder>,
     /// Captured once; updates are queued here since.
     side: Arc<Stream>,
     buffers: B,
@@ -55,17 +57,18 @@ impl<B> Graph<B> {
         buffers: B,
         record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R>,
     ) -> Result<(Self, R)> {
-        Self::capture_beside(&Arc::new(device.stream()?), &mut None, buffers, record)
+        GraphGroup::new(device)?.capture(buffers, record)
     }
 
     /// The same with a stream to capture from and to update on later, which nothing but graphs uses, and a workspace
-    /// that graphs share whose replays happen one after the other: what is there, or what this capture had to take.
-    pub(crate) fn capture_beside<R>(
+    /// that graphs of one order share: what is there, or what this capture had to take.
+    pub(super) fn capture_in<R, E: From<Error>>(
         side: &Arc<Stream>,
         workspace: &mut Option<Arc<Memory>>,
+        order: &Arc<ReplayOrder>,
         buffers: B,
-        record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R>,
-    ) -> Result<(Self, R)> {
+        record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R, E>,
+    ) -> Result<(Self, R), E> {
         let number = new_graph();
         // Before the session, which is to end first should `record` panic.
         let mut capturing = Capturing::new(number, side, workspace.clone());
@@ -94,6 +97,7 @@ impl<B> Graph<B> {
             kept,
             done: None,
             failed: false,
+            order: Arc::clone(order),
             side: Arc::clone(side),
             buffers,
         };
@@ -121,32 +125,27 @@ impl<B> Graph<B> {
         Update::new(&self.calls)
     }
 
-    /// Refuses a stream of another device.
-    pub(crate) fn admits(&self, stream: &Stream) -> Result<()> {
-        self.side.context().admits("stream", stream.context())
-    }
-
     /// Queues a replay with new lengths. Returns at once. It is done behind what the stream has queued, and behind the
     /// graph's replay before, on whatever stream that was.
     ///
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// Before anything is launched: [`Rule::GraphUpdate`] for a call without lengths, or an update of another graph;
+    /// Before anything is launched: [`CallRule::GraphUpdate`] for a call without lengths, or an update of another graph;
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device;
     /// [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table that does not name the blocks of
     /// the keys that the replay reads. After a failure of CANN's, the replay that was queued runs with whatever lengths its
     /// calls had: its results mean nothing, but nobody waits for ever. A replay that could not be ordered before the next is
-    /// the last ([`Rule::GraphFailed`]).
+    /// the last ([`CallRule::GraphFailed`]).
     #[doc(alias = "aclmdlRIExecuteAsync")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
     pub fn replay(&mut self, stream: &Stream, update: Update) -> Result<()> {
-        self.admits(stream)?;
+        stream.check_device("stream", self.side.device())?;
         Queue::raw(stream)?;
         if self.failed {
-            return Err(refused(
-                Rule::GraphFailed,
+            return Err(Refused::new(
+                CallRule::GraphFailed,
                 "a graph whose last replay failed",
                 "graphs whose replays were queued whole",
                 "capture again",
@@ -160,10 +159,18 @@ impl<B> Graph<B> {
             }
         }
         self.tables.iter().try_for_each(CapturedTable::replayed)?;
+        let order = Arc::clone(&self.order);
+        order.behind_latest(stream, || self.launch(stream, &plans))
+    }
+
+    /// Queues a replay behind the one before, and what gives it its lengths.
+    fn launch(&mut self, stream: &Stream, plans: &[Plan]) -> (Option<Replayed>, Result<()>) {
         if let Some(done) = &self.done {
             // The lengths must not change, nor the events be raised, while the replay before may look at them.
-            stream.wait_event(done)?;
-            self.side.wait_event(done)?;
+            let waits = stream.wait_event(done);
+            if let Err(error) = waits.and_then(|()| self.side.wait_event(done)) {
+                return (None, Err(error));
+            }
         }
         // SAFETY: the graph's events and memory are marked below.
         let (number, launched) = unsafe { self.graph.execute(stream) };
@@ -173,14 +180,17 @@ impl<B> Graph<B> {
         for launch in &self.launches {
             launch.event.uses().mark(stream.timeline(), number);
         }
-        launched?;
+        if launched.is_err() {
+            return (None, launched);
+        }
         let ordered = match &self.done {
             Some(done) => done.record(stream),
-            None => stream.record_event().map(|done| self.done = Some(done)),
+            None => (stream.record_event()).map(|done| self.done = Some(Arc::new(done))),
         };
-        let released = self.release(&plans);
+        let released = self.release(plans);
         self.failed = ordered.is_err() || released.is_err();
-        ordered.and(released)
+        let done = self.done.clone().filter(|_| ordered.is_ok());
+        (Some(Replayed { number, done }), ordered.and(released))
     }
 
     /// Gives the replay that was launched its lengths, call by call. After a failure the rest goes on without: the replay

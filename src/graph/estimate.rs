@@ -1,6 +1,6 @@
 //! What captures will take, before they are made.
 
-use crate::kv::{Refused, Rule, refused};
+use crate::refusal::{CallRule, Refused};
 
 /// Streams and events that captured graphs take of a device.
 ///
@@ -50,13 +50,13 @@ impl CaptureEstimate {
     /// Refuses captures for which there are not enough streams.
     ///
     /// # Errors
-    /// [`Rule::GraphStreams`].
+    /// [`CallRule::GraphStreams`].
     pub fn fits(&self, streams: usize) -> Result<(), Refused> {
         if self.streams() <= streams {
             return Ok(());
         }
-        Err(refused(
-            Rule::GraphStreams,
+        Err(Refused::new(
+            CallRule::GraphStreams,
             format_args!(
                 "{} streams for {} graphs of {} launches",
                 self.streams(),
@@ -88,7 +88,7 @@ mod tests {
             let estimate = |graphs| CaptureEstimate::new(graphs, varying).fits(streams);
             assert_eq!(estimate(most), Ok(()), "{varying} {streams}");
             let refused = estimate(most + 1).unwrap_err();
-            assert_eq!(refused.rule, Rule::GraphStreams);
+            assert_eq!(refused.rule, CallRule::GraphStreams);
         }
     }
 }

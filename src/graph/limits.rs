@@ -1,7 +1,7 @@
 //! How long the requests of a captured call may become.
 
-use crate::kv::{Refused, Rule, refused};
-use crate::serving::{Cumulative, PerRequest};
+use crate::attention::{Cumulative, PerRequest};
+use crate::refusal::{CallRule, Refused};
 
 /// How many keys the requests of a captured call may have, each and together.
 ///
@@ -38,8 +38,8 @@ impl KeyLimits {
         });
         let longest = least.iter().copied().max().unwrap_or(0);
         if taken > blocks || longest > most {
-            return Err(refused(
-                Rule::GraphLengths,
+            return Err(Refused::new(
+                CallRule::GraphLengths,
                 format_args!(
                     "{} requests of up to {longest} rows, which take {taken} blocks of {} tokens at least",
                     least.len(),
@@ -66,12 +66,15 @@ impl KeyLimits {
         Ok(extremes)
     }
 
-    /// Refuses lengths beyond the limits.
-    pub(crate) fn admits(&self, keys: &[usize]) -> Result<(), Refused> {
+    /// Refuses requests of so many keys each that are beyond the limits.
+    ///
+    /// # Errors
+    /// [`CallRule::GraphLengths`].
+    pub fn admits(&self, keys: &[usize]) -> Result<(), Refused> {
         let most = self.keys;
         if let Some(request) = keys.iter().position(|keys| *keys > most) {
-            return Err(refused(
-                Rule::GraphLengths,
+            return Err(Refused::new(
+                CallRule::GraphLengths,
                 format_args!(
                     "{} keys of request {request}",
                     keys.get(request).copied().unwrap_or(0)
@@ -84,8 +87,8 @@ impl KeyLimits {
             sum.saturating_add(self.blocks_of(*keys))
         });
         if taken > self.blocks {
-            return Err(refused(
-                Rule::GraphLengths,
+            return Err(Refused::new(
+                CallRule::GraphLengths,
                 format_args!(
                     "{taken} blocks of {} requests, blocks that they share counted for each",
                     keys.len()
@@ -123,9 +126,15 @@ mod tests {
             error.given.starts_with("21 blocks of 6 requests"),
             "{error}"
         );
-        assert_eq!(limits.admits(&[1001]).unwrap_err().rule, Rule::GraphLengths);
+        assert_eq!(
+            limits.admits(&[1001]).unwrap_err().rule,
+            CallRule::GraphLengths
+        );
         let many = Cumulative::new((1..=21).collect()).unwrap();
-        assert_eq!(limits.extremes(&many).unwrap_err().rule, Rule::GraphLengths);
+        assert_eq!(
+            limits.extremes(&many).unwrap_err().rule,
+            CallRule::GraphLengths
+        );
         let wide = KeyLimits {
             keys: usize::MAX,
             blocks: usize::MAX,

@@ -18,8 +18,7 @@
 //! wait for ever.
 //!
 //! ```
-//! use ascend_attention::attention::{BlockTable, Inputs};
-//! use ascend_attention::serving::{CallLengths, PerRequest};
+//! use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 //! use ascend_attention::{FusedInferAttention, Graph, Layout, Output, Runtime, Tensor, bf16};
 //!
 //! struct Buffers {
@@ -88,6 +87,7 @@ mod capture;
 mod captured;
 mod estimate;
 mod external_event;
+mod group;
 mod limits;
 mod session;
 mod update;
@@ -96,5 +96,8 @@ pub use call::CapturedCall;
 pub use capture::Capturing;
 pub use captured::Graph;
 pub use estimate::CaptureEstimate;
+pub use group::GraphGroup;
 pub use limits::KeyLimits;
 pub use update::Update;
+
+pub use crate::runtime::capturing::is_capturing;

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::attention::CallLengths;
 use crate::attention::Plan;
 use crate::error::Result;
-use crate::kv::{Refused, Rule, refused};
-use crate::serving::CallLengths;
+use crate::refusal::{CallRule, Refused};
 
 use super::call::{CapturedCall, Varying};
 
@@ -38,9 +38,9 @@ impl Update {
     /// Gives one call its lengths.
     ///
     /// # Errors
-    /// [`Rule::GraphLengths`] for more keys than the capture declared or lengths in another form,
-    /// [`Rule::LengthsBatch`] for another number of requests, [`Rule::GraphWorkspace`],
-    /// [`Rule::GraphUpdate`] for a call of another graph or one that has lengths already; otherwise as for
+    /// [`CallRule::GraphLengths`] for more keys than the capture declared or lengths in another form,
+    /// [`CallRule::LengthsBatch`] for another number of requests, [`CallRule::GraphWorkspace`],
+    /// [`CallRule::GraphUpdate`] for a call of another graph or one that has lengths already; otherwise as for
     /// [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with).
     pub fn lengths(mut self, call: CapturedCall, lengths: CallLengths<'_>) -> Result<Self> {
         self.set(call, lengths)?;
@@ -63,8 +63,8 @@ impl Update {
         let own = call.graph == self.calls.graph;
         let known = self.calls.calls.get(call.index).filter(|_| own);
         let (Some(varying), Some(place)) = (known, self.plans.get_mut(call.index)) else {
-            return Err(refused(
-                Rule::GraphUpdate,
+            return Err(Refused::new(
+                CallRule::GraphUpdate,
                 "lengths for a call of another graph",
                 "a call of this graph",
                 "keep each graph's calls beside it",
@@ -72,8 +72,8 @@ impl Update {
             .into());
         };
         if place.is_some() {
-            return Err(refused(
-                Rule::GraphUpdate,
+            return Err(Refused::new(
+                CallRule::GraphUpdate,
                 format_args!("lengths for call {} twice", call.index),
                 "once for each call",
                 "give a call all its lengths at once",
@@ -87,8 +87,8 @@ impl Update {
     /// The plans of a graph's calls, if they are all there.
     pub(super) fn complete(self, calls: &Arc<Calls>) -> Result<Vec<Plan>, Refused> {
         if !Arc::ptr_eq(&self.calls, calls) {
-            return Err(refused(
-                Rule::GraphUpdate,
+            return Err(Refused::new(
+                CallRule::GraphUpdate,
                 "an update of another graph",
                 "one of this graph",
                 "call `update` of the graph that is replayed",
@@ -98,8 +98,8 @@ impl Update {
         let missing = self.plans.iter().position(Option::is_none);
         match missing {
             None => Ok(self.plans.into_iter().flatten().collect()),
-            Some(call) => Err(refused(
-                Rule::GraphUpdate,
+            Some(call) => Err(Refused::new(
+                CallRule::GraphUpdate,
                 format_args!("no lengths for call {call}"),
                 format_args!("lengths for all {count} calls"),
                 "lengths are captured by value: give every call those of the step",

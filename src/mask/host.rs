@@ -110,6 +110,23 @@ impl HostMask {
         Self::from_flags(form, None, (rows, keys), hidden)
     }
 
+    /// The tensor `[B, rows, keys]` in which a key of a sequence's row is hidden where `visible`, given the three, says false.
+    ///
+    /// # Errors
+    /// As for [`HostMask::of`].
+    pub fn stack_from_fn(
+        batch: usize,
+        rows: usize,
+        keys: usize,
+        form: MaskForm,
+        mut visible: impl FnMut(usize, usize, usize) -> bool,
+    ) -> Result<Self> {
+        let rows_of = (0..batch).flat_map(|b| (0..rows).map(move |i| (b, i)));
+        let cells = rows_of.flat_map(|(b, i)| (0..keys).map(move |j| (b, i, j)));
+        let hidden = cells.map(|(b, i, j)| !visible(b, i, j));
+        Self::from_flags(form, Some(batch), (rows, keys), hidden)
+    }
+
     /// A mask from whether each of its elements hides, in row-major order.
     pub(crate) fn from_flags(
         form: MaskForm,

@@ -5,7 +5,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use ascend_spec::{MaskGeometry, SparseMode};
 
 use crate::error::Result;
-use crate::kv::{Refused, Rule, refused};
+use crate::refusal::{CallRule, Refused};
 use crate::tensor::AnyTensor;
 
 use super::form::MaskForm;
@@ -28,15 +28,15 @@ impl SlidingWindow {
     /// A window of so many keys.
     ///
     /// # Errors
-    /// [`Rule::MaskWindow`] for 0 keys or more than [`MAX_KEYS`](Self::MAX_KEYS).
+    /// [`CallRule::MaskWindow`] for 0 keys or more than [`MAX_KEYS`](Self::MAX_KEYS).
     pub fn new(keys_including_self: usize) -> Result<Self, Refused> {
         let keys = u32::try_from(keys_including_self).ok();
         match keys.and_then(NonZeroU32::new) {
             Some(keys_including_self) => Ok(Self {
                 keys_including_self,
             }),
-            None => Err(refused(
-                Rule::MaskWindow,
+            None => Err(Refused::new(
+                CallRule::MaskWindow,
                 format_args!("a window of {keys_including_self} keys"),
                 format_args!("1 to {}, the query's own among them", Self::MAX_KEYS),
                 "leave the window out where every key is seen",

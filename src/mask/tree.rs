@@ -16,8 +16,7 @@ impl Masks<'_> {
     /// request does not have is hidden. It changes with every step, so that it is not cached.
     ///
     /// A chain of drafts needs none of this: it is [`Masks::causal`]. The packed forms of other kernels, and the links
-    /// for the walk that accepts drafts, are [`CustomMask`](crate::serving::CustomMask) and
-    /// [`DraftTree`](crate::serving::DraftTree).
+    /// for the walk that accepts drafts, are `CustomMask` and `DraftTree` of `ascend-serving`.
     ///
     /// # Errors
     /// Those of an upload, and of [`HostMask::stack`].
@@ -35,7 +34,7 @@ impl Masks<'_> {
     /// keys are the first of the last `rows`.
     ///
     /// The mode exists from CANN 9.1 on, on Atlas A2 and A3, for calls with rotary parts: 128 channels beside 64, and latent
-    /// attention. Elsewhere [`Masks::tree`] does it, or [`TreeVerification`](crate::serving::TreeVerification). Packed calls
+    /// attention. Elsewhere [`Masks::tree`] does it, or `ascend-serving`'s `TreeVerification`. Packed calls
     /// take [`Masks::packed_drafts`].
     ///
     /// ```

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::kv::CacheShape;
 
 /// The layers that attend to a triangle; the others are dense.
 ///
@@ -18,7 +17,7 @@ pub struct TriangleLayers {
 
 impl TriangleLayers {
     /// Most layers of a model.
-    pub const MAX_LAYERS: usize = CacheShape::MAX_LAYERS;
+    pub const MAX_LAYERS: usize = 1 << 12;
 
     /// These layers.
     ///

@@ -29,11 +29,16 @@ impl Drop for Scope {
     }
 }
 
+/// Whether the calling thread captures a graph.
+pub fn is_capturing() -> bool {
+    CAPTURING.get()
+}
+
 /// Refuses what cannot become part of a graph while the calling thread captures one: it would happen now, and not when
 /// the graph is replayed.
 #[inline]
 pub(crate) fn refuse(what: &'static str, instead: &'static str) -> Result<()> {
-    if CAPTURING.get() {
+    if is_capturing() {
         return Err(refusal(what, instead));
     }
     Ok(())

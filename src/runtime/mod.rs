@@ -11,6 +11,7 @@ mod machine;
 mod queue;
 mod release;
 mod stream;
+mod stream_mark;
 mod timeline;
 
 use std::collections::HashMap;
@@ -32,6 +33,7 @@ pub use machine::Machine;
 pub(crate) use queue::Queue;
 pub use release::{Installed, VersionSource, file_version, toolkit_version};
 pub use stream::Stream;
+pub use stream_mark::StreamMark;
 pub(crate) use timeline::{Timeline, Uses, on_wait};
 
 /// The variable that chooses the backend of [`Runtime::auto`].

@@ -79,6 +79,14 @@ impl Stream {
         &self.device
     }
 
+    /// Refuses a stream of another device than this one, or of the same device of another runtime.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), which calls the stream `argument`.
+    pub fn check_device(&self, argument: &'static str, device: &Device) -> Result<()> {
+        device.context().admits(argument, self.context())
+    }
+
     pub(crate) fn context(&self) -> &Arc<Context> {
         self.device.context()
     }

@@ -9,7 +9,7 @@ use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
 use crate::memory::{Element, vec_from, zeros};
-use crate::runtime::{Context, Memory, Queue, Stream};
+use crate::runtime::{Context, Device, Memory, Queue, Stream};
 
 use super::Tensor;
 use super::shape::{Sizes, bytes_of, dims, has_len};
@@ -104,6 +104,14 @@ impl AnyTensor {
             ));
         }
         Ok((&self.memory, self.start))
+    }
+
+    /// Refuses a tensor of another device than this one, or of the same device of another runtime.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], which calls the tensor `argument`.
+    pub fn check_device(&self, argument: &'static str, device: &Device) -> Result<()> {
+        self.on(argument, device.context())
     }
 
     /// Refuses a tensor of another device.

@@ -1,11 +1,13 @@
 //! Tensors: device memory with a shape.
 
 mod any;
+mod range_report;
 mod shape;
 mod transfer;
 mod typed;
 mod upload;
 
 pub use any::AnyTensor;
+pub use range_report::{Number, RangeReport};
 pub(crate) use shape::has_len;
 pub use typed::Tensor;

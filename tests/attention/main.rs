@@ -8,7 +8,6 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
-mod cache_formats;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod inputs;

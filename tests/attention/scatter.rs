@@ -2,7 +2,7 @@
 
 use crate::harness;
 
-use ascend_attention::kv::{CacheOrder, ScatterPaKvCache, SlotMapping};
+use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, SlotMapping};
 use ascend_attention::{Element, Error, Stream, Tensor, f16};
 use harness::{halves, stream};
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! Numbers, most of them small or absurd.
 
+#![allow(dead_code, reason = "each program draws what it needs")]
+
 /// Draws numbers from a seed.
 pub struct Draw(u64);
 

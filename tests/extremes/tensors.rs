@@ -40,12 +40,16 @@ pub const CALLS: &[Call] = &[
     }),
     ("BlockTable", |draw| {
         let stream = crate::stream();
-        let rows = draw.few(crate::kv::row);
+        let rows = draw.few(|draw| draw.few(Draw::usize));
         let _ = BlockTable::from_rows(&stream, &rows, draw.usize());
         let _ = BlockTable::with_columns(&stream, &rows, draw.usize(), draw.usize());
+        let _ = BlockTable::from_full_rows(&stream, &rows.concat(), draw.usize(), draw.usize());
         let table = BlockTable::zeroed(stream.device(), draw.usize(), draw.usize(), draw.usize());
         if let Ok(table) = table {
             let _ = table.overwrite(&stream, &rows);
+            if let Ok(part) = table.rows(draw.usize()..draw.usize()) {
+                let _ = part.overwrite(&stream, &rows);
+            }
         }
     }),
     ("MergeState::plan_rows", |draw| {

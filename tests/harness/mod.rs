@@ -13,9 +13,8 @@
     reason = "each test file uses its part"
 )]
 
+pub mod gate;
 pub mod reference;
-pub mod schedule;
-pub mod tokens;
 
 use std::io::Write;
 use std::sync::atomic::Ordering;

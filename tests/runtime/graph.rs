@@ -5,13 +5,13 @@ use crate::harness;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use ascend_attention::attention::{BlockTable, Inputs};
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::graph::{CapturedCall, Capturing};
-use ascend_attention::kv::{Rule, ScatterPaKvCache, SlotMapping};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
-use ascend_attention::serving::{CallLengths, Cumulative, PerRequest};
+use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::{
-    Device, Error, FusedInferAttention, Graph, Layout, Output, Plan, Result, Stream, Tensor, f16,
+    CallRule, Device, Error, FusedInferAttention, Graph, Layout, Output, Plan, Result, Stream,
+    Tensor, f16,
 };
 use harness::{halves, still_works};
 
@@ -134,7 +134,7 @@ fn captured(stream: &Stream, layers: usize) -> (Graph<Buffers>, CapturedCall) {
 }
 
 #[track_caller]
-fn rule(error: Error) -> Rule {
+fn rule(error: Error) -> CallRule {
     match error {
         Error::Refused(refused) => refused.rule,
         other => panic!("{other}"),
@@ -274,26 +274,26 @@ fn wrong_orders_are_refused_by_name() {
         error.to_string().contains("no lengths for call 0"),
         "{error}"
     );
-    assert_eq!(rule(error), Rule::GraphUpdate);
+    assert_eq!(rule(error), CallRule::GraphUpdate);
     // Twice.
     let twice = graph.update().lengths(varying, per(&kv)).unwrap();
     assert_eq!(
         rule(twice.lengths(varying, per(&kv)).unwrap_err()),
-        Rule::GraphUpdate
+        CallRule::GraphUpdate
     );
     // Of another graph.
     let error = graph.update().lengths(foreign, per(&kv)).unwrap_err();
-    assert_eq!(rule(error), Rule::GraphUpdate);
+    assert_eq!(rule(error), CallRule::GraphUpdate);
     let update = other.update().all(per(&kv)).unwrap();
     assert_eq!(
         rule(graph.replay(&stream, update).unwrap_err()),
-        Rule::GraphUpdate
+        CallRule::GraphUpdate
     );
     let error = Graph::capture(stream.device(), Buffers::new(&stream, 1), |capture, b| {
         capture.launch(varying, &b.inputs(&b.layers[0]), &b.layers[0].output)
     })
     .unwrap_err();
-    assert_eq!(rule(error), Rule::GraphUpdate);
+    assert_eq!(rule(error), CallRule::GraphUpdate);
     // Nothing was launched, and the graph works.
     stream.synchronize_timeout(LIMIT).unwrap();
     let output = &graph.buffers().layers[1].output;
@@ -323,7 +323,7 @@ fn keys_longer_than_declared() {
         text.contains("31 keys of request 1") && text.contains("at most 30"),
         "{text}"
     );
-    assert_eq!(rule(error), Rule::GraphLengths);
+    assert_eq!(rule(error), CallRule::GraphLengths);
     // Another form or number, and what the contract refuses.
     let ends = Cumulative::new(vec![1, 2, 3]).unwrap();
     let short = keys(&[1, 1]);
@@ -332,8 +332,8 @@ fn keys_longer_than_declared() {
         kv: &ends,
     };
     for (lengths, want) in [
-        (packed, Rule::GraphLengths),
-        (per(&short), Rule::LengthsBatch),
+        (packed, CallRule::GraphLengths),
+        (per(&short), CallRule::LengthsBatch),
     ] {
         assert_eq!(rule(graph.update().all(lengths).unwrap_err()), want);
     }

@@ -11,17 +11,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ascend_attention::attention::{BlockTable, Inputs};
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::graph::{CaptureEstimate, Capturing};
-use ascend_attention::kv::{BlockPool, PadPolicy, Rule, Sequence};
-use ascend_attention::serving::{CallLengths, PerRequest};
 use ascend_attention::sys::bindings::{
     aclError, aclOpExecutor, aclmdlRICaptureMode, aclnnStatus, aclrtEvent, aclrtStream,
     aclrtTaskGrp,
 };
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    Error, FusedInferAttention, Graph, Layout, Output, Result, Runtime, Stream, Tensor, f16,
+    CallRule, Error, FusedInferAttention, Graph, Layout, Output, Result, Runtime, Stream, Tensor,
+    f16,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -140,7 +139,7 @@ fn an_update_that_fails_leaves_nobody_waiting() {
         assert_eq!(UPDATES.load(Ordering::Relaxed), failing);
         stream.synchronize_timeout(LIMIT).unwrap();
         match replay(&mut graph, &stream, [6, 42]) {
-            Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::GraphFailed),
+            Err(Error::Refused(refused)) => assert_eq!(refused.rule, CallRule::GraphFailed),
             other => panic!("{other:?}"),
         }
     }
@@ -240,27 +239,6 @@ fn graphs_on_two_streams_share_no_workspace() {
     assert!(!all.contains(&0));
 }
 
-/// 13501: blocks handed out again while a replay in flight reads them. The step's lease covers replays as it covers
-/// launches.
-#[test]
-fn blocks_given_back_while_a_replay_reads_them() {
-    let stream = harness::stream();
-    let buffers = Buffers::new(&stream, 3);
-    let (mut graph, ()) = Graph::capture(stream.device(), buffers, record).unwrap();
-    let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
-    let mut sequence = Sequence::new(&pool);
-    let _ = sequence.grow(32).unwrap();
-    let step = pool.begin_step(&stream);
-    replay(&mut graph, &stream, [4, 40]).unwrap();
-    drop(sequence);
-    let error = pool.allocate().unwrap_err();
-    assert_eq!(error.rule, Rule::PoolWaiting);
-    assert!(error.given.contains("2 waiting for steps"), "{error}");
-    drop(step);
-    stream.synchronize_timeout(LIMIT).unwrap();
-    let _block = pool.allocate().unwrap();
-}
-
 unsafe extern "C" fn no_queue(_: aclrtStream, _: aclmdlRICaptureMode) -> aclError {
     207_005
 }
@@ -306,6 +284,6 @@ fn too_many_captured_streams() {
     // Known before.
     let refused = CaptureEstimate::new(32, 61).fits(CaptureEstimate::STREAMS);
     let refused = refused.unwrap_err();
-    assert_eq!(refused.rule, Rule::GraphStreams);
+    assert_eq!(refused.rule, CallRule::GraphStreams);
     assert!(refused.allowed.contains("29 graphs"), "{refused}");
 }

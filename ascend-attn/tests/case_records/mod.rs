@@ -8,17 +8,18 @@ use ascend_attention::case::{
     Case, Expect, MaskKind, Parameter, ParameterCase, RECORD_VARIABLE, Recorded, Tolerance,
     Verdict, record_calls,
 };
-use ascend_attention::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
-use ascend_attention::serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, PagedDecode,
-};
-use ascend_attention::spec::{Cann, Soc, fia::Version};
+use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
     CausalOrigin, Error, FusedInferAttention, Layout, Machine, Mask, Output, Plan, Result, Runtime,
     Stream, Tensor, bf16, f16,
 };
 use ascend_emu::{Site, inject};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Fused, PagedDecode,
+};
 
 use crate::harness::{self, halves};
 use crate::{emulated, last_line, program, text};
@@ -173,7 +174,11 @@ fn the_mask_of_a_plan_on_ascend_950_is_recorded_by_its_name_too() {
 }
 
 /// One decode step of an engine over blocks of 128 tokens: its layers' errors or outputs.
-fn step(stream: &Stream, head_dim: usize, backends: Backends<bf16>) -> Vec<Result<Output<bf16>>> {
+fn step(
+    stream: &Stream,
+    head_dim: usize,
+    backends: Backends<bf16>,
+) -> Vec<ascend_serving::Result<Output<bf16>>> {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(2, 2, head_dim);
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, pad).unwrap();
@@ -232,7 +237,7 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
     assert!(
         outputs
             .iter()
-            .all(|output| matches!(output, Err(Error::NoBackend { .. }))),
+            .all(|output| matches!(output, Err(ascend_serving::Error::NoBackend { .. }))),
         "{outputs:?}"
     );
     assert_eq!(calls.len(), 2, "{calls:?}");

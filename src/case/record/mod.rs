@@ -23,8 +23,8 @@ use crate::runtime::{Stream, on_wait};
 
 pub(crate) use live::LiveCall;
 pub use recorder::{OperatorCall, Recorder};
-pub use scope::record_calls;
-pub(crate) use scope::{failed, launched, tentatively};
+pub(crate) use scope::{failed, launched};
+pub use scope::{record_calls, tentatively};
 
 use folder::Folder;
 

@@ -40,7 +40,7 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 }
 
 /// Runs `body`, and records the attention calls that the calling thread makes meanwhile: those of plans, of the steps of
-/// [`serving::Attention`](crate::serving::Attention), of whatever launches them.
+/// `ascend-serving`'s `Attention`, of whatever launches them.
 ///
 /// A call that is launched is waited for and recorded with its inputs, as [`Case::record`](crate::case::Case::record)
 /// does; the case expects the outputs that came out, within `tolerance`. A call that is refused or fails is recorded with
@@ -90,8 +90,12 @@ pub fn record_calls<R>(tolerance: Tolerance, body: impl FnOnce() -> R) -> (R, Ve
     (value, calls.map_or_else(Vec::new, |(_, calls)| calls))
 }
 
-/// Tries ways to compute one after the other: the calls that are refused are recorded only if none serves.
-pub(crate) fn tentatively<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
+/// Runs a closure that tries ways to compute one after the other: with [`RECORD_VARIABLE`](super::RECORD_VARIABLE) set, the
+/// calls that are refused meanwhile are recorded only if the closure fails, and so none of the ways serves.
+///
+/// # Errors
+/// What the closure returns.
+pub fn tentatively<R, E>(body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
     /// Ends the attempt, also by a panic.
     struct Attempt(usize);
     impl Attempt {

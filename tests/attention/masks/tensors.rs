@@ -7,7 +7,9 @@ use ascend_attention::spec::geometry::{
     ContextShard, TokenTree, TriangleMix, TrianglePart, TriangleRows,
 };
 use ascend_attention::spec::{CompressedMask, DType, Visibility};
-use ascend_attention::{AnyTensor, CausalOrigin, Mask, SlidingWindow, SparseMode, Stream};
+use ascend_attention::{
+    AnyTensor, CallRule, CausalOrigin, Mask, SlidingWindow, SparseMode, Stream,
+};
 
 use super::window;
 use crate::harness::stream;
@@ -201,7 +203,7 @@ fn windows_show_as_many_keys_as_they_say_at_every_size() {
     }
     assert_eq!(
         SlidingWindow::new(0).unwrap_err().rule,
-        ascend_attention::kv::Rule::MaskWindow
+        CallRule::MaskWindow
     );
     // However a window is made, it is within the bound.
     let most = SlidingWindow::new(SlidingWindow::MAX_KEYS).unwrap();
@@ -209,7 +211,7 @@ fn windows_show_as_many_keys_as_they_say_at_every_size() {
     let more = NonZeroUsize::new(SlidingWindow::MAX_KEYS + 1).unwrap();
     assert_eq!(
         SlidingWindow::try_from(more).unwrap_err().rule,
-        ascend_attention::kv::Rule::MaskWindow
+        CallRule::MaskWindow
     );
     let mode = masks.sliding_window(window(7)).unwrap();
     let tokens = (mode.sparse_mode(), mode.pre_tokens(), mode.next_tokens());

@@ -1,0 +1,185 @@
+//! What the serving layer costs the host: `cargo bench --bench serving`.
+
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "a bench, not an interface"
+)]
+
+use ascend_attention::attention::BlockTable;
+use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
+use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    AttentionBackend, AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality,
+    Fused, LayerTensors, PagedDecode, SharedPrefixDecode, SharedPrefixGate, StepContext,
+};
+use divan::Bencher;
+
+fn main() {
+    divan::main();
+}
+
+/// Requests that decode, of 1000 to 5000 tokens each.
+fn sequences(requests: usize) -> (BlockPool, Vec<Sequence>) {
+    let pool = BlockPool::new(16_384, 128, PadPolicy::SkipNegative).unwrap();
+    let sequence = |request: usize| {
+        let mut sequence = Sequence::new(&pool);
+        let _ = sequence.grow(1000 + request * 7919 % 4000).unwrap();
+        sequence
+    };
+    let sequences = (0..requests).map(sequence).collect();
+    (pool, sequences)
+}
+
+fn settings(pool: &BlockPool) -> BatchSettings {
+    BatchSettings::of(pool, Causality::Causal)
+}
+
+fn batch(sequences: &[Sequence]) -> Vec<BatchRequest<'_>> {
+    let one = |sequence| BatchRequest::of(sequence, 1);
+    sequences.iter().map(one).collect()
+}
+
+/// Lengths, slots, table and state of a decode step.
+#[divan::bench(args = [1, 32, 256])]
+fn plan_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
+    let (pool, sequences) = sequences(requests);
+    let mut metadata = AttentionMetadata::new(&batch(&sequences), settings(&pool)).unwrap();
+    bencher.bench_local(|| {
+        metadata.renew(&batch(&sequences)).unwrap();
+        metadata.tokens()
+    });
+}
+
+/// A token more in each request, taken back again.
+#[divan::bench(args = [256])]
+fn grow_sequences(bencher: Bencher<'_, '_>, requests: usize) {
+    let (_pool, mut sequences) = sequences(requests);
+    bencher.bench_local(|| {
+        for sequence in &mut sequences {
+            let len = sequence.len();
+            let _ = sequence.grow(1).unwrap();
+            sequence.truncate(len).unwrap();
+        }
+    });
+}
+
+/// A prompt of 1000 tokens, beside 64 requests that decode.
+#[divan::bench]
+fn plan_chunked_step(bencher: Bencher<'_, '_>) {
+    let (pool, sequences) = sequences(65);
+    let mut batch = batch(&sequences);
+    batch[0] = BatchRequest::of(&sequences[0], 1000);
+    let mut metadata = AttentionMetadata::new(&batch, settings(&pool)).unwrap();
+    bencher.bench_local(|| {
+        metadata.renew(&batch).unwrap();
+        metadata.tokens()
+    });
+}
+
+/// A layer of a decode step on the emulation: requests with so many shared tokens in front of 40 of their own.
+struct SharedPrefix {
+    shape: AttentionShape,
+    stream: Stream,
+    cache: PagedKvCache<bf16>,
+    metadata: AttentionMetadata,
+    block_table: BlockTable,
+    query: Tensor<bf16>,
+    new: Tensor<bf16>,
+}
+
+impl SharedPrefix {
+    const SIZES: [(usize, usize); 8] = [
+        (2, 8192),
+        (4, 1024),
+        (4, 4096),
+        (16, 256),
+        (16, 1024),
+        (16, 4096),
+        (64, 256),
+        (64, 1024),
+    ];
+
+    fn new(device: &Device, (requests, prefix): (usize, usize)) -> Self {
+        let stream = device.stream().unwrap();
+        let shape = AttentionShape::new(16, 4, 128);
+        // Shared blocks are counted for each request.
+        let blocks = requests * (prefix / 128 + 1) + 1;
+        let of = CacheShape::new(1, shape.kv_heads, shape.head_dim);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::new(device, blocks, 128, of, pad).unwrap();
+        let mut donor = Sequence::new(cache.pool());
+        let _ = donor.grow(prefix).unwrap();
+        let sequence = |_| {
+            let mut sequence = donor.share_prefix(prefix).unwrap();
+            let _ = sequence.grow(40).unwrap();
+            sequence
+        };
+        let sequences: Vec<Sequence> = (0..requests).map(sequence).collect();
+        let settings = settings(cache.pool());
+        let metadata = AttentionMetadata::new(&batch(&sequences), settings).unwrap();
+        let block_table = cache.block_table(&stream, metadata.table()).unwrap();
+        let rows = |heads: usize| {
+            let data = vec![bf16::ONE; requests * heads * shape.head_dim];
+            let shape = [requests, heads, shape.head_dim];
+            stream.upload(&data, shape).unwrap()
+        };
+        let (query, new) = (rows(shape.heads), rows(shape.kv_heads));
+        Self {
+            shape,
+            stream,
+            cache,
+            metadata,
+            block_table,
+            query,
+            new,
+        }
+    }
+
+    /// Planned once, then launched and waited for.
+    fn bench(&self, bencher: Bencher<'_, '_>, backend: &dyn AttentionBackend<bf16>) {
+        let step = StepContext {
+            stream: &self.stream,
+            shape: self.shape,
+            metadata: &self.metadata,
+            block_table: &self.block_table,
+        };
+        let layer = LayerTensors {
+            layer: 0,
+            query: &self.query,
+            key: &self.new,
+            value: &self.new,
+            cache: self.cache.layer(0).unwrap(),
+            learnable_sink: None,
+            latent: None,
+        };
+        let plan = backend.plan(&step, &layer).unwrap();
+        bencher.bench_local(|| {
+            let output = plan.run(&step, &layer).unwrap();
+            self.stream.synchronize().unwrap();
+            output
+        });
+    }
+}
+
+/// Each request reads its prefix, in one packed call.
+#[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
+fn shared_prefix_by_fused(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
+    let device = Runtime::emulated().unwrap().device(0).unwrap();
+    SharedPrefix::new(&device, sizes).bench(bencher, &Fused);
+}
+
+/// Each request reads its prefix, by the operator's decode path.
+#[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
+fn shared_prefix_by_paged_decode(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
+    let device = Runtime::emulated().unwrap().device(0).unwrap();
+    SharedPrefix::new(&device, sizes).bench(bencher, &PagedDecode);
+}
+
+/// The prefix is read once.
+#[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
+fn shared_prefix_read_once(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
+    let device = Runtime::emulated().unwrap().device(0).unwrap();
+    let gate = SharedPrefixGate::ALWAYS;
+    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode { gate });
+}

@@ -1,0 +1,211 @@
+//! A model's steps over paged caches: one cache for the layers that see every key, one for those with a window, which
+//! keep no more than a token to come sees. Steps run layer by layer; those that only decode are replayed from graphs.
+
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionGraphs, AttentionShape, Backends, Causality, Fused, GraphLimits,
+    GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, Result, Rule, StatePolicy,
+};
+
+use crate::model::{Attended, Config, Model};
+
+/// Tokens in a block: the least that packed calls take.
+const BLOCK_SIZE: usize = 128;
+/// Prompts are computed in parts beside decoding, and nothing is drafted.
+const POLICY: StatePolicy = StatePolicy {
+    chunked_prefill: true,
+    drafting: None,
+};
+
+/// Sizes of an engine.
+pub(crate) struct Limits {
+    /// Blocks of the cache of layers that see every key.
+    pub(crate) blocks: usize,
+    /// Blocks of the cache of layers with a window.
+    pub(crate) windowed_blocks: usize,
+    /// Keys of the longest request.
+    pub(crate) longest: usize,
+    /// Requests of the decode steps for which graphs are captured.
+    pub(crate) graphs: Vec<usize>,
+}
+
+/// A model, its caches and graphs.
+pub(crate) struct Engine<'a> {
+    model: &'a Model,
+    stream: &'a Stream,
+    attention: GroupedAttention<bf16>,
+    graphs: AttentionGraphs<bf16>,
+    replays: usize,
+}
+
+/// A request in a step: its new tokens, for which `cached` was grown.
+pub(crate) struct Work<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) cached: &'a GroupedSequence,
+}
+
+impl<'a> Engine<'a> {
+    pub(crate) fn new(model: &'a Model, stream: &'a Stream, limits: &Limits) -> Result<Self> {
+        let mut kinds: Vec<(Causality, Vec<usize>)> = Vec::new();
+        for (layer, causality) in model.config.layers.iter().enumerate() {
+            match kinds.iter_mut().find(|(of, _)| of == causality) {
+                Some((_, layers)) => layers.push(layer),
+                None => kinds.push((*causality, vec![layer])),
+            }
+        }
+        let groups = kinds.into_iter().map(|(causality, layers)| {
+            let attention = attention(&model.config, stream, causality, layers.len(), limits)?;
+            Ok(LayerGroup::new(layers, causality, attention))
+        });
+        let groups = groups.collect::<Result<Vec<_>>>()?;
+        let attention = GroupedAttention::new(model.layers.len(), groups)?;
+        let graphs = GraphLimits::new(limits.graphs.iter().copied(), limits.longest);
+        Ok(Self {
+            graphs: attention.capture(stream, &graphs)?,
+            model,
+            stream,
+            attention,
+            replays: 0,
+        })
+    }
+
+    /// Nothing cached yet.
+    pub(crate) fn empty(&self) -> GroupedSequence {
+        self.attention.sequence()
+    }
+
+    /// Makes room for new tokens; whether there was room.
+    pub(crate) fn grow(&mut self, cached: &mut GroupedSequence, tokens: usize) -> Result<bool> {
+        match self.attention.grow(self.stream, cached, tokens) {
+            Ok(()) => Ok(true),
+            Err(error) if error.breaks(Rule::PoolExhausted) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether one step may add so many tokens to these sequences.
+    pub(crate) fn admits(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
+        self.attention.admits(requests.iter().copied()).is_ok()
+    }
+
+    /// Whether there are blocks for so many more tokens of these sequences.
+    pub(crate) fn has_room(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
+        let blocks = |tokens: usize| tokens.div_ceil(BLOCK_SIZE);
+        let wanted = requests.iter().map(|(cached, new)| {
+            let len = cached.len();
+            blocks(len + new) - blocks(len)
+        });
+        // One more, for a shared block that is not full is copied before it is written.
+        let wanted = wanted.sum::<usize>() + 1;
+        self.pools().all(|pool| pool.free_blocks() >= wanted)
+    }
+
+    fn pools(&self) -> impl Iterator<Item = &BlockPool> {
+        let groups = self.attention.groups().iter();
+        groups.map(|group| group.attention().cache().pool())
+    }
+
+    /// Blocks that a sequence reads, in all caches.
+    pub(crate) fn blocks(&self, cached: &GroupedSequence) -> usize {
+        let groups = 0..self.attention.groups().len();
+        let rows = groups
+            .filter_map(|group| cached.group(group))
+            .map(Sequence::row);
+        // What was given back stands as 0, where nothing but padding is written.
+        rows.flatten().filter(|block| **block != 0).count()
+    }
+
+    /// Steps that were replayed from graphs.
+    pub(crate) fn replays(&self) -> usize {
+        self.replays
+    }
+
+    /// Whether every block was given back.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pools().all(|pool| pool.held_blocks() == 0)
+    }
+
+    /// Computes a step: the logits behind the last token of each request.
+    pub(crate) fn step(&mut self, batch: &[Work<'_>]) -> Result<Vec<Vec<f32>>> {
+        let requests = batch.iter();
+        let requests: Vec<_> = requests
+            .map(|work| GroupedRequest::of(work.cached, work.tokens.len()))
+            .collect();
+        let mut metadata = self.attention.metadata(&requests, POLICY)?;
+        let tokens: Vec<u32> = batch.iter().flat_map(|work| work.tokens).copied().collect();
+        let positions = batch.iter().flat_map(|work| {
+            let end = work.cached.len();
+            end - work.tokens.len()..end
+        });
+        let positions: Vec<usize> = positions.collect();
+
+        let (model, stream) = (self.model, self.stream);
+
+        let state = if self.graphs.serves_grouped(&metadata) {
+            self.replays += 1;
+            let mut step = self.graphs.begin_grouped(stream, &mut metadata)?;
+            model.forward(&tokens, &positions, |layer, attended| {
+                let [query, key, value] = uploaded(stream, &model.config, &attended)?;
+                let output = step.forward(layer, &query, &key, &value)?;
+                // Without the rows of padding.
+                downloaded(stream, &output.attention.narrow(0, 0..tokens.len())?)
+            })?
+        } else {
+            let mut step = self.attention.begin(stream, &metadata)?;
+            model.forward(&tokens, &positions, |layer, attended| {
+                let [query, key, value] = uploaded(stream, &model.config, &attended)?;
+                let output = step.forward(layer, &query, &key, &value)?;
+                downloaded(stream, &output.attention)
+            })?
+        };
+
+        // The results are here, but the stream may not have passed the step's end, behind which blocks are handed out again.
+        stream.synchronize()?;
+        let width = model.config.width;
+        let mut end = 0;
+        let logits = batch.iter().map(|work| {
+            end += work.tokens.len();
+            model.logits(&state[(end - 1) * width..end * width])
+        });
+        Ok(logits.collect())
+    }
+}
+
+/// The attention of the layers that see the same keys, with their cache.
+fn attention(
+    config: &Config,
+    stream: &Stream,
+    causality: Causality,
+    layers: usize,
+    limits: &Limits,
+) -> Result<Attention<bf16>> {
+    let blocks = match causality {
+        Causality::Window(_) => limits.windowed_blocks,
+        _ => limits.blocks,
+    };
+    let shape = CacheShape::new(layers, config.kv_heads, config.head_dim);
+    let pad = PadPolicy::DumpSlot(0);
+    let cache = PagedKvCache::new(stream.device(), blocks, BLOCK_SIZE, shape, pad)?;
+    let shape = AttentionShape::new(config.heads, config.kv_heads, config.head_dim);
+    Ok(Attention::new(shape, cache, Backends::none().with(Fused)))
+}
+
+/// What a layer attends with, on the device.
+fn uploaded(stream: &Stream, config: &Config, attended: &Attended) -> Result<[Tensor<bf16>; 3]> {
+    let upload = |rows: &[f32], heads: usize| {
+        let rows: Vec<bf16> = rows.iter().map(|x| bf16::from_f32(*x)).collect();
+        let tokens = rows.len() / (heads * config.head_dim);
+        stream.upload(&rows, [tokens, heads, config.head_dim])
+    };
+    Ok([
+        upload(&attended.query, config.heads)?,
+        upload(&attended.key, config.kv_heads)?,
+        upload(&attended.value, config.kv_heads)?,
+    ])
+}
+
+fn downloaded(stream: &Stream, rows: &Tensor<bf16>) -> Result<Vec<f32>> {
+    let rows = rows.download(stream)?;
+    Ok(rows.iter().map(|x| x.to_f32()).collect())
+}

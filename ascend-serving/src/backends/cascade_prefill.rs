@@ -1,0 +1,105 @@
+//! Prefill behind a cached prefix: the new tokens dense, the cached ones paged, merged.
+
+use ascend_attention::attention::{CallLengths, Inputs, PerRequest};
+use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, Mask, Output, Plan};
+
+use crate::batch::Causality;
+use crate::error::Result;
+use crate::refusal::{Rule, refused};
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+
+/// Three calls a layer for steps with new tokens behind cached ones: the step's tokens among themselves, from the packed
+/// keys, under the step's mask; all of them over what was cached before, paged, without a mask; and a merge on the device
+/// by their log-sum-exps. Requests without anything cached are in the same batch and are not merged.
+///
+/// The new keys are read where the model left them, and no call has both a mask and a cache. Steps that only decode and
+/// steps that have nothing cached are refused, as are windows and sinks. What packed calls take in which
+/// release is said at [`Fused`](super::Fused).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CascadePrefill;
+
+#[derive(Debug)]
+struct CascadeStep {
+    new: Plan,
+    cached: Plan,
+    merge: RowMergePlan,
+}
+
+/// Bits of the parts.
+const NEW: u16 = 1;
+const CACHED: u16 = 2;
+
+impl<T: Element> AttentionBackend<T> for CascadePrefill {
+    fn name(&self) -> &'static str {
+        "cascade_prefill"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let metadata = step.metadata;
+        let causality = metadata.settings().causality;
+        let requests: Vec<_> = metadata.new_and_cached().collect();
+        let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
+        let windowed = matches!(causality, Causality::Window(_));
+        if !behind || windowed || first.learnable_sink.is_some() {
+            return Err(refused(
+                Rule::BackendCascade,
+                format_args!(
+                    "{:?}, {causality:?}, {} sinks",
+                    metadata.state(),
+                    first.with_sinks()
+                ),
+                "a request with several new tokens behind cached ones, no window, no sinks",
+                "register a backend for packed queries behind this one",
+            )
+            .into());
+        }
+        let mask = causality.mask(&step.stream.device().masks())?;
+        let call = step.shape.call(Layout::Tnd).softmax_lse(true);
+        let ends = metadata.q_ends();
+        let new = CallLengths::PackedDense { q: ends, kv: ends };
+        let new = new.apply(call.clone().mask(mask)).plan_with(&own(first))?;
+        let before = requests.iter().map(|(_, cached)| *cached).collect();
+        let cached = CallLengths::PackedPaged {
+            q: ends,
+            kv: &PerRequest::new(before)?,
+        };
+        let cached = cached.apply(call.mask(Mask::none()));
+        let cached = cached.plan_with(&paged(step, first))?;
+        let rows: Vec<PartsOfRows> = requests
+            .iter()
+            .map(|(new, cached)| PartsOfRows {
+                rows: *new,
+                parts: if *cached > 0 { NEW | CACHED } else { NEW },
+            })
+            .collect();
+        let (one, other): (Output<T>, Output<T>) = (new.output()?, cached.output()?);
+        let merge =
+            MergeState::new(Layout::Tnd).plan_rows(&rows, &[Part::of(&one)?, Part::of(&other)?])?;
+        Ok(Box::new(CascadeStep { new, cached, merge }))
+    }
+}
+
+fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a> {
+    Inputs::new(layer.query, layer.key, layer.value)
+}
+
+fn paged<'a, T: Element>(step: &StepContext<'a>, layer: &LayerTensors<'a, T>) -> Inputs<'a> {
+    Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(step.block_table)
+}
+
+impl<T: Element> StepPlan<T> for CascadeStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let new: Output<T> = self.new.launch_with(step.stream, &own(layer))?;
+        let cached = self.cached.launch_with(step.stream, &paged(step, layer))?;
+        let parts = [Part::of(&new)?, Part::of(&cached)?];
+        Ok(self.merge.launch(step.stream, &parts)?)
+    }
+}

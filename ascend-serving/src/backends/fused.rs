@@ -1,0 +1,93 @@
+//! Any step by one packed call of FusedInferAttentionScore.
+
+use ascend_attention::attention::Inputs;
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, Output, Plan};
+
+use crate::error::Result;
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+
+/// One packed call (TND) a layer, for steps of every kind: over this step's keys where nothing is cached, over the paged
+/// cache otherwise.
+///
+/// What packed calls take is the contract's of the device's target. On Atlas A2 and A3:
+///
+/// | CANN | dtype | head dimension | blocks |
+/// |---|---|---|---|
+/// | 8.1 | BF16 | 64, 128, (192, 192, 128) | a multiple of 128 tokens |
+/// | 8.5 | and FLOAT16 | and others up to 256 of grouped queries | a multiple of 16, up to 1024 for heads of 64 and 128, for others up to 512 |
+/// | 9.0 | | and others up to 256 of any number of key heads | |
+/// | 9.1 | | and over NZ caches others than 64 and 128 | |
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fused;
+
+#[derive(Debug)]
+struct FusedStep {
+    plan: Plan,
+    reads_cache: bool,
+}
+
+fn inputs<'a, T: Element>(
+    step: &StepContext<'a>,
+    layer: &LayerTensors<'a, T>,
+    reads_cache: bool,
+) -> Inputs<'a> {
+    let inputs = match reads_cache {
+        true => {
+            Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(step.block_table)
+        }
+        false => Inputs::new(layer.query, layer.key, layer.value),
+    };
+    with_sink(inputs, layer)
+}
+
+/// The layer's sinks, if it has any.
+pub(super) fn with_sink<'a, T: Element>(
+    inputs: Inputs<'a>,
+    layer: &LayerTensors<'a, T>,
+) -> Inputs<'a> {
+    match layer.learnable_sink {
+        Some(sink) => inputs.learnable_sink_of_any(sink),
+        None => inputs,
+    }
+}
+
+impl<T: Element> AttentionBackend<T> for Fused {
+    fn name(&self) -> &'static str {
+        "fused"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let metadata = step.metadata;
+        let reads_cache = metadata.state().reads_cache();
+        let masks = step.stream.device().masks();
+        let mask = metadata.settings().causality.mask(&masks)?;
+        let call = step.shape.call(Layout::Tnd).mask(mask);
+        let call = metadata.call_lengths().apply(call);
+        let plan = call.plan_with(&inputs(step, first, reads_cache))?;
+        Ok(Box::new(FusedStep { plan, reads_cache }))
+    }
+}
+
+impl<T: Element> StepPlan<T> for FusedStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let inputs = inputs(step, layer, self.reads_cache);
+        Ok(self.plan.launch_with(step.stream, &inputs)?)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let inputs = inputs(step, layer, self.reads_cache);
+        Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
+    }
+}

@@ -1,0 +1,132 @@
+//! Mixed steps by two packed calls, one for those that decode and one for those that prefill.
+
+use std::ops::Range;
+
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, Output, Plan, Tensor};
+
+use crate::batch::StepPart;
+use crate::error::Result;
+use crate::refusal::{Rule, refused};
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size, without_lse};
+use super::fused::with_sink;
+
+/// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: the decodes first, then
+/// the rest with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in one call, as
+/// [`Fused`](super::Fused) does, elsewhere.
+///
+/// The decodes stand in front of the batch. Other steps are refused: register a backend for them behind this one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FusedInTwo;
+
+/// One of the two calls.
+#[derive(Debug)]
+struct Part {
+    plan: Plan,
+    rows: Range<usize>,
+    block_table: BlockTable,
+}
+
+#[derive(Debug)]
+struct TwoCalls([Part; 2]);
+
+fn inputs<'a, T: Element>(
+    query: &'a Tensor<T>,
+    block_table: &'a BlockTable,
+    layer: &LayerTensors<'a, T>,
+) -> Inputs<'a> {
+    let inputs = Inputs::new(query, &layer.cache.key, &layer.cache.value);
+    with_sink(inputs.paged(block_table), layer)
+}
+
+impl<T: Element> AttentionBackend<T> for FusedInTwo {
+    fn name(&self) -> &'static str {
+        "fused_in_two"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let metadata = step.metadata;
+        let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
+        let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;
+        if !mixed || !metadata.decodes_lead() {
+            return Err(refused(
+                Rule::BackendTwoCalls,
+                format_args!(
+                    "{:?} of {decodes} decodes and {prefills} prefills{}",
+                    metadata.state(),
+                    if metadata.decodes_lead() {
+                        ""
+                    } else {
+                        ", one of the prefills in front of a decode"
+                    },
+                ),
+                "decodes, then prefills, at least one of them behind cached tokens",
+                "put the decodes first, and register a backend for other steps behind this one",
+            )
+            .into());
+        }
+        let mask = metadata
+            .settings()
+            .causality
+            .mask(&step.stream.device().masks())?;
+        let part = |of: &StepPart| -> Result<Part> {
+            let (q, kv) = (&of.q_ends, &of.kv_lengths);
+            let block_table = of.block_table(step.block_table)?;
+            let rows = of.tokens.clone();
+            let query = first.query.narrow(0, rows.clone())?;
+            let call = step.shape.call(Layout::Tnd).mask(mask.clone());
+            let call = CallLengths::PackedPaged { q, kv }.apply(call);
+            let plan = call.plan_with(&inputs(&query, &block_table, first))?;
+            Ok(Part {
+                plan,
+                rows,
+                block_table,
+            })
+        };
+        let [decodes, others] = StepPart::split(metadata);
+        Ok(Box::new(TwoCalls([part(&decodes)?, part(&others)?])))
+    }
+}
+
+impl<T: Element> StepPlan<T> for TwoCalls {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let shape = [
+            size(layer.query, 0),
+            size(layer.query, 1),
+            size(layer.value, 2),
+        ];
+        let mut output = Output {
+            attention: Tensor::empty(step.stream.device(), shape)?,
+            softmax_lse: None,
+        };
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        without_lse(output)?;
+        for part in &self.0 {
+            let query = layer.query.narrow(0, part.rows.clone())?;
+            let inputs = inputs(&query, &part.block_table, layer);
+            let mut rows = Output {
+                attention: output.attention.narrow(0, part.rows.clone())?,
+                softmax_lse: None,
+            };
+            part.plan
+                .launch_with_into(step.stream, &inputs, &mut rows)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,351 @@
+//! Other backends for other layers and other kinds of steps.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use ascend_attention::{Element, Output};
+
+use crate::batch::AttentionState;
+use crate::error::{Error, Result};
+use crate::kv::CacheShape;
+use crate::refusal::{Refused, Rule, refused};
+
+use super::backend::{
+    AttentionBackend, Backends, LayerTensors, StepContext, StepPlan, for_schedulers, rules_of,
+};
+
+/// Kinds of steps that a [`Hybrid`] tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Prompts, with or without cached tokens.
+    Prefill,
+    /// One token a request.
+    Decode,
+    /// Prompts in parts beside decoding.
+    Mixed,
+    /// Drafts are verified.
+    Speculative,
+}
+
+impl Phase {
+    /// Every phase.
+    pub const ALL: [Self; 4] = [Self::Prefill, Self::Decode, Self::Mixed, Self::Speculative];
+}
+
+impl From<AttentionState> for Phase {
+    fn from(state: AttentionState) -> Self {
+        match state {
+            AttentionState::PrefillNoCache | AttentionState::PrefillCacheHit => Self::Prefill,
+            AttentionState::DecodeOnly => Self::Decode,
+            AttentionState::ChunkedPrefill => Self::Mixed,
+            AttentionState::SpecDecoding => Self::Speculative,
+        }
+    }
+}
+
+/// Layers that are computed alike, and the backend of each phase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerSet {
+    layers: Vec<usize>,
+    /// In the order of [`Phase::ALL`].
+    backends: [String; 4],
+}
+
+impl LayerSet {
+    /// These layers, one backend for every phase. Of more than [`CacheShape::MAX_LAYERS`] only one more is kept: no
+    /// [`Hybrid`] takes them.
+    pub fn new(layers: impl IntoIterator<Item = usize>, backend: impl Into<String>) -> Self {
+        let backend = backend.into();
+        Self {
+            layers: layers
+                .into_iter()
+                .take(CacheShape::MAX_LAYERS.saturating_add(1))
+                .collect(),
+            backends: Phase::ALL.map(|_| backend.clone()),
+        }
+    }
+
+    /// The same with another backend in one phase.
+    pub fn during(mut self, phase: Phase, backend: impl Into<String>) -> Self {
+        let [prefill, decode, mixed, speculative] = &mut self.backends;
+        let place = match phase {
+            Phase::Prefill => prefill,
+            Phase::Decode => decode,
+            Phase::Mixed => mixed,
+            Phase::Speculative => speculative,
+        };
+        *place = backend.into();
+        self
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> &[usize] {
+        &self.layers
+    }
+
+    /// Name of the backend of a phase.
+    pub fn backend(&self, phase: Phase) -> &str {
+        let [prefill, decode, mixed, speculative] = &self.backends;
+        match phase {
+            Phase::Prefill => prefill,
+            Phase::Decode => decode,
+            Phase::Mixed => mixed,
+            Phase::Speculative => speculative,
+        }
+    }
+}
+
+/// Chooses a backend by layer and by the kind of the step.
+///
+/// A step is planned once with each backend that its phase needs, when its first layer is, so that a refusal comes before
+/// anything is written. All layers have tensors of the same shapes.
+///
+/// ```
+/// use ascend_serving::{Backends, Fused, Hybrid, LayerSet, PagedDecode, Phase};
+/// use ascend_attention::bf16;
+///
+/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// let registry = Backends::<bf16>::none().with(Fused).with(PagedDecode);
+/// let even = LayerSet::new([0, 2], "fused");
+/// let odd = LayerSet::new([1, 3], "fused").during(Phase::Decode, "paged_decode");
+/// let hybrid = Hybrid::new(4, registry, [even, odd])?;
+/// assert_eq!(hybrid.backend(3, Phase::Decode), Some("paged_decode"));
+/// let backends = Backends::none().with(hybrid);
+/// # let _ = backends;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Hybrid<T: Element> {
+    backends: Backends<T>,
+    sets: Vec<LayerSet>,
+    /// The set of each layer.
+    of_layer: Vec<usize>,
+}
+
+impl<T: Element> Hybrid<T> {
+    /// Backends for the sets of a model of `layers` layers, out of a registry.
+    ///
+    /// # Errors
+    /// [`Rule::HybridLayers`] for a layer that is in no set, in several or not in the model, and for a set without
+    /// layers, and for more than [`CacheShape::MAX_LAYERS`] in all; [`Rule::BackendName`] for a name that is not registered.
+    pub fn new(
+        layers: usize,
+        registry: Backends<T>,
+        sets: impl IntoIterator<Item = LayerSet>,
+    ) -> Result<Self, Refused> {
+        if layers > CacheShape::MAX_LAYERS {
+            return Err(unknown_layers(
+                format_args!("a model of {layers} layers"),
+                CacheShape::MAX_LAYERS,
+            ));
+        }
+        // One more than there can be, so that an endless list ends: the last one names a layer again.
+        let sets = sets.into_iter().take(layers.saturating_add(1));
+        let sets: Vec<LayerSet> = sets.collect();
+        let mut of_layer = BTreeMap::new();
+        for (at, set) in sets.iter().enumerate() {
+            if set.layers.is_empty() {
+                return Err(unknown_layers(
+                    format_args!("set {at} without layers"),
+                    layers,
+                ));
+            }
+            for &layer in &set.layers {
+                if layer >= layers {
+                    let given = format_args!("layer {layer} in set {at}");
+                    return Err(unknown_layers(given, layers));
+                }
+                if let Some(other) = of_layer.insert(layer, at) {
+                    let given = format_args!("layer {layer} in the sets {other} and {at}");
+                    return Err(unknown_layers(given, layers));
+                }
+            }
+            for phase in Phase::ALL {
+                let name = set.backend(phase);
+                if registry.get(name).is_none() {
+                    let names: Vec<_> = registry.names().collect();
+                    return Err(refused(
+                        Rule::BackendName,
+                        format_args!("{name:?} for the phase {phase:?} of set {at}"),
+                        format_args!("one of {names:?}"),
+                        "register the backend before the sets are made",
+                    ));
+                }
+            }
+        }
+        if of_layer.len() < layers {
+            let mut known = of_layer.keys().enumerate();
+            let missing = known.find(|(at, layer)| at != *layer);
+            let missing = missing.map_or(of_layer.len(), |(at, _)| at);
+            let given = format_args!("layer {missing} in no set");
+            return Err(unknown_layers(given, layers));
+        }
+        Ok(Self {
+            // In the order of the layers, of which none is missing.
+            of_layer: of_layer.into_values().collect(),
+            backends: registry,
+            sets,
+        })
+    }
+
+    /// Name of the backend that computes a layer in a phase.
+    pub fn backend(&self, layer: usize, phase: Phase) -> Option<&str> {
+        let set = self.sets.get(*self.of_layer.get(layer)?)?;
+        Some(set.backend(phase))
+    }
+}
+
+#[cold]
+fn unknown_layers(given: impl fmt::Display, layers: usize) -> Refused {
+    refused(
+        Rule::HybridLayers,
+        given,
+        format_args!("each layer below {layers} once, every set with one or more"),
+        "divide the layers of the model among the sets",
+    )
+}
+
+/// A step with each backend that its phase needs.
+struct HybridStep<T: Element> {
+    plans: Vec<Box<dyn StepPlan<T>>>,
+    /// The plan of each layer.
+    of_layer: Vec<usize>,
+}
+
+impl<T: Element> fmt::Debug for HybridStep<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HybridStep")
+            .field("plans", &self.plans)
+            .field("of_layer", &self.of_layer)
+            .finish()
+    }
+}
+
+impl<T: Element> AttentionBackend<T> for Hybrid<T> {
+    fn name(&self) -> &'static str {
+        "hybrid"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        let phase = Phase::from(step.metadata.state());
+        let mut names: Vec<&str> = Vec::new();
+        let mut plans = Vec::new();
+        let mut of_set = Vec::with_capacity(self.sets.len());
+        for set in &self.sets {
+            let name = set.backend(phase);
+            if let Some(known) = names.iter().position(|known| *known == name) {
+                of_set.push(known);
+                continue;
+            }
+            of_set.push(names.len());
+            names.push(name);
+            let first = LayerTensors {
+                layer: set.layers.first().copied().unwrap_or(first.layer),
+                ..*first
+            };
+            // Checked when the sets were made.
+            let Some(backend) = self.backends.get(name) else {
+                return Err(Error::NoBackend {
+                    reasons: format!("{name}: not registered"),
+                    rules: Vec::new(),
+                });
+            };
+            let plan = backend.plan(step, &first).map_err(|why| {
+                let why = for_schedulers(why);
+                Error::NoBackend {
+                    rules: rules_of(&why),
+                    reasons: format!(
+                        "{name}, for the phase {phase:?} of the layers {:?}: {why}",
+                        set.layers
+                    ),
+                }
+            })?;
+            plans.push(plan);
+        }
+        let of_layer = self.of_layer.iter();
+        let of_layer = of_layer.filter_map(|set| of_set.get(*set).copied());
+        Ok(Box::new(HybridStep {
+            of_layer: of_layer.collect(),
+            plans,
+        }))
+    }
+}
+
+impl<T: Element> StepPlan<T> for HybridStep<T> {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        self.of(layer)?.run(step, layer)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        self.of(layer)?.run_into(step, layer, output)
+    }
+}
+
+impl<T: Element> HybridStep<T> {
+    /// The plan of a layer.
+    fn of(&self, layer: &LayerTensors<'_, T>) -> Result<&dyn StepPlan<T>> {
+        let of = self.of_layer.get(layer.layer);
+        match of.and_then(|plan| self.plans.get(*plan)) {
+            Some(plan) => Ok(&**plan),
+            None => Err(
+                unknown_layers(format_args!("layer {}", layer.layer), self.of_layer.len()).into(),
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::super::{Fused, PagedDecode};
+    use super::*;
+    use ascend_attention::bf16;
+
+    fn registry() -> Backends<bf16> {
+        Backends::none().with(Fused).with(PagedDecode)
+    }
+
+    #[test]
+    fn each_layer_is_in_one_set() {
+        let rule = |sets: Vec<LayerSet>| Hybrid::new(3, registry(), sets).unwrap_err().rule;
+        let set = |layers: &[usize]| LayerSet::new(layers.iter().copied(), "fused");
+        assert_eq!(rule(vec![]), Rule::HybridLayers);
+        assert_eq!(rule(vec![set(&[0, 1])]), Rule::HybridLayers);
+        assert_eq!(rule(vec![set(&[0, 1, 2, 3])]), Rule::HybridLayers);
+        assert_eq!(rule(vec![set(&[0, 1]), set(&[1, 2])]), Rule::HybridLayers);
+        assert_eq!(rule(vec![set(&[0, 1, 2]), set(&[])]), Rule::HybridLayers);
+        assert_eq!(rule(vec![set(&[0, 0, 1, 2])]), Rule::HybridLayers);
+        let gap = Hybrid::new(3, registry(), [set(&[0, 2])]).unwrap_err();
+        assert_eq!(gap.given, "layer 1 in no set");
+        let many = Hybrid::new(usize::MAX, registry(), [set(&[0])]).unwrap_err();
+        assert_eq!(many.rule, Rule::HybridLayers);
+        let sparse = LayerSet::new(0..3, "fused").during(Phase::Mixed, "sparse");
+        assert_eq!(rule(vec![sparse]), Rule::BackendName);
+    }
+
+    #[test]
+    fn each_phase_has_its_backend() {
+        let sets = [
+            LayerSet::new([1], "fused"),
+            LayerSet::new([0, 2], "fused").during(Phase::Decode, "paged_decode"),
+        ];
+        let hybrid = Hybrid::new(3, registry(), sets).unwrap();
+        let of = |layer, phase| hybrid.backend(layer, phase).unwrap();
+        for phase in Phase::ALL {
+            let decodes = phase == Phase::Decode;
+            let other = if decodes { "paged_decode" } else { "fused" };
+            assert_eq!([0, 1, 2].map(|l| of(l, phase)), [other, "fused", other]);
+        }
+        assert_eq!(hybrid.backend(3, Phase::Decode), None);
+    }
+}

@@ -1,0 +1,144 @@
+//! The cached tokens of a batch in chunks that fit a workspace.
+
+use std::ops::Range;
+
+use crate::refusal::{Refused, Rule, refused};
+
+/// The cached tokens of the requests that have any, in chunks of bounded size.
+///
+/// A chunk has a part of equal length of each request that has tokens left. Requests are ordered by what they have
+/// cached, most first, so that those of a chunk are always the first ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ContextChunks {
+    /// Requests with cached tokens.
+    pub(super) order: Vec<usize>,
+    pub(super) chunks: Vec<ContextChunk>,
+}
+
+/// Part of the cached tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ContextChunk {
+    /// Positions in each of the first requests of the order.
+    pub(super) positions: Vec<Range<usize>>,
+}
+
+impl ContextChunk {
+    pub(super) fn tokens(&self) -> usize {
+        self.positions.iter().map(|range| range.len()).sum()
+    }
+}
+
+impl ContextChunks {
+    /// Most chunks, each of which is a call a layer.
+    const MAX_CHUNKS: usize = 1 << 16;
+
+    /// Chunks of at most `capacity` tokens. All but the last end with a block where they can.
+    ///
+    /// # Errors
+    /// [`Rule::LatentWorkspace`] if they cannot hold a token of each request, or there are more than
+    /// [`MAX_CHUNKS`](Self::MAX_CHUNKS).
+    pub(super) fn new(
+        cached: &[usize],
+        capacity: usize,
+        block_size: usize,
+    ) -> Result<Self, Refused> {
+        let of = |request: &usize| cached.get(*request).copied().unwrap_or(0);
+        let mut order: Vec<usize> = (0..cached.len()).filter(|r| of(r) > 0).collect();
+        // Stable: equal ones stay in the order of the batch.
+        order.sort_by_key(|request| std::cmp::Reverse(of(request)));
+        if capacity < order.len() {
+            return Err(refused(
+                Rule::LatentWorkspace,
+                format_args!(
+                    "room for {capacity} tokens, {} requests with cached tokens",
+                    order.len()
+                ),
+                "a token of each",
+                "give `Mla` a larger workspace, or make the batch smaller",
+            ));
+        }
+        let mut chunks = Vec::new();
+        let mut start = 0usize;
+        loop {
+            let left = order.iter().take_while(|request| of(request) > start);
+            let requests = left.count();
+            let Some(share) = capacity.checked_div(requests) else {
+                break;
+            };
+            if chunks.len() >= Self::MAX_CHUNKS {
+                return Err(refused(
+                    Rule::LatentWorkspace,
+                    format_args!("room for {capacity} tokens, {} chunks", chunks.len()),
+                    format_args!("at most {} chunks", Self::MAX_CHUNKS),
+                    "give `Mla` a larger workspace",
+                ));
+            }
+            let end = start.saturating_add(share);
+            let whole = end.saturating_sub(end.checked_rem(block_size).unwrap_or(0));
+            let longest = order.first().map_or(0, of);
+            let end = if whole > start && end < longest {
+                whole
+            } else {
+                end
+            };
+            let positions = order.iter().take(requests);
+            chunks.push(ContextChunk {
+                positions: positions.map(|r| start..end.min(of(r))).collect(),
+            });
+            start = end;
+        }
+        Ok(Self { order, chunks })
+    }
+
+    /// Whether the order is that of the batch, from its first request on.
+    pub(super) fn in_place(&self) -> bool {
+        self.order.iter().enumerate().all(|(at, r)| at == *r)
+    }
+
+    /// Most tokens of a chunk.
+    pub(super) fn longest(&self) -> usize {
+        let tokens = self.chunks.iter().map(ContextChunk::tokens);
+        tokens.max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn chunks_end_with_blocks_where_they_can() {
+        let of = ContextChunks::new(&[0, 9, 40, 9], 40, 8).unwrap();
+        assert_eq!(of.order, [2, 1, 3]);
+        let positions: Vec<_> = of.chunks.iter().map(|c| c.positions.clone()).collect();
+        assert_eq!(positions[0], [0..8, 0..8, 0..8]);
+        assert_eq!(positions[1], [8..16, 8..9, 8..9]);
+        assert_eq!((positions.len(), positions[2].len()), (3, 1));
+        assert_eq!(positions[2][0], 16..40);
+        assert!(!of.in_place() && of.longest() == 24);
+        let none = ContextChunks::new(&[0, 0], 0, 8).unwrap();
+        assert!(none.chunks.is_empty() && none.in_place());
+        let error = ContextChunks::new(&[5, 5], 1, 8).unwrap_err();
+        assert_eq!(error.rule, Rule::LatentWorkspace);
+    }
+
+    proptest! {
+        /// Every cached token is in one chunk, in order, and no chunk is empty or too large.
+        #[test]
+        fn chunks_are_the_cached_tokens(cached in prop::collection::vec(0usize..200, 0..6), capacity in 6usize..300, block_size in 0usize..40) {
+            let of = ContextChunks::new(&cached, capacity, block_size).unwrap();
+            let mut next = vec![0; cached.len()];
+            for chunk in &of.chunks {
+                prop_assert!((1..=capacity).contains(&chunk.tokens()));
+                for (positions, request) in chunk.positions.iter().zip(&of.order) {
+                    prop_assert_eq!(positions.start, next[*request]);
+                    prop_assert!(positions.start < positions.end);
+                    next[*request] = positions.end;
+                }
+            }
+            prop_assert_eq!(next, cached);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Absorbed queries of multi-head latent attention, which read the cache as it is.
+
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
+use ascend_attention::spec::Layout;
+use ascend_attention::{CausalOrigin, Element, Output, Plan, Tensor};
+
+use crate::backends::{StepContext, size};
+use crate::batch::{AttentionState, StepPart};
+use crate::error::Result;
+use crate::kv::LayerCache;
+
+/// The call of absorbed queries over the cache.
+#[derive(Debug)]
+pub(super) struct MlaDecode {
+    plan: Plan,
+    layout: Layout,
+    /// Rows of the step's table, where the requests are not all of the step.
+    block_table: Option<BlockTable>,
+}
+
+impl MlaDecode {
+    /// Prepares the call for the requests of a part, with their queries `[tokens, N, 512]` and rotary parts.
+    pub(super) fn plan<T: Element>(
+        step: &StepContext<'_>,
+        part: &StepPart,
+        cache: &LayerCache<T>,
+        queries: [&Tensor<T>; 2],
+    ) -> Result<Self> {
+        let drafted = step.metadata.state() == AttentionState::SpecDecoding;
+        let single = part.is_single() && !drafted;
+        // An NZ cache goes with BSND queries alone, which are the same bytes.
+        let layout = match (single, cache.key.shape().len()) {
+            (false, _) => Layout::TndNtd,
+            (true, 5) => Layout::BsndNbsd,
+            (true, _) => Layout::BnsdNbsd,
+        };
+        let kv = &part.kv_lengths;
+        let q = &part.q_ends;
+        let (lengths, mask) = match single {
+            true => (CallLengths::Batched { q: None, kv }, None),
+            false => {
+                let masks = step.stream.device().masks();
+                let mask = masks.causal(CausalOrigin::RightDown)?;
+                (CallLengths::PackedPaged { q, kv }, Some(mask))
+            }
+        };
+        let call = lengths.apply(step.shape.call(layout));
+        let call = match mask {
+            Some(mask) => call.mask(mask),
+            None => call,
+        };
+        let whole = part.requests == (0..step.block_table.sequences());
+        let block_table = match whole {
+            true => None,
+            false => Some(part.block_table(step.block_table)?),
+        };
+        let table = block_table.as_ref().unwrap_or(step.block_table);
+        let queries = views(layout, queries)?;
+        let plan = call.plan_with(&inputs(cache, &queries, table))?;
+        Ok(Self {
+            plan,
+            layout,
+            block_table,
+        })
+    }
+
+    /// Queues the call of a layer, into `[N, tokens, 512]`.
+    pub(super) fn run<T: Element>(
+        &self,
+        step: &StepContext<'_>,
+        cache: &LayerCache<T>,
+        queries: [&Tensor<T>; 2],
+        into: &Tensor<T>,
+    ) -> Result<()> {
+        let [heads, tokens, dim] = [0, 1, 2].map(|axis| size(into, axis));
+        let mut output = Output {
+            attention: match self.layout {
+                Layout::TndNtd => into.clone(),
+                _ => into.reshape([heads, tokens, 1, dim])?,
+            },
+            softmax_lse: None,
+        };
+        let queries = views(self.layout, queries)?;
+        let table = self.block_table.as_ref().unwrap_or(step.block_table);
+        let inputs = inputs(cache, &queries, table);
+        Ok(self
+            .plan
+            .launch_with_into(step.stream, &inputs, &mut output)?)
+    }
+}
+
+/// Packed queries and their rotary parts, `[tokens, N, D]`, in the axes of a layout.
+fn views<T: Element>(layout: Layout, queries: [&Tensor<T>; 2]) -> Result<[Tensor<T>; 2]> {
+    let view = |tensor: &Tensor<T>| {
+        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(tensor, axis));
+        match layout {
+            Layout::BnsdNbsd => tensor.reshape([tokens, heads, 1, dim]),
+            Layout::BsndNbsd => tensor.reshape([tokens, 1, heads, dim]),
+            _ => Ok(tensor.clone()),
+        }
+    };
+    let [query, rope] = queries;
+    Ok([view(query)?, view(rope)?])
+}
+
+/// The latents are keys and values.
+fn inputs<'a, T: Element>(
+    cache: &'a LayerCache<T>,
+    [query, rope]: &'a [Tensor<T>; 2],
+    block_table: &'a BlockTable,
+) -> Inputs<'a> {
+    let (latents, ropes) = (&cache.key, &cache.value);
+    Inputs::new(query, latents, latents)
+        .rope(rope, ropes)
+        .paged(block_table)
+}

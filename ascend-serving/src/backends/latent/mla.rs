@@ -1,0 +1,232 @@
+//! Multi-head latent attention by the stock operator.
+
+use std::fmt;
+
+use ascend_attention::{Element, Output, Tensor};
+
+use crate::backends::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
+use crate::batch::{AttentionMetadata, Causality, StatePolicy, StepPart};
+use crate::error::Result;
+use crate::refusal::{Refused, Rule, refused};
+
+use super::decode::MlaDecode;
+use super::prefill::MlaPrefill;
+use super::tensors::{LatentForm, LatentTensors};
+
+/// Multi-head latent attention over a cache of latents and rotary parts
+/// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), for causal layers.
+///
+/// | queries | step | calls |
+/// |---|---|---|
+/// | [absorbed](LatentForm::Absorbed) | one token a request | BNSD_NBSD over the cache, mode 0 |
+/// | absorbed | up to 16 tokens a request: multi-token prediction, drafts | TND_NTD over the cache, mode 3 |
+/// | [plain](LatentForm::Plain) | any | TND over the step's own tokens, mode 3; then for each chunk of the cached tokens TND, mode 0, merged by log-sum-exps |
+/// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for the decodes, the plain ones for the rest |
+///
+/// An absorbed call has the latents as keys and as values, one key head, and gives `[N, tokens, 512]`, so that the
+/// projection of the values is one batched product. A plain step calls the [`UpProjection`](super::UpProjection) for its
+/// own tokens and for each chunk, and gives `[tokens, N, 128]`. It gathers the chunks where tokens lie whole, so not out
+/// of NZ caches.
+///
+/// Of the [`AttentionShape`](super::AttentionShape), `kv_heads` is 1 and the scale that of the whole head, usually
+/// `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](super::AttentionShape::latent).
+///
+/// The operator's rules are the contract's; among them that absorbed queries have 1, 2, 4, ... or 128 heads and that plain
+/// ones are BF16 on CANN 8.1. Merging takes AttentionUpdate, which CANN 8.1 does not have.
+///
+/// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mla {
+    workspace_bytes: usize,
+}
+
+impl Mla {
+    /// Bytes of device memory for a chunk of cached tokens and their keys and values, unless set.
+    pub const WORKSPACE_BYTES: usize = 256 << 20;
+
+    /// With [`Mla::WORKSPACE_BYTES`].
+    pub fn new() -> Self {
+        Self {
+            workspace_bytes: Self::WORKSPACE_BYTES,
+        }
+    }
+
+    /// The most bytes of device memory for a chunk of cached tokens and their keys and values. Fewer make more chunks. The
+    /// step's own tokens are computed at once, whatever their number.
+    pub fn workspace_bytes(mut self, bytes: usize) -> Self {
+        self.workspace_bytes = bytes;
+        self
+    }
+
+    /// Whether a step can be computed with absorbed queries: no request has more than
+    /// [`StatePolicy::MAX_VERIFIED`] tokens. Prompts are that short seldom, so this is when to absorb.
+    pub fn absorbs(metadata: &AttentionMetadata) -> bool {
+        let rows = metadata.q_ends().per_request();
+        rows.lengths()
+            .iter()
+            .all(|rows| *rows <= StatePolicy::MAX_VERIFIED)
+    }
+}
+
+impl Default for Mla {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What the steps of this backend have in common.
+fn latent<'a, T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'a, T>,
+) -> Result<LatentTensors<'a, T>, Refused> {
+    let causality = step.metadata.settings().causality;
+    let refused = |given: String| {
+        refused(
+            Rule::BackendLatent,
+            given,
+            "latents and rotary parts, one key head, causal, without window and sinks",
+            "call Step::forward_latent for layers of multi-head latent attention",
+        )
+    };
+    match layer.latent {
+        None => Err(refused("a layer without rotary parts".to_owned())),
+        Some(_) if causality != Causality::Causal => Err(refused(format!("{causality:?}"))),
+        Some(_) if layer.learnable_sink.is_some() => Err(refused("sinks".to_owned())),
+        Some(_) if step.shape.kv_heads != 1 => {
+            Err(refused(format!("{} key heads", step.shape.kv_heads)))
+        }
+        Some(latent) => Ok(latent),
+    }
+}
+
+impl<T: Element> AttentionBackend<T> for Mla {
+    fn name(&self) -> &'static str {
+        "mla"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        let latent = latent(step, first)?;
+        let rope = latent.query_rope;
+        let metadata = step.metadata;
+        let bytes = self.workspace_bytes;
+        Ok(Box::new(match latent.form {
+            LatentForm::Absorbed => {
+                let part = StepPart::all(metadata);
+                let queries = [first.query, rope];
+                MlaStep::Absorbed(MlaDecode::plan(step, &part, first.cache, queries)?)
+            }
+            LatentForm::Plain(_) => {
+                let part = StepPart::all(metadata);
+                let prefill = MlaPrefill::plan(step, part, first, rope, bytes)?;
+                MlaStep::Plain(Box::new(prefill))
+            }
+            LatentForm::Mixed { absorbed, .. } => {
+                if metadata.prefills() == 0 || metadata.decodes() == 0 || !metadata.decodes_lead() {
+                    return Err(not_mixed(metadata).into());
+                }
+                let [decodes, others] = StepPart::split(metadata);
+                let rope_of = rope.narrow(0, decodes.tokens.clone())?;
+                let queries = [absorbed, &rope_of];
+                let decode = MlaDecode::plan(step, &decodes, first.cache, queries)?;
+                let prefill = MlaPrefill::plan(step, others, first, rope, bytes)?;
+                MlaStep::Mixed(decodes.tokens.len(), decode, Box::new(prefill))
+            }
+        }))
+    }
+}
+
+#[cold]
+fn not_mixed(metadata: &AttentionMetadata) -> Refused {
+    refused(
+        Rule::BackendLatent,
+        format_args!(
+            "mixed queries for {} decodes and {} prefills{}",
+            metadata.decodes(),
+            metadata.prefills(),
+            if metadata.decodes_lead() {
+                ""
+            } else {
+                ", one of these in front of a decode"
+            },
+        ),
+        "decodes, then prefills",
+        "put the decodes first, and bring one form where there is one kind of request",
+    )
+}
+
+/// A step, by the form of its queries.
+enum MlaStep<T: Element> {
+    Absorbed(MlaDecode),
+    Plain(Box<MlaPrefill<T>>),
+    /// With the number of tokens that decode.
+    Mixed(usize, MlaDecode, Box<MlaPrefill<T>>),
+}
+
+impl<T: Element> StepPlan<T> for MlaStep<T> {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
+        let shape = match self {
+            Self::Absorbed(_) => [heads, tokens, dim],
+            Self::Plain(_) | Self::Mixed(..) => [tokens, heads, dim],
+        };
+        let mut output = Output {
+            attention: Tensor::empty(step.stream.device(), shape)?,
+            softmax_lse: None,
+        };
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let latent = latent(step, layer)?;
+        let (rope, into) = (latent.query_rope, &output.attention);
+        match (self, latent.form) {
+            (Self::Absorbed(decode), LatentForm::Absorbed) => {
+                decode.run(step, layer.cache, [layer.query, rope], into)
+            }
+            (Self::Plain(prefill), LatentForm::Plain(projection)) => {
+                prefill.run(step, layer, rope, projection, into)
+            }
+            (
+                Self::Mixed(tokens, decode, prefill),
+                LatentForm::Mixed {
+                    absorbed,
+                    decoded,
+                    projection,
+                },
+            ) => {
+                let queries = [absorbed, &rope.narrow(0, 0..*tokens)?];
+                decode.run(step, layer.cache, queries, decoded)?;
+                prefill.run(step, layer, rope, projection, into)
+            }
+            (planned, given) => Err(ascend_attention::Error::NotAsPlanned {
+                argument: "form",
+                given: format!("{given:?}"),
+                planned: format!("{planned:?}"),
+            }
+            .into()),
+        }
+    }
+}
+
+impl<T: Element> fmt::Debug for MlaStep<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absorbed(decode) => f.debug_tuple("Absorbed").field(decode).finish(),
+            Self::Plain(prefill) => f.debug_tuple("Plain").field(prefill).finish(),
+            Self::Mixed(_, decode, prefill) => {
+                let mut mixed = f.debug_tuple("Mixed");
+                mixed.field(decode).field(prefill).finish()
+            }
+        }
+    }
+}

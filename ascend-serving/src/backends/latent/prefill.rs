@@ -1,0 +1,445 @@
+//! Plain queries in multi-head latent attention: the step's own tokens, then the cached ones in chunks.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use ascend_attention::attention::{CallLengths, Inputs, PerRequest};
+use ascend_attention::merge::{MergePlan, MergeState, Part};
+use ascend_attention::spec::Layout;
+use ascend_attention::{
+    CausalOrigin, Device, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
+};
+
+use crate::backends::{LayerTensors, StepContext, size};
+use crate::batch::{AttentionMetadata, StepPart};
+use crate::error::Result;
+use crate::kv::CachedRows;
+use crate::lock::lock;
+
+use super::context_chunks::{ContextChunk, ContextChunks};
+use super::tensors::{LatentRows, UpProjected, UpProjection};
+
+/// The calls of plain queries.
+///
+/// Queries of requests that have something cached are put in the order of the chunks, so that those which a chunk is for
+/// lie one behind the other; with one such request, or an order that is already so, nothing is copied.
+pub(super) struct MlaPrefill<T: Element> {
+    /// The stream that orders the use of the workspace.
+    stream: usize,
+    /// Shape of queries and output, `[tokens, N, D]`.
+    shape: [usize; 3],
+    /// Its tokens among those of the step.
+    of_step: Range<usize>,
+    own: Plan,
+    chunks: Vec<Chunk>,
+    /// The requests' rows in the step, in the order of the chunks.
+    rows: Vec<Range<usize>>,
+    sizes: WorkspaceSizes,
+    /// Those that no layer uses now. A layer that is run while another is, by another thread or from within its
+    /// projection, takes one of its own: nobody waits for a caller's code.
+    free: Mutex<Vec<Workspace<T>>>,
+}
+
+/// Numbers of rows and widths in a workspace.
+struct WorkspaceSizes {
+    /// Of the step's own tokens.
+    tokens: usize,
+    /// Of requests with something cached.
+    behind: usize,
+    /// Of the longest chunk, where there are chunks.
+    longest: Option<usize>,
+    /// Whether chunks take the queries in the order of the step.
+    in_place: bool,
+    heads: usize,
+    dim: usize,
+    latent_dim: usize,
+    rope_dim: usize,
+}
+
+impl WorkspaceSizes {
+    fn allocate<T: Element>(&self, device: &Device) -> Result<Workspace<T>> {
+        let (behind, heads) = (self.behind, self.heads);
+        let empty = |rows: usize, dim: usize| Tensor::<T>::empty(device, [rows, heads, dim]);
+        let lse = |rows: usize| Tensor::<f32>::empty(device, [rows, heads, 1]);
+        let output = || -> Result<Output<T>> {
+            Ok(Output {
+                attention: empty(behind, self.dim)?,
+                softmax_lse: Some(lse(behind)?),
+            })
+        };
+        let context = match self.longest {
+            None => None,
+            Some(longest) => Some(ContextSpace {
+                latent: Tensor::empty(device, [longest, self.latent_dim])?,
+                key_rope: Tensor::empty(device, [longest, self.rope_dim])?,
+                own_lse: lse(self.tokens)?,
+                part: output()?,
+                merged: [output()?, output()?],
+                ordered: match self.in_place {
+                    true => None,
+                    false => Some([empty(behind, self.dim)?, empty(behind, self.rope_dim)?]),
+                },
+            }),
+        };
+        let all = self.tokens.max(self.longest.unwrap_or(0));
+        Ok(Workspace {
+            projected: UpProjected {
+                key: empty(all, self.dim)?,
+                key_rope: empty(all, self.rope_dim)?,
+                value: empty(all, self.dim)?,
+            },
+            context,
+        })
+    }
+}
+
+/// What is used again for each chunk and each layer, so that a layer allocates nothing on the device.
+struct Workspace<T: Element> {
+    projected: UpProjected<T>,
+    /// Where there are chunks.
+    context: Option<ContextSpace<T>>,
+}
+
+/// What the chunks are computed in. Rows are in their order.
+struct ContextSpace<T: Element> {
+    latent: Tensor<T>,
+    key_rope: Tensor<T>,
+    /// Of the step's own tokens, in the order of the step.
+    own_lse: Tensor<f32>,
+    /// Over one chunk.
+    part: Output<T>,
+    /// Over all up to one chunk, and all up to the next.
+    merged: [Output<T>; 2],
+    /// Queries and their rotary parts, where the order is not that of the step.
+    ordered: Option<[Tensor<T>; 2]>,
+}
+
+/// Part of the cached tokens: the queries of the first requests over it.
+struct Chunk {
+    requests: usize,
+    rows: usize,
+    cached: CachedRows,
+    plan: Plan,
+    merge: MergePlan,
+}
+
+impl<T: Element> MlaPrefill<T> {
+    /// Prepares the calls of a part of the step, with the queries of its own tokens and the rotary parts of all.
+    pub(super) fn plan(
+        step: &StepContext<'_>,
+        part: StepPart,
+        first: &LayerTensors<'_, T>,
+        query_rope: &Tensor<T>,
+        workspace_bytes: usize,
+    ) -> Result<Self> {
+        let query_rope = query_rope.narrow(0, part.tokens.clone())?;
+        let (heads, dim) = (step.shape.heads, size(first.query, 2));
+        let [latent_dim, rope_dim] = [size(first.key, 2), size(&query_rope, 2)];
+        let head = dim.saturating_mul(2).saturating_add(rope_dim);
+        let row = latent_dim.saturating_add(rope_dim);
+        let row = row.saturating_add(heads.saturating_mul(head));
+        let row_bytes = row.saturating_mul(size_of::<T>()).max(1);
+        let capacity = workspace_bytes.checked_div(row_bytes).unwrap_or(0);
+        let block_size = step.metadata.settings().block_size;
+        let context = ContextChunks::new(&part.cached(), capacity, block_size)?;
+        let tokens = part.tokens.len();
+
+        let device = step.stream.device();
+        let rows = part.rows(&context.order);
+        let behind: usize = rows.iter().map(Range::len).sum();
+        let chunked = !context.chunks.is_empty();
+        if chunked {
+            first.cache.lies_whole(block_size)?;
+        }
+        let sizes = WorkspaceSizes {
+            tokens,
+            behind,
+            longest: chunked.then(|| context.longest()),
+            in_place: context.in_place(),
+            heads,
+            dim,
+            latent_dim,
+            rope_dim,
+        };
+        let workspace = sizes.allocate::<T>(device)?;
+        let (projected, space) = (&workspace.projected, &workspace.context);
+
+        let call = step.shape.call(Layout::Tnd).kv_heads(heads);
+        let lengths = CallLengths::PackedDense {
+            q: &part.q_ends,
+            kv: &part.q_ends,
+        };
+        let own = lengths
+            .apply(call.clone())
+            .mask(device.masks().causal(CausalOrigin::RightDown)?)
+            .softmax_lse(space.is_some());
+        let of_step = projected.first(tokens)?;
+        let own = own.plan_with(&inputs(first.query, &query_rope, &of_step))?;
+        let mut chunks = Vec::with_capacity(context.chunks.len());
+        for chunk in &context.chunks {
+            let Some(space) = space else { break };
+            let lengths = ChunkLengths::new(chunk, &rows)?;
+            let rows: usize = lengths.rows;
+            let projected = projected.first(chunk.tokens())?;
+            let queries = [
+                first.query.narrow(0, 0..rows)?,
+                query_rope.narrow(0, 0..rows)?,
+            ];
+            let [query, query_rope] = &queries;
+            let call = call.clone().mask(Mask::none()).softmax_lse(true);
+            let plan = lengths.apply(call)?;
+            let plan = plan.plan_with(&inputs(query, query_rope, &projected))?;
+            let over = first_rows(&space.part, rows)?;
+            let parts = [Part::of(&over)?, Part::of(&over)?];
+            chunks.push(Chunk {
+                requests: chunk.positions.len(),
+                rows,
+                cached: cached_rows(step.metadata, &part, &context.order, chunk)?,
+                plan,
+                // Each row has keys in its own step, and in each chunk that it is part of.
+                merge: MergeState::new(Layout::Tnd).plan(&parts)?,
+            });
+        }
+        Ok(Self {
+            stream: step.stream.as_raw().addr(),
+            shape: [tokens, heads, dim],
+            of_step: part.tokens,
+            own,
+            chunks,
+            rows,
+            sizes,
+            free: Mutex::new(vec![workspace]),
+        })
+    }
+
+    /// Merges the attention over each chunk into that over the step's own tokens.
+    fn merge_context(
+        &self,
+        stream: &Stream,
+        layer: &LayerTensors<'_, T>,
+        (query_rope, projection): (&Tensor<T>, &dyn UpProjection<T>),
+        workspace: (&UpProjected<T>, &ContextSpace<T>),
+        own: &Output<T>,
+    ) -> Result<()> {
+        let (projected, space) = workspace;
+        let of_step = [layer.query, query_rope];
+        let ([query, query_rope], mut merged) = match &space.ordered {
+            None => (of_step, own.clone()),
+            Some([query, query_rope]) => {
+                self.order(stream, of_step, own, space)?;
+                // The first merge is into the other one.
+                ([query, query_rope], space.merged[1].clone())
+            }
+        };
+        let mut requests = self.rows.len();
+        for (chunk, target) in self.chunks.iter().zip(space.merged.iter().cycle()) {
+            // Requests without a part of the chunk are done.
+            self.give_back(stream, &merged, own, chunk.requests..requests)?;
+            requests = chunk.requests;
+            merged = first_rows(&merged, chunk.rows)?;
+            let tokens = chunk.cached.len();
+            let cached = LatentRows {
+                latent: &space.latent.narrow(0, 0..tokens)?,
+                key_rope: &space.key_rope.narrow(0, 0..tokens)?,
+            };
+            layer
+                .cache
+                .gather(stream, &chunk.cached, cached.latent, cached.key_rope)?;
+            let projected = projected.first(tokens)?;
+            projection.up_project(stream, layer.layer, cached, &projected)?;
+            let queries = [
+                query.narrow(0, 0..chunk.rows)?,
+                query_rope.narrow(0, 0..chunk.rows)?,
+            ];
+            let [query, query_rope] = &queries;
+            let inputs = inputs(query, query_rope, &projected);
+            let mut part = first_rows(&space.part, chunk.rows)?;
+            chunk.plan.launch_with_into(stream, &inputs, &mut part)?;
+            let mut target = first_rows(target, chunk.rows)?;
+            let parts = [Part::of(&merged)?, Part::of(&part)?];
+            chunk.merge.launch_into(stream, &parts, &mut target)?;
+            merged = target;
+        }
+        self.give_back(stream, &merged, own, 0..requests)
+    }
+
+    /// Copies the rows of requests with cached tokens to the order of the chunks.
+    fn order(
+        &self,
+        stream: &Stream,
+        [query, query_rope]: [&Tensor<T>; 2],
+        own: &Output<T>,
+        space: &ContextSpace<T>,
+    ) -> Result<()> {
+        let Some([to_query, to_rope]) = &space.ordered else {
+            return Ok(());
+        };
+        let [_, merged] = &space.merged;
+        let mut at = 0;
+        for rows in &self.rows {
+            let place = at..rows.len().saturating_add(at);
+            at = place.end;
+            for (to, from) in [
+                (to_query, query),
+                (to_rope, query_rope),
+                (&merged.attention, &own.attention),
+            ] {
+                let from = from.narrow(0, rows.clone())?;
+                to.narrow(0, place.clone())?.copy_from(stream, &from)?;
+            }
+            if let (Some(to), Some(from)) = (&merged.softmax_lse, &own.softmax_lse) {
+                let from = from.narrow(0, rows.clone())?;
+                to.narrow(0, place)?.copy_from(stream, &from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the merged rows of some requests to where the step has them.
+    fn give_back(
+        &self,
+        stream: &Stream,
+        merged: &Output<T>,
+        own: &Output<T>,
+        requests: Range<usize>,
+    ) -> Result<()> {
+        let before = self.rows.iter().take(requests.start).map(Range::len);
+        let mut at: usize = before.sum();
+        for rows in self.rows.get(requests).unwrap_or(&[]) {
+            let place = at..rows.len().saturating_add(at);
+            at = place.end;
+            let from = merged.attention.narrow(0, place)?;
+            let to = own.attention.narrow(0, rows.clone())?;
+            to.copy_from(stream, &from)?;
+        }
+        Ok(())
+    }
+
+    /// Queues the attention of a layer, into `[tokens, N, 128]`.
+    pub(super) fn run(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        query_rope: &Tensor<T>,
+        projection: &dyn UpProjection<T>,
+        into: &Tensor<T>,
+    ) -> Result<()> {
+        let stream = step.stream;
+        if stream.as_raw().addr() != self.stream {
+            return Err(ascend_attention::Error::NotAsPlanned {
+                argument: "stream",
+                given: "another stream".to_owned(),
+                planned: "the stream of the step, which orders the use of its workspace".to_owned(),
+            }
+            .into());
+        }
+        let free = lock(&self.free).pop();
+        let workspace = match free {
+            Some(workspace) => workspace,
+            None => self.sizes.allocate(stream.device())?,
+        };
+        let outcome = self.run_in(&workspace, step, layer, (query_rope, projection), into);
+        lock(&self.free).push(workspace);
+        outcome
+    }
+
+    fn run_in(
+        &self,
+        workspace: &Workspace<T>,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        (query_rope, projection): (&Tensor<T>, &dyn UpProjection<T>),
+        into: &Tensor<T>,
+    ) -> Result<()> {
+        let stream = step.stream;
+        let query_rope = &query_rope.narrow(0, self.of_step.clone())?;
+        let (latent_dim, rope_dim) = (size(layer.key, 2), size(layer.value, 2));
+        let [tokens, ..] = self.shape;
+        let new = |rows: &Tensor<T>| rows.narrow(0, self.of_step.clone());
+        let new = LatentRows {
+            latent: &new(layer.key)?.reshape([tokens, latent_dim])?,
+            key_rope: &new(layer.value)?.reshape([tokens, rope_dim])?,
+        };
+        let projected = workspace.projected.first(tokens)?;
+        projection.up_project(stream, layer.layer, new, &projected)?;
+        let inputs = inputs(layer.query, query_rope, &projected);
+        let context = workspace.context.as_ref();
+        let mut own = Output {
+            attention: into.clone(),
+            softmax_lse: context.map(|context| context.own_lse.clone()),
+        };
+        self.own.launch_with_into(stream, &inputs, &mut own)?;
+        if let Some(context) = context {
+            let workspace = (&workspace.projected, context);
+            self.merge_context(stream, layer, (query_rope, projection), workspace, &own)?;
+        }
+        Ok(())
+    }
+}
+
+fn inputs<'a, T: Element>(
+    query: &'a Tensor<T>,
+    query_rope: &'a Tensor<T>,
+    projected: &'a UpProjected<T>,
+) -> Inputs<'a> {
+    Inputs::new(query, &projected.key, &projected.value).rope(query_rope, &projected.key_rope)
+}
+
+/// The first rows of a packed output.
+fn first_rows<T: Element>(output: &Output<T>, rows: usize) -> Result<Output<T>> {
+    let lse = output.softmax_lse.as_ref();
+    Ok(Output {
+        attention: output.attention.narrow(0, 0..rows)?,
+        softmax_lse: lse.map(|lse| lse.narrow(0, 0..rows)).transpose()?,
+    })
+}
+
+/// The tokens of a chunk in the cache.
+fn cached_rows(
+    metadata: &AttentionMetadata,
+    part: &StepPart,
+    order: &[usize],
+    chunk: &ContextChunk,
+) -> Result<CachedRows> {
+    let mut rows = CachedRows::new(metadata.settings().block_size);
+    for (request, positions) in order.iter().zip(&chunk.positions) {
+        let row = part.requests.start.saturating_add(*request);
+        let row = metadata.table().row(row);
+        rows.push(row.unwrap_or(&[]), positions.clone())?;
+    }
+    Ok(rows)
+}
+
+/// The lengths of a chunk's call.
+struct ChunkLengths {
+    rows: usize,
+    q: PerRequest,
+    kv: PerRequest,
+}
+
+impl ChunkLengths {
+    fn new(chunk: &ContextChunk, rows: &[Range<usize>]) -> Result<Self> {
+        let of = rows.iter().take(chunk.positions.len()).map(Range::len);
+        Ok(Self {
+            rows: of.clone().sum(),
+            q: PerRequest::new(of.collect())?,
+            kv: PerRequest::new(chunk.positions.iter().map(ExactSizeIterator::len).collect())?,
+        })
+    }
+
+    fn apply(&self, call: FusedInferAttention) -> Result<FusedInferAttention> {
+        let (q, kv) = (self.q.cumulative()?, self.kv.cumulative()?);
+        Ok(CallLengths::PackedDense { q: &q, kv: &kv }.apply(call))
+    }
+}
+
+impl<T: Element> fmt::Debug for MlaPrefill<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let chunks = self.chunks.iter().map(|chunk| chunk.cached.len());
+        f.debug_struct("MlaPrefill")
+            .field("own", &self.own)
+            .field("chunks", &chunks.collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}

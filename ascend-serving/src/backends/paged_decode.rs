@@ -1,0 +1,121 @@
+//! Decoding steps by the operator's own decode path.
+
+use ascend_attention::attention::{CallLengths, Inputs};
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, Output, Plan, Tensor};
+
+use crate::batch::{AttentionState, Causality};
+use crate::error::Result;
+use crate::kv::LayerCache;
+use crate::refusal::{Rule, refused};
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
+
+/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only decode and
+/// layers without a window or sinks.
+///
+/// On CANN 8.1 this path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of 16 tokens;
+/// on 8.5 heads that are neither 64 nor 128 long with as many key heads, and on every release heads up to 512. From 8.5 on it
+/// reads NZ caches of 64 or 128 elements a head too.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PagedDecode;
+
+#[derive(Debug)]
+struct DecodeStep {
+    plan: Plan,
+    layout: Layout,
+}
+
+/// The layout whose queries go with the cache.
+fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
+    match cache.key.shape().len() {
+        4 => Layout::Bnsd,
+        _ => Layout::Bsh,
+    }
+}
+
+/// Packed queries `[tokens, N, D]` as one row a request.
+fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
+    let [tokens, heads, dim] = sizes(query);
+    match layout {
+        Layout::Bnsd => Ok(query.reshape([tokens, heads, 1, dim])?),
+        _ => Ok(query.reshape([tokens, 1, heads.saturating_mul(dim)])?),
+    }
+}
+
+/// `[tokens, N, D]`.
+fn sizes<T: Element>(packed: &Tensor<T>) -> [usize; 3] {
+    [0, 1, 2].map(|axis| size(packed, axis))
+}
+
+impl<T: Element> AttentionBackend<T> for PagedDecode {
+    fn name(&self) -> &'static str {
+        "paged_decode"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let metadata = step.metadata;
+        let causality = metadata.settings().causality;
+        let plain = causality == Causality::Causal && first.learnable_sink.is_none();
+        let requests = metadata.table().requests();
+        let single = metadata.tokens() == requests;
+        if metadata.state() != AttentionState::DecodeOnly || !plain || !single {
+            return Err(refused(
+                Rule::BackendDecode,
+                format_args!(
+                    "{:?} of {} tokens in {requests} requests, {causality:?}, {} sinks",
+                    metadata.state(),
+                    metadata.tokens(),
+                    first.with_sinks(),
+                ),
+                "one token a request, causal, without window and sinks",
+                "register a backend for packed queries behind this one",
+            )
+            .into());
+        }
+        let layout = layout(first.cache);
+        let query = rows(layout, first.query)?;
+        let lengths = CallLengths::Batched {
+            q: None,
+            kv: metadata.kv_lengths(),
+        };
+        let call = step.shape.call(layout);
+        let inputs = Inputs::new(&query, &first.cache.key, &first.cache.value);
+        let plan = lengths
+            .apply(call)
+            .plan_with(&inputs.paged(step.block_table))?;
+        Ok(Box::new(DecodeStep { plan, layout }))
+    }
+}
+
+impl<T: Element> StepPlan<T> for DecodeStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let mut output = self.plan.output()?;
+        output.attention = output.attention.reshape(sizes(layer.query))?;
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let query = rows(self.layout, layer.query)?;
+        let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
+        let mut output = Output {
+            attention: rows(self.layout, &output.attention)?,
+            softmax_lse: output.softmax_lse.clone(),
+        };
+        let inputs = inputs.paged(step.block_table);
+        Ok(self
+            .plan
+            .launch_with_into(step.stream, &inputs, &mut output)?)
+    }
+}

@@ -1,0 +1,180 @@
+//! TriangleMix as a backend: prompts leave keys out in some layers, everything else is dense.
+
+use std::fmt;
+use std::ops::Range;
+
+use ascend_attention::mask::TriangleLayers;
+use ascend_attention::spec::geometry::TriangleMix;
+use ascend_attention::{Element, Output, Tensor};
+
+use crate::backends::{AttentionBackend, Fused, LayerTensors, StepContext, StepPlan};
+use crate::batch::{AttentionMetadata, Causality};
+use crate::error::Result;
+use crate::refusal::{Rule, refused};
+
+use super::prefill::{Chosen, KeySource, TrianglePlan, TrianglePrefill};
+use super::rows::{TriangleChoice, TriangleGate, WhyDense};
+
+/// TriangleMix for the prompts of a step, in the layers that are chosen for it; [`Fused`] in the others.
+///
+/// A request whose [`prompt_len`](super::BatchRequest::prompt_len) is known leaves keys out in every chunk of its prompt
+/// as if the prompt were computed at once. In the same batch, rows of requests that decode, whose prompt is short or of
+/// unknown length, or for which the [`TriangleGate`] says so, are dense: rows next to one another that are computed alike
+/// share calls. [`TriangleMixPrefill::choices`] says what becomes of each request, and why.
+///
+/// A step in which no request leaves anything out is refused with the reasons, so that the backend behind this one serves
+/// it; so are windows and sinks. Over a paged cache, the call over the windows begins with a whole block, and the band hides
+/// what is too far back: what is computed is exactly the triangle. What packed calls take in which
+/// release is said at [`Fused`].
+///
+/// ```
+/// use ascend_attention::mask::TriangleLayers;
+/// use ascend_serving::{Backends, Fused, PagedDecode, TriangleGate, TriangleMixPrefill};
+/// use ascend_attention::spec::geometry::TriangleMix;
+/// use ascend_attention::bf16;
+///
+/// let triangle = TriangleMixPrefill {
+///     layers: TriangleLayers::from_start(16, 32)?,
+///     sizes: TriangleMix::PAPER,
+///     gate: TriangleGate::MEASURED,
+/// };
+/// let backends: Backends<bf16> = Backends::none().with(triangle).with(PagedDecode).with(Fused);
+/// assert!(backends.names().eq(["triangle_mix", "paged_decode", "fused"]));
+/// # Ok::<(), ascend_attention::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TriangleMixPrefill {
+    /// Layers that leave keys out.
+    pub layers: TriangleLayers,
+    /// Sinks, window and last rows.
+    pub sizes: TriangleMix,
+    /// When to leave keys out.
+    pub gate: TriangleGate,
+}
+
+struct TriangleStep<T: Element> {
+    layers: TriangleLayers,
+    triangle: TrianglePlan,
+    dense: Box<dyn StepPlan<T>>,
+    reads_cache: bool,
+}
+
+impl TriangleMixPrefill {
+    /// What becomes of each request of a step, dummies included, in the chosen layers.
+    pub fn choices(&self, metadata: &AttentionMetadata) -> Vec<TriangleChoice> {
+        let q = metadata.q_ends().per_request();
+        let lengths = q.lengths().iter().zip(metadata.kv_lengths().lengths());
+        let choose = |(at, (new, kv)): (usize, (&usize, &usize))| {
+            let prompt = metadata.prompt_len(at);
+            let rows = (kv.abs_diff(*new), *new);
+            self.gate.choose(self.sizes, rows, prompt)
+        };
+        lengths.enumerate().map(choose).collect()
+    }
+}
+
+/// The reasons why nothing is left out, each once.
+fn reasons(choices: &[TriangleChoice]) -> String {
+    let mut reasons: Vec<WhyDense> = Vec::new();
+    for choice in choices {
+        if let TriangleChoice::Dense(why) = choice
+            && !reasons.contains(why)
+        {
+            reasons.push(*why);
+        }
+    }
+    let reasons: Vec<String> = reasons.iter().map(WhyDense::to_string).collect();
+    reasons.join(", ")
+}
+
+impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
+    fn name(&self) -> &'static str {
+        "triangle_mix"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let metadata = step.metadata;
+        let causality = metadata.settings().causality;
+        let choices = self.choices(metadata);
+        let sparse = |choice: &TriangleChoice| matches!(choice, TriangleChoice::Sparse { .. });
+        let plain = causality == Causality::Causal && first.learnable_sink.is_none();
+        let layers = self.layers.indices().len();
+        if !plain || layers == 0 || !choices.iter().any(sparse) {
+            return Err(refused(
+                Rule::BackendTriangle,
+                format_args!(
+                    "{causality:?}, {} sinks, {layers} layers, {}",
+                    first.with_sinks(),
+                    reasons(&choices)
+                ),
+                "a causal prompt of known length that leaves enough out, no window, no sinks, 1 layer or more",
+                "register a dense backend behind this one; tell requests the length of their prompts",
+            )
+            .into());
+        }
+        let dense = Fused.plan(step, first)?;
+        let mut starts = Vec::with_capacity(choices.len());
+        let mut end = 0;
+        let requests = step.metadata.new_and_cached().zip(choices);
+        let requests = requests.map(|((new, cached), choice)| -> Chosen {
+            let rows: Range<usize> = end..end.saturating_add(new);
+            starts.push(end);
+            end = rows.end;
+            (rows, cached, choice)
+        });
+        let requests: Vec<Chosen> = requests.collect();
+        let prefill = TrianglePrefill {
+            shape: step.shape,
+            sizes: self.sizes,
+            gate: self.gate,
+        };
+        let reads_cache = metadata.state().reads_cache();
+        let source = match reads_cache {
+            true => KeySource::Paged(metadata.table(), step.block_table.block_size()),
+            false => KeySource::Packed(&starts),
+        };
+        let tensors = tensors(first, reads_cache);
+        let triangle = prefill.plan_rows(step.stream, requests, source, tensors)?;
+        Ok(Box::new(TriangleStep {
+            layers: self.layers.clone(),
+            triangle,
+            dense,
+            reads_cache,
+        }))
+    }
+}
+
+fn tensors<'a, T: Element>(layer: &LayerTensors<'a, T>, reads_cache: bool) -> [&'a Tensor<T>; 3] {
+    match reads_cache {
+        true => [layer.query, &layer.cache.key, &layer.cache.value],
+        false => [layer.query, layer.key, layer.value],
+    }
+}
+
+impl<T: Element> fmt::Debug for TriangleStep<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TriangleStep")
+            .field("layers", &self.layers)
+            .field("triangle", &self.triangle)
+            .field("dense", &self.dense)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> StepPlan<T> for TriangleStep<T> {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        if !self.layers.contains(layer.layer) {
+            return self.dense.run(step, layer);
+        }
+        let [query, key, value] = tensors(layer, self.reads_cache);
+        Ok(Output {
+            attention: self.triangle.launch(step.stream, query, key, value)?,
+            softmax_lse: None,
+        })
+    }
+}

@@ -1,0 +1,330 @@
+//! TriangleMix by calls of the stock operator: no mask of the prompt's size, no kernel of its own.
+
+use std::ops::Range;
+
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::merge::{MergePlan, MergeState, Part};
+use ascend_attention::spec::Layout;
+use ascend_attention::spec::geometry::TriangleMix;
+use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor};
+
+use crate::backends::AttentionShape;
+use crate::error::{Error, Result};
+use crate::kv::PageTable;
+
+use super::rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
+
+/// Prefill of one prompt, or of a chunk of it, in a layer with TriangleMix.
+///
+/// With `S = sinks + window + 1`, `N` the length of the whole prompt and `E = N - last`, the rows are computed so:
+///
+/// | rows | calls |
+/// |---|---|
+/// | before `S`: nothing is left out | causal |
+/// | `S..E` | a band over the last keys and a call over the sinks, merged by their log-sum-exps |
+/// | from `E` on: dense | causal |
+///
+/// The two parts of the middle rows are disjoint, for row `S` is the first whose window begins behind the sinks. All masks
+/// are the compressed one. Keys and values are dense: those of the prompt up to the last row, packed. Over a paged cache,
+/// and for batches of several requests, the same is done by [`TriangleMixPrefill`](super::TriangleMixPrefill).
+///
+/// It is dense attention while the prompt's length is not known, for single rows (decoding), and where the
+/// [`TriangleGate`] says so.
+#[derive(Clone, Copy, Debug)]
+pub struct TrianglePrefill {
+    /// The heads.
+    pub shape: AttentionShape,
+    /// Sinks, window and last rows.
+    pub sizes: TriangleMix,
+    /// When to leave keys out.
+    pub gate: TriangleGate,
+}
+
+/// One call over rows one behind the other.
+#[derive(Debug)]
+struct Call {
+    rows: Range<usize>,
+    keys: Keys,
+    plan: Plan,
+}
+
+/// What a call reads.
+#[derive(Debug)]
+enum Keys {
+    /// These rows of packed keys.
+    Packed(Range<usize>),
+    /// A cache, by this table.
+    Paged(Box<BlockTable>),
+}
+
+/// Rows that one call computes, or two that are merged.
+#[derive(Debug)]
+struct Segment {
+    call: Call,
+    /// What middle rows see besides their window.
+    sinks: Option<Box<(Call, MergePlan)>>,
+}
+
+/// A prefill that was prepared. From [`TrianglePrefill::plan`].
+#[derive(Debug)]
+pub struct TrianglePlan {
+    segments: Vec<Segment>,
+    shape: [usize; 3],
+    saved_pairs: u128,
+}
+
+/// Where the keys of a step's requests are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeySource<'a> {
+    /// Packed; where the keys of each request begin.
+    Packed(&'a [usize]),
+    /// In a cache with blocks of so many tokens; a row of the table for each request.
+    Paged(&'a PageTable, usize),
+}
+
+/// A request of a step: its rows, those before them, and what was chosen for it.
+pub(super) type Chosen = (Range<usize>, usize, TriangleChoice);
+
+impl TrianglePrefill {
+    /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
+    /// `[first_row + rows, Nkv, D]`, of what packed calls take ([`Fused`](super::Fused)). One plan serves all layers with TriangleMix.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of keys than rows up to the last; as for
+    /// [`FusedInferAttention::plan`](crate::FusedInferAttention::plan) and [`MergeState::plan`].
+    pub fn plan<T: Element>(
+        &self,
+        stream: &Stream,
+        (first_row, prompt_len): (usize, Option<usize>),
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<TrianglePlan> {
+        let rows = query.shape().first().copied().unwrap_or(0);
+        let keys = key.shape().first().copied().unwrap_or(0);
+        let wanted = first_row.saturating_add(rows);
+        if keys != wanted {
+            return Err(Error::invalid(
+                "key",
+                format_args!("{keys} keys"),
+                format_args!("{wanted}, the rows before the chunk and its own"),
+            ));
+        }
+        let choice = self.gate.choose(self.sizes, (first_row, rows), prompt_len);
+        let requests = vec![(0..rows, first_row, choice)];
+        self.plan_rows(
+            stream,
+            requests,
+            KeySource::Packed(&[0]),
+            [query, key, value],
+        )
+    }
+
+    /// Prepares the rows of a step. Key and value are the packed ones, or the cache.
+    pub(super) fn plan_rows<T: Element>(
+        &self,
+        stream: &Stream,
+        requests: Vec<Chosen>,
+        source: KeySource<'_>,
+        tensors: [&Tensor<T>; 3],
+    ) -> Result<TrianglePlan> {
+        let [query, ..] = tensors;
+        let &[rows, heads, dim] = query.shape() else {
+            return Err(Error::invalid("query", query.desc(), "[rows, N, D]"));
+        };
+        let saved = |(_, _, choice): &Chosen| match choice {
+            TriangleChoice::Sparse { saved_pairs, .. } => *saved_pairs,
+            TriangleChoice::Dense(_) => 0,
+        };
+        let saved_pairs = requests.iter().map(saved).sum();
+        let window = usize::try_from(self.sizes.sliding_window_size).unwrap_or(usize::MAX);
+        let parts = Parts {
+            of: self,
+            stream,
+            source,
+            tensors,
+        };
+        let groups = row_groups(requests, window);
+        let segments = groups.iter().map(|group| match group {
+            RowGroup::Causal(pieces) => parts.causal(pieces),
+            RowGroup::Middle(piece) => parts.middle(piece),
+        });
+        Ok(TrianglePlan {
+            segments: segments.collect::<Result<_>>()?,
+            shape: [rows, heads, dim],
+            saved_pairs,
+        })
+    }
+}
+
+/// What the calls of a prefill are made of.
+struct Parts<'a, T: Element> {
+    of: &'a TrianglePrefill,
+    stream: &'a Stream,
+    source: KeySource<'a>,
+    tensors: [&'a Tensor<T>; 3],
+}
+
+impl<T: Element> Parts<'_, T> {
+    /// A call over pieces one behind the other.
+    fn call(&self, mask: Mask, pieces: &[Piece], lse: bool) -> Result<Call> {
+        self.of.shape.check()?;
+        let [query, key, value] = self.tensors;
+        let start = pieces.first().map_or(0, |piece| piece.rows.start);
+        let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);
+        let ends = pieces
+            .iter()
+            .map(|piece| piece.rows.end.saturating_sub(start));
+        let q = &Cumulative::new(ends.collect())?;
+        let call = self.of.shape.call(Layout::Tnd).mask(mask).softmax_lse(lse);
+        let query = query.narrow(0, rows.clone())?;
+        let (keys, plan) = match self.source {
+            KeySource::Packed(starts) => {
+                let place = |piece: &Piece| {
+                    let first = starts.get(piece.request).copied().unwrap_or(0);
+                    let at = |key: usize| key.saturating_add(first);
+                    at(piece.keys.start)..at(piece.keys.end)
+                };
+                // The pieces of a request behind another's begin with its first key, and all but the last piece end with
+                // their request's last one: their keys are one behind the other too.
+                let first = pieces.first().map_or(0, |piece| place(piece).start);
+                let ends = pieces
+                    .iter()
+                    .map(|piece| place(piece).end.saturating_sub(first));
+                let kv = &Cumulative::new(ends.collect())?;
+                let keys = first..pieces.last().map_or(first, |piece| place(piece).end);
+                let call = CallLengths::PackedDense { q, kv }.apply(call);
+                let (key, value) = (key.narrow(0, keys.clone())?, value.narrow(0, keys.clone())?);
+                (Keys::Packed(keys), call.plan(&query, &key, &value)?)
+            }
+            KeySource::Paged(table, block_size) => {
+                // A call over keys in the middle begins with a whole block; the band hides what is too far back.
+                let block = |piece: &Piece| piece.keys.start.checked_div(block_size).unwrap_or(0);
+                let row = |piece: &Piece| -> &[usize] {
+                    let row = table.row(piece.request).unwrap_or_default();
+                    let end = piece.keys.end.div_ceil(block_size.max(1));
+                    row.get(block(piece)..end).unwrap_or_default()
+                };
+                let lengths = pieces.iter().map(|piece| {
+                    let before = block(piece).saturating_mul(block_size);
+                    piece.keys.end.saturating_sub(before)
+                });
+                let kv = &PerRequest::new(lengths.collect())?;
+                let rows: Vec<&[usize]> = pieces.iter().map(row).collect();
+                let table = BlockTable::from_rows(self.stream, &rows, block_size)?;
+                let call = CallLengths::PackedPaged { q, kv }.apply(call);
+                let plan = call.plan_with(&Inputs::new(&query, key, value).paged(&table))?;
+                (Keys::Paged(Box::new(table)), plan)
+            }
+        };
+        Ok(Call { rows, keys, plan })
+    }
+
+    fn causal(&self, pieces: &[Piece]) -> Result<Segment> {
+        let mask = self
+            .stream
+            .device()
+            .masks()
+            .causal(CausalOrigin::RightDown)?;
+        Ok(Segment {
+            call: self.call(mask, pieces, false)?,
+            sinks: None,
+        })
+    }
+
+    /// Rows whose window begins behind the sinks. The last row stands at the last key, so that the band is the window.
+    fn middle(&self, piece: &Piece) -> Result<Segment> {
+        let sizes = self.of.sizes;
+        let window = i64::try_from(sizes.sliding_window_size).unwrap_or(i64::MAX);
+        let sinks = usize::try_from(sizes.num_sink_tokens).unwrap_or(usize::MAX);
+        let band = self.stream.device().masks().band(window, 0)?;
+        let merged = sinks > 0;
+        let call = self.call(band, std::slice::from_ref(piece), merged)?;
+        let sinks = match merged {
+            false => None,
+            true => {
+                let far = Piece {
+                    keys: 0..sinks,
+                    ..piece.clone()
+                };
+                let far = self.call(Mask::none(), &[far], true)?;
+                let (near_out, far_out): (Output<T>, Output<T>) =
+                    (call.plan.output()?, far.plan.output()?);
+                let parts = [Part::of(&near_out)?, Part::of(&far_out)?];
+                let merge = MergeState::new(Layout::Tnd).plan(&parts)?;
+                Some(Box::new((far, merge)))
+            }
+        };
+        Ok(Segment { call, sinks })
+    }
+}
+
+impl Call {
+    fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        [query, key, value]: [&Tensor<T>; 3],
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let query = query.narrow(0, self.rows.clone())?;
+        match &self.keys {
+            Keys::Packed(keys) => {
+                let (key, value) = (key.narrow(0, keys.clone())?, value.narrow(0, keys.clone())?);
+                Ok(self
+                    .plan
+                    .launch_into(stream, &query, &key, &value, output)?)
+            }
+            Keys::Paged(table) => {
+                let inputs = Inputs::new(&query, key, value).paged(table);
+                Ok(self.plan.launch_with_into(stream, &inputs, output)?)
+            }
+        }
+    }
+}
+
+impl TrianglePlan {
+    /// Whether nothing is left out.
+    pub fn is_dense(&self) -> bool {
+        self.saved_pairs == 0
+    }
+
+    /// Pairs of row and key that are left out, for each head.
+    pub fn saved_pairs(&self) -> u128 {
+        self.saved_pairs
+    }
+
+    /// Queues the prefill of a layer: the attention `[rows, N, D]`. Returns at once.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_into`] and [`MergePlan::launch_into`].
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<Tensor<T>> {
+        let out = Tensor::<T>::empty(stream.device(), self.shape)?;
+        let tensors = [query, key, value];
+        for Segment { call, sinks } in &self.segments {
+            let attention = out.narrow(0, call.rows.clone())?;
+            let Some(sinks) = sinks else {
+                let mut output = Output {
+                    attention,
+                    softmax_lse: None,
+                };
+                call.launch(stream, tensors, &mut output)?;
+                continue;
+            };
+            let (far_call, merge) = sinks.as_ref();
+            let (mut near, mut far) = (call.plan.output()?, far_call.plan.output()?);
+            call.launch(stream, tensors, &mut near)?;
+            far_call.launch(stream, tensors, &mut far)?;
+            let mut both = merge.output()?;
+            both.attention = attention;
+            let parts = [Part::of(&near)?, Part::of(&far)?];
+            merge.launch_into(stream, &parts, &mut both)?;
+        }
+        Ok(out)
+    }
+}

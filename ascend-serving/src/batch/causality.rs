@@ -1,0 +1,105 @@
+//! Which keys the tokens of a layer see, and the one way from there to the operator's mask.
+
+use std::num::NonZeroUsize;
+
+use ascend_attention::{CallRule, CausalOrigin, Mask, Masks, SlidingWindow};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::refusal::{Refused, refused};
+
+/// Which keys a token sees.
+///
+/// Eager calls, calls with sinks and captured ones all get their mask from [`Causality::mask`]. A window over a layer that
+/// is not causal, or one of no keys, has no value here:
+///
+/// ```compile_fail,E0308
+/// use ascend_serving::Causality;
+///
+/// let window = Causality::Window(0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Causality {
+    /// Every key, also those of later tokens: encoders, some drafters.
+    Bidirectional,
+    /// Its own and those before.
+    #[default]
+    Causal,
+    /// Its own and those before, so many in all.
+    Window(NonZeroUsize),
+}
+
+impl Causality {
+    /// From the two settings that model files have.
+    ///
+    /// # Errors
+    /// [`CallRule::MaskWindow`] for a window of 0 keys, and for a window in a layer that is not causal: engines disagree on
+    /// which of the two wins.
+    pub fn from_flags(causal: bool, window: Option<usize>) -> Result<Self, Refused> {
+        match (causal, window.map(NonZeroUsize::new)) {
+            (false, None) => Ok(Self::Bidirectional),
+            (true, None) => Ok(Self::Causal),
+            (true, Some(Some(keys))) => Ok(Self::Window(keys)),
+            (_, Some(None)) => Err(refused(
+                CallRule::MaskWindow,
+                "a window of 0 keys",
+                "1 or more, the token's own among them; none for no window",
+                "leave the window out",
+            )),
+            (false, Some(Some(keys))) => Err(refused(
+                CallRule::MaskWindow,
+                format_args!("a window of {keys} keys in a layer that is not causal"),
+                "a window or no causality, not both",
+                "drop one of the two for this layer",
+            )),
+        }
+    }
+
+    /// The operator's mask: `sparseMode`, `attenMask`, `preTokens`, `nextTokens`.
+    ///
+    /// # Errors
+    /// Those of making the compressed mask, the first time on a device; [`CallRule::MaskWindow`] for a window that
+    /// [`SlidingWindow::new`] refuses.
+    pub fn mask(self, masks: &Masks<'_>) -> Result<Mask> {
+        match self {
+            Self::Bidirectional => Ok(Mask::none()),
+            Self::Causal => Ok(masks.causal(CausalOrigin::RightDown)?),
+            Self::Window(keys) => Ok(masks.sliding_window(SlidingWindow::try_from(keys)?)?),
+        }
+    }
+
+    /// The first token that the one behind `cached` tokens sees.
+    pub(crate) fn shown_from(self, cached: usize) -> usize {
+        let next = cached.saturating_add(1);
+        self.window()
+            .map_or(0, |window| next.saturating_sub(window.get()))
+    }
+
+    /// The number of keys that a token sees at most.
+    pub fn window(self) -> Option<NonZeroUsize> {
+        match self {
+            Self::Window(keys) => Some(keys),
+            Self::Bidirectional | Self::Causal => None,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_contradict_each_other_are_refused() {
+        let of = Causality::from_flags;
+        assert_eq!(of(false, None).unwrap(), Causality::Bidirectional);
+        assert_eq!(of(true, None).unwrap(), Causality::Causal);
+        assert_eq!(of(true, Some(5)).unwrap().window().unwrap().get(), 5);
+        for (causal, window) in [(true, 0), (false, 0), (false, 5)] {
+            assert_eq!(
+                of(causal, Some(window)).unwrap_err().rule,
+                CallRule::MaskWindow
+            );
+        }
+    }
+}

@@ -1,0 +1,635 @@
+//! Everything that the attention calls of one step share.
+
+use ascend_attention::CallRule;
+use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
+use ascend_attention::spec::fia::FiaCall;
+
+use crate::kv::{
+    BlockPool, GroupId, MOST_BLOCK, PadPolicy, PageTable, capacity, check_slots, fill_slots,
+    uncopied,
+};
+use crate::refusal::{Refused, Rule, refused};
+
+use super::request::{BatchRequest, BatchSettings, SequenceExtent};
+use super::state::AttentionState;
+
+/// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots cannot
+/// be of different batches.
+///
+/// Tokens are packed request after request. Behind the requests there may be dummy ones
+/// ([`pad_to`](AttentionMetadata::pad_to)), whose tokens write nothing and whose results mean nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionMetadata {
+    settings: BatchSettings,
+    state: AttentionState,
+    requests: usize,
+    actual_tokens: usize,
+    decodes: usize,
+    decodes_lead: bool,
+    decode_tokens: usize,
+    q_ends: Cumulative,
+    kv_lengths: PerRequest,
+    slots: Vec<i32>,
+    table: PageTable,
+    group: Option<GroupId>,
+    prompt_lens: Vec<Option<usize>>,
+}
+
+impl AttentionMetadata {
+    /// Most query tokens of a step, padding included: no call takes more packed rows.
+    pub const MAX_TOKENS: usize = FiaCall::MOST_PACKED_ROWS as usize;
+
+    /// Checks a batch and works out what its calls need.
+    ///
+    /// # Errors
+    /// For the first request at fault: [`Rule::TableGroup`], [`Rule::SequenceLength`] for more new tokens than the sequence
+    /// has, [`Rule::BlockUncopied`] for a sequence whose copies were not queued when the request was made,
+    /// [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`CallRule::LengthsOverflow`],
+    /// [`Rule::TableRow`] for a row without a block for each token, [`Rule::TableBlock`] for a block outside the cache.
+    /// For the step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where
+    /// padding goes.
+    pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Refused> {
+        let mut metadata = Self {
+            settings,
+            state: AttentionState::DecodeOnly,
+            requests: 0,
+            actual_tokens: 0,
+            decodes: 0,
+            decodes_lead: true,
+            decode_tokens: 0,
+            q_ends: Cumulative::default(),
+            kv_lengths: PerRequest::default(),
+            slots: Vec::new(),
+            table: PageTable::default(),
+            group: None,
+            prompt_lens: Vec::new(),
+        };
+        metadata.renew(requests)?;
+        Ok(metadata)
+    }
+
+    /// The same for the next step, in the same memory. After an error the metadata is of no step and has no request.
+    ///
+    /// # Errors
+    /// As for [`AttentionMetadata::new`].
+    pub fn renew(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Refused> {
+        // A row that is too short is refused, and makes the others no longer.
+        let columns = |request: &BatchRequest<'_>| self.columns(request).min(request.row.len());
+        let columns = requests.iter().map(columns).max();
+        self.clear(columns.unwrap_or(0));
+        let outcome = self.fill(requests);
+        if outcome.is_err() {
+            self.clear(0);
+        }
+        outcome
+    }
+
+    fn clear(&mut self, columns: usize) {
+        (self.requests, self.actual_tokens) = (0, 0);
+        (self.decodes, self.decode_tokens, self.decodes_lead) = (0, 0, true);
+        self.q_ends.clear();
+        self.kv_lengths.clear();
+        self.slots.clear();
+        self.table.reset(columns);
+        self.group = None;
+        self.prompt_lens.clear();
+    }
+
+    /// Blocks that a request needs, at least one.
+    fn columns(&self, request: &BatchRequest<'_>) -> usize {
+        let len = request.cached.saturating_add(request.new);
+        len.div_ceil(self.settings.block_size.max(1)).max(1)
+    }
+
+    fn fill(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Refused> {
+        let BatchSettings {
+            blocks,
+            block_size,
+            pad,
+            policy,
+            ..
+        } = self.settings;
+        if requests.is_empty() || block_size == 0 {
+            return Err(refused(
+                Rule::BatchEmpty,
+                format_args!(
+                    "{} requests over blocks of {block_size} tokens",
+                    requests.len()
+                ),
+                "1 or more of each",
+                "skip the step",
+            ));
+        }
+        let slots = capacity(blocks, block_size);
+        pad.check(slots)?;
+        self.table.room(requests.len())?;
+        let mut tokens = 0usize;
+        for (at, request) in requests.iter().enumerate() {
+            self.same_group(at, request.group)?;
+            self.check_sequence(at, request)?;
+            let len = check_lengths(at, request)?;
+            let used = request.row.get(..self.columns(request)).ok_or_else(|| {
+                refused(
+                    Rule::TableRow,
+                    format_args!(
+                        "{} blocks for {len} tokens of request {at}",
+                        request.row.len()
+                    ),
+                    format_args!("{} blocks of {block_size}", self.columns(request)),
+                    "allocate blocks before the step",
+                )
+            })?;
+            let outside = |block: &&usize| **block >= blocks;
+            if let Some(block) = used.iter().find(outside) {
+                return Err(refused(
+                    Rule::TableBlock,
+                    format_args!("block {block} of request {at}"),
+                    format_args!("0 to {}", blocks.saturating_sub(1)),
+                    "use blocks that this cache's pool handed out",
+                ));
+            }
+            tokens = tokens
+                .checked_add(request.new)
+                .filter(|tokens| *tokens <= Self::MAX_TOKENS)
+                .ok_or_else(|| too_many(at, Self::MAX_TOKENS))?;
+            fill_slots(used, request.cached..len, block_size, &mut self.slots)?;
+            self.table.push_cut(used);
+            self.q_ends.push_end(tokens)?;
+            self.kv_lengths.push(len)?;
+            self.prompt_lens.push(request.prompt_len);
+            if request.new.saturating_sub(request.drafts) == 1 {
+                self.decodes_lead &= self.decodes == at;
+                self.decodes = self.decodes.saturating_add(1);
+                self.decode_tokens = self.decode_tokens.saturating_add(request.new);
+            }
+        }
+        if let Some(token) = self
+            .slots
+            .iter()
+            .position(|slot| pad.is_padding(*slot, block_size))
+        {
+            return Err(refused(
+                Rule::SlotDump,
+                format_args!("{pad:?} for token {token}"),
+                "a slot that padding is not written to",
+                "never give a sequence the dump block",
+            ));
+        }
+        check_slots(&self.slots, blocks, block_size, PadPolicy::SkipNegative)?;
+        self.state = policy.state(requests);
+        self.requests = requests.len();
+        self.actual_tokens = tokens;
+        Ok(())
+    }
+
+    /// Refuses tokens that the request's sequence has not, or has no more.
+    fn check_sequence(&self, at: usize, request: &BatchRequest<'_>) -> Result<(), Refused> {
+        let Some(SequenceExtent {
+            len,
+            given_back,
+            uncopied: block,
+        }) = request.sequence
+        else {
+            return Ok(());
+        };
+        let new = request.new;
+        if let Some(block) = block {
+            return Err(uncopied(format_args!("block {block} of request {at}")));
+        }
+        if new > len.saturating_sub(given_back) {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!(
+                    "{new} new tokens of request {at}, whose sequence has {len}, {given_back} of them given back"
+                ),
+                format_args!("at most {}", len.saturating_sub(given_back)),
+                "grow the sequence by its new tokens before the step (`Attention::grow`), and say in `BatchRequest::of` by how many",
+            ));
+        }
+        let causality = self.settings.causality;
+        // What the request calls cached lies behind what was given back.
+        let cached = given_back.saturating_add(request.cached);
+        if causality.shown_from(cached) < given_back {
+            return Err(refused(
+                Rule::BlockWindow,
+                format_args!(
+                    "{causality:?} over request {at}, whose first {given_back} tokens were given back"
+                ),
+                format_args!(
+                    "a window of at most {} keys",
+                    request.cached.saturating_add(1)
+                ),
+                "give back only what lies in front of the window of the next token, and keep a sequence of its own for \
+                 layers that see more",
+            ));
+        }
+        Ok(())
+    }
+
+    fn same_group(&mut self, at: usize, group: Option<GroupId>) -> Result<(), Refused> {
+        match (self.group, group) {
+            (Some(known), Some(group)) if known != group => Err(refused(
+                Rule::TableGroup,
+                format_args!("a row of {group} for request {at}"),
+                known,
+                "make a step for each group of layers, with the sequences of its own pool",
+            )),
+            (known, group) => {
+                self.group = known.or(group);
+                Ok(())
+            }
+        }
+    }
+
+    /// Refuses a step of another pool than a cache's.
+    pub(crate) fn goes_with(&self, pool: &BlockPool) -> Result<(), Refused> {
+        self.settings.check(pool)?;
+        let group = pool.group();
+        match self.group.filter(|other| *other != group) {
+            None => Ok(()),
+            Some(other) => Err(refused(
+                Rule::TableGroup,
+                format_args!("a step of {other}"),
+                group,
+                "begin the step on the layers whose pool the sequences are of",
+            )),
+        }
+    }
+
+    /// Adds dummy requests until there are `tokens` query tokens, as graphs captured for a size and uneven ranks need.
+    ///
+    /// Operators want the last end to be the number of query rows, at most 16 rows of each verifying request, and as many
+    /// keys as rows. So the padding goes to as many dummy requests as it takes: as long as the real ones where those are
+    /// all alike, of up to 16 tokens otherwise. A dummy has as many keys as tokens, its row of the table is 0, and its
+    /// tokens get the slots of the [`PadPolicy`].
+    ///
+    /// # Errors
+    /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);
+    /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added then.
+    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
+        let now = self.tokens();
+        if tokens < now || tokens > Self::MAX_TOKENS {
+            return Err(refused(
+                Rule::PadTarget,
+                tokens,
+                format_args!("{now} to {}", Self::MAX_TOKENS),
+                "pad to the smallest captured size that holds the batch",
+            ));
+        }
+        let (pad, block_size) = (self.settings.pad, self.settings.block_size);
+        let padded = tokens.saturating_sub(self.actual_tokens);
+        let from = now.saturating_sub(self.actual_tokens);
+        for nth in from..padded {
+            // What is refused adds nothing.
+            pad.slot_of(nth, block_size)?;
+        }
+        let (rows, added) = (self.dummy_rows(), tokens.saturating_sub(now));
+        self.table.room(added.div_ceil(rows))?;
+        let mut end = now;
+        while end < tokens {
+            let dummy = rows.min(tokens.saturating_sub(end));
+            end = end.saturating_add(dummy);
+            self.q_ends.push_end(end)?;
+            self.kv_lengths.push(dummy)?;
+            self.table.push_cut(&[]);
+        }
+        for nth in from..padded {
+            self.slots.push(pad.slot_of(nth, block_size)?);
+        }
+        Ok(())
+    }
+
+    /// Query tokens of a dummy request.
+    fn dummy_rows(&self) -> usize {
+        use super::state::StatePolicy;
+        let most = StatePolicy::MAX_VERIFIED
+            .min(self.settings.block_size)
+            .max(1);
+        let requests = self.requests;
+        let mut ends = self.q_ends.ends().iter().take(self.requests);
+        let each = self.actual_tokens.checked_div(requests).unwrap_or(most);
+        let mut wanted = 0usize;
+        let alike = ends.all(|end| {
+            wanted = wanted.saturating_add(each);
+            *end == wanted
+        });
+        if alike { each.clamp(1, most) } else { most }
+    }
+
+    /// What the requests share.
+    pub fn settings(&self) -> &BatchSettings {
+        &self.settings
+    }
+
+    /// The kind of the step.
+    pub fn state(&self) -> AttentionState {
+        self.state
+    }
+
+    /// Number of real requests.
+    pub fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// Number of query tokens of the real requests (`num_actual_tokens`).
+    pub fn actual_tokens(&self) -> usize {
+        self.actual_tokens
+    }
+
+    /// Number of query tokens, padding included.
+    pub fn tokens(&self) -> usize {
+        self.q_ends.total()
+    }
+
+    /// Requests that add one certain token (`num_decodes`).
+    pub fn decodes(&self) -> usize {
+        self.decodes
+    }
+
+    /// Whether no other request stands in front of a decode.
+    pub fn decodes_lead(&self) -> bool {
+        self.decodes_lead
+    }
+
+    /// Query tokens of the decodes, drafts included.
+    pub fn decode_tokens(&self) -> usize {
+        self.decode_tokens
+    }
+
+    /// The other requests (`num_prefills`).
+    pub fn prefills(&self) -> usize {
+        self.requests.saturating_sub(self.decodes)
+    }
+
+    /// Query tokens of the prefills.
+    pub fn prefill_tokens(&self) -> usize {
+        self.actual_tokens.saturating_sub(self.decode_tokens)
+    }
+
+    /// Where the query tokens of each request end, dummies included.
+    pub fn q_ends(&self) -> &Cumulative {
+        &self.q_ends
+    }
+
+    /// Keys of each request, dummies included.
+    pub fn kv_lengths(&self) -> &PerRequest {
+        &self.kv_lengths
+    }
+
+    /// New tokens of each request, and those that are cached already, dummies included.
+    pub(crate) fn new_and_cached(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.q_ends.new_and_cached(&self.kv_lengths)
+    }
+
+    /// The slot of each query token's key and value, padding included, as the device gets them: INT32, where padding may be
+    /// negative.
+    pub fn slots(&self) -> &[i32] {
+        &self.slots
+    }
+
+    /// The block table, dummies included.
+    pub fn table(&self) -> &PageTable {
+        &self.table
+    }
+
+    /// The pool that the blocks are of, where the requests say it.
+    pub fn group(&self) -> Option<GroupId> {
+        self.group
+    }
+
+    /// The length of a request's whole prompt, where it is known; dummies have none.
+    pub fn prompt_len(&self, request: usize) -> Option<usize> {
+        self.prompt_lens.get(request).copied().flatten()
+    }
+
+    /// The lengths of a packed call, in the form that the place of its keys asks for: with nothing cached the keys are
+    /// this step's tokens and end where these do.
+    pub fn call_lengths(&self) -> CallLengths<'_> {
+        match self.state.reads_cache() {
+            true => CallLengths::PackedPaged {
+                q: &self.q_ends,
+                kv: &self.kv_lengths,
+            },
+            false => CallLengths::PackedDense {
+                q: &self.q_ends,
+                kv: &self.q_ends,
+            },
+        }
+    }
+}
+
+fn check_lengths(at: usize, request: &BatchRequest<'_>) -> Result<usize, Refused> {
+    if request.new == 0 {
+        return Err(refused(
+            Rule::BatchEmpty,
+            format_args!("no query token of request {at}"),
+            "1 or more",
+            "leave the request out of the step",
+        ));
+    }
+    if request.drafts >= request.new {
+        return Err(refused(
+            Rule::DraftCount,
+            format_args!(
+                "{} drafts among {} query tokens of request {at}",
+                request.drafts, request.new
+            ),
+            format_args!("0 to {}", request.new.saturating_sub(1)),
+            "count the last certain token among the query tokens",
+        ));
+    }
+    let len = request.cached.checked_add(request.new);
+    len.filter(|len| i32::try_from(*len).is_ok())
+        .ok_or_else(|| too_many(at, MOST_BLOCK))
+}
+
+#[cold]
+fn too_many(at: usize, most: usize) -> Refused {
+    refused(
+        CallRule::LengthsOverflow,
+        format_args!("more tokens at request {at}"),
+        format_args!("at most {most}"),
+        "split the batch, or end the request",
+    )
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::super::RecordedBatch;
+    use super::super::{Causality, StatePolicy};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn settings() -> BatchSettings {
+        BatchSettings {
+            blocks: 64,
+            block_size: 4,
+            pad: PadPolicy::SkipNegative,
+            causality: Causality::Causal,
+            policy: StatePolicy {
+                chunked_prefill: true,
+                drafting: None,
+            },
+        }
+    }
+
+    fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
+        BatchRequest {
+            cached,
+            new,
+            drafts: 0,
+            row,
+            group: None,
+            prompt_len: None,
+            sequence: None,
+        }
+    }
+
+    #[test]
+    fn a_mixed_batch() {
+        let requests = [request(5, 1, &[3, 9]), request(2, 4, &[7, 1, 50])];
+        let metadata = AttentionMetadata::new(&requests, settings()).unwrap();
+        assert_eq!(metadata.state(), AttentionState::ChunkedPrefill);
+        assert_eq!(metadata.q_ends().ends(), [1, 5]);
+        assert_eq!(metadata.kv_lengths().lengths(), [6, 6]);
+        assert_eq!(metadata.slots(), [37, 30, 31, 4, 5]);
+        assert_eq!(metadata.table().blocks(), [3, 9, 7, 1]);
+        assert_eq!((metadata.decodes(), metadata.decode_tokens()), (1, 1));
+        assert!(metadata.decodes_lead());
+        assert_eq!((metadata.prefills(), metadata.prefill_tokens()), (1, 4));
+    }
+
+    #[test]
+    fn padding_adds_dummy_requests() {
+        let requests = [request(5, 1, &[3, 9]), request(2, 4, &[7, 1])];
+        let mut metadata = AttentionMetadata::new(&requests, settings()).unwrap();
+        metadata.pad_to(12).unwrap();
+        assert_eq!(metadata.q_ends().ends(), [1, 5, 9, 12]);
+        assert_eq!(metadata.kv_lengths().lengths(), [6, 6, 4, 3]);
+        assert_eq!(metadata.slots()[5..], [-1; 7]);
+        assert_eq!(metadata.table().row(3), Some(&[0, 0][..]));
+        assert_eq!((metadata.tokens(), metadata.actual_tokens()), (12, 5));
+        assert_eq!(metadata.pad_to(11).unwrap_err().rule, Rule::PadTarget);
+        assert_eq!(
+            metadata.pad_to(usize::MAX).unwrap_err().rule,
+            Rule::PadTarget
+        );
+        // Decoding pads by single tokens.
+        let requests = [request(5, 1, &[3, 9]), request(2, 1, &[7])];
+        let mut metadata = AttentionMetadata::new(&requests, settings()).unwrap();
+        metadata.pad_to(4).unwrap();
+        assert_eq!(metadata.q_ends().ends(), [1, 2, 3, 4]);
+        assert_eq!(metadata.kv_lengths().lengths(), [6, 3, 1, 1]);
+    }
+
+    #[test]
+    fn padding_names_each_dump_slot_once_while_there_are_enough() {
+        let dump = BatchSettings {
+            pad: PadPolicy::DumpSlot(2),
+            ..settings()
+        };
+        let mut metadata = AttentionMetadata::new(&[request(5, 1, &[3, 9])], dump).unwrap();
+        metadata.pad_to(3).unwrap();
+        metadata.pad_to(6).unwrap();
+        assert_eq!(metadata.slots(), [37, 2, 3, 0, 1, 2]);
+    }
+
+    #[test]
+    fn the_first_fault_is_named() {
+        let rule = |requests: &[BatchRequest<'_>]| {
+            AttentionMetadata::new(requests, settings())
+                .unwrap_err()
+                .rule
+        };
+        let good = request(5, 1, &[3, 9]);
+        assert_eq!(rule(&[]), Rule::BatchEmpty);
+        assert_eq!(rule(&[good, request(5, 0, &[3])]), Rule::BatchEmpty);
+        assert_eq!(rule(&[good.drafts(1)]), Rule::DraftCount);
+        assert_eq!(
+            rule(&[request(usize::MAX, 1, &[3])]),
+            CallRule::LengthsOverflow
+        );
+        assert_eq!(rule(&[request(7, 2, &[3, 9])]), Rule::TableRow);
+        assert_eq!(rule(&[request(7, 1, &[3, 64])]), Rule::TableBlock);
+        assert_eq!(rule(&[good, good]), Rule::SlotDuplicate);
+        let dump = BatchSettings {
+            pad: PadPolicy::DumpSlot(37),
+            ..settings()
+        };
+        let error = AttentionMetadata::new(&[good], dump).unwrap_err();
+        assert_eq!(error.rule, Rule::SlotDump);
+        let none = BatchSettings {
+            block_size: 0,
+            ..settings()
+        };
+        let error = AttentionMetadata::new(&[good], none).unwrap_err();
+        assert_eq!(error.rule, Rule::BatchEmpty);
+    }
+
+    #[test]
+    fn a_refused_batch_leaves_nothing_behind() {
+        let good = request(5, 1, &[3, 9]);
+        let mut metadata = AttentionMetadata::new(&[good], settings()).unwrap();
+        assert!(metadata.renew(&[good, good]).is_err());
+        assert_eq!((metadata.requests(), metadata.tokens()), (0, 0));
+        assert!(metadata.slots().is_empty() && metadata.table().requests() == 0);
+    }
+
+    proptest! {
+        /// Whatever the batch: recording loses nothing, renewing is making anew, and padding leaves the requests alone.
+        #[test]
+        fn metadata_of_any_batch(lengths in prop::collection::vec((0usize..30, 1usize..20, any::<usize>()), 1..8), more in 0usize..70) {
+            let mut rows = Vec::new();
+            let mut block = 0;
+            for (cached, new, _) in &lengths {
+                let blocks = (cached + new).div_ceil(4);
+                rows.push((block..block + blocks).collect::<Vec<usize>>());
+                block += blocks;
+            }
+            let requests: Vec<_> = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| BatchRequest {
+                cached: *cached, new: *new, drafts: drafts % new, row, group: None, sequence: None, prompt_len: (drafts % 3 > 0).then_some(cached + drafts % 50),
+            }).collect();
+            let settings = BatchSettings { blocks: 128, ..settings() };
+            let metadata = AttentionMetadata::new(&requests, settings).unwrap();
+            let recorded = RecordedBatch::new(settings, &requests);
+            let read = RecordedBatch::from_json(&recorded.to_json()).unwrap();
+            prop_assert_eq!(&read, &recorded);
+            let mut again = AttentionMetadata::new(&[request(5, 1, &[3, 9])], settings).unwrap();
+            again.renew(&read.requests()).unwrap();
+            prop_assert_eq!(&again, &metadata);
+            again.pad_to(metadata.tokens() + more).unwrap();
+            prop_assert_eq!(again.tokens(), metadata.tokens() + more);
+            prop_assert_eq!(again.slots().len(), again.tokens());
+            prop_assert_eq!(&again.q_ends().ends()[..lengths.len()], metadata.q_ends().ends());
+            prop_assert_eq!(again.kv_lengths().lengths().len(), again.table().requests());
+            let q = again.q_ends().per_request();
+            for (q, kv) in q.lengths().iter().zip(again.kv_lengths().lengths()).skip(lengths.len()) {
+                prop_assert!(*q == *kv && (1..=16).contains(q));
+            }
+            let audit: Vec<_> = requests.iter().map(|r| crate::kv::AuditRequest { cached: r.cached, new: r.new }).collect();
+            let audit = crate::kv::Audit { blocks: 128, block_size: 4, pad: settings.pad, requests: &audit, table: again.table(), slots: again.slots() };
+            prop_assert_eq!(audit.run(), Ok(()));
+        }
+    }
+
+    #[test]
+    fn other_json_is_refused() {
+        let good = RecordedBatch::new(settings(), &[request(5, 1, &[3, 9])]).to_json();
+        for bad in [
+            String::new(),
+            "{}".to_owned(),
+            good.replace("\"version\":1", "\"version\":2"),
+            good.replace("\"cached\":5", "\"cached\":-5"),
+            good.replace("\"cached\":5", "\"cached\":5,\"other\":1"),
+        ] {
+            let error = RecordedBatch::from_json(&bad).unwrap_err();
+            assert_eq!(error.rule, Rule::BatchFormat, "{bad}");
+        }
+        assert!(good.contains("\"causality\":\"Causal\""));
+    }
+}

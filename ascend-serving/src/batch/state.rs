@@ -1,0 +1,119 @@
+//! What kind of step a batch is.
+
+use ascend_attention::spec::fia::FiaCall;
+use serde::{Deserialize, Serialize};
+
+use super::request::BatchRequest;
+
+/// The kind of a step: which tensors its attention reads, and which operators can serve it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum AttentionState {
+    /// No request has anything cached: attention reads the keys of this step, packed.
+    PrefillNoCache,
+    /// Some keys are cached already, and prompts are computed whole.
+    PrefillCacheHit,
+    /// Every request adds one token.
+    DecodeOnly,
+    /// Prompts in parts, mixed with decoding.
+    ChunkedPrefill,
+    /// Every request adds one certain token and verifies drafts.
+    SpecDecoding,
+}
+
+impl AttentionState {
+    /// Whether attention reads the paged cache rather than this step's keys.
+    pub fn reads_cache(self) -> bool {
+        self != Self::PrefillNoCache
+    }
+}
+
+/// How drafts come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Drafting {
+    /// By the model's own extra layers (multi-token prediction).
+    Mtp,
+    /// By another model or a look-up.
+    Other,
+}
+
+/// The settings of an engine that the kind of a step depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StatePolicy {
+    /// Whether prompts are computed in parts.
+    pub chunked_prefill: bool,
+    /// Whether drafts are verified, and whose.
+    pub drafting: Option<Drafting>,
+}
+
+impl StatePolicy {
+    /// Most query tokens of a request that a decoding call verifies.
+    pub const MAX_VERIFIED: usize = FiaCall::MOST_DECODE_ROWS as usize;
+
+    /// The kind of a step, by vLLM-Ascend's order of tests. A request with more than [`StatePolicy::MAX_VERIFIED`] query
+    /// tokens makes a verifying step a prefill in chunks, which has no such limit.
+    pub fn state(&self, requests: &[BatchRequest<'_>]) -> AttentionState {
+        let all = |holds: fn(&BatchRequest<'_>) -> bool| requests.iter().all(holds);
+        let verifiable = all(|request| request.new <= Self::MAX_VERIFIED);
+        if all(|request| request.cached == 0) {
+            AttentionState::PrefillNoCache
+        } else if all(|request| request.new == 1) {
+            match self.drafting {
+                Some(Drafting::Mtp) => AttentionState::SpecDecoding,
+                Some(Drafting::Other) | None => AttentionState::DecodeOnly,
+            }
+        } else if self.drafting == Some(Drafting::Mtp)
+            && verifiable
+            && all(|request| request.new.saturating_sub(request.drafts) == 1)
+        {
+            AttentionState::SpecDecoding
+        } else if self.chunked_prefill || self.drafting.is_some() {
+            AttentionState::ChunkedPrefill
+        } else {
+            AttentionState::PrefillCacheHit
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(requests: &[(usize, usize, usize)], policy: StatePolicy) -> AttentionState {
+        let request = |&(cached, new, drafts): &(usize, usize, usize)| BatchRequest {
+            cached,
+            new,
+            drafts,
+            row: &[],
+            group: None,
+            prompt_len: None,
+            sequence: None,
+        };
+        let requests: Vec<_> = requests.iter().map(request).collect();
+        policy.state(&requests)
+    }
+
+    #[test]
+    fn states_follow_the_order_of_tests() {
+        use AttentionState as S;
+        let of = |chunked_prefill, drafting| StatePolicy {
+            chunked_prefill,
+            drafting,
+        };
+        let (plain, chunked) = (of(false, None), of(true, None));
+        let (mtp, other) = (
+            of(true, Some(Drafting::Mtp)),
+            of(true, Some(Drafting::Other)),
+        );
+        assert_eq!(step(&[(0, 5, 0), (0, 1, 0)], chunked), S::PrefillNoCache);
+        assert_eq!(step(&[(0, 1, 0)], plain), S::PrefillNoCache);
+        assert_eq!(step(&[(4, 1, 0), (9, 1, 0)], chunked), S::DecodeOnly);
+        assert_eq!(step(&[(4, 1, 0), (9, 1, 0)], mtp), S::SpecDecoding);
+        assert_eq!(step(&[(4, 3, 2), (9, 1, 0)], mtp), S::SpecDecoding);
+        assert_eq!(step(&[(4, 3, 2), (9, 1, 0)], other), S::ChunkedPrefill);
+        assert_eq!(step(&[(4, 3, 0), (9, 1, 0)], mtp), S::ChunkedPrefill);
+        assert_eq!(step(&[(4, 17, 16)], mtp), S::ChunkedPrefill);
+        assert_eq!(step(&[(4, 3, 0), (0, 7, 0)], plain), S::PrefillCacheHit);
+        assert_eq!(step(&[(4, 3, 0), (9, 1, 0)], chunked), S::ChunkedPrefill);
+        assert!(S::DecodeOnly.reads_cache() && !S::PrefillNoCache.reads_cache());
+    }
+}

@@ -1,0 +1,406 @@
+//! Context parallelism: a step's contexts divided over ranks, and put together again.
+
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
+use ascend_attention::spec::Layout;
+use ascend_attention::spec::update::UpdateCall;
+use ascend_attention::{CallRule, CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor};
+
+use crate::backends::AttentionShape;
+use crate::batch::BatchRequest;
+use crate::error::{Error, Result};
+use crate::kv::{Interleave, LayerCache, MOST_BLOCK, PadPolicy, PageTable, on_device};
+use crate::refusal::{Refused, Rule, refused, room};
+
+/// How contexts that are too long for one cache are divided over ranks, each with a cache of its own.
+///
+/// Every rank has all query heads of all tokens of a step (an engine gathers them) and the keys that
+/// [`Interleave`] deals to it. It attends over these, without a mask, and gives log-sum-exps; the merge of the ranks'
+/// results is attention over everything, exactly:
+///
+/// | step | call of each rank | one more call |
+/// |---|---|---|
+/// | every request adds one token | over its keys, the new ones among them | |
+/// | prompts, chunks, drafts | over its keys of what was cached before | the new tokens among themselves, causally |
+///
+/// A row for which a rank has no keys takes no part in the merge, nor does a rank without any keys; all of it is known
+/// from the lengths, so that nothing goes by way of the host.
+///
+/// All ranks use one block table, an entry of which stands for a block on each: the table of a
+/// [`BlockPool`](crate::kv::BlockPool) whose blocks have [`ContextParallel::pool_block_size`] tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextParallel {
+    share: Interleave,
+    block_size: usize,
+}
+
+/// A step divided over ranks. From [`ContextParallel::split`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextSplit {
+    ranks: Vec<RankStep>,
+    new: Option<NewTokens>,
+    rows: Vec<PartsOfRows>,
+}
+
+/// What one rank has to do in a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankStep {
+    rank: usize,
+    slots: Vec<i32>,
+    kv_lengths: PerRequest,
+    q_ends: Cumulative,
+    table: PageTable,
+    single: bool,
+}
+
+/// The call of new tokens among themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewTokens {
+    q_ends: Cumulative,
+}
+
+/// A call that was prepared, of a rank or of the new tokens.
+#[derive(Debug)]
+pub struct ContextPlan {
+    /// Without keys there is nothing to compute.
+    call: Option<Plan>,
+    shape: [usize; 3],
+    /// One query row a request, which goes as a batch.
+    single: bool,
+}
+
+impl ContextParallel {
+    /// The most ranks: with the call of the new tokens, as many parts as the operator merges.
+    pub const MAX_RANKS: usize = UpdateCall::MAX_PARTS - 1;
+
+    /// Contexts dealt out like this to caches with blocks of `block_size` tokens.
+    ///
+    /// # Errors
+    /// [`Rule::RanksParts`] for more than [`ContextParallel::MAX_RANKS`] ranks, [`Rule::RanksInterleave`] if a block
+    /// does not hold whole runs.
+    pub fn new(share: Interleave, block_size: usize) -> Result<Self, Refused> {
+        if share.ranks() > Self::MAX_RANKS {
+            return Err(refused(
+                Rule::RanksParts,
+                format_args!("{} ranks", share.ranks()),
+                format_args!("1 to {}", Self::MAX_RANKS),
+                "merge in two levels",
+            ));
+        }
+        share.check(block_size)?;
+        Ok(Self { share, block_size })
+    }
+
+    /// How the keys are dealt out.
+    pub fn share(&self) -> Interleave {
+        self.share
+    }
+
+    /// Tokens that an entry of the block table stands for: a block on each rank.
+    pub fn pool_block_size(&self) -> usize {
+        self.block_size.saturating_mul(self.share.ranks())
+    }
+
+    /// Divides a step. The requests' rows of the table are those of a pool with blocks of
+    /// [`ContextParallel::pool_block_size`] tokens; tokens that another rank holds have the slots of `pad`.
+    ///
+    /// # Errors
+    /// [`Rule::BatchEmpty`] without requests or for one without query tokens, [`CallRule::LengthsOverflow`],
+    /// [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`], [`Rule::PadSlot`].
+    pub fn split(
+        &self,
+        requests: &[BatchRequest<'_>],
+        pad: PadPolicy,
+    ) -> Result<ContextSplit, Refused> {
+        let mut end = 0usize;
+        let mut ends = Cumulative::default();
+        for (at, request) in requests.iter().enumerate() {
+            let len = request.cached.checked_add(request.new);
+            let sum = end.checked_add(request.new);
+            let counted = len
+                .zip(sum)
+                .filter(|(len, sum)| *len.max(sum) <= MOST_BLOCK);
+            let Some((_, sum)) = counted else {
+                return Err(refused(
+                    CallRule::LengthsOverflow,
+                    format_args!("more tokens than INT32 counts at request {at}"),
+                    format_args!("at most {MOST_BLOCK}"),
+                    "split the batch, or end the request",
+                ));
+            };
+            if request.new == 0 {
+                return Err(no_tokens(format_args!("no query token of request {at}")));
+            }
+            end = sum;
+            ends.push_end(end)?;
+        }
+        if requests.is_empty() {
+            return Err(no_tokens(format_args!("no request")));
+        }
+        let single = requests.iter().all(|request| request.new == 1);
+        // Blocks behind the last one in use are left out: the table is as wide as the calls need.
+        let span = self.pool_block_size().max(1);
+        let used = |request: &BatchRequest<'_>| {
+            let keys = request.cached.saturating_add(request.new);
+            let columns = keys.div_ceil(span);
+            request.row.get(..columns).unwrap_or(request.row).to_vec()
+        };
+        let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<_>>())?;
+        let ranks = (0..self.share.ranks()).map(|rank| {
+            let mut step = RankStep {
+                rank,
+                slots: Vec::new(),
+                kv_lengths: PerRequest::default(),
+                q_ends: ends.clone(),
+                table: table.clone(),
+                single,
+            };
+            let mut padded = 0usize;
+            for request in requests {
+                let keys = request.cached.saturating_add(request.new);
+                let (rule, fix) = (CallRule::LengthsOverflow, "split the batch");
+                room(&mut step.slots, request.new, rule, fix)?;
+                for position in request.cached..keys {
+                    let slot = self
+                        .share
+                        .slot(request.row, position, self.block_size, rank)?;
+                    step.slots.push(match slot {
+                        Some(slot) => on_device(slot)?,
+                        None => {
+                            padded = padded.saturating_add(1);
+                            pad.slot_of(padded.saturating_sub(1), self.block_size)?
+                        }
+                    });
+                }
+                let seen = if single { keys } else { request.cached };
+                step.kv_lengths.push(self.share.local_len(seen, rank))?;
+            }
+            Ok(step)
+        });
+        let ranks: Vec<RankStep> = ranks.collect::<Result<_, Refused>>()?;
+        let own = if single { 0 } else { 1 << ranks.len() };
+        let with_keys = |at: usize| {
+            let bits = ranks.iter().enumerate();
+            bits.fold(own, |bits: u16, (rank, step)| {
+                let keys = step.kv_lengths.lengths().get(at).copied().unwrap_or(0);
+                bits | u16::from(keys > 0) << rank
+            })
+        };
+        let rows = requests
+            .iter()
+            .enumerate()
+            .map(|(at, request)| PartsOfRows {
+                rows: request.new,
+                parts: with_keys(at),
+            });
+        Ok(ContextSplit {
+            rows: rows.collect(),
+            new: (!single).then_some(NewTokens { q_ends: ends }),
+            ranks,
+        })
+    }
+}
+
+#[cold]
+fn no_tokens(given: std::fmt::Arguments<'_>) -> Refused {
+    refused(
+        Rule::BatchEmpty,
+        given,
+        "1 or more",
+        "leave the request out of the step, or skip the step",
+    )
+}
+
+impl ContextSplit {
+    /// What each rank has to do.
+    pub fn ranks(&self) -> &[RankStep] {
+        &self.ranks
+    }
+
+    /// The call of the new tokens among themselves, unless every request adds a single one. Any rank may make it.
+    pub fn new_tokens(&self) -> Option<&NewTokens> {
+        self.new.as_ref()
+    }
+
+    /// Which ranks (bit `rank`) have keys for which rows; the bit behind the last rank's is that of the new tokens.
+    pub fn parts(&self) -> &[PartsOfRows] {
+        &self.rows
+    }
+
+    /// Prepares the merge of the results: those of the ranks in order, that of the new tokens, if there is one, last.
+    /// The result is attention over all keys, `[tokens, N, D]`.
+    ///
+    /// # Errors
+    /// As for [`MergeState::plan_rows`].
+    pub fn plan_merge<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
+        Ok(MergeState::new(Layout::Tnd).plan_rows(&self.rows, parts)?)
+    }
+}
+
+impl RankStep {
+    /// Slot of the rank's cache for each of the step's tokens, INT32 as the device has it; that of padding for those that
+    /// another rank holds.
+    pub fn slots(&self) -> &[i32] {
+        &self.slots
+    }
+
+    /// Keys of each request that the rank's call reads.
+    pub fn kv_lengths(&self) -> &PerRequest {
+        &self.kv_lengths
+    }
+
+    /// The block table, the same for all ranks.
+    pub fn table(&self) -> &PageTable {
+        &self.table
+    }
+
+    /// The rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Prepares the rank's call: sparse mode 0 without a mask, with log-sum-exps; of single rows in BNSD, which every
+    /// release takes in FLOAT16 too, otherwise in TND (for which see [`Fused`](super::Fused)). Query `[tokens, N, D]`. One plan serves all layers.
+    ///
+    /// # Errors
+    /// As for [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with).
+    pub fn plan<T: Element>(
+        &self,
+        shape: AttentionShape,
+        query: &Tensor<T>,
+        cache: &LayerCache<T>,
+        block_table: &BlockTable,
+    ) -> Result<ContextPlan> {
+        shape.check()?;
+        let out = sizes(query)?;
+        let any = self.kv_lengths.lengths().iter().any(|len| *len > 0);
+        let call = |layout| shape.call(layout).mask(Mask::none()).softmax_lse(true);
+        let call = match (any, self.single) {
+            (false, _) => None,
+            (true, true) => {
+                let query = batched(query, out)?;
+                let kv = &self.kv_lengths;
+                let call = CallLengths::Batched { q: None, kv }.apply(call(Layout::Bnsd));
+                Some(call.plan_with(&paged(&query, cache, block_table))?)
+            }
+            (true, false) => {
+                let (q, kv) = (&self.q_ends, &self.kv_lengths);
+                let call = CallLengths::PackedPaged { q, kv }.apply(call(Layout::Tnd));
+                Some(call.plan_with(&paged(query, cache, block_table))?)
+            }
+        };
+        Ok(ContextPlan {
+            call,
+            shape: out,
+            single: self.single,
+        })
+    }
+}
+
+impl NewTokens {
+    /// Prepares the call: causal, over the step's packed keys, `[tokens, Nkv, D]`.
+    ///
+    /// # Errors
+    /// As for [`FusedInferAttention::plan`](crate::FusedInferAttention::plan).
+    pub fn plan<T: Element>(
+        &self,
+        stream: &Stream,
+        shape: AttentionShape,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<ContextPlan> {
+        shape.check()?;
+        let causal = stream.device().masks().causal(CausalOrigin::RightDown)?;
+        let ends = &self.q_ends;
+        let lengths = CallLengths::PackedDense { q: ends, kv: ends };
+        let call = shape.call(Layout::Tnd).mask(causal).softmax_lse(true);
+        Ok(ContextPlan {
+            call: Some(lengths.apply(call).plan(query, key, value)?),
+            shape: sizes(query)?,
+            single: false,
+        })
+    }
+}
+
+fn paged<'a, T: Element>(
+    query: &'a Tensor<T>,
+    cache: &'a LayerCache<T>,
+    block_table: &'a BlockTable,
+) -> Inputs<'a> {
+    Inputs::new(query, &cache.key, &cache.value).paged(block_table)
+}
+
+fn sizes<T: Element>(query: &Tensor<T>) -> Result<[usize; 3]> {
+    let &[rows, heads, dim] = query.shape() else {
+        return Err(Error::invalid("query", query.desc(), "[tokens, N, D]"));
+    };
+    Ok([rows, heads, dim])
+}
+
+/// Single rows, `[B, N, D]`, as `[B, N, 1, D]`: the same elements in the same order.
+fn batched<T: Element>(tensor: &Tensor<T>, [rows, heads, dim]: [usize; 3]) -> Result<Tensor<T>> {
+    Ok(tensor.reshape([rows, heads, 1, dim])?)
+}
+
+impl ContextPlan {
+    /// Whether there is a call at all: not on a rank that has no keys.
+    pub fn is_empty(&self) -> bool {
+        self.call.is_none()
+    }
+
+    /// Queues a rank's call on any stream of the rank: attention `[tokens, N, D]` and log-sum-exps `[tokens, N, 1]` over
+    /// the rank's keys. Rows without keys mean nothing. Returns at once; whoever merges on another stream waits for an
+    /// event of this one first ([`Stream::wait_event`]).
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_with`](crate::Plan::launch_with).
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        query: &Tensor<T>,
+        cache: &LayerCache<T>,
+        block_table: &BlockTable,
+    ) -> Result<Output<T>> {
+        let Some(call) = &self.call else {
+            return self.empty(stream);
+        };
+        if !self.single {
+            return Ok(call.launch_with(stream, &paged(query, cache, block_table))?);
+        }
+        let query = batched(query, self.shape)?;
+        let output: Output<T> = call.launch_with(stream, &paged(&query, cache, block_table))?;
+        let [rows, heads, _] = self.shape;
+        let lse = output.softmax_lse.map(|lse| lse.reshape([rows, heads, 1]));
+        Ok(Output {
+            attention: output.attention.reshape(self.shape)?,
+            softmax_lse: lse.transpose()?,
+        })
+    }
+
+    /// Queues the call of the new tokens.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch`](crate::Plan::launch).
+    pub fn launch_new<T: Element>(
+        &self,
+        stream: &Stream,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<Output<T>> {
+        match &self.call {
+            Some(call) => Ok(call.launch(stream, query, key, value)?),
+            None => self.empty(stream),
+        }
+    }
+
+    /// Outputs that no row of a merge is taken from.
+    fn empty<T: Element>(&self, stream: &Stream) -> Result<Output<T>> {
+        let [rows, heads, _] = self.shape;
+        Ok(Output {
+            attention: Tensor::empty(stream.device(), self.shape)?,
+            softmax_lse: Some(Tensor::empty(stream.device(), [rows, heads, 1])?),
+        })
+    }
+}

@@ -1,0 +1,376 @@
+//! Masks of drafted trees packed for a whole batch, in the forms that attention kernels take.
+
+use ascend_attention::CallRule;
+use ascend_attention::attention::PerRequest;
+use ascend_attention::mask::HostMask;
+
+use crate::refusal::{Refused, Rule, refused, room};
+
+use super::draft_tree::DraftTree;
+
+/// Which part of each request's mask is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MaskExtent {
+    /// All keys: the `L` cached ones, then the nodes (`FULL_MASK`).
+    AllKeys,
+    /// The nodes alone (`QLEN_ONLY`); every node sees every cached key.
+    NodesOnly,
+}
+
+/// A mask of several requests: 1 where a query row sees a key. Requests one behind the other, rows of each row-major.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a mask that no call is given hides nothing"]
+pub struct CustomMask {
+    visible: Vec<bool>,
+    mask_indptr: Vec<usize>,
+    qo_indptr: Vec<usize>,
+}
+
+/// Bits packed into words, the first in the lowest bit. Each row of a mask begins with a new word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedBits<W> {
+    /// The words.
+    pub words: Vec<W>,
+    /// Where each request's words begin, and their number behind.
+    pub word_indptr: Vec<usize>,
+}
+
+/// An unsigned word that bits are packed into.
+pub trait MaskWord:
+    Copy + Default + std::ops::BitOrAssign + std::ops::BitAnd<Output = Self> + PartialEq
+{
+    /// Bits of a word.
+    const BITS: usize;
+
+    /// A word with one bit set; 0 for a bit that it has not.
+    fn bit(bit: usize) -> Self;
+}
+
+macro_rules! mask_words {
+    ($($word:ty),*) => {$(
+        impl MaskWord for $word {
+            const BITS: usize = <$word>::BITS as usize;
+
+            fn bit(bit: usize) -> Self {
+                u32::try_from(bit).ok().and_then(|bit| (1 as $word).checked_shl(bit)).unwrap_or(0)
+            }
+        }
+    )*};
+}
+
+mask_words!(u8, u16, u32, u64);
+
+impl CustomMask {
+    /// Most elements, a byte each, as of a [`HostMask`].
+    pub const MAX_ELEMENTS: usize = HostMask::MAX_BYTES;
+
+    /// The mask of a tree a request, behind the cached keys of each.
+    ///
+    /// # Errors
+    /// [`CallRule::LengthsBatch`] for another number of lengths, [`CallRule::LengthsOverflow`] for more than
+    /// [`MAX_ELEMENTS`](Self::MAX_ELEMENTS) or than the host's memory.
+    pub fn of_trees(
+        trees: &[DraftTree],
+        cached: &PerRequest,
+        extent: MaskExtent,
+    ) -> Result<Self, Refused> {
+        if trees.len() != cached.lengths().len() {
+            return Err(refused(
+                CallRule::LengthsBatch,
+                format_args!("{} trees, {} lengths", trees.len(), cached.lengths().len()),
+                "as many of each",
+                "make them from the same batch",
+            ));
+        }
+        let width = |tree: &DraftTree, cached: usize| match extent {
+            MaskExtent::NodesOnly => Some(tree.nodes()),
+            MaskExtent::AllKeys => cached.checked_add(tree.nodes()),
+        };
+        let total = trees
+            .iter()
+            .zip(cached.lengths())
+            .try_fold(0usize, |sum, (tree, cached)| {
+                let bits = width(tree, *cached)?.checked_mul(tree.nodes())?;
+                sum.checked_add(bits)
+                    .filter(|sum| *sum <= Self::MAX_ELEMENTS)
+            });
+        let Some(total) = total else {
+            return Err(refused(
+                CallRule::LengthsOverflow,
+                "a mask of more elements",
+                format_args!("{}", Self::MAX_ELEMENTS),
+                "store the nodes alone",
+            ));
+        };
+        let mut mask = Self {
+            visible: Vec::new(),
+            mask_indptr: vec![0],
+            qo_indptr: vec![0],
+        };
+        let (rule, fix) = (CallRule::LengthsOverflow, "store the nodes alone");
+        room(&mut mask.visible, total, rule, fix)?;
+        for (tree, &cached) in trees.iter().zip(cached.lengths()) {
+            let nodes = tree.nodes();
+            let prefix = width(tree, cached).unwrap_or(nodes).saturating_sub(nodes);
+            for node in 0..nodes {
+                mask.visible.extend(std::iter::repeat_n(true, prefix));
+                mask.visible
+                    .extend((0..nodes).map(|other| tree.sees(node, other)));
+            }
+            let rows = mask.qo_indptr.last().copied().unwrap_or(0);
+            mask.qo_indptr.push(rows.saturating_add(nodes));
+            mask.mask_indptr.push(mask.visible.len());
+        }
+        Ok(mask)
+    }
+
+    /// A mask from its parts.
+    ///
+    /// # Errors
+    /// [`Rule::MaskShape`] unless the offsets rise from 0, end at the mask's size, and give each request rows of equal
+    /// length.
+    pub fn new(
+        visible: Vec<bool>,
+        mask_indptr: Vec<usize>,
+        qo_indptr: Vec<usize>,
+    ) -> Result<Self, Refused> {
+        let starts = |indptr: &[usize]| indptr.first() == Some(&0) && indptr.is_sorted();
+        let whole = mask_indptr.last() == Some(&visible.len());
+        let sizes = mask_indptr.windows(2).zip(qo_indptr.windows(2));
+        let even = |(bits, rows): (&[usize], &[usize])| match (bits, rows) {
+            ([a, b], [from, to]) => match b.abs_diff(*a).checked_rem(to.abs_diff(*from)) {
+                None => a == b,
+                Some(rest) => rest == 0,
+            },
+            _ => false,
+        };
+        let rises = starts(&mask_indptr) && starts(&qo_indptr);
+        let fits = rises && whole && mask_indptr.len() == qo_indptr.len();
+        if !fits || !sizes.into_iter().all(even) {
+            return Err(refused(
+                Rule::MaskShape,
+                format_args!(
+                    "{} elements, mask_indptr of {} to {:?}, qo_indptr of {} to {:?}",
+                    visible.len(),
+                    mask_indptr.len(),
+                    mask_indptr.last(),
+                    qo_indptr.len(),
+                    qo_indptr.last()
+                ),
+                "offsets from 0 to the size, rows of equal length in each request",
+                "compute mask_indptr as the sums of rows times keys",
+            ));
+        }
+        Ok(Self {
+            visible,
+            mask_indptr,
+            qo_indptr,
+        })
+    }
+
+    /// Number of requests.
+    pub fn requests(&self) -> usize {
+        self.qo_indptr.len().saturating_sub(1)
+    }
+
+    /// Query rows and keys of a request, as stored.
+    pub fn extent(&self, request: usize) -> (usize, usize) {
+        let span = |indptr: &[usize]| match indptr.get(request..) {
+            Some([from, to, ..]) => to.abs_diff(*from),
+            _ => 0,
+        };
+        let rows = span(&self.qo_indptr);
+        (rows, span(&self.mask_indptr).checked_div(rows).unwrap_or(0))
+    }
+
+    /// The part of a request, `[rows, keys]` row-major.
+    pub fn request(&self, request: usize) -> &[bool] {
+        let range = match self.mask_indptr.get(request..) {
+            Some([from, to, ..]) => self.visible.get(*from..*to),
+            _ => None,
+        };
+        range.unwrap_or(&[])
+    }
+
+    /// All requests one behind the other.
+    pub fn visible(&self) -> &[bool] {
+        &self.visible
+    }
+
+    /// Where each request's mask begins, and the size behind.
+    pub fn mask_indptr(&self) -> &[usize] {
+        &self.mask_indptr
+    }
+
+    /// Where each request's query rows begin, and their number behind.
+    pub fn qo_indptr(&self) -> &[usize] {
+        &self.qo_indptr
+    }
+
+    /// Packs each row into words (`QLEN_ONLY_BITPACKING` for [`MaskExtent::NodesOnly`]).
+    pub fn pack<W: MaskWord>(&self) -> PackedBits<W> {
+        let mut packed = PackedBits {
+            words: Vec::new(),
+            word_indptr: vec![0],
+        };
+        for request in 0..self.requests() {
+            let (_, keys) = self.extent(request);
+            for row in self.request(request).chunks(keys.max(1)) {
+                for bits in row.chunks(W::BITS) {
+                    let mut word = W::default();
+                    for (bit, _) in bits.iter().enumerate().filter(|(_, visible)| **visible) {
+                        word |= W::bit(bit);
+                    }
+                    packed.words.push(word);
+                }
+            }
+            packed.word_indptr.push(packed.words.len());
+        }
+        packed
+    }
+
+    /// The mask that was packed, whose requests have these rows and keys.
+    ///
+    /// # Errors
+    /// [`Rule::MaskShape`] if they need other words than there are.
+    pub fn unpack<W: MaskWord>(
+        packed: &PackedBits<W>,
+        extents: &[(usize, usize)],
+    ) -> Result<Self, Refused> {
+        let mut mask = Self {
+            visible: Vec::new(),
+            mask_indptr: vec![0],
+            qo_indptr: vec![0],
+        };
+        let wrong = || wrong_words(packed.words.len(), extents);
+        // Counted before anything is unpacked: extents may be any numbers.
+        let mut counts = Some((0usize, 0usize));
+        for &(rows, keys) in extents {
+            counts = counts.and_then(|(words, elements)| {
+                let of_rows = rows.checked_mul(keys.div_ceil(W::BITS))?;
+                let words = words.checked_add(of_rows)?;
+                Some((words, elements.checked_add(rows.checked_mul(keys)?)?))
+            });
+        }
+        let Some((_, elements)) = counts.filter(|(words, _)| *words == packed.words.len()) else {
+            return Err(wrong());
+        };
+        let (rule, fix) = (Rule::MaskShape, "unpack fewer requests at a time");
+        room(&mut mask.visible, elements, rule, fix)?;
+        let mut words = packed.words.iter();
+        let mut rows_before = 0usize;
+        for &(rows, keys) in extents {
+            let words_of_row = keys.div_ceil(W::BITS);
+            // Rows without keys have no words, and may be any number.
+            for _ in 0..if keys == 0 { 0 } else { rows } {
+                let row = words.by_ref().take(words_of_row);
+                let bits = row.flat_map(|word| (0..W::BITS).map(move |bit| (word, bit)));
+                let set = |(word, bit): (&W, usize)| (*word & W::bit(bit)) != W::default();
+                mask.visible.extend(bits.take(keys).map(set));
+            }
+            rows_before = rows_before.checked_add(rows).ok_or_else(wrong)?;
+            mask.qo_indptr.push(rows_before);
+            mask.mask_indptr.push(mask.visible.len());
+        }
+        Ok(mask)
+    }
+}
+
+#[cold]
+fn wrong_words(words: usize, extents: &[(usize, usize)]) -> Refused {
+    refused(
+        Rule::MaskShape,
+        format_args!("{words} words"),
+        format_args!(
+            "the words of {} requests of {:?}, ...",
+            extents.len(),
+            extents.first()
+        ),
+        "give the rows and keys that were packed, and the same kind of word",
+    )
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::super::draft_tree::tests::parents;
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_mask_of_a_fork() {
+        let fork = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
+        let cached = PerRequest::new(vec![2]).unwrap();
+        let mask = CustomMask::of_trees(&[fork], &cached, MaskExtent::AllKeys).unwrap();
+        let rows: Vec<u8> = mask.visible().iter().map(|b| u8::from(*b)).collect();
+        assert_eq!(rows, [1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1]);
+        assert_eq!(
+            (mask.mask_indptr(), mask.qo_indptr()),
+            (&[0, 15][..], &[0, 3][..])
+        );
+        assert_eq!(mask.pack::<u8>().words, [0b00111, 0b01111, 0b10111]);
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let rule = |bits: usize, mask: &[usize], rows: &[usize]| {
+            CustomMask::new(vec![true; bits], mask.to_vec(), rows.to_vec())
+                .unwrap_err()
+                .rule
+        };
+        assert_eq!(rule(4, &[0, 5], &[0, 1]), Rule::MaskShape);
+        assert_eq!(rule(4, &[0, 4], &[0, 3]), Rule::MaskShape);
+        assert_eq!(rule(4, &[0, 4], &[0, 0]), Rule::MaskShape);
+        assert_eq!(rule(4, &[0, 4], &[0, 2, 4]), Rule::MaskShape);
+        assert_eq!(rule(4, &[4, 0, 4], &[0, 2, 4]), Rule::MaskShape);
+        assert_eq!(rule(0, &[], &[]), Rule::MaskShape);
+        let huge = PerRequest::new(vec![PerRequest::MAX_LENGTH]).unwrap();
+        let error =
+            CustomMask::of_trees(&[DraftTree::chain(1).unwrap()], &huge, MaskExtent::AllKeys);
+        assert_eq!(error.unwrap_err().rule, CallRule::LengthsOverflow);
+        let error = CustomMask::of_trees(&[], &huge, MaskExtent::AllKeys);
+        assert_eq!(error.unwrap_err().rule, CallRule::LengthsBatch);
+        let packed = PackedBits {
+            words: vec![1u8],
+            word_indptr: vec![0, 1],
+        };
+        for extent in [(1, 9), (2, 3), (0, 0)] {
+            let error = CustomMask::unpack(&packed, &[extent]).unwrap_err();
+            assert_eq!(error.rule, Rule::MaskShape);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn packing_loses_nothing(requests in prop::collection::vec((parents(10), 0usize..40), 0..4)) {
+            let trees: Vec<DraftTree> = requests.iter().map(|(p, _)| DraftTree::from_parents(p).unwrap()).collect();
+            let cached = PerRequest::new(requests.iter().map(|(_, l)| *l).collect()).unwrap();
+            for extent in [MaskExtent::AllKeys, MaskExtent::NodesOnly] {
+                let mask = CustomMask::of_trees(&trees, &cached, extent).unwrap();
+                let extents: Vec<_> = (0..mask.requests()).map(|r| mask.extent(r)).collect();
+                prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u8>(), &extents).unwrap(), &mask);
+                prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u16>(), &extents).unwrap(), &mask);
+                prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u32>(), &extents).unwrap(), &mask);
+                prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u64>(), &extents).unwrap(), &mask);
+                let same = CustomMask::new(mask.visible().to_vec(), mask.mask_indptr().to_vec(), mask.qo_indptr().to_vec());
+                prop_assert_eq!(&same.unwrap(), &mask);
+                for (r, tree) in trees.iter().enumerate() {
+                    let (rows, keys) = mask.extent(r);
+                    prop_assert_eq!(rows, tree.nodes());
+                    let prefix = keys - rows;
+                    prop_assert_eq!(prefix, if extent == MaskExtent::AllKeys { cached.lengths()[r] } else { 0 });
+                    for i in 0..rows {
+                        for j in 0..keys {
+                            let sees = j < prefix || tree.sees(i, j - prefix);
+                            prop_assert_eq!(mask.request(r)[i * keys + j], sees);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Drafts of one request as a tree, and the walk that accepts some of them.
+
+use ascend_attention::CallRule;
+use ascend_attention::spec::geometry::TokenTree;
+
+use crate::refusal::{Refused, Rule, refused};
+
+/// Drafted tokens of one request. Node 0 is the last token that is certain; every other node is a draft that follows
+/// its parent. A chain is a tree in which each node follows the one before.
+///
+/// Nodes are stored parents first, and siblings in the order in which they are tried. What the nodes see is the contract's
+/// ([`TokenTree`]); here are the links that a walk needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftTree {
+    tree: TokenTree,
+    next_token: Vec<Option<usize>>,
+    next_sibling: Vec<Option<usize>>,
+}
+
+impl DraftTree {
+    /// A tree by the parent of each node, as [`TokenTree::new`] takes it: the first is the root, whose parent is -1; every
+    /// other node's parent comes before it.
+    ///
+    /// # Errors
+    /// [`Rule::DraftTree`] without a node, for a first node that is no root, another one that is, a parent that does not come
+    /// before its child, and for more nodes than [`TokenTree::MAX_LEN`].
+    pub fn from_parents(parents: &[i64]) -> Result<Self, Refused> {
+        let (root, drafts) = (parents.first(), parents.get(1..).unwrap_or(&[]));
+        let fix = "begin with -1 for the last certain token, and number the drafts so that parents come first";
+        if root != Some(&-1) || drafts.contains(&-1) {
+            let second = drafts.iter().position(|parent| *parent == -1);
+            let given = match (root, second) {
+                (Some(-1), Some(draft)) => format!("parent -1 of node {}", draft.saturating_add(1)),
+                (Some(root), _) => format!("parent {root} of node 0"),
+                (None, _) => "no node".to_owned(),
+            };
+            let allowed = "-1 for node 0 alone, the last certain token";
+            return Err(refused(Rule::DraftTree, given, allowed, fix));
+        }
+        let allowed = "a tree whose node 0 is the last certain token";
+        match TokenTree::new(parents) {
+            Ok(tree) => Ok(Self::linked(tree)),
+            Err(error) => Err(refused(Rule::DraftTree, error, allowed, fix)),
+        }
+    }
+
+    /// `drafts` drafts, each following the one before.
+    ///
+    /// # Errors
+    /// [`Rule::DraftTree`] for more than [`TokenTree::MAX_LEN`].
+    pub fn chain(drafts: usize) -> Result<Self, Refused> {
+        let most = TokenTree::MAX_LEN as i64;
+        let last = i64::try_from(drafts).unwrap_or(most).min(most);
+        Self::from_parents(&(-1..last).collect::<Vec<i64>>())
+    }
+
+    fn linked(tree: TokenTree) -> Self {
+        let nodes = tree.len();
+        let mut next_token: Vec<Option<usize>> = vec![None; nodes];
+        let mut next_sibling = vec![None; nodes];
+        // From the last node on, so that each list of siblings begins with the first.
+        for (node, next) in next_sibling.iter_mut().enumerate().skip(1).rev() {
+            let parent = tree.parent(node).unwrap_or(0);
+            let first = next_token.get_mut(parent);
+            *next = first.and_then(|first| first.replace(node));
+        }
+        Self {
+            tree,
+            next_token,
+            next_sibling,
+        }
+    }
+
+    /// The tree of a beam search that keeps `topk` candidates a step: candidate `k` of all steps (`selected`, ascending)
+    /// was proposed as one of the `topk` children of the entry `k / topk - 1` of `parents`, or of the root for the first
+    /// `topk`.
+    ///
+    /// This is the form in which drafters of the EAGLE family hand over trees: `parents` names, for each group of `topk`
+    /// candidates behind the first, the candidate that it follows.
+    ///
+    /// # Errors
+    /// [`Rule::DraftTree`] if `topk` is 0, `selected` does not rise, or names a candidate whose parent is not selected.
+    pub fn from_candidates(
+        selected: &[usize],
+        parents: &[usize],
+        topk: usize,
+    ) -> Result<Self, Refused> {
+        let wrong = |given: String, allowed: &'static str| {
+            refused(
+                Rule::DraftTree,
+                given,
+                allowed,
+                "select candidates whose parents are selected, in ascending order",
+            )
+        };
+        if topk == 0 {
+            return Err(wrong("topk 0".to_owned(), "1 or more"));
+        }
+        let mut parents_of = vec![-1];
+        for (place, &candidate) in selected.iter().enumerate() {
+            let known = selected.get(..place).unwrap_or(&[]);
+            if known.last().is_some_and(|before| *before >= candidate) {
+                return Err(wrong(
+                    format!("candidate {candidate} behind {:?}", known.last()),
+                    "ascending candidates",
+                ));
+            }
+            let group = candidate.checked_div(topk).unwrap_or(0);
+            let parent = match group.checked_sub(1) {
+                None => Some(0usize),
+                Some(group) => {
+                    let parent = parents.get(group);
+                    let at = parent.and_then(|parent| known.binary_search(parent).ok());
+                    at.map(|at| at.saturating_add(1))
+                }
+            };
+            let Some(parent) = parent else {
+                return Err(wrong(
+                    format!("candidate {candidate}, whose parent is not selected"),
+                    "candidates whose parent is selected",
+                ));
+            };
+            parents_of.push(i64::try_from(parent).unwrap_or(i64::MAX));
+        }
+        Self::from_parents(&parents_of)
+    }
+
+    /// What each node sees, as the contract has it.
+    pub fn tree(&self) -> &TokenTree {
+        &self.tree
+    }
+
+    /// Number of nodes: the drafts and the certain token.
+    pub fn nodes(&self) -> usize {
+        self.tree.len()
+    }
+
+    /// The parent of a node; none for the root and nodes that do not exist.
+    pub fn parent(&self, node: usize) -> Option<usize> {
+        self.tree.parent(node)
+    }
+
+    /// Whether each node follows the one before, so that causal attention verifies the tree.
+    pub fn is_chain(&self) -> bool {
+        (1..self.nodes()).all(|node| self.parent(node) == node.checked_sub(1))
+    }
+
+    /// Distance of a node from the root.
+    pub fn depth(&self, node: usize) -> Option<usize> {
+        self.tree.depth(node)
+    }
+
+    /// Position of each node when the root stands at `root_position`.
+    pub fn positions(&self, root_position: usize) -> Vec<usize> {
+        let depths = (0..self.nodes()).filter_map(|node| self.depth(node));
+        depths
+            .map(|depth| root_position.saturating_add(depth))
+            .collect()
+    }
+
+    /// The first child of each node (`retrieve_next_token`).
+    pub fn next_token(&self) -> &[Option<usize>] {
+        &self.next_token
+    }
+
+    /// The next child of the same parent (`retrieve_next_sibling`).
+    pub fn next_sibling(&self) -> &[Option<usize>] {
+        &self.next_sibling
+    }
+
+    /// Whether node `i` sees node `j`: itself and what it follows.
+    pub fn sees(&self, i: usize, j: usize) -> bool {
+        self.tree.continues(i, j)
+    }
+
+    /// Walks the tree with what the model says: `tokens[k]` is the token of node `k`, `predicted[k]` the token that the
+    /// model puts behind node `k`. A draft is accepted while it is what the model predicts behind its parent; of siblings
+    /// the first that is.
+    ///
+    /// # Errors
+    /// [`CallRule::LengthsBatch`] unless there is one of each for every node.
+    pub fn accept_greedy<T: PartialEq + Copy>(
+        &self,
+        tokens: &[T],
+        predicted: &[T],
+    ) -> Result<Accepted<T>, Refused> {
+        let nodes = self.nodes();
+        if tokens.len() != nodes || predicted.len() != nodes {
+            return Err(refused(
+                CallRule::LengthsBatch,
+                format_args!("{} tokens, {} predictions", tokens.len(), predicted.len()),
+                format_args!("{nodes} of each"),
+                "give the root's token and prediction too",
+            ));
+        }
+        let mut nodes = vec![0];
+        let mut at = 0;
+        let mut bonus = None;
+        while let Some(&wanted) = predicted.get(at) {
+            bonus = Some(wanted);
+            let mut child = self.next_token.get(at).copied().flatten();
+            while let Some(node) = child {
+                if tokens.get(node) == Some(&wanted) {
+                    break;
+                }
+                child = self.next_sibling.get(node).copied().flatten();
+            }
+            match child {
+                Some(node) => {
+                    nodes.push(node);
+                    at = node;
+                }
+                None => break,
+            }
+        }
+        match bonus {
+            Some(bonus) => Ok(Accepted { nodes, bonus }),
+            // There is a root, and a prediction for it.
+            None => Err(refused(
+                Rule::DraftTree,
+                "no node",
+                "a root",
+                "make the tree by one of its functions",
+            )),
+        }
+    }
+}
+
+/// What [`DraftTree::accept_greedy`] accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accepted<T> {
+    /// The accepted nodes from the root on, which is always among them.
+    pub nodes: Vec<usize>,
+    /// The token that the model puts behind the last of them.
+    pub bonus: T,
+}
+
+impl<T> Accepted<T> {
+    /// Number of drafts that were right.
+    pub fn drafts(&self) -> usize {
+        self.nodes.len().saturating_sub(1)
+    }
+
+    /// Which cached rows to move so that the accepted nodes lie behind each other again: from node `from` to where node
+    /// `to` was written, in an order in which no move overwrites what a later one reads. None for a chain.
+    pub fn moves(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let places = self.nodes.iter().copied().enumerate();
+        places
+            .filter(|(to, from)| to != from)
+            .map(|(to, from)| (from, to))
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Parents of a root and up to `most` drafts.
+    pub(in crate::drafts) fn parents(most: usize) -> impl Strategy<Value = Vec<i64>> {
+        prop::collection::vec(any::<usize>(), 0..=most).prop_map(|picks| {
+            let drafts = picks.iter().enumerate();
+            let drafts = drafts.map(|(before, pick)| (pick % (before + 1)) as i64);
+            std::iter::once(-1).chain(drafts).collect()
+        })
+    }
+
+    #[test]
+    fn links_and_depths_of_a_tree() {
+        // 0 - 1 - 3, 0 - 2 - 4, 2 - 5
+        let tree = DraftTree::from_parents(&[-1, 0, 0, 1, 2, 2]).unwrap();
+        assert_eq!(tree.positions(9), [9, 10, 10, 11, 11, 11]);
+        assert_eq!(
+            tree.next_token(),
+            [Some(1), Some(3), Some(4), None, None, None]
+        );
+        assert_eq!(
+            tree.next_sibling(),
+            [None, Some(2), None, None, Some(5), None]
+        );
+        assert!(!tree.is_chain() && DraftTree::chain(3).unwrap().is_chain());
+        assert!(tree.sees(5, 2) && !tree.sees(5, 1) && !tree.sees(6, 0));
+        for (parents, given) in [
+            (&[-1, 2][..], "token 1 has parent 2"),
+            (&[0, 0], "parent 0 of node 0"),
+            (&[-1, 0, -1], "parent -1 of node 2"),
+            (&[], "no node"),
+        ] {
+            let error = DraftTree::from_parents(parents).unwrap_err();
+            assert_eq!(error.rule, Rule::DraftTree);
+            assert!(error.given.starts_with(given), "{error}");
+        }
+        let error = DraftTree::chain(usize::MAX).unwrap_err();
+        assert_eq!(error.rule, Rule::DraftTree);
+    }
+
+    #[test]
+    fn candidates_become_nodes() {
+        // Two steps of two: candidates 0, 1 of the root; 2, 3 follow candidate 1; 4, 5 follow 0.
+        let tree = DraftTree::from_candidates(&[0, 1, 3, 4], &[1, 0], 2).unwrap();
+        assert_eq!(tree, DraftTree::from_parents(&[-1, 0, 0, 2, 1]).unwrap());
+        let rule = |selected: &[usize], parents: &[usize], topk| {
+            DraftTree::from_candidates(selected, parents, topk)
+                .unwrap_err()
+                .rule
+        };
+        assert_eq!(rule(&[0, 3], &[1, 0], 2), Rule::DraftTree);
+        assert_eq!(rule(&[1, 0], &[1, 0], 2), Rule::DraftTree);
+        assert_eq!(rule(&[0], &[], 0), Rule::DraftTree);
+        assert_eq!(rule(&[0, 9], &[], 2), Rule::DraftTree);
+    }
+
+    #[test]
+    fn the_walk_takes_the_branch_that_the_model_predicts() {
+        let tree = DraftTree::from_parents(&[-1, 0, 0, 1, 2, 2]).unwrap();
+        let tokens = [10, 11, 12, 13, 14, 15];
+        let accepted = tree.accept_greedy(&tokens, &[12, 0, 15, 0, 0, 99]).unwrap();
+        assert_eq!(accepted.nodes, [0, 2, 5]);
+        assert_eq!((accepted.bonus, accepted.drafts()), (99, 2));
+        assert_eq!(accepted.moves().collect::<Vec<_>>(), [(2, 1), (5, 2)]);
+        let none = tree.accept_greedy(&tokens, &[77; 6]).unwrap();
+        assert_eq!((none.nodes, none.bonus), (vec![0], 77));
+        let error = tree.accept_greedy(&tokens, &[77; 5]).unwrap_err();
+        assert_eq!(error.rule, CallRule::LengthsBatch);
+    }
+
+    proptest! {
+        #[test]
+        fn a_chain_is_the_tree_of_its_parents(drafts in 0usize..20) {
+            let parents: Vec<i64> = (-1..drafts as i64).collect();
+            prop_assert_eq!(DraftTree::chain(drafts), DraftTree::from_parents(&parents));
+            prop_assert!(DraftTree::chain(drafts).unwrap().is_chain());
+        }
+
+        /// The accepted path is the longest on which every draft is what the model predicts behind its parent, siblings
+        /// having different tokens.
+        #[test]
+        fn the_walk_finds_the_path(parents in parents(12), predicted in prop::collection::vec(0usize..4, 13)) {
+            let tree = DraftTree::from_parents(&parents).unwrap();
+            let nodes = tree.nodes();
+            // The n-th child of its parent has token n.
+            let tokens: Vec<usize> = (0..nodes).map(|node| {
+                let of = |other: &usize| tree.parent(*other) == tree.parent(node) && *other > 0;
+                (0..node).filter(of).count()
+            }).collect();
+            let predicted = &predicted[..nodes];
+            let accepted = tree.accept_greedy(&tokens, predicted).unwrap();
+            let right = |node: usize| tree.parent(node).is_none_or(|p| predicted[p] == tokens[node]);
+            let whole = |node: usize| (0..nodes).filter(|j| tree.sees(node, *j)).all(right);
+            let best = (0..nodes).filter(|n| whole(*n)).max_by_key(|n| tree.depth(*n)).unwrap();
+            prop_assert_eq!(*accepted.nodes.last().unwrap(), best);
+            prop_assert_eq!(accepted.bonus, predicted[best]);
+            let mut before = None;
+            for (from, to) in accepted.moves() {
+                prop_assert!(from > to && before < Some(to));
+                before = Some(to);
+            }
+        }
+    }
+}

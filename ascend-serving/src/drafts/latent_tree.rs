@@ -1,0 +1,185 @@
+//! Verifying drafted trees of multi-head latent attention: by one call where the release has the tree mask.
+
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::case::tentatively;
+use ascend_attention::spec::Layout;
+use ascend_attention::{AnyTensor, Element, Mask, Plan, Stream, Tensor};
+
+use crate::backends::{AttentionShape, RefusedBackend, no_backend};
+use crate::error::{Error, Result};
+use crate::kv::LayerCache;
+
+use super::draft_tree::DraftTree;
+use super::tree_verification::{TwoCalls, same_batch, tree_mask};
+
+/// Verifies a drafted tree for each request over a cache of latents and rotary parts
+/// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), with absorbed queries. Every node sees the cached tokens of its
+/// request, its ancestors and itself.
+///
+/// | target | calls |
+/// |---|---|
+/// | Atlas A2 and A3 with CANN 9.1 | one over the cache, sparse mode 9, with the mask `[B, nodes, nodes]` of the trees |
+/// | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one of all nodes over the cached tokens, one over the nodes alone with that mask, merged |
+///
+/// The contract of the device's target decides: the one call is taken wherever the operator takes it. On CANN 8.1 absorbed
+/// queries of a tree have no call.
+///
+/// Of the [`AttentionShape`], `kv_heads` is 1 and the scale that of the whole head ([`AttentionShape::latent`]).
+///
+/// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentTreeVerification {
+    /// The heads.
+    pub shape: AttentionShape,
+}
+
+/// The tensors of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentTreeTensors<'a, T: Element> {
+    /// Absorbed queries of the nodes, `[B, N, nodes, 512]`.
+    pub query: &'a Tensor<T>,
+    /// Their rotary parts, `[B, N, nodes, 64]`.
+    pub query_rope: &'a Tensor<T>,
+    /// Latents of the nodes, `[B, 1, nodes, 512]`.
+    pub latent: &'a Tensor<T>,
+    /// Rotary keys of the nodes, `[B, 1, nodes, 64]`.
+    pub key_rope: &'a Tensor<T>,
+    /// The layer's cache, in which the nodes stand behind the cached tokens too.
+    pub cache: &'a LayerCache<T>,
+    /// Blocks of the cached tokens and of the nodes.
+    pub block_table: &'a BlockTable,
+}
+
+/// A verification that was prepared. From [`LatentTreeVerification::plan`].
+#[derive(Debug)]
+pub struct LatentTreePlan {
+    calls: Calls,
+    refused: Option<RefusedBackend>,
+}
+
+#[derive(Debug)]
+enum Calls {
+    One(Box<Plan>),
+    Two(Box<TwoCalls>),
+}
+
+impl LatentTreeVerification {
+    /// Prepares the verification of a tree a request behind `cached` tokens each. Smaller trees are padded to the nodes of
+    /// the tensors; the rows behind mean nothing. One plan serves all layers of a step.
+    ///
+    /// # Errors
+    /// [`CallRule::LengthsBatch`](ascend_attention::CallRule::LengthsBatch) for another number of trees or lengths than requests,
+    /// [`Rule::DraftTree`](crate::Rule::DraftTree) for a tree larger than the tensors; [`Error::NoBackend`] with the
+    /// reasons where neither form has a call.
+    pub fn plan<T: Element>(
+        &self,
+        stream: &Stream,
+        trees: &[DraftTree],
+        cached: &PerRequest,
+        tensors: &LatentTreeTensors<'_, T>,
+    ) -> Result<LatentTreePlan> {
+        let &[requests, _, nodes, _] = tensors.query.shape() else {
+            let given = tensors.query.desc();
+            return Err(Error::invalid("query", given, "[B, N, nodes, 512]"));
+        };
+        same_batch(trees, cached, requests)?;
+        self.shape.check()?;
+        let mask = tree_mask(stream, trees, nodes)?;
+        tentatively(|| self.planned(stream, trees, cached, tensors, mask))
+    }
+
+    fn planned<T: Element>(
+        &self,
+        stream: &Stream,
+        trees: &[DraftTree],
+        cached: &PerRequest,
+        tensors: &LatentTreeTensors<'_, T>,
+        mask: AnyTensor,
+    ) -> Result<LatentTreePlan> {
+        let device = stream.device();
+        let refused = |name, why| RefusedBackend::new(name, why, device);
+        let one = match self.one_call(trees, cached, tensors, &mask) {
+            Ok(plan) => {
+                return Ok(LatentTreePlan {
+                    calls: Calls::One(Box::new(plan)),
+                    refused: None,
+                });
+            }
+            Err(why) => refused("tree_mask", why),
+        };
+        // The absorbed form knows full masks in mode 0 alone.
+        let mask = Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS);
+        let call = self.shape.call(Layout::Bnsd);
+        match TwoCalls::plan::<T>(&call, mask, cached, &own(tensors), &paged(tensors)) {
+            Ok(calls) => Ok(LatentTreePlan {
+                calls: Calls::Two(Box::new(calls)),
+                refused: Some(one),
+            }),
+            Err(why) => Err(no_backend(&[one, refused("context_and_tree", why)], None)),
+        }
+    }
+
+    /// All nodes over the cache, in which they stand themselves.
+    fn one_call<T: Element>(
+        &self,
+        trees: &[DraftTree],
+        cached: &PerRequest,
+        tensors: &LatentTreeTensors<'_, T>,
+        mask: &AnyTensor,
+    ) -> Result<Plan> {
+        let rows = trees.iter().map(DraftTree::nodes);
+        let keys = rows.clone().zip(cached.lengths());
+        let keys = keys.map(|(nodes, cached)| cached.saturating_add(nodes));
+        let (q, kv) = (
+            PerRequest::new(rows.collect())?,
+            PerRequest::new(keys.collect())?,
+        );
+        let lengths = CallLengths::Batched {
+            q: Some(&q),
+            kv: &kv,
+        };
+        let mask = Mask::tree_mask(mask.clone());
+        let call = self.shape.call(Layout::Bnsd).mask(mask);
+        Ok(lengths.apply(call).plan_with(&paged(tensors))?)
+    }
+}
+
+/// The latents are keys and values.
+fn own<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
+    Inputs::new(tensors.query, tensors.latent, tensors.latent)
+        .rope(tensors.query_rope, tensors.key_rope)
+}
+
+fn paged<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
+    let LayerCache { key, value } = tensors.cache;
+    Inputs::new(tensors.query, key, key)
+        .rope(tensors.query_rope, value)
+        .paged(tensors.block_table)
+}
+
+impl LatentTreePlan {
+    /// Whether a launch is one call of the operator.
+    pub fn is_one_call(&self) -> bool {
+        matches!(self.calls, Calls::One(_))
+    }
+
+    /// Why it is not, and which product and release would take the one call.
+    pub fn refused(&self) -> Option<&RefusedBackend> {
+        self.refused.as_ref()
+    }
+
+    /// Queues the verification of a layer: the attention of the nodes, `[B, N, nodes, 512]`, to be projected.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_with`] and [`RowMergePlan::launch`](crate::merge::RowMergePlan::launch).
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        tensors: &LatentTreeTensors<'_, T>,
+    ) -> Result<Tensor<T>> {
+        match &self.calls {
+            Calls::One(plan) => Ok(plan.launch_with(stream, &paged(tensors))?.attention),
+            Calls::Two(calls) => calls.launch(stream, &own(tensors), &paged(tensors)),
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Drafted tokens: their trees, masks for other kernels, and their verification.
+
+mod custom_mask;
+mod draft_tree;
+mod latent_tree;
+mod tree_verification;
+
+pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
+pub use draft_tree::{Accepted, DraftTree};
+pub use latent_tree::{LatentTreePlan, LatentTreeTensors, LatentTreeVerification};
+pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};

@@ -1,0 +1,294 @@
+//! Attention with a cache: what a model's layers call.
+
+use ascend_attention::attention::BlockTable;
+use ascend_attention::{AnyTensor, Element, Output, Stream, Tensor};
+
+use crate::backends::{
+    AttentionShape, Backends, LatentTensors, LayerTensors, Selected, StepContext, StepPlan,
+    without_lse,
+};
+use crate::batch::AttentionMetadata;
+use crate::error::Result;
+use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
+
+use super::layer_check::{Brought, check_layer};
+use super::ran_layers::RanLayers;
+
+/// The attention of a model: heads, a paged cache, and the ways to compute.
+///
+/// Each step begins with its [`AttentionMetadata`], and each layer of the step calls [`Step::forward`].
+#[derive(Debug)]
+pub struct Attention<T: Element> {
+    shape: AttentionShape,
+    cache: PagedKvCache<T>,
+    backends: Backends<T>,
+}
+
+impl<T: Element> Attention<T> {
+    /// Attention of these heads over a cache.
+    pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, backends: Backends<T>) -> Self {
+        Self {
+            shape,
+            cache,
+            backends,
+        }
+    }
+
+    /// The heads.
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &PagedKvCache<T> {
+        &self.cache
+    }
+
+    /// The cache, to grow sequences in ([`Attention::grow`] does so too) and copy blocks.
+    pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
+        &mut self.cache
+    }
+
+    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared. Waits for blocks
+    /// that steps in flight may still read, before it says that there are none.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::grow`].
+    pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
+        self.cache.grow(stream, sequence, tokens).map(drop)
+    }
+
+    /// Begins a step on a stream: copies the block table to the device. Blocks given back from now on are handed out
+    /// again when the stream has passed the end of the step.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale of the
+    /// [`AttentionShape`] that is 0 or not finite; [`Rule::SettingsCache`] for metadata whose settings were made from another cache, [`Rule::TableGroup`] for blocks of
+    /// another pool; as for [`PagedKvCache::block_table`].
+    ///
+    /// [`Rule::SettingsCache`]: crate::Rule::SettingsCache
+    /// [`Rule::TableGroup`]: crate::Rule::TableGroup
+    pub fn begin<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &'a AttentionMetadata,
+    ) -> Result<Step<'a, T>> {
+        self.cache.admits(stream)?;
+        self.shape.check()?;
+        metadata.goes_with(self.cache.pool())?;
+        Ok(Step {
+            block_table: self.cache.block_table(stream, metadata.table())?,
+            lease: self.cache.pool().begin_step(stream),
+            ran: RanLayers::new(self.cache.shape().layers),
+            attention: self,
+            stream,
+            metadata,
+            planned: None,
+        })
+    }
+}
+
+/// A step in progress. From [`Attention::begin`]; drop it when the last layer is queued. A step that ends without some of
+/// its layers, and without an error, is told by a warning (`tracing`): their keys and values are missing from the cache.
+#[derive(Debug)]
+pub struct Step<'a, T: Element> {
+    attention: &'a mut Attention<T>,
+    stream: &'a Stream,
+    metadata: &'a AttentionMetadata,
+    block_table: BlockTable,
+    lease: StepLease<'a, Stream>,
+    planned: Option<Planned<T>>,
+    pub(crate) ran: RanLayers,
+}
+
+/// What the first layer of a step has prepared for all.
+#[derive(Debug)]
+struct Planned<T: Element> {
+    write: CacheWrite,
+    selected: Selected<T>,
+    brought: Brought,
+}
+
+impl<T: Element> Step<'_, T> {
+    /// Queues one layer: writes its keys and values to the step's slots, then attends. Query `[tokens, N, D]`, key and
+    /// value `[tokens, Nkv, D]`, packed, with the padding of the metadata. Returns at once. The first layer plans for all.
+    ///
+    /// # Errors
+    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or latents
+    /// where the first layer of the step had none, or none where it had;
+    /// [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
+    /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`]
+    /// and [`PagedKvCache::write`]. Nothing is written unless attention could be planned too.
+    ///
+    /// [`Rule::StepTokens`]: crate::Rule::StepTokens
+    /// [`Rule::StepHeads`]: crate::Rule::StepHeads
+    /// [`Rule::StepLayers`]: crate::Rule::StepLayers
+    pub fn forward(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<Output<T>> {
+        self.forward_with_sink(layer, query, key, value, None)
+    }
+
+    /// The same with one more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on
+    /// Ascend 950.
+    ///
+    /// # Errors
+    /// As for [`Step::forward`].
+    pub fn forward_with_sink(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        learnable_sink: Option<&AnyTensor>,
+    ) -> Result<Output<T>> {
+        let tensors = [query, key, value];
+        self.queue(
+            layer,
+            tensors,
+            learnable_sink,
+            None,
+            |plan, step, tensors| plan.run(step, tensors),
+        )
+    }
+
+    /// As [`Step::forward_with_sink`], with an output tensor of the caller, of the query's shape. Allocates nothing on the
+    /// host from the second layer on, if the backend does not.
+    ///
+    /// # Errors
+    /// As for [`Step::forward`]; [`Error::NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
+    /// [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, which no step computes.
+    pub fn forward_into(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        learnable_sink: Option<&AnyTensor>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        without_lse(output)?;
+        let tensors = [query, key, value];
+        self.queue(
+            layer,
+            tensors,
+            learnable_sink,
+            None,
+            |plan, step, tensors| plan.run_into(step, tensors, output),
+        )
+    }
+
+    /// Queues one layer of multi-head latent attention: writes its latents `[tokens, 1, 512]` and rotary keys
+    /// `[tokens, 1, 64]` to the step's slots, then attends. What the query and the output are, and who projects what, says
+    /// the [`LatentForm`](super::LatentForm). All layers of a step bring the form of the first.
+    ///
+    /// # Errors
+    /// As for [`Step::forward`].
+    pub fn forward_latent(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        latent: &Tensor<T>,
+        key_rope: &Tensor<T>,
+        tensors: LatentTensors<'_, T>,
+    ) -> Result<Output<T>> {
+        let latent = [query, latent, key_rope];
+        self.queue(layer, latent, None, Some(tensors), |plan, step, tensors| {
+            plan.run(step, tensors)
+        })
+    }
+
+    /// The same with an output tensor of the caller, shaped as the form says.
+    ///
+    /// # Errors
+    /// As for [`Step::forward_into`].
+    pub fn forward_latent_into(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        latent: &Tensor<T>,
+        key_rope: &Tensor<T>,
+        tensors: LatentTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        without_lse(output)?;
+        let latent = [query, latent, key_rope];
+        self.queue(layer, latent, None, Some(tensors), |plan, step, tensors| {
+            plan.run_into(step, tensors, output)
+        })
+    }
+
+    fn queue<R>(
+        &mut self,
+        layer: usize,
+        tensors: [&Tensor<T>; 3],
+        learnable_sink: Option<&AnyTensor>,
+        latent: Option<LatentTensors<'_, T>>,
+        run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+    ) -> Result<R> {
+        let outcome = self.queue_layer(layer, tensors, learnable_sink, latent, run);
+        self.ran.note(layer, outcome)
+    }
+
+    fn queue_layer<R>(
+        &mut self,
+        layer: usize,
+        [query, key, value]: [&Tensor<T>; 3],
+        learnable_sink: Option<&AnyTensor>,
+        latent: Option<LatentTensors<'_, T>>,
+        run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+    ) -> Result<R> {
+        let context = StepContext {
+            stream: self.stream,
+            shape: self.attention.shape,
+            metadata: self.metadata,
+            block_table: &self.block_table,
+        };
+        // A handle of its own, since writing has the cache to itself.
+        let layer_cache = self.attention.cache.layer(layer)?.clone();
+        let tensors = LayerTensors {
+            layer,
+            query,
+            key,
+            value,
+            cache: &layer_cache,
+            learnable_sink,
+            latent,
+        };
+        check_layer(&context, &tensors)?;
+        let planned = match &self.planned {
+            Some(planned) => {
+                planned.brought.again(&tensors)?;
+                planned
+            }
+            None => {
+                let selected = self.attention.backends.plan(&context, &tensors)?;
+                let slots = self.metadata.slots();
+                let cache = &self.attention.cache;
+                let write = cache.plan_write(self.stream, slots, key, value)?;
+                &*self.planned.insert(Planned {
+                    write,
+                    selected,
+                    brought: Brought::by(&tensors),
+                })
+            }
+        };
+        let cache = &mut self.attention.cache;
+        cache.write(self.stream, &planned.write, layer, key, value)?;
+        run(&*planned.selected.plan, &context, &tensors)
+    }
+
+    /// What serves the step, once the first layer has planned it.
+    pub fn selected(&self) -> Option<&Selected<T>> {
+        self.planned.as_ref().map(|planned| &planned.selected)
+    }
+
+    /// The lease that keeps blocks from being handed out while the step may read them.
+    pub fn lease(&self) -> &StepLease<'_, Stream> {
+        &self.lease
+    }
+}

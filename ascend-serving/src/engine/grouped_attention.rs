@@ -1,0 +1,375 @@
+//! Attention of a model with several kinds of layers, each with a cache of its own.
+
+use ascend_attention::{AnyTensor, Element, Output, Stream, Tensor};
+
+use crate::backends::Selected;
+use crate::batch::{BatchSettings, Causality, StatePolicy};
+use crate::error::Result;
+use crate::kv::{BlockPool, CacheShape, Sequence, no_layer};
+use crate::refusal::{Refused, Rule, refused};
+
+use super::attention::{Attention, Step};
+use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
+use super::ran_layers::RanLayers;
+
+/// Layers of a model that see the same keys and share a cache.
+#[derive(Debug)]
+pub struct LayerGroup<T: Element> {
+    layers: Vec<usize>,
+    causality: Causality,
+    attention: Attention<T>,
+}
+
+impl<T: Element> LayerGroup<T> {
+    /// These layers of the model, in the order in which the attention's cache has them. Of more than
+    /// [`CacheShape::MAX_LAYERS`] only one more is kept: no [`GroupedAttention`] takes them.
+    pub fn new(
+        layers: impl IntoIterator<Item = usize>,
+        causality: Causality,
+        attention: Attention<T>,
+    ) -> Self {
+        Self {
+            layers: layers
+                .into_iter()
+                .take(CacheShape::MAX_LAYERS.saturating_add(1))
+                .collect(),
+            causality,
+            attention,
+        }
+    }
+
+    /// The layers, as the model numbers them.
+    pub fn layers(&self) -> &[usize] {
+        &self.layers
+    }
+
+    /// Which keys their tokens see.
+    pub fn causality(&self) -> Causality {
+        self.causality
+    }
+
+    /// Their attention and cache.
+    pub fn attention(&self) -> &Attention<T> {
+        &self.attention
+    }
+}
+
+/// The attention of a model with several kinds of layers, such as full ones and ones with a sliding window (Gemma,
+/// gpt-oss): one step for all, each kind with its own cache, heads and backends.
+///
+/// A request has a [`GroupedSequence`], with blocks in the pool of each group. Growing it gives back what the windows show
+/// no more, so that the cache of a windowed group holds no more of a request than the window, one step's tokens and a
+/// block. The layers of one group may have sinks while those of another have none.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+/// use ascend_serving::{
+///     Attention, AttentionShape, Backends, Causality, Fused, GroupedAttention, GroupedRequest, LayerGroup, StatePolicy,
+/// };
+/// use ascend_attention::{Runtime, Tensor, bf16};
+///
+/// # fn main() -> ascend_serving::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let device = Runtime::emulated()?.device(0)?;
+/// let stream = device.stream()?;
+/// let window = NonZeroUsize::new(128).map_or(Causality::Causal, Causality::Window);
+/// let group = |layers: [usize; 2], causality, blocks| -> ascend_serving::Result<_> {
+///     let shape = CacheShape::new(layers.len(), 1, 64);
+///     let cache = PagedKvCache::<bf16>::new(&device, blocks, 128, shape, PadPolicy::SkipNegative)?;
+///     let attention = Attention::new(AttentionShape::new(1, 1, 64), cache, Backends::none().with(Fused));
+///     Ok(LayerGroup::new(layers, causality, attention))
+/// };
+/// // Layers 1 and 3 see everything; 0 and 2 see 128 keys, and their cache is small.
+/// let groups = [group([1, 3], Causality::Causal, 16)?, group([0, 2], window, 8)?];
+/// let mut attention = GroupedAttention::new(4, groups)?;
+///
+/// let mut sequence = attention.sequence();
+/// for tokens in [700, 1] {
+///     attention.grow(&stream, &mut sequence, tokens)?;
+///     let request = GroupedRequest::of(&sequence, tokens);
+///     let metadata = attention.metadata(&[request], StatePolicy::default())?;
+///     let rows = stream.upload(&vec![bf16::ONE; tokens * 64], [tokens, 1, 64])?;
+///     let mut step = attention.begin(&stream, &metadata)?;
+///     for layer in 0..4 {
+///         step.forward(layer, &rows, &rows, &rows)?;
+///     }
+/// }
+/// let held = |group: usize| attention.groups()[group].attention().cache().pool().held_blocks();
+/// assert_eq!((held(0), held(1)), (6, 2));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct GroupedAttention<T: Element> {
+    groups: Vec<LayerGroup<T>>,
+    /// Of each layer of the model the group, and its number there.
+    of_layer: Vec<(usize, usize)>,
+}
+
+impl<T: Element> GroupedAttention<T> {
+    /// The attention of a model of `layers` layers.
+    ///
+    /// # Errors
+    /// [`Rule::GroupLayers`] for a layer that is in no group, in several or not in the model, for a group whose cache has
+    /// another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or groups.
+    pub fn new(
+        layers: usize,
+        groups: impl IntoIterator<Item = LayerGroup<T>>,
+    ) -> Result<Self, Refused> {
+        // One more than any model has, so that an endless list ends.
+        let most = CacheShape::MAX_LAYERS;
+        let groups = groups.into_iter().take(most.saturating_add(1));
+        let groups: Vec<LayerGroup<T>> = groups.collect();
+        let wrong = |given: String| {
+            refused(
+                Rule::GroupLayers,
+                given,
+                format_args!(
+                    "each layer below {layers} in one group, whose cache has as many layers"
+                ),
+                "divide the layers of the model among the groups",
+            )
+        };
+        let named: usize = groups.iter().map(|group| group.layers.len()).sum();
+        if named != layers || groups.is_empty() || layers.max(groups.len()) > most {
+            return Err(wrong(format!("{} groups of {named} layers", groups.len())));
+        }
+        let mut of_layer = vec![None; layers];
+        for (at, group) in groups.iter().enumerate() {
+            let cached = group.attention.cache().shape().layers;
+            if cached != group.layers.len() {
+                let own = group.layers.len();
+                return Err(wrong(format!(
+                    "group {at} of {own} layers, {cached} in its cache"
+                )));
+            }
+            for (local, &layer) in group.layers.iter().enumerate() {
+                match of_layer.get_mut(layer) {
+                    Some(place @ None) => *place = Some((at, local)),
+                    _ => return Err(wrong(format!("layer {layer} in group {at}"))),
+                }
+            }
+        }
+        Ok(Self {
+            groups,
+            of_layer: of_layer.into_iter().flatten().collect(),
+        })
+    }
+
+    /// Of each layer of the model the group, and its number there.
+    pub(crate) fn layer_places(&self) -> &[(usize, usize)] {
+        &self.of_layer
+    }
+
+    /// The groups.
+    pub fn groups(&self) -> &[LayerGroup<T>] {
+        &self.groups
+    }
+
+    /// A sequence without tokens, in the cache of each group.
+    pub fn sequence(&self) -> GroupedSequence {
+        let part = |group: &LayerGroup<T>| {
+            let sequence = Sequence::new(group.attention.cache().pool());
+            (sequence, group.causality)
+        };
+        GroupedSequence {
+            parts: self.groups.iter().map(part).collect(),
+        }
+    }
+
+    /// Makes room for `tokens` more tokens of a sequence in each group, gives back what lies in front of the windows, and
+    /// queues the copies of blocks that it shared. After an error no group has grown. Waits for blocks that steps in flight
+    /// may still read, before it says that there are none.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::grow`](crate::kv::PagedKvCache::grow).
+    pub fn grow(
+        &mut self,
+        stream: &Stream,
+        sequence: &mut GroupedSequence,
+        tokens: usize,
+    ) -> Result<()> {
+        for group in &self.groups {
+            group.attention.cache().admits(stream)?;
+        }
+        sequence.give_back()?;
+        let mut rooms = Vec::with_capacity(self.groups.len());
+        for (group, (part, _)) in self.groups.iter().zip(&mut sequence.parts) {
+            rooms.push(group.attention.cache().reserve(part, tokens)?);
+        }
+        for (group, room) in self.groups.iter_mut().zip(&rooms) {
+            group
+                .attention
+                .cache_mut()
+                .copy_blocks(stream, &room.copies)?;
+        }
+        for ((part, _), room) in sequence.parts.iter_mut().zip(rooms) {
+            // Metadata has the slots, and the copies are queued.
+            let _ = part.settle(room)?;
+        }
+        Ok(())
+    }
+
+    /// Whether one step can add so many tokens to these sequences: [`BlockPool::admits`](crate::kv::BlockPool::admits) in each group, behind what
+    /// [`GroupedAttention::grow`] gives back. A sequence that has grown already adds none.
+    ///
+    /// # Errors
+    /// [`Rule::BatchBlocks`], [`CallRule::LengthsOverflow`](ascend_attention::CallRule::LengthsOverflow).
+    pub fn admits<'s>(
+        &self,
+        requests: impl IntoIterator<Item = (&'s GroupedSequence, usize)>,
+    ) -> Result<(), Refused> {
+        // One more than the pools admit, so that an endless list ends.
+        let most = BlockPool::MAX_REQUESTS.saturating_add(1);
+        let requests: Vec<_> = requests.into_iter().take(most).collect();
+        for (at, group) in self.groups.iter().enumerate() {
+            let lengths = requests
+                .iter()
+                .filter_map(|(sequence, tokens)| sequence.keys_of(at, *tokens));
+            group.attention.cache().pool().admits(lengths)?;
+        }
+        Ok(())
+    }
+
+    /// The metadata of a step of these requests.
+    ///
+    /// # Errors
+    /// As for [`AttentionMetadata::new`](super::AttentionMetadata::new).
+    pub fn metadata(
+        &self,
+        requests: &[GroupedRequest<'_>],
+        policy: StatePolicy,
+    ) -> Result<GroupedMetadata, Refused> {
+        let settings = self.groups.iter().map(|group| {
+            BatchSettings::of(group.attention.cache(), group.causality).policy(policy)
+        });
+        GroupedMetadata::new(requests, settings)
+    }
+
+    /// Begins a step on a stream: [`Attention::begin`] in each group.
+    ///
+    /// # Errors
+    /// As there; [`Rule::StepCausality`] and [`Rule::GroupLayers`] for metadata of another attention.
+    pub fn begin<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &'a GroupedMetadata,
+    ) -> Result<GroupedStep<'a, T>> {
+        same_groups(metadata.groups.len(), self.groups.len())?;
+        let mut steps = Vec::with_capacity(self.groups.len());
+        for (group, metadata) in self.groups.iter_mut().zip(&metadata.groups) {
+            same_causality(metadata.settings().causality, group.causality)?;
+            let mut step = group.attention.begin(stream, metadata)?;
+            step.ran.silence();
+            steps.push(step);
+        }
+        Ok(GroupedStep {
+            ran: RanLayers::new(self.of_layer.len()),
+            steps,
+            of_layer: &self.of_layer,
+        })
+    }
+}
+
+/// Refuses steps of other groups of layers.
+pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Refused> {
+    if given == own {
+        return Ok(());
+    }
+    Err(refused(
+        Rule::GroupLayers,
+        format_args!("metadata of {given} groups of layers"),
+        format_args!("{own}"),
+        "make the metadata of a step with the attention that computes it or was captured",
+    ))
+}
+
+/// Refuses steps whose tokens see other keys than the layers do.
+pub(crate) fn same_causality(given: Causality, own: Causality) -> Result<(), Refused> {
+    if given == own {
+        return Ok(());
+    }
+    Err(refused(
+        Rule::StepCausality,
+        format_args!("a step of {given:?}"),
+        format_args!("{own:?}"),
+        "make the settings with the causality of these layers",
+    ))
+}
+
+/// A step of a model with several kinds of layers. From [`GroupedAttention::begin`]; drop it when the last layer is queued.
+/// A warning tells of layers that were left out, as for [`Step`].
+#[derive(Debug)]
+pub struct GroupedStep<'a, T: Element> {
+    steps: Vec<Step<'a, T>>,
+    of_layer: &'a [(usize, usize)],
+    ran: RanLayers,
+}
+
+impl<'a, T: Element> GroupedStep<'a, T> {
+    fn of(&mut self, layer: usize) -> Result<(&mut Step<'a, T>, usize)> {
+        let layers = self.of_layer.len();
+        let known = self.of_layer.get(layer);
+        let step = known.and_then(|(group, local)| Some((self.steps.get_mut(*group)?, *local)));
+        step.ok_or_else(|| no_layer(layer, layers))
+    }
+
+    /// Queues one layer, numbered as the model does: [`Step::forward`] in its group.
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
+    pub fn forward(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<Output<T>> {
+        self.forward_with_sink(layer, query, key, value, None)
+    }
+
+    /// The same with one more logit for each head, in every layer of a group or in none.
+    ///
+    /// # Errors
+    /// As for [`GroupedStep::forward`].
+    pub fn forward_with_sink(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        learnable_sink: Option<&AnyTensor>,
+    ) -> Result<Output<T>> {
+        let outcome = self.of(layer).and_then(|(step, local)| {
+            step.forward_with_sink(local, query, key, value, learnable_sink)
+        });
+        self.ran.note(layer, outcome)
+    }
+
+    /// The same with an output of the caller: [`Step::forward_into`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn forward_into(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        learnable_sink: Option<&AnyTensor>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let outcome = self.of(layer).and_then(|(step, local)| {
+            step.forward_into(local, query, key, value, learnable_sink, output)
+        });
+        self.ran.note(layer, outcome)
+    }
+
+    /// What serves a group, once its first layer has planned it.
+    pub fn selected(&self, group: usize) -> Option<&Selected<T>> {
+        self.steps.get(group).and_then(Step::selected)
+    }
+}

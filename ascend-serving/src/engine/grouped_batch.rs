@@ -1,0 +1,195 @@
+//! Requests of a model with several kinds of layers: a sequence in each cache, and the metadata of each kind.
+
+use crate::batch::{AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality};
+use crate::kv::Sequence;
+use crate::refusal::{Refused, Rule, refused};
+
+/// The cached tokens of one request in each group of layers: as many tokens in all, where groups of a window keep the
+/// blocks alone that the next token's window shows. From
+/// [`GroupedAttention::sequence`](super::GroupedAttention::sequence).
+#[derive(Debug)]
+pub struct GroupedSequence {
+    pub(crate) parts: Vec<(Sequence, Causality)>,
+}
+
+impl GroupedSequence {
+    /// Number of tokens, those that windowed groups gave back included.
+    pub fn len(&self) -> usize {
+        self.parts.first().map_or(0, |(sequence, _)| sequence.len())
+    }
+
+    /// Whether it has no token.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The sequence in the cache of a group.
+    pub fn group(&self, group: usize) -> Option<&Sequence> {
+        self.parts.get(group).map(|(sequence, _)| sequence)
+    }
+
+    /// A sequence that begins with the first `tokens` of this one, in the same blocks.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of those back that the next token sees: a
+    /// prefix is shared as long as its end is still in the window, or kept by a sequence of its own.
+    pub fn share_prefix(&self, tokens: usize) -> Result<Self, Refused> {
+        let parts = self.parts.iter().map(|(sequence, causality)| {
+            let prefix = sequence.share_behind(tokens, causality.shown_from(tokens))?;
+            Ok((prefix, *causality))
+        });
+        Ok(Self {
+            parts: parts.collect::<Result<_, Refused>>()?,
+        })
+    }
+
+    /// Forgets the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is preempted.
+    /// After an error the sequence is as it was.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of the remaining ones back.
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), Refused> {
+        for (sequence, causality) in &self.parts {
+            if !sequence.keeps(tokens, causality.shown_from(tokens)) {
+                return Err(refused(
+                    Rule::SequenceLength,
+                    format_args!("{tokens} tokens"),
+                    format_args!(
+                        "0, or up to {}, of which the next token sees none of the first {}",
+                        sequence.len(),
+                        sequence.given_back()
+                    ),
+                    "take drafts back before the next growth, and begin anew where more is taken back",
+                ));
+            }
+        }
+        let mut parts = self.parts.iter_mut();
+        parts.try_for_each(|(sequence, _)| sequence.truncate(tokens))
+    }
+
+    /// Keys of a group that a step reads which adds so many tokens, behind what growing by them gives back.
+    pub(crate) fn keys_of(&self, group: usize, tokens: usize) -> Option<usize> {
+        let (sequence, causality) = self.parts.get(group)?;
+        let shown = match tokens {
+            0 => 0,
+            _ => causality.shown_from(sequence.len()),
+        };
+        let front = sequence.whole_blocks_before(shown);
+        let given_back = sequence.given_back().max(front);
+        let left = sequence.len().saturating_sub(given_back);
+        Some(left.saturating_add(tokens))
+    }
+
+    /// Gives back what lies in front of the next token's window.
+    pub(crate) fn give_back(&mut self) -> Result<(), Refused> {
+        for (sequence, causality) in &mut self.parts {
+            sequence.drop_before(causality.shown_from(sequence.len()))?;
+        }
+        Ok(())
+    }
+}
+
+/// One request in a step of a model with several kinds of layers.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedRequest<'a> {
+    sequence: &'a GroupedSequence,
+    new: usize,
+    drafts: usize,
+}
+
+impl<'a> GroupedRequest<'a> {
+    /// The last `new` tokens of a sequence, by which
+    /// [`GroupedAttention::grow`](super::GroupedAttention::grow) made it longer.
+    pub fn of(sequence: &'a GroupedSequence, new: usize) -> Self {
+        Self {
+            sequence,
+            new,
+            drafts: 0,
+        }
+    }
+
+    /// The same, the last `drafts` tokens being drafts.
+    pub fn drafts(mut self, drafts: usize) -> Self {
+        self.drafts = drafts;
+        self
+    }
+}
+
+/// What the attention calls of one step share in each group of layers: one [`AttentionMetadata`] a group, of the same
+/// requests. From [`GroupedAttention::metadata`](super::GroupedAttention::metadata).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupedMetadata {
+    /// At least one.
+    pub(crate) groups: Vec<AttentionMetadata>,
+}
+
+impl GroupedMetadata {
+    pub(crate) fn new(
+        requests: &[GroupedRequest<'_>],
+        settings: impl Iterator<Item = BatchSettings>,
+    ) -> Result<Self, Refused> {
+        let groups = settings.enumerate().map(|(group, settings)| {
+            let parts = requests.iter().filter_map(|request| {
+                let sequence = request.sequence.group(group)?;
+                Some(BatchRequest::of(sequence, request.new).drafts(request.drafts))
+            });
+            AttentionMetadata::new(&parts.collect::<Vec<_>>(), settings)
+        });
+        let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Refused>>()?;
+        if groups.is_empty() {
+            return Err(refused(
+                Rule::GroupLayers,
+                "no group of layers",
+                "1 or more",
+                "make the metadata with `GroupedAttention::metadata`",
+            ));
+        }
+        if groups.iter().any(|of| of.requests() != requests.len()) {
+            return Err(refused(
+                Rule::GroupLayers,
+                format_args!("sequences of other groups than these {}", groups.len()),
+                "sequences of `GroupedAttention::sequence`",
+                "make sequences and metadata with the same attention",
+            ));
+        }
+        Ok(Self { groups })
+    }
+
+    /// Adds dummy requests until there are `tokens` query tokens: [`AttentionMetadata::pad_to`] in each group.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
+        for group in &mut self.groups {
+            group.pad_to(tokens)?;
+        }
+        Ok(())
+    }
+
+    /// The metadata of a group.
+    pub fn group(&self, group: usize) -> Option<&AttentionMetadata> {
+        self.groups.get(group)
+    }
+
+    /// The kind of the step, as the first group has it.
+    pub fn state(&self) -> AttentionState {
+        let first = self.groups.first();
+        first.map_or(AttentionState::DecodeOnly, AttentionMetadata::state)
+    }
+
+    /// Number of real requests.
+    pub fn requests(&self) -> usize {
+        self.groups.first().map_or(0, AttentionMetadata::requests)
+    }
+
+    /// Number of query tokens of the real requests.
+    pub fn actual_tokens(&self) -> usize {
+        let first = self.groups.first();
+        first.map_or(0, AttentionMetadata::actual_tokens)
+    }
+
+    /// Number of query tokens, padding included.
+    pub fn tokens(&self) -> usize {
+        self.groups.first().map_or(0, AttentionMetadata::tokens)
+    }
+}

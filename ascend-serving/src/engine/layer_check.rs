@@ -1,0 +1,143 @@
+//! Whether the tensors of a layer go with the step and with its other layers.
+
+use ascend_attention::{Element, Tensor};
+
+use crate::backends::{LayerTensors, StepContext, size};
+use crate::error::Result;
+use crate::refusal::{Refused, Rule, refused};
+
+/// What the first layer of a step brought, which the step is planned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Brought {
+    sink: bool,
+    latent: bool,
+}
+
+impl Brought {
+    pub(crate) fn by<T: Element>(layer: &LayerTensors<'_, T>) -> Self {
+        Self {
+            sink: layer.learnable_sink.is_some(),
+            latent: layer.latent.is_some(),
+        }
+    }
+
+    /// Refuses another layer that brings more or less: the plans look at the first one only.
+    pub(crate) fn again<T: Element>(self, layer: &LayerTensors<'_, T>) -> Result<(), Refused> {
+        let given = Self::by(layer);
+        if given == self {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::StepLayers,
+            format_args!("layer {}: {}", layer.layer, given.told()),
+            format_args!("{}, as the first layer of the step", self.told()),
+            "bring sinks in every layer or in none (-inf is a sink that changes nothing), and latents alike; begin a step \
+             of its own for layers of another kind",
+        ))
+    }
+
+    fn told(self) -> &'static str {
+        match (self.sink, self.latent) {
+            (false, false) => "no sinks, keys and values",
+            (true, false) => "sinks, keys and values",
+            (false, true) => "no sinks, latents",
+            (true, true) => "sinks, latents",
+        }
+    }
+}
+
+/// Refuses tensors of another device, and ones that have not the step's tokens or the model's heads. Of latent attention
+/// the shapes are the backend's matter.
+pub(crate) fn check_layer<T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+) -> Result<()> {
+    let device = step.stream.device();
+    let named = [
+        ("query", layer.query),
+        ("key", layer.key),
+        ("value", layer.value),
+    ];
+    for (name, tensor) in named {
+        tensor.check_device(name, device)?;
+    }
+    if let Some(sink) = layer.learnable_sink {
+        sink.check_device("learnable_sink", device)?;
+    }
+    if layer.latent.is_some() {
+        return Ok(());
+    }
+    let rows = StepRows {
+        actual: step.metadata.actual_tokens(),
+        padded: step.metadata.tokens(),
+        padding: true,
+    };
+    let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);
+    let wanted = [(heads, Some(dim)), (kv_heads, Some(dim)), (kv_heads, None)];
+    for ((name, tensor), (heads, dim)) in named.into_iter().zip(wanted) {
+        rows.check(name, tensor, layer.layer, heads, dim)?;
+    }
+    Ok(())
+}
+
+/// Rows of a step's tensors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepRows {
+    /// Of the requests.
+    pub(crate) actual: usize,
+    /// With the padding.
+    pub(crate) padded: usize,
+    /// Whether the tensors have to bring the padding.
+    pub(crate) padding: bool,
+}
+
+impl StepRows {
+    /// Refuses a tensor of a layer with other rows, other heads, or another head dimension where there is only one.
+    pub(crate) fn check<T: Element>(
+        self,
+        name: &str,
+        tensor: &Tensor<T>,
+        layer: usize,
+        heads: usize,
+        dim: Option<usize>,
+    ) -> Result<(), Refused> {
+        let told = || format!("{name} {:?} in layer {layer}", tensor.shape());
+        let Self {
+            actual,
+            padded,
+            padding,
+        } = self;
+        let rows = size(tensor, 0);
+        let least = if padding { padded } else { actual };
+        if !(least..=padded).contains(&rows) {
+            let dummies = padded.saturating_sub(actual);
+            return Err(refused(
+                Rule::StepTokens,
+                told(),
+                match padding {
+                    true => {
+                        format!("{padded} rows: {actual} of the requests and {dummies} of padding")
+                    }
+                    false => {
+                        format!("{actual} rows of the requests, and up to {dummies} of padding")
+                    }
+                },
+                "bring the rows of the batch that the metadata was made of, and as many more as `pad_to` added",
+            ));
+        }
+        let other_dim = dim.is_some_and(|dim| size(tensor, 2) != dim);
+        if tensor.shape().len() != 3 || size(tensor, 1) != heads || other_dim {
+            let dim = dim.map_or_else(|| "of any size".to_owned(), |dim| dim.to_string());
+            return Err(refused(
+                Rule::StepHeads,
+                told(),
+                format_args!(
+                    "[{rows}, {heads}, {dim}], as the `AttentionShape` and the cache have it"
+                ),
+                "make the `AttentionShape` with the heads of these tensors; of heads that were filled up it has the filled \
+                 size, and the scale of the true one",
+            ));
+        }
+        Ok(())
+    }
+}

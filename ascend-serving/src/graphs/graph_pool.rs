@@ -1,0 +1,354 @@
+//! Captured graphs for batches of some sizes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_attention::attention::CallLengths;
+use ascend_attention::graph::{CaptureEstimate, Capturing, GraphGroup, Update, is_capturing};
+use ascend_attention::{Device, Graph, Stream, StreamMark};
+
+use crate::batch::AttentionMetadata;
+use crate::engine::RanLayers;
+use crate::error::{Error, Result};
+use crate::kv::no_layer;
+use crate::refusal::{Refused, Rule, refused};
+
+/// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so that
+/// other work can stand between them. A step is padded to the smallest size that holds it.
+///
+/// Graphs of a pool read the paged cache ([`CallLengths::PackedPaged`]), also in a step that begins with nothing cached:
+/// they write the step's keys and values before they attend.
+///
+/// Capture a size with the metadata of a batch of that size: as many requests, each as long as it may ever become, or
+/// within [`KeyLimits`](crate::graph::KeyLimits). Padding adds requests of one token where all real ones have one, so that
+/// a decode step of any number of requests becomes one of a captured size.
+///
+/// All graphs of a pool use one workspace, and the graphs of a size one set of buffers; their steps happen one after the
+/// other, on whatever streams. A step on another stream than the one before makes the host wait for that stream.
+///
+/// [`AttentionGraphs`](super::AttentionGraphs) is such a pool with buffers and launches of its own.
+pub struct GraphPool<B> {
+    device: Device,
+    /// Ascending.
+    sizes: Vec<OfSize<B>>,
+    layers: usize,
+    /// The stream of the latest step.
+    last: Option<StreamMark>,
+}
+
+struct OfSize<B> {
+    size: usize,
+    buffers: Arc<B>,
+    /// Of each layer.
+    graphs: Vec<Graph<Arc<B>>>,
+}
+
+impl<B> GraphPool<B> {
+    /// Captures a graph of a whole step for each size: `buffers` makes those of a size, `record` launches the step. The
+    /// largest comes first, so that one that does not fit is known soon.
+    ///
+    /// # Errors
+    /// [`Rule::GraphSize`] without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or for one of 0 or more than
+    /// [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS); [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if so many graphs of so many launches as the
+    /// first one has take more than [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
+    pub fn capture(
+        device: &Device,
+        sizes: &[usize],
+        buffers: impl FnMut(usize) -> Result<B>,
+        mut record: impl FnMut(&mut Capturing<'_>, usize, &B) -> Result<()>,
+    ) -> Result<Self> {
+        let record =
+            |capture: &mut Capturing<'_>, size, _, buffers: &B| record(capture, size, buffers);
+        Self::capture_layers(device, sizes, 1, buffers, record)
+    }
+
+    /// Captures a graph of each layer for each size: `buffers` makes those of a size, which its layers share, and `record`
+    /// launches a layer, given the size and the layer's number.
+    ///
+    /// # Errors
+    /// As for [`GraphPool::capture`].
+    pub fn capture_layers(
+        device: &Device,
+        sizes: &[usize],
+        layers: usize,
+        mut buffers: impl FnMut(usize) -> Result<B>,
+        mut record: impl FnMut(&mut Capturing<'_>, usize, usize, &B) -> Result<()>,
+    ) -> Result<Self> {
+        let most = AttentionMetadata::MAX_TOKENS;
+        let outside = sizes.iter().find(|size| !(1..=most).contains(size));
+        if sizes.is_empty() || sizes.len() > CaptureEstimate::STREAMS || outside.is_some() {
+            let given = match outside {
+                Some(size) => format!("graphs of {size} tokens"),
+                None => format!("graphs of {} sizes", sizes.len()),
+            };
+            return Err(refused(
+                Rule::GraphSize,
+                given,
+                format_args!(
+                    "1 to {} sizes, each of 1 to {most} tokens",
+                    CaptureEstimate::STREAMS
+                ),
+                "capture the sizes that decode steps are padded to, such as [1, 2, 4, 8]",
+            )
+            .into());
+        }
+        let mut sizes = sizes.to_vec();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let mut group = GraphGroup::new(device)?;
+        let mut captured = Vec::with_capacity(sizes.len());
+        for &size in sizes.iter().rev() {
+            let buffers = Arc::new(buffers(size)?);
+            let mut graphs = Vec::new();
+            for layer in 0..layers {
+                let record = |capture: &mut Capturing<'_>, buffers: &Arc<B>| {
+                    record(capture, size, layer, buffers)
+                };
+                let own = Arc::clone(&buffers);
+                let (graph, ()) = group.capture(own, record)?;
+                if captured.is_empty() && graphs.is_empty() {
+                    let graphs = sizes.len().saturating_mul(layers);
+                    CaptureEstimate::new(graphs, graph.varying()).fits(CaptureEstimate::STREAMS)?;
+                }
+                graphs.push(graph);
+            }
+            captured.push(OfSize {
+                size,
+                buffers,
+                graphs,
+            });
+        }
+        captured.reverse();
+        Ok(Self {
+            device: device.clone(),
+            sizes: captured,
+            layers,
+            last: None,
+        })
+    }
+
+    /// The captured sizes, ascending.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.sizes.iter().map(|of| of.size)
+    }
+
+    /// Number of graphs of a size: the layers, or 1 where graphs are of whole steps.
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// The smallest captured size for so many tokens.
+    pub fn size_for(&self, tokens: usize) -> Option<usize> {
+        self.sizes().find(|size| *size >= tokens)
+    }
+
+    /// The graph of a size, of layers the first one.
+    pub fn graph(&self, size: usize) -> Option<&Graph<Arc<B>>> {
+        self.layer_graph(size, 0)
+    }
+
+    /// The graph of a size and layer.
+    pub fn layer_graph(&self, size: usize, layer: usize) -> Option<&Graph<Arc<B>>> {
+        let of = self.sizes.iter().find(|of| of.size == size)?;
+        of.graphs.get(layer)
+    }
+
+    /// Refuses a stream of another device.
+    pub(super) fn admits(&self, stream: &Stream) -> Result<()> {
+        Ok(stream.check_device("stream", &self.device)?)
+    }
+
+    /// The smallest size for so many tokens.
+    pub(super) fn fitting(&self, tokens: usize) -> Result<usize, Refused> {
+        self.size_for(tokens).ok_or_else(|| {
+            refused(
+                Rule::GraphSize,
+                format_args!("{tokens} tokens"),
+                format_args!("at most {}", self.sizes().last().unwrap_or(0)),
+                "compute the step without a graph, or capture a larger size",
+            )
+        })
+    }
+
+    /// Begins a step: pads it to the smallest size that holds it, plans its lengths for every layer, and lets `fill` put
+    /// its table and slots into that size's buffers. Then replay each layer once.
+    ///
+    /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
+    ///
+    /// # Errors
+    /// [`Rule::GraphSize`] for a step larger than all sizes; what `fill` returns; as for [`Update::all`];
+    /// [`Error::Capturing`] on a thread that captures, if the step before was on another stream;
+    /// [`Error::InvalidArgument`] if the end of that one cannot be told. Nothing is launched then, but the step stays padded.
+    pub fn begin<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &mut AttentionMetadata,
+        fill: impl FnOnce(&B, &AttentionMetadata) -> Result<()>,
+    ) -> Result<GraphStep<'a, B>> {
+        self.admits(stream)?;
+        let size = self.fitting(metadata.tokens())?;
+        metadata.pad_to(size)?;
+        let metadata = &*metadata;
+        let lengths = |_| Ok(packed_paged(metadata));
+        self.start(stream, size, lengths, |buffers| fill(buffers, metadata))
+    }
+
+    /// Begins a step of a captured size whose layers have these lengths.
+    pub(super) fn start<'a, 'l>(
+        &'a mut self,
+        stream: &'a Stream,
+        size: usize,
+        lengths: impl Fn(usize) -> Result<CallLengths<'l>>,
+        fill: impl FnOnce(&B) -> Result<()>,
+    ) -> Result<GraphStep<'a, B>> {
+        self.follow(stream)?;
+        let Some(OfSize {
+            buffers, graphs, ..
+        }) = self.sizes.iter_mut().find(|of| of.size == size)
+        else {
+            return Err(refused(
+                Rule::GraphSize,
+                format_args!("{size} tokens"),
+                "a captured size",
+                "pad the step to a captured size",
+            )
+            .into());
+        };
+        let updates = graphs.iter().enumerate();
+        let updates = updates.map(|(layer, graph)| Ok(Some(graph.update().all(lengths(layer)?)?)));
+        let updates = updates.collect::<Result<Vec<_>>>()?;
+        fill(buffers)?;
+        let ran = RanLayers::new(graphs.len());
+        Ok(GraphStep {
+            buffers,
+            graphs,
+            updates,
+            stream,
+            ran,
+        })
+    }
+
+    /// Makes the next step begin behind the one before, whose workspace and buffers it uses. If that was on another stream,
+    /// the host waits for all that is queued there: replays, copies into the buffers and readers of the results, also of a
+    /// step that was given up or never dropped.
+    fn follow(&mut self, stream: &Stream) -> Result<()> {
+        if let Some(last) = &self.last
+            && !last.is_of(stream)
+        {
+            if is_capturing() {
+                return Err(ascend_attention::Error::Capturing {
+                    what: "waiting for a step",
+                    instead: "begin the step before or after the capture",
+                }
+                .into());
+            }
+            if !last.latest().wait()? {
+                return Err(Error::invalid(
+                    "stream",
+                    "another stream than that of the step before, whose end is not known",
+                    "the stream of the step before, or any once that was synchronised",
+                ));
+            }
+        }
+        self.last = Some(stream.mark());
+        Ok(())
+    }
+
+    /// Begins a step and replays all its layers, one behind the other. The buffers, with the results in them once the
+    /// stream gets there.
+    ///
+    /// # Errors
+    /// As for [`GraphPool::begin`] and [`Graph::replay`].
+    pub fn replay<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        metadata: &mut AttentionMetadata,
+        fill: impl FnOnce(&B, &AttentionMetadata) -> Result<()>,
+    ) -> Result<&'a B> {
+        let layers = self.layers;
+        let mut step = self.begin(stream, metadata, fill)?;
+        for layer in 0..layers {
+            step.replay(layer)?;
+        }
+        Ok(step.buffers())
+    }
+}
+
+/// The lengths of a step whose graphs read the cache, whatever its kind.
+pub(super) fn packed_paged(metadata: &AttentionMetadata) -> CallLengths<'_> {
+    CallLengths::PackedPaged {
+        q: metadata.q_ends(),
+        kv: metadata.kv_lengths(),
+    }
+}
+
+impl<B> fmt::Debug for GraphPool<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphPool")
+            .field("sizes", &self.sizes().collect::<Vec<_>>())
+            .field("layers", &self.layers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A step whose layers are replayed from graphs. From [`GraphPool::begin`]. A warning tells of layers that were left out,
+/// as for [`Step`](super::Step).
+#[must_use = "nothing is computed until the layers are replayed"]
+pub struct GraphStep<'a, B> {
+    buffers: &'a B,
+    graphs: &'a mut [Graph<Arc<B>>],
+    /// Of each layer that was not replayed yet.
+    updates: Vec<Option<Update>>,
+    stream: &'a Stream,
+    ran: RanLayers,
+}
+
+impl<'a, B> GraphStep<'a, B> {
+    /// The buffers of the step's size, to be filled on the step's stream.
+    pub fn buffers(&self) -> &'a B {
+        self.buffers
+    }
+
+    /// Queues the replay of a layer with the step's lengths. Returns at once; what other layers have left in the buffers is
+    /// overwritten when the stream gets there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, [`Rule::GraphLayer`] for one
+    /// that was replayed in this step; as for [`Graph::replay`].
+    pub fn replay(&mut self, layer: usize) -> Result<()> {
+        let outcome = self.replay_layer(layer);
+        self.ran.note(layer, outcome)
+    }
+
+    fn replay_layer(&mut self, layer: usize) -> Result<()> {
+        let layers = self.graphs.len();
+        let own = (self.graphs.get_mut(layer)).zip(self.updates.get_mut(layer));
+        let Some((graph, update)) = own else {
+            return Err(no_layer(layer, layers));
+        };
+        let Some(update) = update.take() else {
+            return Err(refused(
+                Rule::GraphLayer,
+                format_args!("layer {layer}, which was replayed already"),
+                format_args!("each layer below {layers}, once a step"),
+                "begin a step for each step of the engine",
+            )
+            .into());
+        };
+        Ok(graph.replay(self.stream, update)?)
+    }
+}
+
+impl<B> fmt::Debug for GraphStep<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let left = self
+            .updates
+            .iter()
+            .filter(|update| update.is_some())
+            .count();
+        f.debug_struct("GraphStep")
+            .field("layers", &self.graphs.len())
+            .field("left", &left)
+            .finish_non_exhaustive()
+    }
+}

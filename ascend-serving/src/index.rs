@@ -1,0 +1,429 @@
+//! The index lists by which engines name a request's keys, and the ways from one to another.
+//!
+//! The lists are INT32, as kernels read them; a [`PageTable`] has the numbers themselves.
+//!
+//! - [`PageTable`]: `[requests, columns]` pages (`block_table`, `page_table`), with lengths beside it.
+//! - [`PageIndices`]: `kv_indptr`, `kv_indices` of pages, `last_page_len`.
+//! - [`TokenIndices`]: `kv_indptr`, `kv_indices` of token slots, where pages need not be whole.
+//! - [`Cumulative`](super::Cumulative): `cu_seqlens`, `qo_indptr`.
+
+use ascend_attention::CallRule;
+use ascend_attention::attention::PerRequest;
+
+use crate::kv::{PageTable, fill_slots};
+use crate::refusal::{Refused, Rule, refused};
+
+/// Pages of each request one behind the other, with the number of tokens in each last page.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PageIndices {
+    kv_indptr: Vec<i32>,
+    kv_indices: Vec<i32>,
+    last_page_len: Vec<i32>,
+}
+
+/// Slots of the keys of each request one behind the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenIndices {
+    kv_indptr: Vec<i32>,
+    kv_indices: Vec<i32>,
+}
+
+fn overflow() -> Refused {
+    refused(
+        CallRule::LengthsOverflow,
+        "more entries than INT32 counts",
+        i32::MAX,
+        "split the batch",
+    )
+}
+
+fn length(lengths: &PerRequest, request: usize) -> usize {
+    lengths.lengths().get(request).copied().unwrap_or(0)
+}
+
+/// Numbers of a list, none of which is negative.
+fn whole(list: &[i32]) -> Vec<usize> {
+    let numbers = list.iter().filter_map(|n| usize::try_from(*n).ok());
+    numbers.collect()
+}
+
+fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Refused> {
+    if table.requests() == lengths.lengths().len() {
+        return Ok(());
+    }
+    Err(refused(
+        CallRule::LengthsBatch,
+        format_args!(
+            "{} lengths, a table of {} rows",
+            lengths.lengths().len(),
+            table.requests()
+        ),
+        "as many of each",
+        "make both from the same batch",
+    ))
+}
+
+/// The part of `indices` that belongs to a request.
+fn part<'a>(indptr: &[i32], indices: &'a [i32], request: usize) -> &'a [i32] {
+    let at = |n: usize| indptr.get(n).and_then(|at| usize::try_from(*at).ok());
+    let range = at(request).zip(request.checked_add(1).and_then(at));
+    range
+        .and_then(|(start, end)| indices.get(start..end))
+        .unwrap_or(&[])
+}
+
+/// Checks that `indptr` divides `indices`.
+fn divides(indptr: &[i32], indices: &[i32]) -> Result<(), Refused> {
+    let rises = indptr.is_sorted() && indptr.first() == Some(&0);
+    let whole = indptr.last().map(|end| usize::try_from(*end)) == Some(Ok(indices.len()));
+    if !rises || !whole {
+        return Err(refused(
+            Rule::IndexShape,
+            format_args!(
+                "kv_indptr from {:?} to {:?}, {} kv_indices",
+                indptr.first(),
+                indptr.last(),
+                indices.len()
+            ),
+            "starts that rise from 0 to the number of indices",
+            "give one start a request and the total behind them",
+        ));
+    }
+    match indices.iter().find(|index| **index < 0) {
+        None => Ok(()),
+        Some(index) => Err(refused(
+            Rule::TableBlock,
+            index,
+            "0 or more",
+            "leave padding out of the list",
+        )),
+    }
+}
+
+fn no_page() -> Refused {
+    refused(
+        Rule::PoolSize,
+        "pages of 0 tokens",
+        "1 or more",
+        "give the cache's page size",
+    )
+}
+
+impl PageIndices {
+    /// The three lists, checked.
+    ///
+    /// # Errors
+    /// [`Rule::IndexShape`] if they do not belong together: a start for each request and the total; a last page of 1 to
+    /// `page_size` tokens, or of 0 for a request without pages. [`Rule::TableBlock`] for a negative page,
+    /// [`Rule::PoolSize`] for pages without tokens.
+    pub fn new(
+        kv_indptr: Vec<i32>,
+        kv_indices: Vec<i32>,
+        last_page_len: Vec<i32>,
+        page_size: usize,
+    ) -> Result<Self, Refused> {
+        if page_size == 0 {
+            return Err(no_page());
+        }
+        divides(&kv_indptr, &kv_indices)?;
+        if kv_indptr.len().checked_sub(1) != Some(last_page_len.len()) {
+            return Err(refused(
+                Rule::IndexShape,
+                format_args!(
+                    "{} starts, {} last pages",
+                    kv_indptr.len(),
+                    last_page_len.len()
+                ),
+                "one start more than last pages",
+                "give one of each a request",
+            ));
+        }
+        let lists = Self {
+            kv_indptr,
+            kv_indices,
+            last_page_len,
+        };
+        for (request, &last) in lists.last_page_len.iter().enumerate() {
+            let pages = lists.pages(request).len();
+            let fits = usize::try_from(last).is_ok_and(|last| last <= page_size);
+            if !fits || (last == 0) != (pages == 0) {
+                return Err(refused(
+                    Rule::IndexShape,
+                    format_args!(
+                        "last_page_len {last} of request {request}, which has {pages} pages"
+                    ),
+                    format_args!("1 to {page_size}, 0 without pages"),
+                    "compute (length - 1) % page_size + 1",
+                ));
+            }
+        }
+        Ok(lists)
+    }
+
+    /// From a table.
+    ///
+    /// # Errors
+    /// [`CallRule::LengthsBatch`] for another number of lengths, [`Rule::TableRow`] for a row that is too short,
+    /// [`CallRule::LengthsOverflow`].
+    pub fn from_table(
+        table: &PageTable,
+        lengths: &PerRequest,
+        page_size: usize,
+    ) -> Result<Self, Refused> {
+        rows_match(table, lengths)?;
+        let mut lists = Self {
+            kv_indptr: vec![0],
+            ..Self::default()
+        };
+        for request in 0..table.requests() {
+            let len = length(lengths, request);
+            let used = table.used(request, len, page_size)?;
+            for &page in used {
+                lists
+                    .kv_indices
+                    .push(i32::try_from(page).map_err(|_| overflow())?);
+            }
+            let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
+            lists.kv_indptr.push(end);
+            let last = len
+                .checked_sub(1)
+                .and_then(|last| last.checked_rem(page_size));
+            let last = last.map_or(0, |last| last.saturating_add(1));
+            let last = i32::try_from(last).map_err(|_| overflow())?;
+            lists.last_page_len.push(last);
+        }
+        Self::new(
+            lists.kv_indptr,
+            lists.kv_indices,
+            lists.last_page_len,
+            page_size,
+        )
+    }
+
+    /// The table and the lengths that these lists mean.
+    ///
+    /// # Errors
+    /// [`Rule::IndexShape`] for a table that does not fit in the host's memory; none for lists of the page size that they
+    /// were made for otherwise.
+    pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
+        let requests = self.last_page_len.len();
+        let row = |request| whole(self.pages(request));
+        let rows: Vec<Vec<usize>> = (0..requests).map(row).collect();
+        let lengths = rows.iter().zip(&self.last_page_len).map(|(pages, last)| {
+            let full = pages.len().saturating_sub(1).saturating_mul(page_size);
+            full.saturating_add(usize::try_from(*last).unwrap_or(0))
+        });
+        Ok((
+            PageTable::from_rows(&rows)?,
+            PerRequest::new(lengths.collect())?,
+        ))
+    }
+
+    /// The pages of a request.
+    pub fn pages(&self, request: usize) -> &[i32] {
+        part(&self.kv_indptr, &self.kv_indices, request)
+    }
+
+    /// `kv_indptr`: where each request's pages begin, and their number behind.
+    pub fn kv_indptr(&self) -> &[i32] {
+        &self.kv_indptr
+    }
+
+    /// `kv_indices`: the pages.
+    pub fn kv_indices(&self) -> &[i32] {
+        &self.kv_indices
+    }
+
+    /// `last_page_len`: tokens in each last page.
+    pub fn last_page_len(&self) -> &[i32] {
+        &self.last_page_len
+    }
+}
+
+impl TokenIndices {
+    /// The two lists, checked.
+    ///
+    /// # Errors
+    /// [`Rule::IndexShape`], [`Rule::TableBlock`] for a negative slot.
+    pub fn new(kv_indptr: Vec<i32>, kv_indices: Vec<i32>) -> Result<Self, Refused> {
+        divides(&kv_indptr, &kv_indices)?;
+        Ok(Self {
+            kv_indptr,
+            kv_indices,
+        })
+    }
+
+    /// The slots of every key of a table, or with a window of the last `window` keys of each request.
+    ///
+    /// # Errors
+    /// [`CallRule::LengthsBatch`], [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`],
+    /// [`CallRule::LengthsOverflow`].
+    pub fn from_table(
+        table: &PageTable,
+        lengths: &PerRequest,
+        page_size: usize,
+        window: Option<usize>,
+    ) -> Result<Self, Refused> {
+        rows_match(table, lengths)?;
+        let mut lists = Self {
+            kv_indptr: vec![0],
+            kv_indices: Vec::new(),
+        };
+        for request in 0..table.requests() {
+            let len = length(lengths, request);
+            let used = table.used(request, len, page_size)?;
+            let first = window_start(len, window);
+            fill_slots(used, first..len, page_size, &mut lists.kv_indices)?;
+            let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
+            lists.kv_indptr.push(end);
+        }
+        Ok(lists)
+    }
+
+    /// The table and lengths that the slots mean.
+    ///
+    /// # Errors
+    /// [`Rule::IndexMisaligned`] where a page of keys does not begin at the beginning of a page of the cache, or does not
+    /// run through it: operators that read pages cannot read such keys. [`Rule::PoolSize`] for pages without tokens.
+    pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
+        let size = i32::try_from(page_size).ok().filter(|size| *size > 0);
+        let size = size.ok_or_else(no_page)?;
+        let requests = self.kv_indptr.len().saturating_sub(1);
+        let mut rows = Vec::with_capacity(requests);
+        let mut lengths = Vec::with_capacity(requests);
+        for request in 0..requests {
+            let slots = self.slots(request);
+            lengths.push(slots.len());
+            let mut row = Vec::with_capacity(slots.len().div_ceil(page_size));
+            for page in slots.chunks(page_size) {
+                let first = page.first().copied().unwrap_or(0);
+                // In 64 bits, where a slot follows on every slot.
+                let slots = page.iter().zip(i64::from(first)..);
+                let through = slots
+                    .into_iter()
+                    .all(|(slot, wanted)| i64::from(*slot) == wanted);
+                let aligned = first.checked_rem(size) == Some(0);
+                let block = first.checked_div(size).filter(|_| through && aligned);
+                let Some(block) = block.and_then(|block| usize::try_from(block).ok()) else {
+                    return Err(refused(
+                        Rule::IndexMisaligned,
+                        format_args!("slots {first}, ... of request {request}"),
+                        format_args!("runs of {size} slots that begin at a multiple of {size}"),
+                        "allocate whole pages, or gather the keys into a dense tensor",
+                    ));
+                };
+                row.push(block);
+            }
+            rows.push(row);
+        }
+        Ok((PageTable::from_rows(&rows)?, PerRequest::new(lengths)?))
+    }
+
+    /// The slots of a request.
+    pub fn slots(&self, request: usize) -> &[i32] {
+        part(&self.kv_indptr, &self.kv_indices, request)
+    }
+
+    /// `kv_indptr`: where each request's slots begin, and their number behind.
+    pub fn kv_indptr(&self) -> &[i32] {
+        &self.kv_indptr
+    }
+
+    /// `kv_indices`: the slots.
+    pub fn kv_indices(&self) -> &[i32] {
+        &self.kv_indices
+    }
+}
+
+/// The first key that a window of `window` keys over `len` shows.
+pub fn window_start(len: usize, window: Option<usize>) -> usize {
+    window.map_or(0, |window| len.saturating_sub(window))
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn per(lengths: &[usize]) -> PerRequest {
+        PerRequest::new(lengths.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn lists_of_a_small_batch() {
+        let table = PageTable::from_rows(&[vec![4, 2], vec![7]]).unwrap();
+        let pages = PageIndices::from_table(&table, &per(&[5, 4]), 4).unwrap();
+        assert_eq!(pages.kv_indptr(), [0, 2, 3]);
+        assert_eq!(pages.kv_indices(), [4, 2, 7]);
+        assert_eq!(pages.last_page_len(), [1, 4]);
+        let tokens = TokenIndices::from_table(&table, &per(&[5, 4]), 4, Some(2)).unwrap();
+        assert_eq!(tokens.kv_indices(), [19, 8, 30, 31]);
+        assert_eq!(tokens.kv_indptr(), [0, 2, 4]);
+    }
+
+    #[test]
+    fn keys_that_are_no_pages_are_refused() {
+        for slots in [vec![1, 2], vec![4, 6], vec![4, 5, 6, 7, 9], vec![5, 4]] {
+            let end = slots.len() as i32;
+            let tokens = TokenIndices::new(vec![0, end], slots).unwrap();
+            let error = tokens.to_table(4).unwrap_err();
+            assert_eq!(error.rule, Rule::IndexMisaligned);
+        }
+        let tokens = TokenIndices::new(vec![0, 5], vec![4, 5, 6, 7, 0]).unwrap();
+        assert_eq!(tokens.to_table(4).unwrap().0.blocks(), [1, 0]);
+        assert_eq!(tokens.to_table(0).unwrap_err().rule, Rule::PoolSize);
+    }
+
+    #[test]
+    fn lists_that_do_not_belong_together_are_refused() {
+        let rule = |indptr: &[i32], indices: &[i32], last: &[i32]| {
+            let lists = PageIndices::new(indptr.to_vec(), indices.to_vec(), last.to_vec(), 4);
+            lists.unwrap_err().rule
+        };
+        assert_eq!(rule(&[], &[], &[]), Rule::IndexShape);
+        assert_eq!(rule(&[1, 2], &[1, 2], &[1]), Rule::IndexShape);
+        assert_eq!(rule(&[0, 3], &[1, 2], &[1]), Rule::IndexShape);
+        assert_eq!(rule(&[0, 2, 1, 2], &[1, 2], &[1, 1, 1]), Rule::IndexShape);
+        assert_eq!(rule(&[0, 2], &[1, 2], &[5]), Rule::IndexShape);
+        assert_eq!(rule(&[0, 2], &[1, 2], &[0]), Rule::IndexShape);
+        assert_eq!(rule(&[0, 0], &[], &[1]), Rule::IndexShape);
+        assert_eq!(rule(&[0, 2], &[1, -2], &[1]), Rule::TableBlock);
+        let table = PageTable::from_rows(&[vec![4]]).unwrap();
+        let wrong = PageIndices::from_table(&table, &per(&[1, 1]), 4);
+        assert_eq!(wrong.unwrap_err().rule, CallRule::LengthsBatch);
+        let wrong = PageIndices::from_table(&table, &per(&[5]), 4);
+        assert_eq!(wrong.unwrap_err().rule, Rule::TableRow);
+        let wrong = PageIndices::from_table(&table, &per(&[1]), 0);
+        assert_eq!(wrong.unwrap_err().rule, Rule::TableRow);
+    }
+
+    proptest! {
+        #[test]
+        fn formats_convert_both_ways(rows in prop::collection::vec((prop::collection::vec(0usize..99, 0..5), any::<usize>()), 1..6), page in 1usize..20) {
+            // A length that fills the row up to its last page.
+            let lengths: Vec<usize> = rows.iter().map(|(row, cut)| match row.len() {
+                0 => 0,
+                pages => (pages - 1) * page + 1 + cut % page,
+            }).collect();
+            let rows: Vec<_> = rows.into_iter().map(|(row, _)| row).collect();
+            let (table, lengths) = (PageTable::from_rows(&rows).unwrap(), per(&lengths));
+            let pages = PageIndices::from_table(&table, &lengths, page).unwrap();
+            prop_assert_eq!(pages.to_table(page).unwrap(), (table.clone(), lengths.clone()));
+            let tokens = TokenIndices::from_table(&table, &lengths, page, None).unwrap();
+            prop_assert_eq!(tokens.to_table(page).unwrap(), (table.clone(), lengths.clone()));
+            for window in [0, 1, 7, usize::MAX] {
+                let last = TokenIndices::from_table(&table, &lengths, page, Some(window)).unwrap();
+                for request in 0..rows.len() {
+                    let all = tokens.slots(request);
+                    let from = all.len() - all.len().min(window);
+                    prop_assert_eq!(last.slots(request), &all[from..]);
+                }
+            }
+        }
+    }
+}

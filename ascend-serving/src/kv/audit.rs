@@ -1,0 +1,244 @@
+//! Slots, tables and lengths of a step checked against each other.
+
+use std::collections::HashMap;
+
+use ascend_attention::CallRule;
+
+use crate::refusal::{Refused, Rule, refused};
+
+use super::pad::PadPolicy;
+use super::slot::{MOST_BLOCK, check_slots, slot};
+use super::table::PageTable;
+
+/// The lengths of one request in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuditRequest {
+    /// Tokens cached before the step.
+    pub cached: usize,
+    /// Tokens that the step adds.
+    pub new: usize,
+}
+
+/// A step as the operators will see it: whether it is what its lengths say.
+///
+/// An engine runs it where a wrong slot would go unnoticed, for the operators do not look: they write where the slots say
+/// and read what the table says.
+#[derive(Clone, Debug)]
+pub struct Audit<'a> {
+    /// Blocks of the cache.
+    pub blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// What padding writes.
+    pub pad: PadPolicy,
+    /// The requests, in the order of the rows. Rows behind them are padding.
+    pub requests: &'a [AuditRequest],
+    /// The block table.
+    pub table: &'a PageTable,
+    /// The slots of the packed tokens as the device gets them, INT32. Entries behind the requests' tokens are padding.
+    pub slots: &'a [i32],
+}
+
+impl Audit<'_> {
+    /// Looks for a fault.
+    ///
+    /// # Errors
+    /// The first fault: of the requests in their order [`CallRule::LengthsOverflow`], [`Rule::TableRow`],
+    /// [`Rule::TableBlock`]; then of the slots [`Rule::SlotCount`], [`Rule::SlotRange`], [`Rule::SlotDuplicate`],
+    /// [`Rule::SlotDump`], [`Rule::SlotPosition`]; then [`Rule::TableShared`].
+    pub fn run(&self) -> Result<(), Refused> {
+        self.tables()?;
+        let tokens = (self.requests.iter()).fold(0usize, |sum, of| sum.saturating_add(of.new));
+        let Some(padding) = self.slots.get(tokens..) else {
+            return Err(refused(
+                Rule::SlotCount,
+                format_args!("{} slots", self.slots.len()),
+                format_args!("{tokens}, the new tokens of the batch, or more with padding"),
+                "make the slots from the same batch as the lengths",
+            ));
+        };
+        if let Some(at) = padding
+            .iter()
+            .position(|slot| !self.pad.is_padding(*slot, self.block_size))
+        {
+            return Err(refused(
+                Rule::SlotCount,
+                format_args!(
+                    "slot {} behind the batch's {tokens} tokens",
+                    padding.get(at).copied().unwrap_or(0)
+                ),
+                "padding",
+                "fill the slots of padding tokens by the pad policy",
+            ));
+        }
+        check_slots(self.slots, self.blocks, self.block_size, self.pad)?;
+        self.positions()?;
+        self.sharing()
+    }
+
+    fn used(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Refused> {
+        let len = of.cached.checked_add(of.new);
+        let Some(len) = len.filter(|len| *len <= MOST_BLOCK) else {
+            return Err(refused(
+                CallRule::LengthsOverflow,
+                format_args!("{} and {} tokens of request {request}", of.cached, of.new),
+                format_args!("at most {MOST_BLOCK}"),
+                "end the request",
+            ));
+        };
+        self.table.used(request, len, self.block_size)
+    }
+
+    fn tables(&self) -> Result<(), Refused> {
+        let reserved = self.pad.reserved_blocks(self.block_size);
+        for (request, of) in self.requests.iter().enumerate() {
+            let used = self.used(request, of)?;
+            // Blocks in front of a window are given back and stand as 0, which a dump block may be.
+            if let Some(block) = used.iter().find(|block| **block >= self.blocks) {
+                return Err(refused(
+                    Rule::TableBlock,
+                    format_args!("block {block} of request {request}"),
+                    format_args!("{reserved} to {}", self.blocks.saturating_sub(1)),
+                    "use blocks that this cache's pool handed out",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn positions(&self) -> Result<(), Refused> {
+        let mut slots = self.slots.iter();
+        for (request, of) in self.requests.iter().enumerate() {
+            let used = self.used(request, of)?;
+            // The slots come first: behind the last of them no position is asked for, which INT32 might not have.
+            for (&given, position) in slots.by_ref().take(of.new).zip(of.cached..) {
+                let wanted = slot(used, position, self.block_size)?;
+                let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
+                if self.pad.is_padding(wanted, self.block_size) {
+                    return Err(refused(
+                        Rule::SlotDump,
+                        format_args!("slot {wanted} for position {position} of request {request}"),
+                        "a slot that padding is not written to",
+                        "never give a sequence the dump block",
+                    ));
+                }
+                if given != wanted {
+                    return Err(refused(
+                        Rule::SlotPosition,
+                        format_args!("slot {given} for position {position} of request {request}"),
+                        wanted,
+                        "compute slots from the table that the attention call reads",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// No request reads a block that another one writes.
+    fn sharing(&self) -> Result<(), Refused> {
+        let mut writer: HashMap<usize, usize> = HashMap::new();
+        for (request, of) in self.requests.iter().enumerate() {
+            let first = of.cached.checked_div(self.block_size).unwrap_or(0);
+            let used = self.used(request, of)?;
+            if of.new > 0 {
+                let written = used.get(first..).unwrap_or(&[]);
+                writer.extend(written.iter().map(|block| (*block, request)));
+            }
+        }
+        for (request, of) in self.requests.iter().enumerate() {
+            let used = self.used(request, of)?;
+            let written = |block: &usize| writer.get(block).filter(|by| **by != request);
+            if let Some((block, by)) = used.iter().find_map(|b| written(b).map(|by| (b, by))) {
+                return Err(refused(
+                    Rule::TableShared,
+                    format_args!("block {block} of request {request}, which request {by} writes"),
+                    "a block that no other request of the batch writes",
+                    "copy a shared block before writing into it, as Sequence::grow asks for",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::*;
+
+    struct Step {
+        requests: Vec<AuditRequest>,
+        rows: Vec<Vec<usize>>,
+        slots: Vec<i32>,
+        pad: PadPolicy,
+    }
+
+    impl Step {
+        /// Two requests over a shared first block: one of 6 cached tokens and 3 new, one of 4 and 1.
+        fn right() -> Self {
+            Self {
+                requests: vec![
+                    AuditRequest { cached: 6, new: 3 },
+                    AuditRequest { cached: 4, new: 1 },
+                ],
+                rows: vec![vec![1, 2, 3], vec![1, 5]],
+                slots: vec![10, 11, 12, 20, -1, -1],
+                pad: PadPolicy::SkipNegative,
+            }
+        }
+
+        fn fault(&self) -> Rule {
+            self.run().unwrap_err().rule
+        }
+
+        fn run(&self) -> Result<(), Refused> {
+            Audit {
+                blocks: 6,
+                block_size: 4,
+                pad: self.pad,
+                requests: &self.requests,
+                table: &PageTable::from_rows(&self.rows)?,
+                slots: &self.slots,
+            }
+            .run()
+        }
+    }
+
+    #[test]
+    fn a_right_step_has_no_fault() {
+        assert_eq!(Step::right().run(), Ok(()));
+    }
+
+    #[test]
+    fn the_first_fault_is_named() {
+        let with = |change: fn(&mut Step)| {
+            let mut step = Step::right();
+            change(&mut step);
+            step.fault()
+        };
+        assert_eq!(
+            with(|s| s.requests[0].cached = usize::MAX),
+            CallRule::LengthsOverflow
+        );
+        assert_eq!(with(|s| s.requests[0].cached = 40), Rule::TableRow);
+        assert_eq!(with(|s| s.rows[0][2] = 6), Rule::TableBlock);
+        assert_eq!(with(|s| s.rows[1][0] = usize::MAX), Rule::TableBlock);
+        assert_eq!(with(|s| s.slots.truncate(3)), Rule::SlotCount);
+        assert_eq!(with(|s| s.slots[5] = 0), Rule::SlotCount);
+        assert_eq!(with(|s| s.slots[3] = 24), Rule::SlotRange);
+        assert_eq!(with(|s| s.slots[3] = 10), Rule::SlotDuplicate);
+        assert_eq!(with(|s| s.slots[3] = 21), Rule::SlotPosition);
+        assert_eq!(with(|s| s.slots[3] = -1), Rule::SlotPosition);
+        assert_eq!(with(|s| s.rows[1][0] = 2), Rule::TableShared);
+        let dump = |s: &mut Step| {
+            s.pad = PadPolicy::DumpSlot(20);
+            s.slots.truncate(4);
+        };
+        assert_eq!(with(dump), Rule::SlotDump);
+    }
+}

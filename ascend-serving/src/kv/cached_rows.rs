@@ -1,0 +1,214 @@
+//! Cached tokens, one behind the other again.
+
+use std::ops::Range;
+
+use ascend_attention::{Element, Stream, Tensor};
+
+use crate::error::{Error, Result};
+use crate::refusal::Refused;
+
+use super::cache::LayerCache;
+use super::slot::{rest_of_block, slot};
+
+/// Tokens of a paged cache that are to lie one behind the other, as operators want them that take no block table.
+///
+/// CANN's operators known to this crate have none that gathers, so [`LayerCache::gather`] copies on the stream: one copy
+/// for each run of slots that follow each other, at most one a block.
+///
+/// ```
+/// use ascend_serving::kv::CachedRows;
+///
+/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// // Tokens 2 to 9 of a sequence in the blocks 5, 6 and 1 of four tokens: 5 and 6 follow each other.
+/// let mut rows = CachedRows::new(4);
+/// rows.push(&[5, 6, 1], 2..10)?;
+/// assert_eq!((rows.len(), rows.copies()), (8, 2));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedRows {
+    block_size: usize,
+    runs: Vec<Run>,
+    rows: usize,
+}
+
+/// Slots that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    first: usize,
+    rows: usize,
+}
+
+impl CachedRows {
+    /// No token yet, of a cache with blocks of `block_size` tokens.
+    pub fn new(block_size: usize) -> Self {
+        Self {
+            block_size,
+            runs: Vec::new(),
+            rows: 0,
+        }
+    }
+
+    /// Adds the tokens at these positions of a sequence with this row of the block table, behind those added before.
+    ///
+    /// # Errors
+    /// As for [`slot`]; nothing is added then.
+    pub fn push(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Refused> {
+        let (runs, rows) = (self.runs.len(), self.rows);
+        let last = self.runs.last().copied();
+        let outcome = self.extend(row, positions);
+        if outcome.is_err() {
+            self.runs.truncate(runs);
+            self.rows = rows;
+            if let (Some(now), Some(before)) = (self.runs.last_mut(), last) {
+                *now = before;
+            }
+        }
+        outcome
+    }
+
+    fn extend(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Refused> {
+        let mut position = positions.start;
+        while position < positions.end {
+            let first = slot(row, position, self.block_size)?;
+            let left = rest_of_block(position, self.block_size);
+            let rows = left.min(positions.end.saturating_sub(position));
+            position = position.saturating_add(rows);
+            let run = Run { first, rows };
+            self.rows = self.rows.saturating_add(run.rows);
+            match self.runs.last_mut() {
+                Some(last) if last.first.checked_add(last.rows) == Some(run.first) => {
+                    last.rows = last.rows.saturating_add(run.rows);
+                }
+                _ => self.runs.push(run),
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// Number of copies of each tensor that gathering takes.
+    pub fn copies(&self) -> usize {
+        self.runs.len()
+    }
+}
+
+impl<T: Element> LayerCache<T> {
+    /// Refuses a cache whose tokens do not lie whole.
+    pub(crate) fn lies_whole(&self, block_size: usize) -> Result<()> {
+        tokens(&self.key, block_size)?;
+        tokens(&self.value, block_size)?;
+        Ok(())
+    }
+
+    /// Queues the copying of cached tokens into `[tokens, N * D]` each, of a cache whose tokens lie whole: BnBsH, or a
+    /// single head in BnNBsD. Returns at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another cache, one of another block size or without these slots, for a target of
+    /// another shape, or memory that is shared with the cache; [`Error::Acl`].
+    pub fn gather(
+        &self,
+        stream: &Stream,
+        rows: &CachedRows,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<()> {
+        for (cache, target) in [(&self.key, key), (&self.value, value)] {
+            let tokens = tokens(cache, rows.block_size)?;
+            let count = target.shape().first().copied().unwrap_or(0);
+            if count != rows.len() {
+                return Err(Error::invalid(
+                    "target",
+                    target.desc(),
+                    format_args!("a row for each of the {} tokens", rows.len()),
+                ));
+            }
+            let mut at = 0usize;
+            for run in &rows.runs {
+                let end = run.first.saturating_add(run.rows);
+                let source = tokens.narrow(0, run.first..end)?;
+                let behind = at.saturating_add(run.rows);
+                let place = target.narrow(0, at..behind)?;
+                place.copy_from(stream, &source)?;
+                at = behind;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A cache as `[tokens, N * D]`.
+fn tokens<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<Tensor<T>> {
+    let size = block_size;
+    let shape = match *cache.shape() {
+        [blocks, of, hidden] if of == size => Some((blocks, hidden)),
+        [blocks, 1, of, dim] if of == size => Some((blocks, dim)),
+        _ => None,
+    };
+    let shape = shape.and_then(|(blocks, hidden)| Some([blocks.checked_mul(size)?, hidden]));
+    match shape {
+        Some(shape) => Ok(cache.reshape(shape)?),
+        None => Err(Error::invalid(
+            "cache",
+            cache.desc(),
+            format_args!(
+                "[blocks, {block_size}, N * D], or [blocks, 1, {block_size}, D], whose tokens lie whole"
+            ),
+        )),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::refusal::Rule;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_cannot_be_added_leaves_the_rest() {
+        let mut rows = CachedRows::new(4);
+        rows.push(&[2, 7], 1..3).unwrap();
+        let before = rows.clone();
+        // The first token continues the run; the last has no block.
+        let error = rows.push(&[2], 3..5).unwrap_err();
+        assert_eq!((error.rule, &rows), (Rule::TableRow, &before));
+        let error = CachedRows::new(0).push(&[2], 0..1).unwrap_err();
+        assert_eq!(error.rule, Rule::PoolSize);
+        rows.push(&[], 9..9).unwrap();
+        assert_eq!(rows, before);
+    }
+
+    proptest! {
+        /// Every token is the one in its slot, in order, and runs are as long as they can be.
+        #[test]
+        fn runs_are_slots(block_size in 1usize..6, table in prop::collection::vec(0usize..9, 1..6), cuts in prop::collection::vec((0usize..30, 0usize..30), 1..4)) {
+            let mut rows = CachedRows::new(block_size);
+            let mut want = Vec::new();
+            for (from, to) in cuts {
+                let len = table.len() * block_size;
+                let range = from.min(len)..to.min(len);
+                rows.push(&table, range.clone()).unwrap();
+                for position in range {
+                    want.push(slot(&table, position, block_size).unwrap());
+                }
+            }
+            let got: Vec<usize> = rows.runs.iter().flat_map(|run| run.first..run.first + run.rows).collect();
+            prop_assert_eq!(rows.len(), want.len());
+            let breaks = want.windows(2).filter(|pair| pair[0] + 1 != pair[1]).count();
+            prop_assert_eq!(rows.copies(), if want.is_empty() { 0 } else { breaks + 1 });
+            prop_assert_eq!(got, want);
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The paged KV cache: blocks, the sequences that hold them, and where each token lies.
+//!
+//! [`BlockPool`] hands out blocks and takes them back when no launch in flight can read them any more. A [`Sequence`] is
+//! the cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing to it.
+//! [`slot`] says where a token lies; [`PageTable`] is what the operators read; [`ScatterPaKvCache`](ascend_attention::scatter::ScatterPaKvCache) writes new keys and
+//! values into the slots of a [`SlotMapping`](ascend_attention::scatter::SlotMapping). [`PagedKvCache`] puts them together: the tensors of every layer, and their pool.
+//!
+//! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`; they become CANN's integers where they
+//! are copied to the device or given to an operator, and what does not fit is refused there. Lists of a step's slots alone
+//! are what the device gets: integers of its width, among which padding may be negative.
+
+mod audit;
+mod cache;
+mod cached_rows;
+mod fence;
+mod pad;
+mod pool;
+mod sequence;
+mod slot;
+mod table;
+
+pub use ascend_attention::attention::Cache;
+pub use audit::{Audit, AuditRequest};
+pub(crate) use cache::no_layer;
+pub use cache::{CacheShape, CacheWrite, LayerCache, PagedKvCache};
+pub use cached_rows::CachedRows;
+pub use fence::{Fence, Lane};
+pub use pad::PadPolicy;
+pub(crate) use pool::too_many_blocks;
+pub use pool::{Block, BlockPool, GroupId, StepLease};
+pub(crate) use sequence::uncopied;
+pub use sequence::{BlockCopy, Grown, Sequence};
+pub use slot::{Interleave, KernelBlocks, check_slots, slot};
+pub(crate) use slot::{MOST_BLOCK, capacity, fill_slots, on_device};
+pub use table::PageTable;

@@ -1,0 +1,112 @@
+//! What padding tokens write.
+
+use serde::{Deserialize, Serialize};
+
+use crate::refusal::{Refused, Rule, refused};
+
+/// The slot that a padding token has. Engines disagree, so it is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PadPolicy {
+    /// A negative slot, which the writer skips wherever it stands in the list.
+    #[default]
+    SkipNegative,
+    /// Padding goes to blocks that no sequence ever gets: that of this slot, and all blocks before it. The first padding
+    /// token of a step has this slot and those behind it go round the slots of these blocks, so that none is named twice
+    /// while there are as many of them as padding tokens. More padding tokens name some again: nobody reads what is written
+    /// there, but the emulation reports it, as an error where it is strict.
+    ///
+    /// A small slot, such as 0, costs one block; slot 1600 of blocks of 128 tokens costs 13.
+    DumpSlot(usize),
+}
+
+impl PadPolicy {
+    /// The slot of the first padding token of a step; [`PadPolicy::slot_of`] has those of the others.
+    ///
+    /// # Errors
+    /// [`Rule::PadSlot`] for a dump slot that is no INT32.
+    pub fn slot(self) -> Result<i32, Refused> {
+        match self {
+            Self::SkipNegative => Ok(-1),
+            Self::DumpSlot(slot) => i32::try_from(slot).map_err(|_| outside(slot, 1 << 31)),
+        }
+    }
+
+    /// Refuses a dump slot that a cache of `slots` slots (blocks times block size) does not have.
+    ///
+    /// # Errors
+    /// [`Rule::PadSlot`].
+    pub fn check(self, slots: usize) -> Result<(), Refused> {
+        match self {
+            Self::DumpSlot(slot) if slot >= slots => Err(outside(slot, slots)),
+            _ => self.slot().map(drop),
+        }
+    }
+
+    /// The slot of padding token `nth` of a step, counted from 0, in a cache of blocks of `block_size` tokens.
+    ///
+    /// # Errors
+    /// [`Rule::PadSlot`] for a slot that is no INT32.
+    pub fn slot_of(self, nth: usize, block_size: usize) -> Result<i32, Refused> {
+        let Self::DumpSlot(dump) = self else {
+            return Ok(-1);
+        };
+        let reserved = self.reserved_slots(block_size);
+        let nth = nth.checked_rem(reserved).unwrap_or(0);
+        let slot = dump.saturating_add(nth);
+        let round = slot.checked_sub(reserved).unwrap_or(slot);
+        i32::try_from(round).map_err(|_| outside(round, 1 << 31))
+    }
+
+    /// Whether a slot is padding in a cache of blocks of `block_size` tokens.
+    pub fn is_padding(self, slot: i32, block_size: usize) -> bool {
+        match self {
+            Self::SkipNegative => slot < 0,
+            Self::DumpSlot(_) => {
+                usize::try_from(slot).is_ok_and(|slot| slot < self.reserved_slots(block_size))
+            }
+        }
+    }
+
+    fn reserved_slots(self, block_size: usize) -> usize {
+        self.reserved_blocks(block_size).saturating_mul(block_size)
+    }
+
+    /// Blocks at the beginning of the cache that sequences must not get.
+    pub fn reserved_blocks(self, block_size: usize) -> usize {
+        match self {
+            Self::SkipNegative => 0,
+            Self::DumpSlot(slot) => {
+                let block = slot.checked_div(block_size);
+                block.map_or(0, |block| block.saturating_add(1))
+            }
+        }
+    }
+}
+
+#[cold]
+fn outside(slot: usize, slots: usize) -> Refused {
+    refused(
+        Rule::PadSlot,
+        format_args!("dump slot {slot}"),
+        format_args!("below {slots}"),
+        "write padding to a slot of the cache, or skip it by a negative slot",
+    )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_goes_round_the_reserved_slots() {
+        let pad = PadPolicy::DumpSlot(5);
+        let slots: Vec<i32> = (0..8).map(|nth| pad.slot_of(nth, 4).unwrap()).collect();
+        assert_eq!(slots, [5, 6, 7, 0, 1, 2, 3, 4]);
+        assert!(slots.iter().all(|slot| pad.is_padding(*slot, 4)));
+        assert!(!pad.is_padding(8, 4) && !pad.is_padding(-1, 4));
+        assert_eq!(pad.slot_of(8, 4), Ok(5), "round again");
+        assert_eq!(PadPolicy::DumpSlot(8).slot_of(8, 4), Ok(4));
+        assert_eq!(PadPolicy::SkipNegative.slot_of(usize::MAX, 4), Ok(-1));
+    }
+}

@@ -1,0 +1,853 @@
+//! Blocks of a paged cache: who holds them, and when one may be handed out again.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, ThreadId};
+
+use ascend_attention::CallRule;
+use ascend_attention::spec::fia::FiaCall;
+
+use crate::lock::lock;
+use crate::refusal::{Refused, Rule, refused, room};
+
+use super::fence::{Fence, Lane};
+use super::pad::PadPolicy;
+use super::slot::{MOST_BLOCK, capacity};
+
+/// A group of layers that share block tables. Each pool is a group of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(u64);
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "group {}", self.0)
+    }
+}
+
+/// A step whose launches may be reading blocks.
+enum Step {
+    Open,
+    Ending(Arc<dyn Fence>),
+}
+
+#[derive(Default)]
+struct State {
+    /// Holders of each block.
+    holders: Vec<u32>,
+    free: Vec<u32>,
+    /// Given back while steps were in flight, with the number of the last step that may read them.
+    waiting: VecDeque<(u64, u32)>,
+    steps: VecDeque<Step>,
+    /// Number of the first of `steps`.
+    first_step: u64,
+    /// Threads that are asking fences.
+    asking: Vec<ThreadId>,
+    /// Held blocks whose tokens have still to be copied from another one, with the number of the copy.
+    uncopied: HashMap<usize, u64>,
+    /// Number of the next copy.
+    next_copy: u64,
+}
+
+impl State {
+    /// The first step in flight and what tells when it is over, if it has ended.
+    fn ending(&self) -> Option<(u64, Arc<dyn Fence>)> {
+        match self.steps.front() {
+            Some(Step::Ending(fence)) => Some((self.first_step, Arc::clone(fence))),
+            Some(Step::Open) | None => None,
+        }
+    }
+
+    /// Takes out the first step in flight, unless another thread did, and moves blocks that none behind it can read to
+    /// the free ones.
+    fn finish(&mut self, step: u64) -> Option<Step> {
+        if step != self.first_step {
+            return None;
+        }
+        let over = self.steps.pop_front()?;
+        self.first_step = self.first_step.saturating_add(1);
+        while let Some(&(step, block)) = self.waiting.front() {
+            if step >= self.first_step {
+                break;
+            }
+            self.waiting.pop_front();
+            self.free.push(block);
+        }
+        Some(over)
+    }
+
+    fn release(&mut self, block: u32) {
+        let Some(holders) = self.held(block) else {
+            return;
+        };
+        // A count that has reached its end says nothing any more: the block is never handed out again.
+        if *holders == u32::MAX {
+            return;
+        }
+        *holders = holders.saturating_sub(1);
+        if *holders > 0 {
+            return;
+        }
+        self.uncopied.remove(&(block as usize));
+        match self.steps.len().checked_sub(1) {
+            None => self.free.push(block),
+            Some(last) => {
+                let last = self.first_step.saturating_add(last as u64);
+                self.waiting.push_back((last, block));
+            }
+        }
+    }
+
+    fn held(&mut self, block: u32) -> Option<&mut u32> {
+        let at = usize::try_from(block).ok()?;
+        self.holders.get_mut(at)
+    }
+}
+
+struct Shared {
+    group: GroupId,
+    block_size: usize,
+    blocks: usize,
+    reserved: usize,
+    pad: PadPolicy,
+    state: Mutex<State>,
+}
+
+/// The blocks of a paged cache.
+///
+/// A [`Block`] is held, shared by cloning, and given back by dropping it. A block that was given back is handed out again
+/// when every step that began before is over, so that no launch in flight reads tokens of its next holder: begin each
+/// step with [`BlockPool::begin_step`], before the first launch that reads the cache.
+///
+/// Cloning shares the pool.
+#[derive(Clone)]
+pub struct BlockPool(Arc<Shared>);
+
+impl BlockPool {
+    /// Most blocks of a pool, which keeps 8 bytes of host memory for each.
+    pub const MAX_BLOCKS: usize = 1 << 26;
+
+    /// Most requests of a packed call: each has a row.
+    pub const MAX_REQUESTS: usize = FiaCall::MOST_PACKED_ROWS as usize;
+
+    /// A pool of `blocks` blocks of `block_size` tokens, less those that the padding is written to.
+    ///
+    /// # Errors
+    /// [`Rule::PoolSize`] for a pool without blocks, one of more than [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose
+    /// slots do not fit INT32; [`Rule::PadSlot`] for a dump slot that is none of them.
+    pub fn new(blocks: usize, block_size: usize, pad: PadPolicy) -> Result<Self, Refused> {
+        static GROUPS: AtomicU64 = AtomicU64::new(0);
+        let reserved = pad.reserved_blocks(block_size.max(1));
+        let slots = capacity(blocks, block_size);
+        let counted = slots <= MOST_BLOCK && blocks <= Self::MAX_BLOCKS;
+        if counted && slots > 0 {
+            pad.check(slots)?;
+        }
+        let fix = match pad {
+            PadPolicy::DumpSlot(_) if counted && slots > 0 => {
+                "choose more blocks, or a small dump slot such as 0: each block up to that of the slot is reserved"
+            }
+            _ => "choose another number of blocks",
+        };
+        if !counted || block_size == 0 || reserved >= blocks {
+            return Err(refused(
+                Rule::PoolSize,
+                format_args!(
+                    "{blocks} blocks of {block_size} tokens, {reserved} reserved for padding ({pad:?})"
+                ),
+                format_args!(
+                    "more than {reserved} blocks and at most {}, 1 or more tokens in each, at most {} slots in all",
+                    Self::MAX_BLOCKS,
+                    MOST_BLOCK
+                ),
+                fix,
+            ));
+        }
+        // The next block handed out is the last of the list: lowest numbers first.
+        let numbers = (reserved..blocks).rev();
+        let (mut holders, mut free) = (Vec::new(), Vec::new());
+        let fix = "choose fewer blocks";
+        room(&mut holders, blocks, Rule::PoolSize, fix)?;
+        room(&mut free, blocks, Rule::PoolSize, fix)?;
+        holders.resize(blocks, 0);
+        free.extend(numbers.filter_map(|block| u32::try_from(block).ok()));
+        let state = State {
+            holders,
+            free,
+            ..State::default()
+        };
+        Ok(Self(Arc::new(Shared {
+            group: GroupId(GROUPS.fetch_add(1, Ordering::Relaxed)),
+            block_size,
+            blocks,
+            reserved,
+            pad,
+            state: Mutex::new(state),
+        })))
+    }
+
+    /// The group of layers that these blocks are for.
+    pub fn group(&self) -> GroupId {
+        self.0.group
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> usize {
+        self.0.block_size
+    }
+
+    /// Number of blocks, reserved ones included.
+    pub fn blocks(&self) -> usize {
+        self.0.blocks
+    }
+
+    /// What padding tokens write.
+    pub fn pad_policy(&self) -> PadPolicy {
+        self.0.pad
+    }
+
+    /// Asks the fences of steps whether they are over, without holding the lock: a fence may be slow, or ask the pool.
+    fn reclaim(&self) {
+        let Some(asking) = Asking::begin(self) else {
+            return;
+        };
+        loop {
+            let ending = lock(&asking.pool.0.state).ending();
+            let Some((step, fence)) = ending.filter(|(_, fence)| fence.is_passed()) else {
+                return;
+            };
+            let over = lock(&asking.pool.0.state).finish(step);
+            // Fences end outside the lock too.
+            drop((over, fence));
+        }
+    }
+
+    /// Waits for the first step in flight if blocks wait for it and its last launch was queued; whether it is over now.
+    pub(super) fn await_step(&self) -> bool {
+        let ending = {
+            let state = lock(&self.0.state);
+            state.ending().filter(|_| !state.waiting.is_empty())
+        };
+        let Some((step, fence)) = ending else {
+            return false;
+        };
+        fence.wait();
+        if !fence.is_passed() {
+            return false;
+        }
+        let over = lock(&self.0.state).finish(step);
+        // Fences end outside the lock.
+        drop((over, fence));
+        true
+    }
+
+    /// Number of blocks that can be handed out now.
+    pub fn free_blocks(&self) -> usize {
+        self.reclaim();
+        lock(&self.0.state).free.len()
+    }
+
+    /// Number of blocks that were given back and may still be read by a step in flight.
+    pub fn waiting_blocks(&self) -> usize {
+        self.reclaim();
+        lock(&self.0.state).waiting.len()
+    }
+
+    /// Number of blocks that someone holds.
+    pub fn held_blocks(&self) -> usize {
+        let state = lock(&self.0.state);
+        state.holders.iter().filter(|holders| **holders > 0).count()
+    }
+
+    /// Number of steps in flight.
+    pub fn steps_in_flight(&self) -> usize {
+        self.reclaim();
+        lock(&self.0.state).steps.len()
+    }
+
+    /// Whether one packed call can read requests of these lengths: the operator wants the cache to have as many blocks as
+    /// they need together, and counts a block that several share for each of them. A request of padding takes one.
+    ///
+    /// A scheduler asks before it grows sequences; a step that is too large is refused when its first layer is queued, by
+    /// the same rule ([`Error::breaks`](crate::Error::breaks)).
+    ///
+    /// # Errors
+    /// [`Rule::BatchBlocks`], [`CallRule::LengthsOverflow`] for more than [`MAX_REQUESTS`](Self::MAX_REQUESTS).
+    pub fn admits(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), Refused> {
+        let size = self.0.block_size;
+        let mut needed = 0usize;
+        for (request, len) in lengths.into_iter().enumerate() {
+            if request >= Self::MAX_REQUESTS {
+                return Err(refused(
+                    CallRule::LengthsOverflow,
+                    format_args!("more than {request} requests"),
+                    format_args!("at most {}, the rows of a packed call", Self::MAX_REQUESTS),
+                    "split the batch",
+                ));
+            }
+            needed = needed.saturating_add(len.div_ceil(size));
+            if needed > self.0.blocks {
+                return Err(too_many_blocks(
+                    format_args!(
+                        "{needed} blocks of {size} tokens for the first {} requests, shared ones counted for each",
+                        request.saturating_add(1)
+                    ),
+                    format_args!("at most {}, those of the cache", self.0.blocks),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A block that nobody else holds and no launch in flight reads.
+    ///
+    /// # Errors
+    /// [`Rule::PoolWaiting`] if blocks were given back that a step in flight may still read: synchronise its stream and ask
+    /// again. [`Rule::PoolExhausted`] if that would not do: preempt a request.
+    pub fn allocate(&self) -> Result<Block, Refused> {
+        let mut state = self.with_free(1)?;
+        match state.free.pop() {
+            Some(id) => Ok(self.hand_out(&mut state, id)),
+            None => Err(self.too_few(&state, 1)),
+        }
+    }
+
+    /// So many blocks, or none.
+    pub(super) fn take(&self, wanted: usize) -> Result<Vec<Block>, Refused> {
+        let mut taken = Vec::new();
+        if wanted == 0 {
+            return Ok(taken);
+        }
+        let mut state = self.with_free(wanted)?;
+        // There are as many, so that this is no more than the pool keeps for them.
+        room(
+            &mut taken,
+            wanted,
+            CallRule::LengthsOverflow,
+            "grow by fewer tokens",
+        )?;
+        while taken.len() < wanted
+            && let Some(id) = state.free.pop()
+        {
+            taken.push(self.hand_out(&mut state, id));
+        }
+        Ok(taken)
+    }
+
+    /// The state with so many free blocks.
+    fn with_free(&self, wanted: usize) -> Result<MutexGuard<'_, State>, Refused> {
+        let mut state = lock(&self.0.state);
+        if state.free.len() < wanted || !state.waiting.is_empty() {
+            drop(state);
+            self.reclaim();
+            state = lock(&self.0.state);
+        }
+        match state.free.len() < wanted {
+            false => Ok(state),
+            true => Err(self.too_few(&state, wanted)),
+        }
+    }
+
+    fn hand_out(&self, state: &mut State, id: u32) -> Block {
+        if let Some(holders) = state.held(id) {
+            *holders = 1;
+        }
+        Block {
+            pool: self.clone(),
+            id,
+        }
+    }
+
+    #[cold]
+    fn too_few(&self, state: &State, wanted: usize) -> Refused {
+        let usable = self.0.blocks.saturating_sub(self.0.reserved);
+        let (free, waiting) = (state.free.len(), state.waiting.len());
+        let held = usable.saturating_sub(free).saturating_sub(waiting);
+        let (rule, fix) = match free.saturating_add(waiting) < wanted {
+            true => (
+                Rule::PoolExhausted,
+                "finish or preempt a request, grow by fewer tokens, or make a larger cache",
+            ),
+            false => (
+                Rule::PoolWaiting,
+                "drop the steps whose last layer is queued, synchronise their streams, and ask again",
+            ),
+        };
+        refused(
+            rule,
+            format_args!(
+                "asked for {wanted} blocks; {free} free, {held} held, {waiting} waiting for steps in flight"
+            ),
+            format_args!("at most {free} now"),
+            fix,
+        )
+    }
+
+    /// Says that launches which read the cache are about to be queued on a lane. Until the lease is dropped, and the lane
+    /// has passed that point, no block given back meanwhile is handed out again.
+    pub fn begin_step<'a, L: Lane>(&self, lane: &'a L) -> StepLease<'a, L> {
+        let mut state = lock(&self.0.state);
+        let number = state.first_step.saturating_add(state.steps.len() as u64);
+        state.steps.push_back(Step::Open);
+        StepLease {
+            pool: self.clone(),
+            lane,
+            number,
+        }
+    }
+
+    /// Whether two handles are of one pool.
+    pub fn is(&self, other: &BlockPool) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Says that a block gets its tokens by a copy that is still to be queued. The number of the copy, which counts for as
+    /// long as the block is held.
+    pub(super) fn await_copy(&self, block: &Block) -> u64 {
+        let mut state = lock(&self.0.state);
+        let number = state.next_copy;
+        state.next_copy = number.saturating_add(1);
+        state.uncopied.insert(block.id(), number);
+        number
+    }
+
+    /// Whether a copy is still to be queued, and its block still held by the sequence that asked for it, or a fork.
+    pub(super) fn awaits(&self, block: usize, copy: u64) -> bool {
+        lock(&self.0.state).uncopied.get(&block) == Some(&copy)
+    }
+
+    /// Says that a copy was queued.
+    pub(super) fn copied(&self, block: usize, copy: u64) {
+        let mut state = lock(&self.0.state);
+        if state.uncopied.get(&block) == Some(&copy) {
+            state.uncopied.remove(&block);
+        }
+    }
+
+    /// The first of these blocks whose copy is still to be queued.
+    pub(super) fn first_uncopied<'b>(
+        &self,
+        blocks: impl Iterator<Item = &'b Block>,
+    ) -> Option<usize> {
+        let state = lock(&self.0.state);
+        if state.uncopied.is_empty() {
+            return None;
+        }
+        let mut ids = blocks.map(Block::id);
+        ids.find(|id| state.uncopied.contains_key(id))
+    }
+
+    fn holders(&self, block: u32) -> u32 {
+        lock(&self.0.state).held(block).copied().unwrap_or(0)
+    }
+}
+
+impl AsRef<BlockPool> for BlockPool {
+    fn as_ref(&self) -> &BlockPool {
+        self
+    }
+}
+
+impl fmt::Debug for BlockPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockPool")
+            .field("group", &self.0.group)
+            .field("blocks", &self.0.blocks)
+            .field("block_size", &self.0.block_size)
+            .field("held", &self.held_blocks())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Requests that need more blocks together than their cache has.
+#[cold]
+pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Display) -> Refused {
+    refused(
+        Rule::BatchBlocks,
+        given,
+        allowed,
+        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` has no \
+         such limit",
+    )
+}
+
+/// A block that someone holds. Cloning shares it; the last handle gives it back. It cannot be given back twice:
+///
+/// ```compile_fail,E0382
+/// # use ascend_serving::kv::{BlockPool, PadPolicy};
+/// # let pool = BlockPool::new(4, 128, PadPolicy::SkipNegative)?;
+/// let block = pool.allocate()?;
+/// drop(block);
+/// drop(block);
+/// # Ok::<(), ascend_serving::Refused>(())
+/// ```
+pub struct Block {
+    pool: BlockPool,
+    id: u32,
+}
+
+impl Block {
+    /// Its number in the cache, as tables have it.
+    pub fn id(&self) -> usize {
+        self.id as usize
+    }
+
+    /// Its pool.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Whether somebody else holds it too, so that it must not be written.
+    pub fn is_shared(&self) -> bool {
+        self.pool.holders(self.id) > 1
+    }
+}
+
+impl Clone for Block {
+    fn clone(&self) -> Self {
+        if let Some(holders) = lock(&self.pool.0.state).held(self.id) {
+            *holders = holders.saturating_add(1);
+        }
+        Self {
+            pool: self.pool.clone(),
+            id: self.id,
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        lock(&self.pool.0.state).release(self.id);
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block").field("id", &self.id).finish()
+    }
+}
+
+/// A step whose launches may read any block. From [`BlockPool::begin_step`]; drop it after the last launch is queued,
+/// without waiting for it.
+///
+/// A lease that is forgotten keeps the blocks given back since from being handed out for ever: the cache shrinks, and
+/// stays right.
+#[must_use = "dropping the lease says that the step's last launch was queued"]
+pub struct StepLease<'a, L: Lane> {
+    pool: BlockPool,
+    lane: &'a L,
+    number: u64,
+}
+
+impl<L: Lane> Drop for StepLease<'_, L> {
+    fn drop(&mut self) {
+        let fence: Arc<dyn Fence> = Arc::new(self.lane.fence());
+        let mut state = lock(&self.pool.0.state);
+        let at = self.number.checked_sub(state.first_step);
+        let at = at.and_then(|at| usize::try_from(at).ok());
+        if let Some(open) = at.and_then(|at| state.steps.get_mut(at)) {
+            *open = Step::Ending(fence);
+        }
+    }
+}
+
+impl<L: Lane> fmt::Debug for StepLease<'_, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepLease")
+            .field("step", &self.number)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The calling thread asks fences until this is dropped.
+struct Asking<'a> {
+    pool: &'a BlockPool,
+    thread: ThreadId,
+}
+
+impl<'a> Asking<'a> {
+    /// Nothing if there is no fence to ask, or this thread is asking one already, which asks the pool in turn.
+    fn begin(pool: &'a BlockPool) -> Option<Self> {
+        let thread = thread::current().id();
+        let mut state = lock(&pool.0.state);
+        let ending = matches!(state.steps.front(), Some(Step::Ending(_)));
+        if !ending || state.asking.contains(&thread) {
+            return None;
+        }
+        state.asking.push(thread);
+        drop(state);
+        Some(Self { pool, thread })
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.pool.0.state);
+        if let Some(at) = state.asking.iter().position(|of| *of == self.thread) {
+            state.asking.swap_remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    /// A lane that a test moves by hand.
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct ByHand {
+        queued: Arc<AtomicU64>,
+        done: Arc<AtomicU64>,
+    }
+
+    pub(crate) struct Point(u64, Arc<AtomicU64>);
+
+    impl Fence for Point {
+        fn is_passed(&self) -> bool {
+            self.1.load(Ordering::SeqCst) >= self.0
+        }
+    }
+
+    impl ByHand {
+        pub(crate) fn finish(&self) {
+            self.done.store(u64::MAX, Ordering::SeqCst);
+        }
+        fn finish_to(&self, point: u64) {
+            self.done.fetch_max(point, Ordering::SeqCst);
+        }
+    }
+
+    impl Lane for ByHand {
+        type Fence = Point;
+        fn fence(&self) -> Point {
+            let at = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
+            Point(at, Arc::clone(&self.done))
+        }
+    }
+
+    #[test]
+    fn a_pool_hands_out_each_block_once() {
+        let pool = BlockPool::new(4, 16, PadPolicy::DumpSlot(0)).unwrap();
+        let held: Vec<Block> = (0..3).map(|_| pool.allocate().unwrap()).collect();
+        assert_eq!(held.iter().map(Block::id).collect::<Vec<_>>(), [1, 2, 3]);
+        let error = pool.allocate().unwrap_err();
+        assert_eq!(error.rule, Rule::PoolExhausted);
+        assert_eq!(
+            error.given,
+            "asked for 1 blocks; 0 free, 3 held, 0 waiting for steps in flight"
+        );
+        let again = held[1].clone();
+        assert!(held[1].is_shared());
+        drop(held);
+        assert!(!again.is_shared());
+        assert_eq!((pool.free_blocks(), pool.held_blocks()), (2, 1));
+        drop(again);
+        assert_eq!((pool.free_blocks(), pool.held_blocks()), (3, 0));
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        let skip = PadPolicy::SkipNegative;
+        for (blocks, block_size, pad) in [
+            (0, 16, skip),
+            (4, 0, skip),
+            (1, 16, PadPolicy::DumpSlot(15)),
+            (usize::MAX, usize::MAX, skip),
+            (4, 0, PadPolicy::DumpSlot(3)),
+        ] {
+            let error = BlockPool::new(blocks, block_size, pad).unwrap_err();
+            assert_eq!(error.rule, Rule::PoolSize);
+        }
+    }
+
+    #[test]
+    fn a_block_read_by_a_step_in_flight_is_not_handed_out() {
+        let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
+        let lane = ByHand::default();
+        let block = pool.allocate().unwrap();
+        let step = pool.begin_step(&lane);
+        drop(block);
+        let error = pool.allocate().unwrap_err();
+        assert_eq!(
+            error.given,
+            "asked for 1 blocks; 0 free, 0 held, 1 waiting for steps in flight"
+        );
+        assert!(error.fix.contains("synchronise"));
+        drop(step);
+        assert_eq!(pool.allocate().unwrap_err().rule, Rule::PoolWaiting);
+        // Waiting would not do.
+        let error = pool.take(2).unwrap_err();
+        assert_eq!(error.rule, Rule::PoolExhausted);
+        assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (1, 1));
+        lane.finish();
+        assert_eq!(pool.allocate().unwrap().id(), 0);
+        assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (0, 0));
+    }
+
+    #[test]
+    fn a_step_whose_end_cannot_be_told_yet_keeps_its_blocks_until_it_can() {
+        /// A lane that does not know its end until it is synchronised.
+        #[derive(Default)]
+        struct Unmarked(Arc<AtomicU64>);
+        impl Lane for Unmarked {
+            type Fence = Point;
+            fn fence(&self) -> Point {
+                Point(1, Arc::clone(&self.0))
+            }
+        }
+        let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
+        let lane = Unmarked::default();
+        let block = pool.allocate().unwrap();
+        drop(pool.begin_step(&lane));
+        drop(block);
+        assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (1, 1));
+        lane.0.store(1, Ordering::SeqCst);
+        assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
+    }
+
+    #[test]
+    fn a_fence_may_ask_its_pool() {
+        struct Curious(BlockPool, Arc<AtomicU64>);
+        impl Fence for Curious {
+            fn is_passed(&self) -> bool {
+                let of = (self.0.free_blocks(), self.0.held_blocks());
+                self.1.store(of.0 as u64 + 1, Ordering::SeqCst);
+                self.0.steps_in_flight() == 1
+            }
+        }
+        impl Drop for Curious {
+            fn drop(&mut self) {
+                self.0.waiting_blocks();
+            }
+        }
+        struct Asking(BlockPool, Arc<AtomicU64>);
+        impl Lane for Asking {
+            type Fence = Curious;
+            fn fence(&self) -> Curious {
+                Curious(self.0.clone(), Arc::clone(&self.1))
+            }
+        }
+        let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
+        let seen = Arc::new(AtomicU64::new(0));
+        let lane = Asking(pool.clone(), Arc::clone(&seen));
+        let block = pool.allocate().unwrap();
+        drop(pool.begin_step(&lane));
+        drop(block);
+        assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
+        // What the fence was told is what was known while it was asked.
+        assert_eq!(seen.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_fence_that_panics_is_asked_again() {
+        struct Panics(AtomicU64);
+        impl Fence for Panics {
+            fn is_passed(&self) -> bool {
+                if self.0.fetch_add(1, Ordering::SeqCst) == 0 {
+                    std::panic::resume_unwind(Box::new("a bug of the fence's"));
+                }
+                true
+            }
+        }
+        struct Of;
+        impl Lane for Of {
+            type Fence = Panics;
+            fn fence(&self) -> Panics {
+                Panics(AtomicU64::new(0))
+            }
+        }
+        let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
+        let block = pool.allocate().unwrap();
+        drop(pool.begin_step(&Of));
+        drop(block);
+        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.free_blocks()));
+        assert!(asked.is_err());
+        assert_eq!(pool.free_blocks(), 1);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Allocate,
+        Share(usize),
+        Drop(usize),
+        Begin,
+        End(usize),
+        Finish(usize),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            3 => Just(Act::Allocate),
+            1 => any::<usize>().prop_map(Act::Share),
+            3 => any::<usize>().prop_map(Act::Drop),
+            1 => Just(Act::Begin),
+            1 => any::<usize>().prop_map(Act::End),
+            1 => any::<usize>().prop_map(Act::Finish),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens: no block is handed out while it is held, or while a step that began when it was held is not
+        /// over; and in the end all are free.
+        #[test]
+        fn blocks_are_never_in_two_hands(acts in prop::collection::vec(act(), 0..120), blocks in 1usize..9) {
+            let pool = BlockPool::new(blocks, 16, PadPolicy::SkipNegative).unwrap();
+            let lane = ByHand::default();
+            let mut held: Vec<Block> = Vec::new();
+            let mut open = Vec::new();
+            // Steps not over, each with what it may read; and the point at which it is over.
+            let mut reading: HashMap<usize, (Option<u64>, Vec<usize>)> = HashMap::new();
+            let mut steps = 0;
+            for act in acts {
+                match act {
+                    Act::Allocate => if let Ok(block) = pool.allocate() {
+                        prop_assert!(held.iter().all(|other| other.id() != block.id()));
+                        prop_assert!(reading.values().all(|(_, ids)| !ids.contains(&block.id())));
+                        held.push(block);
+                    },
+                    Act::Share(n) if !held.is_empty() => {
+                        let block = held[n % held.len()].clone();
+                        prop_assert!(block.is_shared());
+                        held.push(block);
+                    }
+                    Act::Drop(n) if !held.is_empty() => { held.swap_remove(n % held.len()); }
+                    Act::Begin => {
+                        open.push((steps, pool.begin_step(&lane)));
+                        reading.insert(steps, (None, held.iter().map(Block::id).collect()));
+                        steps += 1;
+                    }
+                    Act::End(n) if !open.is_empty() => {
+                        let (step, lease) = open.swap_remove(n % open.len());
+                        drop(lease);
+                        reading.get_mut(&step).unwrap().0 = Some(lane.queued.load(Ordering::SeqCst));
+                    }
+                    Act::Finish(n) => {
+                        let queued = lane.queued.load(Ordering::SeqCst);
+                        let to = n as u64 % (queued + 1);
+                        lane.finish_to(to);
+                        reading.retain(|_, (end, _)| end.is_none_or(|end| end > lane.done.load(Ordering::SeqCst)));
+                    }
+                    _ => {}
+                }
+                let mut distinct: Vec<usize> = held.iter().map(Block::id).collect();
+                distinct.sort_unstable();
+                distinct.dedup();
+                prop_assert_eq!(pool.held_blocks(), distinct.len());
+                prop_assert_eq!(pool.free_blocks() + pool.waiting_blocks() + distinct.len(), blocks);
+            }
+            drop(held);
+            drop(open);
+            lane.finish();
+            prop_assert_eq!(pool.free_blocks(), blocks);
+            prop_assert_eq!(pool.steps_in_flight(), 0);
+        }
+    }
+}

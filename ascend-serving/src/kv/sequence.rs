@@ -1,0 +1,556 @@
+//! The tokens that one request has in a paged cache.
+
+use ascend_attention::CallRule;
+
+use crate::refusal::{Refused, Rule, refused, room};
+
+use super::pool::{Block, BlockPool};
+use super::slot::{fill_slots, slot};
+
+/// The cached tokens of one request: blocks, and how many tokens they hold.
+///
+/// A sequence may begin as a copy of another one ([`fork`](Sequence::fork), [`share_prefix`](Sequence::share_prefix)):
+/// the blocks are shared until one of the two writes into a block that both hold, which then becomes a block of its own
+/// ([`Grown::copies`]).
+#[derive(Debug)]
+pub struct Sequence {
+    pool: BlockPool,
+    blocks: Vec<Option<Block>>,
+    /// The blocks' numbers, as the table has them.
+    row: Vec<usize>,
+    len: usize,
+    /// Tokens in front that were given back.
+    dropped: usize,
+}
+
+/// What growing a sequence asks for before its new tokens are written.
+#[derive(Debug, Default)]
+#[must_use = "new tokens go to these slots, after these copies"]
+pub struct Grown {
+    /// The slot of each new token, in order: INT32, as the list of a step's slots has them on the device.
+    pub slots: Vec<i32>,
+    /// Blocks to copy first, because the sequence shared them.
+    pub copies: Vec<BlockCopy>,
+}
+
+/// Blocks for more tokens of a sequence, which has not got them yet.
+#[derive(Debug)]
+pub(crate) struct Room {
+    len: usize,
+    /// What takes the place of a shared block.
+    replaced: Option<(usize, Block)>,
+    new: Vec<Block>,
+    /// What has to be copied.
+    pub(crate) copies: Vec<BlockCopy>,
+    /// Memory for the slots.
+    slots: Vec<i32>,
+}
+
+/// A block whose tokens have to be copied, in every layer, before anything is written to `to`. Keeps `from` from being
+/// given back.
+///
+/// Until the copy is queued ([`PagedKvCache::copy_blocks`](super::PagedKvCache::copy_blocks)), a step of a sequence that
+/// holds `to` is refused ([`Rule::BlockUncopied`]): forks made meanwhile, and prefixes that reach into the block, too. A
+/// sequence that was cut in front of the block needs the copy no more.
+#[derive(Debug)]
+pub struct BlockCopy {
+    /// The shared block.
+    pub from: Block,
+    /// The block that replaces it in the sequence.
+    pub to: usize,
+    number: u64,
+}
+
+impl BlockCopy {
+    /// Whether the copy is still to be made: not once it was queued, or when nobody holds `to` any more.
+    pub fn is_awaited(&self) -> bool {
+        self.from.pool().awaits(self.to, self.number)
+    }
+
+    /// Says that the copy was queued, for a cache of one's own;
+    /// [`PagedKvCache::copy_blocks`](super::PagedKvCache::copy_blocks) does so itself.
+    pub fn copied(&self) {
+        self.from.pool().copied(self.to, self.number);
+    }
+
+    /// Refuses a copy from a block that waits for its own.
+    pub(super) fn check_order(&self) -> Result<(), Refused> {
+        match self.from.pool().first_uncopied(std::iter::once(&self.from)) {
+            None => Ok(()),
+            Some(block) => Err(uncopied(format_args!(
+                "a copy of block {block} to block {}",
+                self.to
+            ))),
+        }
+    }
+}
+
+/// The refusal of what reads a block before it has its tokens.
+#[cold]
+pub(crate) fn uncopied(given: impl std::fmt::Display) -> Refused {
+    refused(
+        Rule::BlockUncopied,
+        given,
+        "blocks whose copies were queued, in the order of the growths",
+        "grow with `Attention::grow`, or pass `Grown::copies` to `PagedKvCache::copy_blocks` before the step; where the \
+         copies were dropped, truncate the sequence to a token in front of the block, and grow and compute it again from there",
+    )
+}
+
+impl Sequence {
+    /// A sequence without tokens.
+    pub fn new(pool: &BlockPool) -> Self {
+        Self {
+            pool: pool.clone(),
+            blocks: Vec::new(),
+            row: Vec::new(),
+            len: 0,
+            dropped: 0,
+        }
+    }
+
+    /// The pool of its blocks.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no token.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its row of the block table. Blocks that were given back in front of a window stand as 0, which nothing reads.
+    pub fn row(&self) -> &[usize] {
+        &self.row
+    }
+
+    /// The slot of a token.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] for a token that it has not, or no more.
+    pub fn slot(&self, position: usize) -> Result<usize, Refused> {
+        if position >= self.len || position < self.dropped {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!("position {position}"),
+                format_args!("{} to {}", self.dropped, self.len.saturating_sub(1)),
+                "ask for a token that is cached",
+            ));
+        }
+        slot(&self.row, position, self.pool.block_size())
+    }
+
+    /// Tokens in front that were given back ([`Sequence::drop_before`]): whole blocks.
+    pub fn given_back(&self) -> usize {
+        self.dropped
+    }
+
+    /// A block of it whose tokens were not copied yet ([`Grown::copies`]), so that no step may read it.
+    pub(crate) fn uncopied(&self) -> Option<usize> {
+        self.pool.first_uncopied(self.blocks.iter().flatten())
+    }
+
+    /// Makes room for `tokens` more tokens. After an error the sequence is as it was.
+    ///
+    /// [`PagedKvCache::grow`](super::PagedKvCache::grow) does this and the copies, so that none is forgotten.
+    ///
+    /// # Errors
+    /// [`Rule::PoolExhausted`]; [`Rule::PoolWaiting`] if there will be enough blocks when the steps in flight are over;
+    /// [`CallRule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the
+    /// host has memory for.
+    pub fn grow(&mut self, tokens: usize) -> Result<Grown, Refused> {
+        let room = self.reserve(tokens)?;
+        self.settle(room)
+    }
+
+    /// Blocks for `tokens` more tokens, and memory to take them. Dropping them gives them back.
+    pub(crate) fn reserve(&mut self, tokens: usize) -> Result<Room, Refused> {
+        let block_size = self.pool.block_size();
+        let len = self.len.checked_add(tokens);
+        let Some(len) = len.filter(|len| i32::try_from(*len).is_ok()) else {
+            return Err(refused(
+                CallRule::LengthsOverflow,
+                format_args!("{} tokens and {tokens} more", self.len),
+                format_args!("at most {}", i32::MAX),
+                "end the request",
+            ));
+        };
+        let first_written = self.len.checked_div(block_size).unwrap_or(0);
+        let wanted = len.div_ceil(block_size);
+        let missing = wanted.saturating_sub(self.blocks.len());
+        let written = self.blocks.get(first_written).and_then(Option::as_ref);
+        let shared = written.filter(|block| tokens > 0 && block.is_shared());
+        let own = usize::from(shared.is_some());
+        let mut new = self.pool.take(missing.saturating_add(own))?.into_iter();
+        let mut copies = Vec::new();
+        let mut replaced = None;
+        if let Some(from) = shared
+            && let Some(own) = new.next()
+        {
+            copies.push(BlockCopy {
+                from: from.clone(),
+                to: own.id(),
+                number: self.pool.await_copy(&own),
+            });
+            replaced = Some((first_written, own));
+        }
+        let (rule, fix) = (CallRule::LengthsOverflow, "grow by fewer tokens");
+        let mut slots = Vec::new();
+        room(&mut self.blocks, missing, rule, fix)?;
+        room(&mut self.row, missing, rule, fix)?;
+        room(&mut slots, tokens, rule, fix)?;
+        let new = new.collect();
+        Ok(Room {
+            len,
+            replaced,
+            new,
+            copies,
+            slots,
+        })
+    }
+
+    /// Takes the blocks that were reserved for it.
+    pub(crate) fn settle(&mut self, room: Room) -> Result<Grown, Refused> {
+        let Room {
+            len,
+            replaced,
+            new,
+            copies,
+            mut slots,
+        } = room;
+        if let Some((at, own)) = replaced
+            && let (Some(block), Some(entry)) = (self.blocks.get_mut(at), self.row.get_mut(at))
+        {
+            *entry = own.id();
+            *block = Some(own);
+        }
+        self.row.extend(new.iter().map(Block::id));
+        self.blocks.extend(new.into_iter().map(Some));
+        let block_size = self.pool.block_size();
+        fill_slots(&self.row, self.len..len, block_size, &mut slots)?;
+        self.len = len;
+        Ok(Grown { slots, copies })
+    }
+
+    /// A sequence with the same tokens in the same blocks.
+    pub fn fork(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            blocks: self.blocks.clone(),
+            row: self.row.clone(),
+            len: self.len,
+            dropped: self.dropped,
+        }
+    }
+
+    /// A sequence that begins with the first `tokens` of this one, in the same blocks.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or gave some of them back.
+    pub fn share_prefix(&self, tokens: usize) -> Result<Self, Refused> {
+        self.has(tokens)?;
+        if !self.keeps(tokens, 0) {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!(
+                    "a prefix of a sequence without its first {} tokens",
+                    self.dropped
+                ),
+                "a sequence with all its tokens",
+                "share prefixes before giving blocks back",
+            ));
+        }
+        let mut prefix = self.fork();
+        prefix.truncate(tokens)?;
+        Ok(prefix)
+    }
+
+    /// A sequence that begins with the first `tokens` of this one, for layers whose next token sees those from `shown` on:
+    /// of the blocks those alone that it shows.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or gave some of those back that are shown.
+    pub(crate) fn share_behind(&self, tokens: usize, shown: usize) -> Result<Self, Refused> {
+        if self.dropped > 0 && !self.keeps(tokens, shown) {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!(
+                    "a prefix of {tokens} tokens of a sequence of {} without its first {}",
+                    self.len, self.dropped
+                ),
+                "a sequence that still has what the next token sees",
+                "share the prefix when its last token was cached, and keep that sequence",
+            ));
+        }
+        let mut prefix = self.fork();
+        prefix.truncate(tokens)?;
+        prefix.drop_before(shown)?;
+        Ok(prefix)
+    }
+
+    /// Forgets the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is preempted.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`] if it has fewer, or gave some of the remaining ones back.
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), Refused> {
+        self.has(tokens)?;
+        let kept = tokens.div_ceil(self.pool.block_size());
+        self.blocks.truncate(kept);
+        self.row.truncate(kept);
+        self.len = tokens;
+        self.dropped = self.dropped.min(tokens);
+        Ok(())
+    }
+
+    /// Gives back the blocks that lie wholly in front of `position`, the first token that a sliding window still shows.
+    /// A step in flight may go on reading them.
+    ///
+    /// # Errors
+    /// [`Rule::BlockWindow`] for a position behind the tokens.
+    pub fn drop_before(&mut self, position: usize) -> Result<(), Refused> {
+        if position > self.len {
+            return Err(refused(
+                Rule::BlockWindow,
+                format_args!("position {position}"),
+                format_args!("at most {}", self.len),
+                "give back what lies in front of the next query's window",
+            ));
+        }
+        let dropped = self.whole_blocks_before(position);
+        let whole = dropped.checked_div(self.pool.block_size()).unwrap_or(0);
+        let front = self.blocks.iter_mut().zip(&mut self.row).take(whole);
+        for (block, entry) in front {
+            *block = None;
+            *entry = 0;
+        }
+        self.dropped = self.dropped.max(dropped);
+        Ok(())
+    }
+
+    /// Tokens of the blocks that lie wholly in front of a position.
+    pub(crate) fn whole_blocks_before(&self, position: usize) -> usize {
+        let block_size = self.pool.block_size();
+        let whole = position.checked_div(block_size).unwrap_or(0);
+        whole.saturating_mul(block_size)
+    }
+
+    /// Whether it can be cut to so many tokens, the next of which sees those from `shown` on.
+    pub(crate) fn keeps(&self, tokens: usize, shown: usize) -> bool {
+        tokens == 0 || (tokens <= self.len && shown >= self.dropped)
+    }
+
+    fn has(&self, tokens: usize) -> Result<(), Refused> {
+        if self.keeps(tokens, tokens) {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::SequenceLength,
+            format_args!("{tokens} tokens"),
+            format_args!("0, or {} to {}", self.dropped, self.len),
+            "keep no more tokens than there are",
+        ))
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod tests {
+    use super::*;
+    use crate::kv::PadPolicy;
+    use proptest::prelude::*;
+
+    fn pool(blocks: usize) -> BlockPool {
+        BlockPool::new(blocks, 4, PadPolicy::SkipNegative).unwrap()
+    }
+
+    #[test]
+    fn growing_is_all_or_nothing() {
+        let pool = pool(2);
+        let mut sequence = Sequence::new(&pool);
+        assert_eq!(sequence.grow(5).unwrap().slots, [0, 1, 2, 3, 4]);
+        let error = sequence.grow(4).unwrap_err();
+        assert_eq!(error.rule, Rule::PoolExhausted);
+        let all = "asked for 25000 blocks; 0 free, 2 held, 0 waiting for steps in flight";
+        assert_eq!(
+            sequence.grow(100_000 - 5).unwrap_err().given,
+            all.replace("25000", "24998")
+        );
+        assert_eq!((sequence.len(), sequence.row()), (5, &[0, 1][..]));
+        assert_eq!(sequence.grow(3).unwrap().slots, [5, 6, 7]);
+        assert_eq!(
+            sequence.grow(usize::MAX).unwrap_err().rule,
+            CallRule::LengthsOverflow
+        );
+        assert_eq!(sequence.slot(8).unwrap_err().rule, Rule::SequenceLength);
+    }
+
+    #[test]
+    fn a_shared_block_is_copied_by_whoever_writes_first() {
+        let pool = pool(4);
+        let mut first = Sequence::new(&pool);
+        let _ = first.grow(6).unwrap();
+        let mut second = first.share_prefix(5).unwrap();
+        assert_eq!(pool.held_blocks(), 2);
+        let grown = second.grow(1).unwrap();
+        assert_eq!(grown.slots, [9]);
+        let copy = grown.copies.first().unwrap();
+        assert_eq!((copy.from.id(), copy.to), (1, 2));
+        // The copy still holds the shared block; without it the block is the first sequence's alone.
+        drop(grown);
+        assert!(first.grow(1).unwrap().copies.is_empty());
+        assert_eq!((first.row(), second.row()), (&[0, 1][..], &[0, 2][..]));
+        drop((first, second));
+        assert_eq!(pool.held_blocks(), 0);
+    }
+
+    #[test]
+    fn a_copy_is_awaited_as_long_as_somebody_holds_the_block() {
+        let pool = pool(6);
+        let mut first = Sequence::new(&pool);
+        let _ = first.grow(6).unwrap();
+        let mut second = first.fork();
+        let grown = second.grow(1).unwrap();
+        let copy = grown.copies.first().unwrap();
+        assert_eq!((first.uncopied(), second.uncopied()), (None, Some(2)));
+        // Forks wait too, and prefixes that reach into the block.
+        let mut third = second.fork();
+        assert_eq!(second.share_prefix(5).unwrap().uncopied(), Some(2));
+        assert_eq!(second.share_prefix(4).unwrap().uncopied(), None);
+        // A copy from the block comes behind the copy to it.
+        let behind = third.grow(1).unwrap();
+        let behind = behind.copies.first().unwrap();
+        let error = behind.check_order().unwrap_err();
+        assert_eq!(error.rule, Rule::BlockUncopied);
+        copy.copied();
+        behind.check_order().unwrap();
+        assert_eq!((second.uncopied(), third.uncopied()), (None, Some(3)));
+        // Growing leaves the mark, cutting in front of the block takes it away.
+        assert!(third.grow(1).unwrap().copies.is_empty());
+        assert_eq!(third.uncopied(), Some(3));
+        third.truncate(5).unwrap();
+        assert_eq!(third.uncopied(), Some(3));
+        third.truncate(4).unwrap();
+        assert_eq!(third.uncopied(), None);
+        assert!(!behind.is_awaited());
+        // The block's next holder is none of the copy's.
+        let again = third.grow(1).unwrap();
+        assert!(again.copies.is_empty());
+        assert_eq!(third.row(), [0, 3]);
+        behind.copied();
+        // Preempted or ended, a sequence leaves nothing behind.
+        for end in [true, false] {
+            let mut fork = first.fork();
+            let grown = fork.grow(1).unwrap();
+            assert!(grown.copies.first().unwrap().is_awaited());
+            if end {
+                drop(fork);
+            } else {
+                fork.truncate(0).unwrap();
+            }
+            assert!(!grown.copies.first().unwrap().is_awaited());
+        }
+    }
+
+    #[test]
+    fn blocks_before_a_window_go_back() {
+        let pool = pool(4);
+        let mut sequence = Sequence::new(&pool);
+        let _ = sequence.grow(11).unwrap();
+        sequence.drop_before(9).unwrap();
+        assert_eq!((sequence.row(), pool.held_blocks()), (&[0, 0, 2][..], 1));
+        assert_eq!(sequence.slot(7).unwrap_err().rule, Rule::SequenceLength);
+        assert_eq!(sequence.slot(8).unwrap(), 8);
+        assert_eq!(
+            sequence.drop_before(12).unwrap_err().rule,
+            Rule::BlockWindow
+        );
+        assert_eq!(
+            sequence.share_prefix(9).unwrap_err().rule,
+            Rule::SequenceLength
+        );
+        assert_eq!(sequence.truncate(5).unwrap_err().rule, Rule::SequenceLength);
+        sequence.truncate(0).unwrap();
+        assert_eq!((sequence.len(), pool.held_blocks()), (0, 0));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Grow(usize, usize),
+        Fork(usize, usize),
+        Truncate(usize, usize),
+        End(usize),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            4 => (any::<usize>(), 0usize..9).prop_map(|(n, t)| Act::Grow(n, t)),
+            2 => (any::<usize>(), any::<usize>()).prop_map(|(n, t)| Act::Fork(n, t)),
+            2 => (any::<usize>(), any::<usize>()).prop_map(|(n, t)| Act::Truncate(n, t)),
+            1 => any::<usize>().prop_map(Act::End),
+        ]
+    }
+
+    proptest! {
+        /// A cache simulated by tokens with names: every sequence reads back exactly its own, however blocks are shared.
+        #[test]
+        fn every_sequence_reads_its_own_tokens(acts in prop::collection::vec(act(), 1..80)) {
+            let pool = pool(12);
+            let mut cache = [0usize; 48];
+            let mut sequences: Vec<(Sequence, Vec<usize>)> = vec![(Sequence::new(&pool), Vec::new())];
+            let mut next = 1;
+            for act in acts {
+                match act {
+                    Act::Grow(n, tokens) => {
+                        let at = n % sequences.len();
+                        let (sequence, names) = &mut sequences[at];
+                        if let Ok(grown) = sequence.grow(tokens) {
+                            for copy in &grown.copies {
+                                let from = copy.from.id() * 4;
+                                cache.copy_within(from..from + 4, copy.to * 4);
+                                prop_assert!(copy.check_order().is_ok() && copy.is_awaited());
+                                copy.copied();
+                            }
+                            for slot in grown.slots {
+                                cache[slot as usize] = next;
+                                names.push(next);
+                                next += 1;
+                            }
+                        }
+                    }
+                    Act::Fork(n, tokens) => {
+                        let (sequence, names) = &sequences[n % sequences.len()];
+                        let tokens = tokens % (sequence.len() + 1);
+                        let prefix = (sequence.share_prefix(tokens).unwrap(), names[..tokens].to_vec());
+                        sequences.push(prefix);
+                    }
+                    Act::Truncate(n, tokens) => {
+                        let at = n % sequences.len();
+                        let (sequence, names) = &mut sequences[at];
+                        let tokens = tokens % (sequence.len() + 1);
+                        sequence.truncate(tokens).unwrap();
+                        names.truncate(tokens);
+                    }
+                    Act::End(n) if sequences.len() > 1 => { sequences.swap_remove(n % sequences.len()); }
+                    Act::End(_) => {}
+                }
+                for (sequence, names) in &sequences {
+                    for (position, name) in names.iter().enumerate() {
+                        prop_assert_eq!(cache[sequence.slot(position).unwrap()], *name);
+                    }
+                }
+            }
+            drop(sequences);
+            prop_assert_eq!(pool.held_blocks(), 0);
+            prop_assert_eq!(pool.free_blocks(), 12);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Block tables on the host: for each request the blocks of its tokens.
+
+use serde::{Deserialize, Serialize};
+
+use crate::refusal::{Refused, Rule, refused, room};
+
+/// Block ids `[requests, columns]`, row-major: CANN's `blockTable`, `page_table` elsewhere. Entries behind a request's
+/// blocks are 0. They become INT32, as the operators take them, where they are copied to the device
+/// ([`PagedKvCache::block_table`](super::PagedKvCache::block_table)).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Parts")]
+pub struct PageTable {
+    requests: usize,
+    columns: usize,
+    blocks: Vec<usize>,
+}
+
+#[derive(Deserialize)]
+struct Parts {
+    requests: usize,
+    columns: usize,
+    blocks: Vec<usize>,
+}
+
+impl TryFrom<Parts> for PageTable {
+    type Error = Refused;
+
+    fn try_from(parts: Parts) -> Result<Self, Refused> {
+        Self::new(parts.requests, parts.columns, parts.blocks)
+    }
+}
+
+impl PageTable {
+    /// A table from its elements.
+    ///
+    /// # Errors
+    /// [`Rule::IndexShape`] unless there are `requests * columns` of them.
+    pub fn new(requests: usize, columns: usize, blocks: Vec<usize>) -> Result<Self, Refused> {
+        if requests.checked_mul(columns) != Some(blocks.len()) {
+            return Err(refused(
+                Rule::IndexShape,
+                format_args!("{} blocks", blocks.len()),
+                format_args!("{requests} rows of {columns}"),
+                "pad each row to the table's columns",
+            ));
+        }
+        Ok(Self {
+            requests,
+            columns,
+            blocks,
+        })
+    }
+
+    /// A table as wide as its longest row.
+    ///
+    /// # Errors
+    /// [`Rule::IndexShape`] for a table that does not fit in the host's memory: one long row makes all rows long.
+    pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Result<Self, Refused> {
+        let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
+        let mut table = Self::default();
+        table.reset(columns);
+        table.room(rows.len())?;
+        for row in rows {
+            table.push_cut(row.as_ref());
+        }
+        Ok(table)
+    }
+
+    /// Takes every row away and sets the width. Keeps the memory.
+    pub(crate) fn reset(&mut self, columns: usize) {
+        (self.requests, self.columns) = (0, columns);
+        self.blocks.clear();
+    }
+
+    /// Makes room for so many rows of the table's width.
+    ///
+    /// # Errors
+    /// [`Rule::IndexShape`] for more than the host's memory.
+    pub(crate) fn room(&mut self, rows: usize) -> Result<(), Refused> {
+        room(
+            &mut self.blocks,
+            rows.saturating_mul(self.columns),
+            Rule::IndexShape,
+            "put requests with long rows into a table of their own",
+        )
+    }
+
+    /// Adds a row, cut or filled with 0 to the table's width. There has to be [`room`](Self::room) for it.
+    pub(crate) fn push_cut(&mut self, row: &[usize]) {
+        self.requests = self.requests.saturating_add(1);
+        let used = row.get(..self.columns).unwrap_or(row);
+        self.blocks.extend_from_slice(used);
+        let size = self.requests.saturating_mul(self.columns);
+        self.blocks.resize(size, 0);
+    }
+
+    /// Number of rows.
+    pub fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The elements, row-major.
+    pub fn blocks(&self) -> &[usize] {
+        &self.blocks
+    }
+
+    /// A row.
+    pub fn row(&self, request: usize) -> Option<&[usize]> {
+        if request >= self.requests {
+            return None;
+        }
+        let first = request.checked_mul(self.columns)?;
+        self.blocks.get(first..first.checked_add(self.columns)?)
+    }
+
+    /// The blocks in use by a request of `len` tokens.
+    ///
+    /// # Errors
+    /// [`Rule::TableRow`] for a request without a row, or a row too short.
+    pub fn used(&self, request: usize, len: usize, block_size: usize) -> Result<&[usize], Refused> {
+        let needed = match block_size {
+            0 => usize::MAX,
+            size => len.div_ceil(size),
+        };
+        let used = self.row(request).and_then(|row| row.get(..needed));
+        used.ok_or_else(|| {
+            refused(
+                Rule::TableRow,
+                format_args!(
+                    "request {request} of {len} tokens in a table of {} rows and {} columns of {block_size} tokens",
+                    self.requests, self.columns
+                ),
+                format_args!("a row of {needed} or more columns"),
+                "make the table from the same batch as the lengths",
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_filled_with_zeros() {
+        let table = PageTable::from_rows(&[vec![3], vec![5, 7], vec![]]).unwrap();
+        assert_eq!((table.requests(), table.columns()), (3, 2));
+        assert_eq!(table.blocks(), [3, 0, 5, 7, 0, 0]);
+        assert_eq!(table.used(1, 17, 16).unwrap(), [5, 7]);
+        assert_eq!(table.used(2, 0, 16).unwrap(), [0usize; 0]);
+        assert_eq!(table.row(3), None);
+        for (request, len, block_size) in [(3, 0, 16), (1, 33, 16), (0, 1, 0)] {
+            let error = table.used(request, len, block_size).unwrap_err();
+            assert_eq!(error.rule, Rule::TableRow);
+        }
+        assert_eq!(
+            PageTable::new(2, 2, vec![0; 3]).unwrap_err().rule,
+            Rule::IndexShape
+        );
+        assert_eq!(
+            PageTable::new(usize::MAX, 2, vec![]).unwrap_err().rule,
+            Rule::IndexShape
+        );
+    }
+}

@@ -1,0 +1,77 @@
+//! From a batch of requests to attention calls over a paged cache, on Huawei Ascend CANN: what an inference engine keeps
+//! between its scheduler and the fused attention operators of [`ascend_attention`].
+//!
+//! - [`kv`]: the paged KV cache: blocks, the sequences that hold them, and where each token lies.
+//! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
+//! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
+//! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
+//! - [`Hybrid`]: other backends for other layers and other kinds of steps.
+//! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] says who projects what.
+//! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
+//!   batch as a file.
+//! - [`Causality`]: which keys a token sees, and the one way from there to the operator's mask.
+//! - [`GroupedAttention`]: models with several kinds of layers, such as full and windowed ones.
+//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; [`GraphPool`] with
+//!   launches of one's own.
+//! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](kv::PageTable): the index formats of engines.
+//! - [`LocalBatch`]: attention within chunks, by virtual requests.
+//! - [`DraftTree`], [`CustomMask`]: speculative decoding.
+//! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes apart, merged.
+//! - [`ContextParallel`]: contexts divided over ranks.
+//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge; [`LatentTreeVerification`]: those of
+//!   latent attention, by one call where the release has a tree mask.
+//! - [`TriangleMixPrefill`]: TriangleMix by calls of the stock operator, as a backend; [`TrianglePrefill`] is that of one
+//!   prompt.
+//! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
+//! - [`Error`]: everything that can go wrong, as one type; [`Rule`]: what requests, blocks and lengths are refused for.
+//!
+//! The crate calls nothing but the public functions of [`ascend_attention`], whose documentation says what runs where. Without
+//! the feature `emulation`, which is on by default, it needs an NPU to run.
+
+#![warn(missing_docs)]
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod backends;
+mod batch;
+mod context_parallel;
+mod drafts;
+mod engine;
+mod error;
+mod graphs;
+mod index;
+pub mod kv;
+mod local_attention;
+mod lock;
+mod refusal;
+mod split_kv;
+
+pub use backends::{
+    AttentionBackend, AttentionShape, Backends, CascadePrefill, Fused, FusedInTwo, Hybrid,
+    LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Mla, PagedDecode, Phase,
+    RefusedBackend, Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, StepContext,
+    StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill,
+    UpProjected, UpProjection, WhyDense,
+};
+pub use batch::{
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting,
+    RecordedBatch, SequenceExtent, StatePolicy,
+};
+pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
+pub use drafts::{
+    Accepted, CustomMask, DraftTree, LatentTreePlan, LatentTreeTensors, LatentTreeVerification,
+    MaskExtent, MaskWord, PackedBits, TreePlan, TreeTensors, TreeVerification,
+};
+pub use engine::{
+    Attention, GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep,
+    LayerGroup, Step,
+};
+pub use error::{Error, Result};
+pub use graphs::{
+    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors,
+};
+pub use index::{PageIndices, TokenIndices, window_start};
+pub use local_attention::LocalBatch;
+pub use refusal::{Refused, Rule};
+pub use split_kv::SplitLimits;

@@ -1,0 +1,160 @@
+//! Into how many parts a decode kernel that splits keys over cores should split each request's.
+
+use ascend_attention::attention::PerRequest;
+
+use crate::refusal::{Refused, Rule, refused};
+
+/// What the number of parts depends on besides the lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SplitLimits {
+    /// Most parts of a request.
+    pub max_splits: usize,
+    /// Cores that run the parts.
+    pub cores: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads.
+    pub kv_heads: usize,
+}
+
+impl SplitLimits {
+    /// The parts of each request, such that the whole batch fills the cores and the parts of long and short requests are
+    /// about as long. Requests without keys get none.
+    ///
+    /// The rule is SGLang's for its Triton decode kernels. The fused operators of CANN split on their own.
+    ///
+    /// # Errors
+    /// [`Rule::SplitLimits`] for a limit of 0, or query heads that are no multiple of the key heads.
+    pub fn balanced(&self, lengths: &PerRequest) -> Result<Vec<usize>, Refused> {
+        let grouped = self.heads.checked_rem(self.kv_heads) == Some(0);
+        if self.max_splits == 0 || self.cores == 0 || self.heads == 0 || !grouped {
+            return Err(refused(
+                Rule::SplitLimits,
+                format_args!("{self:?}"),
+                "1 or more of each, heads a multiple of kv_heads",
+                "give the device's cores and the model's heads",
+            ));
+        }
+        let lengths = lengths.lengths();
+        let max = lengths.iter().copied().max().unwrap_or(0);
+        if max == 0 {
+            return Ok(vec![0; lengths.len()]);
+        }
+        let cap = self.max_splits;
+        let mut min = lengths.iter().copied().min().unwrap_or(0).max(1);
+        // Less than a quarter longer.
+        if max.saturating_sub(min) < min.div_ceil(4) {
+            min = max;
+        }
+        let by_length = max.div_ceil(min).min(cap);
+        let chunk = max.div_ceil(by_length);
+
+        let group = self.heads.checked_div(self.kv_heads).unwrap_or(1);
+        let head_groups = match group {
+            1 => self.heads,
+            _ => self.heads.div_ceil(group.min(16)),
+        };
+        let grid = lengths.len() as f64 * head_groups as f64;
+        // Cores are counted whole, as the kernels do: the rest of one is no core.
+        let cores = (self.cores as f64 * (max as f64 / 64.0).log2().max(1.0)).floor();
+        // At least 1, since neither is 0; at most the cap.
+        let by_cores = ((cores / grid).ceil() as usize).clamp(1, cap);
+        let core_chunk = max.div_ceil(by_cores);
+        let parts = |len: &usize| len.div_ceil(chunk).max(len.div_ceil(core_chunk));
+        Ok(lengths.iter().map(parts).collect())
+    }
+
+    /// The parts of each request where a request's result must not depend on the others: `ceil(length / tile)`.
+    ///
+    /// # Errors
+    /// [`Rule::SplitLimits`] for a tile of 0.
+    pub fn deterministic(lengths: &PerRequest, tile: usize) -> Result<Vec<usize>, Refused> {
+        if tile == 0 {
+            return Err(refused(
+                Rule::SplitLimits,
+                "a tile of 0 keys",
+                "1 or more",
+                "256 is usual",
+            ));
+        }
+        let lengths = lengths.lengths().iter();
+        Ok(lengths.map(|len| len.div_ceil(tile)).collect())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn per(lengths: &[usize]) -> PerRequest {
+        PerRequest::new(lengths.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn one_long_request_is_split_and_short_ones_are_not() {
+        let limits = SplitLimits {
+            max_splits: 8,
+            cores: 20,
+            heads: 32,
+            kv_heads: 8,
+        };
+        // 2 requests in 8 head groups; 20 * log2(64) cores stand for 120, and 120 / 16 gives 8 parts of 512.
+        assert_eq!(limits.balanced(&per(&[4096, 16])).unwrap(), [8, 1]);
+        // As long as each other to a quarter: one part by length, ceil(20 * 1 / (64 * 8)) by cores.
+        let same = vec![120usize; 64];
+        assert_eq!(limits.balanced(&per(&same)).unwrap(), [1; 64]);
+        assert_eq!(limits.balanced(&per(&[0, 0])).unwrap(), [0, 0]);
+        let none = SplitLimits { cores: 0, ..limits };
+        assert_eq!(
+            none.balanced(&per(&[1])).unwrap_err().rule,
+            Rule::SplitLimits
+        );
+        let odd = SplitLimits {
+            kv_heads: 5,
+            ..limits
+        };
+        assert_eq!(
+            odd.balanced(&per(&[1])).unwrap_err().rule,
+            Rule::SplitLimits
+        );
+        assert_eq!(
+            SplitLimits::deterministic(&per(&[1]), 0).unwrap_err().rule,
+            Rule::SplitLimits
+        );
+    }
+
+    /// 130 keys make 20.4 cores out of 20, and 5 requests in 4 head groups take 20: one part each.
+    #[test]
+    fn scaled_cores_are_counted_whole() {
+        let limits = SplitLimits {
+            max_splits: 8,
+            cores: 20,
+            heads: 16,
+            kv_heads: 4,
+        };
+        assert_eq!(limits.balanced(&per(&[130; 5])).unwrap(), [1; 5]);
+        assert_eq!(limits.balanced(&per(&[130; 4])).unwrap(), [2; 4]);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_within_the_cap_and_cover(lengths in prop::collection::vec(0usize..=i64::MAX as usize, 1..9), max_splits in 1usize..20, cores in 1usize..200, kv_heads in 1usize..9, group in 1usize..40) {
+            let limits = SplitLimits { max_splits, cores, heads: kv_heads * group, kv_heads };
+            let splits = limits.balanced(&per(&lengths)).unwrap();
+            for (len, parts) in lengths.iter().zip(&splits) {
+                prop_assert!(*parts <= max_splits);
+                prop_assert_eq!(*parts == 0, *len == 0);
+            }
+        }
+
+        #[test]
+        fn deterministic_parts_depend_on_the_request_alone(lengths in prop::collection::vec(0usize..100_000, 1..9), tile in 1usize..600) {
+            let all = SplitLimits::deterministic(&per(&lengths), tile).unwrap();
+            for (len, parts) in lengths.iter().zip(all) {
+                prop_assert_eq!(vec![parts], SplitLimits::deterministic(&per(&[*len]), tile).unwrap());
+            }
+        }
+    }
+}

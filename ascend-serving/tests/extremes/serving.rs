@@ -1,0 +1,284 @@
+//! What an engine computes between its scheduler and the calls.
+
+use ascend_attention::attention::PerRequest;
+use ascend_attention::bf16;
+use ascend_attention::mask::TriangleLayers;
+use ascend_attention::spec::geometry::TriangleMix;
+use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, ContextParallel, CustomMask, DraftTree, Fused, FusedInTwo, Hybrid, LayerSet,
+    LocalBatch, MaskExtent, PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch,
+    SharedPrefixDecode, SharedPrefixGate, SplitLimits, TokenIndices, TriangleGate,
+    TriangleMixPrefill, TrianglePrefill, window_start,
+};
+
+use crate::Call;
+use crate::draw::Draw;
+use crate::kv::{pad, row, slots, table};
+
+fn lengths(draw: &mut Draw) -> PerRequest {
+    let lengths = draw.few(|draw| draw.usize().min(PerRequest::MAX_LENGTH));
+    PerRequest::new(lengths).unwrap()
+}
+
+/// As many as `of`.
+fn lengths_for(of: usize, draw: &mut Draw) -> PerRequest {
+    let lengths = (0..of).map(|_| draw.usize().min(PerRequest::MAX_LENGTH));
+    PerRequest::new(lengths.collect()).unwrap()
+}
+
+/// Settings as a recorded batch may have them, whatever cache there is.
+fn settings(blocks: usize, block_size: usize, pad: PadPolicy, window: usize) -> BatchSettings {
+    let pad = match pad {
+        PadPolicy::SkipNegative => "\"SkipNegative\"".to_owned(),
+        PadPolicy::DumpSlot(slot) => format!("{{\"DumpSlot\":{slot}}}"),
+    };
+    let causality = match window {
+        0 => "\"Causal\"".to_owned(),
+        keys => format!("{{\"Window\":{keys}}}"),
+    };
+    let json = format!(
+        "{{\"version\":1,\"settings\":{{\"blocks\":{blocks},\"block_size\":{block_size},\"pad\":{pad},\
+         \"causality\":{causality},\"policy\":{{\"chunked_prefill\":false,\"drafting\":null}}}},\"requests\":[]}}"
+    );
+    RecordedBatch::from_json(&json).unwrap().settings
+}
+
+struct Request {
+    numbers: [usize; 3],
+    row: Vec<usize>,
+    prompt_len: Option<usize>,
+}
+
+impl Request {
+    fn draw(draw: &mut Draw) -> Self {
+        Self {
+            numbers: [draw.usize(), draw.usize(), draw.usize()],
+            row: match draw.bool() {
+                true => vec![0, 1, 2, 3],
+                false => row(draw),
+            },
+            prompt_len: draw.bool().then(|| draw.usize()),
+        }
+    }
+
+    fn view(&self) -> BatchRequest<'_> {
+        let [cached, new, drafts] = self.numbers;
+        BatchRequest {
+            cached,
+            new,
+            drafts,
+            row: &self.row,
+            group: None,
+            prompt_len: self.prompt_len,
+            sequence: None,
+        }
+    }
+}
+
+fn sizes(draw: &mut Draw) -> TriangleMix {
+    TriangleMix::new(draw.u64(), draw.u64(), draw.u64())
+}
+
+fn gate(draw: &mut Draw) -> TriangleGate {
+    TriangleGate {
+        min_sparse_rows: draw.usize(),
+        min_saved_pairs: u128::from(draw.u64()),
+    }
+}
+
+fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
+    SharedPrefixDecode {
+        gate: SharedPrefixGate {
+            min_requests: draw.usize(),
+            min_shared_keys: draw.usize(),
+            min_saved_keys: draw.usize(),
+        },
+    }
+}
+
+fn triangle_mix(draw: &mut Draw) -> TriangleMixPrefill {
+    TriangleMixPrefill {
+        layers: TriangleLayers::first(2).unwrap(),
+        sizes: sizes(draw),
+        gate: gate(draw),
+    }
+}
+
+pub const CALLS: &[Call] = &[
+    ("PageIndices", |draw| {
+        let lists = [slots(draw), slots(draw), slots(draw)];
+        let [starts, pages, last] = lists;
+        let starts = [vec![0], starts].concat();
+        if let Ok(lists) = PageIndices::new(starts, pages, last, draw.usize()) {
+            let _ = (lists.to_table(draw.usize()), lists.pages(draw.usize()));
+        }
+        let table = table(draw);
+        let lengths = lengths_for(table.requests(), draw);
+        let _ = PageIndices::from_table(&table, &lengths, draw.usize());
+    }),
+    ("TokenIndices", |draw| {
+        let slots = slots(draw);
+        let ends = vec![0, slots.len() as i32];
+        if let Ok(lists) = TokenIndices::new(ends, slots) {
+            let _ = (lists.to_table(draw.usize()), lists.slots(draw.usize()));
+        }
+        let table = table(draw);
+        let lengths = lengths_for(table.requests(), draw);
+        let window = draw.bool().then(|| draw.usize());
+        let _ = TokenIndices::from_table(&table, &lengths, draw.usize(), window);
+        let _ = window_start(draw.usize(), window);
+    }),
+    ("CustomMask", |draw| {
+        let trees = draw.few(|draw| DraftTree::chain(draw.usize()).ok());
+        let trees: Vec<DraftTree> = trees.into_iter().flatten().collect();
+        let extent = draw.of(&[MaskExtent::AllKeys, MaskExtent::NodesOnly]);
+        let lengths = lengths_for(trees.len(), draw);
+        if let Ok(mask) = CustomMask::of_trees(&trees, &lengths, extent) {
+            let _ = (mask.extent(draw.usize()), mask.request(draw.usize()).len());
+            let _ = mask.pack::<u16>();
+        }
+        let starts = |draw: &mut Draw| [vec![0], draw.few(Draw::usize)].concat();
+        let visible = draw.few(Draw::bool);
+        if let Ok(mask) = CustomMask::new(visible, starts(draw), starts(draw)) {
+            let _ = (mask.extent(draw.usize()), mask.request(draw.usize()).len());
+            let _ = mask.pack::<u64>();
+        }
+    }),
+    ("CustomMask::unpack", |draw| {
+        let packed = PackedBits {
+            words: draw.few(Draw::u32),
+            word_indptr: draw.few(Draw::usize),
+        };
+        let extents = draw.few(|draw| (draw.usize(), draw.usize()));
+        let _ = CustomMask::unpack(&packed, &extents);
+    }),
+    ("DraftTree", |draw| {
+        let _ = DraftTree::from_parents(&draw.few(Draw::i64));
+        let (selected, parents) = (draw.few(Draw::usize), draw.few(Draw::usize));
+        if let Ok(tree) = DraftTree::from_candidates(&selected, &parents, draw.usize()) {
+            let _ = (
+                tree.positions(draw.usize()),
+                tree.sees(draw.usize(), draw.usize()),
+            );
+            let _ = (
+                tree.parent(draw.usize()),
+                tree.depth(draw.usize()),
+                tree.is_chain(),
+            );
+            let _ = tree.accept_greedy(&draw.few(Draw::u32), &draw.few(Draw::u32));
+        }
+    }),
+    ("SplitLimits", |draw| {
+        let limits = SplitLimits {
+            max_splits: draw.usize(),
+            cores: draw.usize(),
+            heads: draw.usize(),
+            kv_heads: draw.usize(),
+        };
+        let _ = limits.balanced(&lengths(draw));
+        let _ = SplitLimits::deterministic(&lengths(draw), draw.usize());
+    }),
+    ("LocalBatch", |draw| {
+        let table = table(draw);
+        let q = lengths_for(table.requests(), draw);
+        let kv = lengths_for(table.requests(), draw);
+        let _ = LocalBatch::new(&q, &kv, &table, draw.usize(), draw.usize());
+    }),
+    ("ContextParallel", |draw| {
+        let Ok(share) = Interleave::new(draw.usize(), draw.usize()) else {
+            return;
+        };
+        if let Ok(parallel) = ContextParallel::new(share, draw.usize()) {
+            let requests = draw.few(Request::draw);
+            let requests: Vec<_> = requests.iter().map(Request::view).collect();
+            let _ = (
+                parallel.pool_block_size(),
+                parallel.split(&requests, pad(draw)),
+            );
+        }
+    }),
+    ("AttentionMetadata", |draw| {
+        let settings = settings(draw.usize(), draw.usize(), pad(draw), draw.usize());
+        let requests = draw.few(Request::draw);
+        let requests: Vec<_> = requests.iter().map(Request::view).collect();
+        if let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) {
+            let _ = (
+                shared_prefix(draw).groups(&metadata),
+                metadata.prefill_tokens(),
+            );
+            let _ = triangle_mix(draw).choices(&metadata);
+            let _ = (
+                metadata.pad_to(draw.usize()),
+                metadata.call_lengths().keys(),
+            );
+            let _ = metadata.renew(&requests);
+        }
+    }),
+    ("BatchRequest::of", |draw| {
+        let pool = BlockPool::new(4, 16, PadPolicy::SkipNegative).unwrap();
+        let mut sequence = Sequence::new(&pool);
+        drop(sequence.grow(draw.usize()));
+        let settings = settings(4, 16, PadPolicy::SkipNegative, 0);
+        let _ = AttentionMetadata::new(&[BatchRequest::of(&sequence, draw.usize())], settings);
+    }),
+    ("Hybrid", |draw| {
+        let backends = Backends::<bf16>::none().with(Fused);
+        let end = draw.usize();
+        let all = LayerSet::new(0..end, "fused");
+        if let Ok(hybrid) = Hybrid::new(draw.of(&[end, 3, usize::MAX]), backends, [all]) {
+            let _ = hybrid.backend(draw.usize(), Phase::Decode);
+        }
+    }),
+    ("a step of an engine", |draw| {
+        let stream = crate::stream();
+        let shape = CacheShape::new(1, 1, 64);
+        let cache =
+            PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
+        let backends = Backends::none()
+            .with(triangle_mix(draw))
+            .with(shared_prefix(draw))
+            .with(CascadePrefill)
+            .with(FusedInTwo)
+            .with(PagedDecode)
+            .with(Fused);
+        let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
+        let mut attention = Attention::new(heads, cache.unwrap(), backends);
+        let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize());
+        let requests = draw.few(Request::draw);
+        let requests: Vec<_> = requests.iter().map(Request::view).collect();
+        let Ok(metadata) = AttentionMetadata::new(&requests, settings) else {
+            return;
+        };
+        let tokens = metadata.tokens();
+        let of = |heads: usize| {
+            let ones = vec![bf16::ONE; tokens * heads * 64];
+            stream.upload(&ones, [tokens, heads, 64]).unwrap()
+        };
+        let (query, key) = (of(2), of(1));
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        let _ = step.forward(draw.usize(), &query, &key, &key);
+        let _ = step.forward(0, &query, &key, &key);
+        drop(step);
+        stream.synchronize().unwrap();
+    }),
+    ("TrianglePrefill", |draw| {
+        let stream = crate::stream();
+        let prefill = TrianglePrefill {
+            shape: AttentionShape::new(1, 1, 64),
+            sizes: sizes(draw),
+            gate: gate(draw),
+        };
+        let any = draw.usize();
+        let first_row = draw.of(&[0, 1, 2, any]);
+        let of = |rows: usize| {
+            stream
+                .upload(&vec![bf16::ONE; rows * 64], [rows, 1, 64])
+                .unwrap()
+        };
+        let (query, key) = (of(3), of(3 + first_row % 3));
+        let prompt = draw.bool().then(|| draw.usize());
+        let _ = prefill.plan(&stream, (first_row, prompt), &query, &key, &key);
+    }),
+];

@@ -1,0 +1,502 @@
+//! Whatever fails in between, every handle, byte and block of the serving layer is given back.
+//!
+//! Each piece is run once undisturbed, and then again and again with one call of the C ABI failing, the first, the second
+//! and so on until none is left to fail. After each run nothing more may be alive than before, and no block held.
+
+#![cfg(feature = "emulation")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "../../tests/harness/mod.rs"]
+mod harness;
+
+use std::num::NonZeroUsize;
+
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::mask::{HostMask, MaskForm, TriangleLayers};
+use ascend_attention::merge::{EmptyRows, MergeState, Part};
+use ascend_attention::spec::geometry::TriangleMix;
+use ascend_attention::{
+    AnyTensor, CausalOrigin, Error as CallError, FusedInferAttention, Graph, InnerPrecise, Layout,
+    Output, SlidingWindow, Stream, Tensor, bf16,
+};
+use ascend_emu::{Live, Site, inject};
+use ascend_serving::kv::{
+    BlockPool, CacheShape, Interleave, PadPolicy, PageTable, PagedKvCache, Sequence,
+};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Error, Fused, FusedInTwo,
+    Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode, Phase,
+    RecordedBatch, Result, Rule, SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeTensors,
+    TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
+};
+
+const HEADS: usize = 2;
+const DIM: usize = 64;
+const BLOCKS: usize = 12;
+const LAYERS: usize = 2;
+
+/// Pools that a run made, to be asked when all else is gone.
+type Pools = Vec<BlockPool>;
+type Piece = fn(&Stream, &mut Pools) -> Result<()>;
+
+fn ones<T: ascend_attention::Element>(
+    stream: &Stream,
+    one: T,
+    shape: impl AsRef<[usize]>,
+) -> Result<Tensor<T>> {
+    let elements = vec![one; shape.as_ref().iter().product()];
+    Ok(stream.upload(&elements, shape)?)
+}
+
+fn cache(stream: &Stream, pools: &mut Pools) -> Result<PagedKvCache<bf16>> {
+    let shape = CacheShape::new(LAYERS, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(stream.device(), BLOCKS, 128, shape, pad)?;
+    pools.push(cache.pool().clone());
+    Ok(cache)
+}
+
+fn shape() -> AttentionShape {
+    AttentionShape::new(HEADS, 1, DIM)
+}
+
+fn settings(cache: &PagedKvCache<bf16>, causality: Causality) -> BatchSettings {
+    BatchSettings::of(cache, causality).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: Some(Drafting::Mtp),
+    })
+}
+
+/// One step over all layers, padded; the last layer's result is looked at.
+fn step(
+    stream: &Stream,
+    attention: &mut Attention<bf16>,
+    causality: Causality,
+    batch: &[BatchRequest<'_>],
+    sink: Option<&AnyTensor>,
+) -> Result<()> {
+    let settings = settings(attention.cache(), causality);
+    let recorded = RecordedBatch::from_json(&RecordedBatch::new(settings, batch).to_json())?;
+    let mut metadata = AttentionMetadata::new(&recorded.requests(), settings)?;
+    metadata.renew(batch)?;
+    metadata.pad_to(metadata.tokens() + 3)?;
+    let tokens = metadata.tokens();
+    let query = ones(stream, bf16::ONE, [tokens, HEADS, DIM])?;
+    let key = ones(stream, bf16::ONE, [tokens, 1, DIM])?;
+    let mut step = attention.begin(stream, &metadata)?;
+    for layer in 0..LAYERS - 1 {
+        step.forward_with_sink(layer, &query, &key, &key, sink)?;
+    }
+    let output = step.forward_with_sink(LAYERS - 1, &query, &key, &key, sink)?;
+    drop(step);
+    output.attention.download(stream)?;
+    Ok(())
+}
+
+/// A schedule of requests: prompts in chunks, a shared prefix that is written behind, decoding, drafts taken back, a
+/// window that gives blocks back, sinks, a full cache.
+fn schedule(stream: &Stream, pools: &mut Pools, backends: Backends<bf16>) -> Result<()> {
+    let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
+    let pool = attention.cache().pool().clone();
+    let causal = Causality::Causal;
+    let mut first = Sequence::new(&pool);
+    let _ = first.grow(200)?;
+    step(
+        stream,
+        &mut attention,
+        causal,
+        &[BatchRequest::of(&first, 200).prompt_len(200)],
+        None,
+    )?;
+    // Another request begins alike, in the middle of a block.
+    let mut second = first.share_prefix(150)?;
+    let grown = second.grow(7)?;
+    attention.cache_mut().copy_blocks(stream, &grown.copies)?;
+    // The copy still holds the block that was shared, so that the first request writes into one of its own too.
+    attention.grow(stream, &mut first, 1)?;
+    let batch = [BatchRequest::of(&first, 1), BatchRequest::of(&second, 7)];
+    step(stream, &mut attention, causal, &batch, None)?;
+    let _ = first.grow(3)?;
+    let _ = second.grow(1)?;
+    let drafted = [
+        BatchRequest::of(&first, 3).drafts(2),
+        BatchRequest::of(&second, 1),
+    ];
+    step(stream, &mut attention, causal, &drafted, None)?;
+    first.truncate(202)?;
+    let _ = first.grow(1)?;
+    let _ = second.grow(1)?;
+    let batch = [BatchRequest::of(&first, 1), BatchRequest::of(&second, 1)];
+    let window = Causality::Window(NonZeroUsize::new(60).unwrap());
+    let sink = ones(stream, bf16::ONE, [HEADS])?;
+    step(stream, &mut attention, window, &batch, Some(&sink))?;
+    first.drop_before(140)?;
+    // Preempted when the cache is full.
+    let full = second.grow(128 * BLOCKS).unwrap_err();
+    assert_eq!(full.rule, Rule::PoolExhausted);
+    second.truncate(0)?;
+    let _ = second.grow(5)?;
+    step(
+        stream,
+        &mut attention,
+        causal,
+        &[BatchRequest::of(&second, 5)],
+        None,
+    )
+}
+
+fn packed_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    schedule(stream, pools, Backends::none().with(Fused))
+}
+
+fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let registry = Backends::none()
+        .with(Fused)
+        .with(FusedInTwo)
+        .with(PagedDecode);
+    let even = LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode");
+    let odd = LayerSet::new([1], "fused");
+    let hybrid = Hybrid::new(LAYERS, registry, [even, odd])?;
+    let backends = Backends::none().with(FusedInTwo).with(hybrid).with(Fused);
+    schedule(stream, pools, backends)
+}
+
+fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let triangle = TriangleMixPrefill {
+        layers: TriangleLayers::first(1).unwrap(),
+        sizes: TriangleMix::new(4, 16, 8),
+        gate: TriangleGate::ALWAYS,
+    };
+    let gate = SharedPrefixGate::ALWAYS;
+    let backends = Backends::none()
+        .with(triangle)
+        .with(SharedPrefixDecode { gate })
+        .with(CascadePrefill)
+        .with(Fused);
+    schedule(stream, pools, backends)
+}
+
+/// A context divided over two ranks, each with a cache of its own, and the new tokens among themselves.
+fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let parallel = ContextParallel::new(Interleave::new(2, 64)?, 128)?;
+    let pad = PadPolicy::SkipNegative;
+    let pool = BlockPool::new(BLOCKS, parallel.pool_block_size(), pad)?;
+    pools.push(pool.clone());
+    let mut sequence = Sequence::new(&pool);
+    let _ = sequence.grow(150)?;
+    let split = parallel.split(&[BatchRequest::of(&sequence, 6)], pad)?;
+    let query = ones(stream, bf16::ONE, [6, HEADS, DIM])?;
+    let key = ones(stream, bf16::ONE, [6, 1, DIM])?;
+    let mut parts = Vec::new();
+    for rank in split.ranks() {
+        let mut cache = cache(stream, pools)?;
+        let write = cache.plan_write(stream, rank.slots(), &key, &key)?;
+        cache.write(stream, &write, 0, &key, &key)?;
+        let table = cache.block_table(stream, rank.table())?;
+        let layer = cache.layer(0)?;
+        let plan = rank.plan(shape(), &query, layer, &table)?;
+        parts.push(plan.launch(stream, &query, layer, &table)?);
+    }
+    let new = split.new_tokens().unwrap();
+    let plan = new.plan(stream, shape(), &query, &key, &key)?;
+    parts.push(plan.launch_new(stream, &query, &key, &key)?);
+    let parts = parts.iter().map(Part::of);
+    let parts: Vec<Part<'_, bf16>> = parts.collect::<ascend_attention::Result<_>>()?;
+    let merged = split.plan_merge(&parts)?.launch(stream, &parts)?;
+    merged.attention.download(stream)?;
+    Ok(())
+}
+
+/// Latent attention: a prompt, a chunk whose context is up-projected in parts, absorbed decoding.
+fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let device = stream.device();
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(device, BLOCKS, 128, CacheShape::latent(1), pad)?;
+    pools.push(cache.pool().clone());
+    let row = 512 + 64 + HEADS * (128 + 64 + 128);
+    let mla = Mla::new().workspace_bytes(100 * row * size_of::<bf16>());
+    let backends = Backends::none().with(mla);
+    let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    let projection =
+        |stream: &Stream, _: usize, _: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
+            for tensor in [&out.key, &out.key_rope, &out.value] {
+                tensor.overwrite(stream, &vec![bf16::ONE; tensor.len()])?;
+            }
+            Ok(())
+        };
+    for (tokens, absorbed) in [(140, false), (3, false), (1, true)] {
+        let _ = sequence.grow(tokens)?;
+        let batch = [BatchRequest::of(&sequence, tokens)];
+        let metadata =
+            AttentionMetadata::new(&batch, settings(attention.cache(), Causality::Causal))?;
+        let rows = |heads, dim| ones(stream, bf16::ONE, [tokens, heads, dim]);
+        let (dim, form) = match absorbed {
+            true => (512, LatentForm::Absorbed),
+            false => (128, LatentForm::Plain(&projection)),
+        };
+        let (query, query_rope) = (rows(HEADS, dim)?, rows(HEADS, 64)?);
+        let (latent, key_rope) = (rows(1, 512)?, rows(1, 64)?);
+        let tensors = LatentTensors {
+            query_rope: &query_rope,
+            form,
+        };
+        let mut step = attention.begin(stream, &metadata)?;
+        let output = step.forward_latent(0, &query, &latent, &key_rope, tensors)?;
+        drop(step);
+        output.attention.download(stream)?;
+    }
+    Ok(())
+}
+
+fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let mut cache = cache(stream, pools)?;
+    let mut sequence = Sequence::new(cache.pool());
+    let grown = sequence.grow(5)?;
+    let tokens = ones(stream, bf16::ONE, [5, 1, DIM])?;
+    let write = cache.plan_write(stream, &grown.slots, &tokens, &tokens)?;
+    cache.write(stream, &write, 0, &tokens, &tokens)?;
+    let table = PageTable::from_rows(&[sequence.row(), &[0]]).unwrap();
+    let trees = [
+        DraftTree::chain(2)?,
+        DraftTree::from_parents(&[-1, 0, 0, 1])?,
+    ];
+    let rows = |heads| ones(stream, bf16::ONE, [2, heads, 4, DIM]);
+    let tensors = TreeTensors {
+        query: &rows(HEADS)?,
+        key: &rows(1)?,
+        value: &rows(1)?,
+        cache: cache.layer(0)?,
+        block_table: &cache.block_table(stream, &table)?,
+    };
+    // The second request has nothing cached.
+    let cached = PerRequest::new(vec![5, 0])?;
+    let verification = TreeVerification { shape: shape() };
+    let plan = verification.plan(stream, &trees, &cached, &tensors)?;
+    plan.launch(stream, &tensors)?.download(stream)?;
+    Ok(())
+}
+
+fn triangles(stream: &Stream, _: &mut Pools) -> Result<()> {
+    let prefill = TrianglePrefill {
+        shape: shape(),
+        sizes: TriangleMix::new(4, 16, 8),
+        gate: TriangleGate::ALWAYS,
+    };
+    let query = ones(stream, bf16::ONE, [90, HEADS, DIM])?;
+    let key = ones(stream, bf16::ONE, [90, 1, DIM])?;
+    let plan = prefill.plan(stream, (0, Some(90)), &query, &key, &key)?;
+    assert!(!plan.is_dense());
+    plan.launch(stream, &query, &key, &key)?.download(stream)?;
+    Ok(())
+}
+
+/// A captured decoding step, replayed with lengths that grow.
+fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
+    struct Buffers {
+        query: Tensor<bf16>,
+        cache: Tensor<bf16>,
+        table: BlockTable,
+        output: Output<bf16>,
+    }
+    let buffers = Buffers {
+        query: ones(stream, bf16::ONE, [2, HEADS, DIM])?,
+        cache: ones(stream, bf16::ONE, [4, 128, DIM])?,
+        table: BlockTable::from_rows(stream, &[[2], [3]], 128)?,
+        output: Output {
+            attention: Tensor::empty(stream.device(), [2, HEADS, DIM])?,
+            softmax_lse: None,
+        },
+    };
+    let call = FusedInferAttention::new(Layout::Tnd)
+        .scale(1.0)
+        .heads(HEADS)
+        .kv_heads(1)
+        .mask(stream.device().masks().causal(CausalOrigin::RightDown)?);
+    let ends = Cumulative::new(vec![1, 2])?;
+    let longest = PerRequest::new(vec![128, 128])?;
+    let (mut graph, ()) = Graph::capture(stream.device(), buffers, |capture, buffers| {
+        let inputs = Inputs::new(&buffers.query, &buffers.cache, &buffers.cache);
+        let inputs = inputs.paged(&buffers.table);
+        let longest = CallLengths::PackedPaged {
+            q: &ends,
+            kv: &longest,
+        };
+        let call = capture.attention(&call, longest, &inputs)?;
+        capture.launch(call, &inputs, &buffers.output)
+    })?;
+    for keys in [5, 6] {
+        let kv = PerRequest::new(vec![keys, 2 * keys])?;
+        let lengths = CallLengths::PackedPaged { q: &ends, kv: &kv };
+        let update = graph.update().all(lengths)?;
+        graph.replay(stream, update)?;
+    }
+    let output = graph.buffers().output.attention.download(stream)?;
+    assert!(output.iter().all(|x| *x == bf16::ONE));
+    Ok(())
+}
+
+fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
+    let query = ones(stream, bf16::ONE, [3, HEADS, DIM])?;
+    let keys = ones(stream, bf16::ONE, [5, 1, DIM])?;
+    let plan = FusedInferAttention::new(Layout::Tnd)
+        .scale(1.0)
+        .heads(HEADS)
+        .kv_heads(1)
+        .actual_seq_lengths([1, 3])
+        .actual_seq_lengths_kv([5, 5])
+        .softmax_lse(true)
+        .plan(&query, &keys, &keys)?;
+    let outputs = [
+        plan.launch(stream, &query, &keys, &keys)?,
+        plan.launch(stream, &query, &keys, &keys)?,
+    ];
+    let parts = [Part::of(&outputs[0])?, Part::of(&outputs[1])?];
+    let merge = MergeState::new(Layout::Tnd).empty_rows(EmptyRows::ThroughHost);
+    let merged = merge.plan(&parts)?.launch(stream, &parts)?;
+    merged.attention.download(stream)?;
+    Ok(())
+}
+
+fn masks(stream: &Stream, _: &mut Pools) -> Result<()> {
+    let masks = stream.device().masks();
+    let query = ones(stream, ascend_attention::f16::ONE, [1, HEADS, 9, DIM])?;
+    let custom = HostMask::from_fn(9, 9, MaskForm::INT8, |row, _| row != 3)?;
+    for mask in [
+        masks.causal(CausalOrigin::RightDown)?,
+        masks.sliding_window(SlidingWindow::new(3).unwrap())?,
+        masks.causal_full(CausalOrigin::LeftUp, 9, 9)?,
+        masks.custom(&custom)?,
+    ] {
+        let plan = FusedInferAttention::new(Layout::Bnsd)
+            .scale(1.0)
+            .heads(HEADS)
+            .mask(mask)
+            .inner_precise(InnerPrecise::HighPrecisionCorrected)
+            .plan(&query, &query, &query)?;
+        drop(plan.launch(stream, &query, &query, &query)?);
+    }
+    Ok(stream.synchronize()?)
+}
+
+fn copies(stream: &Stream, _: &mut Pools) -> Result<()> {
+    let tensor = ones(stream, 7i32, [100, 2])?;
+    let strided = tensor
+        .permute([1, 0])?
+        .contiguous(stream)?
+        .padded(stream, 128)?;
+    let host = stream.device().host_buffer(256)?;
+    let host = strided.download_async(stream, host)?.wait()?;
+    drop(strided.overwrite_async(stream, host)?);
+    let other = Tensor::<i32>::empty(stream.device(), [2, 128])?;
+    other.copy_from(stream, &strided)?;
+    let event = stream.record_event()?;
+    Ok(event.synchronize()?)
+}
+
+/// One run of a piece. Nothing but what was alive before is so afterwards.
+fn run(piece: Piece, before: Live) -> Result<()> {
+    let mut pools = Pools::new();
+    let stream = harness::device().stream().map_err(Error::from);
+    let outcome = stream.and_then(|stream| {
+        let outcome = piece(&stream, &mut pools);
+        // Whatever failed, the stream goes on.
+        let _ = stream.synchronize();
+        outcome
+    });
+    for pool in &pools {
+        assert_eq!(pool.held_blocks(), 0, "{outcome:?}");
+        assert_eq!(pool.steps_in_flight(), 0, "{outcome:?}");
+        assert_eq!(pool.free_blocks(), BLOCKS, "{outcome:?}");
+    }
+    drop(pools);
+    assert_eq!(ascend_emu::live(), before, "after {outcome:?}");
+    outcome
+}
+
+/// Calls that fail, and with which statuses in turn: memory that ran out or not, launches refused at once or failing on
+/// the device.
+const FAULTS: [(Site, [i32; 2]); 4] = [
+    (Site::Malloc, [207_001, 507_899]),
+    (Site::Memcpy, [507_899; 2]),
+    (Site::Launch, [361_001, 507_015]),
+    (Site::Sync, [507_046; 2]),
+];
+
+/// Runs with the first call of each kind failing, with the second, and so on: how many runs failed, by kind.
+fn with_each_fault(piece: Piece, before: Live) -> [usize; FAULTS.len()] {
+    FAULTS.map(|(site, statuses)| {
+        let mut failed = 0;
+        // Some failures are made good, such as memory that is there after waiting.
+        let mut good = 0;
+        for nth in 1.. {
+            let [odd, even] = statuses;
+            let status = if nth % 2 == 1 { odd } else { even };
+            let fault = inject(site, nth, status);
+            match run(piece, before) {
+                Ok(()) => good += 1,
+                Err(
+                    Error::Attention(CallError::Acl { .. })
+                    | Error::Attention(CallError::Aclnn { .. })
+                    | Error::Attention(CallError::OutOfMemory { .. }),
+                )
+                | Err(Error::Attention(CallError::Timeout { .. }) | Error::NoBackend { .. }) => {
+                    (failed, good) = (failed + 1, 0);
+                }
+                Err(other) => panic!("{site:?} {nth}: {other}"),
+            }
+            drop(fault);
+            if good == 4 {
+                break;
+            }
+        }
+        failed
+    })
+}
+
+#[test]
+fn nothing_is_left_whatever_fails() {
+    if harness::not_on_npu(
+        "failures are injected into, and leaks counted by, the emulation of this process",
+    ) {
+        return;
+    }
+    // Masks are made anew by each run, on a device of its own.
+    let nothing = Live::default();
+    run(masks, nothing).unwrap();
+    let failed = with_each_fault(masks, nothing);
+    assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
+
+    // The others find the one that they use, which the device keeps.
+    let device = harness::device();
+    drop(device.masks().causal(CausalOrigin::RightDown).unwrap());
+    let before = ascend_emu::live();
+    let pieces: [Piece; 10] = [
+        packed_steps,
+        steps_by_several_backends,
+        steps_of_several_calls,
+        ranks,
+        latent_steps,
+        drafted_trees,
+        triangles,
+        graphs,
+        merges,
+        copies,
+    ];
+    for (number, piece) in pieces.into_iter().enumerate() {
+        run(piece, before).unwrap();
+        let failed = with_each_fault(piece, before);
+        let launches = !std::ptr::fn_addr_eq(piece, copies as Piece);
+        for ((site, _), failed) in FAULTS.iter().zip(failed) {
+            let struck = failed > 0 || (*site == Site::Launch && !launches);
+            assert!(struck, "piece {number}: no {site:?} failed");
+        }
+    }
+    drop(device);
+    assert_eq!(ascend_emu::live(), nothing);
+}

@@ -1,0 +1,97 @@
+//! Streams, sizes and scales that steps and captures refuse by their own name.
+
+use ascend_attention::{Error as CallError, bf16};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, Fused, GraphLimits, GroupedRequest, Rule, StatePolicy,
+};
+
+use super::layers::{attention, model, shape};
+use crate::harness;
+
+/// The argument that a call was refused for.
+fn blamed<R>(outcome: Result<R, Error>) -> &'static str {
+    match outcome.map(drop) {
+        Err(Error::Attention(CallError::InvalidArgument { argument, .. })) => argument,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_stream_of_another_device_is_what_steps_and_captures_blame() {
+    let stream = harness::stream();
+    let other = harness::runtime().device(1).unwrap().stream().unwrap();
+    let mut attention = attention(&stream, 1, 8);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    assert_eq!(blamed(attention.grow(&other, &mut sequence, 1)), "stream");
+    assert_eq!(sequence.len(), 0);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    assert_eq!(blamed(attention.begin(&other, &metadata)), "stream");
+    let limits = GraphLimits::new([2], 300);
+    let captured = attention.capture(&other, Causality::Causal, &limits);
+    assert_eq!(blamed(captured), "stream");
+    let captured = attention.capture(&stream, Causality::Causal, &limits);
+    let mut graphs = captured.unwrap();
+    assert_eq!(blamed(graphs.begin(&other, &mut metadata)), "stream");
+    // The refused step was not padded.
+    assert_eq!(metadata.tokens(), 1);
+    assert!(graphs.begin(&stream, &mut metadata).is_ok());
+
+    let mut model = model(&stream);
+    let mut sequence = model.sequence();
+    assert_eq!(blamed(model.grow(&other, &mut sequence, 1)), "stream");
+    assert_eq!(sequence.len(), 0);
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let request = GroupedRequest::of(&sequence, 1);
+    let metadata = model.metadata(&[request], StatePolicy::default()).unwrap();
+    assert_eq!(blamed(model.begin(&other, &metadata)), "stream");
+    assert_eq!(blamed(model.capture(&other, &limits)), "stream");
+    assert!(model.begin(&stream, &metadata).is_ok());
+}
+
+#[test]
+fn graphs_of_no_size_or_of_size_0_are_refused() {
+    let stream = harness::stream();
+    let attention = attention(&stream, 1, 8);
+    for sizes in [vec![], vec![0], vec![2, 0], vec![usize::MAX]] {
+        let limits = GraphLimits::new(sizes, 300);
+        let error = attention
+            .capture(&stream, Causality::Causal, &limits)
+            .unwrap_err();
+        assert!(error.breaks(Rule::GraphSize), "{error}");
+    }
+}
+
+#[test]
+fn a_scale_that_scores_nothing_is_refused() {
+    let stream = harness::stream();
+    for (scale, taken) in [
+        (0.0, false),
+        (-0.0, false),
+        (f64::NAN, false),
+        (f64::INFINITY, false),
+        (-0.125, true),
+    ] {
+        let of = CacheShape::new(1, shape().kv_heads, shape().head_dim);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, of, pad).unwrap();
+        let scaled = AttentionShape { scale, ..shape() };
+        let mut attention = Attention::new(scaled, cache, Backends::none().with(Fused));
+        let mut sequence = Sequence::new(attention.cache().pool());
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+        let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+        let limits = GraphLimits::new([1], 300);
+        if taken {
+            attention.begin(&stream, &metadata).unwrap();
+        } else {
+            let named = "AttentionShape.scale";
+            assert_eq!(blamed(attention.begin(&stream, &metadata)), named);
+            let captured = attention.capture(&stream, Causality::Causal, &limits);
+            assert_eq!(blamed(captured), named);
+        }
+    }
+}

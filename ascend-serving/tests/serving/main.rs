@@ -1,0 +1,25 @@
+//! The serving layer: steps of engines, drafts, prefixes, graphs of steps, several ranks.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a test fails by panicking, and modules are the program's own"
+)]
+
+mod acts;
+mod blocks_in_flight;
+mod cache_formats;
+mod context_parallel;
+mod graph_pool;
+#[path = "../../../tests/harness/mod.rs"]
+mod harness;
+mod mla_backend;
+mod reported;
+mod routes;
+mod schedule;
+mod states;
+mod tokens;
+mod tree_verification;
+mod triangle_prefill;

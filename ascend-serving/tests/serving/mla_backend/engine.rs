@@ -1,0 +1,236 @@
+//! A model of two layers, whose steps are checked against the definition.
+
+use std::sync::Mutex;
+
+use ascend_attention::{Output, Stream, Tensor, bf16};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
+use ascend_serving::{
+    Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, LatentForm,
+    LatentRows, LatentTensors, Mla, Result, StatePolicy, UpProjected,
+};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use super::definition::{What, absorb, dense, exact, project, row};
+use super::{DIM, LATENT, LAYERS, ROPE};
+use crate::acts::{Act, Schedule, Turn};
+
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub heads: usize,
+    pub block_size: usize,
+    /// Blocks of 128 tokens, or as many smaller ones as hold the same.
+    pub blocks: usize,
+    pub format: Cache,
+    /// Cached tokens that the workspace has room for.
+    pub room: usize,
+    pub dump: bool,
+    pub mtp: bool,
+}
+
+/// Most requests at a time.
+pub const REQUESTS: usize = 4;
+
+pub struct Engine<'a> {
+    stream: &'a Stream,
+    settings: BatchSettings,
+    attention: Attention<bf16>,
+    shape: AttentionShape,
+    pub schedule: Schedule,
+    pub checked: usize,
+    /// Tokens of each call of the projection.
+    pub projected: Mutex<Vec<usize>>,
+}
+
+/// Bytes of the workspace for so many cached tokens.
+fn workspace(heads: usize, tokens: usize) -> usize {
+    tokens * (LATENT + ROPE + heads * (DIM + ROPE + DIM)) * size_of::<bf16>()
+}
+
+impl<'a> Engine<'a> {
+    pub fn new(stream: &'a Stream, model: &Model) -> Self {
+        let shape = AttentionShape::latent(model.heads);
+        let pad = match model.dump {
+            true => PadPolicy::DumpSlot(0),
+            false => PadPolicy::SkipNegative,
+        };
+        let of = CacheShape::latent(LAYERS).format(model.format);
+        // One more than the requests can have, where padding is dumped.
+        let blocks = model.blocks + 1;
+        let cache = PagedKvCache::new(stream.device(), blocks, model.block_size, of, pad).unwrap();
+        let mla = Mla::new().workspace_bytes(workspace(model.heads, model.room));
+        Self {
+            stream,
+            settings: BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
+                chunked_prefill: true,
+                drafting: model.mtp.then_some(Drafting::Mtp),
+            }),
+            attention: Attention::new(shape, cache, Backends::none().with(mla)),
+            shape,
+            schedule: Schedule::of(REQUESTS),
+            checked: 0,
+            projected: Mutex::default(),
+        }
+    }
+
+    fn packed(&self, names: &[u64], layer: usize, what: What, axes: [usize; 2]) -> Tensor<bf16> {
+        let len = axes[0] * axes[1];
+        let rows = names.iter().flat_map(|name| row(*name, layer, what, len));
+        let rows: Vec<bf16> = rows.collect();
+        self.stream
+            .upload(&rows, [names.len(), axes[0], axes[1]])
+            .unwrap()
+    }
+
+    /// Runs a step and checks some of its rows. With `absorb`, all queries are absorbed where none is too long, and those of
+    /// the decodes in front otherwise.
+    fn step(&mut self, turns: &[Turn], pad: usize, absorb_some: bool) -> Result<(), TestCaseError> {
+        let metadata = self.schedule.metadata(turns, self.settings, pad);
+        let mixed = metadata.decodes() > 0 && metadata.prefills() > 0 && metadata.decodes_lead();
+        // Tokens with absorbed queries.
+        let split = match absorb_some {
+            true if Mla::absorbs(&metadata) => metadata.tokens(),
+            true if mixed => metadata.decode_tokens(),
+            _ => 0,
+        };
+        let names = self.schedule.names(turns, pad);
+        let (heads, stream) = (self.shape.heads, self.stream);
+        let projected = &self.projected;
+        let projection = |stream: &Stream,
+                          layer: usize,
+                          rows: LatentRows<'_, bf16>,
+                          out: &UpProjected<bf16>|
+         -> Result<()> {
+            let latents = rows.latent.download(stream)?;
+            let ropes = rows.key_rope.download(stream)?;
+            projected.lock().unwrap().push(latents.len() / LATENT);
+            let of = |value: bool| -> Vec<bf16> {
+                let rows = latents.chunks(LATENT);
+                rows.flat_map(|latent| project(layer, value, heads, &exact(latent)))
+                    .map(bf16::from_f64)
+                    .collect()
+            };
+            out.key.overwrite(stream, &of(false))?;
+            out.value.overwrite(stream, &of(true))?;
+            let ropes: Vec<bf16> = ropes.chunks(ROPE).flat_map(|r| r.repeat(heads)).collect();
+            Ok(out.key_rope.overwrite(stream, &ropes)?)
+        };
+        let inputs: Vec<_> = (0..LAYERS)
+            .map(|layer| {
+                let rows = names[..split].iter();
+                let rows = rows.flat_map(|name| {
+                    absorb(layer, heads, &row(*name, layer, What::Query, heads * DIM))
+                });
+                let rows: Vec<bf16> = rows.collect();
+                [
+                    stream.upload(&rows, [split, heads, LATENT]).unwrap(),
+                    self.packed(&names[split..], layer, What::Query, [heads, DIM]),
+                    self.packed(&names, layer, What::QueryRope, [heads, ROPE]),
+                    self.packed(&names, layer, What::Latent, [1, LATENT]),
+                    self.packed(&names, layer, What::KeyRope, [1, ROPE]),
+                ]
+            })
+            .collect();
+        // Of each layer the outputs of absorbed queries and of plain ones.
+        let mut results: Vec<[Option<Tensor<bf16>>; 2]> = Vec::new();
+        {
+            let mut step = self.attention.begin(stream, &metadata).unwrap();
+            for (layer, inputs) in inputs.iter().enumerate() {
+                let [absorbed, plain, query_rope, latent, key_rope] = inputs;
+                let decoded = vec![bf16::NAN; heads * split * LATENT];
+                let decoded = stream.upload(&decoded, [heads, split, LATENT]).unwrap();
+                let (query, form) = match split {
+                    0 => (plain, LatentForm::Plain(&projection)),
+                    _ if split == names.len() => (absorbed, LatentForm::Absorbed),
+                    _ => {
+                        let form = LatentForm::Mixed {
+                            absorbed,
+                            decoded: &decoded,
+                            projection: &projection,
+                        };
+                        (plain, form)
+                    }
+                };
+                let tensors = LatentTensors { query_rope, form };
+                // The last layer's output goes into a tensor of the caller, like the decodes'.
+                let output = if layer + 1 < LAYERS {
+                    step.forward_latent(layer, query, latent, key_rope, tensors)
+                        .unwrap()
+                } else {
+                    let shape = match form {
+                        LatentForm::Absorbed => [heads, split, LATENT],
+                        _ => [names.len() - split, heads, DIM],
+                    };
+                    let nan = vec![bf16::NAN; shape.iter().product()];
+                    let mut output = Output {
+                        attention: stream.upload(&nan, shape).unwrap(),
+                        softmax_lse: None,
+                    };
+                    step.forward_latent_into(layer, query, latent, key_rope, tensors, &mut output)
+                        .unwrap();
+                    output
+                };
+                results.push(match form {
+                    LatentForm::Plain(_) => [None, Some(output.attention)],
+                    LatentForm::Absorbed => [Some(output.attention), None],
+                    LatentForm::Mixed { .. } => [Some(decoded), Some(output.attention)],
+                });
+            }
+        }
+        for (layer, outputs) in results.iter().enumerate() {
+            let result = |output: &Option<Tensor<bf16>>, shape: [usize; 3]| match output {
+                None => Vec::new(),
+                Some(output) => {
+                    assert_eq!(output.shape(), shape);
+                    exact(&output.download(stream).unwrap())
+                }
+            };
+            let decoded = result(&outputs[0], [heads, split, LATENT]);
+            let plain = result(&outputs[1], [names.len() - split, heads, DIM]);
+            for row in self.schedule.rows(turns) {
+                let position = row.names.len() - 1;
+                let want = dense(row.names, layer, self.shape);
+                let got: Vec<f64> = match row.token.checked_sub(split) {
+                    Some(token) => plain[token * heads * DIM..][..heads * DIM].to_vec(),
+                    None => (0..heads)
+                        .flat_map(|head| {
+                            let latent = &decoded[(head * split + row.token) * LATENT..][..LATENT];
+                            // The caller's part: the projection of the values.
+                            let all = project(layer, true, heads, latent);
+                            all[head * DIM..(head + 1) * DIM].to_vec()
+                        })
+                        .collect(),
+                };
+                for (x, (got, want)) in got.iter().zip(&want).enumerate() {
+                    prop_assert!(
+                        (got - want).abs() <= 2e-2,
+                        "layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; {:?},                          {split} absorbed",
+                        row.request,
+                        metadata.state()
+                    );
+                }
+                self.checked += 1;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn act(&mut self, acts: &[Act], pad: usize, absorbed: bool) -> Result<(), TestCaseError> {
+        let cache = self.attention.cache_mut();
+        let mut turns = self.schedule.begin_step(acts, self.stream, cache);
+        if absorbed {
+            // What decodes goes first.
+            turns.sort_by_key(Turn::prefills);
+        }
+        if !turns.is_empty() {
+            self.step(&turns, pad, absorbed)?;
+        }
+        self.schedule.end_step(acts, &turns);
+        Ok(())
+    }
+
+    pub fn end(mut self) {
+        let pool = self.attention.cache().pool();
+        self.schedule.end(self.stream, pool, self.settings.pad());
+    }
+}

@@ -1,0 +1,191 @@
+//! Steps that cannot be served, and what is said of them.
+
+use ascend_attention::spec::Cann;
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet,
+    LayerTensors, Mla, PagedDecode, Phase, Result, StepContext, UpProjected,
+};
+
+use super::{DIM, LATENT, ROPE, harness};
+
+/// The reason why a step over these tensors is refused.
+fn refused(
+    stream: &Stream,
+    backends: Backends<bf16>,
+    causality: Causality,
+    (format, rows, cached): (Cache, usize, usize),
+    form: &str,
+) -> Error {
+    let shape = CacheShape::latent(1).format(format);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(stream.device(), 4, 128, shape, pad).unwrap();
+    let settings = BatchSettings::of(&cache, causality);
+    let mut attention = Attention::new(AttentionShape::latent(2), cache, backends);
+    let request = BatchRequest {
+        cached,
+        new: rows,
+        drafts: 0,
+        row: &[0, 1],
+        group: None,
+        prompt_len: None,
+        sequence: None,
+    };
+    let metadata = AttentionMetadata::new(&[request], settings).unwrap();
+    let ones = |axes: [usize; 2]| {
+        let ones = vec![bf16::ONE; rows * axes[0] * axes[1]];
+        let shape = [rows, axes[0], axes[1]];
+        stream.upload(&ones, shape).unwrap()
+    };
+    let projection =
+        |_: &Stream, _: usize, _: LatentRows<'_, bf16>, _: &UpProjected<bf16>| -> Result<()> {
+            panic!("nothing is planned")
+        };
+    let (absorbed, plain) = (ones([2, LATENT]), ones([2, DIM]));
+    let mixed = LatentForm::Mixed {
+        absorbed: &absorbed,
+        decoded: &absorbed,
+        projection: &projection,
+    };
+    let (query, form) = match form {
+        "absorbed" => (&absorbed, LatentForm::Absorbed),
+        "plain" => (&plain, LatentForm::Plain(&projection)),
+        _ => (&plain, mixed),
+    };
+    let (query_rope, latent, key_rope) = (ones([2, ROPE]), ones([1, LATENT]), ones([1, ROPE]));
+    let tensors = LatentTensors {
+        query_rope: &query_rope,
+        form,
+    };
+    let mut step = attention.begin(stream, &metadata).unwrap();
+    let error = step
+        .forward_latent(0, query, &latent, &key_rope, tensors)
+        .unwrap_err();
+    drop(step);
+    // Nothing was written.
+    let latents = &attention.cache().layer(0).unwrap().key;
+    let latents = latents.download(stream).unwrap();
+    assert!(latents.iter().all(|x| *x == bf16::ZERO));
+    error
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_its_reason() {
+    let Some(stream) = harness::stream_of(Cann::V8_1) else {
+        return;
+    };
+    let mla = || Backends::none().with(Mla::new());
+    let said = |error: Error| match error {
+        Error::NoBackend { reasons, .. } => reasons,
+        other => panic!("{other}"),
+    };
+    let refusal = |backends, causality, rows, cached, form| {
+        let step = (Cache::BnBsH, rows, cached);
+        said(refused(&stream, backends, causality, step, form))
+    };
+    let reason = refusal(mla(), Causality::Bidirectional, 1, 5, "absorbed");
+    assert!(reason.starts_with("mla: backend.latent"), "{reason}");
+    let reason = refusal(mla(), Causality::Causal, 17, 5, "absorbed");
+    assert!(reason.starts_with("mla: mla.rows"), "{reason}");
+    let small = Backends::none().with(Mla::new().workspace_bytes(100));
+    let reason = refusal(small, Causality::Causal, 17, 5, "plain");
+    assert!(reason.starts_with("mla: latent.workspace"), "{reason}");
+    let others = Backends::none()
+        .with(PagedDecode)
+        .with(Fused)
+        .with(FusedInTwo);
+    let reason = refusal(others, Causality::Causal, 1, 5, "absorbed");
+    assert!(
+        reason.starts_with("paged_decode: backend.latent"),
+        "{reason}"
+    );
+    assert!(reason.contains("fused: backend.latent"), "{reason}");
+    assert!(reason.contains("fused_in_two: backend.latent"), "{reason}");
+    let reason = refusal(mla(), Causality::Causal, 3, 5, "mixed");
+    let why = "mixed queries for 0 decodes and 1 prefills";
+    assert!(
+        reason.starts_with("mla: backend.latent") && reason.contains(why),
+        "{reason}"
+    );
+    // Tokens that lie in parts cannot be gathered.
+    let step = (Cache::Nz, 17, 5);
+    let reason = said(refused(&stream, mla(), Causality::Causal, step, "plain"));
+    assert!(reason.starts_with("mla: cache"), "{reason}");
+    // In a hybrid the layers are named.
+    let sets = [LayerSet::new([0], "fused").during(Phase::Decode, "mla")];
+    let hybrid = Hybrid::new(1, mla().with(Fused), sets).unwrap();
+    let reason = refusal(
+        Backends::none().with(hybrid),
+        Causality::Causal,
+        3,
+        0,
+        "absorbed",
+    );
+    let start = "hybrid: no backend can serve the step: fused, for the phase Prefill of the layers [0]: backend.latent";
+    assert!(reason.starts_with(start), "{reason}");
+}
+
+#[test]
+fn a_projection_may_run_the_plan_that_called_it() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, CacheShape::latent(1), pad);
+    let cache = cache.unwrap();
+    let request = BatchRequest {
+        cached: 3,
+        new: 2,
+        drafts: 0,
+        row: &[0],
+        group: None,
+        prompt_len: None,
+        sequence: None,
+    };
+    let settings = BatchSettings::of(&cache, Causality::Causal);
+    let metadata = AttentionMetadata::new(&[request], settings).unwrap();
+    let table = cache.block_table(&stream, metadata.table()).unwrap();
+    let zeros = |axes: [usize; 2]| -> Tensor<bf16> {
+        let zeros = vec![bf16::ZERO; 2 * axes[0] * axes[1]];
+        stream.upload(&zeros, [2, axes[0], axes[1]]).unwrap()
+    };
+    let (query, query_rope) = (zeros([2, DIM]), zeros([2, ROPE]));
+    let (latent, key_rope) = (zeros([1, LATENT]), zeros([1, ROPE]));
+    let step = StepContext {
+        stream: &stream,
+        shape: AttentionShape::latent(2),
+        metadata: &metadata,
+        block_table: &table,
+    };
+    type Rows<'a> = LatentRows<'a, bf16>;
+    let idle = |_: &Stream, _: usize, _: Rows<'_>, _: &UpProjected<bf16>| -> Result<()> { Ok(()) };
+    let layer = LayerTensors {
+        layer: 0,
+        query: &query,
+        key: &latent,
+        value: &key_rope,
+        cache: cache.layer(0).unwrap(),
+        learnable_sink: None,
+        latent: Some(LatentTensors {
+            query_rope: &query_rope,
+            form: LatentForm::Plain(&idle),
+        }),
+    };
+    let backends = Backends::none().with(Mla::new());
+    let selected = backends.plan(&step, &layer).unwrap();
+    let nested = std::cell::Cell::new(0);
+    let again = |_: &Stream, _: usize, _: Rows<'_>, _: &UpProjected<bf16>| -> Result<()> {
+        nested.set(nested.get() + 1);
+        selected.plan.run(&step, &layer).map(drop)
+    };
+    let calls = LayerTensors {
+        latent: Some(LatentTensors {
+            query_rope: &query_rope,
+            form: LatentForm::Plain(&again),
+        }),
+        ..layer
+    };
+    selected.plan.run(&step, &calls).unwrap();
+    assert_eq!(nested.get(), 2, "for the step's own tokens and for a chunk");
+    stream.synchronize().unwrap();
+}

@@ -1,0 +1,111 @@
+//! Any schedule, and some whose calls are known.
+
+use ascend_serving::kv::Cache;
+use proptest::prelude::*;
+
+use super::engine::{Engine, Model, REQUESTS};
+use crate::acts::{Act, act, config};
+use crate::harness;
+
+fn model() -> impl Strategy<Value = Model> {
+    let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD)];
+    let sizes = (0usize..2, any::<bool>(), 2usize..5, format);
+    (sizes, REQUESTS..150, any::<[bool; 2]>()).prop_map(
+        |((heads, small, blocks, format), room, flags)| Model {
+            heads: 1 << heads,
+            block_size: if small { 16 } else { 128 },
+            blocks: if small { 8 * blocks } else { blocks },
+            format,
+            room,
+            dump: flags[0],
+            mtp: flags[1],
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(config(16))]
+
+    #[test]
+    fn any_schedule_is_the_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(90, 4), 1..5), 0usize..5, any::<bool>()), 1..6)) {
+        let stream = harness::stream();
+        let mut engine = Engine::new(&stream, &model);
+        for (acts, pad, absorbed) in &steps {
+            engine.act(acts, *pad, *absorbed)?;
+        }
+        engine.end();
+    }
+}
+
+const SMALL: Model = Model {
+    heads: 2,
+    block_size: 16,
+    blocks: 40,
+    format: Cache::BnBsH,
+    room: 40,
+    dump: false,
+    mtp: true,
+};
+
+#[test]
+fn chunks_stay_within_the_workspace_and_end_with_blocks() {
+    let stream = harness::stream();
+    let mut engine = Engine::new(&stream, &SMALL);
+    let log = |engine: &Engine<'_>| std::mem::take(&mut *engine.projected.lock().unwrap());
+    // Two prompts, nothing cached: one projection a layer, of the step's own tokens.
+    engine
+        .act(&[Act::Chunk(0, 70), Act::Chunk(3, 25)], 0, false)
+        .unwrap();
+    assert_eq!(log(&engine), [95, 95]);
+    // 70 and 25 cached, a third new: 16 and 16, then 16 and 9, then what is left.
+    let acts = [Act::Chunk(4, 3), Act::Chunk(1, 2), Act::Chunk(3, 5)];
+    engine.act(&acts, 2, false).unwrap();
+    let chunks = log(&engine);
+    assert_eq!(engine.schedule.requests.len(), 3);
+    assert_eq!(chunks[..chunks.len() / 2], [12, 32, 25, 38]);
+    assert_eq!(chunks[..4], chunks[4..]);
+    // The other way round, so that the queries have to be put in the order of the chunks: a half each of 33 and 73, then
+    // what is left of the longer.
+    let acts = [Act::Chunk(3, 4), Act::Chunk(5, 2), Act::Chunk(4, 1)];
+    engine.act(&acts, 1, false).unwrap();
+    let chunks = log(&engine);
+    assert_eq!(chunks[..chunks.len() / 2], [8, 32, 27, 32, 9]);
+    // Absorbed steps project nothing.
+    let acts = [Act::Chunk(4, 1), Act::Verify(2, 3, 1)];
+    engine.act(&acts, 2, true).unwrap();
+    engine.act(&[Act::Chunk(4, 1)], 0, true).unwrap();
+    assert_eq!(log(&engine), [] as [usize; 0]);
+    // Mixed ones project what prefills: the third request, behind a decode of two drafts.
+    let len = |engine: &Engine<'_>, at: usize| engine.schedule.requests[at].sequence.len();
+    let cached = len(&engine, 2);
+    let acts = [Act::Chunk(2, 20), Act::Verify(1, 2, 1)];
+    engine.act(&acts, 1, true).unwrap();
+    let chunks = log(&engine);
+    assert_eq!(chunks[0], 21);
+    assert_eq!(chunks[1..chunks.len() / 2].iter().sum::<usize>(), cached);
+    assert!(engine.checked >= 30, "{} rows", engine.checked);
+    engine.end();
+}
+
+#[test]
+fn absorbed_queries_read_nz_caches() {
+    let stream = harness::stream();
+    let model = Model {
+        block_size: 128,
+        blocks: 4,
+        format: Cache::Nz,
+        ..SMALL
+    };
+    let mut engine = Engine::new(&stream, &model);
+    // Nothing cached yet, so that nothing has to be gathered.
+    let acts = [Act::Chunk(0, 140), Act::Chunk(3, 9)];
+    engine.act(&acts, 1, false).unwrap();
+    for acts in [
+        [Act::Chunk(4, 1), Act::Chunk(1, 1)],
+        [Act::Verify(4, 3, 2), Act::Chunk(1, 1)],
+    ] {
+        engine.act(&acts, 2, true).unwrap();
+    }
+    assert!(engine.checked >= 18, "{} rows", engine.checked);
+    engine.end();
+}

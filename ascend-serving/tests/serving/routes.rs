@@ -1,0 +1,573 @@
+//! Steps by several calls and a merge: a cascade, a shared prefix read once, TriangleMix. Whatever the batch, each row is
+//! what one dense pass over the keys that it sees gives it.
+
+use crate::harness;
+
+use crate::tokens::{DIM, dense, packed};
+use ascend_attention::mask::TriangleLayers;
+use ascend_attention::spec::geometry::TriangleMix;
+use ascend_attention::{Stream, bf16};
+use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, Error, Fused, Rule, SharedPrefixDecode, SharedPrefixGate,
+    StatePolicy, TriangleChoice, TriangleGate, TriangleMixPrefill, WhyDense,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError};
+
+const LAYERS: usize = 2;
+const BLOCK_SIZE: usize = 128;
+const BLOCKS: usize = 96;
+/// Tokens of each of the two prefixes that requests may share.
+const DONATED: usize = 300;
+
+/// A request of the step.
+#[derive(Clone, Debug, Default)]
+struct Request {
+    /// Begins with so many tokens of one of the prefixes.
+    shares: Option<(usize, usize)>,
+    /// Cached tokens of its own.
+    own: usize,
+    /// Tokens of the step.
+    new: usize,
+    prompt: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    kv_heads: usize,
+    group: usize,
+    requests: Vec<Request>,
+    /// Padding tokens.
+    pad: usize,
+    causality: Causality,
+    seed: u64,
+}
+
+/// What a step did.
+struct Ran {
+    name: &'static str,
+    refused: Vec<(&'static str, Error)>,
+    metadata: AttentionMetadata,
+}
+
+/// Tokens that are cached before the step, written to every layer.
+fn fill(
+    stream: &Stream,
+    attention: &mut Attention<bf16>,
+    sequence: &mut Sequence,
+    names: &[u64],
+    kv_heads: usize,
+) {
+    if names.is_empty() {
+        return;
+    }
+    let grown = sequence.grow(names.len()).unwrap();
+    let cache = attention.cache_mut();
+    cache.copy_blocks(stream, &grown.copies).unwrap();
+    for layer in 0..LAYERS {
+        let key = packed(stream, names, layer, 1, kv_heads);
+        let value = packed(stream, names, layer, 2, kv_heads);
+        let write = cache.plan_write(stream, &grown.slots, &key, &value);
+        cache
+            .write(stream, &write.unwrap(), layer, &key, &value)
+            .unwrap();
+    }
+}
+
+/// Runs a step and compares every row of it, or of long ones some. `sees` says which keys a row sees: request, layer, row,
+/// key.
+fn run(
+    case: &Case,
+    backends: Backends<bf16>,
+    sees: impl Fn(usize, usize, usize, usize) -> bool,
+    marks: &[usize],
+) -> Result<Ran, TestCaseError> {
+    let stream = harness::stream();
+    let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
+    let shape = AttentionShape::new(heads, kv_heads, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let of = CacheShape::new(LAYERS, kv_heads, DIM);
+    let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, of, pad).unwrap();
+    let pool = cache.pool().clone();
+    let mut attention = Attention::new(shape, cache, backends);
+    let mut next = case.seed * 100_000;
+    let mut name = || {
+        next += 1;
+        next
+    };
+    let donors: Vec<(Sequence, Vec<u64>)> = (0..2)
+        .map(|_| {
+            let names: Vec<u64> = (0..DONATED).map(|_| name()).collect();
+            let mut sequence = Sequence::new(&pool);
+            fill(&stream, &mut attention, &mut sequence, &names, kv_heads);
+            (sequence, names)
+        })
+        .collect();
+    let mut sequences = Vec::new();
+    for request in &case.requests {
+        let (mut sequence, mut names) = match request.shares {
+            None => (Sequence::new(&pool), Vec::new()),
+            Some((donor, tokens)) => {
+                let (sequence, names) = &donors[donor];
+                let shared = sequence.share_prefix(tokens).unwrap();
+                (shared, names[..tokens].to_vec())
+            }
+        };
+        let own: Vec<u64> = (0..request.own).map(|_| name()).collect();
+        fill(&stream, &mut attention, &mut sequence, &own, kv_heads);
+        names.extend(own);
+        names.extend((0..request.new).map(|_| name()));
+        let grown = sequence.grow(request.new).unwrap();
+        attention
+            .cache_mut()
+            .copy_blocks(&stream, &grown.copies)
+            .unwrap();
+        sequences.push((sequence, names));
+    }
+    let batch: Vec<BatchRequest<'_>> = sequences
+        .iter()
+        .zip(&case.requests)
+        .map(|((sequence, _), request)| BatchRequest {
+            prompt_len: request.prompt,
+            ..BatchRequest::of(sequence, request.new)
+        })
+        .collect();
+    let settings = BatchSettings::of(attention.cache(), case.causality).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: None,
+    });
+    let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    metadata.pad_to(metadata.tokens() + case.pad).unwrap();
+    let mut tokens: Vec<u64> = Vec::new();
+    for ((_, names), request) in sequences.iter().zip(&case.requests) {
+        tokens.extend(&names[names.len() - request.new..]);
+    }
+    tokens.resize(metadata.tokens(), 0);
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let mut outputs = Vec::new();
+    for layer in 0..LAYERS {
+        let query = packed(&stream, &tokens, layer, 0, heads);
+        let key = packed(&stream, &tokens, layer, 1, kv_heads);
+        let value = packed(&stream, &tokens, layer, 2, kv_heads);
+        let output = step.forward(layer, &query, &key, &value).unwrap();
+        outputs.push(output.attention.download(&stream).unwrap());
+    }
+    let selected = step.selected().unwrap();
+    let refused = selected.refused.iter();
+    let ran = Ran {
+        name: selected.name,
+        refused: refused.map(|r| (r.name, r.why.clone())).collect(),
+        metadata: metadata.clone(),
+    };
+    drop(step);
+    for (layer, output) in outputs.iter().enumerate() {
+        let mut start = 0;
+        for (at, ((_, names), request)) in sequences.iter().zip(&case.requests).enumerate() {
+            let new = request.new;
+            let cached = names.len() - new;
+            let all = (0..new).filter(|row| {
+                let near = marks.iter().any(|mark| (cached + row).abs_diff(*mark) < 2);
+                near || [0, new / 2, new - 1].contains(row)
+            });
+            for row in all {
+                let position = cached + row;
+                let seen = |key: usize| sees(at, layer, position, key);
+                let want = dense(&names[..=position], layer, shape, seen);
+                let got = &output[(start + row) * heads * DIM..][..heads * DIM];
+                for (got, want) in got.iter().zip(&want) {
+                    // Parts are rounded before they are merged.
+                    prop_assert!(
+                        (got.to_f64() - want).abs() <= 2e-2,
+                        "layer {layer}, request {at}, position {position}: {got}, expected {want}, by {}",
+                        ran.name
+                    );
+                }
+            }
+            start += new;
+        }
+    }
+    drop(batch);
+    drop((sequences, donors));
+    stream.synchronize().unwrap();
+    prop_assert_eq!((pool.held_blocks(), pool.steps_in_flight()), (0, 0));
+    Ok(ran)
+}
+
+fn case(new: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Value = Case> {
+    let shares = prop_oneof![1 => Just(None), 3 => (0usize..2, 0..=DONATED).prop_map(Some)];
+    let own = prop_oneof![1 => Just(0usize), 2 => 0usize..200];
+    let request = (shares, own, new).prop_map(|(shares, own, new)| Request {
+        shares,
+        own,
+        new,
+        prompt: None,
+    });
+    let requests = prop::collection::vec(request, 1..6);
+    (1usize..3, 1usize..4, requests, 0usize..9, any::<u16>()).prop_map(
+        |(kv_heads, group, requests, pad, seed)| Case {
+            kv_heads,
+            group,
+            requests,
+            pad,
+            causality: Causality::Causal,
+            seed: seed.into(),
+        },
+    )
+}
+
+fn cascade() -> Backends<bf16> {
+    Backends::none().with(CascadePrefill).with(Fused)
+}
+
+fn shared() -> Backends<bf16> {
+    let gate = SharedPrefixGate::ALWAYS;
+    Backends::none()
+        .with(SharedPrefixDecode { gate })
+        .with(Fused)
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(16) })]
+
+    #[test]
+    fn any_batch_as_a_cascade(case in case(prop_oneof![1 => Just(1usize), 3 => 1usize..120])) {
+        let ran = run(&case, cascade(), |_, _, _, _| true, &[])?;
+        let behind = case.requests.iter().any(|r| {
+            r.new > 1 && r.own + r.shares.map_or(0, |(_, tokens)| tokens) > 0
+        });
+        prop_assert_eq!(ran.name, if behind { "cascade_prefill" } else { "fused" });
+    }
+
+    #[test]
+    fn any_batch_over_shared_prefixes(case in case(prop_oneof![3 => Just(1usize), 1 => 1usize..20])) {
+        let ran = run(&case, shared(), |_, _, _, _| true, &[])?;
+        let blocks = |r: &Request| r.shares.map(|(donor, n)| (donor, n / BLOCK_SIZE)).filter(|s| s.1 > 0);
+        let pairs = case.requests.windows(2);
+        let pays = pairs.into_iter().any(|pair| match (blocks(&pair[0]), blocks(&pair[1])) {
+            (Some(one), Some(next)) => one.0 == next.0,
+            _ => false,
+        });
+        prop_assert_eq!(ran.name, if pays { "shared_prefix_decode" } else { "fused" });
+    }
+}
+
+#[test]
+fn whoever_has_no_prefix_is_in_the_same_batch() {
+    let request = |shares, own, new| Request {
+        shares,
+        own,
+        new,
+        prompt: None,
+    };
+    let case = Case {
+        kv_heads: 1,
+        group: 2,
+        requests: vec![
+            request(None, 0, 30),
+            request(Some((0, 256)), 5, 1),
+            request(Some((0, 300)), 0, 9),
+            request(None, 0, 1),
+            request(Some((1, 130)), 70, 1),
+            request(Some((1, 299)), 0, 1),
+        ],
+        pad: 5,
+        causality: Causality::Causal,
+        seed: 3,
+    };
+    assert_eq!(
+        run(&case, cascade(), |_, _, _, _| true, &[]).unwrap().name,
+        "cascade_prefill"
+    );
+    let ran = run(&case, shared(), |_, _, _, _| true, &[]).unwrap();
+    assert_eq!(ran.name, "shared_prefix_decode");
+    let gate = SharedPrefixGate::ALWAYS;
+    let groups = SharedPrefixDecode { gate }.groups(&ran.metadata);
+    let groups: Vec<_> = groups.into_iter().map(|g| (g.requests, g.blocks)).collect();
+    assert_eq!(groups, [(1..3, 2), (4..6, 1)]);
+    // The gate counts keys: 256 are read once less, then 128.
+    for (saved, served) in [(384, "shared_prefix_decode"), (385, "fused")] {
+        let gate = SharedPrefixGate {
+            min_saved_keys: saved,
+            ..SharedPrefixGate::ALWAYS
+        };
+        let backends = Backends::none()
+            .with(SharedPrefixDecode { gate })
+            .with(Fused);
+        assert_eq!(
+            run(&case, backends, |_, _, _, _| true, &[]).unwrap().name,
+            served
+        );
+    }
+}
+
+/// Windows have no part that all rows see whole: the ordinary backend serves them, and the refusals say why.
+#[test]
+fn windows_are_refused_by_name() {
+    let window = Causality::from_flags(true, Some(40)).unwrap();
+    let case = Case {
+        kv_heads: 1,
+        group: 1,
+        requests: vec![
+            Request {
+                shares: Some((0, 256)),
+                new: 3,
+                prompt: Some(400),
+                ..Request::default()
+            },
+            Request {
+                shares: Some((0, 256)),
+                new: 1,
+                prompt: Some(400),
+                ..Request::default()
+            },
+        ],
+        pad: 0,
+        causality: window,
+        seed: 8,
+    };
+    let backends = Backends::none()
+        .with(CascadePrefill)
+        .with(SharedPrefixDecode {
+            gate: SharedPrefixGate::ALWAYS,
+        })
+        .with(triangle(TriangleMix::new(1, 2, 3), TriangleGate::ALWAYS))
+        .with(Fused);
+    let ran = run(&case, backends, |_, _, row, key| row - key < 40, &[]).unwrap();
+    assert_eq!(ran.name, "fused");
+    let rules: Vec<_> = ran
+        .refused
+        .iter()
+        .map(|(name, why)| match why {
+            Error::Refused(refused) => (*name, refused.rule),
+            other => panic!("{name}: {other}"),
+        })
+        .collect();
+    let expected = [
+        ("cascade_prefill", Rule::BackendCascade),
+        ("shared_prefix_decode", Rule::BackendSharedPrefix),
+        ("triangle_mix", Rule::BackendTriangle),
+    ];
+    assert_eq!(rules, expected);
+}
+
+/// TriangleMix in the second layer.
+fn triangle(sizes: TriangleMix, gate: TriangleGate) -> TriangleMixPrefill {
+    TriangleMixPrefill {
+        layers: TriangleLayers::explicit([1]).unwrap(),
+        sizes,
+        gate,
+    }
+}
+
+/// The triangle by its definition.
+fn in_triangle(sizes: TriangleMix, prompt: Option<usize>, row: usize, key: usize) -> bool {
+    let Some(prompt) = prompt else { return true };
+    let near = (row - key) as u64 <= sizes.sliding_window_size;
+    near || (key as u64) < sizes.num_sink_tokens
+        || row as u64 + sizes.num_last_tokens >= prompt as u64
+}
+
+/// Runs a step and says how many requests left keys out.
+fn run_triangle(case: &Case, sizes: TriangleMix) -> Result<usize, TestCaseError> {
+    let backend = triangle(sizes, TriangleGate::ALWAYS);
+    let sees = |at: usize, layer: usize, row: usize, key: usize| {
+        let request: &Request = &case.requests[at];
+        // Single rows are decoding, which is dense, as is the first layer.
+        layer == 0 || request.new == 1 || in_triangle(sizes, request.prompt, row, key)
+    };
+    let first = (sizes.num_sink_tokens + sizes.sliding_window_size + 1) as usize;
+    let last = |r: &Request| Some(r.prompt?.saturating_sub(sizes.num_last_tokens as usize));
+    let mut marks: Vec<usize> = case.requests.iter().filter_map(last).collect();
+    marks.push(first);
+    let ran = run(
+        case,
+        Backends::none().with(backend.clone()).with(Fused),
+        sees,
+        &marks,
+    )?;
+    let choices = backend.choices(&ran.metadata);
+    let sparse = choices
+        .iter()
+        .filter(|c| matches!(c, TriangleChoice::Sparse { .. }))
+        .count();
+    prop_assert_eq!(ran.name, if sparse > 0 { "triangle_mix" } else { "fused" });
+    if sparse == 0 {
+        prop_assert_eq!(ran.refused.len(), 1);
+    }
+    Ok(sparse)
+}
+
+fn prompts() -> impl Strategy<Value = Case> {
+    // A request: cached tokens, tokens of the step, and how many of the prompt come later.
+    let cached = prop_oneof![1 => Just(0usize), 1 => 1usize..300];
+    let new = prop_oneof![1 => Just(1usize), 4 => 1usize..200];
+    let later =
+        prop_oneof![1 => Just(None), 2 => Just(Some(0usize)), 2 => (0usize..200).prop_map(Some)];
+    let request = (cached, new, later).prop_map(|(own, new, later)| Request {
+        shares: None,
+        own,
+        new,
+        prompt: later.map(|later| own + new + later),
+    });
+    let any_cached = prop::collection::vec(request, 1..5);
+    (
+        1usize..3,
+        1usize..4,
+        any_cached,
+        any::<bool>(),
+        0usize..9,
+        any::<u16>(),
+    )
+        .prop_map(|(kv_heads, group, mut requests, cached, pad, seed)| {
+            if !cached {
+                requests.iter_mut().for_each(|request| request.own = 0);
+            }
+            Case {
+                kv_heads,
+                group,
+                requests,
+                pad,
+                causality: Causality::Causal,
+                seed: seed.into(),
+            }
+        })
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(16) })]
+
+    #[test]
+    fn any_batch_with_triangles(case in prompts(), sinks in 0u64..150, window in 0u64..150, last in 0u64..60) {
+        run_triangle(&case, TriangleMix::new(sinks, window, last))?;
+    }
+}
+
+/// Prompts that end around the first row that leaves a key out and the last ones, whole and in chunks that begin there.
+#[test]
+fn triangles_at_their_boundaries() {
+    let sizes = TriangleMix::new(3, 140, 10);
+    let first = 3 + 140 + 1;
+    let mut sparse = Vec::new();
+    for (prompt, cached) in [
+        (1, 0),
+        (first, 0),
+        (first + 1, 0),
+        (first + 10, 0),
+        (first + 11, 0),
+        (first + 11, 1),
+        (300, first),
+        (300, first + 1),
+        (300, 290),
+        (300, 289),
+        (300, 128),
+    ] {
+        let request = Request {
+            own: cached,
+            new: prompt - cached,
+            prompt: Some(prompt),
+            ..Request::default()
+        };
+        let decode = Request {
+            own: 5,
+            new: 1,
+            ..Request::default()
+        };
+        let alone = Case {
+            kv_heads: 1,
+            group: 2,
+            requests: vec![request.clone()],
+            pad: 0,
+            causality: Causality::Causal,
+            seed: 4,
+        };
+        let beside = Case {
+            requests: vec![decode.clone(), request, decode],
+            ..alone.clone()
+        };
+        let left_out = [&alone, &beside].map(|case| run_triangle(case, sizes).unwrap());
+        assert_eq!(left_out[0], left_out[1]);
+        sparse.push(left_out[0]);
+    }
+    assert_eq!(sparse, [0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1]);
+}
+
+/// Chunks with the length of the prompt are the prompt at once; without it they are dense, and the choice says so.
+#[test]
+fn chunks_need_the_length_of_the_prompt() {
+    let sizes = TriangleMix::new(4, 20, 10);
+    for (prompt, sparse) in [(Some(250), 1), (None, 0)] {
+        for (own, new) in [(0, 100), (100, 100), (200, 50)] {
+            let request = Request {
+                shares: None,
+                own,
+                new,
+                prompt,
+            };
+            let case = Case {
+                kv_heads: 1,
+                group: 1,
+                requests: vec![request],
+                pad: 3,
+                causality: Causality::Causal,
+                seed: 6,
+            };
+            assert_eq!(run_triangle(&case, sizes).unwrap(), sparse);
+        }
+    }
+    let row = [0, 1];
+    let requests = [
+        (Some(250), 100),
+        (None, 100),
+        (Some(250), 1),
+        (Some(60), 60),
+    ];
+    let batch: Vec<_> = requests
+        .iter()
+        .enumerate()
+        .map(|(at, (prompt_len, new))| BatchRequest {
+            cached: 0,
+            new: *new,
+            drafts: 0,
+            row: &row[at % 2..],
+            group: None,
+            prompt_len: *prompt_len,
+            sequence: None,
+        })
+        .collect();
+    let settings = |blocks| {
+        let pool = BlockPool::new(blocks, 128, PadPolicy::SkipNegative).unwrap();
+        BatchSettings::of(&pool, Causality::Causal)
+    };
+    let gate = TriangleGate {
+        min_sparse_rows: 50,
+        min_saved_pairs: 1,
+    };
+    let choice = |request: &BatchRequest<'_>| {
+        let metadata = AttentionMetadata::new(&[*request], settings(2)).unwrap();
+        triangle(sizes, gate).choices(&metadata).remove(0)
+    };
+    let pairs = 75 * 76 / 2;
+    let rows = 25..100;
+    assert_eq!(
+        choice(&batch[0]),
+        TriangleChoice::Sparse {
+            rows,
+            saved_pairs: pairs
+        }
+    );
+    assert_eq!(
+        choice(&batch[1]),
+        TriangleChoice::Dense(WhyDense::PromptUnknown)
+    );
+    assert_eq!(
+        choice(&batch[2]),
+        TriangleChoice::Dense(WhyDense::SingleRow)
+    );
+    let why = WhyDense::Gate {
+        rows: 25,
+        pairs: 25 * 26 / 2,
+    };
+    assert_eq!(choice(&batch[3]), TriangleChoice::Dense(why));
+}

@@ -1,0 +1,53 @@
+//! Batches of up to three requests with two blocks each.
+
+use ascend_serving::kv::{BlockPool, PadPolicy};
+use ascend_serving::{
+    AttentionMetadata, BatchRequest, BatchSettings, Causality, Drafting, Result, StatePolicy,
+};
+
+pub const BLOCKS: usize = 6;
+pub const BLOCK_SIZE: usize = 128;
+
+pub const CHUNKED: StatePolicy = StatePolicy {
+    chunked_prefill: true,
+    drafting: None,
+};
+pub const WHOLE: StatePolicy = StatePolicy {
+    chunked_prefill: false,
+    drafting: None,
+};
+pub const MTP: StatePolicy = StatePolicy {
+    chunked_prefill: true,
+    drafting: Some(Drafting::Mtp),
+};
+
+/// Of each request the cached tokens, the new ones and how many of these are drafts.
+pub type Requests = [(usize, usize, usize)];
+
+/// What a step is told, perhaps padded to so many tokens.
+pub fn metadata(
+    causality: Causality,
+    policy: StatePolicy,
+    padded: Option<usize>,
+    requests: &Requests,
+) -> Result<AttentionMetadata> {
+    let rows: Vec<[usize; 2]> = (0..3).map(|r| [2 * r, 2 * r + 1]).collect();
+    let batch: Vec<_> = (requests.iter().zip(&rows))
+        .map(|(&(cached, new, drafts), row)| BatchRequest {
+            cached,
+            new,
+            drafts,
+            row,
+            group: None,
+            prompt_len: None,
+            sequence: None,
+        })
+        .collect();
+    let pool = BlockPool::new(BLOCKS, BLOCK_SIZE, PadPolicy::SkipNegative)?;
+    let settings = BatchSettings::of(&pool, causality).policy(policy);
+    let mut metadata = AttentionMetadata::new(&batch, settings)?;
+    if let Some(tokens) = padded {
+        metadata.pad_to(tokens)?;
+    }
+    Ok(metadata)
+}

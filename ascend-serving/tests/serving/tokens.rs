@@ -1,0 +1,73 @@
+//! Tokens with names: a token's query, key and value are random numbers made from its name, and their attention in double
+//! precision, by its definition.
+
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::AttentionShape;
+
+/// Elements of a head.
+pub const DIM: usize = 64;
+
+/// The query (0), key (1) or value (2) of a token in a layer. Two tokens of one name are the same token.
+pub fn row(name: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
+    let seed = name * 8 + layer as u64 * 3 + what;
+    let numbers =
+        crate::harness::numbers(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1, heads * DIM);
+    numbers.into_iter().map(bf16::from_f32).collect()
+}
+
+/// Rows of tokens, `[tokens, heads, DIM]`.
+pub fn packed(
+    stream: &Stream,
+    names: &[u64],
+    layer: usize,
+    what: u64,
+    heads: usize,
+) -> Tensor<bf16> {
+    let rows: Vec<bf16> = names
+        .iter()
+        .flat_map(|name| row(*name, layer, what, heads))
+        .collect();
+    stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
+}
+
+/// A row of attention by its definition: the last of `names` asks, and sees those at the places that `sees` says.
+pub fn dense(
+    names: &[u64],
+    layer: usize,
+    shape: AttentionShape,
+    sees: impl Fn(usize) -> bool,
+) -> Vec<f64> {
+    let exact = |row: Vec<bf16>| row.into_iter().map(|x| x.to_f64()).collect::<Vec<_>>();
+    let query = exact(row(*names.last().unwrap(), layer, 0, shape.heads));
+    let seen: Vec<u64> = (0..names.len())
+        .filter(|place| sees(*place))
+        .map(|place| names[place])
+        .collect();
+    let all = |what| -> Vec<Vec<f64>> {
+        seen.iter()
+            .map(|n| exact(row(*n, layer, what, shape.kv_heads)))
+            .collect()
+    };
+    let (keys, values) = (all(1), all(2));
+    let mut out = Vec::new();
+    for head in 0..shape.heads {
+        let at = head / (shape.heads / shape.kv_heads) * DIM;
+        let query = &query[head * DIM..(head + 1) * DIM];
+        let dot = |key: &Vec<f64>| -> f64 {
+            let key = &key[at..at + DIM];
+            key.iter().zip(query).map(|(a, b)| a * b).sum()
+        };
+        let scores: Vec<f64> = keys.iter().map(|key| shape.scale * dot(key)).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+        let mut row = vec![0.0; DIM];
+        for (score, value) in scores.iter().zip(&values) {
+            let weight = (score - max).exp() / sum;
+            for (x, v) in row.iter_mut().zip(&value[at..at + DIM]) {
+                *x += weight * v;
+            }
+        }
+        out.extend(row);
+    }
+    out
+}

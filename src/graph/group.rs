@@ -1,0 +1,128 @@
+//! Graphs that share a workspace.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use crate::error::{Error, Result};
+use crate::refusal::{CallRule, Refused};
+use crate::runtime::{Device, Event, Memory, Stream, Timeline, lock};
+
+use super::capture::Capturing;
+use super::captured::Graph;
+
+/// Captures graphs that share one workspace, and one stream for captures and updates: those of the layers of a model, or of
+/// several batch sizes.
+///
+/// Replays of a group's graphs happen one after the other: one on another stream than the replay before waits, on the
+/// device, until that is over. They may be replayed in any order, on whatever streams and threads.
+pub struct GraphGroup {
+    side: Arc<Stream>,
+    workspace: Option<Arc<Memory>>,
+    order: Arc<ReplayOrder>,
+}
+
+impl GraphGroup {
+    /// A group without graphs.
+    ///
+    /// # Errors
+    /// As for [`Device::stream`].
+    pub fn new(device: &Device) -> Result<Self> {
+        Ok(Self {
+            side: Arc::new(device.stream()?),
+            workspace: None,
+            order: Arc::default(),
+        })
+    }
+
+    /// Captures a graph, as [`Graph::capture`] does. Its workspace is that of the graphs before, if it is large enough: capture
+    /// the largest graph first.
+    ///
+    /// # Errors
+    /// What `record` returns; as for [`Graph::capture`].
+    pub fn capture<B, R, E: From<Error>>(
+        &mut self,
+        buffers: B,
+        record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R, E>,
+    ) -> Result<(Graph<B>, R), E> {
+        let Self {
+            side,
+            workspace,
+            order,
+        } = self;
+        Graph::capture_in(side, workspace, order, buffers, record)
+    }
+}
+
+impl fmt::Debug for GraphGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphGroup")
+            .field("device", &self.side.device().id())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The latest replay of graphs with one workspace.
+#[derive(Default)]
+pub(super) struct ReplayOrder(Mutex<Option<Latest>>);
+
+struct Latest {
+    timeline: Arc<Timeline>,
+    replay: Replayed,
+}
+
+/// A replay that was queued.
+pub(super) struct Replayed {
+    /// Its number on the stream.
+    pub(super) number: u64,
+    /// Recorded behind it; `None` if that failed.
+    pub(super) done: Option<Arc<Event>>,
+}
+
+impl ReplayOrder {
+    /// Queues a replay behind the latest one. `launch` says what it has queued, if anything, and how it went.
+    pub(super) fn behind_latest(
+        &self,
+        stream: &Stream,
+        launch: impl FnOnce() -> (Option<Replayed>, Result<()>),
+    ) -> Result<()> {
+        let mut latest = lock(&self.0);
+        if let Some(before) = latest.as_ref() {
+            before.precede(stream)?;
+        }
+        let (replayed, outcome) = launch();
+        if let Some(replay) = replayed {
+            let timeline = Arc::clone(stream.timeline());
+            *latest = Some(Latest { timeline, replay });
+        }
+        outcome
+    }
+}
+
+impl Latest {
+    /// Makes what the stream is given from now on wait for this replay.
+    fn precede(&self, stream: &Stream) -> Result<()> {
+        if Arc::ptr_eq(&self.timeline, stream.timeline()) {
+            return Ok(());
+        }
+        let api = stream.context().bind()?;
+        if self.timeline.is_complete(api, self.replay.number) {
+            return Ok(());
+        }
+        match &self.replay.done {
+            Some(done) => stream.wait_event(done),
+            None => Err(Refused::new(
+                CallRule::GraphFailed,
+                "a graph on another stream than that of a replay whose end is not marked",
+                "graphs whose replays can be ordered",
+                "synchronise the stream of the failed replay, or capture again",
+            )
+            .into()),
+        }
+    }
+}
+
+impl fmt::Debug for ReplayOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplayOrder").finish_non_exhaustive()
+    }
+}

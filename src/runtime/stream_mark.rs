@@ -1,0 +1,89 @@
+//! Points in the work of a stream that the host can ask and wait for.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::runtime::{Context, Stream, Timeline, capturing};
+
+/// The end of what was queued on a stream when the mark was made. From [`Stream::mark`]; it may outlive the stream.
+///
+/// It is passed when an event behind that is reached, which is recorded at once or, should that fail, when somebody asks;
+/// or when the stream was synchronised.
+///
+/// # Threads
+/// `Send` and `Sync`: several threads may ask one mark at a time.
+#[derive(Clone)]
+pub struct StreamMark {
+    context: Arc<Context>,
+    timeline: Arc<Timeline>,
+    number: u64,
+}
+
+impl Stream {
+    /// Marks the end of everything queued so far, also by other libraries. Nothing that CANN fails at is lost: the mark then
+    /// is passed later.
+    pub fn mark(&self) -> StreamMark {
+        let timeline = Arc::clone(self.timeline());
+        let context = Arc::clone(self.context());
+        // A number of its own: what other libraries queued on the stream has none.
+        let number = timeline.advance();
+        match context.bind() {
+            Ok(api) => timeline.mark(api, number),
+            Err(error) => tracing::error!("the end of a step is not marked yet: {error}"),
+        }
+        StreamMark {
+            context,
+            timeline,
+            number,
+        }
+    }
+}
+
+impl StreamMark {
+    /// Whether everything before the mark is over.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl) if the device cannot be asked.
+    pub fn is_passed(&self) -> Result<bool> {
+        let api = self.context.bind()?;
+        let passed = self.timeline.is_complete(api, self.number);
+        if !passed {
+            self.timeline.mark(api, self.number);
+        }
+        Ok(passed)
+    }
+
+    /// Waits until everything before the mark is over; whether it is known to be. Other streams are not waited for, and a
+    /// fault of this one is told by its next synchronisation.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
+    pub fn wait(&self) -> Result<bool> {
+        capturing::refuse("waiting for a step", "wait before or after the capture")?;
+        let api = self.context.bind()?;
+        Ok(self.timeline.wait(api, self.number))
+    }
+
+    /// A mark behind everything queued on the stream by now, also of a stream that was dropped.
+    #[must_use = "the mark itself stays where it is"]
+    pub fn latest(&self) -> Self {
+        Self {
+            number: self.timeline.advance(),
+            ..self.clone()
+        }
+    }
+
+    /// Whether it is a mark of this stream.
+    pub fn is_of(&self, stream: &Stream) -> bool {
+        Arc::ptr_eq(&self.timeline, stream.timeline())
+    }
+}
+
+impl fmt::Debug for StreamMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamMark")
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
+}
