@@ -1,4 +1,4 @@
-//! What the serving layer costs the host: `cargo bench --bench serving`.
+//! What the serving layer costs the host: `cargo bench -p ascend-serving --bench serving`.
 
 #![allow(
     missing_docs,

@@ -1,4 +1,5 @@
-//! A serving loop over a paged cache, checked against whole-sequence attention: `cargo run --example 05-serving`.
+//! A serving loop over a paged cache, checked against whole-sequence attention:
+//! `cargo run -p ascend-serving --example 05-serving`.
 //!
 //! Requests arrive one after the other and share a prompt prefix. Their prompts are computed in chunks beside the decoding
 //! of others, one step verifies drafts, and blocks are used again by later requests. There is no model: a token's query,

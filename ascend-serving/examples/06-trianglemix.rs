@@ -1,7 +1,7 @@
 //! TriangleMix in a serving loop: a prompt in chunks beside a request that decodes, checked against the definition.
 //!
 //! ```sh
-//! cargo run --release --example 06-trianglemix
+//! cargo run --release -p ascend-serving --example 06-trianglemix
 //! ```
 
 use std::error::Error;

@@ -2,7 +2,7 @@
 //! verifying drafts with absorbed ones. Every row is checked against the definition in f64.
 //!
 //! ```sh
-//! cargo run --example 07-mla
+//! cargo run -p ascend-serving --example 07-mla
 //! ```
 
 use ascend_attention::{Runtime, Stream, Tensor, bf16};

@@ -1,4 +1,5 @@
-//! Decode steps replayed from captured graphs, checked against whole-sequence attention: `cargo run --example 08-graph`.
+//! Decode steps replayed from captured graphs, checked against whole-sequence attention:
+//! `cargo run -p ascend-serving --example 08-graph`.
 //!
 //! Requests come and go, so that each step has another number of them, and other lengths. Graphs are captured for a few
 //! sizes; a step is padded to the smallest that holds it, its table, slots and tokens are filled into that graph's

@@ -1,7 +1,7 @@
 //! Drafted trees: two requests verify trees of drafts behind their cached tokens, keep what was right, and go on.
 //!
 //! ```sh
-//! cargo run --release --example 09-tree-verify
+//! cargo run --release -p ascend-serving --example 09-tree-verify
 //! ```
 
 use std::error::Error;

@@ -260,10 +260,10 @@ impl RankStep {
     }
 
     /// Prepares the rank's call: sparse mode 0 without a mask, with log-sum-exps; of single rows in BNSD, which every
-    /// release takes in FLOAT16 too, otherwise in TND (for which see [`Fused`](super::Fused)). Query `[tokens, N, D]`. One plan serves all layers.
+    /// release takes in FLOAT16 too, otherwise in TND (for which see [`Fused`](crate::Fused)). Query `[tokens, N, D]`. One plan serves all layers.
     ///
     /// # Errors
-    /// As for [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with).
+    /// As for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with).
     pub fn plan<T: Element>(
         &self,
         shape: AttentionShape,
@@ -301,7 +301,7 @@ impl NewTokens {
     /// Prepares the call: causal, over the step's packed keys, `[tokens, Nkv, D]`.
     ///
     /// # Errors
-    /// As for [`FusedInferAttention::plan`](crate::FusedInferAttention::plan).
+    /// As for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan).
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -354,7 +354,7 @@ impl ContextPlan {
     /// event of this one first ([`Stream::wait_event`]).
     ///
     /// # Errors
-    /// As for [`Plan::launch_with`](crate::Plan::launch_with).
+    /// As for [`Plan::launch_with`](ascend_attention::Plan::launch_with).
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,
@@ -381,7 +381,7 @@ impl ContextPlan {
     /// Queues the call of the new tokens.
     ///
     /// # Errors
-    /// As for [`Plan::launch`](crate::Plan::launch).
+    /// As for [`Plan::launch`](ascend_attention::Plan::launch).
     pub fn launch_new<T: Element>(
         &self,
         stream: &Stream,

@@ -1,8 +1,8 @@
 //! The cache, the stream or a sequence's blocks gone while a step uses them.
 
-use ascend_attention::{Error, Stream, Tensor, bf16};
-use ascend_serving::{Attention, AttentionMetadata, BatchRequest};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
+use ascend_serving::{Attention, AttentionMetadata, BatchRequest, Error};
 
 fn cache(
     stream: Stream,

@@ -1,8 +1,8 @@
 //! Keys written into a cache that an engine owns, by somebody who may only look at it; and into one that was given away.
 
-use ascend_attention::{Error, Stream, Tensor, bf16};
-use ascend_serving::{Attention, AttentionShape, Backends};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheWrite, PagedKvCache};
+use ascend_serving::{Attention, AttentionShape, Backends, Error};
 
 fn look(
     stream: &Stream,

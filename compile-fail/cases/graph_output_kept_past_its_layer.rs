@@ -1,7 +1,8 @@
 //! The output of a replayed layer read after the next layer has overwritten it.
 
-use ascend_attention::{Error, Stream, Tensor, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::AttentionGraphStep;
+use ascend_serving::Error;
 
 fn collected(
     stream: &Stream,
@@ -10,17 +11,14 @@ fn collected(
 ) -> Result<Vec<bf16>, Error> {
     let first = step.forward(0, rows, rows, rows)?;
     step.forward(1, rows, rows, rows)?;
-    first.attention.download(stream)
+    Ok(first.attention.download(stream)?)
 }
 
-fn looked_up(
-    stream: &Stream,
-    step: &mut AttentionGraphStep<'_, bf16>,
-) -> Result<Vec<bf16>, Error> {
+fn looked_up(stream: &Stream, step: &mut AttentionGraphStep<'_, bf16>) -> Result<Vec<bf16>, Error> {
     let first = step.tensors(0)?;
     step.replay(0)?;
     step.replay(1)?;
-    first.output.attention.download(stream)
+    Ok(first.output.attention.download(stream)?)
 }
 
 fn main() {}

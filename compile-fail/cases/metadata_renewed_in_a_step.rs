@@ -1,7 +1,7 @@
 //! The next step's lengths in the middle of this one.
 
-use ascend_attention::{Error, Stream, Tensor, bf16};
-use ascend_serving::{Attention, AttentionMetadata, BatchRequest};
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::{Attention, AttentionMetadata, BatchRequest, Error};
 
 fn renew(
     stream: &Stream,

@@ -1,7 +1,7 @@
 //! A step that goes on in a thread which may outlive its cache and stream.
 
-use ascend_attention::{Error, Stream, Tensor, bf16};
-use ascend_serving::{Attention, AttentionMetadata};
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::{Attention, AttentionMetadata, Error};
 
 fn send(
     stream: &Stream,

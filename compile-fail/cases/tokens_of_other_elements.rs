@@ -1,6 +1,7 @@
 //! Tokens of another element type than the cache has.
 
-use ascend_attention::{Error, Tensor, bf16, f16};
+use ascend_attention::{Tensor, bf16, f16};
+use ascend_serving::Error;
 use ascend_serving::Step;
 
 fn forward(

@@ -1,4 +1,4 @@
-//! Programs that `ascend-attention` does not let compile: each file of `cases/` makes one mistake, and the file beside it
+//! Programs that `ascend-attention` and `ascend-serving` do not let compile: each file of `cases/` makes one mistake, and the file beside it
 //! has what the compiler answers. `cargo test -p ascend-attention-compile-fail` tries them; after a change that is meant,
 //! `TRYBUILD=overwrite` writes the answers anew.
 //!

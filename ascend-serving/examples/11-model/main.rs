@@ -2,8 +2,8 @@
 //! definition.
 //!
 //! ```sh
-//! cargo run --release --example 11-model                  # a model of random weights, every other layer with a window
-//! cargo run --release --example 11-model -- MODEL.gguf    # a model of the architecture `llama` from a file
+//! cargo run --release -p ascend-serving --example 11-model                  # a model of random weights, every other layer with a window
+//! cargo run --release -p ascend-serving --example 11-model -- MODEL.gguf    # a model of the architecture `llama` from a file
 //! ```
 //!
 //! Requests arrive one after the other and begin alike. Their prompts are computed in chunks beside the decoding of others

@@ -17,7 +17,7 @@ use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 ///
 /// The new keys are read where the model left them, and no call has both a mask and a cache. Steps that only decode and
 /// steps that have nothing cached are refused, as are windows and sinks. What packed calls take in which
-/// release is said at [`Fused`](super::Fused).
+/// release is said at [`Fused`](crate::Fused).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CascadePrefill;
 

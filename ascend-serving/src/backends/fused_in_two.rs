@@ -15,7 +15,7 @@ use super::fused::with_sink;
 
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: the decodes first, then
 /// the rest with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in one call, as
-/// [`Fused`](super::Fused) does, elsewhere.
+/// [`Fused`](crate::Fused) does, elsewhere.
 ///
 /// The decodes stand in front of the batch. Other steps are refused: register a backend for them behind this one.
 #[derive(Clone, Copy, Debug, Default)]

@@ -25,7 +25,7 @@ pub struct SharedPrefixGate {
 }
 
 impl SharedPrefixGate {
-    /// As measured on the emulation (`cargo bench --bench serving -- shared_prefix`, 16 heads of 128 elements over 4 key
+    /// As measured on the emulation (`cargo bench -p ascend-serving --bench serving -- shared_prefix`, 16 heads of 128 elements over 4 key
     /// heads): with 16 requests that share 1024 keys it takes a tenth less time than one packed call, with 4096 keys
     /// two fifths less; with 4 requests, or 256 keys, it takes more. Kernels there are bound by arithmetic. Decoding on
     /// an NPU is bound by memory, so that it should pay earlier there: to be measured.
@@ -61,7 +61,7 @@ pub struct SharedGroup {
 /// the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests without a group are in the same step.
 ///
 /// Refused are steps that save less than the [`SharedPrefixGate`] says, windows and sinks. What packed calls take in
-/// which release is said at [`Fused`](super::Fused).
+/// which release is said at [`Fused`](crate::Fused).
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPrefixDecode {
     /// When to group.

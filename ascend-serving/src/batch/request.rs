@@ -42,7 +42,7 @@ pub struct SequenceExtent {
 
 impl<'a> BatchRequest<'a> {
     /// The last `new` tokens of a sequence, which were made room for by
-    /// [`Attention::grow`](super::Attention::grow). More new tokens than the sequence has are refused when the step's
+    /// [`Attention::grow`](crate::Attention::grow). More new tokens than the sequence has are refused when the step's
     /// metadata is made.
     ///
     /// **Grow before every step.** Without it the last `new` tokens are those of the step before, and their keys and values
@@ -86,7 +86,7 @@ impl<'a> BatchRequest<'a> {
 /// What all requests of a step share: how the cache lies that it reads, which keys a token sees, and how the step is
 /// classified.
 ///
-/// It is made from the cache, and [`Attention::begin`](super::Attention::begin) compares: block sizes that differ would
+/// It is made from the cache, and [`Attention::begin`](crate::Attention::begin) compares: block sizes that differ would
 /// put tokens into the blocks of other requests.
 ///
 /// ```
@@ -259,7 +259,7 @@ impl RecordedBatch {
     ///
     /// # Errors
     /// [`Rule::BatchFormat`] for anything but what [`RecordedBatch::to_json`] writes. Whether the batch itself is right
-    /// is said by [`AttentionMetadata::new`](super::AttentionMetadata::new).
+    /// is said by [`AttentionMetadata::new`](crate::AttentionMetadata::new).
     pub fn from_json(json: &str) -> Result<Self, Refused> {
         let wrong = |given: String| {
             refused(

@@ -171,7 +171,7 @@ impl LatentTreePlan {
     /// Queues the verification of a layer: the attention of the nodes, `[B, N, nodes, 512]`, to be projected.
     ///
     /// # Errors
-    /// As for [`Plan::launch_with`] and [`RowMergePlan::launch`](crate::merge::RowMergePlan::launch).
+    /// As for [`Plan::launch_with`] and [`RowMergePlan::launch`](ascend_attention::merge::RowMergePlan::launch).
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,

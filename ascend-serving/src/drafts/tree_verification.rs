@@ -22,10 +22,10 @@ use super::draft_tree::DraftTree;
 /// mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of the output's rows.
 ///
 /// Sparse mode 9, the tree mask of CANN 9.1, goes with rotary parts alone:
-/// [`LatentTreeVerification`](super::LatentTreeVerification) uses it.
+/// [`LatentTreeVerification`](crate::LatentTreeVerification) uses it.
 ///
 /// Chains need none of this: they are causal, and a step of
-/// [`AttentionState::SpecDecoding`](super::AttentionState::SpecDecoding) verifies them.
+/// [`AttentionState::SpecDecoding`](crate::AttentionState::SpecDecoding) verifies them.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeVerification {
     /// The heads.
@@ -59,7 +59,7 @@ impl TreeVerification {
     ///
     /// # Errors
     /// [`CallRule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a tree larger
-    /// than the tensors; as for [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with) and [`MergeState::plan`].
+    /// than the tensors; as for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with) and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,

@@ -62,7 +62,7 @@ impl<T: Element> Attention<T> {
     /// again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale of the
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale of the
     /// [`AttentionShape`] that is 0 or not finite; [`Rule::SettingsCache`] for metadata whose settings were made from another cache, [`Rule::TableGroup`] for blocks of
     /// another pool; as for [`PagedKvCache::block_table`].
     ///
@@ -116,7 +116,7 @@ impl<T: Element> Step<'_, T> {
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or latents
     /// where the first layer of the step had none, or none where it had;
-    /// [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`]
     /// and [`PagedKvCache::write`]. Nothing is written unless attention could be planned too.
     ///
@@ -160,8 +160,8 @@ impl<T: Element> Step<'_, T> {
     /// host from the second layer on, if the backend does not.
     ///
     /// # Errors
-    /// As for [`Step::forward`]; [`Error::NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
-    /// [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, which no step computes.
+    /// As for [`Step::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, which no step computes.
     pub fn forward_into(
         &mut self,
         layer: usize,
@@ -184,7 +184,7 @@ impl<T: Element> Step<'_, T> {
 
     /// Queues one layer of multi-head latent attention: writes its latents `[tokens, 1, 512]` and rotary keys
     /// `[tokens, 1, 64]` to the step's slots, then attends. What the query and the output are, and who projects what, says
-    /// the [`LatentForm`](super::LatentForm). All layers of a step bring the form of the first.
+    /// the [`LatentForm`](crate::LatentForm). All layers of a step bring the form of the first.
     ///
     /// # Errors
     /// As for [`Step::forward`].

@@ -237,7 +237,7 @@ impl<T: Element> GroupedAttention<T> {
     /// The metadata of a step of these requests.
     ///
     /// # Errors
-    /// As for [`AttentionMetadata::new`](super::AttentionMetadata::new).
+    /// As for [`AttentionMetadata::new`](crate::AttentionMetadata::new).
     pub fn metadata(
         &self,
         requests: &[GroupedRequest<'_>],
@@ -320,7 +320,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
     /// Queues one layer, numbered as the model does: [`Step::forward`] in its group.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
+    /// As there; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
     pub fn forward(
         &mut self,
         layer: usize,

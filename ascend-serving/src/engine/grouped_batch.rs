@@ -6,7 +6,7 @@ use crate::refusal::{Refused, Rule, refused};
 
 /// The cached tokens of one request in each group of layers: as many tokens in all, where groups of a window keep the
 /// blocks alone that the next token's window shows. From
-/// [`GroupedAttention::sequence`](super::GroupedAttention::sequence).
+/// [`GroupedAttention::sequence`](crate::GroupedAttention::sequence).
 #[derive(Debug)]
 pub struct GroupedSequence {
     pub(crate) parts: Vec<(Sequence, Causality)>,
@@ -99,7 +99,7 @@ pub struct GroupedRequest<'a> {
 
 impl<'a> GroupedRequest<'a> {
     /// The last `new` tokens of a sequence, by which
-    /// [`GroupedAttention::grow`](super::GroupedAttention::grow) made it longer.
+    /// [`GroupedAttention::grow`](crate::GroupedAttention::grow) made it longer.
     pub fn of(sequence: &'a GroupedSequence, new: usize) -> Self {
         Self {
             sequence,
@@ -116,7 +116,7 @@ impl<'a> GroupedRequest<'a> {
 }
 
 /// What the attention calls of one step share in each group of layers: one [`AttentionMetadata`] a group, of the same
-/// requests. From [`GroupedAttention::metadata`](super::GroupedAttention::metadata).
+/// requests. From [`GroupedAttention::metadata`](crate::GroupedAttention::metadata).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupedMetadata {
     /// At least one.

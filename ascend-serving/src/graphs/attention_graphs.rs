@@ -53,7 +53,7 @@ impl GraphLimits {
     }
 
     /// The same with one more logit for each head, `[N]`, of each layer of the model: a tensor, or none for the layers of a
-    /// group without sinks ([`GroupedAttention`](super::GroupedAttention)). Of more layers than [`CacheShape::MAX_LAYERS`]
+    /// group without sinks ([`GroupedAttention`](crate::GroupedAttention)). Of more layers than [`CacheShape::MAX_LAYERS`]
     /// only one more is kept: no model has them.
     pub fn learnable_sinks<E: Element, S: Into<Option<Tensor<E>>>>(
         mut self,
@@ -122,8 +122,8 @@ struct CapturedKind {
 /// layer, so that the model's other work stands between them. One object serves all layers of the model and all sizes.
 ///
 /// A graph writes the layer's keys and values into the cache and attends by one packed call (TND), as
-/// [`Fused`](super::Fused) does, whose conditions hold. From [`Attention::capture`] or
-/// [`GroupedAttention::capture`](super::GroupedAttention::capture).
+/// [`Fused`](crate::Fused) does, whose conditions hold. From [`Attention::capture`] or
+/// [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -169,10 +169,10 @@ impl<T: Element> Attention<T> {
     /// Captures decode steps of all layers, whose tokens see these keys. The stream uploads what the graphs begin with.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0; [`Error::InvalidArgument`] for a stream of another
+    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another
     /// device, or a scale that no scores are multiplied by; [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) if the cache has not a block for each request of the largest size; [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if
     /// so many graphs take too many streams; a broken rule of the packed call; as for
-    /// [`Graph::capture`](crate::Graph::capture).
+    /// [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture(
         &self,
         stream: &Stream,
@@ -528,7 +528,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// rows may hold anything.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that there is not.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
     pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
         self.of(layer)
     }
@@ -560,7 +560,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     ///
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes; as for
-    /// [`AnyTensor::copy_from`](crate::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
+    /// [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
     pub fn forward(
         &mut self,
         layer: usize,

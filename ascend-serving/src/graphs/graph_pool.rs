@@ -20,13 +20,13 @@ use crate::refusal::{Refused, Rule, refused};
 /// they write the step's keys and values before they attend.
 ///
 /// Capture a size with the metadata of a batch of that size: as many requests, each as long as it may ever become, or
-/// within [`KeyLimits`](crate::graph::KeyLimits). Padding adds requests of one token where all real ones have one, so that
+/// within [`KeyLimits`](ascend_attention::graph::KeyLimits). Padding adds requests of one token where all real ones have one, so that
 /// a decode step of any number of requests becomes one of a captured size.
 ///
 /// All graphs of a pool use one workspace, and the graphs of a size one set of buffers; their steps happen one after the
 /// other, on whatever streams. A step on another stream than the one before makes the host wait for that stream.
 ///
-/// [`AttentionGraphs`](super::AttentionGraphs) is such a pool with buffers and launches of its own.
+/// [`AttentionGraphs`](crate::AttentionGraphs) is such a pool with buffers and launches of its own.
 pub struct GraphPool<B> {
     device: Device,
     /// Ascending.
@@ -177,8 +177,8 @@ impl<B> GraphPool<B> {
     ///
     /// # Errors
     /// [`Rule::GraphSize`] for a step larger than all sizes; what `fill` returns; as for [`Update::all`];
-    /// [`Error::Capturing`] on a thread that captures, if the step before was on another stream;
-    /// [`Error::InvalidArgument`] if the end of that one cannot be told. Nothing is launched then, but the step stays padded.
+    /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures, if the step before was on another stream;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) if the end of that one cannot be told. Nothing is launched then, but the step stays padded.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -292,7 +292,7 @@ impl<B> fmt::Debug for GraphPool<B> {
 }
 
 /// A step whose layers are replayed from graphs. From [`GraphPool::begin`]. A warning tells of layers that were left out,
-/// as for [`Step`](super::Step).
+/// as for [`Step`](crate::Step).
 #[must_use = "nothing is computed until the layers are replayed"]
 pub struct GraphStep<'a, B> {
     buffers: &'a B,
@@ -313,7 +313,7 @@ impl<'a, B> GraphStep<'a, B> {
     /// overwritten when the stream gets there.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, [`Rule::GraphLayer`] for one
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, [`Rule::GraphLayer`] for one
     /// that was replayed in this step; as for [`Graph::replay`].
     pub fn replay(&mut self, layer: usize) -> Result<()> {
         let outcome = self.replay_layer(layer);

@@ -181,7 +181,7 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// [`Rule::PoolSize`] for a size that has no slots or too many, [`Rule::PadSlot`] for padding outside of it,
-    /// [`Error::OutOfMemory`], [`Error::InvalidArgument`] for a shape that cannot be counted or with more than
+    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory), [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a shape that cannot be counted or with more than
     /// [`CacheShape::MAX_LAYERS`].
     pub fn new(
         device: &Device,
@@ -244,7 +244,7 @@ impl<T: Element> PagedKvCache<T> {
     /// The cache of a layer.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that there is not.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
     pub fn layer(&self, layer: usize) -> Result<&LayerCache<T>> {
         self.layers
             .get(layer)
@@ -286,7 +286,7 @@ impl<T: Element> PagedKvCache<T> {
     /// the last cached token is left out of the call; in front of it, a negative slot relies on the device to skip it.
     ///
     /// # Errors
-    /// [`Rule::SlotCount`] for another number of slots than rows; [`Error::Violation`] by `slot_mapping.range` or
+    /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation) by `slot_mapping.range` or
     /// `slot_mapping.unique`, and whatever [`ScatterPaKvCache::plan`] says. Nothing is written.
     pub fn plan_write(
         &self,
@@ -357,7 +357,7 @@ impl<T: Element> PagedKvCache<T> {
     /// Queues the writing of a layer's keys and values to the slots of a step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that there is not, otherwise as for [`ScatterPlan::launch`].
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, otherwise as for [`ScatterPlan::launch`].
     pub fn write(
         &mut self,
         stream: &Stream,
@@ -437,7 +437,7 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// [`Rule::BlockPool`] for a block of another pool; [`Rule::BlockUncopied`] for a copy of a block that waits for one
-    /// itself; [`Error::Acl`].
+    /// itself; [`Acl`](ascend_attention::Error::Acl).
     pub fn copy_blocks(&mut self, stream: &Stream, copies: &[BlockCopy]) -> Result<()> {
         self.admits(stream)?;
         if copies.is_empty() {

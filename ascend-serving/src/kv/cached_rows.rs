@@ -115,8 +115,8 @@ impl<T: Element> LayerCache<T> {
     /// single head in BnNBsD. Returns at once.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another cache, one of another block size or without these slots, for a target of
-    /// another shape, or memory that is shared with the cache; [`Error::Acl`].
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another cache, one of another block size or without these slots, for a target of
+    /// another shape, or memory that is shared with the cache; [`Acl`](ascend_attention::Error::Acl).
     pub fn gather(
         &self,
         stream: &Stream,

@@ -49,7 +49,7 @@ pub(crate) struct Room {
 /// A block whose tokens have to be copied, in every layer, before anything is written to `to`. Keeps `from` from being
 /// given back.
 ///
-/// Until the copy is queued ([`PagedKvCache::copy_blocks`](super::PagedKvCache::copy_blocks)), a step of a sequence that
+/// Until the copy is queued ([`PagedKvCache::copy_blocks`](crate::kv::PagedKvCache::copy_blocks)), a step of a sequence that
 /// holds `to` is refused ([`Rule::BlockUncopied`]): forks made meanwhile, and prefixes that reach into the block, too. A
 /// sequence that was cut in front of the block needs the copy no more.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl BlockCopy {
     }
 
     /// Says that the copy was queued, for a cache of one's own;
-    /// [`PagedKvCache::copy_blocks`](super::PagedKvCache::copy_blocks) does so itself.
+    /// [`PagedKvCache::copy_blocks`](crate::kv::PagedKvCache::copy_blocks) does so itself.
     pub fn copied(&self) {
         self.from.pool().copied(self.to, self.number);
     }
@@ -157,7 +157,7 @@ impl Sequence {
 
     /// Makes room for `tokens` more tokens. After an error the sequence is as it was.
     ///
-    /// [`PagedKvCache::grow`](super::PagedKvCache::grow) does this and the copies, so that none is forgotten.
+    /// [`PagedKvCache::grow`](crate::kv::PagedKvCache::grow) does this and the copies, so that none is forgotten.
     ///
     /// # Errors
     /// [`Rule::PoolExhausted`]; [`Rule::PoolWaiting`] if there will be enough blocks when the steps in flight are over;

@@ -6,7 +6,7 @@ use crate::refusal::{Refused, Rule, refused, room};
 
 /// Block ids `[requests, columns]`, row-major: CANN's `blockTable`, `page_table` elsewhere. Entries behind a request's
 /// blocks are 0. They become INT32, as the operators take them, where they are copied to the device
-/// ([`PagedKvCache::block_table`](super::PagedKvCache::block_table)).
+/// ([`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table)).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts")]
 pub struct PageTable {

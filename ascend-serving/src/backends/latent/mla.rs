@@ -24,12 +24,12 @@ use super::tensors::{LatentForm, LatentTensors};
 /// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for the decodes, the plain ones for the rest |
 ///
 /// An absorbed call has the latents as keys and as values, one key head, and gives `[N, tokens, 512]`, so that the
-/// projection of the values is one batched product. A plain step calls the [`UpProjection`](super::UpProjection) for its
+/// projection of the values is one batched product. A plain step calls the [`UpProjection`](crate::UpProjection) for its
 /// own tokens and for each chunk, and gives `[tokens, N, 128]`. It gathers the chunks where tokens lie whole, so not out
 /// of NZ caches.
 ///
-/// Of the [`AttentionShape`](super::AttentionShape), `kv_heads` is 1 and the scale that of the whole head, usually
-/// `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](super::AttentionShape::latent).
+/// Of the [`AttentionShape`](crate::AttentionShape), `kv_heads` is 1 and the scale that of the whole head, usually
+/// `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](crate::AttentionShape::latent).
 ///
 /// The operator's rules are the contract's; among them that absorbed queries have 1, 2, 4, ... or 128 heads and that plain
 /// ones are BF16 on CANN 8.1. Merging takes AttentionUpdate, which CANN 8.1 does not have.

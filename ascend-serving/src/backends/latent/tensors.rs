@@ -9,7 +9,7 @@ use crate::error::Result;
 /// What a layer of multi-head latent attention brings besides query, latents and rotary keys.
 ///
 /// A token's cached rows are its latent, from which the keys and values of all heads are projected, and the rotary part
-/// of its key, which all heads share. Of [`LayerTensors`](super::LayerTensors), `key` holds the new latents
+/// of its key, which all heads share. Of [`LayerTensors`](crate::LayerTensors), `key` holds the new latents
 /// `[tokens, 1, 512]` and `value` the new rotary parts `[tokens, 1, 64]`; both are in the cache already.
 #[derive(Clone, Copy, Debug)]
 pub struct LatentTensors<'a, T: Element> {
@@ -31,7 +31,7 @@ pub struct LatentTensors<'a, T: Element> {
 /// | mixed | plain ones of the prefills; absorbed ones of the decodes apart | as above | output of the prefills; that of the decodes where the caller wants it |
 ///
 /// Absorbed queries read the cache as it is, and are for steps of few tokens a request, at most 16
-/// ([`Mla::absorbs`](super::Mla::absorbs)). Plain ones are for prompts. A step of prefills and decodes may be plain too, but
+/// ([`Mla::absorbs`](crate::Mla::absorbs)). Plain ones are for prompts. A step of prefills and decodes may be plain too, but
 /// then projects all that its decodes have cached.
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.
@@ -39,7 +39,7 @@ pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the keys.
     Plain(&'a dyn UpProjection<T>),
     /// Both: the requests that decode stand in front of the batch
-    /// ([`AttentionMetadata::decodes_lead`](super::AttentionMetadata::decodes_lead)), and `query` is that of the rest.
+    /// ([`AttentionMetadata::decodes_lead`](crate::AttentionMetadata::decodes_lead)), and `query` is that of the rest.
     Mixed {
         /// Queries of the decodes, `[decode tokens, N, 512]`.
         absorbed: &'a Tensor<T>,

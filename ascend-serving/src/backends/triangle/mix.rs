@@ -17,7 +17,7 @@ use super::rows::{TriangleChoice, TriangleGate, WhyDense};
 
 /// TriangleMix for the prompts of a step, in the layers that are chosen for it; [`Fused`] in the others.
 ///
-/// A request whose [`prompt_len`](super::BatchRequest::prompt_len) is known leaves keys out in every chunk of its prompt
+/// A request whose [`prompt_len`](crate::BatchRequest::prompt_len) is known leaves keys out in every chunk of its prompt
 /// as if the prompt were computed at once. In the same batch, rows of requests that decode, whose prompt is short or of
 /// unknown length, or for which the [`TriangleGate`] says so, are dense: rows next to one another that are computed alike
 /// share calls. [`TriangleMixPrefill::choices`] says what becomes of each request, and why.

@@ -26,7 +26,7 @@ use super::rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
 ///
 /// The two parts of the middle rows are disjoint, for row `S` is the first whose window begins behind the sinks. All masks
 /// are the compressed one. Keys and values are dense: those of the prompt up to the last row, packed. Over a paged cache,
-/// and for batches of several requests, the same is done by [`TriangleMixPrefill`](super::TriangleMixPrefill).
+/// and for batches of several requests, the same is done by [`TriangleMixPrefill`](crate::TriangleMixPrefill).
 ///
 /// It is dense attention while the prompt's length is not known, for single rows (decoding), and where the
 /// [`TriangleGate`] says so.
@@ -87,11 +87,11 @@ pub(super) type Chosen = (Range<usize>, usize, TriangleChoice);
 
 impl TrianglePrefill {
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
-    /// `[first_row + rows, Nkv, D]`, of what packed calls take ([`Fused`](super::Fused)). One plan serves all layers with TriangleMix.
+    /// `[first_row + rows, Nkv, D]`, of what packed calls take ([`Fused`](crate::Fused)). One plan serves all layers with TriangleMix.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another number of keys than rows up to the last; as for
-    /// [`FusedInferAttention::plan`](crate::FusedInferAttention::plan) and [`MergeState::plan`].
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another number of keys than rows up to the last; as for
+    /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
