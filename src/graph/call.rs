@@ -276,8 +276,7 @@ impl Queue for Updating<'_> {
 )]
 mod tests {
     use super::*;
-    use crate::attention::PerRequest;
-    use crate::attention::{BlockTable, Inputs};
+    use crate::attention::{BlockTable, Inputs, PerRequest};
     use crate::{Error, Layout, Runtime, Tensor, f16};
 
     /// 15486 of vllm-project/vllm-ascend, where the declared lengths are right and the workspace is not: whatever the

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::attention::CallLengths;
-use crate::attention::Plan;
+use crate::attention::{CallLengths, Plan};
 use crate::error::Result;
 use crate::refusal::{CallRule, Refused};
 
