@@ -1,7 +1,7 @@
 //! Operators, and from which release on CANN has them.
 
 use crate::fia::Version;
-use crate::ops::flash_attention_score;
+use crate::ops::{flash_attention_score, ring_attention_update};
 use crate::{Rule, Soc, Target, fia, scatter, update};
 use std::fmt;
 
@@ -13,6 +13,8 @@ pub enum OperatorVersion {
     FusedInferAttentionScore(Version),
     /// Attention of training; one of its entry points.
     FlashAttentionScore(flash_attention_score::Version),
+    /// Merging outputs of training attention; one of its versions.
+    RingAttentionUpdate(ring_attention_update::Version),
     /// Writing new keys and values into a paged cache.
     ScatterPaKvCache,
     /// Merging attention over parts of the keys.
@@ -25,6 +27,7 @@ impl OperatorVersion {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.symbol(),
             OperatorVersion::FlashAttentionScore(version) => version.symbol(),
+            OperatorVersion::RingAttentionUpdate(version) => version.symbol(),
             OperatorVersion::ScatterPaKvCache => "aclnnScatterPaKvCache",
             OperatorVersion::AttentionUpdate => "aclnnAttentionUpdate",
         }
@@ -35,6 +38,7 @@ impl OperatorVersion {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.since_cann(),
             OperatorVersion::FlashAttentionScore(version) => version.since_cann(),
+            OperatorVersion::RingAttentionUpdate(version) => version.since_cann(),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => "after 8.1",
         }
     }
@@ -44,6 +48,7 @@ impl OperatorVersion {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.runs_on(target),
             OperatorVersion::FlashAttentionScore(version) => version.runs_on(target),
+            OperatorVersion::RingAttentionUpdate(version) => version.runs_on(target),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
                 matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
             }
@@ -56,6 +61,7 @@ impl fmt::Display for OperatorVersion {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.fmt(f),
             OperatorVersion::FlashAttentionScore(version) => version.fmt(f),
+            OperatorVersion::RingAttentionUpdate(version) => version.fmt(f),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
                 f.write_str(self.symbol())
             }
@@ -65,7 +71,11 @@ impl fmt::Display for OperatorVersion {
 
 /// Every rule and lint of every operator.
 pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
-    let others = [scatter::rules::RULES, update::rules::RULES];
+    let others = [
+        scatter::rules::RULES,
+        update::rules::RULES,
+        ring_attention_update::rules::RULES,
+    ];
     fia::rules::all()
         .chain(flash_attention_score::rules::all())
         .chain(others.into_iter().flatten().copied())
@@ -93,6 +103,9 @@ mod tests {
                 }
                 OperatorVersion::FlashAttentionScore(_) => {
                     flash_attention_score::rules::all().any(|r| r == rule)
+                }
+                OperatorVersion::RingAttentionUpdate(_) => {
+                    ring_attention_update::rules::RULES.contains(&rule)
                 }
                 OperatorVersion::ScatterPaKvCache => scatter::rules::RULES.contains(&rule),
                 OperatorVersion::AttentionUpdate => update::rules::RULES.contains(&rule),

@@ -335,6 +335,11 @@ macro_rules! rules {
     (@flash $version:ident) => {
         $crate::OperatorVersion::FlashAttentionScore($crate::ops::flash_attention_score::Version::$version)
     };
+    (@since RingV1) => { rules!(@ring V1) };
+    (@since RingV2) => { rules!(@ring V2) };
+    (@ring $version:ident) => {
+        $crate::OperatorVersion::RingAttentionUpdate($crate::ops::ring_attention_update::Version::$version)
+    };
     (@since $version:ident) => {
         $crate::OperatorVersion::FusedInferAttentionScore($crate::fia::Version::$version)
     };

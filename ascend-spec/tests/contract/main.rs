@@ -9,6 +9,7 @@ mod paged;
 mod portable;
 mod quantised;
 mod recorded;
+mod ring;
 mod rules;
 mod targets;
 mod verdicts;

@@ -1,0 +1,122 @@
+//! The arithmetic of a merge, row by row.
+
+use super::rules::{BOTH_BLIND, BOTH_EMPTY, ONE_EMPTY};
+use crate::Violation;
+use crate::rule::broken;
+
+/// Maximum and sum of one row over a part of its keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part {
+    /// The largest score.
+    pub max: f32,
+    /// The sum of `exp(score - max)`.
+    pub sum: f32,
+}
+
+impl Part {
+    /// What FlashAttentionScore writes for a row without visible keys that it corrects.
+    pub const BLIND: Part = Part {
+        max: f32::MIN,
+        sum: f32::MAX,
+    };
+
+    /// What FlashAttentionScore writes for the rows of a sequence without keys.
+    pub const EMPTY: Part = Part { max: 0.0, sum: 0.0 };
+}
+
+/// A merged row: its maximum and sum, and what the attention of each part counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Merged {
+    /// Maximum and sum over all keys.
+    pub part: Part,
+    /// Factor of the first part's attention.
+    pub prev: f32,
+    /// Factor of the second part's attention.
+    pub cur: f32,
+}
+
+/// Merges two parts of a row.
+///
+/// Plain arithmetic, as the operator computes it: with `M` the larger maximum, `S = s1 * exp(m1 - M) + s2 * exp(m2 - M)` and
+/// the factors `s * exp(m - M) / S`.
+pub fn merge(prev: Part, cur: Part) -> Merged {
+    let max = prev.max.max(cur.max);
+    let weight = |part: Part| part.sum * (part.max - max).exp();
+    let (first, second) = (weight(prev), weight(cur));
+    let sum = first + second;
+    Merged {
+        part: Part { max, sum },
+        prev: first / sum,
+        cur: second / sum,
+    }
+}
+
+/// Checks two parts of a row for what the formula has no answer to.
+///
+/// # Errors
+/// `ring.both_blind`, `ring.both_empty` or `ring.one_empty`.
+pub fn admits(prev: Part, cur: Part) -> Result<(), Violation> {
+    let rule = match (prev, cur) {
+        (Part::BLIND, Part::BLIND) => &BOTH_BLIND,
+        (Part::EMPTY, Part::EMPTY) => &BOTH_EMPTY,
+        (Part::EMPTY, other) | (other, Part::EMPTY) if other.max < 0.0 => &ONE_EMPTY,
+        _ => return Ok(()),
+    };
+    Err(broken(
+        rule,
+        format_args!(
+            "maxima {} and {}, sums {} and {}",
+            prev.max, cur.max, prev.sum, cur.sum
+        ),
+        rule.holds,
+        rule.fix,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(scores: &[f32]) -> Part {
+        let max = scores.iter().copied().fold(f32::MIN, f32::max);
+        let sum = scores.iter().map(|score| (score - max).exp()).sum();
+        Part { max, sum }
+    }
+
+    proptest! {
+        #[test]
+        fn merged_parts_are_the_whole(
+            first in proptest::collection::vec(-20f32..20.0, 1..8), second in proptest::collection::vec(-20f32..20.0, 1..8),
+        ) {
+            let merged = merge(of(&first), of(&second));
+            let whole = of(&[first, second].concat());
+            prop_assert_eq!(merged.part.max, whole.max);
+            prop_assert!((merged.part.sum - whole.sum).abs() <= 1e-5 * whole.sum);
+            prop_assert!((merged.prev + merged.cur - 1.0).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_blind_part_leaves_the_other_as_it_is() {
+        let live = of(&[1.0, 2.0]);
+        for merged in [merge(Part::BLIND, live), merge(live, Part::BLIND)] {
+            assert_eq!(merged.part, live);
+            assert_eq!(merged.prev + merged.cur, 1.0);
+        }
+        assert!(admits(Part::BLIND, live).is_ok());
+    }
+
+    #[test]
+    fn what_the_formula_has_no_answer_to_is_named() {
+        let live = of(&[-1.0, -2.0]);
+        let id = |prev, cur| admits(prev, cur).unwrap_err().rule.id;
+        assert_eq!(id(Part::BLIND, Part::BLIND), "ring.both_blind");
+        assert_eq!(merge(Part::BLIND, Part::BLIND).part.sum, f32::INFINITY);
+        assert_eq!(id(Part::EMPTY, Part::EMPTY), "ring.both_empty");
+        assert!(merge(Part::EMPTY, Part::EMPTY).prev.is_nan());
+        assert_eq!(id(live, Part::EMPTY), "ring.one_empty");
+        assert_eq!(merge(live, Part::EMPTY).part.max, 0.0);
+        assert!(admits(of(&[1.0]), Part::EMPTY).is_ok());
+    }
+}

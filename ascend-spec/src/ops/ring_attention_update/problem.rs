@@ -1,0 +1,73 @@
+//! What a call that holds every rule merges.
+
+use super::rules::LENGTHS;
+use crate::ops::flash_attention_score::{InputLayout, Sequence, SoftmaxOrder};
+use crate::rule::broken;
+use crate::{DType, Violation};
+
+/// A call of RingAttentionUpdate that holds every rule, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingUpdateProblem {
+    /// `SBH` or `TND`.
+    pub layout: InputLayout,
+    /// Number of sequences.
+    pub batch: usize,
+    /// Rows of a sequence, or of all where they are packed.
+    pub rows: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Head dimension.
+    pub head_dim: usize,
+    /// Type of the attention; maxima and sums are `FLOAT`.
+    pub dtype: DType,
+    /// Order of maxima and sums.
+    pub softmax_order: SoftmaxOrder,
+}
+
+impl RingUpdateProblem {
+    /// The rows of each sequence, in order. `ends` are the contents of `actualSeqQlen`; with a batch axis they do not count.
+    pub fn sequences<'a>(&self, ends: &'a [i64]) -> impl Iterator<Item = Sequence> + use<'a> {
+        let (packed, rows) = (self.layout.is_packed(), self.rows);
+        (0..self.batch).map(move |index| {
+            let end = |index: usize| {
+                let end = ends.get(index).copied().unwrap_or(0);
+                usize::try_from(end).unwrap_or(0).min(rows)
+            };
+            let (first, len) = match packed {
+                true => (end(index), end(index + 1).saturating_sub(end(index))),
+                false => (0, rows),
+            };
+            Sequence {
+                index,
+                q_first: first,
+                q_len: len,
+                ..Sequence::default()
+            }
+        })
+    }
+
+    /// Checks the contents of `actualSeqQlen`.
+    ///
+    /// # Errors
+    /// `ring.lengths`.
+    pub fn admits_lengths(&self, ends: &[i64]) -> Result<(), Violation> {
+        let rows = i64::try_from(self.rows);
+        let holds = !self.layout.is_packed()
+            || ends.first() == Some(&0) && ends.is_sorted() && ends.last().copied() == rows.ok();
+        if holds {
+            return Ok(());
+        }
+        let from_to = [ends.first(), ends.last()].map(|end| end.copied().unwrap_or(0));
+        Err(broken(
+            &LENGTHS,
+            format_args!(
+                "{} entries from {} to {}",
+                ends.len(),
+                from_to[0],
+                from_to[1]
+            ),
+            format_args!("entries that ascend from 0 to {}", self.rows),
+            LENGTHS.fix,
+        ))
+    }
+}
