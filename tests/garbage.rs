@@ -92,7 +92,7 @@ proptest! {
         keys in prop::collection::vec(tensor(), 0..3),
         same in any::<bool>(),
         mask in prop::option::of(tensor()),
-        others in prop::collection::vec((prop::sample::select(Parameter::ALL.to_vec()), tensor()), 0..2),
+        others in prop::collection::vec((prop::sample::select(Parameter::tensors().collect::<Vec<_>>()), tensor()), 0..2),
         some_others in prop::bool::weighted(0.3),
     ) {
         let stream = harness::stream();

@@ -193,23 +193,11 @@ impl<T> List<T> {
 }
 
 /// The tensor behind a handle, `None` for null.
-fn optional_tensor<T>(raw: *const T) -> Outcome<Option<Described>> {
+pub(crate) fn optional_tensor<T>(raw: *const T) -> Outcome<Option<Described>> {
     if raw.is_null() {
         return Ok(None);
     }
     Ok(Some(TENSORS.get(raw)?.get()))
-}
-
-/// Puts what a handle stands for, if it is not null, where a call keeps it.
-pub(crate) fn describe<T>(
-    raw: *const T,
-    desc: &mut Option<TensorDesc>,
-    address: &mut usize,
-) -> Outcome<()> {
-    if let Some(tensor) = optional_tensor(raw)? {
-        (*desc, *address) = (Some(tensor.desc), tensor.address);
-    }
-    Ok(())
 }
 
 /// The tensors in the list behind a handle, `None` for null.

@@ -2,7 +2,7 @@
 
 use crate::memory::DeviceMemory;
 use ascend_spec::Target;
-use ascend_spec::fia::{FiaCall, Operand, Version};
+use ascend_spec::fia::{Argument, FiaCall, Version};
 use std::ops::Range;
 use std::ptr;
 use std::sync::OnceLock;
@@ -34,8 +34,8 @@ pub struct ObservedCall<'a> {
 struct Tensors<'a> {
     memory: &'a DeviceMemory,
     /// Bytes that the call touches, from each tensor's base address.
-    touches: &'a [(Operand, Range<u64>)],
-    address: &'a dyn Fn(Operand) -> usize,
+    touches: &'a [(Argument, Range<u64>)],
+    address: &'a dyn Fn(Argument) -> usize,
 }
 
 impl<'a> ObservedCall<'a> {
@@ -57,8 +57,8 @@ impl<'a> ObservedCall<'a> {
     pub(crate) unsafe fn with_tensors(
         self,
         memory: &'a DeviceMemory,
-        touches: &'a [(Operand, Range<u64>)],
-        address: &'a dyn Fn(Operand) -> usize,
+        touches: &'a [(Argument, Range<u64>)],
+        address: &'a dyn Fn(Argument) -> usize,
     ) -> Self {
         ObservedCall {
             tensors: Some(Tensors {
@@ -72,12 +72,12 @@ impl<'a> ObservedCall<'a> {
 
     /// Copies bytes of a tensor, from the byte of this number behind the tensor's base address on. Bytes that the call does
     /// not touch read as 0.
-    pub fn read(&self, operand: Operand, start: usize, to: &mut [u8]) {
+    pub fn read(&self, argument: Argument, start: usize, to: &mut [u8]) {
         to.fill(0);
         let Some(tensors) = &self.tensors else { return };
-        let base = (tensors.address)(operand);
+        let base = (tensors.address)(argument);
         let end = start.saturating_add(to.len());
-        let of = tensors.touches.iter().filter(|(of, _)| *of == operand);
+        let of = tensors.touches.iter().filter(|(of, _)| *of == argument);
         for (_, range) in of {
             let bounds =
                 [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX));

@@ -1,9 +1,11 @@
 //! What the machinery of streams, graphs and executors knows about an operator.
 
+use crate::descriptor::Described;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::status::Outcome;
 use ascend_spec::TensorDesc;
+use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter};
 use smallvec::SmallVec;
 
 /// Most inputs of an operator.
@@ -24,6 +26,41 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
+    /// The addresses of a call's tensors.
+    pub(crate) fn of(arguments: &impl ArgumentList<Tensor = Described>) -> Self {
+        let mut addresses = Addresses::default();
+        for (argument, Described { address, .. }) in arguments.each_tensor() {
+            let info = argument.parameter.info();
+            if let Some(list) = info.list.and_then(|list| addresses.lists.get_mut(list)) {
+                list.push(*address);
+                continue;
+            }
+            let input = info.input.and_then(|input| addresses.inputs.get_mut(input));
+            let output = info
+                .output
+                .and_then(|output| addresses.outputs.get_mut(output));
+            for place in input.into_iter().chain(output) {
+                *place = *address;
+            }
+        }
+        addresses
+    }
+
+    /// Base address of a tensor, 0 where there is none. One that is updated in place is where it is as an output.
+    pub(crate) fn get<P: DeclaredParameter>(&self, argument: Argument<P>) -> usize {
+        let info = argument.parameter.info();
+        let address = match (info.list, info.output, info.input) {
+            (Some(list), ..) => self
+                .lists
+                .get(list)
+                .and_then(|list| list.get(argument.index)),
+            (None, Some(output), _) => self.outputs.get(output),
+            (None, None, Some(input)) => self.inputs.get(input),
+            (None, None, None) => None,
+        };
+        address.copied().unwrap_or(0)
+    }
+
     /// Copies `from`, keeping what long lists have allocated.
     pub(crate) fn copy_from(&mut self, from: &Addresses) {
         self.inputs = from.inputs;

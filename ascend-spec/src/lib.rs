@@ -26,6 +26,9 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+#[macro_use]
+pub mod operator;
+
 mod dims;
 mod dtype;
 pub mod fia;

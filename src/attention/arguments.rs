@@ -1,7 +1,7 @@
 //! Every argument of the operator, by name.
 
 use ascend_spec::Cann;
-use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::fia::{Argument, FiaCall, Parameter, Version};
 
 use crate::error::{Error, Result};
 use crate::operator::Tensors;
@@ -40,7 +40,14 @@ impl Arguments {
     /// Gives a tensor, or another one than before.
     pub fn set(&mut self, parameter: Parameter, tensor: impl Into<AnyTensor>) -> &mut Self {
         let tensor = tensor.into();
-        *parameter.of_mut(self.call.plain_mut()) = Some(*tensor.desc());
+        match parameter {
+            Parameter::Key => return self.push_key(tensor),
+            Parameter::Value => return self.push_value(tensor),
+            _ => {}
+        }
+        if let Some(desc) = self.call.plain_mut().single_mut(parameter) {
+            *desc = Some(*tensor.desc());
+        }
         self.tensors.retain(|(known, _)| *known != parameter);
         self.tensors.push((parameter, tensor));
         self
@@ -153,7 +160,7 @@ impl Arguments {
             }
             if !tensor.is_contiguous() {
                 return Err(Error::invalid(
-                    Operand::from(parameter).name(),
+                    parameter.name(),
                     tensor.desc(),
                     "a contiguous tensor",
                 ));
@@ -188,14 +195,14 @@ struct Replay<'a> {
     copies: Vec<(Parameter, AnyTensor)>,
 }
 
-impl Tensors<Operand> for Replay<'_> {
+impl Tensors<Argument> for Replay<'_> {
     fn each<'b>(
         &'b self,
-        mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
+        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
     ) -> Result<()> {
         self.arguments.each(|operand, tensor| {
             let mut copies = self.copies.iter();
-            let copy = copies.find(|(parameter, _)| operand.parameter() == Some(*parameter));
+            let copy = copies.find(|(parameter, _)| operand.parameter == *parameter);
             visit(operand, copy.map_or(tensor, |(_, copy)| copy))
         })
     }
@@ -211,10 +218,10 @@ impl Bindings for Replay<'_> {
     }
 }
 
-impl Tensors<Operand> for Arguments {
+impl Tensors<Argument> for Arguments {
     fn each<'b>(
         &'b self,
-        mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
+        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
     ) -> Result<()> {
         for outputs in [true, false] {
             for (parameter, tensor) in &self.tensors {
@@ -224,10 +231,10 @@ impl Tensors<Operand> for Arguments {
             }
         }
         for (index, tensor) in self.key.iter().enumerate() {
-            visit(Operand::Key(index), tensor)?;
+            visit(Argument::element(Parameter::Key, index), tensor)?;
         }
         for (index, tensor) in self.value.iter().enumerate() {
-            visit(Operand::Value(index), tensor)?;
+            visit(Argument::element(Parameter::Value, index), tensor)?;
         }
         Ok(())
     }

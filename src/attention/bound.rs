@@ -1,6 +1,6 @@
 //! The tensors of a launch, kept.
 
-use ascend_spec::fia::Operand;
+use ascend_spec::fia::Argument;
 
 use crate::error::Result;
 use crate::operator::Tensors;
@@ -15,7 +15,7 @@ use super::plan::Bindings;
 /// The tensors of a launch and the attributes that came with them, owned: what refers to a launch that is done later.
 #[derive(Debug)]
 pub(crate) struct Bound {
-    tensors: Vec<(Operand, AnyTensor)>,
+    tensors: Vec<(Argument, AnyTensor)>,
     features: Option<Features>,
     block_table: Option<BlockTable>,
     query_padding: Option<PaddingSize>,
@@ -40,10 +40,10 @@ impl Bound {
     }
 }
 
-impl Tensors<Operand> for Bound {
+impl Tensors<Argument> for Bound {
     fn each<'b>(
         &'b self,
-        mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
+        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
     ) -> Result<()> {
         let mut tensors = self.tensors.iter();
         tensors.try_for_each(|(operand, tensor)| visit(*operand, tensor))

@@ -1,6 +1,6 @@
 //! A call, described step by step.
 
-use ascend_spec::fia::{FiaCall, Operand};
+use ascend_spec::fia::{FiaCall, Parameter};
 use ascend_spec::{Cann, DType, Layout, TensorDesc};
 use smallvec::SmallVec;
 
@@ -229,10 +229,10 @@ impl FusedInferAttention {
         let (mut key, mut value) = (Descs::new(), Descs::new());
         let mut context = None;
         bindings.each(|operand, tensor| {
-            match operand {
-                Operand::Key(_) => key.push(*tensor.desc()),
-                Operand::Value(_) => value.push(*tensor.desc()),
-                Operand::Query => context = Some(tensor.memory().context()),
+            match operand.parameter {
+                Parameter::Key => key.push(*tensor.desc()),
+                Parameter::Value => value.push(*tensor.desc()),
+                Parameter::Query => context = Some(tensor.memory().context()),
                 _ => {}
             }
             Ok(())
@@ -261,8 +261,8 @@ impl FusedInferAttention {
         };
         features.describe(&mut call);
         bindings.each(|operand, tensor| {
-            if let Some(parameter) = operand.parameter() {
-                *parameter.of_mut(&mut call) = Some(*tensor.desc());
+            if let Some(desc) = call.single_mut(operand.parameter) {
+                *desc = Some(*tensor.desc());
             }
             Ok(())
         })?;

@@ -1,6 +1,6 @@
 //! What a call reads, layer by layer.
 
-use ascend_spec::fia::{FiaCall, Operand, Parameter as P};
+use ascend_spec::fia::{Argument, FiaCall, Parameter as P};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
@@ -199,7 +199,7 @@ impl<'a> Inputs<'a> {
     #[inline]
     pub(super) fn visit(
         &self,
-        mut visit: impl FnMut(Operand, &'a AnyTensor) -> Result<()>,
+        mut visit: impl FnMut(Argument, &'a AnyTensor) -> Result<()>,
     ) -> Result<()> {
         let mut some = |parameter: P, tensor: Option<&'a AnyTensor>| match tensor {
             Some(tensor) => visit(parameter.into(), tensor),
@@ -224,10 +224,10 @@ impl<'a> Inputs<'a> {
         self.quantisation
             .each(&mut |parameter, tensor| visit(parameter.into(), tensor))?;
         for (index, tensor) in self.key.iter().enumerate() {
-            visit(Operand::Key(index), tensor)?;
+            visit(Argument::element(P::Key, index), tensor)?;
         }
         for (index, tensor) in self.value.iter().enumerate() {
-            visit(Operand::Value(index), tensor)?;
+            visit(Argument::element(P::Value, index), tensor)?;
         }
         Ok(())
     }
@@ -333,14 +333,14 @@ impl<'a> Launch<'a> {
     }
 }
 
-impl Tensors<Operand> for Launch<'_> {
+impl Tensors<Argument> for Launch<'_> {
     fn each<'b>(
         &'b self,
-        mut visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>,
+        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
     ) -> Result<()> {
-        visit(Operand::AttentionOut, self.attention_out)?;
+        visit(P::AttentionOut.into(), self.attention_out)?;
         if let Some(lse) = self.softmax_lse {
-            visit(Operand::SoftmaxLse, lse)?;
+            visit(P::SoftmaxLse.into(), lse)?;
         }
         self.inputs.visit(visit)
     }
@@ -356,8 +356,8 @@ impl Bindings for Launch<'_> {
     }
 }
 
-impl Tensors<Operand> for Inputs<'_> {
-    fn each<'b>(&'b self, visit: impl FnMut(Operand, &'b AnyTensor) -> Result<()>) -> Result<()> {
+impl Tensors<Argument> for Inputs<'_> {
+    fn each<'b>(&'b self, visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>) -> Result<()> {
         self.visit(visit)
     }
 }

@@ -1,6 +1,6 @@
 //! What a launch reads on the device and takes for places in other tensors.
 
-use ascend_spec::fia::{Operand, Parameter, Places};
+use ascend_spec::fia::{Parameter, Places};
 use ascend_spec::{DType, Violation};
 
 use crate::error::Result;
@@ -43,7 +43,7 @@ pub(crate) fn admits_content(
         }
         (DType::Int64, [1]) => {
             let size = bytes.as_chunks().0.first().copied().map(i64::from_le_bytes);
-            places.admits_padding(parameter.into(), size.unwrap_or(0))
+            places.admits_padding(parameter, size.unwrap_or(0))
         }
         _ => Ok(()),
     }
@@ -71,12 +71,12 @@ impl GivenPlaces<'_> {
             let rows = reading != Reading::Captured;
             table.admitted(places, rows, reading != Reading::Planned)?;
         }
-        for (operand, size) in [
-            (Operand::QueryPaddingSize, self.query_padding),
-            (Operand::KvPaddingSize, self.kv_padding),
+        for (parameter, size) in [
+            (Parameter::QueryPaddingSize, self.query_padding),
+            (Parameter::KvPaddingSize, self.kv_padding),
         ] {
             if let Some(rows) = size.and_then(PaddingSize::rows) {
-                places.admits_padding(operand, rows)?;
+                places.admits_padding(parameter, rows)?;
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::fia::{FiaCall, Operand, Parameter, Places, Version};
+use ascend_spec::fia::{Argument, FiaCall, Parameter, Places, Version};
 use ascend_spec::{Layout, TensorDesc};
 
 use crate::case::{self, Attributes, LiveCall};
@@ -40,7 +40,7 @@ pub struct Output<T: Element> {
 pub struct Plan {
     version: Version,
     layout: Option<Layout>,
-    prepared: operator::Plan<Operand>,
+    prepared: operator::Plan<Argument>,
     features: Features,
     /// Bounds of what launches read on the device as places.
     places: Option<Places>,
@@ -63,7 +63,7 @@ impl CapturedTable {
 }
 
 /// The tensors of a call or a launch, and what comes with them.
-pub(crate) trait Bindings: Tensors<Operand> {
+pub(crate) trait Bindings: Tensors<Argument> {
     /// The attributes that came with them; none where all attributes are the plan's.
     fn features(&self) -> Option<Features>;
 
@@ -134,12 +134,12 @@ impl Plan {
         // Outputs have no memory yet: the query's address stands for theirs until a launch replaces it.
         let mut query = tensors
             .iter()
-            .filter(|tensor| tensor.argument == Operand::Query);
+            .filter(|tensor| tensor.argument.parameter == Parameter::Query);
         let stand_in = query.next().map_or(ptr::null_mut(), |query| query.address);
         for output in [Parameter::SoftmaxLse, Parameter::AttentionOut] {
-            let argument = Operand::from(output);
+            let argument = Argument::from(output);
             let given = tensors.iter().any(|tensor| tensor.argument == argument);
-            if let (Some(desc), false) = (output.of(call), given) {
+            if let (Some(desc), false) = (call.tensor(output), given) {
                 let address = if desc.is_empty() {
                     ptr::null_mut()
                 } else {
@@ -330,7 +330,9 @@ impl Plan {
     pub(crate) fn live(&self, bindings: &impl Bindings) -> LiveCall {
         let mut call = self.attributes.call();
         for parameter in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
-            *parameter.of_mut(&mut call) = self.desc(parameter);
+            if let Some(desc) = call.single_mut(parameter) {
+                *desc = self.desc(parameter);
+            }
         }
         let mask = self.prepared.fixed();
         LiveCall::new(self.context(), &call, mask, bindings, self.version)

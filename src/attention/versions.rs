@@ -1,14 +1,14 @@
 //! The versions of the operator: which one takes a call, and its two phases.
 
-use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::fia::{FiaCall, Operand, Parameter, Place, Places, Version};
+use ascend_spec::fia::{Argument, FiaCall, Parameter, Places, Version};
 use ascend_spec::{Cann, Refusal, Target, Violation};
+use ascend_spec::{arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::{Api, Library};
 
-use crate::error::{Error, Result, aclnn};
-use crate::operator::{Addressed, Argument, Descriptors, PhaseOne, Phases, Plan, phases};
+use crate::error::{Error, Result};
+use crate::operator::{Addressed, Descriptors, PhaseOne, Phases, Plan, phase_one, phases};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
@@ -108,57 +108,16 @@ fn phases_of(version: Version) -> Phases {
     }
 }
 
-impl Argument for Operand {
-    fn name(self) -> &'static str {
-        self.name()
-    }
-
-    fn input(self) -> Option<usize> {
-        match self.place() {
-            Place::Input(input, _) => Some(input),
-            Place::Output(_) => None,
-        }
-    }
-
-    fn output(self) -> Option<usize> {
-        match self.place() {
-            Place::Input(..) => None,
-            Place::Output(output) => Some(output),
-        }
-    }
-
-    fn element(self) -> Option<usize> {
-        match self {
-            Operand::Key(index) | Operand::Value(index) => Some(index),
-            _ => None,
-        }
-    }
-
-    #[cold]
-    fn shares_memory(self, other: Self) -> Error {
-        let with = if other.is_output() {
-            "another output"
-        } else {
-            other.name()
-        };
-        Error::invalid(
-            "output",
-            format_args!("memory that is shared with {with}"),
-            "memory of its own",
-        )
-    }
-}
-
 /// Phase one of a call that the contract has accepted, with these tensors and a mask that stays the same.
 pub(super) fn prepare(
     context: &Arc<Context>,
     version: Version,
     call: &FiaCall<'_>,
-    tensors: &[Addressed<Operand>],
+    tensors: &[Addressed<Argument>],
     mask: Option<&AnyTensor>,
-) -> Result<Plan<Operand>> {
-    let mask = mask.map(|mask| (Operand::AttenMask, mask));
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Operand>| {
+) -> Result<Plan<Argument>> {
+    let mask = mask.map(|mask| (Parameter::AttenMask.into(), mask));
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Argument>| {
         phase_one(api, version, call, descriptors)
     };
     // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
@@ -170,88 +129,22 @@ fn phase_one(
     api: &Api,
     version: Version,
     call: &FiaCall<'_>,
-    descriptors: &mut Descriptors<Operand>,
+    descriptors: &mut Descriptors<Argument>,
 ) -> Result<PhaseOne> {
-    use Parameter as P;
-
-    let lengths = descriptors.ints(call.actual_seq_lengths)?;
-    let lengths_kv = descriptors.ints(call.actual_seq_lengths_kv)?;
-    let prefix_len = descriptors.ints(call.actual_shared_prefix_len)?;
-    let q_start = descriptors.ints(call.q_start_idx)?;
-    let kv_start = descriptors.ints(call.kv_start_idx)?;
-    let input_layout = descriptors.text("input_layout", Some(call.input_layout))?;
-    let key = descriptors.list(Operand::Key(0));
-    let value = descriptors.list(Operand::Value(0));
-    let t = |parameter: P| descriptors.tensor(parameter.into()).cast_const();
-    let (mut workspace_bytes, mut executor) = (0, ptr::null_mut());
-    /// The arguments that all versions have, around those that later ones added.
-    macro_rules! phase_one {
-        ($function:ident, inputs: [$($input:expr),*], modes: [$($mode:expr),*]) => {
-            // SAFETY: every argument is null where the operator allows that, or a live object of this call; the last two
-            // are places for the results; the contract has accepted the call.
-            unsafe {
-                aclnn!(api, $function(
-                    t(P::Query), key, value, t(P::PseShift), t(P::AttenMask),
-                    lengths, lengths_kv, t(P::DeqScale1), t(P::QuantScale1), t(P::DeqScale2), t(P::QuantScale2),
-                    t(P::QuantOffset2), t(P::AntiquantScale), t(P::AntiquantOffset), t(P::BlockTable),
-                    t(P::QueryPaddingSize), t(P::KvPaddingSize),
-                    $($input,)*
-                    call.num_heads, call.scale, call.pre_tokens, call.next_tokens, input_layout,
-                    call.num_key_value_heads, call.sparse_mode, call.inner_precise, call.block_size,
-                    call.antiquant_mode, call.softmax_lse_flag,
-                    $($mode,)*
-                    t(P::AttentionOut), t(P::SoftmaxLse), &mut workspace_bytes, &mut executor
-                ))
-            }
+    /// Phase one with the arguments that this version has.
+    macro_rules! of_version {
+        ($number:tt $function:ident) => {
+            fused_infer_attention_score_arguments! { arguments_of_version {
+                $number phase_one { api.$function, Parameter, call, descriptors }
+            } }
         };
     }
 
     match version {
-        Version::V1 => {
-            phase_one!(aclnnFusedInferAttentionScoreGetWorkspaceSize, inputs: [], modes: [])
-        }
-        Version::V2 => phase_one!(
-            aclnnFusedInferAttentionScoreV2GetWorkspaceSize,
-            inputs: [
-                t(P::KeyAntiquantScale), t(P::KeyAntiquantOffset), t(P::ValueAntiquantScale),
-                t(P::ValueAntiquantOffset), t(P::KeySharedPrefix), t(P::ValueSharedPrefix), prefix_len
-            ],
-            modes: [call.key_antiquant_mode, call.value_antiquant_mode]
-        ),
-        Version::V3 => phase_one!(
-            aclnnFusedInferAttentionScoreV3GetWorkspaceSize,
-            inputs: [
-                t(P::KeyAntiquantScale), t(P::KeyAntiquantOffset), t(P::ValueAntiquantScale),
-                t(P::ValueAntiquantOffset), t(P::KeySharedPrefix), t(P::ValueSharedPrefix), prefix_len,
-                t(P::QueryRope), t(P::KeyRope), t(P::KeyRopeAntiquantScale)
-            ],
-            modes: [call.key_antiquant_mode, call.value_antiquant_mode]
-        ),
-        Version::V4 => phase_one!(
-            aclnnFusedInferAttentionScoreV4GetWorkspaceSize,
-            inputs: [
-                t(P::KeyAntiquantScale), t(P::KeyAntiquantOffset), t(P::ValueAntiquantScale),
-                t(P::ValueAntiquantOffset), t(P::KeySharedPrefix), t(P::ValueSharedPrefix), prefix_len,
-                t(P::QueryRope), t(P::KeyRope), t(P::KeyRopeAntiquantScale), t(P::DequantScaleQuery),
-                t(P::LearnableSink)
-            ],
-            modes: [call.key_antiquant_mode, call.value_antiquant_mode, call.query_quant_mode]
-        ),
-        Version::V5 => phase_one!(
-            aclnnFusedInferAttentionScoreV5GetWorkspaceSize,
-            inputs: [
-                t(P::KeyAntiquantScale), t(P::KeyAntiquantOffset), t(P::ValueAntiquantScale),
-                t(P::ValueAntiquantOffset), t(P::KeySharedPrefix), t(P::ValueSharedPrefix), prefix_len,
-                t(P::QueryRope), t(P::KeyRope), t(P::KeyRopeAntiquantScale), t(P::DequantScaleQuery),
-                t(P::LearnableSink), q_start, kv_start
-            ],
-            modes: [
-                call.key_antiquant_mode, call.value_antiquant_mode, call.query_quant_mode, call.pse_type
-            ]
-        ),
-    }?;
-    Ok(PhaseOne {
-        workspace_bytes,
-        executor,
-    })
+        Version::V1 => of_version!(1 aclnnFusedInferAttentionScoreGetWorkspaceSize),
+        Version::V2 => of_version!(2 aclnnFusedInferAttentionScoreV2GetWorkspaceSize),
+        Version::V3 => of_version!(3 aclnnFusedInferAttentionScoreV3GetWorkspaceSize),
+        Version::V4 => of_version!(4 aclnnFusedInferAttentionScoreV4GetWorkspaceSize),
+        Version::V5 => of_version!(5 aclnnFusedInferAttentionScoreV5GetWorkspaceSize),
+    }
 }

@@ -63,7 +63,9 @@ impl Description {
         call.key = &self.key;
         call.value = &self.value;
         for (parameter, tensor) in &case.tensors {
-            *parameter.of_mut(&mut call) = Some(tensor.desc());
+            if let Some(desc) = call.single_mut(*parameter) {
+                *desc = Some(tensor.desc());
+            }
         }
         if case.mask == MaskKind::Compressed {
             let size = SparseMode::COMPRESSED_MASK_SIZE;

@@ -79,9 +79,10 @@ impl Case {
                 case.attention_out = Some(tensor);
             } else if name == "softmax_lse" {
                 case.softmax_lse = Some(tensor);
-            } else if let Some(parameter) =
-                Parameter::from_name(name).filter(|known| !known.is_output())
-            {
+            } else if let Some(parameter) = Parameter::from_name(name).filter(|known| {
+                let info = known.info();
+                info.kind == ascend_spec::operator::Kind::Tensor
+            }) {
                 case.tensors.insert(parameter, tensor);
             } else {
                 return Err(CaseError::UnknownTensor(name.clone()));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ascend_spec::fia::{FiaCall, Operand, Version};
+use ascend_spec::fia::{Argument, FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Soc, Target, TensorDesc};
 use serde_json::{Map, Value, json};
 
@@ -181,20 +181,22 @@ impl ParameterCase {
         call.key = &self.key;
         call.value = &self.value;
         for (parameter, desc) in &self.tensors {
-            *parameter.of_mut(&mut call) = Some(*desc);
+            if let Some(place) = call.single_mut(*parameter) {
+                *place = Some(*desc);
+            }
         }
         call
     }
 
     /// A call of these attributes and tensors.
-    pub(super) fn of(attributes: &Attributes, tensors: &[(Operand, TensorDesc)]) -> Self {
-        let list = |wanted: fn(Operand) -> bool| {
-            let list = tensors.iter().filter(|(operand, _)| wanted(*operand));
+    pub(super) fn of(attributes: &Attributes, tensors: &[(Argument, TensorDesc)]) -> Self {
+        let list = |wanted: Parameter| {
+            let list = tensors.iter().filter(|(of, _)| of.parameter == wanted);
             list.map(|(_, desc)| *desc).collect()
         };
-        let named = tensors
-            .iter()
-            .filter_map(|(operand, desc)| Some((operand.parameter()?, *desc)));
+        let single = tensors.iter();
+        let single = single.filter(|(of, _)| of.parameter.info().list.is_none());
+        let named = single.map(|(of, desc)| (of.parameter, *desc));
         Self {
             id: String::new(),
             accepted: Vec::new(),
@@ -207,8 +209,8 @@ impl ParameterCase {
             about: String::new(),
             attributes: attributes.clone(),
             tensors: named.collect(),
-            key: list(|operand| matches!(operand, Operand::Key(_))),
-            value: list(|operand| matches!(operand, Operand::Value(_))),
+            key: list(Parameter::Key),
+            value: list(Parameter::Value),
         }
     }
 
@@ -319,6 +321,7 @@ impl ParameterCase {
             ("value", _) => self.value = list,
             (_, &[desc]) => {
                 let parameter = Parameter::from_name(name)
+                    .filter(|known| known.info().kind.is_tensor())
                     .ok_or_else(|| CaseError::UnknownTensor(name.to_owned()))?;
                 self.tensors.insert(parameter, desc);
             }

@@ -1,18 +1,19 @@
 //! Merging on the device.
 
 use std::fmt;
-use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::update::{UpdateCall, UpdateProblem, visible};
-use ascend_spec::{Axes, Layout, OperatorVersion, TensorDesc};
+use ascend_spec::update::{Argument, Parameter, UpdateCall, UpdateProblem, visible};
+use ascend_spec::{
+    Axes, Layout, OperatorVersion, TensorDesc, arguments_of_version, attention_update_arguments,
+};
 use ascend_sys::Api;
 use smallvec::SmallVec;
 
 use crate::attention::Output;
-use crate::error::{Error, Result, aclnn};
+use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Addressed, Argument, Descriptors, PhaseOne, Phases, Tensors, phases};
+use crate::operator::{self, Addressed, Descriptors, Phases, Tensors, phase_one, phases};
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -213,97 +214,27 @@ struct Rows {
     lse: TensorDesc,
 }
 
-/// A tensor of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Parameter {
-    /// Log-sum-exps, by part.
-    Lse(usize),
-    /// Attention, by part.
-    LocalOut(usize),
-    Out,
-    LseOut,
-}
-
-impl Argument for Parameter {
-    fn name(self) -> &'static str {
-        match self {
-            Parameter::Lse(_) => "softmax_lse",
-            Parameter::LocalOut(_) => "attention",
-            Parameter::Out => "output.attention",
-            Parameter::LseOut => "output.softmax_lse",
-        }
-    }
-
-    fn input(self) -> Option<usize> {
-        match self {
-            Parameter::Lse(_) => Some(0),
-            Parameter::LocalOut(_) => Some(1),
-            Parameter::Out | Parameter::LseOut => None,
-        }
-    }
-
-    fn output(self) -> Option<usize> {
-        match self {
-            Parameter::Lse(_) | Parameter::LocalOut(_) => None,
-            Parameter::Out => Some(0),
-            Parameter::LseOut => Some(1),
-        }
-    }
-
-    fn element(self) -> Option<usize> {
-        match self {
-            Parameter::Lse(part) | Parameter::LocalOut(part) => Some(part),
-            Parameter::Out | Parameter::LseOut => None,
-        }
-    }
-}
-
 /// Phase one of a call that the contract has accepted. One address stands in for all.
 fn prepare(
     context: &Arc<Context>,
     call: &UpdateCall<'_>,
     stand_in: &AnyTensor,
-) -> Result<operator::Plan<Parameter>> {
+) -> Result<operator::Plan<Argument>> {
     let api = context.runtime().api();
     PHASES.required(api, OperatorVersion::AttentionUpdate, INSTEAD)?;
-    let one = |argument, desc: &TensorDesc| Addressed {
+    let (outputs, inputs): (Vec<_>, Vec<_>) =
+        (call.each_tensor()).partition(|(argument, _)| argument.is_output());
+    let tensors = outputs.into_iter().chain(inputs);
+    let tensors = tensors.map(|(argument, desc)| Addressed {
         argument,
         desc: *desc,
         address: stand_in.as_raw(),
-    };
-    let outputs = [
-        (Parameter::Out, &call.out),
-        (Parameter::LseOut, &call.lse_out),
-    ];
-    let outputs = outputs
-        .into_iter()
-        .filter_map(|(argument, desc)| Some(one(argument, desc.as_ref()?)));
-    let lse = call.lse.iter().enumerate();
-    let lse = lse.map(|(part, desc)| one(Parameter::Lse(part), desc));
-    let local_out = call.local_out.iter().enumerate();
-    let local_out = local_out.map(|(part, desc)| one(Parameter::LocalOut(part), desc));
-    let tensors: Vec<_> = outputs.chain(lse).chain(local_out).collect();
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        let (mut workspace_bytes, mut executor) = (0, ptr::null_mut());
-        // SAFETY: lists and tensors are live ones of this call; the last two are places for the results.
-        unsafe {
-            aclnn!(
-                api,
-                aclnnAttentionUpdateGetWorkspaceSize(
-                    descriptors.list(Parameter::Lse(0)),
-                    descriptors.list(Parameter::LocalOut(0)),
-                    call.update_type,
-                    descriptors.tensor(Parameter::Out),
-                    descriptors.tensor(Parameter::LseOut),
-                    &mut workspace_bytes,
-                    &mut executor,
-                )
-            )
-        }?;
-        Ok(PhaseOne {
-            workspace_bytes,
-            executor,
-        })
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Argument>| {
+        attention_update_arguments! { arguments_of_version {
+            1 phase_one { api.aclnnAttentionUpdateGetWorkspaceSize, Parameter, call, descriptors }
+        } }
     };
     // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
     unsafe { operator::Plan::new(context, &PHASES, &tensors, None, phase_one) }
@@ -320,28 +251,28 @@ pub struct MergePlan {
     out: TensorDesc,
     lse_out: TensorDesc,
     /// `None` without rows.
-    prepared: Option<operator::Plan<Parameter>>,
+    prepared: Option<operator::Plan<Argument>>,
 }
 
 /// The tensors of a launch as the operator is told of them: both outputs, log-sum-exps of the parts, then their attention.
 /// The most it takes fit without an allocation.
 struct Given(SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>);
 
-impl Tensors<Parameter> for Given {
+impl Tensors<Argument> for Given {
     fn each<'t>(
         &'t self,
-        mut visit: impl FnMut(Parameter, &'t AnyTensor) -> Result<()>,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
     ) -> Result<()> {
         let (outputs, parts) = self.0.split_at(self.0.len().min(2));
         for (argument, tensor) in [Parameter::Out, Parameter::LseOut].into_iter().zip(outputs) {
-            visit(argument, tensor)?;
+            visit(argument.into(), tensor)?;
         }
         let (lse, local_out) = parts.split_at(parts.len() / 2);
         for (part, tensor) in lse.iter().enumerate() {
-            visit(Parameter::Lse(part), tensor)?;
+            visit(Argument::element(Parameter::Lse, part), tensor)?;
         }
         for (part, tensor) in local_out.iter().enumerate() {
-            visit(Parameter::LocalOut(part), tensor)?;
+            visit(Argument::element(Parameter::LocalOut, part), tensor)?;
         }
         Ok(())
     }
@@ -480,7 +411,7 @@ impl MergePlan {
     /// Queues the operator with the log-sum-exps as they are.
     fn queue<T: Element>(
         &self,
-        prepared: &operator::Plan<Parameter>,
+        prepared: &operator::Plan<Argument>,
         queue: &impl Queue,
         parts: &[Part<'_, T>],
         output: &Output<T>,

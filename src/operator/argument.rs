@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::fmt::Debug;
 
 use ascend_spec::TensorDesc;
+use ascend_spec::operator::DeclaredParameter;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -31,6 +32,24 @@ pub(crate) trait Argument: Copy + Eq + Debug {
             format_args!("memory that is shared with {}", other.name()),
             "memory of its own",
         )
+    }
+}
+
+impl<P: DeclaredParameter> Argument for ascend_spec::operator::Argument<P> {
+    fn name(self) -> &'static str {
+        self.parameter.info().name
+    }
+
+    fn input(self) -> Option<usize> {
+        self.parameter.info().input
+    }
+
+    fn output(self) -> Option<usize> {
+        self.parameter.info().output
+    }
+
+    fn element(self) -> Option<usize> {
+        self.parameter.info().list.map(|_| self.index)
     }
 }
 

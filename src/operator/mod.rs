@@ -13,5 +13,5 @@ mod plan;
 
 pub(crate) use argument::{Addressed, Argument, Tensors, addressed};
 pub(crate) use descriptors::Descriptors;
-pub(crate) use phases::{Phases, phases};
+pub(crate) use phases::{Phases, argument, phase_one, phases};
 pub(crate) use plan::{PhaseOne, Plan, reach};

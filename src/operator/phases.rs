@@ -38,6 +38,55 @@ macro_rules! phases {
 
 pub(crate) use phases;
 
+/// Calls a phase one with the arguments of a call, as a declaration of the operator lists them.
+macro_rules! phase_one {
+    (
+        { $api:ident.$function:ident, $parameter:ident, $call:ident, $descriptors:ident }
+        $({ $field:ident: $kind:ident $(= $default:expr)?, $variant:ident, $name:literal, $doc:literal })*
+    ) => {{
+        $(let $field = $crate::operator::argument!($kind $field, $parameter::$variant, $call, $descriptors);)*
+        let (mut workspace_bytes, mut executor) = (0, std::ptr::null_mut());
+        // SAFETY: every argument is null where the operator allows that, or a live object of the descriptors, which live as
+        // long as the executor; the last two are places for the results; the contract has accepted the call.
+        unsafe {
+            $crate::error::aclnn!($api, $function($($field,)* &mut workspace_bytes, &mut executor))
+        }?;
+        Ok($crate::operator::PhaseOne {
+            workspace_bytes,
+            executor,
+        })
+    }};
+}
+
+pub(crate) use phase_one;
+
+/// What C gets of one argument.
+macro_rules! argument {
+    (list $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
+        $descriptors.list($parameter::$variant.into())
+    };
+    (ints $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
+        $descriptors.ints($call.$field)?
+    };
+    (int_list $($rest:tt)*) => { $crate::operator::argument!(ints $($rest)*) };
+    (int $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
+        $call.$field
+    };
+    (float $($rest:tt)*) => { $crate::operator::argument!(int $($rest)*) };
+    (flag $($rest:tt)*) => { $crate::operator::argument!(int $($rest)*) };
+    (text $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
+        $descriptors.text(stringify!($field), Some($call.$field))?
+    };
+    (optional_text $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
+        $descriptors.text(stringify!($field), $call.$field)?
+    };
+    ($tensor:ident $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
+        $descriptors.tensor($parameter::$variant.into())
+    };
+}
+
+pub(crate) use argument;
+
 impl Phases {
     /// Whether both are installed.
     pub(crate) fn are_installed(&self, api: &Api) -> bool {

@@ -11,6 +11,7 @@ use ascend_attention::DType;
 use ascend_attention::case::{Attributes, Case, CaseTensor, MaskKind, Parameter, Tolerance};
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::operator::Kind;
 
 /// Metadata that every case has.
 pub const BASE: &[(&str, &str)] = &[
@@ -93,10 +94,8 @@ pub fn full() -> Case {
         tensor(DType::Bf16, &[1, 2, 5, 8]),
     ];
     case.value = vec![tensor(DType::Bf16, &[1, 2, 3, 8])];
-    let inputs = Parameter::ALL
-        .iter()
-        .filter(|parameter| !parameter.is_output());
-    for (&parameter, dtype) in inputs.zip([DType::Float16, DType::Int8].iter().cycle()) {
+    let inputs = Parameter::tensors().filter(|of| of.info().kind == Kind::Tensor);
+    for (parameter, dtype) in inputs.zip([DType::Float16, DType::Int8].iter().cycle()) {
         case.tensors.insert(parameter, tensor(*dtype, &[2, 3]));
     }
     case.tensors

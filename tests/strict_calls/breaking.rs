@@ -14,7 +14,7 @@ pub fn of_mut(call: &mut Call, operand: Operand) -> Option<&mut TensorDesc> {
     match operand {
         Operand::Key(index) => call.key.get_mut(index),
         Operand::Value(index) => call.value.get_mut(index),
-        one => one.parameter()?.of_mut(&mut call.plain).as_mut(),
+        one => (call.plain.single_mut(one.argument().parameter)?).as_mut(),
     }
 }
 

@@ -199,7 +199,7 @@ fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Er
         match operand {
             Operand::Key(_) => arguments.push_key(tensor),
             Operand::Value(_) => arguments.push_value(tensor),
-            one => arguments.set(one.parameter().unwrap(), tensor),
+            one => arguments.set(one.argument().parameter, tensor),
         };
     }
     if lints {

@@ -252,7 +252,7 @@ fn planned(stream: &Stream, call: &Call, but: Option<&str>) -> Result<(), Error>
         match operand {
             Operand::Key(_) => arguments.push_key(tensor),
             Operand::Value(_) => arguments.push_value(tensor),
-            one => arguments.set(one.parameter().unwrap(), tensor),
+            one => arguments.set(one.argument().parameter, tensor),
         };
     }
     for lint in rules::lints::all().filter(|lint| Some(lint.id) != but) {

@@ -23,6 +23,9 @@
     reason = "the headers and ascend_sys::bindings document them"
 )]
 
+#[macro_use]
+mod entry_point;
+
 mod batch;
 mod callback;
 mod capability;
@@ -76,9 +79,12 @@ pub use timeout::*;
 pub use update::*;
 pub use virtual_memory::*;
 
+use crate::descriptor::Described;
 use crate::executor::Executor;
+use crate::op::declared::{DeclaredOperator, ParameterOf};
 use crate::operator::{Addresses, Operator};
 use crate::status::{ACLNN_NULLPTR, Failure, NULL_PARAM, Outcome, PARAM_INVALID, failure};
+use ascend_spec::operator::ArgumentList;
 use ascend_sys::bindings::aclOpExecutor;
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
@@ -152,6 +158,30 @@ pub(crate) unsafe fn phase_one<O: Operator + 'static>(
         executor.write_unaligned(id.raw());
     }
     Ok(())
+}
+
+/// The end of phase one of a declared operator: the executor of the call that `make` checks and prepares.
+///
+/// # Safety
+///
+/// The pointers are null or valid for writing.
+unsafe fn executor_of<O, A>(
+    workspace_size: *mut u64,
+    executor: *mut *mut aclOpExecutor,
+    make: impl FnOnce() -> Outcome<(O, A)>,
+) -> Outcome
+where
+    O: DeclaredOperator + 'static,
+    A: ArgumentList<Parameter = ParameterOf<O>, Tensor = Described>,
+{
+    // SAFETY: the caller's promise.
+    unsafe {
+        phase_one(workspace_size, executor, || {
+            let (op, arguments) = make()?;
+            let idle = op.is_idle();
+            Ok((op, Addresses::of(&arguments), idle))
+        })
+    }
 }
 
 /// A text argument, `None` for null.

@@ -1,67 +1,41 @@
 //! AttentionUpdate.
 
-use super::phase_one;
-use crate::descriptor::{Described, describe, optional_list};
+use super::executor_of;
+use crate::descriptor::Described;
 use crate::executor::launch;
-use crate::op::update::{OwnedUpdate, UpdateOperator};
-use crate::operator::Addresses;
+use crate::op::update::UpdateOperator;
 use crate::runtime::context;
-use crate::status::aclnn;
-use ascend_spec::OperatorVersion;
-use ascend_sys::bindings::{aclOpExecutor, aclTensor, aclTensorList, aclnnStatus, aclrtStream};
+use crate::status::{Outcome, aclnn};
+use ascend_spec::update::Arguments;
+use ascend_spec::{OperatorVersion, arguments_of_version, attention_update_arguments};
+use ascend_sys::bindings::{aclOpExecutor, aclnnStatus, aclrtStream};
 use std::ffi::c_void;
 
-pub unsafe extern "C" fn aclnnAttentionUpdateGetWorkspaceSize(
-    lse: *const aclTensorList,
-    localOut: *const aclTensorList,
-    updateType: i64,
-    out: *mut aclTensor,
-    lseOut: *mut aclTensor,
-    workspaceSize: *mut u64,
+/// Phase one.
+///
+/// # Safety
+///
+/// The pointers are null or valid for writing.
+unsafe fn prepare(
+    read: impl FnOnce() -> Outcome<Arguments<Described>>,
+    workspace_size: *mut u64,
     executor: *mut *mut aclOpExecutor,
-) -> aclnnStatus {
-    let make = || {
-        let lse = optional_list("lse", lse)?.unwrap_or_default();
-        let local_out = optional_list("localOut", localOut)?.unwrap_or_default();
-        let mut addresses = Addresses::default();
-        for (list, tensors) in addresses.lists.iter_mut().zip([&lse, &local_out]) {
-            list.extend(tensors.iter().map(|tensor| tensor.address));
-        }
-        let mut outputs = [None; _];
-        for ((raw, desc), at) in
-            ([out, lseOut].into_iter().zip(&mut outputs)).zip(&mut addresses.outputs)
-        {
-            describe(raw, desc, at)?;
-        }
-        let descs = |tensors: Vec<Described>| tensors.iter().map(|tensor| tensor.desc).collect();
-        let call = OwnedUpdate {
-            lse: descs(lse),
-            local_out: descs(local_out),
-            update_type: updateType,
-            outputs,
-        };
-        let op = UpdateOperator::new(call, context::machine().target.soc)?;
-        let idle = op.is_idle();
-        Ok((op, addresses, idle))
-    };
+) -> Outcome {
     // SAFETY: the caller's promise.
-    aclnn(|| unsafe { phase_one(workspaceSize, executor, make) })
+    unsafe {
+        executor_of(workspace_size, executor, || {
+            let arguments = read()?;
+            let descs = arguments.map(|_, tensor| tensor.desc);
+            let op = UpdateOperator::new(descs, context::machine().target.soc)?;
+            Ok((op, arguments))
+        })
+    }
 }
 
-pub unsafe extern "C" fn aclnnAttentionUpdate(
-    workspace: *mut c_void,
-    workspaceSize: u64,
-    executor: *mut aclOpExecutor,
-    stream: aclrtStream,
-) -> aclnnStatus {
-    let name = OperatorVersion::AttentionUpdate.symbol();
-    aclnn(|| {
-        launch(
-            name,
-            workspace.addr(),
-            workspaceSize,
-            executor.cast(),
-            stream,
-        )
-    })
-}
+attention_update_arguments! { arguments_of_version {
+    1 phase_one { aclnnAttentionUpdateGetWorkspaceSize, Arguments, prepare() }
+} }
+phase_two!(
+    aclnnAttentionUpdate,
+    OperatorVersion::AttentionUpdate.symbol()
+);

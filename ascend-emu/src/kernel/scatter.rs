@@ -1,10 +1,10 @@
 //! Scattering new rows of keys and values into a paged cache.
 
 use ascend_spec::DType;
-use ascend_spec::scatter::{Operand, Pieces, ScatterProblem};
+use ascend_spec::scatter::{Parameter, Pieces, ScatterProblem};
 
 /// Finds the address of element 0 of a tensor.
-type Base<'a> = &'a dyn Fn(Operand) -> *mut u8;
+type Base<'a> = &'a dyn Fn(Parameter) -> *mut u8;
 
 /// Reads the KV slot of each token.
 ///
@@ -12,7 +12,7 @@ type Base<'a> = &'a dyn Fn(Operand) -> *mut u8;
 ///
 /// The bytes of the slot mapping may be read.
 pub(crate) unsafe fn slots(problem: &ScatterProblem, base: Base<'_>) -> Vec<i64> {
-    let at = base(Operand::SlotMapping);
+    let at = base(Parameter::SlotMapping);
     let one = |token: usize| match problem.slot_dtype {
         // SAFETY: the mapping has an element for each token, which may be read; alignment is not required.
         DType::Int64 => unsafe { at.cast::<i64>().add(token).read_unaligned() },
@@ -30,8 +30,8 @@ pub(crate) unsafe fn slots(problem: &ScatterProblem, base: Base<'_>) -> Vec<i64>
 /// and those of the caches for writes; the caches overlap nothing else.
 pub(crate) unsafe fn run(problem: &ScatterProblem, slots: &[i64], base: Base<'_>) {
     let pairs = [
-        (Some(problem.key), Operand::Key, Operand::KeyCache),
-        (problem.value, Operand::Value, Operand::ValueCache),
+        (Some(problem.key), Parameter::Key, Parameter::KeyCache),
+        (problem.value, Parameter::Value, Parameter::ValueCache),
     ];
     for (pieces, rows, cache) in pairs {
         let Some(pieces) = pieces else { continue };

@@ -1,16 +1,16 @@
 //! FusedInferAttentionScore as an operator of the emulator.
 
+use super::declared::DeclaredOperator;
 use super::overlap::refuse_overlap;
-use super::owned_call::{OwnedCall, place};
 use crate::config::{Check, check};
 use crate::fault::Fault;
 use crate::kernel::{self, Buffers};
 use crate::memory::DeviceMemory;
 use crate::observe::{ObservedCall, observer};
-use crate::operator::{Access, Addresses, Operator, Slot};
+use crate::operator::Addresses;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Failure, Outcome, contain};
-use ascend_spec::fia::{Operand, Place, Problem, Version};
+use ascend_spec::fia::{Argument, Arguments, Operand, Problem, Version};
 use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported, Violation};
 use std::ops::Range;
 use std::ptr;
@@ -18,11 +18,11 @@ use std::ptr;
 /// A call that holds every rule.
 #[derive(Debug)]
 pub(crate) struct FiaOperator {
-    call: OwnedCall,
+    arguments: Arguments<TensorDesc>,
     version: Version,
     target: Target,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
-    touches: Vec<(Operand, Range<u64>)>,
+    touches: Vec<(Argument, Range<u64>)>,
     /// How far misuse that shows on the device is let pass.
     check: Check,
     /// Whether the length arrays are stand-ins, with which nothing can be computed.
@@ -31,13 +31,17 @@ pub(crate) struct FiaOperator {
 
 impl FiaOperator {
     /// Checks a call for a product and a release.
-    pub(crate) fn new(call: OwnedCall, version: Version, target: Target) -> Outcome<Self> {
+    pub(crate) fn new(
+        arguments: Arguments<TensorDesc>,
+        version: Version,
+        target: Target,
+    ) -> Outcome<Self> {
         let Some(observer) = observer() else {
-            return FiaOperator::checked(call, version, target);
+            return FiaOperator::checked(arguments, version, target);
         };
-        let kept = call.clone();
-        FiaOperator::checked(call, version, target).inspect_err(|failure| {
-            let call = kept.borrow();
+        let kept = arguments.clone();
+        FiaOperator::checked(arguments, version, target).inspect_err(|failure| {
+            let call = kept.call();
             let observed = ObservedCall::unread(&call, version, target);
             let _ = contain(ACLNN_INNER, || {
                 observer.refused(&observed, &failure.message);
@@ -46,19 +50,23 @@ impl FiaOperator {
         })
     }
 
-    fn checked(call: OwnedCall, version: Version, target: Target) -> Outcome<Self> {
+    fn checked(
+        arguments: Arguments<TensorDesc>,
+        version: Version,
+        target: Target,
+    ) -> Outcome<Self> {
         let mut touches = Vec::new();
-        let borrowed = call.borrow();
-        let problem = borrowed.check(version, target);
+        let call = arguments.call();
+        let problem = call.check(version, target);
         let problem = problem.map_err(|refusal| refused(version, refusal))?;
         refuse_crash(&problem, version)?;
         within_reach(&problem).map_err(Refusal::from)?;
         problem.touches(&mut |operand, range| {
             // A range that no memory could hold is one that no allocation answers for.
-            touches.push((operand, range.unwrap_or(0..u64::MAX)));
+            touches.push((operand.argument(), range.unwrap_or(0..u64::MAX)));
         });
         Ok(FiaOperator {
-            call,
+            arguments,
             version,
             target,
             touches,
@@ -68,22 +76,21 @@ impl FiaOperator {
     }
 
     /// Checks a call whose lengths the operator is not shown, to say how much workspace any lengths need.
-    pub(crate) fn measured(mut call: OwnedCall, version: Version, target: Target) -> Outcome<Self> {
-        let unread = call.borrow().unread_lengths(version, target);
+    pub(crate) fn measured(
+        mut arguments: Arguments<TensorDesc>,
+        version: Version,
+        target: Target,
+    ) -> Outcome<Self> {
+        let unread = arguments.call().unread_lengths(version, target);
         let unread = unread.map_err(|refusal| refused(version, refusal))?;
-        let measured = call.stand_in(unread);
-        let op = FiaOperator::checked(call, version, target)?;
+        arguments.actual_seq_lengths = unread.actual_seq_lengths;
+        arguments.actual_seq_lengths_kv = unread.actual_seq_lengths_kv;
+        arguments.actual_shared_prefix_len = unread.actual_shared_prefix_len;
+        let measured = arguments.actual_seq_lengths.is_some()
+            || arguments.actual_seq_lengths_kv.is_some()
+            || arguments.actual_shared_prefix_len.is_some();
+        let op = FiaOperator::checked(arguments, version, target)?;
         Ok(FiaOperator { measured, ..op })
-    }
-
-    /// Whether a launch has nothing to do.
-    pub(crate) fn is_empty(&self) -> bool {
-        let rows = |query: &Option<TensorDesc>| query.as_ref().is_none_or(TensorDesc::is_empty);
-        match self.measured {
-            // Other lengths may have.
-            true => rows(&self.call.inputs[place::QUERY]),
-            false => self.touches.is_empty(),
-        }
     }
 }
 
@@ -149,53 +156,26 @@ fn within_reach(problem: &Problem<'_>) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// Base address of a tensor, 0 where there is none.
-fn address(at: &Addresses, operand: Operand) -> usize {
-    let address = match operand.place() {
-        Place::Input(place::KEY, index) => at.lists[0].get(index),
-        Place::Input(place::VALUE, index) => at.lists[1].get(index),
-        Place::Input(input, _) => at.inputs.get(input),
-        Place::Output(output) => at.outputs.get(output),
-    };
-    address.copied().unwrap_or(0)
-}
+impl DeclaredOperator for FiaOperator {
+    type Arguments = Arguments<TensorDesc>;
 
-impl Operator for FiaOperator {
-    fn name(&self) -> &'static str {
+    fn symbol(&self) -> &'static str {
         self.version.symbol()
     }
 
-    fn inputs(&self) -> usize {
-        match self.version {
-            Version::V1 => 17,
-            Version::V2 => 24,
-            Version::V3 => 27,
-            Version::V4 => 29,
-            Version::V5 => 31,
-        }
+    fn version(&self) -> u8 {
+        self.version.number()
     }
 
-    fn outputs(&self) -> usize {
-        2
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
     }
 
-    fn list(&self, input: usize) -> Option<usize> {
-        match input {
-            place::KEY => Some(0),
-            place::VALUE => Some(1),
-            _ => None,
-        }
-    }
-
-    fn operand(&self, slot: Slot) -> Option<&TensorDesc> {
-        match slot {
-            Slot::Input(index) => self.call.inputs.get(index)?.as_ref(),
-            Slot::Output(index) => self.call.outputs.get(index)?.as_ref(),
-            Slot::Element { input, element } => match input {
-                place::KEY => self.call.key.get(element),
-                place::VALUE => self.call.value.get(element),
-                _ => None,
-            },
+    fn is_idle(&self) -> bool {
+        match self.measured {
+            // Other lengths may have something to do.
+            true => (self.arguments.query.as_ref()).is_none_or(TensorDesc::is_empty),
+            false => self.touches.is_empty(),
         }
     }
 
@@ -205,26 +185,19 @@ impl Operator for FiaOperator {
         )
     }
 
-    fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
-        for (operand, range) in &self.touches {
-            // A sum beyond the address space is no memory either.
-            let start = usize::try_from(range.start).unwrap_or(usize::MAX);
-            visit(Access {
-                address: address(at, *operand).saturating_add(start),
-                bytes: range.end.saturating_sub(range.start),
-                write: matches!(operand.place(), Place::Output(_)),
-                what: operand.acl_name(),
-            });
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        for (argument, range) in &self.touches {
+            visit(*argument, range.clone());
         }
     }
 
-    fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let outcome = self.compute(at, memory);
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let outcome = self.attend(at, memory);
         if let Some(observer) = observer() {
-            let call = self.call.borrow();
-            let base = |operand| address(at, operand);
+            let call = self.arguments.call();
+            let base = |argument| at.get(argument);
             let observed = ObservedCall::unread(&call, self.version, self.target);
-            // SAFETY: the ranges are those of `accesses`: live, and claimed by the task that runs this, whose own writing is
+            // SAFETY: the ranges are those of `touches`: live, and claimed by the task that runs this, whose own writing is
             // over.
             let observed = unsafe { observed.with_tensors(memory, &self.touches, &base) };
             let told = outcome.as_ref().map(|_| ());
@@ -241,15 +214,15 @@ impl Operator for FiaOperator {
 
 impl FiaOperator {
     /// Does the work of a launch.
-    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    fn attend(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let fault = |code, message| Err(Fault { code, message });
         refuse_overlap(self, at)?;
-        let call = self.call.borrow();
+        let call = self.arguments.call();
         let problem = match call.check(self.version, self.target) {
             Ok(problem) => problem,
             Err(refusal) => return fault(DEVICE_INTERNAL, refusal.to_string()),
         };
-        let base = |operand| match address(at, operand) {
+        let base = |operand: Operand| match at.get(operand.argument()) {
             0 => ptr::null_mut(),
             address => memory.host(address),
         };
@@ -259,8 +232,8 @@ impl FiaOperator {
         if let Some(bad) = unsafe { kernel::bad_block(&problem, &buffers) } {
             let suspicion = Suspicion {
                 kind: FindingKind::BlockTable,
-                site: (self.name(), "blockTable"),
-                message: format!("{}: {bad}", self.name()),
+                site: (self.symbol(), "blockTable"),
+                message: format!("{}: {bad}", self.symbol()),
             };
             if let Err(failure) = report(self.check, AICORE_EXCEPTION, suspicion) {
                 return fault(failure.code, failure.message.into_owned());

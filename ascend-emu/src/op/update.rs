@@ -1,46 +1,23 @@
 //! AttentionUpdate as an operator of the emulator.
 
+use super::declared::DeclaredOperator;
 use super::overlap::refuse_overlap;
 use crate::config::{Check, check};
 use crate::fault::Fault;
 use crate::kernel::merge;
 use crate::memory::DeviceMemory;
-use crate::operator::{Access, Addresses, LISTS, Operator, Slot};
+use crate::operator::Addresses;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
-use ascend_spec::update::{UpdateCall, UpdateProblem};
-use ascend_spec::{Refusal, Soc, TensorDesc};
-
-/// Places of the operator's inputs, which are also those of their lists.
-const LSE: usize = 0;
-const LOCAL_OUT: usize = 1;
-
-/// A call that owns its lists.
-#[derive(Debug)]
-pub(crate) struct OwnedUpdate {
-    pub lse: Vec<TensorDesc>,
-    pub local_out: Vec<TensorDesc>,
-    pub update_type: i64,
-    pub outputs: [Option<TensorDesc>; 2],
-}
-
-impl OwnedUpdate {
-    fn borrow(&self) -> UpdateCall<'_> {
-        let [out, lse_out] = self.outputs;
-        UpdateCall {
-            lse: &self.lse,
-            local_out: &self.local_out,
-            update_type: self.update_type,
-            out,
-            lse_out,
-        }
-    }
-}
+use ascend_spec::update::{Argument, Arguments, Parameter, UpdateProblem};
+use ascend_spec::{OperatorVersion, Refusal, Soc, TensorDesc};
+use std::ops::Range;
+use std::ptr;
 
 /// A call that holds every rule.
 #[derive(Debug)]
 pub(crate) struct UpdateOperator {
-    call: OwnedUpdate,
+    arguments: Arguments<TensorDesc>,
     problem: UpdateProblem,
     /// How far misuse that shows on the device is let pass.
     check: Check,
@@ -48,44 +25,13 @@ pub(crate) struct UpdateOperator {
 
 impl UpdateOperator {
     /// Checks a call.
-    pub(crate) fn new(call: OwnedUpdate, soc: Soc) -> Result<Self, Refusal> {
-        let problem = call.borrow().check(soc)?;
+    pub(crate) fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
+        let problem = arguments.call().check(soc)?;
         Ok(UpdateOperator {
-            call,
+            arguments,
             problem,
             check: check(),
         })
-    }
-
-    /// Whether a launch has nothing to do.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.problem.rows == 0
-    }
-
-    /// Every tensor with its address, and whether it is written.
-    fn tensors<'a>(
-        &'a self,
-        at: &'a Addresses,
-    ) -> impl Iterator<Item = (&'a TensorDesc, usize, bool, &'static str)> {
-        let list = |place: usize, descs: &'a [TensorDesc], name| {
-            let addresses = at.lists.get(place).map_or(&[][..], |list| list);
-            descs
-                .iter()
-                .zip(addresses)
-                .map(move |(desc, &address)| (desc, address, false, name))
-        };
-        let outputs = self
-            .call
-            .outputs
-            .iter()
-            .zip(&at.outputs)
-            .zip(["out", "lseOut"]);
-        let outputs = outputs.filter_map(|((desc, &address), name)| {
-            desc.as_ref().map(|desc| (desc, address, true, name))
-        });
-        list(LSE, &self.call.lse, "lse")
-            .chain(list(LOCAL_OUT, &self.call.local_out, "localOut"))
-            .chain(outputs)
     }
 }
 
@@ -114,94 +60,82 @@ unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Vec<u8> {
     copy
 }
 
-impl Operator for UpdateOperator {
-    fn name(&self) -> &'static str {
-        ascend_spec::OperatorVersion::AttentionUpdate.symbol()
+impl DeclaredOperator for UpdateOperator {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        OperatorVersion::AttentionUpdate.symbol()
     }
 
-    fn inputs(&self) -> usize {
-        LISTS
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
     }
 
-    fn outputs(&self) -> usize {
-        self.call.outputs.len()
+    fn is_idle(&self) -> bool {
+        self.problem.rows == 0
     }
 
-    fn list(&self, input: usize) -> Option<usize> {
-        (input < LISTS).then_some(input)
-    }
-
-    fn operand(&self, slot: Slot) -> Option<&TensorDesc> {
-        match slot {
-            Slot::Input(_) => None,
-            Slot::Output(output) => self.call.outputs.get(output)?.as_ref(),
-            Slot::Element {
-                input: LSE,
-                element,
-            } => self.call.lse.get(element),
-            Slot::Element {
-                input: LOCAL_OUT,
-                element,
-            } => self.call.local_out.get(element),
-            Slot::Element { .. } => None,
-        }
-    }
-
-    fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
         if self.is_idle() {
             return;
         }
-        for (desc, address, write, what) in self.tensors(at) {
+        for (argument, desc) in self.arguments.each_tensor() {
             // The check has found the range; one that no memory could hold is one that no allocation answers for.
-            let range = desc.byte_range().unwrap_or(0..u64::MAX);
-            let start = usize::try_from(range.start).unwrap_or(usize::MAX);
-            visit(Access {
-                address: address.saturating_add(start),
-                bytes: range.end.saturating_sub(range.start),
-                write,
-                what,
-            });
+            visit(argument, desc.byte_range().unwrap_or(0..u64::MAX));
         }
     }
 
-    fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
         refuse_overlap(self, at)?;
-        let mut places = Vec::with_capacity(2 * self.problem.parts + self.call.outputs.len());
-        self.accesses(at, &mut |access| places.push(memory.host(access.address)));
-        let (mut parts, mut outputs) = (Vec::new(), Vec::new());
+        let mut first = Vec::with_capacity(2 * self.problem.parts + 2);
+        self.touches(&mut |argument, range| {
+            let start = usize::try_from(range.start).unwrap_or(usize::MAX);
+            first.push(memory.host(at.get(argument).saturating_add(start)));
+        });
+        let (mut lse, mut local_out) = (Vec::new(), Vec::new());
+        let (mut out, mut lse_out) = (ptr::null_mut(), None);
         let mut copies = Vec::new();
-        for ((desc, _, write, _), place) in self.tensors(at).zip(places) {
-            if write {
-                outputs.push(place);
-            } else if desc.is_contiguous() {
-                parts.push(place);
+        for ((argument, desc), first) in self.arguments.each_tensor().zip(first) {
+            let list = match argument.parameter {
+                Parameter::Lse => &mut lse,
+                Parameter::LocalOut => &mut local_out,
+                Parameter::LseOut => {
+                    lse_out = Some(first);
+                    continue;
+                }
+                _ => {
+                    out = first;
+                    continue;
+                }
+            };
+            if desc.is_contiguous() {
+                list.push(first);
             } else {
-                // SAFETY: the place is where `accesses` says that the bytes of the view start: live (the ledger let the
-                // launch in) and claimed by the task that runs this.
-                let mut copy = unsafe { side_by_side(desc, place) };
-                parts.push(copy.as_mut_ptr());
+                // SAFETY: `first` is where `touches` says that the bytes of the view start: live (the ledger let the launch
+                // in) and claimed by the task that runs this.
+                let mut copy = unsafe { side_by_side(desc, first) };
+                list.push(copy.as_mut_ptr());
                 copies.push(copy);
             }
         }
-        let (lse, local_out) = parts.split_at(self.problem.parts.min(parts.len()));
         let buffers = merge::Buffers {
-            lse,
-            local_out,
-            out: outputs.first().copied().unwrap_or(std::ptr::null_mut()),
-            lse_out: outputs.get(1).copied(),
+            lse: &lse,
+            local_out: &local_out,
+            out,
+            lse_out,
         };
-        // SAFETY: the places are those of `accesses`, in the order of the lists and outputs, or copies of as many
+        // SAFETY: the places are those of `touches`, in the order of the lists and outputs, or copies of as many
         // elements: live (the ledger let the launch in), claimed by the task that runs this, and, by the check above,
         // with the outputs apart from everything else.
         unsafe {
             if let Some(row) = merge::empty_row(&self.problem, &buffers) {
                 let suspicion = Suspicion {
                     kind: FindingKind::EmptyRow,
-                    site: (self.name(), "lse"),
-                    message: format!("{}: {row}", self.name()),
+                    site: (self.symbol(), "lse"),
+                    message: format!("{}: {row}", self.symbol()),
                 };
                 report(self.check, AICORE_EXCEPTION, suspicion).map_err(|failure| Fault {
                     code: failure.code,

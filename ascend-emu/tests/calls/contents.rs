@@ -1,7 +1,7 @@
 //! What the tensors of a call hold.
 
 use super::{Call, Random};
-use ascend_spec::fia::{FiaCall, Operand, Parameter};
+use ascend_spec::fia::{FiaCall, Operand};
 use ascend_spec::minifloat::{Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, TensorDesc};
 use half::{bf16, f16};
@@ -31,11 +31,10 @@ fn put(dtype: DType, value: f32, bytes: &mut Vec<u8>) {
 
 /// Every tensor of a call.
 pub fn operands(call: &FiaCall<'_>) -> Vec<Operand> {
-    let keys = (0..call.key.len()).map(Operand::Key);
-    let values = (0..call.value.len()).map(Operand::Value);
-    let one = Parameter::ALL.iter().map(|&parameter| parameter.into());
-    let all = one.chain(keys).chain(values);
-    all.filter(|operand| operand.of(call).is_some()).collect()
+    let tensors = call.each_tensor();
+    tensors
+        .filter_map(|(argument, _)| Operand::of_argument(argument))
+        .collect()
 }
 
 impl Call {

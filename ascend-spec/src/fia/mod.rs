@@ -6,6 +6,7 @@
 //! here computes is [`Unsupported`](crate::Unsupported), as the INT8 output that 9.0 takes without a scale.
 
 mod antiquant_mode;
+mod arguments;
 mod cache;
 mod call;
 mod check;
@@ -27,13 +28,13 @@ mod unread;
 mod version;
 
 pub use antiquant_mode::AntiquantMode;
+pub use arguments::{Argument, Arguments, FiaCall, Parameter};
 pub use cache::Cache;
-pub use call::FiaCall;
 pub use checker::Checker;
 pub use grid::{Affine, Counts, Cut, Cuts, Grid};
 pub use head_shape::HeadShape;
 pub use mask_use::{MaskRows, MaskTensor, MaskUse, TreeMask};
-pub use operand::{Operand, Parameter, Place};
+pub use operand::Operand;
 pub use problem::{
     Int8Query, KeyValue, Padding, Pages, Prefix, Problem, Route, Rows, Sequence, Work,
 };

@@ -2,7 +2,7 @@
 
 use crate::fia::FiaCall;
 use crate::fia::rules::entry::entry_point;
-use crate::{Cann, DType, Refusal, Soc, Target};
+use crate::{Cann, DType, Refusal, Soc, Target, TensorDesc};
 use std::fmt;
 
 /// A version of FusedInferAttentionScore: each adds arguments to the one before.
@@ -100,40 +100,27 @@ impl Version {
 
     /// The oldest version whose arguments can express `call`, whatever the product.
     pub fn oldest_for(call: &FiaCall<'_>) -> Version {
-        if call.q_start_idx.is_some() || call.kv_start_idx.is_some() || call.pse_type != 0 {
-            Version::V5
-        } else if call.dequant_scale_query.is_some()
-            || call.learnable_sink.is_some()
-            || call.query_quant_mode != 0
-        {
-            Version::V4
-        } else if call.query_rope.is_some()
-            || call.key_rope.is_some()
-            || call.key_rope_antiquant_scale.is_some()
-        {
-            Version::V3
-        } else if call.key_antiquant_scale.is_some()
-            || call.key_antiquant_offset.is_some()
-            || call.value_antiquant_scale.is_some()
-            || call.value_antiquant_offset.is_some()
-            || call.key_shared_prefix.is_some()
-            || call.value_shared_prefix.is_some()
-            || call.actual_shared_prefix_len.is_some()
-            || call.key_antiquant_mode != 0
-            || call.value_antiquant_mode != 0
-            // Only from here on are they eight INT4 each.
-            || call.key.iter().any(|key| key.dtype == DType::Int32)
-            || call.value.iter().any(|value| value.dtype == DType::Int32)
-        {
-            Version::V2
-        } else {
-            Version::V1
-        }
+        let int32 = |list: &[TensorDesc]| list.iter().any(|desc| desc.dtype == DType::Int32);
+        let oldest = match call.oldest_version() {
+            // Only from V2 on are they eight INT4 each.
+            1 if int32(call.key) || int32(call.value) => 2,
+            oldest => oldest,
+        };
+        let numbered = |version: &Version| version.number() == oldest;
+        Version::ALL
+            .into_iter()
+            .find(numbered)
+            .unwrap_or(Version::V5)
+    }
+
+    /// Its number: 1 for V1.
+    pub const fn number(self) -> u8 {
+        self as u8 + 1
     }
 }
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "V{}", *self as u8 + 1)
+        write!(f, "V{}", self.number())
     }
 }

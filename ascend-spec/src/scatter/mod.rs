@@ -3,13 +3,13 @@
 //! Slot `s` is row `s % block_size` of block `s / block_size`. What shapes and attributes have to be, [`ScatterCall`]
 //! checks; what the slots say is content, for which there is [`slot_faults`].
 
-mod call;
+mod arguments;
 mod problem;
 pub mod rules;
 mod slots;
 
-pub use call::ScatterCall;
-pub use problem::{Operand, Pieces, ScatterProblem};
+pub use arguments::{Argument, Arguments, Parameter, ScatterCall};
+pub use problem::{Pieces, ScatterProblem};
 pub use slots::{SlotFault, slot_faults};
 
 /// Name of [`ScatterCall::cache_mode`] for caches `[blocks, block size, N, D]`.

@@ -1,6 +1,6 @@
 //! What a call that holds every rule writes.
 
-use super::ScatterCall;
+use super::{Parameter, ScatterCall};
 use crate::{DType, TensorDesc};
 use std::ops::Range;
 
@@ -37,21 +37,6 @@ impl Pieces {
     }
 }
 
-/// A tensor of the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operand {
-    /// New keys.
-    Key,
-    /// Cache of the keys.
-    KeyCache,
-    /// Slots.
-    SlotMapping,
-    /// New values.
-    Value,
-    /// Cache of the values.
-    ValueCache,
-}
-
 impl ScatterProblem {
     /// Number of slots of the caches: slots are below it.
     pub const fn slots(&self) -> u64 {
@@ -66,7 +51,7 @@ impl ScatterProblem {
 
     /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
     /// Of a cache that is all of it. Nothing without tokens.
-    pub fn touches(&self, call: &ScatterCall<'_>, visit: &mut dyn FnMut(Operand, Range<u64>)) {
+    pub fn touches(&self, call: &ScatterCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         if self.tokens == 0 {
             return;
         }
@@ -75,10 +60,10 @@ impl ScatterProblem {
                 visit(operand, range);
             }
         };
-        one(Operand::Key, call.key);
-        one(Operand::KeyCache, call.key_cache);
-        one(Operand::SlotMapping, call.slot_mapping);
-        one(Operand::Value, call.value);
-        one(Operand::ValueCache, call.value_cache);
+        one(Parameter::Key, call.key);
+        one(Parameter::KeyCache, call.key_cache);
+        one(Parameter::SlotMapping, call.slot_mapping);
+        one(Parameter::Value, call.value);
+        one(Parameter::ValueCache, call.value_cache);
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! With `L = ln sum(exp(lse_i))` the merged row is `sum(exp(lse_i - L) * out_i)`, which is attention over all the keys.
 
-mod call;
+mod arguments;
 mod problem;
 pub mod rules;
 mod weights;
 
-pub use call::UpdateCall;
+pub use arguments::{Argument, Arguments, Parameter, UpdateCall};
 pub use problem::UpdateProblem;
 pub use weights::{Real, visible, weigh};

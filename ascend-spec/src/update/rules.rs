@@ -98,8 +98,8 @@ impl UpdateCall<'_> {
             ),
             "lseOut with updateType 1, null with 0",
         );
-        for (desc, name) in self.tensors() {
-            plain(desc, name)?;
+        for (argument, desc) in self.each_tensor() {
+            plain(desc, argument.parameter.acl_name())?;
         }
         self.dtypes(local)?;
         let (rows, dim) = shape(local)?;
@@ -157,14 +157,6 @@ impl UpdateCall<'_> {
             self.local_out.first().ok_or_else(|| missing("localOut"))?,
             self.out.as_ref().ok_or_else(|| missing("out"))?,
         ))
-    }
-
-    fn tensors(&self) -> impl Iterator<Item = (&TensorDesc, &'static str)> {
-        let of = |name| move |desc| (desc, name);
-        (self.lse.iter().map(of("lse")))
-            .chain(self.local_out.iter().map(of("localOut")))
-            .chain(self.out.iter().map(of("out")))
-            .chain(self.lse_out.iter().map(of("lseOut")))
     }
 
     fn dtypes(&self, local: &TensorDesc) -> Result<(), Violation> {

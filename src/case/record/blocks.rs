@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ascend_spec::fia::{AntiquantMode, Operand};
+use ascend_spec::fia::{AntiquantMode, Argument, Parameter};
 
 use crate::case::Attributes;
 
@@ -72,7 +72,7 @@ fn reached(attributes: &Attributes, b: usize) -> Option<usize> {
 const MXFP8: i64 = 6;
 
 /// Whether a tensor of a paged call has a part for each block, along its first axis.
-pub(super) fn has_blocks(operand: Operand, attributes: &Attributes) -> bool {
+pub(super) fn has_blocks(operand: Argument, attributes: &Attributes) -> bool {
     // All scales of MXFP8 keys and values belong to their blocks.
     let mxfp8 = attributes.query_quant_mode == MXFP8;
     let paged = |mode: i64| {
@@ -82,13 +82,13 @@ pub(super) fn has_blocks(operand: Operand, attributes: &Attributes) -> bool {
                 Some(AntiquantMode::PerTokenPaged | AntiquantMode::PerTokenHeadPaged)
             )
     };
-    match operand {
-        Operand::Key(_) | Operand::Value(_) | Operand::KeyRope => true,
-        Operand::AntiquantScale | Operand::AntiquantOffset => paged(attributes.antiquant_mode),
-        Operand::KeyAntiquantScale | Operand::KeyAntiquantOffset => {
+    match operand.parameter {
+        Parameter::Key | Parameter::Value | Parameter::KeyRope => true,
+        Parameter::AntiquantScale | Parameter::AntiquantOffset => paged(attributes.antiquant_mode),
+        Parameter::KeyAntiquantScale | Parameter::KeyAntiquantOffset => {
             paged(attributes.key_antiquant_mode)
         }
-        Operand::ValueAntiquantScale | Operand::ValueAntiquantOffset => {
+        Parameter::ValueAntiquantScale | Parameter::ValueAntiquantOffset => {
             paged(attributes.value_antiquant_mode)
         }
         _ => false,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::fia::{Argument, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
@@ -11,7 +11,7 @@ use crate::case::{Attributes, Case, CaseTensor, MaskKind, ParameterCase, Toleran
 use crate::mask::{HostMask, MaskForm};
 
 /// Copies a part of a packed tensor, which begins so many bytes behind the tensor's first element.
-pub(super) type Read<'a> = dyn Fn(Operand, usize, &mut [u8]) -> Result<(), String> + 'a;
+pub(super) type Read<'a> = dyn Fn(Argument, usize, &mut [u8]) -> Result<(), String> + 'a;
 
 /// A call, wherever its tensors are.
 pub(super) struct Content<'a> {
@@ -22,7 +22,7 @@ pub(super) struct Content<'a> {
     pub(super) version: Version,
     pub(super) portable_since: Option<Cann>,
     pub(super) attributes: &'a Attributes,
-    pub(super) inputs: Vec<(Operand, TensorDesc)>,
+    pub(super) inputs: Vec<(Argument, TensorDesc)>,
     /// As described, and whether there is memory to read.
     pub(super) outputs: Vec<(Parameter, TensorDesc, bool)>,
     pub(super) read: &'a Read<'a>,
@@ -37,7 +37,7 @@ impl Content<'_> {
         about: &str,
     ) -> ParameterCase {
         let outputs = self.outputs.iter();
-        let outputs = outputs.map(|(output, desc, _)| (Operand::from(*output), *desc));
+        let outputs = outputs.map(|(output, desc, _)| (Argument::from(*output), *desc));
         let tensors: Vec<_> = self.inputs.iter().copied().chain(outputs).collect();
         let mut case = ParameterCase::of(self.attributes, &tensors);
         case.id = id.to_owned();
@@ -55,7 +55,7 @@ impl Content<'_> {
     /// Whether a case could hold what the call computes; if not, why.
     pub(super) fn admits(&self) -> Result<(), String> {
         let outputs = self.outputs.iter();
-        packed(outputs.map(|(output, desc, _)| (Operand::from(*output), *desc)))?;
+        packed(outputs.map(|(output, desc, _)| (Argument::from(*output), *desc)))?;
         let parameters = self.parameters("", None, "");
         let call = parameters.call();
         let given = [call.attention_out, call.softmax_lse];
@@ -94,7 +94,7 @@ impl Content<'_> {
     ) -> Result<(), String> {
         for (output, desc, _) in self.outputs.iter().filter(|(.., memory)| *memory) {
             // Of other types nothing is expected.
-            let bytes = self.bytes(Operand::from(*output), 0..bytes_of(desc))?;
+            let bytes = self.bytes(Argument::from(*output), 0..bytes_of(desc))?;
             let mut expected = expected(desc, bytes);
             let count = expected.as_ref().map_or(0, nans);
             if count > 0 {
@@ -122,7 +122,7 @@ impl Content<'_> {
 
     /// Copies the data.
     fn with_data(&self, blocks: Option<&Blocks>, room: u64) -> Result<Case, String> {
-        let parts = |operand: Operand| blocks.filter(|_| has_blocks(operand, self.attributes));
+        let parts = |operand: Argument| blocks.filter(|_| has_blocks(operand, self.attributes));
         let bytes = self.inputs.iter().map(|(operand, desc)| {
             let all = bytes_of(desc);
             match parts(*operand) {
@@ -161,13 +161,13 @@ impl Content<'_> {
                         self.read_blocks(operand, desc, &blocks.read)?,
                     )
                 }
-                (None, Some(blocks)) if operand == Operand::BlockTable => {
+                (None, Some(blocks)) if operand.parameter == Parameter::BlockTable => {
                     let entries = blocks.table.iter().flat_map(|entry| entry.to_le_bytes());
                     (desc.shape, entries.collect())
                 }
                 _ => (desc.shape, self.bytes(operand, 0..bytes_of(desc))?),
             };
-            if operand == Operand::AttenMask
+            if operand.parameter == Parameter::AttenMask
                 && SparseMode::from_acl(self.attributes.sparse_mode)
                     .is_some_and(SparseMode::takes_compressed_mask)
                 && is_compressed(self.target.map(|target| target.soc), desc, &data)
@@ -176,15 +176,15 @@ impl Content<'_> {
                 continue;
             }
             let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
-            match operand.parameter() {
-                Some(parameter) => {
+            match operand.parameter {
+                Parameter::Key => case.key.push(tensor),
+                Parameter::Value => case.value.push(tensor),
+                parameter => {
                     if parameter == Parameter::AttenMask {
                         case.mask = MaskKind::Tensor;
                     }
                     case.tensors.insert(parameter, tensor);
                 }
-                None if matches!(operand, Operand::Key(_)) => case.key.push(tensor),
-                None => case.value.push(tensor),
             }
         }
         case.writable().map_err(text)?;
@@ -194,7 +194,7 @@ impl Content<'_> {
     /// The blocks that a paged call reads; `None` for other calls, and where its tensors do not say.
     fn blocks(&self) -> Result<Option<Blocks>, String> {
         let mut tables = self.inputs.iter();
-        let table = tables.find(|(operand, _)| *operand == Operand::BlockTable);
+        let table = tables.find(|(operand, _)| operand.parameter == Parameter::BlockTable);
         let Some((_, table)) = table else {
             return Ok(None);
         };
@@ -207,7 +207,7 @@ impl Content<'_> {
         if !fits || blocks == 0 || counts.any(|count| count != blocks) {
             return Ok(None);
         }
-        let entries = self.bytes(Operand::BlockTable, 0..bytes_of(table))?;
+        let entries = self.bytes(Parameter::BlockTable.into(), 0..bytes_of(table))?;
         let (entries, _) = entries.as_chunks::<4>();
         let entries: Vec<i32> = entries
             .iter()
@@ -232,7 +232,7 @@ impl Content<'_> {
         }
     }
 
-    fn bytes(&self, operand: Operand, bytes: Range<usize>) -> Result<Vec<u8>, String> {
+    fn bytes(&self, operand: Argument, bytes: Range<usize>) -> Result<Vec<u8>, String> {
         let mut data = Vec::new();
         data.try_reserve_exact(bytes.len()).map_err(text)?;
         data.resize(bytes.len(), 0);
@@ -243,7 +243,7 @@ impl Content<'_> {
     /// Some parts of a tensor along its first axis, in this order.
     fn read_blocks(
         &self,
-        operand: Operand,
+        operand: Argument,
         desc: &TensorDesc,
         read: &[usize],
     ) -> Result<Vec<u8>, String> {
@@ -260,7 +260,7 @@ impl Content<'_> {
 }
 
 /// Refuses tensors that a case cannot describe.
-fn packed(mut tensors: impl Iterator<Item = (Operand, TensorDesc)>) -> Result<(), String> {
+fn packed(mut tensors: impl Iterator<Item = (Argument, TensorDesc)>) -> Result<(), String> {
     let strided = |desc: &TensorDesc| !desc.is_contiguous() || !desc.format.is_plain();
     match tensors.find(|(_, desc)| strided(desc)) {
         Some((operand, desc)) => Err(format!("{} is not packed: {desc}", operand.name())),

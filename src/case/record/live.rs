@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::fia::{Argument, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, TensorDesc};
 
 use super::content::Content;
@@ -25,7 +25,7 @@ pub(crate) struct LiveCall {
     version: Version,
     portable_since: Option<Cann>,
     attributes: Attributes,
-    inputs: Vec<(Operand, AnyTensor)>,
+    inputs: Vec<(Argument, AnyTensor)>,
     /// As described; the memory is missing where there is none yet.
     outputs: Vec<(Parameter, TensorDesc, Option<AnyTensor>)>,
 }
@@ -52,20 +52,19 @@ impl LiveCall {
         };
         // Collecting does not fail.
         let _ = bindings.each(|operand, tensor| {
-            match operand
-                .parameter()
-                .filter(|parameter| parameter.is_output())
-            {
-                Some(output) => (live.outputs).push((output, *tensor.desc(), Some(tensor.clone()))),
-                None => live.inputs.push((operand, tensor.clone())),
+            match operand.parameter {
+                output if output.is_output() => {
+                    (live.outputs).push((output, *tensor.desc(), Some(tensor.clone())));
+                }
+                _ => live.inputs.push((operand, tensor.clone())),
             }
             Ok(())
         });
-        let mask = mask.map(|mask| (Operand::AttenMask, mask.clone()));
+        let mask = mask.map(|mask| (Argument::from(Parameter::AttenMask), mask.clone()));
         live.inputs.extend(mask);
         for output in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
             let given = live.outputs.iter().any(|(known, ..)| *known == output);
-            if let (Some(desc), false) = (output.of(call), given) {
+            if let (Some(desc), false) = (call.tensor(output), given) {
                 live.outputs.push((output, *desc, None));
             }
         }
@@ -79,10 +78,10 @@ impl LiveCall {
 
     /// Shows the call with a way to its bytes.
     fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
-        let tensor = |operand: Operand| {
+        let tensor = |operand: Argument| {
             let inputs = self.inputs.iter().map(|(of, tensor)| (*of, Some(tensor)));
             let outputs = self.outputs.iter();
-            let outputs = outputs.map(|(of, _, tensor)| (Operand::from(*of), tensor.as_ref()));
+            let outputs = outputs.map(|(of, _, tensor)| (Argument::from(*of), tensor.as_ref()));
             let mut all = inputs.chain(outputs);
             all.find(|(of, _)| *of == operand)?.1
         };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ascend_spec::fia::{FiaCall, Operand, Parameter, Version};
+use ascend_spec::fia::{Argument, FiaCall, Parameter, Version};
 use ascend_spec::{DType, Level, Refusal, Target, TensorDesc, Violation};
 
 use super::content::{Content, Read};
@@ -23,7 +23,7 @@ pub struct OperatorCall<'a> {
     /// The name of the chip.
     pub soc_name: &'a str,
     /// Copies bytes of a tensor, from the byte of this number behind the tensor's base address on.
-    pub read: &'a dyn Fn(Operand, usize, &mut [u8]),
+    pub read: &'a dyn Fn(Argument, usize, &mut [u8]),
 }
 
 /// Writes the calls that an implementation of the operator is given into a folder, as
@@ -152,18 +152,16 @@ impl Recorder {
 impl OperatorCall<'_> {
     /// Shows the call with a way to the bytes of its tensors.
     fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
-        let lists = [self.call.key.len(), self.call.value.len()];
-        let key = (0..lists[0]).map(Operand::Key);
-        let value = (0..lists[1]).map(Operand::Value);
-        let single = Parameter::ALL.iter().filter(|of| !of.is_output());
-        let inputs = single.map(|of| Operand::from(*of)).chain(key).chain(value);
-        let inputs = inputs.filter_map(|of| Some((of, *of.of(self.call)?)));
+        let tensors = self.call.each_tensor();
         // The operator does not look at a log-sum-exp that was not asked for.
-        let lse = |of: &Parameter| *of != Parameter::SoftmaxLse || self.call.softmax_lse_flag;
-        let outputs = Parameter::ALL.iter().filter(|of| of.is_output() && lse(of));
-        let outputs = outputs.filter_map(|of| Some((*of, (*of.of(self.call))?, true)));
+        let tensors = tensors
+            .filter(|(of, _)| of.parameter != Parameter::SoftmaxLse || self.call.softmax_lse_flag);
+        let (outputs, inputs): (Vec<_>, Vec<_>) = tensors.partition(|(of, _)| of.is_output());
+        let inputs = inputs.into_iter().map(|(of, desc)| (of, *desc));
+        let outputs = outputs.into_iter();
+        let outputs = outputs.map(|(of, desc)| (of.parameter, *desc, true));
         let read: &Read<'_> = &|operand, start, to| {
-            let desc = operand.of(self.call);
+            let desc = self.call.tensor(operand);
             // Packed: the first element stands where the range begins.
             let base = desc
                 .and_then(TensorDesc::byte_range)

@@ -1,16 +1,15 @@
 //! New keys and values into a paged cache.
 
 use std::fmt;
-use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::OperatorVersion;
-use ascend_spec::scatter::{NORM, PA_NZ, ScatterCall};
+use ascend_spec::scatter::{Argument, NORM, PA_NZ, Parameter, ScatterCall};
+use ascend_spec::{OperatorVersion, arguments_of_version, scatter_pa_kv_cache_arguments};
 use ascend_sys::Api;
 
-use crate::error::{Error, Result, aclnn};
+use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{Argument, Descriptors, PhaseOne, Phases, Plan, Tensors, addressed, phases};
+use crate::operator::{Descriptors, Phases, Plan, Tensors, addressed, phase_one, phases};
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -172,44 +171,6 @@ impl ScatterPaKvCache {
     }
 }
 
-/// The tensors of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Parameter {
-    Key,
-    KeyCache,
-    SlotMapping,
-    Value,
-    ValueCache,
-}
-
-impl Argument for Parameter {
-    fn name(self) -> &'static str {
-        match self {
-            Parameter::Key => "key",
-            Parameter::KeyCache => "key_cache",
-            Parameter::SlotMapping => "slot_mapping",
-            Parameter::Value => "value",
-            Parameter::ValueCache => "value_cache",
-        }
-    }
-
-    fn input(self) -> Option<usize> {
-        Some(self as usize)
-    }
-
-    fn output(self) -> Option<usize> {
-        match self {
-            Parameter::KeyCache => Some(0),
-            Parameter::ValueCache => Some(1),
-            _ => None,
-        }
-    }
-
-    fn element(self) -> Option<usize> {
-        None
-    }
-}
-
 /// The tensors of a launch, caches in the operator's axes.
 struct Given<'a> {
     key: &'a AnyTensor,
@@ -219,19 +180,19 @@ struct Given<'a> {
     values: Option<(&'a AnyTensor, &'a AnyTensor)>,
 }
 
-impl Tensors<Parameter> for Given<'_> {
+impl Tensors<Argument> for Given<'_> {
     fn each<'t>(
         &'t self,
-        mut visit: impl FnMut(Parameter, &'t AnyTensor) -> Result<()>,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
     ) -> Result<()> {
-        visit(Parameter::KeyCache, self.key_cache)?;
+        visit(Parameter::KeyCache.into(), self.key_cache)?;
         if let Some((_, cache)) = self.values {
-            visit(Parameter::ValueCache, cache)?;
+            visit(Parameter::ValueCache.into(), cache)?;
         }
-        visit(Parameter::Key, self.key)?;
-        visit(Parameter::SlotMapping, self.slot_mapping)?;
+        visit(Parameter::Key.into(), self.key)?;
+        visit(Parameter::SlotMapping.into(), self.slot_mapping)?;
         match self.values {
-            Some((value, _)) => visit(Parameter::Value, value),
+            Some((value, _)) => visit(Parameter::Value.into(), value),
             None => Ok(()),
         }
     }
@@ -242,41 +203,16 @@ fn prepare(
     context: &Arc<Context>,
     call: &ScatterCall<'_>,
     tensors: &Given<'_>,
-) -> Result<Plan<Parameter>> {
+) -> Result<Plan<Argument>> {
     let api = context.runtime().api();
     PHASES.required(api, OperatorVersion::ScatterPaKvCache, INSTEAD)?;
     let given = addressed(tensors)?;
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        let mode = descriptors.text("cache_mode", call.cache_mode)?;
-        let tensor = |parameter| descriptors.tensor(parameter);
-        let (mut workspace_bytes, mut executor) = (0, ptr::null_mut());
-        // SAFETY: every tensor is null where the operator allows that, or a live one of this call; the text is read and
-        // not changed; the last two are places for the results.
-        unsafe {
-            aclnn!(
-                api,
-                aclnnScatterPaKvCacheGetWorkspaceSize(
-                    tensor(Parameter::Key),
-                    tensor(Parameter::KeyCache),
-                    tensor(Parameter::SlotMapping),
-                    tensor(Parameter::Value),
-                    tensor(Parameter::ValueCache),
-                    ptr::null(),
-                    ptr::null(),
-                    ptr::null(),
-                    mode,
-                    ptr::null_mut(),
-                    ptr::null(),
-                    ptr::null(),
-                    &mut workspace_bytes,
-                    &mut executor,
-                )
-            )
-        }?;
-        Ok(PhaseOne {
-            workspace_bytes,
-            executor,
-        })
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Argument>| {
+        scatter_pa_kv_cache_arguments! { arguments_of_version {
+            1 phase_one {
+                api.aclnnScatterPaKvCacheGetWorkspaceSize, Parameter, call, descriptors
+            }
+        } }
     };
     // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
     unsafe { Plan::new(context, &PHASES, &given, None, phase_one) }
@@ -294,7 +230,7 @@ pub struct ScatterPlan {
     slots: u64,
     values: bool,
     /// `None` without tokens.
-    prepared: Option<Plan<Parameter>>,
+    prepared: Option<Plan<Argument>>,
 }
 
 impl ScatterPlan {

@@ -1,6 +1,6 @@
 //! What no description of a call shows: the numbers in device memory that name places in other tensors.
 
-use crate::fia::{Operand, Problem, Work};
+use crate::fia::{Parameter, Problem, Work};
 use crate::rule::{broken, rules};
 use crate::{Rule, Violation};
 use std::iter;
@@ -148,17 +148,17 @@ impl Places {
     ///
     /// # Errors
     /// `padding_size.range`.
-    pub fn admits_padding(&self, operand: Operand, size: i64) -> Result<(), Violation> {
-        let most = match operand {
-            Operand::QueryPaddingSize => self.query_padding,
-            Operand::KvPaddingSize => self.key_padding,
+    pub fn admits_padding(&self, parameter: Parameter, size: i64) -> Result<(), Violation> {
+        let most = match parameter {
+            Parameter::QueryPaddingSize => self.query_padding,
+            Parameter::KvPaddingSize => self.key_padding,
             _ => None,
         };
         match most {
             // The operator takes a negative size for 0.
             Some(most) if size > most => Err(broken(
                 &PADDING,
-                format_args!("{} {size}", operand.acl_name()),
+                format_args!("{} {size}", parameter.acl_name()),
                 format_args!("at most {most}"),
                 PADDING.fix,
             )),
@@ -273,7 +273,10 @@ mod tests {
             .check(Version::V1, Target::snapshot(Soc::AtlasA2))
             .unwrap();
         let places = problem.places().unwrap();
-        for (operand, most) in [(Operand::QueryPaddingSize, 4), (Operand::KvPaddingSize, 0)] {
+        for (operand, most) in [
+            (Parameter::QueryPaddingSize, 4),
+            (Parameter::KvPaddingSize, 0),
+        ] {
             for size in [i64::MIN, -1, 0, most] {
                 assert_eq!(places.admits_padding(operand, size), Ok(()));
             }

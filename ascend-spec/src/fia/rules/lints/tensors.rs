@@ -1,7 +1,7 @@
 //! Tensors of every kind, and the factor of the scores.
 
 use super::{Report, lint};
-use crate::fia::{FiaCall, Operand, Parameter, Problem};
+use crate::fia::{FiaCall, Parameter, Problem};
 use crate::rule::rules;
 use crate::{Format, TensorDesc};
 
@@ -24,17 +24,6 @@ rules! {
         "pass the factor of the scores, usually one over the root of the head dimension";
 }
 
-/// Every tensor of a call with its CANN name.
-fn tensors<'a>(call: &'a FiaCall<'a>) -> impl Iterator<Item = (&'a TensorDesc, &'static str)> {
-    let one = Parameter::ALL.iter().filter_map(|&parameter| {
-        let desc = parameter.of(call).as_ref()?;
-        Some((desc, Operand::from(parameter).acl_name()))
-    });
-    let keys = call.key.iter().map(|desc| (desc, "key"));
-    let values = call.value.iter().map(|desc| (desc, "value"));
-    one.chain(keys).chain(values)
-}
-
 /// What is odd about the tensors of a call, found in one pass: most calls have nothing of it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Odd {
@@ -51,10 +40,9 @@ impl Odd {
             odd.strided |= !desc.is_contiguous();
             odd.format |= !desc.format.is_plain();
         };
-        call.key.iter().chain(call.value).for_each(&mut look);
         let mut size = false;
-        for &parameter in Parameter::ALL {
-            if let Some(desc) = parameter.of(call) {
+        for parameter in Parameter::tensors() {
+            for desc in call.tensors(parameter) {
                 look(desc);
                 size |= is_optional(parameter) && (!countable(desc) || desc.is_empty());
             }
@@ -65,7 +53,8 @@ impl Odd {
 
 /// Whether it is an input that a call may leave out.
 fn is_optional(parameter: Parameter) -> bool {
-    parameter != Parameter::Query && !parameter.is_output()
+    use Parameter::{Key, Query, Value};
+    !matches!(parameter, Query | Key | Value) && !parameter.is_output()
 }
 
 fn countable(desc: &TensorDesc) -> bool {
@@ -77,12 +66,12 @@ pub(super) fn strided(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
     if !odd.strided {
         return;
     }
-    for (desc, name) in tensors(p.call) {
+    for (argument, desc) in p.call.each_tensor() {
         lint!(
             report,
             desc.is_contiguous(),
             STRIDED,
-            format_args!("{name} {desc}"),
+            format_args!("{} {desc}", argument.parameter.acl_name()),
             "row-major strides",
         );
     }
@@ -90,24 +79,24 @@ pub(super) fn strided(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
 
 pub(super) fn check(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
     if odd.format {
-        for (desc, name) in tensors(p.call) {
+        for (argument, desc) in p.call.each_tensor() {
             lint!(
                 report,
                 desc.format.is_plain(),
                 FORMAT,
-                format_args!("{name} in format {}", desc.format),
+                format_args!(
+                    "{} in format {}",
+                    argument.parameter.acl_name(),
+                    desc.format
+                ),
                 Format::PLAIN,
             );
         }
     }
     if odd.size {
-        for &parameter in Parameter::ALL {
-            if let Some(desc) = parameter
-                .of(p.call)
-                .as_ref()
-                .filter(|_| is_optional(parameter))
-            {
-                size(desc, Operand::from(parameter).acl_name(), report);
+        for parameter in Parameter::tensors().filter(|parameter| is_optional(*parameter)) {
+            for desc in p.call.tensors(parameter) {
+                size(desc, parameter.acl_name(), report);
             }
         }
     }

@@ -1,0 +1,393 @@
+//! What an operator's declaration becomes: its parameters, its owned arguments, and the call that its rules judge.
+
+/// Makes `Parameter`, `Arguments<T>` and the borrowed call of a table of arguments.
+macro_rules! declare_arguments {
+    (
+        { $operator:literal, $(#[$call_meta:meta])* $call:ident }
+        $($since:literal { $field:ident: $kind:ident $(= $default:expr)?, $variant:ident, $acl:literal, $doc:literal })*
+    ) => {
+        #[doc = concat!("A parameter of ", $operator, ".")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Parameter {
+            $(#[doc = $doc] $variant,)*
+        }
+
+        impl Parameter {
+            /// Every parameter, in the operator's order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            const TABLE: [$crate::operator::ParameterInfo; Self::ALL.len()] =
+                $crate::operator::ParameterInfo::numbered([$($crate::operator::ParameterInfo {
+                    name: stringify!($field),
+                    acl_name: $acl,
+                    since: $since,
+                    kind: declare_arguments!(@kind $kind),
+                    input: None,
+                    output: None,
+                    list: None,
+                },)*]);
+
+            /// What is declared of it.
+            pub const fn info(self) -> &'static $crate::operator::ParameterInfo {
+                &Self::TABLE[self as usize]
+            }
+
+            /// Its name in snake case.
+            pub const fn name(self) -> &'static str {
+                self.info().name
+            }
+
+            /// CANN's name of it, without `Optional`.
+            pub const fn acl_name(self) -> &'static str {
+                self.info().acl_name
+            }
+
+            /// Whether the operator writes it.
+            pub const fn is_output(self) -> bool {
+                self.info().kind.is_output()
+            }
+
+            /// The parameter of this name in snake case.
+            pub fn from_name(name: &str) -> Option<Self> {
+                $crate::operator::DeclaredParameter::from_name(name)
+            }
+
+            /// The parameters that are tensors or lists of them.
+            pub fn tensors() -> impl Iterator<Item = Self> + Clone {
+                Self::ALL.iter().copied().filter(|parameter| parameter.info().kind.is_tensor())
+            }
+        }
+
+        impl $crate::operator::DeclaredParameter for Parameter {
+            const ALL: &'static [Self] = Parameter::ALL;
+
+            fn info(self) -> &'static $crate::operator::ParameterInfo {
+                Parameter::info(self)
+            }
+        }
+
+        impl std::fmt::Display for Parameter {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        #[doc = concat!("One tensor of a call of ", $operator, ".")]
+        pub type Argument = $crate::operator::Argument<Parameter>;
+
+        #[doc = concat!("Every argument of a call of ", $operator, ", owned; `T` stands for a tensor.")]
+        ///
+        /// [`Arguments::default`] has no tensors, and the operator's defaults.
+        pub struct Arguments<T> {
+            $(#[doc = $doc] pub $field: declare_arguments!(@owned $kind T),)*
+        }
+
+        // By hand, since no derive reads types that macros make.
+        impl<T: Clone> Clone for Arguments<T> {
+            fn clone(&self) -> Self {
+                Arguments {
+                    $($field: self.$field.clone(),)*
+                }
+            }
+        }
+
+        impl<T: PartialEq> PartialEq for Arguments<T> {
+            fn eq(&self, other: &Self) -> bool {
+                $(self.$field == other.$field)&&*
+            }
+        }
+
+        impl<T: std::fmt::Debug> std::fmt::Debug for Arguments<T> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct("Arguments")$(.field(stringify!($field), &self.$field))*.finish()
+            }
+        }
+
+        impl<T> Default for Arguments<T> {
+            fn default() -> Self {
+                Arguments {
+                    $($field: declare_arguments!(@default $kind $($default)?),)*
+                }
+            }
+        }
+
+        impl<T> Arguments<T> {
+            /// The tensors that are given to a parameter: none or one, or those of a list.
+            pub fn tensors(&self, parameter: Parameter) -> &[T] {
+                match parameter {
+                    $(Parameter::$variant => declare_arguments!(@tensors $kind self.$field),)*
+                }
+            }
+
+            /// One tensor.
+            pub fn tensor(&self, argument: impl Into<Argument>) -> Option<&T> {
+                let $crate::operator::Argument { parameter, index } = argument.into();
+                self.tensors(parameter).get(index)
+            }
+
+            /// Gives a tensor to a parameter: adds it to a list, or replaces the one that was given before. A parameter that
+            /// is no tensor stays as it is.
+            pub fn set_tensor(&mut self, parameter: Parameter, tensor: T) {
+                match parameter {
+                    $(Parameter::$variant => declare_arguments!(@set_tensor $kind self.$field, tensor),)*
+                }
+            }
+
+            /// Every tensor with its place in the call, in the operator's order.
+            pub fn each_tensor(&self) -> impl Iterator<Item = (Argument, &T)> {
+                $crate::operator::ArgumentList::each_tensor(self)
+            }
+
+            /// What is given to a parameter that is no tensor.
+            pub fn value(&self, parameter: Parameter) -> Option<$crate::operator::Value<'_>> {
+                match parameter {
+                    $(Parameter::$variant => declare_arguments!(@value $kind self.$field),)*
+                }
+            }
+
+            /// Gives a value to a parameter that is no tensor.
+            ///
+            /// # Errors
+            /// The parameter's kind, if the value is of another one.
+            pub fn set_value(
+                &mut self,
+                parameter: Parameter,
+                value: $crate::operator::OwnedValue,
+            ) -> Result<(), $crate::operator::WrongKind> {
+                let wrong = $crate::operator::WrongKind {
+                    parameter: parameter.name(),
+                    kind: parameter.info().kind,
+                };
+                match parameter {
+                    $(Parameter::$variant => declare_arguments!(@set_value $kind self.$field, value, wrong),)*
+                }
+                Ok(())
+            }
+
+            /// The same call with other tensors.
+            pub fn map<U>(&self, mut tensor: impl FnMut(Argument, &T) -> U) -> Arguments<U> {
+                Arguments {
+                    $($field: declare_arguments!(@map $kind self.$field, $variant, tensor),)*
+                }
+            }
+
+            #[doc = concat!("The call that the rules judge, with the tensors of `of`.")]
+            pub fn call_of<'a>(&'a self, of: &'a Arguments<$crate::TensorDesc>) -> $call<'a> {
+                $call {
+                    $($field: declare_arguments!(@view $kind self.$field, of.$field),)*
+                }
+            }
+        }
+
+        impl<T> $crate::operator::ArgumentList for Arguments<T> {
+            type Parameter = Parameter;
+            type Tensor = T;
+
+            fn tensors(&self, parameter: Parameter) -> &[T] {
+                Arguments::tensors(self, parameter)
+            }
+        }
+
+        impl $crate::operator::ArgumentList for $call<'_> {
+            type Parameter = Parameter;
+            type Tensor = $crate::TensorDesc;
+
+            fn tensors(&self, parameter: Parameter) -> &[$crate::TensorDesc] {
+                $call::tensors(self, parameter)
+            }
+        }
+
+        impl Arguments<$crate::TensorDesc> {
+            /// The call that the rules judge.
+            pub fn call(&self) -> $call<'_> {
+                self.call_of(self)
+            }
+        }
+
+        #[doc = concat!("Every argument of a call of ", $operator, ", without data and without addresses.")]
+        ///
+        /// The fields are the operator's arguments in snake case, without `Ref` and `Optional`; `None` and an empty list are
+        /// null pointers. The values are what a caller wrote, right or wrong: `check` tells. [`Arguments::call`] makes one of
+        /// owned arguments.
+        $(#[$call_meta])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $call<'a> {
+            $(#[doc = $doc] pub $field: declare_arguments!(@borrowed 'a $kind),)*
+        }
+
+        impl Default for $call<'_> {
+            /// A call without tensors, with the operator's defaults.
+            fn default() -> Self {
+                $call {
+                    $($field: declare_arguments!(@borrowed_default $kind $($default)?),)*
+                }
+            }
+        }
+
+        impl $call<'_> {
+            /// The tensors that are given to a parameter: none or one, or those of a list.
+            pub fn tensors(&self, parameter: Parameter) -> &[$crate::TensorDesc] {
+                match parameter {
+                    $(Parameter::$variant => declare_arguments!(@tensors $kind self.$field),)*
+                }
+            }
+
+            /// One tensor.
+            pub fn tensor(&self, argument: impl Into<Argument>) -> Option<&$crate::TensorDesc> {
+                let $crate::operator::Argument { parameter, index } = argument.into();
+                self.tensors(parameter).get(index)
+            }
+
+            /// Every tensor with its place in the call, in the operator's order.
+            pub fn each_tensor(&self) -> impl Iterator<Item = (Argument, &$crate::TensorDesc)> {
+                $crate::operator::ArgumentList::each_tensor(self)
+            }
+
+            /// Where the description of a tensor stands; `None` for lists and for what is no tensor.
+            pub fn single_mut(&mut self, parameter: Parameter) -> Option<&mut Option<$crate::TensorDesc>> {
+                match parameter {
+                    $(Parameter::$variant => declare_arguments!(@single $kind self.$field),)*
+                }
+            }
+
+            /// The oldest version of the operator that has every argument that is given, counted from 1. An attribute with
+            /// its default is not given.
+            pub fn oldest_version(&self) -> u8 {
+                let mut oldest = 1;
+                $(if oldest < $since && declare_arguments!(@given $kind self.$field $(, $default)?) {
+                    oldest = $since;
+                })*
+                oldest
+            }
+
+            /// The same arguments, owned.
+            pub fn to_arguments(&self) -> Arguments<$crate::TensorDesc> {
+                Arguments {
+                    $($field: declare_arguments!(@to_owned $kind self.$field),)*
+                }
+            }
+        }
+    };
+
+    (@kind tensor) => { $crate::operator::Kind::Tensor };
+    (@kind list) => { $crate::operator::Kind::TensorList };
+    (@kind inout) => { $crate::operator::Kind::InOut };
+    (@kind output) => { $crate::operator::Kind::Output };
+    (@kind output_mut) => { $crate::operator::Kind::Output };
+    (@kind ints) => { $crate::operator::Kind::Ints };
+    (@kind int) => { $crate::operator::Kind::Int };
+    (@kind float) => { $crate::operator::Kind::Float };
+    (@kind flag) => { $crate::operator::Kind::Flag };
+    (@kind text) => { $crate::operator::Kind::Text };
+    (@kind optional_text) => { $crate::operator::Kind::OptionalText };
+    (@kind int_list) => { $crate::operator::Kind::IntList };
+
+    (@owned list $tensor:ident) => { Vec<$tensor> };
+    (@owned ints $tensor:ident) => { Option<Vec<i64>> };
+    (@owned int_list $tensor:ident) => { Option<Vec<i64>> };
+    (@owned int $tensor:ident) => { i64 };
+    (@owned float $tensor:ident) => { f64 };
+    (@owned flag $tensor:ident) => { bool };
+    (@owned text $tensor:ident) => { String };
+    (@owned optional_text $tensor:ident) => { Option<String> };
+    (@owned $single:ident $tensor:ident) => { Option<$tensor> };
+
+    (@default text $default:expr) => { $default.to_owned() };
+    (@default list) => { Vec::new() };
+    (@default $kind:ident $default:expr) => { $default };
+    (@default $kind:ident) => { None };
+
+    (@borrowed $a:lifetime list) => { &$a [$crate::TensorDesc] };
+    (@borrowed $a:lifetime ints) => { Option<&$a [i64]> };
+    (@borrowed $a:lifetime int_list) => { Option<&$a [i64]> };
+    (@borrowed $a:lifetime int) => { i64 };
+    (@borrowed $a:lifetime float) => { f64 };
+    (@borrowed $a:lifetime flag) => { bool };
+    (@borrowed $a:lifetime text) => { &$a str };
+    (@borrowed $a:lifetime optional_text) => { Option<&$a str> };
+    (@borrowed $a:lifetime $single:ident) => { Option<$crate::TensorDesc> };
+
+    (@borrowed_default list) => { &[] };
+    (@borrowed_default $kind:ident $default:expr) => { $default };
+    (@borrowed_default $kind:ident) => { None };
+
+    (@tensors list $self:ident.$field:ident) => { &$self.$field };
+    (@tensors tensor $self:ident.$field:ident) => { $self.$field.as_slice() };
+    (@tensors inout $self:ident.$field:ident) => { $self.$field.as_slice() };
+    (@tensors output $self:ident.$field:ident) => { $self.$field.as_slice() };
+    (@tensors output_mut $self:ident.$field:ident) => { $self.$field.as_slice() };
+    (@tensors $other:ident $self:ident.$field:ident) => { &[] };
+
+    (@single tensor $self:ident.$field:ident) => { Some(&mut $self.$field) };
+    (@single inout $self:ident.$field:ident) => { Some(&mut $self.$field) };
+    (@single output $self:ident.$field:ident) => { Some(&mut $self.$field) };
+    (@single output_mut $self:ident.$field:ident) => { Some(&mut $self.$field) };
+    (@single $other:ident $self:ident.$field:ident) => { None };
+
+    (@set_tensor list $self:ident.$field:ident, $tensor:ident) => { $self.$field.push($tensor) };
+    (@set_tensor tensor $self:ident.$field:ident, $tensor:ident) => { $self.$field = Some($tensor) };
+    (@set_tensor inout $self:ident.$field:ident, $tensor:ident) => { $self.$field = Some($tensor) };
+    (@set_tensor output $self:ident.$field:ident, $tensor:ident) => { $self.$field = Some($tensor) };
+    (@set_tensor output_mut $self:ident.$field:ident, $tensor:ident) => { $self.$field = Some($tensor) };
+    (@set_tensor $other:ident $self:ident.$field:ident, $tensor:ident) => { drop($tensor) };
+
+    (@value int $self:ident.$field:ident) => { Some($crate::operator::Value::Int($self.$field)) };
+    (@value float $self:ident.$field:ident) => { Some($crate::operator::Value::Float($self.$field)) };
+    (@value flag $self:ident.$field:ident) => { Some($crate::operator::Value::Flag($self.$field)) };
+    (@value text $self:ident.$field:ident) => { Some($crate::operator::Value::Text(Some(&$self.$field))) };
+    (@value optional_text $self:ident.$field:ident) => { Some($crate::operator::Value::Text($self.$field.as_deref())) };
+    (@value ints $self:ident.$field:ident) => { Some($crate::operator::Value::Ints($self.$field.as_deref())) };
+    (@value int_list $self:ident.$field:ident) => { Some($crate::operator::Value::Ints($self.$field.as_deref())) };
+    (@value $tensor:ident $self:ident.$field:ident) => { None };
+
+    (@set_value tensor $self:ident.$field:ident, $value:ident, $wrong:ident) => { return Err($wrong) };
+    (@set_value list $($rest:tt)*) => { declare_arguments!(@set_value tensor $($rest)*) };
+    (@set_value inout $($rest:tt)*) => { declare_arguments!(@set_value tensor $($rest)*) };
+    (@set_value output $($rest:tt)*) => { declare_arguments!(@set_value tensor $($rest)*) };
+    (@set_value output_mut $($rest:tt)*) => { declare_arguments!(@set_value tensor $($rest)*) };
+    (@set_value $kind:ident $self:ident.$field:ident, $value:ident, $wrong:ident) => {
+        match $value {
+            declare_arguments!(@pattern $kind given) => $self.$field = given,
+            _ => return Err($wrong),
+        }
+    };
+    (@pattern int $given:ident) => { $crate::operator::OwnedValue::Int($given) };
+    (@pattern float $given:ident) => { $crate::operator::OwnedValue::Float($given) };
+    (@pattern flag $given:ident) => { $crate::operator::OwnedValue::Flag($given) };
+    (@pattern text $given:ident) => { $crate::operator::OwnedValue::Text(Some($given)) };
+    (@pattern optional_text $given:ident) => { $crate::operator::OwnedValue::Text($given) };
+    (@pattern ints $given:ident) => { $crate::operator::OwnedValue::Ints($given) };
+    (@pattern int_list $given:ident) => { $crate::operator::OwnedValue::Ints($given) };
+
+    (@map list $self:ident.$field:ident, $variant:ident, $map:ident) => {
+        $self.$field.iter().enumerate().map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor)).collect()
+    };
+    (@map tensor $self:ident.$field:ident, $variant:ident, $map:ident) => {
+        $self.$field.as_ref().map(|tensor| $map(Parameter::$variant.into(), tensor))
+    };
+    (@map inout $($rest:tt)*) => { declare_arguments!(@map tensor $($rest)*) };
+    (@map output $($rest:tt)*) => { declare_arguments!(@map tensor $($rest)*) };
+    (@map output_mut $($rest:tt)*) => { declare_arguments!(@map tensor $($rest)*) };
+    (@map $value:ident $self:ident.$field:ident, $variant:ident, $map:ident) => { $self.$field.clone() };
+
+    (@view int $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
+    (@view float $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
+    (@view flag $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
+    (@view text $self:ident.$field:ident, $of:ident.$same:ident) => { &$self.$field };
+    (@view optional_text $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field.as_deref() };
+    (@view ints $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field.as_deref() };
+    (@view int_list $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field.as_deref() };
+    (@view list $self:ident.$field:ident, $of:ident.$same:ident) => { &$of.$field };
+    (@view $tensor:ident $self:ident.$field:ident, $of:ident.$same:ident) => { $of.$field };
+
+    (@given list $self:ident.$field:ident) => { !$self.$field.is_empty() };
+    (@given $value:ident $self:ident.$field:ident, $default:expr) => { $self.$field != $default };
+    (@given $optional:ident $self:ident.$field:ident) => { $self.$field.is_some() };
+
+    (@to_owned list $self:ident.$field:ident) => { $self.$field.to_vec() };
+    (@to_owned ints $self:ident.$field:ident) => { $self.$field.map(<[i64]>::to_vec) };
+    (@to_owned int_list $self:ident.$field:ident) => { $self.$field.map(<[i64]>::to_vec) };
+    (@to_owned text $self:ident.$field:ident) => { $self.$field.to_owned() };
+    (@to_owned optional_text $self:ident.$field:ident) => { $self.$field.map(str::to_owned) };
+    (@to_owned $copied:ident $self:ident.$field:ident) => { $self.$field };
+}

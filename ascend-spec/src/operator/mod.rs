@@ -1,0 +1,152 @@
+//! Operators as data: each declares its arguments once, and everything that lists them is generated from the declaration.
+//!
+//! A declaration is a macro in the operator's `arguments.rs` that hands a table of its arguments, in the operator's own
+//! order, to another macro:
+//!
+//! ```text
+//! since { field: kind = default, Variant, "CANN's name", "What it is." }
+//! ```
+//!
+//! `since` is the version of the operator that brought the argument; [`Kind`] lists the kinds. In this crate the table becomes
+//! an enum `Parameter`, the owned `Arguments<T>`, and the borrowed call that the rules judge. The emulation makes its C entry
+//! points of it, and the safe layer its calls of them: `arguments_of_version!` leaves the arguments that a version has.
+
+#[macro_use]
+mod declare;
+mod parameter;
+mod select;
+mod value;
+
+pub use parameter::{Argument, ArgumentList, DeclaredParameter, Kind, ParameterInfo};
+pub use value::{OwnedValue, Value, WrongKind};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fia::{Arguments, FiaCall, Parameter, Version};
+    use crate::{DType, TensorDesc, scatter, update};
+
+    fn names_and_numbers_are_unique<P: DeclaredParameter>() {
+        let (mut names, mut inputs, mut outputs) = (vec![], vec![], vec![]);
+        for &parameter in P::ALL {
+            let info = parameter.info();
+            assert_eq!(P::from_name(info.name), Some(parameter));
+            let letters = info.name.replace('_', "");
+            let acl = info.acl_name.to_ascii_lowercase();
+            let acl = acl.strip_suffix("ref").unwrap_or(&acl);
+            assert!(acl == letters || info.acl_name == "scaleValue", "{acl}");
+            names.push(info.name);
+            inputs.extend(info.input);
+            outputs.extend(info.output);
+            assert_eq!(
+                info.input.and_then(P::of_input),
+                info.input.map(|_| parameter)
+            );
+            assert_eq!(
+                info.output.and_then(P::of_output),
+                info.output.map(|_| parameter)
+            );
+        }
+        assert!(inputs.into_iter().eq(0..P::inputs_of(u8::MAX)));
+        assert!(outputs.into_iter().eq(0..P::outputs_of(u8::MAX)));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), P::ALL.len());
+    }
+
+    #[test]
+    fn parameters_are_named_and_numbered_once() {
+        names_and_numbers_are_unique::<Parameter>();
+        names_and_numbers_are_unique::<scatter::Parameter>();
+        names_and_numbers_are_unique::<update::Parameter>();
+    }
+
+    #[test]
+    fn inputs_are_counted_by_version() {
+        let inputs = [17, 24, 27, 29, 31];
+        for (version, inputs) in Version::ALL.into_iter().zip(inputs) {
+            assert_eq!(Parameter::inputs_of(version.number()), inputs);
+            assert_eq!(Parameter::outputs_of(version.number()), 2);
+        }
+        assert_eq!(Parameter::LearnableSink.info().input, Some(28));
+        assert_eq!(
+            scatter::Parameter::ValueCache.info().input,
+            Some(4),
+            "a cache is an input"
+        );
+        assert_eq!(
+            scatter::Parameter::ValueCache.info().output,
+            Some(1),
+            "and an output"
+        );
+    }
+
+    #[test]
+    fn owned_arguments_and_borrowed_calls_say_the_same() {
+        let desc = |size| TensorDesc::contiguous(DType::Float16, &[size]);
+        for (size, &parameter) in (1..).zip(Parameter::ALL) {
+            let mut arguments = Arguments::default();
+            assert_eq!(
+                arguments.value(parameter).is_none(),
+                parameter.info().kind.is_tensor()
+            );
+            arguments.set_tensor(parameter, desc(size).unwrap());
+            let given = match parameter.info().kind.is_tensor() {
+                true => vec![(Argument::from(parameter), desc(size).unwrap())],
+                false => vec![],
+            };
+            let tensors = |call: &FiaCall<'_>| -> Vec<_> {
+                let each = call.each_tensor();
+                each.map(|(argument, desc)| (argument, *desc)).collect()
+            };
+            assert_eq!(tensors(&arguments.call()), given);
+            let owned = arguments.each_tensor();
+            let owned: Vec<_> = owned.map(|(argument, desc)| (argument, *desc)).collect();
+            assert_eq!(owned, given);
+            assert_eq!(arguments.call().to_arguments(), arguments);
+            let since = match given.is_empty() {
+                true => 1,
+                false => parameter.info().since,
+            };
+            assert_eq!(arguments.call().oldest_version(), since);
+            let shapes = arguments.map(|at, desc| (at, desc.shape));
+            let shapes = shapes.tensor(parameter).copied();
+            assert_eq!(
+                shapes,
+                given.first().map(|&(at, ref desc)| (at, desc.shape))
+            );
+        }
+    }
+
+    #[test]
+    fn values_are_given_by_name() {
+        for &parameter in Parameter::ALL {
+            let mut arguments: Arguments<()> = Arguments::default();
+            let value = match parameter.info().kind {
+                Kind::Int => OwnedValue::Int(7),
+                Kind::Float => OwnedValue::Float(0.5),
+                Kind::Flag => OwnedValue::Flag(true),
+                Kind::Text | Kind::OptionalText => OwnedValue::Text(Some("TND".into())),
+                Kind::Ints | Kind::IntList => OwnedValue::Ints(Some(vec![1, 2])),
+                Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output => {
+                    let wrong = arguments.set_value(parameter, OwnedValue::Int(1));
+                    assert_eq!(wrong.unwrap_err().parameter, parameter.name());
+                    continue;
+                }
+            };
+            arguments.set_value(parameter, value).unwrap();
+            let read = match arguments.value(parameter).unwrap() {
+                Value::Int(value) => value == 7,
+                Value::Float(value) => value == 0.5,
+                Value::Flag(value) => value,
+                Value::Text(value) => value == Some("TND"),
+                Value::Ints(value) => value == Some(&[1, 2]),
+            };
+            assert!(read, "{parameter}");
+        }
+        let mut arguments: Arguments<()> = Arguments::default();
+        let wrong = arguments.set_value(Parameter::NumHeads, OwnedValue::Text(None));
+        let message = wrong.unwrap_err().to_string();
+        assert_eq!(message, "num_heads takes a value of kind Int");
+    }
+}

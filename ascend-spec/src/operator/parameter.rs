@@ -1,0 +1,206 @@
+//! Parameters of operators: what is declared of each.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+
+/// What an argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A tensor on the device that the operator reads (`tensor`).
+    Tensor,
+    /// A list of such tensors (`list`).
+    TensorList,
+    /// A tensor that the operator updates in place: an input and an output (`inout`).
+    InOut,
+    /// A tensor that the operator writes (`output`, or `output_mut` where C has no `const`).
+    Output,
+    /// Integers in host memory that count as an input (`ints`).
+    Ints,
+    /// An integer (`int`).
+    Int,
+    /// A number (`float`).
+    Float,
+    /// A truth value (`flag`).
+    Flag,
+    /// A text that must not be null (`text`).
+    Text,
+    /// A text that may be null (`optional_text`).
+    OptionalText,
+    /// Integers in host memory that count as an attribute (`int_list`).
+    IntList,
+}
+
+impl Kind {
+    /// Whether it is a tensor or a list of tensors.
+    pub const fn is_tensor(self) -> bool {
+        matches!(
+            self,
+            Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output
+        )
+    }
+
+    /// Whether it has a number among the operator's inputs.
+    pub const fn is_input(self) -> bool {
+        matches!(
+            self,
+            Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Ints
+        )
+    }
+
+    /// Whether it has a number among the operator's outputs.
+    pub const fn is_output(self) -> bool {
+        matches!(self, Kind::Output | Kind::InOut)
+    }
+}
+
+/// What is declared of one parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParameterInfo {
+    /// Its name in snake case.
+    pub name: &'static str,
+    /// CANN's name, without `Optional`.
+    pub acl_name: &'static str,
+    /// The first version of the operator that has it, counted from 1.
+    pub since: u8,
+    /// What it is.
+    pub kind: Kind,
+    /// Its number among the inputs of the newest version, of which the older ones have the first.
+    pub input: Option<usize>,
+    /// Its number among the outputs.
+    pub output: Option<usize>,
+    /// Its number among the lists.
+    pub list: Option<usize>,
+}
+
+impl ParameterInfo {
+    /// Numbers inputs and outputs in the order of the table.
+    pub(crate) const fn numbered<const N: usize>(mut table: [Self; N]) -> [Self; N] {
+        let (mut at, mut inputs, mut outputs, mut lists) = (0, 0, 0, 0);
+        while at < N {
+            let kind = table[at].kind;
+            if kind.is_input() {
+                table[at].input = Some(inputs);
+                inputs += 1;
+            }
+            if kind.is_output() {
+                table[at].output = Some(outputs);
+                outputs += 1;
+            }
+            if matches!(kind, Kind::TensorList) {
+                table[at].list = Some(lists);
+                lists += 1;
+            }
+            at += 1;
+        }
+        table
+    }
+}
+
+/// The parameters of one operator.
+pub trait DeclaredParameter: Copy + Debug + Eq + Ord + Hash + Send + Sync + 'static {
+    /// Every parameter, in the operator's order.
+    const ALL: &'static [Self];
+
+    /// What is declared of it.
+    fn info(self) -> &'static ParameterInfo;
+
+    /// The parameter of this name in snake case.
+    fn from_name(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|parameter| parameter.info().name == name)
+    }
+
+    /// The parameter of this number among the inputs.
+    fn of_input(number: usize) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|parameter| parameter.info().input == Some(number))
+    }
+
+    /// The parameter of this number among the outputs.
+    fn of_output(number: usize) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|parameter| parameter.info().output == Some(number))
+    }
+
+    /// Number of inputs of a version, counted from 1.
+    fn inputs_of(version: u8) -> usize {
+        let all = Self::ALL.iter().map(|parameter| parameter.info());
+        all.filter(|info| info.since <= version && info.input.is_some())
+            .count()
+    }
+
+    /// Number of outputs of a version, counted from 1.
+    fn outputs_of(version: u8) -> usize {
+        let all = Self::ALL.iter().map(|parameter| parameter.info());
+        all.filter(|info| info.since <= version && info.output.is_some())
+            .count()
+    }
+}
+
+/// The arguments of a call of any operator.
+pub trait ArgumentList {
+    /// The operator's parameters.
+    type Parameter: DeclaredParameter;
+    /// What stands for a tensor.
+    type Tensor;
+
+    /// The tensors that are given to a parameter: none or one, or those of a list.
+    fn tensors(&self, parameter: Self::Parameter) -> &[Self::Tensor];
+
+    /// Every tensor with its place in the call, in the operator's order.
+    fn each_tensor(&self) -> impl Iterator<Item = (Argument<Self::Parameter>, &Self::Tensor)> {
+        let tensors = Self::Parameter::ALL.iter().copied();
+        let tensors = tensors.filter(|parameter| parameter.info().kind.is_tensor());
+        tensors.flat_map(|parameter| {
+            let tensors = self.tensors(parameter).iter().enumerate();
+            tensors.map(move |(index, tensor)| (Argument::element(parameter, index), tensor))
+        })
+    }
+
+    /// One tensor.
+    fn tensor(&self, argument: Argument<Self::Parameter>) -> Option<&Self::Tensor> {
+        self.tensors(argument.parameter).get(argument.index)
+    }
+}
+
+/// One tensor of a call: its parameter, and its number if that is a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Argument<P> {
+    /// The parameter.
+    pub parameter: P,
+    /// The number in the list; 0 for what is no list.
+    pub index: usize,
+}
+
+impl<P> Argument<P> {
+    /// A tensor of a list.
+    pub const fn element(parameter: P, index: usize) -> Self {
+        Argument { parameter, index }
+    }
+}
+
+impl<P: DeclaredParameter> Argument<P> {
+    /// The parameter's name in snake case.
+    pub fn name(self) -> &'static str {
+        self.parameter.info().name
+    }
+
+    /// CANN's name of the parameter.
+    pub fn acl_name(self) -> &'static str {
+        self.parameter.info().acl_name
+    }
+
+    /// Whether the operator writes it.
+    pub fn is_output(self) -> bool {
+        self.parameter.info().output.is_some()
+    }
+}
+
+impl<P> From<P> for Argument<P> {
+    fn from(parameter: P) -> Self {
+        Argument {
+            parameter,
+            index: 0,
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Arguments that are no tensors, whatever their kind.
+
+use super::Kind;
+
+/// What a call gives to a parameter that is no tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value<'a> {
+    /// Of [`Kind::Int`].
+    Int(i64),
+    /// Of [`Kind::Float`].
+    Float(f64),
+    /// Of [`Kind::Flag`].
+    Flag(bool),
+    /// Of [`Kind::Text`] and [`Kind::OptionalText`]; `None` is a null pointer.
+    Text(Option<&'a str>),
+    /// Of [`Kind::Ints`] and [`Kind::IntList`]; `None` is a null pointer.
+    Ints(Option<&'a [i64]>),
+}
+
+/// A [`Value`] that owns its text or its numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OwnedValue {
+    /// An integer.
+    Int(i64),
+    /// A number.
+    Float(f64),
+    /// A truth value.
+    Flag(bool),
+    /// A text; `None` is a null pointer.
+    Text(Option<String>),
+    /// Integers; `None` is a null pointer.
+    Ints(Option<Vec<i64>>),
+}
+
+/// A value was given to a parameter of another kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrongKind {
+    /// The parameter's name in snake case.
+    pub parameter: &'static str,
+    /// What it takes.
+    pub kind: Kind,
+}
+
+impl std::fmt::Display for WrongKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let WrongKind { parameter, kind } = self;
+        write!(f, "{parameter} takes a value of kind {kind:?}")
+    }
+}
+
+impl std::error::Error for WrongKind {}
