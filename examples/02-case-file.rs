@@ -9,19 +9,19 @@ use ascend_attention::{DType, Runtime};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Two queries of one head, three keys, head dimension 16: the operator's layout BNSD.
     let mut case = Case::new("two_queries");
-    case.attributes.input_layout = "BNSD".to_owned();
-    case.attributes.num_heads = 1;
-    case.attributes.scale = 0.25;
-    case.attributes.inner_precise = 0;
+    case.arguments.input_layout = "BNSD".to_owned();
+    case.arguments.num_heads = 1;
+    case.arguments.scale = 0.25;
+    case.arguments.inner_precise = 0;
 
     // Queries of zeros weigh all keys alike, so each output row is the mean of the values 1, 2 and 6.
     let zeros = CaseTensor::from_f32(DType::Float16, &[1, 1, 2, 16], &[0.0; 32])?;
     let keys = CaseTensor::from_f32(DType::Float16, &[1, 1, 3, 16], &[0.5; 48])?;
     let values: Vec<f32> = [1.0, 2.0, 6.0].iter().flat_map(|&v| [v; 16]).collect();
     let values = CaseTensor::from_f32(DType::Float16, &[1, 1, 3, 16], &values)?;
-    case.tensors.insert(Parameter::Query, zeros);
-    case.key = vec![keys];
-    case.value = vec![values];
+    case.arguments.set_tensor(Parameter::Query, zeros);
+    case.arguments.key = vec![keys];
+    case.arguments.value = vec![values];
     case.attention_out = Some(CaseTensor::from_f32(
         DType::Float,
         &[1, 1, 2, 16],

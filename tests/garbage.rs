@@ -115,13 +115,13 @@ proptest! {
             call.q_start_idx = arrays.3.as_deref();
             call.kv_start_idx = arrays.4.as_deref();
         }
-        let mut arguments = Arguments::new(&call);
+        let mut arguments = Arguments::new(call.attributes());
         if let Some(query) = upload(&stream, &query) {
             arguments.set(Parameter::Query, query);
         }
         for key in keys.iter().filter_map(|key| upload(&stream, if same { &query } else { key })) {
-            arguments.push_key(key.clone());
-            arguments.push_value(key);
+            arguments.set(Parameter::Key, key.clone());
+            arguments.set(Parameter::Value, key);
         }
         if let Some(mask) = mask.and_then(|mask| upload(&stream, &mask)) {
             arguments.set(Parameter::AttenMask, mask);

@@ -217,7 +217,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                 }
                 Ok(Read::Case(case)) => {
                     let description = case.describe();
-                    let call = description.call(&case);
+                    let call = description.call();
                     let accepted = case.expect == Expect::Ok;
                     let own = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
                     // What a case file expects is of the release that it names, or of the one that it would run on.

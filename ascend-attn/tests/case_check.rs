@@ -345,11 +345,11 @@ fn a_block_beyond_the_cache_is_named_as_when_the_case_is_run() {
     let mut case = Case::read(&right).unwrap();
     let (code, text) = check(&[right.to_str().unwrap()]);
     assert!(code == 0 && !text.contains("block_table.range"), "{text}");
-    let table = &case.tensors[&Parameter::BlockTable];
+    let table = case.tensor(Parameter::BlockTable).unwrap();
     let mut bytes = table.bytes().to_vec();
     bytes[..4].copy_from_slice(&(1i32 << 20).to_le_bytes());
     let table = CaseTensor::new(table.dtype(), table.shape(), bytes).unwrap();
-    case.tensors.insert(Parameter::BlockTable, table);
+    case.arguments.set_tensor(Parameter::BlockTable, table);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("beyond.safetensors");
     case.write(&file).unwrap();
@@ -384,23 +384,23 @@ fn a_case_that_another_rule_rejects_than_recorded_is_not_as_expected() {
     };
     // The operator ignores the window of mode 0 without a mask.
     let mut lint = case.clone();
-    lint.attributes.sparse_mode = 0;
+    lint.arguments.sparse_mode = 0;
     lint.mask = MaskKind::None;
-    lint.attributes.pre_tokens = 5;
+    lint.arguments.pre_tokens = 5;
     lint.expect_rule = Some("tokens.without_mask".to_owned());
     let (code, text) = judged(&lint);
     assert!(
         code == 0 && text.contains("as expected; stopped by the lint tokens.without_mask"),
         "{text}"
     );
-    lint.attributes.pre_tokens = i64::from(i32::MAX);
+    lint.arguments.pre_tokens = i64::from(i32::MAX);
     let (code, text) = judged(&lint);
     assert!(
         code == 1 && text.contains("NOT AS EXPECTED; the lint tokens.without_mask"),
         "{text}"
     );
 
-    case.attributes.num_heads = 3;
+    case.arguments.num_heads = 3;
     case.expect = Expect::Reject {
         status: Some(561_002),
     };

@@ -193,7 +193,7 @@ fn what_is_not_supported_is_said_by_name_and_does_not_pass() {
 fn expected_refusals_pass_and_others_do_not() {
     let folder = tempfile::tempdir().unwrap();
     let mut case = small();
-    case.attributes.num_heads = 3;
+    case.arguments.num_heads = 3;
     let fails = write(folder.path(), "fails.safetensors", &case);
     case.expect = Expect::Reject {
         status: Some(561_002),
@@ -212,7 +212,7 @@ fn expected_refusals_pass_and_others_do_not() {
 fn a_case_that_another_rule_refuses_than_recorded_fails() {
     let folder = tempfile::tempdir().unwrap();
     let mut case = small();
-    case.attributes.num_heads = 3;
+    case.arguments.num_heads = 3;
     case.expect = Expect::Reject {
         status: Some(561_002),
     };
@@ -236,11 +236,11 @@ fn nan_is_not_written_as_an_expected_output() {
     let folder = tempfile::tempdir().unwrap();
     let mut case = small();
     case.attention_out = None;
-    let query = case.tensors[&Parameter::Query].clone();
+    let query = case.tensor(Parameter::Query).unwrap().clone();
     let mut bytes = query.bytes().to_vec();
     bytes[..2].copy_from_slice(&f16::NAN.to_le_bytes());
     let query = CaseTensor::new(query.dtype(), query.shape(), bytes).unwrap();
-    case.tensors.insert(Parameter::Query, query);
+    case.arguments.set_tensor(Parameter::Query, query);
     let path = write(folder.path(), "nan.safetensors", &case);
     let out = folder.path().join("out");
     let output = emulated(&["--out", out.to_str().unwrap(), &path]);
@@ -255,9 +255,9 @@ fn a_lint_is_named_and_does_not_stop_a_case() {
     let folder = tempfile::tempdir().unwrap();
     let mut case = small();
     // The operator ignores the window of mode 0 without a mask.
-    case.attributes.sparse_mode = 0;
+    case.arguments.sparse_mode = 0;
     case.mask = MaskKind::None;
-    case.attributes.pre_tokens = 5;
+    case.arguments.pre_tokens = 5;
     case.attention_out = None;
     let path = write(folder.path(), "window.safetensors", &case);
     let output = emulated(&[&path]);

@@ -505,13 +505,13 @@ fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
     let status = Some(161_001);
     assert_eq!(refused.expect, Expect::Reject { status });
     assert!(
-        refused.tensors.is_empty() && refused.note.contains("query"),
+        refused.arguments.each_tensor().next().is_none() && refused.note.contains("query"),
         "{}",
         refused.note
     );
 
     assert_eq!((ran.name.as_str(), ran.expect), ("recorded", Expect::Ok));
-    let query = ran.tensors[&Parameter::Query].to_f32().unwrap();
+    let query = ran.tensor(Parameter::Query).unwrap().to_f32().unwrap();
     let made = (0..HEADS * QUERIES * DIM).map(|index| element(1, index) as f32);
     assert!(made.eq(query));
     assert!(ran.attention_out.is_some() && ran.softmax_lse.is_some());
@@ -627,7 +627,7 @@ fn golden_cases_are_recorded_as_they_were_called() {
     for (golden, call) in golden.iter().zip(&calls) {
         let name = &golden.name;
         let attributes = |case: &Case| {
-            let of = &case.attributes;
+            let of = &case.arguments;
             (
                 of.input_layout.clone(),
                 of.num_heads,
@@ -638,14 +638,18 @@ fn golden_cases_are_recorded_as_they_were_called() {
         };
         assert_eq!(attributes(call), attributes(golden), "{name}");
         assert_eq!(
-            call.tensors[&Parameter::Query],
-            golden.tensors[&Parameter::Query],
+            call.tensor(Parameter::Query).unwrap(),
+            golden.tensor(Parameter::Query).unwrap(),
             "{name}"
         );
         assert_eq!(call.mask, golden.mask, "{name}");
-        match golden.tensors.contains_key(&Parameter::BlockTable) {
-            false => assert_eq!(call.key, golden.key, "{name}"),
-            true => smaller += usize::from(call.key[0].bytes().len() < golden.key[0].bytes().len()),
+        match golden.tensor(Parameter::BlockTable).is_some() {
+            false => assert_eq!(call.arguments.key, golden.arguments.key, "{name}"),
+            true => {
+                smaller += usize::from(
+                    call.arguments.key[0].bytes().len() < golden.arguments.key[0].bytes().len(),
+                )
+            }
         }
         let outcome = call.run(&stream).unwrap();
         assert_eq!(outcome.verdict, Verdict::Passed, "{name}");

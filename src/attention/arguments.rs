@@ -1,7 +1,7 @@
 //! Every argument of the operator, by name.
 
 use ascend_spec::Cann;
-use ascend_spec::fia::{Argument, FiaCall, Parameter, Version};
+use ascend_spec::fia::{self, Argument, Parameter, Version};
 
 use crate::error::{Error, Result};
 use crate::operator::Tensors;
@@ -9,63 +9,31 @@ use crate::runtime::{Device, Stream};
 use crate::tensor::AnyTensor;
 
 use super::allowed::Allowed;
-use super::call::OwnedCall;
 use super::inputs::Features;
 use super::places::{GivenPlaces, PLACED, Reading, admits_content, is_read};
 use super::plan::{Bindings, Plan, imply_outputs};
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
 /// name, right or wrong. For tools that replay calls; programs use [`FusedInferAttention`](super::FusedInferAttention).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Arguments {
-    call: OwnedCall,
-    tensors: Vec<(Parameter, AnyTensor)>,
-    key: Vec<AnyTensor>,
-    value: Vec<AnyTensor>,
+    given: fia::Arguments<AnyTensor>,
     allowed: Allowed,
 }
 
 impl Arguments {
-    /// The attributes and length arrays of a call. Its tensor descriptions are left out: they come with the tensors.
-    pub fn new(attributes: &FiaCall<'_>) -> Self {
+    /// A call with these arguments. Of [`FiaCall`](fia::FiaCall)'s, `FiaCall::attributes` makes those without tensors.
+    pub fn new(arguments: fia::Arguments<AnyTensor>) -> Self {
         Self {
-            call: OwnedCall::attributes_of(attributes),
-            tensors: Vec::new(),
-            key: Vec::new(),
-            value: Vec::new(),
+            given: arguments,
             allowed: Allowed::default(),
         }
     }
 
-    /// Gives a tensor, or another one than before.
+    /// Gives a tensor: another one than before, or one more to a list (`key`, `value`). A parameter that is no tensor stays
+    /// as it is.
     pub fn set(&mut self, parameter: Parameter, tensor: impl Into<AnyTensor>) -> &mut Self {
-        let tensor = tensor.into();
-        match parameter {
-            Parameter::Key => return self.push_key(tensor),
-            Parameter::Value => return self.push_value(tensor),
-            _ => {}
-        }
-        if let Some(desc) = self.call.plain_mut().single_mut(parameter) {
-            *desc = Some(*tensor.desc());
-        }
-        self.tensors.retain(|(known, _)| *known != parameter);
-        self.tensors.push((parameter, tensor));
-        self
-    }
-
-    /// Adds a tensor to the key list.
-    pub fn push_key(&mut self, tensor: impl Into<AnyTensor>) -> &mut Self {
-        let tensor = tensor.into();
-        self.call.key.push(*tensor.desc());
-        self.key.push(tensor);
-        self
-    }
-
-    /// Adds a tensor to the value list.
-    pub fn push_value(&mut self, tensor: impl Into<AnyTensor>) -> &mut Self {
-        let tensor = tensor.into();
-        self.call.value.push(*tensor.desc());
-        self.value.push(tensor);
+        self.given.set_tensor(parameter, tensor.into());
         self
     }
 
@@ -99,10 +67,9 @@ impl Arguments {
         self
     }
 
-    /// A tensor given before.
+    /// A tensor given before, of a list the first.
     pub fn get(&self, parameter: Parameter) -> Option<&AnyTensor> {
-        let given = self.tensors.iter().find(|(known, _)| *known == parameter);
-        given.map(|(_, tensor)| tensor)
+        self.given.tensor(parameter)
     }
 
     /// Checks the call and prepares it. Outputs that are not given are taken as their shapes follow from the inputs.
@@ -111,7 +78,8 @@ impl Arguments {
     /// As for [`FusedInferAttention::plan`](super::FusedInferAttention::plan).
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     pub fn plan(&self, device: &Device) -> Result<Plan> {
-        let mut call = self.call.borrow();
+        let descs = self.given.map(|_, tensor| *tensor.desc());
+        let mut call = descs.call();
         imply_outputs(&mut call);
         Plan::new(
             device.context(),
@@ -200,10 +168,10 @@ impl Tensors<Argument> for Replay<'_> {
         &'b self,
         mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
     ) -> Result<()> {
-        self.arguments.each(|operand, tensor| {
+        self.arguments.each(|argument, tensor| {
             let mut copies = self.copies.iter();
-            let copy = copies.find(|(parameter, _)| operand.parameter == *parameter);
-            visit(operand, copy.map_or(tensor, |(_, copy)| copy))
+            let copy = copies.find(|(parameter, _)| argument.parameter == *parameter);
+            visit(argument, copy.map_or(tensor, |(_, copy)| copy))
         })
     }
 }
@@ -224,17 +192,10 @@ impl Tensors<Argument> for Arguments {
         mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
     ) -> Result<()> {
         for outputs in [true, false] {
-            for (parameter, tensor) in &self.tensors {
-                if parameter.is_output() == outputs {
-                    visit((*parameter).into(), tensor)?;
-                }
+            let all = self.given.each_tensor();
+            for (argument, tensor) in all.filter(|(of, _)| of.is_output() == outputs) {
+                visit(argument, tensor)?;
             }
-        }
-        for (index, tensor) in self.key.iter().enumerate() {
-            visit(Argument::element(Parameter::Key, index), tensor)?;
-        }
-        for (index, tensor) in self.value.iter().enumerate() {
-            visit(Argument::element(Parameter::Value, index), tensor)?;
         }
         Ok(())
     }

@@ -9,7 +9,6 @@ mod arguments;
 mod block_table;
 mod bound;
 mod builder;
-mod call;
 mod inputs;
 mod lengths;
 mod padding_size;

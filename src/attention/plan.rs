@@ -4,10 +4,10 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::fia::{Argument, FiaCall, Parameter, Places, Version};
+use ascend_spec::fia::{Argument, Arguments, FiaCall, Parameter, Places, Version};
 use ascend_spec::{Layout, TensorDesc};
 
-use crate::case::{self, Attributes, LiveCall};
+use crate::case::{self, LiveCall};
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{self, Addressed, Tensors, addressed, reach};
@@ -45,7 +45,7 @@ pub struct Plan {
     /// Bounds of what launches read on the device as places.
     places: Option<Places>,
     /// What was planned, to be recorded.
-    attributes: Attributes,
+    attributes: Arguments<TensorDesc>,
 }
 
 /// A table that each replay of a graph reads for the same lengths.
@@ -161,7 +161,7 @@ impl Plan {
             prepared: versions::prepare(context, version, call, &tensors, mask)?,
             features: bindings.features().unwrap_or_default(),
             places,
-            attributes: Attributes::of(call),
+            attributes: call.attributes(),
         })
     }
 

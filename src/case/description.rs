@@ -1,6 +1,6 @@
 //! What the operator is told about a case: descriptors of all tensors, given and computed.
 
-use ascend_spec::fia::{FiaCall, Problem};
+use ascend_spec::fia::{Arguments, FiaCall, Problem};
 use ascend_spec::{Soc, SparseMode, TensorDesc, Violation};
 
 use crate::attention::{PLACED, admits_content};
@@ -8,31 +8,29 @@ use crate::mask::MaskForm;
 
 use super::{Case, MaskKind};
 
-/// Descriptors of the key and value lists and of the outputs of a case; [`Description::call`] makes a call of them.
+/// Descriptors of the tensors of a case and of its outputs; [`Description::call`] makes a call of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
-    key: Vec<TensorDesc>,
-    value: Vec<TensorDesc>,
-    attention_out: Option<TensorDesc>,
-    softmax_lse: Option<TensorDesc>,
+    arguments: Arguments<TensorDesc>,
 }
 
 impl Case {
-    /// Descriptors of the lists, and of the outputs that the call implies ([`FiaCall::implied_outputs`]), of the element type
+    /// Descriptors of the inputs, and of the outputs that the call implies ([`FiaCall::implied_outputs`]), of the element type
     /// that the case gives the attention output, if it does.
     pub fn describe(&self) -> Description {
-        let mut description = Description {
-            key: self.key.iter().map(|tensor| tensor.desc()).collect(),
-            value: self.value.iter().map(|tensor| tensor.desc()).collect(),
-            attention_out: None,
-            softmax_lse: None,
-        };
-        let outputs = description.call(self).implied_outputs();
-        (description.attention_out, description.softmax_lse) = outputs;
-        if let (Some(out), Some(dtype)) = (&mut description.attention_out, self.out_dtype) {
+        let mut arguments = self.arguments.map(|_, tensor| tensor.desc());
+        if self.mask == MaskKind::Compressed {
+            let size = SparseMode::COMPRESSED_MASK_SIZE;
+            let soc = self.soc_name.as_deref().and_then(Soc::from_name);
+            let dtype = MaskForm::made_for(soc).dtype();
+            arguments.atten_mask = TensorDesc::contiguous(dtype, &[size, size]);
+        }
+        let (mut attention_out, softmax_lse) = arguments.call().implied_outputs();
+        if let (Some(out), Some(dtype)) = (&mut attention_out, self.out_dtype) {
             out.dtype = dtype;
         }
-        description
+        (arguments.attention_out, arguments.softmax_lse) = (attention_out, softmax_lse);
+        Description { arguments }
     }
 }
 
@@ -47,7 +45,7 @@ impl Case {
             return Ok(());
         };
         for parameter in PLACED {
-            if let Some(tensor) = self.tensors.get(&parameter) {
+            if let Some(tensor) = self.tensor(parameter) {
                 let of = (tensor.dtype(), tensor.shape());
                 admits_content(&places, parameter, of, tensor.bytes())?;
             }
@@ -57,34 +55,18 @@ impl Case {
 }
 
 impl Description {
-    /// The call of `case`, which this description was made from.
-    pub fn call<'a>(&'a self, case: &'a Case) -> FiaCall<'a> {
-        let mut call = case.attributes.call();
-        call.key = &self.key;
-        call.value = &self.value;
-        for (parameter, tensor) in &case.tensors {
-            if let Some(desc) = call.single_mut(*parameter) {
-                *desc = Some(tensor.desc());
-            }
-        }
-        if case.mask == MaskKind::Compressed {
-            let size = SparseMode::COMPRESSED_MASK_SIZE;
-            let soc = case.soc_name.as_deref().and_then(Soc::from_name);
-            let dtype = MaskForm::made_for(soc).dtype();
-            call.atten_mask = TensorDesc::contiguous(dtype, &[size, size]);
-        }
-        call.attention_out = self.attention_out;
-        call.softmax_lse = self.softmax_lse;
-        call
+    /// The call of the case that this description was made from.
+    pub fn call(&self) -> FiaCall<'_> {
+        self.arguments.call()
     }
 
     /// Descriptor of `attention_out`.
     pub fn attention_out(&self) -> Option<TensorDesc> {
-        self.attention_out
+        self.arguments.attention_out
     }
 
     /// Descriptor of `softmax_lse`, if the call writes it.
     pub fn softmax_lse(&self) -> Option<TensorDesc> {
-        self.softmax_lse
+        self.arguments.softmax_lse
     }
 }

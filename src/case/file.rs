@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ascend_spec::fia::Version;
+use ascend_spec::operator::Kind;
 use ascend_spec::{Cann, DType};
 
-use super::attributes::{integer, number};
 use super::header::{self, Header};
 use super::read_file::read_file;
 use super::tensor::{CaseTensor, from_file, stored_name, stored_type, to_file};
+use super::values::{self, integer, number};
 use super::write_file::write_file;
 use super::{Case, CaseError, Expect, MaskKind, Parameter, Tolerance};
 
@@ -79,18 +80,17 @@ impl Case {
                 case.attention_out = Some(tensor);
             } else if name == "softmax_lse" {
                 case.softmax_lse = Some(tensor);
-            } else if let Some(parameter) = Parameter::from_name(name).filter(|known| {
-                let info = known.info();
-                info.kind == ascend_spec::operator::Kind::Tensor
-            }) {
-                case.tensors.insert(parameter, tensor);
+            } else if let Some(parameter) =
+                Parameter::from_name(name).filter(|known| known.info().kind == Kind::Tensor)
+            {
+                case.arguments.set_tensor(parameter, tensor);
             } else {
                 return Err(CaseError::UnknownTensor(name.clone()));
             }
         }
         stored.all_there()?;
-        case.key = list("key", keys)?;
-        case.value = list("value", values)?;
+        case.arguments.key = list("key", keys)?;
+        case.arguments.value = list("value", values)?;
         let kind_given = header
             .metadata
             .iter()
@@ -159,7 +159,7 @@ impl Case {
                         op: Self::OP,
                     });
                 }
-                _ if self.attributes.read(key, value)? => {}
+                _ if values::read(&mut self.arguments, key, value)? => {}
                 _ => match key.strip_prefix(STORED) {
                     Some(tensor) => stored.says(tensor, value)?,
                     None => return Err(CaseError::UnknownKey(key.clone())),
@@ -203,7 +203,7 @@ impl Case {
                 metadata.insert(key, text.clone());
             }
         }
-        self.attributes.write(&mut metadata);
+        values::write(&self.arguments, &mut metadata);
         if let Some(Tolerance { atol, rtol }) = self.tolerance {
             for (key, value) in [("atol", atol), ("rtol", rtol)] {
                 let text = format!("{value:?}");
@@ -252,7 +252,7 @@ impl Case {
 
     /// Refuses what a file cannot hold: a scale that is no number, element types that safetensors lacks.
     pub(super) fn writable(&self) -> Result<(), CaseError> {
-        number("scale", &format!("{:?}", self.attributes.scale))?;
+        number("scale", &format!("{:?}", self.arguments.scale))?;
         if let Some(rtol) = self.rms_rtol {
             distance("rms_rtol", &format!("{rtol:?}"))?;
         }
@@ -293,22 +293,13 @@ impl Case {
     /// Every tensor of the file and its name there.
     fn named_tensors(&self) -> Vec<(String, &CaseTensor)> {
         let mut named = Vec::new();
-        for (list, name) in [(&self.key, "key"), (&self.value, "value")] {
-            match list.as_slice() {
-                [one] => named.push((name.to_owned(), one)),
-                several => named.extend(
-                    several
-                        .iter()
-                        .enumerate()
-                        .map(|(index, tensor)| (format!("{name}.{index}"), tensor)),
-                ),
-            }
+        for (argument, tensor) in self.arguments.each_tensor() {
+            let several = self.arguments.tensors(argument.parameter).len() > 1;
+            named.push(match several {
+                true => (format!("{}.{}", argument.name(), argument.index), tensor),
+                false => (argument.name().to_owned(), tensor),
+            });
         }
-        named.extend(
-            self.tensors
-                .iter()
-                .map(|(parameter, tensor)| (parameter.name().to_owned(), tensor)),
-        );
         for (tensor, name) in [
             (&self.attention_out, "attention_out"),
             (&self.softmax_lse, "softmax_lse"),

@@ -33,7 +33,7 @@
 //! | `expect_rule` | id of the rule that refuses the call; where `expect` is `ok`, of the lint by which the safe layer stops what the operator takes |
 //! | `portable_since` | the first release, such as `8.1.0`, that has to take the call as the case's own release does; absent is not asked |
 //!
-//! An absent attribute has the operator's default ([`Attributes`]); an absent `atten_mask_kind` follows from whether
+//! An absent attribute has the operator's default ([`Arguments`]); an absent `atten_mask_kind` follows from whether
 //! there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0. Types of 4 bits are two to a byte along
 //! the last axis, the even one in the low half: the file's last axis is half the operator's.
 //!
@@ -44,9 +44,10 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let tensor = || CaseTensor::from_f32(DType::Float16, &[1, 1, 2, 16], &[0.5; 32]);
 //! let mut case = Case::new("an example");
-//! case.attributes.input_layout = "BNSD".to_owned();
-//! case.tensors.insert(Parameter::Query, tensor()?);
-//! (case.key, case.value) = (vec![tensor()?], vec![tensor()?]);
+//! case.arguments.input_layout = "BNSD".to_owned();
+//! for parameter in [Parameter::Query, Parameter::Key, Parameter::Value] {
+//!     case.arguments.set_tensor(parameter, tensor()?);
+//! }
 //! let read = Case::from_bytes(&case.to_bytes()?)?;
 //! assert_eq!(read, case);
 //!
@@ -65,7 +66,6 @@
 //! [`RECORD_VARIABLE`] lets refused and failing calls be written as files while a program runs. [`Recorder`] is for
 //! implementations of the operator's C functions: it writes the calls that they are given.
 
-mod attributes;
 mod compare;
 mod description;
 mod error;
@@ -78,14 +78,12 @@ mod run;
 mod target;
 mod tensor;
 mod unique_names;
+mod values;
 mod write_file;
 
-use std::collections::BTreeMap;
-
-use ascend_spec::fia::Version;
+use ascend_spec::fia::{Arguments, Version};
 use ascend_spec::{Cann, DType, Soc, SparseMode, Target};
 
-pub use attributes::Attributes;
 pub use compare::{Comparison, Deviation};
 pub use description::Description;
 pub use error::CaseError;
@@ -109,14 +107,8 @@ pub struct Case {
     pub name: String,
     /// Free text: where it comes from.
     pub note: String,
-    /// Attributes and length arrays.
-    pub attributes: Attributes,
-    /// The key list; empty is a null pointer.
-    pub key: Vec<CaseTensor>,
-    /// The value list; empty is a null pointer.
-    pub value: Vec<CaseTensor>,
-    /// All other inputs that are given. Outputs do not belong here.
-    pub tensors: BTreeMap<Parameter, CaseTensor>,
+    /// What the operator is called with. Outputs do not belong here.
+    pub arguments: Arguments<CaseTensor>,
     /// Where the mask comes from.
     pub mask: MaskKind,
     /// What should become of the call.
@@ -199,14 +191,14 @@ impl Case {
         }
     }
 
-    /// A tensor parameter; `None` is a null pointer.
+    /// A tensor parameter, of a list its first; `None` is a null pointer.
     pub fn tensor(&self, parameter: Parameter) -> Option<&CaseTensor> {
-        self.tensors.get(&parameter)
+        self.arguments.tensor(parameter)
     }
 
     /// Whether its sparse mode has a standard mask.
     fn takes_compressed_mask(&self) -> bool {
-        SparseMode::from_acl(self.attributes.sparse_mode)
+        SparseMode::from_acl(self.arguments.sparse_mode)
             .is_none_or(SparseMode::takes_compressed_mask)
     }
 
@@ -233,19 +225,15 @@ impl Case {
             }
             _ => {}
         }
-        if self.tensors.keys().any(|parameter| parameter.is_output()) {
+        if (self.arguments.each_tensor()).any(|(argument, _)| argument.is_output()) {
             return wrong(
                 "`attention_out` and `softmax_lse` are expected outputs, not inputs: put them into the fields of these names",
             );
         }
         if self.expect == Expect::Ok {
-            for (there, name) in [
-                (self.tensor(Parameter::Query).is_some(), "query"),
-                (!self.key.is_empty(), "key"),
-                (!self.value.is_empty(), "value"),
-            ] {
-                if !there {
-                    return Err(CaseError::MissingTensor(name.into()));
+            for parameter in [Parameter::Query, Parameter::Key, Parameter::Value] {
+                if self.tensor(parameter).is_none() {
+                    return Err(CaseError::MissingTensor(parameter.name().into()));
                 }
             }
         }
@@ -266,7 +254,7 @@ impl Case {
                 );
             }
         }
-        if self.softmax_lse.is_some() && !self.attributes.softmax_lse_flag {
+        if self.softmax_lse.is_some() && !self.arguments.softmax_lse_flag {
             return wrong(
                 "softmax_lse is expected, but `softmax_lse_flag` is not `true`: set it, or leave the tensor out",
             );

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use ascend_spec::fia::{Argument, FiaCall, Version};
+use ascend_spec::fia::{Arguments, FiaCall, Version};
+use ascend_spec::operator::Kind;
 use ascend_spec::{Cann, DType, Dims, Soc, Target, TensorDesc};
 use serde_json::{Map, Value, json};
 
 use super::error::shortened;
 use super::unique_names::UniqueNames;
-use super::{Attributes, CaseError, Parameter};
+use super::{CaseError, Parameter, values};
 
 /// One call described by shapes, dtypes and attributes alone.
 ///
@@ -48,11 +49,8 @@ pub struct ParameterCase {
     pub artefact: bool,
     /// Free text: where the call comes from.
     pub about: String,
-    /// Attributes and length arrays.
-    pub attributes: Attributes,
-    tensors: BTreeMap<Parameter, TensorDesc>,
-    key: Vec<TensorDesc>,
-    value: Vec<TensorDesc>,
+    /// What the operator is called with.
+    pub arguments: Arguments<TensorDesc>,
 }
 
 impl ParameterCase {
@@ -74,21 +72,7 @@ impl ParameterCase {
         let _: UniqueNames = serde_json::from_str(line).map_err(|error| broken(&error))?;
         let object: Map<String, Value> =
             serde_json::from_str(line).map_err(|error| broken(&error))?;
-        let mut case = ParameterCase {
-            id: String::new(),
-            accepted: Vec::new(),
-            release: None,
-            soc: None,
-            operator: None,
-            version: None,
-            status: None,
-            artefact: false,
-            about: String::new(),
-            attributes: Attributes::default(),
-            tensors: BTreeMap::new(),
-            key: Vec::new(),
-            value: Vec::new(),
-        };
+        let mut case = ParameterCase::of(Arguments::default());
         if let Some(Value::String(operator)) = object.get("op")
             && operator != OPERATOR
         {
@@ -133,7 +117,7 @@ impl ParameterCase {
                     if case.operator.is_some() => {}
                 ("inputs" | "outputs", Value::Object(tensors)) => {
                     for (name, value) in tensors {
-                        case.operand(name, value)?;
+                        case.tensor(name, value)?;
                     }
                 }
                 ("attrs", Value::Object(attributes)) => {
@@ -177,26 +161,11 @@ impl ParameterCase {
 
     /// The call.
     pub fn call(&self) -> FiaCall<'_> {
-        let mut call = self.attributes.call();
-        call.key = &self.key;
-        call.value = &self.value;
-        for (parameter, desc) in &self.tensors {
-            if let Some(place) = call.single_mut(*parameter) {
-                *place = Some(*desc);
-            }
-        }
-        call
+        self.arguments.call()
     }
 
-    /// A call of these attributes and tensors.
-    pub(super) fn of(attributes: &Attributes, tensors: &[(Argument, TensorDesc)]) -> Self {
-        let list = |wanted: Parameter| {
-            let list = tensors.iter().filter(|(of, _)| of.parameter == wanted);
-            list.map(|(_, desc)| *desc).collect()
-        };
-        let single = tensors.iter();
-        let single = single.filter(|(of, _)| of.parameter.info().list.is_none());
-        let named = single.map(|(of, desc)| (of.parameter, *desc));
+    /// A call with these arguments.
+    pub(super) fn of(arguments: Arguments<TensorDesc>) -> Self {
         Self {
             id: String::new(),
             accepted: Vec::new(),
@@ -207,10 +176,7 @@ impl ParameterCase {
             status: None,
             artefact: false,
             about: String::new(),
-            attributes: attributes.clone(),
-            tensors: named.collect(),
-            key: list(Parameter::Key),
-            value: list(Parameter::Value),
+            arguments,
         }
     }
 
@@ -219,10 +185,10 @@ impl ParameterCase {
     /// # Errors
     /// [`CaseError::Malformed`] for a `scale` that is no finite number.
     pub fn to_json(&self) -> Result<String, CaseError> {
-        super::attributes::number("scale", &format!("{:?}", self.attributes.scale))?;
+        super::values::number("scale", &format!("{:?}", self.arguments.scale))?;
         let (mut inputs, mut outputs, mut attributes) = (Map::new(), Map::new(), Map::new());
         let mut written = BTreeMap::new();
-        self.attributes.write(&mut written);
+        values::write(&self.arguments, &mut written);
         for (name, text) in written {
             let value = match name {
                 "input_layout" => Value::String(text),
@@ -233,16 +199,18 @@ impl ParameterCase {
                 _ => attributes.insert(name.to_owned(), value),
             };
         }
-        for (parameter, desc) in &self.tensors {
+        for parameter in Parameter::tensors() {
             let side = match parameter.is_output() {
                 true => &mut outputs,
                 false => &mut inputs,
             };
-            side.insert(parameter.name().to_owned(), described(desc));
-        }
-        for (name, list) in [("key", &self.key), ("value", &self.value)] {
-            if !list.is_empty() {
-                inputs.insert(name.to_owned(), list.iter().map(described).collect());
+            let mut tensors = self.arguments.tensors(parameter).iter().map(described);
+            let value: Value = match parameter.info().kind {
+                Kind::TensorList => tensors.collect(),
+                _ => tensors.next().unwrap_or_default(),
+            };
+            if !self.arguments.tensors(parameter).is_empty() {
+                side.insert(parameter.name().to_owned(), value);
             }
         }
         let mut line = json!({
@@ -296,42 +264,33 @@ impl ParameterCase {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        if self.attributes.read(name, &text)? {
+        if values::read(&mut self.arguments, name, &text)? {
             Ok(())
         } else {
             Err(CaseError::UnknownKey(name.to_owned()))
         }
     }
 
-    fn operand(&mut self, name: &str, value: &Value) -> Result<(), CaseError> {
-        if self
-            .attributes
-            .arrays()
-            .iter()
-            .any(|(known, _)| *known == name)
-        {
+    fn tensor(&mut self, name: &str, value: &Value) -> Result<(), CaseError> {
+        let parameter = Parameter::from_name(name);
+        if parameter.is_some_and(|known| known.info().kind == Kind::Ints) {
             return self.attribute(name, value);
         }
+        let parameter = parameter.filter(|known| known.info().kind.is_tensor());
+        let parameter = parameter.ok_or_else(|| CaseError::UnknownTensor(name.to_owned()))?;
         let list = match value {
             Value::Array(list) => list.iter().map(|value| desc(name, value)).collect(),
             one => desc(name, one).map(|desc| vec![desc]),
         }?;
-        match (name, list.as_slice()) {
-            ("key", _) => self.key = list,
-            ("value", _) => self.value = list,
-            (_, &[desc]) => {
-                let parameter = Parameter::from_name(name)
-                    .filter(|known| known.info().kind.is_tensor())
-                    .ok_or_else(|| CaseError::UnknownTensor(name.to_owned()))?;
-                self.tensors.insert(parameter, desc);
-            }
-            _ => {
-                return Err(CaseError::Shape {
-                    tensor: name.to_owned(),
-                    given: format!("{} tensors", list.len()),
-                    allowed: "one; only key and value are lists".to_owned(),
-                });
-            }
+        if list.len() != 1 && parameter.info().kind != Kind::TensorList {
+            return Err(CaseError::Shape {
+                tensor: name.to_owned(),
+                given: format!("{} tensors", list.len()),
+                allowed: "one; only key and value are lists".to_owned(),
+            });
+        }
+        for desc in list {
+            self.arguments.set_tensor(parameter, desc);
         }
         Ok(())
     }

@@ -103,7 +103,7 @@ impl Case {
             .into_iter()
             .find(|version| version.symbol() == plan.operator());
         if let (Some(version), Ok(target)) = (version, stream.device().target())
-            && let Ok(problem) = description.call(self).check(version, target)
+            && let Ok(problem) = description.call().check(version, target)
         {
             problem.each_lint(&mut |lint| outcome.lints.push(lint));
         }
@@ -161,16 +161,8 @@ impl Case {
 
     /// The call's arguments with the inputs uploaded; the outputs are still to be given.
     fn upload(&self, stream: &Stream) -> Result<Arguments> {
-        let mut arguments = Arguments::new(&self.attributes.call());
-        for (&parameter, tensor) in &self.tensors {
-            arguments.set(parameter, upload(stream, tensor)?);
-        }
-        for key in &self.key {
-            arguments.push_key(upload(stream, key)?);
-        }
-        for value in &self.value {
-            arguments.push_value(upload(stream, value)?);
-        }
+        let uploaded = self.arguments.try_map(|_, tensor| upload(stream, tensor))?;
+        let mut arguments = Arguments::new(uploaded);
         if let Some(version) = self.op_version {
             arguments.at_least(version);
         }

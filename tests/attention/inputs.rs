@@ -266,12 +266,12 @@ fn tables_and_paddings_by_name_are_checked_before_a_launch() {
     call.actual_seq_lengths_kv = Some(&lengths);
     let by_name = |table: [i32; 6]| {
         let table = stream.upload(&table, [2, 3]).unwrap();
-        let mut arguments = Arguments::new(&call);
+        let mut arguments = Arguments::new(call.attributes());
         arguments
             .set(Parameter::Query, &query)
             .set(Parameter::BlockTable, table)
-            .push_key(&cache)
-            .push_value(&cache);
+            .set(Parameter::Key, &cache)
+            .set(Parameter::Value, &cache);
         let plan = arguments.plan(stream.device()).unwrap();
         arguments.set_outputs(&plan).unwrap();
         arguments.launch(&plan, &stream)
@@ -290,12 +290,12 @@ fn tables_and_paddings_by_name_are_checked_before_a_launch() {
     padded.actual_seq_lengths = Some(&[10]);
     let by_name = |size: i64| {
         let size = stream.upload(&[size], [1]).unwrap();
-        let mut arguments = Arguments::new(&padded);
+        let mut arguments = Arguments::new(padded.attributes());
         arguments
             .set(Parameter::Query, &rows)
             .set(Parameter::QueryPaddingSize, size)
-            .push_key(&rows)
-            .push_value(&rows);
+            .set(Parameter::Key, &rows)
+            .set(Parameter::Value, &rows);
         let plan = arguments.plan(stream.device()).unwrap();
         arguments.set_outputs(&plan).unwrap();
         arguments.launch(&plan, &stream)
@@ -504,7 +504,7 @@ fn latent_attention_in_int8_is_right() {
     call.query_quant_mode = 3;
     let lengths = [LEN as i64];
     call.actual_seq_lengths_kv = Some(&lengths);
-    let mut arguments = Arguments::new(&call);
+    let mut arguments = Arguments::new(call.attributes());
     arguments
         .set(Parameter::Query, &q)
         .set(Parameter::QueryRope, &qr)
@@ -514,8 +514,8 @@ fn latent_attention_in_int8_is_right() {
         .set(Parameter::KeyAntiquantScale, &ks)
         .set(Parameter::ValueAntiquantScale, &vs)
         .set(Parameter::AttenMask, mask.tensor().unwrap().clone())
-        .push_key(&kv)
-        .push_value(&kv);
+        .set(Parameter::Key, &kv)
+        .set(Parameter::Value, &kv);
     let by_name = arguments.plan(stream.device()).unwrap();
     arguments.set_outputs(&by_name).unwrap();
     arguments.launch(&by_name, &stream).unwrap();

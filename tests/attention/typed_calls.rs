@@ -44,12 +44,13 @@ impl Uploaded {
     fn new(stream: &Stream, case: &Case) -> Self {
         let all = |list: &[CaseTensor]| list.iter().map(|one| upload(stream, one)).collect();
         let tensors: BTreeMap<P, AnyTensor> = case
-            .tensors
-            .iter()
-            .map(|(&parameter, tensor)| (parameter, upload(stream, tensor)))
+            .arguments
+            .each_tensor()
+            .filter(|(of, _)| of.parameter.info().list.is_none())
+            .map(|(of, tensor)| (of.parameter, upload(stream, tensor)))
             .collect();
         let table = typed::<i32>(tensors.get(&P::BlockTable));
-        let block_size = usize::try_from(case.attributes.block_size).unwrap();
+        let block_size = usize::try_from(case.arguments.block_size).unwrap();
         let latent = [
             P::DequantScaleQuery,
             P::KeyAntiquantScale,
@@ -73,8 +74,8 @@ impl Uploaded {
                     .collect(),
                 false => Vec::new(),
             },
-            key: all(&case.key),
-            value: all(&case.value),
+            key: all(&case.arguments.key),
+            value: all(&case.arguments.value),
             tensors,
         }
     }
@@ -87,7 +88,7 @@ impl Uploaded {
     }
 
     fn quantisation(&self, case: &Case) -> Quantisation<'_> {
-        let of = &case.attributes;
+        let of = &case.arguments;
         let output = self.affine(P::QuantScale2, P::QuantOffset2);
         let merged = self.affine(P::AntiquantScale, P::AntiquantOffset);
         let key = self.affine(P::KeyAntiquantScale, P::KeyAntiquantOffset);
@@ -145,7 +146,7 @@ impl Uploaded {
         }
         if let Some(key) = self.tensors.get(&P::KeySharedPrefix) {
             let mut prefix = SharedPrefix::of_any(key, &self.tensors[&P::ValueSharedPrefix]);
-            if let Some(len) = &case.attributes.actual_shared_prefix_len {
+            if let Some(len) = &case.arguments.actual_shared_prefix_len {
                 prefix = prefix.valid(usize::try_from(len[0]).unwrap()).unwrap();
             }
             inputs = inputs.shared_prefix(prefix);
@@ -189,7 +190,7 @@ fn sizes(lengths: &[i64]) -> Vec<usize> {
 }
 
 fn call(stream: &Stream, case: &Case, uploaded: &Uploaded) -> FusedInferAttention {
-    let of = &case.attributes;
+    let of = &case.arguments;
     let masks = stream.device().masks();
     let full = uploaded.tensors.get(&P::AttenMask);
     let mask = match (of.sparse_mode, case.mask, full) {
@@ -259,22 +260,28 @@ fn by_type<T: Element>(stream: &Stream, case: &Case) -> [Option<Vec<u8>>; 2] {
 
 /// Which kinds of tensors a case has: what the typed builder has to say about it.
 fn kinds(case: &Case) -> Vec<String> {
-    let of = &case.attributes;
-    let mut kinds: Vec<String> = case.tensors.keys().map(ToString::to_string).collect();
-    if case.tensors.contains_key(&P::KeyAntiquantScale) {
+    let of = &case.arguments;
+    let mut kinds: Vec<String> = (of.each_tensor())
+        .filter(|(of, _)| of.parameter.info().list.is_none())
+        .map(|(of, _)| of.name().to_owned())
+        .collect();
+    if case.tensor(P::KeyAntiquantScale).is_some() {
         kinds.push(format!(
             "modes {} {}",
             of.key_antiquant_mode, of.value_antiquant_mode
         ));
     }
-    if case.tensors.contains_key(&P::AntiquantScale) {
+    if case.tensor(P::AntiquantScale).is_some() {
         kinds.push(format!("mode {}", of.antiquant_mode));
     }
-    if case.key.len() > 1 {
+    if case.arguments.key.len() > 1 {
         kinds.push("list".to_owned());
     }
-    if case.tensors.contains_key(&P::BlockTable) {
-        kinds.push(format!("cache of {} axes", case.key[0].shape().len()));
+    if case.tensor(P::BlockTable).is_some() {
+        kinds.push(format!(
+            "cache of {} axes",
+            case.arguments.key[0].shape().len()
+        ));
     }
     kinds
 }

@@ -8,9 +8,9 @@
 )]
 
 use ascend_attention::DType;
-use ascend_attention::case::{Attributes, Case, CaseTensor, MaskKind, Parameter, Tolerance};
+use ascend_attention::case::{Case, CaseTensor, MaskKind, Parameter, Tolerance};
 use ascend_attention::spec::Cann;
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::fia::{Arguments, Version};
 use ascend_attention::spec::operator::Kind;
 
 /// Metadata that every case has.
@@ -67,7 +67,7 @@ pub fn tensor(dtype: DType, shape: &[usize]) -> CaseTensor {
 pub fn full() -> Case {
     let mut case = Case::new("full \"quoted\" \u{3b1}");
     case.note = "a note\nof two lines".to_owned();
-    case.attributes = Attributes {
+    case.arguments = Arguments {
         input_layout: "BNSD".to_owned(),
         scale: 0.1,
         softmax_lse_flag: true,
@@ -88,20 +88,22 @@ pub fn full() -> Case {
         actual_shared_prefix_len: Some(vec![0]),
         q_start_idx: Some(vec![-1]),
         kv_start_idx: Some(vec![4]),
+        ..Arguments::default()
     };
-    case.key = vec![
+    case.arguments.key = vec![
         tensor(DType::Bf16, &[1, 2, 3, 8]),
         tensor(DType::Bf16, &[1, 2, 5, 8]),
     ];
-    case.value = vec![tensor(DType::Bf16, &[1, 2, 3, 8])];
+    case.arguments.value = vec![tensor(DType::Bf16, &[1, 2, 3, 8])];
     let inputs = Parameter::tensors().filter(|of| of.info().kind == Kind::Tensor);
     for (parameter, dtype) in inputs.zip([DType::Float16, DType::Int8].iter().cycle()) {
-        case.tensors.insert(parameter, tensor(*dtype, &[2, 3]));
+        case.arguments
+            .set_tensor(parameter, tensor(*dtype, &[2, 3]));
     }
-    case.tensors
-        .insert(Parameter::BlockTable, tensor(DType::Int32, &[2, 0]));
-    case.tensors
-        .insert(Parameter::KvPaddingSize, tensor(DType::Int64, &[]));
+    case.arguments
+        .set_tensor(Parameter::BlockTable, tensor(DType::Int32, &[2, 0]));
+    case.arguments
+        .set_tensor(Parameter::KvPaddingSize, tensor(DType::Int64, &[]));
     case.mask = MaskKind::Tensor;
     case.attention_out = Some(CaseTensor::from_f32(DType::Float, &[2], &[f32::NAN, -0.0]).unwrap());
     case.softmax_lse = Some(tensor(DType::Float, &[1]));
@@ -127,8 +129,9 @@ pub fn unsupported() -> Case {
     let path = vectors.join("quantised/004_split_token_token_decode.safetensors");
     let mut case = Case::read(path).unwrap();
     let prefix = CaseTensor::new(DType::Int8, &[1, 2, 3, 64], vec![1; 2 * 3 * 64]).unwrap();
-    case.tensors
-        .insert(Parameter::KeySharedPrefix, prefix.clone());
-    case.tensors.insert(Parameter::ValueSharedPrefix, prefix);
+    case.arguments
+        .set_tensor(Parameter::KeySharedPrefix, prefix.clone());
+    case.arguments
+        .set_tensor(Parameter::ValueSharedPrefix, prefix);
     case
 }

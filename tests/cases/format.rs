@@ -6,9 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ascend_attention::DType;
-use ascend_attention::case::{
-    Attributes, Case, CaseError, CaseTensor, Expect, MaskKind, Parameter, Tolerance,
-};
+use ascend_attention::case::{Case, CaseError, CaseTensor, Expect, MaskKind, Parameter, Tolerance};
+use ascend_attention::spec::fia::Arguments;
 use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::{Cann, Refusal, Release, Soc, Target};
 use case_files::{BASE, TENSORS, file, full, raw, tensor};
@@ -56,10 +55,10 @@ fn what_is_written_is_read_back() {
     rejected.expect = Expect::Reject {
         status: Some(561_002),
     };
-    rejected.tensors.remove(&Parameter::AttenMask);
+    rejected.arguments.atten_mask = None;
     rejected.mask = MaskKind::Compressed;
-    rejected.attributes.sparse_mode = 3;
-    rejected.value.clear();
+    rejected.arguments.sparse_mode = 3;
+    rejected.arguments.value.clear();
     let bytes = rejected.to_bytes().unwrap();
     assert_eq!(Case::from_bytes(&bytes).unwrap(), rejected);
 
@@ -129,7 +128,7 @@ fn a_file_says_which_machine_it_is_for() {
         (case.out_dtype, case.rms_rtol),
         (Some(DType::Bf16), Some(0.125))
     );
-    assert_eq!(case.attributes.sparse_mode, 9);
+    assert_eq!(case.arguments.sparse_mode, 9);
     assert_eq!(case.describe().attention_out().unwrap().dtype, DType::Bf16);
     assert_eq!(Case::from_bytes(&case.to_bytes().unwrap()).unwrap(), case);
     for (key, value, expected) in [
@@ -175,14 +174,14 @@ fn small_types_are_stored_as_bytes() {
     ];
     let all = [BASE, &types].concat();
     let case = Case::from_bytes(&file(&all, &small)).unwrap();
-    for key in &case.key {
+    for key in &case.arguments.key {
         assert_eq!(
             (key.dtype(), key.shape()),
             (DType::Float4E2M1, &[1, 2, 6][..])
         );
     }
-    assert_eq!(case.value[0].dtype(), DType::HiFloat8);
-    assert_eq!(case.value[0].shape(), [1, 2, 3]);
+    assert_eq!(case.arguments.value[0].dtype(), DType::HiFloat8);
+    assert_eq!(case.arguments.value[0].shape(), [1, 2, 3]);
     let dtype = |of| case.tensor(of).unwrap().dtype();
     assert_eq!(dtype(Parameter::DequantScaleQuery), DType::Float8E8M0);
     assert_eq!(dtype(Parameter::AttenMask), DType::UInt8);
@@ -202,7 +201,7 @@ fn small_types_are_stored_as_bytes() {
     // Half a byte is no row's.
     let odd = CaseTensor::new(DType::Int4, &[2, 3], vec![0; 3]).unwrap();
     let mut case = case;
-    case.tensors.insert(Parameter::PseShift, odd);
+    case.arguments.set_tensor(Parameter::PseShift, odd);
     assert!(
         matches!(case.to_bytes(), Err(CaseError::Dtype { tensor, .. }) if tensor == "pse_shift")
     );
@@ -251,7 +250,7 @@ fn verdicts_are_right(folder: &Path) {
         let case = Case::read(folder.join(file)).unwrap();
         let soc = Soc::from_name(case.soc_name.as_deref().unwrap()).unwrap();
         let description = case.describe();
-        let call = description.call(&case);
+        let call = description.call();
         for (release, expected) in releases {
             let Some(Release::Known(cann)) = Cann::of_version(release) else {
                 panic!("{file}: {release}");
@@ -283,14 +282,11 @@ fn verdicts_are_right(folder: &Path) {
 #[test]
 fn absent_attributes_have_the_operators_defaults() {
     let case = Case::from_bytes(&file(BASE, TENSORS)).unwrap();
-    assert_eq!(case.attributes, Attributes::default());
-    let Attributes {
-        ref input_layout,
-        scale,
-        ..
-    } = case.attributes;
-    assert_eq!((input_layout.as_str(), scale), ("BSH", 1.0));
-    let numbers = |a: &Attributes| {
+    let attributes: Arguments<CaseTensor> = case.describe().call().attributes();
+    assert_eq!(attributes, Arguments::default());
+    let a = Arguments::<CaseTensor>::default();
+    assert_eq!((a.input_layout.as_str(), a.scale), ("BSH", 1.0));
+    assert_eq!(
         [
             a.num_heads,
             a.num_key_value_heads,
@@ -299,13 +295,10 @@ fn absent_attributes_have_the_operators_defaults() {
             a.next_tokens,
             a.inner_precise,
             a.block_size,
-        ]
-    };
-    assert_eq!(
-        numbers(&case.attributes),
+        ],
         [1, 0, 0, 2_147_483_647, 2_147_483_647, 1, 0]
     );
-    assert_eq!(case.attributes.actual_seq_lengths, None);
+    assert_eq!(case.arguments.actual_seq_lengths, None);
     assert_eq!((case.mask, case.expect), (MaskKind::None, Expect::Ok));
     assert!(case.name.is_empty() && case.tolerance.is_none());
 }
@@ -511,7 +504,7 @@ fn required_tensors_and_whole_lists_are_needed() {
         )
     };
     let case = Case::from_bytes(&list(&["key.1", "key.2", "key.0"])).unwrap();
-    assert_eq!(case.key.len(), 3);
+    assert_eq!(case.arguments.key.len(), 3);
     for (places, missing) in [
         (&["key.0", "key.2"][..], "key.1"),
         (&["key.1"], "key.0"),
@@ -531,11 +524,16 @@ fn required_tensors_and_whole_lists_are_needed() {
 #[test]
 fn list_order_is_by_number_not_by_text() {
     let mut case = full();
-    case.key = (1..=12)
+    case.arguments.key = (1..=12)
         .map(|rows| tensor(DType::Float16, &[rows, 1]))
         .collect();
     let read = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
-    let rows: Vec<usize> = read.key.iter().map(|key| key.shape()[0]).collect();
+    let rows: Vec<usize> = read
+        .arguments
+        .key
+        .iter()
+        .map(|key| key.shape()[0])
+        .collect();
     assert_eq!(rows, (1..=12).collect::<Vec<_>>());
 }
 
@@ -566,7 +564,7 @@ fn tensors_that_cann_does_not_have_are_errors() {
     let fnuz = with_tensors(&[("pse_shift", "F8_E4M3FNUZ", &[1], 1)]);
     assert!(matches!(error(&fnuz), CaseError::Dtype { tensor, .. } if tensor == "pse_shift"));
     let mut case = full();
-    case.tensors.insert(
+    case.arguments.set_tensor(
         Parameter::PseShift,
         CaseTensor::new(DType::Float4E1M2, &[2], vec![0; 1]).unwrap(),
     );
@@ -578,7 +576,7 @@ fn tensors_that_cann_does_not_have_are_errors() {
 #[test]
 fn a_case_that_could_not_be_read_back_is_not_written() {
     let mut case = full();
-    case.attributes.scale = f64::NAN;
+    case.arguments.scale = f64::NAN;
     assert!(matches!(
         case.to_bytes(),
         Err(CaseError::Malformed { key: "scale", .. })
@@ -596,11 +594,11 @@ fn a_case_that_could_not_be_read_back_is_not_written() {
     case.mask = MaskKind::None;
     assert!(matches!(case.to_bytes(), Err(CaseError::Contradiction(_))));
     let mut case = full();
-    case.tensors
-        .insert(Parameter::SoftmaxLse, tensor(DType::Float, &[1]));
+    case.arguments
+        .set_tensor(Parameter::SoftmaxLse, tensor(DType::Float, &[1]));
     assert!(matches!(case.to_bytes(), Err(CaseError::Contradiction(_))));
     let mut case = full();
-    case.value.clear();
+    case.arguments.value.clear();
     assert!(matches!(case.to_bytes(), Err(CaseError::MissingTensor(name)) if name == "value"));
 }
 
@@ -677,7 +675,8 @@ fn types_that_end_within_a_byte_are_not_written() {
     .unwrap();
     for (shape, bytes, whole) in [(&[1, 1][..], 1, false), (&[1, 4], 3, true)] {
         let tensor = CaseTensor::new(DType::Float6E2M3, shape, vec![0; bytes]).unwrap();
-        case.tensors.insert(Parameter::KeySharedPrefix, tensor);
+        case.arguments
+            .set_tensor(Parameter::KeySharedPrefix, tensor);
         match case.to_bytes() {
             Ok(file) => assert!(whole && Case::from_bytes(&file).is_ok()),
             Err(error) => assert!(

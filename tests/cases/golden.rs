@@ -224,7 +224,7 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
     let verdict = |case: &Case| case.run(&stream).unwrap().verdict;
 
     let mut wrong = good.clone();
-    wrong.attributes.num_heads = 3;
+    wrong.arguments.num_heads = 3;
     let outcome = wrong.run(&stream).unwrap();
     assert!(
         matches!(&outcome.verdict, Verdict::Failed { reason } if reason.contains("given")),
@@ -257,7 +257,7 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
 
     // A missing tensor is a null pointer.
     let mut null = good;
-    null.value.clear();
+    null.arguments.value.clear();
     null.expect = Expect::Reject {
         status: Some(161_001),
     };
@@ -282,20 +282,20 @@ fn a_file_that_would_make_the_device_leave_its_tensors_is_refused() {
         assert!(outcome.attention_out.is_none());
     };
     let mut short = read("000_plain_bnsd_f16");
-    let mut shape = short.value[0].shape().to_vec();
+    let mut shape = short.arguments.value[0].shape().to_vec();
     shape[2] -= 1;
-    short.value[0] = case_files::tensor(short.value[0].dtype(), &shape);
+    short.arguments.value[0] = case_files::tensor(short.arguments.value[0].dtype(), &shape);
     refused(&short, "value.shape_unchecked");
     // That is no refusal of the operator's.
     short.expect = Expect::Reject { status: None };
     refused(&short, "value.shape_unchecked");
 
     let mut paged = read("067_paged_decode_bsh_block16");
-    let table = &paged.tensors[&Parameter::BlockTable];
+    let table = paged.tensor(Parameter::BlockTable).unwrap();
     let mut bytes = table.bytes().to_vec();
     bytes[..4].copy_from_slice(&(1i32 << 20).to_le_bytes());
     let table = CaseTensor::new(table.dtype(), table.shape(), bytes).unwrap();
-    paged.tensors.insert(Parameter::BlockTable, table);
+    paged.arguments.set_tensor(Parameter::BlockTable, table);
     refused(&paged, "block_table.range");
     harness::still_works(&stream);
 }

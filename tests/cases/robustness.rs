@@ -145,15 +145,15 @@ proptest! {
         lengths in proptest::option::of(proptest::collection::vec(any::<i64>(), 0..5)),
     ) {
         let mut case = full();
-        case.attributes.num_heads = num_heads;
-        case.attributes.pre_tokens = pre_tokens;
-        case.attributes.scale = scale;
-        case.attributes.input_layout = layout;
-        case.attributes.actual_seq_lengths = lengths;
+        case.arguments.num_heads = num_heads;
+        case.arguments.pre_tokens = pre_tokens;
+        case.arguments.scale = scale;
+        case.arguments.input_layout = layout;
+        case.arguments.actual_seq_lengths = lengths;
         prop_assert_eq!(&Case::from_bytes(&case.to_bytes().unwrap()).unwrap(), &case);
         // Describing whatever was read does not panic either.
         let description = case.describe();
-        let call = description.call(&case);
+        let call = description.call();
         let _ = call.check(ascend_spec::fia::Version::V4, ascend_spec::Target::snapshot(ascend_spec::Soc::AtlasA2));
     }
 }

@@ -247,14 +247,16 @@ fn lints_that_leave_the_tensors_are_allowed_by_unsafe_code_alone() {
             "{text}"
         );
     }
-    let mut arguments = Arguments::new(&FiaCall {
+    let mut arguments = Arguments::new(ascend_attention::spec::fia::Arguments {
         num_heads: 4,
-        ..FiaCall::new("BNSD")
+        input_layout: "BNSD".to_owned(),
+        inner_precise: 0,
+        ..Default::default()
     });
     arguments
         .set(Parameter::Query, &query)
-        .push_key(&key)
-        .push_value(&short)
+        .set(Parameter::Key, &key)
+        .set(Parameter::Value, &short)
         .allow_lint(id);
     assert!(matches!(
         arguments.plan(stream.device()),
@@ -307,13 +309,13 @@ fn what_this_release_lacks_is_unsupported_by_name() {
     let scale = stream.upload(&[1.0f32; 16], [1, 16]).unwrap();
     let mut call = FiaCall::new("BNSD");
     (call.key_antiquant_mode, call.value_antiquant_mode) = (1, 1);
-    let mut arguments = Arguments::new(&call);
+    let mut arguments = Arguments::new(call.attributes());
     arguments
         .set(Parameter::Query, query)
         .set(Parameter::KeyAntiquantScale, &scale)
         .set(Parameter::ValueAntiquantScale, &scale)
-        .push_key(bytes(16).unwrap())
-        .push_value(bytes(16).unwrap());
+        .set(Parameter::Key, bytes(16).unwrap())
+        .set(Parameter::Value, bytes(16).unwrap());
     arguments.plan(stream.device()).unwrap();
     // Scales of single tokens, with keys that have none.
     arguments

@@ -184,7 +184,7 @@ fn poison(problem: &Problem<'_>, call: &Call, operand: Operand, contents: &mut [
 /// What the safe layer says of the call: whether it plans it, with every lint allowed or with none.
 fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Error>> {
     let described = call.describe();
-    let mut arguments = Arguments::new(&described);
+    let mut arguments = Arguments::new(described.attributes());
     for operand in operands(&described) {
         let desc = operand.of(&described)?;
         // The safe layer has no tensors with gaps, of other formats, or of halves of bytes.
@@ -196,11 +196,7 @@ fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Er
         let tensor = stream
             .upload_bytes(desc.dtype, &vec![0; bytes], shape)
             .unwrap();
-        match operand {
-            Operand::Key(_) => arguments.push_key(tensor),
-            Operand::Value(_) => arguments.push_value(tensor),
-            one => arguments.set(one.argument().parameter, tensor),
-        };
+        arguments.set(operand.argument().parameter, tensor);
     }
     if lints {
         for lint in rules::lints::all() {

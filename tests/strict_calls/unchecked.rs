@@ -2,7 +2,7 @@
 //! and the safe layer stops it.
 
 use ascend_attention::attention::Arguments;
-use ascend_attention::spec::fia::{Cache, Operand, Version, rules};
+use ascend_attention::spec::fia::{Cache, Version, rules};
 use ascend_attention::spec::{Cann, DType, Extents, Layout, Soc, SparseMode, Target};
 use ascend_attention::{Error, Stream};
 
@@ -243,17 +243,13 @@ fn one(stream: &Stream, lint: &str, call: &Call) {
 /// Whether the safe layer plans the call with every lint allowed but one.
 fn planned(stream: &Stream, call: &Call, but: Option<&str>) -> Result<(), Error> {
     let described = call.describe();
-    let mut arguments = Arguments::new(&described);
+    let mut arguments = Arguments::new(described.attributes());
     for operand in operands(&described) {
         let desc = operand.of(&described).unwrap();
         let bytes = vec![0; raw::reach(desc).unwrap()];
         let shape: Vec<usize> = desc.shape.iter().map(|&dim| dim as usize).collect();
         let tensor = stream.upload_bytes(desc.dtype, &bytes, shape).unwrap();
-        match operand {
-            Operand::Key(_) => arguments.push_key(tensor),
-            Operand::Value(_) => arguments.push_value(tensor),
-            one => arguments.set(one.argument().parameter, tensor),
-        };
+        arguments.set(operand.argument().parameter, tensor);
     }
     for lint in rules::lints::all().filter(|lint| Some(lint.id) != but) {
         // SAFETY: the call is planned and never launched.

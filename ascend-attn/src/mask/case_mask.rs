@@ -16,7 +16,7 @@ use crate::Stop;
 pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), Stop> {
     let case = Case::read(file).map_err(|error| trouble(file, &error))?;
     let description = case.describe();
-    let call = description.call(&case);
+    let call = description.call();
     let target = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
     let at_least = case.op_version.unwrap_or(Version::V1);
     let problem = call
@@ -39,7 +39,7 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
         problem.batch,
         problem.mode
     );
-    let tensor = case.tensors.get(&Parameter::AttenMask);
+    let tensor = case.tensor(Parameter::AttenMask);
     let read = problem.sequences(Padding::default()).nth(sequence);
     let formula = match (read.and_then(|(_, at)| at), tensor) {
         (Some(at), Some(tensor)) => {

@@ -88,7 +88,10 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
     let output: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
     let case = Case::record(&stream, &plan, &paged.inputs()).unwrap();
     assert_eq!(
-        (case.key[0].shape(), case.value[0].shape()),
+        (
+            case.arguments.key[0].shape(),
+            case.arguments.value[0].shape()
+        ),
         (&[4, 16, 128][..], &[4, 16, 128][..])
     );
     let table = case.tensor(Parameter::BlockTable).unwrap().bytes();
@@ -214,7 +217,7 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
     let folder = tempfile::tempdir().unwrap();
     for call in &calls {
         let case = call.case().unwrap();
-        assert_eq!(case.key[0].shape()[0], 2, "two of eight blocks");
+        assert_eq!(case.arguments.key[0].shape()[0], 2, "two of eight blocks");
         assert!(case.attention_out.is_some());
         call.write_into(folder.path()).unwrap();
     }

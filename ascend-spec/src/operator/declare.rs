@@ -166,9 +166,23 @@ macro_rules! declare_arguments {
 
             /// The same call with other tensors.
             pub fn map<U>(&self, mut tensor: impl FnMut(Argument, &T) -> U) -> Arguments<U> {
-                Arguments {
+                let mapped: Result<_, std::convert::Infallible> =
+                    self.try_map(|argument, of| Ok(tensor(argument, of)));
+                let Ok(mapped) = mapped;
+                mapped
+            }
+
+            /// The same call with other tensors, if all of them can be made.
+            ///
+            /// # Errors
+            /// The first error of `tensor`, after which no more tensors are made.
+            pub fn try_map<U, E>(
+                &self,
+                mut tensor: impl FnMut(Argument, &T) -> Result<U, E>,
+            ) -> Result<Arguments<U>, E> {
+                Ok(Arguments {
                     $($field: declare_arguments!(@map $kind self.$field, $variant, tensor),)*
-                }
+                })
             }
 
             #[doc = concat!("The call that the rules judge, with the tensors of `of`.")]
@@ -258,6 +272,13 @@ macro_rules! declare_arguments {
                     oldest = $since;
                 })*
                 oldest
+            }
+
+            /// The same attributes and arrays without tensors.
+            pub fn attributes<T>(&self) -> Arguments<T> {
+                Arguments {
+                    $($field: declare_arguments!(@attribute $kind self.$field),)*
+                }
             }
 
             /// The same arguments, owned.
@@ -360,10 +381,10 @@ macro_rules! declare_arguments {
     (@pattern int_list $given:ident) => { $crate::operator::OwnedValue::Ints($given) };
 
     (@map list $self:ident.$field:ident, $variant:ident, $map:ident) => {
-        $self.$field.iter().enumerate().map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor)).collect()
+        $self.$field.iter().enumerate().map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor)).collect::<Result<_, E>>()?
     };
     (@map tensor $self:ident.$field:ident, $variant:ident, $map:ident) => {
-        $self.$field.as_ref().map(|tensor| $map(Parameter::$variant.into(), tensor))
+        $self.$field.as_ref().map(|tensor| $map(Parameter::$variant.into(), tensor)).transpose()?
     };
     (@map inout $($rest:tt)*) => { declare_arguments!(@map tensor $($rest)*) };
     (@map output $($rest:tt)*) => { declare_arguments!(@map tensor $($rest)*) };
@@ -383,6 +404,13 @@ macro_rules! declare_arguments {
     (@given list $self:ident.$field:ident) => { !$self.$field.is_empty() };
     (@given $value:ident $self:ident.$field:ident, $default:expr) => { $self.$field != $default };
     (@given $optional:ident $self:ident.$field:ident) => { $self.$field.is_some() };
+
+    (@attribute list $self:ident.$field:ident) => { Vec::new() };
+    (@attribute tensor $self:ident.$field:ident) => { None };
+    (@attribute inout $self:ident.$field:ident) => { None };
+    (@attribute output $self:ident.$field:ident) => { None };
+    (@attribute output_mut $self:ident.$field:ident) => { None };
+    (@attribute $value:ident $self:ident.$field:ident) => { declare_arguments!(@to_owned $value $self.$field) };
 
     (@to_owned list $self:ident.$field:ident) => { $self.$field.to_vec() };
     (@to_owned ints $self:ident.$field:ident) => { $self.$field.map(<[i64]>::to_vec) };

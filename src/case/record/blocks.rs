@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ascend_spec::fia::{AntiquantMode, Argument, Parameter};
-
-use crate::case::Attributes;
+use ascend_spec::TensorDesc;
+use ascend_spec::fia::{AntiquantMode, Arguments, Parameter};
 
 /// Which blocks a call reads, and the table with these numbered anew.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,13 +21,13 @@ impl Blocks {
         table: &[i32],
         columns: usize,
         blocks: usize,
-        attributes: &Attributes,
+        arguments: &Arguments<TensorDesc>,
     ) -> Self {
         let mut numbers = BTreeMap::new();
         let mut read = Vec::new();
         let mut renumbered = Vec::with_capacity(table.len());
         for (b, row) in table.chunks(columns.max(1)).enumerate() {
-            let reached = reached(attributes, b).unwrap_or(columns);
+            let reached = reached(arguments, b).unwrap_or(columns);
             for (at, &entry) in row.iter().enumerate() {
                 let block = usize::try_from(entry).ok().filter(|&block| block < blocks);
                 renumbered.push(match block {
@@ -53,14 +52,14 @@ impl Blocks {
 }
 
 /// Entries of its row that sequence `b` reaches; `None` for all.
-fn reached(attributes: &Attributes, b: usize) -> Option<usize> {
-    let lengths = attributes.actual_seq_lengths_kv.as_deref()?;
+fn reached(arguments: &Arguments<TensorDesc>, b: usize) -> Option<usize> {
+    let lengths = arguments.actual_seq_lengths_kv.as_deref()?;
     let keys = match lengths {
         // One length serves all sequences.
         [only] => *only,
         lengths => *lengths.get(b)?,
     };
-    let block_size = u64::try_from(attributes.block_size).ok()?;
+    let block_size = u64::try_from(arguments.block_size).ok()?;
     let blocks = u64::try_from(keys)
         .ok()?
         .checked_add(block_size.checked_sub(1)?)?
@@ -72,9 +71,9 @@ fn reached(attributes: &Attributes, b: usize) -> Option<usize> {
 const MXFP8: i64 = 6;
 
 /// Whether a tensor of a paged call has a part for each block, along its first axis.
-pub(super) fn has_blocks(operand: Argument, attributes: &Attributes) -> bool {
+pub(super) fn has_blocks(parameter: Parameter, arguments: &Arguments<TensorDesc>) -> bool {
     // All scales of MXFP8 keys and values belong to their blocks.
-    let mxfp8 = attributes.query_quant_mode == MXFP8;
+    let mxfp8 = arguments.query_quant_mode == MXFP8;
     let paged = |mode: i64| {
         mxfp8
             || matches!(
@@ -82,14 +81,14 @@ pub(super) fn has_blocks(operand: Argument, attributes: &Attributes) -> bool {
                 Some(AntiquantMode::PerTokenPaged | AntiquantMode::PerTokenHeadPaged)
             )
     };
-    match operand.parameter {
+    match parameter {
         Parameter::Key | Parameter::Value | Parameter::KeyRope => true,
-        Parameter::AntiquantScale | Parameter::AntiquantOffset => paged(attributes.antiquant_mode),
+        Parameter::AntiquantScale | Parameter::AntiquantOffset => paged(arguments.antiquant_mode),
         Parameter::KeyAntiquantScale | Parameter::KeyAntiquantOffset => {
-            paged(attributes.key_antiquant_mode)
+            paged(arguments.key_antiquant_mode)
         }
         Parameter::ValueAntiquantScale | Parameter::ValueAntiquantOffset => {
-            paged(attributes.value_antiquant_mode)
+            paged(arguments.value_antiquant_mode)
         }
         _ => false,
     }
@@ -101,26 +100,26 @@ mod tests {
 
     #[test]
     fn blocks_are_numbered_as_they_are_first_read_and_wrong_ones_stay_wrong() {
-        let mut attributes = Attributes {
+        let mut arguments = Arguments {
             block_size: 16,
             actual_seq_lengths_kv: Some(vec![20, 1, 0]),
-            ..Attributes::default()
+            ..Arguments::default()
         };
         let table = [4, 1, 9, 1, 77, 9, 3, 3, 3];
-        let blocks = |attributes: &Attributes| Blocks::new(&table, 3, 10, attributes);
-        let read = |of: &Attributes| (blocks(of).read, blocks(of).table);
+        let blocks = |arguments: &Arguments<TensorDesc>| Blocks::new(&table, 3, 10, arguments);
+        let read = |of: &Arguments<TensorDesc>| (blocks(of).read, blocks(of).table);
         let all = vec![0, 1, 2, 1, 77, 2, 3, 3, 3];
         assert_eq!(
-            read(&attributes),
+            read(&arguments),
             (vec![4, 1], vec![0, 1, 0, 1, 0, 0, 0, 0, 0])
         );
         // Wrong lengths or block sizes: whatever may be meant is kept.
-        attributes.block_size = 0;
-        assert_eq!(read(&attributes), (vec![4, 1, 9, 3], all.clone()));
-        attributes.block_size = 16;
-        attributes.actual_seq_lengths_kv = Some(vec![i64::MAX, -1]);
-        assert_eq!(read(&attributes), (vec![4, 1, 9, 3], all));
-        attributes.actual_seq_lengths_kv = Some(vec![0]);
-        assert_eq!(read(&attributes), (vec![0], vec![0; 9]));
+        arguments.block_size = 0;
+        assert_eq!(read(&arguments), (vec![4, 1, 9, 3], all.clone()));
+        arguments.block_size = 16;
+        arguments.actual_seq_lengths_kv = Some(vec![i64::MAX, -1]);
+        assert_eq!(read(&arguments), (vec![4, 1, 9, 3], all));
+        arguments.actual_seq_lengths_kv = Some(vec![0]);
+        assert_eq!(read(&arguments), (vec![0], vec![0; 9]));
     }
 }

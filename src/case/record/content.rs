@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use ascend_spec::fia::{Argument, FiaCall, Parameter, Version};
+use ascend_spec::fia::{Argument, Arguments, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
-use crate::case::{Attributes, Case, CaseTensor, MaskKind, ParameterCase, Tolerance};
+use crate::case::{Case, CaseTensor, MaskKind, ParameterCase, Tolerance};
 use crate::mask::{HostMask, MaskForm};
 
 /// Copies a part of a packed tensor, which begins so many bytes behind the tensor's first element.
@@ -21,14 +21,23 @@ pub(super) struct Content<'a> {
     /// The version that the call goes to, or where none was chosen yet, the oldest that it may go to.
     pub(super) version: Version,
     pub(super) portable_since: Option<Cann>,
-    pub(super) attributes: &'a Attributes,
-    pub(super) inputs: Vec<(Argument, TensorDesc)>,
-    /// As described, and whether there is memory to read.
-    pub(super) outputs: Vec<(Parameter, TensorDesc, bool)>,
+    pub(super) arguments: Arguments<TensorDesc>,
+    /// Whether an output has memory to read.
+    pub(super) has_memory: &'a dyn Fn(Parameter) -> bool,
     pub(super) read: &'a Read<'a>,
 }
 
 impl Content<'_> {
+    fn inputs(&self) -> impl Iterator<Item = (Argument, &TensorDesc)> {
+        let all = self.arguments.each_tensor();
+        all.filter(|(argument, _)| !argument.is_output())
+    }
+
+    fn outputs(&self) -> impl Iterator<Item = (Argument, &TensorDesc)> {
+        let all = self.arguments.each_tensor();
+        all.filter(|(argument, _)| argument.is_output())
+    }
+
     /// Shapes, element types and attributes.
     pub(super) fn parameters(
         &self,
@@ -36,10 +45,7 @@ impl Content<'_> {
         accepted: Option<bool>,
         about: &str,
     ) -> ParameterCase {
-        let outputs = self.outputs.iter();
-        let outputs = outputs.map(|(output, desc, _)| (Argument::from(*output), *desc));
-        let tensors: Vec<_> = self.inputs.iter().copied().chain(outputs).collect();
-        let mut case = ParameterCase::of(self.attributes, &tensors);
+        let mut case = ParameterCase::of(self.arguments.clone());
         case.id = id.to_owned();
         case.soc = self.target.map(|target| target.soc);
         case.release = self.target.map(|target| target.cann);
@@ -54,10 +60,8 @@ impl Content<'_> {
 
     /// Whether a case could hold what the call computes; if not, why.
     pub(super) fn admits(&self) -> Result<(), String> {
-        let outputs = self.outputs.iter();
-        packed(outputs.map(|(output, desc, _)| (Argument::from(*output), *desc)))?;
-        let parameters = self.parameters("", None, "");
-        let call = parameters.call();
+        packed(self.outputs())?;
+        let call = self.arguments.call();
         let given = [call.attention_out, call.softmax_lse];
         let implied = call.implied_outputs();
         let shape = |desc: Option<TensorDesc>| desc.map(|desc| desc.shape);
@@ -70,17 +74,17 @@ impl Content<'_> {
     /// The call with its data, or why no case can have them: also if these exceed `room` bytes, or if what the case says
     /// would have another verdict than the call.
     pub(super) fn case(&self, room: u64, verdict: Option<&'static str>) -> Result<Case, String> {
-        packed(self.inputs.iter().copied())?;
+        packed(self.inputs())?;
         let blocks = self.blocks()?;
         if blocks.is_some() {
             let case = self.with_data(blocks.as_ref(), room)?;
-            if self.verdict(&case.describe().call(&case)) == verdict {
+            if self.verdict(&case.describe().call()) == verdict {
                 return Ok(case);
             }
         }
         // A call that is wrong because of blocks that it does not read is wrong with all of them.
         let case = self.with_data(None, room)?;
-        match self.verdict(&case.describe().call(&case)) == verdict {
+        match self.verdict(&case.describe().call()) == verdict {
             true => Ok(case),
             false => Err("a case of it would be judged otherwise".to_owned()),
         }
@@ -92,16 +96,17 @@ impl Content<'_> {
         case: &mut Case,
         tolerance: Tolerance,
     ) -> Result<(), String> {
-        for (output, desc, _) in self.outputs.iter().filter(|(.., memory)| *memory) {
+        let outputs = self.outputs();
+        for (argument, desc) in outputs.filter(|(of, _)| (self.has_memory)(of.parameter)) {
             // Of other types nothing is expected.
-            let bytes = self.bytes(Argument::from(*output), 0..bytes_of(desc))?;
+            let bytes = self.bytes(argument, 0..bytes_of(desc))?;
             let mut expected = expected(desc, bytes);
             let count = expected.as_ref().map_or(0, nans);
             if count > 0 {
                 // It would say that these elements are not specified.
                 let about = format!(
                     "{count} NaN in {}: nothing is expected of it",
-                    output.name()
+                    argument.name()
                 );
                 tracing::warn!("recorded with {about}");
                 case.note = [std::mem::take(&mut case.note), about]
@@ -111,7 +116,7 @@ impl Content<'_> {
                     .join("; ");
                 expected = None;
             }
-            match output {
+            match argument.parameter {
                 Parameter::SoftmaxLse => case.softmax_lse = expected,
                 _ => case.attention_out = expected,
             }
@@ -122,10 +127,10 @@ impl Content<'_> {
 
     /// Copies the data.
     fn with_data(&self, blocks: Option<&Blocks>, room: u64) -> Result<Case, String> {
-        let parts = |operand: Argument| blocks.filter(|_| has_blocks(operand, self.attributes));
-        let bytes = self.inputs.iter().map(|(operand, desc)| {
+        let parts = |of: Parameter| blocks.filter(|_| has_blocks(of, &self.arguments));
+        let bytes = self.inputs().map(|(argument, desc)| {
             let all = bytes_of(desc);
-            match parts(*operand) {
+            match parts(argument.parameter) {
                 Some(blocks) => all / axis(desc, 0).max(1) * blocks.read.len(),
                 None => all,
             }
@@ -139,12 +144,11 @@ impl Content<'_> {
                 "{bytes} bytes of data, and this process may write {room} more"
             ));
         }
-        let parameters = self.parameters("", None, "");
-        let call = parameters.call();
+        let call = self.arguments.call();
         let dtype = |desc: Option<TensorDesc>| desc.map(|desc| desc.dtype);
         let implied = dtype(call.implied_outputs().0);
         let mut case = Case {
-            attributes: self.attributes.clone(),
+            arguments: call.attributes(),
             soc_name: self.target.and(self.soc_name).map(str::to_owned),
             cann: self.target.map(|target| target.cann),
             op_version: Some(self.version),
@@ -152,23 +156,24 @@ impl Content<'_> {
             out_dtype: dtype(call.attention_out).filter(|given| Some(*given) != implied),
             ..Case::default()
         };
-        for &(operand, ref desc) in &self.inputs {
-            let (shape, data) = match (parts(operand), blocks) {
+        for (argument, desc) in self.inputs() {
+            let parameter = argument.parameter;
+            let (shape, data) = match (parts(parameter), blocks) {
                 (Some(blocks), _) => {
                     let count = i64::try_from(blocks.read.len()).unwrap_or(i64::MAX);
                     (
                         desc.shape.with(0, count),
-                        self.read_blocks(operand, desc, &blocks.read)?,
+                        self.read_blocks(argument, desc, &blocks.read)?,
                     )
                 }
-                (None, Some(blocks)) if operand.parameter == Parameter::BlockTable => {
+                (None, Some(blocks)) if parameter == Parameter::BlockTable => {
                     let entries = blocks.table.iter().flat_map(|entry| entry.to_le_bytes());
                     (desc.shape, entries.collect())
                 }
-                _ => (desc.shape, self.bytes(operand, 0..bytes_of(desc))?),
+                _ => (desc.shape, self.bytes(argument, 0..bytes_of(desc))?),
             };
-            if operand.parameter == Parameter::AttenMask
-                && SparseMode::from_acl(self.attributes.sparse_mode)
+            if parameter == Parameter::AttenMask
+                && SparseMode::from_acl(self.arguments.sparse_mode)
                     .is_some_and(SparseMode::takes_compressed_mask)
                 && is_compressed(self.target.map(|target| target.soc), desc, &data)
             {
@@ -176,16 +181,10 @@ impl Content<'_> {
                 continue;
             }
             let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
-            match operand.parameter {
-                Parameter::Key => case.key.push(tensor),
-                Parameter::Value => case.value.push(tensor),
-                parameter => {
-                    if parameter == Parameter::AttenMask {
-                        case.mask = MaskKind::Tensor;
-                    }
-                    case.tensors.insert(parameter, tensor);
-                }
+            if parameter == Parameter::AttenMask {
+                case.mask = MaskKind::Tensor;
             }
+            case.arguments.set_tensor(parameter, tensor);
         }
         case.writable().map_err(text)?;
         Ok(case)
@@ -193,14 +192,12 @@ impl Content<'_> {
 
     /// The blocks that a paged call reads; `None` for other calls, and where its tensors do not say.
     fn blocks(&self) -> Result<Option<Blocks>, String> {
-        let mut tables = self.inputs.iter();
-        let table = tables.find(|(operand, _)| operand.parameter == Parameter::BlockTable);
-        let Some((_, table)) = table else {
+        let Some(table) = &self.arguments.block_table else {
             return Ok(None);
         };
-        let paged = self.inputs.iter();
-        let mut counts = paged
-            .filter(|(operand, _)| has_blocks(*operand, self.attributes))
+        let mut counts = self
+            .inputs()
+            .filter(|(of, _)| has_blocks(of.parameter, &self.arguments))
             .map(|(_, desc)| axis(desc, 0));
         let blocks = counts.next().unwrap_or(0);
         let fits = table.dtype == DType::Int32 && table.shape.rank() == 2;
@@ -217,7 +214,7 @@ impl Content<'_> {
             &entries,
             axis(table, 1),
             blocks,
-            self.attributes,
+            &self.arguments,
         )))
     }
 
@@ -232,18 +229,18 @@ impl Content<'_> {
         }
     }
 
-    fn bytes(&self, operand: Argument, bytes: Range<usize>) -> Result<Vec<u8>, String> {
+    fn bytes(&self, argument: Argument, bytes: Range<usize>) -> Result<Vec<u8>, String> {
         let mut data = Vec::new();
         data.try_reserve_exact(bytes.len()).map_err(text)?;
         data.resize(bytes.len(), 0);
-        (self.read)(operand, bytes.start, &mut data)?;
+        (self.read)(argument, bytes.start, &mut data)?;
         Ok(data)
     }
 
     /// Some parts of a tensor along its first axis, in this order.
     fn read_blocks(
         &self,
-        operand: Argument,
+        argument: Argument,
         desc: &TensorDesc,
         read: &[usize],
     ) -> Result<Vec<u8>, String> {
@@ -253,17 +250,17 @@ impl Content<'_> {
         data.try_reserve_exact(bytes).map_err(text)?;
         data.resize(bytes, 0);
         for (&number, part) in read.iter().zip(data.chunks_exact_mut(block.max(1))) {
-            (self.read)(operand, number.saturating_mul(block), part)?;
+            (self.read)(argument, number.saturating_mul(block), part)?;
         }
         Ok(data)
     }
 }
 
 /// Refuses tensors that a case cannot describe.
-fn packed(mut tensors: impl Iterator<Item = (Argument, TensorDesc)>) -> Result<(), String> {
+fn packed<'a>(mut tensors: impl Iterator<Item = (Argument, &'a TensorDesc)>) -> Result<(), String> {
     let strided = |desc: &TensorDesc| !desc.is_contiguous() || !desc.format.is_plain();
     match tensors.find(|(_, desc)| strided(desc)) {
-        Some((operand, desc)) => Err(format!("{} is not packed: {desc}", operand.name())),
+        Some((argument, desc)) => Err(format!("{} is not packed: {desc}", argument.name())),
         None => Ok(()),
     }
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ascend_spec::fia::{Argument, FiaCall, Parameter, Version};
+use ascend_spec::fia::{Arguments, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, TensorDesc};
 
 use super::content::Content;
 use crate::attention::Bindings;
-use crate::case::{Attributes, Case, ParameterCase, Tolerance};
+use crate::case::{Case, ParameterCase, Tolerance};
 use crate::error::Result;
 use crate::runtime::{Context, capturing};
 use crate::tensor::AnyTensor;
@@ -24,10 +24,14 @@ pub(crate) struct LiveCall {
     /// The version that the call goes to, or where none was chosen yet, the oldest that it may go to.
     version: Version,
     portable_since: Option<Cann>,
-    attributes: Attributes,
-    inputs: Vec<(Argument, AnyTensor)>,
-    /// As described; the memory is missing where there is none yet.
-    outputs: Vec<(Parameter, TensorDesc, Option<AnyTensor>)>,
+    arguments: Arguments<LiveTensor>,
+}
+
+/// A tensor of the call; an output may have no memory yet.
+#[derive(Clone)]
+struct LiveTensor {
+    desc: TensorDesc,
+    memory: Option<AnyTensor>,
 }
 
 impl LiveCall {
@@ -42,33 +46,35 @@ impl LiveCall {
         let version = context.target().map_or(at_least, |target| {
             Version::oldest_on(call, at_least, target)
         });
-        let mut live = Self {
+        let mut arguments: Arguments<LiveTensor> = call.attributes();
+        let mut set = |parameter, desc, memory| {
+            arguments.set_tensor(parameter, LiveTensor { desc, memory });
+        };
+        for output in [call.attention_out, call.softmax_lse]
+            .into_iter()
+            .zip([Parameter::AttentionOut, Parameter::SoftmaxLse])
+        {
+            if let (Some(desc), parameter) = output {
+                set(parameter, desc, None);
+            }
+        }
+        let mut given = |parameter, tensor: &AnyTensor| {
+            set(parameter, *tensor.desc(), Some(tensor.clone()));
+        };
+        // Collecting does not fail.
+        let _ = bindings.each(|argument, tensor| {
+            given(argument.parameter, tensor);
+            Ok(())
+        });
+        if let Some(mask) = mask {
+            given(Parameter::AttenMask, mask);
+        }
+        Self {
             context: Arc::clone(context),
             version,
             portable_since: None,
-            attributes: Attributes::of(call),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-        };
-        // Collecting does not fail.
-        let _ = bindings.each(|operand, tensor| {
-            match operand.parameter {
-                output if output.is_output() => {
-                    (live.outputs).push((output, *tensor.desc(), Some(tensor.clone())));
-                }
-                _ => live.inputs.push((operand, tensor.clone())),
-            }
-            Ok(())
-        });
-        let mask = mask.map(|mask| (Argument::from(Parameter::AttenMask), mask.clone()));
-        live.inputs.extend(mask);
-        for output in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
-            let given = live.outputs.iter().any(|(known, ..)| *known == output);
-            if let (Some(desc), false) = (call.tensor(output), given) {
-                live.outputs.push((output, *desc, None));
-            }
+            arguments,
         }
-        live
     }
 
     /// Notes that every release from this one on was asked to take the call.
@@ -78,32 +84,24 @@ impl LiveCall {
 
     /// Shows the call with a way to its bytes.
     fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
-        let tensor = |operand: Argument| {
-            let inputs = self.inputs.iter().map(|(of, tensor)| (*of, Some(tensor)));
-            let outputs = self.outputs.iter();
-            let outputs = outputs.map(|(of, _, tensor)| (Argument::from(*of), tensor.as_ref()));
-            let mut all = inputs.chain(outputs);
-            all.find(|(of, _)| *of == operand)?.1
-        };
-        let inputs = self.inputs.iter();
-        let outputs = self.outputs.iter();
         body(&Content {
             soc_name: Some(self.context.soc_name()),
             target: self.context.target().ok(),
             version: self.version,
             portable_since: self.portable_since,
-            attributes: &self.attributes,
-            inputs: inputs
-                .map(|(operand, tensor)| (*operand, *tensor.desc()))
-                .collect(),
-            outputs: outputs
-                .map(|(output, desc, tensor)| (*output, *desc, tensor.is_some()))
-                .collect(),
-            read: &|operand, start, to| match tensor(operand) {
-                Some(tensor) => tensor
-                    .read_part(start, to)
-                    .map_err(|error| error.to_string()),
-                None => Err(format!("{} has no memory", operand.name())),
+            arguments: self.arguments.map(|_, tensor| tensor.desc),
+            has_memory: &|output| {
+                let output = self.arguments.tensor(output);
+                output.is_some_and(|output| output.memory.is_some())
+            },
+            read: &|argument, start, to| {
+                let tensor = self.arguments.tensor(argument);
+                match tensor.and_then(|tensor| tensor.memory.as_ref()) {
+                    Some(tensor) => tensor
+                        .read_part(start, to)
+                        .map_err(|error| error.to_string()),
+                    None => Err(format!("{} has no memory", argument.name())),
+                }
             },
         })
     }
@@ -137,20 +135,22 @@ impl LiveCall {
         self.with_content(|content| {
             content.admits()?;
             self.settle()?;
-            let parameters = content.parameters("", None, "");
-            content.case(room, content.verdict(&parameters.call()))
+            content.case(room, content.verdict(&content.arguments.call()))
         })
     }
 
     /// Waits until no queued work uses the inputs.
     fn settle(&self) -> Result<(), String> {
         let until = Instant::now() + PATIENCE;
-        for (operand, tensor) in &self.inputs {
+        for (argument, tensor) in self.arguments.each_tensor() {
+            let Some(tensor) = tensor.memory.as_ref().filter(|_| !argument.is_output()) else {
+                continue;
+            };
             while !tensor.memory().is_idle() {
                 if Instant::now() > until {
                     return Err(format!(
                         "queued work has used {} for too long",
-                        operand.name()
+                        argument.name()
                     ));
                 }
                 thread::sleep(Duration::from_millis(1));

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use ascend_spec::fia::{Argument, FiaCall, Parameter, Version};
+use ascend_spec::fia::{Argument, FiaCall, Version};
 use ascend_spec::{DType, Level, Refusal, Target, TensorDesc, Violation};
 
 use super::content::{Content, Read};
 use super::folder::Folder;
 use super::{RECORD_VARIABLE, Recorded};
-use crate::case::{Attributes, Case, CaseError, Expect, Tolerance};
+use crate::case::{Case, CaseError, Expect, Tolerance};
 
 /// A call of the operator as an implementation of its C functions sees it.
 #[derive(Clone, Copy)]
@@ -152,22 +152,19 @@ impl Recorder {
 impl OperatorCall<'_> {
     /// Shows the call with a way to the bytes of its tensors.
     fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
-        let tensors = self.call.each_tensor();
-        // The operator does not look at a log-sum-exp that was not asked for.
-        let tensors = tensors
-            .filter(|(of, _)| of.parameter != Parameter::SoftmaxLse || self.call.softmax_lse_flag);
-        let (outputs, inputs): (Vec<_>, Vec<_>) = tensors.partition(|(of, _)| of.is_output());
-        let inputs = inputs.into_iter().map(|(of, desc)| (of, *desc));
-        let outputs = outputs.into_iter();
-        let outputs = outputs.map(|(of, desc)| (of.parameter, *desc, true));
-        let read: &Read<'_> = &|operand, start, to| {
-            let desc = self.call.tensor(operand);
+        let mut arguments = self.call.to_arguments();
+        if !arguments.softmax_lse_flag {
+            // The operator does not look at a log-sum-exp that was not asked for.
+            arguments.softmax_lse = None;
+        }
+        let read: &Read<'_> = &|argument, start, to| {
+            let desc = self.call.tensor(argument);
             // Packed: the first element stands where the range begins.
             let base = desc
                 .and_then(TensorDesc::byte_range)
                 .map_or(0, |range| range.start);
             let base = usize::try_from(base).map_err(|error| error.to_string())?;
-            (self.read)(operand, base.saturating_add(start), to);
+            (self.read)(argument, base.saturating_add(start), to);
             Ok(())
         };
         body(&Content {
@@ -175,9 +172,8 @@ impl OperatorCall<'_> {
             target: Some(self.target),
             version: self.version,
             portable_since: None,
-            attributes: &Attributes::of(self.call),
-            inputs: inputs.collect(),
-            outputs: outputs.collect(),
+            arguments,
+            has_memory: &|_| true,
             read,
         })
     }

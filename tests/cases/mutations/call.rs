@@ -31,7 +31,7 @@ impl Call {
     /// The call of a case.
     pub fn of(case: &Case) -> Self {
         let description = case.describe();
-        let call = description.call(case);
+        let call = description.call();
         let layout = Layout::parse(call.input_layout).map_or("", Layout::as_str);
         let owned = |lengths: Option<&[i64]>| lengths.map(<[i64]>::to_vec);
         Self {
