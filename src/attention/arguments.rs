@@ -163,7 +163,7 @@ struct Replay<'a> {
     copies: Vec<(Parameter, AnyTensor)>,
 }
 
-impl Tensors<Argument> for Replay<'_> {
+impl Tensors<Parameter> for Replay<'_> {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
@@ -186,7 +186,7 @@ impl Bindings for Replay<'_> {
     }
 }
 
-impl Tensors<Argument> for Arguments {
+impl Tensors<Parameter> for Arguments {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,

@@ -1,6 +1,6 @@
 //! The tensors of a launch, kept.
 
-use ascend_spec::fia::Argument;
+use ascend_spec::fia::{Argument, Parameter};
 
 use crate::error::Result;
 use crate::operator::Tensors;
@@ -40,7 +40,7 @@ impl Bound {
     }
 }
 
-impl Tensors<Argument> for Bound {
+impl Tensors<Parameter> for Bound {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,

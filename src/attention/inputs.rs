@@ -333,7 +333,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-impl Tensors<Argument> for Launch<'_> {
+impl Tensors<P> for Launch<'_> {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
@@ -356,7 +356,7 @@ impl Bindings for Launch<'_> {
     }
 }
 
-impl Tensors<Argument> for Inputs<'_> {
+impl Tensors<P> for Inputs<'_> {
     fn each<'b>(&'b self, visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>) -> Result<()> {
         self.visit(visit)
     }

@@ -40,7 +40,7 @@ pub struct Output<T: Element> {
 pub struct Plan {
     version: Version,
     layout: Option<Layout>,
-    prepared: operator::Plan<Argument>,
+    prepared: operator::Plan<Parameter>,
     features: Features,
     /// Bounds of what launches read on the device as places.
     places: Option<Places>,
@@ -63,7 +63,7 @@ impl CapturedTable {
 }
 
 /// The tensors of a call or a launch, and what comes with them.
-pub(crate) trait Bindings: Tensors<Argument> {
+pub(crate) trait Bindings: Tensors<Parameter> {
     /// The attributes that came with them; none where all attributes are the plan's.
     fn features(&self) -> Option<Features>;
 
@@ -170,7 +170,7 @@ impl Plan {
     }
 
     pub(super) fn desc(&self, output: Parameter) -> Option<TensorDesc> {
-        self.prepared.desc(output.into())
+        self.prepared.desc(output)
     }
 
     /// Bounds of what launches read on the device as places.

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use ascend_spec::fia::{Argument, FiaCall, Parameter, Places, Version};
+use ascend_spec::fia::{FiaCall, Parameter, Places, Version};
 use ascend_spec::{Cann, Refusal, Target, Violation};
 use ascend_spec::{arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
-use crate::operator::{Addressed, Descriptors, PhaseOne, Phases, Plan, phase_one, phases};
+use crate::operator::{self, Addressed, Descriptors, PhaseOne, Phases, Plan, phase_one, phases};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
@@ -82,29 +82,54 @@ fn why(oldest: Version) -> &'static str {
     }
 }
 
-/// The functions of a version.
-fn phases_of(version: Version) -> Phases {
-    match version {
-        Version::V1 => phases!(
-            aclnnFusedInferAttentionScoreGetWorkspaceSize,
-            aclnnFusedInferAttentionScore
-        ),
-        Version::V2 => phases!(
-            aclnnFusedInferAttentionScoreV2GetWorkspaceSize,
-            aclnnFusedInferAttentionScoreV2
-        ),
-        Version::V3 => phases!(
-            aclnnFusedInferAttentionScoreV3GetWorkspaceSize,
-            aclnnFusedInferAttentionScoreV3
-        ),
-        Version::V4 => phases!(
-            aclnnFusedInferAttentionScoreV4GetWorkspaceSize,
-            aclnnFusedInferAttentionScoreV4
-        ),
-        Version::V5 => phases!(
-            aclnnFusedInferAttentionScoreV5GetWorkspaceSize,
-            aclnnFusedInferAttentionScoreV5
-        ),
+/// Both functions of each version, behind its number in the declaration of the operator's arguments.
+macro_rules! versions {
+    ($($version:ident $number:tt: $one:ident, $two:ident;)*) => {
+        fn phases_of(version: Version) -> Phases {
+            match version {
+                $(Version::$version => phases!($one, $two),)*
+            }
+        }
+
+        /// Phase one with the arguments that a version has. The device must be bound.
+        fn phase_one(
+            api: &Api,
+            version: Version,
+            call: &FiaCall<'_>,
+            descriptors: &mut Descriptors<Parameter>,
+        ) -> Result<PhaseOne> {
+            match version {
+                $(Version::$version => fused_infer_attention_score_arguments! {
+                    arguments_of_version {
+                        $number phase_one { api.$one, Parameter, call, descriptors }
+                    }
+                },)*
+            }
+        }
+    };
+}
+
+versions! {
+    V1 1: aclnnFusedInferAttentionScoreGetWorkspaceSize, aclnnFusedInferAttentionScore;
+    V2 2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize, aclnnFusedInferAttentionScoreV2;
+    V3 3: aclnnFusedInferAttentionScoreV3GetWorkspaceSize, aclnnFusedInferAttentionScoreV3;
+    V4 4: aclnnFusedInferAttentionScoreV4GetWorkspaceSize, aclnnFusedInferAttentionScoreV4;
+    V5 5: aclnnFusedInferAttentionScoreV5GetWorkspaceSize, aclnnFusedInferAttentionScoreV5;
+}
+
+impl operator::Parameter for Parameter {
+    #[cold]
+    fn shares_memory(self, other: Self) -> Error {
+        let with = if other.is_output() {
+            "another output"
+        } else {
+            other.name()
+        };
+        Error::invalid(
+            "output",
+            format_args!("memory that is shared with {with}"),
+            "memory of its own",
+        )
     }
 }
 
@@ -113,38 +138,13 @@ pub(super) fn prepare(
     context: &Arc<Context>,
     version: Version,
     call: &FiaCall<'_>,
-    tensors: &[Addressed<Argument>],
+    tensors: &[Addressed<Parameter>],
     mask: Option<&AnyTensor>,
-) -> Result<Plan<Argument>> {
-    let mask = mask.map(|mask| (Parameter::AttenMask.into(), mask));
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Argument>| {
+) -> Result<Plan<Parameter>> {
+    let mask = mask.map(|mask| (Parameter::AttenMask, mask));
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, version, call, descriptors)
     };
     // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
     unsafe { Plan::new(context, &phases_of(version), tensors, mask, phase_one) }
-}
-
-/// Phase one of a version. The device must be bound.
-fn phase_one(
-    api: &Api,
-    version: Version,
-    call: &FiaCall<'_>,
-    descriptors: &mut Descriptors<Argument>,
-) -> Result<PhaseOne> {
-    /// Phase one with the arguments that this version has.
-    macro_rules! of_version {
-        ($number:tt $function:ident) => {
-            fused_infer_attention_score_arguments! { arguments_of_version {
-                $number phase_one { api.$function, Parameter, call, descriptors }
-            } }
-        };
-    }
-
-    match version {
-        Version::V1 => of_version!(1 aclnnFusedInferAttentionScoreGetWorkspaceSize),
-        Version::V2 => of_version!(2 aclnnFusedInferAttentionScoreV2GetWorkspaceSize),
-        Version::V3 => of_version!(3 aclnnFusedInferAttentionScoreV3GetWorkspaceSize),
-        Version::V4 => of_version!(4 aclnnFusedInferAttentionScoreV4GetWorkspaceSize),
-        Version::V5 => of_version!(5 aclnnFusedInferAttentionScoreV5GetWorkspaceSize),
-    }
 }

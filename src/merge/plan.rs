@@ -214,12 +214,24 @@ struct Rows {
     lse: TensorDesc,
 }
 
+impl operator::Parameter for Parameter {
+    fn noun(self) -> &'static str {
+        match self {
+            Parameter::Lse => "softmax_lse",
+            Parameter::LocalOut => "attention",
+            Parameter::Out => "output.attention",
+            Parameter::LseOut => "output.softmax_lse",
+            Parameter::UpdateType => self.name(),
+        }
+    }
+}
+
 /// Phase one of a call that the contract has accepted. One address stands in for all.
 fn prepare(
     context: &Arc<Context>,
     call: &UpdateCall<'_>,
     stand_in: &AnyTensor,
-) -> Result<operator::Plan<Argument>> {
+) -> Result<operator::Plan<Parameter>> {
     let api = context.runtime().api();
     PHASES.required(api, OperatorVersion::AttentionUpdate, INSTEAD)?;
     let (outputs, inputs): (Vec<_>, Vec<_>) =
@@ -231,7 +243,7 @@ fn prepare(
         address: stand_in.as_raw(),
     });
     let tensors: Vec<_> = tensors.collect();
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Argument>| {
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         attention_update_arguments! { arguments_of_version {
             1 phase_one { api.aclnnAttentionUpdateGetWorkspaceSize, Parameter, call, descriptors }
         } }
@@ -251,14 +263,14 @@ pub struct MergePlan {
     out: TensorDesc,
     lse_out: TensorDesc,
     /// `None` without rows.
-    prepared: Option<operator::Plan<Argument>>,
+    prepared: Option<operator::Plan<Parameter>>,
 }
 
 /// The tensors of a launch as the operator is told of them: both outputs, log-sum-exps of the parts, then their attention.
 /// The most it takes fit without an allocation.
 struct Given(SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>);
 
-impl Tensors<Argument> for Given {
+impl Tensors<Parameter> for Given {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
@@ -411,7 +423,7 @@ impl MergePlan {
     /// Queues the operator with the log-sum-exps as they are.
     fn queue<T: Element>(
         &self,
-        prepared: &operator::Plan<Argument>,
+        prepared: &operator::Plan<Parameter>,
         queue: &impl Queue,
         parts: &[Part<'_, T>],
         output: &Output<T>,

@@ -1,74 +1,51 @@
 //! The tensors of a call, by the operator's parameters.
 
 use std::ffi::c_void;
-use std::fmt::Debug;
 
 use ascend_spec::TensorDesc;
-use ascend_spec::operator::DeclaredParameter;
+use ascend_spec::operator::{Argument, DeclaredParameter};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::tensor::AnyTensor;
 
-/// One tensor of an operator's call: a parameter, and its number in the list if that is one.
-pub(crate) trait Argument: Copy + Eq + Debug {
+/// The parameters of an operator that is launched, as its errors name them.
+pub(crate) trait Parameter: DeclaredParameter {
     /// Its name in errors.
-    fn name(self) -> &'static str;
+    fn noun(self) -> &'static str {
+        self.info().name
+    }
 
-    /// Its number among the operator's inputs, if it is one.
-    fn input(self) -> Option<usize>;
-
-    /// Its number among the operator's outputs, if it is one. What is updated in place is both.
-    fn output(self) -> Option<usize>;
-
-    /// Its number in its list, if the parameter is one.
-    fn element(self) -> Option<usize>;
-
-    /// The refusal of this output because it shares memory with another tensor.
+    /// The refusal of an output because it shares memory with another tensor.
     #[cold]
     fn shares_memory(self, other: Self) -> Error {
         Error::invalid(
-            self.name(),
-            format_args!("memory that is shared with {}", other.name()),
+            self.noun(),
+            format_args!("memory that is shared with {}", other.noun()),
             "memory of its own",
         )
     }
 }
 
-impl<P: DeclaredParameter> Argument for ascend_spec::operator::Argument<P> {
-    fn name(self) -> &'static str {
-        self.parameter.info().name
-    }
-
-    fn input(self) -> Option<usize> {
-        self.parameter.info().input
-    }
-
-    fn output(self) -> Option<usize> {
-        self.parameter.info().output
-    }
-
-    fn element(self) -> Option<usize> {
-        self.parameter.info().list.map(|_| self.index)
-    }
-}
-
 /// The tensors of a call or a launch.
-pub(crate) trait Tensors<A> {
+pub(crate) trait Tensors<P> {
     /// Calls `visit` with each, outputs first and lists in their order, until it fails.
-    fn each<'t>(&'t self, visit: impl FnMut(A, &'t AnyTensor) -> Result<()>) -> Result<()>;
+    fn each<'t>(
+        &'t self,
+        visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()>;
 }
 
 /// A tensor of a call, and its address.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Addressed<A> {
-    pub(crate) argument: A,
+pub(crate) struct Addressed<P> {
+    pub(crate) argument: Argument<P>,
     pub(crate) desc: TensorDesc,
     pub(crate) address: *mut c_void,
 }
 
 /// The tensors of a call with their addresses.
-pub(crate) fn addressed<A>(tensors: &impl Tensors<A>) -> Result<SmallVec<[Addressed<A>; 8]>> {
+pub(crate) fn addressed<P>(tensors: &impl Tensors<P>) -> Result<SmallVec<[Addressed<P>; 8]>> {
     let mut addressed = SmallVec::new();
     tensors.each(|argument, tensor| {
         addressed.push(Addressed {

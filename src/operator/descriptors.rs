@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::Arc;
 
+use ascend_spec::operator::Kind;
 use ascend_sys::bindings::{aclIntArray, aclTensor, aclTensorList};
 use smallvec::{SmallVec, smallvec};
 
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::runtime::Context;
 
 use super::descriptor::{Owned, int_array, tensor, tensor_list};
-use super::{Addressed, Argument};
+use super::{Addressed, Parameter};
 
 /// The tensors of a list.
 type Members = SmallVec<[Owned<aclTensor>; 1]>;
@@ -19,20 +20,19 @@ type Members = SmallVec<[Owned<aclTensor>; 1]>;
 /// The descriptors of one call: its tensors and lists, and the arrays and texts that phase one adds. They live as long as
 /// the executor.
 #[derive(Debug)]
-pub(crate) struct Descriptors<A> {
+pub(crate) struct Descriptors<P> {
     context: Arc<Context>,
-    tensors: Vec<(A, Owned<aclTensor>)>,
-    /// By the number of the input that each is.
-    lists: Vec<(usize, Owned<aclTensorList>)>,
+    tensors: Vec<(P, Owned<aclTensor>)>,
+    lists: Vec<(P, Owned<aclTensorList>)>,
     arrays: Vec<Owned<aclIntArray>>,
     texts: Vec<CString>,
 }
 
-impl<A: Argument> Descriptors<A> {
+impl<P: Parameter> Descriptors<P> {
     /// Describes these tensors, those of a list in its order. The device must be bound.
-    pub(super) fn new(context: &Arc<Context>, given: &[Addressed<A>]) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, given: &[Addressed<P>]) -> Result<Self> {
         let mut tensors = Vec::with_capacity(given.len());
-        let mut lists: Vec<(usize, Members)> = Vec::new();
+        let mut lists: Vec<(P, Members)> = Vec::new();
         for Addressed {
             argument,
             desc,
@@ -40,19 +40,19 @@ impl<A: Argument> Descriptors<A> {
         } in given
         {
             let tensor = tensor(context, desc, *address)?;
-            match (argument.element(), argument.input()) {
-                (Some(_), Some(input)) => {
-                    match lists.iter_mut().find(|(known, _)| *known == input) {
-                        Some((_, members)) => members.push(tensor),
-                        None => lists.push((input, smallvec![tensor])),
-                    }
-                }
-                _ => tensors.push((*argument, tensor)),
+            let parameter = argument.parameter;
+            if parameter.info().kind != Kind::TensorList {
+                tensors.push((parameter, tensor));
+                continue;
+            }
+            match lists.iter_mut().find(|(known, _)| *known == parameter) {
+                Some((_, members)) => members.push(tensor),
+                None => lists.push((parameter, smallvec![tensor])),
             }
         }
         let lists = lists
             .into_iter()
-            .map(|(input, members)| Ok((input, tensor_list(context, members)?)));
+            .map(|(parameter, members)| Ok((parameter, tensor_list(context, members)?)));
         Ok(Self {
             context: Arc::clone(context),
             tensors,
@@ -62,16 +62,15 @@ impl<A: Argument> Descriptors<A> {
         })
     }
 
-    /// A tensor that is not in a list; null if the call has none.
-    pub(crate) fn tensor(&self, argument: A) -> *mut aclTensor {
-        let given = self.tensors.iter().find(|(known, _)| *known == argument);
+    /// A tensor; null if the call has none.
+    pub(crate) fn tensor(&self, parameter: P) -> *mut aclTensor {
+        let given = self.tensors.iter().find(|(known, _)| *known == parameter);
         given.map_or(ptr::null_mut(), |(_, tensor)| tensor.as_ptr())
     }
 
-    /// The list that a tensor is in; null if the call has none.
-    pub(crate) fn list(&self, argument: A) -> *mut aclTensorList {
-        let mut lists = self.lists.iter();
-        let given = lists.find(|(known, _)| Some(*known) == argument.input());
+    /// A list; null if the call has none.
+    pub(crate) fn list(&self, parameter: P) -> *mut aclTensorList {
+        let given = self.lists.iter().find(|(known, _)| *known == parameter);
         given.map_or(ptr::null_mut(), |(_, list)| list.as_ptr())
     }
 

@@ -4,28 +4,29 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use ascend_spec::operator::{Argument, Kind};
 use ascend_sys::Api;
 use ascend_sys::bindings::aclOpExecutor;
 
 use crate::error::{Result, aclnn, null_error};
 use crate::runtime::Context;
 
-use super::{Argument, Descriptors};
+use super::{Descriptors, Parameter};
 
 /// A prepared call that can be launched again and again with other addresses.
 #[derive(Debug)]
-pub(super) struct Executor<A> {
+pub(super) struct Executor<P> {
     raw: NonNull<aclOpExecutor>,
     context: Arc<Context>,
     /// After `raw`, which refers to them, is destroyed.
-    descriptors: Descriptors<A>,
+    descriptors: Descriptors<P>,
 }
 
 // SAFETY: the executor is data of CANN's that no thread owns; whoever has this has the only access to it. The descriptors
 // are `Send` apart from it, and texts are read by CANN alone.
-unsafe impl<A: Send> Send for Executor<A> {}
+unsafe impl<P: Send> Send for Executor<P> {}
 
-impl<A> Executor<A> {
+impl<P> Executor<P> {
     /// Takes over what phase one returned, and makes it repeatable. The device must be bound.
     ///
     /// # Safety
@@ -34,7 +35,7 @@ impl<A> Executor<A> {
         context: &Arc<Context>,
         function: &'static str,
         raw: *mut aclOpExecutor,
-        descriptors: Descriptors<A>,
+        descriptors: Descriptors<P>,
     ) -> Result<Self> {
         let api = context.runtime().api();
         let raw = NonNull::new(raw).ok_or_else(|| null_error(api, function))?;
@@ -53,26 +54,32 @@ impl<A> Executor<A> {
     }
 }
 
-impl<A: Argument> Executor<A> {
+impl<P: Parameter> Executor<P> {
     /// Gives a tensor another address, for launches from now on. The device must be bound, and the memory laid out as the
     /// tensor's description says.
-    pub(super) fn set_address(&mut self, api: &Api, argument: A, at: *mut c_void) -> Result<()> {
+    pub(super) fn set_address(
+        &mut self,
+        api: &Api,
+        Argument { parameter, index }: Argument<P>,
+        at: *mut c_void,
+    ) -> Result<()> {
         let executor = self.as_ptr();
+        let info = parameter.info();
         // SAFETY: the executor is repeatable and alive, the descriptors are those that it was made of, and the caller has
         // checked the memory.
         unsafe {
-            if let (Some(input), Some(element)) = (argument.input(), argument.element()) {
-                let list = self.descriptors.list(argument);
+            if let (Some(input), Kind::TensorList) = (info.input, info.kind) {
+                let list = self.descriptors.list(parameter);
                 return aclnn!(
                     api,
-                    aclSetDynamicInputTensorAddr(executor, input, element, list, at)
+                    aclSetDynamicInputTensorAddr(executor, input, index, list, at)
                 );
             }
-            let tensor = self.descriptors.tensor(argument);
-            if let Some(input) = argument.input() {
+            let tensor = self.descriptors.tensor(parameter);
+            if let Some(input) = info.input {
                 aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))?;
             }
-            if let Some(output) = argument.output() {
+            if let Some(output) = info.output {
                 aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))?;
             }
         }
@@ -80,7 +87,7 @@ impl<A: Argument> Executor<A> {
     }
 }
 
-impl<A> Drop for Executor<A> {
+impl<P> Drop for Executor<P> {
     fn drop(&mut self) {
         let destroy = || -> Result<()> {
             let api = self.context.bind()?;

@@ -16,6 +16,12 @@ pub(super) type PhaseTwo = unsafe extern "C" fn(
     sys::aclrtStream,
 ) -> sys::aclnnStatus;
 
+/// What phase one returns.
+pub(crate) struct PhaseOne {
+    pub(crate) workspace_bytes: u64,
+    pub(crate) executor: *mut aclOpExecutor,
+}
+
 /// Both functions of an operator, or of one of its versions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Phases {
@@ -63,7 +69,7 @@ pub(crate) use phase_one;
 /// What C gets of one argument.
 macro_rules! argument {
     (list $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
-        $descriptors.list($parameter::$variant.into())
+        $descriptors.list($parameter::$variant)
     };
     (ints $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
         $descriptors.ints($call.$field)?
@@ -81,7 +87,7 @@ macro_rules! argument {
         $descriptors.text(stringify!($field), $call.$field)?
     };
     ($tensor:ident $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
-        $descriptors.tensor($parameter::$variant.into())
+        $descriptors.tensor($parameter::$variant)
     };
 }
 

@@ -5,8 +5,9 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use ascend_spec::TensorDesc;
+use ascend_spec::operator::Argument;
 use ascend_sys::Api;
-use ascend_sys::bindings::{self as sys, aclOpExecutor};
+use ascend_sys::bindings as sys;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result, aclnn_error};
@@ -15,53 +16,47 @@ use crate::runtime::{Context, Queue, lock};
 use crate::tensor::AnyTensor;
 
 use super::executor::Executor;
-use super::phases::PhaseTwo;
-use super::{Addressed, Argument, Descriptors, Phases, Tensors};
+use super::phases::{PhaseOne, PhaseTwo};
+use super::{Addressed, Descriptors, Parameter, Phases, Tensors};
 
-/// A call that was checked and prepared. `A` names its tensors.
+/// A call that was checked and prepared. `P` are the operator's parameters.
 ///
 /// Launches of one plan from several threads take turns; they may go to different queues.
-pub(crate) struct Plan<A> {
+pub(crate) struct Plan<P> {
     context: Arc<Context>,
     function: &'static str,
     phase_two: PhaseTwo,
     /// What each launch brings, outputs first.
-    planned: Vec<Planned<A>>,
+    planned: Vec<Planned<P>>,
     /// What stays the same for all launches, and its addresses.
-    fixed: Option<(A, AnyTensor, Range<usize>)>,
+    fixed: Option<(P, AnyTensor, Range<usize>)>,
     workspace_bytes: usize,
-    state: Mutex<State<A>>,
+    state: Mutex<State<P>>,
 }
 
 /// A tensor that each launch brings.
-struct Planned<A> {
-    argument: A,
+struct Planned<P> {
+    argument: Argument<P>,
     desc: TensorDesc,
     /// From its address on.
     bytes: usize,
 }
 
 /// The executor, and the addresses that it has now, in the order of [`Plan::planned`]. After a failure they are unknown.
-struct State<A> {
-    executor: Executor<A>,
+struct State<P> {
+    executor: Executor<P>,
     addresses: Vec<Option<usize>>,
-}
-
-/// What phase one returns.
-pub(crate) struct PhaseOne {
-    pub(crate) workspace_bytes: u64,
-    pub(crate) executor: *mut aclOpExecutor,
 }
 
 /// The tensors of a launch that are as planned, and where it goes.
 #[must_use = "nothing is launched until queued"]
-pub(crate) struct Checked<'l, A, Q, T> {
-    plan: &'l Plan<A>,
+pub(crate) struct Checked<'l, P, Q, T> {
+    plan: &'l Plan<P>,
     queue: &'l Q,
     tensors: &'l T,
 }
 
-impl<A: Argument> Plan<A> {
+impl<P: Parameter> Plan<P> {
     /// Prepares a call that the contract has accepted, with these tensors, outputs first, and one that stays the same for all
     /// launches. Addresses stand in until a launch replaces them.
     ///
@@ -71,15 +66,15 @@ impl<A: Argument> Plan<A> {
     pub(crate) unsafe fn new(
         context: &Arc<Context>,
         phases: &Phases,
-        tensors: &[Addressed<A>],
-        fixed: Option<(A, &AnyTensor)>,
-        phase_one: impl FnOnce(&Api, &mut Descriptors<A>) -> Result<PhaseOne>,
+        tensors: &[Addressed<P>],
+        fixed: Option<(P, &AnyTensor)>,
+        phase_one: impl FnOnce(&Api, &mut Descriptors<P>) -> Result<PhaseOne>,
     ) -> Result<Self> {
         let api = context.bind()?;
         let phase_two = (phases.two)(api)?;
-        let mut given: SmallVec<[Addressed<A>; 12]> = SmallVec::from_slice(tensors);
-        given.extend(fixed.map(|(argument, tensor)| Addressed {
-            argument,
+        let mut given: SmallVec<[Addressed<P>; 12]> = SmallVec::from_slice(tensors);
+        given.extend(fixed.map(|(parameter, tensor)| Addressed {
+            argument: parameter.into(),
             desc: *tensor.desc(),
             address: tensor.as_raw(),
         }));
@@ -102,7 +97,7 @@ impl<A: Argument> Plan<A> {
             function: phases.name,
             phase_two,
             planned: planned.collect(),
-            fixed: fixed.map(|(argument, tensor)| (argument, tensor.clone(), tensor.addresses())),
+            fixed: fixed.map(|(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses())),
             workspace_bytes: addressed.map_err(|_| {
                 Error::invalid("workspace", workspace_bytes, "bytes that can be addressed")
             })?,
@@ -133,7 +128,8 @@ impl<A: Argument> Plan<A> {
     }
 
     /// How a tensor that launches bring is laid out.
-    pub(crate) fn desc(&self, argument: A) -> Option<TensorDesc> {
+    pub(crate) fn desc(&self, parameter: P) -> Option<TensorDesc> {
+        let argument = Argument::from(parameter);
         let mut planned = self.planned.iter();
         let planned = planned.find(|planned| planned.argument == argument);
         planned.map(|planned| planned.desc)
@@ -141,7 +137,7 @@ impl<A: Argument> Plan<A> {
 
     /// Place of a tensor among the planned ones: mostly the one where it stands in a launch.
     #[inline]
-    fn position(&self, at: usize, argument: A) -> Option<usize> {
+    fn position(&self, at: usize, argument: Argument<P>) -> Option<usize> {
         match self.planned.get(at) {
             Some(planned) if planned.argument == argument => Some(at),
             _ => {
@@ -154,39 +150,42 @@ impl<A: Argument> Plan<A> {
     /// Refuses a queue of another device, tensors that are not as planned, and outputs that share memory with another
     /// tensor.
     #[inline]
-    pub(crate) fn check<'l, Q: Queue, T: Tensors<A>>(
+    pub(crate) fn check<'l, Q: Queue, T: Tensors<P>>(
         &'l self,
         queue: &'l Q,
         tensors: &'l T,
-    ) -> Result<Checked<'l, A, Q, T>> {
+    ) -> Result<Checked<'l, P, Q, T>> {
         self.context.admits("stream", queue.context())?;
         let mut given = 0usize;
-        let mut written: SmallVec<[(A, Range<usize>); 2]> = SmallVec::new();
+        let mut written: SmallVec<[(P, Range<usize>); 2]> = SmallVec::new();
         tensors.each(|argument, tensor| {
             let index = self.position(given, argument);
             given += 1;
-            tensor.on(argument.name(), &self.context)?;
+            let parameter = argument.parameter;
+            tensor.on(parameter.noun(), &self.context)?;
             let Some(planned) = index.and_then(|index| self.planned.get(index)) else {
-                return Err(not_as_planned(argument, tensor.desc(), "no such tensor"));
+                return Err(not_as_planned(parameter, tensor.desc(), "no such tensor"));
             };
             if planned.desc != *tensor.desc() {
-                return Err(not_as_planned(argument, tensor.desc(), planned.desc));
+                return Err(not_as_planned(parameter, tensor.desc(), planned.desc));
             }
             let start = tensor.as_raw().addr();
             let at = start..start.saturating_add(planned.bytes);
-            if argument.output().is_some() {
-                tensor.memory().writable(argument.name())?;
-                apart(&written, argument, &at)?;
-                written.push((argument, at));
-                return Ok(());
+            let writes = parameter.info().output.is_some();
+            if writes {
+                tensor.memory().writable(parameter.noun())?;
             }
-            apart(&written, argument, &at)
+            apart(&written, parameter, &at)?;
+            if writes {
+                written.push((parameter, at));
+            }
+            Ok(())
         })?;
         if given != self.planned.len() {
             return Err(self.missing(tensors));
         }
-        if let Some((argument, _, at)) = &self.fixed {
-            apart(&written, *argument, at)?;
+        if let Some((parameter, _, at)) = &self.fixed {
+            apart(&written, *parameter, at)?;
         }
         Ok(Checked {
             plan: self,
@@ -197,7 +196,7 @@ impl<A: Argument> Plan<A> {
 
     /// The error for a launch without a tensor that was planned.
     #[cold]
-    fn missing(&self, tensors: &impl Tensors<A>) -> Error {
+    fn missing(&self, tensors: &impl Tensors<P>) -> Error {
         let mut given = Vec::new();
         // Collecting does not fail.
         let _ = tensors.each(|argument, _| {
@@ -206,7 +205,7 @@ impl<A: Argument> Plan<A> {
         });
         let mut planned = self.planned.iter();
         match planned.find(|planned| !given.contains(&planned.argument)) {
-            Some(planned) => not_as_planned(planned.argument, "no tensor", planned.desc),
+            Some(planned) => not_as_planned(planned.argument.parameter, "no tensor", planned.desc),
             None => Error::NotAsPlanned {
                 argument: "tensors",
                 given: format!("{} of them", given.len()),
@@ -216,7 +215,7 @@ impl<A: Argument> Plan<A> {
     }
 }
 
-impl<A: Argument, Q: Queue, T: Tensors<A>> Checked<'_, A, Q, T> {
+impl<P: Parameter, Q: Queue, T: Tensors<P>> Checked<'_, P, Q, T> {
     /// Queues the launch. Allocates no host memory from the second launch on a stream on.
     #[inline]
     pub(crate) fn launch(self) -> Result<()> {
@@ -266,14 +265,14 @@ impl<A: Argument, Q: Queue, T: Tensors<A>> Checked<'_, A, Q, T> {
     }
 }
 
-impl<A: Argument> State<A> {
+impl<P: Parameter> State<P> {
     /// Sees to it that the executor has a tensor's address.
     #[inline]
     fn point(
         &mut self,
         api: &Api,
         index: Option<usize>,
-        argument: A,
+        argument: Argument<P>,
         tensor: &AnyTensor,
     ) -> Result<()> {
         let Some(now) = index.and_then(|index| self.addresses.get_mut(index)) else {
@@ -297,17 +296,25 @@ pub(crate) fn reach(desc: &TensorDesc) -> usize {
 
 /// Refuses a tensor that shares memory with an output.
 #[inline]
-fn apart<A: Argument>(outputs: &[(A, Range<usize>)], argument: A, at: &Range<usize>) -> Result<()> {
+fn apart<P: Parameter>(
+    outputs: &[(P, Range<usize>)],
+    parameter: P,
+    at: &Range<usize>,
+) -> Result<()> {
     match outputs.iter().find(|(_, output)| overlap(output, at)) {
-        Some((output, _)) => Err(output.shares_memory(argument)),
+        Some((output, _)) => Err(output.shares_memory(parameter)),
         None => Ok(()),
     }
 }
 
 #[cold]
-fn not_as_planned<A: Argument>(argument: A, given: impl ToString, planned: impl ToString) -> Error {
+fn not_as_planned<P: Parameter>(
+    parameter: P,
+    given: impl ToString,
+    planned: impl ToString,
+) -> Error {
     Error::NotAsPlanned {
-        argument: argument.name(),
+        argument: parameter.noun(),
         given: given.to_string(),
         planned: planned.to_string(),
     }

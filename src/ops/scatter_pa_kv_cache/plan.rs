@@ -9,7 +9,7 @@ use ascend_sys::Api;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{Descriptors, Phases, Plan, Tensors, addressed, phase_one, phases};
+use crate::operator::{self, Descriptors, Phases, Plan, Tensors, addressed, phase_one, phases};
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -171,6 +171,8 @@ impl ScatterPaKvCache {
     }
 }
 
+impl operator::Parameter for Parameter {}
+
 /// The tensors of a launch, caches in the operator's axes.
 struct Given<'a> {
     key: &'a AnyTensor,
@@ -180,7 +182,7 @@ struct Given<'a> {
     values: Option<(&'a AnyTensor, &'a AnyTensor)>,
 }
 
-impl Tensors<Argument> for Given<'_> {
+impl Tensors<Parameter> for Given<'_> {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
@@ -203,11 +205,11 @@ fn prepare(
     context: &Arc<Context>,
     call: &ScatterCall<'_>,
     tensors: &Given<'_>,
-) -> Result<Plan<Argument>> {
+) -> Result<Plan<Parameter>> {
     let api = context.runtime().api();
     PHASES.required(api, OperatorVersion::ScatterPaKvCache, INSTEAD)?;
     let given = addressed(tensors)?;
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Argument>| {
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         scatter_pa_kv_cache_arguments! { arguments_of_version {
             1 phase_one {
                 api.aclnnScatterPaKvCacheGetWorkspaceSize, Parameter, call, descriptors
@@ -230,7 +232,7 @@ pub struct ScatterPlan {
     slots: u64,
     values: bool,
     /// `None` without tokens.
-    prepared: Option<Plan<Argument>>,
+    prepared: Option<Plan<Parameter>>,
 }
 
 impl ScatterPlan {
