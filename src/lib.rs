@@ -105,6 +105,7 @@
 
 pub mod attention;
 pub mod case;
+mod case_file;
 mod error;
 pub mod graph;
 pub mod mask;

@@ -1,7 +1,7 @@
 //! Every argument of the operator, by name.
 
 use ascend_spec::Cann;
-use ascend_spec::fia::{self, Argument, Parameter, Version};
+use ascend_spec::fia::{self, Argument, Parameter, Places, Version};
 
 use crate::error::{Error, Result};
 use crate::operator::Tensors;
@@ -10,7 +10,7 @@ use crate::tensor::AnyTensor;
 
 use super::allowed::Allowed;
 use super::inputs::Features;
-use super::places::{GivenPlaces, PLACED, Reading, admits_content, is_read};
+use super::places::{GivenPlaces, Reading};
 use super::plan::{Bindings, Plan, imply_outputs};
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
@@ -118,11 +118,11 @@ impl Arguments {
         let Some(places) = plan.places() else {
             return Ok(copies);
         };
-        for parameter in PLACED {
+        for parameter in Places::PARAMETERS {
             let Some(tensor) = self.get(parameter) else {
                 continue;
             };
-            if !is_read(tensor.dtype(), tensor.shape()) {
+            if !Places::reads(tensor.dtype(), tensor.shape()) {
                 // Allowing a tensor of another type or shape was unsafe.
                 continue;
             }
@@ -134,7 +134,7 @@ impl Arguments {
                 ));
             }
             let bytes = tensor.download_bytes(stream)?;
-            admits_content(places, parameter, (tensor.dtype(), tensor.shape()), &bytes)?;
+            places.admits_content(parameter, (tensor.dtype(), tensor.shape()), &bytes)?;
             let copy = stream.upload_desc(&bytes, *tensor.desc())?;
             copy.freeze();
             copies.push((parameter, copy));

@@ -29,7 +29,7 @@ pub use inputs::Inputs;
 pub(crate) use inputs::Launch;
 pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use padding_size::PaddingSize;
-pub(crate) use places::{PLACED, Reading, admits_content};
+pub(crate) use places::Reading;
 pub(crate) use plan::{Bindings, CapturedTable};
 pub use plan::{Output, Plan};
 pub use pse_shift::{Distance, PseShift};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ascend_spec::fia::{Argument, Arguments, FiaCall, Parameter, Places, Version};
 use ascend_spec::{Layout, TensorDesc};
 
-use crate::case::{self, LiveCall};
+use crate::case_file::{self, LiveCall};
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{self, Addressed, Tensors, addressed, reach};
@@ -102,10 +102,10 @@ impl Plan {
         bindings: &impl Bindings,
         error: Error,
     ) -> Error {
-        if case::is_on() {
+        if case_file::is_on() {
             let mut live = LiveCall::new(context, call, mask, bindings, allowed.oldest());
             live.portable_since(allowed.portable());
-            case::failed(live, None, &error);
+            case_file::failed(live, None, &error);
         }
         error
     }
@@ -310,7 +310,7 @@ impl Plan {
     /// Checks the tensors of a launch and queues it.
     pub(crate) fn run(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {
         let outcome = self.queue(queue, bindings);
-        if case::is_on() {
+        if case_file::is_on() {
             self.record(queue.stream(), bindings, &outcome);
         }
         outcome
@@ -321,8 +321,8 @@ impl Plan {
     fn record(&self, stream: Option<&Stream>, bindings: &impl Bindings, outcome: &Result<()>) {
         let live = self.live(bindings);
         match outcome {
-            Ok(()) => case::launched(stream, &live),
-            Err(error) => case::failed(live, stream, error),
+            Ok(()) => case_file::launched(stream, &live),
+            Err(error) => case_file::failed(live, stream, error),
         }
     }
 

@@ -7,6 +7,7 @@ use ascend_spec::{CompressedMask, DType, Level, Rule, TensorDesc, Unsupported, V
 
 use super::{Case, CaseError, CaseTensor, Comparison, Expect, MaskKind, Parameter, Tolerance};
 use crate::attention::Arguments;
+use crate::case_file::refusal_status;
 use crate::error::{Error, Result};
 use crate::runtime::Stream;
 use crate::tensor::AnyTensor;
@@ -271,18 +272,6 @@ impl Outcome {
             lints: Vec::new(),
             launch_time: Duration::ZERO,
         }
-    }
-}
-
-/// CANN's status if an error means that the call was refused: by the contract, or by the operator's first phase, which
-/// launches nothing.
-pub(super) fn refusal_status(error: &Error) -> Option<i32> {
-    match error {
-        Error::Violation(violation) => Some(violation.rule.status),
-        Error::Aclnn {
-            function, status, ..
-        } if function.ends_with("GetWorkspaceSize") => Some(status.0),
-        _ => None,
     }
 }
 

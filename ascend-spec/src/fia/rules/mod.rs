@@ -20,6 +20,7 @@ pub mod output;
 pub mod packed;
 pub mod padding;
 pub mod paged;
+mod placed;
 pub mod prefix;
 pub mod pse;
 pub mod quant;

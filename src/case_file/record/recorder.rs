@@ -8,7 +8,7 @@ use ascend_spec::{DType, Level, Refusal, Target, TensorDesc, Violation};
 use super::content::{Content, Read};
 use super::folder::Folder;
 use super::{RECORD_VARIABLE, Recorded};
-use crate::case::{Case, CaseError, Expect, Tolerance};
+use crate::case_file::{Case, CaseError, Expect, Tolerance};
 
 /// A call of the operator as an implementation of its C functions sees it.
 #[derive(Clone, Copy)]

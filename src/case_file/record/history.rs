@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use super::{LiveCall, Recorded, folder};
-use crate::case::ParameterCase;
+use crate::case_file::ParameterCase;
 use crate::error::{Error, Result};
 use crate::runtime::{Timeline, lock};
 

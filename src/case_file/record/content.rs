@@ -7,7 +7,7 @@ use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target,
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
-use crate::case::{Case, CaseTensor, MaskKind, ParameterCase, Tolerance};
+use crate::case_file::{Case, CaseTensor, MaskKind, ParameterCase, Tolerance};
 use crate::mask::{HostMask, MaskForm};
 
 /// Copies a part of a packed tensor, which begins so many bytes behind the tensor's first element.
@@ -266,13 +266,13 @@ fn packed<'a>(mut tensors: impl Iterator<Item = (Argument, &'a TensorDesc)>) -> 
 }
 
 /// An output as a case expects it: FLOAT; `None` if its type has no such form.
-pub(super) fn expected(desc: &TensorDesc, bytes: Vec<u8>) -> Option<CaseTensor> {
+pub(crate) fn expected(desc: &TensorDesc, bytes: Vec<u8>) -> Option<CaseTensor> {
     let tensor = CaseTensor::with_dims(desc.dtype, desc.shape, bytes).ok()?;
     CaseTensor::from_f32(DType::Float, tensor.shape(), &tensor.to_f32()?).ok()
 }
 
 /// How many elements of an expected output are NaN, which would let any number pass.
-pub(super) fn nans(expected: &CaseTensor) -> usize {
+pub(crate) fn nans(expected: &CaseTensor) -> usize {
     let values = expected.to_f32().unwrap_or_default();
     values.iter().filter(|value| value.is_nan()).count()
 }

@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering;
 use ascend_spec::Level;
 
 use super::{LiveCall, RECORDERS, Recorded, folder, history, is_on};
-use crate::case::run::refusal_status;
-use crate::case::{Expect, Tolerance};
+use crate::case_file::{Expect, Tolerance};
 use crate::error::{Error, Result};
 use crate::runtime::Stream;
 
@@ -130,6 +129,18 @@ pub fn tentatively<R, E>(body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
         }
     }
     outcome
+}
+
+/// CANN's status if an error means that the call was refused: by the contract, or by the operator's first phase, which
+/// launches nothing.
+pub(crate) fn refusal_status(error: &Error) -> Option<i32> {
+    match error {
+        Error::Violation(violation) => Some(violation.rule.status),
+        Error::Aclnn {
+            function, status, ..
+        } if function.ends_with("GetWorkspaceSize") => Some(status.0),
+        _ => None,
+    }
 }
 
 /// Records a call that was refused, or could not be launched on a stream.

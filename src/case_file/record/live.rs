@@ -8,9 +8,9 @@ use ascend_spec::fia::{Arguments, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, TensorDesc};
 
 use super::content::Content;
-use crate::attention::Bindings;
-use crate::case::{Case, ParameterCase, Tolerance};
+use crate::case_file::{Case, ParameterCase, Tolerance};
 use crate::error::Result;
+use crate::operator::Tensors;
 use crate::runtime::{Context, capturing};
 use crate::tensor::AnyTensor;
 
@@ -40,7 +40,7 @@ impl LiveCall {
         context: &Arc<Context>,
         call: &FiaCall<'_>,
         mask: Option<&AnyTensor>,
-        bindings: &impl Bindings,
+        tensors: &impl Tensors<Parameter>,
         at_least: Version,
     ) -> Self {
         let version = context.target().map_or(at_least, |target| {
@@ -62,7 +62,7 @@ impl LiveCall {
             set(parameter, *tensor.desc(), Some(tensor.clone()));
         };
         // Collecting does not fail.
-        let _ = bindings.each(|argument, tensor| {
+        let _ = tensors.each(|argument, tensor| {
             given(argument.parameter, tensor);
             Ok(())
         });
@@ -117,7 +117,7 @@ impl LiveCall {
     }
 
     /// The call with its data, or why no case can have them. Work on the stream that it is launched on has to be over.
-    pub(super) fn case(&self) -> Result<Case, String> {
+    pub(crate) fn case(&self) -> Result<Case, String> {
         self.case_within(u64::MAX)
     }
 

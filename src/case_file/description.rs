@@ -1,9 +1,8 @@
 //! What the operator is told about a case: descriptors of all tensors, given and computed.
 
-use ascend_spec::fia::{Arguments, FiaCall, Problem};
+use ascend_spec::fia::{Arguments, FiaCall, Places, Problem};
 use ascend_spec::{Soc, SparseMode, TensorDesc, Violation};
 
-use crate::attention::{PLACED, admits_content};
 use crate::mask::MaskForm;
 
 use super::{Case, MaskKind};
@@ -44,10 +43,10 @@ impl Case {
         let Some(places) = problem.places() else {
             return Ok(());
         };
-        for parameter in PLACED {
+        for parameter in Places::PARAMETERS {
             if let Some(tensor) = self.tensor(parameter) {
                 let of = (tensor.dtype(), tensor.shape());
-                admits_content(&places, parameter, of, tensor.bytes())?;
+                places.admits_content(parameter, of, tensor.bytes())?;
             }
         }
         Ok(())

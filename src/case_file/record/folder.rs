@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use super::Recorded;
-use crate::case::CaseError;
+use crate::case_file::CaseError;
 use crate::error::Result;
 use crate::runtime::lock;
 

@@ -24,7 +24,7 @@ impl Case {
     /// # Errors
     /// [`Error::OtherTarget`] if it is not, and not emulated either; [`Error::Unreleased`] if the case and the device name a
     /// chip and a release that do not know each other.
-    pub(super) fn other_stream(&self, stream: &Stream) -> Result<Option<Stream>> {
+    pub(crate) fn other_stream(&self, stream: &Stream) -> Result<Option<Stream>> {
         let device = stream.device();
         if self.soc_name.is_none() && self.cann.is_none() {
             return Ok(None);
