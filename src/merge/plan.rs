@@ -3,17 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::update::{Argument, Parameter, UpdateCall, UpdateProblem, visible};
-use ascend_spec::{
-    Axes, Layout, OperatorVersion, TensorDesc, arguments_of_version, attention_update_arguments,
-};
-use ascend_sys::Api;
+use ascend_spec::update::{Parameter, UpdateCall, UpdateProblem, visible};
+use ascend_spec::{Axes, Layout, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Addressed, Descriptors, Phases, Tensors, phase_one, phases};
+use crate::operator;
+use crate::ops::attention_update::{self, Given};
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -60,11 +58,6 @@ pub enum EmptyRows {
     /// the stream to do so; once more if a row has no keys at all.
     ThroughHost,
 }
-
-const PHASES: Phases = phases!(aclnnAttentionUpdateGetWorkspaceSize, aclnnAttentionUpdate);
-
-/// What to do where the installed CANN has no such operator.
-const INSTEAD: &str = "merge in host memory with merge_on_host";
 
 /// A merge of attention over 2 to 16 parts of the keys into attention over all of them. The [module](super) says what
 /// becomes of rows without keys and of NaN.
@@ -154,7 +147,7 @@ impl MergeState {
         let problem = call.check(context.soc()?)?;
         let prepared = match problem.rows {
             0 => None,
-            _ => Some(prepare(context, &call, first.attention)?),
+            _ => Some(attention_update::prepare(context, &call, first.attention)?),
         };
         Ok(MergePlan {
             context: Arc::clone(context),
@@ -214,44 +207,6 @@ struct Rows {
     lse: TensorDesc,
 }
 
-impl operator::Parameter for Parameter {
-    fn noun(self) -> &'static str {
-        match self {
-            Parameter::Lse => "softmax_lse",
-            Parameter::LocalOut => "attention",
-            Parameter::Out => "output.attention",
-            Parameter::LseOut => "output.softmax_lse",
-            Parameter::UpdateType => self.name(),
-        }
-    }
-}
-
-/// Phase one of a call that the contract has accepted. One address stands in for all.
-fn prepare(
-    context: &Arc<Context>,
-    call: &UpdateCall<'_>,
-    stand_in: &AnyTensor,
-) -> Result<operator::Plan<Parameter>> {
-    let api = context.runtime().api();
-    PHASES.required(api, OperatorVersion::AttentionUpdate, INSTEAD)?;
-    let (outputs, inputs): (Vec<_>, Vec<_>) =
-        (call.each_tensor()).partition(|(argument, _)| argument.is_output());
-    let tensors = outputs.into_iter().chain(inputs);
-    let tensors = tensors.map(|(argument, desc)| Addressed {
-        argument,
-        desc: *desc,
-        address: stand_in.as_raw(),
-    });
-    let tensors: Vec<_> = tensors.collect();
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        attention_update_arguments! { arguments_of_version {
-            1 phase_one { api.aclnnAttentionUpdateGetWorkspaceSize, Parameter, call, descriptors }
-        } }
-    };
-    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
-    unsafe { operator::Plan::new(context, &PHASES, &tensors, None, phase_one) }
-}
-
 /// A merge that was checked and prepared. From [`MergeState::plan`].
 ///
 /// # Threads
@@ -264,30 +219,6 @@ pub struct MergePlan {
     lse_out: TensorDesc,
     /// `None` without rows.
     prepared: Option<operator::Plan<Parameter>>,
-}
-
-/// The tensors of a launch as the operator is told of them: both outputs, log-sum-exps of the parts, then their attention.
-/// The most it takes fit without an allocation.
-struct Given(SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>);
-
-impl Tensors<Parameter> for Given {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
-        let (outputs, parts) = self.0.split_at(self.0.len().min(2));
-        for (argument, tensor) in [Parameter::Out, Parameter::LseOut].into_iter().zip(outputs) {
-            visit(argument.into(), tensor)?;
-        }
-        let (lse, local_out) = parts.split_at(parts.len() / 2);
-        for (part, tensor) in lse.iter().enumerate() {
-            visit(Argument::element(Parameter::Lse, part), tensor)?;
-        }
-        for (part, tensor) in local_out.iter().enumerate() {
-            visit(Argument::element(Parameter::LocalOut, part), tensor)?;
-        }
-        Ok(())
-    }
 }
 
 impl MergePlan {

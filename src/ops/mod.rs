@@ -1,3 +1,4 @@
 //! Operators, each in a folder of its own.
 
+pub(crate) mod attention_update;
 pub mod scatter_pa_kv_cache;

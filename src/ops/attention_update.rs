@@ -1,0 +1,80 @@
+//! AttentionUpdate: merges attention over parts of the keys. [`merge`](crate::merge) is its safe noun.
+
+use std::sync::Arc;
+
+use ascend_spec::update::{Argument, Parameter, UpdateCall};
+use ascend_spec::{OperatorVersion, arguments_of_version, attention_update_arguments};
+use ascend_sys::Api;
+use smallvec::SmallVec;
+
+use crate::error::Result;
+use crate::operator::{self, Addressed, Descriptors, Phases, Tensors, phase_one, phases};
+use crate::runtime::Context;
+use crate::tensor::AnyTensor;
+
+const PHASES: Phases = phases!(aclnnAttentionUpdateGetWorkspaceSize, aclnnAttentionUpdate);
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "merge in host memory with merge_on_host";
+
+impl operator::Parameter for Parameter {
+    fn noun(self) -> &'static str {
+        match self {
+            Parameter::Lse => "softmax_lse",
+            Parameter::LocalOut => "attention",
+            Parameter::Out => "output.attention",
+            Parameter::LseOut => "output.softmax_lse",
+            Parameter::UpdateType => self.name(),
+        }
+    }
+}
+
+/// Phase one of a call that the contract has accepted. One address stands in for all.
+pub(crate) fn prepare(
+    context: &Arc<Context>,
+    call: &UpdateCall<'_>,
+    stand_in: &AnyTensor,
+) -> Result<operator::Plan<Parameter>> {
+    let api = context.runtime().api();
+    PHASES.required(api, OperatorVersion::AttentionUpdate, INSTEAD)?;
+    let (outputs, inputs): (Vec<_>, Vec<_>) =
+        (call.each_tensor()).partition(|(argument, _)| argument.is_output());
+    let tensors = outputs.into_iter().chain(inputs);
+    let tensors = tensors.map(|(argument, desc)| Addressed {
+        argument,
+        desc: *desc,
+        address: stand_in.as_raw(),
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+        attention_update_arguments! { arguments_of_version {
+            1 phase_one { api.aclnnAttentionUpdateGetWorkspaceSize, Parameter, call, descriptors }
+        } }
+    };
+    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    unsafe { operator::Plan::new(context, &PHASES, &tensors, None, phase_one) }
+}
+
+/// The tensors of a launch as the operator is told of them: both outputs, log-sum-exps of the parts, then their attention.
+/// The most it takes fit without an allocation.
+pub(crate) struct Given(pub(crate) SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>);
+
+impl Tensors<Parameter> for Given {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        let (outputs, parts) = self.0.split_at(self.0.len().min(2));
+        for (argument, tensor) in [Parameter::Out, Parameter::LseOut].into_iter().zip(outputs) {
+            visit(argument.into(), tensor)?;
+        }
+        let (lse, local_out) = parts.split_at(parts.len() / 2);
+        for (part, tensor) in lse.iter().enumerate() {
+            visit(Argument::element(Parameter::Lse, part), tensor)?;
+        }
+        for (part, tensor) in local_out.iter().enumerate() {
+            visit(Argument::element(Parameter::LocalOut, part), tensor)?;
+        }
+        Ok(())
+    }
+}
