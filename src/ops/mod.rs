@@ -1,4 +1,5 @@
 //! Operators, each in a folder of its own.
 
 pub(crate) mod attention_update;
+pub mod fused_infer_attention_score;
 pub mod scatter_pa_kv_cache;
