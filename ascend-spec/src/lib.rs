@@ -55,8 +55,8 @@ pub use geometry::{
 pub use layout::{Axes, Extents, Layout, View};
 pub use operator_version::{OperatorVersion, every_rule};
 pub use rule::{
-    FIND_KERNEL_ERROR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Refusal, Rule, Scope,
-    Span, TILING_ERROR, Unsupported, Violation,
+    FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Refusal,
+    Rule, Scope, Span, TILING_ERROR, Unsupported, Violation,
 };
 pub use soc::Soc;
 pub use sparse::{MaskDemand, Operator, SparseMode};

@@ -1,7 +1,9 @@
 //! Operators, and from which release on CANN has them.
 
 use crate::fia::Version;
-use crate::ops::{flash_attention_score, ring_attention_update};
+use crate::ops::{
+    flash_attention_score, incre_flash_attention, prompt_flash_attention, ring_attention_update,
+};
 use crate::{Rule, Soc, Target, fia, scatter, update};
 use std::fmt;
 
@@ -13,6 +15,10 @@ pub enum OperatorVersion {
     FusedInferAttentionScore(Version),
     /// Attention of training; one of its entry points.
     FlashAttentionScore(flash_attention_score::Version),
+    /// Attention of one query row a sequence, for Atlas inference cards too; one of its versions.
+    IncreFlashAttention(incre_flash_attention::Version),
+    /// Attention of several query rows, for Atlas inference cards too; one of its versions.
+    PromptFlashAttention(prompt_flash_attention::Version),
     /// Merging outputs of training attention; one of its versions.
     RingAttentionUpdate(ring_attention_update::Version),
     /// Writing new keys and values into a paged cache.
@@ -27,6 +33,8 @@ impl OperatorVersion {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.symbol(),
             OperatorVersion::FlashAttentionScore(version) => version.symbol(),
+            OperatorVersion::IncreFlashAttention(version) => version.symbol(),
+            OperatorVersion::PromptFlashAttention(version) => version.symbol(),
             OperatorVersion::RingAttentionUpdate(version) => version.symbol(),
             OperatorVersion::ScatterPaKvCache => "aclnnScatterPaKvCache",
             OperatorVersion::AttentionUpdate => "aclnnAttentionUpdate",
@@ -38,6 +46,8 @@ impl OperatorVersion {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.since_cann(),
             OperatorVersion::FlashAttentionScore(version) => version.since_cann(),
+            OperatorVersion::IncreFlashAttention(version) => version.since_cann(),
+            OperatorVersion::PromptFlashAttention(version) => version.since_cann(),
             OperatorVersion::RingAttentionUpdate(version) => version.since_cann(),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => "after 8.1",
         }
@@ -48,6 +58,8 @@ impl OperatorVersion {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.runs_on(target),
             OperatorVersion::FlashAttentionScore(version) => version.runs_on(target),
+            OperatorVersion::IncreFlashAttention(version) => version.runs_on(target),
+            OperatorVersion::PromptFlashAttention(version) => version.runs_on(target),
             OperatorVersion::RingAttentionUpdate(version) => version.runs_on(target),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
                 matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
@@ -61,6 +73,8 @@ impl fmt::Display for OperatorVersion {
         match self {
             OperatorVersion::FusedInferAttentionScore(version) => version.fmt(f),
             OperatorVersion::FlashAttentionScore(version) => version.fmt(f),
+            OperatorVersion::IncreFlashAttention(version) => version.fmt(f),
+            OperatorVersion::PromptFlashAttention(version) => version.fmt(f),
             OperatorVersion::RingAttentionUpdate(version) => version.fmt(f),
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
                 f.write_str(self.symbol())
@@ -74,6 +88,8 @@ pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
     let others = [
         scatter::rules::RULES,
         update::rules::RULES,
+        prompt_flash_attention::rules::RULES,
+        incre_flash_attention::rules::RULES,
         ring_attention_update::rules::RULES,
     ];
     fia::rules::all()
@@ -103,6 +119,12 @@ mod tests {
                 }
                 OperatorVersion::FlashAttentionScore(_) => {
                     flash_attention_score::rules::all().any(|r| r == rule)
+                }
+                OperatorVersion::IncreFlashAttention(_) => {
+                    incre_flash_attention::rules::RULES.contains(&rule)
+                }
+                OperatorVersion::PromptFlashAttention(_) => {
+                    prompt_flash_attention::rules::RULES.contains(&rule)
                 }
                 OperatorVersion::RingAttentionUpdate(_) => {
                     ring_attention_update::rules::RULES.contains(&rule)

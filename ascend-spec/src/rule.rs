@@ -170,6 +170,8 @@ pub const PARAM_NULLPTR: i32 = 161_001;
 pub const PARAM_INVALID: i32 = 161_002;
 /// Status of a call that the operator's tiling refuses.
 pub const TILING_ERROR: i32 = 561_002;
+/// Status of a call that the tiling of PromptFlashAttention refuses.
+pub const INNER_NULLPTR: i32 = 561_103;
 /// Status of an entry point that the product does not have.
 pub const RUNTIME_ERROR: i32 = 361_001;
 /// Status of a call for which no kernel exists.
@@ -339,6 +341,14 @@ macro_rules! rules {
     (@since RingV2) => { rules!(@ring V2) };
     (@ring $version:ident) => {
         $crate::OperatorVersion::RingAttentionUpdate($crate::ops::ring_attention_update::Version::$version)
+    };
+    (@since PromptV1) => { rules!(@prompt V1) };
+    (@since PromptV3) => { rules!(@prompt V3) };
+    (@prompt $version:ident) => {
+        $crate::OperatorVersion::PromptFlashAttention($crate::ops::prompt_flash_attention::Version::$version)
+    };
+    (@since IncreV1) => {
+        $crate::OperatorVersion::IncreFlashAttention($crate::ops::incre_flash_attention::Version::V1)
     };
     (@since $version:ident) => {
         $crate::OperatorVersion::FusedInferAttentionScore($crate::fia::Version::$version)

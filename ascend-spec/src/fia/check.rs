@@ -29,8 +29,28 @@ impl<'a> FiaCall<'a> {
         Ok(resolve(&facts, verdict)?)
     }
 
+    /// What the prefill or the decode path says of the call, wherever FusedInferAttentionScore would send it: the older
+    /// operators have one of them each.
+    pub(crate) fn judge(&'a self, checker: Checker, target: Target) -> Result<(), Refusal> {
+        let facts = self.facts_by(Version::V1, target, Some(checker))?;
+        match checker {
+            Checker::Decode => decode(&facts),
+            _ => prefill(&facts),
+        }?;
+        Ok(())
+    }
+
     /// First checks, and what the rest needs to know.
     pub(super) fn facts(&'a self, version: Version, target: Target) -> Result<Facts<'a>, Refusal> {
+        self.facts_by(version, target, None)
+    }
+
+    fn facts_by(
+        &'a self,
+        version: Version,
+        target: Target,
+        checker: Option<Checker>,
+    ) -> Result<Facts<'a>, Refusal> {
         entry::entry_point(version, target)?;
         let at = entry::operands(self)?;
         entry::product(version, target)?;
@@ -68,7 +88,7 @@ impl<'a> FiaCall<'a> {
             key_dim: dim(at.key),
             value_dim: dim(at.value),
         };
-        let checker = routing.checker(&at);
+        let checker = checker.unwrap_or_else(|| routing.checker(&at));
         if checker != Checker::Prefill {
             entry::divides(self, layout, at.query)?;
         }

@@ -7,6 +7,7 @@ mod facts;
 mod flash;
 mod paged;
 mod portable;
+mod prompt_incre;
 mod quantised;
 mod recorded;
 mod ring;

@@ -1,0 +1,331 @@
+//! The rules of PromptFlashAttention in front of those of FusedInferAttentionScore's prefill path.
+
+use super::{PromptCall, Version};
+use crate::dtype::Names;
+use crate::fia::Checker;
+use crate::rule::{broken, require, rules};
+use crate::{
+    DType, Dims, Format, Layout, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,
+};
+
+rules! {
+    in Scope::ALL;
+    SUCCESSOR = "prompt.successor", RUNTIME_ERROR, PromptV1, "PromptFlashAttention entry points, Ascend 950" in Scope::ASCEND_950,
+        "Ascend 950 computes attention by FusedInferAttentionScore",
+        "call aclnnFusedInferAttentionScoreV5";
+    PRODUCT = "prompt.product", FIND_KERNEL_ERROR, PromptV1, "PromptFlashAttention documentation, products",
+        "the product has the operator",
+        "run on Atlas A2, Atlas A3 or the Atlas inference series (310P)";
+    REQUIRED = "prompt.required", PARAM_NULLPTR, PromptV1, "PromptFlashAttention documentation, return values",
+        "query, key, value, inputLayout and attentionOut are given",
+        "pass every required argument";
+    COUNTABLE = "prompt.countable", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, constraints",
+        "no dimension is negative, and the elements of each tensor can be counted and addressed",
+        "give the tensor a shape that memory can hold";
+    DTYPE = "prompt.dtype", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, query, key and value",
+        "query, key and value are FLOAT16, BF16 (not on 310P) or INT8, all the same",
+        "convert the three to one of the allowed dtypes";
+    OUT_DTYPE = "prompt.out_dtype", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, attentionOut",
+        "attentionOut has the dtype of query, INT8 for half precision, or FLOAT16 for an INT8 query",
+        "give the output an allowed dtype";
+    PSE_DTYPE = "prompt.pse_dtype", PARAM_INVALID, PromptV3, "PromptFlashAttentionV3 documentation, pseShift",
+        "pseShift is FLOAT16 for a query of FLOAT16 or INT8, BF16 for one of BF16",
+        "convert the bias";
+    MASK_DTYPE = "prompt.mask_dtype", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, attenMask",
+        "attenMask is BOOL, INT8 or UINT8, or FLOAT16 unless query is INT8",
+        "convert the mask";
+    HEADS = "prompt.num_heads", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, numHeads",
+        "numHeads is at least 1",
+        "pass the number of query heads";
+    LAYOUT = "prompt.input_layout", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, inputLayout",
+        "query, key and value have the axes of inputLayout: four in BNSD, BSND and BNSD_BSND, three in BSH, TND, NTD and NSD, \
+         two in SH",
+        "spell the layout as CANN does, and give the tensors its axes";
+    DIM = "prompt.head_dim", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, head dimension",
+        "head dimensions are from 1 to 512, and that of query is at most that of value where it is above 128 outside of TND or \
+         the output is INT8",
+        "pad the shorter head dimension with zeros";
+    FORMAT = "prompt.format", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, formats",
+        "query, key, value and attentionOut are in a plain format such as ND or NCHW",
+        "describe the tensor as ND";
+    OUT_SHAPE = "prompt.out_shape", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, attentionOut",
+        "attentionOut has the query's shape with the value's head dimension, in BNSD_BSND with heads behind rows",
+        "give the output the shape that is allowed";
+    PREFILL = "prompt.prefill_rules", INNER_NULLPTR, PromptV1, "PromptFlashAttention tiling",
+        "the call holds the rules of FusedInferAttentionScore's prefill path",
+        "see the rule that is named first";
+    PSE_DROPPED = "prompt.pse_dropped", Lint("the tensor is not looked at"), PromptV1, "PromptFlashAttention, V1 and V2",
+        "V1 and V2 come without pseShift: they take it and compute without it",
+        "call aclnnPromptFlashAttentionV3";
+    DEPRECATED = "prompt.deprecated", Lint("nothing changes yet"), PromptV1, "PromptFlashAttention documentation, deprecation",
+        "calls go to V3: V1 and V2 are announced to go in December 2026",
+        "call aclnnPromptFlashAttentionV3";
+}
+
+/// The required arguments.
+struct Required<'a> {
+    query: &'a TensorDesc,
+    key: &'a TensorDesc,
+    value: &'a TensorDesc,
+    out: &'a TensorDesc,
+    layout: &'a str,
+}
+
+impl PromptCall<'_> {
+    /// Checks the call against the contract of `version` for `target`.
+    ///
+    /// Allocates nothing unless it refuses. What it computes is [`PromptCall::as_fused`] of what the version reads
+    /// ([`PromptCall::computed_by`]); a call whose output has no elements computes nothing.
+    ///
+    /// # Errors
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for layouts and masks that this crate
+    /// does not compute.
+    pub fn check(&self, version: Version, target: Target) -> Result<(), Refusal> {
+        require!(
+            for target => target.soc != Soc::Ascend950,
+            SUCCESSOR,
+            version,
+            "aclnnFusedInferAttentionScoreV5",
+        );
+        require!(
+            version.runs_on(target),
+            PRODUCT,
+            target.soc,
+            "Atlas A2, Atlas A3 and the Atlas inference series (310P)",
+        );
+        let call = self.computed_by(version);
+        let at = call.required()?;
+        for (desc, name) in at.tensors() {
+            require!(
+                desc.is_countable() && desc.byte_range().is_some(),
+                COUNTABLE,
+                format_args!("{name} {} strides {}", desc.shape, desc.strides),
+                "dimensions of at least 0, and bytes from the base address on",
+            );
+        }
+        if at.out.is_empty() {
+            return Ok(());
+        }
+        call.dtypes(&at, target)?;
+        let (heads, dims) = call.shapes(&at)?;
+        for (desc, name) in at.tensors() {
+            require!(
+                desc.format.is_plain(),
+                FORMAT,
+                format_args!("{name} in format {}", desc.format),
+                Format::PLAIN,
+            );
+        }
+        let out = out_shape(&at, heads, dims.1);
+        require!(at.out.shape == out, OUT_SHAPE, at.out.shape, out,);
+        let Some(Layout::Bnsd | Layout::Bsnd | Layout::BnsdBsnd | Layout::Bsh | Layout::Tnd) =
+            Layout::parse(at.layout)
+        else {
+            return Err(
+                Unsupported::new("PromptFlashAttention in the layouts SH, NSD and NTD").into(),
+            );
+        };
+        call.tiling(&at, dims)?;
+        let mask = call
+            .atten_mask
+            .is_some_and(|mask| mask.dtype == DType::Float16);
+        match mask {
+            true => Err(Unsupported::new("attenMask of FLOAT16").into()),
+            false => Ok(()),
+        }
+    }
+
+    /// The first lint that the call breaks, leaving out those in `allowed` (by id).
+    ///
+    /// # Errors
+    /// The broken lint, with the same fields as a broken rule.
+    pub fn lint(&self, version: Version, allowed: &[&str]) -> Result<(), Violation> {
+        let newest = version == Version::V3;
+        require!(
+            newest || self.pse_shift.is_none() || allowed.contains(&PSE_DROPPED.id),
+            PSE_DROPPED,
+            format_args!("pseShift for {version}"),
+            "null",
+        );
+        require!(
+            newest || allowed.contains(&DEPRECATED.id),
+            DEPRECATED,
+            version,
+            Version::V3,
+        );
+        Ok(())
+    }
+
+    fn required(&self) -> Result<Required<'_>, Violation> {
+        let missing = |name: &'static str| {
+            move || {
+                broken(
+                    &REQUIRED,
+                    format_args!("no {name}"),
+                    "query, key, value, inputLayout and attentionOut",
+                    format_args!("pass {name}"),
+                )
+            }
+        };
+        Ok(Required {
+            query: self.query.as_ref().ok_or_else(missing("query"))?,
+            key: self.key.as_ref().ok_or_else(missing("key"))?,
+            value: self.value.as_ref().ok_or_else(missing("value"))?,
+            out: (self.attention_out.as_ref()).ok_or_else(missing("attentionOut"))?,
+            layout: self.input_layout.ok_or_else(missing("inputLayout"))?,
+        })
+    }
+
+    fn dtypes(&self, at: &Required<'_>, target: Target) -> Result<(), Violation> {
+        use DType::{Bf16, Bool, Float16, Int8, UInt8};
+        let allowed: &[DType] = match target.soc {
+            Soc::AtlasInference => &[Float16, Int8],
+            _ => &[Float16, Bf16, Int8],
+        };
+        let dtype = at.query.dtype;
+        require!(
+            allowed.contains(&dtype) && at.key.dtype == dtype && at.value.dtype == dtype,
+            DTYPE,
+            format_args!(
+                "query {dtype}, key {}, value {}",
+                at.key.dtype, at.value.dtype
+            ),
+            format_args!("all of {}", Names(allowed)),
+        );
+        let outputs: &[DType] = match dtype {
+            Float16 => &[Float16, Int8],
+            Bf16 => &[Bf16, Int8],
+            _ => &[Int8, Float16],
+        };
+        require!(
+            outputs.contains(&at.out.dtype),
+            OUT_DTYPE,
+            at.out.dtype,
+            Names(outputs),
+        );
+        if let Some(pse) = &self.pse_shift {
+            let want = if dtype == Bf16 { Bf16 } else { Float16 };
+            require!(pse.dtype == want, PSE_DTYPE, pse.dtype, want);
+        }
+        if let Some(mask) = &self.atten_mask {
+            let masks: &[DType] = match dtype {
+                Int8 => &[Bool, Int8, UInt8],
+                _ => &[Bool, Int8, UInt8, Float16],
+            };
+            require!(
+                masks.contains(&mask.dtype),
+                MASK_DTYPE,
+                mask.dtype,
+                Names(masks),
+            );
+        }
+        Ok(())
+    }
+
+    /// Heads of the query, and head dimensions of query and value.
+    fn shapes(&self, at: &Required<'_>) -> Result<(i64, (i64, i64)), Violation> {
+        require!(self.num_heads > 0, HEADS, self.num_heads, "1 and above");
+        let rank = match at.layout {
+            "BNSD" | "BSND" | "BNSD_BSND" => 4,
+            "BSH" | "TND" | "NTD" | "NSD" => 3,
+            "SH" => 2,
+            _ => 0,
+        };
+        let ranks = [at.query, at.key, at.value].map(|desc| desc.shape.rank());
+        require!(
+            rank > 0 && ranks.iter().all(|&of| of == rank),
+            LAYOUT,
+            format_args!(
+                "{:?} with query {}, key {}, value {}",
+                at.layout, at.query.shape, at.key.shape, at.value.shape
+            ),
+            "BNSD, BSND, BNSD_BSND, BSH, TND, NTD, NSD, SH, with as many axes",
+        );
+        let last = |desc: &TensorDesc| desc.shape.last().copied().unwrap_or(0);
+        let hidden = matches!(at.layout, "BSH" | "SH");
+        let kv_heads = match self.num_key_value_heads {
+            0 => self.num_heads,
+            heads => heads,
+        };
+        let each = |size: i64, heads: i64| match hidden {
+            true => size.checked_div(heads).unwrap_or(0),
+            false => size,
+        };
+        let dim = each(last(at.query), self.num_heads);
+        let value_dim = each(last(at.value), kv_heads);
+        let narrow = at.out.dtype != DType::Int8 && (dim <= 128 || at.layout == "TND");
+        require!(
+            (1..=512).contains(&dim)
+                && (0..=512).contains(&value_dim)
+                && (dim <= value_dim || narrow),
+            DIM,
+            format_args!("{dim} and {value_dim}"),
+            "1 to 512",
+        );
+        Ok((self.num_heads, (dim, value_dim)))
+    }
+
+    /// The rules of the prefill path, for head dimensions as the operator pads them: outside of TND those of query and value
+    /// to one.
+    fn tiling(&self, at: &Required<'_>, (dim, value_dim): (i64, i64)) -> Result<(), Refusal> {
+        let int8 = [at.query.dtype, at.out.dtype].contains(&DType::Int8);
+        let step = if int8 { 32 } else { 16 };
+        let even = |dim: i64| dim.saturating_add(step - 1) / step * step;
+        let (to, value_to) = match at.layout {
+            "TND" => (even(dim), even(value_dim)),
+            _ => (even(dim.max(value_dim)), even(dim.max(value_dim))),
+        };
+        let call = PromptCall {
+            query: Some(resized(at, at.query, dim, to)),
+            key: Some(resized(at, at.key, dim, to)),
+            value: Some(resized(at, at.value, value_dim, value_to)),
+            attention_out: Some(resized(at, at.out, value_dim, value_to)),
+            ..*self
+        };
+        let target = Target::snapshot(Soc::AtlasA2);
+        match call.as_fused().judge(Checker::Prefill, target) {
+            Err(Refusal::Violation(violation)) => Err(broken(
+                &PREFILL,
+                format_args!("{}: {}", violation.rule.id, violation.given),
+                violation.allowed,
+                violation.fix,
+            )
+            .into()),
+            other => other,
+        }
+    }
+}
+
+/// A tensor with another head dimension. Sizes that are not made of heads of `from` stay, to be refused.
+fn resized(at: &Required<'_>, desc: &TensorDesc, from: i64, to: i64) -> TensorDesc {
+    let axis = desc.shape.rank().saturating_sub(1);
+    let size = desc.shape.last().copied().unwrap_or(0);
+    let heads = size.checked_div(from).unwrap_or(0);
+    let is_made = heads.checked_mul(from) == Some(size) && (at.layout == "BSH" || heads == 1);
+    match is_made {
+        true => TensorDesc::packed(desc.dtype, desc.shape.with(axis, heads.saturating_mul(to))),
+        false => *desc,
+    }
+}
+
+/// Shape of the output for a query of so many heads.
+fn out_shape(at: &Required<'_>, heads: i64, value_dim: i64) -> Dims {
+    let query = at.query.shape;
+    let axis = query.rank().saturating_sub(1);
+    match (at.layout, &query[..]) {
+        ("BSH" | "SH", _) => query.with(axis, heads.saturating_mul(value_dim)),
+        ("BNSD_BSND", &[batch, heads, rows, _]) => Dims::of([batch, rows, heads, value_dim]),
+        _ => query.with(axis, value_dim),
+    }
+}
+
+impl<'a> Required<'a> {
+    fn tensors(&self) -> [(&'a TensorDesc, &'static str); 4] {
+        [
+            (self.query, "query"),
+            (self.key, "key"),
+            (self.value, "value"),
+            (self.out, "attentionOut"),
+        ]
+    }
+}
