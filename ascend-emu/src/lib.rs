@@ -186,8 +186,8 @@ pub fn functions() -> ascend_sys::Functions {
 /// [`MachineError::TooMany`] if the process has asked for 32 machines of different products, releases or newest operators,
 /// that of the environment among them, or for 128 names of chips.
 pub fn functions_of(machine: &Machine) -> Result<ascend_sys::Functions, MachineError> {
-    let slot = machines::slot_of(machine)?;
+    let index = machines::index_of(machine)?;
     let mut table = exported(machine);
-    abi::fill_in(&mut table, slot);
+    abi::fill_in(&mut table, index);
     Ok(table)
 }

@@ -10,28 +10,28 @@ use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 /// Most machines of a process that do something otherwise than the others, that of the environment among them.
-pub(crate) const SLOTS: usize = 32;
+pub(crate) const MACHINES: usize = 32;
 
 /// Most names of chips of a process, that of the environment among them.
 pub(crate) const NAMES: usize = 128;
 
 /// The machines after that of the environment, in the order in which they were asked for.
-static OTHERS: [OnceLock<Behaviour>; SLOTS - 1] = [const { OnceLock::new() }; SLOTS - 1];
+static OTHERS: [OnceLock<Behaviour>; MACHINES - 1] = [const { OnceLock::new() }; MACHINES - 1];
 
 /// The names of chips after that of the environment.
 static OTHER_NAMES: [OnceLock<CString>; NAMES - 1] = [const { OnceLock::new() }; NAMES - 1];
 
-/// Where a process keeps what tells a machine from others.
+/// Where the process keeps the behaviour and the chip name of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot {
-    /// Of what it does.
+pub(crate) struct MachineIndex {
+    /// Index of the behaviour.
     pub behaviour: usize,
-    /// Of its chip's name.
+    /// Index of the chip's name.
     pub name: usize,
 }
 
-/// The slot of a machine, which takes what it has not yet of free ones.
-pub(crate) fn slot_of(machine: &Machine) -> Result<Slot, MachineError> {
+/// The index of a machine. A new machine takes a free one.
+pub(crate) fn index_of(machine: &Machine) -> Result<MachineIndex, MachineError> {
     static TAKING: Lock<()> = Lock::new(());
     let own = &config().machine;
     let _alone = TAKING.lock();
@@ -40,7 +40,7 @@ pub(crate) fn slot_of(machine: &Machine) -> Result<Slot, MachineError> {
         true => 0,
         false => {
             let place = place_of(&OTHERS, &machine.behaviour());
-            place.ok_or_else(full("different machines", SLOTS))?
+            place.ok_or_else(full("different machines", MACHINES))?
         }
     };
     let name = match machine.soc_name() == own.soc_name() {
@@ -50,7 +50,7 @@ pub(crate) fn slot_of(machine: &Machine) -> Result<Slot, MachineError> {
             place.ok_or_else(full("chip names", NAMES))?
         }
     };
-    Ok(Slot { behaviour, name })
+    Ok(MachineIndex { behaviour, name })
 }
 
 /// The place of a value, counted from 1; a free one if it has none.
@@ -60,17 +60,17 @@ fn place_of<T: Clone + PartialEq>(places: &[OnceLock<T>], value: &T) -> Option<u
     found.map(|(_, at)| at)
 }
 
-/// What the machine of a slot does; 0 is that of the environment.
-pub(crate) fn behaviour_at(slot: usize) -> Behaviour {
-    let other = slot
+/// The behaviour at an index; 0 is that of the environment's machine.
+pub(crate) fn behaviour_at(index: usize) -> Behaviour {
+    let other = index
         .checked_sub(1)
         .and_then(|place| OTHERS.get(place)?.get());
     other.copied().unwrap_or(config().machine.behaviour())
 }
 
-/// The chip's name of a slot; 0 is that of the environment.
-pub(crate) fn soc_name_at(slot: usize) -> &'static CStr {
-    let other = slot
+/// The chip's name at an index; 0 is that of the environment's machine.
+pub(crate) fn soc_name_at(index: usize) -> &'static CStr {
+    let other = index
         .checked_sub(1)
         .and_then(|place| OTHER_NAMES.get(place)?.get());
     other.map_or_else(|| config().machine.soc_name(), CString::as_c_str)
@@ -83,22 +83,22 @@ mod tests {
     use ascend_spec::fia::Version;
 
     #[test]
-    fn each_machine_has_a_slot_of_its_own() {
+    fn each_machine_has_an_index_of_its_own() {
         let machine = |soc: &str, cann| Machine::new(soc, cann).unwrap();
         let old = machine("Ascend910B3", Cann::V8_5).operator(Version::V2);
         let new = machine("Ascend950PR_9599", Cann::V9_1);
-        let (a, b) = (slot_of(&old).unwrap(), slot_of(&new).unwrap());
+        let (a, b) = (index_of(&old).unwrap(), index_of(&new).unwrap());
         assert_ne!(a.behaviour, b.behaviour);
-        assert_eq!(slot_of(&old.clone()), Ok(a));
-        for (machine, slot) in [(&old, a), (&new, b)] {
-            assert_eq!(behaviour_at(slot.behaviour), machine.behaviour());
-            assert_eq!(soc_name_at(slot.name), machine.soc_name());
+        assert_eq!(index_of(&old.clone()), Ok(a));
+        for (machine, index) in [(&old, a), (&new, b)] {
+            assert_eq!(behaviour_at(index.behaviour), machine.behaviour());
+            assert_eq!(soc_name_at(index.name), machine.soc_name());
         }
-        let own = Slot {
+        let own = MachineIndex {
             behaviour: 0,
             name: 0,
         };
-        assert_eq!(slot_of(&config().machine), Ok(own));
+        assert_eq!(index_of(&config().machine), Ok(own));
         assert_eq!(behaviour_at(0), config().machine.behaviour());
         assert_eq!(soc_name_at(0), config().machine.soc_name());
     }
@@ -106,13 +106,16 @@ mod tests {
     #[test]
     fn names_that_differ_in_nothing_take_no_machines_away() {
         let name = |at: usize| format!("Ascend910_93{at:02}");
-        let slots = (0..100).map(|at| {
+        let indices = (0..100).map(|at| {
             let machine = Machine::new(&name(at), Cann::V9_0).unwrap();
-            let slot = slot_of(&machine).unwrap();
-            assert_eq!(soc_name_at(slot.name).to_str(), Ok(name(at).as_str()));
-            slot.behaviour
+            let index = index_of(&machine).unwrap();
+            assert_eq!(soc_name_at(index.name).to_str(), Ok(name(at).as_str()));
+            index.behaviour
         });
-        let slots: Vec<_> = slots.collect();
-        assert!(slots.iter().all(|slot| *slot == slots[0]), "{slots:?}");
+        let indices: Vec<_> = indices.collect();
+        assert!(
+            indices.iter().all(|index| *index == indices[0]),
+            "{indices:?}"
+        );
     }
 }

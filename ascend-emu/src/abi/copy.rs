@@ -126,7 +126,7 @@ impl Copy {
             .find(|(_, end)| end.side == Side::Pageable)
     }
 
-    /// Visits the ends that the ledger knows about.
+    /// Visits the ends that lie in the allocation table.
     fn visit(&self, visit: &mut dyn FnMut(Access)) {
         for (what, end, write) in [("src", &self.src, false), ("dst", &self.dst, true)] {
             if end.side != Side::Pageable {
@@ -149,7 +149,7 @@ impl Copy {
         allocation_table::inspect(check(), PARAM_INVALID, name, true, &|visit| {
             self.visit(visit);
         })?;
-        // SAFETY: the ledger has found the device and pinned ends live; the caller answers for the others.
+        // SAFETY: the allocation table has found the device and pinned ends live; the caller keeps the others valid.
         unsafe { run_now(&self.task()) }
     }
 }

@@ -1,33 +1,33 @@
 //! What depends on the machine that is emulated: taking its devices into use, and asking what it is.
 //!
-//! Each function exists once for every slot of a machine; the C names are those of slot 0, the machine of the environment.
+//! Each function exists once for every machine index; the C names are those of index 0, the machine of the environment.
 
 use super::{not_null, refuse, store};
-use crate::machines::{NAMES, SLOTS, Slot, behaviour_at, soc_name_at};
+use crate::machines::{MACHINES, MachineIndex, NAMES, behaviour_at, soc_name_at};
 use crate::runtime::context;
 use crate::status::{Outcome, acl};
 use ascend_sys::bindings::{aclCANNPackageName, aclCANNPackageVersion, aclError, aclrtContext};
 use std::ffi::{CStr, c_char};
 
-unsafe extern "C" fn set_device<const SLOT: usize>(device_id: i32) -> aclError {
-    acl(|| context::set_device(device_id, SLOT))
+unsafe extern "C" fn set_device<const INDEX: usize>(device_id: i32) -> aclError {
+    acl(|| context::set_device(device_id, INDEX))
 }
 
-unsafe extern "C" fn reset_device<const SLOT: usize>(device_id: i32) -> aclError {
-    acl(|| context::reset_device(device_id, SLOT, false))
+unsafe extern "C" fn reset_device<const INDEX: usize>(device_id: i32) -> aclError {
+    acl(|| context::reset_device(device_id, INDEX, false))
 }
 
-unsafe extern "C" fn reset_device_force<const SLOT: usize>(device_id: i32) -> aclError {
-    acl(|| context::reset_device(device_id, SLOT, true))
+unsafe extern "C" fn reset_device_force<const INDEX: usize>(device_id: i32) -> aclError {
+    acl(|| context::reset_device(device_id, INDEX, true))
 }
 
-unsafe extern "C" fn create_context<const SLOT: usize>(
+unsafe extern "C" fn create_context<const INDEX: usize>(
     context: *mut aclrtContext,
     device_id: i32,
 ) -> aclError {
     acl(|| {
         not_null("context", context)?;
-        let id = context::create(device_id, SLOT)?;
+        let id = context::create(device_id, INDEX)?;
         // SAFETY: the caller's promise.
         unsafe { store("context", context, id.raw()) }
     })
@@ -45,12 +45,12 @@ fn fill<const N: usize>(array: &mut [c_char; N], text: &str) {
     }
 }
 
-fn version_text(slot: usize) -> String {
-    let parts = behaviour_at(slot).cann_version();
+fn version_text(index: usize) -> String {
+    let parts = behaviour_at(index).cann_version();
     parts.map(|part| part.to_string()).join(".")
 }
 
-unsafe extern "C" fn cann_version<const SLOT: usize>(
+unsafe extern "C" fn cann_version<const INDEX: usize>(
     name: aclCANNPackageName,
     version: *mut aclCANNPackageVersion,
 ) -> aclError {
@@ -66,9 +66,9 @@ unsafe extern "C" fn cann_version<const SLOT: usize>(
             patchVersion: [0; 64],
             reserved: [0; 128],
         };
-        let parts = behaviour_at(SLOT).cann_version();
+        let parts = behaviour_at(INDEX).cann_version();
         let [major, minor, patch] = parts.map(|part| part.to_string());
-        fill(&mut filled.version, &version_text(SLOT));
+        fill(&mut filled.version, &version_text(INDEX));
         fill(&mut filled.majorVersion, &major);
         fill(&mut filled.minorVersion, &minor);
         fill(&mut filled.patchVersion, &patch);
@@ -92,7 +92,7 @@ unsafe fn package(name: *const c_char) -> Outcome {
     Ok(())
 }
 
-unsafe extern "C" fn version_string<const SLOT: usize>(
+unsafe extern "C" fn version_string<const INDEX: usize>(
     name: *mut c_char,
     version: *mut c_char,
 ) -> aclError {
@@ -100,7 +100,7 @@ unsafe extern "C" fn version_string<const SLOT: usize>(
         // SAFETY: the caller's promise.
         unsafe { package(name) }?;
         not_null("versionStr", version)?;
-        let text = version_text(SLOT);
+        let text = version_text(INDEX);
         for (place, byte) in text.bytes().chain([0]).enumerate() {
             // SAFETY: the array has room for ACL_PKG_VERSION_MAX_SIZE (128) characters, the text is far shorter.
             unsafe { version.add(place).write(byte as c_char) };
@@ -109,14 +109,14 @@ unsafe extern "C" fn version_string<const SLOT: usize>(
     })
 }
 
-unsafe extern "C" fn version_number<const SLOT: usize>(
+unsafe extern "C" fn version_number<const INDEX: usize>(
     name: *mut c_char,
     version: *mut i32,
 ) -> aclError {
     acl(|| {
         // SAFETY: the caller's promise.
         unsafe { package(name) }?;
-        let [major, minor, patch] = behaviour_at(SLOT).cann_version().map(i32::from);
+        let [major, minor, patch] = behaviour_at(INDEX).cann_version().map(i32::from);
         let number = (major * 100 + minor) * 100 + patch;
         // SAFETY: the caller's promise.
         unsafe { store("versionNum", version, number) }
@@ -131,29 +131,29 @@ macro_rules! of_machine {
         }
 
         impl Functions {
-            const fn of<const SLOT: usize>() -> Self {
-                Functions { $($name: of_slot::$name::<SLOT>,)* }
+            const fn of<const INDEX: usize>() -> Self {
+                Functions { $($name: of_index::$name::<INDEX>,)* }
             }
         }
 
         /// The same, traced.
-        mod of_slot {
+        mod of_index {
             use super::*;
 
             crate::trace::traced! {
-                $(pub(super) fn $name<const SLOT: usize>($($argument: $type),*) -> $result = super::$generic::<SLOT>;)*
+                $(pub(super) fn $name<const INDEX: usize>($($argument: $type),*) -> $result = super::$generic::<INDEX>;)*
             }
         }
 
         $(
             pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-                // SAFETY: the caller's promise is that of the function for slot 0.
+                // SAFETY: the caller's promise is that of the function for index 0.
                 unsafe { $generic::<0>($($argument),*) }
             }
         )*
 
-        fn fill_in_behaviour(table: &mut ascend_sys::Functions, slot: usize) {
-            if let Some(functions) = EACH.get(slot) {
+        fn fill_in_behaviour(table: &mut ascend_sys::Functions, index: usize) {
+            if let Some(functions) = EACH.get(index) {
                 $(table.$name = Some(functions.$name);)*
             }
         }
@@ -180,19 +180,19 @@ pub unsafe extern "C" fn aclrtGetSocName() -> *const c_char {
     unsafe { soc_name::<0>() }
 }
 
-/// Puts the functions of the machine of a slot into a table.
-pub(crate) fn fill_in(table: &mut ascend_sys::Functions, slot: Slot) {
-    fill_in_behaviour(table, slot.behaviour);
-    if let Some(name) = EACH_NAME.as_flattened().get(slot.name) {
+/// Puts the functions of the machine with an index into a table.
+pub(crate) fn fill_in(table: &mut ascend_sys::Functions, index: MachineIndex) {
+    fill_in_behaviour(table, index.behaviour);
+    if let Some(name) = EACH_NAME.as_flattened().get(index.name) {
         table.aclrtGetSocName = Some(*name);
     }
 }
 
 macro_rules! each {
-    ($($slot:literal)*) => { [$(Functions::of::<$slot>()),*] };
+    ($($index:literal)*) => { [$(Functions::of::<$index>()),*] };
 }
 
-static EACH: [Functions; SLOTS] = each! {
+static EACH: [Functions; MACHINES] = each! {
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 };
 

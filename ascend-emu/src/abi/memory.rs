@@ -216,7 +216,7 @@ pub unsafe extern "C" fn aclrtMemset(
         allocation_table::inspect(check(), PARAM_INVALID, NAME, true, &|visit| {
             task.accesses(&none, visit);
         })?;
-        // SAFETY: the ledger has found the range live.
+        // SAFETY: the allocation table has found the range live.
         unsafe { run_now(&task) }
     })
 }

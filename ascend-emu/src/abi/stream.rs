@@ -110,9 +110,9 @@ pub unsafe extern "C" fn aclrtStreamWaitEvent(stream: aclrtStream, event: aclrtE
 
 pub unsafe extern "C" fn aclrtStreamGetId(stream: aclrtStream, streamId: *mut i32) -> aclError {
     acl(|| {
-        let lane = self::stream("aclrtStreamGetId", stream)?.id();
-        let id = i32::try_from(lane)
-            .map_err(|_| failure!(INTERNAL, "stream {lane} has no 32-bit number"))?;
+        let number = self::stream("aclrtStreamGetId", stream)?.id();
+        let id = i32::try_from(number)
+            .map_err(|_| failure!(INTERNAL, "stream {number} has no 32-bit number"))?;
         // SAFETY: the caller's promise.
         unsafe { store("streamId", streamId, id) }
     })

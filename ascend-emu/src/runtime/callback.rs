@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A function of the program, and what it is given.
+/// A function of the program, with its argument.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostCall {
     pub function: unsafe extern "C" fn(*mut c_void),
-    /// Address of what it is given, whose provenance was exposed.
+    /// Address of the argument, whose provenance was exposed.
     pub data: usize,
 }
 
@@ -27,49 +27,49 @@ impl HostCall {
     ///
     /// # Safety
     ///
-    /// The program has promised that the function can be called with its argument once the stream is there.
+    /// The program has promised that the function can be called with its argument once the stream reaches it.
     pub(crate) unsafe fn run(self) {
         // SAFETY: the caller's promise.
         unsafe { (self.function)(ptr::with_exposed_provenance_mut(self.data)) };
     }
 }
 
-/// What becomes of a call.
+/// The state of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Pending,
     Done,
-    /// Its stream was taken from the thread before.
+    /// The stream was unsubscribed or destroyed before the call.
     Dropped,
 }
 
 #[derive(Debug)]
 struct Report {
-    lane: StreamId,
+    stream: StreamId,
     call: HostCall,
     state: Arc<Lock<State>>,
 }
 
-/// A thread that runs the calls of streams.
+/// The calls that wait for one thread of the program, which runs those of its streams.
 #[derive(Debug)]
 struct Inbox {
     thread: u64,
-    lanes: Vec<StreamId>,
+    streams: Vec<StreamId>,
     waiting: VecDeque<Report>,
 }
 
 static INBOXES: Lock<Vec<Inbox>> = Lock::new(Vec::new());
 
-/// A call came, was made or was dropped.
+/// Notified when a call was added, made or dropped.
 static CHANGED: Signal = Signal::new();
 
-/// How often those who wait look whether their stream was aborted.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+/// The time after which a waiting thread reads again whether its stream was aborted.
+pub(crate) const ABORT_POLL: Duration = Duration::from_millis(20);
 
 /// `aclrtSubscribeReport`.
-pub(crate) fn subscribe(name: &str, thread: u64, lane: StreamId) -> Outcome {
+pub(crate) fn subscribe(name: &str, thread: u64, stream: StreamId) -> Outcome {
     let mut inboxes = INBOXES.lock();
-    if let Some(inbox) = inboxes.iter().find(|inbox| inbox.lanes.contains(&lane)) {
+    if let Some(inbox) = inboxes.iter().find(|inbox| inbox.streams.contains(&stream)) {
         return Err(failure!(
             STREAM_SUBSCRIBED,
             "{name}: thread {:#x} runs the callbacks of the stream already; aclrtUnSubscribeReport ends that",
@@ -77,10 +77,10 @@ pub(crate) fn subscribe(name: &str, thread: u64, lane: StreamId) -> Outcome {
         ));
     }
     match inboxes.iter_mut().find(|inbox| inbox.thread == thread) {
-        Some(inbox) => inbox.lanes.push(lane),
+        Some(inbox) => inbox.streams.push(stream),
         None => inboxes.push(Inbox {
             thread,
-            lanes: vec![lane],
+            streams: vec![stream],
             waiting: VecDeque::new(),
         }),
     }
@@ -88,9 +88,9 @@ pub(crate) fn subscribe(name: &str, thread: u64, lane: StreamId) -> Outcome {
 }
 
 /// `aclrtUnSubscribeReport`.
-pub(crate) fn unsubscribe(name: &str, thread: u64, lane: StreamId) -> Outcome {
+pub(crate) fn unsubscribe(name: &str, thread: u64, stream: StreamId) -> Outcome {
     let mut inboxes = INBOXES.lock();
-    let Some(inbox) = inboxes.iter().find(|inbox| inbox.lanes.contains(&lane)) else {
+    let Some(inbox) = inboxes.iter().find(|inbox| inbox.streams.contains(&stream)) else {
         return Err(failure!(
             NO_CALLBACK_THREAD,
             "{name}: no thread runs the callbacks of the stream"
@@ -103,34 +103,34 @@ pub(crate) fn unsubscribe(name: &str, thread: u64, lane: StreamId) -> Outcome {
             inbox.thread
         ));
     }
-    forget(&mut inboxes, lane);
+    forget(&mut inboxes, stream);
     Ok(())
 }
 
-/// Ends what there is of a stream.
-pub(crate) fn end_stream(lane: StreamId) {
-    forget(&mut INBOXES.lock(), lane);
+/// Drops the calls and the subscription of a stream.
+pub(crate) fn end_stream(stream: StreamId) {
+    forget(&mut INBOXES.lock(), stream);
 }
 
-fn forget(inboxes: &mut Vec<Inbox>, lane: StreamId) {
+fn forget(inboxes: &mut Vec<Inbox>, stream: StreamId) {
     for inbox in inboxes.iter_mut() {
-        inbox.lanes.retain(|&of| of != lane);
+        inbox.streams.retain(|&of| of != stream);
         inbox.waiting.retain(|report| {
-            let stays = report.lane != lane;
+            let stays = report.stream != stream;
             if !stays {
                 *report.state.lock() = State::Dropped;
             }
             stays
         });
     }
-    inboxes.retain(|inbox| !inbox.lanes.is_empty());
+    inboxes.retain(|inbox| !inbox.streams.is_empty());
     CHANGED.notify_all();
 }
 
 /// Refuses a stream whose callbacks no thread runs.
-pub(crate) fn subscribed(name: &str, lane: StreamId) -> Outcome {
+pub(crate) fn subscribed(name: &str, stream: StreamId) -> Outcome {
     let inboxes = INBOXES.lock();
-    if inboxes.iter().any(|inbox| inbox.lanes.contains(&lane)) {
+    if inboxes.iter().any(|inbox| inbox.streams.contains(&stream)) {
         return Ok(());
     }
     Err(failure!(
@@ -139,9 +139,9 @@ pub(crate) fn subscribed(name: &str, lane: StreamId) -> Outcome {
     ))
 }
 
-/// Hands a call to the thread of a stream; waits until it was made if `block`.
+/// Hands a call to the thread of a stream, and with `block` waits until it was made.
 pub(crate) fn deliver(
-    lane: StreamId,
+    stream: StreamId,
     call: HostCall,
     block: bool,
     abort: &AtomicBool,
@@ -155,10 +155,10 @@ pub(crate) fn deliver(
     let mut inboxes = INBOXES.lock();
     let inbox = inboxes
         .iter_mut()
-        .find(|inbox| inbox.lanes.contains(&lane))
+        .find(|inbox| inbox.streams.contains(&stream))
         .ok_or_else(gone)?;
     inbox.waiting.push_back(Report {
-        lane,
+        stream,
         call,
         state: Arc::clone(&state),
     });
@@ -169,12 +169,12 @@ pub(crate) fn deliver(
             State::Done => break,
             State::Dropped => return Err(gone()),
         }
-        inboxes = CHANGED.wait(inboxes, Instant::now().checked_add(LOOK));
+        inboxes = CHANGED.wait(inboxes, Instant::now().checked_add(ABORT_POLL));
     }
     Ok(())
 }
 
-/// `aclrtProcessReport` of a thread: makes every call there is, of which it waits for the first one.
+/// `aclrtProcessReport` of a thread: waits for a call, then makes all that are there.
 ///
 /// # Safety
 ///
@@ -203,7 +203,7 @@ pub(crate) unsafe fn process(name: &str, thread: u64, deadline: Option<Instant>)
         // SAFETY: the caller's promise.
         unsafe { report.call.run() };
         *report.state.lock() = State::Done;
-        // Not lost: who waits looks at the state while holding the inboxes.
+        // A waiting thread reads the state while it holds the inboxes: taking them here loses no notification.
         drop(INBOXES.lock());
         CHANGED.notify_all();
     }

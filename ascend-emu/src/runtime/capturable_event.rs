@@ -30,24 +30,24 @@ impl CapturableEvent {
         }))
     }
 
-    /// The event, whose records in captures this does not know.
+    /// The event itself, without its records in captures.
     pub(crate) fn event(&self) -> &Arc<Event> {
         &self.event
     }
 
-    /// A record of the present end of a stream is being queued.
+    /// Queues a record behind the work of a stream.
     pub(crate) fn queue_record(&self, stream: StreamId, faults: &Arc<StreamFaults>) -> Mark {
         *self.captured.lock() = None;
         self.event.queue_record(stream, faults)
     }
 
-    /// A reset is being queued; its ticket.
+    /// Queues a reset and returns its ticket.
     pub(crate) fn queue_reset(&self) -> u64 {
         *self.captured.lock() = None;
         self.event.queue_reset()
     }
 
-    /// The latest record belongs to a capture from now on.
+    /// Notes that the latest record belongs to a capture.
     pub(crate) fn record_captured(&self, capture: &Arc<Capture>, position: Position) {
         *self.captured.lock() = Some((Arc::downgrade(capture), position));
     }
@@ -89,7 +89,7 @@ impl CapturableEvent {
         Ok(self.event.query_waits())
     }
 
-    /// Waits for the latest record, and reports a fault of what comes before it.
+    /// Waits for the latest record, and reports a fault of the work before it.
     pub(crate) fn synchronize(&self, check: Check, deadline: Option<Instant>) -> Outcome {
         const NAME: &str = "aclrtSynchronizeEvent";
         self.refuse_captured(NAME)?;

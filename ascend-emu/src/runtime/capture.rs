@@ -13,8 +13,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
-/// Whom a capture keeps from the calls that CANN takes for unsafe meanwhile: copies and fills that the host waits for.
-/// Allocating and freeing are not among them.
+/// Which threads must not call what CANN takes for unsafe during the capture: copies and fills that the host waits for.
+/// Allocating and freeing are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Every thread.
@@ -25,17 +25,17 @@ pub(crate) enum Mode {
     Relaxed,
 }
 
-/// How far a stream has come in a capture: for each stream of the capture, the number of marks known to be passed.
+/// A point in a captured stream: for each stream of the capture, how many of its steps and records come before.
 pub(crate) type Position = VectorClock;
 
 #[derive(Debug)]
-struct Lane {
+struct CapturedStream {
     id: StreamId,
-    /// Marks passed: steps and records.
+    /// Steps and records so far.
     count: u64,
-    /// What the next step comes after.
+    /// What happens before the next step.
     seen: Position,
-    /// Places of the steps in the group being recorded.
+    /// Numbers of the steps in the group being recorded.
     group: Option<Vec<usize>>,
 }
 
@@ -43,12 +43,12 @@ struct Lane {
 struct State {
     over: bool,
     invalid: Option<String>,
-    lanes: Vec<Lane>,
+    streams: Vec<CapturedStream>,
     /// The graph, until the capture is over.
     steps: Option<Arc<Graph>>,
 }
 
-/// A capture going on.
+/// A capture from `aclmdlRICaptureBegin` to `aclmdlRICaptureEnd`.
 #[derive(Debug)]
 pub(crate) struct Capture {
     pub graph: Id,
@@ -65,7 +65,7 @@ thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
-/// Exchanges the calling thread's mode.
+/// Sets the calling thread's mode and returns the one before.
 pub(crate) fn exchange_thread_mode(mode: Mode) -> Mode {
     MODE.replace(mode)
 }
@@ -97,7 +97,7 @@ pub(crate) fn forbid_unsafe(code: i32, name: &str) -> Outcome {
 }
 
 impl Capture {
-    /// A capture that begins at a stream.
+    /// Begins a capture at a stream.
     pub(crate) fn begin(stream: StreamId, mode: Mode) -> Arc<Self> {
         let graph = GRAPHS.reserve();
         let steps = Arc::new(Graph::default());
@@ -108,7 +108,7 @@ impl Capture {
             thread: thread::current().id(),
             origin: stream,
             state: Lock::new(State {
-                lanes: vec![Lane::new(stream)],
+                streams: vec![CapturedStream::new(stream)],
                 steps: Some(steps),
                 ..State::default()
             }),
@@ -126,7 +126,7 @@ impl Capture {
         capture
     }
 
-    /// Whether it still goes on, valid or not.
+    /// Whether the capture has not ended yet, valid or not.
     pub(crate) fn active(&self) -> bool {
         !self.state.lock().over
     }
@@ -135,7 +135,7 @@ impl Capture {
         self.state.lock().invalid.is_none()
     }
 
-    /// Spoils the capture: what led to it is told when it ends.
+    /// Makes the capture invalid; its end fails with the reason.
     pub(crate) fn invalidate(&self, why: &str) {
         self.state
             .lock()
@@ -150,33 +150,33 @@ impl Capture {
         )
     }
 
-    fn with_lane<T>(
+    fn with_stream<T>(
         &self,
-        lane: StreamId,
-        body: impl FnOnce(&mut Lane, &Arc<Graph>) -> Outcome<T>,
+        stream: StreamId,
+        body: impl FnOnce(&mut CapturedStream, &Arc<Graph>) -> Outcome<T>,
     ) -> Outcome<T> {
         let mut state = self.state.lock();
         if let Some(why) = &state.invalid {
             return Err(Self::invalidated(why));
         }
-        let State { lanes, steps, .. } = &mut *state;
-        let lane = lanes.iter_mut().find(|found| found.id == lane);
-        match (lane, steps) {
-            (Some(lane), Some(steps)) => body(lane, steps),
+        let State { streams, steps, .. } = &mut *state;
+        let stream = streams.iter_mut().find(|found| found.id == stream);
+        match (stream, steps) {
+            (Some(stream), Some(steps)) => body(stream, steps),
             _ => Err(Self::invalidated("the stream left the capture")),
         }
     }
 
     /// Records a step.
-    pub(crate) fn add(&self, lane: StreamId, step: Step) -> Outcome {
-        self.with_lane(lane, |lane, graph| {
+    pub(crate) fn add(&self, stream: StreamId, step: Step) -> Outcome {
+        self.with_stream(stream, |stream, graph| {
             let is_task = matches!(step, Step::Task(..));
             let place = graph.push(Node {
-                lane: lane.id,
+                stream: stream.id,
                 step,
             });
-            lane.count += 1;
-            if let (Some(group), true) = (&mut lane.group, is_task) {
+            stream.count += 1;
+            if let (Some(group), true) = (&mut stream.group, is_task) {
                 group.push(place);
             }
             Ok(())
@@ -184,38 +184,38 @@ impl Capture {
     }
 
     /// Records an event, which other streams can wait for to join the capture; the position of the record.
-    pub(crate) fn record(&self, lane: StreamId) -> Outcome<Position> {
-        self.with_lane(lane, |lane, _| {
-            lane.count += 1;
-            let mut position = lane.seen.clone();
-            merge(&mut position, &[(lane.id, lane.count)]);
+    pub(crate) fn record(&self, stream: StreamId) -> Outcome<Position> {
+        self.with_stream(stream, |stream, _| {
+            stream.count += 1;
+            let mut position = stream.seen.clone();
+            merge(&mut position, &[(stream.id, stream.count)]);
             Ok(position)
         })
     }
 
-    /// Lets a stream, already captured or not, go on after a position.
+    /// Adds a stream to the capture, if it is not in it, and orders its next step after a position.
     pub(crate) fn join(&self, stream: StreamId, position: &Position) -> Outcome {
         let mut state = self.state.lock();
         if let Some(why) = &state.invalid {
             return Err(Self::invalidated(why));
         }
-        let at = match state.lanes.iter().position(|l| l.id == stream) {
+        let at = match state.streams.iter().position(|known| known.id == stream) {
             Some(at) => at,
             None => {
-                let mut lane = Lane::new(stream);
-                // A forked stream has to come back even if nothing is recorded in it.
-                lane.count = 1;
-                state.lanes.push(lane);
-                state.lanes.len() - 1
+                let mut forked = CapturedStream::new(stream);
+                // A forked stream has to be joined even if nothing is recorded in it.
+                forked.count = 1;
+                state.streams.push(forked);
+                state.streams.len() - 1
             }
         };
-        if let Some(lane) = state.lanes.get_mut(at) {
-            merge(&mut lane.seen, position);
+        if let Some(joined) = state.streams.get_mut(at) {
+            merge(&mut joined.seen, position);
         }
         Ok(())
     }
 
-    /// The stream that is being captured is asked to wait for work outside the capture.
+    /// Refuses to let a captured stream wait for work outside the capture.
     pub(crate) fn refuse_outside(&self) -> Failure {
         let failure = failure!(
             CAPTURE_DEPENDENCY,
@@ -226,7 +226,7 @@ impl Capture {
         failure
     }
 
-    /// Two captures cannot depend on each other.
+    /// Refuses to let a captured stream wait for a record of another capture.
     pub(crate) fn refuse_other(&self) -> Failure {
         let failure = failure!(
             CAPTURE_CONFLICT,
@@ -237,23 +237,23 @@ impl Capture {
     }
 
     /// Begins a task group in a stream.
-    pub(crate) fn begin_group(&self, lane: StreamId) -> Outcome {
-        self.with_lane(lane, |lane, _| {
-            if lane.group.is_some() {
+    pub(crate) fn begin_group(&self, stream: StreamId) -> Outcome {
+        self.with_stream(stream, |stream, _| {
+            if stream.group.is_some() {
                 return Err(failure!(
                     TASK_GROUP_STATUS,
                     "aclmdlRICaptureTaskGrpBegin: a task group is already being recorded in this stream"
                 ));
             }
-            lane.group = Some(Vec::new());
+            stream.group = Some(Vec::new());
             Ok(())
         })
     }
 
-    /// Ends a task group; its handle.
-    pub(crate) fn end_group(&self, lane: StreamId) -> Outcome<Id> {
-        self.with_lane(lane, |lane, graph| {
-            let members = lane.group.take().ok_or_else(|| {
+    /// Ends a task group and returns its handle.
+    pub(crate) fn end_group(&self, stream: StreamId) -> Outcome<Id> {
+        self.with_stream(stream, |stream, graph| {
+            let members = stream.group.take().ok_or_else(|| {
                 failure!(
                     TASK_GROUP_STATUS,
                     "aclmdlRICaptureTaskGrpEnd: no task group is being recorded in this stream"
@@ -263,9 +263,9 @@ impl Capture {
         })
     }
 
-    /// Whether the calling thread may end it.
-    pub(crate) fn check_end(&self, lane: StreamId) -> Outcome {
-        if lane != self.origin {
+    /// Refuses to end the capture from another stream or thread than it began on.
+    pub(crate) fn check_end(&self, stream: StreamId) -> Outcome {
+        if stream != self.origin {
             return Err(failure!(
                 CAPTURE_CONFLICT,
                 "aclmdlRICaptureEnd: the capture began on another stream"
@@ -284,10 +284,10 @@ impl Capture {
     pub(crate) fn end(&self) -> Outcome {
         let mut state = self.state.lock();
         state.over = true;
-        let lanes = std::mem::take(&mut state.lanes);
+        let streams = std::mem::take(&mut state.streams);
         let outcome = match &state.invalid {
             Some(why) => Err(Self::invalidated(why)),
-            None => self.check_joined(&lanes),
+            None => self.check_joined(&streams),
         };
         let steps = state.steps.take();
         drop(state);
@@ -304,35 +304,38 @@ impl Capture {
         outcome
     }
 
-    fn check_joined(&self, lanes: &[Lane]) -> Outcome {
-        if lanes.iter().any(|lane| lane.group.is_some()) {
+    fn check_joined(&self, streams: &[CapturedStream]) -> Outcome {
+        if streams.iter().any(|stream| stream.group.is_some()) {
             return Err(failure!(
                 TASK_GROUP_STATUS,
                 "aclmdlRICaptureEnd: a task group was begun and not ended"
             ));
         }
-        let seen = lanes.iter().find(|lane| lane.id == self.origin);
-        let joined = |lane: &Lane| {
+        let seen = streams.iter().find(|stream| stream.id == self.origin);
+        let joined = |stream: &CapturedStream| {
             seen.is_some_and(|origin| {
-                let known = origin.seen.iter().find(|(id, _)| *id == lane.id);
-                known.is_some_and(|&(_, count)| count >= lane.count)
+                let known = origin.seen.iter().find(|(id, _)| *id == stream.id);
+                known.is_some_and(|&(_, count)| count >= stream.count)
             })
         };
-        match lanes.iter().find(|l| l.id != self.origin && !joined(l)) {
+        match streams
+            .iter()
+            .find(|stream| stream.id != self.origin && !joined(stream))
+        {
             None => Ok(()),
-            Some(lane) => Err(failure!(
+            Some(stream) => Err(failure!(
                 STREAM_UNJOINED,
                 "aclmdlRICaptureEnd: stream {} was forked from the captured one and its last work was not joined by an \
                  event",
-                lane.id
+                stream.id
             )),
         }
     }
 }
 
-impl Lane {
+impl CapturedStream {
     fn new(stream: StreamId) -> Self {
-        Lane {
+        CapturedStream {
             id: stream,
             count: 0,
             seen: Position::new(),

@@ -69,15 +69,15 @@ impl Options {
     }
 }
 
-/// A context of a device: the home of streams.
+/// A context of a device, which has streams.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// No other context of the process has this number.
     number: ContextNumber,
     pub device: i32,
-    /// What the device passes for in this context.
+    /// The machine that is emulated in this context.
     pub machine: Behaviour,
-    /// Made by `aclrtCreateContext` rather than by `aclrtSetDevice`.
+    /// Set if `aclrtCreateContext` made it, and not `aclrtSetDevice`.
     explicit: bool,
     default_stream: Lock<Option<Arc<Stream>>>,
     /// Explicitly created streams, by handle.
@@ -87,12 +87,12 @@ pub(crate) struct Context {
 
 #[derive(Debug, Default)]
 struct Device {
-    /// `aclrtSetDevice` calls without their `aclrtResetDevice`.
+    /// The number of `aclrtSetDevice` calls without an `aclrtResetDevice` yet.
     uses: u64,
     primary: Option<Id>,
 }
 
-/// The devices in use, each for every machine that it passes for.
+/// The devices in use, by their number and the index of the machine.
 static DEVICES: Lock<BTreeMap<(i32, usize), Device>> = Lock::new(BTreeMap::new());
 
 const BEFORE: u8 = 0;
@@ -155,34 +155,34 @@ pub(crate) fn device_exists(device: i32) -> Outcome {
     ))
 }
 
-/// Refuses a call before `aclInit`, and the number of a device that there is not.
+/// Refuses a call before `aclInit`, and the number of a device that does not exist.
 pub(crate) fn known_device(device: i32) -> Outcome {
     initialized()?;
     device_exists(device)
 }
 
-/// `aclrtSetDevice` of the machine of a slot.
-pub(crate) fn set_device(device: i32, slot: usize) -> Outcome {
+/// `aclrtSetDevice` of the machine with an index.
+pub(crate) fn set_device(device: i32, index: usize) -> Outcome {
     initialized()?;
     device_exists(device)?;
     let mut devices = DEVICES.lock();
-    let state = devices.entry((device, slot)).or_default();
+    let state = devices.entry((device, index)).or_default();
     state.uses = state.uses.saturating_add(1);
     let primary = *state
         .primary
-        .get_or_insert_with(|| CONTEXTS.insert(Context::new(device, slot, false)));
+        .get_or_insert_with(|| CONTEXTS.insert(Context::new(device, index, false)));
     CURRENT.set(Some(primary));
     Ok(())
 }
 
-/// `aclrtResetDevice` and `aclrtResetDeviceForce` of the machine of a slot: gives up one use of a device, or all. With the last one, the default
-/// context ends with its streams, and, unless other contexts are on the device, so does its memory.
-pub(crate) fn reset_device(device: i32, slot: usize, force: bool) -> Outcome {
+/// `aclrtResetDevice` and `aclrtResetDeviceForce` of the machine with an index: ends one use of a device, or all. With the
+/// last use the default context ends, with its streams, and, unless the device has other contexts, so does its memory.
+pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
     initialized()?;
     device_exists(device)?;
     let primary = {
         let mut devices = DEVICES.lock();
-        let state = devices.entry((device, slot)).or_default();
+        let state = devices.entry((device, index)).or_default();
         state.uses = if force {
             0
         } else {
@@ -235,11 +235,11 @@ pub(crate) fn abort_device(device: i32) -> Outcome {
     Ok(())
 }
 
-/// `aclrtCreateContext` of the machine of a slot: the context becomes the thread's.
-pub(crate) fn create(device: i32, slot: usize) -> Outcome<Id> {
+/// `aclrtCreateContext` of the machine with an index: the context becomes the thread's.
+pub(crate) fn create(device: i32, index: usize) -> Outcome<Id> {
     initialized()?;
     device_exists(device)?;
-    let id = CONTEXTS.insert(Context::new(device, slot, true));
+    let id = CONTEXTS.insert(Context::new(device, index, true));
     CURRENT.set(Some(id));
     Ok(id)
 }
@@ -292,7 +292,7 @@ pub(crate) fn current() -> Outcome<Arc<Context>> {
     current_with_id().map(|(_, context)| context)
 }
 
-/// The machine of the calling thread's context; without one, that of the environment.
+/// The machine of the calling thread's context; in a thread without one, that of the environment.
 pub(crate) fn machine() -> Behaviour {
     current().map_or_else(|_| behaviour_at(0), |context| context.machine)
 }
@@ -325,12 +325,12 @@ pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
 }
 
 impl Context {
-    fn new(device: i32, slot: usize, explicit: bool) -> Self {
+    fn new(device: i32, index: usize, explicit: bool) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         Context {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             device,
-            machine: behaviour_at(slot),
+            machine: behaviour_at(index),
             explicit,
             default_stream: Lock::new(None),
             streams: Lock::new(Vec::new()),
@@ -386,8 +386,8 @@ impl Context {
         streams
     }
 
-    /// Waits for the work of every stream; the first fault found is reported. Refused, before anything is waited for,
-    /// while one of them is being captured.
+    /// Waits for the work of every stream and reports the first fault. While one of them is being captured the call is refused
+    /// before it waits.
     pub(crate) fn synchronize(&self, name: &'static str, deadline: Option<Instant>) -> Outcome {
         let mut waits = Vec::new();
         for stream in self.all_streams() {

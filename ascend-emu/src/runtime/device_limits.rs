@@ -1,5 +1,5 @@
-//! How many cores a program lets operators of devices, streams and threads use. The emulator keeps the numbers and tells
-//! them; it computes on its own threads.
+//! How many cores operators may use on a device, in a stream, from a thread. The emulator keeps and reports the numbers; it
+//! computes on its own threads.
 
 use super::context;
 use super::core_limits::{Cores, Limits};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 static DEVICES: Lock<BTreeMap<i32, Limits>> = Lock::new(BTreeMap::new());
 
 thread_local! {
-    /// The stream whose limits the thread goes by.
+    /// The stream whose limits apply to the thread.
     static USED: RefCell<Weak<Stream>> = const { RefCell::new(Weak::new()) };
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn use_stream(stream: &Arc<Stream>) {
     USED.with_borrow_mut(|used| *used = Arc::downgrade(stream));
 }
 
-/// `aclrtUnuseStreamResInCurrentThread`: of another stream than the thread goes by, it does nothing.
+/// `aclrtUnuseStreamResInCurrentThread`. Does nothing if the limits of another stream apply to the thread.
 pub(crate) fn unuse_stream(stream: &Arc<Stream>) {
     USED.with_borrow_mut(|used| {
         if used.ptr_eq(&Arc::downgrade(stream)) {

@@ -1,4 +1,4 @@
-//! Events: marks in streams that other streams and the host wait for.
+//! Events: records in streams that other streams and the host wait for.
 
 use crate::config::Check;
 use crate::lock::{Lock, Signal, expired};
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
-/// When the devices started: before the first event was made.
+/// The origin of timestamps, which comes before the first event.
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Seconds that a wait in a stream may last, 0 for ever.
+/// Seconds that a wait in a stream may last; 0 is no limit.
 static WAIT_LIMIT: AtomicU32 = AtomicU32::new(0);
 
 /// `aclrtSetOpWaitTimeout`.
@@ -23,7 +23,7 @@ pub(crate) fn limit_waits(seconds: u32) {
     WAIT_LIMIT.store(seconds, Ordering::Relaxed);
 }
 
-/// How long a wait that is queued now may last.
+/// The limit of a wait that is queued now.
 pub(crate) fn wait_limit() -> Option<Duration> {
     let seconds = WAIT_LIMIT.load(Ordering::Relaxed);
     (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)))
@@ -37,14 +37,14 @@ const FLAGS: u32 = sys::ACL_EVENT_SYNC
     | sys::ACL_EVENT_EXTERNAL
     | sys::ACL_EVENT_IPC;
 
-/// One queued record. Every record and reset of an event has a ticket, never used twice.
+/// One queued record. Each record and reset of an event has a ticket of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    lane: StreamId,
+    stream: StreamId,
     ticket: u64,
 }
 
-/// What was queued last.
+/// The record or reset that was queued last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Last {
     #[default]
@@ -53,10 +53,10 @@ enum Last {
     Reset,
 }
 
-/// Records of one stream that are queued: it reaches them in order.
+/// The queued records of one stream, which reaches them in order.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    lane: StreamId,
+    stream: StreamId,
     /// Ticket of the last one queued.
     queued: u64,
     /// Ticket of the last one reached.
@@ -71,11 +71,11 @@ struct State {
     pending: SmallVec<[Pending; 4]>,
     /// When the record with a ticket was reached.
     reached: Option<(u64, Instant)>,
-    /// For waits inside graphs: whether the latest record or reset *reached* was a record.
+    /// Whether the latest record or reset that was reached is a record: what waits within graphs look at.
     raised: bool,
     /// Waits queued and not over.
     waits: u32,
-    /// What the latest record comes after.
+    /// What happens before the latest record.
     clock: VectorClock,
     /// Faults of the stream of the latest record.
     faults: Weak<StreamFaults>,
@@ -83,24 +83,24 @@ struct State {
 
 impl State {
     fn is_pending(&self, mark: Mark) -> bool {
-        let of_lane = self.pending.iter().find(|p| p.lane == mark.lane);
-        of_lane.is_some_and(|pending| pending.reached < mark.ticket)
+        let of_stream = self.pending.iter().find(|p| p.stream == mark.stream);
+        of_stream.is_some_and(|pending| pending.reached < mark.ticket)
     }
 
     fn queue(&mut self, mark: Mark) {
-        match self.pending.iter_mut().find(|p| p.lane == mark.lane) {
+        match self.pending.iter_mut().find(|p| p.stream == mark.stream) {
             Some(pending) => pending.queued = mark.ticket,
             None => self.pending.push(Pending {
-                lane: mark.lane,
+                stream: mark.stream,
                 queued: mark.ticket,
-                // Without an entry, the lane has reached all it had queued.
+                // Without an entry, the stream has reached all it had queued.
                 reached: mark.ticket - 1,
             }),
         }
     }
 
     fn reach(&mut self, mark: Mark) {
-        if let Some(at) = self.pending.iter().position(|p| p.lane == mark.lane)
+        if let Some(at) = self.pending.iter().position(|p| p.stream == mark.stream)
             && let Some(pending) = self.pending.get_mut(at)
         {
             pending.reached = pending.reached.max(mark.ticket);
@@ -147,48 +147,48 @@ impl Event {
         })
     }
 
-    /// Whether the event crosses the border of a graph.
+    /// Whether the event is recorded and waited for across the border of a graph (`ACL_EVENT_EXTERNAL`).
     pub(crate) fn external(&self) -> bool {
         self.external
     }
 
-    // What a stream queues.
+    // Called when a stream queues.
 
-    /// A record of the present end of a stream is being queued.
+    /// Queues a record behind the work of a stream.
     pub(crate) fn queue_record(&self, stream: StreamId, faults: &Arc<StreamFaults>) -> Mark {
         let mut state = self.state.lock();
         let mark = Mark {
-            lane: stream,
+            stream,
             ticket: state.next_ticket(),
         };
         state.last = Last::Record(mark);
         state.queue(mark);
-        allocation_table::snapshot_clock(mark.lane, &mut state.clock);
+        allocation_table::snapshot_clock(mark.stream, &mut state.clock);
         state.faults = Arc::downgrade(faults);
         mark
     }
 
-    /// A wait is being queued in a lane: the record to wait for, or `None` if there is none.
-    pub(crate) fn queue_wait(&self, lane: StreamId) -> Option<Mark> {
+    /// Queues a wait in a stream and returns the record to wait for, or `None` if nothing was recorded.
+    pub(crate) fn queue_wait(&self, stream: StreamId) -> Option<Mark> {
         let mut state = self.state.lock();
         let Last::Record(mark) = state.last else {
             return None;
         };
         state.waits += 1;
-        allocation_table::order_after(lane, &state.clock);
+        allocation_table::order_after(stream, &state.clock);
         Some(mark)
     }
 
-    /// A reset is being queued; its ticket.
+    /// Queues a reset and returns its ticket.
     pub(crate) fn queue_reset(&self) -> u64 {
         let mut state = self.state.lock();
         state.last = Last::Reset;
         state.next_ticket()
     }
 
-    // What a stream's thread reaches.
+    // Called by a stream's thread.
 
-    /// A record is reached, or will never be.
+    /// Marks a record as reached; one whose stream was aborted as well.
     pub(crate) fn reach_record(&self, mark: Mark) {
         let mut state = self.state.lock();
         state.reach(mark);
@@ -200,7 +200,7 @@ impl Event {
         self.changed.notify_all();
     }
 
-    /// A reset is reached.
+    /// Marks a reset as reached.
     pub(crate) fn reach_reset(&self, ticket: u64) {
         let mut state = self.state.lock();
         if state.reached.is_some_and(|(latest, _)| latest < ticket) {
@@ -209,8 +209,7 @@ impl Event {
         }
     }
 
-    /// Waits until a record is reached, or `abort` is set and [`Event::wake`] called; `false` if that took longer than
-    /// the limit.
+    /// Waits until a record is reached, or `abort` is set and [`Event::wake`] called. Returns `false` when the limit is over.
     pub(crate) fn wait_reached(
         &self,
         mark: Mark,
@@ -228,24 +227,24 @@ impl Event {
         true
     }
 
-    /// A queued wait is over.
+    /// Counts a queued wait as over.
     pub(crate) fn end_wait(&self) {
         let mut state = self.state.lock();
         state.waits = state.waits.saturating_sub(1);
     }
 
-    /// A record inside a graph that a stream replays.
-    pub(crate) fn raise(&self, lane: StreamId) {
+    /// Records the event within a replayed graph.
+    pub(crate) fn raise(&self, stream: StreamId) {
         let mut state = self.state.lock();
         let ticket = state.next_ticket();
-        state.last = Last::Record(Mark { lane, ticket });
+        state.last = Last::Record(Mark { stream, ticket });
         state.reached = Some((ticket, Instant::now()));
         state.raised = true;
         drop(state);
         self.changed.notify_all();
     }
 
-    /// A reset inside a graph that a stream replays.
+    /// Resets the event within a replayed graph.
     pub(crate) fn lower(&self) {
         let mut state = self.state.lock();
         state.tickets += 1;
@@ -254,7 +253,7 @@ impl Event {
         state.raised = false;
     }
 
-    /// A wait inside a graph that is being replayed: for a record reached since the last reset.
+    /// Waits within a replayed graph until a record was reached since the last reset, or `abort` is set.
     pub(crate) fn wait_raised(&self, abort: &AtomicBool) {
         let mut state = self.state.lock();
         while !state.raised && !abort.load(Ordering::Acquire) {
@@ -268,7 +267,7 @@ impl Event {
         state.raised || !state.pending.is_empty()
     }
 
-    /// Lets waiting threads look at their abort flags.
+    /// Wakes the threads that wait, so that they read their abort flags.
     pub(crate) fn wake(&self) {
         drop(self.state.lock());
         self.changed.notify_all();
@@ -279,7 +278,7 @@ impl Event {
         matches!(self.state.lock().last, Last::Record(_))
     }
 
-    // What the host asks.
+    // Called by the host.
 
     /// Whether the latest record is reached.
     pub(crate) fn query(&self) -> bool {
@@ -299,7 +298,7 @@ impl Event {
         self.state.lock().waits == 0
     }
 
-    /// Waits for the latest record, and reports a fault of what comes before it.
+    /// Waits for the latest record, and reports a fault of the work before it.
     pub(crate) fn synchronize(
         &self,
         name: &'static str,
@@ -370,8 +369,8 @@ pub(crate) fn microseconds_until(time: Instant) -> u64 {
 mod tests {
     use super::*;
 
-    fn mark(lane: StreamId, ticket: u64) -> Mark {
-        Mark { lane, ticket }
+    fn mark(stream: StreamId, ticket: u64) -> Mark {
+        Mark { stream, ticket }
     }
 
     #[test]

@@ -13,9 +13,8 @@ use std::sync::{Arc, Weak};
 pub(crate) static GRAPHS: Table<Graph> = Table::new(Kind::Graph);
 pub(crate) static GROUPS: Table<Group> = Table::new(Kind::TaskGroup);
 
-/// One recorded step. Records and waits inside the capture leave no step: the order of recording, in which a graph is
-/// replayed, already holds them.
-/// `A` is where the addresses of the task's tensors are.
+/// One recorded step, with the addresses of the task's tensors in `A`. Records and waits inside the capture are no steps: a
+/// graph is replayed in the order of recording, which implies them.
 #[derive(Clone, Debug)]
 pub(crate) enum Step<A = Box<Addresses>> {
     Task(Task, A),
@@ -30,7 +29,7 @@ pub(crate) enum Step<A = Box<Addresses>> {
 #[derive(Debug)]
 pub(crate) struct Node {
     /// Stream it was recorded in.
-    pub lane: StreamId,
+    pub stream: StreamId,
     pub step: Step,
 }
 
@@ -46,14 +45,14 @@ struct Steps {
 pub(crate) struct Graph(Lock<Steps>);
 
 impl Graph {
-    /// Appends a node; its place.
+    /// Appends a node and returns its number.
     pub(crate) fn push(&self, node: Node) -> usize {
         let mut steps = self.0.lock();
         steps.nodes.push(node);
         steps.nodes.len() - 1
     }
 
-    /// The capture is over.
+    /// Marks the capture as over.
     pub(crate) fn complete(&self) {
         self.0.lock().complete = true;
     }
@@ -66,7 +65,7 @@ impl Graph {
         self.0.lock().nodes.len()
     }
 
-    /// Copies a step, with the addresses of its tensors into `at`.
+    /// Copies a step, and the addresses of its tensors to `at`.
     pub(crate) fn step(&self, place: usize, at: &mut Addresses) -> Option<Step<()>> {
         let steps = self.0.lock();
         Some(match &steps.nodes.get(place)?.step {
@@ -97,24 +96,24 @@ impl Graph {
         }
     }
 
-    /// One line a node.
+    /// Describes the graph, one node a line.
     pub(crate) fn describe(&self) -> String {
         let steps = self.0.lock();
         let mut text = format!("graph of {} steps\n", steps.nodes.len());
         for (place, node) in steps.nodes.iter().enumerate() {
             // Writing to a string cannot fail.
             let _ = match &node.step {
-                Step::Task(task, _) => writeln!(text, "{place}: stream {} {task:?}", node.lane),
-                Step::Raise(_) => writeln!(text, "{place}: stream {} record", node.lane),
-                Step::Await(_) => writeln!(text, "{place}: stream {} wait", node.lane),
-                Step::Lower(_) => writeln!(text, "{place}: stream {} reset", node.lane),
+                Step::Task(task, _) => writeln!(text, "{place}: stream {} {task:?}", node.stream),
+                Step::Raise(_) => writeln!(text, "{place}: stream {} record", node.stream),
+                Step::Await(_) => writeln!(text, "{place}: stream {} wait", node.stream),
+                Step::Lower(_) => writeln!(text, "{place}: stream {} reset", node.stream),
             };
         }
         text
     }
 }
 
-/// Steps of a graph that can be given new parameters.
+/// Steps of a graph that can be replaced together.
 #[derive(Debug)]
 pub(crate) struct Group {
     graph: Weak<Graph>,
@@ -122,7 +121,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// A group of steps; its handle, which lives as long as the graph's.
+    /// Makes a group of steps and returns its handle, which lives as long as the graph's.
     pub(crate) fn create(graph: &Arc<Graph>, members: Vec<usize>) -> Id {
         let id = GROUPS.insert(Group {
             graph: Arc::downgrade(graph),
@@ -132,7 +131,7 @@ impl Group {
         id
     }
 
-    /// Checks that tasks can take the place of the group's.
+    /// Checks that tasks can replace the group's.
     pub(crate) fn check(&self, tasks: &[(Task, Addresses)]) -> Outcome {
         const NAME: &str = "aclmdlRICaptureTaskUpdateEnd";
         let graph = self
@@ -163,7 +162,7 @@ impl Group {
         Ok(())
     }
 
-    /// Puts tasks in the place of the group's. Does nothing if the graph is gone.
+    /// Replaces the group's tasks. Does nothing if the graph was destroyed.
     pub(crate) fn replace(&self, tasks: Vec<(Task, Addresses)>) {
         let Some(graph) = self.graph.upgrade() else {
             return;

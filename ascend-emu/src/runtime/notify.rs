@@ -1,9 +1,9 @@
-//! Notifies: flags that one stream raises and another one waits for and lowers.
+//! Notifies: flags that one stream sets and another one waits for and clears.
 
 use crate::fault::Fault;
 use crate::handle::{Id, Kind, Table};
 use crate::lock::{Lock, Signal};
-use crate::runtime::callback::LOOK;
+use crate::runtime::callback::ABORT_POLL;
 use crate::sanitizer::{StreamId, VectorClock, allocation_table};
 use crate::status::TASK_TIMEOUT;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ pub(crate) static NOTIFIES: Table<Notify> = Table::new(Kind::Notify);
 #[derive(Debug, Default)]
 struct State {
     raised: bool,
-    /// What the records that are queued and that no wait has taken come after.
+    /// The clock of each queued record that no wait has taken.
     records: VecDeque<VectorClock>,
 }
 
@@ -38,34 +38,34 @@ impl Notify {
         })
     }
 
-    /// A record is queued in a lane.
-    pub(crate) fn queue_record(&self, lane: StreamId) {
-        /// Records of a program that never waits.
+    /// Notes a record that a stream queues.
+    pub(crate) fn queue_record(&self, stream: StreamId) {
+        /// Records are kept up to this number, for programs that never wait.
         const MOST: usize = 64;
         let mut clock = VectorClock::new();
-        allocation_table::snapshot_clock(lane, &mut clock);
+        allocation_table::snapshot_clock(stream, &mut clock);
         let mut state = self.state.lock();
         if state.records.len() < MOST {
             state.records.push_back(clock);
         }
     }
 
-    /// A wait is queued in a lane, which comes after the earliest record that is queued; after one of which nobody knows if
-    /// there is none.
-    pub(crate) fn queue_wait(&self, lane: StreamId) {
+    /// Orders a stream, which queues a wait, after the earliest record that no wait has taken. Without such a record the order
+    /// is unknown.
+    pub(crate) fn queue_wait(&self, stream: StreamId) {
         match self.state.lock().records.pop_front() {
-            Some(clock) => allocation_table::order_after(lane, &clock),
-            None => allocation_table::order_after_unknown(lane),
+            Some(clock) => allocation_table::order_after(stream, &clock),
+            None => allocation_table::order_after_unknown(stream),
         }
     }
 
-    /// A stream reached a record, or never will.
+    /// Sets the notify, when a stream reaches a record or drops it.
     pub(crate) fn raise(&self) {
         self.state.lock().raised = true;
         self.changed.notify_all();
     }
 
-    /// Waits until the notify is raised, and lowers it.
+    /// Waits until the notify is set, and clears it.
     pub(crate) fn wait(&self, limit: Option<Duration>, abort: &AtomicBool) -> Result<(), Fault> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.state.lock();
@@ -82,7 +82,7 @@ impl Notify {
                     ),
                 });
             }
-            state = self.changed.wait(state, now.checked_add(LOOK));
+            state = self.changed.wait(state, now.checked_add(ABORT_POLL));
         }
         state.raised = false;
         Ok(())

@@ -9,7 +9,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Commands that a stream holds; the next one waits for room, as with the hardware's queues.
+/// The most commands that a stream holds; the next one waits for room, as with the hardware's queues.
 const CAPACITY: usize = 1024;
 
 /// One command.
@@ -37,7 +37,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Ends a command that will never run: nobody is to wait for it.
+    /// Ends a command that will never run, so that nothing waits for it.
     pub(crate) fn cancel(self) {
         match self {
             Command::Record { event, mark } => event.reach_record(mark),
@@ -50,16 +50,16 @@ impl Command {
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct Entry {
     command: Option<Command>,
-    /// Kept from command to command for what its lists have allocated.
+    /// Reused from command to command, so that long lists do not allocate again.
     addresses: Addresses,
 }
 
-/// Commands in order.
+/// A ring of commands, the oldest first.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    slots: Box<[Slot]>,
+    entries: Box<[Entry]>,
     first: usize,
     len: usize,
 }
@@ -67,7 +67,7 @@ pub(crate) struct Queue {
 impl Default for Queue {
     fn default() -> Self {
         Queue {
-            slots: (0..CAPACITY).map(|_| Slot::default()).collect(),
+            entries: (0..CAPACITY).map(|_| Entry::default()).collect(),
             first: 0,
             len: 0,
         }
@@ -76,32 +76,32 @@ impl Default for Queue {
 
 impl Queue {
     pub(crate) fn is_full(&self) -> bool {
-        self.len == self.slots.len()
+        self.len == self.entries.len()
     }
 
     /// Appends a command. The caller has waited until the queue is not full; a command beyond that is lost.
     pub(crate) fn push(&mut self, command: Command, addresses: Option<&Addresses>) {
         debug_assert!(!self.is_full());
         if self.len == 0 {
-            // Begin again, where the slots have what they need.
+            // The first entries have allocated what their lists need.
             self.first = 0;
         }
-        let place = (self.first + self.len) % self.slots.len();
-        if let (false, Some(slot)) = (self.is_full(), self.slots.get_mut(place)) {
+        let place = (self.first + self.len) % self.entries.len();
+        if let (false, Some(entry)) = (self.is_full(), self.entries.get_mut(place)) {
             if let Some(addresses) = addresses {
-                slot.addresses.copy_from(addresses);
+                entry.addresses.copy_from(addresses);
             }
-            slot.command = Some(command);
+            entry.command = Some(command);
             self.len += 1;
         }
     }
 
     /// Takes the first command, and its addresses in exchange for those given.
     pub(crate) fn take(&mut self, addresses: &mut Addresses) -> Option<Command> {
-        let slot = self.slots.get_mut(self.first)?;
-        let command = slot.command.take()?;
+        let entry = self.entries.get_mut(self.first)?;
+        let command = entry.command.take()?;
         if let Command::Task(_) = command {
-            mem::swap(addresses, &mut slot.addresses);
+            mem::swap(addresses, &mut entry.addresses);
         }
         self.advance();
         Some(command)
@@ -109,13 +109,13 @@ impl Queue {
 
     /// Takes the first command, which is not to run.
     pub(crate) fn drop_first(&mut self) -> Option<Command> {
-        let command = self.slots.get_mut(self.first)?.command.take()?;
+        let command = self.entries.get_mut(self.first)?.command.take()?;
         self.advance();
         Some(command)
     }
 
     fn advance(&mut self) {
-        self.first = (self.first + 1) % self.slots.len();
+        self.first = (self.first + 1) % self.entries.len();
         self.len -= 1;
     }
 }

@@ -3,6 +3,7 @@
 mod capturing;
 mod host_work;
 mod settings;
+mod waiting;
 mod worker;
 
 pub(crate) use settings::Settings;
@@ -10,7 +11,7 @@ pub(crate) use settings::Settings;
 use crate::config::check;
 use crate::fault::Fault;
 use crate::handle::{Kind, Table};
-use crate::lock::{Lock, Signal, expired};
+use crate::lock::{Lock, Signal};
 use crate::operator::{Access, Addresses};
 use crate::runtime::callback;
 use crate::runtime::capturable_event::CapturableEvent;
@@ -20,31 +21,29 @@ use crate::runtime::graph::{Graph, Group, Step};
 use crate::runtime::queue::{Command, Queue};
 use crate::runtime::stream_faults::StreamFaults;
 use crate::runtime::task::Task;
-use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::sanitizer::{StreamId, StreamProgress, allocation_table};
 use crate::status::{
     CAPTURE_CONFLICT, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID, STREAM_CAPTURED,
-    STREAM_SYNC_TIMEOUT, TASK_GROUP_STATUS, failure,
+    TASK_GROUP_STATUS, failure,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 pub(crate) static STREAMS: Table<Stream> = Table::new(Kind::Stream);
 
 /// The number of a context, which no other context of the process gets.
 pub(crate) type ContextNumber = u64;
 
-/// What becomes of submitted work.
+/// What a stream does with submitted work.
 #[derive(Debug, Default)]
 enum Mode {
-    /// It is queued.
+    /// Queues it.
     #[default]
     Eager,
-    /// It is recorded into a graph.
+    /// Records it into a graph.
     Captured(Arc<Capture>),
-    /// It replaces tasks of a graph.
+    /// Collects it, to replace tasks of a graph.
     Updating(Arc<Group>, Vec<(Task, Addresses)>),
 }
 
@@ -56,7 +55,7 @@ struct Submission {
 }
 
 impl Submission {
-    /// What becomes of work that is submitted now: a capture that is over has no streams.
+    /// The mode of work that is submitted now. A stream whose capture is over queues again.
     fn mode(&mut self) -> &mut Mode {
         if matches!(&self.mode, Mode::Captured(capture) if !capture.active()) {
             self.mode = Mode::Eager;
@@ -71,11 +70,11 @@ struct Shared {
     /// Commands over so far.
     completed: u64,
     running: bool,
-    /// The thread is to end once the queue is empty.
+    /// Set when the thread is to end after the queue's last command.
     ending: bool,
-    /// Event that the thread is waiting for.
+    /// The event that the thread is waiting for.
     waiting: Option<Arc<Event>>,
-    /// The thread is waiting within a graph.
+    /// Set while the thread is waiting within a graph.
     replaying: bool,
 }
 
@@ -85,16 +84,16 @@ pub(crate) struct Stream {
     id: StreamId,
     context: ContextNumber,
     pub settings: Settings,
-    /// Held while a command is checked and queued, so that numbers and places in the queue agree.
+    /// Locked while a command is checked and queued, so that commands are queued in the order of their numbers.
     submission: Lock<Submission>,
     shared: Lock<Shared>,
-    /// The queue got a command, or the stream ends.
+    /// Notified when the queue got a command, or the stream ends.
     filled: Signal,
-    /// A command is over, or taken out of the queue.
+    /// Notified when a command is over, or taken out of the queue.
     advanced: Signal,
     progress: StreamProgress,
     faults: Arc<StreamFaults>,
-    /// Waits are to end at once.
+    /// Set while waits are to end at once.
     abort: AtomicBool,
     thread: Lock<Option<JoinHandle<()>>>,
 }
@@ -139,14 +138,14 @@ impl Stream {
 
     // Queueing.
 
-    /// Queues a command that has been let in with number `submission.seq + 1`.
+    /// Queues a command that was admitted with the number `submission.seq + 1`.
     fn push(&self, submission: &mut Submission, command: Command, at: Option<&Addresses>) {
         submission.seq += 1;
         self.shared.lock().queue.push(command, at);
         self.filled.notify_all();
     }
 
-    /// Waits until the queue takes another command. The holder of `submission` is the only one who fills it.
+    /// Waits until the queue takes another command. Nobody else fills it while the caller holds `submission`.
     fn wait_for_room(&self, _held: &Submission) {
         let mut shared = self.shared.lock();
         while shared.queue.is_full() {
@@ -154,8 +153,8 @@ impl Stream {
         }
     }
 
-    /// Submits a task: queued, recorded, or put in the place of a recorded one. `code` is the status of a task that
-    /// strict checking refuses.
+    /// Submits a task, which the mode of the stream queues, records or collects. A task that strict checking refuses fails with
+    /// `code`.
     pub(crate) fn submit(&self, task: Task, at: Option<&Addresses>, code: i32) -> Outcome {
         let none = Addresses::default();
         let mut submission = self.submission.lock();
@@ -191,7 +190,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Refuses work for a stream that stopped at a failure.
+    /// Refuses to queue work in a stream that stopped at a failure.
     fn refuse_stopped(&self, name: &str) -> Outcome {
         match self.faults.stopped() {
             None => Ok(()),
@@ -322,126 +321,6 @@ impl Stream {
         Ok(())
     }
 
-    // Waiting.
-
-    /// Number of commands to wait for; refused while the stream is being captured, which becomes invalid.
-    fn target(&self, name: &str) -> Outcome<u64> {
-        let mut submission = self.submission.lock();
-        if let Mode::Captured(capture) = submission.mode() {
-            let failure = failure!(STREAM_CAPTURED, "{name}: the stream is being captured");
-            capture.invalidate(&failure.message);
-            return Err(failure);
-        }
-        Ok(submission.seq)
-    }
-
-    /// Number of commands queued so far, for a wait for the whole context: refused while the stream is being captured,
-    /// which goes on.
-    pub(crate) fn queued(&self, name: &str) -> Outcome<u64> {
-        let mut submission = self.submission.lock();
-        if let Mode::Captured(_) = submission.mode() {
-            return Err(failure!(
-                STREAM_CAPTURED,
-                "{name}: stream {} of the context is being captured; wait for the other streams one by one, or for all \
-                 after aclmdlRICaptureEnd",
-                self.id
-            ));
-        }
-        Ok(submission.seq)
-    }
-
-    /// Whether that many commands are over before a deadline.
-    ///
-    /// Without a deadline, a replay that nothing will wake is a finding after a while: threads may yet queue what it waits
-    /// for, but a program whose only thread waits here would wait for ever.
-    fn wait_completed(
-        &self,
-        name: &'static str,
-        target: u64,
-        deadline: Option<Instant>,
-    ) -> Outcome<bool> {
-        let mut patience = Patience::default();
-        let mut shared = self.shared.lock();
-        while shared.completed < target {
-            if expired(deadline) {
-                return Ok(false);
-            }
-            let look = deadline.or_else(|| Instant::now().checked_add(Patience::LOOK));
-            shared = self.advanced.wait(shared, look);
-            let stalled = deadline.is_none()
-                && shared.replaying
-                && shared.waiting.as_ref().is_some_and(|e| !e.will_be_raised());
-            if patience.is_over(stalled) {
-                drop(shared);
-                report(
-                    check(),
-                    STREAM_SYNC_TIMEOUT,
-                    Suspicion {
-                        kind: FindingKind::StalledReplay,
-                        site: (name, "stream"),
-                        message: format!(
-                            "{name}: a replayed graph on the stream waits for an ACL_EVENT_EXTERNAL event that no \
-                             stream has a record of queued; record it after aclmdlRIExecuteAsync and the task updates"
-                        ),
-                    },
-                )?;
-                shared = self.shared.lock();
-            }
-        }
-        Ok(true)
-    }
-
-    /// Waits for the work queued so far and reports the first fault since the last time.
-    pub(crate) fn synchronize(&self, name: &'static str, deadline: Option<Instant>) -> Outcome {
-        let target = self.target(name)?;
-        self.synchronize_to(name, target, deadline)
-    }
-
-    /// The same for a number of commands that [`Stream::queued`] told.
-    pub(crate) fn synchronize_to(
-        &self,
-        name: &'static str,
-        target: u64,
-        deadline: Option<Instant>,
-    ) -> Outcome {
-        if !self.wait_completed(name, target, deadline)? {
-            return Err(failure!(
-                STREAM_SYNC_TIMEOUT,
-                "{name}: the stream's work was not over in time"
-            ));
-        }
-        allocation_table::host_waited_for_stream(self.id, target);
-        self.take_fault().map_or(Ok(()), |fault| Err(fault.into()))
-    }
-
-    /// Waits for the work queued so far; its faults stay to be reported.
-    pub(crate) fn wait(&self, name: &'static str) -> Outcome {
-        let target = self.target(name)?;
-        self.wait_completed(name, target, None)?;
-        allocation_table::host_waited_for_stream(self.id, target);
-        Ok(())
-    }
-
-    /// Whether submitted work is recorded rather than queued.
-    pub(crate) fn records(&self) -> bool {
-        !matches!(self.submission.lock().mode(), Mode::Eager)
-    }
-
-    /// Whether all work is over.
-    pub(crate) fn query(&self, name: &str) -> Outcome<bool> {
-        let target = self.target(name)?;
-        let over = self.shared.lock().completed >= target;
-        if over {
-            allocation_table::host_waited_for_stream(self.id, target);
-        }
-        Ok(over)
-    }
-
-    /// The first fault since the last synchronisation.
-    pub(crate) fn take_fault(&self) -> Option<Fault> {
-        self.faults.take()
-    }
-
     // Ending.
 
     /// Drops what is queued, ends waits, and returns when the command that runs is over.
@@ -504,33 +383,7 @@ impl Stream {
     }
 }
 
-/// How long a wait without a deadline has been hopeless.
-#[derive(Debug, Default)]
-struct Patience {
-    since: Option<Instant>,
-    told: bool,
-}
-
-impl Patience {
-    /// From one look to the next.
-    const LOOK: Duration = Duration::from_millis(100);
-    /// Until a hopeless wait is a finding.
-    const LIMIT: Duration = Duration::from_secs(1);
-
-    /// Takes note of a look; whether to tell, once.
-    fn is_over(&mut self, hopeless: bool) -> bool {
-        if !hopeless {
-            self.since = None;
-            return false;
-        }
-        let since = *self.since.get_or_insert_with(Instant::now);
-        let over = !self.told && since.elapsed() >= Self::LIMIT;
-        self.told |= over;
-        over
-    }
-}
-
-/// Failure of a call that only explicitly created streams can take.
+/// The failure of a call that takes no default stream.
 pub(crate) fn refuse_default(code: i32, name: &str) -> Failure {
     failure!(
         code,

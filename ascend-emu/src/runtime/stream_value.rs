@@ -3,7 +3,7 @@
 use crate::lock::{Lock, Signal};
 use crate::memory::DeviceMemory;
 use crate::operator::Access;
-use crate::sanitizer::access_lock::claim;
+use crate::sanitizer::access_lock::lock_accesses;
 use crate::sanitizer::{StreamId, VectorClock, allocation_table};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,9 +15,9 @@ pub(crate) enum Comparison {
     /// Their difference is not negative.
     NotBelow,
     Equal,
-    /// They have a bit in common.
+    /// A bit is set in both.
     SharedBit,
-    /// There is a bit that neither has.
+    /// A bit is set in neither.
     MissingBit,
 }
 
@@ -32,23 +32,23 @@ impl Comparison {
     }
 }
 
-/// The latest write that is queued for an address, and what it comes after.
+/// For each address, the value of the latest queued write, and what happens before it.
 static QUEUED: Lock<BTreeMap<usize, (u64, VectorClock)>> = Lock::new(BTreeMap::new());
 
-/// A value was written.
+/// Notified when a value was written.
 static WRITTEN: Signal = Signal::new();
 static WRITES: Lock<()> = Lock::new(());
 
-/// How often those who wait look: copies and fills write values as well, and tell nobody.
-const LOOK: Duration = Duration::from_millis(1);
+/// The time after which a waiting stream reads the value again: copies and fills write values as well, without notice.
+const POLL: Duration = Duration::from_millis(1);
 
-/// Addresses whose writes are remembered; beyond that none are, which loses findings but makes none up.
+/// The most addresses whose writes are remembered. Forgetting them loses findings and makes none up.
 const MOST: usize = 4096;
 
-/// A write is queued in a lane.
-pub(crate) fn queue_write(lane: StreamId, at: usize, value: u64) {
+/// Notes a write that a stream queues.
+pub(crate) fn queue_write(stream: StreamId, at: usize, value: u64) {
     let mut clock = VectorClock::new();
-    allocation_table::snapshot_clock(lane, &mut clock);
+    allocation_table::snapshot_clock(stream, &mut clock);
     let mut queued = QUEUED.lock();
     if queued.len() >= MOST {
         queued.clear();
@@ -56,14 +56,13 @@ pub(crate) fn queue_write(lane: StreamId, at: usize, value: u64) {
     queued.insert(at, (value, clock));
 }
 
-/// A wait is queued in a lane: it comes after the latest write if that is what it waits for, otherwise after something of
-/// which nobody knows.
-pub(crate) fn queue_wait(lane: StreamId, at: usize, value: u64, comparison: Comparison) {
+/// Orders a stream, which queues a wait, after the latest write if that ends the wait. Otherwise the order is unknown.
+pub(crate) fn queue_wait(stream: StreamId, at: usize, value: u64, comparison: Comparison) {
     match QUEUED.lock().get(&at) {
         Some((written, clock)) if comparison.holds(*written, value) => {
-            allocation_table::order_after(lane, clock)
+            allocation_table::order_after(stream, clock)
         }
-        _ => allocation_table::order_after_unknown(lane),
+        _ => allocation_table::order_after_unknown(stream),
     }
 }
 
@@ -81,12 +80,12 @@ fn bytes(at: usize, write: bool) -> Access {
 ///
 /// # Safety
 ///
-/// The ledger has found the eight bytes live, and keeps them.
+/// The allocation table has found the eight bytes live, and keeps them.
 pub(crate) unsafe fn write(memory: &DeviceMemory, at: usize, value: u64) {
-    let held = claim(&[bytes(at, true)]);
-    // SAFETY: live by the caller's promise, and claimed.
+    let locked = lock_accesses(&[bytes(at, true)]);
+    // SAFETY: live by the caller's promise, and locked.
     unsafe { memory.host(at).cast::<u64>().write_unaligned(value) };
-    drop(held);
+    drop(locked);
     drop(WRITES.lock());
     WRITTEN.notify_all();
 }
@@ -105,15 +104,15 @@ pub(crate) unsafe fn wait(
 ) {
     loop {
         let writes = WRITES.lock();
-        // Held no longer than one look: who waits must not keep others from writing.
-        let held = claim(&[bytes(at, false)]);
-        // SAFETY: live by the caller's promise, and claimed.
+        // Locked for one read only: a waiting stream must not keep others from writing.
+        let locked = lock_accesses(&[bytes(at, false)]);
+        // SAFETY: live by the caller's promise, and locked.
         let found = unsafe { memory.host(at).cast::<u64>().read_unaligned() };
-        drop(held);
+        drop(locked);
         if comparison.holds(found, value) || abort.load(Ordering::Acquire) {
             return;
         }
-        drop(WRITTEN.wait(writes, Instant::now().checked_add(LOOK)));
+        drop(WRITTEN.wait(writes, Instant::now().checked_add(POLL)));
     }
 }
 

@@ -7,7 +7,7 @@ use crate::operator::{Access, Addresses, Operator};
 use crate::runtime::callback::HostCall;
 use crate::runtime::notify::Notify;
 use crate::runtime::stream_value::Comparison;
-use crate::sanitizer::access_lock::claim;
+use crate::sanitizer::access_lock::lock_accesses;
 use crate::sanitizer::{StreamId, allocation_table};
 use crate::status::{DEVICE_INTERNAL, panic_text};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -36,9 +36,9 @@ pub(crate) enum Task {
         value: u8,
         bytes: u64,
     },
-    /// A function of the program, on the stream's thread.
+    /// Calls a function of the program on the stream's thread.
     Call(HostCall),
-    /// A function of the program, on the thread that runs the callbacks of a stream.
+    /// Calls a function of the program on the thread that runs the callbacks of a stream.
     Report {
         stream: StreamId,
         call: HostCall,
@@ -96,7 +96,7 @@ impl Task {
             | Task::Report { .. }
             | Task::Raise(_)
             | Task::AwaitNotify { .. } => {}
-            // A value that streams agree by is no race: both ends count as reads, against copies and fills alone.
+            // Streams synchronise by the value, so its writes and waits are no race with each other: both count as reads.
             Task::Write { at, .. } | Task::AwaitValue { at, .. } => {
                 access(*at, 8, false, "devAddr");
             }
@@ -116,19 +116,19 @@ impl Task {
         }
     }
 
-    /// Ends a task that will never run: nobody is to wait for it.
+    /// Ends a task that will never run, so that nothing waits for it.
     pub(crate) fn cancel(self) {
         if let Task::Raise(notify) = self {
             notify.raise();
         }
     }
 
-    /// Does work on memory and returns when it is done; what the host does or waits for is the stream's to do. `scratch` is reused from task to task.
+    /// Does the task's work on memory; calls and waits are done by the stream. `scratch` is reused from task to task.
     ///
     /// # Safety
     ///
-    /// Every range that [`Task::accesses`] names is valid memory: device memory or pinned host memory that the ledger
-    /// has found live and keeps until the task is over, or host memory that the caller answers for.
+    /// Every range that [`Task::accesses`] names is valid memory: device memory or pinned host memory that the
+    /// allocation table has found live and keeps until the task is over, or host memory that the caller keeps valid.
     pub(crate) unsafe fn run(
         &self,
         at: &Addresses,
@@ -144,7 +144,7 @@ impl Task {
                 scratch.push(access);
             }
         });
-        let held = claim(scratch);
+        let locked = lock_accesses(scratch);
         let outcome = match self {
             Task::Nothing
             | Task::Call(_)
@@ -155,7 +155,7 @@ impl Task {
             | Task::AwaitValue { .. } => Ok(()),
             Task::Launch { op, .. } => launch(op.as_ref(), at, memory),
             Task::Copy { dst, src, bytes } => {
-                // SAFETY: both ranges are valid (the caller's promise) and claimed, so nobody else touches them;
+                // SAFETY: both ranges are valid (the caller's promise) and locked, so nobody else touches them;
                 // `copy` lets them overlap. Ranges that exist fit in the address space.
                 unsafe {
                     std::ptr::copy(memory.host(*src), memory.host(*dst), *bytes as usize);
@@ -174,7 +174,7 @@ impl Task {
                 .filter(|access| access.write)
                 .map(|access| access.address),
         );
-        drop(held);
+        drop(locked);
         outcome
     }
 }

@@ -1,14 +1,14 @@
-//! Bytes that running work holds.
+//! Locks on the bytes that running work touches.
 //!
 //! Work on different streams, and the host's own copies, may touch the same bytes without any order between them: that
-//! is the caller's mistake, which the ledger names. So that it stays a mistake of order and never becomes a data race
-//! in this process, whoever touches bytes claims them first; conflicting claims wait for each other.
+//! is the caller's mistake, which the sanitizer reports. So that it never becomes a data race of this process, running work
+//! locks its bytes first: readers share them, a writer has them alone.
 
 use crate::lock::{Lock, Signal};
 use crate::operator::Access;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Claim {
+struct LockedRange {
     start: usize,
     end: usize,
     write: bool,
@@ -16,55 +16,55 @@ struct Claim {
 }
 
 #[derive(Debug, Default)]
-struct Claims {
-    held: Vec<Claim>,
+struct Locks {
+    held: Vec<LockedRange>,
     holders: u64,
 }
 
-static CLAIMS: Lock<Claims> = Lock::new(Claims {
+static LOCKS: Lock<Locks> = Lock::new(Locks {
     held: Vec::new(),
     holders: 0,
 });
 static RELEASED: Signal = Signal::new();
 
-/// The right to touch bytes, until dropped.
+/// The lock on bytes, until dropped.
 #[derive(Debug)]
-#[must_use = "the bytes are held only until this is dropped"]
-pub(crate) struct Held(u64);
+#[must_use = "the bytes are locked only until this is dropped"]
+pub(crate) struct AccessLock(u64);
 
-/// Waits until no conflicting claim is held, then holds the given accesses. All are taken at once and nobody waits while
-/// holding, so claims cannot block each other for ever.
-pub(crate) fn claim(accesses: &[Access]) -> Held {
+/// Waits until no conflicting lock is held, then locks the given accesses. All are taken at once and nothing waits while it
+/// holds a lock, so there is no deadlock.
+pub(crate) fn lock_accesses(accesses: &[Access]) -> AccessLock {
     let span = |access: &Access| {
         let bytes = usize::try_from(access.bytes).unwrap_or(usize::MAX);
         (access.address, access.address.saturating_add(bytes))
     };
-    let mut claims = CLAIMS.lock();
-    while claims.held.iter().any(|held| {
+    let mut locks = LOCKS.lock();
+    while locks.held.iter().any(|held| {
         accesses.iter().any(|access| {
             let (start, end) = span(access);
             (held.write || access.write) && held.start < end && start < held.end
         })
     }) {
-        claims = RELEASED.wait(claims, None);
+        locks = RELEASED.wait(locks, None);
     }
-    claims.holders += 1;
-    let holder = claims.holders;
-    claims.held.extend(accesses.iter().map(|access| {
+    locks.holders += 1;
+    let holder = locks.holders;
+    locks.held.extend(accesses.iter().map(|access| {
         let (start, end) = span(access);
-        Claim {
+        LockedRange {
             start,
             end,
             write: access.write,
             holder,
         }
     }));
-    Held(holder)
+    AccessLock(holder)
 }
 
-impl Drop for Held {
+impl Drop for AccessLock {
     fn drop(&mut self) {
-        CLAIMS.lock().held.retain(|held| held.holder != self.0);
+        LOCKS.lock().held.retain(|held| held.holder != self.0);
         RELEASED.notify_all();
     }
 }
@@ -87,11 +87,11 @@ mod tests {
     #[test]
     fn readers_share_and_writers_wait() {
         static DONE: AtomicBool = AtomicBool::new(false);
-        let one = claim(&[access(0x10, 16, false)]);
-        let two = claim(&[access(0x18, 16, false), access(0x20, 8, false)]);
-        let apart = claim(&[access(0x100, 4, true)]);
+        let one = lock_accesses(&[access(0x10, 16, false)]);
+        let two = lock_accesses(&[access(0x18, 16, false), access(0x20, 8, false)]);
+        let apart = lock_accesses(&[access(0x100, 4, true)]);
         let writer = std::thread::spawn(|| {
-            let _held = claim(&[access(0x1f, 1, true)]);
+            let _held = lock_accesses(&[access(0x1f, 1, true)]);
             DONE.store(true, Ordering::SeqCst);
         });
         std::thread::sleep(Duration::from_millis(20));

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use virtual_memory::Virtual;
 
-/// Kind of memory.
+/// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// Memory of the device with this number, from `aclrtMalloc` or mapped by `aclrtMapMem`.
@@ -49,27 +49,27 @@ pub struct Allocation {
     pub base: usize,
     /// Bytes asked for.
     pub bytes: u64,
-    /// Where it is.
+    /// The device, or pinned host memory.
     pub place: Place,
     /// Number of operations that have written to it.
     pub version: u64,
 }
 
-/// Where the bytes of a region are from.
+/// Who provides the bytes of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
-    /// From [`allocate`].
+    /// The emulator, by [`allocate`].
     Emulator,
-    /// The program's own: they are only registered.
+    /// The program, which has registered its own memory.
     Program,
-    /// Physical memory of this number, which the addresses show.
+    /// The physical memory with this number, which is mapped at the addresses.
     Mapped(u64),
 }
 
 #[derive(Debug)]
 struct Region {
     info: Allocation,
-    /// End of what may be touched: the requested size, rounded up to whole pages, and one page more.
+    /// End of the bytes that may be touched: the requested size, rounded up to whole pages, and one page more.
     reach: usize,
     owner: Owner,
     accesses: Vec<QueuedAccess>,
@@ -93,16 +93,16 @@ struct AllocationTable {
     registered: BTreeMap<usize, Registration>,
     memory: Virtual,
     order: StreamOrder,
-    /// Freed while work in flight accesses it: given back once that is over.
+    /// Regions that were freed while work in flight accesses them; their memory is given back when that work is over.
     deferred_frees: Vec<Region>,
-    /// Freed of late, to name stale addresses.
+    /// The ranges freed last, by which messages tell stale addresses from wrong ones.
     freed: VecDeque<Range<usize>>,
     /// Bytes of live allocations.
     used: BTreeMap<Place, u64>,
     allocations: u64,
 }
 
-/// How many freed ranges are remembered.
+/// The most freed ranges that are remembered.
 const FREED: usize = 1024;
 
 impl AllocationTable {
@@ -112,8 +112,8 @@ impl AllocationTable {
         (address < region.reach).then_some(region)
     }
 
-    /// Takes out of deferred_frees what nothing in flight accesses any more.
-    fn sweep(&mut self) -> Vec<Region> {
+    /// Takes out the deferred frees that no work in flight accesses any more.
+    fn take_finished_frees(&mut self) -> Vec<Region> {
         if self.deferred_frees.is_empty() {
             return Vec::new();
         }
@@ -163,13 +163,13 @@ fn with<T>(body: impl FnOnce(&mut AllocationTable) -> T) -> T {
     body(TABLE.lock().get_or_insert_default())
 }
 
-/// Bytes of memory of one device, and of pinned host memory.
+/// Bytes of memory that each device has, and as many of pinned host memory.
 pub(crate) fn capacity() -> Outcome<u64> {
     let len = DeviceMemory::get()?.len() as u64;
     Ok(config().memory.map_or(len, |bytes| bytes.min(len)))
 }
 
-/// Allocates; the memory reads as zero when it is a device's.
+/// Allocates memory. That of a device reads as zero.
 pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
     let memory = DeviceMemory::get()?;
     let page = memory.page();
@@ -257,22 +257,22 @@ fn release(regions: Vec<Region>) {
                         arena.give_back(region.info.base, region.reserved());
                     }
                 }
-                (Owner::Mapped(number), _) => table.unshow(memory, region, number),
+                (Owner::Mapped(number), _) => table.end_mapping(memory, region, number),
                 _ => {}
             }
         }
     });
 }
 
-/// Gives back memory that was freed too early and that nothing accesses any more.
+/// Carries out the deferred frees whose work is over.
 fn settle() {
-    let done = with(AllocationTable::sweep);
+    let done = with(AllocationTable::take_finished_frees);
     if !done.is_empty() {
         release(done);
     }
 }
 
-/// Frees what [`allocate`] gave.
+/// Frees memory that [`allocate`] returned, or defers that while work in flight accesses it.
 pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usize) -> Outcome {
     let found = with(|table| {
         let Some(region) = table.regions.get(&address) else {
@@ -351,7 +351,7 @@ fn not_allocated(table: &AllocationTable, name: &str, address: usize) -> Failure
     failure!(PARAM_INVALID, "{name}: {address:#x} {why}")
 }
 
-/// Drops everything allocated on a device, as a reset does; how many allocations and bytes that was.
+/// Frees everything that is allocated on a device, as a reset does. Returns the number of allocations and of bytes.
 pub(crate) fn clear_device(device: i32) -> (u64, u64) {
     let (now, count, bytes) = with(|table| {
         let on_device = |region: &&Region| region.info.place == Place::Device(device);
@@ -389,8 +389,8 @@ pub(crate) fn lookup(address: usize) -> Option<Allocation> {
     with(|table| table.region(address).map(|region| region.info))
 }
 
-/// Where live memory at `address` is, and how many bytes there are from there on: to the end of its allocation, or of what
-/// is mapped side by side, which is one to programs.
+/// The place of live memory at `address`, and the number of bytes from there to the end of its allocation. Memory that is
+/// mapped side by side counts as one allocation.
 pub(crate) fn room(address: usize) -> Option<(Place, u64)> {
     with(|table| {
         let first = table.region(address)?;
@@ -412,7 +412,7 @@ pub(crate) fn room(address: usize) -> Option<(Place, u64)> {
     })
 }
 
-/// The live allocation that `address` lies in (its guard page included), if any. Looking does not touch the memory.
+/// The live allocation that `address` lies in, its guard page included. The memory is not touched.
 pub fn allocation_at<T>(address: *const T) -> Option<Allocation> {
     lookup(address.addr())
 }
@@ -422,7 +422,7 @@ pub(crate) fn used_bytes(device: i32) -> u64 {
     with(|table| table.used_bytes(Place::Device(device)))
 }
 
-/// Live allocations: how many on devices, their bytes, how many of pinned host memory.
+/// The number of live allocations on devices, their bytes, and the number of live allocations of pinned host memory.
 pub(crate) fn totals() -> (usize, u64, usize) {
     with(|table| {
         let mut totals = (0, 0, 0);

@@ -83,7 +83,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Where a finding shows: the operator or function, and its argument.
+/// The operator or function of a finding, and its argument.
 pub(crate) type Site = (&'static str, &'static str);
 
 /// A finding not reported yet.
@@ -94,19 +94,19 @@ pub(crate) struct Suspicion {
     pub message: String,
 }
 
-/// Findings kept for [`findings`]; later ones are only counted.
+/// The most findings that are kept for [`findings`]; later ones are dropped.
 const KEPT: usize = 4096;
 
 #[derive(Default)]
 struct Log {
     kept: Vec<Finding>,
-    /// Kinds and sites already told on stderr.
+    /// The kinds and sites that stderr has named.
     told: HashSet<(FindingKind, Site)>,
 }
 
 static LOG: Lock<Option<Log>> = Lock::new(None);
 
-/// Everything found so far in this process, oldest first.
+/// The findings of this process so far, the oldest first.
 pub fn findings() -> Vec<Finding> {
     LOG.lock()
         .as_ref()
@@ -114,8 +114,8 @@ pub fn findings() -> Vec<Finding> {
         .unwrap_or_default()
 }
 
-/// Files a finding. In compat mode it is told on stderr once per kind and site, and the caller goes on; in strict mode
-/// the call fails with `code`.
+/// Keeps a finding. In compat mode stderr names it once for each kind and site, and the call goes on; in strict mode the call
+/// fails with `code`.
 pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     let Suspicion {
         kind,
@@ -143,7 +143,7 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     }
 }
 
-/// Files several findings; in strict mode the first is the failure.
+/// Keeps several findings. In strict mode the call fails with the first one.
 pub(crate) fn report_all(
     check: Check,
     code: i32,

@@ -197,16 +197,16 @@ fn chosen() -> Option<&'static Trace> {
 ///
 /// `traced! { pub fn name(argument: Type, ...) -> Type = path::of::function; ... }`
 macro_rules! traced {
-    ($( $visibility:vis fn $name:ident $(<const $slot:ident : usize>)? ( $( $argument:ident : $type:ty ),* $(,)? ) -> $result:ty = $call:expr; )*) => {
+    ($( $visibility:vis fn $name:ident $(<const $index:ident : usize>)? ( $( $argument:ident : $type:ty ),* $(,)? ) -> $result:ty = $call:expr; )*) => {
         $(
             #[allow(non_snake_case, reason = "the names are those of the C functions")]
             #[allow(clippy::too_many_arguments, reason = "the C signatures")]
             #[allow(missing_docs, clippy::missing_safety_doc, reason = "those of the function that it stands for")]
-            $visibility unsafe extern "C" fn $name $(<const $slot: usize>)? ($( $argument: $type ),*) -> $result {
+            $visibility unsafe extern "C" fn $name $(<const $index: usize>)? ($( $argument: $type ),*) -> $result {
                 #[cold]
                 #[inline(never)]
                 #[allow(clippy::too_many_arguments, reason = "the C signatures")]
-                unsafe fn traced $(<const $slot: usize>)? (
+                unsafe fn traced $(<const $index: usize>)? (
                     trace: &'static $crate::trace::Trace,
                     $( $argument: $type ),*
                 ) -> $result {
@@ -224,7 +224,7 @@ macro_rules! traced {
                     // SAFETY: the caller keeps the contract of the C ABI.
                     None => unsafe { ($call)($( $argument ),*) },
                     // SAFETY: as above.
-                    Some(trace) => unsafe { traced $(::<$slot>)? (trace, $( $argument ),*) },
+                    Some(trace) => unsafe { traced $(::<$index>)? (trace, $( $argument ),*) },
                 }
             }
         )*

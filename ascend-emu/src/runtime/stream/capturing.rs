@@ -46,7 +46,7 @@ impl Stream {
         })
     }
 
-    /// `aclmdlRICaptureEnd`: the graph's handle.
+    /// `aclmdlRICaptureEnd`; returns the graph's handle.
     pub(crate) fn end_capture(&self) -> Outcome<Id> {
         let capture = self.captured("aclmdlRICaptureEnd")?;
         capture.check_end(self.id)?;
@@ -54,7 +54,7 @@ impl Stream {
         Ok(capture.graph)
     }
 
-    /// The stream's work is queued again.
+    /// Leaves a capture: the stream's work is queued again.
     pub(super) fn leave(&self, capture: &Arc<Capture>) {
         let mut submission = self.submission.lock();
         if matches!(&submission.mode, Mode::Captured(own) if Arc::ptr_eq(own, capture)) {
@@ -82,7 +82,7 @@ impl Stream {
         }
     }
 
-    /// `aclmdlRICaptureTaskUpdateEnd`: the new tasks take their places once the stream gets there.
+    /// `aclmdlRICaptureTaskUpdateEnd`: queues the replacement of the group's tasks by the new ones.
     pub(crate) fn end_update(&self) -> Outcome {
         let mut submission = self.submission.lock();
         self.wait_for_room(&submission);

@@ -1,4 +1,4 @@
-//! Tasks that wait for others, or that the host does: they hold no memory meanwhile, and end when the stream is aborted.
+//! Tasks that wait, or that call the program: they lock no memory, and end when the stream is aborted.
 
 use super::Stream;
 use crate::fault::Fault;
@@ -43,7 +43,7 @@ impl Stream {
             }
             Task::AwaitNotify { notify, limit } => notify.wait(*limit, &self.abort),
             Task::Write { at, value } => {
-                // SAFETY: the ledger let the task in, so its bytes are live.
+                // SAFETY: the allocation table admitted the task, so its bytes are live.
                 unsafe { stream_value::write(memory()?, *at, *value) };
                 Ok(())
             }
@@ -61,7 +61,7 @@ impl Stream {
         }
     }
 
-    /// Tells the sanitizer what a task that was just let in comes after, or what comes after it.
+    /// Tells the sanitizer how a task that was just admitted orders streams.
     pub(super) fn order(&self, task: &Task) {
         match task {
             Task::Raise(notify) => notify.queue_record(self.id),

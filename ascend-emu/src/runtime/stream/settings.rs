@@ -1,4 +1,4 @@
-//! What a program may set of a stream.
+//! The attributes of a stream that programs set.
 
 use super::Stream;
 use crate::lock::Lock;
@@ -6,14 +6,14 @@ use crate::runtime::core_limits::Limits;
 use crate::status::{NOT_SUPPORTED, Outcome, PARAM_INVALID, failure};
 use ascend_sys::bindings::{ACL_CONTINUE_ON_FAILURE, ACL_STOP_ON_FAILURE};
 
-/// What a program has set of a stream.
+/// The attributes and limits of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub limits: Lock<Limits>,
     values: Lock<Values>,
 }
 
-/// Attributes that the emulator keeps and tells.
+/// Attributes that the emulator keeps and reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Values {
     /// From 0, the highest, to 7.

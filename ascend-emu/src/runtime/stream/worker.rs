@@ -64,7 +64,7 @@ impl Stream {
         }
     }
 
-    /// Runs one command and drops it.
+    /// Runs one command, which is dropped afterwards.
     fn execute(
         &self,
         command: Command,
@@ -72,7 +72,7 @@ impl Stream {
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
         match command {
-            // SAFETY: the ledger let the task in, so its ranges are live, and it keeps them until `completed` passes
+            // SAFETY: the allocation table admitted the task, so its ranges are live, and it keeps them until `completed` passes
             // the task's number.
             Command::Task(task) => unsafe { self.run_task(&task, at, scratch) },
             Command::Record { event, mark } => {
@@ -107,7 +107,7 @@ impl Stream {
         }
     }
 
-    /// Says which event of a graph the thread is waiting for.
+    /// Notes which event of a graph the thread is waiting for.
     fn wait_within(&self, event: Option<Arc<Event>>) {
         let mut shared = self.shared.lock();
         shared.replaying = event.is_some();
@@ -126,7 +126,7 @@ impl Stream {
                 break;
             }
             match graph.step(place, at) {
-                // SAFETY: the ledger let the replay in, with every range of the graph at that time live. Ranges of
+                // SAFETY: the allocation table admitted the replay, with every range of the graph at that time live. Ranges of
                 // tasks put in by an update since were checked then; freed early, device memory stays mapped.
                 Some(Step::Task(task, ())) => unsafe { self.run_task(&task, at, scratch)? },
                 Some(Step::Raise(event)) => event.raise(self.id),

@@ -9,7 +9,7 @@ use crate::sanitizer::vector_clock::{Operation, StreamId};
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use smallvec::SmallVec;
 
-/// One use of a part of an allocation by queued work.
+/// One access of queued work to a part of a region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueuedAccess {
     pub(super) start: usize,
@@ -19,22 +19,22 @@ pub(super) struct QueuedAccess {
     pub(super) site: (&'static str, &'static str),
 }
 
-/// Uses kept for one allocation; beyond that the oldest is forgotten, which loses findings but makes none up.
+/// The most accesses that are kept for one region. Forgetting the oldest loses findings and makes none up.
 const ACCESSES: usize = 4096;
 
 /// Visits the accesses of one operation.
 pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
 
-/// What examining an operation's accesses brought to light.
+/// What is wrong with the accesses of an operation.
 #[derive(Default)]
 pub(super) struct Examined {
     pub(super) suspicions: Vec<Suspicion>,
-    /// Set if a range is no memory.
+    /// A message, if a range lies outside of all memory.
     pub(super) broken: Option<String>,
 }
 
 impl AllocationTable {
-    /// Checks that a range lies in one allocation. `Err` is a range that no memory answers for.
+    /// Checks that a range lies in one allocation. `Err` is a range outside of all memory.
     pub(super) fn bounds(
         &self,
         name: &'static str,
@@ -87,8 +87,8 @@ impl AllocationTable {
         }
     }
 
-    /// Visits the parts of an access that lie in one region each: memory that is mapped side by side is one to programs. What
-    /// lies past the last region is a part as well.
+    /// Splits an access at the borders of regions that are mapped side by side, which programs see as one. What lies past the
+    /// last region is a part as well.
     fn parts(&self, access: Access, visit: &mut dyn FnMut(Access)) {
         let mut rest = access;
         while let Some(region) = self.region(rest.address)
@@ -108,7 +108,7 @@ impl AllocationTable {
         visit(rest);
     }
 
-    /// Uses of a range that conflict with an access to it.
+    /// The queued accesses of a region that conflict with an access.
     pub(super) fn conflicts(
         region: &Region,
         access: Access,
@@ -155,7 +155,7 @@ impl AllocationTable {
         });
     }
 
-    /// Looks for ranges that are no memory and for accesses that `races` finds fault with.
+    /// Looks for ranges outside of all memory, and for queued accesses that `races` finds unordered with the new ones.
     pub(super) fn examine(
         &self,
         name: &'static str,
@@ -256,8 +256,8 @@ fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspici
     }
 }
 
-/// Checks accesses that are not queued: by the host itself, or by work recorded for later. A range that no memory
-/// answers for fails in either mode.
+/// Checks accesses that are not queued: by the host itself, or by work recorded for later. A range outside of all
+/// memory fails in either mode.
 pub(crate) fn inspect(
     check: Check,
     code: i32,

@@ -1,4 +1,4 @@
-//! Host memory that a program has registered: its own, or pinned memory of the emulator's.
+//! Host memory that a program has registered: the program's own, or pinned memory of the emulator.
 
 use super::{Allocation, Owner, Place, Region, TABLE, with};
 use crate::config::Check;
@@ -13,11 +13,11 @@ pub(super) struct Registration {
     end: usize,
     /// The memory is the program's, so that its region ends with the registration.
     foreign: bool,
-    /// The device reaches it.
+    /// The device can access it.
     mapped: bool,
 }
 
-/// Registers host memory, `pin` if it is to become pinned: memory that is pinned already refuses that.
+/// Registers host memory. With `pin` it becomes pinned, which is refused for memory that is pinned already.
 pub(crate) fn register_host(
     name: &str,
     address: usize,
@@ -104,7 +104,7 @@ pub(crate) fn register_host(
     })
 }
 
-/// Whether the device reaches the registered host memory that begins at an address.
+/// Whether the device can access the registered host memory that begins at an address.
 pub(crate) fn registered_mapped(name: &str, address: usize) -> Outcome<bool> {
     with(|table| match table.registered.get(&address) {
         Some(registration) => Ok(registration.mapped),
@@ -119,7 +119,7 @@ fn missing(name: &str, address: usize) -> crate::status::Failure {
     )
 }
 
-/// Ends a registration. The memory stays its owner's.
+/// Ends a registration; the memory is not freed.
 pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) -> Outcome {
     let found = with(|table| {
         let Some(registration) = table.registered.get(&address) else {

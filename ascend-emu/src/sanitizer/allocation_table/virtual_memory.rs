@@ -1,4 +1,4 @@
-//! Virtual memory: ranges of addresses, physical memory, and which of it is seen where.
+//! Virtual memory: reserved ranges of addresses, physical memory, and what is mapped where.
 
 use super::{Allocation, AllocationTable, Owner, Place, Region, capacity, settle, with};
 use crate::config::Check;
@@ -16,13 +16,13 @@ static HANDLES: Table<u64> = Table::new(Kind::Physical);
 #[derive(Debug)]
 struct Physical {
     device: i32,
-    /// As asked for.
+    /// The size that was asked for.
     bytes: u64,
     /// Where its part of the file begins, and how long that is.
     at: usize,
     len: usize,
-    /// Mappings that show it.
-    shown: usize,
+    /// How many mappings it has.
+    mappings: usize,
     /// The program has its handle.
     held: bool,
 }
@@ -34,11 +34,11 @@ struct Reserved {
     range: Range,
     /// What was asked for, in whole units.
     len: usize,
-    /// The device whose thread reserved it, if it had one.
+    /// The device of the thread that reserved it.
     device: Option<i32>,
 }
 
-/// The table of virtual memory.
+/// The physical memory and the reserved ranges of the process.
 #[derive(Debug, Default)]
 pub(super) struct Virtual {
     file: Option<PhysicalMemory>,
@@ -137,7 +137,7 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
             bytes,
             at,
             len,
-            shown: 0,
+            mappings: 0,
             held: true,
         };
         table.memory.physical.insert(number, physical);
@@ -238,7 +238,7 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
             file.ok_or_else(|| failure!(PARAM_INVALID, "{name}: the physical memory is gone"))?;
         // SAFETY: the part of the backing view belongs to the reserved range, and no mapping, living or dying, is in it.
         unsafe { file.show(memory.host(address), physical.at, bytes) }?;
-        physical.shown += 1;
+        physical.mappings += 1;
         let device = physical.device;
         table.allocations += 1;
         table
@@ -261,7 +261,7 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
     })
 }
 
-/// `aclrtUnmapMem`. What queued work accesses stays to be seen until that work is over.
+/// `aclrtUnmapMem`. Memory that work in flight accesses stays mapped until that work is over.
 pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome {
     let missing = || {
         failure!(
@@ -311,19 +311,19 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
 }
 
 impl AllocationTable {
-    /// Takes what a mapping showed out of sight.
-    pub(super) fn unshow(&mut self, memory: &DeviceMemory, region: &Region, number: u64) {
+    /// Ends a mapping.
+    pub(super) fn end_mapping(&mut self, memory: &DeviceMemory, region: &Region, number: u64) {
         // SAFETY: the mapping's part of the backing view, which nothing in flight accesses.
         unsafe { hide(memory.host(region.info.base), region.reserved()) };
         if let Some(physical) = self.memory.physical.get_mut(&number) {
-            physical.shown = physical.shown.saturating_sub(1);
+            physical.mappings = physical.mappings.saturating_sub(1);
         }
         self.drop_physical(number);
     }
 
-    /// Gives physical memory back if nobody has its handle or sees it.
+    /// Gives physical memory back if it has neither a handle nor a mapping.
     fn drop_physical(&mut self, number: u64) {
-        let idle = |physical: &Physical| !physical.held && physical.shown == 0;
+        let idle = |physical: &Physical| !physical.held && physical.mappings == 0;
         if !self.memory.physical.get(&number).is_some_and(idle) {
             return;
         }
@@ -339,7 +339,8 @@ impl AllocationTable {
     }
 }
 
-/// Ends the handles and ranges of a device whose mappings are gone, as a reset does; how many handles, of how many bytes.
+/// Ends the handles and ranges of a device whose mappings are gone, as a reset does. Returns the number of handles and their
+/// bytes.
 pub(super) fn clear(device: i32) -> (u64, u64) {
     let memory = DeviceMemory::get();
     let (numbers, bytes, ranges) = with(|table| {
@@ -386,7 +387,7 @@ pub(super) fn clear(device: i32) -> (u64, u64) {
     (numbers.len() as u64, bytes)
 }
 
-/// Handles of physical memory, and reserved ranges.
+/// The number of handles of physical memory, and of reserved ranges.
 pub(crate) fn totals() -> (usize, usize) {
     (HANDLES.len(), with(|table| table.memory.reserved.len()))
 }
