@@ -6,7 +6,7 @@
 //! function that clients only look up is not in this list: to them a missing name means an older CANN, and they go another
 //! way.
 
-use ascend_emu::abi::{not_emulated, refused};
+use ascend_emu::{not_emulated, refused};
 use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};

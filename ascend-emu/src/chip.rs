@@ -1,15 +1,18 @@
-//! What is inside the chips that the emulator passes for, for programs that ask. Operators do not compute by it.
+//! Cores and caches of the chips that the emulator reports. Operators do not depend on them.
+//!
+//! The numbers are those of CANN's platform files, `data/platform_config/<chip>.ini` of the toolkit, section `SoCInfo`:
+//! `cube_core_cnt` (`ai_core_cnt` in files without it), `vector_core_cnt`, `ai_cpu_cnt` and `l2_size`.
 
 use ascend_spec::Soc;
 
 /// Cores and cache of a chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chip {
-    /// Cores that multiply matrices. Where these do not stand by themselves, they are those of the whole kind.
+    /// Cube cores, which multiply matrices; AI cores on chips that do not separate cube from vector cores.
     pub cube_cores: u32,
-    /// Cores for vectors.
+    /// Vector cores.
     pub vector_cores: u32,
-    /// Ordinary processors that operators may use.
+    /// AI CPUs: general-purpose cores that operators may use.
     pub cpu_cores: u32,
     /// Bytes of the second-level cache.
     pub cache: i64,
@@ -93,7 +96,7 @@ impl Chip {
         })
     }
 
-    /// The chip of a name; of a name that is not known, the product's own.
+    /// The chip with a name. An unknown name stands for the product's most common chip.
     pub(crate) fn named(name: &str, soc: Soc) -> Self {
         let known = Chip::by_name(name).or_else(|| Chip::by_name(soc.chip_name()));
         known.unwrap_or(Chip {

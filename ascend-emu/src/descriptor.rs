@@ -151,14 +151,14 @@ impl Scalar {
     }
 }
 
-/// A list of descriptors, which it destroys with itself.
+/// A list of descriptors, which are destroyed with it.
 #[derive(Debug)]
 pub(crate) struct List<T> {
     members: Box<[(Id, Arc<T>)]>,
 }
 
 impl<T> List<T> {
-    /// A list of the objects behind handles.
+    /// Makes a list of the objects behind handles.
     pub(crate) fn new(table: &Table<T>, handles: &[*const c_void]) -> Outcome<Self> {
         let members = handles
             .iter()

@@ -135,7 +135,7 @@ impl Executor {
             return Err(failure!(ACLNN_NULLPTR, "{name}: tensor is null"));
         }
         if slot_is_list(slot) {
-            // The list stands for all its elements; its tensors were checked when the call was prepared.
+            // A list has no description of its own; its tensors were checked when the call was prepared.
             crate::descriptor::TENSOR_LISTS.get(tensor)?;
         } else {
             let given = TENSORS.get(tensor)?.get().desc;
@@ -237,7 +237,7 @@ fn slot_is_list(slot: Slot) -> bool {
     matches!(slot, Slot::Element { .. })
 }
 
-/// Phase two: queues a prepared call. Unless repeatable, the executor is used up by that; a refused call leaves it.
+/// Queues a prepared call (phase two). This ends an executor that is not repeatable, unless the call is refused.
 pub(crate) fn launch(
     name: &str,
     workspace: usize,

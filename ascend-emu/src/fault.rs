@@ -2,7 +2,7 @@
 
 use crate::status::Failure;
 
-/// What a device operation did wrong; kept by its stream until the next synchronisation.
+/// The failure of a device operation, which its stream keeps until the next synchronisation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub code: i32,

@@ -40,7 +40,7 @@ impl Site {
 struct Entry {
     id: u64,
     site: Site,
-    /// Calls left until it strikes; 0 when it has.
+    /// Calls left until the fault strikes; 0 afterwards.
     left: u64,
     code: i32,
 }
@@ -75,7 +75,7 @@ impl Plan {
         self.0.is_empty()
     }
 
-    /// Adds a fault for the `nth` call of a kind from now on; the number of the fault in this plan.
+    /// Adds a fault for the `nth` call of a kind from now on, and returns the number of the fault in this plan.
     pub(crate) fn add(&mut self, site: Site, nth: u64, code: i32) -> u64 {
         let id = self.0.last().map_or(1, |entry| entry.id.wrapping_add(1));
         self.0.push(Entry {

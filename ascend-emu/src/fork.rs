@@ -13,7 +13,7 @@ unsafe extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Lets children of this process know from now on that they are. Fails with the system's error number.
+/// Makes [`forked`] true in children of this process from now on. Fails with the system's error number.
 pub(crate) fn watch() -> Result<(), i32> {
     static REGISTERED: OnceLock<i32> = OnceLock::new();
     let status = *REGISTERED.get_or_init(|| {
@@ -27,7 +27,7 @@ pub(crate) fn watch() -> Result<(), i32> {
     }
 }
 
-/// Whether this process is such a child.
+/// Whether this process was forked from one that called [`watch`].
 pub(crate) fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }

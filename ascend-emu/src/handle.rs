@@ -71,7 +71,7 @@ impl Kind {
         }
     }
 
-    /// How a handle of this kind comes to its end.
+    /// How messages say that a handle of this kind has ended.
     fn end(self) -> &'static str {
         match self {
             Kind::Executor => "already used by phase two (it was not made repeatable) or destroyed",
@@ -106,7 +106,7 @@ pub(crate) struct Id(u64);
 
 impl Id {
     fn new(kind: Kind, serial: u64) -> Self {
-        // Serial numbers start at 1 and grow by 1: 2^55 of them last for ever.
+        // Serial numbers start at 1 and grow by 1, so that 2^55 of them are never used up.
         let tag = u64::from(kind as u8) << 56;
         Id(tag | 1 << SERIAL_BITS | serial & ((1 << SERIAL_BITS) - 1))
     }
@@ -133,7 +133,7 @@ impl Id {
     }
 }
 
-/// Hashes the numbers of [`Id`]s: they differ in their low bits and need no defence against an attacker.
+/// Hashes the numbers of [`Id`]s, which differ in their low bits and are not chosen by an attacker.
 #[derive(Default)]
 pub(crate) struct IdHasher(u64);
 
@@ -173,7 +173,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// A number for an object to be inserted later.
+    /// Takes a handle for an object that is inserted later.
     pub(crate) fn reserve(&self) -> Id {
         Id::new(
             self.kind,
@@ -223,7 +223,7 @@ impl<T> Table<T> {
         self.entries.lock().values().any(|value| is(value))
     }
 
-    /// The objects that something is true of.
+    /// The objects for which `is` returns true.
     pub(crate) fn all(&self, is: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let entries = self.entries.lock();
         entries
@@ -233,7 +233,7 @@ impl<T> Table<T> {
             .collect()
     }
 
-    /// Ends the handles of objects that something is not true of.
+    /// Ends the handles of the objects for which `is` returns false.
     pub(crate) fn retain(&self, is: impl Fn(&T) -> bool) {
         self.entries.lock().retain(|_, value| is(value));
     }

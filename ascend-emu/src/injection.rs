@@ -22,9 +22,9 @@ pub fn inject(site: Site, nth: u64, status: i32) -> Injection {
     }
 }
 
-/// A fault to come; dropping it calls it off. Made by [`inject`].
+/// A fault to come, made by [`inject`]. Dropping it cancels the fault.
 #[derive(Debug)]
-#[must_use = "the fault is called off when this is dropped"]
+#[must_use = "the fault is cancelled when this is dropped"]
 pub struct Injection {
     id: u64,
     /// Not `Send`: the plan is the thread's.
@@ -34,7 +34,7 @@ pub struct Injection {
 impl Drop for Injection {
     fn drop(&mut self) {
         let id = self.id;
-        // Fails only while the thread ends, when its plan goes anyway.
+        // Fails only while the thread ends, and its plan with it.
         let _ = THREAD.try_with(|plan| {
             if let Ok(mut plan) = plan.try_borrow_mut() {
                 plan.remove(id);
@@ -43,7 +43,7 @@ impl Drop for Injection {
     }
 }
 
-/// Counts one call of a kind, for the thread's plan and for the environment's; fails if a fault strikes it.
+/// Counts one call of a kind in the thread's plan and in the environment's. Fails if a fault strikes the call.
 pub(crate) fn strike(site: Site) -> Outcome {
     static PROCESS: OnceLock<Option<Lock<Plan>>> = OnceLock::new();
     let process = PROCESS.get_or_init(|| {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_an_injection_calls_it_off() {
+    fn dropping_an_injection_cancels_it() {
         let first = inject(Site::Malloc, 1, 1);
         let second = inject(Site::Malloc, 1, 2);
         drop(first);

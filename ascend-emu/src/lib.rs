@@ -134,6 +134,7 @@ mod lock;
 mod machine;
 mod machines;
 mod memory;
+mod not_emulated;
 mod observe;
 mod op;
 mod operator;
@@ -148,6 +149,7 @@ pub use fault_plan::Site;
 pub use injection::{Injection, inject};
 pub use live::{Live, live};
 pub use machine::{Machine, MachineError};
+pub use not_emulated::{not_emulated, refused};
 pub use observe::{ObservedCall, Observer, observe};
 pub use sanitizer::{Allocation, Finding, FindingKind, Place, allocation_at, findings};
 

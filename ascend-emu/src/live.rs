@@ -1,4 +1,4 @@
-//! What has not been given back.
+//! Counts of the handles and memory that a process has not given back.
 
 use crate::descriptor::{
     BOOL_ARRAYS, FLOAT_ARRAYS, INT_ARRAYS, SCALAR_LISTS, SCALARS, TENSOR_LISTS, TENSORS,
@@ -41,7 +41,7 @@ pub struct Live {
     pub task_groups: usize,
     /// Allocations of device memory.
     pub device_allocations: usize,
-    /// Bytes of them, as asked for.
+    /// Bytes of the allocations of device memory, as asked for.
     pub device_bytes: u64,
     /// Allocations of pinned host memory.
     pub host_allocations: usize,

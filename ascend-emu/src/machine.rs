@@ -22,16 +22,16 @@ pub struct Machine {
     behaviour: Behaviour,
 }
 
-/// What one machine does otherwise than another. Its chip's name is only told.
+/// The differences between machines that a program notices, without the chip's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Behaviour {
-    /// What operators are checked and computed for.
+    /// The product and release that operators are checked and computed for.
     pub target: Target,
     /// The newest version of the attention operator.
     pub operator: Version,
 }
 
-/// Why there is no such machine.
+/// Why a machine cannot be emulated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MachineError {
@@ -50,7 +50,7 @@ pub enum MachineError {
     /// The process has asked for as many machines already.
     #[error("one more of the {given} that this process emulates; allowed: {most}")]
     TooMany {
-        /// What there are too many of.
+        /// Machines or names, whichever are too many.
         given: &'static str,
         /// How many there may be.
         most: usize,
@@ -95,7 +95,7 @@ impl Machine {
         })
     }
 
-    /// The machine of a chip and a release, either of which may be left open: it is that of the default machine.
+    /// The machine of a chip and a release. `None` is the chip or the release of the default machine.
     ///
     /// # Errors
     /// As for [`Machine::new`].
@@ -104,19 +104,19 @@ impl Machine {
         Machine::new(soc_name, cann.unwrap_or(Self::DEFAULT_CANN))
     }
 
-    /// The machine with another newest version of the attention operator than its release has.
+    /// Changes the newest version of the attention operator that the machine has.
     #[must_use]
     pub fn operator(mut self, newest: Version) -> Self {
         self.behaviour.operator = newest;
         self
     }
 
-    /// What its operators are checked and computed for.
+    /// The product and release that operators are checked and computed for.
     pub fn target(&self) -> Target {
         self.behaviour.target
     }
 
-    /// The newest version of the attention operator that there is.
+    /// The newest version of the attention operator that the machine has.
     pub fn newest_operator(&self) -> Version {
         self.behaviour.operator
     }
@@ -132,13 +132,13 @@ impl Machine {
 }
 
 impl Behaviour {
-    /// Version of CANN that the machine passes for.
+    /// Version of CANN that the machine reports.
     pub(crate) fn cann_version(&self) -> [u16; 3] {
         match self.target.cann {
             Cann::V8_1 => [8, 1, 0],
             Cann::V8_5 => [8, 5, 0],
             Cann::V9_0 => [9, 0, 0],
-            // Every release that is yet to be told apart begins as the newest.
+            // A release that is not known here reports the newest one.
             _ => [9, 1, 0],
         }
     }

@@ -1,7 +1,7 @@
 //! The machines that a process emulates: products and CANN releases side by side.
 //!
-//! The functions of the C ABI carry no state, so that what tells one machine from another is the device's context: a
-//! function table has its own `aclrtSetDevice`, and whatever is done in the context that it makes is done on its machine.
+//! The functions of the C ABI have no state, so that the device's context has the machine: a function table has its own
+//! `aclrtSetDevice`, and calls in the context that it makes are calls on its machine.
 
 use crate::config::config;
 use crate::lock::Lock;
@@ -9,10 +9,10 @@ use crate::machine::{Behaviour, Machine, MachineError};
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
-/// Most machines of a process that do something otherwise than the others, that of the environment among them.
+/// The most machines of a process with different behaviour, with that of the environment.
 pub(crate) const MACHINES: usize = 32;
 
-/// Most names of chips of a process, that of the environment among them.
+/// The most chip names of a process, with that of the environment.
 pub(crate) const NAMES: usize = 128;
 
 /// The machines after that of the environment, in the order in which they were asked for.
@@ -53,7 +53,7 @@ pub(crate) fn index_of(machine: &Machine) -> Result<MachineIndex, MachineError> 
     Ok(MachineIndex { behaviour, name })
 }
 
-/// The place of a value, counted from 1; a free one if it has none.
+/// The place of a value, counted from 1. A new value takes a free place.
 fn place_of<T: Clone + PartialEq>(places: &[OnceLock<T>], value: &T) -> Option<usize> {
     let mut places = places.iter().zip(1..);
     let found = places.find(|(place, _)| place.get_or_init(|| value.clone()) == value);

@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 /// Size of the reservation unless more is asked for; halved until the operating system agrees.
 const RESERVED: u64 = 64 << 30;
 
-/// Smallest reservation that is worth going on with.
+/// The smallest reservation that the emulator starts with.
 const LEAST: u64 = 64 << 20;
 
 /// The two views.
@@ -31,7 +31,7 @@ pub(crate) struct DeviceMemory {
     backing: usize,
     len: usize,
     page: usize,
-    /// What programs reserve beside it.
+    /// The ranges that programs reserve.
     pub ranges: Ranges,
 }
 
@@ -107,11 +107,12 @@ impl DeviceMemory {
         self.base
     }
 
-    /// Where the host finds the byte at an address: in the backing view for device addresses, at the address itself for
-    /// host memory.
+    /// The host's pointer to the byte at an address: into the backing view for device addresses, the address itself for host
+    /// memory.
     ///
-    /// The pointer is good for the bytes of the allocation that the address lies in, which is for the caller to know:
-    /// operations are checked against the live allocations before they are queued, memory freed too early stays mapped.
+    /// The pointer is valid for the bytes of the allocation that the address lies in. The caller knows that there is one:
+    /// operations are checked against the live allocations before they are queued, and memory that is freed too early stays
+    /// mapped.
     pub(crate) fn host(&self, address: usize) -> *mut u8 {
         let host = if self.views(address) {
             self.backing + (address - self.base)
@@ -132,7 +133,7 @@ impl DeviceMemory {
     }
 }
 
-/// Maps fresh anonymous memory without reserving swap for it; the address if that worked.
+/// Maps fresh anonymous memory without reserving swap for it, and returns the address.
 fn map(len: usize, protection: i32) -> Option<usize> {
     // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no other memory.
     let at = unsafe {

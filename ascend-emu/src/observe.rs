@@ -1,4 +1,4 @@
-//! Those who look on while the attention operator is called.
+//! An observer of the calls of the attention operator.
 
 use crate::memory::DeviceMemory;
 use ascend_spec::Target;
@@ -39,7 +39,7 @@ struct Tensors<'a> {
 }
 
 impl<'a> ObservedCall<'a> {
-    /// A call of which nothing can be read.
+    /// A call whose tensors cannot be read.
     pub(crate) fn unread(call: &'a FiaCall<'a>, version: Version, target: Target) -> Self {
         ObservedCall {
             call,
@@ -49,7 +49,7 @@ impl<'a> ObservedCall<'a> {
         }
     }
 
-    /// The same call with its memory.
+    /// The same call with tensors that can be read.
     ///
     /// # Safety
     ///
@@ -70,8 +70,7 @@ impl<'a> ObservedCall<'a> {
         }
     }
 
-    /// Copies bytes of a tensor, from the byte of this number behind the tensor's base address on. Bytes that the call does
-    /// not touch read as 0.
+    /// Copies bytes of a tensor, from `start` bytes behind its base address on. Bytes that the call does not access read as 0.
     pub fn read(&self, argument: Argument, start: usize, to: &mut [u8]) {
         to.fill(0);
         let Some(tensors) = &self.tensors else { return };
@@ -99,12 +98,12 @@ impl<'a> ObservedCall<'a> {
 
 static OBSERVER: OnceLock<&'static dyn Observer> = OnceLock::new();
 
-/// Lets an observer see every call from now on. There is one in a process: false if there was one before.
+/// Sets the observer of the process, which sees every call from now on. Returns false if the process has one already.
 pub fn observe(observer: &'static dyn Observer) -> bool {
     OBSERVER.set(observer).is_ok()
 }
 
-/// Who looks on, if anybody does.
+/// The observer of the process.
 pub(crate) fn observer() -> Option<&'static dyn Observer> {
     OBSERVER.get().copied()
 }

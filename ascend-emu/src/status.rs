@@ -159,10 +159,10 @@ pub(crate) fn take_message() -> *const c_char {
     text.map_or(ptr::null(), |text| text.0)
 }
 
-/// A pointer with a default, for [`recent`].
+/// A pointer with a default value, as [`recent`] needs it.
 struct Pointer(*const c_char);
 
-/// The thread's latest `aclError`; forgotten if `forget`.
+/// The thread's latest `aclError`. With `forget` the next answer is success.
 pub(crate) fn last_error(forget: bool) -> i32 {
     recent(|recent| {
         let code = recent.code;
@@ -178,7 +178,7 @@ pub(crate) fn failures() -> u64 {
     recent(|recent| recent.failures)
 }
 
-/// The latest message, which stays for the program to ask for.
+/// The latest message, which is not taken.
 pub(crate) fn message() -> Option<String> {
     recent(|recent| Some(recent.message.as_ref()?.to_string_lossy().into_owned()))
 }
@@ -205,7 +205,7 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
 
 /// Runs a body, turning a panic into a failure with `code`.
 pub(crate) fn contain<T>(code: i32, body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
-    // What a body shares with others sits behind `Lock`s, which a panic leaves consistent.
+    // Shared state is behind `Lock`s, which a panic leaves consistent.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         Err(failure!(
             code,
@@ -232,7 +232,7 @@ pub(crate) fn acl(body: impl FnOnce() -> Outcome) -> i32 {
     status_of(true, body)
 }
 
-/// Body of an `acl*` function whose failure answers a question: it has a message, and is not the thread's last error.
+/// Body of an `acl*` function whose failure is an answer: it sets the message and not the thread's last error.
 pub(crate) fn acl_answer(body: impl FnOnce() -> Outcome) -> i32 {
     status_of(false, body)
 }

@@ -1,7 +1,7 @@
-//! The functions of the C ABI, each call written down where `ASCEND_EMU_TRACE` says so.
+//! The functions of the C ABI, which write each call to the file that `ASCEND_EMU_TRACE` names.
 //!
-//! They are those of [`abi`](crate::abi) otherwise, with the same contract. A program that reaches them by
-//! [`functions`](crate::functions) or through the shared library is traced; one that calls `abi` itself is not.
+//! They call those of [`abi`](crate::abi), with the same contract. [`functions`](crate::functions) and the shared library have
+//! these functions; a program that calls `abi` itself is not traced.
 
 use crate::trace::traced;
 

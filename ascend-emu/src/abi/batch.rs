@@ -29,7 +29,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// The attribute of every copy: which it begins at, and what it says.
+    /// The attributes, each with the number of the first copy that it applies to.
     ///
     /// # Safety
     ///

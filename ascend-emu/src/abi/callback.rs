@@ -1,4 +1,4 @@
-//! Functions of the program that streams call.
+//! Callbacks: functions of the program that streams call.
 
 use super::{deadline, refuse};
 use crate::runtime::callback::{self, HostCall};
@@ -16,7 +16,7 @@ fn own_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A call whose function is not null.
+/// Checks that the function is not null, and takes it with its argument.
 fn host_call(name: &str, function: aclrtHostFunc, data: *mut c_void) -> Outcome<HostCall> {
     let function = function.ok_or_else(|| failure!(NULL_PARAM, "{name}: fn is null"))?;
     Ok(HostCall {

@@ -1,4 +1,4 @@
-//! What a device is and can do.
+//! Capabilities of a device.
 
 use super::{not_null, refuse, store};
 use crate::runtime::context::{self, device_exists, initialized, known_device, machine};
@@ -10,7 +10,7 @@ use ascend_sys::bindings::{
 };
 use std::ffi::c_char;
 
-/// A device's number, as the functions that take an unsigned one have it.
+/// Converts the number of a device from an unsigned one.
 fn device(name: &str, id: u32) -> Outcome {
     initialized()?;
     let id = i32::try_from(id)
@@ -42,13 +42,13 @@ pub unsafe extern "C" fn aclGetDeviceCapability(
     })
 }
 
-/// Abilities of the products that attention is there for.
+/// Capabilities of a product.
 const ABILITIES: [aclCannAttr; 2] = [
     aclCannAttr::ACL_CANN_ATTR_INF_NAN,
     aclCannAttr::ACL_CANN_ATTR_BF16,
 ];
 
-/// The abilities of the calling thread's machine.
+/// The capabilities of the calling thread's machine.
 fn abilities() -> &'static [aclCannAttr] {
     match machine().target.soc {
         Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950 => &ABILITIES,
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
             Attr::ACL_DEV_ATTR_PHY_CHIP_ID => i64::from(deviceId),
             Attr::ACL_DEV_ATTR_IS_VIRTUAL => 0,
             Attr::ACL_DEV_ATTR_NPU_ARCH => architecture(soc),
-            // Products without threads of this kind tell 0.
+            // Products without such threads answer 0.
             Attr(other) if threads.contains(&other) && soc != Soc::Ascend950 => 0,
             Attr(other) => {
                 return Err(failure!(
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn aclrtGetPrimaryCtxState(
     })
 }
 
-/// Every operator of the emulator computes infinities where numbers leave their range.
+/// Operators of the emulator compute infinities where numbers leave their range.
 const OVERFLOW: aclrtFloatOverflowMode = aclrtFloatOverflowMode::ACL_RT_OVERFLOW_MODE_INFNAN;
 
 pub unsafe extern "C" fn aclrtSetDeviceSatMode(mode: aclrtFloatOverflowMode) -> aclError {

@@ -51,7 +51,7 @@ pub(super) struct End {
     pub side: Side,
 }
 
-/// A copy whose arguments are in order.
+/// A copy with checked arguments.
 pub(super) struct Copy {
     pub dst: End,
     pub src: End,
@@ -76,7 +76,7 @@ impl Copy {
                 side: Side::of(address)?,
             })
         };
-        // Exposed, since it is by their addresses that the copy reaches them.
+        // Exposed, since the copy accesses them by their addresses.
         let copy = Copy {
             dst: end(dst.expose_provenance())?,
             src: end(src.expose_provenance())?,
@@ -119,7 +119,7 @@ impl Copy {
         }
     }
 
-    /// The end in host memory that is not pinned, if there is one.
+    /// The end in pageable host memory.
     pub(super) fn pageable(&self) -> Option<(&'static str, &End)> {
         [("dst", &self.dst), ("src", &self.src)]
             .into_iter()
@@ -193,12 +193,12 @@ pub unsafe extern "C" fn aclrtMemcpy(
     })
 }
 
-/// What an asynchronous copy does about host memory that is not pinned. It waits for the stream in any case.
+/// Whether pageable host memory of an asynchronous copy is a finding. The copy waits for the stream in either case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pageable {
-    /// It is a finding.
+    /// A finding.
     Finding,
-    /// It is as the function is meant to be used.
+    /// The documented use of the function.
     Allowed,
 }
 
@@ -233,7 +233,7 @@ pub(super) unsafe fn copy_async(
         };
         report(check(), PARAM_INVALID, suspicion)?;
     }
-    // Nothing says how long pageable memory stays: do it now, in the stream's order.
+    // Pageable memory may end after the call: the copy is made now, in the order of the stream.
     stream.wait(name)?;
     for copy in copies {
         // SAFETY: host memory is valid, by the caller's promise.
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsyncWithCondition(
     })
 }
 
-/// A hint to the cache, which the emulator has none of: the range is checked, and nothing is to be done about it.
+/// Checks the range of a hint to the cache, of which the emulator has none.
 pub unsafe extern "C" fn aclrtCmoAsync(
     src: *mut c_void,
     size: usize,

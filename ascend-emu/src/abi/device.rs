@@ -10,7 +10,7 @@ use ascend_sys::bindings::{aclError, aclSysParamOpt, aclrtContext, aclrtRunMode}
 use std::time::Instant;
 
 pub unsafe extern "C" fn aclrtGetDevice(deviceId: *mut i32) -> aclError {
-    // Clients ask this to learn whether a device was chosen: no is an answer, and not their thread's last error.
+    // Clients ask this to learn whether a device was chosen, so that a failure is not the thread's last error.
     acl_answer(|| {
         let device = context::current()?.device;
         // SAFETY: the caller's promise.

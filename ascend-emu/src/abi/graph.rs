@@ -14,7 +14,7 @@ use ascend_sys::bindings::{
 use std::ptr;
 use std::sync::Arc;
 
-/// The stream behind a handle other than null.
+/// The stream behind a handle. The default stream is refused.
 fn explicit(name: &str, raw: aclrtStream) -> Outcome<Arc<Stream>> {
     if raw.is_null() {
         return Err(refuse_default(CAPTURE_IMPLICIT, name));
@@ -41,7 +41,7 @@ fn mode_to_c(mode: Mode) -> aclmdlRICaptureMode {
     }
 }
 
-/// The graph behind a handle, its capture over.
+/// The graph behind a handle. Refused until its capture is over.
 fn complete(name: &str, raw: aclmdlRI) -> Outcome<Arc<Graph>> {
     let graph = GRAPHS.get(raw)?;
     if !graph.is_complete() {

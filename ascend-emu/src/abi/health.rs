@@ -1,4 +1,4 @@
-//! What is wrong with a device, and stopping its work. The emulator's devices have no faults of hardware.
+//! Faults of a device's hardware, of which the emulator has none, and aborting its work.
 
 use super::{not_null, refuse, store};
 use crate::runtime::context::{self, known_device};
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn aclrtRepairError(
     })
 }
 
-/// Work that runs ends by itself before the call returns, whatever the timeout says.
+/// Work that runs ends by itself before the call returns; the timeout is not needed.
 pub unsafe extern "C" fn aclrtDeviceTaskAbort(deviceId: i32, _timeout: u32) -> aclError {
     acl(|| context::abort_device(deviceId))
 }

@@ -1,4 +1,4 @@
-//! Host memory that devices reach, and where memory is.
+//! Registered host memory, and the place of memory.
 
 use super::copy::Side;
 use super::{not_null, refuse, store};
@@ -20,7 +20,7 @@ const ALIGNMENT: usize = 4096;
 fn register(name: &str, host: *mut c_void, bytes: u64, mapped: bool, pin: bool) -> Outcome {
     not_null(&format!("{name}: ptr"), host)?;
     current()?;
-    // Exposed, since it is by its address that the device reaches it.
+    // Exposed, since the device accesses it by its address.
     let address = host.expose_provenance();
     if bytes == 0 {
         return Err(refuse(&format!("{name}: size"), bytes, "1 byte or more"));
@@ -40,7 +40,7 @@ fn register(name: &str, host: *mut c_void, bytes: u64, mapped: bool, pin: bool) 
     allocation_table::register_host(name, address, bytes, mapped, pin)
 }
 
-/// The device reaches host memory under the host's own address.
+/// The device address of host memory, which is the host's own.
 pub unsafe extern "C" fn aclrtHostRegister(
     ptr: *mut c_void,
     size: u64,

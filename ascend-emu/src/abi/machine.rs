@@ -1,4 +1,4 @@
-//! What depends on the machine that is emulated: taking its devices into use, and asking what it is.
+//! Functions that depend on the emulated machine: setting its devices, and asking for its name and version.
 //!
 //! Each function exists once for every machine index; the C names are those of index 0, the machine of the environment.
 
@@ -136,7 +136,7 @@ macro_rules! of_machine {
             }
         }
 
-        /// The same, traced.
+        /// The functions of one machine, traced.
         mod of_index {
             use super::*;
 
@@ -174,13 +174,13 @@ of_machine! {
 ///
 /// # Safety
 ///
-/// Safe to call at any time: `unsafe` as the function of the C ABI that it is.
+/// Safe to call at any time; `unsafe` as each function of the C ABI.
 pub unsafe extern "C" fn aclrtGetSocName() -> *const c_char {
     // SAFETY: the function asks nothing of its caller.
     unsafe { soc_name::<0>() }
 }
 
-/// Puts the functions of the machine with an index into a table.
+/// Writes the functions of the machine with an index to a table.
 pub(crate) fn fill_in(table: &mut ascend_sys::Functions, index: MachineIndex) {
     fill_in_behaviour(table, index.behaviour);
     if let Some(name) = EACH_NAME.as_flattened().get(index.name) {

@@ -182,7 +182,7 @@ pub unsafe extern "C" fn aclrtFreeHost(hostPtr: *mut c_void) -> aclError {
     acl(|| free("aclrtFreeHost", false, hostPtr))
 }
 
-/// A fill whose arguments are in order.
+/// A fill with checked arguments.
 fn fill(name: &str, device: *mut c_void, room: usize, value: i32, count: usize) -> Outcome<Task> {
     not_null(&format!("{name}: devPtr"), device)?;
     check_count(name, "maxCount", room, count)?;

@@ -14,7 +14,7 @@ use ascend_sys::bindings::{
 use std::ffi::c_void;
 use std::ptr;
 
-/// Copies an array.
+/// Copies the elements of a C array.
 ///
 /// # Safety
 ///
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn aclCreateScalar(
     })
 }
 
-/// Makes an array object.
+/// Creates an `aclIntArray`, `aclFloatArray` or `aclBoolArray`.
 ///
 /// # Safety
 ///
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn aclCreateBoolArray(value: *const bool, size: u64) -> *m
     })
 }
 
-/// Makes a list object.
+/// Creates an `aclTensorList` or `aclScalarList`.
 ///
 /// # Safety
 ///
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn aclDestroyScalarList(array: *const aclScalarList) -> ac
     aclnn(|| SCALAR_LISTS.remove(array)?.destroy_members(&SCALARS))
 }
 
-/// Hands numbers to a caller who frees the array: with C++'s `delete[]`, which is `free` for an array of integers.
+/// Copies numbers to an array that the caller frees, with C++'s `delete[]`: for integers that is `free`.
 ///
 /// # Safety
 ///

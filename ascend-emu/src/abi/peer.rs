@@ -1,4 +1,4 @@
-//! Devices that reach each other's memory. In the emulation all can; what a program has opened is kept and told.
+//! Access of devices to each other's memory. In the emulation every device has it; what a program enables is kept and reported.
 
 use super::{not_null, refuse, store};
 use crate::lock::Lock;
@@ -7,10 +7,10 @@ use crate::status::{FEATURE_UNSUPPORTED, NULL_PARAM, Outcome, acl, failure};
 use ascend_sys::bindings::aclError;
 use std::collections::BTreeSet;
 
-/// Pairs of a device and the one whose memory it may reach.
+/// Pairs of a device and another whose memory it may access.
 static OPEN: Lock<BTreeSet<(i32, i32)>> = Lock::new(BTreeSet::new());
 
-/// Checks two devices, which have to differ.
+/// Checks that two devices exist and differ.
 fn pair(name: &str, device: i32, peer: i32) -> Outcome<(i32, i32)> {
     if device == peer {
         return Err(failure!(

@@ -10,7 +10,7 @@ use half::f16;
 use std::ffi::{CStr, c_char};
 use std::path::Path;
 
-/// Version of the ACL interface of that CANN.
+/// Version of the ACL interface.
 const ACL: [i32; 3] = [1, 13, 0];
 
 pub unsafe extern "C" fn aclInit(configPath: *const c_char) -> aclError {
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn aclDataTypeSize(dataType: aclDataType) -> usize {
     value(0, || {
         let dtype = DType::from_acl(dataType.0)
             .ok_or_else(|| failure!(NULL_PARAM, "dataType: {} is no aclDataType", dataType.0))?;
-        // Of what takes no fixed room CANN says 0, of what takes part of a byte 1.
+        // CANN answers 0 for types without a fixed size, and 1 for types smaller than a byte.
         Ok(match dtype.bits() {
             0 => 0,
             _ => dtype.size().unwrap_or(1),

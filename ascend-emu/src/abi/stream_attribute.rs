@@ -1,4 +1,4 @@
-//! What a program sets of a stream and asks of it.
+//! Attributes of streams that programs set and read.
 
 use super::stream::LOWEST;
 use super::{not_null, refuse, store};

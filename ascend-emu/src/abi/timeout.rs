@@ -1,4 +1,4 @@
-//! How long operators may run and streams may wait.
+//! Limits of the time that operators run and streams wait.
 
 use super::store;
 use crate::lock::Lock;
@@ -13,10 +13,10 @@ const UNIT: u64 = (1 << 32) / 1000;
 /// Largest multiple of the unit.
 const MOST: u64 = 254;
 
-/// Microseconds that an operator may run. The emulator's operators end by themselves: the limit is only told.
+/// Microseconds that an operator may run. The emulator reports the limit and does not enforce it.
 static LIMIT: Lock<u64> = Lock::new(UNIT * MOST);
 
-/// Sets the limit; what applies of it.
+/// Sets the limit and returns the one that applies.
 fn set(microseconds: u64) -> u64 {
     let units = match microseconds {
         0 => MOST,

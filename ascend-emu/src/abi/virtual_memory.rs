@@ -1,4 +1,4 @@
-//! Virtual memory: ranges of addresses and the physical memory that they show.
+//! Virtual memory: ranges of addresses, and the physical memory that is mapped to them.
 
 use super::{not_null, refuse, store};
 use crate::config::check;
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
     const NAME: &str = "aclrtReserveMemAddress";
     acl(|| {
         not_null("virPtr", virPtr)?;
-        // Addresses are the process's: clients ask for some before they choose a device, to see whether there are any.
+        // Addresses belong to the process: clients reserve some before they set a device, to see whether that works.
         initialized()?;
         let device = current().ok().map(|context| context.device);
         if size == 0 {
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn aclrtReleaseMemAddress(virPtr: *mut c_void) -> aclError
     })
 }
 
-/// Checks what physical memory is asked for; the number of its device, and the unit of its size.
+/// Checks the properties of physical memory. Returns the number of its device, and the unit of its size.
 ///
 /// # Safety
 ///

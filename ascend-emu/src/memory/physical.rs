@@ -1,12 +1,12 @@
-//! Physical memory: bytes that can be seen through any number of ranges of addresses.
+//! Physical memory, which can be mapped to any number of ranges of addresses.
 //!
-//! It is one file without a name, in which every allocation has a part of its own. Seeing an allocation through a range is
+//! It is one file without a name, in which every allocation has a part of its own. An allocation is mapped to a range by
 //! mapping its part of the file over the range's backing view.
 
 use super::Arena;
 use crate::status::{MEMORY_ALLOCATION, NOT_SUPPORTED, Outcome, failure};
 
-/// The file, and which of its parts are free.
+/// The file, and its free parts.
 #[derive(Debug)]
 pub(crate) struct PhysicalMemory {
     file: i32,
@@ -14,7 +14,7 @@ pub(crate) struct PhysicalMemory {
 }
 
 impl PhysicalMemory {
-    /// A file of at most so many bytes.
+    /// Makes a file of at most `len` bytes.
     #[cfg(target_os = "linux")]
     pub(crate) fn new(len: usize) -> Outcome<Self> {
         // SAFETY: the name is a NUL-terminated text.
@@ -34,7 +34,7 @@ impl PhysicalMemory {
         })
     }
 
-    /// There is no such file here.
+    /// Fails: the operating system has no such file.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn new(_len: usize) -> Outcome<Self> {
         Err(failure!(
@@ -43,12 +43,12 @@ impl PhysicalMemory {
         ))
     }
 
-    /// A part of so many bytes, which read as zero; where it begins.
+    /// Takes a part of so many bytes, which read as zero, and returns its offset in the file.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
         self.parts.take(bytes)
     }
 
-    /// Takes back a part that nobody sees any more.
+    /// Takes back a part that is mapped nowhere.
     pub(crate) fn give_back(&mut self, at: usize, bytes: usize) {
         #[cfg(target_os = "linux")]
         {
@@ -65,12 +65,12 @@ impl PhysicalMemory {
         self.parts.give_back(at, bytes);
     }
 
-    /// Lets the host's addresses from `host` on show a part.
+    /// Maps a part of the file to the host's addresses from `host` on.
     ///
     /// # Safety
     ///
-    /// The range lies in a backing view of this crate's and begins at a page. Whoever reads or writes it meanwhile sees the
-    /// one memory or the other.
+    /// The range lies in a backing view of this crate and begins at a page. A read or write of it at the same time accesses
+    /// the memory before or the memory after.
     pub(crate) unsafe fn show(&self, host: *mut u8, at: usize, bytes: usize) -> Outcome {
         // SAFETY: the caller's promise: the mapping replaces one of this crate's own.
         let mapped = unsafe {
@@ -94,7 +94,7 @@ impl PhysicalMemory {
     }
 }
 
-/// Lets the host's addresses from `host` on show fresh memory of nobody's.
+/// Maps fresh memory to the host's addresses from `host` on.
 ///
 /// # Safety
 ///

@@ -23,10 +23,10 @@ impl Range {
     }
 }
 
-/// The reserved ranges of the process. None is ever unmapped: one that was given back waits for the next who asks.
+/// The reserved ranges of the process. Ranges are never unmapped: one that was given back is reserved again later.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
-    /// How many there are, so that nobody looks for any where there are none.
+    /// The number of ranges, so that a process without any takes no lock.
     count: AtomicUsize,
     all: RwLock<Vec<Range>>,
     /// Ranges that were given back.
@@ -34,7 +34,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Of addresses and sizes.
+    /// The unit of addresses and sizes.
     pub(crate) const ALIGNMENT: usize = 2 << 20;
 
     fn find(&self, address: usize) -> Option<Range> {

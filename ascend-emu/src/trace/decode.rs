@@ -1,7 +1,7 @@
-//! What arguments and results stand for, as JSON.
+//! Arguments and results of a call as JSON, with what handles and pointers stand for.
 //!
-//! Nothing is followed that the function itself may not follow: no null pointer, arrays for as many elements as the caller
-//! says, results only of a call that succeeded. Handles are numbers to look up.
+//! Only memory is read that the function itself may read: arrays for as many elements as the caller says, results of a call
+//! that succeeded. Handles are looked up and not followed.
 
 use super::json::Json;
 use super::value::{Element, Handle, Name, Pointee, Value};
@@ -67,7 +67,7 @@ pub(super) unsafe fn argument(
     }
 }
 
-/// Writes what a call that succeeded has written through an argument, if it is one to write through.
+/// Writes the value that a successful call has written through an argument.
 ///
 /// # Safety
 ///
@@ -115,12 +115,12 @@ fn reads_text(function: &str, argument: &str) -> bool {
     function.starts_with("aclnn") || argument == "pkgName"
 }
 
-/// A name as the headers have it, where Rust has no such name.
+/// The name of an argument in the headers, where Rust has another one.
 fn shown(name: &str) -> &str {
     name.trim_end_matches('_')
 }
 
-/// How many elements an array has, by the argument that says so.
+/// The number of elements of an array, from the argument that has it.
 fn count(array: &str, arguments: Arguments<'_>) -> Option<usize> {
     let by = match array {
         "viewDims" | "stride" => "viewDimsNum",
@@ -130,7 +130,7 @@ fn count(array: &str, arguments: Arguments<'_>) -> Option<usize> {
     number(by, arguments)
 }
 
-/// How many elements an array has that C could write to and that the functions of batches read.
+/// The number of elements of an array that a batch function reads through a pointer to non-const.
 fn batch(array: &str, arguments: Arguments<'_>) -> Option<usize> {
     let by = match array {
         "dsts" | "destMaxs" | "srcs" | "sizes" => "numBatches",
@@ -140,11 +140,11 @@ fn batch(array: &str, arguments: Arguments<'_>) -> Option<usize> {
     number(by, arguments)
 }
 
-/// The argument of a name, where it is the length of an array.
+/// The value of the argument with this name, as the length of an array.
 fn number(by: &str, arguments: Arguments<'_>) -> Option<usize> {
     let (_, value) = arguments.iter().find(|(name, _)| *name == by)?;
     match *value {
-        // What is refused for its length is not read.
+        // An array that is refused for its length is not read.
         Value::Unsigned(count) if count <= MOST_ELEMENTS => usize::try_from(count).ok(),
         _ => None,
     }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 #[derive(Debug, Default)]
 pub(super) struct Json {
     text: String,
-    /// A value stands before the next one in the same object or array.
+    /// Whether the next value is preceded by another in the same object or array.
     comma: bool,
 }
 
@@ -18,7 +18,7 @@ impl Json {
         self.comma = true;
     }
 
-    /// The name of the next value.
+    /// Writes the name of the next value.
     pub(super) fn key(&mut self, name: &str) -> &mut Self {
         self.string(name);
         self.text.push(':');
@@ -65,13 +65,13 @@ impl Json {
         let _ = write!(self.text, "{value:?}");
     }
 
-    /// A number with so many digits after its point.
+    /// Writes a number with so many digits after the point.
     pub(super) fn fixed(&mut self, value: f64, digits: usize) {
         self.separate();
         let _ = write!(self.text, "{value:.digits$}");
     }
 
-    /// A handle or an address; null is null.
+    /// Writes a handle or an address; a null pointer is null.
     pub(super) fn address(&mut self, value: usize) {
         if value == 0 {
             return self.null();
@@ -97,7 +97,7 @@ impl Json {
         self.comma = true;
     }
 
-    /// An array of the first `shown` values; of the others a text says how many there are.
+    /// Writes an array of the first `shown` values, and a text with the number of the others.
     pub(super) fn bounded<T>(
         &mut self,
         values: impl ExactSizeIterator<Item = T>,
@@ -121,7 +121,7 @@ impl Json {
         self.text.push_str(&other.text);
     }
 
-    /// The line, with its end.
+    /// The line, with its line end.
     pub(super) fn into_line(mut self) -> String {
         self.text.push('\n');
         self.text

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use value::Value;
 
-/// Where lines go.
+/// The file that calls are traced to.
 #[derive(Debug)]
 pub(crate) struct Trace {
     /// Opened to append, so that lines of several threads and processes do not mix: each is written at once.
@@ -59,7 +59,7 @@ impl Trace {
         }
     }
 
-    /// Writes a line; the first failure is told.
+    /// Writes a line; stderr names the first failure.
     fn write(&self, line: &str) {
         if let Err(error) = { self.file }.write_all(line.as_bytes())
             && !self.failed.swap(true, Ordering::Relaxed)
@@ -151,7 +151,7 @@ impl Line<'_> {
     }
 }
 
-/// Keeps a mistake of the tracing from ending the program.
+/// Contains a panic of the tracing.
 fn contain<T>(body: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(body)).ok()
 }
@@ -167,7 +167,7 @@ const OFF: u8 = 1;
 const ON: u8 = 2;
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Where calls are traced to, if they are.
+/// The trace that the environment chooses, or `None` if calls are not traced.
 #[inline]
 pub(crate) fn trace() -> Option<&'static Trace> {
     if STATE.load(Ordering::Relaxed) == OFF {
@@ -176,7 +176,7 @@ pub(crate) fn trace() -> Option<&'static Trace> {
     chosen()
 }
 
-/// What the environment chooses.
+/// Reads what the environment chooses.
 #[cold]
 fn chosen() -> Option<&'static Trace> {
     static TRACE: OnceLock<Option<Trace>> = OnceLock::new();
@@ -193,7 +193,7 @@ fn chosen() -> Option<&'static Trace> {
     trace
 }
 
-/// Defines functions of the C ABI that are traced and otherwise what others do:
+/// Defines functions that trace a call and then make it:
 ///
 /// `traced! { pub fn name(argument: Type, ...) -> Type = path::of::function; ... }`
 macro_rules! traced {

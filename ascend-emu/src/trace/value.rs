@@ -1,7 +1,7 @@
-//! What an argument of a call is, told from its type alone.
+//! The kind of an argument of a call, by its type.
 //!
-//! A type is found by method resolution, from the most special trait to the most general one, so that a function with a
-//! type that nobody thought of is traced too.
+//! Method resolution chooses the trait, from the most special to the most general one, so that an argument of any type is
+//! traced.
 
 use ascend_sys::Enumeration;
 use ascend_sys::bindings::{
@@ -10,7 +10,7 @@ use ascend_sys::bindings::{
 use std::ffi::{c_char, c_void};
 use std::fmt::Debug;
 
-/// An argument or a result. What it points to is not read here.
+/// An argument or a result, without the memory that it points to.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Signed(i64),
@@ -19,7 +19,7 @@ pub(crate) enum Value {
     Double(f64),
     Flag(bool),
     Named(Name),
-    /// A handle that says nothing by itself, or an address.
+    /// A handle without contents, or an address.
     Address(usize),
     /// A text that the function reads.
     Text(*const c_char),
@@ -62,7 +62,7 @@ pub(crate) enum Handle {
     BoolArray,
 }
 
-/// What arrays hold.
+/// The element types of arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     Integer,
@@ -71,7 +71,7 @@ pub(crate) enum Element {
     Handle,
 }
 
-/// What is written through a pointer.
+/// The types that a function writes through a pointer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pointee {
     I32,
@@ -101,11 +101,11 @@ unsafe fn read_name<T: Enumeration>(at: *const c_void) -> Name {
     Name::of(unsafe { at.cast::<T>().read_unaligned() })
 }
 
-/// Carries an argument to the traits below.
+/// Wraps an argument, for the traits below.
 #[derive(Debug)]
 pub(crate) struct Argument<T>(pub(crate) T);
 
-/// Types that are told apart one by one.
+/// Types with an implementation of their own.
 pub(crate) trait Known {
     fn value(&self) -> Value;
 }
@@ -216,7 +216,7 @@ impl<T> Pointer for &Argument<*mut T> {
     }
 }
 
-/// What is left: functions to be called back, and structures.
+/// Any other type: callbacks and structures.
 pub(crate) trait Shown {
     fn value(&self) -> Value;
 }
