@@ -261,7 +261,7 @@ impl Queue for Updating<'_> {
     }
 
     fn queued(&self) -> u64 {
-        self.side.timeline().advance()
+        self.side.progress().advance()
     }
 
     /// The graph has kept everything since the capture.

@@ -175,10 +175,10 @@ impl<B> Graph<B> {
         // SAFETY: the graph's events and memory are marked below.
         let (number, launched) = unsafe { self.graph.execute(stream) };
         for memory in &self.kept {
-            memory.uses().mark(stream.timeline(), number);
+            memory.uses().mark(stream.progress(), number);
         }
         for launch in &self.launches {
-            launch.event.uses().mark(stream.timeline(), number);
+            launch.event.uses().mark(stream.progress(), number);
         }
         if launched.is_err() {
             return (None, launched);

@@ -54,7 +54,7 @@ impl ExternalEvent {
         // SAFETY: event and stream are alive; the mark keeps the event until the stream has passed it.
         let outcome = unsafe { acl!(api, aclrtRecordEvent(self.raw, stream.as_raw())) };
         self.uses
-            .mark(stream.timeline(), stream.timeline().advance());
+            .mark(stream.progress(), stream.progress().advance());
         outcome
     }
 

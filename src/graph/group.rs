@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Result};
 use crate::refusal::{CallRule, Refused};
-use crate::runtime::{Device, Event, Memory, Stream, Timeline, lock};
+use crate::runtime::{Device, Event, Memory, Stream, StreamProgress, lock};
 
 use super::capture::Capturing;
 use super::captured::Graph;
@@ -66,7 +66,7 @@ impl fmt::Debug for GraphGroup {
 pub(super) struct ReplayOrder(Mutex<Option<Latest>>);
 
 struct Latest {
-    timeline: Arc<Timeline>,
+    progress: Arc<StreamProgress>,
     replay: Replayed,
 }
 
@@ -91,8 +91,8 @@ impl ReplayOrder {
         }
         let (replayed, outcome) = launch();
         if let Some(replay) = replayed {
-            let timeline = Arc::clone(stream.timeline());
-            *latest = Some(Latest { timeline, replay });
+            let progress = Arc::clone(stream.progress());
+            *latest = Some(Latest { progress, replay });
         }
         outcome
     }
@@ -101,11 +101,11 @@ impl ReplayOrder {
 impl Latest {
     /// Makes what the stream is given from now on wait for this replay.
     fn precede(&self, stream: &Stream) -> Result<()> {
-        if Arc::ptr_eq(&self.timeline, stream.timeline()) {
+        if Arc::ptr_eq(&self.progress, stream.progress()) {
             return Ok(());
         }
         let api = stream.context().bind()?;
-        if self.timeline.is_complete(api, self.replay.number) {
+        if self.progress.is_complete(api, self.replay.number) {
             return Ok(());
         }
         match &self.replay.done {

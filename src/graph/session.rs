@@ -33,8 +33,8 @@ impl Replayable {
             unsafe { acl!(api, aclmdlRIExecuteAsync(self.raw, stream.as_raw())) }
         };
         let outcome = execute();
-        let number = stream.timeline().advance();
-        self.uses.mark(stream.timeline(), number);
+        let number = stream.progress().advance();
+        self.uses.mark(stream.progress(), number);
         (number, outcome)
     }
 }
@@ -62,11 +62,11 @@ impl<'a> Session<'a> {
         let api = stream.context().bind()?;
         // Other threads go on as they like; what this one must not do meanwhile, the scope refuses.
         let mode = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
-        stream.timeline().suspend(api);
+        stream.progress().suspend(api);
         // SAFETY: the stream is alive, and known to nobody but the capture.
         let begun = unsafe { acl!(api, aclmdlRICaptureBegin(stream.as_raw(), mode)) };
         if begun.is_err() {
-            stream.timeline().resume(api);
+            stream.progress().resume(api);
         }
         begun.map(|()| Self {
             stream,
@@ -86,7 +86,7 @@ impl<'a> Session<'a> {
         let mut raw = ptr::null_mut();
         // SAFETY: the stream is being captured; `raw` is a place for the result.
         let ended = unsafe { acl!(api, aclmdlRICaptureEnd(self.stream.as_raw(), &mut raw)) };
-        self.stream.timeline().resume(api);
+        self.stream.progress().resume(api);
         ended.map(|()| Replayable {
             context: Arc::clone(self.stream.context()),
             raw,

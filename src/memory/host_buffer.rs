@@ -87,7 +87,7 @@ impl<T: Element> HostBuffer<T> {
         // for the mark.
         let outcome = unsafe { memory.copy_async(offset, self.as_raw(), bytes, to_device, stream) };
         self.uses
-            .mark(stream.timeline(), stream.timeline().issued());
+            .mark(stream.progress(), stream.progress().issued());
         outcome?;
         Ok(Transfer {
             event: stream.record_event()?,

@@ -256,7 +256,7 @@ impl Memory {
             }
         };
         self.uses
-            .mark(stream.timeline(), stream.timeline().advance());
+            .mark(stream.progress(), stream.progress().advance());
         outcome
     }
 

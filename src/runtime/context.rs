@@ -11,7 +11,7 @@ use ascend_sys::{Api, bindings as sys};
 use crate::error::{Error, Result, acl};
 use crate::runtime::Runtime;
 use crate::runtime::deferred_free::{DeferredFrees, Resource};
-use crate::runtime::timeline::Uses;
+use crate::runtime::stream_progress::Uses;
 
 /// One use of a device. The last holder of it resets the device.
 pub(crate) struct Context {

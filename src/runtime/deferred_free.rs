@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Result, acl};
 use crate::runtime::lock;
-use crate::runtime::timeline::{Timeline, Use, Uses};
+use crate::runtime::stream_progress::{StreamProgress, Use, Uses};
 
 /// Something that CANN has to be told to free.
 #[derive(Debug)]
@@ -21,9 +21,9 @@ pub(crate) enum Resource {
     Event(sys::aclrtEvent),
     /// A captured graph.
     Graph(sys::aclmdlRI),
-    /// The end of a stream that was dropped: its markers, and the stream itself unless it is somebody else's.
+    /// A stream that was dropped: the events of its progress, and the stream itself if it is owned.
     Stream {
-        timeline: Arc<Timeline>,
+        progress: Arc<StreamProgress>,
         owned: Option<sys::aclrtStream>,
     },
 }
@@ -45,10 +45,10 @@ impl Resource {
                 Self::Event(event) => unsafe { acl!(api, aclrtDestroyEvent(event)) },
                 // SAFETY: handed on to the caller.
                 Self::Graph(graph) => unsafe { acl!(api, aclmdlRIDestroy(graph)) },
-                Self::Stream { timeline, owned } => {
-                    timeline.end(api);
+                Self::Stream { progress, owned } => {
+                    progress.end(api);
                     match owned {
-                        // SAFETY: handed on to the caller; the timeline no longer uses the stream.
+                        // SAFETY: handed on to the caller; the progress no longer uses the stream.
                         Some(stream) => unsafe { acl!(api, aclrtDestroyStream(stream)) },
                         None => Ok(()),
                     }
@@ -75,7 +75,7 @@ pub(super) struct DeferredFrees {
 }
 
 impl DeferredFrees {
-    /// Frees a resource now or, while queued work uses it, later.
+    /// Frees a resource, or defers that while queued work uses it.
     ///
     /// # Safety
     /// As for `Context::retire`; the device is bound.
@@ -85,8 +85,8 @@ impl DeferredFrees {
             // SAFETY: the caller owned it, and no use of it is left.
             unsafe { resource.free(api) };
         } else {
-            for (timeline, number) in &uses {
-                timeline.mark(api, *number);
+            for (progress, number) in &uses {
+                progress.mark(api, *number);
             }
             let mut deferred = lock(&self.deferred);
             deferred.push(Deferred { resource, uses });
@@ -101,16 +101,16 @@ impl DeferredFrees {
             return;
         }
         let mut deferred = lock(&self.deferred);
-        // Entries come in the order in which they were dropped: behind an operation that is not over, those of the same
-        // stream need no question to the device.
+        // Entries are in the order in which they were dropped: once an operation of a stream is not over, later ones of the same
+        // stream are not asked for.
         let mut stuck: Option<Use> = None;
-        let mut over = |(timeline, number): &Use| {
+        let mut over = |(progress, number): &Use| {
             let known = stuck
                 .as_ref()
-                .is_some_and(|(of, least)| Arc::ptr_eq(of, timeline) && least <= number);
-            let over = !known && timeline.is_complete(api, *number);
+                .is_some_and(|(of, least)| Arc::ptr_eq(of, progress) && least <= number);
+            let over = !known && progress.is_complete(api, *number);
             if !over && !known {
-                stuck = Some((Arc::clone(timeline), *number));
+                stuck = Some((Arc::clone(progress), *number));
             }
             over
         };
@@ -124,21 +124,21 @@ impl DeferredFrees {
         }
     }
 
-    /// Waits for the work that deferred frees wait for, stream by stream, then frees; whether some of it was waited for.
-    /// Other work goes on: a stream that nothing deferred waits for is not touched. The device must be bound.
+    /// Waits, stream by stream, for the work that uses deferred resources, then frees them. Returns whether it waited for any.
+    /// Other streams are not waited for. The device must be bound.
     pub(super) fn reclaim(&self, api: &Api) -> bool {
         let mut last: SmallVec<[Use; 4]> = SmallVec::new();
         let entries = lock(&self.deferred);
-        for (timeline, number) in entries.iter().flat_map(|entry| &entry.uses) {
-            match last.iter_mut().find(|(of, _)| Arc::ptr_eq(of, timeline)) {
+        for (progress, number) in entries.iter().flat_map(|entry| &entry.uses) {
+            match last.iter_mut().find(|(of, _)| Arc::ptr_eq(of, progress)) {
                 Some((_, known)) => *known = (*known).max(*number),
-                None => last.push((Arc::clone(timeline), *number)),
+                None => last.push((Arc::clone(progress), *number)),
             }
         }
         drop(entries);
         let mut waited = false;
-        for (timeline, number) in &last {
-            waited |= timeline.wait(api, *number);
+        for (progress, number) in &last {
+            waited |= progress.wait(api, *number);
         }
         if waited {
             self.sweep(api);
@@ -146,8 +146,8 @@ impl DeferredFrees {
         waited
     }
 
-    /// Frees what can be waited for, and leaks the rest: work that is not known to be over may still use it. The device
-    /// must be bound.
+    /// Waits for the work that uses deferred resources and frees them. A resource whose work could not be waited for leaks. The
+    /// device must be bound.
     pub(super) fn close(&self, api: &Api) {
         self.reclaim(api);
         for Deferred { resource, .. } in std::mem::take(&mut *lock(&self.deferred)) {

@@ -109,7 +109,7 @@ impl Event {
         )?;
         let outcome = call(stream.as_raw());
         self.uses
-            .mark(stream.timeline(), stream.timeline().advance());
+            .mark(stream.progress(), stream.progress().advance());
         outcome
     }
 

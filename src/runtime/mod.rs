@@ -12,7 +12,7 @@ mod queue;
 mod release;
 mod stream;
 mod stream_mark;
-mod timeline;
+mod stream_progress;
 
 use std::collections::HashMap;
 use std::env;
@@ -34,7 +34,7 @@ pub(crate) use queue::Queue;
 pub use release::{Installed, VersionSource, file_version, toolkit_version};
 pub use stream::Stream;
 pub use stream_mark::StreamMark;
-pub(crate) use timeline::{Timeline, Uses, on_wait};
+pub(crate) use stream_progress::{StreamProgress, Uses, on_wait};
 
 /// The variable that chooses the backend of [`Runtime::auto`].
 pub const BACKEND_VARIABLE: &str = "ASCEND_BACKEND";

@@ -57,12 +57,12 @@ impl Queue for Stream {
 
     #[inline]
     fn queued(&self) -> u64 {
-        self.timeline().advance()
+        self.progress().advance()
     }
 
     #[inline]
     fn keep(&self, number: u64, memory: &Arc<Memory>) {
-        memory.uses().mark(self.timeline(), number);
+        memory.uses().mark(self.progress(), number);
     }
 
     #[inline]

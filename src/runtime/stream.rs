@@ -9,8 +9,10 @@ use std::time::Duration;
 use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Result, acl};
-use crate::runtime::timeline::synchronise_stream;
-use crate::runtime::{Context, Device, Event, Memory, Resource, Timeline, Uses, capturing, lock};
+use crate::runtime::stream_progress::synchronise_stream;
+use crate::runtime::{
+    Context, Device, Event, Memory, Resource, StreamProgress, Uses, capturing, lock,
+};
 
 /// A queue of work that the device does in order. Different streams run side by side; [`Event`]s order them.
 ///
@@ -23,7 +25,7 @@ pub struct Stream {
     device: Device,
     raw: sys::aclrtStream,
     owned: bool,
-    timeline: Arc<Timeline>,
+    progress: Arc<StreamProgress>,
     /// Scratch memory of the operators launched here. Work on a stream is done one after the other, so one will do.
     workspace: Mutex<Option<Arc<Memory>>>,
 }
@@ -48,7 +50,7 @@ impl Stream {
             device,
             raw,
             owned,
-            timeline: Arc::new(Timeline::new(raw)),
+            progress: Arc::new(StreamProgress::new(raw)),
             workspace: Mutex::new(None),
         }
     }
@@ -91,8 +93,8 @@ impl Stream {
         self.device.context()
     }
 
-    pub(crate) fn timeline(&self) -> &Arc<Timeline> {
-        &self.timeline
+    pub(crate) fn progress(&self) -> &Arc<StreamProgress> {
+        &self.progress
     }
 
     /// Waits for everything queued so far.
@@ -128,13 +130,13 @@ impl Stream {
     /// Runs a synchronisation and takes note of what is over because of it. After a failure, that of a fault included,
     /// nothing is known to be over: by default CANN goes on with a stream after a fault.
     fn finish(&self, synchronize: impl FnOnce() -> Result<()>) -> Result<()> {
-        let number = self.timeline.issued();
+        let number = self.progress.issued();
         let outcome = synchronize().and_then(|()| {
-            self.timeline.finish(number);
+            self.progress.finish(number);
             self.context().sweep();
-            self.timeline.take_fault().map_or(Ok(()), Err)
+            self.progress.take_fault().map_or(Ok(()), Err)
         });
-        self.timeline.waited(number, &outcome);
+        self.progress.waited(number, &outcome);
         outcome
     }
 
@@ -148,13 +150,13 @@ impl Stream {
     pub fn is_idle(&self) -> Result<bool> {
         capturing::refuse("waiting for a stream", "wait before or after the capture")?;
         let api = self.context().bind()?;
-        let number = self.timeline.issued();
+        let number = self.progress.issued();
         let mut status = sys::aclrtStreamStatus::ACL_STREAM_STATUS_NOT_READY;
         // SAFETY: the stream is alive as long as this object; `status` is a place for the result.
         unsafe { acl!(api, aclrtStreamQuery(self.raw, &mut status)) }?;
         let idle = status == sys::aclrtStreamStatus::ACL_STREAM_STATUS_COMPLETE;
         if idle {
-            self.timeline.finish(number);
+            self.progress.finish(number);
         }
         Ok(idle)
     }
@@ -222,7 +224,7 @@ impl Stream {
             // A fault is told once, while the work behind it goes on: whether all is over tells the second wait.
             outcome = synchronise_stream(api, self.raw);
         }
-        if let Some(fault) = self.timeline.take_fault() {
+        if let Some(fault) = self.progress.take_fault() {
             tracing::error!("work on a dropped stream failed: {fault}");
         }
         outcome.is_ok()
@@ -230,24 +232,24 @@ impl Stream {
 
     /// Ends the stream once it has passed a number: now or, as long as that is not known, later.
     fn end_behind(&self, number: u64, owned: Option<sys::aclrtStream>) {
-        let timeline = Arc::clone(&self.timeline);
+        let progress = Arc::clone(&self.progress);
         let mut uses = Uses::default();
-        uses.mark(&self.timeline, number);
+        uses.mark(&self.progress, number);
         // SAFETY: this object is being dropped, and nothing else ends the stream or frees its markers.
         unsafe {
             self.context()
-                .retire(Resource::Stream { timeline, owned }, &mut uses)
+                .retire(Resource::Stream { progress, owned }, &mut uses)
         };
     }
 
     fn destroy(&self, api: &Api) {
         // Of its own, for what was queued behind this crate's back has none.
-        let number = self.timeline.advance();
-        self.timeline.seal();
+        let number = self.progress.advance();
+        self.progress.seal();
         if self.drain(api) {
-            self.timeline.finish(u64::MAX);
+            self.progress.finish(u64::MAX);
         } else {
-            self.timeline.unseal();
+            self.progress.unseal();
         }
         self.end_behind(number, Some(self.raw));
     }
@@ -262,11 +264,11 @@ impl Drop for Stream {
         if self.owned {
             return self.destroy(api);
         }
-        self.timeline.seal();
-        if !self.timeline.mark_end(api) && self.drain(api) {
-            self.timeline.finish(u64::MAX);
+        self.progress.seal();
+        if !self.progress.mark_end(api) && self.drain(api) {
+            self.progress.finish(u64::MAX);
         }
-        self.end_behind(self.timeline.issued(), None);
+        self.end_behind(self.progress.issued(), None);
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::runtime::{Context, Stream, Timeline, capturing};
+use crate::runtime::{Context, Stream, StreamProgress, capturing};
 
 /// The end of what was queued on a stream when the mark was made. From [`Stream::mark`]; it may outlive the stream.
 ///
@@ -16,7 +16,7 @@ use crate::runtime::{Context, Stream, Timeline, capturing};
 #[derive(Clone)]
 pub struct StreamMark {
     context: Arc<Context>,
-    timeline: Arc<Timeline>,
+    progress: Arc<StreamProgress>,
     number: u64,
 }
 
@@ -24,17 +24,17 @@ impl Stream {
     /// Marks the end of everything queued so far, also by other libraries. Nothing that CANN fails at is lost: the mark then
     /// is passed later.
     pub fn mark(&self) -> StreamMark {
-        let timeline = Arc::clone(self.timeline());
+        let progress = Arc::clone(self.progress());
         let context = Arc::clone(self.context());
         // A number of its own: what other libraries queued on the stream has none.
-        let number = timeline.advance();
+        let number = progress.advance();
         match context.bind() {
-            Ok(api) => timeline.mark(api, number),
+            Ok(api) => progress.mark(api, number),
             Err(error) => tracing::error!("the end of a step is not marked yet: {error}"),
         }
         StreamMark {
             context,
-            timeline,
+            progress,
             number,
         }
     }
@@ -47,9 +47,9 @@ impl StreamMark {
     /// [`Error::Acl`](crate::Error::Acl) if the device cannot be asked.
     pub fn is_passed(&self) -> Result<bool> {
         let api = self.context.bind()?;
-        let passed = self.timeline.is_complete(api, self.number);
+        let passed = self.progress.is_complete(api, self.number);
         if !passed {
-            self.timeline.mark(api, self.number);
+            self.progress.mark(api, self.number);
         }
         Ok(passed)
     }
@@ -62,21 +62,21 @@ impl StreamMark {
     pub fn wait(&self) -> Result<bool> {
         capturing::refuse("waiting for a step", "wait before or after the capture")?;
         let api = self.context.bind()?;
-        Ok(self.timeline.wait(api, self.number))
+        Ok(self.progress.wait(api, self.number))
     }
 
     /// A mark behind everything queued on the stream by now, also of a stream that was dropped.
     #[must_use = "the mark itself stays where it is"]
     pub fn latest(&self) -> Self {
         Self {
-            number: self.timeline.advance(),
+            number: self.progress.advance(),
             ..self.clone()
         }
     }
 
     /// Whether it is a mark of this stream.
     pub fn is_of(&self, stream: &Stream) -> bool {
-        Arc::ptr_eq(&self.timeline, stream.timeline())
+        Arc::ptr_eq(&self.progress, stream.progress())
     }
 }
 

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 use super::{LiveCall, Recorded, folder};
 use crate::case_file::ParameterCase;
 use crate::error::{Error, Result};
-use crate::runtime::{Timeline, lock};
+use crate::runtime::{StreamProgress, lock};
 
 /// Most launches that are kept.
 const MOST: usize = 64;
 
 struct Launched {
-    timeline: Arc<Timeline>,
+    progress: Arc<StreamProgress>,
     number: u64,
     call: ParameterCase,
 }
@@ -23,10 +23,10 @@ struct Launched {
 static LAUNCHED: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
 
 /// Takes note of a launch, of which nothing is kept alive.
-pub(super) fn note(timeline: &Arc<Timeline>, call: &LiveCall) {
+pub(super) fn note(progress: &Arc<StreamProgress>, call: &LiveCall) {
     let note = Launched {
-        timeline: Arc::clone(timeline),
-        number: timeline.issued(),
+        progress: Arc::clone(progress),
+        number: progress.issued(),
         call: call.parameters("queued", None, ""),
     };
     let mut launched = lock(&LAUNCHED);
@@ -38,14 +38,14 @@ pub(super) fn note(timeline: &Arc<Timeline>, call: &LiveCall) {
 
 /// Takes note of how a wait for a stream ended, which had been given operations up to a number.
 #[cold]
-pub(super) fn waited(timeline: &Arc<Timeline>, number: u64, outcome: &Result<()>) {
+pub(super) fn waited(progress: &Arc<StreamProgress>, number: u64, outcome: &Result<()>) {
     let Some(folder) = folder() else { return };
     if matches!(outcome, Err(Error::Timeout { .. })) {
         return;
     }
     let mut over = Vec::new();
     lock(&LAUNCHED).retain(|of| {
-        let is_over = Arc::ptr_eq(&of.timeline, timeline) && of.number <= number;
+        let is_over = Arc::ptr_eq(&of.progress, progress) && of.number <= number;
         if is_over {
             over.push(of.call.clone());
         }

@@ -211,7 +211,7 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
 #[cold]
 pub(crate) fn launched(stream: Option<&Stream>, call: &LiveCall) {
     if let (Some(stream), Some(_)) = (stream, folder()) {
-        history::note(stream.timeline(), call);
+        history::note(stream.progress(), call);
     }
     let tolerance = with(|session| session.calls.as_ref().map(|(tolerance, _)| *tolerance));
     let Some(tolerance) = tolerance.flatten() else {

@@ -1,4 +1,4 @@
-//! How far a stream has come, and what is still used by its queued work.
+//! Stream progress: which operations of a stream are over, and which streams still use something.
 //!
 //! Each operation that this crate queues gets the stream's next number *after* it was queued. That the stream passed a
 //! number therefore proves that the operation of that number, and all before it, are over. Proof is a synchronisation
@@ -18,22 +18,22 @@ use crate::runtime::lock;
 /// Recorded events kept for reuse.
 const SPARE: usize = 4;
 
-/// Who is told when a stream was waited for: the number up to which, and what came of it.
-type Watcher = fn(&Arc<Timeline>, u64, &Result<()>);
+/// Called after each wait for a stream, with the number that was waited for and the outcome.
+type Watcher = fn(&Arc<StreamProgress>, u64, &Result<()>);
 
 static WATCHER: OnceLock<Watcher> = OnceLock::new();
 
-/// Tells of every wait for a stream from now on. The first who asks is told.
+/// Sets the function that is called after each wait for a stream. A process has one: later calls change nothing.
 pub(crate) fn on_wait(watcher: Watcher) {
     let _ = WATCHER.set(watcher);
 }
 
 /// The numbers of one stream's operations.
-pub(crate) struct Timeline {
+pub(crate) struct StreamProgress {
     issued: AtomicU64,
     completed: AtomicU64,
     state: Mutex<State>,
-    /// Read by those who wait for the stream itself, so that it is not destroyed meanwhile.
+    /// Read-locked while a thread waits for the stream itself, so that it is not destroyed meanwhile.
     waited_for: RwLock<()>,
 }
 
@@ -43,20 +43,20 @@ struct State {
     open: bool,
     /// Whether a graph is being captured from the stream: what is recorded now would become part of it.
     captured: bool,
-    /// Recorded after the operations up to a number; the numbers ascend.
+    /// Events, each recorded after the operations up to a number; the numbers ascend.
     markers: VecDeque<(u64, sys::aclrtEvent)>,
     spare: Vec<sys::aclrtEvent>,
-    /// A fault that CANN told to another wait than the stream's own, which has to tell it.
+    /// A fault that another wait than the stream's own was told: the next synchronisation of the stream reports it.
     fault: Option<Error>,
 }
 
 // SAFETY: the handles are names that CANN lets any thread use; the mutex orders their uses and their end.
-unsafe impl Send for Timeline {}
+unsafe impl Send for StreamProgress {}
 // SAFETY: as above.
-unsafe impl Sync for Timeline {}
+unsafe impl Sync for StreamProgress {}
 
-impl Timeline {
-    /// Tells that the stream was waited for.
+impl StreamProgress {
+    /// Calls the watcher after a wait for the stream.
     #[inline]
     pub(crate) fn waited(self: &Arc<Self>, number: u64, outcome: &Result<()>) {
         if let Some(watcher) = WATCHER.get() {
@@ -80,7 +80,7 @@ impl Timeline {
         }
     }
 
-    /// The number of an operation that was queued just now.
+    /// Counts an operation that was queued just now, and returns its number.
     #[inline]
     pub(crate) fn advance(&self) -> u64 {
         self.issued.fetch_add(1, Ordering::AcqRel) + 1
@@ -91,7 +91,7 @@ impl Timeline {
         self.issued.load(Ordering::Acquire)
     }
 
-    /// Takes note that the operations up to a number are over.
+    /// Notes that the operations up to a number are over.
     pub(crate) fn finish(&self, number: u64) {
         self.completed.fetch_max(number, Ordering::AcqRel);
     }
@@ -118,9 +118,9 @@ impl Timeline {
         self.passed(number)
     }
 
-    /// Records an event behind an operation, unless one is there, so that [`Timeline::is_complete`] can tell later.
-    /// On failure, and while the stream is being captured or once it is gone, nothing is recorded: a later mark, a
-    /// successful synchronisation or the end of the stream tells. The device must be bound.
+    /// Records an event behind an operation, unless one is recorded there, so that [`StreamProgress::is_complete`] can answer
+    /// later. On failure, and while the stream is being captured or once it is gone, nothing is recorded: the answer then comes
+    /// from a later mark, a successful synchronisation or the end of the stream. The device must be bound.
     pub(crate) fn mark(&self, api: &Api, number: u64) {
         let mut state = lock(&self.state);
         if state.open && !state.captured {
@@ -145,8 +145,8 @@ impl Timeline {
         }
     }
 
-    /// Waits until an operation is over; whether it is known to be. Other streams are not waited for, and a fault of this
-    /// one is kept for the next that synchronises it. The device must be bound.
+    /// Waits until an operation is over. Returns whether it is known to be over. A fault of the stream is kept for its next
+    /// synchronisation. The device must be bound.
     pub(crate) fn wait(&self, api: &Api, number: u64) -> bool {
         if self.is_complete(api, number) {
             return true;
@@ -156,7 +156,7 @@ impl Timeline {
         let Some((upto, event)) = marker else {
             return self.wait_for_stream(api, number);
         };
-        // It is not among the markers now, so that nobody records it anew or destroys it meanwhile.
+        // The event is not among the markers now, so that no other thread records or destroys it meanwhile.
         let outcome = synchronise_event(api, event);
         let over = outcome.is_ok() || is_reached(api, event);
         if over {
@@ -171,7 +171,7 @@ impl Timeline {
         over
     }
 
-    /// The same where no event could be recorded: waits for the stream itself.
+    /// Waits for the stream itself, where no event could be recorded. Returns whether the operation is known to be over.
     fn wait_for_stream(&self, api: &Api, number: u64) -> bool {
         let _stays = self
             .waited_for
@@ -193,14 +193,13 @@ impl Timeline {
         self.passed(number)
     }
 
-    /// Takes no more markers and returns when nobody waits for the stream any more: it is about to end, or its owner's
-    /// alone from now on.
+    /// Stops recording events, and returns when no other thread waits for the stream: before it ends, or is given to its owner.
     pub(super) fn seal(&self) {
         lock(&self.state).open = false;
         self.await_others();
     }
 
-    /// Takes markers again: the stream cannot end yet.
+    /// Records events again, for a stream that cannot end yet.
     pub(super) fn unseal(&self) {
         lock(&self.state).open = true;
     }
@@ -213,8 +212,8 @@ impl Timeline {
         );
     }
 
-    /// Records an event behind everything queued so far, for a sealed stream that is still there; whether the end of its
-    /// work can be told without the stream from now on. The device must be bound.
+    /// Records an event behind everything queued so far, for a sealed stream that is still there. Returns whether the end of its
+    /// work can be known without the stream from now on. The device must be bound.
     pub(super) fn mark_end(&self, api: &Api) -> bool {
         let number = self.issued();
         let mut state = lock(&self.state);
@@ -223,7 +222,7 @@ impl Timeline {
         self.passed(number) || last >= number
     }
 
-    /// Records nothing until [`Timeline::resume`]: a graph is about to be captured from the stream. What is queued is
+    /// Records nothing until [`StreamProgress::resume`]: a graph is about to be captured from the stream. What is queued is
     /// marked before, so that its end can be told during the capture. The device must be bound.
     pub(crate) fn suspend(&self, api: &Api) {
         self.mark(api, self.issued());
@@ -231,19 +230,19 @@ impl Timeline {
         self.await_others();
     }
 
-    /// The capture is over. The device must be bound.
+    /// Records events again after a capture. The device must be bound.
     pub(crate) fn resume(&self, api: &Api) {
         lock(&self.state).captured = false;
         // What was dropped meanwhile could not be marked.
         self.mark(api, self.issued());
     }
 
-    /// The fault that another wait was told, once.
+    /// Takes the fault that another wait was told.
     pub(super) fn take_fault(&self) -> Option<Error> {
         lock(&self.state).fault.take()
     }
 
-    /// Takes note that the stream is gone, and with it all its work. The device must be bound.
+    /// Notes that the stream is gone, and with it all its work. The device must be bound.
     pub(super) fn end(&self, api: &Api) {
         let mut state = lock(&self.state);
         state.open = false;
@@ -314,7 +313,7 @@ impl State {
     }
 }
 
-/// Whether a failure is the device's, of work queued earlier, and not of the call that tells it.
+/// Whether a failure is a fault of work that was queued earlier, and not of the call that returned it.
 fn is_device_fault(error: &Error) -> bool {
     matches!(error, Error::Acl { status, .. } if (507_000..508_000).contains(&status.0))
 }
@@ -350,9 +349,9 @@ fn destroy(api: &Api, event: sys::aclrtEvent) {
     }
 }
 
-impl std::fmt::Debug for Timeline {
+impl std::fmt::Debug for StreamProgress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Timeline")
+        f.debug_struct("StreamProgress")
             .field("issued", &self.issued)
             .field("completed", &self.completed)
             .finish_non_exhaustive()
@@ -360,7 +359,7 @@ impl std::fmt::Debug for Timeline {
 }
 
 /// An operation, by stream and number.
-pub(super) type Use = (Arc<Timeline>, u64);
+pub(super) type Use = (Arc<StreamProgress>, u64);
 
 /// The latest operation of each stream that uses something.
 ///
@@ -368,61 +367,61 @@ pub(super) type Use = (Arc<Timeline>, u64);
 /// without heap memory.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
-    first: OnceLock<Arc<Timeline>>,
-    /// Of the first stream; 0 for none.
+    first: OnceLock<Arc<StreamProgress>>,
+    /// The latest operation of the first stream; 0 is none.
     number: AtomicU64,
     others: Mutex<SmallVec<[Use; 2]>>,
 }
 
 impl Uses {
-    /// Takes note of a use.
+    /// Notes a use.
     #[inline]
-    pub(crate) fn mark(&self, timeline: &Arc<Timeline>, number: u64) {
-        let first = self.first.get_or_init(|| Arc::clone(timeline));
-        if Arc::ptr_eq(first, timeline) {
+    pub(crate) fn mark(&self, progress: &Arc<StreamProgress>, number: u64) {
+        let first = self.first.get_or_init(|| Arc::clone(progress));
+        if Arc::ptr_eq(first, progress) {
             self.number.fetch_max(number, Ordering::AcqRel);
         } else {
-            self.mark_other(timeline, number);
+            self.mark_other(progress, number);
         }
     }
 
-    fn mark_other(&self, timeline: &Arc<Timeline>, number: u64) {
+    fn mark_other(&self, progress: &Arc<StreamProgress>, number: u64) {
         let mut others = lock(&self.others);
-        if let Some((_, known)) = others.iter_mut().find(|(of, _)| Arc::ptr_eq(of, timeline)) {
+        if let Some((_, known)) = others.iter_mut().find(|(of, _)| Arc::ptr_eq(of, progress)) {
             *known = number.max(*known);
             return;
         }
         others.retain(|(of, number)| !of.passed(*number));
-        others.push((Arc::clone(timeline), number));
+        others.push((Arc::clone(progress), number));
     }
 
-    /// Whether all uses are known to be over; behind the others an event is recorded, so that it will be known. The device
+    /// Whether all uses are known to be over. Behind each other use an event is recorded, so that a later call knows. The device
     /// must be bound.
     pub(crate) fn are_over(&self, api: &Api) -> bool {
         let mut all = true;
-        let mut look = |timeline: &Timeline, number: u64| {
-            if !timeline.is_complete(api, number) {
-                timeline.mark(api, number);
+        let mut look = |progress: &StreamProgress, number: u64| {
+            if !progress.is_complete(api, number) {
+                progress.mark(api, number);
                 all = false;
             }
         };
         if let Some(first) = self.first.get() {
             look(first, self.number.load(Ordering::Acquire));
         }
-        for (timeline, number) in lock(&self.others).iter() {
-            look(timeline, *number);
+        for (progress, number) in lock(&self.others).iter() {
+            look(progress, *number);
         }
         all
     }
 
-    /// Takes out the uses that are not over. The device must be bound.
+    /// Takes the uses that are not over. The device must be bound.
     pub(super) fn take_pending(&mut self, api: &Api) -> SmallVec<[Use; 2]> {
         let others = self.others.get_mut();
         let mut uses = std::mem::take(others.unwrap_or_else(PoisonError::into_inner));
         if let Some(first) = self.first.take() {
             uses.push((first, std::mem::take(self.number.get_mut())));
         }
-        uses.retain(|(timeline, number)| !timeline.is_complete(api, *number));
+        uses.retain(|(progress, number)| !progress.is_complete(api, *number));
         uses
     }
 }
