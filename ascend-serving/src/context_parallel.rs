@@ -350,8 +350,8 @@ impl ContextPlan {
     }
 
     /// Queues a rank's call on any stream of the rank: attention `[tokens, N, D]` and log-sum-exps `[tokens, N, 1]` over
-    /// the rank's keys. Rows without keys mean nothing. Returns at once; whoever merges on another stream waits for an
-    /// event of this one first ([`Stream::wait_event`]).
+    /// the rank's keys. Rows without keys mean nothing. Returns at once; a stream that merges the result has
+    /// to wait for an event of this one first ([`Stream::wait_event`]).
     ///
     /// # Errors
     /// As for [`Plan::launch_with`](ascend_attention::Plan::launch_with).

@@ -1,4 +1,4 @@
-//! Rules, and what a call that breaks one is told.
+//! Rules, and the refusal of a call that breaks one.
 
 use crate::{Cann, OperatorVersion, Target};
 use std::fmt;

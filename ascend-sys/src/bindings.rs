@@ -1443,11 +1443,11 @@ unsafe extern "C" {
     pub fn aclDestroyTensor(tensor: *const aclTensor) -> aclnnStatus;
     /// Destroys a scalar.
     pub fn aclDestroyScalar(scalar: *const aclScalar) -> aclnnStatus;
-    /// Destroys an array.
+    /// Destroys an aclIntArray.
     pub fn aclDestroyIntArray(array: *const aclIntArray) -> aclnnStatus;
-    /// Destroys an array.
+    /// Destroys an aclFloatArray.
     pub fn aclDestroyFloatArray(array: *const aclFloatArray) -> aclnnStatus;
-    /// Destroys an array.
+    /// Destroys an aclBoolArray.
     pub fn aclDestroyBoolArray(array: *const aclBoolArray) -> aclnnStatus;
     /// Destroys a list and the tensors in it.
     pub fn aclDestroyTensorList(array: *const aclTensorList) -> aclnnStatus;

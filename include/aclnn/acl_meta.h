@@ -53,11 +53,11 @@ aclScalarList *aclCreateScalarList(const aclScalar *const *value, uint64_t size)
 aclnnStatus aclDestroyTensor(const aclTensor *tensor);
 /** Destroys a scalar. */
 aclnnStatus aclDestroyScalar(const aclScalar *scalar);
-/** Destroys an array. */
+/** Destroys an aclIntArray. */
 aclnnStatus aclDestroyIntArray(const aclIntArray *array);
-/** Destroys an array. */
+/** Destroys an aclFloatArray. */
 aclnnStatus aclDestroyFloatArray(const aclFloatArray *array);
-/** Destroys an array. */
+/** Destroys an aclBoolArray. */
 aclnnStatus aclDestroyBoolArray(const aclBoolArray *array);
 /** Destroys a list and the tensors in it. */
 aclnnStatus aclDestroyTensorList(const aclTensorList *array);

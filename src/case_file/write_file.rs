@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::CaseError;
 
-/// Writes a regular file: a new one beside it, which then takes its name. Whoever reads meanwhile sees the old content or the
-/// new one, and a link by this name is replaced: what it leads to stays as it is. Devices, pipes and folders are refused, and
-/// links to them.
+/// Writes a regular file: a new one beside it, which then takes its name. A reader at the same time sees the old content or
+/// the new one. A link with this name is replaced, and the file that it leads to stays. Devices, pipes and folders, and links
+/// to them, are refused.
 ///
 /// # Errors
 /// [`CaseError::Io`].

@@ -300,8 +300,8 @@ impl<'a> Capturing<'a> {
     }
 
     /// The raw stream (`aclrtStream`) that is being captured, for work of other libraries. It is not to be used after
-    /// the capture, and what that work uses is not known to the graph: whoever captures it keeps it until the graph and
-    /// its replays are over.
+    /// the capture. The graph does not know what that work uses: the caller keeps it alive until the graph and its replays
+    /// are over.
     pub fn as_raw(&self) -> *mut c_void {
         self.recorder.stream.as_raw()
     }

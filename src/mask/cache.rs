@@ -64,7 +64,7 @@ struct Ready {
     asked: u64,
 }
 
-/// A tensor while it is made: whoever holds the lock makes it.
+/// A tensor that the thread with the lock makes.
 #[derive(Default)]
 struct Pending {
     tensor: Option<AnyTensor>,

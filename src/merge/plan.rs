@@ -201,7 +201,7 @@ fn order(layout: Layout) -> Option<&'static [usize]> {
     }
 }
 
-/// What the operator is told.
+/// The descriptions and sizes that the operator is given.
 struct Rows {
     out: TensorDesc,
     lse: TensorDesc,

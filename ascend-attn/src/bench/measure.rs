@@ -79,8 +79,8 @@ impl Bench {
         })
     }
 
-    /// What all threads together do in a second: the sum of each one's own rate. By the time until the last one is done, a
-    /// thread that was held up would count for all of them, which is not so for a call, whose work goes to whoever is free.
+    /// The work of all threads in a second, as the sum of the rates of each. Measured until the last thread is done, one that
+    /// was held up would slow all of them; the work of a call goes to the threads that are free.
     fn rate(&self, work: impl Fn(usize) -> f64 + Sync) -> f64 {
         let rates = self.pool.broadcast(|at| {
             let start = Instant::now();

@@ -208,7 +208,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
                 "device {device} was reset with {count} allocations of {bytes} bytes not freed"
             ),
         };
-        // A leak is told, but the reset has happened: it is no failure in either mode.
+        // A leak is reported, but the reset has happened: it is no failure in either mode.
         let _ = report(check(), PARAM_INVALID, suspicion);
     }
     Ok(())

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::refusal::{Refused, Rule, refused};
 
-/// The slot that a padding token has. Engines disagree, so it is said.
+/// The slot of a padding token. Engines use different slots for it, so that the caller names one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PadPolicy {
     /// A negative slot, which the writer skips wherever it stands in the list.

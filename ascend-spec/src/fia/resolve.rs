@@ -229,7 +229,7 @@ fn quantised(f: &Facts<'_>, problem: &mut Problem<'_>) -> Result<(), Unsupported
     Ok(())
 }
 
-/// Paged caches that go through unchecked and whose elements lie nobody knows where.
+/// Refuses paged caches that the operator does not check and the place of whose elements is not known.
 fn fitting(f: &Facts<'_>) -> Result<(), Unsupported> {
     if !f.paged() {
         return Ok(());

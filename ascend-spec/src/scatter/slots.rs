@@ -1,4 +1,4 @@
-//! What slots have to be: the content of a slot mapping, which only whoever has the numbers can check.
+//! Rules for the content of a slot mapping, which a caller who has the numbers can check.
 
 use super::rules::{SLOT_DUPLICATE, SLOT_NEGATIVE, SLOT_RANGE};
 use crate::rule::broken;

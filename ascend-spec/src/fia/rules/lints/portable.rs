@@ -1,4 +1,4 @@
-//! Calls that are to run on other releases as well: whoever asks for a portable call is told.
+//! Lints of calls that are to run on other releases as well, asked for by callers who want portable calls.
 
 use crate::rule::rules;
 
