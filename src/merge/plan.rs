@@ -201,7 +201,7 @@ fn order(layout: Layout) -> Option<&'static [usize]> {
     }
 }
 
-/// The descriptions and sizes that the operator is given.
+/// The descriptions of the outputs that the operator is given.
 struct Rows {
     out: TensorDesc,
     lse: TensorDesc,
