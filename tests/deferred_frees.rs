@@ -247,6 +247,8 @@ fn handles_of_another_device_or_runtime_are_refused() {
             event.record(&other).unwrap_err(),
             other.wait_event(&event).unwrap_err(),
             later.elapsed_since(&event).unwrap_err(),
+            tensor.check_device("tensor", device).unwrap_err(),
+            stream.check_device("stream", device).unwrap_err(),
         ];
         for (at, error) in errors.iter().enumerate() {
             let text = error.to_string();
@@ -256,6 +258,8 @@ fn handles_of_another_device_or_runtime_are_refused() {
             );
             assert!(text.contains("of the same runtime"), "{at}: {text}");
         }
+        tensor.check_device("tensor", &own).unwrap();
+        stream.check_device("stream", &own).unwrap();
         // Nothing of it marks the work on the stream as over.
         drop(tensor);
         assert!(!stream.is_idle().unwrap());

@@ -257,6 +257,39 @@ fn a_table_is_held_against_the_cache_of_each_plan_and_launch() {
 }
 
 #[test]
+fn a_part_of_a_table_is_the_same_memory_under_the_same_checks() {
+    let stream = stream();
+    let (call, query, cache) = paged_call(&stream);
+    let blocks: Vec<usize> = (0..9).collect();
+    let all = BlockTable::from_full_rows(&stream, &blocks, 3, BLOCK_SIZE).unwrap();
+    assert_eq!((all.sequences(), all.columns()), (3, 3));
+    let part = all.rows(1..3).unwrap();
+    assert_eq!(part.tensor().download(&stream).unwrap(), [3, 4, 5, 6, 7, 8]);
+    let inputs = Inputs::new(&query, &cache, &cache).paged(&part);
+    let plan = call.plan_with(&inputs).unwrap();
+    plan.launch_with::<f16>(&stream, &inputs).unwrap();
+    // Both remember which blocks of which rows there are, whichever was filled.
+    violates(
+        all.overwrite(&stream, &[vec![0], vec![1, 2, 9], vec![3]]),
+        "block_table.range",
+    );
+    part.overwrite(&stream, &[vec![1], vec![2, 3, 4]]).unwrap();
+    let all_rows = all.tensor().download(&stream).unwrap();
+    assert_eq!(all_rows, [0, 1, 2, 1, 0, 0, 2, 3, 4]);
+    violates(
+        plan.launch_with::<f16>(&stream, &inputs),
+        "block_table.row_short",
+    );
+    invalid(all.rows(2..4), "range");
+    invalid(
+        BlockTable::from_full_rows(&stream, &blocks, 2, BLOCK_SIZE),
+        "elements",
+    );
+    stream.synchronize().unwrap();
+    still_works(&stream);
+}
+
+#[test]
 fn tables_and_paddings_by_name_are_checked_before_a_launch() {
     let stream = stream();
     let (_, query, cache) = paged_call(&stream);

@@ -6,13 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
-use ascend_attention::graph::{CapturedCall, Capturing};
+use ascend_attention::graph::{CapturedCall, Capturing, GraphGroup};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::{
     CallRule, Device, Error, FusedInferAttention, Graph, Layout, Output, Plan, Result, Stream,
     Tensor, f16,
 };
+use harness::gate::Gate;
 use harness::{halves, still_works};
 
 const BATCH: usize = 3;
@@ -600,4 +601,34 @@ fn a_graph_of_nothing_is_replayed() {
     let (mut graph, ()) = Graph::capture(stream.device(), (), |_, ()| Ok(())).unwrap();
     graph.replay(&stream, graph.update()).unwrap();
     stream.synchronize_timeout(LIMIT).unwrap();
+}
+
+/// They have one workspace.
+#[test]
+fn replays_of_a_group_follow_each_other_on_whatever_streams() {
+    let (first, second) = (harness::stream(), harness::stream());
+    let mut group = GraphGroup::new(first.device()).unwrap();
+    let mut graphs = [2, 1].map(|layers| {
+        let buffers = Buffers::new(&first, layers);
+        group.capture(buffers, record).unwrap().0
+    });
+    let lengths = [20, 7, 64];
+    let want = graphs
+        .each_ref()
+        .map(|graph| graph.buffers().eager(&first, &lengths));
+    let gate = Gate::new(first.device());
+    gate.hold(&first);
+    for (graph, stream) in graphs.iter_mut().zip([&first, &second]) {
+        let update = graph.update().all(per(&keys(&lengths))).unwrap();
+        graph.replay(stream, update).unwrap();
+    }
+    assert!(!second.is_idle().unwrap(), "it waits for the first stream");
+    gate.open();
+    second.synchronize_timeout(LIMIT).unwrap();
+    first.synchronize_timeout(LIMIT).unwrap();
+    for (graph, want) in graphs.iter().zip(want) {
+        let layers = graph.buffers().layers.iter();
+        let got = layers.map(|layer| layer.output.attention.download(&first).unwrap());
+        assert_eq!(got.collect::<Vec<_>>(), want);
+    }
 }

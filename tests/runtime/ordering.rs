@@ -4,7 +4,9 @@ use crate::harness;
 
 use std::time::Duration;
 
-use ascend_attention::{Error, Tensor, f16};
+use ascend_attention::graph::is_capturing;
+use ascend_attention::{Error, Graph, Tensor, f16};
+use harness::gate::Gate;
 use harness::{Sample, device, poisoned};
 
 #[test]
@@ -48,6 +50,31 @@ fn again(sample: &Sample, query: &[f16]) -> Vec<f16> {
         .unwrap();
     let output = plan.launch(&stream, &query, &key, &value).unwrap();
     output.attention.download(&stream).unwrap()
+}
+
+#[test]
+fn a_mark_is_passed_when_everything_before_it_is_over() {
+    let device = device();
+    let (stream, other) = (device.stream().unwrap(), device.stream().unwrap());
+    let before = stream.mark();
+    assert!(before.wait().unwrap());
+    let gate = Gate::new(&device);
+    gate.hold(&stream);
+    let mark = stream.mark();
+    assert!(mark.is_of(&stream) && !mark.is_of(&other));
+    assert!(before.is_passed().unwrap() && !mark.is_passed().unwrap());
+    assert!(!before.latest().is_passed().unwrap());
+    Graph::capture(&device, (), |_, ()| {
+        assert!(is_capturing());
+        assert!(matches!(mark.wait(), Err(Error::Capturing { .. })));
+        Ok(())
+    })
+    .unwrap();
+    assert!(!is_capturing());
+    gate.open();
+    assert!(mark.wait().unwrap() && mark.is_passed().unwrap());
+    drop(stream);
+    assert!(mark.latest().wait().unwrap(), "a dropped stream is over");
 }
 
 #[test]

@@ -10,9 +10,8 @@ use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::refusal::{Refused, Rule, refused};
 
-use super::backend::{
-    AttentionBackend, Backends, LayerTensors, StepContext, StepPlan, for_schedulers, rules_of,
-};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::registry::{Backends, for_schedulers, rules_of};
 
 /// Kinds of steps that a [`Hybrid`] tells apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,21 +6,23 @@ mod fused;
 mod fused_in_two;
 mod hybrid;
 mod latent;
+mod latent_tensors;
 mod paged_decode;
+mod registry;
 mod shared_prefix_decode;
 mod triangle;
 
-pub use backend::{
-    AttentionBackend, AttentionShape, Backends, LayerTensors, RefusedBackend, Selected,
-    StepContext, StepPlan,
-};
-pub(crate) use backend::{no_backend, size, without_lse};
+pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan};
+pub(crate) use backend::{size, without_lse};
 pub use cascade_prefill::CascadePrefill;
 pub use fused::Fused;
 pub use fused_in_two::FusedInTwo;
 pub use hybrid::{Hybrid, LayerSet, Phase};
-pub use latent::{LatentForm, LatentRows, LatentTensors, Mla, UpProjected, UpProjection};
+pub use latent::Mla;
+pub use latent_tensors::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};
 pub use paged_decode::PagedDecode;
+pub(crate) use registry::no_backend;
+pub use registry::{Backends, RefusedBackend, Selected};
 pub use shared_prefix_decode::{SharedGroup, SharedPrefixDecode, SharedPrefixGate};
 pub use triangle::{
     TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill, WhyDense,

@@ -10,7 +10,8 @@ use crate::kv::{
 };
 use crate::refusal::{Refused, Rule, refused};
 
-use super::request::{BatchRequest, BatchSettings, SequenceExtent};
+use super::request::{BatchRequest, SequenceExtent};
+use super::settings::BatchSettings;
 use super::state::AttentionState;
 
 /// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots cannot

@@ -2,12 +2,16 @@
 
 mod causality;
 mod metadata;
+mod recorded;
 mod request;
+mod settings;
 mod state;
 mod step_part;
 
 pub use causality::Causality;
 pub use metadata::AttentionMetadata;
-pub use request::{BatchRequest, BatchSettings, RecordedBatch, SequenceExtent};
+pub use recorded::RecordedBatch;
+pub use request::{BatchRequest, SequenceExtent};
+pub use settings::BatchSettings;
 pub use state::{AttentionState, Drafting, StatePolicy};
 pub(crate) use step_part::StepPart;

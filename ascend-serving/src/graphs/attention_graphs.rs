@@ -3,68 +3,21 @@
 use std::fmt;
 
 use ascend_attention::attention::{BlockTable, Cumulative, Inputs};
-use ascend_attention::graph::{CaptureEstimate, Capturing, KeyLimits};
+use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, SlotMapping};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::fia::Cache;
 use ascend_attention::{AnyTensor, Element, Mask, Output, Stream, Tensor};
 
-use crate::backends::size;
 use crate::batch::{AttentionMetadata, Causality};
-use crate::engine::{
-    Attention, GroupedAttention, GroupedMetadata, StepRows, same_causality, same_groups,
-};
+use crate::engine::{Attention, GroupedAttention, GroupedMetadata, same_causality, same_groups};
 use crate::error::{Error, Result};
-use crate::kv::{BlockPool, CacheShape, PadPolicy, StepLease, capacity, no_layer};
+use crate::kv::{BlockPool, PadPolicy, capacity, no_layer};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::graph_pool::{GraphPool, GraphStep, packed_paged};
-
-/// What decode steps are captured for.
-#[derive(Clone, Debug)]
-pub struct GraphLimits {
-    sizes: Vec<usize>,
-    keys: usize,
-    blocks: usize,
-    learnable_sinks: Vec<Option<AnyTensor>>,
-}
-
-impl GraphLimits {
-    /// Steps of up to these numbers of requests, each of which has at most so many keys, those of the step included. All
-    /// together have as many blocks as the cache, however many requests there are. Of more sizes than
-    /// [`CaptureEstimate::STREAMS`] only one more is kept: they are never captured.
-    pub fn new(sizes: impl IntoIterator<Item = usize>, keys: usize) -> Self {
-        Self {
-            sizes: sizes
-                .into_iter()
-                .take(CaptureEstimate::STREAMS.saturating_add(1))
-                .collect(),
-            keys,
-            blocks: usize::MAX,
-            learnable_sinks: Vec::new(),
-        }
-    }
-
-    /// The same with fewer blocks for all requests together. A block that requests share counts for each, and a dummy
-    /// request takes one.
-    pub fn blocks(mut self, blocks: usize) -> Self {
-        self.blocks = blocks;
-        self
-    }
-
-    /// The same with one more logit for each head, `[N]`, of each layer of the model: a tensor, or none for the layers of a
-    /// group without sinks ([`GroupedAttention`](crate::GroupedAttention)). Of more layers than [`CacheShape::MAX_LAYERS`]
-    /// only one more is kept: no model has them.
-    pub fn learnable_sinks<E: Element, S: Into<Option<Tensor<E>>>>(
-        mut self,
-        sinks: impl IntoIterator<Item = S>,
-    ) -> Self {
-        let most = CacheShape::MAX_LAYERS.saturating_add(1);
-        let sinks = sinks.into_iter().take(most).map(Into::into);
-        self.learnable_sinks = sinks.map(|sink| sink.map(AnyTensor::from)).collect();
-        self
-    }
-}
+use super::attention_graph_step::{AttentionGraphStep, GraphTensors, KindBuffers};
+use super::graph_limits::GraphLimits;
+use super::graph_pool::{GraphPool, packed_paged};
 
 /// Layers that share a cache, to be captured.
 struct Kind<'a, T: Element> {
@@ -89,26 +42,6 @@ impl<T: Element> Kind<'_, T> {
             block_size,
         }
     }
-}
-
-/// The tensors of a captured layer, padded to the captured size. All layers of a kind and size have the same ones.
-#[derive(Debug)]
-pub struct GraphTensors<T: Element> {
-    /// Queries, `[size, N, D]`.
-    pub query: Tensor<T>,
-    /// Keys of the step, `[size, Nkv, D]`.
-    pub key: Tensor<T>,
-    /// Values of the step.
-    pub value: Tensor<T>,
-    /// The attention, `[size, N, Dv]`.
-    pub output: Output<T>,
-}
-
-#[derive(Debug)]
-struct KindBuffers<T: Element> {
-    table: BlockTable,
-    slots: SlotMapping,
-    tensors: GraphTensors<T>,
 }
 
 /// Layers that were captured.
@@ -504,102 +437,4 @@ fn fill<T: Element>(
     Ok(buffers
         .slots
         .overwrite(stream, &slots.collect::<Vec<_>>())?)
-}
-
-/// A decode step whose layers are replayed from graphs. From [`AttentionGraphs::begin`]; drop it when the last layer is
-/// queued.
-pub struct AttentionGraphStep<'a, T: Element> {
-    /// Ended behind the last replay.
-    leases: Vec<StepLease<'a, Stream>>,
-    step: GraphStep<'a, Vec<KindBuffers<T>>>,
-    of_layer: &'a [(usize, usize)],
-    stream: &'a Stream,
-    actual: usize,
-    size: usize,
-}
-
-impl<'a, T: Element> AttentionGraphStep<'a, T> {
-    /// Query tokens of the captured size, padding included.
-    pub fn tokens(&self) -> usize {
-        self.size
-    }
-
-    /// The tensors of a layer, to be filled in place on the step's stream before [`AttentionGraphStep::replay`]. Padding
-    /// rows may hold anything.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
-    pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
-        self.of(layer)
-    }
-
-    fn of(&self, layer: usize) -> Result<&'a GraphTensors<T>> {
-        let kind = self.of_layer.get(layer).map(|(kind, _)| *kind);
-        let buffers = kind.and_then(|kind| self.step.buffers().get(kind));
-        buffers
-            .map(|buffers| &buffers.tensors)
-            .ok_or_else(|| no_layer(layer, self.of_layer.len()))
-    }
-
-    /// Queues the replay of a layer, whose tensors were filled. Returns at once.
-    ///
-    /// All layers of a kind write the same output, so it is lent until the next call of this step. Queue on the step's
-    /// stream what reads it before that; to keep it longer, copy it. A clone of the tensor is the same memory.
-    ///
-    /// # Errors
-    /// As for [`GraphStep::replay`].
-    pub fn replay(&mut self, layer: usize) -> Result<&Output<T>> {
-        let tensors = self.of(layer)?;
-        self.step.replay(layer)?;
-        Ok(&tensors.output)
-    }
-
-    /// Copies a layer's query, key and value into its tensors and queues the replay. They have a row for each token of the
-    /// step, with the padding or without it; the output has the padding, and is lent until the next call of this step
-    /// ([`AttentionGraphStep::replay`]).
-    ///
-    /// # Errors
-    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes; as for
-    /// [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
-    pub fn forward(
-        &mut self,
-        layer: usize,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<&Output<T>> {
-        let tensors = self.of(layer)?;
-        let rows = StepRows {
-            actual: self.actual,
-            padded: self.size,
-            padding: false,
-        };
-        let copies = [
-            ("query", query, &tensors.query),
-            ("key", key, &tensors.key),
-            ("value", value, &tensors.value),
-        ];
-        for (name, from, to) in copies {
-            let (heads, dim) = (size(to, 1), size(to, 2));
-            rows.check(name, from, layer, heads, Some(dim))?;
-        }
-        for (_, from, to) in copies {
-            to.narrow(0, 0..size(from, 0))?
-                .copy_from(self.stream, from)?;
-        }
-        self.replay(layer)
-    }
-
-    /// The leases that keep blocks from being handed out while the step may read them, one a kind of layers.
-    pub fn leases(&self) -> &[StepLease<'a, Stream>] {
-        &self.leases
-    }
-}
-
-impl<T: Element> fmt::Debug for AttentionGraphStep<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AttentionGraphStep")
-            .field("step", &self.step)
-            .finish_non_exhaustive()
-    }
 }

@@ -1,7 +1,11 @@
 //! Decode steps replayed from graphs that were captured for some sizes.
 
+mod attention_graph_step;
 mod attention_graphs;
+mod graph_limits;
 mod graph_pool;
 
-pub use attention_graphs::{AttentionGraphStep, AttentionGraphs, GraphLimits, GraphTensors};
+pub use attention_graph_step::{AttentionGraphStep, GraphTensors};
+pub use attention_graphs::AttentionGraphs;
+pub use graph_limits::GraphLimits;
 pub use graph_pool::{GraphPool, GraphStep};

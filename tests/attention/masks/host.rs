@@ -37,6 +37,18 @@ fn rows_that_see_nothing_are_refused_where_they_would_be_nan() {
 }
 
 #[test]
+fn each_sequence_of_a_stack_has_rows_of_its_own() {
+    let sees = |b: usize, i: usize, j: usize| j <= b + i;
+    let stack = HostMask::stack_from_fn(2, 2, 3, MaskForm::INT8, sees).unwrap();
+    assert_eq!(stack.shape(), [2, 2, 3]);
+    assert_eq!(stack.bytes(), [0, 1, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0]);
+    let infinite = MaskForm::infinite(DType::Float16).unwrap();
+    let blind = HostMask::stack_from_fn(2, 1, 3, infinite, |b, _, _| b == 0).unwrap_err();
+    assert!(blind.to_string().contains("row 0 of sequence 1"), "{blind}");
+    assert!(HostMask::stack_from_fn(usize::MAX, 2, 2, infinite, |_, _, _| true).is_err());
+}
+
+#[test]
 fn sizes_without_bound_are_refused_before_memory_is_asked_for() {
     let stream = stream();
     let masks = stream.device().masks();

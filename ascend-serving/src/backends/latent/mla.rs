@@ -4,14 +4,15 @@ use std::fmt;
 
 use ascend_attention::{Element, Output, Tensor};
 
-use crate::backends::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
+use crate::backends::{
+    AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepPlan, size,
+};
 use crate::batch::{AttentionMetadata, Causality, StatePolicy, StepPart};
 use crate::error::Result;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::decode::MlaDecode;
 use super::prefill::MlaPrefill;
-use super::tensors::{LatentForm, LatentTensors};
 
 /// Multi-head latent attention over a cache of latents and rotary parts
 /// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), for causal layers.

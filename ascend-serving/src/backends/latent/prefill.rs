@@ -11,14 +11,13 @@ use ascend_attention::{
     CausalOrigin, Device, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
 };
 
-use crate::backends::{LayerTensors, StepContext, size};
+use crate::backends::{LatentRows, LayerTensors, StepContext, UpProjected, UpProjection, size};
 use crate::batch::{AttentionMetadata, StepPart};
 use crate::error::Result;
 use crate::kv::CachedRows;
 use crate::lock::lock;
 
 use super::context_chunks::{ContextChunk, ContextChunks};
-use super::tensors::{LatentRows, UpProjected, UpProjection};
 
 /// The calls of plain queries.
 ///

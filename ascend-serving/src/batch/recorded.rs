@@ -1,0 +1,111 @@
+//! Steps as files.
+
+use serde::{Deserialize, Serialize};
+
+use crate::refusal::{Refused, Rule, refused};
+
+use super::request::BatchRequest;
+use super::settings::BatchSettings;
+
+/// A step as a file: a production batch that becomes a test.
+///
+/// ```
+/// use ascend_serving::kv::{BlockPool, PadPolicy};
+/// use ascend_serving::{
+///     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, RecordedBatch,
+/// };
+///
+/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
+/// let settings = BatchSettings::of(&pool, Causality::Causal);
+/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2], group: None, prompt_len: None, sequence: None };
+/// let json = RecordedBatch::new(settings, &[decode]).to_json();
+///
+/// let again = RecordedBatch::from_json(&json)?;
+/// let metadata = AttentionMetadata::new(&again.requests(), again.settings)?;
+/// assert_eq!(metadata.state(), AttentionState::DecodeOnly);
+/// assert_eq!(metadata.slots(), [2 * 128 + 2]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordedBatch {
+    version: u32,
+    /// What the requests share.
+    pub settings: BatchSettings,
+    requests: Vec<RecordedRequest>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordedRequest {
+    cached: usize,
+    new: usize,
+    drafts: usize,
+    row: Vec<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prompt_len: Option<usize>,
+}
+
+impl RecordedBatch {
+    /// Version of the format that this crate writes and reads.
+    pub const VERSION: u32 = 1;
+
+    /// A copy of a batch.
+    pub fn new(settings: BatchSettings, requests: &[BatchRequest<'_>]) -> Self {
+        let copy = |request: &BatchRequest<'_>| RecordedRequest {
+            cached: request.cached,
+            new: request.new,
+            drafts: request.drafts,
+            row: request.row.to_vec(),
+            prompt_len: request.prompt_len,
+        };
+        Self {
+            version: Self::VERSION,
+            settings,
+            requests: requests.iter().map(copy).collect(),
+        }
+    }
+
+    /// The requests.
+    pub fn requests<'a>(&'a self) -> Vec<BatchRequest<'a>> {
+        let view = |request: &'a RecordedRequest| BatchRequest {
+            cached: request.cached,
+            new: request.new,
+            drafts: request.drafts,
+            row: &request.row,
+            group: None,
+            prompt_len: request.prompt_len,
+            sequence: None,
+        };
+        self.requests.iter().map(view).collect()
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> String {
+        // Integers, sequences and names alone: nothing that JSON could refuse.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// From JSON.
+    ///
+    /// # Errors
+    /// [`Rule::BatchFormat`] for anything but what [`RecordedBatch::to_json`] writes. Whether the batch itself is right
+    /// is said by [`AttentionMetadata::new`](crate::AttentionMetadata::new).
+    pub fn from_json(json: &str) -> Result<Self, Refused> {
+        let wrong = |given: String| {
+            refused(
+                Rule::BatchFormat,
+                given,
+                format_args!("a recorded batch of version {}", Self::VERSION),
+                "record the batch again with this version of the crate",
+            )
+        };
+        let batch: Self = serde_json::from_str(json).map_err(|error| wrong(error.to_string()))?;
+        if batch.version != Self::VERSION {
+            return Err(wrong(format!("version {}", batch.version)));
+        }
+        Ok(batch)
+    }
+}

@@ -1,0 +1,133 @@
+//! A decode step in progress, replayed layer by layer.
+
+use std::fmt;
+
+use ascend_attention::attention::BlockTable;
+use ascend_attention::scatter::SlotMapping;
+use ascend_attention::{Element, Output, Stream, Tensor};
+
+use crate::backends::size;
+use crate::engine::StepRows;
+use crate::error::Result;
+use crate::kv::{StepLease, no_layer};
+
+use super::graph_pool::GraphStep;
+
+/// The tensors of a captured layer, padded to the captured size. All layers of a kind and size have the same ones.
+#[derive(Debug)]
+pub struct GraphTensors<T: Element> {
+    /// Queries, `[size, N, D]`.
+    pub query: Tensor<T>,
+    /// Keys of the step, `[size, Nkv, D]`.
+    pub key: Tensor<T>,
+    /// Values of the step.
+    pub value: Tensor<T>,
+    /// The attention, `[size, N, Dv]`.
+    pub output: Output<T>,
+}
+
+/// What the graphs of a size read and write for the layers that share a cache.
+#[derive(Debug)]
+pub(super) struct KindBuffers<T: Element> {
+    pub(super) table: BlockTable,
+    pub(super) slots: SlotMapping,
+    pub(super) tensors: GraphTensors<T>,
+}
+
+/// A decode step whose layers are replayed from graphs. From
+/// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); drop it when the last layer is queued.
+pub struct AttentionGraphStep<'a, T: Element> {
+    /// Ended behind the last replay.
+    pub(super) leases: Vec<StepLease<'a, Stream>>,
+    pub(super) step: GraphStep<'a, Vec<KindBuffers<T>>>,
+    pub(super) of_layer: &'a [(usize, usize)],
+    pub(super) stream: &'a Stream,
+    pub(super) actual: usize,
+    pub(super) size: usize,
+}
+
+impl<'a, T: Element> AttentionGraphStep<'a, T> {
+    /// Query tokens of the captured size, padding included.
+    pub fn tokens(&self) -> usize {
+        self.size
+    }
+
+    /// The tensors of a layer, to be filled in place on the step's stream before [`AttentionGraphStep::replay`]. Padding
+    /// rows may hold anything.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
+    pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
+        self.of(layer)
+    }
+
+    fn of(&self, layer: usize) -> Result<&'a GraphTensors<T>> {
+        let kind = self.of_layer.get(layer).map(|(kind, _)| *kind);
+        let buffers = kind.and_then(|kind| self.step.buffers().get(kind));
+        buffers
+            .map(|buffers| &buffers.tensors)
+            .ok_or_else(|| no_layer(layer, self.of_layer.len()))
+    }
+
+    /// Queues the replay of a layer, whose tensors were filled. Returns at once.
+    ///
+    /// All layers of a kind write the same output, so it is lent until the next call of this step. Queue on the step's
+    /// stream what reads it before that; to keep it longer, copy it. A clone of the tensor is the same memory.
+    ///
+    /// # Errors
+    /// As for [`GraphStep::replay`].
+    pub fn replay(&mut self, layer: usize) -> Result<&Output<T>> {
+        let tensors = self.of(layer)?;
+        self.step.replay(layer)?;
+        Ok(&tensors.output)
+    }
+
+    /// Copies a layer's query, key and value into its tensors and queues the replay. They have a row for each token of the
+    /// step, with the padding or without it; the output has the padding, and is lent until the next call of this step
+    /// ([`AttentionGraphStep::replay`]).
+    ///
+    /// # Errors
+    /// [`Rule::StepTokens`](crate::Rule::StepTokens) and [`Rule::StepHeads`](crate::Rule::StepHeads) for tensors of other shapes; as for
+    /// [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
+    pub fn forward(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<&Output<T>> {
+        let tensors = self.of(layer)?;
+        let rows = StepRows {
+            actual: self.actual,
+            padded: self.size,
+            padding: false,
+        };
+        let copies = [
+            ("query", query, &tensors.query),
+            ("key", key, &tensors.key),
+            ("value", value, &tensors.value),
+        ];
+        for (name, from, to) in copies {
+            let (heads, dim) = (size(to, 1), size(to, 2));
+            rows.check(name, from, layer, heads, Some(dim))?;
+        }
+        for (_, from, to) in copies {
+            to.narrow(0, 0..size(from, 0))?
+                .copy_from(self.stream, from)?;
+        }
+        self.replay(layer)
+    }
+
+    /// The leases that keep blocks from being handed out while the step may read them, one a kind of layers.
+    pub fn leases(&self) -> &[StepLease<'a, Stream>] {
+        &self.leases
+    }
+}
+
+impl<T: Element> fmt::Debug for AttentionGraphStep<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttentionGraphStep")
+            .field("step", &self.step)
+            .finish_non_exhaustive()
+    }
+}
