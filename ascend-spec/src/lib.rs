@@ -16,7 +16,7 @@
 //! call.attention_out = shape(64);
 //! (call.key, call.value) = (&key, &value);
 //! let target = Target::new(Soc::AtlasA2, Cann::V9_1);
-//! assert_eq!(call.check(Version::V1, target)?.kv_len(0), 512);
+//! assert_eq!(call.check(Version::V1, target)?.problem.kv_len(0), 512);
 //!
 //! call.sparse_mode = 3; // causal, but no mask is given
 //! let refusal = call.check(Version::V1, target).unwrap_err();
@@ -29,6 +29,7 @@
 #[macro_use]
 pub mod operator;
 
+pub mod attention_problem;
 mod dims;
 mod dtype;
 pub mod fia;

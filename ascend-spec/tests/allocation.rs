@@ -91,17 +91,17 @@ fn an_accepted_call_allocates_nothing_on_any_target() {
             };
             for (index, call) in calls.into_iter().enumerate() {
                 let before = allocations();
-                let problem = call.check(version, target);
-                if let Err(Refusal::Unsupported(_)) = problem {
+                let checked = call.check(version, target);
+                if let Err(Refusal::Unsupported(_)) = checked {
                     // What is accepted and not computed yet.
                     assert_eq!(allocations(), before, "call {index} on {target}");
                     continue;
                 }
-                let problem = problem.unwrap_or_else(|error| {
+                let checked = checked.unwrap_or_else(|error| {
                     panic!("call {index} on {target}: {error}");
                 });
-                let linted = problem.lint(&[]);
-                let keys: usize = (0..256).map(|b| problem.kv_len(b)).sum();
+                let linted = checked.lint(&[]);
+                let keys: usize = (0..256).map(|b| checked.problem.kv_len(b)).sum();
                 assert_eq!(allocations(), before, "call {index} on {target}");
                 assert_eq!(linted, Ok(()), "call {index} on {target}");
                 assert_eq!(keys, 256 + 16 * 255 * 128);

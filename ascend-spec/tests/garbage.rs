@@ -2,7 +2,8 @@
 
 #![allow(clippy::expect_used)]
 
-use ascend_spec::fia::{FiaCall, Padding, Version, Work};
+use ascend_spec::attention_problem::{Padding, Work};
+use ascend_spec::fia::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 
@@ -180,16 +181,17 @@ proptest! {
         let versions = [Version::V1, Version::V5];
         let each = TARGETS.into_iter().flat_map(|target| versions.map(|version| (version, target)));
         for (version, target) in each {
-            let problem = match call.check(version, target) {
-                Ok(problem) => problem,
+            let checked = match call.check(version, target) {
+                Ok(checked) => checked,
                 Err(refusal) => {
                     prop_assert_ne!(refusal.status(), 0);
                     prop_assert!(!refusal.to_string().is_empty());
                     continue;
                 }
             };
-            problem.each_lint(&mut |_| ());
-            problem.touches(&mut |_, _| ());
+            checked.each_lint(&mut |_| ());
+            checked.touches(&mut |_, _| ());
+            let problem = checked.problem;
             if problem.work == Work::Attend {
                 prop_assert_eq!(problem.kv_heads * problem.group(), problem.heads);
                 for b in 0..problem.batch.min(8) {

@@ -104,9 +104,9 @@ impl Case {
             .into_iter()
             .find(|version| version.symbol() == plan.operator());
         if let (Some(version), Ok(target)) = (version, stream.device().target())
-            && let Ok(problem) = description.call().check(version, target)
+            && let Ok(checked) = description.call().check(version, target)
         {
-            problem.each_lint(&mut |lint| outcome.lints.push(lint));
+            checked.each_lint(&mut |lint| outcome.lints.push(lint));
         }
         if self.expect != Expect::Ok {
             outcome.verdict = Verdict::Failed {

@@ -1,6 +1,6 @@
 //! What the operator is told about a case: descriptors of all tensors, given and computed.
 
-use ascend_spec::fia::{Arguments, FiaCall, Places, Problem};
+use ascend_spec::fia::{Arguments, CheckedCall, FiaCall, Places};
 use ascend_spec::{Soc, SparseMode, TensorDesc, Violation};
 
 use crate::mask::MaskForm;
@@ -39,8 +39,8 @@ impl Case {
     ///
     /// # Errors
     /// `block_table.range`, `block_table.row_short` or `padding_size.range`.
-    pub fn check_places(&self, problem: &Problem<'_>) -> Result<(), Violation> {
-        let Some(places) = problem.places() else {
+    pub fn check_places(&self, checked: &CheckedCall<'_>) -> Result<(), Violation> {
+        let Some(places) = checked.places() else {
             return Ok(());
         };
         for parameter in Places::PARAMETERS {

@@ -407,11 +407,12 @@ mod tests {
             ("one", &[(None, true)][..], false)
         );
         let call = case.call();
-        let problem = call
+        let checked = call
             .check(Version::V1, Target::snapshot(Soc::AtlasA2))
             .unwrap();
+        let problem = checked.problem;
         assert_eq!(
-            (problem.kv_len(0), problem.kv_heads, problem.scale()),
+            (problem.kv_len(0), problem.kv_heads, problem.scale),
             (9, 2, 0.125)
         );
     }

@@ -307,8 +307,8 @@ fn v5_does_on_a2_and_a3_what_v4_does() {
                     _ => {
                         taken(&typed, Version::V5);
                         let described = typed.describe();
-                        let problem = described.check(Version::V5, target).unwrap();
-                        let lint = problem.lint(&[]).unwrap_err();
+                        let checked = described.check(Version::V5, target).unwrap();
+                        let lint = checked.lint(&[]).unwrap_err();
                         assert_eq!(lint.rule.id, "pse_type.ignored");
                     }
                 }

@@ -21,7 +21,8 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use ascend_attention::attention::Arguments;
-use ascend_attention::spec::fia::{Cache, Operand, Problem, Rows, Version, Work, rules};
+use ascend_attention::spec::attention_problem::{AttentionProblem, Rows, Work};
+use ascend_attention::spec::fia::{Cache, CheckedCall, Operand, Version, rules};
 use ascend_attention::spec::{
     Cann, DType, Extents, Format, Layout, Refusal, Soc, Target, TensorDesc,
 };
@@ -72,7 +73,7 @@ fn call(seed: u64) -> Call {
 }
 
 /// Allocates and fills every tensor of a call; `None` if one is no tensor that memory could hold.
-fn upload(call: &Call, problem: Option<&Problem<'_>>) -> Option<Memory> {
+fn upload(call: &Call, checked: Option<&CheckedCall<'_>>) -> Option<Memory> {
     let mut random = Random(call.seed);
     let described = call.describe();
     let mut memory = Memory::new();
@@ -83,14 +84,14 @@ fn upload(call: &Call, problem: Option<&Problem<'_>>) -> Option<Memory> {
         let mut contents = match output {
             true => vec![0xff; bytes],
             // A changed call may look up any entry: let it name a block.
-            false if operand == Operand::BlockTable && problem.is_none() => Vec::new(),
+            false if operand == Operand::BlockTable && checked.is_none() => Vec::new(),
             // A type of half bytes, or of none: any bytes will do.
             false if !matches!(desc.dtype.bits(), 4 | 8..) => Vec::new(),
             false => call.contents(operand, desc, &mut random),
         };
         contents.resize(bytes, 0);
-        if let Some(problem) = problem {
-            poison(problem, call, operand, &mut contents);
+        if let Some(checked) = checked {
+            poison(checked, call, operand, &mut contents);
         }
         memory.insert(
             operand,
@@ -101,8 +102,10 @@ fn upload(call: &Call, problem: Option<&Problem<'_>>) -> Option<Memory> {
 }
 
 /// NaN in all rows of key and value that no sequence has: of blocks that are not used, behind a sequence's last token.
-fn poison(problem: &Problem<'_>, call: &Call, operand: Operand, contents: &mut [u8]) {
-    if problem.work != Work::Attend || problem.padding_operands() != (None, None) {
+fn poison(checked: &CheckedCall<'_>, call: &Call, operand: Operand, contents: &mut [u8]) {
+    let problem = &checked.problem;
+    let padded = problem.query_padding.is_some() || problem.key_padding.is_some();
+    if problem.work != Work::Attend || padded {
         return;
     }
     let (list, is_key) = match operand {
@@ -128,7 +131,7 @@ fn poison(problem: &Problem<'_>, call: &Call, operand: Operand, contents: &mut [
             (Some(pages), Some((_, table))) => {
                 batches = pages.blocks;
                 for j in 0..of.kv_len {
-                    let at = pages.offset as usize
+                    let at = pages.table.offset as usize
                         + b * pages.row as usize
                         + j / pages.block_size * pages.column as usize;
                     let id = i32::from_le_bytes(table[4 * at..][..4].try_into().unwrap());
@@ -149,7 +152,7 @@ fn poison(problem: &Problem<'_>, call: &Call, operand: Operand, contents: &mut [
         Some(pages) => pages.block_size,
         None => {
             let shape = operand.of(&described).unwrap().shape;
-            let extents = problem
+            let extents = checked
                 .layout
                 .input()
                 .extents(&shape, problem.kv_heads as i64);
@@ -242,7 +245,7 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
     let prepared = raw::prepare(call, version, &memory);
     let status = prepared.status;
     match &verdict {
-        Ok(problem) => {
+        Ok(checked) => {
             prop_assert_eq!(
                 status,
                 0,
@@ -250,7 +253,7 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
                 raw::message()
             );
             let (mut lints, mut bad) = (Vec::new(), Vec::new());
-            problem.each_lint(&mut |lint| {
+            checked.each_lint(&mut |lint| {
                 lints.push(lint.rule.id);
                 // Views with gaps are the one thing that a clean call has and the documents do not allow.
                 let fine = match made {
@@ -263,7 +266,7 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
             prop_assert!(bad.is_empty(), "{:?}", bad);
             accepted(
                 stream,
-                problem,
+                &checked.problem,
                 &memory,
                 prepared,
                 lints.is_empty() || right,
@@ -344,14 +347,17 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
 /// Runs an accepted call. `clean` calls show no misuse and compute what the definition says.
 fn accepted(
     stream: &Stream,
-    problem: &Problem<'_>,
+    problem: &AttentionProblem<'_>,
     memory: &Memory,
     prepared: Prepared,
     clean: bool,
     findings: usize,
 ) -> Failure {
     let want = clean.then(|| {
-        let bytes = |operand| memory.get(&operand).map_or(&[][..], Guarded::contents);
+        let bytes = |role| {
+            let tensor = memory.get(&Operand::of_role(role));
+            tensor.map_or(&[][..], Guarded::contents)
+        };
         attention(
             problem,
             &Inputs {
@@ -436,8 +442,8 @@ fn clean(draw: fn(u64) -> Call, seed: u64) -> Call {
     let calls = (0..1000).map(|more| draw(seed.wrapping_add(more)));
     let is_clean = |call: &Call| {
         let described = call.describe();
-        let problem = described.check(Version::V5, call.target);
-        problem.is_ok_and(|problem| problem.lint(&[]).is_ok())
+        let checked = described.check(Version::V5, call.target);
+        checked.is_ok_and(|checked| checked.lint(&[]).is_ok())
     };
     let mut calls = calls.filter(is_clean);
     calls.next().unwrap()
@@ -494,9 +500,9 @@ fn calls_that_each_release_accepts_are_computed() {
 /// A launch that reads a mask beyond what is allocated.
 fn reads_beyond(stream: &Stream, call: &Call) {
     let described = call.describe();
-    let problem = described.check(call.version, call.target).unwrap();
+    let checked = described.check(call.version, call.target).unwrap();
     let mut overruns = false;
-    problem.each_lint(&mut |lint| overruns |= lint.rule.overruns);
+    checked.each_lint(&mut |lint| overruns |= lint.rule.overruns);
     assert!(overruns, "{call:?}");
     let memory = upload(call, None).unwrap();
     let prepared = raw::prepare(call, call.version, &memory);
@@ -525,6 +531,7 @@ fn masks_whose_size_nobody_checks_are_not_read_beyond_their_memory() {
                 .describe()
                 .check(call.version, target)
                 .unwrap()
+                .problem
                 .mask_bytes();
             call.plain.sparse_mode == 9
                 && call.layout.is_packed() == packed

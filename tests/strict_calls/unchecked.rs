@@ -199,8 +199,8 @@ fn what_the_operator_does_not_check_has_a_lint_and_is_stopped_by_the_safe_layer(
             for clean in [packed(), packed_pages(8), single()] {
                 let call = with(clean, |c| c.target = target);
                 let described = call.describe();
-                let problem = described.check(Version::V4, target).unwrap();
-                assert!(problem.lint(&[]).is_ok(), "{:?}", problem.lint(&[]));
+                let checked = described.check(Version::V4, target).unwrap();
+                assert!(checked.lint(&[]).is_ok(), "{:?}", checked.lint(&[]));
             }
         });
     }
@@ -210,12 +210,12 @@ fn one(stream: &Stream, lint: &str, call: &Call) {
     let context = format!("{lint} on {}", call.target);
     let described = call.describe();
     let version = Version::oldest_for(&described);
-    let problem = match described.check(version, call.target) {
-        Ok(problem) => problem,
+    let checked = match described.check(version, call.target) {
+        Ok(checked) => checked,
         Err(refusal) => panic!("{context}: refused: {refusal}"),
     };
     let (mut found, mut overruns) = (Vec::new(), false);
-    problem.each_lint(&mut |violation| {
+    checked.each_lint(&mut |violation| {
         found.push(violation.rule.id);
         overruns |= violation.rule.overruns;
     });

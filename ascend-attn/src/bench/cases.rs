@@ -1,6 +1,7 @@
 //! The cases of the benchmark: attention calls by name, described, checked by the contract and filled with numbers.
 
-use ascend_attention::spec::fia::{FiaCall, Operand, Problem, Version};
+use ascend_attention::spec::attention_problem::{AttentionProblem, TensorRole};
+use ascend_attention::spec::fia::{FiaCall, Operand, Version};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{
     DType, Extents, Layout, MaskGeometry, Soc, SparseMode, Target, TensorDesc,
@@ -283,7 +284,7 @@ impl Prepared {
     pub(crate) fn with<R>(&mut self, work: impl FnOnce(&mut Ready<'_>) -> R) -> Result<R, String> {
         let mut tensors = std::mem::take(&mut self.tensors);
         let call = self.call();
-        let problem = call
+        let checked = call
             .check(Version::V4, Target::snapshot(Soc::AtlasA2))
             .map_err(|refusal| refusal.to_string())?;
         let result = work(&mut Ready {
@@ -292,7 +293,7 @@ impl Prepared {
                 Sight::Triangle(mix) => Some(self.case.triangle(mix)),
                 _ => None,
             },
-            problem: &problem,
+            problem: &checked.problem,
             tensors: &mut tensors,
             working_memory: AtomicUsize::new(0),
         });
@@ -375,7 +376,7 @@ impl Prepared {
 pub(crate) struct Ready<'a> {
     single: bool,
     geometry: Option<MaskGeometry>,
-    problem: &'a Problem<'a>,
+    problem: &'a AttentionProblem<'a>,
     tensors: &'a mut Vec<(Operand, Vec<u64>)>,
     working_memory: AtomicUsize,
 }
@@ -393,7 +394,8 @@ impl Ready<'_> {
             .iter_mut()
             .map(|(operand, words)| (*operand, words.as_mut_ptr().cast()))
             .collect();
-        let base = |wanted: Operand| {
+        let base = |role: TensorRole| {
+            let wanted = Operand::of_role(role);
             let find = |wanted| base.iter().find(|(operand, _)| *operand == wanted);
             let found = find(wanted).or_else(|| match wanted {
                 Operand::Value(index) => find(Operand::Key(index)),

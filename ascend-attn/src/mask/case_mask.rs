@@ -5,7 +5,8 @@ use std::path::Path;
 use ascend_attention::Machine;
 use ascend_attention::case::{Case, Parameter};
 use ascend_attention::mask::{HostMask, MaskForm};
-use ascend_attention::spec::fia::{Padding, Version};
+use ascend_attention::spec::attention_problem::Padding;
+use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::{Soc, Target};
 
 use super::formula::Formula;
@@ -19,9 +20,10 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
     let call = description.call();
     let target = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
     let at_least = case.op_version.unwrap_or(Version::V1);
-    let problem = call
+    let checked = call
         .check(Version::oldest_on(&call, at_least, target), target)
         .map_err(|error| trouble(file, &error))?;
+    let problem = &checked.problem;
     if sequence >= problem.batch {
         return Err(trouble(
             file,

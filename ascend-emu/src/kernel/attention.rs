@@ -4,16 +4,17 @@ use super::Buffers;
 use super::dequantise::scalars::ScalarTensor;
 use super::dequantise::scale_grid::ScaleGrid;
 use super::dequantise::{Quantisation, ScalePosition};
-use super::kv::block_table::BlockIds;
-use super::kv::{KeyValues, KvTensor, Storage};
 use super::mask::summary::MaskSummary;
 use super::mask::tensor::MaskTensor;
 use super::position_bias::Bias;
+use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::output::OutputTensor;
 use super::tensor::strided::{Sizes, WriteTensor};
-use ascend_spec::fia::{self, Affine, Grid, MaskRows, Operand, Padding, Problem, Rows, Work};
+use ascend_spec::attention_problem::{
+    AttentionProblem, Grid, Padding, Rows, ScaleOffset, SmallTensor, TensorRole, Work,
+};
 use ascend_spec::{DType, MaskGeometry};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -58,29 +59,7 @@ pub(super) struct Attention {
     /// Summand of the log-sum-exp.
     pub(super) lse_offset: f32,
     /// Whether a row whose keys the mask tensor hides all is written as zeros, and not as the mean of the values.
-    pub(super) corrects_blind_rows: bool,
-}
-
-/// A sequence: one entry of the batch.
-#[derive(Debug)]
-pub(super) struct Sequence {
-    /// Visible keys of each row, before the mask tensor.
-    pub(super) geometry: MaskGeometry,
-    pub(super) kv: KeyValues,
-    /// Index on the batch axis of query and output.
-    pub(super) batch: usize,
-    /// Number of rows to write: those of the geometry, and then those around them, which have no keys.
-    pub(super) rows: usize,
-    /// Index of the first row on the tensors' row axis.
-    first: usize,
-    /// Size of that axis.
-    end: usize,
-    /// Position of row 0 and key 0 in the position bias.
-    pub(super) origin: (usize, usize),
-    /// Where the mask tensor has the rows of the sequence, if it is read.
-    pub(super) mask: Option<MaskRows>,
-    /// Summary of the mask tensor, if there is one and a summary pays.
-    pub(super) mask_summary: Option<Arc<MaskSummary>>,
+    pub(super) zeroes_masked_rows: bool,
 }
 
 impl Attention {
@@ -90,7 +69,11 @@ impl Attention {
     ///
     /// As for [`super::run`], for as long as the value is used; with `single`, for tensors of the problem's element type
     /// that hold `FLOAT`.
-    pub(super) unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>, single: bool) -> Self {
+    pub(super) unsafe fn new(
+        problem: &AttentionProblem<'_>,
+        buffers: &Buffers<'_>,
+        single: bool,
+    ) -> Self {
         let attends = problem.work == Work::Attend;
         let own = problem.dtype();
         let weight_dtype = if single { DType::Float } else { own };
@@ -98,37 +81,33 @@ impl Attention {
             query: own,
             stored: weight_dtype,
         };
-        let batch = if problem.is_packed() {
-            1
-        } else {
-            problem.batch
-        };
+        let batch = if problem.packed { 1 } else { problem.batch };
         let sizes = |dim| Sizes {
             batch,
             heads: problem.heads,
             rows: problem.query_rows,
             dim,
         };
-        let source = |operand, rows: &Rows, dim| {
+        let source = |role, rows: &Rows, dim| {
             // SAFETY: the problem touches all of the query and of its rotary part.
-            unsafe { InputTensor::new(buffers.base(operand), rows, sizes(dim), types) }
+            unsafe { InputTensor::new(buffers.base(role), rows, sizes(dim), types) }
         };
-        let quantisation = |affine: &Option<Affine>, heads, dim| {
-            let affine = affine.as_ref()?;
+        let quantisation = |of: &Option<ScaleOffset>, heads, dim| {
+            let of = of.as_ref()?;
             // SAFETY: the problem touches the tensors of its grids.
-            Some(unsafe { Quantisation::new(problem, buffers, affine, heads, dim) })
+            Some(unsafe { Quantisation::new(problem, buffers, of, heads, dim) })
         };
         let scales = |grid: Grid, heads| {
             // SAFETY: as above.
-            unsafe { ScaleGrid::new(problem.call, buffers, &grid, heads, 1) }
+            unsafe { ScaleGrid::new(buffers, &grid, heads, 1) }
         };
         let int8 = problem.int8_query.map(|int8| {
-            [int8.deq_scale1, int8.quant_scale1, int8.deq_scale2]
+            [int8.score_scale, int8.weight_scale, int8.product_scale]
                 .map(|grid| scales(grid, 1).of_row((0, 0, 0)))
         });
         let first = |grid: Grid| scales(grid, 1).of_row((0, 0, 0));
-        let keys_scale = problem.key_affine.map(|affine| affine.scale);
-        let scale = problem.scale() * int8.map_or(1.0, |[scale, ..]| f64::from(scale));
+        let keys_scale = problem.key_quantisation.map(|of| of.scale);
+        let scale = problem.scale * int8.map_or(1.0, |[scale, ..]| f64::from(scale));
         let scale = (scale * std::f64::consts::LOG2_E) as f32;
         let (keys, values) = (problem.head_dim, problem.value_dim);
         let group = if attends { problem.group().max(1) } else { 1 };
@@ -159,23 +138,23 @@ impl Attention {
             value_dim: values,
             query_scale: if int8.is_some() { 1.0 } else { scale },
             scale: if int8.is_some() { scale } else { 1.0 },
-            query: source(Operand::Query, &problem.query, keys),
+            query: source(TensorRole::Query, &problem.query, keys),
             query_rope: problem
                 .query_rope
-                .map(|rope| source(Operand::QueryRope, &rope, problem.rope_dim)),
-            query_quantisation: quantisation(&problem.query_affine, problem.heads, keys),
+                .map(|rope| source(TensorRole::QueryRope, &rope, problem.rope_dim)),
+            query_quantisation: quantisation(&problem.query_quantisation, problem.heads, keys),
             rope_scale: keys_scale.filter(|_| problem.scaled_rope).map(first),
-            key_quantisation: quantisation(&problem.key_affine, problem.kv_heads, keys),
-            value_quantisation: quantisation(&problem.value_affine, problem.kv_heads, values),
+            key_quantisation: quantisation(&problem.key_quantisation, problem.kv_heads, keys),
+            value_quantisation: quantisation(&problem.value_quantisation, problem.kv_heads, values),
             // SAFETY: the problem touches all of the output, and nobody else does.
             out: unsafe {
-                let quantisation = quantisation(&problem.out_affine, problem.heads, values);
-                let base = buffers.base(Operand::AttentionOut);
+                let quantisation = quantisation(&problem.out_quantisation, problem.heads, values);
+                let base = buffers.base(TensorRole::Output);
                 OutputTensor::new(base, &problem.out, sizes(values), types, quantisation)
             },
             lse: problem.lse.map(|rows| {
                 // SAFETY: the problem touches all of the log-sum-exp, and nobody else does.
-                unsafe { WriteTensor::new(buffers.base(Operand::SoftmaxLse), &rows, sizes(1)) }
+                unsafe { WriteTensor::new(buffers.base(TensorRole::LogSumExp), &rows, sizes(1)) }
             }),
             // SAFETY: the problem touches the mask.
             mask: (attends && problem.mask.is_tensor())
@@ -193,7 +172,7 @@ impl Attention {
             lse_offset: problem
                 .probability_scale
                 .map_or(0.0, |grid| first(grid).ln()),
-            corrects_blind_rows: problem.corrects_blind_rows(),
+            zeroes_masked_rows: problem.zeroes_masked_rows,
         }
     }
 
@@ -289,158 +268,8 @@ impl Attention {
 
     /// Whether no two sequences write the same rows.
     pub(super) fn is_disjoint(&self) -> bool {
-        self.sequences.windows(2).all(|pair| {
-            pair[0].batch != pair[1].batch || pair[0].first + pair[0].rows <= pair[1].first
-        })
-    }
-}
-
-impl Sequence {
-    /// Sequence number `b` of a problem.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Attention::new`].
-    unsafe fn new(
-        problem: &Problem<'_>,
-        buffers: &Buffers<'_>,
-        b: usize,
-        (of, mask): (fia::Sequence, Option<MaskRows>),
-        types: ElementTypes,
-    ) -> Self {
-        let at = problem.key_value(b);
-        let (batch, rows) = match &problem.pages {
-            Some(pages) => (pages.blocks, pages.block_size),
-            None => (at.batch + 1, of.kv_first.saturating_add(of.kv_len)),
-        };
-        let sizes = |batch, rows, dim| Sizes {
-            batch,
-            heads: problem.kv_heads,
-            rows,
-            dim,
-        };
-        let source = |operand, rows_of: &Rows, dim| {
-            // SAFETY: the problem touches at least the valid rows of this tensor, or all of it where it is paged.
-            unsafe {
-                InputTensor::new(
-                    buffers.base(operand),
-                    rows_of,
-                    sizes(batch, rows, dim),
-                    types,
-                )
-            }
-        };
-        let shared = |operand, rows: Option<Rows>, dim| match rows {
-            Some(rows) => {
-                let sizes = sizes(1, of.prefix, dim);
-                // SAFETY: the problem touches the prefix.
-                unsafe { InputTensor::new(buffers.base(operand), &rows, sizes, types) }
-            }
-            None => InputTensor::Absent,
-        };
-        let (prefix, index) = (&problem.prefix, at.list_index);
-        Sequence {
-            geometry: problem.geometry(b),
-            kv: KeyValues {
-                key: KvTensor {
-                    dim: problem.head_dim,
-                    own: source(Operand::Key(index), &at.key, problem.head_dim),
-                    prefix: shared(
-                        Operand::KeySharedPrefix,
-                        prefix.map(|prefix| prefix.key),
-                        problem.head_dim,
-                    ),
-                    rope: at
-                        .key_rope
-                        .map(|rope| source(Operand::KeyRope, &rope, problem.rope_dim)),
-                },
-                value: KvTensor {
-                    dim: problem.value_dim,
-                    own: source(Operand::Value(index), &at.value, problem.value_dim),
-                    prefix: shared(
-                        Operand::ValueSharedPrefix,
-                        prefix.map(|prefix| prefix.value),
-                        problem.value_dim,
-                    ),
-                    rope: None,
-                },
-                prefix: of.prefix,
-                sequence: b,
-                storage: match &problem.pages {
-                    Some(pages) => {
-                        // SAFETY: the problem touches the block table.
-                        Storage::Pages(unsafe {
-                            BlockIds::read(problem, buffers, pages, b, of.kv_len)
-                        })
-                    }
-                    None => Storage::Rows {
-                        batch: at.batch,
-                        first: of.kv_first,
-                        position: of.kv_position,
-                    },
-                },
-            },
-            batch: if problem.is_packed() { 0 } else { b },
-            rows: if problem.is_packed() {
-                of.q_len
-            } else {
-                problem.query_rows
-            },
-            first: of.q_first,
-            end: problem.query_rows,
-            origin: problem.origin(&of),
-            mask,
-            mask_summary: None,
-        }
-    }
-
-    /// Sequence number `batch` of a problem without keys: all rows of the tensors.
-    fn without_keys(problem: &Problem<'_>, batch: usize) -> Self {
-        let tensor = || KvTensor {
-            dim: 0,
-            own: InputTensor::Absent,
-            prefix: InputTensor::Absent,
-            rope: None,
-        };
-        Sequence {
-            geometry: MaskGeometry::full(0, 0),
-            kv: KeyValues {
-                key: tensor(),
-                value: tensor(),
-                prefix: 0,
-                sequence: batch,
-                storage: Storage::Rows {
-                    batch: 0,
-                    first: 0,
-                    position: 0,
-                },
-            },
-            batch,
-            rows: problem.query_rows,
-            first: 0,
-            end: problem.query_rows,
-            origin: (0, 0),
-            mask: None,
-            mask_summary: None,
-        }
-    }
-
-    /// Position of a row in query, output and log-sum-exp. Rows past the last one of the tensors wrap around to the first.
-    #[inline(always)]
-    pub(super) fn at(&self, head: usize, row: usize) -> (usize, usize, usize) {
-        let row = self.first + row;
-        let row = if row < self.end { row } else { row - self.end };
-        (self.batch, head, row)
-    }
-
-    /// The smallest range of keys in `within` that contains all that some row of `rows` sees.
-    #[inline(always)]
-    pub(super) fn span(&self, rows: Range<u64>, within: &Range<usize>) -> Range<usize> {
-        let span = self.geometry.span(rows);
-        // Both ends are at most the key length, a usize.
-        let (start, end) = (span.start as usize, span.end as usize);
-        let (start, end) = (start.max(within.start), end.min(within.end));
-        start..end.max(start)
+        let mut pairs = self.sequences.windows(2);
+        pairs.all(|pair| pair[0].ends_before(&pair[1]))
     }
 }
 
@@ -500,17 +329,15 @@ impl Kernel for ReadQuery<'_> {
 /// # Safety
 ///
 /// Their bytes may be read.
-unsafe fn read_padding(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Padding {
-    let read = |operand: Option<Operand>| {
-        let operand = operand?;
-        let desc = operand.of(problem.call)?;
+unsafe fn read_padding(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Padding {
+    let read = |tensor: Option<SmallTensor>| {
+        let tensor = tensor?;
         // SAFETY: the caller keeps this contract.
-        let numbers = unsafe { ScalarTensor::new(problem.call, buffers, operand, DType::Int64) };
-        numbers.integer(desc.offset)
+        let scalars = unsafe { ScalarTensor::new(buffers, &tensor) };
+        scalars.integer(tensor.offset)
     };
-    let (query, key) = problem.padding_operands();
     Padding {
-        query: read(query).unwrap_or(0),
-        key: read(key).unwrap_or(0),
+        query: read(problem.query_padding).unwrap_or(0),
+        key: read(problem.key_padding).unwrap_or(0),
     }
 }

@@ -3,11 +3,12 @@
 //! The output is divided by the running sum, after the attention sink has joined maximum and sum. Rows without keys are
 //! written as zeros, rows whose keys the mask tensor hides all as zeros or as the mean of the values.
 
-use super::attention::{Attention, Sequence};
+use super::attention::Attention;
 use super::kv::tile_load::{Destination, TileLoad, stride};
 use super::mask::{TILE_KEYS, read_mask};
 use super::online_softmax::{OnlineSoftmax, quantise_weights, rescale_factor};
 use super::schedule::Task;
+use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use ascend_spec::geometry::Runs;
 
@@ -43,7 +44,7 @@ impl Kernel for Epilogue<'_> {
                 out.fill([0.0; WIDTH]);
                 f32::INFINITY
             } else if sum == 0.0 && hides_all(attention, sequence, row as u64, &keys) {
-                if attention.corrects_blind_rows {
+                if attention.zeroes_masked_rows {
                     out.fill([0.0; WIDTH]);
                 } else {
                     // Rows side by side often see the same keys, and share their mean.

@@ -13,7 +13,7 @@
 //! | `online_softmax`, `exp2` | running maximum and sum; the exponential |
 //! | `split_kv` | combines the partial results of key ranges |
 //! | `epilogue` | divides by the sum, handles rows without keys, writes output and log-sum-exp |
-//! | `attention` | the call as the kernels see it: sequences and tensors |
+//! | `attention`, `sequence` | the call as the kernels see it: tensors, and the sequences of the batch |
 //! | `kv` | where keys and values lie (tensor, pages, shared prefix), and loading tiles of them |
 //! | `mask` | which queries see which keys of a tile, and the mask tensor |
 //! | `position_bias` | the additive bias: a tensor, or one slope for each head |
@@ -58,13 +58,14 @@ pub mod roofline;
 pub(crate) mod scatter;
 mod schedule;
 mod scratch;
+mod sequence;
 mod simd;
 mod split_kv;
 mod tensor;
 #[cfg(test)]
 mod tests;
 
-use ascend_spec::fia::{Operand, Problem, Work};
+use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
 use ascend_spec::{DType, MaskGeometry};
 use attention::Attention;
 pub use kv::block_table::BadBlock;
@@ -77,11 +78,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// An address is that of element 0 in the descriptor's count; the descriptor's offset comes on top.
 #[derive(Clone, Copy)]
-pub struct Buffers<'a>(pub &'a dyn Fn(Operand) -> *mut u8);
+pub struct Buffers<'a>(pub &'a dyn Fn(TensorRole) -> *mut u8);
 
 impl Buffers<'_> {
-    fn base(&self, operand: Operand) -> *mut u8 {
-        (self.0)(operand)
+    fn base(&self, role: TensorRole) -> *mut u8 {
+        (self.0)(role)
     }
 }
 
@@ -115,10 +116,13 @@ impl std::error::Error for UnsupportedType {}
 ///
 /// # Safety
 ///
-/// Each address in `buffers` is valid, for the duration of the call, for the bytes that [`Problem::touches`] reports
+/// Each address in `buffers` is valid, for the duration of the call, for the bytes that [`AttentionProblem::touches`] reports
 /// for its tensor: for reads, and for `attentionOut` and `softmaxLse` for writes. The two outputs overlap neither
 /// each other nor an input. Alignment is not required.
-pub unsafe fn run(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Result<(), UnsupportedType> {
+pub unsafe fn run(
+    problem: &AttentionProblem<'_>,
+    buffers: &Buffers<'_>,
+) -> Result<(), UnsupportedType> {
     // SAFETY: the caller keeps this contract.
     unsafe { run_with(problem, buffers, &RunOptions::default()) }
 }
@@ -143,7 +147,7 @@ pub struct RunOptions<'a> {
 ///
 /// As for [`run`], with four bytes for each element of the tensors that hold `FLOAT`.
 pub unsafe fn run_with(
-    problem: &Problem<'_>,
+    problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
     options: &RunOptions<'_>,
 ) -> Result<(), UnsupportedType> {
@@ -165,7 +169,7 @@ pub fn instruction_set() -> &'static str {
 /// # Safety
 ///
 /// As for [`run`].
-pub unsafe fn bad_block(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
+pub unsafe fn bad_block(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
     if problem.work != Work::Attend {
         return None;
     }
@@ -174,7 +178,7 @@ pub unsafe fn bad_block(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Option<
 }
 
 /// The first element type that the kernels cannot read or write in its tensor.
-fn unsupported(problem: &Problem<'_>) -> Option<DType> {
+fn unsupported(problem: &AttentionProblem<'_>) -> Option<DType> {
     let own = problem.dtype();
     let out = problem.out_dtype();
     if !matches!(own, DType::Float16 | DType::Bf16 | DType::Float) {
@@ -193,7 +197,7 @@ fn unsupported(problem: &Problem<'_>) -> Option<DType> {
         .into_iter()
         .chain(problem.query_rope)
         .chain(first.key_rope)
-        .chain(problem.pse)
+        .chain(problem.bias.map(|bias| bias.rows))
         .chain(prefix.into_iter().flatten())
         .map(|rows| rows.dtype)
         .find(|&dtype| !tensor::input::reads(dtype, own))
@@ -206,7 +210,7 @@ fn unsupported(problem: &Problem<'_>) -> Option<DType> {
 /// As for [`run_with`].
 unsafe fn run_under(
     level: Level,
-    problem: &Problem<'_>,
+    problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
     options: &RunOptions<'_>,
 ) {

@@ -1,15 +1,16 @@
 //! The additive position bias of attention scores: a tensor, or distances weighted with one slope for each head (ALiBi).
 
 use super::Buffers;
-use super::attention::{Attention, Sequence};
+use super::attention::Attention;
 use super::dequantise::scale_grid::ScaleGrid;
+use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::Sizes;
-use ascend_spec::fia::{Operand, Problem, Slopes};
+use ascend_spec::attention_problem::{AttentionProblem, Slopes, TensorRole};
 use std::ops::Range;
 
-/// The position bias of a call.
+/// The position bias of a problem.
 #[derive(Debug)]
 pub(super) enum Bias {
     /// A bias tensor.
@@ -25,35 +26,30 @@ impl Bias {
     ///
     /// As long as the value is used, the bytes that the bias is described with may be read.
     pub(super) unsafe fn new(
-        problem: &Problem<'_>,
+        problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
         types: ElementTypes,
     ) -> Option<Self> {
         if let Some(of) = problem.slopes {
             // SAFETY: the problem touches the slopes.
-            let scales =
-                unsafe { ScaleGrid::new(problem.call, buffers, &of.grid, problem.heads, 1) };
+            let scales = unsafe { ScaleGrid::new(buffers, &of.grid, problem.heads, 1) };
             let slopes = (0..problem.heads).map(|head| scales.of_row((0, head, 0)));
             return Some(Bias::Slopes {
                 of,
                 slopes: slopes.collect(),
             });
         }
-        let rows = problem.pse?;
-        let shape = problem.call.pse_shift.map(|pse| pse.shape);
-        let axis = |axis: usize| {
-            let size = shape.and_then(|shape| shape.get(axis).copied());
-            usize::try_from(size.unwrap_or(0)).unwrap_or(0)
-        };
+        let bias = problem.bias?;
+        let [batch, heads, rows, dim] = bias.sizes;
         let sizes = Sizes {
-            batch: if axis(0) == 1 { problem.batch } else { axis(0) },
-            heads: axis(1),
-            rows: axis(2),
-            dim: axis(3),
+            batch: if batch == 1 { problem.batch } else { batch },
+            heads,
+            rows,
+            dim,
         };
         // SAFETY: these are the axes of the description, and a batch axis of 1 has stride 0.
         let source =
-            unsafe { InputTensor::new(buffers.base(Operand::PseShift), &rows, sizes, types) };
+            unsafe { InputTensor::new(buffers.base(TensorRole::Bias), &bias.rows, sizes, types) };
         Some(Bias::Tensor(source))
     }
 

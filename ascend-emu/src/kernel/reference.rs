@@ -1,12 +1,13 @@
 //! The reference kernel: attention by its definition, one score after the other, in double precision.
 //!
 //! It is slow and simple, and the oracle of the fast kernels in tests and benchmarks. It shares nothing with them but the
-//! contract: what a [`Problem`] says about lengths, strides, grids and visible keys. Weights are not rounded to the element
+//! contract: what a [`AttentionProblem`] says about lengths, strides, grids and visible keys. Weights are not rounded to the element
 //! type, which the tolerance of the comparison has to allow for. The weights of an `INT8` query are quantised relative to the
 //! final maximum of the row, where the operator uses the running maximum.
 
-use ascend_spec::fia::{
-    Affine, Counts, Grid, MaskRows, Operand, Padding, Problem, Rows, Sequence, Work,
+use ascend_spec::attention_problem::{
+    AttentionProblem, Counts, Grid, MaskRows, Padding, Rows, ScaleOffset, Sequence, SmallTensor,
+    TensorRole, Work,
 };
 use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, MaskGeometry};
@@ -14,11 +15,11 @@ use ascend_spec::{DType, MaskGeometry};
 /// The bytes of each tensor of a call, from its base address. They are empty for tensors that the call does not have.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// Element type of the tensors whose description has the type of the query: [`Problem::dtype`], or `FLOAT` to test the
+    /// Element type of the tensors whose description has the type of the query: [`AttentionProblem::dtype`], or `FLOAT` to test the
     /// kernels in single precision.
     pub dtype: DType,
     /// Gives the bytes of a tensor.
-    pub bytes: &'a dyn Fn(Operand) -> &'a [u8],
+    pub bytes: &'a dyn Fn(TensorRole) -> &'a [u8],
     /// Visible keys, replacing the problem's.
     pub geometry: Option<&'a MaskGeometry>,
 }
@@ -42,12 +43,8 @@ pub struct Outputs {
 }
 
 /// Computes `problem` over `inputs`. Elements that the given bytes do not hold are NaN.
-pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
-    let batch = if problem.is_packed() {
-        1
-    } else {
-        problem.batch
-    };
+pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs {
+    let batch = if problem.packed { 1 } else { problem.batch };
     let rows = match problem.work {
         Work::Nothing => 0,
         _ => batch * problem.heads * problem.query_rows,
@@ -61,17 +58,17 @@ pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
     if problem.work != Work::Attend {
         return outputs;
     }
-    let counted = [problem.key_affine, problem.value_affine];
+    let counted = [problem.key_quantisation, problem.value_quantisation];
     let mut counted = counted.into_iter().flatten().map(|affine| affine.scale);
-    let behind = counted.find(|grid| grid.counts == Counts::Behind);
+    let behind = counted.find(|grid| grid.counts == Counts::Concatenated);
     let call = Call {
         problem,
         inputs,
-        parts_before: behind.map_or_else(Vec::new, |grid| problem.parts_before(&grid)),
+        groups_before: behind.map_or_else(Vec::new, |grid| problem.groups_before(&grid)),
     };
     let padding = call.padding();
     for (b, (of, mask)) in problem.sequences(padding).enumerate() {
-        let (place, written) = if problem.is_packed() {
+        let (place, written) = if problem.packed {
             (0, of.q_first..of.q_first + of.q_len)
         } else {
             (b, 0..problem.query_rows)
@@ -101,10 +98,10 @@ pub fn attention(problem: &Problem<'_>, inputs: &Inputs<'_>) -> Outputs {
 
 /// A problem and its tensors.
 struct Call<'c, 'p, 'i> {
-    problem: &'c Problem<'p>,
+    problem: &'c AttentionProblem<'p>,
     inputs: &'c Inputs<'i>,
     /// For each sequence, the number of grid rows before its own, for a grid that counts through all sequences.
-    parts_before: Vec<usize>,
+    groups_before: Vec<usize>,
 }
 
 /// Where the row of a key is stored: in the shared prefix or not, batch (or block), and row.
@@ -117,15 +114,13 @@ struct RowPosition {
 impl Call<'_, '_, '_> {
     /// Reads the lengths of the padding.
     fn padding(&self) -> Padding {
-        let read = |operand: Option<Operand>| {
-            let operand = operand?;
-            let offset = operand.of(self.problem.call)?.offset;
-            self.number(operand, DType::Int64, offset)
+        let read = |tensor: Option<SmallTensor>| {
+            let tensor = tensor?;
+            self.number(tensor.role, tensor.dtype, tensor.offset)
         };
-        let (query, key) = self.problem.padding_operands();
         Padding {
-            query: read(query).unwrap_or(0.0) as i64,
-            key: read(key).unwrap_or(0.0) as i64,
+            query: read(self.problem.query_padding).unwrap_or(0.0) as i64,
+            key: read(self.problem.key_padding).unwrap_or(0.0) as i64,
         }
     }
 
@@ -154,14 +149,14 @@ impl Call<'_, '_, '_> {
             let element = mask.and_then(|mask| mask.element(i, j));
             element.is_some_and(|element| {
                 // Keys beyond the end of the tensor are visible.
-                let byte = self.number(Operand::AttenMask, DType::UInt8, element);
+                let byte = self.number(TensorRole::Mask, DType::UInt8, element);
                 byte.is_some_and(|byte| byte != 0.0)
             })
         };
         let (first_row, first_key) = problem.origin(of);
         let visible: Vec<usize> = in_sight.iter().copied().filter(|&j| !hidden(j)).collect();
         let int8 = problem.int8_query.map(|int8| {
-            [int8.deq_scale1, int8.quant_scale1, int8.deq_scale2]
+            [int8.score_scale, int8.weight_scale, int8.product_scale]
                 .map(|grid| self.factor(&grid, (0, 0, 0), 0))
         });
         let quantise = |weight: f64| match int8 {
@@ -172,7 +167,7 @@ impl Call<'_, '_, '_> {
         };
         let output_scale = int8.map_or(1.0, |[.., output_scale]| output_scale);
         if visible.is_empty() {
-            if in_sight.is_empty() || problem.corrects_blind_rows() {
+            if in_sight.is_empty() || problem.zeroes_masked_rows {
                 return (self.quantise_output(zeros, head), f64::INFINITY);
             }
             let mean = |d: usize| {
@@ -184,7 +179,7 @@ impl Call<'_, '_, '_> {
         }
 
         let query = self.query(place, head, row);
-        let scale = problem.scale() * int8.map_or(1.0, |[scale, ..]| scale);
+        let scale = problem.scale * int8.map_or(1.0, |[scale, ..]| scale);
         let scores: Vec<f64> = visible
             .iter()
             .map(|&j| {
@@ -222,16 +217,16 @@ impl Call<'_, '_, '_> {
     fn query(&self, place: usize, head: usize, row: usize) -> Vec<f64> {
         let problem = self.problem;
         let at = (place, head, row);
-        let factor = |d| match &problem.query_affine {
+        let factor = |d| match &problem.query_quantisation {
             Some(affine) => self.factor(&affine.scale, at, d),
             None => 1.0,
         };
         let mut query: Vec<f64> = (0..problem.head_dim)
-            .map(|d| self.element(Operand::Query, &problem.query, at, d) * factor(d))
+            .map(|d| self.element(TensorRole::Query, &problem.query, at, d) * factor(d))
             .collect();
         if let Some(rope) = &problem.query_rope {
             let scale = if problem.scaled_rope { factor(0) } else { 1.0 };
-            let element = |d| self.element(Operand::QueryRope, rope, at, d) * scale;
+            let element = |d| self.element(TensorRole::QueryRope, rope, at, d) * scale;
             query.extend((0..problem.rope_dim).map(element));
         }
         query
@@ -245,22 +240,29 @@ impl Call<'_, '_, '_> {
         };
         let at = (position.batch, head, position.row);
         let own = problem.key_value(b);
-        let (operand, rows) = match &problem.prefix {
-            Some(prefix) if position.in_prefix => (Operand::KeySharedPrefix, prefix.key),
-            _ => (Operand::Key(own.list_index), own.key),
+        let (role, rows) = match &problem.prefix {
+            Some(prefix) if position.in_prefix => (TensorRole::KeyPrefix, prefix.key),
+            _ => (TensorRole::Key(own.list_index), own.key),
         };
         let mut key: Vec<f64> = (0..problem.head_dim)
             .map(|d| {
-                let stored = self.element(operand, &rows, at, d);
-                self.dequantise(&problem.key_affine, stored, (b, of, j), &position, head, d)
+                let stored = self.element(role, &rows, at, d);
+                self.dequantise(
+                    &problem.key_quantisation,
+                    stored,
+                    (b, of, j),
+                    &position,
+                    head,
+                    d,
+                )
             })
             .collect();
         if let Some(rope) = &own.key_rope {
-            let scale = match &problem.key_affine {
+            let scale = match &problem.key_quantisation {
                 Some(affine) if problem.scaled_rope => self.factor(&affine.scale, at, 0),
                 _ => 1.0,
             };
-            let element = |d| self.element(Operand::KeyRope, rope, at, d) * scale;
+            let element = |d| self.element(TensorRole::KeyRope, rope, at, d) * scale;
             key.extend((0..problem.rope_dim).map(element));
         }
         key
@@ -274,15 +276,15 @@ impl Call<'_, '_, '_> {
         };
         let at = (position.batch, head, position.row);
         let own = problem.key_value(b);
-        let (operand, rows) = match &problem.prefix {
-            Some(prefix) if position.in_prefix => (Operand::ValueSharedPrefix, prefix.value),
-            _ => (Operand::Value(own.list_index), own.value),
+        let (role, rows) = match &problem.prefix {
+            Some(prefix) if position.in_prefix => (TensorRole::ValuePrefix, prefix.value),
+            _ => (TensorRole::Value(own.list_index), own.value),
         };
         (0..problem.value_dim)
             .map(|d| {
-                let stored = self.element(operand, &rows, at, d);
+                let stored = self.element(role, &rows, at, d);
                 self.dequantise(
-                    &problem.value_affine,
+                    &problem.value_quantisation,
                     stored,
                     (b, of, j),
                     &position,
@@ -306,8 +308,8 @@ impl Call<'_, '_, '_> {
             None => (self.problem.key_value(b).batch, of.kv_first + own),
             Some(pages) => {
                 let column = own / pages.block_size;
-                let at = pages.offset + b as i64 * pages.row + column as i64 * pages.column;
-                let block = self.number(Operand::BlockTable, DType::Int32, at)?;
+                let at = pages.table.offset + b as i64 * pages.row + column as i64 * pages.column;
+                let block = self.number(pages.table.role, pages.table.dtype, at)?;
                 if block < 0.0 || block >= pages.blocks as f64 || column >= pages.columns {
                     return None;
                 }
@@ -324,7 +326,7 @@ impl Call<'_, '_, '_> {
     /// Dequantises an element of key or value `j`: `(stored + offset) * scale`.
     fn dequantise(
         &self,
-        affine: &Option<Affine>,
+        affine: &Option<ScaleOffset>,
         stored: f64,
         (b, of, j): (usize, &Sequence, usize),
         position: &RowPosition,
@@ -342,7 +344,7 @@ impl Call<'_, '_, '_> {
             match grid.counts {
                 Counts::Tokens => (b, head, token),
                 Counts::Stored => (position.batch, head, position.row),
-                Counts::Behind => (self.parts_before[b], head, token),
+                Counts::Concatenated => (self.groups_before[b], head, token),
             }
         };
         let offset = |grid: &Grid| self.factor(grid, at(grid), d);
@@ -352,7 +354,7 @@ impl Call<'_, '_, '_> {
 
     /// Quantises the values of a row as the output holds them.
     fn quantise_output(&self, values: Vec<f64>, head: usize) -> Vec<f64> {
-        let Some(affine) = &self.problem.out_affine else {
+        let Some(affine) = &self.problem.out_quantisation else {
             return values;
         };
         let store = |(d, value): (usize, f64)| {
@@ -373,22 +375,22 @@ impl Call<'_, '_, '_> {
             let slope = self.factor(&slopes.grid, (0, at.1, 0), 0);
             return slopes.bias(slope, slopes.apart(at.2 as i64, key as i64));
         }
-        match &self.problem.pse {
-            Some(rows) => self.element(Operand::PseShift, rows, at, key),
+        match &self.problem.bias {
+            Some(bias) => self.element(TensorRole::Bias, &bias.rows, at, key),
             None => 0.0,
         }
     }
 
     /// The entry of a grid for element `d` of a row; NaN if the tensor does not hold it.
     fn factor(&self, grid: &Grid, at: (usize, usize, usize), d: usize) -> f64 {
-        self.number(grid.operand, grid.dtype, grid.at(at, d))
+        self.number(grid.tensor.role, grid.tensor.dtype, grid.at(at, d))
             .unwrap_or(f64::NAN)
     }
 
     /// Element `d` of a row; NaN if the tensor does not hold it.
     fn element(
         &self,
-        operand: Operand,
+        role: TensorRole,
         rows: &Rows,
         (batch, head, row): (usize, usize, usize),
         d: usize,
@@ -404,12 +406,12 @@ impl Call<'_, '_, '_> {
             rows.dtype
         };
         let index = rows.view.at(batch, head, row) + column;
-        self.number(operand, dtype, index).unwrap_or(f64::NAN)
+        self.number(role, dtype, index).unwrap_or(f64::NAN)
     }
 
     /// An element of a tensor; `None` if the tensor does not hold it.
-    fn number(&self, operand: Operand, dtype: DType, index: i64) -> Option<f64> {
-        let bytes = (self.inputs.bytes)(operand);
+    fn number(&self, role: TensorRole, dtype: DType, index: i64) -> Option<f64> {
+        let bytes = (self.inputs.bytes)(role);
         let index = usize::try_from(index).ok()?;
         if let DType::Int4 | DType::Float4E2M1 = dtype {
             let byte = bytes.get(index / 2)?;

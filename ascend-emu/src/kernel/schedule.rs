@@ -3,11 +3,12 @@
 //! Query blocks are the outer loop of FlashAttention-2 (Dao 2023) and independent of each other. A call with few of them,
 //! such as decode, is split along the keys as well, as in flash decoding; `split_kv` combines the partial results.
 
-use super::attention::{Attention, Sequence};
+use super::attention::Attention;
 use super::epilogue::Epilogue;
 use super::mask::TILE_KEYS;
 use super::online_softmax::OnlineSoftmax;
 use super::scratch::Scratch;
+use super::sequence::Sequence;
 use super::simd::{Kernel, Level, Simd};
 use super::split_kv::SplitKv;
 use super::{decode, prefill};

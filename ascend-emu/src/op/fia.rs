@@ -10,7 +10,8 @@ use crate::observe::{ObservedCall, observer};
 use crate::operator::Addresses;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Failure, Outcome, contain};
-use ascend_spec::fia::{Argument, Arguments, Operand, Problem, Version};
+use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
+use ascend_spec::fia::{Argument, Arguments, CheckedCall, Operand, Version};
 use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported, Violation};
 use std::ops::Range;
 use std::ptr;
@@ -57,11 +58,11 @@ impl FiaOperator {
     ) -> Outcome<Self> {
         let mut touches = Vec::new();
         let call = arguments.call();
-        let problem = call.check(version, target);
-        let problem = problem.map_err(|refusal| refused(version, refusal))?;
-        refuse_crash(&problem, version)?;
-        within_reach(&problem).map_err(Refusal::from)?;
-        problem.touches(&mut |operand, range| {
+        let checked = call.check(version, target);
+        let checked = checked.map_err(|refusal| refused(version, refusal))?;
+        refuse_crash(&checked, version)?;
+        within_reach(&checked.problem).map_err(Refusal::from)?;
+        checked.touches(&mut |operand, range| {
             // A range that no memory could hold is one that no allocation answers for.
             touches.push((operand.argument(), range.unwrap_or(0..u64::MAX)));
         });
@@ -95,9 +96,9 @@ impl FiaOperator {
 }
 
 /// Reports a call of which the operator's host code dies on some hosts, and which others take.
-fn refuse_crash(problem: &Problem<'_>, version: Version) -> Outcome {
+fn refuse_crash(checked: &CheckedCall<'_>, version: Version) -> Outcome {
     let mut outcome = Ok(());
-    problem.each_lint(&mut |lint| {
+    checked.each_lint(&mut |lint| {
         if lint.rule.level == Level::HostCrash && outcome.is_ok() {
             outcome = report_crash(version, &lint, ACLNN_INNER);
         }
@@ -131,7 +132,7 @@ const MOST_BLOCKS: usize = 1 << 26;
 
 /// Whether the kernel can take on a call. Tensors of stride 0 are small however many rows they have, so that memory sets
 /// no limit to them.
-fn within_reach(problem: &Problem<'_>) -> Result<(), Unsupported> {
+fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Unsupported> {
     let unsupported = |feature| Err(Unsupported::new(feature));
     if problem.batch > MOST_BLOCKS {
         // An empty query may have any number of sequences.
@@ -139,7 +140,7 @@ fn within_reach(problem: &Problem<'_>) -> Result<(), Unsupported> {
     }
     let longest = (0..problem.batch).map(|b| problem.kv_len(b)).max();
     let longest = longest.unwrap_or(0);
-    if problem.query_rows > Problem::MOST_ROWS || longest > Problem::MOST_ROWS {
+    if problem.query_rows > CheckedCall::MOST_ROWS || longest > CheckedCall::MOST_ROWS {
         return unsupported("a sequence of more than 20971520 query rows or keys");
     }
     let queries = problem
@@ -219,15 +220,15 @@ impl FiaOperator {
         refuse_overlap(self, at)?;
         let call = self.arguments.call();
         let problem = match call.check(self.version, self.target) {
-            Ok(problem) => problem,
+            Ok(checked) => checked.problem,
             Err(refusal) => return fault(DEVICE_INTERNAL, refusal.to_string()),
         };
-        let base = |operand: Operand| match at.get(operand.argument()) {
+        let base = |role: TensorRole| match at.get(Operand::of_role(role).argument()) {
             0 => ptr::null_mut(),
             address => memory.host(address),
         };
         let buffers = Buffers(&base);
-        // SAFETY: the ranges that `Problem::touches` reports are those of `accesses`: live (the ledger let the launch in),
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `accesses`: live (the ledger let the launch in),
         // claimed by the task that runs this, and, by the check above, with outputs apart from everything else.
         if let Some(bad) = unsafe { kernel::bad_block(&problem, &buffers) } {
             let suspicion = Suspicion {
@@ -264,10 +265,10 @@ mod tests {
     }
 
     fn reached(call: &FiaCall<'_>) -> bool {
-        let problem = call
+        let checked = call
             .check(Version::V1, Target::snapshot(Soc::AtlasA2))
             .unwrap();
-        within_reach(&problem).is_ok()
+        within_reach(&checked.problem).is_ok()
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What came out of a call, against what the oracle says.
 
 use ascend_spec::DType;
-use ascend_spec::fia::{Problem, Rows};
+use ascend_spec::attention_problem::{AttentionProblem, Rows};
 use ascend_spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use half::{bf16, f16};
 
@@ -47,7 +47,7 @@ impl Written<'_> {
     /// other way. Scores of a size of 10 have an error of 1e-6 in single precision.
     pub fn compare(
         &self,
-        problem: &Problem<'_>,
+        problem: &AttentionProblem<'_>,
         attention: &[f64],
         lse: &[f64],
     ) -> Result<(), String> {
@@ -88,11 +88,7 @@ impl Written<'_> {
         let mut lse_gaps = self.softmax_lse.to_vec();
         let mut element = attention.iter();
         let mut rows = lse.iter();
-        let batch = if problem.is_packed() {
-            1
-        } else {
-            problem.batch
-        };
+        let batch = if problem.packed { 1 } else { problem.batch };
         for b in 0..batch {
             for head in 0..problem.heads {
                 for row in 0..problem.query_rows {

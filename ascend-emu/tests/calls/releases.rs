@@ -2,7 +2,8 @@
 
 use super::paths::{CACHES, HALVES, ends, length, pick};
 use super::{Call, Random, cached, desc};
-use ascend_spec::fia::{FiaCall, Operand, Version, Work};
+use ascend_spec::attention_problem::Work;
+use ascend_spec::fia::{FiaCall, Operand, Version};
 use ascend_spec::{DType, Extents, Layout, SparseMode, Target, TensorDesc};
 
 const LAYOUTS: [Layout; 9] = [
@@ -49,12 +50,12 @@ pub fn accepted(seed: u64, target: Target) -> Call {
 /// Whether the contract takes a call, and none of its lints says that the device may leave the tensors.
 pub fn sound(call: &Call) -> bool {
     let described = call.describe();
-    let Ok(problem) = described.check(call.version, call.target) else {
+    let Ok(checked) = described.check(call.version, call.target) else {
         return false;
     };
     let mut overruns = false;
-    problem.each_lint(&mut |lint| overruns |= lint.rule.overruns);
-    problem.work == Work::Attend && !overruns
+    checked.each_lint(&mut |lint| overruns |= lint.rule.overruns);
+    checked.problem.work == Work::Attend && !overruns
 }
 
 /// Head dimensions of query and value, and whether rotary parts go with them.

@@ -6,7 +6,8 @@ use super::rules::{
     Facts, antiquant, ascend950, entry, heads, lengths, lists, mask, mla, mla_antiquant, mla_int8,
     output, packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
 };
-use super::{Cache, Checker, FiaCall, MaskUse, Problem, Route, Version, Work};
+use super::{Cache, CheckedCall, Checker, FiaCall, Route, Version};
+use crate::attention_problem::{MaskUse, Work};
 use crate::layout::Extents;
 use crate::{Cann, DType, Refusal, SparseMode, Target, TensorDesc};
 
@@ -18,7 +19,7 @@ impl<'a> FiaCall<'a> {
     /// # Errors
     /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
     /// compute.
-    pub fn check(&'a self, version: Version, target: Target) -> Result<Problem<'a>, Refusal> {
+    pub fn check(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Refusal> {
         let facts = self.facts(version, target)?;
         let verdict = match facts.checker {
             Checker::Prefill => prefill(&facts),

@@ -10,35 +10,27 @@ mod arguments;
 mod cache;
 mod call;
 mod check;
+mod checked_call;
 mod checker;
-mod grid;
 mod head_shape;
 mod implied;
-mod mask_use;
 mod mxfp8;
 mod operand;
 mod portability;
-mod problem;
 mod quantisation;
 mod resolve;
+mod roles;
 pub mod rules;
-mod slopes;
-mod touches;
 mod unread;
 mod version;
 
 pub use antiquant_mode::AntiquantMode;
 pub use arguments::{Argument, Arguments, FiaCall, Parameter};
 pub use cache::Cache;
+pub use checked_call::{CheckedCall, Route};
 pub use checker::Checker;
-pub use grid::{Affine, Counts, Cut, Cuts, Grid};
 pub use head_shape::HeadShape;
-pub use mask_use::{MaskRows, MaskTensor, MaskUse, TreeMask};
 pub use operand::Operand;
-pub use problem::{
-    Int8Query, KeyValue, Padding, Pages, Prefix, Problem, Route, Rows, Sequence, Work,
-};
 pub use rules::contents::Places;
-pub use slopes::Slopes;
 pub use unread::UnreadLengths;
 pub use version::Version;

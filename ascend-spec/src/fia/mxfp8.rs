@@ -1,9 +1,9 @@
 //! Where the scales of MXFP8 lie: one for 32 elements along the head dimension of query and key, and along the tokens of
 //! the value, in pairs.
 
-use super::grid::{Counts, Cut, Cuts};
+use super::Cache;
 use super::rules::Facts;
-use super::{Affine, Cache, Grid, Operand};
+use crate::attention_problem::{Counts, Cut, Cuts, Grid, ScaleOffset, SmallTensor, TensorRole};
 use crate::{TensorDesc, View};
 
 /// Elements that share a scale.
@@ -14,9 +14,9 @@ pub(super) const PAIR: i64 = 2 * GROUP;
 pub(super) const LANES: i64 = 16;
 
 /// Scales of the query, `[T, N, D/64, 2]`, or grouped by key heads, `[Nk, T, G, D/64, 2]`.
-pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
+pub(super) fn query(f: &Facts<'_>) -> Option<ScaleOffset> {
     let desc = f.call.dequant_scale_query.as_ref()?;
-    let operand = Operand::DequantScaleQuery;
+    let role = TensorRole::QueryScale;
     let (strides, head, slot) = match desc.strides[..] {
         [row, head, pair, slot] => ([0, head, row, pair], Cut::NONE, slot),
         [kv_head, row, head, pair, slot] => {
@@ -30,14 +30,14 @@ pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
         dim: Cut::new(PAIR, GROUP, slot),
         ..Cuts::NONE
     };
-    Some(affine(desc, operand, strides, cuts, Counts::Stored))
+    Some(scales(desc, role, strides, cuts, Counts::Stored))
 }
 
 /// Scales of the key: `[T, Nk, D/64, 2]`; of a cache `[blocks, Nk, block size, D/64, 2]`, or
 /// `[blocks, Nk, block size/16, D/64, 16, 2]` for NZ.
-pub(super) fn key(f: &Facts<'_>) -> Option<Affine> {
+pub(super) fn key(f: &Facts<'_>) -> Option<ScaleOffset> {
     let desc = f.call.key_antiquant_scale.as_ref()?;
-    let operand = Operand::KeyAntiquantScale;
+    let role = TensorRole::KeyScale;
     let (strides, row, slot) = match (f.cache, &desc.strides[..]) {
         (None, &[row, head, pair, slot]) => ([0, head, row, pair], Cut::NONE, slot),
         (Some(Cache::Nz), &[block, head, rows, pair, row, slot]) => {
@@ -51,18 +51,21 @@ pub(super) fn key(f: &Facts<'_>) -> Option<Affine> {
         dim: Cut::new(PAIR, GROUP, slot),
         ..Cuts::NONE
     };
-    Some(affine(desc, operand, strides, cuts, Counts::Stored))
+    Some(scales(desc, role, strides, cuts, Counts::Stored))
 }
 
 /// Scales of the value, whose groups begin anew with each sequence: `[groups, Nk, D, 2]`; of a cache
 /// `[blocks, Nk, block size/64, D, 2]`, or `[blocks, Nk, D/16, block size/64, 16, 2]` for NZ.
-pub(super) fn value(f: &Facts<'_>) -> Option<Affine> {
+pub(super) fn value(f: &Facts<'_>) -> Option<ScaleOffset> {
     let desc = f.call.value_antiquant_scale.as_ref()?;
-    let operand = Operand::ValueAntiquantScale;
+    let role = TensorRole::ValueScale;
     let (strides, dim, slot, counts) = match (f.cache, &desc.strides[..]) {
-        (None, &[pair, head, dim, slot]) => {
-            ([pair, head, pair, dim], Cut::NONE, slot, Counts::Behind)
-        }
+        (None, &[pair, head, dim, slot]) => (
+            [pair, head, pair, dim],
+            Cut::NONE,
+            slot,
+            Counts::Concatenated,
+        ),
         (Some(Cache::Nz), &[block, head, dims, pair, dim, slot]) => {
             let dim = Cut::new(LANES, 1, dim);
             ([block, head, pair, dims], dim, slot, Counts::Stored)
@@ -77,16 +80,16 @@ pub(super) fn value(f: &Facts<'_>) -> Option<Affine> {
         dim,
         ..Cuts::NONE
     };
-    Some(affine(desc, operand, strides, cuts, counts))
+    Some(scales(desc, role, strides, cuts, counts))
 }
 
-fn affine(
+fn scales(
     desc: &TensorDesc,
-    operand: Operand,
+    role: TensorRole,
     [batch, head, row, dim]: [i64; 4],
     cuts: Cuts,
     counts: Counts,
-) -> Affine {
+) -> ScaleOffset {
     let view = View {
         offset: desc.offset,
         batch,
@@ -95,13 +98,12 @@ fn affine(
         dim,
     };
     let scale = Grid {
-        operand,
-        dtype: desc.dtype,
+        tensor: SmallTensor::new(role, desc, desc.dtype),
         view,
         cuts,
         counts,
     };
-    Affine {
+    ScaleOffset {
         scale,
         offset: None,
     }

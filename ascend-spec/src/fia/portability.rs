@@ -1,7 +1,8 @@
 //! Whether other releases take a call, and compute the same of it.
 
 use super::rules::lints::portable::{MEANING, REFUSED};
-use super::{FiaCall, MaskUse, Problem, Version};
+use super::{CheckedCall, FiaCall, Version};
+use crate::attention_problem::{AttentionProblem, MaskUse};
 use crate::rule::broken;
 use crate::{Cann, Refusal, Soc, Target, Violation};
 
@@ -120,7 +121,7 @@ fn refused(target: Target, since: Cann, why: &Violation) -> Violation {
 }
 
 /// What another release computes otherwise, or takes and then ignores.
-fn compare(own: &Problem<'_>, other: &Problem<'_>, report: &mut dyn FnMut(Violation)) {
+fn compare(own: &CheckedCall<'_>, other: &CheckedCall<'_>, report: &mut dyn FnMut(Violation)) {
     let (here, there) = (own.target, other.target);
     if let Some(what) = difference(own, other) {
         report(broken(
@@ -148,24 +149,26 @@ fn compare(own: &Problem<'_>, other: &Problem<'_>, report: &mut dyn FnMut(Violat
 }
 
 /// In what two readings of one call differ.
-fn difference(a: &Problem<'_>, b: &Problem<'_>) -> Option<&'static str> {
+fn difference(own: &CheckedCall<'_>, other: &CheckedCall<'_>) -> Option<&'static str> {
+    let (a, b) = (&own.problem, &other.problem);
     if a.work != b.work {
         return Some("work to do");
     }
-    let sizes = |p: &Problem<'_>| (p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim);
+    let sizes = |p: &AttentionProblem<'_>| (p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim);
     if sizes(a) != sizes(b) || a.rope_dim != b.rope_dim {
         return Some("sizes");
     }
     if (a.query, a.query_rope, a.out, a.lse) != (b.query, b.query_rope, b.out, b.lse) {
         return Some("places of rows in query and output");
     }
-    if (a.pages, a.first, a.kv_list) != (b.pages, b.first, b.kv_list) {
+    if (own.cache, a.pages, a.first, a.list) != (other.cache, b.pages, b.first, b.list) {
         return Some("places of keys and values");
     }
-    let sequence = |p: &Problem<'_>, at| (p.q_len(at), p.kv_len(at));
+    let sequence = |p: &AttentionProblem<'_>, at| (p.q_len(at), p.kv_len(at));
+    let padded = |p: &AttentionProblem<'_>| (p.query_padding.is_some(), p.key_padding.is_some());
     // The lengths that the two read are the same arrays.
-    let both = || a.looked_at();
-    if both().any(|at| sequence(a, at) != sequence(b, at)) || a.padded != b.padded {
+    let both = || a.distinct_sequences();
+    if both().any(|at| sequence(a, at) != sequence(b, at)) || padded(a) != padded(b) {
         return Some("lengths of sequences");
     }
     if a.prefix != b.prefix {
@@ -174,10 +177,17 @@ fn difference(a: &Problem<'_>, b: &Problem<'_>) -> Option<&'static str> {
     if mask(a) != mask(b) || both().any(|at| a.geometry(at) != b.geometry(at)) {
         return Some("keys that mask, mode and tokens hide");
     }
-    if (a.pse, a.slopes, a.sink) != (b.pse, b.slopes, b.sink) {
+    if (a.bias, a.slopes, a.sink) != (b.bias, b.slopes, b.sink) {
         return Some("terms beside the scores (position bias, sink)");
     }
-    let scales = |p: &Problem<'_>| (p.query_affine, p.key_affine, p.value_affine, p.out_affine);
+    let scales = |p: &AttentionProblem<'_>| {
+        (
+            p.query_quantisation,
+            p.key_quantisation,
+            p.value_quantisation,
+            p.out_quantisation,
+        )
+    };
     if scales(a) != scales(b) || a.int8_query != b.int8_query {
         return Some("scales and offsets");
     }
@@ -185,10 +195,10 @@ fn difference(a: &Problem<'_>, b: &Problem<'_>) -> Option<&'static str> {
 }
 
 /// What is read of a mask tensor: element, and the strides of the axes that are walked.
-fn mask(p: &Problem<'_>) -> Option<[i64; 4]> {
+fn mask(p: &AttentionProblem<'_>) -> Option<[i64; 4]> {
     match p.mask {
         MaskUse::Full(mask) => {
-            let single = p.query_rows == 1 && !p.is_packed();
+            let single = p.query_rows == 1 && !p.packed;
             let batch = if p.batch > 1 { mask.batch } else { 0 };
             let row = if single { 0 } else { mask.row };
             Some([mask.offset, batch, row, mask.key])

@@ -1,14 +1,14 @@
 //! The scales and offsets of a call as grids.
 
-use super::grid::{Counts, Cut, Cuts};
 use super::rules::{Facts, output};
-use super::{Affine, AntiquantMode, FiaCall, Grid, Operand};
+use super::{AntiquantMode, FiaCall, Operand};
+use crate::attention_problem::{Counts, Cut, Cuts, Grid, ScaleOffset, SmallTensor, TensorRole};
 use crate::{Axes, TensorDesc, View};
 
 /// Elements of a token that share a scale in [`AntiquantMode::PerTokenGroup`].
 const GROUP: i64 = 32;
 
-/// One value for everything.
+/// The view of a grid with one entry for everything.
 fn scalar(offset: i64) -> View {
     View {
         offset,
@@ -19,11 +19,15 @@ fn scalar(offset: i64) -> View {
     }
 }
 
-fn grid(call: &FiaCall<'_>, operand: Operand, view: View, counts: Counts) -> Option<Grid> {
-    let desc = operand.of(call)?;
+/// The description of the tensor that plays a role.
+fn described<'a>(call: &'a FiaCall<'_>, role: TensorRole) -> Option<&'a TensorDesc> {
+    Operand::of_role(role).of(call)
+}
+
+fn grid(call: &FiaCall<'_>, role: TensorRole, view: View, counts: Counts) -> Option<Grid> {
+    let desc = described(call, role)?;
     Some(Grid {
-        operand,
-        dtype: desc.dtype,
+        tensor: SmallTensor::new(role, desc, desc.dtype),
         view: View {
             offset: view.offset.saturating_add(desc.offset),
             ..view
@@ -39,31 +43,31 @@ fn count(desc: &TensorDesc) -> i64 {
         .unwrap_or(i64::MAX)
 }
 
-/// How key (`half` 0) and value (`half` 1) are antiquantised; `None` if a scale is smaller than its mode needs.
-pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
+/// Dequantisation of the keys (`half` 0) or the values (`half` 1); `None` if a scale is smaller than its mode needs.
+pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
     let call = f.call;
     let split = call.key_antiquant_scale.is_some() && call.value_antiquant_scale.is_some();
     // Ascend 950 has no merged form.
     let few = f.prefill() && f.q.rows > 16 && !f.paged() && !f.target.is_950();
     let (scale, offset, mode) = match (split && !few, half) {
         (true, 0) => (
-            Operand::KeyAntiquantScale,
-            Operand::KeyAntiquantOffset,
+            TensorRole::KeyScale,
+            TensorRole::KeyOffset,
             call.key_antiquant_mode,
         ),
         (true, _) => (
-            Operand::ValueAntiquantScale,
-            Operand::ValueAntiquantOffset,
+            TensorRole::ValueScale,
+            TensorRole::ValueOffset,
             call.value_antiquant_mode,
         ),
         (false, _) => (
-            Operand::AntiquantScale,
-            Operand::AntiquantOffset,
+            TensorRole::KeyValueScale,
+            TensorRole::KeyValueOffset,
             call.antiquant_mode,
         ),
     };
-    let merged = scale == Operand::AntiquantScale;
-    let desc = scale.of(call)?;
+    let merged = scale == TensorRole::KeyValueScale;
+    let desc = described(call, scale)?;
     let mut of = count(desc);
     let mut first = 0;
     if merged {
@@ -124,8 +128,8 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
     if of < need || most < f.longest_key() {
         return None;
     }
-    let offset = match offset.of(call) {
-        Some(desc) if count(desc) < count(scale.of(call)?) => return None,
+    let offset = match described(call, offset) {
+        Some(desc) if count(desc) < count(described(call, scale)?) => return None,
         Some(_) => grid(call, offset, view, counts),
         None => None,
     };
@@ -133,11 +137,11 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<Affine> {
     if mode == AntiquantMode::PerTokenGroup {
         scale.cuts.dim = Cut::shared(GROUP);
     }
-    Some(Affine { scale, offset })
+    Some(ScaleOffset { scale, offset })
 }
 
 /// Dequantisation of a quantised query of the absorbed form: one scale for each row and head.
-pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
+pub(super) fn query(f: &Facts<'_>) -> Option<ScaleOffset> {
     let (n, s) = (f.q.heads, f.q.rows);
     let view = match f.layout.input() {
         Axes::Bsh | Axes::Bsnd | Axes::Tnd => View {
@@ -155,25 +159,25 @@ pub(super) fn query(f: &Facts<'_>) -> Option<Affine> {
             dim: 0,
         },
     };
-    let scale = grid(f.call, Operand::DequantScaleQuery, view, Counts::Stored)?;
-    Some(Affine {
+    let scale = grid(f.call, TensorRole::QueryScale, view, Counts::Stored)?;
+    Some(ScaleOffset {
         scale,
         offset: None,
     })
 }
 
 /// One scale for all of key or value.
-pub(super) fn whole(f: &Facts<'_>, operand: Operand) -> Option<Affine> {
-    let scale = grid(f.call, operand, scalar(0), Counts::Tokens)?;
-    Some(Affine {
+pub(super) fn whole(f: &Facts<'_>, role: TensorRole) -> Option<ScaleOffset> {
+    let scale = grid(f.call, role, scalar(0), Counts::Tokens)?;
+    Some(ScaleOffset {
         scale,
         offset: None,
     })
 }
 
 /// Quantisation of the output: one scale, or one for each head and dimension.
-pub(super) fn output(f: &Facts<'_>) -> Option<Affine> {
-    let desc = Operand::QuantScale2.of(f.call)?;
+pub(super) fn output(f: &Facts<'_>) -> Option<ScaleOffset> {
+    let desc = described(f.call, TensorRole::OutputScale)?;
     let view = if count(desc) == 1 {
         scalar(0)
     } else {
@@ -186,31 +190,31 @@ pub(super) fn output(f: &Facts<'_>) -> Option<Affine> {
     let offset = match &f.call.quant_offset2 {
         Some(offset) if offset.is_empty() => None,
         Some(offset) if count(offset) < count(desc) => return None,
-        Some(_) => grid(f.call, Operand::QuantOffset2, view, Counts::Tokens),
+        Some(_) => grid(f.call, TensorRole::OutputOffset, view, Counts::Tokens),
         None => None,
     };
-    Some(Affine {
-        scale: grid(f.call, Operand::QuantScale2, view, Counts::Tokens)?,
+    Some(ScaleOffset {
+        scale: grid(f.call, TensorRole::OutputScale, view, Counts::Tokens)?,
         offset,
     })
 }
 
 /// One logit a head.
 pub(super) fn sink(f: &Facts<'_>) -> Option<Grid> {
-    by_head(f.call, Operand::LearnableSink)
+    by_head(f.call, TensorRole::Sink)
 }
 
 /// One slope a head.
 pub(super) fn slopes(f: &Facts<'_>) -> Option<Grid> {
-    by_head(f.call, Operand::PseShift)
+    by_head(f.call, TensorRole::Bias)
 }
 
 /// A tensor with one number a head; `None` if it is not given or empty.
-fn by_head(call: &FiaCall<'_>, operand: Operand) -> Option<Grid> {
-    let desc = operand.of(call).filter(|desc| !desc.is_empty())?;
+fn by_head(call: &FiaCall<'_>, role: TensorRole) -> Option<Grid> {
+    let desc = described(call, role).filter(|desc| !desc.is_empty())?;
     let view = View {
         head: desc.strides.first().copied().unwrap_or(0),
         ..scalar(0)
     };
-    grid(call, operand, view, Counts::Tokens)
+    grid(call, role, view, Counts::Tokens)
 }

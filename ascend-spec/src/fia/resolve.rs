@@ -1,10 +1,13 @@
-//! From facts and verdict to the problem that a kernel solves.
+//! Resolution of a call that holds every rule into the problem that a kernel solves.
 
-use super::problem::{Int8Query, KeyValue, Pages, Prefix, Rows};
 use super::rules::ascend950::Kind;
 use super::rules::{Facts, output, padding, prefix, pse};
-use super::{Affine, Cache, Checker, MaskUse, Operand, Problem, Slopes, Work, mxfp8, quantisation};
-use crate::{Axes, DType, SparseMode, TensorDesc, Unsupported, View};
+use super::{Cache, CheckedCall, Checker, FiaCall, Route, mxfp8, quantisation};
+use crate::attention_problem::{
+    AttentionProblem, BiasTensor, ByteRange, Int8Query, KeyValue, KeyValueList, MaskUse, Pages,
+    Prefix, Rows, ScaleOffset, SequenceLengths, Slopes, SmallTensor, TensorRole, Work,
+};
+use crate::{DType, SparseMode, TensorDesc, Unsupported, View};
 
 /// What is to be done, with the mode in force and the use of the mask.
 pub(super) type Verdict = (Work, SparseMode, MaskUse);
@@ -15,10 +18,22 @@ pub(super) type Verdict = (Work, SparseMode, MaskUse);
 /// [`Unsupported`] for calls that the operator leaves unchecked and that hold together too little to compute: a scale
 /// that its mode's grid outgrows, a position bias of another shape, caches of key and value that differ in their axes.
 /// Scales of single tokens with a shared prefix, and prefixes of INT32.
-pub(super) fn resolve<'a>(
+pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall<'a>, Unsupported> {
+    Ok(CheckedCall {
+        call: f.call,
+        target: f.target,
+        checker: f.checker,
+        route: f.route,
+        layout: f.layout,
+        cache: f.cache,
+        problem: problem(f, verdict)?,
+    })
+}
+
+fn problem<'a>(
     f: &Facts<'a>,
     (work, mode, mask): Verdict,
-) -> Result<Problem<'a>, Unsupported> {
+) -> Result<AttentionProblem<'a>, Unsupported> {
     let call = f.call;
     uncomputed(f, work)?;
     let size = |value: i64| usize::try_from(value).unwrap_or(0);
@@ -40,15 +55,15 @@ pub(super) fn resolve<'a>(
     let lse = output::written_lse(call).map(|lse| {
         let packed = TensorDesc::packed(DType::Float, f.layout.lse_shape(f.q));
         let usable = lse.shape == packed.shape && lse.dtype == DType::Float;
-        rows(f.layout.lse_axes(), if usable { lse } else { &packed }, 1)
+        Rows::new(f.layout.lse_axes(), if usable { lse } else { &packed }, 1)
     });
-    let mut problem = Problem {
-        call,
+    let query_lengths = match (f.route, f.packed()) {
+        (Route::Decode, false) => SequenceLengths::All,
+        (_, packed) => SequenceLengths::new(call.actual_seq_lengths, packed),
+    };
+    let axis = f.layout.input().row_axis();
+    let mut problem = AttentionProblem {
         work,
-        target: f.target,
-        checker: f.checker,
-        route: f.route,
-        layout: f.layout,
         batch: size(f.batch),
         heads: size(call.num_heads),
         kv_heads: size(f.kv_heads),
@@ -61,28 +76,41 @@ pub(super) fn resolve<'a>(
         head_dim: size(f.q.dim),
         value_dim: size(value_dim),
         rope_dim: 0,
+        packed: f.packed(),
+        scale: call.scale,
+        query_lengths,
+        key_lengths: SequenceLengths::new(call.actual_seq_lengths_kv, f.packed() && !f.paged()),
+        keys_beyond_table: f.paged() && f.checker == Checker::SplitFuse,
+        query_padding: None,
+        key_padding: None,
         mode,
+        tokens: (call.pre_tokens, call.next_tokens),
         mask,
-        query: rows(f.layout.input(), f.query, f.q.dim),
+        mask_described: call.mask().and_then(ByteRange::described),
+        zeroes_masked_rows: false,
+        query: Rows::new(f.layout.input(), f.query, f.q.dim),
         query_rope: None,
-        out: rows(f.layout.output(), &out, value_dim),
+        out: Rows::new(f.layout.output(), &out, value_dim),
         lse,
-        pse: None,
+        bias: None,
         slopes: None,
         pages: None,
         prefix: None,
         sink: None,
-        query_affine: None,
-        key_affine: None,
-        value_affine: None,
+        query_quantisation: None,
+        key_quantisation: None,
+        value_quantisation: None,
         scaled_rope: false,
         probability_scale: None,
         int8_query: None,
-        out_affine: None,
-        kv_list: f.kv_list,
-        padded: (false, false),
-        all_tokens: false,
+        out_quantisation: None,
         first: keys(f, value_dim),
+        list: f.kv_list.then(|| KeyValueList {
+            keys: call.key,
+            values: call.value,
+            axes: f.layout.input(),
+        }),
+        first_key_rows: f.key.shape.get(axis).copied().map_or(0, size),
     };
     if !attend {
         return Ok(problem);
@@ -97,14 +125,17 @@ pub(super) fn resolve<'a>(
             feature: "a shared prefix (keySharedPrefix) of INT32",
         });
     }
-    problem.padded = (
-        f.prefill() && call.query_padding_size.is_some() && !f.packed(),
-        padding::in_force(f),
-    );
-    if f.target.is_950() && f.kind() == Kind::Antiquant && f.most_rows() == 1 {
-        // One row over quantised keys sees them all, wherever the query's padding puts it.
-        problem.padded.0 = false;
-        problem.all_tokens = true;
+    // One row over quantised keys sees them all, wherever the query's padding puts it.
+    let sees_all = f.target.is_950() && f.kind() == Kind::Antiquant && f.most_rows() == 1;
+    let pads_query = f.prefill() && call.query_padding_size.is_some() && !f.packed() && !sees_all;
+    let small = |role, desc: &TensorDesc| SmallTensor::new(role, desc, DType::Int64);
+    let query_padding = call.query_padding_size.as_ref().filter(|_| pads_query);
+    let pads_keys = padding::in_force(f);
+    let key_padding = call.kv_padding_size.as_ref().filter(|_| pads_keys);
+    problem.query_padding = query_padding.map(|desc| small(TensorRole::QueryPadding, desc));
+    problem.key_padding = key_padding.map(|desc| small(TensorRole::KeyPadding, desc));
+    if sees_all || (problem.is_padded() && mode == SparseMode::DefaultMask) {
+        problem.tokens = (FiaCall::ALL_TOKENS, FiaCall::ALL_TOKENS);
     }
     problem.sink = quantisation::sink(f);
     if let (Some(rope), true) = (&call.query_rope, f.rope()) {
@@ -112,7 +143,7 @@ pub(super) fn resolve<'a>(
         problem.rope_dim = dim as usize;
         problem.query_rope = Some(Rows {
             dtype: rope.dtype,
-            ..rows(f.layout.input(), rope, dim)
+            ..Rows::new(f.layout.input(), rope, dim)
         });
     }
     if pse::slopes(call, f.target) {
@@ -155,23 +186,51 @@ pub(super) fn resolve<'a>(
                 });
             }
         };
-        problem.pse = Some(Rows {
-            view,
-            lanes: 0,
-            dtype: pse.dtype,
+        let axis = |axis: usize| size(pse.shape.get(axis).copied().unwrap_or(0));
+        problem.bias = Some(BiasTensor {
+            rows: Rows {
+                view,
+                lanes: 0,
+                dtype: pse.dtype,
+            },
+            sizes: [0, 1, 2, 3].map(axis),
+            bytes: ByteRange::described(pse),
         });
     }
     quantised(f, &mut problem)?;
-    let by_token = |affine: &Option<Affine>| affine.is_some_and(|it| it.scale.view.row != 0);
+    let by_token = |of: &Option<ScaleOffset>| of.is_some_and(|of| of.scale.view.row != 0);
     if problem.prefix.is_some()
-        && (by_token(&problem.key_affine) || by_token(&problem.value_affine))
+        && (by_token(&problem.key_quantisation) || by_token(&problem.value_quantisation))
     {
         // Which of them belong to the prefix is written nowhere.
         return Err(Unsupported {
             feature: "scales of single tokens with a shared prefix (keySharedPrefix)",
         });
     }
+    problem.zeroes_masked_rows = zeroes_masked_rows(f, &problem);
     Ok(problem)
+}
+
+/// Whether rows whose keys the mask tensor hides all are written as 0: with `inner_precise` 2 and 3, and on Ascend 950 also in
+/// latent attention, and in mode 0 with padding or where tokens leave a row without keys. Elsewhere the operator's additive
+/// masking makes them the mean of the values.
+fn zeroes_masked_rows(f: &Facts<'_>, problem: &AttentionProblem<'_>) -> bool {
+    if f.call.inner_precise & 2 != 0 {
+        return true;
+    }
+    if !f.target.is_950() {
+        return false;
+    }
+    let latent = problem.rope_dim > 0 || (problem.head_dim, problem.value_dim) == (192, 128);
+    let masked = problem.mode == SparseMode::DefaultMask && problem.mask != MaskUse::None;
+    let leaves_rows = |b| {
+        let geometry = problem.geometry(b);
+        let last = geometry.q_len().saturating_sub(1);
+        let empty = |row: u64| geometry.span(row..row + 1).is_empty();
+        geometry.q_len() > 0 && geometry.kv_len() > 0 && (empty(0) || empty(last))
+    };
+    let mut sequences = problem.distinct_sequences();
+    latent || masked && (problem.is_padded() || sequences.any(leaves_rows))
 }
 
 /// What the contract of newer releases and products takes and no kernel computes yet.
@@ -190,41 +249,41 @@ fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Unsupported> {
     Ok(())
 }
 
-fn quantised(f: &Facts<'_>, problem: &mut Problem<'_>) -> Result<(), Unsupported> {
+fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Unsupported> {
     let small = Unsupported {
         feature: "a scale or offset smaller than its mode's grid",
     };
     match f.kind() {
         Kind::Half => {}
         Kind::Antiquant => {
-            problem.key_affine = Some(quantisation::antiquant(f, 0).ok_or(small)?);
-            problem.value_affine = Some(quantisation::antiquant(f, 1).ok_or(small)?);
+            problem.key_quantisation = Some(quantisation::antiquant(f, 0).ok_or(small)?);
+            problem.value_quantisation = Some(quantisation::antiquant(f, 1).ok_or(small)?);
         }
         Kind::Absorbed => {
-            let whole = |operand| quantisation::whole(f, operand).ok_or(small);
-            problem.query_affine = Some(quantisation::query(f).ok_or(small)?);
-            problem.key_affine = Some(whole(Operand::KeyAntiquantScale)?);
-            problem.value_affine = Some(whole(Operand::ValueAntiquantScale)?);
+            let whole = |role| quantisation::whole(f, role).ok_or(small);
+            problem.query_quantisation = Some(quantisation::query(f).ok_or(small)?);
+            problem.key_quantisation = Some(whole(TensorRole::KeyScale)?);
+            problem.value_quantisation = Some(whole(TensorRole::ValueScale)?);
             problem.scaled_rope = true;
         }
         Kind::MxFp8 => {
-            problem.query_affine = Some(mxfp8::query(f).ok_or(small)?);
-            problem.key_affine = Some(mxfp8::key(f).ok_or(small)?);
-            problem.value_affine = Some(mxfp8::value(f).ok_or(small)?);
+            problem.query_quantisation = Some(mxfp8::query(f).ok_or(small)?);
+            problem.key_quantisation = Some(mxfp8::key(f).ok_or(small)?);
+            problem.value_quantisation = Some(mxfp8::value(f).ok_or(small)?);
             problem.probability_scale =
-                quantisation::whole(f, Operand::QuantScale1).map(|affine| affine.scale);
+                quantisation::whole(f, TensorRole::WeightScale).map(|of| of.scale);
         }
         Kind::Tensor => {
-            let scale = |operand| Some(quantisation::whole(f, operand)?.scale);
+            let scale = |role| Some(quantisation::whole(f, role)?.scale);
             problem.int8_query = Some(Int8Query {
-                deq_scale1: scale(Operand::DeqScale1).ok_or(small)?,
-                quant_scale1: scale(Operand::QuantScale1).ok_or(small)?,
-                deq_scale2: scale(Operand::DeqScale2).ok_or(small)?,
+                score_scale: scale(TensorRole::ScoreScale).ok_or(small)?,
+                weight_scale: scale(TensorRole::WeightScale).ok_or(small)?,
+                product_scale: scale(TensorRole::ProductScale).ok_or(small)?,
             });
         }
     }
     if !f.out.dtype.is_half() {
-        problem.out_affine = Some(quantisation::output(f).ok_or(small)?);
+        problem.out_quantisation = Some(quantisation::output(f).ok_or(small)?);
     }
     Ok(())
 }
@@ -258,7 +317,7 @@ fn fitting(f: &Facts<'_>) -> Result<(), Unsupported> {
 fn keys(f: &Facts<'_>, value_dim: i64) -> KeyValue {
     let one = |desc: &TensorDesc, dim: i64| match f.cache {
         Some(cache) => cached(f, cache, desc, dim),
-        None => rows(f.layout.input(), desc, dim),
+        None => Rows::new(f.layout.input(), desc, dim),
     };
     KeyValue {
         list_index: 0,
@@ -337,11 +396,11 @@ fn pages(f: &Facts<'_>) -> Option<Pages> {
     let table = f.call.block_table.as_ref()?;
     let size = |value: i64| usize::try_from(value).unwrap_or(0);
     let stride = |axis: usize| table.strides.get(axis).copied().unwrap_or(0);
+    f.cache?;
     Some(Pages {
-        cache: f.cache?,
         block_size: size(f.call.block_size),
         blocks: size(f.key.shape.first().copied().unwrap_or(0)),
-        offset: table.offset,
+        table: SmallTensor::new(TensorRole::BlockTable, table, DType::Int32),
         row: stride(0),
         column: stride(1),
         columns: size(table.shape.get(1).copied().unwrap_or(0)),
@@ -355,40 +414,11 @@ fn shared_prefix(f: &Facts<'_>) -> Option<Prefix> {
     );
     Some(Prefix {
         len: usize::try_from(prefix::length(f)).unwrap_or(0),
-        key: rows(f.layout.input(), key, f.k.dim),
-        value: rows(f.layout.input(), value, f.v.dim),
+        key: Rows::new(f.layout.input(), key, f.k.dim),
+        value: Rows::new(f.layout.input(), value, f.v.dim),
+        key_bytes: ByteRange::described(key),
+        value_bytes: ByteRange::described(value),
     })
-}
-
-/// Rows of a tensor whose rank the rules have checked.
-pub(super) fn rows(axes: Axes, desc: &TensorDesc, dim: i64) -> Rows {
-    let view = axes.view(desc, dim).unwrap_or(View {
-        offset: 0,
-        batch: 0,
-        head: 0,
-        row: 0,
-        dim: 0,
-    });
-    let view = if desc.dtype == DType::Int32 {
-        // Eight elements in each; side by side whatever the stride says.
-        View {
-            offset: scaled(desc, view.offset),
-            batch: scaled(desc, view.batch),
-            head: match axes {
-                Axes::Bsh => dim,
-                _ => scaled(desc, view.head),
-            },
-            row: scaled(desc, view.row),
-            dim: 1,
-        }
-    } else {
-        view
-    };
-    Rows {
-        view,
-        lanes: 0,
-        dtype: super::rules::unpacked(desc.dtype),
-    }
 }
 
 /// A stride or offset of packed nibbles, counted in nibbles.

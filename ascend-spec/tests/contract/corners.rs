@@ -1,7 +1,7 @@
 //! Calls at the corners of the contract, with the answer that the check list gives: accepted, or refused by a rule.
 
 use crate::paged::paged;
-use ascend_spec::fia::{FiaCall, Problem, Version};
+use ascend_spec::fia::{CheckedCall, FiaCall, Version};
 use ascend_spec::{Cann, DType, Refusal, Soc, Target, TensorDesc};
 
 pub(crate) fn of(dtype: DType, shape: &[i64]) -> TensorDesc {
@@ -50,8 +50,8 @@ pub(crate) fn answers(calls: &[(&str, &str, FiaCall<'_>)]) {
     }
 }
 
-/// What an accepted call resolves to.
-pub(crate) fn problem<'a>(call: &'a FiaCall<'a>) -> Problem<'a> {
+/// An accepted call and what it resolves to.
+pub(crate) fn checked<'a>(call: &'a FiaCall<'a>) -> CheckedCall<'a> {
     call.check(Version::V4, Target::snapshot(Soc::AtlasA2))
         .unwrap()
 }
@@ -103,7 +103,7 @@ fn the_sparse_mode_has_32_bits() {
     for rows in [1, 16] {
         let wide = call(rows, 1 << 32);
         answers(&[("accepted", "0 below", wide.clone())]);
-        let linted = problem(&wide).lint(&[]).unwrap_err();
+        let linted = checked(&wide).lint(&[]).unwrap_err();
         assert_eq!(linted.rule.id, "sparse_mode.wide");
     }
     answers(&[
@@ -146,7 +146,7 @@ fn an_empty_length_array_pads_nothing() {
         (Some(&[9][..]), true),
     ] {
         let call = alone(lengths);
-        assert_eq!(problem(&call).padding_operands().1.is_some(), padded);
+        assert_eq!(checked(&call).problem.key_padding.is_some(), padded);
     }
 }
 
@@ -283,7 +283,7 @@ fn lists_of_int32_are_addressed_by_int4() {
             antiquant_scale: Some(half(&[2])),
             ..FiaCall::new("BNSD")
         };
-        let problem = problem(&call);
+        let problem = checked(&call).problem;
         for (b, keys) in [(0, 32), (1, 30)] {
             let at = problem.key_value(b);
             for rows in [at.key, at.value] {
@@ -439,12 +439,12 @@ fn batches_of_any_size_are_judged_by_the_lengths_that_are_given() {
         quant_offset2: Some(of(DType::Float, &[1])),
         ..FiaCall::new("BNSD")
     };
-    let problem = call
+    let checked = call
         .check(Version::V3, Target::new(Soc::AtlasA2, Cann::V9_0))
         .unwrap();
-    assert_eq!(problem.batch, 1_000_000_000_000);
-    problem.each_lint(&mut |_| {});
-    problem.touches(&mut |_, _| {});
+    assert_eq!(checked.problem.batch, 1_000_000_000_000);
+    checked.each_lint(&mut |_| {});
+    checked.touches(&mut |_, _| {});
     // From 9.1 on the operator bounds the batch.
     let newer = Target::new(Soc::AtlasA2, Cann::V9_1);
     assert!(call.check(Version::V3, newer).is_err());

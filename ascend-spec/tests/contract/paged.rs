@@ -1,6 +1,6 @@
 //! Corners of page attention in the decode path.
 
-use crate::corners::{answers, half, int8, of, problem, with};
+use crate::corners::{answers, checked, half, int8, of, with};
 use ascend_spec::fia::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
@@ -57,7 +57,7 @@ fn single_rows_in_bsh_have_the_head_dimension_of_a_cache_of_three_axes() {
         ("attention_out.shape", "several rows", rows),
     ]);
     let narrow = value(&narrow, 256);
-    assert_eq!(problem(&narrow).value_dim, 64);
+    assert_eq!(checked(&narrow).problem.value_dim, 64);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn the_decode_path_takes_key_caches_of_any_shape() {
         answers(&[("accepted", "key", with(&call, |c| c.key = keys))]);
         answers(&[("accepted", "value", with(&call, |c| c.value = keys))]);
         let call = with(&call, |c| c.key = keys);
-        let linted = problem(&call).lint(&["cache.value_unchecked"]);
+        let linted = checked(&call).lint(&["cache.value_unchecked"]);
         let id = linted.err().map(|violation| violation.rule.id);
         assert_eq!(id, (keys[0] != right[0]).then_some("cache.shape_unchecked"));
     }

@@ -181,13 +181,13 @@ impl OperatorCall<'_> {
 
 /// The rule that refuses a call, if one does: among them those by which the host's code dies, which nothing allows.
 fn refusal(call: &OperatorCall<'_>) -> Option<Violation> {
-    let problem = match call.call.check(call.version, call.target) {
-        Ok(problem) => problem,
+    let checked = match call.call.check(call.version, call.target) {
+        Ok(checked) => checked,
         Err(Refusal::Violation(violation)) => return Some(violation),
         Err(Refusal::Unsupported(_)) => return None,
     };
     let mut crash = None;
-    problem.each_lint(&mut |lint| {
+    checked.each_lint(&mut |lint| {
         if lint.rule.level == Level::HostCrash && crash.is_none() {
             crash = Some(lint);
         }

@@ -45,13 +45,13 @@ pub(super) fn choose(
             since: first.since_cann(),
         });
     };
-    let problem = if version == first {
+    let checked = if version == first {
         checked?
     } else {
         call.check(version, target)?
     };
-    problem.lint(allowed).map_err(told)?;
-    Ok((version, problem.places()))
+    checked.lint(allowed).map_err(told)?;
+    Ok((version, checked.places()))
 }
 
 /// Whether every release of the product from `since` on takes a call and makes the same of it.

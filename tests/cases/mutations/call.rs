@@ -1,7 +1,7 @@
 //! A call that owns what a [`FiaCall`] borrows, so that any of its fields can be changed.
 
 use ascend_attention::case::Case;
-use ascend_attention::spec::fia::{FiaCall, Problem, Version};
+use ascend_attention::spec::fia::{CheckedCall, FiaCall, Version};
 use ascend_attention::spec::{Layout, Refusal, Soc, Target, TensorDesc};
 
 /// A call of one golden case, or one with a field changed.
@@ -65,20 +65,20 @@ impl Call {
         }
     }
 
-    /// Hands the resolved call to `work`; the call is one that the contract takes.
-    pub fn resolved<R>(&self, work: impl FnOnce(&Problem<'_>) -> R) -> R {
+    /// Hands the checked call to `work`; the call is one that the contract takes.
+    pub fn resolved<R>(&self, work: impl FnOnce(&CheckedCall<'_>) -> R) -> R {
         let call = self.borrow();
-        let problem = call.check(Version::oldest_for(&call), Target::snapshot(Soc::AtlasA2));
-        work(&problem.unwrap())
+        let checked = call.check(Version::oldest_for(&call), Target::snapshot(Soc::AtlasA2));
+        work(&checked.unwrap())
     }
 
     /// What the contract says: as the safe layer asks it, with the oldest version that can express the call.
     pub fn answer(&self) -> Answer {
         let call = self.borrow();
         match call.check(Version::oldest_for(&call), Target::snapshot(Soc::AtlasA2)) {
-            Ok(problem) => {
+            Ok(checked) => {
                 let mut lints = Vec::new();
-                problem.each_lint(&mut |lint| lints.push(lint.rule.id));
+                checked.each_lint(&mut |lint| lints.push(lint.rule.id));
                 lints.sort_unstable();
                 lints.dedup();
                 Answer::Lints(lints)

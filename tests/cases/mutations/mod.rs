@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use ascend_attention::spec::TensorDesc;
-use ascend_attention::spec::fia::{Cache, MaskUse, Route, rules};
+use ascend_attention::spec::attention_problem::MaskUse;
+use ascend_attention::spec::fia::{Cache, Route, rules};
 use call::{Answer, Call};
 use table::TABLE;
 
@@ -71,13 +72,14 @@ impl Case {
             }]
         });
         let bs = call.plain.block_size;
-        call.resolved(|problem| {
+        call.resolved(|checked| {
+            let problem = &checked.problem;
             let lens: Vec<i64> = (0..problem.batch)
                 .map(|b| problem.kv_len(b) as i64)
                 .collect();
             let longest = lens.iter().copied().max().unwrap_or(0);
             let key_rows = problem.key_rows as i64;
-            let decode = problem.route == Route::Decode;
+            let decode = checked.route == Route::Decode;
             let used = problem.prefix.map_or(0, |prefix| prefix.len as i64);
             let blocks = |len: i64| if bs > 0 { (len + bs - 1) / bs } else { 0 };
             let mask_keys = match (decode, cache) {
@@ -90,15 +92,16 @@ impl Case {
                 name: name.clone(),
                 query: call.plain.query.unwrap(),
                 out: call.plain.attention_out.unwrap(),
-                route: problem.route,
-                packed: problem.is_packed(),
+                route: checked.route,
+                packed: problem.packed,
                 cache,
                 batch: problem.batch as i64,
                 rows: problem.query_rows as i64,
                 key_rows,
                 dim: problem.head_dim as i64,
                 rope: problem.rope_dim > 0,
-                antiquant: problem.key_affine.is_some() && problem.query_affine.is_none(),
+                antiquant: problem.key_quantisation.is_some()
+                    && problem.query_quantisation.is_none(),
                 compressed: problem.mask == MaskUse::Compressed,
                 window: call.plain.sparse_mode == 4
                     || call.plain.sparse_mode == 0
@@ -107,7 +110,7 @@ impl Case {
                         && call.plain.query_padding_size.is_none()
                         && call.plain.kv_padding_size.is_none(),
                 kv_heads: problem.kv_heads as i64,
-                no_padding: problem.is_packed()
+                no_padding: problem.packed
                     || cache.is_some()
                     || call.key.len() > 1
                     || problem.rope_dim > 0

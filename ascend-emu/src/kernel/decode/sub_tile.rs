@@ -3,7 +3,7 @@
 use super::products::{Outputs, Scores};
 use super::softmax::{CorrectScores, UpdateSoftmax};
 use super::{DecodeBuffers, QUERIES, SUB_TILE_KEYS};
-use crate::kernel::attention::{Attention, Sequence};
+use crate::kernel::attention::Attention;
 use crate::kernel::dequantise::Quantisation;
 use crate::kernel::dequantise::in_registers::HeadDequantise;
 use crate::kernel::kv::PrefetchedRows;
@@ -11,6 +11,7 @@ use crate::kernel::kv::tile_load::{Destination, TileLoad, stride};
 use crate::kernel::kv::tile_rows::{DequantisedRows, LoadedRows, StridedRows, TileRows};
 use crate::kernel::prefetch::{PrefetchPlan, PrefetchRows};
 use crate::kernel::schedule::Task;
+use crate::kernel::sequence::Sequence;
 use crate::kernel::simd::{Simd, Vector};
 use crate::kernel::tensor::input::InPlaceElement;
 use ascend_spec::DType;
@@ -222,11 +223,12 @@ impl SubTile<'_> {
             }
         }
         let at_hand = (&raw const self.rows).cast();
-        let find = |tensor, keys, found| kv.rows_to_prefetch::<T>(tensor, head, keys, (found, end));
-        let distant = find(&kv.value, at_distance(L2_DISTANCE), l2_values);
+        let (far, next) = (at_distance(L2_DISTANCE), at_distance(SUB_TILE_KEYS));
+        let distant = kv.rows_to_prefetch::<T>(&kv.value, head, far, (l2_values, end));
         let of_scores = PrefetchPlan::new(values, distant, at_hand);
-        let next = find(&kv.key, at_distance(SUB_TILE_KEYS), next_keys);
-        let distant = find(&kv.key, at_distance(SUB_TILE_KEYS + L2_DISTANCE), l2_keys);
+        let next = kv.rows_to_prefetch::<T>(&kv.key, head, next, (next_keys, end));
+        let far = at_distance(SUB_TILE_KEYS + L2_DISTANCE);
+        let distant = kv.rows_to_prefetch::<T>(&kv.key, head, far, (l2_keys, end));
         let of_outputs = PrefetchPlan::new(next, distant, at_hand);
         [of_scores, of_outputs]
     }

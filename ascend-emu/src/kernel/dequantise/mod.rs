@@ -9,7 +9,7 @@ pub(crate) mod scale_grid;
 
 use super::Buffers;
 use super::simd::{Simd, Vector, WIDTH};
-use ascend_spec::fia::{Affine, Counts, Grid, Problem};
+use ascend_spec::attention_problem::{AttentionProblem, Counts, Grid, ScaleOffset};
 use in_registers::PerChannelOrToken;
 use scale_grid::ScaleGrid;
 
@@ -40,22 +40,21 @@ impl Quantisation {
     ///
     /// As long as the value is used, the bytes of the tensors of scale and offset may be read.
     pub(crate) unsafe fn new(
-        problem: &Problem<'_>,
+        problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
-        affine: &Affine,
+        of: &ScaleOffset,
         heads: usize,
         dim: usize,
     ) -> Self {
-        let call = problem.call;
         // SAFETY: the caller keeps this contract, for both.
-        let scales = |grid: &Grid| unsafe { ScaleGrid::new(call, buffers, grid, heads, dim) };
-        let counts = affine.scale.counts;
+        let scales = |grid: &Grid| unsafe { ScaleGrid::new(buffers, grid, heads, dim) };
+        let counts = of.scale.counts;
         Quantisation {
-            scale: scales(&affine.scale),
-            offset: affine.offset.as_ref().map(scales),
+            scale: scales(&of.scale),
+            offset: of.offset.as_ref().map(scales),
             counts,
             before: match counts {
-                Counts::Behind => problem.parts_before(&affine.scale),
+                Counts::Concatenated => problem.groups_before(&of.scale),
                 Counts::Tokens | Counts::Stored => Vec::new(),
             },
         }
@@ -73,7 +72,7 @@ impl Quantisation {
         let (batch, row) = match self.counts {
             Counts::Tokens => at.sequence,
             Counts::Stored => at.stored,
-            Counts::Behind => {
+            Counts::Concatenated => {
                 let (sequence, token) = at.sequence;
                 (self.before.get(sequence).copied().unwrap_or(0), token)
             }

@@ -2,7 +2,7 @@
 
 use crate::kernel::Buffers;
 use ascend_spec::DType;
-use ascend_spec::fia::{FiaCall, Operand};
+use ascend_spec::attention_problem::SmallTensor;
 use ascend_spec::minifloat::Float8E8M0;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -22,23 +22,19 @@ unsafe impl Send for ScalarTensor {}
 unsafe impl Sync for ScalarTensor {}
 
 impl ScalarTensor {
-    /// The tensor of `operand`, with elements of type `dtype`, whatever type its description has.
+    /// The elements of a small tensor.
     ///
     /// # Safety
     ///
-    /// As long as the value is used, the bytes that `operand` is described with in `call` may be read.
-    pub(crate) unsafe fn new(
-        call: &FiaCall<'_>,
-        buffers: &Buffers<'_>,
-        operand: Operand,
-        dtype: DType,
-    ) -> Self {
-        let bytes = operand.of(call).and_then(|desc| desc.byte_range());
+    /// As long as the value is used, the bytes of `tensor` may be read.
+    pub(crate) unsafe fn new(buffers: &Buffers<'_>, tensor: &SmallTensor) -> Self {
         let count = |byte: u64| i64::try_from(byte).unwrap_or(i64::MAX);
         ScalarTensor {
-            base: buffers.base(operand),
-            dtype,
-            bytes: bytes.map_or(0..0, |bytes| count(bytes.start)..count(bytes.end)),
+            base: buffers.base(tensor.role),
+            dtype: tensor.dtype,
+            bytes: tensor
+                .bytes
+                .map_or(0..0, |bytes| count(bytes.start)..count(bytes.end)),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::scalars::ScalarTensor;
 use crate::kernel::Buffers;
 use crate::kernel::simd::{Vector, WIDTH};
-use ascend_spec::fia::{Cuts, FiaCall, Grid};
+use ascend_spec::attention_problem::{Cuts, Grid};
 
 /// A grid of scales or offsets.
 #[derive(Debug)]
@@ -23,15 +23,9 @@ impl ScaleGrid {
     /// # Safety
     ///
     /// As long as the value is used, the bytes of the grid's tensor may be read.
-    pub(crate) unsafe fn new(
-        call: &FiaCall<'_>,
-        buffers: &Buffers<'_>,
-        grid: &Grid,
-        heads: usize,
-        dim: usize,
-    ) -> Self {
+    pub(crate) unsafe fn new(buffers: &Buffers<'_>, grid: &Grid, heads: usize, dim: usize) -> Self {
         // SAFETY: the caller keeps this contract.
-        let scalars = unsafe { ScalarTensor::new(call, buffers, grid.operand, grid.dtype) };
+        let scalars = unsafe { ScalarTensor::new(buffers, &grid.tensor) };
         let vectors = dim.div_ceil(WIDTH);
         let per_group = grid.cuts != Cuts::NONE;
         let mut channels = Vec::new();

@@ -2,8 +2,7 @@
 
 use crate::kernel::Buffers;
 use crate::kernel::dequantise::scalars::ScalarTensor;
-use ascend_spec::DType;
-use ascend_spec::fia::{Operand, Pages, Problem};
+use ascend_spec::attention_problem::{AttentionProblem, Pages};
 use std::fmt;
 
 /// An entry of the block table that names no block of the cache.
@@ -50,7 +49,6 @@ impl BlockIds {
     ///
     /// The bytes of the block table may be read.
     pub(crate) unsafe fn read(
-        problem: &Problem<'_>,
         buffers: &Buffers<'_>,
         pages: &Pages,
         sequence: usize,
@@ -59,7 +57,7 @@ impl BlockIds {
         let mut blocks = Vec::new();
         // SAFETY: the caller keeps this contract.
         unsafe {
-            each_entry(problem, buffers, pages, sequence, keys, &mut |entry| {
+            each_entry(buffers, pages, sequence, keys, &mut |entry| {
                 blocks.push(entry.ok());
             });
         }
@@ -88,7 +86,6 @@ impl BlockIds {
 ///
 /// As for [`BlockIds::read`].
 unsafe fn each_entry(
-    problem: &Problem<'_>,
     buffers: &Buffers<'_>,
     pages: &Pages,
     sequence: usize,
@@ -96,10 +93,9 @@ unsafe fn each_entry(
     visit: &mut dyn FnMut(Result<u32, BadBlock>),
 ) {
     // SAFETY: the caller keeps this contract.
-    let table =
-        unsafe { ScalarTensor::new(problem.call, buffers, Operand::BlockTable, DType::Int32) };
+    let table = unsafe { ScalarTensor::new(buffers, &pages.table) };
     let step = |index: usize, stride: i64| (index as i64).saturating_mul(stride);
-    let row = pages.offset.saturating_add(step(sequence, pages.row));
+    let row = pages.table.offset.saturating_add(step(sequence, pages.row));
     for column in 0..keys.div_ceil(pages.block_size.max(1)) {
         let block = table
             .integer(row.saturating_add(step(column, pages.column)))
@@ -121,14 +117,17 @@ unsafe fn each_entry(
 /// # Safety
 ///
 /// The bytes of the block table may be read.
-pub(crate) unsafe fn first_bad(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
+pub(crate) unsafe fn first_bad(
+    problem: &AttentionProblem<'_>,
+    buffers: &Buffers<'_>,
+) -> Option<BadBlock> {
     let pages = problem.pages.as_ref()?;
     let mut bad = None;
     for sequence in 0..problem.batch {
         let keys = problem.kv_len(sequence);
         // SAFETY: the caller keeps this contract.
         unsafe {
-            each_entry(problem, buffers, pages, sequence, keys, &mut |entry| {
+            each_entry(buffers, pages, sequence, keys, &mut |entry| {
                 bad = bad.or(entry.err());
             });
         }

@@ -2,9 +2,10 @@
 
 use super::KvTensor;
 use super::tile_rows::{StridedRows, TileRow, TileRows};
-use crate::kernel::attention::{Attention, Sequence};
+use crate::kernel::attention::Attention;
 use crate::kernel::dequantise::Quantisation;
 use crate::kernel::mask::TILE_KEYS;
+use crate::kernel::sequence::Sequence;
 use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH, all_zero};
 use crate::kernel::tensor::input::{InPlaceElement, InputTensor};
 use half::{bf16, f16};

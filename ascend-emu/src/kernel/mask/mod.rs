@@ -4,7 +4,8 @@ pub(crate) mod summary;
 pub(crate) mod tensor;
 pub(crate) mod window;
 
-use super::attention::{Attention, Sequence};
+use super::attention::Attention;
+use super::sequence::Sequence;
 use ascend_spec::Tile;
 use std::ops::Range;
 use summary::Coverage;

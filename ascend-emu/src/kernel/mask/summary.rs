@@ -3,8 +3,8 @@
 //! It is made once for a call, so that a head need not read the bytes of KV tiles that are hidden or visible as a whole. It
 //! takes one byte for 256 of the tensor's.
 
-use crate::kernel::attention::Sequence;
 use crate::kernel::mask::tensor::MaskTensor;
+use crate::kernel::sequence::Sequence;
 use std::ops::Range;
 
 /// Number of rows, and of keys, of a cell.

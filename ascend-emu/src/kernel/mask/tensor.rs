@@ -2,7 +2,7 @@
 
 use crate::kernel::Buffers;
 use crate::kernel::prefetch::{CACHE_LINE, CacheLevel, prefetch};
-use ascend_spec::fia::{MaskRows, Operand, Problem};
+use ascend_spec::attention_problem::{AttentionProblem, MaskRows, TensorRole};
 use std::ops::Range;
 
 /// Prefetch distance, in rows of the mask.
@@ -28,11 +28,11 @@ impl MaskTensor {
     /// # Safety
     ///
     /// As long as the value is used, the bytes of the mask that the problem touches may be read.
-    pub(crate) unsafe fn new(problem: &Problem<'_>, buffers: &Buffers<'_>) -> Self {
+    pub(crate) unsafe fn new(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Self {
         let bytes = problem.mask_bytes();
         let count = |byte: u64| i64::try_from(byte).unwrap_or(i64::MAX);
         MaskTensor {
-            base: buffers.base(Operand::AttenMask),
+            base: buffers.base(TensorRole::Mask),
             bytes: bytes.map_or(0..0, |bytes| count(bytes.start)..count(bytes.end)),
         }
     }

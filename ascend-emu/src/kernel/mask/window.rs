@@ -3,9 +3,10 @@
 //! The rows of a mask lie far apart, often at a distance that is a power of two. Reading a whole window of each row uses the
 //! cache lines that it brings in, which reading one KV tile at a time would evict before the next one.
 
-use crate::kernel::attention::{Attention, Sequence};
+use crate::kernel::attention::Attention;
 use crate::kernel::mask::TILE_KEYS;
 use crate::kernel::mask::summary::Coverage;
+use crate::kernel::sequence::Sequence;
 use std::ops::Range;
 
 /// Largest number of keys of a window.

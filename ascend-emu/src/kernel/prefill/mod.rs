@@ -27,13 +27,14 @@ mod buffers;
 mod products;
 mod softmax;
 
-use super::attention::{Attention, Sequence};
+use super::attention::Attention;
 use super::kv::tile_load::{Destination, TileLoad};
 use super::mask::{TILE_KEYS, find_visible};
 use super::online_softmax::OnlineSoftmax;
 use super::position_bias::read_bias;
 use super::prefetch::TilePrefetch;
 use super::schedule::{Task, TaskContext};
+use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, WIDTH, all_finite};
 use ascend_spec::Tile;
 use buffers::{BlockBuffers, QueryTile};

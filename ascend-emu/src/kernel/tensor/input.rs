@@ -4,7 +4,7 @@ use super::element::Element;
 use super::strided::{ReadTensor, Sizes, Strided};
 use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH};
 use ascend_spec::DType;
-use ascend_spec::fia::Rows;
+use ascend_spec::attention_problem::Rows;
 use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, HiFloat8};
 use half::{bf16, f16};
 use std::ops::Range;

@@ -5,7 +5,7 @@ use super::strided::{Sizes, WriteTensor};
 use crate::kernel::dequantise::Quantisation;
 use crate::kernel::simd::{Simd, Vector};
 use ascend_spec::DType;
-use ascend_spec::fia::Rows;
+use ascend_spec::attention_problem::Rows;
 use ascend_spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use half::{bf16, f16};
 

@@ -6,7 +6,7 @@
 
 use super::element::Element;
 use crate::kernel::simd::{Simd, Vector, WIDTH};
-use ascend_spec::fia::Rows;
+use ascend_spec::attention_problem::Rows;
 use ascend_spec::{Extents, View};
 use std::ops::Range;
 

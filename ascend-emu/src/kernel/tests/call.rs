@@ -4,25 +4,26 @@ use super::calls::Call;
 use super::data::Data;
 use crate::kernel::simd::Level;
 use ascend_spec::DType;
-use ascend_spec::fia::Problem;
+use ascend_spec::attention_problem::AttentionProblem;
 
 impl Call {
     /// Hands the call and its data to `work`; the tensors of the query's type hold `held`.
     pub(super) fn with<R>(
         &self,
         held: Option<DType>,
-        work: impl FnOnce(&Problem<'_>, &mut Data) -> R,
+        work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R,
     ) -> R {
         let call = self.describe();
-        let problem = match call.check(self.version, self.target) {
-            Ok(problem) => problem,
+        let checked = match call.check(self.version, self.target) {
+            Ok(checked) => checked,
             Err(refusal) => panic!("{refusal}\n{self:?}"),
         };
-        let mut data = Data::new(&problem, held.unwrap_or(problem.dtype()), self.seed);
+        let held = held.unwrap_or(checked.problem.dtype());
+        let mut data = Data::new(&checked, held, self.seed);
         for (operand, bytes) in &self.contents {
             data.put(*operand, bytes.iter().copied());
         }
-        work(&problem, &mut data)
+        work(&checked.problem, &mut data)
     }
 
     /// Runs the call and compares all of output and log-sum-exp with the oracle.

@@ -2,7 +2,8 @@
 
 use super::data::Data;
 use crate::kernel::simd::Level;
-use ascend_spec::fia::{FiaCall, Operand, Problem, Version};
+use ascend_spec::attention_problem::AttentionProblem;
+use ascend_spec::fia::{FiaCall, Operand, Version};
 use ascend_spec::{DType, Dims, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 use std::fmt;
 
@@ -98,7 +99,7 @@ impl Case {
     }
 
     /// Hands the call and its data to `work`.
-    pub(super) fn with<R>(&self, work: impl FnOnce(&Problem<'_>, &mut Data) -> R) -> R {
+    pub(super) fn with<R>(&self, work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R) -> R {
         let described = self.described_dtype();
         let axes = self.layout.input();
         let spread = |mut desc: TensorDesc| {
@@ -154,16 +155,16 @@ impl Case {
             }
             None => None,
         };
-        let problem = match call.check(Version::V3, Target::snapshot(Soc::AtlasA2)) {
-            Ok(problem) => problem,
+        let checked = match call.check(Version::V3, Target::snapshot(Soc::AtlasA2)) {
+            Ok(checked) => checked,
             Err(refusal) => panic!("{refusal}\n{self:?}"),
         };
 
-        let mut data = Data::new(&problem, self.dtype, self.seed);
+        let mut data = Data::new(&checked, self.dtype, self.seed);
         if let Some(mask) = &self.mask {
             data.put(Operand::AttenMask, mask.bytes.iter().copied());
         }
-        work(&problem, &mut data)
+        work(&checked.problem, &mut data)
     }
 
     /// Runs the call and compares all of output and log-sum-exp with the oracle.

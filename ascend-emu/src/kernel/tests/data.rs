@@ -6,7 +6,8 @@ use super::calls::contents::{fill, is_rows, operands, reach};
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, RunOptions, run_under};
-use ascend_spec::fia::{Operand, Problem, Rows};
+use ascend_spec::attention_problem::{AttentionProblem, Rows, TensorRole};
+use ascend_spec::fia::{CheckedCall, Operand};
 use ascend_spec::{DType, MaskGeometry};
 use std::collections::HashMap;
 use std::ptr;
@@ -71,8 +72,8 @@ pub(super) struct Data {
 impl Data {
     /// Random numbers in every input, poison in the outputs. With `dtype` FLOAT, the tensors of the problem's own type
     /// hold single precision instead.
-    pub(super) fn new(problem: &Problem<'_>, dtype: DType, seed: u64) -> Self {
-        let call = problem.call;
+    pub(super) fn new(checked: &CheckedCall<'_>, dtype: DType, seed: u64) -> Self {
+        let (call, problem) = (checked.call, &checked.problem);
         let mut random = Random(seed);
         let mut of = HashMap::new();
         for operand in operands(call) {
@@ -117,12 +118,15 @@ impl Data {
             .iter_mut()
             .map(|(&operand, tensor)| (operand, tensor.bytes_mut().as_mut_ptr()))
             .collect();
-        let base = |operand| base.get(&operand).copied().unwrap_or(ptr::null_mut());
+        let base = |role: TensorRole| {
+            let tensor = base.get(&Operand::of_role(role));
+            tensor.copied().unwrap_or(ptr::null_mut())
+        };
         work(&Buffers(&base))
     }
 
     /// Runs the kernels.
-    pub(super) fn run(&mut self, problem: &Problem<'_>, level: Level) {
+    pub(super) fn run(&mut self, problem: &AttentionProblem<'_>, level: Level) {
         let dtype = self.dtype;
         let geometry = self.geometry;
         let bytes = AtomicUsize::new(0);
@@ -140,8 +144,8 @@ impl Data {
     }
 
     /// What the oracle computes.
-    pub(super) fn oracle(&self, problem: &Problem<'_>) -> Outputs {
-        let bytes = |operand| self.bytes(operand);
+    pub(super) fn oracle(&self, problem: &AttentionProblem<'_>) -> Outputs {
+        let bytes = |role| self.bytes(Operand::of_role(role));
         let inputs = Inputs {
             dtype: self.dtype,
             bytes: &bytes,
@@ -170,7 +174,11 @@ impl Data {
     }
 
     /// Compares both outputs with the oracle's; nothing else may have changed.
-    pub(super) fn compare(&self, problem: &Problem<'_>, want: &Outputs) -> Result<(), String> {
+    pub(super) fn compare(
+        &self,
+        problem: &AttentionProblem<'_>,
+        want: &Outputs,
+    ) -> Result<(), String> {
         self.written()
             .compare(problem, &want.attention, &want.lse)?;
         if self.of.values().any(|tensor| !tensor.intact()) {

@@ -5,12 +5,13 @@ use super::case::{Case, Mask};
 use super::data::{Data, levels};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, UnsupportedType, run};
-use ascend_spec::fia::{FiaCall, Operand, Problem, Version, Work};
+use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
+use ascend_spec::fia::{FiaCall, Operand, Version};
 use ascend_spec::{DType, Layout, Soc, SparseMode, Target, TensorDesc};
 use rayon::ThreadPoolBuilder;
 use std::ptr;
 
-fn each(case: &Case, test: impl Fn(&Problem<'_>, &mut Data, Level)) {
+fn each(case: &Case, test: impl Fn(&AttentionProblem<'_>, &mut Data, Level)) {
     for level in levels() {
         case.with(|problem, tensors| test(problem, tensors, level));
     }
@@ -24,7 +25,7 @@ fn shapes() -> [Case; 2] {
     ]
 }
 
-fn is_blank(problem: &Problem<'_>, tensors: &Data, at: (usize, usize, usize)) -> bool {
+fn is_blank(problem: &AttentionProblem<'_>, tensors: &Data, at: (usize, usize, usize)) -> bool {
     let zero = (0..problem.value_dim).all(|d| tensors.output(&problem.out, at, d) == 0.0);
     zero && tensors.lse(&problem.lse.unwrap(), at) == f64::INFINITY
 }
@@ -359,16 +360,17 @@ fn empty_keys_fill_and_empty_queries_do_nothing() {
             call.attention_out = Some(half(rows));
             call.softmax_lse = Some(desc(DType::Float, &[2, 4, rows, 1]));
             call.softmax_lse_flag = true;
-            let problem = call
+            let checked = call
                 .check(Version::V1, Target::snapshot(Soc::AtlasA2))
                 .unwrap();
+            let problem = checked.problem;
             assert_eq!(problem.work, work);
             let mut out = vec![0xff; 2 * 4 * 5 * 16 * 2];
             let mut lse = vec![0xff; 2 * 4 * 5 * 4];
             let outputs = [out.as_mut_ptr(), lse.as_mut_ptr()];
-            let base = |operand| match operand {
-                Operand::AttentionOut => outputs[0],
-                Operand::SoftmaxLse => outputs[1],
+            let base = |role| match role {
+                TensorRole::Output => outputs[0],
+                TensorRole::LogSumExp => outputs[1],
                 _ => ptr::null_mut(),
             };
             let buffers = Buffers(&base);

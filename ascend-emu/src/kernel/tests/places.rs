@@ -6,7 +6,8 @@ use super::calls::{Call, desc};
 use super::data::Data;
 use crate::kernel::bad_block;
 use crate::kernel::simd::Level;
-use ascend_spec::fia::{Operand, Problem, Version};
+use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
+use ascend_spec::fia::{Operand, Version};
 use ascend_spec::{Cann, DType, Extents, Layout, Soc, Target, TensorDesc};
 use half::{bf16, f16};
 
@@ -47,7 +48,7 @@ fn gives(call: &Call, want: impl Fn(usize, usize, usize) -> f64) {
 
 /// [`gives`], by batch entry.
 fn gives_each(call: &Call, want: impl Fn(usize, usize, usize, usize) -> f64) {
-    call.with(None, |problem: &Problem<'_>, data: &mut Data| {
+    call.with(None, |problem: &AttentionProblem<'_>, data: &mut Data| {
         let oracle = data.oracle(problem);
         data.run(problem, Level::detect());
         let (heads, rows, dim) = (problem.heads, problem.query_rows, problem.value_dim);
@@ -279,8 +280,8 @@ fn each_sequence_of_a_list_has_its_own_rotary_part() {
         gives_each(&call, |b, _, _, _| (100 * b + 10 * b + 1) as f64);
         call.with(None, |problem, _| {
             let mut touched = Vec::new();
-            problem.touches(&mut |operand, bytes| {
-                if operand == Operand::KeyRope {
+            problem.touches(&mut |role, bytes| {
+                if role == TensorRole::KeyRope {
                     touched.push(bytes);
                 }
             });

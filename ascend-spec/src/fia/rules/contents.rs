@@ -1,6 +1,7 @@
 //! What no description of a call shows: the numbers in device memory that name places in other tensors.
 
-use crate::fia::{Parameter, Problem, Work};
+use crate::attention_problem::Work;
+use crate::fia::{CheckedCall, Parameter};
 use crate::rule::{broken, rules};
 use crate::{Rule, Violation};
 use std::iter;
@@ -39,21 +40,23 @@ pub struct Places {
     key_padding: Option<i64>,
 }
 
-impl Problem<'_> {
+impl CheckedCall<'_> {
     /// Bounds of what the call reads on the device and takes for places; `None` if it reads nothing of the kind.
     pub fn places(&self) -> Option<Places> {
-        if self.work == Work::Nothing {
+        let problem = &self.problem;
+        if problem.work == Work::Nothing {
             return None;
         }
-        let (query, key) = self.padding_operands();
-        let pages = self.pages.as_ref().filter(|_| self.work == Work::Attend);
+        let (query, key) = (problem.query_padding, problem.key_padding);
+        let attends = problem.work == Work::Attend;
+        let pages = problem.pages.as_ref().filter(|_| attends);
         if pages.is_none() && query.is_none() && key.is_none() {
             return None;
         }
         let needed: Vec<usize> = match pages {
-            Some(pages) => self
-                .looked_at()
-                .map(|b| self.kv_len(b).div_ceil(pages.block_size.max(1)))
+            Some(pages) => problem
+                .distinct_sequences()
+                .map(|b| problem.kv_len(b).div_ceil(pages.block_size.max(1)))
                 .collect(),
             None => Vec::new(),
         };
@@ -63,19 +66,22 @@ impl Problem<'_> {
         };
         Some(Places {
             blocks: pages.map_or(0, |pages| pages.blocks),
-            batch: if needed.is_empty() { 0 } else { self.batch },
+            batch: if needed.is_empty() { 0 } else { problem.batch },
             most_needed: needed.iter().copied().max().unwrap_or(0),
             needed,
             query_padding: query.map(|_| {
                 room(
-                    self.query_rows,
-                    self.looked_at().map(|b| self.q_len(b)).max(),
+                    problem.query_rows,
+                    problem.distinct_sequences().map(|b| problem.q_len(b)).max(),
                 )
             }),
             key_padding: key.map(|_| {
                 room(
-                    self.key_rows,
-                    self.looked_at().map(|b| self.kv_len(b)).max(),
+                    problem.key_rows,
+                    problem
+                        .distinct_sequences()
+                        .map(|b| problem.kv_len(b))
+                        .max(),
                 )
             }),
         })

@@ -1,6 +1,7 @@
 //! Actual sequence lengths of layouts with a batch axis, and what a length array says.
 
 use super::Facts;
+use crate::attention_problem::SequenceLengths;
 use crate::fia::FiaCall;
 use crate::fia::rules::one_or::OneOr;
 use crate::rule::{broken, require, rules};
@@ -69,33 +70,9 @@ pub(in crate::fia) fn apart(ends: &[i64], most: i64, otherwise: &'static str) ->
     }
 }
 
-/// Entry `b` of a length array: an empty one means `all`, one entry stands for every sequence.
-pub(in crate::fia) fn entry(lengths: Option<&[i64]>, all: i64, b: usize) -> i64 {
-    match lengths {
-        None | Some([]) => all,
-        Some(&[one]) => one,
-        Some(several) => several.get(b).copied().unwrap_or(0),
-    }
-}
-
-/// Length of sequence `b` in an array of cumulative ends.
-pub(in crate::fia) fn between_ends(ends: Option<&[i64]>, b: usize) -> i64 {
-    let ends = ends.unwrap_or(&[]);
-    let end = ends.get(b).copied().unwrap_or(0);
-    let start = match b.checked_sub(1) {
-        Some(before) => ends.get(before).copied().unwrap_or(0),
-        None => 0,
-    };
-    end.saturating_sub(start)
-}
-
 /// Query length of sequence `b` of `rows` rows.
 pub(in crate::fia) fn q_len(call: &FiaCall<'_>, layout: Layout, rows: i64, b: usize) -> i64 {
-    if layout.is_packed() {
-        between_ends(call.actual_seq_lengths, b)
-    } else {
-        entry(call.actual_seq_lengths, rows, b)
-    }
+    SequenceLengths::new(call.actual_seq_lengths, layout.is_packed()).of(b, rows)
 }
 
 /// Key length of sequence `b`, whose tensor has `rows` rows.
@@ -106,11 +83,8 @@ pub(in crate::fia) fn kv_len(
     rows: i64,
     b: usize,
 ) -> i64 {
-    if layout.is_packed() && !paged {
-        between_ends(call.actual_seq_lengths_kv, b)
-    } else {
-        entry(call.actual_seq_lengths_kv, rows, b)
-    }
+    let cumulative = layout.is_packed() && !paged;
+    SequenceLengths::new(call.actual_seq_lengths_kv, cumulative).of(b, rows)
 }
 
 /// How many sequences from the first on are to be looked at so that none is left out: those behind what the arrays and

@@ -4,7 +4,8 @@ use crate::fia::rules::one_or::OneOr;
 use std::fmt;
 
 use super::{Facts, packed, padding, prefix, quant};
-use crate::fia::{MaskTensor, MaskUse, Route};
+use crate::attention_problem::{MaskTensor, MaskUse};
+use crate::fia::Route;
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
 use crate::{Cann, Dims, Operator, Refusal, SparseMode, TensorDesc};

@@ -3,7 +3,8 @@
 use super::mla::{CACHE, FULL_QUANT, LSE, MODE, OUT, PRECISE, TREE, dims, paired};
 use super::unified::masks::{TREE_MODE, drafts};
 use super::{Facts, Given, packed};
-use crate::fia::{Cache, FiaCall, MaskUse};
+use crate::attention_problem::MaskUse;
+use crate::fia::{Cache, FiaCall};
 use crate::layout::Extents;
 use crate::rule::require;
 use crate::{Cann, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};

@@ -1,6 +1,7 @@
 //! Packed sequences (TND, NTD_TND) in the prefill path.
 
 use super::{Facts, lengths};
+use crate::attention_problem::SequenceLengths;
 use crate::fia::FiaCall;
 use crate::rule::{broken, require, rules};
 use crate::{DType, Layout, Refusal, SparseMode};
@@ -292,6 +293,7 @@ pub(in crate::fia) fn batch(call: &crate::fia::FiaCall<'_>) -> i64 {
 
 /// Longest query of a batch.
 pub(in crate::fia) fn longest_query(f: &Facts<'_>) -> i64 {
-    let len = |b| lengths::between_ends(f.call.actual_seq_lengths, b);
+    let ends = SequenceLengths::new(f.call.actual_seq_lengths, true);
+    let len = |b| ends.of(b, f.q.rows);
     f.sequences().map(len).max().unwrap_or(0)
 }

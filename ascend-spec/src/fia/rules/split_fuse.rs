@@ -1,7 +1,7 @@
 //! The split-fuse path of packed rows: it looks at little, and takes the rest on trust.
 
 use super::{Facts, packed, paged, sink};
-use crate::fia::MaskUse;
+use crate::attention_problem::MaskUse;
 use crate::rule::{require, rules};
 use crate::{Refusal, SparseMode};
 

@@ -166,7 +166,8 @@ fn a_call_that_holds_every_rule_says_what_to_compute() {
     };
     let problem = call
         .check(Version::V1, Target::snapshot(Soc::AtlasA3))
-        .unwrap();
+        .unwrap()
+        .problem;
     assert_eq!(
         (
             problem.batch,

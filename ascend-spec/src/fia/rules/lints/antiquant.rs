@@ -1,7 +1,8 @@
 //! Antiquantisation of key and value.
 
 use super::{Report, lint};
-use crate::fia::{Affine, Checker, Operand, Problem, Route};
+use crate::attention_problem::{Grid, ScaleOffset};
+use crate::fia::{CheckedCall, Checker, Operand, Route};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
@@ -30,7 +31,7 @@ rules! {
         "drop keyRopeAntiquantScale: it is reserved";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     lint!(
         report,
@@ -39,7 +40,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         "a tensor",
         "none",
     );
-    let affines = [&p.key_affine, &p.value_affine];
+    let affines = [&p.problem.key_quantisation, &p.problem.value_quantisation];
     let mut used = affines.into_iter().flatten().flat_map(grids);
     for operand in [
         Operand::AntiquantScale,
@@ -59,7 +60,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     }
     let merged = used.clone().any(|grid| grid == Operand::AntiquantScale);
     let split = used.any(|grid| grid == Operand::KeyAntiquantScale);
-    let query = p.query_affine.is_some();
+    let query = p.problem.query_quantisation.is_some();
     for (mode, counts, name) in [
         (call.antiquant_mode, merged, "antiquantMode"),
         (call.key_antiquant_mode, split, "keyAntiquantMode"),
@@ -84,10 +85,10 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     lint!(
         report,
         p.route != Route::Decode
-            || p.first.key.dtype != DType::Int4
-            || p.head_dim.is_multiple_of(64),
+            || p.problem.first.key.dtype != DType::Int4
+            || p.problem.head_dim.is_multiple_of(64),
         UNALIGNED,
-        p.head_dim,
+        p.problem.head_dim,
         "multiples of 64",
     );
     // Ascend 950 looks at them itself.
@@ -96,7 +97,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     }
     if split && (call.key_antiquant_mode, call.value_antiquant_mode) == (0, 1) {
         let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-        let (batch, keys) = (size(p.batch), size(p.key_rows));
+        let (batch, keys) = (size(p.problem.batch), size(p.problem.key_rows));
         if let Some(scale) = &call.value_antiquant_scale {
             let fits = matches!(scale.shape[..], [b, s] | [1, b, s] if b == batch && s >= keys);
             lint!(
@@ -110,25 +111,29 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     }
 }
 
-/// The tensors of a conversion.
-fn grids(affine: &Affine) -> impl Iterator<Item = Operand> + Clone {
-    let offset = affine.offset.as_ref().map(|grid| grid.operand);
-    [Some(affine.scale.operand), offset].into_iter().flatten()
+/// The tensors of scale and offset.
+fn grids(of: &ScaleOffset) -> impl Iterator<Item = Operand> + Clone {
+    let operand = |grid: Grid| Operand::of_role(grid.tensor.role);
+    let offset = of.offset.map(operand);
+    [Some(operand(of.scale)), offset].into_iter().flatten()
 }
 
-fn dtypes(p: &Problem<'_>, merged: bool, report: Report<'_>) {
+fn dtypes(p: &CheckedCall<'_>, merged: bool, report: Report<'_>) {
     let call = p.call;
     let modes = if merged {
         [call.antiquant_mode; 2]
     } else {
         [call.key_antiquant_mode, call.value_antiquant_mode]
     };
-    for (affine, mode) in [&p.key_affine, &p.value_affine].into_iter().zip(modes) {
+    for (affine, mode) in [&p.problem.key_quantisation, &p.problem.value_quantisation]
+        .into_iter()
+        .zip(modes)
+    {
         // Per-channel scales of few prefill rows are BF16 whatever the query is: a rule sees to it.
         let own = matches!(mode, 0 | 2);
         let want = match (own, p.route) {
-            (true, Route::Prefill) if !merged && p.pages.is_none() => DType::Bf16,
-            (true, _) => p.query.dtype,
+            (true, Route::Prefill) if !merged && p.problem.pages.is_none() => DType::Bf16,
+            (true, _) => p.problem.query.dtype,
             (false, _) => DType::Float,
         };
         let others = affine

@@ -1,7 +1,7 @@
 //! Keys and values that are not looked at, and limits that only the documents know.
 
 use super::{Report, lint};
-use crate::fia::{Checker, Problem, Route};
+use crate::fia::{CheckedCall, Checker, Route};
 use crate::rule::rules;
 
 rules! {
@@ -33,7 +33,7 @@ rules! {
 }
 
 /// Without keys the output is filled, whatever the values are.
-pub(super) fn filled(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn filled(p: &CheckedCall<'_>, report: Report<'_>) {
     if let ([key, ..], [value, ..]) = (p.call.key, p.call.value) {
         lint!(
             report,
@@ -45,10 +45,14 @@ pub(super) fn filled(p: &Problem<'_>, report: Report<'_>) {
     }
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    let most = Problem::MOST_ROWS;
-    let used = if p.kv_list { p.batch } else { 1 };
+    let most = CheckedCall::MOST_ROWS;
+    let used = if p.problem.list.is_some() {
+        p.problem.batch
+    } else {
+        1
+    };
     lint!(
         report,
         call.key.len() <= used && call.value.len() <= used,
@@ -56,7 +60,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         format_args!("{} keys, {} values", call.key.len(), call.value.len()),
         used,
     );
-    if p.kv_list {
+    if p.problem.list.is_some() {
         let first = call.key.first().map(|key| key.dtype);
         let other = call
             .key
@@ -67,19 +71,33 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             lint!(report, false, LIST_DTYPE, other, "the first key's dtype");
         }
         if let (Route::Prefill, Some(&[len])) = (p.route, call.actual_seq_lengths_kv) {
-            let shortest = p.looked_at().map(|b| p.kv_axis(b)).min().unwrap_or(0);
+            let shortest = p
+                .problem
+                .distinct_sequences()
+                .map(|b| p.problem.key_axis_of(b))
+                .min()
+                .unwrap_or(0);
             lint!(
                 report,
                 usize::try_from(len).is_ok_and(|len| len <= shortest),
                 SINGLE_LENGTH,
                 len,
-                format_args!("0 to {shortest}, or a length for each of {}", p.batch),
+                format_args!(
+                    "0 to {shortest}, or a length for each of {}",
+                    p.problem.batch
+                ),
             );
         }
-        lint!(report, p.batch <= 256, LIST_MAX, p.batch, "1 to 256");
+        lint!(
+            report,
+            p.problem.batch <= 256,
+            LIST_MAX,
+            p.problem.batch,
+            "1 to 256"
+        );
     } else if let ([key, ..], [value, ..]) = (call.key, call.value)
-        && p.pages.is_none()
-        && !p.is_packed()
+        && p.problem.pages.is_none()
+        && !p.problem.packed
         && p.checker != Checker::Unified
     {
         lint!(
@@ -92,18 +110,29 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     }
     lint!(
         report,
-        p.is_packed() || (p.query_rows <= most && (p.pages.is_some() || p.key_rows <= most)),
+        p.problem.packed
+            || (p.problem.query_rows <= most
+                && (p.problem.pages.is_some() || p.problem.key_rows <= most)),
         ROWS_MAX,
-        format_args!("{} rows, {} keys", p.query_rows, p.key_rows),
+        format_args!("{} rows, {} keys", p.problem.query_rows, p.problem.key_rows),
         format_args!("1 to {most}"),
     );
     if p.checker == Checker::Decode {
-        lint!(report, p.heads <= 256, HEADS_MAX, p.heads, "1 to 256");
         lint!(
             report,
-            p.head_dim.is_multiple_of(16) || p.batch <= 128,
+            p.problem.heads <= 256,
+            HEADS_MAX,
+            p.problem.heads,
+            "1 to 256"
+        );
+        lint!(
+            report,
+            p.problem.head_dim.is_multiple_of(16) || p.problem.batch <= 128,
             UNALIGNED,
-            format_args!("batch {}, head dimension {}", p.batch, p.head_dim),
+            format_args!(
+                "batch {}, head dimension {}",
+                p.problem.batch, p.problem.head_dim
+            ),
             "1 to 128",
         );
     }

@@ -1,7 +1,7 @@
 //! Length arrays.
 
 use super::{Report, lint};
-use crate::fia::{Problem, Route};
+use crate::fia::{CheckedCall, Route};
 use crate::rule::rules;
 
 rules! {
@@ -17,16 +17,16 @@ rules! {
         "pass the number of cached tokens of each sequence: otherwise all that the block table could hold counts";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     lint!(
         report,
-        p.pages.is_none() || call.actual_seq_lengths_kv != Some(&[]),
+        p.problem.pages.is_none() || call.actual_seq_lengths_kv != Some(&[]),
         EMPTY,
         "an empty array",
-        p.batch,
+        p.problem.batch,
     );
-    if p.is_packed() {
+    if p.problem.packed {
         return;
     }
     for (lengths, name) in [
@@ -36,23 +36,23 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         let count = lengths.map_or(0, <[i64]>::len);
         lint!(
             report,
-            count <= p.batch.max(1),
+            count <= p.problem.batch.max(1),
             SURPLUS,
             format_args!("{count} entries in {name}"),
-            p.batch,
+            p.problem.batch,
         );
     }
     if p.route != Route::Decode {
         return;
     }
-    let rows = i64::try_from(p.query_rows).unwrap_or(i64::MAX);
+    let rows = i64::try_from(p.problem.query_rows).unwrap_or(i64::MAX);
     let lengths = call.actual_seq_lengths.unwrap_or(&[]);
     lint!(
         report,
-        lengths.iter().take(p.batch).all(|&len| len == rows)
-            && (lengths.len() <= 1 || lengths.len() >= p.batch),
+        lengths.iter().take(p.problem.batch).all(|&len| len == rows)
+            && (lengths.len() <= 1 || lengths.len() >= p.problem.batch),
         IGNORED,
         format_args!("{lengths:?}"),
-        format_args!("{rows} for each of {} sequences", p.batch),
+        format_args!("{rows} for each of {} sequences", p.problem.batch),
     );
 }

@@ -1,7 +1,8 @@
 //! Mask, sparse mode and token window.
 
 use super::{Report, lint};
-use crate::fia::{FiaCall, MaskUse, Problem, Route};
+use crate::attention_problem::MaskUse;
+use crate::fia::{CheckedCall, FiaCall, Route};
 use crate::rule::rules;
 use crate::{Operator, SparseMode, TOKENS_UNBOUNDED};
 
@@ -30,10 +31,10 @@ rules! {
         "the operator has one mask for all heads: drop the axis";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     let mode = Operator::FusedInferAttentionScore.sparse_mode(call.mode());
-    let unmasked = p.mask == MaskUse::None;
+    let unmasked = p.problem.mask == MaskUse::None;
     let decode = p.route == Route::Decode;
     tokens(p, mode, report);
     lint!(
@@ -46,7 +47,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     if decode {
         lint!(
             report,
-            mode.is_some() || p.mode == SparseMode::Tree,
+            mode.is_some() || p.problem.mode == SparseMode::Tree,
             MODE_UNKNOWN,
             call.sparse_mode,
             "0 to 4",
@@ -71,7 +72,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             "0, 1, 3 or 4 with a mask",
         );
     }
-    if let (MaskUse::Full(_), Some(mask)) = (p.mask, &call.atten_mask) {
+    if let (MaskUse::Full(_), Some(mask)) = (p.problem.mask, &call.atten_mask) {
         let fits = match mask.shape[..] {
             [_, heads, rows, _] => heads == 1 && (rows == 1 || !decode),
             [_, rows, _] => rows == 1 || !decode,
@@ -92,15 +93,15 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     }
 }
 
-fn tokens(p: &Problem<'_>, mode: Option<SparseMode>, report: Report<'_>) {
+fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
     let call = p.call;
-    let masked = p.mask != MaskUse::None;
+    let masked = p.problem.mask != MaskUse::None;
     if matches!(
         mode,
         Some(SparseMode::LeftUpCausal | SparseMode::RightDownCausal)
     ) {
         // These modes imply their tokens. Clients leave 0 there, or the bound of another mode beyond every key.
-        let prefix = p.prefix.map_or(0, |prefix| prefix.len);
+        let prefix = p.problem.prefix.map_or(0, |prefix| prefix.len);
         let keys = || {
             p.longest_key()
                 .saturating_add(i64::try_from(prefix).unwrap_or(i64::MAX))
@@ -118,7 +119,7 @@ fn tokens(p: &Problem<'_>, mode: Option<SparseMode>, report: Report<'_>) {
     }
     let read = match p.route {
         Route::Prefill => {
-            let padded = p.padded.0 || p.padded.1;
+            let padded = p.problem.query_padding.is_some() || p.problem.key_padding.is_some();
             (mode == Some(SparseMode::DefaultMask) && masked && !padded)
                 || mode == Some(SparseMode::Band)
         }

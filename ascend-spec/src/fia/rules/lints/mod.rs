@@ -20,7 +20,8 @@ pub mod tensors;
 #[cfg(test)]
 mod tests;
 
-use crate::fia::{Problem, Work};
+use crate::attention_problem::Work;
+use crate::fia::CheckedCall;
 use crate::rule::lint;
 use crate::{Level, Rule, Violation};
 
@@ -51,7 +52,7 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .copied()
 }
 
-impl Problem<'_> {
+impl CheckedCall<'_> {
     /// The first lint that the call breaks, leaving out those in `allowed` (by id). What stops the host process is not
     /// left out.
     ///
@@ -79,7 +80,7 @@ impl Problem<'_> {
         let odd = tensors::Odd::of(self.call);
         tensors::strided(self, odd, report);
         outputs::check(self, report);
-        match self.work {
+        match self.problem.work {
             Work::Nothing => return,
             Work::Fill => return keys::filled(self, report),
             Work::Attend => {}
@@ -106,10 +107,18 @@ impl Problem<'_> {
     /// The most keys that a sequence has, without a shared prefix.
     fn longest_key(&self) -> i64 {
         match self.call.actual_seq_lengths_kv {
-            Some(lengths) if !lengths.is_empty() && (!self.is_packed() || self.pages.is_some()) => {
-                lengths.iter().take(self.batch).copied().max().unwrap_or(0)
+            Some(lengths)
+                if !lengths.is_empty()
+                    && (!self.problem.packed || self.problem.pages.is_some()) =>
+            {
+                lengths
+                    .iter()
+                    .take(self.problem.batch)
+                    .copied()
+                    .max()
+                    .unwrap_or(0)
             }
-            _ => i64::try_from(self.key_rows).unwrap_or(i64::MAX),
+            _ => i64::try_from(self.problem.key_rows).unwrap_or(i64::MAX),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Outputs.
 
 use super::{Report, lint};
-use crate::fia::Problem;
+use crate::fia::CheckedCall;
 use crate::fia::rules::Given;
 use crate::layout::{Axes, Extents};
 use crate::rule::rules;
@@ -23,7 +23,7 @@ rules! {
         "set softmaxLseFlag to true: otherwise softmaxLse comes back as it was";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     lint!(
         report,
@@ -34,10 +34,10 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     );
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
     let mut of = Extents {
-        batch: size(p.batch),
-        heads: size(p.heads),
-        rows: size(p.query_rows),
-        dim: size(p.value_dim),
+        batch: size(p.problem.batch),
+        heads: size(p.problem.heads),
+        rows: size(p.problem.query_rows),
+        dim: size(p.problem.value_dim),
     };
     let want = p.layout.out_shape(of);
     if let Some(out) = &call.attention_out {

@@ -2,7 +2,7 @@
 
 use super::{Report, lint};
 use crate::DType;
-use crate::fia::Problem;
+use crate::fia::CheckedCall;
 use crate::rule::rules;
 
 rules! {
@@ -15,8 +15,9 @@ rules! {
         "pass one INT64: the padding is the same for every sequence";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
-    let (query, key) = p.padded;
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
+    let query = p.problem.query_padding.is_some();
+    let key = p.problem.key_padding.is_some();
     for (size, in_force, name) in [
         (&p.call.query_padding_size, query, "queryPaddingSize"),
         (&p.call.kv_padding_size, key, "kvPaddingSize"),

@@ -1,7 +1,7 @@
 //! Page attention.
 
 use super::{Report, lint};
-use crate::fia::{Cache, Checker, Problem};
+use crate::fia::{Cache, CheckedCall, Checker};
 use crate::rule::rules;
 use crate::{Cann, DType};
 
@@ -28,9 +28,10 @@ rules! {
         "use a BnNBsD cache with BNSD queries";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    let (Some(pages), Some(table)) = (&p.pages, &call.block_table) else {
+    let (Some(pages), Some(cache), Some(table)) = (&p.problem.pages, p.cache, &call.block_table)
+    else {
         lint!(
             report,
             call.block_size == 0,
@@ -51,10 +52,10 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         report,
         looked_at
             || table.dtype == DType::Int32
-                && matches!(table.shape[..], [rows, _] if rows == size(p.batch)),
+                && matches!(table.shape[..], [rows, _] if rows == size(p.problem.batch)),
         TABLE,
         table,
-        format_args!("INT32 [{}, M]", p.batch),
+        format_args!("INT32 [{}, M]", p.problem.batch),
     );
     let longest = usize::try_from(p.longest_key()).unwrap_or(0);
     let needed = longest.div_ceil(pages.block_size.max(1));
@@ -79,8 +80,8 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         key.shape,
     );
     let (blocks, bs) = (size(pages.blocks), size(pages.block_size));
-    let (heads, dim) = (size(p.kv_heads), size(p.head_dim));
-    if let Some(shape) = pages.cache.shape(key.dtype, blocks, bs, heads, dim) {
+    let (heads, dim) = (size(p.problem.kv_heads), size(p.problem.head_dim));
+    if let Some(shape) = cache.shape(key.dtype, blocks, bs, heads, dim) {
         lint!(
             report,
             key.shape == shape,
@@ -92,7 +93,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let hidden = key.shape.last().copied().unwrap_or(0);
     lint!(
         report,
-        pages.cache != Cache::BnBsH || hidden <= 65_535,
+        cache != Cache::BnBsH || hidden <= 65_535,
         HIDDEN,
         hidden,
         "65535 or less",

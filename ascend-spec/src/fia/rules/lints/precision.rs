@@ -3,7 +3,7 @@
 use super::{Report, lint};
 use crate::DType;
 use crate::fia::rules::paged;
-use crate::fia::{Problem, Route};
+use crate::fia::{CheckedCall, Route};
 use crate::rule::rules;
 
 rules! {
@@ -17,10 +17,10 @@ rules! {
 }
 
 /// Whether the operator leaves the call unchecked.
-pub(super) fn bypass(p: &Problem<'_>, report: Report<'_>) -> bool {
+pub(super) fn bypass(p: &CheckedCall<'_>, report: Report<'_>) -> bool {
     // The absorbed form with an INT8 query is checked by itself.
     let unchecked = p.route == Route::Decode
-        && (p.call.query_rope.is_none() || p.query.dtype != DType::Int8)
+        && (p.call.query_rope.is_none() || p.problem.query.dtype != DType::Int8)
         && p.call
             .key
             .first()
@@ -35,7 +35,7 @@ pub(super) fn bypass(p: &Problem<'_>, report: Report<'_>) -> bool {
     unchecked
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     lint!(
         report,
         (0..=3).contains(&p.call.inner_precise),

@@ -1,7 +1,7 @@
 //! Shared prefix.
 
 use super::{Report, lint};
-use crate::fia::Problem;
+use crate::fia::CheckedCall;
 use crate::rule::rules;
 
 rules! {
@@ -14,9 +14,9 @@ rules! {
         "pass the prefixes, or drop actualSharedPrefixLen";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    let key = p.first.key.dtype;
+    let key = p.problem.first.key.dtype;
     for prefix in [&call.key_shared_prefix, &call.value_shared_prefix]
         .into_iter()
         .flatten()

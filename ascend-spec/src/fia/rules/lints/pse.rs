@@ -1,7 +1,7 @@
 //! Position bias.
 
 use super::{Report, lint};
-use crate::fia::Problem;
+use crate::fia::CheckedCall;
 use crate::rule::rules;
 
 rules! {
@@ -17,7 +17,7 @@ rules! {
         "drop the start positions, or choose the slopes that use them";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     if call.pse_type == 0 {
         lint!(
@@ -33,7 +33,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     };
     lint!(
         report,
-        !p.is_packed() || p.pse.is_some(),
+        !p.problem.packed || p.problem.bias.is_some(),
         IGNORED,
         pse,
         "none",
@@ -42,7 +42,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     if let Some(prefix) = call.key_shared_prefix.as_ref().and_then(axis)
         && call.pse_type == 0
     {
-        let keys = i64::try_from(p.key_rows).unwrap_or(i64::MAX);
+        let keys = i64::try_from(p.problem.key_rows).unwrap_or(i64::MAX);
         let need = match p.route {
             crate::fia::Route::Prefill => keys.saturating_add(prefix),
             crate::fia::Route::Decode => 0,

@@ -1,7 +1,7 @@
 //! Quantised query and output.
 
 use super::{Report, lint};
-use crate::fia::Problem;
+use crate::fia::CheckedCall;
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
@@ -27,7 +27,7 @@ rules! {
         "shape quantScale2 and quantOffset2 as [N, D]: the operator counts their elements alone";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     let outputs = [
         (&call.quant_scale2, "quantScale2"),
@@ -36,7 +36,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     let out = outputs
         .into_iter()
         .filter_map(|(desc, name)| Some((desc.as_ref()?, name)));
-    let quantised = p.out_affine.is_some();
+    let quantised = p.problem.out_quantisation.is_some();
     for (desc, name) in out {
         lint!(report, quantised, OUT_IGNORED, name, "none",);
         lint!(
@@ -51,12 +51,15 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
             !quantised || channels(p, desc),
             SCALE_SHAPE,
             format_args!("{name} {}", desc.shape),
-            format_args!("one element, [{}, {}]", p.heads, p.value_dim),
+            format_args!(
+                "one element, [{}, {}]",
+                p.problem.heads, p.problem.value_dim
+            ),
         );
     }
     lint!(
         report,
-        p.int8_query.is_none(),
+        p.problem.int8_query.is_none(),
         NO_KERNEL,
         "an INT8 query without rotary parts",
         "FLOAT16, BF16, or FLOAT8_E4M3FN in groups",
@@ -70,7 +73,8 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         let Some(desc) = desc else { continue };
         lint!(
             report,
-            p.query.dtype == DType::Int8 || (!wide && p.probability_scale.is_some()),
+            p.problem.query.dtype == DType::Int8
+                || (!wide && p.problem.probability_scale.is_some()),
             IN_IGNORED,
             name,
             "none",
@@ -78,7 +82,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         let dtype = desc.dtype == DType::Float || (wide && desc.dtype == DType::UInt64);
         lint!(
             report,
-            p.query.dtype != DType::Int8 || (dtype && desc.elements() == Some(1)),
+            p.problem.query.dtype != DType::Int8 || (dtype && desc.elements() == Some(1)),
             IN_UNCHECKED,
             format_args!("{name} {desc}"),
             if wide {
@@ -91,9 +95,9 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
 }
 
 /// Whether a tensor, axes of size 1 aside, is one number or runs over heads and then the head dimension.
-fn channels(p: &Problem<'_>, desc: &TensorDesc) -> bool {
+fn channels(p: &CheckedCall<'_>, desc: &TensorDesc) -> bool {
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-    let (n, d) = (size(p.heads), size(p.value_dim));
+    let (n, d) = (size(p.problem.heads), size(p.problem.value_dim));
     let mut axes = desc.shape.iter().filter(|&&axis| axis != 1);
     match (axes.next(), axes.next(), axes.next()) {
         (None, ..) => true,

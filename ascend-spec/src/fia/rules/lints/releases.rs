@@ -1,8 +1,9 @@
 //! What releases from 8.5 on take without a look: the split-fuse path, single rows of the unified checker, and sinks.
 
 use super::{Report, lint};
+use crate::attention_problem::MaskUse;
 use crate::fia::rules::{lengths, packed};
-use crate::fia::{Checker, MaskUse, Problem, Route};
+use crate::fia::{CheckedCall, Checker, Route};
 use crate::rule::rules;
 use crate::{Cann, DType, SparseMode};
 
@@ -65,7 +66,7 @@ rules! {
         "pad the head dimension with zeros: the documents ask for it";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     if p.target.cann == Cann::V8_1 {
         return;
     }
@@ -74,7 +75,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         report,
         p.route != Route::Decode
             || p.checker != Checker::Unified
-            || p.mask == MaskUse::None
+            || p.problem.mask == MaskUse::None
             || call.mode() <= SparseMode::AllMask.acl(),
         SINGLE_MASK,
         format_args!("sparseMode {} with a mask", call.sparse_mode),
@@ -88,8 +89,8 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         &call.pse_shift,
     ];
     let plain = others.into_iter().all(Option::is_none)
-        && p.key_affine.is_none()
-        && p.out_dtype() != DType::Int8;
+        && p.problem.key_quantisation.is_none()
+        && p.problem.out_dtype() != DType::Int8;
     lint!(
         report,
         call.learnable_sink.is_none() || plain,
@@ -99,7 +100,7 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     );
     lint!(report, call.pse_type == 0, BIAS_TYPE, call.pse_type, 0);
     let all = || call.key.iter().chain(call.value);
-    if p.kv_list
+    if p.problem.list.is_some()
         && let Some(key) = all().find(|desc| desc.shape.first() != Some(&1))
     {
         let none = all().find(|desc| desc.shape.first() == Some(&0));
@@ -110,26 +111,32 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
     }
     lint!(
         report,
-        p.head_dim.is_multiple_of(16) && p.value_dim.is_multiple_of(16),
+        p.problem.head_dim.is_multiple_of(16) && p.problem.value_dim.is_multiple_of(16),
         UNALIGNED,
-        format_args!("{} and {}", p.head_dim, p.value_dim),
+        format_args!("{} and {}", p.problem.head_dim, p.problem.value_dim),
         "multiples of 16",
     );
     if let Some([_, _, 1, _]) = call.pse_shift.as_ref().map(|bias| &bias.shape[..]) {
-        lint!(report, p.query_rows == 1, BIAS_ROW, 1, p.query_rows);
+        lint!(
+            report,
+            p.problem.query_rows == 1,
+            BIAS_ROW,
+            1,
+            p.problem.query_rows
+        );
     }
     if p.checker == Checker::SplitFuse {
         split_fused(p, report);
     }
 }
 
-fn masks(p: &Problem<'_>, report: Report<'_>) {
+fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
     let Some(mask) = p.call.mask() else {
         return;
     };
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-    if let (MaskUse::Full(at), &[rows, _]) = (p.mask, &mask.shape[..]) {
-        let batch = size(p.batch);
+    if let (MaskUse::Full(at), &[rows, _]) = (p.problem.mask, &mask.shape[..]) {
+        let batch = size(p.problem.batch);
         let each = at.batch != 0 && p.checker == Checker::Unified;
         lint!(
             report,
@@ -139,8 +146,12 @@ fn masks(p: &Problem<'_>, report: Report<'_>) {
             format_args!("{batch} rows"),
         );
     }
-    if let (MaskUse::Full(_), true) = (p.mask, p.padded.1) {
-        let keys = p.looked_at().map(|b| size(p.kv_rows(b))).max();
+    if let (MaskUse::Full(_), true) = (p.problem.mask, p.problem.key_padding.is_some()) {
+        let keys = p
+            .problem
+            .distinct_sequences()
+            .map(|b| size(p.problem.key_rows_of(b)))
+            .max();
         let keys = keys.unwrap_or(0);
         lint!(
             report,
@@ -150,27 +161,27 @@ fn masks(p: &Problem<'_>, report: Report<'_>) {
             format_args!("{keys} columns"),
         );
     }
-    if p.mode != SparseMode::Tree {
+    if p.problem.mode != SparseMode::Tree {
         return;
     }
     lint!(
         report,
-        p.mask != MaskUse::None,
+        p.problem.mask != MaskUse::None,
         TREE_IGNORED,
         mask.shape,
         "one axis with the squares of the rows",
     );
-    if !p.mask.is_tensor() {
+    if !p.problem.mask.is_tensor() {
         return;
     }
-    let square = |b| size(p.q_len(b).saturating_mul(p.q_len(b)));
-    let squares = super::super::lengths::total(p.call, p.batch, square);
-    let (batch, rows) = (size(p.batch), size(p.query_rows));
-    let documented = match p.is_packed() {
+    let square = |b| size(p.problem.q_len(b).saturating_mul(p.problem.q_len(b)));
+    let squares = super::super::lengths::total(p.call, p.problem.batch, square);
+    let (batch, rows) = (size(p.problem.batch), size(p.problem.query_rows));
+    let documented = match p.problem.packed {
         true => *mask.shape == [squares],
         false => *mask.shape == [batch, rows, rows],
     };
-    let inside = mask.byte_range().zip(p.mask_bytes());
+    let inside = mask.byte_range().zip(p.problem.mask_bytes());
     let inside = inside.is_some_and(|(of, read)| of.start <= read.start && read.end <= of.end);
     // Older compilers cannot keep these arguments in a variable.
     macro_rules! documents {
@@ -188,14 +199,14 @@ fn masks(p: &Problem<'_>, report: Report<'_>) {
     );
 }
 
-fn split_fused(p: &Problem<'_>, report: Report<'_>) {
+fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     let (q, kv) = (
         call.actual_seq_lengths.unwrap_or(&[]),
         call.actual_seq_lengths_kv.unwrap_or(&[]),
     );
     let rises = |ends: &[i64]| ends.is_sorted() && ends.first().is_none_or(|&first| first >= 0);
-    let most = i64::try_from(p.key_rows).unwrap_or(i64::MAX);
+    let most = i64::try_from(p.problem.key_rows).unwrap_or(i64::MAX);
     let beyond = kv.iter().position(|len| !(0..=most).contains(len));
     if q.len() != kv.len() {
         lint!(
@@ -214,7 +225,7 @@ fn split_fused(p: &Problem<'_>, report: Report<'_>) {
             "actualSeqLengths with an entry below the one before",
             "ends of sequences, each at least the one before",
         );
-    } else if p.pages.is_none() {
+    } else if p.problem.pages.is_none() {
         lint!(
             report,
             rises(kv),
@@ -235,8 +246,11 @@ fn split_fused(p: &Problem<'_>, report: Report<'_>) {
             lengths::apart(kv, most, ENDS.fix),
         );
     }
-    if p.mode == SparseMode::RightDownCausal
-        && let Some(b) = p.looked_at().find(|&b| p.q_len(b) > p.kv_len(b))
+    if p.problem.mode == SparseMode::RightDownCausal
+        && let Some(b) = p
+            .problem
+            .distinct_sequences()
+            .find(|&b| p.problem.q_len(b) > p.problem.kv_len(b))
     {
         lint!(
             report,
@@ -244,8 +258,8 @@ fn split_fused(p: &Problem<'_>, report: Report<'_>) {
             CAUSAL,
             format_args!(
                 "sequence {b} has {} rows and {} keys",
-                p.q_len(b),
-                p.kv_len(b)
+                p.problem.q_len(b),
+                p.problem.kv_len(b)
             ),
             "at least as many keys as rows",
         );
@@ -255,22 +269,22 @@ fn split_fused(p: &Problem<'_>, report: Report<'_>) {
         call.num_key_value_heads != 0 || p.target.cann < Cann::V9_0,
         DIVIDES,
         0,
-        p.kv_heads,
+        p.problem.kv_heads,
     );
-    let axis = |key: &crate::TensorDesc| match (p.pages, &key.shape[..]) {
+    let axis = |key: &crate::TensorDesc| match (p.problem.pages, &key.shape[..]) {
         (None, &[_, heads, _]) | (Some(_), &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
         _ => None,
     };
     let out = call.attention_out.map(|out| out.dtype);
-    let heads = i64::try_from(p.kv_heads).unwrap_or(i64::MAX);
+    let heads = i64::try_from(p.problem.kv_heads).unwrap_or(i64::MAX);
     let own = call.key.first().and_then(axis).unwrap_or(heads);
     lint!(report, own == heads, KV_HEADS, heads, own);
     lint!(
         report,
-        out.is_none_or(|out| out == p.query.dtype),
+        out.is_none_or(|out| out == p.problem.query.dtype),
         OUT_DTYPE,
-        out.unwrap_or(p.query.dtype),
-        p.query.dtype,
+        out.unwrap_or(p.problem.query.dtype),
+        p.problem.query.dtype,
     );
     let ignored = [
         &call.query_padding_size,

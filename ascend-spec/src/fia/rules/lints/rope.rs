@@ -1,7 +1,7 @@
 //! Rotary parts.
 
 use super::{Report, lint};
-use crate::fia::{Problem, Route};
+use crate::fia::{CheckedCall, Route};
 use crate::rule::rules;
 
 rules! {
@@ -14,7 +14,7 @@ rules! {
         "shape the cache of keyRope as that of the key";
 }
 
-pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     if p.route != Route::Prefill {
         return;
@@ -24,17 +24,17 @@ pub(super) fn check(p: &Problem<'_>, report: Report<'_>) {
         lint!(
             report,
             // A quantised query goes with BF16, which a rule sees to.
-            rope.dtype == p.query.dtype || p.query_affine.is_some(),
+            rope.dtype == p.problem.query.dtype || p.problem.query_quantisation.is_some(),
             DTYPE,
             format_args!("{name} {}", rope.dtype),
-            p.query.dtype,
+            p.problem.query.dtype,
         );
     }
-    let (Some(pages), Some(rope)) = (&p.pages, &call.key_rope) else {
+    let (Some(pages), Some(cache), Some(rope)) = (&p.problem.pages, p.cache, &call.key_rope) else {
         return;
     };
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-    let grid = crate::fia::rules::paged::extents(pages.cache, rope, size(p.kv_heads))
+    let grid = crate::fia::rules::paged::extents(cache, rope, size(p.problem.kv_heads))
         .map(|of| (of.batch, of.rows));
     lint!(
         report,

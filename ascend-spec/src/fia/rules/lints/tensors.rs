@@ -1,7 +1,7 @@
 //! Tensors of every kind, and the factor of the scores.
 
 use super::{Report, lint};
-use crate::fia::{FiaCall, Parameter, Problem};
+use crate::fia::{CheckedCall, FiaCall, Parameter};
 use crate::rule::rules;
 use crate::{Format, TensorDesc};
 
@@ -62,7 +62,7 @@ fn countable(desc: &TensorDesc) -> bool {
         .is_some_and(|count| i64::try_from(count).is_ok())
 }
 
-pub(super) fn strided(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
+pub(super) fn strided(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
     if !odd.strided {
         return;
     }
@@ -77,7 +77,7 @@ pub(super) fn strided(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
     }
 }
 
-pub(super) fn check(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
     if odd.format {
         for (argument, desc) in p.call.each_tensor() {
             lint!(
@@ -102,9 +102,9 @@ pub(super) fn check(p: &Problem<'_>, odd: Odd, report: Report<'_>) {
     }
     lint!(
         report,
-        p.scale().is_finite(),
+        p.call.scale.is_finite(),
         SCALE,
-        p.scale(),
+        p.call.scale,
         "a finite number",
     );
 }

@@ -1,8 +1,8 @@
 //! Mask tensor, sparse mode and token window of the unified checker.
 
+use crate::attention_problem::{MaskTensor, MaskUse, TreeMask};
 use crate::fia::rules::one_or::OneOr;
 use crate::fia::rules::{Facts, mask, padding, prefix, quant};
-use crate::fia::{MaskTensor, MaskUse, TreeMask};
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
 use crate::{Cann, Dims, Operator, Refusal, SparseMode, TensorDesc};

@@ -162,9 +162,9 @@ pub(super) fn trees(found: &mut Found) {
         let small = with(&tree, |c| c.atten_mask = mask(shape));
         found.breaks_on("tree_mask.size", &small, A2);
         // What is read beyond the tensor counts as touched: who has it not allocated is told.
-        let problem = small.check(Version::V5, A2).unwrap();
+        let checked = small.check(Version::V5, A2).unwrap();
         let described = mask(shape).unwrap().byte_range().unwrap();
-        assert!(problem.mask_bytes().unwrap().end > described.end);
+        assert!(checked.problem.mask_bytes().unwrap().end > described.end);
     }
     found.breaks_on(
         "tree_mask.shape",
@@ -214,7 +214,7 @@ pub(super) fn trees(found: &mut Found) {
     for shape in [&[12][..], &[2, 3, 3]] {
         let other = with(&quantised, |c| c.atten_mask = mask(shape));
         found.breaks_on("tree_mask.ignored", &other, A2);
-        let problem = other.check(Version::V5, A2).unwrap();
-        assert_eq!(problem.mask_bytes(), None);
+        let checked = other.check(Version::V5, A2).unwrap();
+        assert_eq!(checked.problem.mask_bytes(), None);
     }
 }

@@ -1,27 +1,39 @@
-//! Position bias that grows with the distance of query and key.
+//! The additive position bias: a tensor, or distances of query and key times a slope.
 
-use super::Grid;
+use super::{ByteRange, Grid, Rows};
 
-/// Position bias of `-slope * distance`, with one slope a head (`pseType` 2 and 3).
+/// An additive position bias from a tensor of batch, heads, query rows and keys. An axis of rows or keys that ends early adds
+/// 0 behind its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BiasTensor {
+    /// Strides; `dim` steps over keys, and a batch axis of size 1 has stride 0.
+    pub rows: Rows,
+    /// Sizes of the four axes.
+    pub sizes: [usize; 4],
+    /// Bytes of the tensor by its description; `None` if no memory could hold it.
+    pub bytes: Option<ByteRange>,
+}
+
+/// A position bias of `-slope * distance`, with one slope for each head (ALiBi).
 ///
-/// Source: FusedInferAttentionScore V5 documentation, pseType, qStartIdx and kvStartIdx.
+/// Source: FusedInferAttentionScore V5 documentation, pseType 2 and 3, qStartIdx and kvStartIdx.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slopes {
     /// The slope of each head.
     pub grid: Grid,
-    /// Whether the root of the distance counts (`pseType` 3).
+    /// Whether the square root of the distance is used.
     pub root: bool,
-    /// How far the first key's position is behind the first query's: `kvStartIdx - qStartIdx`.
+    /// Distance of the first key's position from the first query's.
     pub lag: i64,
 }
 
 impl Slopes {
-    /// Positions from a key to a query, both by their places on the tensors' row axes.
+    /// The distance from a key to a query, both given by their index on the tensors' row axes.
     pub fn apart(&self, row: i64, key: i64) -> i64 {
         row.saturating_sub(key).saturating_sub(self.lag)
     }
 
-    /// What is added to a score, for a query and a key that are `apart`.
+    /// The bias of the score of a query and a key with the distance `apart`.
     pub fn bias(&self, slope: f64, apart: i64) -> f64 {
         let distance = apart.unsigned_abs() as f64;
         -slope * if self.root { distance.sqrt() } else { distance }
@@ -31,15 +43,19 @@ impl Slopes {
 #[cfg(test)]
 mod tests {
     use super::Slopes;
-    use crate::fia::{Counts, Cuts, Grid, Operand};
+    use crate::attention_problem::{Counts, Cuts, Grid, SmallTensor, TensorRole};
     use crate::{DType, View};
 
     #[test]
     fn distance_counts_both_ways_from_the_start_positions() {
         let slopes = Slopes {
             grid: Grid {
-                operand: Operand::PseShift,
-                dtype: DType::Float,
+                tensor: SmallTensor {
+                    role: TensorRole::Bias,
+                    dtype: DType::Float,
+                    offset: 0,
+                    bytes: None,
+                },
                 view: View {
                     offset: 0,
                     batch: 0,

@@ -1,23 +1,23 @@
-//! Grids of scales and offsets: which of their numbers applies to which element.
+//! Grids of scales and offsets: which entry applies to which element of a tensor.
 
-use super::{Operand, Problem};
-use crate::{DType, View};
+use super::SmallTensor;
+use crate::View;
 
 /// What the batch and the rows of a [`Grid`] count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
-    /// Sequences, and the tokens of each from its first on.
+    /// Sequences, and the tokens of each.
     Tokens,
-    /// As the elements lie that the grid is for: the batch axis of their tensor and its rows, or the blocks of a paged
-    /// cache and tokens in a block.
+    /// The batch axis and the rows of the tensor that the grid is for, or the blocks of a paged cache and the tokens in a
+    /// block.
     Stored,
-    /// Tokens as above; the parts of a sequence follow those of the sequence before it, and `batch` is how many parts
-    /// have gone before: see [`Problem::parts_before`].
-    Behind,
+    /// Tokens of each sequence, in groups that follow those of the sequence before it. `batch` is the number of groups before:
+    /// see [`AttentionProblem::groups_before`](super::AttentionProblem::groups_before).
+    Concatenated,
 }
 
-/// How an axis is cut: into parts of `size` places, each of which is a step of the axis's stride, and a part into runs of
-/// places that share a number.
+/// How an axis is grouped: into groups of `size` elements, each one stride of the axis further, and within a group into runs
+/// of elements that share an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     size: i64,
@@ -26,16 +26,16 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Every place is a part.
+    /// Every element is a group.
     pub const NONE: Cut = Cut::shared(1);
 
-    /// Parts of `size` places that share a number. At least 1.
-    pub(super) const fn shared(size: i64) -> Self {
+    /// Groups of `size` elements that share an entry. `size` is at least 1.
+    pub(crate) const fn shared(size: i64) -> Self {
         Cut::new(size, size, 0)
     }
 
-    /// Parts of `size` places, in runs of `run` that lie `step` apart. Both at least 1.
-    pub(super) const fn new(size: i64, run: i64, step: i64) -> Self {
+    /// Groups of `size` elements, in runs of `run` elements whose entries lie `step` apart. Both are at least 1.
+    pub(crate) const fn new(size: i64, run: i64, step: i64) -> Self {
         Cut {
             size: if size < 1 { 1 } else { size },
             run: if run < 1 { 1 } else { run },
@@ -43,16 +43,16 @@ impl Cut {
         }
     }
 
-    /// Places in a part.
+    /// Number of elements in a group.
     pub const fn size(&self) -> i64 {
         self.size
     }
 
-    /// Where a place lies, on an axis of this stride.
+    /// Offset of the entry of element `place`, on an axis with this stride.
     fn at(&self, place: usize, stride: i64) -> i64 {
         let place = place as i64;
         if self.size == 1 {
-            // By far the most common, asked for each token; divisions would show.
+            // The common case, read for each token, does without divisions.
             return place.saturating_mul(stride);
         }
         let (part, within) = (place / self.size, place % self.size / self.run);
@@ -61,7 +61,7 @@ impl Cut {
     }
 }
 
-/// How the axes of a [`Grid`] are cut. Its batch axis never is.
+/// How the axes of a [`Grid`] are grouped. Its batch axis never is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cuts {
     /// Heads.
@@ -73,7 +73,7 @@ pub struct Cuts {
 }
 
 impl Cuts {
-    /// Every head, row and element has its own step.
+    /// Every head, row and element is a group of its own.
     pub const NONE: Cuts = Cuts {
         head: Cut::NONE,
         row: Cut::NONE,
@@ -81,24 +81,22 @@ impl Cuts {
     };
 }
 
-/// A tensor of scales or offsets, addressed by the axes of the tensor it applies to: an axis along which one value
-/// stands for all has stride 0.
+/// A tensor of scales or offsets, addressed by the axes of the tensor it applies to. An axis along which one entry
+/// applies to all has stride 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// The tensor.
-    pub operand: Operand,
-    /// Its element type. A `UINT64` scale carries a binary32 in its lower half.
-    pub dtype: DType,
-    /// Strides in elements, from one part of an axis to the next.
+    /// The tensor. A `UINT64` scale carries a binary32 in its lower half.
+    pub tensor: SmallTensor,
+    /// Strides in elements, from one group of an axis to the next.
     pub view: View,
-    /// The parts of the axes.
+    /// The groups of the axes.
     pub cuts: Cuts,
     /// What batch and rows count.
     pub counts: Counts,
 }
 
 impl Grid {
-    /// The number, counted in elements from the tensor's base, that applies to element `d` of a row.
+    /// Offset of the entry that applies to element `d` of a row, in elements from the tensor's base address.
     #[inline]
     pub fn at(&self, (batch, head, row): (usize, usize, usize), d: usize) -> i64 {
         let (view, cuts) = (&self.view, &self.cuts);
@@ -114,39 +112,21 @@ impl Grid {
     }
 }
 
-/// What turns stored numbers into values: `(stored + offset) * scale`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Affine {
-    /// Factor.
-    pub scale: Grid,
-    /// Summand, 0 where absent.
-    pub offset: Option<Grid>,
-}
-
-impl Problem<'_> {
-    /// Of each sequence, how many parts of rows the sequences before it have, for a grid that counts [`Counts::Behind`].
-    pub fn parts_before(&self, grid: &Grid) -> Vec<usize> {
-        let size = usize::try_from(grid.cuts.row.size).unwrap_or(1);
-        let mut before = 0usize;
-        (0..self.batch)
-            .map(|b| {
-                let first = before;
-                before = before.saturating_add(self.kv_len(b).div_ceil(size));
-                first
-            })
-            .collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
+    use crate::attention_problem::TensorRole;
 
     #[test]
-    fn parts_and_runs_have_strides_of_their_own() {
+    fn groups_and_runs_have_strides_of_their_own() {
         let grid = Grid {
-            operand: Operand::ValueAntiquantScale,
-            dtype: DType::Float8E8M0,
+            tensor: SmallTensor {
+                role: TensorRole::ValueScale,
+                dtype: DType::Float8E8M0,
+                offset: 0,
+                bytes: None,
+            },
             view: View {
                 offset: 7,
                 batch: 1000,

@@ -1,6 +1,7 @@
-//! What the mask tensor is for, and where it says what the rows of one sequence see.
+//! Visibility: which keys a query row sees, by the mask geometry and by the mask tensor.
 
-use super::{Padding, Problem, Sequence};
+use super::{AttentionProblem, Padding, Sequence};
+use crate::MaskGeometry;
 use crate::geometry::DraftColumns;
 use std::ops::Range;
 
@@ -17,10 +18,10 @@ pub struct MaskTensor {
     pub key: i64,
 }
 
-/// How a mask of draft tokens lies.
+/// How a mask of draft tokens is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeMask {
-    /// A square for each sequence, of which a shorter one uses the upper left corner.
+    /// One square for each sequence; a shorter sequence uses its upper left corner.
     Square(MaskTensor),
     /// The squares of packed sequences one after another, as many rows and columns as the sequence has query rows.
     Packed {
@@ -32,13 +33,13 @@ pub enum TreeMask {
 /// What the mask tensor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaskUse {
-    /// There is none, or none is looked at.
+    /// There is no mask tensor, or the operator ignores it.
     None,
-    /// It is the compressed mask of modes 2, 3 and 4: [`MaskGeometry`](crate::MaskGeometry) says it all.
+    /// It is the compressed mask of sparse modes 2, 3 and 4, which [`MaskGeometry`] replaces.
     Compressed,
-    /// It hides keys on top of the geometry: non-zero hides.
+    /// It hides further keys from rows: any byte but 0 hides.
     Full(MaskTensor),
-    /// It hides keys among the last ones, as many as there are query rows: non-zero hides.
+    /// It hides some of the last keys, as many as there are query rows: any byte but 0 hides.
     Tree(TreeMask),
 }
 
@@ -49,21 +50,21 @@ impl MaskUse {
     }
 }
 
-/// Where the mask tensor says what the rows of one sequence see. Rows and keys count from the sequence's first, a shared
-/// prefix before its own keys.
+/// Where the mask tensor has the rows of one sequence. Rows and keys count from the first of the sequence, or of its shared
+/// prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskRows {
-    /// Keys before the first that the tensor has an element for: every row sees them, as far as the tensor goes.
+    /// Number of keys before the first that the tensor has an element for. The tensor hides them from no row.
     pub context: usize,
     /// Elements from one key to the next.
     pub key: i64,
-    /// Of row 0 and the first key behind the context.
+    /// Element for row 0 and the first key behind the context.
     first: i64,
     row: i64,
 }
 
 impl MaskRows {
-    /// Element for row `i` and key `j`, whether the tensor has it or not; `None` for a key of the context.
+    /// Offset of the element for row `i` and key `j`, which the tensor need not have; `None` for a key of the context.
     #[inline(always)]
     pub fn element(&self, i: usize, j: usize) -> Option<i64> {
         let j = j.checked_sub(self.context)? as i64;
@@ -74,7 +75,7 @@ impl MaskRows {
         )
     }
 
-    /// The elements, from the least to behind the greatest, of so many rows and keys; `None` where there are none.
+    /// The range of elements for `rows` rows and `keys` keys; `None` if there are none.
     fn reach(&self, rows: usize, keys: usize) -> Option<Range<i64>> {
         let (last_row, last_key) = (rows.checked_sub(1)?, keys.checked_sub(1)?);
         let first_key = self.context.min(last_key);
@@ -90,17 +91,30 @@ impl MaskRows {
     }
 }
 
-impl Problem<'_> {
-    /// Place of a sequence's row 0 and key 0 in tensors that have rows and keys for axes: a full mask and a position bias.
-    /// Padded sequences lie where their rows and keys do, packed ones begin at the first.
+impl AttentionProblem<'_> {
+    /// Visible keys of each row of sequence `b`, a shared prefix first, before a mask tensor.
+    pub fn geometry(&self, b: usize) -> MaskGeometry {
+        let prefix = self.prefix.map_or(0, |prefix| prefix.len);
+        MaskGeometry::new(
+            self.mode,
+            self.mask != MaskUse::None,
+            self.q_len(b) as u64,
+            self.kv_len(b).saturating_add(prefix) as u64,
+            self.tokens.0,
+            self.tokens.1,
+        )
+    }
+
+    /// Index of a sequence's row 0 and key 0 in tensors with axes of rows and keys: a full mask and a position bias. It is that
+    /// on the row axes of query and key, and 0 for packed sequences.
     pub fn origin(&self, of: &Sequence) -> (usize, usize) {
-        match self.is_packed() {
+        match self.packed {
             true => (0, 0),
             false => (of.q_first, of.kv_first),
         }
     }
 
-    /// Where the rows of each sequence are, and where the mask tensor says what they see if it is read element by element.
+    /// Where the rows of each sequence are, and where the mask tensor has them, if it is read element by element.
     pub fn sequences(
         &self,
         padding: Padding,
@@ -154,25 +168,25 @@ impl Problem<'_> {
         }
     }
 
-    /// The bytes of the mask tensor that are read, from its base address: all that its description has, and what lies
-    /// beyond where the operator has not looked at its size. Left padded rows and keys reach farthest with a padding of 0.
+    /// The bytes of the mask tensor that are read, from its base address: those of its description, and those beyond that an
+    /// operator reads without checking its size. Left padded rows and keys reach farthest with a padding of 0.
     pub fn mask_bytes(&self) -> Option<Range<u64>> {
         if self.mask == MaskUse::None {
             return None;
         }
-        let described = self.call.mask()?.byte_range()?;
+        let described = self.mask_described?.range();
         if !self.mask.is_tensor() {
             return Some(described);
         }
         let byte = |element: i64| u64::try_from(element).unwrap_or(0);
         let mut bytes = described;
-        // Sequences that are alike lie one behind another, so that none reaches farther than the first and the last.
-        let looked_at = self.looked_at().end;
-        let last = (looked_at..self.batch).next_back().map(|b| {
+        // Like sequences follow one another, so that none reaches farther than the first and the last of them.
+        let distinct = self.distinct_sequences().end;
+        let last = (distinct..self.batch).next_back().map(|b| {
             let of = self.sequence(b, Padding::default());
             (of, self.mask_rows(b, &of, 0))
         });
-        let first = self.sequences(Padding::default()).take(looked_at);
+        let first = self.sequences(Padding::default()).take(distinct);
         for (of, rows) in first.chain(last) {
             if let Some(read) = rows.and_then(|rows| rows.reach(of.q_len, of.keys())) {
                 bytes.start = bytes.start.min(byte(read.start));

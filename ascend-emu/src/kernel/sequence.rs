@@ -1,0 +1,179 @@
+//! The sequences of a call: their visible keys, and where their rows are.
+
+use super::Buffers;
+use super::kv::block_table::BlockIds;
+use super::kv::{KeyValues, KvTensor, Storage};
+use super::mask::summary::MaskSummary;
+use super::tensor::input::{ElementTypes, InputTensor};
+use super::tensor::strided::Sizes;
+use ascend_spec::MaskGeometry;
+use ascend_spec::attention_problem::{self, AttentionProblem, MaskRows, Rows, TensorRole};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A sequence: one entry of the batch.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    /// Visible keys of each row, before the mask tensor.
+    pub(super) geometry: MaskGeometry,
+    pub(super) kv: KeyValues,
+    /// Index on the batch axis of query and output.
+    pub(super) batch: usize,
+    /// Number of rows to write: those of the geometry, and then those around them, which have no keys.
+    pub(super) rows: usize,
+    /// Index of the first row on the tensors' row axis.
+    first: usize,
+    /// Size of that axis.
+    end: usize,
+    /// Position of row 0 and key 0 in the position bias.
+    pub(super) origin: (usize, usize),
+    /// Where the mask tensor has the rows of the sequence, if it is read.
+    pub(super) mask: Option<MaskRows>,
+    /// Summary of the mask tensor, if there is one and a summary pays.
+    pub(super) mask_summary: Option<Arc<MaskSummary>>,
+}
+
+impl Sequence {
+    /// Sequence number `b` of a problem.
+    ///
+    /// # Safety
+    ///
+    /// As for [`super::run`], for as long as the value is used; tensors hold the element types that `types` says.
+    pub(super) unsafe fn new(
+        problem: &AttentionProblem<'_>,
+        buffers: &Buffers<'_>,
+        b: usize,
+        (of, mask): (attention_problem::Sequence, Option<MaskRows>),
+        types: ElementTypes,
+    ) -> Self {
+        let at = problem.key_value(b);
+        let (batch, rows) = match &problem.pages {
+            Some(pages) => (pages.blocks, pages.block_size),
+            None => (at.batch + 1, of.kv_first.saturating_add(of.kv_len)),
+        };
+        let sizes = |batch, rows, dim| Sizes {
+            batch,
+            heads: problem.kv_heads,
+            rows,
+            dim,
+        };
+        let source = |role, rows_of: &Rows, dim| {
+            // SAFETY: the problem touches at least the valid rows of this tensor, or all of it where it is paged.
+            unsafe { InputTensor::new(buffers.base(role), rows_of, sizes(batch, rows, dim), types) }
+        };
+        let shared = |role, rows: Option<Rows>, dim| match rows {
+            Some(rows) => {
+                let sizes = sizes(1, of.prefix, dim);
+                // SAFETY: the problem touches the prefix.
+                unsafe { InputTensor::new(buffers.base(role), &rows, sizes, types) }
+            }
+            None => InputTensor::Absent,
+        };
+        let (prefix, index) = (&problem.prefix, at.list_index);
+        Sequence {
+            geometry: problem.geometry(b),
+            kv: KeyValues {
+                key: KvTensor {
+                    dim: problem.head_dim,
+                    own: source(TensorRole::Key(index), &at.key, problem.head_dim),
+                    prefix: shared(
+                        TensorRole::KeyPrefix,
+                        prefix.map(|prefix| prefix.key),
+                        problem.head_dim,
+                    ),
+                    rope: at
+                        .key_rope
+                        .map(|rope| source(TensorRole::KeyRope, &rope, problem.rope_dim)),
+                },
+                value: KvTensor {
+                    dim: problem.value_dim,
+                    own: source(TensorRole::Value(index), &at.value, problem.value_dim),
+                    prefix: shared(
+                        TensorRole::ValuePrefix,
+                        prefix.map(|prefix| prefix.value),
+                        problem.value_dim,
+                    ),
+                    rope: None,
+                },
+                prefix: of.prefix,
+                sequence: b,
+                storage: match &problem.pages {
+                    Some(pages) => {
+                        // SAFETY: the problem touches the block table.
+                        Storage::Pages(unsafe { BlockIds::read(buffers, pages, b, of.kv_len) })
+                    }
+                    None => Storage::Rows {
+                        batch: at.batch,
+                        first: of.kv_first,
+                        position: of.kv_position,
+                    },
+                },
+            },
+            batch: if problem.packed { 0 } else { b },
+            rows: if problem.packed {
+                of.q_len
+            } else {
+                problem.query_rows
+            },
+            first: of.q_first,
+            end: problem.query_rows,
+            origin: problem.origin(&of),
+            mask,
+            mask_summary: None,
+        }
+    }
+
+    /// Sequence number `batch` of a problem without keys: all rows of the tensors.
+    pub(super) fn without_keys(problem: &AttentionProblem<'_>, batch: usize) -> Self {
+        let tensor = || KvTensor {
+            dim: 0,
+            own: InputTensor::Absent,
+            prefix: InputTensor::Absent,
+            rope: None,
+        };
+        Sequence {
+            geometry: MaskGeometry::full(0, 0),
+            kv: KeyValues {
+                key: tensor(),
+                value: tensor(),
+                prefix: 0,
+                sequence: batch,
+                storage: Storage::Rows {
+                    batch: 0,
+                    first: 0,
+                    position: 0,
+                },
+            },
+            batch,
+            rows: problem.query_rows,
+            first: 0,
+            end: problem.query_rows,
+            origin: (0, 0),
+            mask: None,
+            mask_summary: None,
+        }
+    }
+
+    /// Whether its rows end before those of `next`, or are of another batch entry.
+    pub(super) fn ends_before(&self, next: &Self) -> bool {
+        self.batch != next.batch || self.first + self.rows <= next.first
+    }
+
+    /// Position of a row in query, output and log-sum-exp. Rows past the last one of the tensors wrap around to the first.
+    #[inline(always)]
+    pub(super) fn at(&self, head: usize, row: usize) -> (usize, usize, usize) {
+        let row = self.first + row;
+        let row = if row < self.end { row } else { row - self.end };
+        (self.batch, head, row)
+    }
+
+    /// The smallest range of keys in `within` that contains all that some row of `rows` sees.
+    #[inline(always)]
+    pub(super) fn span(&self, rows: Range<u64>, within: &Range<usize>) -> Range<usize> {
+        let span = self.geometry.span(rows);
+        // Both ends are at most the key length, a usize.
+        let (start, end) = (span.start as usize, span.end as usize);
+        let (start, end) = (start.max(within.start), end.min(within.end));
+        start..end.max(start)
+    }
+}

@@ -1,0 +1,162 @@
+//! What a kernel computes: attention, stated without the arguments of any operator.
+//!
+//! An operator's own code checks a call and resolves it into an [`AttentionProblem`]: sizes, the places of all rows in
+//! memory, lengths, visible keys, scales. Tensors go by their [`TensorRole`]; the operator maps each role to the argument
+//! that plays it.
+
+mod grid;
+mod pages;
+mod position_bias;
+mod quantisation;
+mod role;
+mod rows;
+mod sequences;
+mod small_tensor;
+mod touches;
+mod visibility;
+
+pub use grid::{Counts, Cut, Cuts, Grid};
+pub use pages::{Pages, Prefix};
+pub use position_bias::{BiasTensor, Slopes};
+pub use quantisation::{Int8Query, ScaleOffset};
+pub use role::TensorRole;
+pub use rows::{ByteRange, KeyValue, Rows};
+pub use sequences::{Padding, Sequence, SequenceLengths};
+pub use small_tensor::SmallTensor;
+pub use visibility::{MaskRows, MaskTensor, MaskUse, TreeMask};
+
+use crate::{DType, SparseMode};
+pub(crate) use rows::KeyValueList;
+
+/// How much there is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// Nothing is written, because the query is empty.
+    Nothing,
+    /// The output is filled with 0 and the log-sum-exp with +inf, because key or value is empty.
+    Fill,
+    /// Attention.
+    Attend,
+}
+
+/// Attention to compute: sizes, strides, lengths and visibility of a call that an operator has checked.
+///
+/// Only an operator's check makes one, so a kernel may rely on it: lengths lie within the tensors' axes, heads divide, and
+/// the mask covers every row and key that is read.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AttentionProblem<'a> {
+    /// How much there is to do.
+    pub work: Work,
+    /// Number of sequences.
+    pub batch: usize,
+    /// Number of query heads.
+    pub heads: usize,
+    /// Number of key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Size of the query's row axis: the rows of one sequence, or of all sequences if they are packed.
+    pub query_rows: usize,
+    /// The most keys that a sequence can have, without a shared prefix.
+    pub key_rows: usize,
+    /// Head dimension of query and key, without the rotary part.
+    pub head_dim: usize,
+    /// Head dimension of value and output.
+    pub value_dim: usize,
+    /// Head dimension of the rotary parts; 0 without them.
+    pub rope_dim: usize,
+    /// Whether the sequences are packed one behind another on the row axis, without a batch axis.
+    pub packed: bool,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Query lengths.
+    pub query_lengths: SequenceLengths<'a>,
+    /// Key lengths, without a shared prefix.
+    pub key_lengths: SequenceLengths<'a>,
+    /// Whether a key length may exceed what the block table holds; the keys beyond are in no block.
+    pub keys_beyond_table: bool,
+    /// Number of rows behind the last valid query row of each sequence, if the query is left padded. `INT64`.
+    pub query_padding: Option<SmallTensor>,
+    /// Number of rows behind the last valid key of each sequence, if the keys are left padded. `INT64`.
+    pub key_padding: Option<SmallTensor>,
+    /// Sparse mode in force.
+    pub mode: SparseMode,
+    /// Keys visible before and after the diagonal.
+    pub tokens: (i64, i64),
+    /// What the mask tensor is for.
+    pub mask: MaskUse,
+    /// The bytes of the mask tensor by its description; `None` without one, or if no memory could hold it.
+    pub mask_described: Option<ByteRange>,
+    /// Whether a row whose keys the mask tensor hides all is written as 0. Otherwise it is the mean of the values that
+    /// [`AttentionProblem::geometry`] lets it see. Rows that the geometry leaves without keys are always 0.
+    pub zeroes_masked_rows: bool,
+    /// Query.
+    pub query: Rows,
+    /// Rotary part of the query.
+    pub query_rope: Option<Rows>,
+    /// Output.
+    pub out: Rows,
+    /// Log-sum-exp, with head dimension 1, if it is written.
+    pub lse: Option<Rows>,
+    /// Additive position bias from a tensor.
+    pub bias: Option<BiasTensor>,
+    /// Additive position bias from one slope for each head.
+    pub slopes: Option<Slopes>,
+    /// Paged cache.
+    pub pages: Option<Pages>,
+    /// Shared prefix.
+    pub prefix: Option<Prefix>,
+    /// Attention sink: for each head a logit that counts in maximum and sum and has no value.
+    pub sink: Option<Grid>,
+    /// Dequantisation of the query.
+    pub query_quantisation: Option<ScaleOffset>,
+    /// Dequantisation of the keys.
+    pub key_quantisation: Option<ScaleOffset>,
+    /// Dequantisation of the values.
+    pub value_quantisation: Option<ScaleOffset>,
+    /// Whether the scales of query and key also apply to their rotary parts, which are stored divided by them.
+    pub scaled_rope: bool,
+    /// Factor of the weights before they are rounded (MXFP8). It does not change the output and adds its logarithm to the
+    /// log-sum-exp.
+    pub probability_scale: Option<Grid>,
+    /// Factors of an `INT8` query that is multiplied with `INT8` keys.
+    pub int8_query: Option<Int8Query>,
+    /// Quantisation of the output: `value * scale + offset`, rounded to its type.
+    pub out_quantisation: Option<ScaleOffset>,
+    /// Key and value of the first tensor; the others of a list differ in their strides.
+    pub(crate) first: KeyValue,
+    /// The tensors of keys and values, if every sequence has its own.
+    pub(crate) list: Option<KeyValueList<'a>>,
+    /// Size of the row axis of the first key tensor; of no use if the cache is paged.
+    pub(crate) first_key_rows: usize,
+}
+
+impl AttentionProblem<'_> {
+    /// Number of query heads that share a key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads.max(1)
+    }
+
+    /// Element type that the weights have: the query's, or for a quantised query the output's half-precision type.
+    pub fn dtype(&self) -> DType {
+        match (self.query.dtype, self.out.dtype) {
+            (DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8, out) if out.is_half() => out,
+            (DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8, _) => DType::Float16,
+            (query, _) => query,
+        }
+    }
+
+    /// Element type of the output.
+    pub fn out_dtype(&self) -> DType {
+        self.out.dtype
+    }
+
+    /// Whether query or keys are left padded.
+    pub(crate) fn is_padded(&self) -> bool {
+        self.query_padding.is_some() || self.key_padding.is_some()
+    }
+}
+
+/// A size of a description; what is none counts as 0.
+fn size(value: i64) -> usize {
+    usize::try_from(value).unwrap_or(0)
+}

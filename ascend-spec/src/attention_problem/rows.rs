@@ -1,0 +1,169 @@
+//! Where rows of queries, keys, values and outputs are in memory.
+
+use super::{AttentionProblem, size};
+use crate::layout::{Axes, Extents, View};
+use crate::{DType, TensorDesc};
+use std::ops::Range;
+
+/// Bytes of a tensor, counted from its base address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteRange {
+    /// The first byte.
+    pub start: u64,
+    /// The byte behind the last one.
+    pub end: u64,
+}
+
+impl ByteRange {
+    /// The bytes of a description; `None` if no memory could hold them.
+    pub(crate) fn described(desc: &TensorDesc) -> Option<Self> {
+        let Range { start, end } = desc.byte_range()?;
+        Some(ByteRange { start, end })
+    }
+
+    /// The same bytes as a [`Range`].
+    pub fn range(self) -> Range<u64> {
+        self.start..self.end
+    }
+}
+
+/// The rows of one tensor: where they are, and the type of their elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Strides of the axes in elements; of `INT4`, in half bytes. Where `lanes` is not 0, `dim` is the stride from one group
+    /// of `lanes` elements, which lie side by side, to the next.
+    pub view: View,
+    /// Elements that lie side by side in an NZ cache; 0 where `view.dim` is the stride of single elements.
+    pub lanes: usize,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl Rows {
+    /// The rows of a tensor with these axes and head dimension `dim`, whose rank has been checked.
+    pub(crate) fn new(axes: Axes, desc: &TensorDesc, dim: i64) -> Self {
+        let view = axes.view(desc, dim).unwrap_or(View {
+            offset: 0,
+            batch: 0,
+            head: 0,
+            row: 0,
+            dim: 0,
+        });
+        let (view, dtype) = match desc.dtype {
+            // Eight INT4 elements in each, which lie side by side whatever the stride says.
+            DType::Int32 => {
+                let view = View {
+                    offset: view.offset.saturating_mul(8),
+                    batch: view.batch.saturating_mul(8),
+                    head: match axes {
+                        Axes::Bsh => dim,
+                        _ => view.head.saturating_mul(8),
+                    },
+                    row: view.row.saturating_mul(8),
+                    dim: 1,
+                };
+                (view, DType::Int4)
+            }
+            dtype => (view, dtype),
+        };
+        Rows {
+            view,
+            lanes: 0,
+            dtype,
+        }
+    }
+
+    /// The bytes that a tensor with these extents touches.
+    pub(super) fn bytes(&self, of: Extents) -> Option<Range<u64>> {
+        let elements = match self.lanes as i64 {
+            0 => self.view.elements(of)?,
+            lanes => {
+                let groups = Extents {
+                    dim: of.dim / lanes,
+                    ..of
+                };
+                let range = self.view.elements(groups)?;
+                range.start..range.end.checked_add(lanes as u64 - 1)?
+            }
+        };
+        let bits = u64::from(self.dtype.bits());
+        let (start, end) = (
+            elements.start.checked_mul(bits)?,
+            elements.end.checked_mul(bits)?,
+        );
+        (bits > 0).then(|| start / 8..end.div_ceil(8))
+    }
+}
+
+/// Where key and value of one sequence are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyValue {
+    /// Index of the tensor in the list of keys and in that of values.
+    pub list_index: usize,
+    /// Index of the sequence on the batch axis of all three tensors; of no use if the cache is paged.
+    pub batch: usize,
+    /// Key tensor; its batch axis counts blocks if the cache is paged.
+    pub key: Rows,
+    /// Value tensor, as the key.
+    pub value: Rows,
+    /// Rotary part of the key, as the key. Beside a list, whose tensors have no batch axis, there is one tensor for all
+    /// sequences, and the view begins at this one.
+    pub key_rope: Option<Rows>,
+}
+
+/// Keys and values of which every sequence has its own tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyValueList<'a> {
+    pub(crate) keys: &'a [TensorDesc],
+    pub(crate) values: &'a [TensorDesc],
+    /// Order of the tensors' axes.
+    pub(crate) axes: Axes,
+}
+
+impl AttentionProblem<'_> {
+    /// Where key and value of sequence `b` are.
+    pub fn key_value(&self, b: usize) -> KeyValue {
+        let Some(list) = self.list else {
+            let shared = self.packed || self.pages.is_some();
+            return KeyValue {
+                batch: if shared { 0 } else { b },
+                ..self.first
+            };
+        };
+        let one = |first: Rows, desc: Option<&TensorDesc>, dim: usize| {
+            let own = desc.map(|desc| Rows::new(list.axes, desc, dim as i64));
+            Rows {
+                view: own.map_or(first.view, |own| own.view),
+                ..first
+            }
+        };
+        KeyValue {
+            list_index: b,
+            batch: 0,
+            key: one(self.first.key, list.keys.get(b), self.head_dim),
+            value: one(self.first.value, list.values.get(b), self.value_dim),
+            key_rope: self.first.key_rope.map(|rope| Rows {
+                view: rope.view.of_batch(b),
+                ..rope
+            }),
+        }
+    }
+
+    /// Size of the row axis of the key tensor of sequence `b`; of a paged cache, what its row of the table can hold.
+    pub(crate) fn key_rows_of(&self, b: usize) -> usize {
+        match self.list {
+            Some(_) => self.key_axis_of(b),
+            None => self.key_rows,
+        }
+    }
+
+    /// Size of the row axis of the key tensor of sequence `b`, which is not paged.
+    pub(crate) fn key_axis_of(&self, b: usize) -> usize {
+        let Some(list) = self.list else {
+            return self.first_key_rows;
+        };
+        let axis = list.axes.row_axis();
+        let rows = |key: &TensorDesc| key.shape.get(axis).copied().map(size);
+        list.keys.get(b).and_then(rows).unwrap_or(0)
+    }
+}

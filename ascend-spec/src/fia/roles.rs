@@ -1,0 +1,39 @@
+//! Which argument plays which role in the computation.
+
+use super::Operand;
+use crate::attention_problem::TensorRole;
+
+impl Operand {
+    /// The tensor of a call that plays a role.
+    pub const fn of_role(role: TensorRole) -> Self {
+        match role {
+            TensorRole::Query => Operand::Query,
+            TensorRole::Key(index) => Operand::Key(index),
+            TensorRole::Value(index) => Operand::Value(index),
+            TensorRole::QueryRope => Operand::QueryRope,
+            TensorRole::KeyRope => Operand::KeyRope,
+            TensorRole::KeyPrefix => Operand::KeySharedPrefix,
+            TensorRole::ValuePrefix => Operand::ValueSharedPrefix,
+            TensorRole::Mask => Operand::AttenMask,
+            TensorRole::Bias => Operand::PseShift,
+            TensorRole::Sink => Operand::LearnableSink,
+            TensorRole::BlockTable => Operand::BlockTable,
+            TensorRole::QueryPadding => Operand::QueryPaddingSize,
+            TensorRole::KeyPadding => Operand::KvPaddingSize,
+            TensorRole::QueryScale => Operand::DequantScaleQuery,
+            TensorRole::KeyScale => Operand::KeyAntiquantScale,
+            TensorRole::KeyOffset => Operand::KeyAntiquantOffset,
+            TensorRole::ValueScale => Operand::ValueAntiquantScale,
+            TensorRole::ValueOffset => Operand::ValueAntiquantOffset,
+            TensorRole::KeyValueScale => Operand::AntiquantScale,
+            TensorRole::KeyValueOffset => Operand::AntiquantOffset,
+            TensorRole::ScoreScale => Operand::DeqScale1,
+            TensorRole::WeightScale => Operand::QuantScale1,
+            TensorRole::ProductScale => Operand::DeqScale2,
+            TensorRole::OutputScale => Operand::QuantScale2,
+            TensorRole::OutputOffset => Operand::QuantOffset2,
+            TensorRole::Output => Operand::AttentionOut,
+            TensorRole::LogSumExp => Operand::SoftmaxLse,
+        }
+    }
+}
