@@ -37,7 +37,7 @@ impl Case {
     /// let output = plan.launch_with::<bf16>(&stream, &inputs)?;
     ///
     /// let case = Case::record(&stream, &plan, &inputs)?;
-    /// assert_eq!(case.key[0].shape(), [2, 16, 128]); // the two blocks that the call reads
+    /// assert_eq!(case.arguments.key[0].shape(), [2, 16, 128]); // the two blocks that the call reads
     /// let case = case.expecting(&stream, &output, Tolerance::default())?;
     /// assert_eq!(case.run(&stream)?.verdict, Verdict::Passed);
     /// case.write(std::env::temp_dir().join("report.safetensors"))?;
