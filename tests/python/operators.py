@@ -1,6 +1,7 @@
 """Every small operator of the emulation, called by what calls it in PyTorch, against PyTorch on the host.
 
-The group of run.py that this module is in has a trace, by which each case sees whether its operator was called.
+ASCEND_EMU_TRACE must name a file, as it does in this module's group of run.py: by the trace each case sees whether its
+operator was called.
 """
 
 import json

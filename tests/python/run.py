@@ -13,15 +13,13 @@ import subprocess
 import sys
 import tempfile
 
-# A trace of the group that reads its own.
-TRACE = os.path.join(tempfile.gettempdir(), f"operators-{os.getpid()}.jsonl")
 STRICT = {"ASCEND_EMU_CHECK": "strict"}
-# Environments, and the modules whose cases run in them.
+# Environments, and the modules whose cases run in them. `{folder}` is one for files of the run.
 GROUPS = [
     (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
     (STRICT, ["scatter", "merging", "serving", "refusals"]),
     (STRICT, ["graphs", "streams", "around", "releases"]),
-    (STRICT | {"ASCEND_EMU_TRACE": TRACE}, ["operators"]),
+    (STRICT | {"ASCEND_EMU_TRACE": "{folder}/trace.jsonl"}, ["operators"]),
     (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend910_9391"}, ["paged", "latent"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["layouts", "paged", "latent", "scatter", "merging", "serving"]),
@@ -54,14 +52,20 @@ def inside(modules, only):
 
 
 def outside(groups, only):
+    with tempfile.TemporaryDirectory() as files:
+        return report(groups, only, files)
+
+
+def report(groups, only, files):
     passed, failed, calls = 0, [], {}
     folder = os.path.dirname(os.path.abspath(__file__))
     for variables, modules in groups:
         shown = [f"{name}={value}" for name, value in variables.items()] + modules
         print(f"=== {' '.join(shown)}", flush=True)
+        given = {name: value.format(folder=files) for name, value in variables.items()}
         command = [sys.executable, os.path.join(folder, "run.py"), "--inside", ",".join(modules), *only]
         process = subprocess.Popen(
-            command, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=os.environ | given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         result, findings = None, 0
         for line in process.stdout:
