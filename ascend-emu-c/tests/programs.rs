@@ -749,6 +749,19 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
     }
 }
 
+#[test]
+fn operators_that_clients_do_not_find_are_named() {
+    let libraries = lay_out();
+    let program = compile("missing.c", &["-std=c99"], libraries.path());
+    let printed = run(&program, libraries.path());
+    let refusals: Vec<bool> = (printed.lines.iter())
+        .filter(|line| line.starts_with("200006 aclSetCompileopt: "))
+        .map(|line| line.contains("the operator aclnnErf is not emulated"))
+        .collect();
+    // The name belongs to the refusal that follows.
+    assert_eq!(refusals, [false, true, false]);
+}
+
 /// The functions of the small operators around attention.
 #[cfg(feature = "glue")]
 fn glue_names() -> impl Iterator<Item = &'static str> {

@@ -19,6 +19,7 @@
 
 mod argument;
 mod call;
+mod choose;
 mod compare;
 mod elementwise;
 mod fill;

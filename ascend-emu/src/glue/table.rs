@@ -257,30 +257,30 @@ macro_rules! for_each_glue_function {
             fn aclnnMinimum(self_: In, other: In, out: Out) = element::binary(element::MIN);
             /// `torch.clamp`.
             fn aclnnClamp(self_: In, clipValueMin: OptionalScalar, clipValueMax: OptionalScalar, out: Out) =
-                element::clamp;
+                choose::clamp;
             /// `torch.clamp_min`.
             fn aclnnClampMin(self_: In, clipValueMin: Scalar, out: Out) =
-                |own, least, out| element::clamp(own, Some(least), None, out);
+                |own, least, out| choose::clamp(own, Some(least), None, out);
             /// `torch.clamp_max`.
             fn aclnnClampMax(self_: In, clipValueMax: Scalar, out: Out) =
-                |own, most, out| element::clamp(own, None, Some(most), out);
+                |own, most, out| choose::clamp(own, None, Some(most), out);
             /// `Tensor.clamp_max_`.
             fn aclnnInplaceClampMax(selfRef: InOut, clipValueMax: Scalar) =
-                |own, most| element::clamp(own, None, Some(most), own);
+                |own, most| choose::clamp(own, None, Some(most), own);
             /// `torch.clamp_min` with a tensor.
             fn aclnnClampMinTensor(self_: In, clipValueMin: In, out: Out) = element::binary(element::MAX);
             /// `torch.clamp_max` with a tensor.
             fn aclnnClampMaxTensor(self_: In, max: In, out: Out) = element::binary(element::MIN);
             /// `torch.clamp` with tensors.
-            fn aclnnClampTensor(self_: In, clipValueMin: OptionalIn, clipValueMax: OptionalIn, out: Out) = element::clamp_between;
+            fn aclnnClampTensor(self_: In, clipValueMin: OptionalIn, clipValueMax: OptionalIn, out: Out) = choose::clamp_between;
             /// `torch.nan_to_num`.
-            fn aclnnNanToNum(self_: In, nan: f32, posinf: f32, neginf: f32, out: Out) = element::nan_to_num;
+            fn aclnnNanToNum(self_: In, nan: f32, posinf: f32, neginf: f32, out: Out) = choose::nan_to_num;
             /// `torch.where`.
-            fn aclnnSWhere(condition: In, self_: In, other: In, out: Out) = element::choose;
+            fn aclnnSWhere(condition: In, self_: In, other: In, out: Out) = choose::by_condition;
             /// `Tensor.masked_fill_`.
-            fn aclnnInplaceMaskedFillScalar(selfRef: InOut, mask: In, value: Scalar) = element::masked_fill;
+            fn aclnnInplaceMaskedFillScalar(selfRef: InOut, mask: In, value: Scalar) = choose::masked_fill;
             /// `Tensor.masked_fill_` with a tensor.
-            fn aclnnInplaceMaskedFillTensor(selfRef: InOut, mask: In, value: In) = element::masked_fill_tensor;
+            fn aclnnInplaceMaskedFillTensor(selfRef: InOut, mask: In, value: In) = choose::masked_fill_tensor;
 
             // Functions of one number.
             /// `torch.exp`.

@@ -1,7 +1,11 @@
 //! Bounds of numbers, and choices between numbers.
 
+use super::bench::*;
 use super::rows::Argument::{Absent, Int, Real};
 use super::rows::*;
+use super::tensors::*;
+use ascend_sys::bindings::aclDataType;
+use std::ptr::null_mut;
 
 pub(crate) fn rows() -> Vec<Row> {
     let nan = f64::NAN;
@@ -143,7 +147,36 @@ pub(crate) fn rows() -> Vec<Row> {
         ),
         row(
             "aclnnInplaceMaskedFillTensor",
-            [whole.becomes([8, 1, 8]), mask.read(), i32([], [8]).read()],
+            [
+                whole.clone().becomes([8, 1, 8]),
+                mask.clone().read(),
+                i32([], [8]).read(),
+            ],
+        ),
+        row(
+            "aclnnInplaceMaskedFillTensor",
+            [
+                whole.becomes([2, 1, 2]),
+                mask.read(),
+                f32([1], [2.7]).read(),
+            ],
         ),
     ]
+}
+
+#[test]
+fn integers_beside_a_mask_stay_exact() {
+    let _bench = Bench::new();
+    let numbers = [(1i64 << 60) + 1, 5];
+    let at = upload(&numbers);
+    let x = Tensor::over(aclDataType::ACL_INT64, View::packed(&[2]), at);
+    let mask = Tensor::packed(aclDataType::ACL_BOOL, &[2], &[0.0, 1.0]);
+    let half = Tensor::floats(&[], &[0.5]);
+    ok(call!(aclnnInplaceMaskedFillTensor(
+        x.in_out(),
+        mask.input(),
+        half.input()
+    )));
+    sync(null_mut());
+    assert_eq!(download::<i64>(at, 2), [numbers[0], 0]);
 }

@@ -1,0 +1,28 @@
+/* A client that looks operators up, says in the log which it did not find, and compiles it by its name instead. */
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "acl/acl.h"
+
+/* CANN declares these in headers for its own components. */
+void aclAppLog(int level, const char *function, const char *file, uint32_t line, const char *format, ...);
+int aclSetCompileopt(int option, const char *value);
+
+static void compile_at_once(void) {
+    const int jit_compile = 10;
+    int status = aclSetCompileopt(jit_compile, "enable");
+    printf("%d %s\n", status, aclGetRecentErrMsg());
+}
+
+int main(void) {
+    compile_at_once();
+    aclAppLog(2, __func__, __FILE__, __LINE__,
+              "[PTA]:%s or %sGetWorkspaceSize not in %s, or %s not found. Will call %s", "aclnnErf", "aclnnErf",
+              "libopapi.so", "libopapi.so", "acl_op::erf(self)");
+    aclAppLog(2, __func__, __FILE__, __LINE__, "[PTA]:%d of %d bytes", 3, 4);
+    compile_at_once();
+    compile_at_once();
+    printf("done\n");
+    return 0;
+}
