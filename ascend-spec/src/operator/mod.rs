@@ -24,7 +24,7 @@ pub use value::{OwnedValue, Value, WrongKind};
 mod tests {
     use super::*;
     use crate::fia::{Arguments, FiaCall, Parameter, Version};
-    use crate::{DType, TensorDesc, scatter, update};
+    use crate::{DType, TensorDesc, ops, scatter, update};
 
     fn names_and_numbers_are_unique<P: DeclaredParameter>() {
         let (mut names, mut inputs, mut outputs) = (vec![], vec![], vec![]);
@@ -59,6 +59,9 @@ mod tests {
         names_and_numbers_are_unique::<Parameter>();
         names_and_numbers_are_unique::<scatter::Parameter>();
         names_and_numbers_are_unique::<update::Parameter>();
+        names_and_numbers_are_unique::<ops::ring_attention_update::Parameter>();
+        names_and_numbers_are_unique::<ops::prompt_flash_attention::Parameter>();
+        names_and_numbers_are_unique::<ops::incre_flash_attention::Parameter>();
     }
 
     #[test]

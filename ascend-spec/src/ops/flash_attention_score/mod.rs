@@ -5,6 +5,7 @@
 //! too, whose own checks are not known. Whatever the operator's shape inference or tiling refuses ends with 161001, as a
 //! null pointer does.
 
+mod arguments;
 mod bias;
 mod call;
 mod check;
@@ -17,8 +18,8 @@ pub mod rules;
 mod softmax_order;
 mod version;
 
+pub use arguments::{Argument, Arguments, FlashAttentionCall, Parameter};
 pub use bias::Bias;
-pub use call::FlashAttentionCall;
 pub use layout::InputLayout;
 pub use lengths::{PackedLengths, Sequence};
 pub use mask_use::{FullMask, MaskUse};

@@ -1,62 +1,7 @@
-//! A pure description of one call of IncreFlashAttention.
+//! What a version of IncreFlashAttention reads of a call, and the same attention as a call of FusedInferAttentionScore.
 
-use super::Version;
-use crate::TensorDesc;
+use super::{IncreCall, Version};
 use crate::fia::FiaCall;
-
-/// Every argument of one call, without data and without addresses.
-///
-/// The fields are the operator's arguments in snake case; `None` and an empty list are null pointers. The values are what a
-/// caller wrote, right or wrong: [`IncreCall::check`] tells.
-///
-/// Source: aclnnIncreFlashAttention V1 to V4, parameter tables.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct IncreCall<'a> {
-    /// Queries, one row a sequence, in the order of `input_layout`.
-    pub query: Option<TensorDesc>,
-    /// Keys: one tensor, or one for each batch entry.
-    pub key: &'a [TensorDesc],
-    /// Values, as `key`.
-    pub value: &'a [TensorDesc],
-    /// Additive position bias.
-    pub pse_shift: Option<TensorDesc>,
-    /// Mask; 1 hides.
-    pub atten_mask: Option<TensorDesc>,
-    /// Lengths of keys and values, whatever the name says.
-    pub actual_seq_lengths: Option<&'a [i64]>,
-    /// Dequantisation after Q K^T (V2).
-    pub dequant_scale1: Option<TensorDesc>,
-    /// Quantisation of the probabilities (V2).
-    pub quant_scale1: Option<TensorDesc>,
-    /// Dequantisation after P V (V2).
-    pub dequant_scale2: Option<TensorDesc>,
-    /// Quantisation scale of the output (V2).
-    pub quant_scale2: Option<TensorDesc>,
-    /// Quantisation offset of the output (V2).
-    pub quant_offset2: Option<TensorDesc>,
-    /// Antiquantisation scale of key and value together (V3).
-    pub antiquant_scale: Option<TensorDesc>,
-    /// Antiquantisation offset of key and value together (V3).
-    pub antiquant_offset: Option<TensorDesc>,
-    /// Block table (V3); given means a paged cache.
-    pub block_table: Option<TensorDesc>,
-    /// Left padding of key and value (V4).
-    pub kv_padding_size: Option<TensorDesc>,
-    /// Number of query heads.
-    pub num_heads: i64,
-    /// Factor of the scores (`scaleValue`).
-    pub scale: f64,
-    /// Axis orders, as CANN spells them; `None` is a null pointer.
-    pub input_layout: Option<&'a str>,
-    /// Number of key and value heads; 0 means `num_heads`.
-    pub num_key_value_heads: i64,
-    /// Tokens in a block of a paged cache (V3).
-    pub block_size: i64,
-    /// Precision (V3).
-    pub inner_precise: i64,
-    /// Output.
-    pub attention_out: Option<TensorDesc>,
-}
 
 impl<'a> IncreCall<'a> {
     /// `inner_precise` of the versions that have no such argument: high performance.
@@ -65,28 +10,8 @@ impl<'a> IncreCall<'a> {
     /// A call without tensors whose attributes have the operator's defaults.
     pub fn new(input_layout: &'a str) -> Self {
         IncreCall {
-            query: None,
-            key: &[],
-            value: &[],
-            pse_shift: None,
-            atten_mask: None,
-            actual_seq_lengths: None,
-            dequant_scale1: None,
-            quant_scale1: None,
-            dequant_scale2: None,
-            quant_scale2: None,
-            quant_offset2: None,
-            antiquant_scale: None,
-            antiquant_offset: None,
-            block_table: None,
-            kv_padding_size: None,
-            num_heads: 1,
-            scale: 1.0,
             input_layout: Some(input_layout),
-            num_key_value_heads: 0,
-            block_size: 0,
-            inner_precise: Self::DEFAULT_PRECISE,
-            attention_out: None,
+            ..IncreCall::default()
         }
     }
 

@@ -3,9 +3,10 @@
 //!
 //! It is the fused attention of the Atlas inference series (310P) for decode, and runs on Atlas A2 and A3.
 
+mod arguments;
 mod call;
 pub mod rules;
 mod version;
 
-pub use call::IncreCall;
+pub use arguments::{Argument, Arguments, IncreCall, Parameter};
 pub use version::Version;

@@ -4,9 +4,10 @@
 //! It is the fused attention of the Atlas inference series (310P) for prefill, and runs on Atlas A2 and A3. What its tiling
 //! refuses ends with 561103; the refusal names the rule of FusedInferAttentionScore.
 
+mod arguments;
 mod call;
 pub mod rules;
 mod version;
 
-pub use call::PromptCall;
+pub use arguments::{Argument, Arguments, Parameter, PromptCall};
 pub use version::Version;

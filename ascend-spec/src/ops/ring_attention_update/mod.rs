@@ -3,13 +3,13 @@
 //! Each part has the maximum and the sum of each row beside its attention, in the orders in which FlashAttentionScore writes
 //! them ([`SoftmaxOrder`](crate::ops::flash_attention_score::SoftmaxOrder)).
 
-mod call;
+mod arguments;
 mod merge;
 mod problem;
 pub mod rules;
 mod version;
 
-pub use call::RingUpdateCall;
+pub use arguments::{Argument, Arguments, Parameter, RingUpdateCall};
 pub use merge::{Merged, Part, admits, merge};
 pub use problem::RingUpdateProblem;
 pub use version::Version;

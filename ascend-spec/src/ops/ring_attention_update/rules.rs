@@ -106,7 +106,8 @@ impl RingUpdateCall<'_> {
             "no actualSeqQlen",
             "actualSeqQlen with TND",
         );
-        for (desc, name) in self.tensors() {
+        for (argument, desc) in self.each_tensor() {
+            let name = argument.acl_name();
             require!(
                 desc.format.is_plain(),
                 FORMAT,
@@ -188,7 +189,8 @@ impl RingUpdateCall<'_> {
     }
 
     fn countable(&self, parts: &[&Triple<'_>]) -> Result<(), Violation> {
-        for (desc, name) in self.tensors() {
+        for (argument, desc) in self.each_tensor() {
+            let name = argument.acl_name();
             require!(
                 desc.is_countable() && desc.byte_range().is_some(),
                 COUNTABLE,

@@ -5,7 +5,7 @@ use super::lint;
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Format, Refusal, Target, TensorDesc, Unsupported, Violation};
+use crate::{Format, Refusal, Target, Unsupported, Violation};
 
 rules! {
     in Scope::ALL;
@@ -84,29 +84,31 @@ pub(in crate::ops::flash_attention_score) fn required<'a>(
 pub(in crate::ops::flash_attention_score) fn countable(
     call: &FlashAttentionCall<'_>,
 ) -> Result<(), Refusal> {
-    call.each_tensor(|desc, name| {
+    for (argument, desc) in call.each_tensor() {
+        let name = argument.acl_name();
         require!(
             desc.is_countable() && desc.byte_range().is_some(),
             COUNTABLE,
             format_args!("{name} {} strides {}", desc.shape, desc.strides),
             "dimensions of at least 0, and bytes from the base address on",
         );
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 pub(in crate::ops::flash_attention_score) fn format(
     call: &FlashAttentionCall<'_>,
 ) -> Result<(), Refusal> {
-    call.each_tensor(|desc: &TensorDesc, name| {
+    for (argument, desc) in call.each_tensor() {
+        let name = argument.acl_name();
         require!(
             desc.format.is_plain(),
             FORMAT,
             format_args!("{name} in format {}", desc.format),
             Format::PLAIN,
         );
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 /// What V4 takes and this crate does not compute.
