@@ -146,14 +146,14 @@ impl Attention {
             rope_scale: keys_scale.filter(|_| problem.scaled_rope).map(first),
             key_quantisation: quantisation(&problem.key_quantisation, problem.kv_heads, keys),
             value_quantisation: quantisation(&problem.value_quantisation, problem.kv_heads, values),
-            // SAFETY: the problem touches all of the output, and nobody else does.
+            // SAFETY: the problem touches all of the output, and nothing else does.
             out: unsafe {
                 let quantisation = quantisation(&problem.out_quantisation, problem.heads, values);
                 let base = buffers.base(TensorRole::Output);
                 OutputTensor::new(base, &problem.out, sizes(values), types, quantisation)
             },
             lse: problem.lse.map(|rows| {
-                // SAFETY: the problem touches all of the log-sum-exp, and nobody else does.
+                // SAFETY: the problem touches all of the log-sum-exp, and nothing else does.
                 unsafe { WriteTensor::new(buffers.base(TensorRole::LogSumExp), &rows, sizes(1)) }
             }),
             // SAFETY: the problem touches the mask.

@@ -161,7 +161,7 @@ unsafe fn typed<T: Number>(problem: &UpdateProblem, buffers: &Buffers<'_>) {
 ///
 /// # Safety
 ///
-/// As for [`run`]; attention has elements `T`, and nobody else writes the row.
+/// As for [`run`]; attention has elements `T`, and nothing else writes the row.
 unsafe fn one<T: Number>(
     problem: &UpdateProblem,
     buffers: &Buffers<'_>,

@@ -152,3 +152,24 @@ impl AttentionProblem<'_> {
         0..self.batch.min(told.saturating_add(2))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::SequenceLengths;
+
+    #[test]
+    fn lengths_follow_from_entries_or_from_ends() {
+        let of = |lengths: Option<&[i64]>, packed| {
+            let lengths = SequenceLengths::new(lengths, packed);
+            [0, 1, 2].map(|b| (lengths.start(b), lengths.of(b, 7)))
+        };
+        assert_eq!(of(None, false), [(0, 7); 3]);
+        assert_eq!(of(Some(&[]), false), [(0, 7); 3]);
+        assert_eq!(of(Some(&[4]), false), [(0, 4); 3]);
+        assert_eq!(of(Some(&[4, 5]), false), [(0, 4), (0, 5), (0, 0)]);
+        assert_eq!(of(Some(&[4, 9, 9]), true), [(0, 4), (4, 5), (9, 0)]);
+        assert_eq!(of(None, true), [(0, 0); 3]);
+        let extreme = SequenceLengths::new(Some(&[i64::MAX, i64::MIN]), true);
+        assert_eq!(extreme.of(1, 7), i64::MIN);
+    }
+}

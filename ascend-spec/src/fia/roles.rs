@@ -37,3 +37,47 @@ impl Operand {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use TensorRole as Role;
+
+    #[test]
+    fn no_argument_plays_two_roles() {
+        let roles = [
+            Role::Query,
+            Role::Key(0),
+            Role::Key(1),
+            Role::Value(0),
+            Role::Value(1),
+            Role::QueryRope,
+            Role::KeyRope,
+            Role::KeyPrefix,
+            Role::ValuePrefix,
+            Role::Mask,
+            Role::Bias,
+            Role::Sink,
+            Role::BlockTable,
+            Role::QueryPadding,
+            Role::KeyPadding,
+            Role::QueryScale,
+            Role::KeyScale,
+            Role::KeyOffset,
+            Role::ValueScale,
+            Role::ValueOffset,
+            Role::KeyValueScale,
+            Role::KeyValueOffset,
+            Role::ScoreScale,
+            Role::WeightScale,
+            Role::ProductScale,
+            Role::OutputScale,
+            Role::OutputOffset,
+            Role::Output,
+            Role::LogSumExp,
+        ];
+        let mut operands = roles.map(Operand::of_role);
+        operands.sort_unstable();
+        assert!(operands.is_sorted_by(|a, b| a < b), "{operands:?}");
+    }
+}
