@@ -1,5 +1,7 @@
 //! `ascend-attn check`: the contract's verdict on calls, without running them.
 
+mod matrix;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use serde_json::json;
 use super::area::Area;
 use super::output::Output;
 use super::targets::Targets;
-use super::{Stop, explain, matrix, replay, text_file};
+use super::{Stop, explain, replay, text_file};
 
 /// Say what the operator would make of calls, without running them
 ///

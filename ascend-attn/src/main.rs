@@ -8,7 +8,6 @@ mod doctor;
 mod explain;
 mod installation;
 mod mask;
-mod matrix;
 mod output;
 mod replay;
 mod report;

@@ -30,6 +30,7 @@
 pub mod operator;
 
 pub mod attention_problem;
+mod cann;
 mod dims;
 mod dtype;
 pub mod fia;
@@ -42,16 +43,17 @@ pub mod ops;
 mod rule;
 pub mod scatter;
 mod soc;
-mod sparse;
 mod target;
 mod tensor;
 pub mod update;
 
+pub use cann::{Cann, Release, UnknownRelease};
 pub use dims::Dims;
 pub use dtype::DType;
 pub use format::Format;
 pub use geometry::{
-    CompressedMask, Lengths, MaskGeometry, Sparsity, TOKENS_UNBOUNDED, Tile, Visibility,
+    CompressedMask, Lengths, MaskDemand, MaskGeometry, Operator, SparseMode, Sparsity,
+    TOKENS_UNBOUNDED, Tile, Visibility,
 };
 pub use layout::{Axes, Extents, Layout, View};
 pub use operator_version::{OperatorVersion, every_rule};
@@ -60,6 +62,5 @@ pub use rule::{
     Rule, Scope, Span, TILING_ERROR, Unsupported, Violation,
 };
 pub use soc::Soc;
-pub use sparse::{MaskDemand, Operator, SparseMode};
-pub use target::{Cann, Release, Target, UnknownRelease, UnreleasedTarget};
+pub use target::{Target, UnreleasedTarget};
 pub use tensor::TensorDesc;

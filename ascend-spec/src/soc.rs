@@ -1,6 +1,6 @@
 //! Products: which chip family a name belongs to.
 
-use crate::{Cann, Target};
+use crate::Cann;
 use std::fmt;
 
 /// A chip family, as far as the operators tell families apart.
@@ -59,8 +59,14 @@ impl Soc {
 
     /// The releases of CANN that know the product, oldest first.
     pub fn releases(self) -> impl Iterator<Item = Cann> {
-        let known = move |cann: &Cann| Target::new(self, *cann).is_released();
-        Cann::ALL.into_iter().filter(known)
+        Cann::ALL
+            .into_iter()
+            .filter(move |&cann| self.is_known_to(cann))
+    }
+
+    /// Whether a release knows the product.
+    pub(crate) fn is_known_to(self, cann: Cann) -> bool {
+        self != Soc::Ascend950 || cann >= Cann::V9_0
     }
 
     /// A chip of the product, by the name that `aclrtGetSocName` gives it.

@@ -1,6 +1,6 @@
 //! `sparseMode`: what the mask tensor and the token window mean, and which operator takes which mode.
 
-use crate::geometry::CompressedMask;
+use super::CompressedMask;
 use std::fmt;
 
 /// The sparse modes of CANN's attention operators. The discriminant is CANN's attribute value.

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use ascend_attention::spec::{Cann, Soc};
 
-use super::Stop;
-use super::check::Checked;
-use super::output::Output;
+use super::Checked;
+use crate::Stop;
+use crate::output::Output;
 
 /// Width of a product's name.
 const NAME: usize = 12;
