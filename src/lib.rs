@@ -127,7 +127,10 @@ pub use graph::Graph;
 pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
-pub use ops::{fused_infer_attention_score as attention, scatter_pa_kv_cache as scatter};
+pub use ops::{
+    fused_infer_attention_score as attention, gather_pa_kv_cache as gather,
+    scatter_pa_kv_cache as scatter,
+};
 pub use refusal::{CallRule, Refused};
 pub use runtime::{
     BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Runtime, Stream,

@@ -2,7 +2,8 @@
 
 use crate::fia::Version;
 use crate::ops::{
-    flash_attention_score, incre_flash_attention, prompt_flash_attention, ring_attention_update,
+    flash_attention_score, gather_pa_kv_cache, incre_flash_attention, prompt_flash_attention,
+    ring_attention_update,
 };
 use crate::{Rule, Soc, Target, fia, scatter, update};
 use std::fmt;
@@ -23,6 +24,8 @@ pub enum OperatorVersion {
     RingAttentionUpdate(ring_attention_update::Version),
     /// Writing new keys and values into a paged cache.
     ScatterPaKvCache,
+    /// Gathering keys and values out of a paged cache.
+    GatherPaKvCache,
     /// Merging attention over parts of the keys.
     AttentionUpdate,
 }
@@ -37,6 +40,7 @@ impl OperatorVersion {
             OperatorVersion::PromptFlashAttention(version) => version.symbol(),
             OperatorVersion::RingAttentionUpdate(version) => version.symbol(),
             OperatorVersion::ScatterPaKvCache => "aclnnScatterPaKvCache",
+            OperatorVersion::GatherPaKvCache => "aclnnGatherPaKvCache",
             OperatorVersion::AttentionUpdate => "aclnnAttentionUpdate",
         }
     }
@@ -49,6 +53,7 @@ impl OperatorVersion {
             OperatorVersion::IncreFlashAttention(version) => version.since_cann(),
             OperatorVersion::PromptFlashAttention(version) => version.since_cann(),
             OperatorVersion::RingAttentionUpdate(version) => version.since_cann(),
+            OperatorVersion::GatherPaKvCache => "8.5",
             OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => "after 8.1",
         }
     }
@@ -61,7 +66,9 @@ impl OperatorVersion {
             OperatorVersion::IncreFlashAttention(version) => version.runs_on(target),
             OperatorVersion::PromptFlashAttention(version) => version.runs_on(target),
             OperatorVersion::RingAttentionUpdate(version) => version.runs_on(target),
-            OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
+            OperatorVersion::ScatterPaKvCache
+            | OperatorVersion::GatherPaKvCache
+            | OperatorVersion::AttentionUpdate => {
                 matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
             }
         }
@@ -76,9 +83,9 @@ impl fmt::Display for OperatorVersion {
             OperatorVersion::IncreFlashAttention(version) => version.fmt(f),
             OperatorVersion::PromptFlashAttention(version) => version.fmt(f),
             OperatorVersion::RingAttentionUpdate(version) => version.fmt(f),
-            OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
-                f.write_str(self.symbol())
-            }
+            OperatorVersion::ScatterPaKvCache
+            | OperatorVersion::GatherPaKvCache
+            | OperatorVersion::AttentionUpdate => f.write_str(self.symbol()),
         }
     }
 }
@@ -91,6 +98,7 @@ pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
         prompt_flash_attention::rules::RULES,
         incre_flash_attention::rules::RULES,
         ring_attention_update::rules::RULES,
+        gather_pa_kv_cache::rules::RULES,
     ];
     fia::rules::all()
         .chain(flash_attention_score::rules::all())
@@ -130,6 +138,9 @@ mod tests {
                     ring_attention_update::rules::RULES.contains(&rule)
                 }
                 OperatorVersion::ScatterPaKvCache => scatter::rules::RULES.contains(&rule),
+                OperatorVersion::GatherPaKvCache => {
+                    gather_pa_kv_cache::rules::RULES.contains(&rule)
+                }
                 OperatorVersion::AttentionUpdate => update::rules::RULES.contains(&rule),
             };
             assert!(kind, "{}", rule.id);

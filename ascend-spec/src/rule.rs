@@ -326,6 +326,7 @@ macro_rules! rules {
     }};
     (@scope $scope:expr, $own:expr) => { rules!(@scope $own) };
     (@since ScatterPaKvCache) => { $crate::OperatorVersion::ScatterPaKvCache };
+    (@since GatherPaKvCache) => { $crate::OperatorVersion::GatherPaKvCache };
     (@since AttentionUpdate) => { $crate::OperatorVersion::AttentionUpdate };
     (@since ScoreV1) => { rules!(@flash V1) };
     (@since ScoreV2) => { rules!(@flash V2) };

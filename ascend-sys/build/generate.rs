@@ -16,7 +16,7 @@ use quote::ToTokens;
 use syn::{FnArg, ForeignItem, ImplItem, Item, Pat, ReturnType, Type};
 
 /// The headers that are read, relative to a folder `include`.
-const HEADERS: [&str; 13] = [
+const HEADERS: [&str; 14] = [
     "acl/acl_base.h",
     "acl/acl_rt.h",
     "acl/acl_mdl.h",
@@ -29,12 +29,13 @@ const HEADERS: [&str; 13] = [
     "aclnnop/aclnn_fused_infer_attention_score_v4.h",
     "aclnnop/aclnn_fused_infer_attention_score_v5.h",
     "aclnnop/aclnn_scatter_pa_kv_cache.h",
+    "aclnnop/aclnn_gather_pa_kv_cache.h",
     "aclnnop/aclnn_attention_update.h",
 ];
 
 /// Functions that the libraries of CANN 8.1.RC1 need not export: a program linked against those libraries looks them
 /// up when it runs instead.
-const OPTIONAL: [&str; 58] = [
+const OPTIONAL: [&str; 60] = [
     "AclSetDynamicInputTensorAddr",
     "AclSetDynamicOutputTensorAddr",
     "AclSetDynamicTensorAddr",
@@ -52,6 +53,8 @@ const OPTIONAL: [&str; 58] = [
     "aclnnFusedInferAttentionScoreV5",
     "aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize",
     "aclnnFusedInferAttentionScoreV5GetWorkspaceSize",
+    "aclnnGatherPaKvCache",
+    "aclnnGatherPaKvCacheGetWorkspaceSize",
     "aclnnScatterPaKvCache",
     "aclnnScatterPaKvCacheGetWorkspaceSize",
     "aclrtCreateNotify",

@@ -2101,6 +2101,27 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnGatherPaKvCacheGetWorkspaceSize(
+        keyCache: *const aclTensor,
+        valueCache: *const aclTensor,
+        blockTables: *const aclTensor,
+        seqLens: *const aclTensor,
+        keyRef: *mut aclTensor,
+        valueRef: *mut aclTensor,
+        seqOffsetOptional: *const aclTensor,
+        cacheModeOptional: *mut ::core::ffi::c_char,
+        isSeqLensCumsum: bool,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnGatherPaKvCache(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
 
  updateType 0: lseOut is null. updateType 1: lseOut takes the merged log-sum-exps.*/

@@ -1187,6 +1187,25 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnGatherPaKvCacheGetWorkspaceSize(
+                keyCache: *const $crate::bindings::aclTensor,
+                valueCache: *const $crate::bindings::aclTensor,
+                blockTables: *const $crate::bindings::aclTensor,
+                seqLens: *const $crate::bindings::aclTensor,
+                keyRef: *mut $crate::bindings::aclTensor,
+                valueRef: *mut $crate::bindings::aclTensor,
+                seqOffsetOptional: *const $crate::bindings::aclTensor,
+                cacheModeOptional: *mut ::core::ffi::c_char,
+                isSeqLensCumsum: bool,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnGatherPaKvCache(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnAttentionUpdateGetWorkspaceSize(
                 lse: *const $crate::bindings::aclTensorList,
                 localOut: *const $crate::bindings::aclTensorList,
@@ -1415,6 +1434,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnFusedInferAttentionScoreV5: None,
         aclnnScatterPaKvCacheGetWorkspaceSize: None,
         aclnnScatterPaKvCache: None,
+        aclnnGatherPaKvCacheGetWorkspaceSize: None,
+        aclnnGatherPaKvCache: None,
         aclnnAttentionUpdateGetWorkspaceSize: None,
         aclnnAttentionUpdate: None,
     }

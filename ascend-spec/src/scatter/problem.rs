@@ -35,6 +35,11 @@ impl Pieces {
     pub const fn row_bytes(&self) -> usize {
         self.count.saturating_mul(self.bytes)
     }
+
+    /// Byte of the cache at which a piece of a row begins.
+    pub const fn place(&self, block_size: usize, block: usize, row: usize, piece: usize) -> usize {
+        ((block * self.count + piece) * block_size + row) * self.bytes
+    }
 }
 
 impl ScatterProblem {
@@ -46,7 +51,7 @@ impl ScatterProblem {
     /// Byte of the cache at which a piece of the row in a slot begins. The slot is below [`ScatterProblem::slots`].
     pub const fn place(&self, pieces: &Pieces, slot: usize, piece: usize) -> usize {
         let (block, row) = (slot / self.block_size, slot % self.block_size);
-        ((block * pieces.count + piece) * self.block_size + row) * pieces.bytes
+        pieces.place(self.block_size, block, row, piece)
     }
 
     /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.

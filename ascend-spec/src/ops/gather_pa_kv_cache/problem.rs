@@ -1,0 +1,238 @@
+//! What a call that holds every rule copies.
+
+use super::{GatherCall, Parameter};
+use crate::DType;
+use crate::scatter::Pieces;
+use std::ops::Range;
+
+/// A call of GatherPaKvCache that holds every rule, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatherProblem {
+    /// Number of sequences.
+    pub sequences: usize,
+    /// Rows of the outputs.
+    pub tokens: usize,
+    /// Blocks of the caches.
+    pub blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Blocks that a row of the table can name.
+    pub columns: usize,
+    /// Type of table, lengths and offsets: `INT32` or `INT64`.
+    pub index_dtype: DType,
+    /// Whether lengths say where sequences begin.
+    pub cumulative: bool,
+    /// Whether offsets count columns of the table, as the kernels for caches in the NZ order on Atlas A2 and A3 have it,
+    /// rather than tokens.
+    pub offsets_in_columns: bool,
+    /// The pieces of a key in its cache.
+    pub key: Pieces,
+    /// The same of a value.
+    pub value: Pieces,
+}
+
+/// Where a row of the outputs comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A row of a block.
+    Row {
+        /// Row of the outputs.
+        token: usize,
+        /// Block of the caches.
+        block: usize,
+        /// Row in the block.
+        row: usize,
+    },
+    /// The table names a block that the caches do not have.
+    NoBlock {
+        /// Sequence.
+        sequence: usize,
+        /// What the table names.
+        block: i64,
+    },
+    /// The row of a sequence in the table ends before the sequence does.
+    NoColumn {
+        /// Sequence.
+        sequence: usize,
+        /// Column of the table.
+        column: usize,
+    },
+    /// The outputs end before a sequence does.
+    NoToken {
+        /// Sequence.
+        sequence: usize,
+        /// Row of the outputs.
+        token: usize,
+    },
+}
+
+impl GatherProblem {
+    /// Calls `visit` with the source of every row that the call copies, and with what is wrong with the numbers on the way, of
+    /// each sequence once. `table`, `lengths` and `offsets` are the contents of the tensors; missing numbers count as 0.
+    pub fn sources(
+        &self,
+        table: &[i64],
+        lengths: &[i64],
+        offsets: &[i64],
+        visit: &mut dyn FnMut(Source),
+    ) {
+        let size = |value: i64| usize::try_from(value).unwrap_or(0);
+        let at = |values: &[i64], index: usize| size(values.get(index).copied().unwrap_or(0));
+        let mut start = 0usize;
+        for sequence in 0..self.sequences {
+            let len = match self.cumulative {
+                true => {
+                    start = at(lengths, sequence);
+                    at(lengths, sequence + 1).saturating_sub(start)
+                }
+                false => at(lengths, sequence),
+            };
+            let offset = at(offsets, sequence);
+            let first = match self.offsets_in_columns {
+                true => offset,
+                false => offset / self.block_size.max(1),
+            };
+            let named = table.get(sequence.saturating_mul(self.columns)..);
+            let named = named.unwrap_or(&[]);
+            for t in 0..len {
+                let source = self.source(named, (sequence, start.saturating_add(t)), first, t);
+                visit(source);
+                if !matches!(source, Source::Row { .. }) {
+                    break;
+                }
+            }
+            if !self.cumulative {
+                start = start.saturating_add(len);
+            }
+        }
+    }
+
+    /// The source of token `t` of a sequence, whose row of the table is `named`.
+    fn source(
+        &self,
+        named: &[i64],
+        (sequence, token): (usize, usize),
+        first: usize,
+        t: usize,
+    ) -> Source {
+        let block_size = self.block_size.max(1);
+        let column = first.saturating_add(t / block_size);
+        let block = named.get(column).filter(|_| column < self.columns);
+        let Some(&block) = block else {
+            return Source::NoColumn { sequence, column };
+        };
+        if token >= self.tokens {
+            return Source::NoToken { sequence, token };
+        }
+        match usize::try_from(block).ok().filter(|&at| at < self.blocks) {
+            Some(block) => Source::Row {
+                token,
+                block,
+                row: t % block_size,
+            },
+            None => Source::NoBlock { sequence, block },
+        }
+    }
+
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
+    /// Nothing without tokens.
+    pub fn touches(&self, call: &GatherCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
+        if self.tokens == 0 {
+            return;
+        }
+        for (argument, desc) in call.each_tensor() {
+            if let Some(range) = desc.byte_range() {
+                visit(argument.parameter, range);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROBLEM: GatherProblem = GatherProblem {
+        sequences: 2,
+        tokens: 5,
+        blocks: 4,
+        block_size: 2,
+        columns: 3,
+        index_dtype: DType::Int32,
+        cumulative: false,
+        offsets_in_columns: false,
+        key: Pieces {
+            count: 1,
+            bytes: 32,
+        },
+        value: Pieces {
+            count: 1,
+            bytes: 32,
+        },
+    };
+
+    fn sources(problem: &GatherProblem, lengths: &[i64], offsets: &[i64]) -> Vec<Source> {
+        let mut found = Vec::new();
+        let table = [3, 1, 9, 2, 0, 1];
+        problem.sources(&table, lengths, offsets, &mut |source| found.push(source));
+        found
+    }
+
+    fn row(token: usize, block: usize, row: usize) -> Source {
+        Source::Row { token, block, row }
+    }
+
+    #[test]
+    fn rows_follow_the_table_from_the_offset_on() {
+        let plain = [
+            row(0, 3, 0),
+            row(1, 3, 1),
+            row(2, 1, 0),
+            row(3, 2, 0),
+            row(4, 2, 1),
+        ];
+        assert_eq!(sources(&PROBLEM, &[3, 2], &[]), plain);
+        let cumulative = GatherProblem {
+            cumulative: true,
+            ..PROBLEM
+        };
+        assert_eq!(sources(&cumulative, &[0, 3, 5], &[]), plain);
+        let behind = [row(0, 1, 0), row(1, 0, 0)];
+        assert_eq!(
+            sources(&PROBLEM, &[1, 1], &[3, 2]),
+            behind,
+            "whole blocks count"
+        );
+        let columns = GatherProblem {
+            offsets_in_columns: true,
+            ..PROBLEM
+        };
+        assert_eq!(sources(&columns, &[1, 1], &[1, 1]), behind);
+    }
+
+    #[test]
+    fn numbers_that_lead_nowhere_are_told_once_a_sequence() {
+        let found = sources(&PROBLEM, &[5, 1], &[]);
+        assert_eq!(
+            found[4..],
+            [
+                Source::NoBlock {
+                    sequence: 0,
+                    block: 9
+                },
+                Source::NoToken {
+                    sequence: 1,
+                    token: 5
+                }
+            ]
+        );
+        let found = sources(&PROBLEM, &[i64::MAX, -3], &[i64::MAX]);
+        assert_eq!(
+            found,
+            [Source::NoColumn {
+                sequence: 0,
+                column: usize::try_from(i64::MAX / 2).unwrap()
+            }]
+        );
+    }
+}

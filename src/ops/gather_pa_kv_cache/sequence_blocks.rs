@@ -1,0 +1,167 @@
+//! The blocks and lengths of sequences, checked before they reach the device.
+
+use ascend_spec::DType;
+use ascend_spec::ops::gather_pa_kv_cache::rules::BLOCK;
+use ascend_spec::ops::gather_pa_kv_cache::{GatherProblem, Source};
+use ascend_spec::scatter::Pieces;
+
+use crate::error::{Error, Result};
+use crate::runtime::Stream;
+use crate::tensor::Tensor;
+
+/// The blocks that hold each sequence in a paged cache, and the tokens of each sequence, on the device.
+///
+/// Made on the host, it is checked: each block that a sequence reaches is one of the cache's, and each row names as many
+/// blocks as its sequence needs. Plans refuse it for a smaller cache, or one of another block size. Cloning shares the memory.
+#[derive(Clone, Debug)]
+pub struct SequenceBlocks {
+    block_tables: Tensor<i32>,
+    seq_lens: Tensor<i32>,
+    tokens: usize,
+    blocks: usize,
+    block_size: usize,
+}
+
+impl SequenceBlocks {
+    /// Checks the blocks of each sequence, `rows`, and its tokens, `lengths`, for a cache of `blocks` blocks of `block_size`
+    /// tokens, and copies both to the device. Rows shorter than the longest are filled up with block 0.
+    ///
+    /// To leave out the first tokens of a sequence, leave out their blocks: the operator's `seqOffset` counts in whole blocks
+    /// as well.
+    ///
+    /// # Errors
+    /// [`Error::Violation`] by `gather.block`; [`Error::InvalidArgument`] for no sequence, another number of lengths than of
+    /// rows, and numbers beyond INT32; otherwise as for [`Stream::upload`].
+    pub fn new(
+        stream: &Stream,
+        rows: &[impl AsRef<[usize]>],
+        lengths: &[usize],
+        blocks: usize,
+        block_size: usize,
+    ) -> Result<Self> {
+        if rows.is_empty() || rows.len() != lengths.len() {
+            return Err(Error::invalid(
+                "lengths",
+                format_args!("{} for {} rows", lengths.len(), rows.len()),
+                "a length for each of at least one row",
+            ));
+        }
+        let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
+        let columns = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
+        let tokens = (lengths.iter()).try_fold(0usize, |sum, len| sum.checked_add(*len));
+        let tokens = tokens.filter(|tokens| i32::try_from(*tokens).is_ok());
+        let Some(tokens) = tokens else {
+            return Err(Error::invalid(
+                "lengths",
+                "a sum beyond INT32",
+                format_args!("at most {}", i32::MAX),
+            ));
+        };
+        check(&rows, lengths, (blocks, block_size))?;
+        let number = |name, value: usize| {
+            let beyond = || Error::invalid(name, value, format_args!("0 to {}", i32::MAX));
+            i32::try_from(value).map_err(|_| beyond())
+        };
+        let mut table = Vec::new();
+        for row in &rows {
+            for block in row
+                .iter()
+                .copied()
+                .chain(std::iter::repeat(0))
+                .take(columns)
+            {
+                table.push(number("block", block)?);
+            }
+        }
+        let lengths = lengths.iter().map(|len| number("lengths", *len));
+        let lengths = lengths.collect::<Result<Vec<_>>>()?;
+        let block_tables = stream.upload(&table, [rows.len(), columns])?;
+        let seq_lens = stream.upload(&lengths, [rows.len()])?;
+        block_tables.freeze();
+        seq_lens.freeze();
+        Ok(Self {
+            block_tables,
+            seq_lens,
+            tokens,
+            blocks,
+            block_size,
+        })
+    }
+
+    /// Tokens of all sequences: rows of what is gathered.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The table on the device, `[B, M]`. Nothing can be written to it.
+    pub fn block_tables(&self) -> &Tensor<i32> {
+        &self.block_tables
+    }
+
+    /// The lengths on the device, `[B]`. Nothing can be written to them.
+    pub fn seq_lens(&self) -> &Tensor<i32> {
+        &self.seq_lens
+    }
+
+    /// Refuses a cache for which the blocks were not checked.
+    pub(super) fn fits(&self, problem: &GatherProblem) -> Result<()> {
+        if problem.blocks < self.blocks || problem.block_size != self.block_size {
+            return Err(Error::invalid(
+                "sequences",
+                format_args!(
+                    "checked for {} blocks of {} tokens",
+                    self.blocks, self.block_size
+                ),
+                format_args!(
+                    "blocks that were checked for a cache of {} blocks of {}",
+                    problem.blocks, problem.block_size
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Refuses rows that do not name the blocks of their sequence.
+fn check(rows: &[&[usize]], lengths: &[usize], (blocks, block_size): (usize, usize)) -> Result<()> {
+    let piece = Pieces { count: 1, bytes: 1 };
+    let mut first = None;
+    for (sequence, (row, len)) in rows.iter().zip(lengths).enumerate() {
+        let problem = GatherProblem {
+            sequences: 1,
+            tokens: *len,
+            blocks,
+            block_size,
+            columns: row.len(),
+            index_dtype: DType::Int32,
+            cumulative: false,
+            offsets_in_columns: false,
+            key: piece,
+            value: piece,
+        };
+        let number = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+        let table: Vec<i64> = row.iter().map(|block| number(*block)).collect();
+        problem.sources(&table, &[number(*len)], &[], &mut |source| {
+            let given = match source {
+                Source::Row { .. } => return,
+                Source::NoBlock { block, .. } => format!("block {block} of sequence {sequence}"),
+                Source::NoColumn { .. } | Source::NoToken { .. } => {
+                    format!(
+                        "{} blocks for {len} tokens of sequence {sequence}",
+                        row.len()
+                    )
+                }
+            };
+            first.get_or_insert(given);
+        });
+    }
+    match first {
+        None => Ok(()),
+        Some(given) => Err(BLOCK
+            .broken(
+                given,
+                format_args!("enough blocks of {block_size} tokens, each below {blocks}"),
+            )
+            .into()),
+    }
+}
