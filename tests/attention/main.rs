@@ -8,6 +8,7 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
+mod gather;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod inputs;

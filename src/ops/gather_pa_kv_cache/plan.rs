@@ -13,7 +13,7 @@ use ascend_sys::Api;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{Addressed, Descriptors, Phases, Plan, Tensors, phase_one, phases};
+use crate::operator::{self, Addressed, Descriptors, Phases, Plan, Tensors, phase_one, phases};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
@@ -146,12 +146,14 @@ impl GatherPaKvCache {
     }
 }
 
+impl operator::Parameter for Parameter {}
+
 /// Phase one of a call that the contract has accepted. One address stands in for all.
 fn prepare(
     context: &Arc<Context>,
     call: &GatherCall<'_>,
     stand_in: &AnyTensor,
-) -> Result<Plan<Argument>> {
+) -> Result<Plan<Parameter>> {
     let api = context.runtime().api();
     PHASES.required(api, OperatorVersion::GatherPaKvCache, INSTEAD)?;
     let (outputs, inputs): (Vec<_>, Vec<_>) =
@@ -166,7 +168,7 @@ fn prepare(
         },
     });
     let tensors: Vec<_> = tensors.collect();
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Argument>| {
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         gather_pa_kv_cache_arguments! { arguments_of_version {
             1 phase_one { api.aclnnGatherPaKvCacheGetWorkspaceSize, Parameter, call, descriptors }
         } }
@@ -189,7 +191,7 @@ pub struct GatherPlan {
     /// Keys and values.
     caches: [TensorDesc; 2],
     /// `None` without tokens.
-    prepared: Option<Plan<Argument>>,
+    prepared: Option<Plan<Parameter>>,
 }
 
 /// The tensors of a launch.
@@ -199,7 +201,7 @@ struct Given<'a> {
     outputs: [&'a AnyTensor; 2],
 }
 
-impl Tensors<Argument> for Given<'_> {
+impl Tensors<Parameter> for Given<'_> {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
