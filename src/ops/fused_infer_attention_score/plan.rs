@@ -45,7 +45,7 @@ pub struct Plan {
     /// Bounds of what launches read on the device as places.
     places: Option<Places>,
     /// What was planned, to be recorded.
-    attributes: Arguments<TensorDesc>,
+    attributes: Arguments<()>,
 }
 
 /// A table that each replay of a graph reads for the same lengths.
@@ -328,7 +328,8 @@ impl Plan {
 
     /// A launch with these tensors.
     pub(crate) fn live(&self, bindings: &impl Bindings) -> LiveCall {
-        let mut call = self.attributes.call();
+        let no_tensors = Arguments::default();
+        let mut call = self.attributes.call_of(&no_tensors);
         for parameter in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
             if let Some(desc) = call.single_mut(parameter) {
                 *desc = self.desc(parameter);
