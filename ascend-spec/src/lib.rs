@@ -33,6 +33,7 @@ pub mod attention_problem;
 mod cann;
 mod dims;
 mod dtype;
+mod every_rule;
 pub mod fia;
 mod format;
 pub mod geometry;
@@ -50,13 +51,14 @@ pub mod update;
 pub use cann::{Cann, Release, UnknownRelease};
 pub use dims::Dims;
 pub use dtype::DType;
+pub use every_rule::every_rule;
 pub use format::Format;
 pub use geometry::{
     CompressedMask, Lengths, MaskDemand, MaskGeometry, Operator, SparseMode, Sparsity,
     TOKENS_UNBOUNDED, Tile, Visibility,
 };
 pub use layout::{Axes, Extents, Layout, View};
-pub use operator_version::{OperatorVersion, every_rule};
+pub use operator_version::OperatorVersion;
 pub use rule::{
     FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Refusal,
     Rule, Scope, Span, TILING_ERROR, Unsupported, Violation,

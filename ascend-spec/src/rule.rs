@@ -336,23 +336,23 @@ macro_rules! rules {
     (@since VarLenV3) => { rules!(@flash VarLenV3) };
     (@since VarLenV4) => { rules!(@flash VarLenV4) };
     (@flash $version:ident) => {
-        $crate::OperatorVersion::FlashAttentionScore($crate::ops::flash_attention_score::Version::$version)
+        $crate::OperatorVersion::FlashAttentionScore($crate::operator_version::flash_attention_score::Version::$version)
     };
     (@since RingV1) => { rules!(@ring V1) };
     (@since RingV2) => { rules!(@ring V2) };
     (@ring $version:ident) => {
-        $crate::OperatorVersion::RingAttentionUpdate($crate::ops::ring_attention_update::Version::$version)
+        $crate::OperatorVersion::RingAttentionUpdate($crate::operator_version::ring_attention_update::Version::$version)
     };
     (@since PromptV1) => { rules!(@prompt V1) };
     (@since PromptV3) => { rules!(@prompt V3) };
     (@prompt $version:ident) => {
-        $crate::OperatorVersion::PromptFlashAttention($crate::ops::prompt_flash_attention::Version::$version)
+        $crate::OperatorVersion::PromptFlashAttention($crate::operator_version::prompt_flash_attention::Version::$version)
     };
     (@since IncreV1) => {
-        $crate::OperatorVersion::IncreFlashAttention($crate::ops::incre_flash_attention::Version::V1)
+        $crate::OperatorVersion::IncreFlashAttention($crate::operator_version::incre_flash_attention::Version::V1)
     };
     (@since $version:ident) => {
-        $crate::OperatorVersion::FusedInferAttentionScore($crate::fia::Version::$version)
+        $crate::OperatorVersion::FusedInferAttentionScore($crate::operator_version::fused_infer_attention_score::Version::$version)
     };
     (@status Lint) => { 0 };
     (@status Overrun) => { 0 };

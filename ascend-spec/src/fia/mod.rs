@@ -24,6 +24,7 @@ pub mod rules;
 mod unread;
 mod version;
 
+pub use crate::operator_version::fused_infer_attention_score::Version;
 pub use antiquant_mode::AntiquantMode;
 pub use arguments::{Argument, Arguments, FiaCall, Parameter};
 pub use cache::Cache;
@@ -33,4 +34,3 @@ pub use head_shape::HeadShape;
 pub use operand::Operand;
 pub use rules::contents::Places;
 pub use unread::UnreadLengths;
-pub use version::Version;

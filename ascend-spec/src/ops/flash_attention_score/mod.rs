@@ -18,6 +18,7 @@ pub mod rules;
 mod softmax_order;
 mod version;
 
+pub use crate::operator_version::flash_attention_score::Version;
 pub use arguments::{Argument, Arguments, FlashAttentionCall, Parameter};
 pub use bias::Bias;
 pub use layout::InputLayout;
@@ -25,4 +26,3 @@ pub use lengths::{PackedLengths, Sequence};
 pub use mask_use::{FullMask, MaskUse};
 pub use problem::{FlashAttentionProblem, Work};
 pub use softmax_order::SoftmaxOrder;
-pub use version::Version;

@@ -8,5 +8,5 @@ mod call;
 pub mod rules;
 mod version;
 
+pub use crate::operator_version::incre_flash_attention::Version;
 pub use arguments::{Argument, Arguments, IncreCall, Parameter};
-pub use version::Version;

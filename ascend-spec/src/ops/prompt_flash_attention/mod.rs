@@ -9,5 +9,5 @@ mod call;
 pub mod rules;
 mod version;
 
+pub use crate::operator_version::prompt_flash_attention::Version;
 pub use arguments::{Argument, Arguments, Parameter, PromptCall};
-pub use version::Version;

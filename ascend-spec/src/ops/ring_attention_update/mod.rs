@@ -9,7 +9,7 @@ mod problem;
 pub mod rules;
 mod version;
 
+pub use crate::operator_version::ring_attention_update::Version;
 pub use arguments::{Argument, Arguments, Parameter, RingUpdateCall};
 pub use merge::{Merged, Part, admits, merge};
 pub use problem::RingUpdateProblem;
-pub use version::Version;

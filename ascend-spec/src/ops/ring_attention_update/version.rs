@@ -1,59 +1,14 @@
-//! The versions of the operator, and which one a call needs.
+//! Which version a call needs.
 
 use super::RingUpdateCall;
-use crate::{Soc, Target};
-use std::fmt;
-
-/// A version of RingAttentionUpdate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Version {
-    /// The first.
-    V1,
-    /// Adds the order of packed softmax tensors.
-    V2,
-}
+use crate::operator_version::ring_attention_update::Version;
 
 impl Version {
-    /// Every version, oldest first.
-    pub const ALL: [Version; 2] = [Version::V1, Version::V2];
-
-    /// Name of the phase-two function; phase one appends `GetWorkspaceSize`.
-    pub const fn symbol(self) -> &'static str {
-        match self {
-            Version::V1 => "aclnnRingAttentionUpdate",
-            Version::V2 => "aclnnRingAttentionUpdateV2",
-        }
-    }
-
-    /// The CANN releases known to export this version, as they stand behind "CANN": the first one, or `after` one that
-    /// does not.
-    pub const fn since_cann(self) -> &'static str {
-        match self {
-            Version::V1 => "8.1",
-            Version::V2 => "after 8.1",
-        }
-    }
-
-    /// Whether a product has this version in a release.
-    pub fn runs_on(self, target: Target) -> bool {
-        match target.soc {
-            Soc::AtlasA2 | Soc::AtlasA3 => true,
-            Soc::Ascend950 => target.is_950(),
-            Soc::AtlasInference | Soc::AtlasTraining | Soc::Atlas200I500A2 => false,
-        }
-    }
-
     /// The oldest version that can express a call.
     pub fn oldest_for(call: &RingUpdateCall<'_>) -> Version {
         match call.input_softmax_layout {
             None | Some("") => Version::V1,
             Some(_) => Version::V2,
         }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.symbol())
     }
 }
