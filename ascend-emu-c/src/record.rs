@@ -22,7 +22,7 @@ impl Calls {
             version: observed.version,
             target: observed.target,
             soc_name: &self.soc_name,
-            read: &|operand, start, to| observed.read(operand, start, to),
+            read: &|argument, start, to| observed.read(argument, start, to),
         };
         if let Err(error) = write(&self.recorder, &call) {
             eprintln!("ascend-emu: ASCEND_RECORD: no more calls are recorded: {error}");

@@ -6,7 +6,7 @@ use crate::fault_plan::Site;
 use crate::handle::{Id, Kind, Table};
 use crate::injection::strike;
 use crate::lock::Lock;
-use crate::operator::{Addresses, Operator, Slot};
+use crate::operator::{Addresses, Operator, TensorPosition};
 use crate::runtime::context;
 use crate::runtime::task::Task;
 use crate::sanitizer::allocation_table::{Place, room};
@@ -119,22 +119,22 @@ impl Executor {
     fn change(
         &self,
         name: &str,
-        slot: Slot,
+        position: TensorPosition,
         tensor: *const c_void,
         address: usize,
         place: impl FnOnce(&mut Addresses) -> Option<&mut usize>,
     ) -> Outcome {
-        let desc = self.op.operand(slot).ok_or_else(|| {
+        let desc = self.op.tensor(position).ok_or_else(|| {
             failure!(
                 ACLNN_INVALID,
-                "{name}: {} was prepared without a tensor at {slot:?}",
+                "{name}: {} was prepared without a tensor at {position:?}",
                 self.op.name()
             )
         })?;
         if tensor.is_null() {
             return Err(failure!(ACLNN_NULLPTR, "{name}: tensor is null"));
         }
-        if slot_is_list(slot) {
+        if is_in_list(position) {
             // A list has no description of its own; its tensors were checked when the call was prepared.
             crate::descriptor::TENSOR_LISTS.get(tensor)?;
         } else {
@@ -152,7 +152,7 @@ impl Executor {
                 *kept = address;
                 Ok(())
             }
-            None => Err(failure!(ACLNN_INVALID, "{name}: there is no {slot:?}")),
+            None => Err(failure!(ACLNN_INVALID, "{name}: there is no {position:?}")),
         }
     }
 
@@ -164,7 +164,7 @@ impl Executor {
         tensor: *const c_void,
         address: usize,
     ) -> Outcome {
-        self.change(name, Slot::Input(index), tensor, address, |at| {
+        self.change(name, TensorPosition::Input(index), tensor, address, |at| {
             at.inputs.get_mut(index)
         })
     }
@@ -177,7 +177,7 @@ impl Executor {
         tensor: *const c_void,
         address: usize,
     ) -> Outcome {
-        self.change(name, Slot::Output(index), tensor, address, |at| {
+        self.change(name, TensorPosition::Output(index), tensor, address, |at| {
             at.outputs.get_mut(index)
         })
     }
@@ -212,8 +212,8 @@ impl Executor {
                 self.op.name()
             )
         })?;
-        let slot = Slot::Element { input, element };
-        self.change(name, slot, tensors, address, |at| {
+        let position = TensorPosition::Element { input, element };
+        self.change(name, position, tensors, address, |at| {
             at.lists.get_mut(list)?.get_mut(element)
         })
     }
@@ -233,8 +233,8 @@ impl Executor {
     }
 }
 
-fn slot_is_list(slot: Slot) -> bool {
-    matches!(slot, Slot::Element { .. })
+fn is_in_list(position: TensorPosition) -> bool {
+    matches!(position, TensorPosition::Element { .. })
 }
 
 /// Queues a prepared call (phase two). This ends an executor that is not repeatable, unless the call is refused.

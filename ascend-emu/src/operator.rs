@@ -84,7 +84,7 @@ pub(crate) struct Access {
 
 /// One tensor of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub(crate) enum TensorPosition {
     Input(usize),
     Output(usize),
     /// Element of the list input at a place.
@@ -109,7 +109,7 @@ pub(crate) trait Operator: Send + Sync {
     fn list(&self, input: usize) -> Option<usize>;
 
     /// Description of a tensor, if the operator was given it.
-    fn operand(&self, slot: Slot) -> Option<&TensorDesc>;
+    fn tensor(&self, position: TensorPosition) -> Option<&TensorDesc>;
 
     /// Why no launch of it can be queued, if so.
     fn unlaunchable(&self) -> Option<&'static str> {

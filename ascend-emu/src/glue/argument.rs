@@ -1,7 +1,7 @@
 //! A tensor of a call, and the checks on it.
 
 use super::number::{Domain, NAMES, Number};
-use crate::operator::Slot;
+use crate::operator::TensorPosition;
 use crate::status::{ACLNN_INVALID, Failure, Outcome, failure};
 use ascend_spec::{DType, TensorDesc};
 use smallvec::SmallVec;
@@ -31,7 +31,7 @@ pub(super) struct Argument {
     pub desc: TensorDesc,
     /// Position among all tensors of the call.
     pub index: usize,
-    pub slot: Slot,
+    pub position: TensorPosition,
     pub role: Role,
     /// The tensor's handle when the call was prepared; 0 for inputs, whose handles nobody asks for.
     pub handle: usize,

@@ -9,7 +9,7 @@ use crate::executor;
 use crate::fault::Fault;
 use crate::lock::Lock;
 use crate::memory::DeviceMemory;
-use crate::operator::{Access, Addresses, Operator, Slot};
+use crate::operator::{Access, Addresses, Operator, TensorPosition};
 use crate::status::{AICORE_EXCEPTION, Outcome, aclnn};
 use crate::trace::Trace;
 use crate::trace::value::Value;
@@ -85,8 +85,11 @@ impl Operator for GlueOperator {
         self.lists.iter().position(|&list| list == input)
     }
 
-    fn operand(&self, slot: Slot) -> Option<&TensorDesc> {
-        let argument = self.tensors.iter().find(|argument| argument.slot == slot);
+    fn tensor(&self, position: TensorPosition) -> Option<&TensorDesc> {
+        let argument = self
+            .tensors
+            .iter()
+            .find(|argument| argument.position == position);
         argument.map(|argument| &argument.desc)
     }
 
@@ -125,7 +128,7 @@ impl Operator for GlueOperator {
         if self.work.sized.is_none() && outputs.all(|argument| argument.desc.is_empty()) {
             return Ok(());
         }
-        // SAFETY: the ranges are those of `accesses`: live (the ledger let the launch in), and claimed by the task that
+        // SAFETY: the ranges are those of `accesses`: live (the allocation table let the launch in), and locked for the task that
         // runs this.
         let views = unsafe { Views::new(&self.tensors, at, memory) };
         (self.work.body)(&views).map_err(|why| Fault {

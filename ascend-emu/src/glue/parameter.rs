@@ -5,7 +5,7 @@
 use super::argument::{Argument, Role};
 use super::number::Number;
 use crate::descriptor::{INT_ARRAYS, SCALARS, TENSORS, optional_list};
-use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, Slot};
+use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, TensorPosition};
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Failure, Outcome, failure};
 use crate::trace::value::{Value as Traced, value};
 use ascend_spec::{DType, TensorDesc};
@@ -88,7 +88,7 @@ impl Arguments {
         &mut self,
         name: &'static str,
         desc: TensorDesc,
-        slot: Slot,
+        position: TensorPosition,
         role: Role,
         handle: usize,
     ) -> Outcome<Argument> {
@@ -97,7 +97,7 @@ impl Arguments {
             name,
             desc,
             index: self.tensors.len(),
-            slot,
+            position,
             role,
             handle,
         };
@@ -125,7 +125,13 @@ impl Arguments {
         let tensor = self.tensor(name, raw)?;
         let position = self.next_output()?;
         self.addresses.outputs[position] = tensor.address;
-        self.keep(name, tensor.desc, Slot::Output(position), role, raw.addr())
+        self.keep(
+            name,
+            tensor.desc,
+            TensorPosition::Output(position),
+            role,
+            raw.addr(),
+        )
     }
 
     fn next_output(&mut self) -> Outcome<usize> {
@@ -150,7 +156,13 @@ impl Arguments {
         let tensor = self.tensor(name, raw)?;
         let position = self.next_input()?;
         self.addresses.inputs[position] = tensor.address;
-        self.keep(name, tensor.desc, Slot::Input(position), Role::Read, 0)
+        self.keep(
+            name,
+            tensor.desc,
+            TensorPosition::Input(position),
+            Role::Read,
+            0,
+        )
     }
 }
 
@@ -217,8 +229,8 @@ impl Parameter for Ins {
             .iter()
             .enumerate()
             .map(|(element, tensor)| {
-                let slot = Slot::Element { input, element };
-                call.keep(name, tensor.desc, slot, Role::Read, 0)
+                let position = TensorPosition::Element { input, element };
+                call.keep(name, tensor.desc, position, Role::Read, 0)
             })
             .collect()
     }

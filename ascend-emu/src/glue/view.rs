@@ -3,7 +3,7 @@
 use super::argument::{Argument, Role, Shape};
 use super::number::{Number, Wide};
 use crate::memory::DeviceMemory;
-use crate::operator::{Addresses, Slot};
+use crate::operator::{Addresses, TensorPosition};
 use ascend_spec::DType;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -489,12 +489,14 @@ impl Views {
 }
 
 /// Address of a tensor, 0 where there is none.
-fn address(slot: Slot, at: &Addresses) -> usize {
-    let address = match slot {
-        Slot::Input(input) => at.inputs.get(input),
-        Slot::Output(output) => at.outputs.get(output),
+fn address(position: TensorPosition, at: &Addresses) -> usize {
+    let address = match position {
+        TensorPosition::Input(input) => at.inputs.get(input),
+        TensorPosition::Output(output) => at.outputs.get(output),
         // A second list is refused where arguments are read.
-        Slot::Element { element, .. } => at.lists.first().and_then(|list| list.get(element)),
+        TensorPosition::Element { element, .. } => {
+            at.lists.first().and_then(|list| list.get(element))
+        }
     };
     address.copied().unwrap_or(0)
 }
@@ -504,7 +506,7 @@ pub(super) fn range(argument: &Argument, at: &Addresses) -> Range<usize> {
     let bytes = argument.desc.byte_range().unwrap_or(0..u64::MAX);
     let address_at = |bytes: u64| {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        address(argument.slot, at).saturating_add(bytes)
+        address(argument.position, at).saturating_add(bytes)
     };
     address_at(bytes.start)..address_at(bytes.end)
 }

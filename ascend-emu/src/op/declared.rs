@@ -2,7 +2,7 @@
 
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
-use crate::operator::{Access, Addresses, Operator, Slot};
+use crate::operator::{Access, Addresses, Operator, TensorPosition};
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter};
 use std::ops::Range;
@@ -56,13 +56,15 @@ impl<O: DeclaredOperator> Operator for O {
         ParameterOf::<O>::of_input(input)?.info().list
     }
 
-    fn operand(&self, slot: Slot) -> Option<&TensorDesc> {
-        let (parameter, index) = match slot {
-            Slot::Input(input) => (ParameterOf::<O>::of_input(input)?, 0),
-            Slot::Output(output) => (ParameterOf::<O>::of_output(output)?, 0),
-            Slot::Element { input, element } => (ParameterOf::<O>::of_input(input)?, element),
+    fn tensor(&self, position: TensorPosition) -> Option<&TensorDesc> {
+        let (parameter, index) = match position {
+            TensorPosition::Input(input) => (ParameterOf::<O>::of_input(input)?, 0),
+            TensorPosition::Output(output) => (ParameterOf::<O>::of_output(output)?, 0),
+            TensorPosition::Element { input, element } => {
+                (ParameterOf::<O>::of_input(input)?, element)
+            }
         };
-        let in_list = matches!(slot, Slot::Element { .. });
+        let in_list = matches!(position, TensorPosition::Element { .. });
         if parameter.info().list.is_some() != in_list {
             return None;
         }

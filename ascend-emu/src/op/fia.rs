@@ -22,6 +22,8 @@ pub(crate) struct FiaOperator {
     arguments: Arguments<TensorDesc>,
     version: Version,
     target: Target,
+    /// What the call computes.
+    problem: AttentionProblem<'static>,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
     touches: Vec<(Argument, Range<u64>)>,
     /// How far misuse that shows on the device is let pass.
@@ -66,7 +68,9 @@ impl FiaOperator {
             // A range that no memory could hold is one that no allocation answers for.
             touches.push((operand.argument(), range.unwrap_or(0..u64::MAX)));
         });
+        let problem = checked.problem.into_owned();
         Ok(FiaOperator {
+            problem,
             arguments,
             version,
             target,
@@ -198,7 +202,7 @@ impl DeclaredOperator for FiaOperator {
             let call = self.arguments.call();
             let base = |argument| at.get(argument);
             let observed = ObservedCall::unread(&call, self.version, self.target);
-            // SAFETY: the ranges are those of `touches`: live, and claimed by the task that runs this, whose own writing is
+            // SAFETY: the ranges are those of `touches`: live, and locked for the task that runs this, whose own writing is
             // over.
             let observed = unsafe { observed.with_tensors(memory, &self.touches, &base) };
             let told = outcome.as_ref().map(|_| ());
@@ -218,19 +222,15 @@ impl FiaOperator {
     fn attend(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let fault = |code, message| Err(Fault { code, message });
         refuse_overlap(self, at)?;
-        let call = self.arguments.call();
-        let problem = match call.check(self.version, self.target) {
-            Ok(checked) => checked.problem,
-            Err(refusal) => return fault(DEVICE_INTERNAL, refusal.to_string()),
-        };
+        let problem = &self.problem;
         let base = |role: TensorRole| match at.get(Operand::of_role(role).argument()) {
             0 => ptr::null_mut(),
             address => memory.host(address),
         };
         let buffers = Buffers(&base);
-        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `accesses`: live (the ledger let the launch in),
-        // claimed by the task that runs this, and, by the check above, with outputs apart from everything else.
-        if let Some(bad) = unsafe { kernel::bad_block(&problem, &buffers) } {
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `accesses`: live (the allocation table let the launch in),
+        // locked for the task that runs this, and, by the check above, with outputs apart from everything else.
+        if let Some(bad) = unsafe { kernel::bad_block(problem, &buffers) } {
             let suspicion = Suspicion {
                 kind: FindingKind::BlockTable,
                 site: (self.symbol(), "blockTable"),
@@ -241,7 +241,7 @@ impl FiaOperator {
             }
         }
         // SAFETY: as above.
-        match unsafe { kernel::run(&problem, &buffers) } {
+        match unsafe { kernel::run(problem, &buffers) } {
             Ok(()) => Ok(()),
             Err(unsupported) => fault(AICORE_EXCEPTION, unsupported.to_string()),
         }

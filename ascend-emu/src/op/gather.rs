@@ -127,7 +127,7 @@ impl DeclaredOperator for GatherOperator {
         }
         refuse_overlap(self, at)?;
         let numbers = |parameter| {
-            // SAFETY: the ranges of `touches` are live and claimed by the task that runs this; the outputs, which alone are
+            // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the outputs, which alone are
             // written, share no memory with them, by the check above.
             unsafe { self.numbers(parameter, at, memory) }
         };

@@ -124,7 +124,7 @@ impl DeclaredOperator for ScatterOperator {
             memory.host(at.get(parameter.into()).saturating_add(start))
         };
         // SAFETY: the ranges that `touches` reports, which begin at these places, are those of `DeclaredOperator::touches`: live (the
-        // ledger let the launch in), claimed by the task that runs this, and, by the check above, with the caches apart
+        // allocation table let the launch in), locked for the task that runs this, and, by the check above, with the caches apart
         // from everything else.
         unsafe {
             let slots = scatter::slots(&self.problem, &base);

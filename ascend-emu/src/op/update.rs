@@ -114,8 +114,8 @@ impl DeclaredOperator for UpdateOperator {
             if desc.is_contiguous() {
                 list.push(first);
             } else {
-                // SAFETY: `first` is where `touches` says that the bytes of the view start: live (the ledger let the launch
-                // in) and claimed by the task that runs this.
+                // SAFETY: `first` is where `touches` says that the bytes of the view start: live (the allocation table let the launch
+                // in) and locked for the task that runs this.
                 let mut copy = unsafe { side_by_side(desc, first) };
                 list.push(copy.as_mut_ptr());
                 copies.push(copy);
@@ -128,7 +128,7 @@ impl DeclaredOperator for UpdateOperator {
             lse_out,
         };
         // SAFETY: the places are those of `touches`, in the order of the lists and outputs, or copies of as many
-        // elements: live (the ledger let the launch in), claimed by the task that runs this, and, by the check above,
+        // elements: live (the allocation table let the launch in), locked for the task that runs this, and, by the check above,
         // with the outputs apart from everything else.
         unsafe {
             if let Some(row) = merge::empty_row(&self.problem, &buffers) {

@@ -3,6 +3,7 @@
 use super::{AttentionProblem, size};
 use crate::layout::{Axes, Extents, View};
 use crate::{DType, TensorDesc};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Bytes of a tensor, counted from its base address.
@@ -112,18 +113,29 @@ pub struct KeyValue {
 }
 
 /// Keys and values of which every sequence has its own tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KeyValueList<'a> {
-    pub(crate) keys: &'a [TensorDesc],
-    pub(crate) values: &'a [TensorDesc],
+    pub(crate) keys: Cow<'a, [TensorDesc]>,
+    pub(crate) values: Cow<'a, [TensorDesc]>,
     /// Order of the tensors' axes.
     pub(crate) axes: Axes,
+}
+
+impl KeyValueList<'_> {
+    /// The same tensors, in lists of their own.
+    pub(super) fn into_owned(self) -> KeyValueList<'static> {
+        KeyValueList {
+            keys: self.keys.into_owned().into(),
+            values: self.values.into_owned().into(),
+            axes: self.axes,
+        }
+    }
 }
 
 impl AttentionProblem<'_> {
     /// Where key and value of sequence `b` are.
     pub fn key_value(&self, b: usize) -> KeyValue {
-        let Some(list) = self.list else {
+        let Some(list) = &self.list else {
             let shared = self.packed || self.pages.is_some();
             return KeyValue {
                 batch: if shared { 0 } else { b },
@@ -159,7 +171,7 @@ impl AttentionProblem<'_> {
 
     /// Size of the row axis of the key tensor of sequence `b`, which is not paged.
     pub(crate) fn key_axis_of(&self, b: usize) -> usize {
-        let Some(list) = self.list else {
+        let Some(list) = &self.list else {
             return self.first_key_rows;
         };
         let axis = list.axes.row_axis();

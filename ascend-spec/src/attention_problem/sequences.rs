@@ -1,35 +1,40 @@
 //! The sequences of a batch: their lengths, and where their rows are.
 
+use super::rows::KeyValueList;
 use super::{AttentionProblem, size};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// The lengths of the sequences of a batch, as a call gives them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SequenceLengths<'a> {
     /// Every sequence has all rows.
     All,
     /// One length for each sequence; an array of one entry stands for every sequence, and an empty one for all rows.
-    Each(&'a [i64]),
+    Each(Cow<'a, [i64]>),
     /// The end of each sequence on a row axis that they share.
-    Ends(&'a [i64]),
+    Ends(Cow<'a, [i64]>),
 }
 
 impl<'a> SequenceLengths<'a> {
     /// The lengths in an array that a call may leave out, and that holds ends if the sequences are `packed`.
     pub fn new(lengths: Option<&'a [i64]>, packed: bool) -> Self {
         match (lengths, packed) {
-            (_, true) => SequenceLengths::Ends(lengths.unwrap_or(&[])),
+            (_, true) => SequenceLengths::Ends(Cow::Borrowed(lengths.unwrap_or(&[]))),
             (None, false) => SequenceLengths::All,
-            (Some(lengths), false) => SequenceLengths::Each(lengths),
+            (Some(lengths), false) => SequenceLengths::Each(Cow::Borrowed(lengths)),
         }
     }
 
     /// Length of sequence `b`, as the array has it, of a tensor with `rows` rows.
     pub fn of(&self, b: usize, rows: i64) -> i64 {
-        match *self {
-            SequenceLengths::All | SequenceLengths::Each([]) => rows,
-            SequenceLengths::Each(&[one]) => one,
-            SequenceLengths::Each(lengths) => lengths.get(b).copied().unwrap_or(0),
+        match self {
+            SequenceLengths::All => rows,
+            SequenceLengths::Each(lengths) => match **lengths {
+                [] => rows,
+                [one] => one,
+                ref lengths => lengths.get(b).copied().unwrap_or(0),
+            },
             SequenceLengths::Ends(ends) => {
                 let end = ends.get(b).copied().unwrap_or(0);
                 end.saturating_sub(self.start(b))
@@ -44,6 +49,15 @@ impl<'a> SequenceLengths<'a> {
         };
         let before = b.checked_sub(1).and_then(|before| ends.get(before));
         before.copied().unwrap_or(0)
+    }
+
+    /// The same lengths, in an array of their own.
+    fn into_owned(self) -> SequenceLengths<'static> {
+        match self {
+            SequenceLengths::All => SequenceLengths::All,
+            SequenceLengths::Each(lengths) => SequenceLengths::Each(lengths.into_owned().into()),
+            SequenceLengths::Ends(ends) => SequenceLengths::Ends(ends.into_owned().into()),
+        }
     }
 
     /// Number of entries.
@@ -89,6 +103,16 @@ impl Sequence {
 }
 
 impl AttentionProblem<'_> {
+    /// The same problem, with lists of its own, to be kept beside the call that it came from.
+    pub fn into_owned(self) -> AttentionProblem<'static> {
+        AttentionProblem {
+            query_lengths: self.query_lengths.into_owned(),
+            key_lengths: self.key_lengths.into_owned(),
+            list: self.list.map(KeyValueList::into_owned),
+            ..self
+        }
+    }
+
     /// Number of valid query rows of sequence `b`. The other rows of a padded query are written as 0, with log-sum-exp +inf.
     pub fn q_len(&self, b: usize) -> usize {
         let rows = self.query_rows as i64;
@@ -145,7 +169,7 @@ impl AttentionProblem<'_> {
     /// The sequences that may differ from one another; those behind are like the last of them. A batch axis may be of any
     /// size.
     pub fn distinct_sequences(&self) -> Range<usize> {
-        let listed = self.list.map_or(1, |list| list.keys.len());
+        let listed = self.list.as_ref().map_or(1, |list| list.keys.len());
         let told = self.query_lengths.entries();
         let told = told.max(self.key_lengths.entries()).max(listed);
         // Behind the last of cumulative ends comes one more sequence that differs.

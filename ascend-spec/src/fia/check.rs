@@ -53,7 +53,7 @@ impl<'a> FiaCall<'a> {
         checker: Option<Checker>,
     ) -> Result<Facts<'a>, Refusal> {
         entry::entry_point(version, target)?;
-        let at = entry::operands(self)?;
+        let at = entry::main_tensors(self)?;
         entry::product(version, target)?;
         entry::types(self, &at, target)?;
         let layout = entry::layout(self, target)?;
@@ -194,7 +194,7 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     mla::prefill_layout(f)?;
     entry::prefill_layout(f.layout)?;
     packed::no_bias(f)?;
-    if entry::empty_query(&operands(f), f.route, false)? {
+    if entry::empty_query(&main_tensors(f), f.route, false)? {
         return Ok((Work::Nothing, unmasked.0, unmasked.1));
     }
     if !f.packed() && (f.k.dim, f.v.dim) != (f.q.dim, f.q.dim) {
@@ -245,7 +245,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     output::shape(f)?;
     sink::check(f)?;
     mla::decode_ropes(f)?;
-    entry::empty_query(&operands(f), f.route, false)?;
+    entry::empty_query(&main_tensors(f), f.route, false)?;
     let full_quant = f.query.dtype == DType::Int8 && f.rope();
     if mla::unified(f) || full_quant {
         if full_quant {
@@ -308,7 +308,7 @@ fn checked_as_one(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     lists::counted(f)?;
     features::bias_type(f)?;
     ascend950::by_block(f)?;
-    if entry::empty_query(&operands(f), Route::Prefill, true)? {
+    if entry::empty_query(&main_tensors(f), Route::Prefill, true)? {
         return nothing(Work::Nothing);
     }
     output::lse_given(f)?;
@@ -345,8 +345,8 @@ fn checked_as_one(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     Ok((Work::Attend, mode, usage))
 }
 
-fn operands<'a>(f: &Facts<'a>) -> entry::Operands<'a> {
-    entry::Operands {
+fn main_tensors<'a>(f: &Facts<'a>) -> entry::MainTensors<'a> {
+    entry::MainTensors {
         query: f.query,
         key: f.key,
         value: f.value,

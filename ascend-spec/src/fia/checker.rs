@@ -2,7 +2,7 @@
 
 use super::FiaCall;
 use super::rules::antiquant::NULL_LENGTHS;
-use super::rules::entry::Operands;
+use super::rules::entry::MainTensors;
 use crate::layout::Extents;
 use crate::rule::require;
 use crate::{Cann, DType, Layout, Refusal, SparseMode, Target, TensorDesc};
@@ -57,7 +57,7 @@ pub(super) struct Routing<'a> {
 }
 
 impl Routing<'_> {
-    pub(super) fn checker(&self, at: &Operands<'_>) -> Checker {
+    pub(super) fn checker(&self, at: &MainTensors<'_>) -> Checker {
         if self.target.is_950() {
             return Checker::Unified;
         }
@@ -101,7 +101,7 @@ impl Routing<'_> {
         Ok(())
     }
 
-    fn legacy(&self, at: &Operands<'_>) -> Checker {
+    fn legacy(&self, at: &MainTensors<'_>) -> Checker {
         let (call, q) = (self.call, self.q);
         let rope = call.query_rope.is_some();
         let float =

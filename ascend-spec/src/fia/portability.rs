@@ -161,7 +161,7 @@ fn difference(own: &CheckedCall<'_>, other: &CheckedCall<'_>) -> Option<&'static
     if (a.query, a.query_rope, a.out, a.lse) != (b.query, b.query_rope, b.out, b.lse) {
         return Some("places of rows in query and output");
     }
-    if (own.cache, a.pages, a.first, a.list) != (other.cache, b.pages, b.first, b.list) {
+    if (own.cache, a.pages, a.first, &a.list) != (other.cache, b.pages, b.first, &b.list) {
         return Some("places of keys and values");
     }
     let sequence = |p: &AttentionProblem<'_>, at| (p.q_len(at), p.kv_len(at));

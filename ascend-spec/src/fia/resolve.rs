@@ -106,8 +106,8 @@ fn problem<'a>(
         out_quantisation: None,
         first: keys(f, value_dim),
         list: f.kv_list.then(|| KeyValueList {
-            keys: call.key,
-            values: call.value,
+            keys: call.key.into(),
+            values: call.value.into(),
             axes: f.layout.input(),
         }),
         first_key_rows: f.key.shape.get(axis).copied().map_or(0, size),

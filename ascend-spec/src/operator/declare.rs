@@ -64,6 +64,21 @@ macro_rules! declare_arguments {
             fn info(self) -> &'static $crate::operator::ParameterInfo {
                 Parameter::info(self)
             }
+
+            fn of_input(number: usize) -> Option<Self> {
+                const BY_INPUT: [Option<Parameter>; Parameter::ALL.len()] = {
+                    let mut numbered = [None; Parameter::ALL.len()];
+                    let mut at = 0;
+                    while at < numbered.len() {
+                        if let Some(number) = Parameter::TABLE[at].input {
+                            numbered[number] = Some(Parameter::ALL[at]);
+                        }
+                        at += 1;
+                    }
+                    numbered
+                };
+                BY_INPUT.get(number).copied().flatten()
+            }
         }
 
         impl std::fmt::Display for Parameter {

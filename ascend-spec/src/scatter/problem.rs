@@ -60,9 +60,9 @@ impl ScatterProblem {
         if self.tokens == 0 {
             return;
         }
-        let mut one = |operand, desc: Option<TensorDesc>| {
+        let mut one = |parameter, desc: Option<TensorDesc>| {
             if let Some(range) = desc.and_then(|desc| desc.byte_range()) {
-                visit(operand, range);
+                visit(parameter, range);
             }
         };
         one(Parameter::Key, call.key);

@@ -25,8 +25,8 @@ pub(crate) struct Bound {
 impl Bound {
     pub(crate) fn of(bindings: &impl Bindings) -> Result<Self> {
         let mut tensors = Vec::new();
-        bindings.each(|operand, tensor| {
-            tensors.push((operand, tensor.clone()));
+        bindings.each(|argument, tensor| {
+            tensors.push((argument, tensor.clone()));
             Ok(())
         })?;
         let places = bindings.places();
@@ -46,7 +46,7 @@ impl Tensors<Parameter> for Bound {
         mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
     ) -> Result<()> {
         let mut tensors = self.tensors.iter();
-        tensors.try_for_each(|(operand, tensor)| visit(*operand, tensor))
+        tensors.try_for_each(|(argument, tensor)| visit(*argument, tensor))
     }
 }
 

@@ -228,8 +228,8 @@ impl FusedInferAttention {
     pub(crate) fn plan_bindings(&self, bindings: &impl Bindings, reading: Reading) -> Result<Plan> {
         let (mut key, mut value) = (Descs::new(), Descs::new());
         let mut context = None;
-        bindings.each(|operand, tensor| {
-            match operand.parameter {
+        bindings.each(|argument, tensor| {
+            match argument.parameter {
                 Parameter::Key => key.push(*tensor.desc()),
                 Parameter::Value => value.push(*tensor.desc()),
                 Parameter::Query => context = Some(tensor.memory().context()),
@@ -260,8 +260,8 @@ impl FusedInferAttention {
             ..defaults
         };
         features.describe(&mut call);
-        bindings.each(|operand, tensor| {
-            if let Some(desc) = call.single_mut(operand.parameter) {
+        bindings.each(|argument, tensor| {
+            if let Some(desc) = call.single_mut(argument.parameter) {
                 *desc = Some(*tensor.desc());
             }
             Ok(())

@@ -118,7 +118,7 @@ impl Plan {
         bindings: &impl Bindings,
         reading: Reading,
     ) -> Result<Self> {
-        bindings.each(|operand, tensor| tensor.on(operand.name(), context))?;
+        bindings.each(|argument, tensor| tensor.on(argument.name(), context))?;
         if let Some(mask) = mask {
             mask.on(Parameter::AttenMask.name(), context)?;
         }

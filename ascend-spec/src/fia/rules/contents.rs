@@ -279,16 +279,16 @@ mod tests {
             .check(Version::V1, Target::snapshot(Soc::AtlasA2))
             .unwrap();
         let places = problem.places().unwrap();
-        for (operand, most) in [
+        for (parameter, most) in [
             (Parameter::QueryPaddingSize, 4),
             (Parameter::KvPaddingSize, 0),
         ] {
             for size in [i64::MIN, -1, 0, most] {
-                assert_eq!(places.admits_padding(operand, size), Ok(()));
+                assert_eq!(places.admits_padding(parameter, size), Ok(()));
             }
             for size in [most + 1, i64::MAX] {
                 assert_eq!(
-                    broken_by(places.admits_padding(operand, size)),
+                    broken_by(places.admits_padding(parameter, size)),
                     Some("padding_size.range")
                 );
             }

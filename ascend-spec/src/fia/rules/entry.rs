@@ -60,14 +60,14 @@ rules! {
 }
 
 /// The required tensors: query, first key, first value, output.
-pub(in crate::fia) struct Operands<'a> {
+pub(in crate::fia) struct MainTensors<'a> {
     pub(in crate::fia) query: &'a TensorDesc,
     pub(in crate::fia) key: &'a TensorDesc,
     pub(in crate::fia) value: &'a TensorDesc,
     pub(in crate::fia) out: &'a TensorDesc,
 }
 
-pub(in crate::fia) fn operands<'a>(call: &'a FiaCall<'a>) -> Result<Operands<'a>, Refusal> {
+pub(in crate::fia) fn main_tensors<'a>(call: &'a FiaCall<'a>) -> Result<MainTensors<'a>, Refusal> {
     let missing = |name: &str| {
         crate::rule::broken(
             &REQUIRED,
@@ -76,7 +76,7 @@ pub(in crate::fia) fn operands<'a>(call: &'a FiaCall<'a>) -> Result<Operands<'a>
             format_args!("pass {name}"),
         )
     };
-    Ok(Operands {
+    Ok(MainTensors {
         query: call.query.as_ref().ok_or_else(|| missing("query"))?,
         key: call.key.first().ok_or_else(|| missing("key"))?,
         value: call.value.first().ok_or_else(|| missing("value"))?,
@@ -111,7 +111,7 @@ pub(in crate::fia) fn product(version: Version, target: Target) -> Result<(), Re
 /// Dtypes and formats of the tensors that the API layer looks at.
 pub(in crate::fia) fn types(
     call: &FiaCall<'_>,
-    at: &Operands<'_>,
+    at: &MainTensors<'_>,
     target: Target,
 ) -> Result<(), Refusal> {
     use DType::{Bf16, Bool, Float16, Int4, Int8, Int32, UInt8};
@@ -145,7 +145,7 @@ pub(in crate::fia) fn types(
 }
 
 /// Dtypes and formats on Ascend 950.
-fn types_950(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
+fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Refusal> {
     use DType::{
         Bf16, Bool, Float, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8, Int32, UInt8,
     };
@@ -180,7 +180,7 @@ fn types_950(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
 }
 
 /// Types that Ascend 950 takes beyond those of the other products.
-fn small_floats(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Unsupported> {
+fn small_floats(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Unsupported> {
     use DType::{Float4E2M1, Float8E4M3Fn, HiFloat8};
     let newer = |desc: &TensorDesc| matches!(desc.dtype, HiFloat8 | Float8E4M3Fn);
     let mut cached = call.key.iter().chain(call.value);
@@ -213,7 +213,7 @@ fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Refusal> 
     Ok(())
 }
 
-pub(in crate::fia) fn countable(call: &FiaCall<'_>, at: &Operands<'_>) -> Result<(), Refusal> {
+pub(in crate::fia) fn countable(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Refusal> {
     let mask = call.atten_mask.as_ref().map(|mask| (mask, "attenMask"));
     let lse = call.softmax_lse.as_ref().map(|lse| (lse, "softmaxLse"));
     let lists = (call.key.iter().map(|key| (key, "key")))
@@ -392,7 +392,7 @@ pub(in crate::fia) fn several_rows(f: &Facts<'_>) -> Result<(), Refusal> {
 
 /// Whether the query is empty, which the prefill path and the unified checker take as no work.
 pub(in crate::fia) fn empty_query(
-    at: &Operands<'_>,
+    at: &MainTensors<'_>,
     route: Route,
     unified: bool,
 ) -> Result<bool, Refusal> {

@@ -1,7 +1,7 @@
 //! Key and value: dtype, rank, batch, and lists of one tensor a sequence.
 
 use super::Facts;
-use super::entry::Operands;
+use super::entry::MainTensors;
 use crate::fia::{FiaCall, Route, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal, TensorDesc};
@@ -38,7 +38,7 @@ rules! {
 }
 
 /// Elements in one of key and value: from V2 on, INT32 of both is eight INT4 in each.
-pub(in crate::fia) fn nibbles(version: Version, at: &Operands<'_>) -> i64 {
+pub(in crate::fia) fn nibbles(version: Version, at: &MainTensors<'_>) -> i64 {
     let words = at.key.dtype == DType::Int32 && at.value.dtype == DType::Int32;
     if words && version != Version::V1 {
         8
