@@ -505,7 +505,7 @@ fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
     let status = Some(161_001);
     assert_eq!(refused.expect, Expect::Reject { status });
     assert!(
-        refused.arguments.each_tensor().next().is_none() && refused.note.contains("query"),
+        refused.tensor(Parameter::Query).is_none() && refused.note.contains("query"),
         "{}",
         refused.note
     );
