@@ -41,6 +41,7 @@
 //! - [`mask`]: every mask that the operators take, and who uses which.
 //! - [`graph`]: calls captured once and replayed with other lengths.
 //! - [`merge`]: attention over parts of the keys, merged. [`scatter`]: new keys and values into a paged cache.
+//!   [`gather`]: keys and values out of one.
 //! - The crate `ascend-serving`: the paged cache itself, batches, backends, drafts.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.

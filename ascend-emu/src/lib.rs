@@ -112,6 +112,8 @@
 //! - Workspaces are checked and not written.
 //! - `GetMaxWorkspaceSize` does not look at what length arrays hold, and its executor cannot be launched if there are any.
 //! - `aclnnScatterPaKvCache` skips tokens with a negative slot; CANN's documents do not say what hardware does.
+//! - `aclnnGatherPaKvCache` copies rows whole that are no units of 32 bytes, which the device cuts; a number that leads
+//!   nowhere ends its sequence, and the rows that are left stay as they were.
 //! - A captured graph is replayed in one stream, in the order of recording.
 
 #![warn(missing_docs)]

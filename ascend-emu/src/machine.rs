@@ -2,7 +2,7 @@
 
 use crate::status::{ACLNN_RUNTIME, Outcome, failure};
 use ascend_spec::fia::Version;
-use ascend_spec::{Cann, Soc, Target, UnreleasedTarget};
+use ascend_spec::{Cann, OperatorVersion, Soc, Target, UnreleasedTarget};
 use std::ffi::{CStr, CString};
 
 /// An emulated chip, and the CANN release that is installed with it.
@@ -158,8 +158,11 @@ impl Behaviour {
 
     /// Whether the machine's libraries export a function.
     pub(crate) fn exports(&self, function: &str) -> bool {
-        let version = Version::of_function(function);
-        version.is_none_or(|version| version <= self.operator)
+        match Version::of_function(function) {
+            // A machine may be told another newest version than its release's.
+            Some(version) => version <= self.operator,
+            None => OperatorVersion::exported(function, self.target.cann),
+        }
     }
 }
 

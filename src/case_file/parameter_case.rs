@@ -111,7 +111,9 @@ impl ParameterCase {
                         return Err(wrong());
                     }
                 }
-                ("status", Value::Number(status)) => case.status = status.as_i64(),
+                ("status", Value::Number(status)) => {
+                    case.status = Some(status.as_i64().ok_or_else(wrong)?);
+                }
                 ("artefact", Value::Bool(artefact)) => case.artefact = *artefact,
                 ("inputs" | "outputs", Value::Object(_)) | ("attrs", Value::Object(_))
                     if case.operator.is_some() => {}
@@ -300,10 +302,9 @@ impl ParameterCase {
 const OPERATOR: &str = "fused_infer_attention_score";
 
 /// Names whose values are not looked at.
-const LABELS: [&str; 9] = [
+const LABELS: [&str; 8] = [
     "area",
     "family",
-    "about",
     "mutations",
     "kernel",
     "host_crash_x86",
@@ -315,7 +316,7 @@ const LABELS: [&str; 9] = [
 /// What the value of a name is.
 fn takes(name: &str) -> Option<&'static str> {
     Some(match name {
-        "id" | "op" => "a string",
+        "id" | "op" | "about" => "a string",
         "expect" => "`accept` or `reject`, or an object of them by release",
         "artefact" => "`true` or `false`",
         "inputs" | "outputs" => "an object of tensors by name",

@@ -1,8 +1,7 @@
 //! `emu-libs`: lays the emulator out as an installed toolkit of CANN: `lib64` and `include`.
 
 use super::dynamic_symbols;
-use ascend_spec::Cann;
-use ascend_spec::fia::Version;
+use ascend_spec::{Cann, OperatorVersion};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -66,8 +65,7 @@ pub(crate) fn keep(folder: &Path, cann: Cann) -> Result<Vec<String>, String> {
     let file = folder.join(FILE);
     let failed = |error: io::Error| format!("{}: {error}", file.display());
     let mut elf = fs::read(&file).map_err(failed)?;
-    let newest = Version::newest_of(cann);
-    let newer = |name: &str| Version::of_function(name).is_some_and(|version| version > newest);
+    let newer = |name: &str| !OperatorVersion::exported(name, cann);
     let hidden = dynamic_symbols::hide(&mut elf, newer)
         .map_err(|error| format!("{}: {error}", file.display()))?;
     fs::write(&file, elf).map_err(failed)?;

@@ -67,35 +67,47 @@ impl GatherOperator {
         (0..usize::try_from(count).unwrap_or(0)).map(one).collect()
     }
 
-    /// Files numbers that lead nowhere; in strict mode the first is a device fault.
-    fn inspect(&self, sources: &[Source]) -> Result<(), Fault> {
-        for source in sources {
-            let text = match source {
-                Source::Row { .. } => continue,
-                Source::NoBlock { sequence, block } => format!(
-                    "blockTables: block {block} of sequence {sequence}, allowed: 0 to {}",
+    /// Files a number that leads nowhere; in strict mode that is a device fault.
+    fn inspect(&self, source: Source) -> Result<(), Fault> {
+        let (tensor, text) = match source {
+            Source::Row { .. } => return Ok(()),
+            Source::NoBlock { sequence, block } => (
+                "blockTables",
+                format!(
+                    "block {block} of sequence {sequence}, allowed: 0 to {}",
                     self.problem.blocks.saturating_sub(1)
                 ),
-                Source::NoColumn { sequence, column } => format!(
-                    "blockTables: sequence {sequence} needs column {column}, and there are {}",
+            ),
+            Source::NoColumn { sequence, column } => (
+                "blockTables",
+                format!(
+                    "sequence {sequence} needs column {column}, and there are {}",
                     self.problem.columns
                 ),
-                Source::NoToken { sequence, token } => format!(
-                    "keyRef: sequence {sequence} has row {token}, and there are {}",
+            ),
+            Source::NoToken { sequence, token } => (
+                "keyRef",
+                format!(
+                    "sequence {sequence} has row {token}, and there are {}",
                     self.problem.tokens
                 ),
-            };
-            let suspicion = Suspicion {
-                kind: FindingKind::BlockTable,
-                site: (self.symbol(), "blockTables"),
-                message: format!("{}: {text}", self.symbol()),
-            };
-            report(self.check, AICORE_EXCEPTION, suspicion).map_err(|failure| Fault {
-                code: failure.code,
-                message: failure.message.into_owned(),
-            })?;
-        }
-        Ok(())
+            ),
+            Source::BadNumber { sequence, given } => (
+                "seqLens",
+                format!(
+                    "{given} of sequence {sequence}, allowed: lengths and offsets of at least 0, ends that ascend"
+                ),
+            ),
+        };
+        let suspicion = Suspicion {
+            kind: FindingKind::BlockTable,
+            site: (self.symbol(), tensor),
+            message: format!("{}: {tensor}: {text}", self.symbol()),
+        };
+        report(self.check, AICORE_EXCEPTION, suspicion).map_err(|failure| Fault {
+            code: failure.code,
+            message: failure.message.into_owned(),
+        })
     }
 }
 
@@ -134,11 +146,14 @@ impl DeclaredOperator for GatherOperator {
         let table = numbers(Parameter::BlockTables);
         let lengths = numbers(Parameter::SeqLens);
         let offsets = numbers(Parameter::SeqOffset);
-        let mut sources = Vec::new();
+        let mut inspected = Ok(());
         (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
-            sources.push(source)
+            let found = self.inspect(source);
+            if inspected.is_ok() {
+                inspected = found;
+            }
         });
-        self.inspect(&sources)?;
+        inspected?;
         let pairs = [
             (self.problem.key, Parameter::KeyCache, Parameter::Key),
             (self.problem.value, Parameter::ValueCache, Parameter::Value),
@@ -146,14 +161,14 @@ impl DeclaredOperator for GatherOperator {
         for (pieces, cache, rows) in pairs {
             let cache = self.first(cache, at, memory).cast_const();
             let rows = self.first(rows, at, memory);
-            for source in &sources {
-                if let Source::Row { token, block, row } = *source {
+            (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
+                if let Source::Row { token, block, row } = source {
                     let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
                     // SAFETY: the contract has checked the shapes, and block, row and token lie within them; both tensors are
                     // live, contiguous and apart.
                     unsafe { copy(&pieces, cache, &place, rows, token) };
                 }
-            }
+            });
         }
         Ok(())
     }

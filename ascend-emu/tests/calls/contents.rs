@@ -75,7 +75,7 @@ pub fn fill(operand: Operand, desc: &TensorDesc, held: DType, random: &mut Rando
     let count = reach(desc);
     match (operand, held) {
         (Operand::AttenMask | Operand::BlockTable, _) | (_, DType::Int64) => {
-            vec![0; count * held.size().unwrap()]
+            vec![0; (count * held.bits() as usize).div_ceil(8)]
         }
         // Quantised numbers of every size.
         (_, DType::Int8 | DType::Int4 | DType::Int32 | DType::Float4E2M1) => {

@@ -12,8 +12,9 @@ use super::slot::{rest_of_block, slot};
 
 /// Tokens of a paged cache that are to lie one behind the other, as operators want them that take no block table.
 ///
-/// CANN's operators known to this crate have none that gathers, so [`LayerCache::gather`] copies on the stream: one copy
-/// for each run of slots that follow each other, at most one a block.
+/// [`LayerCache::gather`] copies on the stream: one copy for each run of slots that follow each other, at most one a block,
+/// from any token on and in any release. From CANN 8.5 on [`ascend_attention::gather`] does it in one call, from the
+/// beginning of a block on.
 ///
 /// ```
 /// use ascend_serving::kv::CachedRows;

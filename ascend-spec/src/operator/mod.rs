@@ -59,6 +59,7 @@ mod tests {
         names_and_numbers_are_unique::<Parameter>();
         names_and_numbers_are_unique::<scatter::Parameter>();
         names_and_numbers_are_unique::<update::Parameter>();
+        names_and_numbers_are_unique::<ops::gather_pa_kv_cache::Parameter>();
         names_and_numbers_are_unique::<ops::ring_attention_update::Parameter>();
         names_and_numbers_are_unique::<ops::prompt_flash_attention::Parameter>();
         names_and_numbers_are_unique::<ops::incre_flash_attention::Parameter>();

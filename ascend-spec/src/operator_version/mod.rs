@@ -6,7 +6,7 @@ pub(crate) mod incre_flash_attention;
 pub(crate) mod prompt_flash_attention;
 pub(crate) mod ring_attention_update;
 
-use crate::{Soc, Target};
+use crate::{Cann, Soc, Target};
 use fused_infer_attention_score::Version;
 use std::fmt;
 
@@ -68,13 +68,31 @@ impl OperatorVersion {
             OperatorVersion::IncreFlashAttention(version) => version.runs_on(target),
             OperatorVersion::PromptFlashAttention(version) => version.runs_on(target),
             OperatorVersion::RingAttentionUpdate(version) => version.runs_on(target),
-            OperatorVersion::ScatterPaKvCache
-            | OperatorVersion::GatherPaKvCache
-            | OperatorVersion::AttentionUpdate => {
-                matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
+            OperatorVersion::GatherPaKvCache => {
+                target.cann >= Cann::V8_5 && is_newer_product(target.soc)
+            }
+            OperatorVersion::ScatterPaKvCache | OperatorVersion::AttentionUpdate => {
+                is_newer_product(target.soc)
             }
         }
     }
+
+    /// Whether the libraries of a release export a function. Of operators that are in a release after 8.1, which one is not
+    /// known, this says so of all.
+    pub fn exported(function: &str, cann: Cann) -> bool {
+        let phase_two = function
+            .strip_suffix("GetWorkspaceSize")
+            .unwrap_or(function);
+        if phase_two == OperatorVersion::GatherPaKvCache.symbol() {
+            return cann >= Cann::V8_5;
+        }
+        let attention = Version::of_function(function);
+        attention.is_none_or(|version| version <= Version::newest_of(cann))
+    }
+}
+
+fn is_newer_product(soc: Soc) -> bool {
+    matches!(soc, Soc::AtlasA2 | Soc::AtlasA3 | Soc::Ascend950)
 }
 
 impl fmt::Display for OperatorVersion {

@@ -36,9 +36,11 @@ impl Pieces {
         self.count.saturating_mul(self.bytes)
     }
 
-    /// Byte of the cache at which a piece of a row begins.
+    /// Byte of the cache at which a piece of a row begins; the row lies in the cache.
     pub const fn place(&self, block_size: usize, block: usize, row: usize, piece: usize) -> usize {
-        ((block * self.count + piece) * block_size + row) * self.bytes
+        let piece = block.saturating_mul(self.count).saturating_add(piece);
+        let row = piece.saturating_mul(block_size).saturating_add(row);
+        row.saturating_mul(self.bytes)
     }
 }
 
@@ -50,7 +52,12 @@ impl ScatterProblem {
 
     /// Byte of the cache at which a piece of the row in a slot begins. The slot is below [`ScatterProblem::slots`].
     pub const fn place(&self, pieces: &Pieces, slot: usize, piece: usize) -> usize {
-        let (block, row) = (slot / self.block_size, slot % self.block_size);
+        let block_size = if self.block_size == 0 {
+            1
+        } else {
+            self.block_size
+        };
+        let (block, row) = (slot / block_size, slot % block_size);
         pieces.place(self.block_size, block, row, piece)
     }
 

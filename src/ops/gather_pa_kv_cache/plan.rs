@@ -93,6 +93,8 @@ impl GatherPaKvCache {
         value_cache: &Tensor<T>,
     ) -> Result<GatherPlan> {
         let context = key_cache.memory().context();
+        let api = context.runtime().api();
+        PHASES.required(api, OperatorVersion::GatherPaKvCache, INSTEAD)?;
         value_cache.on("value_cache", context)?;
         sequences.block_tables().on("block_tables", context)?;
         let rows = |cache: &AnyTensor| {
@@ -154,8 +156,6 @@ fn prepare(
     call: &GatherCall<'_>,
     stand_in: &AnyTensor,
 ) -> Result<Plan<Parameter>> {
-    let api = context.runtime().api();
-    PHASES.required(api, OperatorVersion::GatherPaKvCache, INSTEAD)?;
     let (outputs, inputs): (Vec<_>, Vec<_>) =
         (call.each_tensor()).partition(|(argument, _)| argument.is_output());
     let tensors = outputs.into_iter().chain(inputs);
@@ -270,19 +270,25 @@ impl GatherPlan {
 
     fn run(&self, queue: &impl Queue, given: &Given<'_>) -> Result<()> {
         let Some(prepared) = &self.prepared else {
-            let tensors = given.outputs.into_iter().chain(given.caches);
-            let planned = self.outputs.iter().chain(&self.caches);
-            return match tensors
-                .zip(planned)
-                .find(|(of, planned)| of.desc() != *planned)
-            {
-                None => Ok(()),
-                Some((of, planned)) => Err(Error::NotAsPlanned {
-                    argument: "key",
-                    given: of.desc().to_string(),
-                    planned: planned.to_string(),
-                }),
-            };
+            let [key, value] = given.outputs;
+            let [key_cache, value_cache] = given.caches;
+            let tensors = [
+                (Parameter::Key, key, self.outputs[0]),
+                (Parameter::Value, value, self.outputs[1]),
+                (Parameter::KeyCache, key_cache, self.caches[0]),
+                (Parameter::ValueCache, value_cache, self.caches[1]),
+            ];
+            for (parameter, tensor, planned) in tensors {
+                tensor.on(parameter.name(), &self.context)?;
+                if *tensor.desc() != planned {
+                    return Err(Error::NotAsPlanned {
+                        argument: parameter.name(),
+                        given: tensor.desc().to_string(),
+                        planned: planned.to_string(),
+                    });
+                }
+            }
+            return Ok(());
         };
         prepared.check(queue, given)?.launch()
     }

@@ -1,9 +1,7 @@
 //! The blocks and lengths of sequences, checked before they reach the device.
 
-use ascend_spec::DType;
+use ascend_spec::ops::gather_pa_kv_cache::GatherProblem;
 use ascend_spec::ops::gather_pa_kv_cache::rules::BLOCK;
-use ascend_spec::ops::gather_pa_kv_cache::{GatherProblem, Source};
-use ascend_spec::scatter::Pieces;
 
 use crate::error::{Error, Result};
 use crate::runtime::Stream;
@@ -31,7 +29,7 @@ impl SequenceBlocks {
     ///
     /// # Errors
     /// [`Error::Violation`] by `gather.block`; [`Error::InvalidArgument`] for no sequence, another number of lengths than of
-    /// rows, and numbers beyond INT32; otherwise as for [`Stream::upload`].
+    /// rows, blocks without tokens, and numbers beyond INT32; otherwise as for [`Stream::upload`].
     pub fn new(
         stream: &Stream,
         rows: &[impl AsRef<[usize]>],
@@ -45,6 +43,9 @@ impl SequenceBlocks {
                 format_args!("{} for {} rows", lengths.len(), rows.len()),
                 "a length for each of at least one row",
             ));
+        }
+        if block_size == 0 {
+            return Err(Error::invalid("block_size", 0, "at least 1"));
         }
         let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
         let columns = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
@@ -63,6 +64,14 @@ impl SequenceBlocks {
             i32::try_from(value).map_err(|_| beyond())
         };
         let mut table = Vec::new();
+        let entries = rows.len().saturating_mul(columns);
+        if table.try_reserve_exact(entries).is_err() {
+            return Err(Error::invalid(
+                "rows",
+                format_args!("a table [{}, {columns}]", rows.len()),
+                "a table that fits in the host's memory",
+            ));
+        }
         for row in &rows {
             for block in row
                 .iter()
@@ -124,44 +133,21 @@ impl SequenceBlocks {
 
 /// Refuses rows that do not name the blocks of their sequence.
 fn check(rows: &[&[usize]], lengths: &[usize], (blocks, block_size): (usize, usize)) -> Result<()> {
-    let piece = Pieces { count: 1, bytes: 1 };
-    let mut first = None;
+    let refused = |given: String| -> Result<()> {
+        let allowed = format_args!("enough blocks of {block_size} tokens, each below {blocks}");
+        Err(BLOCK.broken(given, allowed).into())
+    };
     for (sequence, (row, len)) in rows.iter().zip(lengths).enumerate() {
-        let problem = GatherProblem {
-            sequences: 1,
-            tokens: *len,
-            blocks,
-            block_size,
-            columns: row.len(),
-            index_dtype: DType::Int32,
-            cumulative: false,
-            offsets_in_columns: false,
-            key: piece,
-            value: piece,
+        let needed = len.div_ceil(block_size.max(1));
+        let Some(reached) = row.get(..needed) else {
+            let named = row.len();
+            return refused(format!(
+                "{named} blocks for {len} tokens of sequence {sequence}"
+            ));
         };
-        let number = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-        let table: Vec<i64> = row.iter().map(|block| number(*block)).collect();
-        problem.sources(&table, &[number(*len)], &[], &mut |source| {
-            let given = match source {
-                Source::Row { .. } => return,
-                Source::NoBlock { block, .. } => format!("block {block} of sequence {sequence}"),
-                Source::NoColumn { .. } | Source::NoToken { .. } => {
-                    format!(
-                        "{} blocks for {len} tokens of sequence {sequence}",
-                        row.len()
-                    )
-                }
-            };
-            first.get_or_insert(given);
-        });
+        if let Some(block) = reached.iter().find(|block| **block >= blocks) {
+            return refused(format!("block {block} of sequence {sequence}"));
+        }
     }
-    match first {
-        None => Ok(()),
-        Some(given) => Err(BLOCK
-            .broken(
-                given,
-                format_args!("enough blocks of {block_size} tokens, each below {blocks}"),
-            )
-            .into()),
-    }
+    Ok(())
 }

@@ -57,6 +57,13 @@ pub enum Source {
         /// Column of the table.
         column: usize,
     },
+    /// A length or an offset is below 0, or a sequence begins before the end of the one before.
+    BadNumber {
+        /// Sequence.
+        sequence: usize,
+        /// The number.
+        given: i64,
+    },
     /// The outputs end before a sequence does.
     NoToken {
         /// Sequence.
@@ -68,7 +75,8 @@ pub enum Source {
 
 impl GatherProblem {
     /// Calls `visit` with the source of every row that the call copies, and with what is wrong with the numbers on the way, of
-    /// each sequence once. `table`, `lengths` and `offsets` are the contents of the tensors; missing numbers count as 0.
+    /// each sequence once: the rest of that sequence is left out. `table`, `lengths` and `offsets` are the contents of the
+    /// tensors; missing numbers count as 0. Rows are visited once each, whatever the numbers are.
     pub fn sources(
         &self,
         table: &[i64],
@@ -76,18 +84,26 @@ impl GatherProblem {
         offsets: &[i64],
         visit: &mut dyn FnMut(Source),
     ) {
-        let size = |value: i64| usize::try_from(value).unwrap_or(0);
-        let at = |values: &[i64], index: usize| size(values.get(index).copied().unwrap_or(0));
-        let mut start = 0usize;
+        let at = |values: &[i64], index: usize| values.get(index).copied().unwrap_or(0);
+        // Where the sequence before ends.
+        let mut end = 0;
         for sequence in 0..self.sequences {
-            let len = match self.cumulative {
+            let (start, len) = match self.cumulative {
                 true => {
-                    start = at(lengths, sequence);
-                    at(lengths, sequence + 1).saturating_sub(start)
+                    let ends = [at(lengths, sequence), at(lengths, sequence + 1)];
+                    (ends[0], ends[1].saturating_sub(ends[0]))
                 }
-                false => at(lengths, sequence),
+                false => (end, at(lengths, sequence)),
             };
             let offset = at(offsets, sequence);
+            let wrong = [(len, len < 0), (start, start < end), (offset, offset < 0)];
+            if let Some((given, _)) = wrong.into_iter().find(|(_, wrong)| *wrong) {
+                visit(Source::BadNumber { sequence, given });
+                continue;
+            }
+            end = start.saturating_add(len);
+            let [start, len, offset] =
+                [start, len, offset].map(|number| usize::try_from(number).unwrap_or(usize::MAX));
             let first = match self.offsets_in_columns {
                 true => offset,
                 false => offset / self.block_size.max(1),
@@ -100,9 +116,6 @@ impl GatherProblem {
                 if !matches!(source, Source::Row { .. }) {
                     break;
                 }
-            }
-            if !self.cumulative {
-                start = start.saturating_add(len);
             }
         }
     }
@@ -227,12 +240,35 @@ mod tests {
             ]
         );
         let found = sources(&PROBLEM, &[i64::MAX, -3], &[i64::MAX]);
+        let bad = |sequence, given| Source::BadNumber { sequence, given };
+        let column = usize::try_from(i64::MAX / 2).unwrap();
+        let far = Source::NoColumn {
+            sequence: 0,
+            column,
+        };
+        assert_eq!(found, [far, bad(1, -3)]);
         assert_eq!(
-            found,
-            [Source::NoColumn {
-                sequence: 0,
-                column: usize::try_from(i64::MAX / 2).unwrap()
-            }]
+            sources(&PROBLEM, &[1, 1], &[-2, -1]),
+            [bad(0, -2), bad(1, -1)]
         );
+    }
+
+    #[test]
+    fn ends_that_descend_visit_no_row_twice() {
+        let cumulative = GatherProblem {
+            sequences: 3,
+            cumulative: true,
+            ..PROBLEM
+        };
+        let found = sources(&cumulative, &[0, 2, 0, 2], &[]);
+        let bad = Source::BadNumber {
+            sequence: 1,
+            given: -2,
+        };
+        let again = Source::BadNumber {
+            sequence: 2,
+            given: 0,
+        };
+        assert_eq!(found, [row(0, 3, 0), row(1, 3, 1), bad, again]);
     }
 }

@@ -1,13 +1,13 @@
 //! The rules of GatherPaKvCache.
 
-use super::{GatherCall, GatherProblem};
+use super::{GatherCall, GatherProblem, Parameter};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
 use crate::scatter::{NORM, PA_NZ, Pieces};
-use crate::{DType, Format, OperatorVersion, Refusal, Soc, Target, TensorDesc, Violation};
+use crate::{Cann, DType, Format, OperatorVersion, Refusal, Soc, Target, TensorDesc, Violation};
 
 rules! {
-    in Scope::ALL;
+    in Scope::UNIFIED;
     REQUIRED = "gather.required", PARAM_NULLPTR, GatherPaKvCache, "notes on GatherPaKvCache, statuses",
         "every tensor but seqOffset is given",
         "pass keyCache, valueCache, blockTables, seqLens, keyRef and valueRef";
@@ -92,7 +92,7 @@ impl GatherCall<'_> {
         );
         let (key, value) = (given(&self.key, "keyRef")?, given(&self.value, "valueRef")?);
         require!(
-            OperatorVersion::GatherPaKvCache.runs_on(Target::snapshot(soc)),
+            OperatorVersion::GatherPaKvCache.runs_on(Target::new(soc, Cann::V9_1)),
             PRODUCT,
             soc,
             "Atlas A2, Atlas A3 and Ascend 950",
@@ -233,7 +233,7 @@ impl GatherCall<'_> {
     }
 
     fn ranks(&self) -> Result<(), Violation> {
-        use super::Parameter::{BlockTables, Key, KeyCache, Value, ValueCache};
+        use Parameter::{BlockTables, Key, KeyCache, Value, ValueCache};
         for (argument, desc) in self.each_tensor() {
             let allowed: &[usize] = match argument.parameter {
                 KeyCache | ValueCache => &[4],
@@ -254,7 +254,8 @@ impl GatherCall<'_> {
     fn plain(&self, nz: bool) -> Result<(), Violation> {
         for (argument, desc) in self.each_tensor() {
             require!(
-                desc.format.is_plain() || nz && desc.format == Format::FractalNz,
+                desc.format.is_plain()
+                    || nz && cache(argument.parameter) && desc.format == Format::FractalNz,
                 FORMAT,
                 format_args!("{} in format {}", argument.acl_name(), desc.format),
                 Format::PLAIN,
@@ -274,6 +275,10 @@ impl GatherCall<'_> {
         }
         Ok(())
     }
+}
+
+fn cache(parameter: Parameter) -> bool {
+    matches!(parameter, Parameter::KeyCache | Parameter::ValueCache)
 }
 
 fn axis(desc: &TensorDesc, axis: usize) -> i64 {
