@@ -45,7 +45,7 @@ fn assert_clean(source: &str) {
 #[test]
 fn each_header_compiles_alone() {
     let headers = headers();
-    assert_eq!(headers.len(), 14);
+    assert!(headers.len() >= 15, "{headers:?}");
     for header in headers {
         assert_clean(&format!("#include \"{header}\"\n"));
     }
