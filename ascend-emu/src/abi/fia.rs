@@ -35,18 +35,15 @@ unsafe fn prepare(
     let machine = context::machine();
     machine.admits(version)?;
     version.enter(machine.target)?;
+    let new = |arguments: &Arguments<Described>| {
+        let descs = arguments.map(|_, tensor| tensor.desc);
+        match purpose {
+            Purpose::Launch => FiaOperator::new(descs, version, machine.target),
+            Purpose::Measure => FiaOperator::measured(descs, version, machine.target),
+        }
+    };
     // SAFETY: the caller's promise.
-    unsafe {
-        executor_of(workspace_size, executor, || {
-            let arguments = read()?;
-            let descs = arguments.map(|_, tensor| tensor.desc);
-            let op = match purpose {
-                Purpose::Launch => FiaOperator::new(descs, version, machine.target),
-                Purpose::Measure => FiaOperator::measured(descs, version, machine.target),
-            }?;
-            Ok((op, arguments))
-        })
-    }
+    unsafe { executor_of(new, read, workspace_size, executor) }
 }
 
 /// Defines the functions of one version: phase one, the measurement where there is one, and phase two.

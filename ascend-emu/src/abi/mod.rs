@@ -160,24 +160,27 @@ pub(crate) unsafe fn phase_one<O: Operator + 'static>(
     Ok(())
 }
 
-/// The end of phase one of a declared operator: the executor of the call that `make` checks and prepares.
+/// Phase one of a declared operator: the executor of the call that `new` checks and prepares of its arguments.
 ///
 /// # Safety
 ///
 /// The pointers are null or valid for writing.
-unsafe fn executor_of<O, A>(
+unsafe fn executor_of<O, A, E>(
+    new: impl FnOnce(&A) -> Result<O, E>,
+    read: impl FnOnce() -> Outcome<A>,
     workspace_size: *mut u64,
     executor: *mut *mut aclOpExecutor,
-    make: impl FnOnce() -> Outcome<(O, A)>,
 ) -> Outcome
 where
     O: DeclaredOperator + 'static,
     A: ArgumentList<Parameter = ParameterOf<O>, Tensor = Described>,
+    Failure: From<E>,
 {
     // SAFETY: the caller's promise.
     unsafe {
         phase_one(workspace_size, executor, || {
-            let (op, arguments) = make()?;
+            let arguments = read()?;
+            let op = new(&arguments)?;
             let idle = op.is_idle();
             Ok((op, Addresses::of(&arguments), idle))
         })

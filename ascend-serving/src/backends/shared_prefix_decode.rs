@@ -35,7 +35,7 @@ impl SharedPrefixGate {
         min_saved_keys: 15 * 1024,
     };
 
-    /// Whatever it costs.
+    /// Always, even where it saves nothing.
     pub const ALWAYS: Self = Self {
         min_requests: 2,
         min_shared_keys: 1,

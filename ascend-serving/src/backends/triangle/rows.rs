@@ -21,7 +21,7 @@ impl TriangleGate {
         min_saved_pairs: 913_152,
     };
 
-    /// Whatever it costs.
+    /// Always, even where it saves nothing.
     pub const ALWAYS: Self = Self {
         min_sparse_rows: 1,
         min_saved_pairs: 1,
