@@ -37,7 +37,7 @@ fn link() {
     }
 }
 
-/// Writes `bindings.rs`, `table.rs` and `names.rs` into the build's folder.
+/// Writes `bindings.rs` and `names.rs` into the build's folder.
 #[cfg(feature = "bindgen")]
 fn regenerate() -> Result<(), String> {
     use std::path::PathBuf;
@@ -55,7 +55,6 @@ fn regenerate() -> Result<(), String> {
     let generated = generate::generate(&here.join("include"), toolkit.as_deref())?;
     let files = [
         ("bindings.rs", generated.bindings),
-        ("table.rs", generated.table),
         ("names.rs", generated.names),
     ];
     for (name, text) in files {

@@ -170,7 +170,7 @@ pub enum Error {
     },
     /// A tensor of a launch is not as the plan was made for.
     #[error(
-        "{argument}: given {given}, planned: {planned}; plan again for other shapes, dtypes or strides"
+        "{argument}: given {given}, planned: {planned}; launch with what was planned, or plan again"
     )]
     NotAsPlanned {
         /// The operator's name for the tensor.

@@ -1,9 +1,10 @@
 //! The fused attention operators of Huawei Ascend CANN, called directly and safely, and testable on a machine without an
 //! NPU.
 //!
-//! The crate calls `aclnnFusedInferAttentionScore` through CANN's own C ABI. The functions behind that ABI are either
-//! CANN's libraries, found at run time, or an emulation of them on the CPU that is part of the crate: the same two-phase
-//! calls, status codes, asynchronous streams, and device memory that the host cannot touch. One program runs on both.
+//! The crate calls `aclnnFusedInferAttentionScore` and its relatives through CANN's own C ABI. The functions behind that
+//! ABI are either CANN's libraries, found at run time, or an emulation of them on the CPU that is part of the crate: the
+//! same two-phase calls, status codes, asynchronous streams, and device memory that the host cannot touch. One program
+//! runs on both.
 //!
 //! ```
 //! use ascend_attention::{CausalOrigin, FusedInferAttention, Layout, Runtime, f16};
@@ -37,15 +38,18 @@
 //!
 //! - [`Runtime`], [`Device`], [`Stream`], [`Event`]: what executes the work, and in which order.
 //! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
-//! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator. [`attention::Arguments`] takes every argument by name.
+//! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator of inference. [`attention::Arguments`] takes every argument
+//!   by name.
 //! - [`mask`]: every mask that the operators take, and who uses which.
 //! - [`graph`]: calls captured once and replayed with other lengths.
 //! - [`merge`]: attention over parts of the keys, merged. [`scatter`]: new keys and values into a paged cache.
 //!   [`gather`]: keys and values out of one.
+//! - [`prompt`], [`incre`]: attention of the Atlas inference series (310P), for prefill and for single rows.
+//! - [`flash`]: the attention of training, forward, with dropout and all sparse modes. [`ring`]: merges it over a ring of ranks.
 //! - The crate `ascend-serving`: the paged cache itself, batches, backends, drafts.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
-//! - [`spec`]: the operator's contract, as data. [`sys`]: the raw C ABI.
+//! - [`spec`]: the operators' contracts, as data. [`sys`]: the raw C ABI.
 //!
 //! # Ownership
 //!
@@ -128,10 +132,7 @@ pub use graph::Graph;
 pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
-pub use ops::{
-    fused_infer_attention_score as attention, gather_pa_kv_cache as gather,
-    scatter_pa_kv_cache as scatter,
-};
+pub use ops::public::*;
 pub use refusal::{CallRule, Refused};
 pub use runtime::{
     BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Runtime, Stream,

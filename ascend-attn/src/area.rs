@@ -1,7 +1,8 @@
 //! What a call is about, for counts.
 
+use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_attention::spec::fia::FiaCall;
-use ascend_attention::spec::{DType, Layout};
+use ascend_attention::spec::{DType, Layout, TensorDesc};
 
 /// Area of a call: the first of its features in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,11 +33,20 @@ pub(super) enum Area {
     Decode,
     /// Several query rows a sequence.
     Prefill,
+    /// A call of another operator.
+    Of(DeclaredOperator),
 }
 
 impl Area {
-    pub(super) fn of(call: &FiaCall<'_>) -> Self {
-        let dtype = |desc: Option<&ascend_attention::spec::TensorDesc>| desc.map(|desc| desc.dtype);
+    pub(super) fn of(arguments: &AnyArguments<TensorDesc>) -> Self {
+        match arguments {
+            AnyArguments::FusedInferAttentionScore(arguments) => Self::of_call(&arguments.call()),
+            other => Self::Of(other.operator()),
+        }
+    }
+
+    fn of_call(call: &FiaCall<'_>) -> Self {
+        let dtype = |desc: Option<&TensorDesc>| desc.map(|desc| desc.dtype);
         let layout = Layout::parse(call.input_layout);
         let query = dtype(call.query.as_ref());
         let packed = layout.is_some_and(Layout::is_packed);
@@ -89,6 +99,7 @@ impl Area {
             Self::Paged => "paged",
             Self::Decode => "decode",
             Self::Prefill => "prefill",
+            Self::Of(operator) => operator.name(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `ascend-attn check`: the contract's verdict on calls, without running them.
 
 mod matrix;
+mod report;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ascend_attention::Machine;
-use ascend_attention::case::{Case, Expect, ParameterCase};
-use ascend_attention::spec::fia::{FiaCall, Version};
-use ascend_attention::spec::{Cann, Refusal, Soc, Target, Violation};
-use serde_json::json;
+use ascend_attention::case::{AnyCase, Case, Expect, OperatorCase, ParameterCase};
+use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
+use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::{
+    Cann, FIND_KERNEL_ERROR, Refusal, Soc, Target, TensorDesc, Violation,
+};
 
 use super::area::Area;
 use super::output::Output;
@@ -27,9 +30,9 @@ use super::{Stop, explain, replay, text_file};
 ///
 /// A call is judged for a CANN release and a chip: those that are named here, otherwise those that its file or line names,
 /// otherwise those that the emulation passes for where nothing is chosen: Ascend910B3 with the default release, or the
-/// newest for a chip that the default one does not know. A verdict that a line states without a release is one of release
-/// 8.1, for which such a line is judged. With `all` in their place a call is judged for each release and chip, and a table
-/// shows the verdicts.
+/// newest for a chip that the default one does not know. A verdict on FusedInferAttentionScore that a line states without a
+/// release is one of release 8.1, for which such a line is judged. With `all` in their place a call is judged for each
+/// release and chip, and a table shows the verdicts.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Case files, JSON lines, or folders: all *.safetensors and *.jsonl files in a folder, by name
@@ -56,13 +59,13 @@ pub(super) struct Arguments {
 const MOST_LINES: u64 = 1 << 30;
 
 /// Where a call stands.
-struct Place<'a> {
+struct CallLocation<'a> {
     file: &'a Path,
     /// The line of a file of JSON lines, from 1 on.
     line: Option<usize>,
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for CallLocation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&replay::stem(self.file))?;
         match self.line {
@@ -85,7 +88,7 @@ pub(super) struct Checked {
     /// Where a refused call is accepted.
     taken_by: Option<Target>,
     lints: Vec<Violation>,
-    /// What is otherwise than a case's `expect_rule` says.
+    /// What is otherwise than `expect_rule` or the status says.
     other_rule: Option<String>,
     /// The lint that a case expects, if it is there.
     stopped_by: Option<String>,
@@ -112,6 +115,25 @@ impl Checked {
         }
     }
 
+    /// Compares with the status that a refused call is said to end with.
+    fn compare_status(&mut self, recorded: Option<i64>) {
+        let Some(recorded) = recorded else { return };
+        let refused = self.expected == Some(false) && !self.accepted;
+        if refused && i64::from(self.status) != recorded {
+            self.other_rule = Some(format!(
+                "rejected with status {} instead of {recorded}",
+                self.status
+            ));
+        }
+    }
+
+    /// The same for a case, which may expect a refusal without naming a status.
+    fn compare_expected(&mut self, expect: Expect) {
+        if let Expect::Reject { status } = expect {
+            self.compare_status(status.map(i64::from));
+        }
+    }
+
     /// Whether the verdict is what is expected; `None` if nothing is.
     fn agrees(&self) -> Option<bool> {
         let expected = self.expected?;
@@ -128,20 +150,19 @@ struct Counts {
     rejected_wrong: usize,
     without_expectation: usize,
     artefacts: usize,
-    other_operators: usize,
     unreadable: usize,
 }
 
 impl Counts {
     fn count(&mut self, checked: &Checked) {
-        let place = match (checked.agrees(), checked.accepted) {
+        let count = match (checked.agrees(), checked.accepted) {
             (None, _) => &mut self.without_expectation,
             (Some(true), true) => &mut self.accepted_right,
             (Some(false), true) => &mut self.accepted_wrong,
             (Some(true), false) => &mut self.rejected_right,
             (Some(false), false) => &mut self.rejected_wrong,
         };
-        *place += 1;
+        *count += 1;
     }
 
     fn passed(&self) -> usize {
@@ -175,89 +196,75 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let files = replay::collect(&arguments.files, &[replay::CASES, replay::CALLS])?;
     let mut totals = Totals::default();
     for file in &files {
-        let mut take = |place: &Place<'_>, read: Result<Read, String>| {
+        let mut take = |location: &CallLocation<'_>, read: Result<Read, String>| {
             let all: Vec<Checked> = match read {
                 Err(error) => {
                     totals.all.unreadable += 1;
-                    return unreadable(place, &error, arguments.json, output);
+                    return report::unreadable(location, &error, arguments.json, output);
                 }
                 Ok(Read::Line(case)) if case.artefact => {
                     totals.all.artefacts += 1;
                     return Ok(());
                 }
-                Ok(Read::Line(case)) if case.operator.is_some() => {
-                    totals.all.other_operators += 1;
-                    return unjudged(place, &case, arguments, output);
-                }
                 Ok(Read::Line(case)) => {
-                    let call = case.call();
                     let named = case.accepted.iter().filter_map(|(release, _)| *release);
-                    let otherwise = match case.accepted.is_empty() {
-                        true => Machine::DEFAULT_CANN,
+                    let inference = DeclaredOperator::FusedInferAttentionScore;
+                    let otherwise = match case.arguments.operator() == inference {
                         // What states verdicts of no release was recorded before there were several.
-                        false => Cann::V8_1,
+                        true if !case.accepted.is_empty() => Cann::V8_1,
+                        _ => Machine::DEFAULT_CANN,
                     };
                     let release = case.release.filter(|_| case.accepted.is_empty());
                     let targets = match asked.of_call(case.soc, named.chain(release), otherwise) {
                         Ok(targets) => targets,
                         Err(error) => {
                             totals.all.unreadable += 1;
-                            return unreadable(place, &error.to_string(), arguments.json, output);
+                            return report::unreadable(
+                                location,
+                                &error.to_string(),
+                                arguments.json,
+                                output,
+                            );
                         }
                     };
                     let one = |target| {
-                        let expected = case.accepted_on(target);
-                        check(
-                            case.id.clone(),
-                            expected,
-                            (&call, None),
-                            case.version,
-                            target,
-                        )
+                        let expected = (case.accepted_on(target), case.soc.is_some());
+                        let call = (&case.arguments, Content::None);
+                        let mut checked =
+                            check(case.id.clone(), expected, call, case.version, target);
+                        checked.compare_status(case.status);
+                        checked
                     };
                     targets.into_iter().map(one).collect()
                 }
                 Ok(Read::Case(case)) => {
-                    let description = case.describe();
-                    let call = description.call();
-                    let accepted = case.expect == Expect::Ok;
-                    let own = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
-                    // What a case file expects is of the release that it names, or of the one that it would run on.
-                    let of = |target: Target| {
-                        let same = case.soc_name.is_none() || own.soc.is_kin(target.soc);
-                        (target.cann == own.cann && same).then_some(accepted)
+                    let found = match &*case {
+                        AnyCase::Attention(case) => of_attention(case, &asked),
+                        AnyCase::Operator(case) => of_operator(case, &asked),
+                        other => Err(Stop::Trouble(format!("{other:?}"))),
                     };
-                    let targets = match asked.of_case(&case) {
-                        Ok(targets) => targets,
-                        Err(error) => {
+                    match found {
+                        Ok(checked) => checked,
+                        Err(Stop::Trouble(error)) => {
                             totals.all.unreadable += 1;
-                            return unreadable(place, &error.to_string(), arguments.json, output);
+                            return report::unreadable(location, &error, arguments.json, output);
                         }
-                    };
-                    let at_least = case.op_version.unwrap_or(Version::V1);
-                    let one = |target| {
-                        let content = Some(&*case);
-                        let version = Version::oldest_on(&call, at_least, target);
-                        check(
-                            case.name.clone(),
-                            of(target),
-                            (&call, content),
-                            Some(version),
-                            target,
-                        )
-                    };
-                    targets.into_iter().map(one).collect()
+                        Err(closed) => return Err(closed),
+                    }
                 }
             };
             for checked in &all {
                 totals.count(checked);
                 if !arguments.summary && (arguments.json || !asked.all) {
-                    report(place, checked, all.len() > 1, arguments.json, output)?;
+                    report::verdict(location, checked, all.len() > 1, arguments.json, output)?;
                 }
             }
             match all.first() {
                 Some(first) if asked.all && !arguments.json && !arguments.summary => {
-                    output.line(format_args!("{place}{}", named(place, &first.id)))?;
+                    output.line(format_args!(
+                        "{location}{}",
+                        report::named(location, &first.id)
+                    ))?;
                     matrix::print(&all, output)
                 }
                 _ => Ok(()),
@@ -266,26 +273,26 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         each_call(file, &mut take)?;
     }
     if arguments.summary {
-        areas(&totals, arguments.json, output)?;
+        report::areas(&totals, arguments.json, output)?;
     }
-    summary(&totals.all, arguments.json, output)?;
+    report::summary(&totals.all, arguments.json, output)?;
     Ok(ExitCode::from(u8::from(totals.all.failed() > 0)))
 }
 
 /// Takes a call, or what is wrong where one should be.
-type Take<'t> = dyn FnMut(&Place<'_>, Result<Read, String>) -> Result<(), Stop> + 't;
+type Take<'t> = dyn FnMut(&CallLocation<'_>, Result<Read, String>) -> Result<(), Stop> + 't;
 
 /// What a file says of a call.
 enum Read {
-    Case(Box<Case>),
+    Case(Box<AnyCase>),
     Line(Box<ParameterCase>),
 }
 
 /// Calls `take` with every call of a file, or with what is wrong with the file or the line; empty lines are passed over.
 fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
-    let whole = Place { file, line: None };
+    let whole = CallLocation { file, line: None };
     if !replay::has_extension(file, replay::CALLS) {
-        let case = Case::read(file).map_err(|error| error.to_string());
+        let case = AnyCase::read(file).map_err(|error| error.to_string());
         return take(&whole, case.map(|case| Read::Case(Box::new(case))));
     }
     let text = match text_file::read(file, MOST_LINES) {
@@ -296,29 +303,92 @@ fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
         if line.trim().is_empty() {
             continue;
         }
-        let place = Place {
+        let location = CallLocation {
             file,
             line: Some(at + 1),
         };
         let case = ParameterCase::from_json(line).map_err(|error| error.to_string());
-        take(&place, case.map(|case| Read::Line(Box::new(case))))?;
+        take(&location, case.map(|case| Read::Line(Box::new(case))))?;
     }
     Ok(())
 }
 
+/// The verdicts on a case of FusedInferAttentionScore.
+fn of_attention(case: &Case, asked: &Targets) -> Result<Vec<Checked>, Stop> {
+    let description = case.describe();
+    let call = description.call();
+    let arguments = AnyArguments::FusedInferAttentionScore(call.to_arguments());
+    let at_least = case.op_version.unwrap_or(Version::V1);
+    let own = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
+    let of = (case.expect, case.soc_name.is_some(), own);
+    let targets = asked.of_case(case.soc_name.as_deref(), case.cann)?;
+    let one = |target| {
+        let version = Version::oldest_on(&call, at_least, target).number();
+        let call = (&arguments, Content::Attention(case));
+        let mut checked = check(
+            case.name.clone(),
+            (expected(of, target), case.soc_name.is_some()),
+            call,
+            Some(version),
+            target,
+        );
+        checked.compare_expected(case.expect);
+        checked
+    };
+    Ok(targets.into_iter().map(one).collect())
+}
+
+/// The verdicts on a case of another operator.
+fn of_operator(case: &OperatorCase, asked: &Targets) -> Result<Vec<Checked>, Stop> {
+    let arguments = case.describe();
+    let own = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
+    let of = (case.expect, case.soc_name.is_some(), own);
+    let targets = asked.of_case(case.soc_name.as_deref(), case.cann)?;
+    let one = |target| {
+        let version = case.version(&arguments, target);
+        let call = (&arguments, Content::Operator(case));
+        let mut checked = check(
+            case.name.clone(),
+            (expected(of, target), case.soc_name.is_some()),
+            call,
+            Some(version),
+            target,
+        );
+        checked.compare_expected(case.expect);
+        checked
+    };
+    Ok(targets.into_iter().map(one).collect())
+}
+
+/// Whether a case that is for a target, perhaps for its product alone, expects that another accepts its call: what it
+/// expects is of the release that it names, or of the one that it would run on.
+fn expected((expect, names_soc, own): (Expect, bool, Target), target: Target) -> Option<bool> {
+    let same = !names_soc || own.soc.is_kin(target.soc);
+    (target.cann == own.cann && same).then_some(expect == Expect::Ok)
+}
+
+/// What a call's tensors hold, if it is known.
+#[derive(Clone, Copy)]
+enum Content<'a> {
+    None,
+    Attention(&'a Case),
+    Operator(&'a OperatorCase),
+}
+
+/// The verdict on a call. `expected` is what its file or line expects, and whether that is of a product by name: nothing is
+/// expected of others that have not the operator at all.
 fn check(
     id: String,
-    expected: Option<bool>,
-    (call, content): (&FiaCall<'_>, Option<&Case>),
-    version: Option<Version>,
+    (expected, names_soc): (Option<bool>, bool),
+    (arguments, content): (&AnyArguments<TensorDesc>, Content<'_>),
+    version: Option<u8>,
     target: Target,
 ) -> Checked {
-    let oldest = || Version::oldest_on(call, Version::V1, target);
-    let version = version.unwrap_or_else(oldest);
+    let version = version.unwrap_or_else(|| arguments.oldest_on(target));
     let mut checked = Checked {
         id,
         target,
-        area: Area::of(call),
+        area: Area::of(arguments),
         expected,
         accepted: true,
         rule: None,
@@ -329,208 +399,60 @@ fn check(
         other_rule: None,
         stopped_by: None,
     };
-    match call.check(version, target) {
-        Ok(problem) => {
-            problem.each_lint(&mut |violation| checked.lints.push(violation));
-            let misplaced = content.and_then(|case| case.check_places(&problem).err());
-            checked.lints.extend(misplaced);
-            if let Some(since) = content.and_then(|case| case.portable_since) {
-                call.each_difference(version, target, since, &mut |lint| checked.lints.push(lint));
+    match arguments.check(version, target, &mut |lint| checked.lints.push(lint)) {
+        Ok(()) => match content {
+            Content::None => {}
+            Content::Attention(case) => attention_lints(case, version, target, &mut checked.lints),
+            Content::Operator(case) => {
+                let misplaced = case.check_contents(arguments, version, target);
+                checked.lints.extend(misplaced.err());
             }
-        }
+        },
         // The operator takes it; this crate alone does not compute it.
         Err(Refusal::Unsupported(unsupported)) => checked.message = Some(unsupported.to_string()),
         Err(Refusal::Violation(violation)) => {
             checked.accepted = false;
             checked.rule = Some(violation.rule.id);
             checked.status = violation.rule.status;
-            checked.taken_by = call.taken_by(version, target, &[]);
+            if checked.status == FIND_KERNEL_ERROR && !names_soc {
+                checked.expected = None;
+            }
+            if let AnyArguments::FusedInferAttentionScore(of) = arguments {
+                checked.taken_by = of.call().taken_by(attention_version(version), target, &[]);
+            }
             checked.message = Some(match checked.taken_by {
                 Some(other) => format!("{violation}; {other} takes the call"),
                 None => violation.to_string(),
             });
         }
     }
-    if let Some(recorded) = content.and_then(|case| case.expect_rule.as_deref()) {
+    let recorded = match content {
+        Content::None => None,
+        Content::Attention(case) => case.expect_rule.as_deref(),
+        Content::Operator(case) => case.expect_rule.as_deref(),
+    };
+    if let Some(recorded) = recorded {
         checked.compare_rule(recorded);
     }
     checked
 }
 
-/// Prints a verdict; as text with its target where the call has several.
-fn report(
-    place: &Place<'_>,
-    checked: &Checked,
-    several: bool,
-    json: bool,
-    output: &mut Output,
-) -> Result<(), Stop> {
-    let verdict = if checked.accepted { "accept" } else { "reject" };
-    let agrees = checked.agrees();
-    if json {
-        let lints = checked.lints.iter().map(ToString::to_string);
-        return output.line(json!({
-            "file": place.file.to_string_lossy(),
-            "line": place.line,
-            "id": checked.id,
-            "verdict": verdict,
-            "rule": checked.rule,
-            "status": checked.status,
-            "message": checked.message,
-            "taken_by": checked
-                .taken_by
-                .map(|Target { soc, cann }| json!({"soc": soc.name(), "cann": cann.name()})),
-            "cann": checked.target.cann.name(),
-            "soc": checked.target.soc.name(),
-            "lints": lints.collect::<Vec<_>>(),
-            "agrees": agrees,
-            "other_rule": checked.other_rule,
-        }));
-    }
-    let agreement = match agrees {
-        Some(true) => "as expected",
-        Some(false) => "NOT AS EXPECTED",
-        None => "nothing expected",
-    };
-    let message = checked.message.as_deref().unwrap_or("");
-    let lints: Vec<&str> = checked.lints.iter().map(|lint| lint.rule.id).collect();
-    let id = named(place, &checked.id);
-    let target = several.then(|| format!(" on {}", checked.target));
-    let target = target.unwrap_or_default();
-    let stopped = match (&checked.other_rule, &checked.stopped_by) {
-        (Some(other), _) => format!("; {}", other.escape_debug()),
-        (None, Some(lint)) => format!("; stopped by the lint {}", lint.escape_debug()),
-        (None, None) => String::new(),
-    };
-    output.line(format_args!(
-        "{place}{id}: {verdict}{target}, {agreement}{stopped}{}{message}{}{}",
-        if message.is_empty() { "" } else { "; " },
-        if lints.is_empty() { "" } else { "; lints: " },
-        lints.join(", "),
-    ))
+/// The version of FusedInferAttentionScore of this number.
+fn attention_version(number: u8) -> Version {
+    let mut all = Version::ALL.into_iter();
+    all.find(|version| version.number() == number)
+        .unwrap_or(Version::V1)
 }
 
-/// A call's name behind its place, in brackets; the name inside a case file is often the file's.
-fn named(place: &Place<'_>, id: &str) -> String {
-    if id.is_empty() || place.to_string().ends_with(id) {
-        String::new()
-    } else {
-        // A file may call it anything.
-        format!(" ({})", id.escape_debug())
+/// The lints that a case of FusedInferAttentionScore breaks by what its tensors hold, and where releases differ that it
+/// asks about.
+fn attention_lints(case: &Case, version: u8, target: Target, lints: &mut Vec<Violation>) {
+    let description = case.describe();
+    let (call, version) = (description.call(), attention_version(version));
+    if let Ok(checked) = call.check(version, target) {
+        lints.extend(case.check_contents(&checked).err());
     }
-}
-
-/// Says that a line is a call of an operator without a contract here.
-fn unjudged(
-    place: &Place<'_>,
-    case: &ParameterCase,
-    arguments: &Arguments,
-    output: &mut Output,
-) -> Result<(), Stop> {
-    if arguments.summary {
-        return Ok(());
+    if let Some(since) = case.portable_since {
+        call.each_difference(version, target, since, &mut |lint| lints.push(lint));
     }
-    let operator = case.operator.as_deref().unwrap_or_default();
-    let message = format!("{operator}: no contract of this operator");
-    if arguments.json {
-        return output.line(json!({
-            "file": place.file.to_string_lossy(),
-            "line": place.line,
-            "id": case.id,
-            "verdict": "unjudged",
-            "rule": null,
-            "status": null,
-            "message": message,
-            "cann": null,
-            "soc": null,
-            "lints": [],
-            "agrees": null,
-        }));
-    }
-    output.line(format_args!("{place} ({}): NOT JUDGED; {message}", case.id))
-}
-
-/// Says that a file or a line is none that describes a call.
-fn unreadable(place: &Place<'_>, error: &str, json: bool, output: &mut Output) -> Result<(), Stop> {
-    if json {
-        return output.line(json!({
-            "file": place.file.to_string_lossy(),
-            "line": place.line,
-            "id": null,
-            "verdict": "unreadable",
-            "rule": null,
-            "status": null,
-            "message": error,
-            "cann": null,
-            "soc": null,
-            "lints": [],
-            "agrees": null,
-        }));
-    }
-    output.line(format_args!("{place}: UNREADABLE; {error}"))
-}
-
-/// The counts of each area, in a table.
-fn areas(totals: &Totals, json: bool, output: &mut Output) -> Result<(), Stop> {
-    if !json {
-        output.line(format_args!(
-            "{:<16} {:>14} {:>14} {:>14} {:>14}",
-            "area", "accepted right", "accepted wrong", "rejected right", "rejected wrong",
-        ))?;
-    }
-    for (area, counts) in &totals.areas {
-        let Counts {
-            accepted_right,
-            accepted_wrong,
-            rejected_right,
-            rejected_wrong,
-            ..
-        } = counts;
-        if json {
-            output.line(json!({
-                "area": area.name(),
-                "accepted_right": accepted_right,
-                "accepted_wrong": accepted_wrong,
-                "rejected_right": rejected_right,
-                "rejected_wrong": rejected_wrong,
-            }))?;
-        } else {
-            output.line(format_args!(
-                "{:<16} {accepted_right:>14} {accepted_wrong:>14} {rejected_right:>14} {rejected_wrong:>14}",
-                area.name(),
-            ))?;
-        }
-    }
-    Ok(())
-}
-
-fn summary(counts: &Counts, json: bool, output: &mut Output) -> Result<(), Stop> {
-    let (passed, failed) = (counts.passed(), counts.failed());
-    if json {
-        return output.line(json!({ "summary": {
-            "passed": passed,
-            "failed": failed,
-            "accepted_right": counts.accepted_right,
-            "accepted_wrong": counts.accepted_wrong,
-            "rejected_right": counts.rejected_right,
-            "rejected_wrong": counts.rejected_wrong,
-            "without_expectation": counts.without_expectation,
-            "artefacts": counts.artefacts,
-            "other_operators": counts.other_operators,
-            "unreadable": counts.unreadable,
-        }}));
-    }
-    output.line(format_args!(
-        "accepted: {} right, {} wrong; rejected: {} right, {} wrong; {} without expectation, {} artefacts passed over, {} \
-         of other operators, {} unreadable",
-        counts.accepted_right,
-        counts.accepted_wrong,
-        counts.rejected_right,
-        counts.rejected_wrong,
-        counts.without_expectation,
-        counts.artefacts,
-        counts.other_operators,
-        counts.unreadable,
-    ))?;
-    output.line(format_args!("{passed} passed, {failed} failed"))
 }

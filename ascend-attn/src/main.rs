@@ -13,6 +13,7 @@ mod replay;
 mod report;
 mod targets;
 mod text_file;
+mod triangle;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,7 @@ enum Command {
     Bench(bench::Arguments),
     Doctor(doctor::Arguments),
     Mask(Box<mask::Arguments>),
+    Triangle(Box<triangle::Arguments>),
 }
 
 /// What executes the calls.
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments, &mut output),
         Command::Doctor(arguments) => doctor::run(&arguments, &mut output),
         Command::Mask(arguments) => mask::run(&arguments, &mut output),
+        Command::Triangle(arguments) => triangle::run(&arguments, &mut output),
     };
     match done {
         Ok(code) => code,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ascend_attention::case::{Case, Verdict};
+use ascend_attention::case::{AnyCase, Verdict};
 use ascend_attention::{Error, Stream};
 
 use super::output::Output;
@@ -91,18 +91,18 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
         );
         return report;
     }
-    match Case::read(file) {
+    match AnyCase::read(file) {
         Err(error) => report.failure = Some(error.to_string()),
         Ok(case) => {
-            report.name.clone_from(&case.name);
-            report.note.clone_from(&case.note);
+            report.name = case.name().to_owned();
+            report.note = case.note().to_owned();
             match case.run(stream) {
                 Err(error @ Error::OtherTarget { .. }) => report.skipped = Some(error.to_string()),
                 Err(error) => report.failure = Some(error.to_string()),
                 Ok(outcome) => {
                     if let (Some(out), Verdict::Passed | Verdict::Failed { .. } | Verdict::Computed) =
                         (out, &outcome.verdict)
-                        && outcome.attention_out.is_some()
+                        && !outcome.outputs.is_empty()
                     {
                         let written = case
                             .with_outputs(&outcome)

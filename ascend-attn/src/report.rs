@@ -119,14 +119,9 @@ impl Report {
     }
 
     fn shapes(&self) -> String {
-        let outputs = self.outcome.iter().flat_map(|outcome| {
-            [
-                ("attention_out", &outcome.attention_out),
-                ("softmax_lse", &outcome.softmax_lse),
-            ]
-        });
+        let outputs = self.outcome.iter().flat_map(|outcome| &outcome.outputs);
         let shapes: Vec<String> = outputs
-            .filter_map(|(name, tensor)| tensor.as_ref().map(|tensor| format!("{name} {tensor:?}")))
+            .map(|(name, tensor)| format!("{name} {tensor:?}"))
             .collect();
         shapes.join(", ")
     }

@@ -1,6 +1,5 @@
 //! For which products and releases `ascend-attn check` judges a call.
 
-use ascend_attention::case::Case;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{Error, Machine};
 
@@ -14,8 +13,13 @@ pub(super) struct Targets {
     pub(super) all: bool,
 }
 
-/// The products that the contract knows.
-const PRODUCTS: [Soc; 3] = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
+/// The products that have an operator of the contract.
+const PRODUCTS: [Soc; 4] = [
+    Soc::AtlasA2,
+    Soc::AtlasA3,
+    Soc::Ascend950,
+    Soc::AtlasInference,
+];
 
 impl Targets {
     /// Those of `--soc` and `--cann`.
@@ -84,14 +88,18 @@ impl Targets {
         }
     }
 
-    /// The targets of a case file.
-    pub(super) fn of_case(&self, case: &Case) -> Result<Vec<Target>, Error> {
-        let soc = match &case.soc_name {
+    /// The targets of a case file that names this chip and this release.
+    pub(super) fn of_case(
+        &self,
+        soc_name: Option<&str>,
+        cann: Option<Cann>,
+    ) -> Result<Vec<Target>, Error> {
+        let soc = match soc_name {
             None => None,
-            Some(name) => Some(
-                Soc::from_name(name).ok_or_else(|| Error::UnknownProduct { name: name.clone() })?,
-            ),
+            Some(name) => Some(Soc::from_name(name).ok_or_else(|| Error::UnknownProduct {
+                name: name.to_owned(),
+            })?),
         };
-        self.of_call(soc, case.cann.into_iter(), Machine::DEFAULT_CANN)
+        self.of_call(soc, cann.into_iter(), Machine::DEFAULT_CANN)
     }
 }

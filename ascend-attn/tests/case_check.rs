@@ -1,6 +1,6 @@
 //! `ascend-attn check` says what the operator would make of calls.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "helpers of tests end them by a panic")]
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -279,6 +279,21 @@ fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
     assert_eq!(words(lines[1]), ["8.1", "8.5", "9.0", "9.1"]);
     assert_eq!(words(lines[2])[..3], ["Atlas", "A2", "accept"]);
     assert_eq!(words(lines[4])[..4], ["Ascend", "950", "-", "-"]);
+    // The card has not the operator: what is expected of the call is not of it.
+    let card = "  Atlas inference series (310P) reject   reject   reject   reject";
+    assert_eq!(lines[5], card);
+    assert!(text.contains("call.product: "), "{text}");
+    // The older operators are all that it has.
+    let rows = r#"{"shape": [2, 1, 128], "dtype": "float16"}"#;
+    let older = format!(
+        r#"{{"id": "decode", "op": "incre_flash_attention", "inputs": {{"query": {rows}, "key": {rows}, "value": {rows}}}, "outputs": {{"attention_out": {rows}}}, "attrs": {{"input_layout": "BSH"}}}}"#
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("older.jsonl");
+    std::fs::write(&file, older).unwrap();
+    let (code, text) = check(&["--soc", "all", file.to_str().unwrap()]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("(310P) accept"), "{text}");
 
     for wrong in [
         ["--cann", "7.0"],
@@ -414,4 +429,55 @@ fn a_case_that_another_rule_rejects_than_recorded_is_not_as_expected() {
             && text.contains(", recorded head_dim.equal)"),
         "{text}"
     );
+}
+
+#[test]
+fn calls_of_other_operators_are_judged_with_their_status() {
+    let own = Path::new(ROOT).join("ascend-spec/tests/flash/sample.jsonl");
+    let more = std::env::var_os("ASCEND_VECTORS").map(|folder| {
+        let targets = Path::new(&folder).join("params/targets");
+        targets.join("flash_attention_score.jsonl")
+    });
+    for file in [Some(own), more].into_iter().flatten() {
+        let (code, text) = check(&["--summary", "--json", file.to_str().unwrap()]);
+        assert_eq!(code, 0, "{text}");
+        let objects: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        for area in ["flash_attention_score", "flash_attention_varlen_score"] {
+            let counts = objects.iter().find(|object| object["area"] == area);
+            let counts = counts.unwrap();
+            assert!(counts["accepted_right"].as_u64().unwrap() > 0, "{counts}");
+            assert!(counts["rejected_right"].as_u64().unwrap() > 0, "{counts}");
+        }
+    }
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("status.jsonl");
+    let line = r#"{"id": "nothing", "op": "prompt_flash_attention", "op_version": 3, "inputs": {}, "attrs": {}, "outputs": {},
+        "expect": "reject", "status": 161001}"#
+        .replace('\n', " ");
+    std::fs::write(&file, &line).unwrap();
+    let name = file.to_str().unwrap();
+    let (code, text) = check(&[name]);
+    assert!(code == 0 && text.contains("as expected"), "{text}");
+    std::fs::write(&file, line.replace("161001", "561103")).unwrap();
+    let (code, text) = check(&[name]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("status 161001 instead of 561103"), "{text}");
+    std::fs::write(&file, line.replace("prompt_flash", "prompt_flesh")).unwrap();
+    let (code, text) = check(&[name]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("prompt_flesh_attention"), "{text}");
+}
+
+#[test]
+fn case_files_of_every_operator_are_judged() {
+    let (code, text) = check(&["tests/vectors/gather", "tests/vectors/train"]);
+    assert_eq!(code, 0, "{text}");
+    let accepted = text
+        .lines()
+        .filter(|line| line.contains("accept, as expected"));
+    assert_eq!(accepted.count(), 3 + 19, "{text}");
 }

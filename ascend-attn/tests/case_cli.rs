@@ -10,6 +10,8 @@ mod case_files;
 mod case_records;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
+#[path = "case_cli/triangle.rs"]
+mod triangle;
 
 use std::env;
 use std::fs;
@@ -97,6 +99,23 @@ fn the_repositorys_cases_pass() {
         !text(&output.stdout).contains('\u{1b}'),
         "colours without a terminal"
     );
+}
+
+#[test]
+fn cases_of_other_operators_pass_and_are_written_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let gather = vectors("gather");
+    let output = emulated(&["--out", out, gather.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    assert_eq!(last_line(&output), "3 passed, 0 failed");
+    let printed = text(&output.stdout);
+    assert!(
+        printed.contains("pass  key worst error 0.00e0"),
+        "{printed}"
+    );
+    let again = emulated(&[out]);
+    assert_eq!(last_line(&again), "3 passed, 0 failed");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `ASCEND_RECORD`: the calls of the attention operator as case files.
+//! `ASCEND_RECORD`: the calls of FusedInferAttentionScore as case files.
 
 use ascend_attention::case::{CaseError, OperatorCall, Recorder};
 use ascend_emu::{ObservedCall, Observer, observe};

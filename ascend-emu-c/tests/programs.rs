@@ -13,7 +13,7 @@ mod emu_libs;
 use ascend_attention::Runtime;
 use ascend_attention::case::{Case, Expect, Parameter, Verdict};
 use ascend_spec::fia::Version;
-use ascend_spec::{Cann, OperatorVersion};
+use ascend_spec::{Cann, is_exported};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -683,6 +683,68 @@ fn a_c_program_copies_with_the_functions_of_libc_sec() {
     run(&program, libraries.path());
 }
 
+#[test]
+fn a_c_program_computes_attention_of_training_and_merges_it() {
+    const PACKED_ROWS: usize = 5;
+    let libraries = lay_out();
+    let names = ["ascendcl", "nnopbase", "opapi", "m"];
+    let program = compile_with("training.c", &["-std=c99"], &names, libraries.path());
+    let printed = run(&program, libraries.path());
+    let at = |row: usize, head: usize, d: usize| (row * HEADS + head) * DIM + d;
+    let mut out = Vec::new();
+    let mut lse = vec![0.0; HEADS * QUERIES * 8];
+    for i in 0..QUERIES {
+        for head in 0..HEADS {
+            // Both parts of the keys at once.
+            let of = |seed: usize| {
+                move |j: usize, d: usize| match j.checked_sub(KEYS) {
+                    None => element(seed, at(j, head, d)),
+                    Some(j) => element(seed + 2, at(j, head, d)),
+                }
+            };
+            let (values, sum) = row(2 * KEYS, |d| element(1, at(i, head, d)), of(2), of(3));
+            out.extend(values);
+            lse[(head * QUERIES + i) * 8..][..8].fill(sum);
+        }
+    }
+    // Sequences of 2 and 3 rows over 2 and 5 keys; the last one hides its last key, too.
+    for i in 0..PACKED_ROWS {
+        let (first, visible) = match i {
+            0 | 1 => (0, i + 1),
+            _ => (2, i),
+        };
+        for head in 0..HEADS {
+            let of = |seed: usize| move |j: usize, d: usize| element(seed, at(first + j, head, d));
+            let (values, _) = row(visible, |d| element(6, at(i, head, d)), of(7), of(8));
+            out.extend(values);
+        }
+    }
+    printed.check("out", &out, 1e-5);
+    printed.check("lse", &lse, 1e-5);
+    let refused = "refused 161001 with a message".to_owned();
+    assert!(printed.lines.contains(&refused));
+}
+
+#[test]
+fn a_cpp_program_computes_attention_of_inference_cards() {
+    let libraries = lay_out();
+    let program = compile("prompt_and_incre.cpp", &["-std=c++11"], libraries.path());
+    let printed = run(&program, libraries.path());
+    let mut out = Vec::new();
+    // The newest and the oldest version of each operator.
+    for rows in [QUERIES, QUERIES, 1, 1] {
+        for head in 0..HEADS {
+            for i in 0..rows {
+                let q = |d| element(1, (head * rows + i) * DIM + d);
+                let k = |j, d| element(2, j * DIM + d);
+                let (values, _) = row(KEYS, q, k, |j, d| element(3, j * DIM + d));
+                out.extend(values);
+            }
+        }
+    }
+    printed.check("out", &out, 1e-3);
+}
+
 macro_rules! names {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
         &[ $( stringify!($name) ),* ]
@@ -715,9 +777,8 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
         emu_libs::place(library(), &libraries).unwrap();
         let hidden = emu_libs::keep(&libraries, cann).unwrap();
         let newest = Version::newest_of(cann);
-        let (newer, expected): (Vec<&str>, Vec<&str>) = NAMES
-            .iter()
-            .partition(|name| !OperatorVersion::exported(name, cann));
+        let (newer, expected): (Vec<&str>, Vec<&str>) =
+            NAMES.iter().partition(|name| !is_exported(name, cann));
         assert_eq!(hidden.len(), newer.len(), "{cann}: {hidden:?}");
         assert!(
             newer
@@ -725,9 +786,17 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
                 .all(|name| hidden.iter().any(|hidden| hidden == name))
         );
         let gather = if cann < Cann::V8_5 { 2 } else { 0 };
+        // Of training attention: the third version, the fifth for packed sequences, the fourth, the measurement, the quantised
+        // form.
+        let training = match cann {
+            Cann::V8_1 => 2 + 3 + 2 + 2,
+            Cann::V8_5 => 2 + 1 + 2,
+            Cann::V9_0 => 1,
+            _ => 2,
+        };
         assert_eq!(
             newer.len(),
-            3 * (5 - Version::ALL.iter().filter(|of| **of <= newest).count()) + gather
+            3 * (5 - Version::ALL.iter().filter(|of| **of <= newest).count()) + gather + training
         );
 
         let this = std::env::current_exe().unwrap();

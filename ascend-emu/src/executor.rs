@@ -1,7 +1,6 @@
 //! Executors: what phase one prepares and phase two runs.
 
 use crate::descriptor::TENSORS;
-use crate::fault::Fault;
 use crate::fault_plan::Site;
 use crate::handle::{Id, Kind, Table};
 use crate::injection::strike;
@@ -9,7 +8,7 @@ use crate::lock::Lock;
 use crate::operator::{Addresses, Operator, TensorPosition};
 use crate::runtime::context;
 use crate::runtime::task::Task;
-use crate::sanitizer::allocation_table::{Place, room};
+use crate::sanitizer::allocation_table::{MemoryLocation, room};
 use crate::status::{
     ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, ACLNN_RUNTIME, Failure, Outcome, failure,
 };
@@ -66,7 +65,7 @@ impl Executor {
                 "{name}: workspace is null, but phase one asked for {needed} bytes"
             ));
         }
-        let Some((Place::Device(_), room)) = room(workspace) else {
+        let Some((MemoryLocation::Device(_), room)) = room(workspace) else {
             return Err(failure!(
                 ACLNN_INVALID,
                 "{name}: workspace at {workspace:#x} is not device memory from aclrtMalloc"
@@ -93,10 +92,7 @@ impl Executor {
             if !DEVICE_FAULTS.contains(&failure.code) {
                 return Err(failure);
             }
-            stream.submit_fault(Fault {
-                code: failure.code,
-                message: failure.message.into_owned(),
-            });
+            stream.submit_fault(failure.into());
             return Ok(());
         }
         let task = Task::Launch {
@@ -122,7 +118,7 @@ impl Executor {
         position: TensorPosition,
         tensor: *const c_void,
         address: usize,
-        place: impl FnOnce(&mut Addresses) -> Option<&mut usize>,
+        slot: impl FnOnce(&mut Addresses) -> Option<&mut usize>,
     ) -> Outcome {
         let desc = self.op.tensor(position).ok_or_else(|| {
             failure!(
@@ -147,7 +143,7 @@ impl Executor {
             }
         }
         let mut addresses = self.addresses.lock();
-        match place(&mut addresses) {
+        match slot(&mut addresses) {
             Some(kept) => {
                 *kept = address;
                 Ok(())
@@ -165,7 +161,7 @@ impl Executor {
         address: usize,
     ) -> Outcome {
         self.change(name, TensorPosition::Input(index), tensor, address, |at| {
-            at.inputs.get_mut(index)
+            at.inputs.get_mut(self.op.input_index(index)?)
         })
     }
 
@@ -178,7 +174,7 @@ impl Executor {
         address: usize,
     ) -> Outcome {
         self.change(name, TensorPosition::Output(index), tensor, address, |at| {
-            at.outputs.get_mut(index)
+            at.outputs.get_mut(self.op.output_index(index)?)
         })
     }
 
@@ -227,7 +223,7 @@ impl Executor {
         )
     }
 
-    /// Whether a place counted over inputs and outputs is an output.
+    /// Whether an index counted over inputs and outputs is an output.
     pub(crate) fn is_output(&self, index: usize) -> bool {
         (self.op.inputs()..self.op.inputs().saturating_add(self.op.outputs())).contains(&index)
     }
@@ -235,6 +231,30 @@ impl Executor {
 
 fn is_in_list(position: TensorPosition) -> bool {
     matches!(position, TensorPosition::Element { .. })
+}
+
+/// What the latest refused phase one of the process said.
+static REFUSED: Lock<Option<Failure>> = Lock::new(None);
+
+/// Remembers why a phase one gave no executor.
+pub(crate) fn refused(why: &Failure) {
+    *REFUSED.lock() = Some(why.clone());
+}
+
+/// The failure of a phase two without an executor. Callers that did not look at the status of phase one learn from it what
+/// phase one said, also on another thread.
+#[cold]
+fn without_executor(name: &str, null: Failure) -> Failure {
+    match &*REFUSED.lock() {
+        Some(why) => failure!(
+            null.code,
+            "{name}: {}; the latest phase one that gave none ended with {}: {}",
+            null.message,
+            why.code,
+            why.message
+        ),
+        None => null,
+    }
 }
 
 /// Queues a prepared call (phase two). This ends an executor that is not repeatable, unless the call is refused.
@@ -245,7 +265,10 @@ pub(crate) fn launch(
     executor: *const c_void,
     stream: *const c_void,
 ) -> Outcome {
-    let found = EXECUTORS.get(executor)?;
+    let found = match EXECUTORS.get(executor) {
+        Err(null) if executor.is_null() => return Err(without_executor(name, null)),
+        found => found?,
+    };
     if found.repeatable.load(Ordering::Acquire) {
         return found.queue(name, workspace, workspace_bytes, stream);
     }

@@ -14,3 +14,12 @@ impl From<Fault> for Failure {
         Failure::new(fault.code, fault.message)
     }
 }
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        Fault {
+            code: failure.code,
+            message: failure.message.into_owned(),
+        }
+    }
+}

@@ -1,5 +1,5 @@
-//! The C ABI of Huawei Ascend CANN on a CPU: runtime, streams, memory, fused attention, and the operators that fill its
-//! paged cache and merge its results.
+//! The C ABI of Huawei Ascend CANN on a CPU: runtime, streams, memory, fused attention for inference and training, and
+//! the operators that fill and read its paged cache and merge its results.
 //!
 //! Not a mock: the same functions, the same two-phase calls, the same status codes, asynchronous streams on threads of
 //! their own, and device memory that the host cannot touch. A program written for CANN runs against it, and learns what
@@ -30,7 +30,7 @@
 //! |---|---|---|
 //! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ..., one that the release knows | `Ascend910B3` |
 //! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | the newest, `9.1` |
-//! | `ASCEND_EMU_OPERATOR` | the newest version of the attention operator, `V1` to `V5`; newer ones are missing | that of the release |
+//! | `ASCEND_EMU_OPERATOR` | the newest version of FusedInferAttentionScore, `V1` to `V5`; newer ones are missing | that of the release |
 //! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
 //! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
 //! | `ASCEND_EMU_MEMORY` | bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`) | what the reserved addresses hold, 64 GiB at most |
@@ -39,8 +39,8 @@
 //! | `ASCEND_EMU_FAULT` | faults on demand, such as `malloc:3=207001,launch:1=507015,sync:2=507014` | none |
 //! | `ASCEND_EMU_TRACE` | a file to which each call of a C function is appended as a line of JSON: see below | none |
 //!
-//! `ASCEND_RECORD=DIR` is for the shared library alone: `ascend-emu-c` writes calls of the attention operator as case files, by
-//! [`observe`].
+//! `ASCEND_RECORD=DIR` is for the shared library alone: `ascend-emu-c` writes calls of FusedInferAttentionScore as case
+//! files, by [`observe`].
 //!
 //! # Compat and strict
 //!
@@ -57,7 +57,7 @@
 //! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
 //! | [`SlotOutOfRange`](FindingKind::SlotOutOfRange) | goes on: the token is skipped | device fault, nothing is written |
 //! | [`DuplicateSlot`](FindingKind::DuplicateSlot) | goes on: the last token stays | device fault, nothing is written |
-//! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row becomes NaN | device fault, nothing is written |
+//! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row, or the next merge of it, becomes NaN | device fault, nothing is written |
 //! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
 //! | [`StalledReplay`](FindingKind::StalledReplay) | goes on waiting | error after a second, with the code of a timeout |
 //! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process: the call is taken, or refused with its status | error of the call |
@@ -112,13 +112,13 @@
 //! - Workspaces are checked and not written.
 //! - `GetMaxWorkspaceSize` does not look at what length arrays hold, and its executor cannot be launched if there are any.
 //! - `aclnnScatterPaKvCache` skips tokens with a negative slot; CANN's documents do not say what hardware does.
-//! - `aclnnGatherPaKvCache` copies rows whole that are no units of 32 bytes, which the device cuts; a number that leads
-//!   nowhere ends its sequence, and the rows that are left stay as they were.
+//! - What else single operators do otherwise stands on their pages of the book.
 //! - A captured graph is replayed in one stream, in the order of recording.
 
 #![warn(missing_docs)]
 
 pub mod abi;
+mod c_pointer;
 mod chip;
 mod config;
 mod descriptor;
@@ -138,8 +138,8 @@ mod machines;
 mod memory;
 mod not_emulated;
 mod observe;
-mod op;
 mod operator;
+mod ops;
 mod runtime;
 mod sanitizer;
 mod status;
@@ -153,7 +153,7 @@ pub use live::{Live, live};
 pub use machine::{Machine, MachineError};
 pub use not_emulated::{not_emulated, refused};
 pub use observe::{ObservedCall, Observer, observe};
-pub use sanitizer::{Allocation, Finding, FindingKind, Place, allocation_at, findings};
+pub use sanitizer::{Allocation, Finding, FindingKind, MemoryLocation, allocation_at, findings};
 
 macro_rules! fill {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {

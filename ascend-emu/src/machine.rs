@@ -2,7 +2,7 @@
 
 use crate::status::{ACLNN_RUNTIME, Outcome, failure};
 use ascend_spec::fia::Version;
-use ascend_spec::{Cann, OperatorVersion, Soc, Target, UnreleasedTarget};
+use ascend_spec::{Cann, Soc, Target, UnreleasedTarget};
 use std::ffi::{CStr, CString};
 
 /// An emulated chip, and the CANN release that is installed with it.
@@ -27,7 +27,7 @@ pub struct Machine {
 pub(crate) struct Behaviour {
     /// The product and release that operators are checked and computed for.
     pub target: Target,
-    /// The newest version of the attention operator.
+    /// The newest version of FusedInferAttentionScore.
     pub operator: Version,
 }
 
@@ -104,7 +104,7 @@ impl Machine {
         Machine::new(soc_name, cann.unwrap_or(Self::DEFAULT_CANN))
     }
 
-    /// Changes the newest version of the attention operator that the machine has.
+    /// Changes the newest version of FusedInferAttentionScore that the machine has.
     #[must_use]
     pub fn operator(mut self, newest: Version) -> Self {
         self.behaviour.operator = newest;
@@ -116,7 +116,7 @@ impl Machine {
         self.behaviour.target
     }
 
-    /// The newest version of the attention operator that the machine has.
+    /// The newest version of FusedInferAttentionScore that the machine has.
     pub fn newest_operator(&self) -> Version {
         self.behaviour.operator
     }
@@ -143,7 +143,7 @@ impl Behaviour {
         }
     }
 
-    /// Refuses a version of the attention operator that the machine does not have.
+    /// Refuses a version of FusedInferAttentionScore that the machine does not have.
     pub(crate) fn admits(&self, version: Version) -> Outcome {
         if version <= self.operator {
             return Ok(());
@@ -161,7 +161,7 @@ impl Behaviour {
         match Version::of_function(function) {
             // A machine may be told another newest version than its release's.
             Some(version) => version <= self.operator,
-            None => OperatorVersion::exported(function, self.target.cann),
+            None => ascend_spec::is_exported(function, self.target.cann),
         }
     }
 }

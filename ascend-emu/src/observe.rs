@@ -1,4 +1,4 @@
-//! An observer of the calls of the attention operator.
+//! An observer of the calls of FusedInferAttentionScore.
 
 use crate::memory::DeviceMemory;
 use ascend_spec::Target;

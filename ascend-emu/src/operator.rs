@@ -11,14 +11,14 @@ use smallvec::SmallVec;
 /// Most inputs of an operator.
 pub(crate) const INPUTS: usize = 31;
 /// Most outputs of an operator.
-pub(crate) const OUTPUTS: usize = 3;
+pub(crate) const OUTPUTS: usize = 4;
 /// Most inputs of an operator that are lists.
 pub(crate) const LISTS: usize = 2;
 
 /// Base addresses of an operator's tensors, 0 for those it was not given. They may change from launch to launch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
-    /// By place among the operator's inputs; places of lists and of arrays in host memory stay 0.
+    /// By index among the inputs of the operator's newest version; entries of lists and of arrays in host memory stay 0.
     pub inputs: [usize; INPUTS],
     pub outputs: [usize; OUTPUTS],
     /// Elements of the list inputs, in the order of those inputs.
@@ -39,8 +39,8 @@ impl Addresses {
             let output = info
                 .output
                 .and_then(|output| addresses.outputs.get_mut(output));
-            for place in input.into_iter().chain(output) {
-                *place = *address;
+            for slot in input.into_iter().chain(output) {
+                *slot = *address;
             }
         }
         addresses
@@ -87,7 +87,7 @@ pub(crate) struct Access {
 pub(crate) enum TensorPosition {
     Input(usize),
     Output(usize),
-    /// Element of the list input at a place.
+    /// Element of the list input at an index.
     Element {
         input: usize,
         element: usize,
@@ -105,8 +105,18 @@ pub(crate) trait Operator: Send + Sync {
     /// Number of outputs in the argument list.
     fn outputs(&self) -> usize;
 
-    /// Place in [`Addresses::lists`] of the list input at a place among the inputs.
+    /// Index in [`Addresses::lists`] of the list input at an index among the inputs.
     fn list(&self, input: usize) -> Option<usize>;
+
+    /// Index in [`Addresses::inputs`] of the input at an index in the argument list.
+    fn input_index(&self, input: usize) -> Option<usize> {
+        Some(input)
+    }
+
+    /// Index in [`Addresses::outputs`] of the output at an index in the argument list.
+    fn output_index(&self, output: usize) -> Option<usize> {
+        Some(output)
+    }
 
     /// Description of a tensor, if the operator was given it.
     fn tensor(&self, position: TensorPosition) -> Option<&TensorDesc>;

@@ -14,7 +14,7 @@ use std::ptr;
 macro_rules! codes {
     ($($name:ident = $source:ident;)*) => {
         $(
-            #[allow(clippy::unnecessary_cast)]
+            #[allow(clippy::unnecessary_cast, reason = "the bindings of some toolkits choose i32")]
             pub(crate) const $name: i32 = sys::$source as i32;
         )*
     };

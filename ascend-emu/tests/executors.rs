@@ -186,6 +186,33 @@ fn a_wrong_workspace_is_refused_before_anything_is_queued() {
 }
 
 #[test]
+fn a_launch_without_an_executor_tells_what_phase_one_said() {
+    let _bench = Bench::new();
+    let call = Call::new(6);
+    let (mut bytes, mut executor) = (0, null_mut());
+    // A causal mode without its mask.
+    fails(
+        call.try_prepare(call.tensors[0], 3, &mut bytes, &mut executor),
+        561_002,
+        &["atten_mask.required"],
+    );
+    let launch = || {
+        fails(
+            unsafe { aclnnFusedInferAttentionScore(null_mut(), 0, null_mut(), null_mut()) },
+            561_103,
+            &[
+                "aclnnFusedInferAttentionScore: aclOpExecutor handle is null",
+                "the latest phase one that gave none ended with 561002: atten_mask.required",
+            ],
+        )
+    };
+    launch();
+    // Some callers launch on another thread.
+    std::thread::scope(|scope| scope.spawn(launch).join()).unwrap();
+    call.destroy();
+}
+
+#[test]
 fn phase_one_refuses_by_rule_and_leaves_no_executor() {
     let _bench = Bench::new();
     let call = Call::new(6);

@@ -9,7 +9,7 @@
 mod bench;
 
 use ascend_emu::abi::*;
-use ascend_emu::{Check, FindingKind, Place, allocation_at, check_scope, findings, live};
+use ascend_emu::{Check, FindingKind, MemoryLocation, allocation_at, check_scope, findings, live};
 use ascend_sys::bindings::{
     ACL_HOST_REG_MAPPED, ACL_HOST_REG_PINNED, ACL_HOST_REG_READONLY, aclrtCmoType,
     aclrtHostRegisterType, aclrtMallocAttrType, aclrtMallocAttrValue, aclrtMallocAttribute,
@@ -61,7 +61,7 @@ fn fresh_memory_is_apart_and_accounted_for() {
     assert!(one.addr().abs_diff(two.addr()) >= 100);
     let info = allocation_at(one.wrapping_byte_add(99)).unwrap();
     assert_eq!((info.base, info.bytes), (one.addr(), 100));
-    assert_eq!(info.place, Place::Device(0));
+    assert_eq!(info.location, MemoryLocation::Device(0));
     let before = info.version;
     ok(unsafe { aclrtMemset(one, 100, 0, 100) });
     assert_eq!(allocation_at(one).unwrap().version, before + 1);
@@ -228,7 +228,10 @@ fn pinned_memory_is_the_hosts() {
     }
     let got: Vec<u8> = download(at, 256);
     assert_eq!((got[127], got[128]), (1, 9));
-    assert_eq!(allocation_at(pinned).unwrap().place, Place::PinnedHost);
+    assert_eq!(
+        allocation_at(pinned).unwrap().location,
+        MemoryLocation::PinnedHost
+    );
     ok(unsafe { aclrtFreeHost(pinned) });
     free(at);
     destroy(stream);

@@ -9,7 +9,7 @@
 mod bench;
 
 use ascend_emu::abi::*;
-use ascend_emu::{Check, FindingKind, Place, allocation_at, check_scope, findings, live};
+use ascend_emu::{Check, FindingKind, MemoryLocation, allocation_at, check_scope, findings, live};
 use ascend_sys::bindings::{
     aclrtMemAllocationType, aclrtMemAttr, aclrtMemGranularityOptions, aclrtMemHandleType,
     aclrtMemLocation, aclrtMemLocationType, aclrtPhysicalMemProp,
@@ -117,7 +117,10 @@ fn mapped_memory_is_used_like_any_other_and_across_its_parts() {
         );
     }
     let found = allocation_at(query).unwrap();
-    assert_eq!((found.place, found.bytes), (Place::Device(0), UNIT as u64));
+    assert_eq!(
+        (found.location, found.bytes),
+        (MemoryLocation::Device(0), UNIT as u64)
+    );
     fails(
         unsafe { aclrtFree(range) },
         107_000,

@@ -6,12 +6,15 @@
     reason = "a bench, not an interface"
 )]
 
+use std::num::NonZeroUsize;
+
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality,
-    Fused, LayerTensors, PagedDecode, SharedPrefixDecode, SharedPrefixGate, StepContext,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
+    BatchSettings, Causality, Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerTensors,
+    PagedDecode, SharedPrefixDecode, SharedPrefixGate, StatePolicy, StepContext,
 };
 use divan::Bencher;
 
@@ -47,6 +50,44 @@ fn plan_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
     let mut metadata = AttentionMetadata::new(&batch(&sequences), settings(&pool)).unwrap();
     bencher.bench_local(|| {
         metadata.renew(&batch(&sequences)).unwrap();
+        metadata.tokens()
+    });
+}
+
+/// The same of a model with full and windowed layers: metadata of both groups.
+#[divan::bench(args = [1, 32, 256])]
+fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
+    let device = Runtime::emulated().unwrap().device(0).unwrap();
+    let stream = device.stream().unwrap();
+    let window = NonZeroUsize::new(1024).map_or(Causality::Causal, Causality::Window);
+    let group = |layer: usize, causality| {
+        // One element a token: of the caches the pools alone are used.
+        let shape = CacheShape::new(1, 1, 1);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::<bf16>::new(&device, 16_384, 128, shape, pad).unwrap();
+        let attention = Attention::new(AttentionShape::new(1, 1, 1), cache, Backends::none());
+        LayerGroup::new([layer], causality, attention)
+    };
+    let groups = [group(0, Causality::Causal), group(1, window)];
+    let mut attention = GroupedAttention::new(2, groups).unwrap();
+    let sequences: Vec<_> = (0..requests)
+        .map(|request| {
+            let mut sequence = attention.sequence();
+            for tokens in [1000 + request * 7919 % 4000, 1] {
+                attention.grow(&stream, &mut sequence, tokens).unwrap();
+            }
+            sequence
+        })
+        .collect();
+    let batch = || -> Vec<_> {
+        let one = |sequence| GroupedRequest::of(sequence, 1);
+        sequences.iter().map(one).collect()
+    };
+    let mut metadata = attention
+        .metadata(&batch(), StatePolicy::default())
+        .unwrap();
+    bencher.bench_local(|| {
+        metadata.renew(&batch()).unwrap();
         metadata.tokens()
     });
 }
@@ -142,6 +183,7 @@ impl SharedPrefix {
             stream: &self.stream,
             shape: self.shape,
             metadata: &self.metadata,
+            mask: self.metadata.mask(),
             block_table: &self.block_table,
         };
         let layer = LayerTensors {

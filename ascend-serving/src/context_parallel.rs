@@ -260,7 +260,8 @@ impl RankStep {
     }
 
     /// Prepares the rank's call: sparse mode 0 without a mask, with log-sum-exps; of single rows in BNSD, which every
-    /// release takes in FLOAT16 too, otherwise in TND (for which see [`Fused`](crate::Fused)). Query `[tokens, N, D]`. One plan serves all layers.
+    /// release takes in FLOAT16 too, otherwise in TND (for which see [`Fused`](crate::Fused)). Query `[tokens, N, D]`. One
+    /// plan serves all layers.
     ///
     /// # Errors
     /// As for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with).

@@ -5,7 +5,7 @@
 //! - [`PageTable`]: `[requests, columns]` pages (`block_table`, `page_table`), with lengths beside it.
 //! - [`PageIndices`]: `kv_indptr`, `kv_indices` of pages, `last_page_len`.
 //! - [`TokenIndices`]: `kv_indptr`, `kv_indices` of token slots, where pages need not be whole.
-//! - [`Cumulative`](crate::Cumulative): `cu_seqlens`, `qo_indptr`.
+//! - [`Cumulative`](ascend_attention::attention::Cumulative): `cu_seqlens`, `qo_indptr`.
 
 use ascend_attention::CallRule;
 use ascend_attention::attention::PerRequest;

@@ -2,9 +2,13 @@
 //! between its scheduler and the fused attention operators of [`ascend_attention`].
 //!
 //! - [`kv`]: the paged KV cache: blocks, the sequences that hold them, and where each token lies.
+//! - [`PrefixCache`]: cached prefixes of prompts, found by their tokens (automatic prefix caching, radix cache).
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
+//! - [`AttentionOptions`]: what models ask for that no operator here has, refused by name.
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
+//! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
+//! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`] computes.
 //! - [`Hybrid`]: other backends for other layers and other kinds of steps.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] says who projects what.
 //! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
@@ -44,19 +48,20 @@ mod index;
 pub mod kv;
 mod local_attention;
 mod lock;
+mod prefix_cache;
 mod refusal;
 mod split_kv;
 
 pub use backends::{
     AttentionBackend, AttentionShape, Backends, CascadePrefill, Fused, FusedInTwo, Hybrid,
-    LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Mla, PagedDecode, Phase,
-    RefusedBackend, Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, StepContext,
-    StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill,
-    UpProjected, UpProjection, WhyDense,
+    LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla, PagedDecode, Phase,
+    PromptAndIncre, RefusedBackend, Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate,
+    StepContext, StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan,
+    TrianglePrefill, UpProjected, UpProjection, WhyDense,
 };
 pub use batch::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting,
-    RecordedBatch, SequenceExtent, StatePolicy,
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
+    NamedMask, RecordedBatch, SequenceExtent, StatePolicy,
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
@@ -64,8 +69,8 @@ pub use drafts::{
     MaskExtent, MaskWord, PackedBits, TreePlan, TreeTensors, TreeVerification,
 };
 pub use engine::{
-    Attention, GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep,
-    LayerGroup, Step,
+    Attention, AttentionOptions, GroupedAttention, GroupedMetadata, GroupedRequest,
+    GroupedSequence, GroupedStep, LayerGroup, LayerOptions, Step,
 };
 pub use error::{Error, Result};
 pub use graphs::{
@@ -73,5 +78,6 @@ pub use graphs::{
 };
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use local_attention::LocalBatch;
+pub use prefix_cache::PrefixCache;
 pub use refusal::{Refused, Rule};
 pub use split_kv::SplitLimits;

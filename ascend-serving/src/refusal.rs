@@ -54,7 +54,7 @@ rules! {
     SettingsCache = "settings.cache", "a step's settings are those of the cache that it reads";
     StepTokens = "step.tokens", "query, key and value of a layer have a row for each token of the step, padding included";
     StepHeads = "step.heads", "query, key and value of a layer have the heads and the head dimension of the attention";
-    StepLayers = "step.layers", "all layers of a step bring sinks or none does, and all bring latents or none does";
+    StepLayers = "step.layers", "all layers of a step with one mask bring sinks or none does, and all bring latents or none does";
     TableShared = "table.shared", "no token is written into a block that another sequence reads";
     SlotRange = "slot.range", "a slot is inside the cache; only padding lies outside";
     SlotDuplicate = "slot.duplicate", "no slot is written twice in one step";
@@ -75,6 +75,9 @@ rules! {
     RanksParts = "ranks.parts", "a context is divided into no more parts than a merge takes";
     BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
+    BackendPromptAndIncre = "backend.prompt_and_incre", "PromptFlashAttention and IncreFlashAttention get layers without sinks";
+    BackendMask = "backend.mask", "named masks go to their own backend, and it gets no others";
+    MaskRows = "mask.rows", "each token sees a key under a named mask";
     BackendLatent = "backend.latent", "latent attention goes to its own backend, which gets causal layers of it alone";
     LatentWorkspace = "latent.workspace", "the workspace of latent attention holds a cached token of each request, and divides no context into more chunks than there may be";
     BackendCascade = "backend.cascade_prefill", "a cascade has new tokens behind cached ones, and no window or sinks";
@@ -83,6 +86,12 @@ rules! {
     BackendName = "backend.name", "a set of layers names a registered backend for each kind of step";
     HybridLayers = "hybrid.layers", "each layer is in exactly one set of a hybrid backend";
     GroupLayers = "group.layers", "each layer of the model is in exactly one group, and a step has metadata for every group";
+    PrefixGroups = "prefix.groups", "a prefix cache holds blocks of one size, of layers that see no later tokens, and one sequence of each pool";
+    OptionSoftCap = "option.soft_cap", "no operator here caps scores before the softmax";
+    OptionAlibi = "option.alibi", "steps add no bias by distance: packed calls take none";
+    OptionDropout = "option.dropout", "serving drops no attention weights";
+    OptionCrossAttention = "option.cross_attention", "a step's keys are those of its own requests";
+    OptionSharedKv = "option.shared_kv", "each layer of a step brings keys and values";
     BatchEmpty = "batch.empty", "a batch has requests, and each has query tokens";
     BatchBlocks = "batch.blocks", "the requests of a packed call need at most as many blocks as the cache has, shared ones counted for each";
     StepCausality = "step.causality", "the tokens of a step see the keys that its layers, or its graphs, were made for";

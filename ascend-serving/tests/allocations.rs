@@ -18,11 +18,15 @@ use ascend_attention::{Element, Output, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, PagedDecode,
+    Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerOptions, MaskKind, Masked, NamedMask,
+    PagedDecode, StatePolicy,
 };
 
-/// Layers of a decode step after the first, which plans: keys and values written, then attended to.
-fn layers_of_a_step<T: Element + Default>(backends: Backends<T>) -> usize {
+/// Layers of a decode step after the first with each of these masks, which plans: keys and values written, then attended to.
+fn layers_of_a_step<T: Element + Default>(
+    backends: Backends<T>,
+    masks: impl Fn(usize) -> Option<MaskKind>,
+) -> usize {
     const LAYERS: usize = 4;
     const REQUESTS: usize = 3;
     let stream = harness::stream();
@@ -54,6 +58,82 @@ fn layers_of_a_step<T: Element + Default>(backends: Backends<T>) -> usize {
             softmax_lse: None,
         })
         .collect();
+    let masks: Vec<_> = (0..LAYERS).map(masks).collect();
+    let mut step = engine.begin(&stream, &metadata).unwrap();
+    in_steady_state(|| {
+        for (at, ([query, key, value], output)) in layers.iter().zip(&mut outputs).enumerate() {
+            let options = LayerOptions {
+                mask: masks[at].as_ref(),
+                ..LayerOptions::default()
+            };
+            step.forward_with_into(at, query, key, value, options, output)
+                .unwrap();
+        }
+        stream.synchronize().unwrap();
+    })
+}
+
+#[test]
+fn a_layer_of_a_decode_step_allocates_nothing() {
+    let packed = layers_of_a_step(Backends::<bf16>::none().with(Fused), |_| None);
+    assert_eq!(packed, 0, "200 packed layers allocated {packed} times");
+    let decode = layers_of_a_step(Backends::<f16>::none().with(PagedDecode), |_| None);
+    assert_eq!(decode, 0, "200 layers allocated {decode} times");
+}
+
+#[test]
+fn layers_with_masks_of_their_own_allocate_nothing() {
+    let window = std::num::NonZeroUsize::new(70).map(|keys| Causality::Window(keys).into());
+    let near = NamedMask::new("near", |_, token, key| token.abs_diff(key) < 9);
+    let masks = |layer| match layer {
+        0 => None,
+        1 => window.clone(),
+        _ => Some(near.clone().into()),
+    };
+    let backends = Backends::<bf16>::none().with(Masked).with(Fused);
+    let mixed = layers_of_a_step(backends, masks);
+    assert_eq!(
+        mixed, 0,
+        "200 layers of three masks allocated {mixed} times"
+    );
+}
+
+/// Layers of a decode step in turn from a full and a windowed group, after the first of each, which plan.
+fn mixed_layers_of_a_step() -> usize {
+    const LAYERS: usize = 4;
+    let stream = harness::stream();
+    let device = stream.device();
+    let window = std::num::NonZeroUsize::new(100).map_or(Causality::Causal, Causality::Window);
+    let group = |layers: [usize; 2], causality| {
+        let shape = CacheShape::new(layers.len(), 2, 64);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::<bf16>::new(device, 8, 128, shape, pad).unwrap();
+        let shape = AttentionShape::new(4, 2, 64);
+        let attention = Attention::new(shape, cache, Backends::none().with(Fused));
+        LayerGroup::new(layers, causality, attention)
+    };
+    let groups = [group([0, 2], Causality::Causal), group([1, 3], window)];
+    let mut engine = GroupedAttention::new(LAYERS, groups).unwrap();
+    let mut sequences = [3, 230].map(|len| {
+        let mut sequence = engine.sequence();
+        engine.grow(&stream, &mut sequence, len).unwrap();
+        sequence
+    });
+    for sequence in &mut sequences {
+        engine.grow(&stream, sequence, 1).unwrap();
+    }
+    let requests: Vec<_> = sequences.iter().map(|s| GroupedRequest::of(s, 1)).collect();
+    let metadata = engine.metadata(&requests, StatePolicy::default()).unwrap();
+    let rows = |heads: usize| {
+        let zeros = vec![bf16::ZERO; 2 * heads * 64];
+        stream.upload(&zeros, [2, heads, 64]).unwrap()
+    };
+    let layers: Vec<_> = (0..LAYERS).map(|_| [rows(4), rows(2), rows(2)]).collect();
+    let output = || Output {
+        attention: Tensor::<bf16>::empty(device, [2, 4, 64]).unwrap(),
+        softmax_lse: None,
+    };
+    let mut outputs: Vec<_> = (0..LAYERS).map(|_| output()).collect();
     let mut step = engine.begin(&stream, &metadata).unwrap();
     in_steady_state(|| {
         for (at, ([query, key, value], output)) in layers.iter().zip(&mut outputs).enumerate() {
@@ -65,9 +145,7 @@ fn layers_of_a_step<T: Element + Default>(backends: Backends<T>) -> usize {
 }
 
 #[test]
-fn a_layer_of_a_decode_step_allocates_nothing() {
-    let packed = layers_of_a_step(Backends::<bf16>::none().with(Fused));
-    assert_eq!(packed, 0, "200 packed layers allocated {packed} times");
-    let decode = layers_of_a_step(Backends::<f16>::none().with(PagedDecode));
-    assert_eq!(decode, 0, "200 layers allocated {decode} times");
+fn a_mixed_layer_of_a_decode_step_allocates_nothing() {
+    let mixed = mixed_layers_of_a_step();
+    assert_eq!(mixed, 0, "full and windowed layers allocated {mixed} times");
 }

@@ -19,9 +19,10 @@ use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, P
 use ascend_attention::mask::{HostMask, MaskForm, TriangleLayers};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::spec::geometry::TriangleMix;
+use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
     AnyTensor, CausalOrigin, Error as CallError, FusedInferAttention, Graph, InnerPrecise, Layout,
-    Output, SlidingWindow, Stream, Tensor, bf16,
+    Machine, Output, Runtime, SlidingWindow, Stream, Tensor, bf16, f16,
 };
 use ascend_emu::{Live, Site, inject};
 use ascend_serving::kv::{
@@ -30,9 +31,10 @@ use ascend_serving::kv::{
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Error, Fused, FusedInTwo,
-    Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode, Phase,
-    RecordedBatch, Result, Rule, SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeTensors,
-    TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
+    GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors, LayerGroup,
+    LayerOptions, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase, PrefixCache,
+    PromptAndIncre, RecordedBatch, Result, Rule, SharedPrefixDecode, SharedPrefixGate, StatePolicy,
+    TreeTensors, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
 };
 
 const HEADS: usize = 2;
@@ -341,6 +343,108 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
     Ok(())
 }
 
+/// Full and windowed layers in one step, with a prompt whose prefix is found by its tokens, and blocks that are evicted.
+fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let window = Causality::Window(NonZeroUsize::new(100).unwrap());
+    let mut group = |layers: [usize; LAYERS], causality| -> Result<_> {
+        let backends = Backends::none().with(PagedDecode).with(Fused);
+        let attention = Attention::new(shape(), cache(stream, pools)?, backends);
+        Ok(LayerGroup::new(layers, causality, attention))
+    };
+    let groups = [group([0, 2], Causality::Causal)?, group([1, 3], window)?];
+    let mut attention = GroupedAttention::new(2 * LAYERS, groups)?;
+    let mut prefixes = PrefixCache::<u32>::grouped(&attention)?;
+    let prompt: Vec<u32> = (0..400).collect();
+    for turn in 0..3 {
+        // The last one begins otherwise, and finds nothing.
+        let tokens = prompt.get(turn / 2..).unwrap();
+        let mut sequence = prefixes.share_grouped(b"", tokens);
+        assert_eq!(sequence.is_empty(), turn != 1);
+        for new in [tokens.len() - sequence.len(), 1] {
+            attention.grow(stream, &mut sequence, new)?;
+            let request = GroupedRequest::of(&sequence, new);
+            let metadata = attention.metadata(&[request], StatePolicy::default())?;
+            let query = ones(stream, bf16::ONE, [new, HEADS, DIM])?;
+            let key = ones(stream, bf16::ONE, [new, 1, DIM])?;
+            let mut step = attention.begin(stream, &metadata)?;
+            for layer in 0..2 * LAYERS {
+                step.forward(layer, &query, &key, &key)?;
+            }
+            drop(step);
+            prefixes.insert_grouped(b"", tokens, &sequence)?;
+            query.download(stream)?;
+        }
+        prefixes.evict(1, turn);
+    }
+    Ok(())
+}
+
+/// Layers with masks of their own in one step, two of them by rules that are made anew.
+fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let backends = Backends::none().with(Masked).with(Fused);
+    let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    let masks = ["one", "two"].map(|name| {
+        let near = |_, token: usize, key: usize| key <= token && token - key < 9;
+        MaskKind::from(NamedMask::new(name, near))
+    });
+    for new in [140, 1] {
+        attention.grow(stream, &mut sequence, new)?;
+        let request = BatchRequest::of(&sequence, new);
+        let settings = settings(attention.cache(), Causality::Causal);
+        let metadata = AttentionMetadata::new(&[request], settings)?;
+        let query = ones(stream, bf16::ONE, [new, HEADS, DIM])?;
+        let key = ones(stream, bf16::ONE, [new, 1, DIM])?;
+        let mut step = attention.begin(stream, &metadata)?;
+        for (layer, mask) in masks.iter().enumerate() {
+            let options = LayerOptions {
+                mask: Some(mask),
+                ..LayerOptions::default()
+            };
+            step.forward_with(layer, &query, &key, &key, options)?;
+        }
+        drop(step);
+        query.download(stream)?;
+    }
+    Ok(())
+}
+
+/// Steps on a card of the Atlas inference series: copies write, and the older operators attend.
+fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
+    let machine = Machine::new(Soc::AtlasInference, Cann::V9_1);
+    let stream = Runtime::emulated_as(&machine)?.device(0)?.stream()?;
+    let (of, pad) = (CacheShape::new(LAYERS, 1, DIM), PadPolicy::SkipNegative);
+    let cache = PagedKvCache::<f16>::new(stream.device(), BLOCKS, 128, of, pad)?;
+    let pool = cache.pool().clone();
+    pools.push(pool.clone());
+    let backends = Backends::none().with(Fused).with(PromptAndIncre);
+    let mut attention = Attention::new(shape(), cache, backends);
+    let outcome = (|| {
+        let (mut first, mut second) = (Sequence::new(&pool), Sequence::new(&pool));
+        for (one, other) in [(200, 1), (1, 30), (1, 1)] {
+            attention.grow(&stream, &mut first, one)?;
+            attention.grow(&stream, &mut second, other)?;
+            let batch = [
+                BatchRequest::of(&first, one),
+                BatchRequest::of(&second, other),
+            ];
+            let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+            let metadata = AttentionMetadata::new(&batch, settings)?;
+            let query = ones(&stream, f16::ONE, [one + other, HEADS, DIM])?;
+            let key = ones(&stream, f16::ONE, [one + other, 1, DIM])?;
+            let mut step = attention.begin(&stream, &metadata)?;
+            for layer in 0..LAYERS {
+                step.forward(layer, &query, &key, &key)?;
+            }
+            query.download(&stream)?;
+        }
+        Ok(())
+    })();
+    // Whatever failed, the stream goes on.
+    let _ = stream.synchronize();
+    outcome
+}
+
 fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
     let query = ones(stream, bf16::ONE, [3, HEADS, DIM])?;
     let keys = ones(stream, bf16::ONE, [5, 1, DIM])?;
@@ -365,7 +469,7 @@ fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
 
 fn masks(stream: &Stream, _: &mut Pools) -> Result<()> {
     let masks = stream.device().masks();
-    let query = ones(stream, ascend_attention::f16::ONE, [1, HEADS, 9, DIM])?;
+    let query = ones(stream, f16::ONE, [1, HEADS, 9, DIM])?;
     let custom = HostMask::from_fn(9, 9, MaskForm::INT8, |row, _| row != 3)?;
     for mask in [
         masks.causal(CausalOrigin::RightDown)?,
@@ -476,7 +580,7 @@ fn nothing_is_left_whatever_fails() {
     let device = harness::device();
     drop(device.masks().causal(CausalOrigin::RightDown).unwrap());
     let before = ascend_emu::live();
-    let pieces: [Piece; 10] = [
+    let pieces: [Piece; 13] = [
         packed_steps,
         steps_by_several_backends,
         steps_of_several_calls,
@@ -485,6 +589,9 @@ fn nothing_is_left_whatever_fails() {
         drafted_trees,
         triangles,
         graphs,
+        cached_prefixes,
+        masked_layers,
+        inference_card,
         merges,
         copies,
     ];

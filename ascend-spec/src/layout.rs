@@ -7,7 +7,7 @@ use std::ops::Range;
 /// Axis order of one tensor: B batch, N heads, S rows of a sequence, D head dimension, H = N * D, T rows of all
 /// sequences packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // The names are the orders themselves.
+#[allow(missing_docs, reason = "the names are the orders themselves")]
 pub enum Axes {
     Bsh,
     Bsnd,
@@ -19,7 +19,7 @@ pub enum Axes {
 
 /// Sizes of the logical axes of one tensor. Packed orders have batch 1 and all their rows in `rows`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The fields are the axes.
+#[allow(missing_docs, reason = "the fields are the axes")]
 pub struct Extents {
     pub batch: i64,
     pub heads: i64,
@@ -120,7 +120,7 @@ impl Axes {
 
 /// Strides, in elements, of the logical axes of one tensor, and the element where it begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The fields are the axes.
+#[allow(missing_docs, reason = "the fields are the axes")]
 pub struct View {
     pub offset: i64,
     pub batch: i64,
@@ -130,6 +130,15 @@ pub struct View {
 }
 
 impl View {
+    /// The view of nothing.
+    pub(crate) const NONE: View = View {
+        offset: 0,
+        batch: 0,
+        head: 0,
+        row: 0,
+        dim: 0,
+    };
+
     /// Element index of `(batch, head, row, 0)`. Exact for every element of a tensor that fits in memory; saturates
     /// elsewhere.
     pub fn at(&self, batch: usize, head: usize, row: usize) -> i64 {

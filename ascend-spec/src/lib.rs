@@ -31,15 +31,16 @@ pub mod operator;
 
 pub mod attention_problem;
 mod cann;
+mod contract;
+pub mod declared;
 mod dims;
 mod dtype;
-mod every_rule;
+mod every_operator;
 pub mod fia;
 mod format;
 pub mod geometry;
 mod layout;
 pub mod minifloat;
-mod operator_version;
 pub mod ops;
 mod rule;
 pub mod scatter;
@@ -51,14 +52,14 @@ pub mod update;
 pub use cann::{Cann, Release, UnknownRelease};
 pub use dims::Dims;
 pub use dtype::DType;
-pub use every_rule::every_rule;
+pub use every_operator::{every_rule, is_exported};
 pub use format::Format;
 pub use geometry::{
     CompressedMask, Lengths, MaskDemand, MaskGeometry, Operator, SparseMode, Sparsity,
     TOKENS_UNBOUNDED, Tile, Visibility,
 };
 pub use layout::{Axes, Extents, Layout, View};
-pub use operator_version::OperatorVersion;
+pub use operator::OperatorVersion;
 pub use rule::{
     FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Refusal,
     Rule, Scope, Span, TILING_ERROR, Unsupported, Violation,

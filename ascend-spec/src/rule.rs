@@ -1,6 +1,7 @@
 //! Rules, and the refusal of a call that breaks one.
 
-use crate::{Cann, OperatorVersion, Target};
+use crate::operator::OperatorVersion;
+use crate::{Cann, Soc, Target};
 use std::fmt;
 
 /// What breaking a [`Rule`] means.
@@ -52,7 +53,8 @@ impl fmt::Display for Span {
 /// On which products and in which releases a rule holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope {
-    /// Atlas A2 and A3, whose checks are the same; and, before CANN 9.0 knows it, Ascend 950.
+    /// Atlas A2 and A3, whose checks are the same; 310P, for operators that run there; and, before CANN 9.0 knows it,
+    /// Ascend 950.
     pub a2_a3: Option<Span>,
     /// Ascend 950.
     pub ascend950: Option<Span>,
@@ -81,6 +83,12 @@ impl Scope {
     pub const ASCEND_950: Scope = Scope {
         a2_a3: None,
         ..Scope::ALL
+    };
+
+    /// 310P alone: neither of the others.
+    pub const ATLAS_INFERENCE: Scope = Scope {
+        a2_a3: None,
+        ascend950: None,
     };
 
     /// The same from release `cann` on, on Atlas A2 and A3.
@@ -115,6 +123,9 @@ impl Scope {
 
     /// Whether `target` is within.
     pub fn holds(self, target: Target) -> bool {
+        if self == Scope::ATLAS_INFERENCE {
+            return target.soc == Soc::AtlasInference;
+        }
         let span = if target.is_950() {
             self.ascend950
         } else {
@@ -295,8 +306,9 @@ macro_rules! lint {
 
 /// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a lint
 /// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`, a crash `HostCrash("how")` where other
-/// hosts take the call, `TilingCrash("how")` or `NullptrCrash("how")` where they refuse it with that status. The scope in front is that of every rule
-/// that names none of its own after its source.
+/// hosts take the call, `TilingCrash("how")` or `NullptrCrash("how")` where they refuse it with that status. The scope in
+/// front is that of every rule that names none of its own after its source. A file has the operator's `Version` in scope,
+/// whose versions the rules name.
 macro_rules! rules {
     (in $scope:expr; $($name:ident = $id:literal, $status:ident $(($reach:literal))?, $since:ident,
         $source:literal $(in $own:expr)?, $holds:literal, $fix:literal;)*) => {
@@ -309,7 +321,7 @@ macro_rules! rules {
                 fix: $fix,
                 source: $source,
                 status: rules!(@status $status),
-                since: rules!(@since $since),
+                since: Version::$since.info(),
                 level: rules!(@level $status),
                 overruns: rules!(@overruns $status),
                 reach: concat!($($reach)?),
@@ -325,35 +337,6 @@ macro_rules! rules {
         $scope
     }};
     (@scope $scope:expr, $own:expr) => { rules!(@scope $own) };
-    (@since ScatterPaKvCache) => { $crate::OperatorVersion::ScatterPaKvCache };
-    (@since GatherPaKvCache) => { $crate::OperatorVersion::GatherPaKvCache };
-    (@since AttentionUpdate) => { $crate::OperatorVersion::AttentionUpdate };
-    (@since ScoreV1) => { rules!(@flash V1) };
-    (@since ScoreV2) => { rules!(@flash V2) };
-    (@since ScoreV3) => { rules!(@flash V3) };
-    (@since VarLenV1) => { rules!(@flash VarLenV1) };
-    (@since VarLenV2) => { rules!(@flash VarLenV2) };
-    (@since VarLenV3) => { rules!(@flash VarLenV3) };
-    (@since VarLenV4) => { rules!(@flash VarLenV4) };
-    (@flash $version:ident) => {
-        $crate::OperatorVersion::FlashAttentionScore($crate::operator_version::flash_attention_score::Version::$version)
-    };
-    (@since RingV1) => { rules!(@ring V1) };
-    (@since RingV2) => { rules!(@ring V2) };
-    (@ring $version:ident) => {
-        $crate::OperatorVersion::RingAttentionUpdate($crate::operator_version::ring_attention_update::Version::$version)
-    };
-    (@since PromptV1) => { rules!(@prompt V1) };
-    (@since PromptV3) => { rules!(@prompt V3) };
-    (@prompt $version:ident) => {
-        $crate::OperatorVersion::PromptFlashAttention($crate::operator_version::prompt_flash_attention::Version::$version)
-    };
-    (@since IncreV1) => {
-        $crate::OperatorVersion::IncreFlashAttention($crate::operator_version::incre_flash_attention::Version::V1)
-    };
-    (@since $version:ident) => {
-        $crate::OperatorVersion::FusedInferAttentionScore($crate::operator_version::fused_infer_attention_score::Version::$version)
-    };
     (@status Lint) => { 0 };
     (@status Overrun) => { 0 };
     (@status HostCrash) => { 0 };

@@ -1,6 +1,6 @@
 //! No call, however absurd, makes the contract panic; what it accepts stays within its own bounds.
 
-#![allow(clippy::expect_used)]
+#![allow(clippy::expect_used, reason = "helpers of tests end them by a panic")]
 
 use ascend_spec::attention_problem::{Padding, Work};
 use ascend_spec::fia::{FiaCall, Version};

@@ -1,6 +1,10 @@
 //! The contract of ScatterPaKvCache: what it takes, a call for every rule, and where rows go.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests end them by a panic"
+)]
 
 use ascend_spec::scatter::rules::RULES;
 use ascend_spec::scatter::{NORM, PA_NZ, Pieces, ScatterCall, ScatterProblem};
@@ -110,7 +114,7 @@ fn every_documented_form_is_taken() {
     };
     let problem = accepted(&nothing);
     assert_eq!(problem.tokens, 0);
-    problem.touches(&nothing, &mut |operand, _| panic!("{operand:?}"));
+    problem.touches(&nothing, &mut |argument, _| panic!("{argument:?}"));
     let float = ScatterCall {
         key: desc(DType::Float, &[5, 2, 32]),
         key_cache: desc(DType::Float, &[3, 8, 2, 32]),

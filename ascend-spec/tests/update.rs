@@ -1,6 +1,10 @@
 //! The contract of AttentionUpdate: what it takes, and a call for every rule.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests end them by a panic"
+)]
 
 use ascend_spec::update::rules::RULES;
 use ascend_spec::update::{UpdateCall, UpdateProblem};

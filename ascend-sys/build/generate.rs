@@ -15,95 +15,27 @@ use bindgen::callbacks::{
 use quote::ToTokens;
 use syn::{FnArg, ForeignItem, ImplItem, Item, Pat, ReturnType, Type};
 
-/// The headers that are read, relative to a folder `include`.
-const HEADERS: [&str; 14] = [
+/// The headers of runtime and operator calls that are read, relative to a folder `include`: each after those that it includes.
+const BASE_HEADERS: [&str; 6] = [
     "acl/acl_base.h",
     "acl/acl_rt.h",
     "acl/acl_mdl.h",
     "acl/acl.h",
     "aclnn/aclnn_base.h",
     "aclnn/acl_meta.h",
-    "aclnnop/aclnn_fused_infer_attention_score.h",
-    "aclnnop/aclnn_fused_infer_attention_score_v2.h",
-    "aclnnop/aclnn_fused_infer_attention_score_v3.h",
-    "aclnnop/aclnn_fused_infer_attention_score_v4.h",
-    "aclnnop/aclnn_fused_infer_attention_score_v5.h",
-    "aclnnop/aclnn_scatter_pa_kv_cache.h",
-    "aclnnop/aclnn_gather_pa_kv_cache.h",
-    "aclnnop/aclnn_attention_update.h",
 ];
 
-/// Functions that the libraries of CANN 8.1.RC1 need not export: a program linked against those libraries looks them
-/// up when it runs instead.
-const OPTIONAL: [&str; 60] = [
-    "AclSetDynamicInputTensorAddr",
-    "AclSetDynamicOutputTensorAddr",
-    "AclSetDynamicTensorAddr",
-    "AclSetInputTensorAddr",
-    "AclSetOutputTensorAddr",
-    "AclSetTensorAddr",
-    "aclFinalizeReference",
-    "aclmdlRIExecute",
-    "aclnnAttentionUpdate",
-    "aclnnAttentionUpdateGetWorkspaceSize",
-    "aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize",
-    "aclnnFusedInferAttentionScoreV4",
-    "aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize",
-    "aclnnFusedInferAttentionScoreV4GetWorkspaceSize",
-    "aclnnFusedInferAttentionScoreV5",
-    "aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize",
-    "aclnnFusedInferAttentionScoreV5GetWorkspaceSize",
-    "aclnnGatherPaKvCache",
-    "aclnnGatherPaKvCacheGetWorkspaceSize",
-    "aclnnScatterPaKvCache",
-    "aclnnScatterPaKvCacheGetWorkspaceSize",
-    "aclrtCreateNotify",
-    "aclrtDestroyNotify",
-    "aclrtDeviceGetStreamPriorityRange",
-    "aclrtDeviceGetUuid",
-    "aclrtDevicePeerAccessStatus",
-    "aclrtGetDeviceInfo",
-    "aclrtGetDeviceResLimit",
-    "aclrtGetErrorVerbose",
-    "aclrtGetLogicDevIdByUserDevId",
-    "aclrtGetNotifyId",
-    "aclrtGetOpExecuteTimeout",
-    "aclrtGetOpTimeOutInterval",
-    "aclrtGetPrimaryCtxState",
-    "aclrtGetResInCurrentThread",
-    "aclrtGetStreamAttribute",
-    "aclrtGetStreamResLimit",
-    "aclrtGetUserDevIdByLogicDevId",
-    "aclrtHostGetDevicePointer",
-    "aclrtHostRegisterV2",
-    "aclrtLaunchHostFunc",
-    "aclrtMemcpyBatch",
-    "aclrtMemcpyBatchAsync",
-    "aclrtRecordNotify",
-    "aclrtRepairError",
-    "aclrtResetDeviceResLimit",
-    "aclrtResetStreamResLimit",
-    "aclrtSetDeviceResLimit",
-    "aclrtSetOpExecuteTimeOutV2",
-    "aclrtSetStreamAttribute",
-    "aclrtSetStreamResLimit",
-    "aclrtStreamGetFlags",
-    "aclrtStreamGetPriority",
-    "aclrtUnuseStreamResInCurrentThread",
-    "aclrtUseStreamResInCurrentThread",
-    "aclrtValueWait",
-    "aclrtValueWrite",
-    "aclrtWaitAndResetNotify",
-    "aclsysGetVersionNum",
-    "aclsysGetVersionStr",
-];
+/// The folder of the headers of operators; all are read.
+const OPERATOR_HEADERS: &str = "aclnnop";
+
+/// What our headers say of a function that the libraries of CANN 8.1.RC1 need not export: a program linked against those
+/// libraries looks it up when it runs instead.
+const OPTIONAL: &str = "Since a release after 8.1.";
 
 /// The generated sources.
 pub(crate) struct Generated {
-    /// `bindings.rs`: types, constants and `extern "C"` functions.
+    /// `bindings.rs`: types, constants, `extern "C"` functions and the macro over all functions.
     pub(crate) bindings: String,
-    /// `table.rs`: the macro over all functions.
-    pub(crate) table: String,
     /// `names.rs`: CANN's names of enumerators and of statuses.
     pub(crate) names: String,
 }
@@ -111,12 +43,14 @@ pub(crate) struct Generated {
 /// Reads our headers under `include`, and those of an installed toolkit under `toolkit` when given. What the toolkit
 /// declares wins; what it lacks comes from ours.
 pub(crate) fn generate(include: &Path, toolkit: Option<&Path>) -> Result<Generated, String> {
-    let ours = Bound::read(include, Flavour::Ours)?;
+    let headers = headers(include)?;
+    let ours = Bound::read(include, &headers, Flavour::Ours)?;
+    let optional = optional(&ours.items);
     let mut items = match toolkit {
         Some(toolkit) => {
             let names = ours.items.iter().flat_map(names_of);
             let names = names.filter(|name| !name.contains("::")).collect();
-            let theirs = Bound::read(toolkit, Flavour::Toolkit(names))?;
+            let theirs = Bound::read(toolkit, &headers, Flavour::Toolkit(names))?;
             merge(theirs.items, &ours.items)
         }
         None => ours.items,
@@ -126,9 +60,49 @@ pub(crate) fn generate(include: &Path, toolkit: Option<&Path>) -> Result<Generat
     let functions = functions(&items, &ours.headers, &known)?;
     Ok(Generated {
         names: print_names(&items),
-        bindings: print_bindings(items),
-        table: print_table(&functions)?,
+        bindings: format!(
+            "{}\n{}",
+            print_items(items),
+            print_table(&functions, &optional)
+        ),
     })
+}
+
+/// The headers that are read: those of runtime and operator calls, then those of our operators by their names.
+fn headers(include: &Path) -> Result<Vec<String>, String> {
+    let folder = include.join(OPERATOR_HEADERS);
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let mut operators = Vec::new();
+    for entry in std::fs::read_dir(&folder).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let name = name.to_str().filter(|name| name.ends_with(".h"));
+        operators.extend(name.map(|name| format!("{OPERATOR_HEADERS}/{name}")));
+    }
+    operators.sort_unstable();
+    let base = BASE_HEADERS.map(str::to_owned);
+    Ok(base.into_iter().chain(operators).collect())
+}
+
+/// The functions whose documentation says that they are [`OPTIONAL`].
+fn optional(items: &[Item]) -> BTreeSet<String> {
+    let blocks = items.iter().filter_map(|item| match item {
+        Item::ForeignMod(block) => Some(&block.items),
+        _ => None,
+    });
+    let functions = blocks.flatten().filter_map(|item| match item {
+        ForeignItem::Fn(function) => Some(function),
+        _ => None,
+    });
+    let optional = functions.filter(|function| {
+        let mut docs = function
+            .attrs
+            .iter()
+            .filter(|attr| attr.path().is_ident("doc"));
+        docs.any(|doc| doc.to_token_stream().to_string().contains(OPTIONAL))
+    });
+    optional
+        .map(|function| function.sig.ident.to_string())
+        .collect()
 }
 
 enum Flavour {
@@ -146,9 +120,9 @@ struct Bound {
 }
 
 impl Bound {
-    fn read(include: &Path, flavour: Flavour) -> Result<Self, String> {
+    fn read(include: &Path, headers: &[String], flavour: Flavour) -> Result<Self, String> {
         let mut source = String::new();
-        for header in HEADERS {
+        for header in headers {
             if include.join(header).is_file() {
                 let _ = writeln!(source, "#include \"{header}\"");
             }
@@ -434,7 +408,7 @@ fn print_type(ty: &Type, known: &BTreeSet<String>) -> Result<String, String> {
 const NOTICE: &str =
     "// Generated by `cargo run -p xtask -- bindgen` from the headers; edit those, not this.\n\n";
 
-fn print_bindings(items: Vec<Item>) -> String {
+fn print_items(items: Vec<Item>) -> String {
     let file = syn::File {
         shebang: None,
         frontmatter: None,
@@ -444,13 +418,8 @@ fn print_bindings(items: Vec<Item>) -> String {
     format!("{NOTICE}{}", prettyplease::unparse(&file))
 }
 
-fn print_table(functions: &[Function]) -> Result<String, String> {
-    let names: BTreeSet<&str> = functions.iter().map(|f| f.name.as_str()).collect();
-    if let Some(unknown) = OPTIONAL.iter().find(|name| !names.contains(*name)) {
-        return Err(format!("the optional function {unknown} is not declared"));
-    }
-    let mut text = NOTICE.to_owned();
-    text.push_str(
+fn print_table(functions: &[Function], optional: &BTreeSet<String>) -> String {
+    let mut text = String::from(
         "/// Hands every function of the C ABI to another macro.\n\
          ///\n\
          /// `for_each_function! { callback }` expands to `callback! { ... }` with one entry a function:\n\
@@ -503,13 +472,13 @@ fn print_table(functions: &[Function]) -> Result<String, String> {
          pub(crate) fn linked() -> crate::Functions {\n    crate::Functions {\n",
     );
     for Function { name, .. } in functions {
-        let _ = match OPTIONAL.contains(&name.as_str()) {
+        let _ = match optional.contains(name) {
             true => writeln!(text, "        {name}: None,"),
-            false => writeln!(text, "        {name}: Some(crate::bindings::{name}),"),
+            false => writeln!(text, "        {name}: Some({name}),"),
         };
     }
     text.push_str("    }\n}\n");
-    Ok(text)
+    text
 }
 
 /// The enumerators of each enumeration, and the constants of each space of statuses.

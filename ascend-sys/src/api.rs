@@ -223,7 +223,7 @@ impl Api {
     #[cfg_attr(docsrs, doc(cfg(feature = "link")))]
     pub fn linked() -> Self {
         Self {
-            resolved: Resolved::from_functions(&crate::table::linked(), false),
+            resolved: Resolved::from_functions(&crate::bindings::linked(), false),
             #[cfg(unix)]
             source: Source::Process(libloading::os::unix::Library::this().into()),
             #[cfg(not(unix))]
@@ -261,7 +261,6 @@ impl fmt::Debug for Api {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::ffi::c_char;
     use std::ptr;

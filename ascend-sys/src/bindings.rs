@@ -683,7 +683,7 @@ impl aclrtErrorType {
     pub const ACL_RT_ERROR_OTHERS: aclrtErrorType = aclrtErrorType(65535);
 }
 #[repr(transparent)]
-/// What is wrong with a device. Since a release after 8.1, as are the types of its details.
+/// What is wrong with a device, in types that came with it. Since a release after 8.1.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclrtErrorType(pub ::core::ffi::c_uint);
 impl aclrtAicoreErrorType {
@@ -932,39 +932,39 @@ unsafe extern "C" {
     pub fn aclrtSetDeviceSatMode(mode: aclrtFloatOverflowMode) -> aclError;
     /// What numbers out of range become.
     pub fn aclrtGetDeviceSatMode(mode: *mut aclrtFloatOverflowMode) -> aclError;
-    /// How many cores this process uses of a device. Since a release after 8.1, as are the next eight.
+    /// How many cores this process uses of a device. Since a release after 8.1.
     pub fn aclrtGetDeviceResLimit(
         deviceId: i32,
         type_: aclrtDevResLimitType,
         value: *mut u32,
     ) -> aclError;
-    /// Limits the cores that this process uses of a device.
+    /// Limits the cores that this process uses of a device. Since a release after 8.1.
     pub fn aclrtSetDeviceResLimit(
         deviceId: i32,
         type_: aclrtDevResLimitType,
         value: u32,
     ) -> aclError;
-    /// Lifts the limits of aclrtSetDeviceResLimit.
+    /// Lifts the limits of aclrtSetDeviceResLimit. Since a release after 8.1.
     pub fn aclrtResetDeviceResLimit(deviceId: i32) -> aclError;
-    /// How many cores a stream uses.
+    /// How many cores a stream uses. Since a release after 8.1.
     pub fn aclrtGetStreamResLimit(
         stream: aclrtStream,
         type_: aclrtDevResLimitType,
         value: *mut u32,
     ) -> aclError;
-    /// Limits the cores that a stream uses, once a thread takes the limit over.
+    /// Limits the cores that a stream uses, once a thread takes the limit over. Since a release after 8.1.
     pub fn aclrtSetStreamResLimit(
         stream: aclrtStream,
         type_: aclrtDevResLimitType,
         value: u32,
     ) -> aclError;
-    /// Lifts the limits of aclrtSetStreamResLimit.
+    /// Lifts the limits of aclrtSetStreamResLimit. Since a release after 8.1.
     pub fn aclrtResetStreamResLimit(stream: aclrtStream) -> aclError;
-    /// Lets the calling thread prepare operators for the cores of a stream.
+    /// Lets the calling thread prepare operators for the cores of a stream. Since a release after 8.1.
     pub fn aclrtUseStreamResInCurrentThread(stream: aclrtStream) -> aclError;
-    /// Ends what aclrtUseStreamResInCurrentThread began.
+    /// Ends what aclrtUseStreamResInCurrentThread began. Since a release after 8.1.
     pub fn aclrtUnuseStreamResInCurrentThread(stream: aclrtStream) -> aclError;
-    /// How many cores the calling thread prepares operators for.
+    /// How many cores the calling thread prepares operators for. Since a release after 8.1.
     pub fn aclrtGetResInCurrentThread(
         type_: aclrtDevResLimitType,
         value: *mut u32,
@@ -1037,22 +1037,22 @@ unsafe extern "C" {
     pub fn aclrtStreamWaitEvent(stream: aclrtStream, event: aclrtEvent) -> aclError;
     /// A number naming the stream.
     pub fn aclrtStreamGetId(stream: aclrtStream, streamId: *mut i32) -> aclError;
-    /// The priority that the stream was made with. Since a release after 8.1, as are the next two.
+    /// The priority that the stream was made with. Since a release after 8.1.
     pub fn aclrtStreamGetPriority(stream: aclrtStream, priority: *mut u32) -> aclError;
-    /// The flags that the stream was made with.
+    /// The flags that the stream was made with. Since a release after 8.1.
     pub fn aclrtStreamGetFlags(stream: aclrtStream, flags: *mut u32) -> aclError;
-    /// The lowest and the highest priority of a stream.
+    /// The lowest and the highest priority of a stream. Since a release after 8.1.
     pub fn aclrtDeviceGetStreamPriorityRange(
         leastPriority: *mut i32,
         greatestPriority: *mut i32,
     ) -> aclError;
-    /// Sets an attribute of a stream. Since a release after 8.1, as is the next one.
+    /// Sets an attribute of a stream. Since a release after 8.1.
     pub fn aclrtSetStreamAttribute(
         stream: aclrtStream,
         stmAttrType: aclrtStreamAttr,
         value: *mut aclrtStreamAttrValue,
     ) -> aclError;
-    /// Reads an attribute of a stream.
+    /// Reads an attribute of a stream. Since a release after 8.1.
     pub fn aclrtGetStreamAttribute(
         stream: aclrtStream,
         stmAttrType: aclrtStreamAttr,
@@ -1137,13 +1137,13 @@ unsafe extern "C" {
         type_: aclrtHostRegisterType,
         devPtr: *mut *mut ::core::ffi::c_void,
     ) -> aclError;
-    /// The same by ACL_HOST_REG_* flags. Since a release after 8.1, as is the next one.
+    /// The same by ACL_HOST_REG_* flags. Since a release after 8.1.
     pub fn aclrtHostRegisterV2(
         ptr: *mut ::core::ffi::c_void,
         size: u64,
         flag: u32,
     ) -> aclError;
-    /// The address on the device of host memory that is registered. `flag` is 0.
+    /// The address on the device of host memory that is registered. `flag` is 0. Since a release after 8.1.
     pub fn aclrtHostGetDevicePointer(
         pHost: *mut ::core::ffi::c_void,
         pDevice: *mut *mut ::core::ffi::c_void,
@@ -1292,28 +1292,31 @@ unsafe extern "C" {
         fn_: aclrtHostFunc,
         args: *mut ::core::ffi::c_void,
     ) -> aclError;
-    /// Creates a notify: a flag that one stream raises and another one waits for and lowers.
+    /// Creates a notify: a flag that one stream raises and another one waits for and lowers. Since a release after 8.1.
     pub fn aclrtCreateNotify(notify: *mut aclrtNotify, flag: u64) -> aclError;
-    /// Destroys a notify.
+    /// Destroys a notify. Since a release after 8.1.
     pub fn aclrtDestroyNotify(notify: aclrtNotify) -> aclError;
-    /// Raises a notify once the stream's work so far is done.
+    /// Raises a notify once the stream's work so far is done. Since a release after 8.1.
     pub fn aclrtRecordNotify(notify: aclrtNotify, stream: aclrtStream) -> aclError;
-    /// Lets later work of the stream wait until a notify is raised, and lowers it; `timeout` in seconds, 0 for ever.
+    /** Lets later work of the stream wait until a notify is raised, and lowers it; `timeout` in seconds, 0 for ever.
+ Since a release after 8.1.*/
     pub fn aclrtWaitAndResetNotify(
         notify: aclrtNotify,
         stream: aclrtStream,
         timeout: u32,
     ) -> aclError;
-    /// A number naming the notify.
+    /// A number naming the notify. Since a release after 8.1.
     pub fn aclrtGetNotifyId(notify: aclrtNotify, notifyId: *mut u32) -> aclError;
-    /// Writes eight bytes of device memory once the stream's work so far is done. `flag` is 0.
+    /** Writes eight bytes of device memory once the stream's work so far is done. `flag` is 0.
+ Since a release after 8.1.*/
     pub fn aclrtValueWrite(
         devAddr: *mut ::core::ffi::c_void,
         value: u64,
         flag: u32,
         stream: aclrtStream,
     ) -> aclError;
-    /// Lets later work of the stream wait for eight bytes of device memory; `flag` is an ACL_STREAM_WAIT_VALUE_* one.
+    /** Lets later work of the stream wait for eight bytes of device memory; `flag` is an ACL_STREAM_WAIT_VALUE_* one.
+ Since a release after 8.1.*/
     pub fn aclrtValueWait(
         devAddr: *mut ::core::ffi::c_void,
         value: u64,
@@ -1326,11 +1329,11 @@ unsafe extern "C" {
     pub fn aclrtPeekAtLastError(level: aclrtLastErrLevel) -> aclError;
     /// Longest time an operator may run, in seconds; 0 is the longest that can be set.
     pub fn aclrtSetOpExecuteTimeOut(timeout: u32) -> aclError;
-    /// The same in microseconds, and the time that applies. Since a release after 8.1, as are the next two.
+    /// The same in microseconds, and the time that applies. Since a release after 8.1.
     pub fn aclrtSetOpExecuteTimeOutV2(timeout: u64, actualTimeout: *mut u64) -> aclError;
-    /// The unit of these times in microseconds: multiples of it by 1 to 254 apply.
+    /// The unit of these times in microseconds: multiples of it by 1 to 254 apply. Since a release after 8.1.
     pub fn aclrtGetOpTimeOutInterval(interval: *mut u64) -> aclError;
-    /// Longest time an operator may run, in milliseconds.
+    /// Longest time an operator may run, in milliseconds. Since a release after 8.1.
     pub fn aclrtGetOpExecuteTimeout(timeoutMs: *mut u32) -> aclError;
     /// Longest time that aclrtStreamWaitEvent lets a stream wait, in seconds; 0 is for ever.
     pub fn aclrtSetOpWaitTimeout(timeout: u32) -> aclError;
@@ -1574,28 +1577,28 @@ unsafe extern "C" {
         tensors: *mut aclTensorList,
         addr: *mut ::core::ffi::c_void,
     ) -> aclnnStatus;
-    /// Old name of aclSetInputTensorAddr.
+    /// Old name of aclSetInputTensorAddr. Since a release after 8.1.
     pub fn AclSetInputTensorAddr(
         executor: *mut aclOpExecutor,
         index: usize,
         tensor: *mut aclTensor,
         addr: *mut ::core::ffi::c_void,
     ) -> aclnnStatus;
-    /// Old name of aclSetOutputTensorAddr.
+    /// Old name of aclSetOutputTensorAddr. Since a release after 8.1.
     pub fn AclSetOutputTensorAddr(
         executor: *mut aclOpExecutor,
         index: usize,
         tensor: *mut aclTensor,
         addr: *mut ::core::ffi::c_void,
     ) -> aclnnStatus;
-    /// Old name of aclSetTensorAddr.
+    /// Old name of aclSetTensorAddr. Since a release after 8.1.
     pub fn AclSetTensorAddr(
         executor: *mut aclOpExecutor,
         index: usize,
         tensor: *mut aclTensor,
         addr: *mut ::core::ffi::c_void,
     ) -> aclnnStatus;
-    /// Old name of aclSetDynamicInputTensorAddr.
+    /// Old name of aclSetDynamicInputTensorAddr. Since a release after 8.1.
     pub fn AclSetDynamicInputTensorAddr(
         executor: *mut aclOpExecutor,
         irIndex: usize,
@@ -1603,7 +1606,7 @@ unsafe extern "C" {
         tensors: *mut aclTensorList,
         addr: *mut ::core::ffi::c_void,
     ) -> aclnnStatus;
-    /// Old name of aclSetDynamicOutputTensorAddr.
+    /// Old name of aclSetDynamicOutputTensorAddr. Since a release after 8.1.
     pub fn AclSetDynamicOutputTensorAddr(
         executor: *mut aclOpExecutor,
         irIndex: usize,
@@ -1611,13 +1614,440 @@ unsafe extern "C" {
         tensors: *mut aclTensorList,
         addr: *mut ::core::ffi::c_void,
     ) -> aclnnStatus;
-    /// Old name of aclSetDynamicTensorAddr.
+    /// Old name of aclSetDynamicTensorAddr. Since a release after 8.1.
     pub fn AclSetDynamicTensorAddr(
         executor: *mut aclOpExecutor,
         irIndex: usize,
         relativeIndex: usize,
         tensors: *mut aclTensorList,
         addr: *mut ::core::ffi::c_void,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+
+ updateType 0: lseOut is null. updateType 1: lseOut takes the merged log-sum-exps.
+ Since a release after 8.1.*/
+    pub fn aclnnAttentionUpdateGetWorkspaceSize(
+        lse: *const aclTensorList,
+        localOut: *const aclTensorList,
+        updateType: i64,
+        out: *mut aclTensor,
+        lseOut: *mut aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnAttentionUpdate(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnFlashAttentionScoreGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnFlashAttentionScore(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnFlashAttentionScoreV2GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        qStartIdxOptional: *const aclIntArray,
+        kvStartIdxOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        pseType: i64,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnFlashAttentionScoreV2(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
+    pub fn aclnnFlashAttentionScoreV3GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        sinkOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        qStartIdxOptional: *const aclIntArray,
+        kvStartIdxOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        pseType: i64,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnFlashAttentionScoreV3(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
+    pub fn aclnnFlashAttentionScoreV4GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        queryRopeOptional: *const aclTensor,
+        keyRopeOptional: *const aclTensor,
+        dScaleQOptional: *const aclTensor,
+        dScaleKOptional: *const aclTensor,
+        dScaleVOptional: *const aclTensor,
+        sinkOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        actualSeqQLenOptional: *const aclIntArray,
+        actualSeqKvLenOptional: *const aclIntArray,
+        qStartIdxOptional: *const aclIntArray,
+        kvStartIdxOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        outDtype: i64,
+        pseType: i64,
+        softmaxOutLayout: *mut ::core::ffi::c_char,
+        seed: i64,
+        offset: i64,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnFlashAttentionScoreV4(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnFlashAttentionVarLenScoreGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        actualSeqQLenOptional: *const aclIntArray,
+        actualSeqKvLenOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnFlashAttentionVarLenScore(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnFlashAttentionVarLenScoreV2GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        actualSeqQLenOptional: *const aclIntArray,
+        actualSeqKvLenOptional: *const aclIntArray,
+        qStartIdxOptional: *const aclIntArray,
+        kvStartIdxOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        pseType: i64,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnFlashAttentionVarLenScoreV2(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
+    pub fn aclnnFlashAttentionVarLenScoreV3GetWorkspaceSize(
+        query: *const aclTensor,
+        queryRopeOptional: *const aclTensor,
+        key: *const aclTensor,
+        keyRopeOptional: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        actualSeqQLenOptional: *const aclIntArray,
+        actualSeqKvLenOptional: *const aclIntArray,
+        qStartIdxOptional: *const aclIntArray,
+        kvStartIdxOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        pseType: i64,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnFlashAttentionVarLenScoreV3(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
+    pub fn aclnnFlashAttentionVarLenScoreV4GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        actualSeqQLenOptional: *const aclIntArray,
+        actualSeqKvLenOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        softmaxOutLayout: *mut ::core::ffi::c_char,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnFlashAttentionVarLenScoreV4(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
+    pub fn aclnnFlashAttentionVarLenScoreV5GetWorkspaceSize(
+        query: *const aclTensor,
+        queryRopeOptional: *const aclTensor,
+        key: *const aclTensor,
+        keyRopeOptional: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        sinkOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        actualSeqQLenOptional: *const aclIntArray,
+        actualSeqKvLenOptional: *const aclIntArray,
+        qStartIdxOptional: *const aclIntArray,
+        kvStartIdxOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        pseType: i64,
+        softmaxOutLayout: *mut ::core::ffi::c_char,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /** Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+ Since a release after 8.1.*/
+    pub fn aclnnFlashAttentionVarLenScoreV5GetMaxWorkspaceSize(
+        query: *const aclTensor,
+        queryRopeOptional: *const aclTensor,
+        key: *const aclTensor,
+        keyRopeOptional: *const aclTensor,
+        value: *const aclTensor,
+        realShiftOptional: *const aclTensor,
+        dropMaskOptional: *const aclTensor,
+        paddingMaskOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        sinkOptional: *const aclTensor,
+        prefixOptional: *const aclIntArray,
+        actualSeqQLenOptional: *const aclIntArray,
+        actualSeqKvLenOptional: *const aclIntArray,
+        qStartIdxOptional: *const aclIntArray,
+        kvStartIdxOptional: *const aclIntArray,
+        scaleValue: f64,
+        keepProb: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        innerPrecise: i64,
+        sparseMode: i64,
+        pseType: i64,
+        softmaxOutLayout: *mut ::core::ffi::c_char,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        softmaxOutOut: *const aclTensor,
+        attentionOutOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnFlashAttentionVarLenScoreV5(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
+    pub fn aclnnQuantFlashAttentionScoreGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        dScaleQ: *const aclTensor,
+        dScaleK: *const aclTensor,
+        dScaleV: *const aclTensor,
+        pScale: *const aclTensor,
+        scaleValue: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        headNum: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        sparseMode: i64,
+        softmaxMaxOut: *mut aclTensor,
+        softmaxSumOut: *mut aclTensor,
+        softmaxOutOut: *mut aclTensor,
+        attentionOutOut: *mut aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnQuantFlashAttentionScore(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
     ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnFusedInferAttentionScoreGetWorkspaceSize(
@@ -1803,7 +2233,8 @@ unsafe extern "C" {
         workspaceSize: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> aclnnStatus;
-    /// Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+    /** Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+ Since a release after 8.1.*/
     pub fn aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize(
         query: *const aclTensor,
         key: *const aclTensorList,
@@ -1857,7 +2288,8 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
-    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
     pub fn aclnnFusedInferAttentionScoreV4GetWorkspaceSize(
         query: *const aclTensor,
         key: *const aclTensorList,
@@ -1907,7 +2339,8 @@ unsafe extern "C" {
         workspaceSize: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> aclnnStatus;
-    /// Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+    /** Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+ Since a release after 8.1.*/
     pub fn aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize(
         query: *const aclTensor,
         key: *const aclTensorList,
@@ -1957,14 +2390,15 @@ unsafe extern "C" {
         workspaceSize: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> aclnnStatus;
-    /// Phase two: queues the prepared call on the stream.
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
     pub fn aclnnFusedInferAttentionScoreV4(
         workspace: *mut ::core::ffi::c_void,
         workspaceSize: u64,
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
-    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
     pub fn aclnnFusedInferAttentionScoreV5GetWorkspaceSize(
         query: *const aclTensor,
         key: *const aclTensorList,
@@ -2017,7 +2451,8 @@ unsafe extern "C" {
         workspaceSize: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> aclnnStatus;
-    /// Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+    /** Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+ Since a release after 8.1.*/
     pub fn aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize(
         query: *const aclTensor,
         key: *const aclTensorList,
@@ -2070,14 +2505,293 @@ unsafe extern "C" {
         workspaceSize: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> aclnnStatus;
-    /// Phase two: queues the prepared call on the stream.
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
     pub fn aclnnFusedInferAttentionScoreV5(
         workspace: *mut ::core::ffi::c_void,
         workspaceSize: u64,
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
+    pub fn aclnnGatherPaKvCacheGetWorkspaceSize(
+        keyCache: *const aclTensor,
+        valueCache: *const aclTensor,
+        blockTables: *const aclTensor,
+        seqLens: *const aclTensor,
+        keyRef: *mut aclTensor,
+        valueRef: *mut aclTensor,
+        seqOffsetOptional: *const aclTensor,
+        cacheModeOptional: *mut ::core::ffi::c_char,
+        isSeqLensCumsum: bool,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnGatherPaKvCache(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnIncreFlashAttentionGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensorList,
+        value: *const aclTensorList,
+        pseShiftOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        actualSeqLengthsOptional: *const aclIntArray,
+        numHeads: i64,
+        scaleValue: f64,
+        inputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        attentionOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnIncreFlashAttention(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnIncreFlashAttentionV2GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensorList,
+        value: *const aclTensorList,
+        pseShiftOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        actualSeqLengthsOptional: *const aclIntArray,
+        dequantScale1Optional: *const aclTensor,
+        quantScale1Optional: *const aclTensor,
+        dequantScale2Optional: *const aclTensor,
+        quantScale2Optional: *const aclTensor,
+        quantOffset2Optional: *const aclTensor,
+        numHeads: i64,
+        scaleValue: f64,
+        inputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        attentionOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnIncreFlashAttentionV2(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnIncreFlashAttentionV3GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensorList,
+        value: *const aclTensorList,
+        pseShiftOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        actualSeqLengthsOptional: *const aclIntArray,
+        dequantScale1Optional: *const aclTensor,
+        quantScale1Optional: *const aclTensor,
+        dequantScale2Optional: *const aclTensor,
+        quantScale2Optional: *const aclTensor,
+        quantOffset2Optional: *const aclTensor,
+        antiquantScaleOptional: *const aclTensor,
+        antiquantOffsetOptional: *const aclTensor,
+        blocktableOptional: *const aclTensor,
+        numHeads: i64,
+        scaleValue: f64,
+        inputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        blockSize: i64,
+        innerPrecise: i64,
+        attentionOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnIncreFlashAttentionV3(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnIncreFlashAttentionV4GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensorList,
+        value: *const aclTensorList,
+        pseShiftOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        actualSeqLengthsOptional: *const aclIntArray,
+        dequantScale1Optional: *const aclTensor,
+        quantScale1Optional: *const aclTensor,
+        dequantScale2Optional: *const aclTensor,
+        quantScale2Optional: *const aclTensor,
+        quantOffset2Optional: *const aclTensor,
+        antiquantScaleOptional: *const aclTensor,
+        antiquantOffsetOptional: *const aclTensor,
+        blocktableOptional: *const aclTensor,
+        kvPaddingSizeOptional: *const aclTensor,
+        numHeads: i64,
+        scaleValue: f64,
+        inputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        blockSize: i64,
+        innerPrecise: i64,
+        attentionOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnIncreFlashAttentionV4(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnPromptFlashAttentionGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        pseShiftOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        actualSeqLengthsOptional: *const aclIntArray,
+        numHeads: i64,
+        scaleValue: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        attentionOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnPromptFlashAttention(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnPromptFlashAttentionV2GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        pseShiftOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        actualSeqLengthsOptional: *const aclIntArray,
+        actualSeqLengthsKvOptional: *const aclIntArray,
+        deqScale1Optional: *const aclTensor,
+        quantScale1Optional: *const aclTensor,
+        deqScale2Optional: *const aclTensor,
+        quantScale2Optional: *const aclTensor,
+        quantOffset2Optional: *const aclTensor,
+        numHeads: i64,
+        scaleValue: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        sparseMode: i64,
+        attentionOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnPromptFlashAttentionV2(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnPromptFlashAttentionV3GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        pseShiftOptional: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        actualSeqLengthsOptional: *const aclIntArray,
+        actualSeqLengthsKvOptional: *const aclIntArray,
+        deqScale1Optional: *const aclTensor,
+        quantScale1Optional: *const aclTensor,
+        deqScale2Optional: *const aclTensor,
+        quantScale2Optional: *const aclTensor,
+        quantOffset2Optional: *const aclTensor,
+        numHeads: i64,
+        scaleValue: f64,
+        preTokens: i64,
+        nextTokens: i64,
+        inputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        sparseMode: i64,
+        innerPrecise: i64,
+        attentionOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnPromptFlashAttentionV3(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+    pub fn aclnnRingAttentionUpdateGetWorkspaceSize(
+        prevAttnOut: *const aclTensor,
+        prevSoftmaxMax: *const aclTensor,
+        prevSoftmaxSum: *const aclTensor,
+        curAttnOut: *const aclTensor,
+        curSoftmaxMax: *const aclTensor,
+        curSoftmaxSum: *const aclTensor,
+        actualSeqQlenOptional: *const aclTensor,
+        inputLayoutOptional: *mut ::core::ffi::c_char,
+        attnOutOut: *const aclTensor,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnRingAttentionUpdate(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
+    pub fn aclnnRingAttentionUpdateV2GetWorkspaceSize(
+        prevAttnOut: *const aclTensor,
+        prevSoftmaxMax: *const aclTensor,
+        prevSoftmaxSum: *const aclTensor,
+        curAttnOut: *const aclTensor,
+        curSoftmaxMax: *const aclTensor,
+        curSoftmaxSum: *const aclTensor,
+        actualSeqQlenOptional: *const aclTensor,
+        inputLayoutOptional: *mut ::core::ffi::c_char,
+        inputSoftmaxLayoutOptional: *mut ::core::ffi::c_char,
+        attnOutOut: *const aclTensor,
+        softmaxMaxOut: *const aclTensor,
+        softmaxSumOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnRingAttentionUpdateV2(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.*/
     pub fn aclnnScatterPaKvCacheGetWorkspaceSize(
         key: *const aclTensor,
         keyCacheRef: *mut aclTensor,
@@ -2094,51 +2808,2107 @@ unsafe extern "C" {
         workspaceSize: *mut u64,
         executor: *mut *mut aclOpExecutor,
     ) -> aclnnStatus;
-    /// Phase two: queues the prepared call on the stream.
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
     pub fn aclnnScatterPaKvCache(
         workspace: *mut ::core::ffi::c_void,
         workspaceSize: u64,
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
-    /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
-    pub fn aclnnGatherPaKvCacheGetWorkspaceSize(
-        keyCache: *const aclTensor,
-        valueCache: *const aclTensor,
-        blockTables: *const aclTensor,
-        seqLens: *const aclTensor,
-        keyRef: *mut aclTensor,
-        valueRef: *mut aclTensor,
-        seqOffsetOptional: *const aclTensor,
-        cacheModeOptional: *mut ::core::ffi::c_char,
-        isSeqLensCumsum: bool,
-        workspaceSize: *mut u64,
-        executor: *mut *mut aclOpExecutor,
-    ) -> aclnnStatus;
-    /// Phase two: queues the prepared call on the stream.
-    pub fn aclnnGatherPaKvCache(
-        workspace: *mut ::core::ffi::c_void,
-        workspaceSize: u64,
-        executor: *mut aclOpExecutor,
-        stream: aclrtStream,
-    ) -> aclnnStatus;
-    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+}
 
- updateType 0: lseOut is null. updateType 1: lseOut takes the merged log-sum-exps.*/
-    pub fn aclnnAttentionUpdateGetWorkspaceSize(
-        lse: *const aclTensorList,
-        localOut: *const aclTensorList,
-        updateType: i64,
-        out: *mut aclTensor,
-        lseOut: *mut aclTensor,
-        workspaceSize: *mut u64,
-        executor: *mut *mut aclOpExecutor,
-    ) -> aclnnStatus;
-    /// Phase two: queues the prepared call on the stream.
-    pub fn aclnnAttentionUpdate(
-        workspace: *mut ::core::ffi::c_void,
-        workspaceSize: u64,
-        executor: *mut aclOpExecutor,
-        stream: aclrtStream,
-    ) -> aclnnStatus;
+/// Hands every function of the C ABI to another macro.
+///
+/// `for_each_function! { callback }` expands to `callback! { ... }` with one entry a function:
+/// `[Library] fn name(argument: Type, ...) -> Type;`, where `Library` is a variant of [`Library`](crate::Library)
+/// and the types carry full paths. A macro with this pattern takes them:
+///
+/// ```
+/// macro_rules! count {
+///     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
+///         [$( stringify!($name) ),*].len()
+///     };
+/// }
+/// assert!(ascend_sys::for_each_function! { count } > 100);
+/// ```
+#[macro_export]
+macro_rules! for_each_function {
+    ($($callback:ident)::+) => {
+        $($callback)::+! {
+            [Ascendcl] fn aclDataTypeSize(dataType: $crate::bindings::aclDataType) -> usize;
+            [Ascendcl] fn aclFloat16ToFloat(value: $crate::bindings::aclFloat16) -> f32;
+            [Ascendcl] fn aclFloatToFloat16(value: f32) -> $crate::bindings::aclFloat16;
+            [Ascendcl] fn aclGetCannAttributeList(
+                cannAttrList: *mut *const $crate::bindings::aclCannAttr,
+                num: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclGetCannAttribute(
+                cannAttr: $crate::bindings::aclCannAttr,
+                value: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclGetDeviceCapability(
+                deviceId: u32,
+                deviceInfo: $crate::bindings::aclDeviceInfo,
+                value: *mut i64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetDevice(deviceId: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtResetDevice(deviceId: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtResetDeviceForce(deviceId: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetDevice(deviceId: *mut i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetDeviceCount(count: *mut u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetRunMode(runMode: *mut $crate::bindings::aclrtRunMode) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSynchronizeDevice() -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSynchronizeDeviceWithTimeout(timeout: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceCanAccessPeer(
+                canAccessPeer: *mut i32,
+                deviceId: i32,
+                peerDeviceId: i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceEnablePeerAccess(peerDeviceId: i32, flags: u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceDisablePeerAccess(peerDeviceId: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDevicePeerAccessStatus(
+                deviceId: i32,
+                peerDeviceId: i32,
+                status: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetDeviceInfo(
+                deviceId: u32,
+                attr: $crate::bindings::aclrtDevAttr,
+                value: *mut i64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceGetUuid(
+                deviceId: i32,
+                uuid: *mut $crate::bindings::aclrtUuid
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetLogicDevIdByUserDevId(
+                userDevid: i32,
+                logicDevId: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetUserDevIdByLogicDevId(
+                logicDevId: i32,
+                userDevid: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceGetBareTgid(pid: *mut i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetDeviceSatMode(
+                mode: $crate::bindings::aclrtFloatOverflowMode
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetDeviceSatMode(
+                mode: *mut $crate::bindings::aclrtFloatOverflowMode
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetDeviceResLimit(
+                deviceId: i32,
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetDeviceResLimit(
+                deviceId: i32,
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtResetDeviceResLimit(deviceId: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetStreamResLimit(
+                stream: $crate::bindings::aclrtStream,
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetStreamResLimit(
+                stream: $crate::bindings::aclrtStream,
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtResetStreamResLimit(stream: $crate::bindings::aclrtStream) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtUseStreamResInCurrentThread(
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtUnuseStreamResInCurrentThread(
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetResInCurrentThread(
+                type_: $crate::bindings::aclrtDevResLimitType,
+                value: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceTaskAbort(deviceId: i32, timeout: u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetMemUceInfo(
+                deviceId: i32,
+                memUceInfoArray: *mut $crate::bindings::aclrtMemUceInfo,
+                arraySize: usize,
+                retSize: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetErrorVerbose(
+                deviceId: i32,
+                errorInfo: *mut $crate::bindings::aclrtErrorInfo
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtRepairError(
+                deviceId: i32,
+                errorInfo: *const $crate::bindings::aclrtErrorInfo
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCreateContext(
+                context: *mut $crate::bindings::aclrtContext,
+                deviceId: i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDestroyContext(context: $crate::bindings::aclrtContext) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetCurrentContext(context: $crate::bindings::aclrtContext) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetCurrentContext(
+                context: *mut $crate::bindings::aclrtContext
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetPrimaryCtxState(
+                deviceId: i32,
+                flags: *mut u32,
+                active: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCtxSetSysParamOpt(
+                opt: $crate::bindings::aclSysParamOpt,
+                value: i64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCtxGetSysParamOpt(
+                opt: $crate::bindings::aclSysParamOpt,
+                value: *mut i64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetSysParamOpt(
+                opt: $crate::bindings::aclSysParamOpt,
+                value: i64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetSysParamOpt(
+                opt: $crate::bindings::aclSysParamOpt,
+                value: *mut i64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCreateStream(stream: *mut $crate::bindings::aclrtStream) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCreateStreamWithConfig(
+                stream: *mut $crate::bindings::aclrtStream,
+                priority: u32,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDestroyStream(stream: $crate::bindings::aclrtStream) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDestroyStreamForce(stream: $crate::bindings::aclrtStream) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSynchronizeStream(stream: $crate::bindings::aclrtStream) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSynchronizeStreamWithTimeout(
+                stream: $crate::bindings::aclrtStream,
+                timeout: i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtStreamAbort(stream: $crate::bindings::aclrtStream) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtStreamQuery(
+                stream: $crate::bindings::aclrtStream,
+                status: *mut $crate::bindings::aclrtStreamStatus
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtStreamWaitEvent(
+                stream: $crate::bindings::aclrtStream,
+                event: $crate::bindings::aclrtEvent
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtStreamGetId(
+                stream: $crate::bindings::aclrtStream,
+                streamId: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtStreamGetPriority(
+                stream: $crate::bindings::aclrtStream,
+                priority: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtStreamGetFlags(
+                stream: $crate::bindings::aclrtStream,
+                flags: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDeviceGetStreamPriorityRange(
+                leastPriority: *mut i32,
+                greatestPriority: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetStreamAttribute(
+                stream: $crate::bindings::aclrtStream,
+                stmAttrType: $crate::bindings::aclrtStreamAttr,
+                value: *mut $crate::bindings::aclrtStreamAttrValue
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetStreamAttribute(
+                stream: $crate::bindings::aclrtStream,
+                stmAttrType: $crate::bindings::aclrtStreamAttr,
+                value: *mut $crate::bindings::aclrtStreamAttrValue
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetStreamFailureMode(
+                stream: $crate::bindings::aclrtStream,
+                mode: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetStreamOverflowSwitch(
+                stream: $crate::bindings::aclrtStream,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetStreamOverflowSwitch(
+                stream: $crate::bindings::aclrtStream,
+                flag: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCreateEvent(event: *mut $crate::bindings::aclrtEvent) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCreateEventWithFlag(
+                event: *mut $crate::bindings::aclrtEvent,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCreateEventExWithFlag(
+                event: *mut $crate::bindings::aclrtEvent,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDestroyEvent(event: $crate::bindings::aclrtEvent) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSynchronizeEvent(event: $crate::bindings::aclrtEvent) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSynchronizeEventWithTimeout(
+                event: $crate::bindings::aclrtEvent,
+                timeout: i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtRecordEvent(
+                event: $crate::bindings::aclrtEvent,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtResetEvent(
+                event: $crate::bindings::aclrtEvent,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtQueryEventStatus(
+                event: $crate::bindings::aclrtEvent,
+                status: *mut $crate::bindings::aclrtEventRecordedStatus
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtQueryEventWaitStatus(
+                event: $crate::bindings::aclrtEvent,
+                status: *mut $crate::bindings::aclrtEventWaitStatus
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtEventElapsedTime(
+                ms: *mut f32,
+                startEvent: $crate::bindings::aclrtEvent,
+                endEvent: $crate::bindings::aclrtEvent
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtEventGetTimestamp(
+                event: $crate::bindings::aclrtEvent,
+                timestamp: *mut u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMalloc(
+                devPtr: *mut *mut ::core::ffi::c_void,
+                size: usize,
+                policy: $crate::bindings::aclrtMemMallocPolicy
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMallocAlign32(
+                devPtr: *mut *mut ::core::ffi::c_void,
+                size: usize,
+                policy: $crate::bindings::aclrtMemMallocPolicy
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMallocWithCfg(
+                devPtr: *mut *mut ::core::ffi::c_void,
+                size: usize,
+                policy: $crate::bindings::aclrtMemMallocPolicy,
+                cfg: *mut $crate::bindings::aclrtMallocConfig
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtFree(devPtr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMallocHost(
+                hostPtr: *mut *mut ::core::ffi::c_void,
+                size: usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMallocHostWithCfg(
+                ptr: *mut *mut ::core::ffi::c_void,
+                size: u64,
+                cfg: *mut $crate::bindings::aclrtMallocConfig
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtHostRegister(
+                ptr: *mut ::core::ffi::c_void,
+                size: u64,
+                type_: $crate::bindings::aclrtHostRegisterType,
+                devPtr: *mut *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtHostRegisterV2(
+                ptr: *mut ::core::ffi::c_void,
+                size: u64,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtHostGetDevicePointer(
+                pHost: *mut ::core::ffi::c_void,
+                pDevice: *mut *mut ::core::ffi::c_void,
+                flag: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtHostUnregister(ptr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtPointerGetAttributes(
+                ptr: *const ::core::ffi::c_void,
+                attributes: *mut $crate::bindings::aclrtPtrAttributes
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtFreeHost(hostPtr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemcpy(
+                dst: *mut ::core::ffi::c_void,
+                destMax: usize,
+                src: *const ::core::ffi::c_void,
+                count: usize,
+                kind: $crate::bindings::aclrtMemcpyKind
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemcpyAsync(
+                dst: *mut ::core::ffi::c_void,
+                destMax: usize,
+                src: *const ::core::ffi::c_void,
+                count: usize,
+                kind: $crate::bindings::aclrtMemcpyKind,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemcpyAsyncWithCondition(
+                dst: *mut ::core::ffi::c_void,
+                destMax: usize,
+                src: *const ::core::ffi::c_void,
+                count: usize,
+                kind: $crate::bindings::aclrtMemcpyKind,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemcpyBatch(
+                dsts: *mut *mut ::core::ffi::c_void,
+                destMaxs: *mut usize,
+                srcs: *mut *mut ::core::ffi::c_void,
+                sizes: *mut usize,
+                numBatches: usize,
+                attrs: *mut $crate::bindings::aclrtMemcpyBatchAttr,
+                attrsIndexes: *mut usize,
+                numAttrs: usize,
+                failIndex: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemcpyBatchAsync(
+                dsts: *mut *mut ::core::ffi::c_void,
+                destMaxs: *mut usize,
+                srcs: *mut *mut ::core::ffi::c_void,
+                sizes: *mut usize,
+                numBatches: usize,
+                attrs: *mut $crate::bindings::aclrtMemcpyBatchAttr,
+                attrsIndexes: *mut usize,
+                numAttrs: usize,
+                failIndex: *mut usize,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCmoAsync(
+                src: *mut ::core::ffi::c_void,
+                size: usize,
+                cmoType: $crate::bindings::aclrtCmoType,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemset(
+                devPtr: *mut ::core::ffi::c_void,
+                maxCount: usize,
+                value: i32,
+                count: usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemsetAsync(
+                devPtr: *mut ::core::ffi::c_void,
+                maxCount: usize,
+                value: i32,
+                count: usize,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetMemInfo(
+                attr: $crate::bindings::aclrtMemAttr,
+                free: *mut usize,
+                total: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtReserveMemAddress(
+                virPtr: *mut *mut ::core::ffi::c_void,
+                size: usize,
+                alignment: usize,
+                expectPtr: *mut ::core::ffi::c_void,
+                flags: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtReleaseMemAddress(virPtr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMallocPhysical(
+                handle: *mut $crate::bindings::aclrtDrvMemHandle,
+                size: usize,
+                prop: *const $crate::bindings::aclrtPhysicalMemProp,
+                flags: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtFreePhysical(handle: $crate::bindings::aclrtDrvMemHandle) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMapMem(
+                virPtr: *mut ::core::ffi::c_void,
+                size: usize,
+                offset: usize,
+                handle: $crate::bindings::aclrtDrvMemHandle,
+                flags: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtUnmapMem(virPtr: *mut ::core::ffi::c_void) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtMemGetAllocationGranularity(
+                prop: *mut $crate::bindings::aclrtPhysicalMemProp,
+                option: $crate::bindings::aclrtMemGranularityOptions,
+                granularity: *mut usize
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSubscribeReport(
+                threadId: u64,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtUnSubscribeReport(
+                threadId: u64,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtProcessReport(timeout: i32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtLaunchCallback(
+                fn_: $crate::bindings::aclrtCallback,
+                userData: *mut ::core::ffi::c_void,
+                blockType: $crate::bindings::aclrtCallbackBlockType,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtLaunchHostFunc(
+                stream: $crate::bindings::aclrtStream,
+                fn_: $crate::bindings::aclrtHostFunc,
+                args: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtCreateNotify(
+                notify: *mut $crate::bindings::aclrtNotify,
+                flag: u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtDestroyNotify(notify: $crate::bindings::aclrtNotify) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtRecordNotify(
+                notify: $crate::bindings::aclrtNotify,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtWaitAndResetNotify(
+                notify: $crate::bindings::aclrtNotify,
+                stream: $crate::bindings::aclrtStream,
+                timeout: u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetNotifyId(
+                notify: $crate::bindings::aclrtNotify,
+                notifyId: *mut u32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtValueWrite(
+                devAddr: *mut ::core::ffi::c_void,
+                value: u64,
+                flag: u32,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtValueWait(
+                devAddr: *mut ::core::ffi::c_void,
+                value: u64,
+                flag: u32,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetLastError(level: $crate::bindings::aclrtLastErrLevel) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtPeekAtLastError(
+                level: $crate::bindings::aclrtLastErrLevel
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetOpExecuteTimeOut(timeout: u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetOpExecuteTimeOutV2(
+                timeout: u64,
+                actualTimeout: *mut u64
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetOpTimeOutInterval(interval: *mut u64) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtGetOpExecuteTimeout(timeoutMs: *mut u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclrtSetOpWaitTimeout(timeout: u32) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRICaptureBegin(
+                stream: $crate::bindings::aclrtStream,
+                mode: $crate::bindings::aclmdlRICaptureMode
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRICaptureGetInfo(
+                stream: $crate::bindings::aclrtStream,
+                status: *mut $crate::bindings::aclmdlRICaptureStatus,
+                modelRI: *mut $crate::bindings::aclmdlRI
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRICaptureEnd(
+                stream: $crate::bindings::aclrtStream,
+                modelRI: *mut $crate::bindings::aclmdlRI
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRICaptureThreadExchangeMode(
+                mode: *mut $crate::bindings::aclmdlRICaptureMode
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRIExecuteAsync(
+                modelRI: $crate::bindings::aclmdlRI,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRIExecute(
+                modelRI: $crate::bindings::aclmdlRI,
+                timeout: i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRIDestroy(modelRI: $crate::bindings::aclmdlRI) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRIDebugPrint(modelRI: $crate::bindings::aclmdlRI) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRICaptureTaskGrpBegin(
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRICaptureTaskGrpEnd(
+                stream: $crate::bindings::aclrtStream,
+                handle: *mut $crate::bindings::aclrtTaskGrp
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRICaptureTaskUpdateBegin(
+                stream: $crate::bindings::aclrtStream,
+                handle: $crate::bindings::aclrtTaskGrp
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclmdlRICaptureTaskUpdateEnd(
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclInit(configPath: *const ::core::ffi::c_char) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclFinalize() -> $crate::bindings::aclError;
+            [Ascendcl] fn aclFinalizeReference(refCount: *mut u64) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclGetRecentErrMsg() -> *const ::core::ffi::c_char;
+            [Ascendcl] fn aclrtGetSocName() -> *const ::core::ffi::c_char;
+            [Ascendcl] fn aclrtGetVersion(
+                majorVersion: *mut i32,
+                minorVersion: *mut i32,
+                patchVersion: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclsysGetCANNVersion(
+                name: $crate::bindings::aclCANNPackageName,
+                version: *mut $crate::bindings::aclCANNPackageVersion
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclsysGetVersionStr(
+                pkgName: *mut ::core::ffi::c_char,
+                versionStr: *mut ::core::ffi::c_char
+            ) -> $crate::bindings::aclError;
+            [Ascendcl] fn aclsysGetVersionNum(
+                pkgName: *mut ::core::ffi::c_char,
+                versionNum: *mut i32
+            ) -> $crate::bindings::aclError;
+            [Nnopbase] fn aclnnInit(configPath: *const ::core::ffi::c_char) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclnnFinalize() -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclCreateTensor(
+                viewDims: *const i64,
+                viewDimsNum: u64,
+                dataType: $crate::bindings::aclDataType,
+                stride: *const i64,
+                offset: i64,
+                format: $crate::bindings::aclFormat,
+                storageDims: *const i64,
+                storageDimsNum: u64,
+                tensorData: *mut ::core::ffi::c_void
+            ) -> *mut $crate::bindings::aclTensor;
+            [Nnopbase] fn aclCreateScalar(
+                value: *mut ::core::ffi::c_void,
+                dataType: $crate::bindings::aclDataType
+            ) -> *mut $crate::bindings::aclScalar;
+            [Nnopbase] fn aclCreateIntArray(value: *const i64, size: u64) -> *mut $crate::bindings::aclIntArray;
+            [Nnopbase] fn aclCreateFloatArray(value: *const f32, size: u64) -> *mut $crate::bindings::aclFloatArray;
+            [Nnopbase] fn aclCreateBoolArray(value: *const bool, size: u64) -> *mut $crate::bindings::aclBoolArray;
+            [Nnopbase] fn aclCreateTensorList(
+                value: *const *const $crate::bindings::aclTensor,
+                size: u64
+            ) -> *mut $crate::bindings::aclTensorList;
+            [Nnopbase] fn aclCreateScalarList(
+                value: *const *const $crate::bindings::aclScalar,
+                size: u64
+            ) -> *mut $crate::bindings::aclScalarList;
+            [Nnopbase] fn aclDestroyTensor(tensor: *const $crate::bindings::aclTensor) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclDestroyScalar(scalar: *const $crate::bindings::aclScalar) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclDestroyIntArray(
+                array: *const $crate::bindings::aclIntArray
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclDestroyFloatArray(
+                array: *const $crate::bindings::aclFloatArray
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclDestroyBoolArray(
+                array: *const $crate::bindings::aclBoolArray
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclDestroyTensorList(
+                array: *const $crate::bindings::aclTensorList
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclDestroyScalarList(
+                array: *const $crate::bindings::aclScalarList
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetViewShape(
+                tensor: *const $crate::bindings::aclTensor,
+                viewDims: *mut *mut i64,
+                viewDimsNum: *mut u64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetStorageShape(
+                tensor: *const $crate::bindings::aclTensor,
+                storageDims: *mut *mut i64,
+                storageDimsNum: *mut u64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetViewStrides(
+                tensor: *const $crate::bindings::aclTensor,
+                stridesValue: *mut *mut i64,
+                stridesNum: *mut u64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetViewOffset(
+                tensor: *const $crate::bindings::aclTensor,
+                offset: *mut i64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetFormat(
+                tensor: *const $crate::bindings::aclTensor,
+                format: *mut $crate::bindings::aclFormat
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetDataType(
+                tensor: *const $crate::bindings::aclTensor,
+                dataType: *mut $crate::bindings::aclDataType
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetIntArraySize(
+                array: *const $crate::bindings::aclIntArray,
+                size: *mut u64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetFloatArraySize(
+                array: *const $crate::bindings::aclFloatArray,
+                size: *mut u64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetBoolArraySize(
+                array: *const $crate::bindings::aclBoolArray,
+                size: *mut u64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetTensorListSize(
+                tensorList: *const $crate::bindings::aclTensorList,
+                size: *mut u64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetScalarListSize(
+                scalarList: *const $crate::bindings::aclScalarList,
+                size: *mut u64
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclInitTensor(
+                tensor: *mut $crate::bindings::aclTensor,
+                viewDims: *const i64,
+                viewDimsNum: u64,
+                dataType: $crate::bindings::aclDataType,
+                stride: *const i64,
+                offset: i64,
+                format: $crate::bindings::aclFormat,
+                storageDims: *const i64,
+                storageDimsNum: u64,
+                tensorDataAddr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclSetRawTensorAddr(
+                tensor: *mut $crate::bindings::aclTensor,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclGetRawTensorAddr(
+                tensor: *const $crate::bindings::aclTensor,
+                addr: *mut *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclSetAclOpExecutorRepeatable(
+                executor: *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclDestroyAclOpExecutor(
+                executor: *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclSetInputTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                index: usize,
+                tensor: *mut $crate::bindings::aclTensor,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclSetOutputTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                index: usize,
+                tensor: *mut $crate::bindings::aclTensor,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclSetTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                index: usize,
+                tensor: *mut $crate::bindings::aclTensor,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclSetDynamicInputTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                irIndex: usize,
+                relativeIndex: usize,
+                tensors: *mut $crate::bindings::aclTensorList,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclSetDynamicOutputTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                irIndex: usize,
+                relativeIndex: usize,
+                tensors: *mut $crate::bindings::aclTensorList,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn aclSetDynamicTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                irIndex: usize,
+                relativeIndex: usize,
+                tensors: *mut $crate::bindings::aclTensorList,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn AclSetInputTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                index: usize,
+                tensor: *mut $crate::bindings::aclTensor,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn AclSetOutputTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                index: usize,
+                tensor: *mut $crate::bindings::aclTensor,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn AclSetTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                index: usize,
+                tensor: *mut $crate::bindings::aclTensor,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn AclSetDynamicInputTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                irIndex: usize,
+                relativeIndex: usize,
+                tensors: *mut $crate::bindings::aclTensorList,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn AclSetDynamicOutputTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                irIndex: usize,
+                relativeIndex: usize,
+                tensors: *mut $crate::bindings::aclTensorList,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Nnopbase] fn AclSetDynamicTensorAddr(
+                executor: *mut $crate::bindings::aclOpExecutor,
+                irIndex: usize,
+                relativeIndex: usize,
+                tensors: *mut $crate::bindings::aclTensorList,
+                addr: *mut ::core::ffi::c_void
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnAttentionUpdateGetWorkspaceSize(
+                lse: *const $crate::bindings::aclTensorList,
+                localOut: *const $crate::bindings::aclTensorList,
+                updateType: i64,
+                out: *mut $crate::bindings::aclTensor,
+                lseOut: *mut $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnAttentionUpdate(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionScoreGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionScore(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionScoreV2GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                pseType: i64,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionScoreV2(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionScoreV3GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                sinkOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                pseType: i64,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionScoreV3(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionScoreV4GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                dScaleQOptional: *const $crate::bindings::aclTensor,
+                dScaleKOptional: *const $crate::bindings::aclTensor,
+                dScaleVOptional: *const $crate::bindings::aclTensor,
+                sinkOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                actualSeqQLenOptional: *const $crate::bindings::aclIntArray,
+                actualSeqKvLenOptional: *const $crate::bindings::aclIntArray,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                outDtype: i64,
+                pseType: i64,
+                softmaxOutLayout: *mut ::core::ffi::c_char,
+                seed: i64,
+                offset: i64,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionScoreV4(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                actualSeqQLenOptional: *const $crate::bindings::aclIntArray,
+                actualSeqKvLenOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScore(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV2GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                actualSeqQLenOptional: *const $crate::bindings::aclIntArray,
+                actualSeqKvLenOptional: *const $crate::bindings::aclIntArray,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                pseType: i64,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV2(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV3GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                actualSeqQLenOptional: *const $crate::bindings::aclIntArray,
+                actualSeqKvLenOptional: *const $crate::bindings::aclIntArray,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                pseType: i64,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV3(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV4GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                actualSeqQLenOptional: *const $crate::bindings::aclIntArray,
+                actualSeqKvLenOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                softmaxOutLayout: *mut ::core::ffi::c_char,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV4(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV5GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                sinkOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                actualSeqQLenOptional: *const $crate::bindings::aclIntArray,
+                actualSeqKvLenOptional: *const $crate::bindings::aclIntArray,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                pseType: i64,
+                softmaxOutLayout: *mut ::core::ffi::c_char,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV5GetMaxWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                realShiftOptional: *const $crate::bindings::aclTensor,
+                dropMaskOptional: *const $crate::bindings::aclTensor,
+                paddingMaskOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                sinkOptional: *const $crate::bindings::aclTensor,
+                prefixOptional: *const $crate::bindings::aclIntArray,
+                actualSeqQLenOptional: *const $crate::bindings::aclIntArray,
+                actualSeqKvLenOptional: *const $crate::bindings::aclIntArray,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                scaleValue: f64,
+                keepProb: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                innerPrecise: i64,
+                sparseMode: i64,
+                pseType: i64,
+                softmaxOutLayout: *mut ::core::ffi::c_char,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                softmaxOutOut: *const $crate::bindings::aclTensor,
+                attentionOutOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFlashAttentionVarLenScoreV5(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnQuantFlashAttentionScoreGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                dScaleQ: *const $crate::bindings::aclTensor,
+                dScaleK: *const $crate::bindings::aclTensor,
+                dScaleV: *const $crate::bindings::aclTensor,
+                pScale: *const $crate::bindings::aclTensor,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                headNum: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                sparseMode: i64,
+                softmaxMaxOut: *mut $crate::bindings::aclTensor,
+                softmaxSumOut: *mut $crate::bindings::aclTensor,
+                softmaxOutOut: *mut $crate::bindings::aclTensor,
+                attentionOutOut: *mut $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnQuantFlashAttentionScore(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScore(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV2GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                keySharedPrefixOptional: *const $crate::bindings::aclTensor,
+                valueSharedPrefixOptional: *const $crate::bindings::aclTensor,
+                actualSharedPrefixLenOptional: *const $crate::bindings::aclIntArray,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                keyAntiquantMode: i64,
+                valueAntiquantMode: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV2GetMaxWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                keySharedPrefixOptional: *const $crate::bindings::aclTensor,
+                valueSharedPrefixOptional: *const $crate::bindings::aclTensor,
+                actualSharedPrefixLenOptional: *const $crate::bindings::aclIntArray,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                keyAntiquantMode: i64,
+                valueAntiquantMode: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV2(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV3GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                keySharedPrefixOptional: *const $crate::bindings::aclTensor,
+                valueSharedPrefixOptional: *const $crate::bindings::aclTensor,
+                actualSharedPrefixLenOptional: *const $crate::bindings::aclIntArray,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                keyAntiquantMode: i64,
+                valueAntiquantMode: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                keySharedPrefixOptional: *const $crate::bindings::aclTensor,
+                valueSharedPrefixOptional: *const $crate::bindings::aclTensor,
+                actualSharedPrefixLenOptional: *const $crate::bindings::aclIntArray,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                keyAntiquantMode: i64,
+                valueAntiquantMode: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV3(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV4GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                keySharedPrefixOptional: *const $crate::bindings::aclTensor,
+                valueSharedPrefixOptional: *const $crate::bindings::aclTensor,
+                actualSharedPrefixLenOptional: *const $crate::bindings::aclIntArray,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                dequantScaleQueryOptional: *const $crate::bindings::aclTensor,
+                learnableSinkOptional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                keyAntiquantMode: i64,
+                valueAntiquantMode: i64,
+                queryQuantMode: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                keySharedPrefixOptional: *const $crate::bindings::aclTensor,
+                valueSharedPrefixOptional: *const $crate::bindings::aclTensor,
+                actualSharedPrefixLenOptional: *const $crate::bindings::aclIntArray,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                dequantScaleQueryOptional: *const $crate::bindings::aclTensor,
+                learnableSinkOptional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                keyAntiquantMode: i64,
+                valueAntiquantMode: i64,
+                queryQuantMode: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV4(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV5GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                keySharedPrefixOptional: *const $crate::bindings::aclTensor,
+                valueSharedPrefixOptional: *const $crate::bindings::aclTensor,
+                actualSharedPrefixLenOptional: *const $crate::bindings::aclIntArray,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                dequantScaleQueryOptional: *const $crate::bindings::aclTensor,
+                learnableSinkOptional: *const $crate::bindings::aclTensor,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                keyAntiquantMode: i64,
+                valueAntiquantMode: i64,
+                queryQuantMode: i64,
+                pseType: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                keyAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                valueAntiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                keySharedPrefixOptional: *const $crate::bindings::aclTensor,
+                valueSharedPrefixOptional: *const $crate::bindings::aclTensor,
+                actualSharedPrefixLenOptional: *const $crate::bindings::aclIntArray,
+                queryRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeOptional: *const $crate::bindings::aclTensor,
+                keyRopeAntiquantScaleOptional: *const $crate::bindings::aclTensor,
+                dequantScaleQueryOptional: *const $crate::bindings::aclTensor,
+                learnableSinkOptional: *const $crate::bindings::aclTensor,
+                qStartIdxOptional: *const $crate::bindings::aclIntArray,
+                kvStartIdxOptional: *const $crate::bindings::aclIntArray,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                blockSize: i64,
+                antiquantMode: i64,
+                softmaxLseFlag: bool,
+                keyAntiquantMode: i64,
+                valueAntiquantMode: i64,
+                queryQuantMode: i64,
+                pseType: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLse: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedInferAttentionScoreV5(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnGatherPaKvCacheGetWorkspaceSize(
+                keyCache: *const $crate::bindings::aclTensor,
+                valueCache: *const $crate::bindings::aclTensor,
+                blockTables: *const $crate::bindings::aclTensor,
+                seqLens: *const $crate::bindings::aclTensor,
+                keyRef: *mut $crate::bindings::aclTensor,
+                valueRef: *mut $crate::bindings::aclTensor,
+                seqOffsetOptional: *const $crate::bindings::aclTensor,
+                cacheModeOptional: *mut ::core::ffi::c_char,
+                isSeqLensCumsum: bool,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnGatherPaKvCache(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnIncreFlashAttentionGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                numHeads: i64,
+                scaleValue: f64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnIncreFlashAttention(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnIncreFlashAttentionV2GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                dequantScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                dequantScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnIncreFlashAttentionV2(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnIncreFlashAttentionV3GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                dequantScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                dequantScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blocktableOptional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                blockSize: i64,
+                innerPrecise: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnIncreFlashAttentionV3(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnIncreFlashAttentionV4GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensorList,
+                value: *const $crate::bindings::aclTensorList,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                dequantScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                dequantScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                antiquantScaleOptional: *const $crate::bindings::aclTensor,
+                antiquantOffsetOptional: *const $crate::bindings::aclTensor,
+                blocktableOptional: *const $crate::bindings::aclTensor,
+                kvPaddingSizeOptional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                blockSize: i64,
+                innerPrecise: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnIncreFlashAttentionV4(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnPromptFlashAttentionGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnPromptFlashAttention(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnPromptFlashAttentionV2GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnPromptFlashAttentionV2(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnPromptFlashAttentionV3GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                pseShiftOptional: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                deqScale1Optional: *const $crate::bindings::aclTensor,
+                quantScale1Optional: *const $crate::bindings::aclTensor,
+                deqScale2Optional: *const $crate::bindings::aclTensor,
+                quantScale2Optional: *const $crate::bindings::aclTensor,
+                quantOffset2Optional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                scaleValue: f64,
+                preTokens: i64,
+                nextTokens: i64,
+                inputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                sparseMode: i64,
+                innerPrecise: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnPromptFlashAttentionV3(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnRingAttentionUpdateGetWorkspaceSize(
+                prevAttnOut: *const $crate::bindings::aclTensor,
+                prevSoftmaxMax: *const $crate::bindings::aclTensor,
+                prevSoftmaxSum: *const $crate::bindings::aclTensor,
+                curAttnOut: *const $crate::bindings::aclTensor,
+                curSoftmaxMax: *const $crate::bindings::aclTensor,
+                curSoftmaxSum: *const $crate::bindings::aclTensor,
+                actualSeqQlenOptional: *const $crate::bindings::aclTensor,
+                inputLayoutOptional: *mut ::core::ffi::c_char,
+                attnOutOut: *const $crate::bindings::aclTensor,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnRingAttentionUpdate(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnRingAttentionUpdateV2GetWorkspaceSize(
+                prevAttnOut: *const $crate::bindings::aclTensor,
+                prevSoftmaxMax: *const $crate::bindings::aclTensor,
+                prevSoftmaxSum: *const $crate::bindings::aclTensor,
+                curAttnOut: *const $crate::bindings::aclTensor,
+                curSoftmaxMax: *const $crate::bindings::aclTensor,
+                curSoftmaxSum: *const $crate::bindings::aclTensor,
+                actualSeqQlenOptional: *const $crate::bindings::aclTensor,
+                inputLayoutOptional: *mut ::core::ffi::c_char,
+                inputSoftmaxLayoutOptional: *mut ::core::ffi::c_char,
+                attnOutOut: *const $crate::bindings::aclTensor,
+                softmaxMaxOut: *const $crate::bindings::aclTensor,
+                softmaxSumOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnRingAttentionUpdateV2(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnScatterPaKvCacheGetWorkspaceSize(
+                key: *const $crate::bindings::aclTensor,
+                keyCacheRef: *mut $crate::bindings::aclTensor,
+                slotMapping: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                valueCacheRef: *mut $crate::bindings::aclTensor,
+                compressLensOptional: *const $crate::bindings::aclTensor,
+                compressSeqOffsetOptional: *const $crate::bindings::aclTensor,
+                seqLensOptional: *const $crate::bindings::aclTensor,
+                cacheModeOptional: *mut ::core::ffi::c_char,
+                scatterModeOptional: *mut ::core::ffi::c_char,
+                stridesOptional: *const $crate::bindings::aclIntArray,
+                offsetsOptional: *const $crate::bindings::aclIntArray,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnScatterPaKvCache(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+        }
+    };
+}
+
+/// The functions that the linker binds; those that CANN 8.1 need not export are left open.
+#[cfg(feature = "link")]
+pub(crate) fn linked() -> crate::Functions {
+    crate::Functions {
+        aclDataTypeSize: Some(aclDataTypeSize),
+        aclFloat16ToFloat: Some(aclFloat16ToFloat),
+        aclFloatToFloat16: Some(aclFloatToFloat16),
+        aclGetCannAttributeList: Some(aclGetCannAttributeList),
+        aclGetCannAttribute: Some(aclGetCannAttribute),
+        aclGetDeviceCapability: Some(aclGetDeviceCapability),
+        aclrtSetDevice: Some(aclrtSetDevice),
+        aclrtResetDevice: Some(aclrtResetDevice),
+        aclrtResetDeviceForce: Some(aclrtResetDeviceForce),
+        aclrtGetDevice: Some(aclrtGetDevice),
+        aclrtGetDeviceCount: Some(aclrtGetDeviceCount),
+        aclrtGetRunMode: Some(aclrtGetRunMode),
+        aclrtSynchronizeDevice: Some(aclrtSynchronizeDevice),
+        aclrtSynchronizeDeviceWithTimeout: Some(aclrtSynchronizeDeviceWithTimeout),
+        aclrtDeviceCanAccessPeer: Some(aclrtDeviceCanAccessPeer),
+        aclrtDeviceEnablePeerAccess: Some(aclrtDeviceEnablePeerAccess),
+        aclrtDeviceDisablePeerAccess: Some(aclrtDeviceDisablePeerAccess),
+        aclrtDevicePeerAccessStatus: None,
+        aclrtGetDeviceInfo: None,
+        aclrtDeviceGetUuid: None,
+        aclrtGetLogicDevIdByUserDevId: None,
+        aclrtGetUserDevIdByLogicDevId: None,
+        aclrtDeviceGetBareTgid: Some(aclrtDeviceGetBareTgid),
+        aclrtSetDeviceSatMode: Some(aclrtSetDeviceSatMode),
+        aclrtGetDeviceSatMode: Some(aclrtGetDeviceSatMode),
+        aclrtGetDeviceResLimit: None,
+        aclrtSetDeviceResLimit: None,
+        aclrtResetDeviceResLimit: None,
+        aclrtGetStreamResLimit: None,
+        aclrtSetStreamResLimit: None,
+        aclrtResetStreamResLimit: None,
+        aclrtUseStreamResInCurrentThread: None,
+        aclrtUnuseStreamResInCurrentThread: None,
+        aclrtGetResInCurrentThread: None,
+        aclrtDeviceTaskAbort: Some(aclrtDeviceTaskAbort),
+        aclrtGetMemUceInfo: Some(aclrtGetMemUceInfo),
+        aclrtGetErrorVerbose: None,
+        aclrtRepairError: None,
+        aclrtCreateContext: Some(aclrtCreateContext),
+        aclrtDestroyContext: Some(aclrtDestroyContext),
+        aclrtSetCurrentContext: Some(aclrtSetCurrentContext),
+        aclrtGetCurrentContext: Some(aclrtGetCurrentContext),
+        aclrtGetPrimaryCtxState: None,
+        aclrtCtxSetSysParamOpt: Some(aclrtCtxSetSysParamOpt),
+        aclrtCtxGetSysParamOpt: Some(aclrtCtxGetSysParamOpt),
+        aclrtSetSysParamOpt: Some(aclrtSetSysParamOpt),
+        aclrtGetSysParamOpt: Some(aclrtGetSysParamOpt),
+        aclrtCreateStream: Some(aclrtCreateStream),
+        aclrtCreateStreamWithConfig: Some(aclrtCreateStreamWithConfig),
+        aclrtDestroyStream: Some(aclrtDestroyStream),
+        aclrtDestroyStreamForce: Some(aclrtDestroyStreamForce),
+        aclrtSynchronizeStream: Some(aclrtSynchronizeStream),
+        aclrtSynchronizeStreamWithTimeout: Some(aclrtSynchronizeStreamWithTimeout),
+        aclrtStreamAbort: Some(aclrtStreamAbort),
+        aclrtStreamQuery: Some(aclrtStreamQuery),
+        aclrtStreamWaitEvent: Some(aclrtStreamWaitEvent),
+        aclrtStreamGetId: Some(aclrtStreamGetId),
+        aclrtStreamGetPriority: None,
+        aclrtStreamGetFlags: None,
+        aclrtDeviceGetStreamPriorityRange: None,
+        aclrtSetStreamAttribute: None,
+        aclrtGetStreamAttribute: None,
+        aclrtSetStreamFailureMode: Some(aclrtSetStreamFailureMode),
+        aclrtSetStreamOverflowSwitch: Some(aclrtSetStreamOverflowSwitch),
+        aclrtGetStreamOverflowSwitch: Some(aclrtGetStreamOverflowSwitch),
+        aclrtCreateEvent: Some(aclrtCreateEvent),
+        aclrtCreateEventWithFlag: Some(aclrtCreateEventWithFlag),
+        aclrtCreateEventExWithFlag: Some(aclrtCreateEventExWithFlag),
+        aclrtDestroyEvent: Some(aclrtDestroyEvent),
+        aclrtSynchronizeEvent: Some(aclrtSynchronizeEvent),
+        aclrtSynchronizeEventWithTimeout: Some(aclrtSynchronizeEventWithTimeout),
+        aclrtRecordEvent: Some(aclrtRecordEvent),
+        aclrtResetEvent: Some(aclrtResetEvent),
+        aclrtQueryEventStatus: Some(aclrtQueryEventStatus),
+        aclrtQueryEventWaitStatus: Some(aclrtQueryEventWaitStatus),
+        aclrtEventElapsedTime: Some(aclrtEventElapsedTime),
+        aclrtEventGetTimestamp: Some(aclrtEventGetTimestamp),
+        aclrtMalloc: Some(aclrtMalloc),
+        aclrtMallocAlign32: Some(aclrtMallocAlign32),
+        aclrtMallocWithCfg: Some(aclrtMallocWithCfg),
+        aclrtFree: Some(aclrtFree),
+        aclrtMallocHost: Some(aclrtMallocHost),
+        aclrtMallocHostWithCfg: Some(aclrtMallocHostWithCfg),
+        aclrtHostRegister: Some(aclrtHostRegister),
+        aclrtHostRegisterV2: None,
+        aclrtHostGetDevicePointer: None,
+        aclrtHostUnregister: Some(aclrtHostUnregister),
+        aclrtPointerGetAttributes: Some(aclrtPointerGetAttributes),
+        aclrtFreeHost: Some(aclrtFreeHost),
+        aclrtMemcpy: Some(aclrtMemcpy),
+        aclrtMemcpyAsync: Some(aclrtMemcpyAsync),
+        aclrtMemcpyAsyncWithCondition: Some(aclrtMemcpyAsyncWithCondition),
+        aclrtMemcpyBatch: None,
+        aclrtMemcpyBatchAsync: None,
+        aclrtCmoAsync: Some(aclrtCmoAsync),
+        aclrtMemset: Some(aclrtMemset),
+        aclrtMemsetAsync: Some(aclrtMemsetAsync),
+        aclrtGetMemInfo: Some(aclrtGetMemInfo),
+        aclrtReserveMemAddress: Some(aclrtReserveMemAddress),
+        aclrtReleaseMemAddress: Some(aclrtReleaseMemAddress),
+        aclrtMallocPhysical: Some(aclrtMallocPhysical),
+        aclrtFreePhysical: Some(aclrtFreePhysical),
+        aclrtMapMem: Some(aclrtMapMem),
+        aclrtUnmapMem: Some(aclrtUnmapMem),
+        aclrtMemGetAllocationGranularity: Some(aclrtMemGetAllocationGranularity),
+        aclrtSubscribeReport: Some(aclrtSubscribeReport),
+        aclrtUnSubscribeReport: Some(aclrtUnSubscribeReport),
+        aclrtProcessReport: Some(aclrtProcessReport),
+        aclrtLaunchCallback: Some(aclrtLaunchCallback),
+        aclrtLaunchHostFunc: None,
+        aclrtCreateNotify: None,
+        aclrtDestroyNotify: None,
+        aclrtRecordNotify: None,
+        aclrtWaitAndResetNotify: None,
+        aclrtGetNotifyId: None,
+        aclrtValueWrite: None,
+        aclrtValueWait: None,
+        aclrtGetLastError: Some(aclrtGetLastError),
+        aclrtPeekAtLastError: Some(aclrtPeekAtLastError),
+        aclrtSetOpExecuteTimeOut: Some(aclrtSetOpExecuteTimeOut),
+        aclrtSetOpExecuteTimeOutV2: None,
+        aclrtGetOpTimeOutInterval: None,
+        aclrtGetOpExecuteTimeout: None,
+        aclrtSetOpWaitTimeout: Some(aclrtSetOpWaitTimeout),
+        aclmdlRICaptureBegin: Some(aclmdlRICaptureBegin),
+        aclmdlRICaptureGetInfo: Some(aclmdlRICaptureGetInfo),
+        aclmdlRICaptureEnd: Some(aclmdlRICaptureEnd),
+        aclmdlRICaptureThreadExchangeMode: Some(aclmdlRICaptureThreadExchangeMode),
+        aclmdlRIExecuteAsync: Some(aclmdlRIExecuteAsync),
+        aclmdlRIExecute: None,
+        aclmdlRIDestroy: Some(aclmdlRIDestroy),
+        aclmdlRIDebugPrint: Some(aclmdlRIDebugPrint),
+        aclmdlRICaptureTaskGrpBegin: Some(aclmdlRICaptureTaskGrpBegin),
+        aclmdlRICaptureTaskGrpEnd: Some(aclmdlRICaptureTaskGrpEnd),
+        aclmdlRICaptureTaskUpdateBegin: Some(aclmdlRICaptureTaskUpdateBegin),
+        aclmdlRICaptureTaskUpdateEnd: Some(aclmdlRICaptureTaskUpdateEnd),
+        aclInit: Some(aclInit),
+        aclFinalize: Some(aclFinalize),
+        aclFinalizeReference: None,
+        aclGetRecentErrMsg: Some(aclGetRecentErrMsg),
+        aclrtGetSocName: Some(aclrtGetSocName),
+        aclrtGetVersion: Some(aclrtGetVersion),
+        aclsysGetCANNVersion: Some(aclsysGetCANNVersion),
+        aclsysGetVersionStr: None,
+        aclsysGetVersionNum: None,
+        aclnnInit: Some(aclnnInit),
+        aclnnFinalize: Some(aclnnFinalize),
+        aclCreateTensor: Some(aclCreateTensor),
+        aclCreateScalar: Some(aclCreateScalar),
+        aclCreateIntArray: Some(aclCreateIntArray),
+        aclCreateFloatArray: Some(aclCreateFloatArray),
+        aclCreateBoolArray: Some(aclCreateBoolArray),
+        aclCreateTensorList: Some(aclCreateTensorList),
+        aclCreateScalarList: Some(aclCreateScalarList),
+        aclDestroyTensor: Some(aclDestroyTensor),
+        aclDestroyScalar: Some(aclDestroyScalar),
+        aclDestroyIntArray: Some(aclDestroyIntArray),
+        aclDestroyFloatArray: Some(aclDestroyFloatArray),
+        aclDestroyBoolArray: Some(aclDestroyBoolArray),
+        aclDestroyTensorList: Some(aclDestroyTensorList),
+        aclDestroyScalarList: Some(aclDestroyScalarList),
+        aclGetViewShape: Some(aclGetViewShape),
+        aclGetStorageShape: Some(aclGetStorageShape),
+        aclGetViewStrides: Some(aclGetViewStrides),
+        aclGetViewOffset: Some(aclGetViewOffset),
+        aclGetFormat: Some(aclGetFormat),
+        aclGetDataType: Some(aclGetDataType),
+        aclGetIntArraySize: Some(aclGetIntArraySize),
+        aclGetFloatArraySize: Some(aclGetFloatArraySize),
+        aclGetBoolArraySize: Some(aclGetBoolArraySize),
+        aclGetTensorListSize: Some(aclGetTensorListSize),
+        aclGetScalarListSize: Some(aclGetScalarListSize),
+        aclInitTensor: Some(aclInitTensor),
+        aclSetRawTensorAddr: Some(aclSetRawTensorAddr),
+        aclGetRawTensorAddr: Some(aclGetRawTensorAddr),
+        aclSetAclOpExecutorRepeatable: Some(aclSetAclOpExecutorRepeatable),
+        aclDestroyAclOpExecutor: Some(aclDestroyAclOpExecutor),
+        aclSetInputTensorAddr: Some(aclSetInputTensorAddr),
+        aclSetOutputTensorAddr: Some(aclSetOutputTensorAddr),
+        aclSetTensorAddr: Some(aclSetTensorAddr),
+        aclSetDynamicInputTensorAddr: Some(aclSetDynamicInputTensorAddr),
+        aclSetDynamicOutputTensorAddr: Some(aclSetDynamicOutputTensorAddr),
+        aclSetDynamicTensorAddr: Some(aclSetDynamicTensorAddr),
+        AclSetInputTensorAddr: None,
+        AclSetOutputTensorAddr: None,
+        AclSetTensorAddr: None,
+        AclSetDynamicInputTensorAddr: None,
+        AclSetDynamicOutputTensorAddr: None,
+        AclSetDynamicTensorAddr: None,
+        aclnnAttentionUpdateGetWorkspaceSize: None,
+        aclnnAttentionUpdate: None,
+        aclnnFlashAttentionScoreGetWorkspaceSize: Some(aclnnFlashAttentionScoreGetWorkspaceSize),
+        aclnnFlashAttentionScore: Some(aclnnFlashAttentionScore),
+        aclnnFlashAttentionScoreV2GetWorkspaceSize: Some(aclnnFlashAttentionScoreV2GetWorkspaceSize),
+        aclnnFlashAttentionScoreV2: Some(aclnnFlashAttentionScoreV2),
+        aclnnFlashAttentionScoreV3GetWorkspaceSize: None,
+        aclnnFlashAttentionScoreV3: None,
+        aclnnFlashAttentionScoreV4GetWorkspaceSize: None,
+        aclnnFlashAttentionScoreV4: None,
+        aclnnFlashAttentionVarLenScoreGetWorkspaceSize: Some(aclnnFlashAttentionVarLenScoreGetWorkspaceSize),
+        aclnnFlashAttentionVarLenScore: Some(aclnnFlashAttentionVarLenScore),
+        aclnnFlashAttentionVarLenScoreV2GetWorkspaceSize: Some(aclnnFlashAttentionVarLenScoreV2GetWorkspaceSize),
+        aclnnFlashAttentionVarLenScoreV2: Some(aclnnFlashAttentionVarLenScoreV2),
+        aclnnFlashAttentionVarLenScoreV3GetWorkspaceSize: None,
+        aclnnFlashAttentionVarLenScoreV3: None,
+        aclnnFlashAttentionVarLenScoreV4GetWorkspaceSize: None,
+        aclnnFlashAttentionVarLenScoreV4: None,
+        aclnnFlashAttentionVarLenScoreV5GetWorkspaceSize: None,
+        aclnnFlashAttentionVarLenScoreV5GetMaxWorkspaceSize: None,
+        aclnnFlashAttentionVarLenScoreV5: None,
+        aclnnQuantFlashAttentionScoreGetWorkspaceSize: None,
+        aclnnQuantFlashAttentionScore: None,
+        aclnnFusedInferAttentionScoreGetWorkspaceSize: Some(aclnnFusedInferAttentionScoreGetWorkspaceSize),
+        aclnnFusedInferAttentionScore: Some(aclnnFusedInferAttentionScore),
+        aclnnFusedInferAttentionScoreV2GetWorkspaceSize: Some(aclnnFusedInferAttentionScoreV2GetWorkspaceSize),
+        aclnnFusedInferAttentionScoreV2GetMaxWorkspaceSize: Some(aclnnFusedInferAttentionScoreV2GetMaxWorkspaceSize),
+        aclnnFusedInferAttentionScoreV2: Some(aclnnFusedInferAttentionScoreV2),
+        aclnnFusedInferAttentionScoreV3GetWorkspaceSize: Some(aclnnFusedInferAttentionScoreV3GetWorkspaceSize),
+        aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize: None,
+        aclnnFusedInferAttentionScoreV3: Some(aclnnFusedInferAttentionScoreV3),
+        aclnnFusedInferAttentionScoreV4GetWorkspaceSize: None,
+        aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize: None,
+        aclnnFusedInferAttentionScoreV4: None,
+        aclnnFusedInferAttentionScoreV5GetWorkspaceSize: None,
+        aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize: None,
+        aclnnFusedInferAttentionScoreV5: None,
+        aclnnGatherPaKvCacheGetWorkspaceSize: None,
+        aclnnGatherPaKvCache: None,
+        aclnnIncreFlashAttentionGetWorkspaceSize: Some(aclnnIncreFlashAttentionGetWorkspaceSize),
+        aclnnIncreFlashAttention: Some(aclnnIncreFlashAttention),
+        aclnnIncreFlashAttentionV2GetWorkspaceSize: Some(aclnnIncreFlashAttentionV2GetWorkspaceSize),
+        aclnnIncreFlashAttentionV2: Some(aclnnIncreFlashAttentionV2),
+        aclnnIncreFlashAttentionV3GetWorkspaceSize: Some(aclnnIncreFlashAttentionV3GetWorkspaceSize),
+        aclnnIncreFlashAttentionV3: Some(aclnnIncreFlashAttentionV3),
+        aclnnIncreFlashAttentionV4GetWorkspaceSize: Some(aclnnIncreFlashAttentionV4GetWorkspaceSize),
+        aclnnIncreFlashAttentionV4: Some(aclnnIncreFlashAttentionV4),
+        aclnnPromptFlashAttentionGetWorkspaceSize: Some(aclnnPromptFlashAttentionGetWorkspaceSize),
+        aclnnPromptFlashAttention: Some(aclnnPromptFlashAttention),
+        aclnnPromptFlashAttentionV2GetWorkspaceSize: Some(aclnnPromptFlashAttentionV2GetWorkspaceSize),
+        aclnnPromptFlashAttentionV2: Some(aclnnPromptFlashAttentionV2),
+        aclnnPromptFlashAttentionV3GetWorkspaceSize: Some(aclnnPromptFlashAttentionV3GetWorkspaceSize),
+        aclnnPromptFlashAttentionV3: Some(aclnnPromptFlashAttentionV3),
+        aclnnRingAttentionUpdateGetWorkspaceSize: Some(aclnnRingAttentionUpdateGetWorkspaceSize),
+        aclnnRingAttentionUpdate: Some(aclnnRingAttentionUpdate),
+        aclnnRingAttentionUpdateV2GetWorkspaceSize: None,
+        aclnnRingAttentionUpdateV2: None,
+        aclnnScatterPaKvCacheGetWorkspaceSize: None,
+        aclnnScatterPaKvCache: None,
+    }
 }

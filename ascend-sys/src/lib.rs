@@ -55,31 +55,26 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(feature = "bindgen"))]
+#[macro_use]
 #[rustfmt::skip]
-#[allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals)]
+#[allow(
+    missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals,
+    reason = "the names are those of C, and not every item of a header has a comment"
+)]
 pub mod bindings;
 
 /// Types, constants and functions, made from the headers when this crate was built.
 #[cfg(feature = "bindgen")]
+#[macro_use]
 #[allow(
     missing_docs,
     non_camel_case_types,
     non_snake_case,
-    non_upper_case_globals
+    non_upper_case_globals,
+    reason = "the names are those of C, and not every item of a header has a comment"
 )]
 pub mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
-}
-
-#[cfg(not(feature = "bindgen"))]
-#[macro_use]
-#[rustfmt::skip]
-mod table;
-
-#[cfg(feature = "bindgen")]
-#[macro_use]
-mod table {
-    include!(concat!(env!("OUT_DIR"), "/table.rs"));
 }
 
 #[cfg(not(feature = "bindgen"))]

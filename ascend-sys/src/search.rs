@@ -135,7 +135,6 @@ fn custom_packages(opp: &Path) -> Vec<PathBuf> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

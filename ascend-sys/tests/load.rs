@@ -2,9 +2,17 @@
 //!
 //! A statically linked program cannot open libraries, so these tests do not exist there.
 #![cfg(all(unix, not(target_feature = "crt-static")))]
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests end them by a panic"
+)]
 
-#[allow(dead_code, unreachable_pub)]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "several tests share it, and each uses a part"
+)]
 mod compiler;
 
 use std::path::Path;

@@ -108,6 +108,48 @@ fn the_operators_beside_attention_have_their_documented_arguments() {
 }
 
 #[test]
+fn the_operators_of_training_and_of_inference_cards_have_their_documented_arguments() {
+    let counts = [
+        ("FlashAttentionScore", 22),
+        ("FlashAttentionScoreV2", 25),
+        ("FlashAttentionScoreV3", 26),
+        ("FlashAttentionScoreV4", 37),
+        ("FlashAttentionVarLenScore", 24),
+        ("FlashAttentionVarLenScoreV2", 27),
+        ("FlashAttentionVarLenScoreV3", 29),
+        ("FlashAttentionVarLenScoreV4", 25),
+        ("FlashAttentionVarLenScoreV5", 31),
+        ("QuantFlashAttentionScore", 20),
+        ("RingAttentionUpdate", 13),
+        ("RingAttentionUpdateV2", 14),
+        ("PromptFlashAttention", 15),
+        ("PromptFlashAttentionV2", 22),
+        ("PromptFlashAttentionV3", 23),
+        ("IncreFlashAttention", 13),
+        ("IncreFlashAttentionV2", 18),
+        ("IncreFlashAttentionV3", 23),
+        ("IncreFlashAttentionV4", 24),
+    ];
+    for (operator, count) in counts {
+        let phase_one = arguments(&format!("aclnn{operator}GetWorkspaceSize"));
+        assert_eq!(phase_one.map(<[&str]>::len), Some(count), "{operator}");
+        let phase_two = arguments(&format!("aclnn{operator}"));
+        assert_eq!(phase_two.map(<[&str]>::len), Some(4), "{operator}");
+    }
+    // Rotary parts stand beside what they belong to in packed calls, and behind the masks in others.
+    let place = |operator: &str| {
+        let names = arguments(&format!("aclnn{operator}GetWorkspaceSize")).unwrap_or_default();
+        let rope = names.iter().position(|name| *name == "queryRopeOptional");
+        let sink = names.iter().position(|name| *name == "sinkOptional");
+        (rope, sink)
+    };
+    assert_eq!(place("FlashAttentionVarLenScoreV5"), (Some(1), Some(9)));
+    assert_eq!(place("FlashAttentionScoreV4"), (Some(7), Some(12)));
+    let measured = arguments("aclnnFlashAttentionVarLenScoreV5GetMaxWorkspaceSize");
+    assert_eq!(measured.map(<[&str]>::len), Some(31));
+}
+
+#[test]
 fn a_function_stands_once_in_the_table() {
     let unique: BTreeSet<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
     assert_eq!(unique.len(), FUNCTIONS.len());

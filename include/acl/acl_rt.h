@@ -333,7 +333,7 @@ typedef struct aclrtMemUceInfo {
     size_t reserved[14];
 } aclrtMemUceInfo;
 
-/** What is wrong with a device. Since a release after 8.1, as are the types of its details. */
+/** What is wrong with a device, in types that came with it. Since a release after 8.1. */
 typedef enum aclrtErrorType {
     ACL_RT_NO_ERROR = 0,
     ACL_RT_ERROR_MEMORY = 1,
@@ -418,23 +418,23 @@ aclError aclrtDeviceGetBareTgid(int32_t *pid);
 aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode);
 /** What numbers out of range become. */
 aclError aclrtGetDeviceSatMode(aclrtFloatOverflowMode *mode);
-/** How many cores this process uses of a device. Since a release after 8.1, as are the next eight. */
+/** How many cores this process uses of a device. Since a release after 8.1. */
 aclError aclrtGetDeviceResLimit(int32_t deviceId, aclrtDevResLimitType type, uint32_t *value);
-/** Limits the cores that this process uses of a device. */
+/** Limits the cores that this process uses of a device. Since a release after 8.1. */
 aclError aclrtSetDeviceResLimit(int32_t deviceId, aclrtDevResLimitType type, uint32_t value);
-/** Lifts the limits of aclrtSetDeviceResLimit. */
+/** Lifts the limits of aclrtSetDeviceResLimit. Since a release after 8.1. */
 aclError aclrtResetDeviceResLimit(int32_t deviceId);
-/** How many cores a stream uses. */
+/** How many cores a stream uses. Since a release after 8.1. */
 aclError aclrtGetStreamResLimit(aclrtStream stream, aclrtDevResLimitType type, uint32_t *value);
-/** Limits the cores that a stream uses, once a thread takes the limit over. */
+/** Limits the cores that a stream uses, once a thread takes the limit over. Since a release after 8.1. */
 aclError aclrtSetStreamResLimit(aclrtStream stream, aclrtDevResLimitType type, uint32_t value);
-/** Lifts the limits of aclrtSetStreamResLimit. */
+/** Lifts the limits of aclrtSetStreamResLimit. Since a release after 8.1. */
 aclError aclrtResetStreamResLimit(aclrtStream stream);
-/** Lets the calling thread prepare operators for the cores of a stream. */
+/** Lets the calling thread prepare operators for the cores of a stream. Since a release after 8.1. */
 aclError aclrtUseStreamResInCurrentThread(aclrtStream stream);
-/** Ends what aclrtUseStreamResInCurrentThread began. */
+/** Ends what aclrtUseStreamResInCurrentThread began. Since a release after 8.1. */
 aclError aclrtUnuseStreamResInCurrentThread(aclrtStream stream);
-/** How many cores the calling thread prepares operators for. */
+/** How many cores the calling thread prepares operators for. Since a release after 8.1. */
 aclError aclrtGetResInCurrentThread(aclrtDevResLimitType type, uint32_t *value);
 /** Stops the work of a device's streams and drops what is queued; waits `timeout` milliseconds, 0 for ever. */
 aclError aclrtDeviceTaskAbort(int32_t deviceId, uint32_t timeout);
@@ -488,15 +488,15 @@ aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status);
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
 /** A number naming the stream. */
 aclError aclrtStreamGetId(aclrtStream stream, int32_t *streamId);
-/** The priority that the stream was made with. Since a release after 8.1, as are the next two. */
+/** The priority that the stream was made with. Since a release after 8.1. */
 aclError aclrtStreamGetPriority(aclrtStream stream, uint32_t *priority);
-/** The flags that the stream was made with. */
+/** The flags that the stream was made with. Since a release after 8.1. */
 aclError aclrtStreamGetFlags(aclrtStream stream, uint32_t *flags);
-/** The lowest and the highest priority of a stream. */
+/** The lowest and the highest priority of a stream. Since a release after 8.1. */
 aclError aclrtDeviceGetStreamPriorityRange(int32_t *leastPriority, int32_t *greatestPriority);
-/** Sets an attribute of a stream. Since a release after 8.1, as is the next one. */
+/** Sets an attribute of a stream. Since a release after 8.1. */
 aclError aclrtSetStreamAttribute(aclrtStream stream, aclrtStreamAttr stmAttrType, aclrtStreamAttrValue *value);
-/** Reads an attribute of a stream. */
+/** Reads an attribute of a stream. Since a release after 8.1. */
 aclError aclrtGetStreamAttribute(aclrtStream stream, aclrtStreamAttr stmAttrType, aclrtStreamAttrValue *value);
 /** Whether the stream goes on after a task that failed: ACL_CONTINUE_ON_FAILURE or ACL_STOP_ON_FAILURE. */
 aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode);
@@ -548,9 +548,9 @@ aclError aclrtMallocHost(void **hostPtr, size_t size);
 aclError aclrtMallocHostWithCfg(void **ptr, uint64_t size, aclrtMallocConfig *cfg);
 /** Lets the device reach host memory; `devPtr` becomes its address on the device. */
 aclError aclrtHostRegister(void *ptr, uint64_t size, aclrtHostRegisterType type, void **devPtr);
-/** The same by ACL_HOST_REG_* flags. Since a release after 8.1, as is the next one. */
+/** The same by ACL_HOST_REG_* flags. Since a release after 8.1. */
 aclError aclrtHostRegisterV2(void *ptr, uint64_t size, uint32_t flag);
-/** The address on the device of host memory that is registered. `flag` is 0. */
+/** The address on the device of host memory that is registered. `flag` is 0. Since a release after 8.1. */
 aclError aclrtHostGetDevicePointer(void *pHost, void **pDevice, uint32_t flag);
 /** Ends what aclrtHostRegister or aclrtHostRegisterV2 began. */
 aclError aclrtHostUnregister(void *ptr);
@@ -618,19 +618,28 @@ aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void *args);
 
 /* Notifies and values in memory, all since a release after 8.1. */
 
-/** Creates a notify: a flag that one stream raises and another one waits for and lowers. */
+/** Creates a notify: a flag that one stream raises and another one waits for and lowers. Since a release after 8.1. */
 aclError aclrtCreateNotify(aclrtNotify *notify, uint64_t flag);
-/** Destroys a notify. */
+/** Destroys a notify. Since a release after 8.1. */
 aclError aclrtDestroyNotify(aclrtNotify notify);
-/** Raises a notify once the stream's work so far is done. */
+/** Raises a notify once the stream's work so far is done. Since a release after 8.1. */
 aclError aclrtRecordNotify(aclrtNotify notify, aclrtStream stream);
-/** Lets later work of the stream wait until a notify is raised, and lowers it; `timeout` in seconds, 0 for ever. */
+/**
+ * Lets later work of the stream wait until a notify is raised, and lowers it; `timeout` in seconds, 0 for ever.
+ * Since a release after 8.1.
+ */
 aclError aclrtWaitAndResetNotify(aclrtNotify notify, aclrtStream stream, uint32_t timeout);
-/** A number naming the notify. */
+/** A number naming the notify. Since a release after 8.1. */
 aclError aclrtGetNotifyId(aclrtNotify notify, uint32_t *notifyId);
-/** Writes eight bytes of device memory once the stream's work so far is done. `flag` is 0. */
+/**
+ * Writes eight bytes of device memory once the stream's work so far is done. `flag` is 0.
+ * Since a release after 8.1.
+ */
 aclError aclrtValueWrite(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
-/** Lets later work of the stream wait for eight bytes of device memory; `flag` is an ACL_STREAM_WAIT_VALUE_* one. */
+/**
+ * Lets later work of the stream wait for eight bytes of device memory; `flag` is an ACL_STREAM_WAIT_VALUE_* one.
+ * Since a release after 8.1.
+ */
 aclError aclrtValueWait(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
 
 /* Errors and limits. */
@@ -641,11 +650,11 @@ aclError aclrtGetLastError(aclrtLastErrLevel level);
 aclError aclrtPeekAtLastError(aclrtLastErrLevel level);
 /** Longest time an operator may run, in seconds; 0 is the longest that can be set. */
 aclError aclrtSetOpExecuteTimeOut(uint32_t timeout);
-/** The same in microseconds, and the time that applies. Since a release after 8.1, as are the next two. */
+/** The same in microseconds, and the time that applies. Since a release after 8.1. */
 aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t *actualTimeout);
-/** The unit of these times in microseconds: multiples of it by 1 to 254 apply. */
+/** The unit of these times in microseconds: multiples of it by 1 to 254 apply. Since a release after 8.1. */
 aclError aclrtGetOpTimeOutInterval(uint64_t *interval);
-/** Longest time an operator may run, in milliseconds. */
+/** Longest time an operator may run, in milliseconds. Since a release after 8.1. */
 aclError aclrtGetOpExecuteTimeout(uint32_t *const timeoutMs);
 /** Longest time that aclrtStreamWaitEvent lets a stream wait, in seconds; 0 is for ever. */
 aclError aclrtSetOpWaitTimeout(uint32_t timeout);

@@ -122,19 +122,19 @@ aclnnStatus aclSetDynamicOutputTensorAddr(aclOpExecutor *executor, size_t irInde
 aclnnStatus aclSetDynamicTensorAddr(aclOpExecutor *executor, size_t irIndex, size_t relativeIndex,
                                     aclTensorList *tensors, void *addr);
 
-/** Old name of aclSetInputTensorAddr. */
+/** Old name of aclSetInputTensorAddr. Since a release after 8.1. */
 aclnnStatus AclSetInputTensorAddr(aclOpExecutor *executor, size_t index, aclTensor *tensor, void *addr);
-/** Old name of aclSetOutputTensorAddr. */
+/** Old name of aclSetOutputTensorAddr. Since a release after 8.1. */
 aclnnStatus AclSetOutputTensorAddr(aclOpExecutor *executor, size_t index, aclTensor *tensor, void *addr);
-/** Old name of aclSetTensorAddr. */
+/** Old name of aclSetTensorAddr. Since a release after 8.1. */
 aclnnStatus AclSetTensorAddr(aclOpExecutor *executor, size_t index, aclTensor *tensor, void *addr);
-/** Old name of aclSetDynamicInputTensorAddr. */
+/** Old name of aclSetDynamicInputTensorAddr. Since a release after 8.1. */
 aclnnStatus AclSetDynamicInputTensorAddr(aclOpExecutor *executor, size_t irIndex, size_t relativeIndex,
                                          aclTensorList *tensors, void *addr);
-/** Old name of aclSetDynamicOutputTensorAddr. */
+/** Old name of aclSetDynamicOutputTensorAddr. Since a release after 8.1. */
 aclnnStatus AclSetDynamicOutputTensorAddr(aclOpExecutor *executor, size_t irIndex, size_t relativeIndex,
                                           aclTensorList *tensors, void *addr);
-/** Old name of aclSetDynamicTensorAddr. */
+/** Old name of aclSetDynamicTensorAddr. Since a release after 8.1. */
 aclnnStatus AclSetDynamicTensorAddr(aclOpExecutor *executor, size_t irIndex, size_t relativeIndex,
                                     aclTensorList *tensors, void *addr);
 

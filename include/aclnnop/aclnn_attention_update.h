@@ -16,6 +16,7 @@ extern "C" {
  * Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
  *
  * updateType 0: lseOut is null. updateType 1: lseOut takes the merged log-sum-exps.
+ * Since a release after 8.1.
  */
 aclnnStatus aclnnAttentionUpdateGetWorkspaceSize(
     const aclTensorList *lse,
@@ -26,7 +27,7 @@ aclnnStatus aclnnAttentionUpdateGetWorkspaceSize(
     uint64_t *workspaceSize,
     aclOpExecutor **executor);
 
-/** Phase two: queues the prepared call on the stream. */
+/** Phase two: queues the prepared call on the stream. Since a release after 8.1. */
 aclnnStatus aclnnAttentionUpdate(
     void *workspace,
     uint64_t workspaceSize,

@@ -60,7 +60,10 @@ aclnnStatus aclnnFusedInferAttentionScoreV3GetWorkspaceSize(
     uint64_t *workspaceSize,
     aclOpExecutor **executor);
 
-/** Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs. */
+/**
+ * Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+ * Since a release after 8.1.
+ */
 aclnnStatus aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize(
     const aclTensor *query,
     const aclTensorList *key,

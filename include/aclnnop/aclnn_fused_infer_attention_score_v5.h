@@ -13,7 +13,10 @@
 extern "C" {
 #endif
 
-/** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor. */
+/**
+ * Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ * Since a release after 8.1.
+ */
 aclnnStatus aclnnFusedInferAttentionScoreV5GetWorkspaceSize(
     const aclTensor *query,
     const aclTensorList *key,
@@ -66,7 +69,10 @@ aclnnStatus aclnnFusedInferAttentionScoreV5GetWorkspaceSize(
     uint64_t *workspaceSize,
     aclOpExecutor **executor);
 
-/** Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs. */
+/**
+ * Like phase one with the largest lengths the shapes allow: an upper bound for captured graphs.
+ * Since a release after 8.1.
+ */
 aclnnStatus aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize(
     const aclTensor *query,
     const aclTensorList *key,
@@ -119,7 +125,7 @@ aclnnStatus aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize(
     uint64_t *workspaceSize,
     aclOpExecutor **executor);
 
-/** Phase two: queues the prepared call on the stream. */
+/** Phase two: queues the prepared call on the stream. Since a release after 8.1. */
 aclnnStatus aclnnFusedInferAttentionScoreV5(
     void *workspace,
     uint64_t workspaceSize,

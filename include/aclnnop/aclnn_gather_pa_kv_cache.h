@@ -13,7 +13,10 @@
 extern "C" {
 #endif
 
-/** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor. */
+/**
+ * Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ * Since a release after 8.1.
+ */
 aclnnStatus aclnnGatherPaKvCacheGetWorkspaceSize(
     const aclTensor *keyCache,
     const aclTensor *valueCache,
@@ -27,7 +30,7 @@ aclnnStatus aclnnGatherPaKvCacheGetWorkspaceSize(
     uint64_t *workspaceSize,
     aclOpExecutor **executor);
 
-/** Phase two: queues the prepared call on the stream. */
+/** Phase two: queues the prepared call on the stream. Since a release after 8.1. */
 aclnnStatus aclnnGatherPaKvCache(
     void *workspace,
     uint64_t workspaceSize,

@@ -13,7 +13,10 @@
 extern "C" {
 #endif
 
-/** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor. */
+/**
+ * Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ * Since a release after 8.1.
+ */
 aclnnStatus aclnnScatterPaKvCacheGetWorkspaceSize(
     const aclTensor *key,
     aclTensor *keyCacheRef,
@@ -30,7 +33,7 @@ aclnnStatus aclnnScatterPaKvCacheGetWorkspaceSize(
     uint64_t *workspaceSize,
     aclOpExecutor **executor);
 
-/** Phase two: queues the prepared call on the stream. */
+/** Phase two: queues the prepared call on the stream. Since a release after 8.1. */
 aclnnStatus aclnnScatterPaKvCache(
     void *workspace,
     uint64_t workspaceSize,

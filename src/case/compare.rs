@@ -118,7 +118,6 @@ fn distance(got: f32, want: f32) -> f64 {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -33,9 +33,24 @@
 //! | `expect_rule` | id of the rule that refuses the call; where `expect` is `ok`, of the lint by which the safe layer stops what the operator takes |
 //! | `portable_since` | the first release, such as `8.1.0`, that has to take the call as the case's own release does; absent is not asked |
 //!
-//! An absent attribute has the operator's default ([`Arguments`](crate::spec::fia::Arguments)); an absent `atten_mask_kind` follows from whether
-//! there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0. Types of 4 bits are two to a byte along
-//! the last axis, the even one in the low half: the file's last axis is half the operator's.
+//! An absent attribute has the operator's default ([`Arguments`](crate::spec::fia::Arguments)); an absent `atten_mask_kind`
+//! follows from whether there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0. Types of 4 bits are
+//! two to a byte along the last axis, the even one in the low half: the file's last axis is half the operator's.
+//!
+//! # Other operators
+//!
+//! [`AnyCase`] reads cases of every operator that [`DeclaredOperator`](crate::spec::declared::DeclaredOperator) lists, by
+//! the name in `op`; an [`OperatorCase`] is one of another operator than FusedInferAttentionScore. Arguments and tensors
+//! have that operator's own names in snake case, `op_version` is its version, counted from 1, and every output may be
+//! expected by its name. Beside the keys above, which hold for all but `portable_since` and `rms_rtol`, there are:
+//!
+//! | key | value |
+//! |---|---|
+//! | `softmax_atol`, `softmax_rtol` | tolerance of `softmax_max` and `softmax_sum`; `atol` and `rtol` are that of the others then |
+//! | `group`, `group_role` | free text: cases that belong together, and the part of this one |
+//!
+//! What a tensor updated in place holds before the call is not part of a case: such a tensor is what it should hold after it.
+//! `compressed` masks are BOOL there, in mode 6 3072 x 2048.
 //!
 //! ```
 //! use ascend_attention::case::{Case, CaseTensor, Parameter, Verdict};
@@ -67,13 +82,16 @@
 //! implementations of the operator's C functions: it writes the calls that they are given.
 
 mod compare;
+mod launches;
 mod live;
+mod outcome;
 mod run;
+mod run_operator;
 
 pub use crate::case_file::{
-    Case, CaseError, CaseTensor, Description, Expect, MaskKind, OperatorCall, Parameter,
-    ParameterCase, RECORD_VARIABLE, Recorded, Recorder, Tolerance, read_file, record_calls,
-    tentatively, write_file,
+    AnyCase, Case, CaseError, CaseTensor, Description, Expect, MaskKind, OperatorCall,
+    OperatorCase, Parameter, ParameterCase, RECORD_VARIABLE, Recorded, Recorder, Tolerance,
+    read_file, read_tensors, record_calls, tentatively, write_file,
 };
 pub use compare::{Comparison, Deviation};
-pub use run::{Outcome, Verdict};
+pub use outcome::{Outcome, Verdict};

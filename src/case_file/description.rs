@@ -1,6 +1,6 @@
 //! What the operator is told about a case: descriptors of all tensors, given and computed.
 
-use ascend_spec::fia::{Arguments, CheckedCall, FiaCall, Places};
+use ascend_spec::fia::{Arguments, CheckedCall, ContentBounds, FiaCall};
 use ascend_spec::{Soc, SparseMode, TensorDesc, Violation};
 
 use crate::mask::MaskForm;
@@ -39,14 +39,14 @@ impl Case {
     ///
     /// # Errors
     /// `block_table.range`, `block_table.row_short` or `padding_size.range`.
-    pub fn check_places(&self, checked: &CheckedCall<'_>) -> Result<(), Violation> {
-        let Some(places) = checked.places() else {
+    pub fn check_contents(&self, checked: &CheckedCall<'_>) -> Result<(), Violation> {
+        let Some(bounds) = checked.content_bounds() else {
             return Ok(());
         };
-        for parameter in Places::PARAMETERS {
+        for parameter in ContentBounds::PARAMETERS {
             if let Some(tensor) = self.tensor(parameter) {
                 let of = (tensor.dtype(), tensor.shape());
-                places.admits_content(parameter, of, tensor.bytes())?;
+                bounds.admits_content(parameter, of, tensor.bytes())?;
             }
         }
         Ok(())

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use ascend_spec::UnreleasedTarget;
+use ascend_spec::declared::DeclaredOperator;
 
 /// Why a file is not a case, or a case cannot be written.
 ///
@@ -67,8 +68,26 @@ pub enum CaseError {
     #[error("unknown version {} of the case format; this crate reads version 1", quoted(.0))]
     UnknownVersion(String),
     /// An operator that this crate does not know.
-    #[error("unknown op {}; this crate knows `fused_infer_attention_score`", quoted(.0))]
+    #[error("unknown op {}; this crate knows {}", quoted(.0), operators())]
     UnknownOp(String),
+    /// A case of another operator than FusedInferAttentionScore, where one of that is read.
+    #[error("a case of {0}: `case::AnyCase` reads those of every operator")]
+    OtherOp(&'static str),
+    /// An argument that the version of the case does not have.
+    #[error(
+        "version {version} of the operator has no argument `{argument}`: leave it out, or let `op_version` be one that has it"
+    )]
+    UnreadArgument {
+        /// The argument.
+        argument: &'static str,
+        /// The version, counted from 1.
+        version: u8,
+    },
+    /// A list that is both one tensor and several.
+    #[error(
+        "there are both `{0}` and `{0}.0`, `{0}.1`, ...: one tensor is `{0}`, a list has numbers"
+    )]
+    MixedList(String),
     /// A metadata value that cannot be read as what the key needs.
     #[error("metadata key `{key}` is {value:?}; it takes {expected}")]
     Malformed {
@@ -82,14 +101,14 @@ pub enum CaseError {
     /// A tensor that the operator does not have.
     #[error(
         "unknown tensor {}: the operator has no parameter of this name; its parameters are named in snake case, without \
-         `Optional`, as `case::Parameter` lists them",
+         `Optional`, as the operator's `DeclaredOperator::parameters` lists them",
         quoted(.0)
     )]
     UnknownTensor(String),
     /// A tensor that the call needs is not in the file.
     #[error(
-        "tensor `{0}` is missing: a call has query, key and value, `atten_mask_kind` `tensor` an atten_mask, and a list all \
-         its numbers from 0 on; add it, or let `expect` be `reject` if it has to be missing"
+        "tensor `{0}` is missing: a call has every tensor that its operator requires, `atten_mask_kind` `tensor` an atten_mask, \
+         and a list all its numbers from 0 on; add it, or let `expect` be `reject` if it has to be missing"
     )]
     MissingTensor(String),
     /// An element type that the format and CANN do not share.
@@ -164,6 +183,15 @@ impl CaseError {
             expected,
         }
     }
+}
+
+/// The operators that cases may be of.
+fn operators() -> String {
+    let names = DeclaredOperator::ALL.iter();
+    let names: Vec<_> = names
+        .map(|operator| format!("`{}`", operator.name()))
+        .collect();
+    names.join(", ")
 }
 
 /// A name from a file, which may hold anything.

@@ -4,9 +4,14 @@ mod description;
 mod error;
 mod file;
 mod header;
+mod json_tensor;
+mod metadata;
+mod operator_case;
 mod parameter_case;
 mod read_file;
+mod read_tensors;
 mod record;
+mod stored;
 mod target;
 mod tensor;
 mod unique_names;
@@ -14,13 +19,17 @@ mod values;
 mod write_file;
 
 use ascend_spec::fia::{Arguments, Version};
-use ascend_spec::{Cann, DType, Soc, SparseMode, Target};
+use ascend_spec::{Cann, DType, SparseMode};
 
 pub use description::Description;
 pub use error::CaseError;
+pub use operator_case::{AnyCase, OperatorCase};
 pub use parameter_case::ParameterCase;
 pub use read_file::read_file;
-pub(crate) use record::{LiveCall, expected_output, failed, is_on, launched, nans, refusal_status};
+pub use read_tensors::read_tensors;
+pub(crate) use record::{
+    LiveCall, LiveOperator, expected_output, failed, is_on, launched, nans, refusal_status,
+};
 pub use record::{OperatorCall, RECORD_VARIABLE, Recorded, Recorder, record_calls, tentatively};
 pub use tensor::CaseTensor;
 pub use write_file::write_file;
@@ -76,8 +85,21 @@ pub enum MaskKind {
     None,
     /// The tensor [`Parameter::AttenMask`].
     Tensor,
-    /// The standard 2048 x 2048 mask of sparse modes 2, 3 and 4.
+    /// The standard mask of the sparse mode: 2048 x 2048, in mode 6 3072 x 2048.
     Compressed,
+}
+
+impl MaskKind {
+    /// Refuses a tensor `atten_mask` beside another kind, and this kind without the tensor.
+    fn agrees_with(self, has_tensor: bool) -> Result<(), CaseError> {
+        match self {
+            Self::Tensor if !has_tensor => Err(CaseError::MissingTensor("atten_mask".into())),
+            Self::None | Self::Compressed if has_tensor => Err(CaseError::Contradiction(
+                "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave out the other",
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What should become of the call of a case.
@@ -110,9 +132,6 @@ impl Tolerance {
 }
 
 impl Case {
-    /// The operator of the case, as the file spells it.
-    pub const OP: &'static str = "fused_infer_attention_score";
-
     /// A case with the operator's default attributes and no tensors.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -135,25 +154,14 @@ impl Case {
     /// Whether the parts of the case fit together.
     fn consistent(&self) -> Result<(), CaseError> {
         let wrong = |why| Err(CaseError::Contradiction(why));
-        let soc = self.soc_name.as_deref().and_then(Soc::from_name);
-        if let (Some(soc), Some(cann)) = (soc, self.cann) {
-            Target::new(soc, cann).released()?;
-        }
-        let mask = self.tensor(Parameter::AttenMask).is_some();
-        match self.mask {
-            MaskKind::Tensor if !mask => return Err(CaseError::MissingTensor("atten_mask".into())),
-            MaskKind::None | MaskKind::Compressed if mask => {
-                return wrong(
-                    "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave out the other",
-                );
-            }
-            MaskKind::Compressed if !self.takes_compressed_mask() => {
-                return wrong(
-                    "`atten_mask_kind` is `compressed`, and `sparse_mode` is one that has no compressed mask: give the tensor \
-                     `atten_mask`, or use modes 2 to 4",
-                );
-            }
-            _ => {}
+        self.named_target().released()?;
+        self.mask
+            .agrees_with(self.tensor(Parameter::AttenMask).is_some())?;
+        if self.mask == MaskKind::Compressed && !self.takes_compressed_mask() {
+            return wrong(
+                "`atten_mask_kind` is `compressed`, and `sparse_mode` is one that has no compressed mask: give the tensor \
+                 `atten_mask`, or use modes 2 to 4",
+            );
         }
         if (self.arguments.each_tensor()).any(|(argument, _)| argument.is_output()) {
             return wrong(
@@ -171,17 +179,8 @@ impl Case {
             (&self.attention_out, "attention_out"),
             (&self.softmax_lse, "softmax_lse"),
         ] {
-            let Some(expected) = expected else { continue };
-            if expected.dtype() != ascend_spec::DType::Float {
-                return Err(CaseError::ExpectedDtype {
-                    tensor: name,
-                    dtype: expected.dtype().to_string(),
-                });
-            }
-            if self.tolerance.is_none() {
-                return wrong(
-                    "there are expected outputs, but neither `atol` nor `rtol`: give one, 0 for equal numbers",
-                );
+            if let Some(expected) = expected {
+                expectable(name, expected, self.tolerance)?;
             }
         }
         if self.softmax_lse.is_some() && !self.arguments.softmax_lse_flag {
@@ -190,5 +189,25 @@ impl Case {
             );
         }
         Ok(())
+    }
+}
+
+/// Refuses an expected output that nothing can be compared with.
+fn expectable(
+    name: &'static str,
+    expected: &CaseTensor,
+    tolerance: Option<Tolerance>,
+) -> Result<(), CaseError> {
+    if expected.dtype() != DType::Float {
+        return Err(CaseError::ExpectedDtype {
+            tensor: name,
+            dtype: expected.dtype().to_string(),
+        });
+    }
+    match tolerance {
+        Some(_) => Ok(()),
+        None => Err(CaseError::Contradiction(
+            "there are expected outputs, but neither `atol` nor `rtol`: give one, 0 for equal numbers",
+        )),
     }
 }

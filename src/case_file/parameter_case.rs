@@ -1,15 +1,14 @@
 //! Calls without data: shapes, dtypes, attributes and perhaps the operator's verdict, as lines of JSON.
 
-use std::collections::BTreeMap;
-
-use ascend_spec::fia::{Arguments, FiaCall, Version};
-use ascend_spec::operator::Kind;
-use ascend_spec::{Cann, DType, Dims, Soc, Target, TensorDesc};
+use ascend_spec::declared::{AnyArguments, DeclaredOperator};
+use ascend_spec::operator::{Kind, Value as Given};
+use ascend_spec::{Cann, Soc, Target, TensorDesc};
 use serde_json::{Map, Value, json};
 
 use super::error::shortened;
+use super::json_tensor::{desc, described};
 use super::unique_names::UniqueNames;
-use super::{CaseError, Parameter, values};
+use super::{CaseError, values};
 
 /// One call described by shapes, dtypes and attributes alone.
 ///
@@ -21,13 +20,13 @@ use super::{CaseError, Parameter, values};
 /// | `expect` | `accept` or `reject`, or an object from release (`"9.1.0"`) to one of them |
 /// | `soc` | chip, as CANN names it |
 /// | `release` | the CANN release that the call is for, and `expect` is of |
-/// | `op` | operator; without it FusedInferAttentionScore. The tensors of another operator's call are not read |
+/// | `op` | operator; without it FusedInferAttentionScore |
 /// | `op_version` | version of the operator; without it the oldest that can express the call |
 /// | `status` | CANN's status of a rejected call |
 /// | `artefact` | `true` if the verdict depends on something that a caller of the C API cannot express |
 ///
-/// `about` is free text. `area`, `family`, `mutations`, `kernel`, `host_crash_x86`, `artefact_why`, `invalid_row_correction` and
-/// `run_as_bsh` are labels, which are not looked at. Every other name is refused.
+/// `about` is free text. `area`, `family`, `mutations`, `kernel`, `host_crash_x86`, `artefact_why`,
+/// `invalid_row_correction` and `run_as_bsh` are labels, which are not looked at. Every other name is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterCase {
     /// Stable name.
@@ -39,18 +38,16 @@ pub struct ParameterCase {
     pub release: Option<Cann>,
     /// Product that the verdicts are of.
     pub soc: Option<Soc>,
-    /// Operator, unless it is FusedInferAttentionScore.
-    pub operator: Option<String>,
-    /// Version of the operator.
-    pub version: Option<Version>,
+    /// Version of the operator, counted from 1.
+    pub version: Option<u8>,
     /// CANN's status, if the call is rejected.
     pub status: Option<i64>,
     /// Whether the verdict is of no use to a caller of the C API.
     pub artefact: bool,
     /// Free text: where the call comes from.
     pub about: String,
-    /// What the operator is called with.
-    pub arguments: Arguments<TensorDesc>,
+    /// The operator, and what it is called with.
+    pub arguments: AnyArguments<TensorDesc>,
 }
 
 impl ParameterCase {
@@ -72,12 +69,12 @@ impl ParameterCase {
         let _: UniqueNames = serde_json::from_str(line).map_err(|error| broken(&error))?;
         let object: Map<String, Value> =
             serde_json::from_str(line).map_err(|error| broken(&error))?;
-        let mut case = ParameterCase::of(Arguments::default());
-        if let Some(Value::String(operator)) = object.get("op")
-            && operator != OPERATOR
-        {
-            case.operator = Some(operator.clone());
-        }
+        let operator = match object.get("op") {
+            Some(Value::String(name)) => DeclaredOperator::from_name(name)
+                .ok_or_else(|| CaseError::UnknownOp(name.clone()))?,
+            _ => DeclaredOperator::FusedInferAttentionScore,
+        };
+        let mut case = ParameterCase::of(AnyArguments::new(operator));
         for (name, value) in &object {
             let wrong = || {
                 let value = shortened(&value.to_string());
@@ -104,19 +101,14 @@ impl ParameterCase {
                     case.soc = Some(Soc::from_name(name).ok_or_else(wrong)?);
                 }
                 ("op_version", Value::Number(number)) => {
-                    let at = number.as_u64().and_then(|number| number.checked_sub(1));
-                    let at = at.and_then(|at| usize::try_from(at).ok());
-                    case.version = at.and_then(|at| Version::ALL.get(at).copied());
-                    if case.version.is_none() {
-                        return Err(wrong());
-                    }
+                    let number = number.as_u64().and_then(|number| u8::try_from(number).ok());
+                    let known = number.filter(|number| operator.version(*number).is_some());
+                    case.version = Some(known.ok_or_else(wrong)?);
                 }
                 ("status", Value::Number(status)) => {
                     case.status = Some(status.as_i64().ok_or_else(wrong)?);
                 }
                 ("artefact", Value::Bool(artefact)) => case.artefact = *artefact,
-                ("inputs" | "outputs", Value::Object(_)) | ("attrs", Value::Object(_))
-                    if case.operator.is_some() => {}
                 ("inputs" | "outputs", Value::Object(tensors)) => {
                     for (name, value) in tensors {
                         case.tensor(name, value)?;
@@ -161,19 +153,13 @@ impl ParameterCase {
         verdicts.next().map(|&(_, accepted)| accepted)
     }
 
-    /// The call.
-    pub fn call(&self) -> FiaCall<'_> {
-        self.arguments.call()
-    }
-
     /// A call with these arguments.
-    pub(super) fn of(arguments: Arguments<TensorDesc>) -> Self {
+    pub(super) fn of(arguments: AnyArguments<TensorDesc>) -> Self {
         Self {
             id: String::new(),
             accepted: Vec::new(),
             release: None,
             soc: None,
-            operator: None,
             version: None,
             status: None,
             artefact: false,
@@ -185,15 +171,31 @@ impl ParameterCase {
     /// The line, which [`ParameterCase::from_json`] reads.
     ///
     /// # Errors
-    /// [`CaseError::Malformed`] for a `scale` that is no finite number.
+    /// [`CaseError::Malformed`] for a number, such as `scale`, that is not finite.
     pub fn to_json(&self) -> Result<String, CaseError> {
-        super::values::number("scale", &format!("{:?}", self.arguments.scale))?;
+        let operator = self.arguments.operator();
+        let fused = operator == DeclaredOperator::FusedInferAttentionScore;
+        let plain = AnyArguments::<TensorDesc>::new(operator);
         let (mut inputs, mut outputs, mut attributes) = (Map::new(), Map::new(), Map::new());
-        let mut written = BTreeMap::new();
-        values::write(&self.arguments, &mut written);
-        for (name, text) in written {
-            let value = match name {
-                "input_layout" => Value::String(text),
+        let mut written = Vec::new();
+        for parameter in operator.parameters() {
+            let name = parameter.name;
+            let Some(value) = self.arguments.value(name) else {
+                continue;
+            };
+            // Readers of earlier releases do not know the argument; of other operators not every version has every one.
+            if plain.value(name) == Some(value) && (!fused || name == "pse_type") {
+                continue;
+            }
+            if let Given::Float(number) = value {
+                values::number(name, &format!("{number:?}"))?;
+            }
+            written.extend(values::text(value).map(|text| (parameter, text)));
+        }
+        for (parameter, text) in written {
+            let name = parameter.name;
+            let value = match parameter.kind {
+                Kind::Text | Kind::OptionalText => Value::String(text),
                 _ => serde_json::from_str(&text).unwrap_or(Value::String(text)),
             };
             match value {
@@ -201,18 +203,19 @@ impl ParameterCase {
                 _ => attributes.insert(name.to_owned(), value),
             };
         }
-        for parameter in Parameter::tensors() {
-            let side = match parameter.is_output() {
+        for parameter in operator.parameters().filter(|of| of.kind.is_tensor()) {
+            let side = match parameter.kind.is_output() {
                 true => &mut outputs,
                 false => &mut inputs,
             };
-            let mut tensors = self.arguments.tensors(parameter).iter().map(described);
-            let value: Value = match parameter.info().kind {
+            let given = self.arguments.tensors(parameter.name);
+            let mut tensors = given.iter().map(described);
+            let value: Value = match parameter.kind {
                 Kind::TensorList => tensors.collect(),
                 _ => tensors.next().unwrap_or_default(),
             };
-            if !self.arguments.tensors(parameter).is_empty() {
-                side.insert(parameter.name().to_owned(), value);
+            if !given.is_empty() {
+                side.insert(parameter.name.to_owned(), value);
             }
         }
         let mut line = json!({
@@ -242,11 +245,11 @@ impl ParameterCase {
             if let Some(soc) = self.soc {
                 object.insert("soc".to_owned(), soc.chip_name().into());
             }
-            if let Some(operator) = &self.operator {
-                object.insert("op".to_owned(), operator.as_str().into());
+            if !fused {
+                object.insert("op".to_owned(), operator.name().into());
             }
             if let Some(version) = self.version {
-                object.insert("op_version".to_owned(), (version as u8 + 1).into());
+                object.insert("op_version".to_owned(), version.into());
             }
             if let Some(status) = self.status {
                 object.insert("status".to_owned(), status.into());
@@ -266,40 +269,36 @@ impl ParameterCase {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        if values::read(&mut self.arguments, name, &text)? {
-            Ok(())
-        } else {
-            Err(CaseError::UnknownKey(name.to_owned()))
-        }
+        let unknown = || CaseError::UnknownKey(name.to_owned());
+        let parameter = self.arguments.operator().parameter_named(name);
+        let value = values::read(parameter.ok_or_else(unknown)?, &text)?.ok_or_else(unknown)?;
+        self.arguments.set_value(name, value).map_err(|_| unknown())
     }
 
     fn tensor(&mut self, name: &str, value: &Value) -> Result<(), CaseError> {
-        let parameter = Parameter::from_name(name);
-        if parameter.is_some_and(|known| known.info().kind == Kind::Ints) {
+        let parameter = self.arguments.operator().parameter_named(name);
+        if parameter.is_some_and(|known| known.kind == Kind::Ints) {
             return self.attribute(name, value);
         }
-        let parameter = parameter.filter(|known| known.info().kind.is_tensor());
+        let parameter = parameter.filter(|known| known.kind.is_tensor());
         let parameter = parameter.ok_or_else(|| CaseError::UnknownTensor(name.to_owned()))?;
         let list = match value {
             Value::Array(list) => list.iter().map(|value| desc(name, value)).collect(),
             one => desc(name, one).map(|desc| vec![desc]),
         }?;
-        if list.len() != 1 && parameter.info().kind != Kind::TensorList {
+        if list.len() != 1 && parameter.kind != Kind::TensorList {
             return Err(CaseError::Shape {
                 tensor: name.to_owned(),
                 given: format!("{} tensors", list.len()),
-                allowed: "one; only key and value are lists".to_owned(),
+                allowed: single(self.arguments.operator()),
             });
         }
         for desc in list {
-            self.arguments.set_tensor(parameter, desc);
+            self.arguments.set_tensor(name, desc);
         }
         Ok(())
     }
 }
-
-/// FusedInferAttentionScore, as lines name it.
-const OPERATOR: &str = "fused_infer_attention_score";
 
 /// Names whose values are not looked at.
 const LABELS: [&str; 8] = [
@@ -323,7 +322,7 @@ fn takes(name: &str) -> Option<&'static str> {
         "attrs" => "an object of attributes by name",
         "release" => "a CANN release",
         "soc" => "a chip's name",
-        "op_version" => "a number from 1 to 5",
+        "op_version" => "the number of one of the operator's versions, from 1 on",
         "status" => "a number",
         _ => return None,
     })
@@ -343,52 +342,26 @@ fn known(release: &str) -> Option<Cann> {
     release.parse().ok()
 }
 
-/// What [`desc`] reads.
-fn described(desc: &TensorDesc) -> Value {
-    let dtype = desc.dtype.name().to_ascii_lowercase();
-    let mut tensor = json!({ "shape": desc.shape.to_vec(), "dtype": dtype });
-    if let Some(object) = tensor.as_object_mut().filter(|_| !desc.is_contiguous()) {
-        object.insert("strides".to_owned(), json!(desc.strides.to_vec()));
+/// What is allowed where an operator takes one tensor and is given several or none.
+fn single(operator: DeclaredOperator) -> String {
+    let lists = operator
+        .parameters()
+        .filter(|parameter| parameter.kind == Kind::TensorList);
+    let lists: Vec<_> = lists.map(|parameter| parameter.name).collect();
+    match &*lists {
+        [] => format!("one; {} takes no lists of tensors", operator.name()),
+        _ => format!(
+            "one; the lists of {} are {}",
+            operator.name(),
+            lists.join(" and ")
+        ),
     }
-    tensor
-}
-
-/// A tensor's shape, dtype and, if they are given, strides.
-fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
-    let wrong = || {
-        CaseError::Shape {
-        tensor: name.to_owned(),
-        given: shortened(&value.to_string()),
-        allowed: "an object with `shape`, a list of at most 8 integers, `dtype`, and perhaps `strides`, an integer an axis"
-            .to_owned(),
-    }
-    };
-    let object = value.as_object().ok_or_else(wrong)?;
-    let known = |key: &String| matches!(key.as_str(), "shape" | "dtype" | "strides");
-    if !object.keys().all(known) {
-        return Err(wrong());
-    }
-    let integers = |list: &Value| -> Option<Dims> {
-        let list: Option<Vec<i64>> = list.as_array()?.iter().map(Value::as_i64).collect();
-        Dims::new(&list?)
-    };
-    let shape = object.get("shape").and_then(integers).ok_or_else(wrong)?;
-    let dtype = object.get("dtype").and_then(Value::as_str);
-    let dtype = dtype.ok_or_else(wrong)?;
-    let dtype = DType::from_name(dtype).ok_or_else(|| CaseError::Dtype {
-        tensor: name.to_owned(),
-        dtype: dtype.to_owned(),
-    })?;
-    let mut desc = TensorDesc::packed(dtype, shape);
-    if let Some(strides) = object.get("strides") {
-        let strides = integers(strides).filter(|strides| strides.rank() == shape.rank());
-        desc.strides = strides.ok_or_else(wrong)?;
-    }
-    Ok(desc)
 }
 
 #[cfg(test)]
 mod tests {
+    use ascend_spec::fia::Version;
+
     use super::*;
 
     const LINE: &str = r#"{"id": "one", "expect": "accept", "about": "none",
@@ -407,7 +380,10 @@ mod tests {
             (case.id.as_str(), &case.accepted[..], case.artefact),
             ("one", &[(None, true)][..], false)
         );
-        let call = case.call();
+        let AnyArguments::FusedInferAttentionScore(arguments) = &case.arguments else {
+            panic!("{:?}", case.arguments)
+        };
+        let call = arguments.call();
         let checked = call
             .check(Version::V1, Target::snapshot(Soc::AtlasA2))
             .unwrap();
@@ -445,13 +421,8 @@ mod tests {
         let case = read(r#""expect": "accept""#, one).unwrap();
         assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_1), Some(false));
         assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_0), None);
-        assert_eq!(
-            (case.version, case.status),
-            (Some(Version::V5), Some(561_002))
-        );
+        assert_eq!((case.version, case.status), (Some(5), Some(561_002)));
 
-        let other = read(r#""id""#, r#""op": "flash_attention_score", "id""#).unwrap();
-        assert_eq!(other.operator.as_deref(), Some("flash_attention_score"));
         for wrong in [
             r#""op_version": 6"#,
             r#""release": "9.7.0""#,
@@ -459,6 +430,38 @@ mod tests {
         ] {
             let error = read(r#""id""#, &format!(r#"{wrong}, "id""#)).unwrap_err();
             assert!(matches!(error, CaseError::NotJson(_)), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_another_operator_becomes_its_call() {
+        let line = r#"{"id": "merge", "op": "ring_attention_update", "op_version": 2, "expect": "reject", "status": 161001,
+            "inputs": {"prev_attn_out": {"shape": [5, 2, 64], "dtype": "float16"}},
+            "attrs": {"input_layout": "SBH", "input_softmax_layout": ""},
+            "outputs": {"attn_out": {"shape": [5, 2, 64], "dtype": "float16"}}}"#;
+        let case = ParameterCase::from_json(line).unwrap();
+        assert_eq!(
+            case.arguments.operator(),
+            DeclaredOperator::RingAttentionUpdate
+        );
+        assert_eq!(case.arguments.tensors("attn_out").len(), 1);
+        let layout = case.arguments.value("input_softmax_layout");
+        assert_eq!(layout, Some(Given::Text(Some(""))));
+        let again = ParameterCase::from_json(&case.to_json().unwrap()).unwrap();
+        assert_eq!(again, case);
+        for (from, to, says) in [
+            (
+                "\"ring_attention_update\"",
+                "\"ring\"",
+                "unknown op \"ring\"",
+            ),
+            ("\"op_version\": 2", "\"op_version\": 3", "op_version"),
+            ("\"attn_out\"", "\"attention_out\"", "attention_out"),
+            ("\"input_layout\"", "\"num_heads\"", "num_heads"),
+        ] {
+            let wrong = ParameterCase::from_json(&line.replacen(from, to, 1));
+            let error = wrong.unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
         }
     }
 

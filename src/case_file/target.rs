@@ -2,7 +2,7 @@
 
 use ascend_spec::{Cann, Soc, Target};
 
-use super::Case;
+use super::{Case, CaseError, OperatorCase};
 use crate::error::{Error, Result};
 use crate::runtime::{Backend, Machine, Runtime, Stream};
 
@@ -10,8 +10,56 @@ impl Case {
     /// What the case is for; where it names no product or no release, those of `otherwise`, or the newest release if that
     /// of `otherwise` does not know the case's product. A chip of no known family counts as none.
     pub fn target(&self, otherwise: Target) -> Target {
-        let soc = self.soc_name.as_deref().and_then(Soc::from_name);
-        match (soc, self.cann) {
+        self.named_target().or(otherwise)
+    }
+
+    pub(crate) fn named_target(&self) -> NamedTarget<'_> {
+        NamedTarget {
+            soc_name: self.soc_name.as_deref(),
+            cann: self.cann,
+        }
+    }
+}
+
+impl OperatorCase {
+    /// What the case is for, as [`Case::target`].
+    pub fn target(&self, otherwise: Target) -> Target {
+        self.named_target().or(otherwise)
+    }
+
+    pub(crate) fn named_target(&self) -> NamedTarget<'_> {
+        NamedTarget {
+            soc_name: self.soc_name.as_deref(),
+            cann: self.cann,
+        }
+    }
+}
+
+/// The chip and the release that a case names, if it does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedTarget<'a> {
+    soc_name: Option<&'a str>,
+    cann: Option<Cann>,
+}
+
+impl NamedTarget<'_> {
+    fn soc(self) -> Option<Soc> {
+        self.soc_name.and_then(Soc::from_name)
+    }
+
+    /// Refuses a chip with a release that does not know it.
+    pub(super) fn released(self) -> std::result::Result<(), CaseError> {
+        match (self.soc(), self.cann) {
+            (Some(soc), Some(cann)) => {
+                Target::new(soc, cann).released()?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn or(self, otherwise: Target) -> Target {
+        match (self.soc(), self.cann) {
             (Some(soc), None) => Target::with_default(soc, otherwise.cann),
             (soc, cann) => {
                 Target::new(soc.unwrap_or(otherwise.soc), cann.unwrap_or(otherwise.cann))
@@ -24,21 +72,21 @@ impl Case {
     /// # Errors
     /// [`Error::OtherTarget`] if it is not, and not emulated either; [`Error::Unreleased`] if the case and the device name a
     /// chip and a release that do not know each other.
-    pub(crate) fn other_stream(&self, stream: &Stream) -> Result<Option<Stream>> {
+    pub(crate) fn other_stream(self, stream: &Stream) -> Result<Option<Stream>> {
         let device = stream.device();
         if self.soc_name.is_none() && self.cann.is_none() {
             return Ok(None);
         }
-        let soc_name = self.soc_name.as_deref().unwrap_or(device.soc_name());
+        let soc_name = self.soc_name.unwrap_or(device.soc_name());
         if Soc::from_name(soc_name).is_none() {
             return Err(Error::UnknownProduct {
                 name: soc_name.to_owned(),
             });
         }
         let target = device.target()?;
-        let Target { soc, cann, .. } = self.target(target);
+        let Target { soc, cann, .. } = self.or(target);
         if device.runtime().backend() != Backend::Emulated {
-            return match self.admits(soc, cann, target) {
+            return match admits(soc, cann, target) {
                 Ok(()) => Ok(None),
                 Err(instead) => Err(Error::OtherTarget {
                     wanted: self.wanted(),
@@ -47,36 +95,31 @@ impl Case {
                 }),
             };
         }
-        if self
-            .soc_name
-            .as_deref()
-            .is_none_or(|name| name == device.soc_name())
-            && cann == target.cann
-        {
+        if soc_name == device.soc_name() && cann == target.cann {
             return Ok(None);
         }
         let runtime = Runtime::emulated_as(&Machine::named(soc_name, cann))?;
         runtime.device(device.id())?.stream().map(Some)
     }
 
-    /// Whether a device can show what the case says; if not, what could.
-    fn admits(&self, soc: Soc, cann: Cann, device: Target) -> std::result::Result<(), String> {
-        if !soc.is_kin(device.soc) {
-            return Err(format!("{soc}, or on the emulation"));
-        }
-        if cann > device.cann {
-            return Err(format!("CANN {cann} or newer, or on the emulation"));
-        }
-        Ok(())
-    }
-
     /// What the case says that it is for.
-    fn wanted(&self) -> String {
-        match (&self.soc_name, self.cann) {
+    fn wanted(self) -> String {
+        match (self.soc_name, self.cann) {
             (Some(soc), Some(cann)) => format!("{soc} with CANN {cann}"),
-            (Some(soc), None) => soc.clone(),
+            (Some(soc), None) => soc.to_owned(),
             (None, Some(cann)) => format!("CANN {cann}"),
             (None, None) => "any device".to_owned(),
         }
     }
+}
+
+/// Whether a device can show what a call to this product and release does; if not, what could.
+fn admits(soc: Soc, cann: Cann, device: Target) -> std::result::Result<(), String> {
+    if !soc.is_kin(device.soc) {
+        return Err(format!("{soc}, or on the emulation"));
+    }
+    if cann > device.cann {
+        return Err(format!("CANN {cann} or newer, or on the emulation"));
+    }
+    Ok(())
 }

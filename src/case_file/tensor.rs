@@ -208,6 +208,20 @@ impl CaseTensor {
         TensorDesc::packed(self.dtype, self.dims)
     }
 
+    /// The elements as integers, of INT32 and INT64; `None` for other types.
+    pub fn to_i64(&self) -> Option<Vec<i64>> {
+        let (quads, _) = self.bytes.as_chunks::<4>();
+        let (octets, _) = self.bytes.as_chunks::<8>();
+        match self.dtype {
+            DType::Int32 => {
+                let ints = quads.iter().map(|&b| i64::from(i32::from_le_bytes(b)));
+                Some(ints.collect())
+            }
+            DType::Int64 => Some(octets.iter().map(|&b| i64::from_le_bytes(b)).collect()),
+            _ => None,
+        }
+    }
+
     /// The elements as numbers, exact for FLOAT, FLOAT16, BF16, INT8, UINT8, BOOL and the floats of 8 bits but FLOAT8_E5M2;
     /// `None` for other types.
     pub fn to_f32(&self) -> Option<Vec<f32>> {
@@ -241,7 +255,6 @@ impl std::fmt::Debug for CaseTensor {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

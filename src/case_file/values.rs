@@ -1,50 +1,31 @@
 //! Attributes and length arrays of a call, as text.
 
-use std::collections::BTreeMap;
-
-use ascend_spec::fia::{Arguments, Parameter};
-use ascend_spec::operator::{Kind, OwnedValue, Value};
+use ascend_spec::operator::{Kind, OwnedValue, ParameterInfo, Value};
 
 use super::error::CaseError;
 
-/// Takes over an entry that names an attribute or an array; false if it names something else.
-pub(super) fn read<T>(
-    arguments: &mut Arguments<T>,
-    name: &str,
-    text: &str,
-) -> Result<bool, CaseError> {
-    let Some(parameter) = Parameter::from_name(name) else {
-        return Ok(false);
-    };
-    let name = parameter.name();
-    let value = match parameter.info().kind {
-        Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output => return Ok(false),
+/// What an entry gives to a parameter; `None` if that is a tensor.
+pub(super) fn read(parameter: &ParameterInfo, text: &str) -> Result<Option<OwnedValue>, CaseError> {
+    let name = parameter.name;
+    Ok(Some(match parameter.kind {
+        Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output => return Ok(None),
         Kind::Int => OwnedValue::Int(integer(name, text)?),
         Kind::Float => OwnedValue::Float(number(name, text)?),
         Kind::Flag => OwnedValue::Flag(flag(name, text)?),
         Kind::Text | Kind::OptionalText => OwnedValue::Text(Some(text.to_owned())),
         Kind::Ints | Kind::IntList => OwnedValue::Ints(Some(list(name, text)?)),
-    };
-    Ok(arguments.set_value(parameter, value).is_ok())
+    }))
 }
 
-/// Adds the entries that [`read`] makes these attributes and arrays of. A null pointer has none.
-pub(super) fn write<T>(arguments: &Arguments<T>, entries: &mut BTreeMap<&str, String>) {
-    for &parameter in Parameter::ALL {
-        if parameter == Parameter::PseType && arguments.pse_type == 0 {
-            // Readers of earlier releases do not know it.
-            continue;
-        }
-        let text = match arguments.value(parameter) {
-            Some(Value::Int(value)) => value.to_string(),
-            Some(Value::Float(value)) => format!("{value:?}"),
-            Some(Value::Flag(value)) => value.to_string(),
-            Some(Value::Text(Some(text))) => text.to_owned(),
-            Some(Value::Ints(Some(values))) => format!("{values:?}"),
-            Some(Value::Text(None) | Value::Ints(None)) | None => continue,
-        };
-        entries.insert(parameter.name(), text);
-    }
+/// The entry that [`read`] makes this value of. A null pointer has none.
+pub(super) fn text(value: Value<'_>) -> Option<String> {
+    Some(match value {
+        Value::Int(value) => value.to_string(),
+        Value::Float(value) => format!("{value:?}"),
+        Value::Flag(value) => value.to_string(),
+        Value::Text(text) => text?.to_owned(),
+        Value::Ints(values) => format!("{:?}", values?),
+    })
 }
 
 pub(super) fn integer(key: &'static str, value: &str) -> Result<i64, CaseError> {

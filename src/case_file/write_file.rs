@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::CaseError;
 
 /// Writes a regular file: a new one beside it, which then takes its name. A reader at the same time sees the old content or
-/// the new one. A link with this name is replaced, and the file that it leads to stays. Devices, pipes and folders, and links
-/// to them, are refused.
+/// the new one. A link with this name is replaced, and the file that it leads to stays. Devices, pipes and folders, and
+/// links to them, are refused.
 ///
 /// # Errors
 /// [`CaseError::Io`].
@@ -42,6 +42,35 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Writes a file with a name that is free: one of another name, which then gets this one too. `false` if there is a file
+/// of the name.
+pub(super) fn write_new(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<bool> {
+    let (temporary, mut file) = beside(path)?;
+    let named = write(&mut file).and_then(|()| match fs::hard_link(&temporary, path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => take_name(&temporary, path),
+        linked => linked,
+    });
+    // Gone already where it took the name.
+    let _ = fs::remove_file(&temporary);
+    match named {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a file a name that is free, on a file system where no file has two.
+fn take_name(temporary: &Path, path: &Path) -> io::Result<()> {
+    File::create_new(path)?;
+    fs::rename(temporary, path).inspect_err(|_| {
+        // An empty file is no case.
+        let _ = fs::remove_file(path);
+    })
+}
+
 /// A new file in the folder of another.
 fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -61,5 +90,50 @@ fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_new_file_has_its_name_only_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("call");
+        let half = |file: &mut File| {
+            file.write_all(b"half")?;
+            assert!(!path.exists());
+            Err(io::Error::other("no space"))
+        };
+        assert_eq!(write_new(&path, half).unwrap_err().to_string(), "no space");
+        assert!(names(folder.path()).is_empty());
+        let whole = |file: &mut File| file.write_all(b"whole");
+        assert!(write_new(&path, whole).unwrap());
+        assert!(!write_new(&path, |file| file.write_all(b"other")).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert_eq!(names(folder.path()), ["call"]);
+    }
+
+    #[test]
+    fn a_name_is_taken_once_where_files_have_one_name_each() {
+        let folder = tempfile::tempdir().unwrap();
+        let [temporary, path] = ["temporary", "call"].map(|name| folder.path().join(name));
+        fs::write(&temporary, b"whole").unwrap();
+        take_name(&temporary, &path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        fs::write(&temporary, b"other").unwrap();
+        let taken = take_name(&temporary, &path).unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
     }
 }

@@ -282,7 +282,7 @@ mod tests {
     /// 15486 of vllm-project/vllm-ascend, where the declared lengths are right and the workspace is not: whatever the
     /// operator asks for, it is compared with what there is.
     #[test]
-    fn pain_15_more_workspace_than_there_is() {
+    fn lengths_that_need_more_workspace_than_was_reserved_are_refused() {
         let device = Runtime::emulated().unwrap().device(0).unwrap();
         let query: Tensor<f16> = Tensor::empty(&device, [1, 1, 64]).unwrap();
         let cache: Tensor<f16> = Tensor::empty(&device, [4, 16, 64]).unwrap();

@@ -128,8 +128,18 @@ impl<'a> Capturing<'a> {
         }
     }
 
+    /// Where captured launches go.
+    pub(super) fn recorder(&self) -> &(impl Queue + use<'a>) {
+        &self.recorder
+    }
+
+    /// Has a table looked at before each replay, which reads it.
+    pub(super) fn read_by_replays(&mut self, table: Option<CapturedTable>) {
+        self.tables.extend(table);
+    }
+
     /// Takes note of a failure.
-    fn note<R>(&mut self, outcome: Result<R>) -> Result<R> {
+    pub(super) fn note<R>(&mut self, outcome: Result<R>) -> Result<R> {
         if let (Err(error), None) = (&outcome, &self.failed) {
             self.failed = Some(error.clone());
         }

@@ -8,7 +8,9 @@
 //!   ([`Graph::buffers`]), so that none is dropped or replaced by another; it holds the memory of everything it captured
 //!   besides, masks and workspace included.
 //! - **Length arrays** are captured by value. A call captured by [`Capturing::attention`] therefore takes new lengths for
-//!   every replay, as an [`Update`], which a replay consumes: it cannot be forgotten, nor used twice.
+//!   every replay, as an [`Update`], which a replay consumes: it cannot be forgotten, nor used twice. Only calls of
+//!   FusedInferAttentionScore do; launches of other operators ([`Capturing::flash`], [`Capturing::ring`],
+//!   [`Capturing::inference`], [`Capturing::gather`]) keep the lengths of their plans.
 //! - **Workspace** is taken at the longest lengths, which the capture declares, and belongs to the graph. Longer lengths,
 //!   and calls that want more workspace than there is, are refused before anything is launched.
 //!
@@ -88,6 +90,7 @@ mod captured;
 mod estimate;
 mod external_event;
 mod group;
+mod launches;
 mod limits;
 mod session;
 mod update;

@@ -18,9 +18,10 @@ use super::key::{Content, MaskKey};
 /// The mask tensors of a device. From [`Device::masks`](crate::Device::masks) with [`Masks::cache`](super::Masks::cache).
 ///
 /// A tensor is made and copied to the device when it is first asked for, by one of the threads that ask, and shared from
-/// then on; the others wait for it. Nothing can be written to it. The cache holds at most [`MaskCache::bound`] bytes: to make room it frees the tensors
-/// that were not asked for the longest, but never one that anybody else holds or that queued work may still read, which
-/// would free nothing. A tensor for which there is no room is made all the same and belongs to the caller alone.
+/// then on; the others wait for it. Nothing can be written to it. The cache holds at most [`MaskCache::bound`] bytes: to
+/// make room it frees the tensors that were not asked for the longest, but never one that anybody else holds or that
+/// queued work may still read, which would free nothing. A tensor for which there is no room is made all the same and
+/// belongs to the caller alone.
 #[derive(Default)]
 pub struct MaskCache(Mutex<State>);
 

@@ -26,8 +26,8 @@ impl HostMask {
     /// The mask that the elements of a tensor `[Sq, Skv]` or `[B, Sq, Skv]` make up.
     ///
     /// In the one-byte types everything but 0 hides, as the operators take it. In float types 0 shows, and -9984
-    /// (which is -10000 in bf16) and below hide, `-inf` among them; or 0 shows and 1 hides. The mask has the value that hides in the tensor, of several
-    /// the lowest.
+    /// (which is -10000 in bf16) and below hide, `-inf` among them; or 0 shows and 1 hides. The mask has the value that
+    /// hides in the tensor, of several the lowest.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another type or shape, another number of bytes, and for elements that are no mask:

@@ -30,11 +30,11 @@ impl MaskForm {
     /// UINT8, 1 hides.
     pub const UINT8: Self = Self::byte(DType::UInt8);
 
-    /// The form of the masks that this crate makes: on Ascend 950 BOOL, since some quantised keys take no other there,
-    /// elsewhere INT8.
+    /// The form of the masks that this crate makes: on Ascend 950 BOOL, since some quantised keys take no other there, on the
+    /// Atlas inference series BOOL, which takes no other at all, elsewhere INT8.
     pub(crate) fn made_for(soc: Option<Soc>) -> Self {
         match soc {
-            Some(Soc::Ascend950) => Self::BOOL,
+            Some(Soc::Ascend950 | Soc::AtlasInference) => Self::BOOL,
             _ => Self::INT8,
         }
     }

@@ -21,8 +21,8 @@ pub struct HostMask {
 }
 
 impl HostMask {
-    /// Most bytes of a mask, where axes of 0 count as 1: no axis is longer, either. A full mask grows with the square of the length: what is longer wants a sparse mode, whose
-    /// template serves every length.
+    /// Most bytes of a mask, where axes of 0 count as 1: no axis is longer, either. A full mask grows with the square of
+    /// the length: what is longer wants a sparse mode, whose template serves every length.
     pub const MAX_BYTES: usize = 1 << 32;
 
     /// The tensor `[Sq, Skv]` of a formula.
@@ -110,7 +110,8 @@ impl HostMask {
         Self::from_flags(form, None, (rows, keys), hidden)
     }
 
-    /// The tensor `[B, rows, keys]` in which a key of a sequence's row is hidden where `visible`, given the three, says false.
+    /// The tensor `[B, rows, keys]` in which a key of a sequence's row is hidden where `visible`, given the three, says
+    /// false.
     ///
     /// # Errors
     /// As for [`HostMask::of`].
@@ -185,7 +186,7 @@ impl HostMask {
             bytes,
         };
         if form.is_infinite()
-            && let Some((b, i)) = mask.blind_rows().next()
+            && let Some((b, i)) = mask.fully_masked_rows().next()
         {
             return Err(Error::invalid(
                 "form",
@@ -239,7 +240,7 @@ impl HostMask {
     }
 
     /// Entry and number of each row that sees no key.
-    pub fn blind_rows(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+    pub fn fully_masked_rows(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let sees_nothing = |&(b, i): &(usize, usize)| (0..self.keys).all(|j| self.hides(b, i, j));
         // Without keys no row is asked: there may be billions.
         let (batch, rows) = match self.bytes.is_empty() {

@@ -18,7 +18,7 @@
 //! | context parallel | [`Masks::context_parallel`] | decoding with drafts on several ranks, vLLM-Ascend |
 //! | token tree | [`Masks::tree`] | speculative verification, SGLang |
 //! | token tree without its context | [`Masks::drafts`], [`Masks::packed_drafts`] | the same from CANN 9.1 on, with rotary parts |
-//! | TriangleMix | [`Masks::triangle_mix`], [`TriangleLayers`] | sparse prefill of long prompts |
+//! | TriangleMix | [`Masks::triangle_mix`], [`TriangleLayers`], [`TriangleProbe`] | sparse prefill of long prompts |
 //! | custom | [`Masks::custom`] | everything else |
 //!
 //! # Rows that see nothing
@@ -45,7 +45,9 @@ mod sliding_window;
 mod tree;
 mod triangle_layers;
 mod triangle_mix;
+mod triangle_presets;
 mod triangle_probe;
+mod triangle_sample;
 mod value;
 
 pub use cache::{CacheCounts, MaskCache};
@@ -55,5 +57,7 @@ pub use host::HostMask;
 pub use masks::Masks;
 pub use sliding_window::SlidingWindow;
 pub use triangle_layers::TriangleLayers;
-pub use triangle_probe::{Contribution, TriangleProbe};
+pub use triangle_presets::{PresetSource, TrianglePreset};
+pub use triangle_probe::{Contribution, ProbeMeasure, TriangleProbe};
+pub use triangle_sample::{LayerSample, PartSums, SampleMeasure, SampleReal};
 pub use value::Mask;

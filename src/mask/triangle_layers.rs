@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 
 /// The layers that attend to a triangle; the others are dense.
 ///
-/// The paper goes from the top: shallow layers stay dense. The guide for Qwen3 goes from the bottom. What is right for a
-/// model is measured: [`TriangleProbe`](super::TriangleProbe).
+/// The paper goes from the top: shallow layers stay dense. [`PresetSource::Guide`](super::PresetSource::Guide) goes from the
+/// bottom. Either is a [`TrianglePreset`](super::TrianglePreset); what is right for a model is measured with
+/// [`TriangleProbe`](super::TriangleProbe).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TriangleLayers {
     /// Ascending, each once.
@@ -45,7 +46,7 @@ impl TriangleLayers {
         Ok(Self::range(start, layers))
     }
 
-    /// The first `count` layers, as in the guide.
+    /// The first `count` layers, as in [`PresetSource::Guide`](super::PresetSource::Guide).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for more than [`MAX_LAYERS`](Self::MAX_LAYERS).
@@ -89,24 +90,12 @@ impl TriangleLayers {
         Self { layers: order }
     }
 
-    /// Llama 3.1 8B and Llama 3 8B 262K in the paper: 32 layers, from 16 on.
-    pub fn llama_3_8b() -> Self {
-        Self::range(16, 32)
-    }
-
-    /// Qwen2.5 7B in the paper: 28 layers, from 20 on.
-    pub fn qwen_2_5_7b() -> Self {
-        Self::range(20, 28)
-    }
-
-    /// Qwen3 14B in the guide: the first 12.
-    pub fn qwen_3_14b() -> Self {
-        Self::range(0, 12)
-    }
-
-    /// Qwen3 32B in the guide: the first 16.
-    pub fn qwen_3_32b() -> Self {
-        Self::range(0, 16)
+    /// Runs of layers, first and last, ascending and apart.
+    pub(super) fn of_runs(runs: &[(usize, usize)]) -> Self {
+        let layers = runs.iter().flat_map(|&(first, last)| first..=last);
+        Self {
+            layers: layers.collect(),
+        }
     }
 
     /// Whether a layer leaves out the middle.
@@ -165,17 +154,10 @@ mod tests {
     }
 
     #[test]
-    fn presets_are_those_of_paper_and_guide() {
-        let of = |layers: TriangleLayers| layers.to_string();
-        assert_eq!(of(TriangleLayers::llama_3_8b()), "16-31");
-        assert_eq!(of(TriangleLayers::qwen_2_5_7b()), "20-27");
-        assert_eq!(of(TriangleLayers::qwen_3_14b()), "0-11");
-        assert_eq!(of(TriangleLayers::qwen_3_32b()), "0-15");
-        assert_eq!(
-            of(TriangleLayers::explicit([5, 7, 10, 15, 16]).unwrap()),
-            "5, 7, 10, 15-16"
-        );
-        assert!(TriangleLayers::qwen_3_14b().contains(11));
-        assert!(!TriangleLayers::qwen_3_14b().contains(12));
+    fn layers_are_written_as_runs() {
+        let layers = TriangleLayers::explicit([5, 7, 10, 15, 16]).unwrap();
+        assert_eq!(layers.to_string(), "5, 7, 10, 15-16");
+        assert!(layers.contains(16));
+        assert!(!layers.contains(17));
     }
 }

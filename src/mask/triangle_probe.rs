@@ -1,13 +1,25 @@
-//! What the parts of the causal triangle contribute, layer by layer, from recorded gradients.
+//! What the parts of the causal triangle contribute, layer by layer, over recorded samples.
 
 use ascend_spec::Visibility;
-use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_spec::geometry::{TriangleMix, TriangleRows};
 
 use crate::error::{Error, Result};
 
 use super::triangle_layers::TriangleLayers;
+use super::triangle_sample::{LayerSample, PartSums, SampleMeasure, SampleReal};
 
-/// What a layer's parts contribute: the mean, over the recorded samples, of the sum of the gradients' absolute values.
+/// What a probe measures. Samples of different measures are not compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProbeMeasure {
+    /// The gradient with respect to the attention weights, as in the paper.
+    WeightGradient,
+    /// The gradient with respect to the attention scores.
+    ScoreGradient,
+    /// The share of the attention weights, without any gradient.
+    AttentionMass,
+}
+
+/// What a layer's parts contribute: the mean, over the recorded samples, of the sum of what is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Contribution {
     /// Sinks and window.
@@ -23,6 +35,12 @@ pub struct Contribution {
 /// Finds the layers that do not need the middle, as the paper does: for about 100 samples of about 2000 tokens, the
 /// gradient of the logit of the first right token with respect to each attention weight is recorded, and summed up over
 /// each part. In deep layers the middle's sum is next to nothing.
+///
+/// Where the framework does not give out the gradient of the weights, [`TriangleProbe::record_sample`] computes it from the
+/// layer's values and the gradient of its output. Without a backward pass, [`SampleMeasure::AttentionMass`] says how much
+/// attention the middle gets. That is another question: the paper finds layers whose middle gets attention that does not
+/// matter for the tokens to come, and these a forward pass cannot tell from the others. A layer whose middle gets next to
+/// no attention can leave it out in any case.
 ///
 /// ```
 /// use ascend_attention::mask::TriangleProbe;
@@ -44,7 +62,9 @@ pub struct Contribution {
 pub struct TriangleProbe {
     sizes: TriangleMix,
     /// Sums over the samples.
-    layers: Vec<Contribution>,
+    layers: Vec<(PartSums, u64)>,
+    /// That of the first sample.
+    measure: Option<ProbeMeasure>,
 }
 
 impl TriangleProbe {
@@ -56,7 +76,8 @@ impl TriangleProbe {
         TriangleLayers::check(layers)?;
         Ok(Self {
             sizes,
-            layers: vec![Contribution::default(); layers],
+            layers: vec![(PartSums::default(), 0); layers],
+            measure: None,
         })
     }
 
@@ -64,17 +85,10 @@ impl TriangleProbe {
     /// or averaged over heads. What lies above the diagonal does not count.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the probe does not have, another number of elements, or an element that
-    /// is not finite.
+    /// [`Error::InvalidArgument`] for a layer that the probe does not have, another number of elements, an element that is
+    /// not finite, or a probe that measures something else than [`ProbeMeasure::WeightGradient`].
     pub fn record(&mut self, layer: usize, tokens: usize, gradient: &[f32]) -> Result<()> {
-        let known = self.layers.len();
-        let Some(sums) = self.layers.get_mut(layer) else {
-            return Err(Error::invalid(
-                "layer",
-                layer,
-                format_args!("below {known}"),
-            ));
-        };
+        self.admits(layer, ProbeMeasure::WeightGradient)?;
         if tokens.checked_mul(tokens) != Some(gradient.len()) {
             return Err(Error::invalid(
                 "gradient",
@@ -90,7 +104,7 @@ impl TriangleProbe {
             ));
         }
         let rows = TriangleRows::whole(tokens as u64);
-        let sum = |part| {
+        let sums = PartSums::of(|part| {
             let geometry = self.sizes.geometry(part, rows);
             let mut sum = 0.0;
             for (i, row) in gradient.chunks_exact(tokens.max(1)).enumerate() {
@@ -101,23 +115,101 @@ impl TriangleProbe {
                 });
             }
             sum
-        };
-        sums.streaming += sum(TrianglePart::Streaming);
-        sums.last += sum(TrianglePart::Last);
-        sums.middle += sum(TrianglePart::Middle);
-        sums.samples = sums.samples.saturating_add(1);
+        });
+        self.add(layer, ProbeMeasure::WeightGradient, sums);
         Ok(())
+    }
+
+    /// Adds a sample of one layer from its queries, keys and values; [`LayerSample::parts`] says what is summed up. Each
+    /// head counts by itself, and their mean is taken.
+    ///
+    /// ```
+    /// use ascend_attention::mask::{LayerSample, SampleMeasure, TriangleProbe};
+    /// use ascend_attention::spec::geometry::TriangleMix;
+    ///
+    /// # fn main() -> ascend_attention::Result<()> {
+    /// let zeros = vec![0.0f32; 6 * 4];
+    /// let sample = LayerSample {
+    ///     tokens: 6,
+    ///     heads: 1,
+    ///     kv_heads: 1,
+    ///     dim: 4,
+    ///     value_dim: 4,
+    ///     scale: 0.5,
+    ///     query: &zeros,
+    ///     key: &zeros,
+    ///     value: &zeros,
+    /// };
+    /// let mut probe = TriangleProbe::new(1, TriangleMix::new(1, 1, 1))?;
+    /// probe.record_sample(0, &sample, SampleMeasure::AttentionMass)?;
+    /// // Row 3 of 6 leaves out one key of 4, row 4 two of 5.
+    /// assert!((probe.contributions()[0].middle - (1.0 / 4.0 + 2.0 / 5.0) / 6.0).abs() < 1e-12);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a layer that the probe does not have, or a probe that measures something else; as
+    /// for [`LayerSample::parts`].
+    pub fn record_sample<R: SampleReal>(
+        &mut self,
+        layer: usize,
+        sample: &LayerSample<'_, R>,
+        measure: SampleMeasure<'_, R>,
+    ) -> Result<()> {
+        let kind = match measure {
+            SampleMeasure::WeightGradient(_) => ProbeMeasure::WeightGradient,
+            SampleMeasure::ScoreGradient(_) => ProbeMeasure::ScoreGradient,
+            SampleMeasure::AttentionMass => ProbeMeasure::AttentionMass,
+        };
+        self.admits(layer, kind)?;
+        let sums = sample.parts(self.sizes, measure)?;
+        self.add(layer, kind, sums);
+        Ok(())
+    }
+
+    /// What the probe measures; `None` before the first sample.
+    pub fn measure(&self) -> Option<ProbeMeasure> {
+        self.measure
+    }
+
+    fn admits(&self, layer: usize, measure: ProbeMeasure) -> Result<()> {
+        let known = self.layers.len();
+        if layer >= known {
+            let allowed = format_args!("below {known}");
+            return Err(Error::invalid("layer", layer, allowed));
+        }
+        match self.measure {
+            Some(other) if other != measure => Err(Error::invalid(
+                "measure",
+                format_args!("{measure:?}"),
+                format_args!("{other:?}, that of the probe's first sample: use a probe for each"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn add(&mut self, layer: usize, measure: ProbeMeasure, more: PartSums) {
+        self.measure = Some(measure);
+        if let Some((sums, samples)) = self.layers.get_mut(layer) {
+            sums.add(more);
+            *samples = samples.saturating_add(1);
+        }
     }
 
     /// The means of each layer; 0 for layers without a sample.
     pub fn contributions(&self) -> Vec<Contribution> {
-        let mean = |sums: &Contribution| {
-            let samples = sums.samples.max(1) as f64;
+        let mean = |&(sums, samples): &(PartSums, u64)| {
+            let PartSums {
+                streaming,
+                last,
+                middle,
+            } = sums.over(samples.max(1) as f64);
             Contribution {
-                streaming: sums.streaming / samples,
-                last: sums.last / samples,
-                middle: sums.middle / samples,
-                samples: sums.samples,
+                streaming,
+                last,
+                middle,
+                samples,
             }
         };
         self.layers.iter().map(mean).collect()
@@ -137,6 +229,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
+    use ascend_spec::geometry::TrianglePart;
 
     #[test]
     fn parts_are_summed_and_samples_averaged() {
@@ -167,5 +260,30 @@ mod tests {
         assert!(probe.record(0, 1, &[f32::NAN]).is_err());
         assert!(probe.record(0, usize::MAX, &[]).is_err());
         assert!(probe.record(0, 0, &[]).is_ok());
+    }
+
+    #[test]
+    fn a_probe_measures_one_thing() {
+        let zeros = [0.0f64; 8];
+        let sample = LayerSample {
+            tokens: 4,
+            heads: 1,
+            kv_heads: 1,
+            dim: 2,
+            value_dim: 2,
+            scale: 1.0,
+            query: &zeros,
+            key: &zeros,
+            value: &zeros,
+        };
+        let mut probe = TriangleProbe::new(1, TriangleMix::new(1, 0, 1)).unwrap();
+        assert_eq!(probe.measure(), None);
+        let mass = SampleMeasure::AttentionMass;
+        assert!(probe.record_sample(1, &sample, mass).is_err());
+        probe.record_sample(0, &sample, mass).unwrap();
+        assert_eq!(probe.measure(), Some(ProbeMeasure::AttentionMass));
+        let error = probe.record(0, 2, &[0.0; 4]).unwrap_err().to_string();
+        assert!(error.contains("AttentionMass"), "{error}");
+        assert_eq!(probe.contributions()[0].samples, 1);
     }
 }

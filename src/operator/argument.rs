@@ -1,6 +1,7 @@
 //! The tensors of a call, by the operator's parameters.
 
 use std::ffi::c_void;
+use std::ptr;
 
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, DeclaredParameter};
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::tensor::AnyTensor;
 
 /// The parameters of an operator that is launched, as its errors name them.
-pub(crate) trait Parameter: DeclaredParameter {
+pub trait Parameter: DeclaredParameter {
     /// Its name in errors.
     fn noun(self) -> &'static str {
         self.info().name
@@ -56,4 +57,23 @@ pub(crate) fn addressed<P>(tensors: &impl Tensors<P>) -> Result<SmallVec<[Addres
         Ok(())
     })?;
     Ok(addressed)
+}
+
+/// The tensors of a call that has none yet, outputs first, at one address that stands in until a launch brings theirs.
+pub(crate) fn standing_in<'d, P: Parameter>(
+    call: impl Iterator<Item = (Argument<P>, &'d TensorDesc)>,
+    stand_in: &AnyTensor,
+) -> Vec<Addressed<P>> {
+    let addressed = call.map(|(argument, desc)| Addressed {
+        argument,
+        desc: *desc,
+        address: match desc.is_empty() {
+            true => ptr::null_mut(),
+            false => stand_in.as_raw(),
+        },
+    });
+    let is_output = |tensor: &Addressed<P>| tensor.argument.parameter.info().output.is_some();
+    let (mut outputs, inputs): (Vec<_>, Vec<_>) = addressed.partition(is_output);
+    outputs.extend(inputs);
+    outputs
 }

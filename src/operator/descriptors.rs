@@ -4,26 +4,52 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::operator::Kind;
+use ascend_spec::operator::{EntryPoint, Kind};
 use ascend_sys::bindings::{aclIntArray, aclTensor, aclTensorList};
 use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Error, Result};
 use crate::runtime::Context;
 
-use super::descriptor::{Owned, int_array, tensor, tensor_list};
+use super::descriptor::{Object, Owned, int_array, tensor, tensor_list};
 use super::{Addressed, Parameter};
 
 /// The tensors of a list.
 type Members = SmallVec<[Owned<aclTensor>; 1]>;
+
+/// Where an entry point has a parameter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Numbers {
+    /// Among its inputs.
+    pub(super) input: Option<usize>,
+    /// Among its outputs.
+    pub(super) output: Option<usize>,
+}
+
+impl Numbers {
+    fn of<P: Parameter>(parameter: P, entry_point: EntryPoint<P>) -> Self {
+        Self {
+            input: entry_point.input_number(parameter),
+            output: entry_point.output_number(parameter),
+        }
+    }
+}
+
+/// The descriptor of a tensor or a list.
+#[derive(Debug)]
+struct Numbered<P, T: Object> {
+    parameter: P,
+    numbers: Numbers,
+    raw: Owned<T>,
+}
 
 /// The descriptors of one call: its tensors and lists, and the arrays and texts that phase one adds. They live as long as
 /// the executor.
 #[derive(Debug)]
 pub(crate) struct Descriptors<P> {
     context: Arc<Context>,
-    tensors: Vec<(P, Owned<aclTensor>)>,
-    lists: Vec<(P, Owned<aclTensorList>)>,
+    tensors: Vec<Numbered<P, aclTensor>>,
+    lists: Vec<Numbered<P, aclTensorList>>,
     arrays: Vec<Owned<aclIntArray>>,
     texts: Vec<CString>,
 }
@@ -42,7 +68,11 @@ impl<P: Parameter> Descriptors<P> {
             let tensor = tensor(context, desc, *address)?;
             let parameter = argument.parameter;
             if parameter.info().kind != Kind::TensorList {
-                tensors.push((parameter, tensor));
+                tensors.push(Numbered {
+                    parameter,
+                    numbers: Numbers::default(),
+                    raw: tensor,
+                });
                 continue;
             }
             match lists.iter_mut().find(|(known, _)| *known == parameter) {
@@ -50,9 +80,13 @@ impl<P: Parameter> Descriptors<P> {
                 None => lists.push((parameter, smallvec![tensor])),
             }
         }
-        let lists = lists
-            .into_iter()
-            .map(|(parameter, members)| Ok((parameter, tensor_list(context, members)?)));
+        let lists = lists.into_iter().map(|(parameter, members)| {
+            Ok(Numbered {
+                parameter,
+                numbers: Numbers::default(),
+                raw: tensor_list(context, members)?,
+            })
+        });
         Ok(Self {
             context: Arc::clone(context),
             tensors,
@@ -62,16 +96,36 @@ impl<P: Parameter> Descriptors<P> {
         })
     }
 
+    /// Says which entry point gets the descriptors, and so what their numbers are.
+    pub(crate) fn number(&mut self, of: EntryPoint<P>) {
+        for tensor in &mut self.tensors {
+            tensor.numbers = Numbers::of(tensor.parameter, of);
+        }
+        for list in &mut self.lists {
+            list.numbers = Numbers::of(list.parameter, of);
+        }
+    }
+
+    /// The numbers of a tensor or a list.
+    pub(super) fn numbers(&self, parameter: P) -> Numbers {
+        let tensor = self.tensors.iter().find(|of| of.parameter == parameter);
+        let list = || self.lists.iter().find(|of| of.parameter == parameter);
+        let numbers = tensor.map(|tensor| tensor.numbers);
+        numbers
+            .or_else(|| Some(list()?.numbers))
+            .unwrap_or_default()
+    }
+
     /// A tensor; null if the call has none.
     pub(crate) fn tensor(&self, parameter: P) -> *mut aclTensor {
-        let given = self.tensors.iter().find(|(known, _)| *known == parameter);
-        given.map_or(ptr::null_mut(), |(_, tensor)| tensor.as_ptr())
+        let given = self.tensors.iter().find(|of| of.parameter == parameter);
+        given.map_or(ptr::null_mut(), |tensor| tensor.raw.as_ptr())
     }
 
     /// A list; null if the call has none.
     pub(crate) fn list(&self, parameter: P) -> *mut aclTensorList {
-        let given = self.lists.iter().find(|(known, _)| *known == parameter);
-        given.map_or(ptr::null_mut(), |(_, list)| list.as_ptr())
+        let given = self.lists.iter().find(|of| of.parameter == parameter);
+        given.map_or(ptr::null_mut(), |list| list.raw.as_ptr())
     }
 
     /// Adds an array; null if there is none. An empty one goes as such: some checks of operators ask only whether there is

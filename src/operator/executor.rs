@@ -22,8 +22,8 @@ pub(super) struct Executor<P> {
     descriptors: Descriptors<P>,
 }
 
-// SAFETY: the executor is data of CANN's that no thread owns; whoever has this has the only access to it. The descriptors
-// are `Send` apart from it, and texts are read by CANN alone.
+// SAFETY: an executor is data of CANN's that belongs to no thread, and is reached through this value alone. The descriptors
+// are `Send` apart from their texts, which CANN alone reads.
 unsafe impl<P: Send> Send for Executor<P> {}
 
 impl<P> Executor<P> {
@@ -64,11 +64,11 @@ impl<P: Parameter> Executor<P> {
         at: *mut c_void,
     ) -> Result<()> {
         let executor = self.as_ptr();
-        let info = parameter.info();
+        let numbers = self.descriptors.numbers(parameter);
         // SAFETY: the executor is repeatable and alive, the descriptors are those that it was made of, and the caller has
         // checked the memory.
         unsafe {
-            if let (Some(input), Kind::TensorList) = (info.input, info.kind) {
+            if let (Some(input), Kind::TensorList) = (numbers.input, parameter.info().kind) {
                 let list = self.descriptors.list(parameter);
                 return aclnn!(
                     api,
@@ -76,10 +76,10 @@ impl<P: Parameter> Executor<P> {
                 );
             }
             let tensor = self.descriptors.tensor(parameter);
-            if let Some(input) = info.input {
+            if let Some(input) = numbers.input {
                 aclnn!(api, aclSetInputTensorAddr(executor, input, tensor, at))?;
             }
-            if let Some(output) = info.output {
+            if let Some(output) = numbers.output {
                 aclnn!(api, aclSetOutputTensorAddr(executor, output, tensor, at))?;
             }
         }

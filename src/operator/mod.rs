@@ -4,14 +4,24 @@
 //! it with the [`Tensors`] of each layer. The plan holds the repeatable executor, checks that tensors are as planned, gives
 //! the executor their addresses, queues phase two on a [`Queue`] and keeps memory for as long as the device may use it.
 
+mod allowed_lints;
 mod argument;
+mod counted;
 mod descriptor;
 mod descriptors;
 mod executor;
+mod new_output;
+mod once;
 mod phases;
 mod plan;
+mod refused_call;
 
-pub(crate) use argument::{Addressed, Parameter, Tensors, addressed};
+pub(crate) use allowed_lints::{AllowedLints, lints_of};
+pub(crate) use argument::{Addressed, Parameter, Tensors, addressed, standing_in};
+pub(crate) use counted::{Lengths, heads};
 pub(crate) use descriptors::Descriptors;
-pub(crate) use phases::{PhaseOne, Phases, argument, phase_one, phases};
+pub(crate) use new_output::new_output;
+pub(crate) use once::launch_once;
+pub(crate) use phases::{PhaseOne, Phases, argument, entry_points, phase_one, phases};
 pub(crate) use plan::{Plan, reach};
+pub(crate) use refused_call::{no_elements, no_scale};

@@ -50,6 +50,7 @@ macro_rules! phase_one {
         { $api:ident.$function:ident, $parameter:ident, $call:ident, $descriptors:ident }
         $({ $field:ident: $kind:ident $(= $default:expr)?, $variant:ident, $name:literal, $doc:literal })*
     ) => {{
+        $descriptors.number(ascend_spec::operator::EntryPoint::Own(&[$($parameter::$variant),*]));
         $(let $field = $crate::operator::argument!($kind $field, $parameter::$variant, $call, $descriptors);)*
         let (mut workspace_bytes, mut executor) = (0, std::ptr::null_mut());
         // SAFETY: every argument is null where the operator allows that, or a live object of the descriptors, which live as
@@ -65,6 +66,40 @@ macro_rules! phase_one {
 }
 
 pub(crate) use phase_one;
+
+/// Makes `phases_of` and `phase_one` of an operator: a line a version, which names its number in the declaration of the
+/// arguments, and both functions.
+macro_rules! entry_points {
+    (
+        $arguments:ident, $call:ty, $parameter:ident, $of:ty;
+        $($version:pat => $number:tt: $one:ident, $two:ident;)*
+    ) => {
+        /// Both functions of a version.
+        pub(crate) fn phases_of(version: $of) -> $crate::operator::Phases {
+            match version {
+                $($version => $crate::operator::phases!($one, $two),)*
+            }
+        }
+
+        /// Phase one with the arguments that a version has. The device must be bound.
+        pub(crate) fn phase_one(
+            api: &ascend_sys::Api,
+            version: $of,
+            call: &$call,
+            descriptors: &mut $crate::operator::Descriptors<$parameter>,
+        ) -> $crate::error::Result<$crate::operator::PhaseOne> {
+            match version {
+                $($version => $arguments! {
+                    arguments_of_version {
+                        $number phase_one { api.$one, $parameter, call, descriptors }
+                    }
+                },)*
+            }
+        }
+    };
+}
+
+pub(crate) use entry_points;
 
 /// What C gets of one argument.
 macro_rules! argument {
@@ -120,6 +155,7 @@ impl Phases {
 
 #[cfg(test)]
 mod tests {
+    use ascend_spec::scatter::Version;
     use ascend_sys::Functions;
 
     use super::*;
@@ -128,7 +164,7 @@ mod tests {
     fn an_operator_that_is_not_installed_is_named_with_its_release() {
         let phases = phases!(aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache);
         let old = Api::from_functions(Functions::default(), "CANN 8.1");
-        let required = phases.required(&old, OperatorVersion::ScatterPaKvCache, "do without");
+        let required = phases.required(&old, Version::V1.info(), "do without");
         let missing = required.unwrap_err();
         assert!(matches!(
             missing,

@@ -28,8 +28,8 @@ pub(crate) struct Plan<P> {
     phase_two: PhaseTwo,
     /// What each launch brings, outputs first.
     planned: Vec<Planned<P>>,
-    /// What stays the same for all launches, and its addresses.
-    fixed: Option<(P, AnyTensor, Range<usize>)>,
+    /// What stays the same for all launches, with its addresses.
+    fixed: SmallVec<[(P, AnyTensor, Range<usize>); 1]>,
     workspace_bytes: usize,
     state: Mutex<State<P>>,
 }
@@ -57,8 +57,8 @@ pub(crate) struct Checked<'l, P, Q, T> {
 }
 
 impl<P: Parameter> Plan<P> {
-    /// Prepares a call that the contract has accepted, with these tensors, outputs first, and one that stays the same for all
-    /// launches. Addresses stand in until a launch replaces them.
+    /// Prepares a call that the contract has accepted, with these tensors, outputs first, and those that stay the same for
+    /// all launches. Addresses stand in until a launch replaces them.
     ///
     /// # Safety
     /// `phase_one` calls the operator's function of that name with what the descriptors give, and returns the executor that
@@ -67,13 +67,13 @@ impl<P: Parameter> Plan<P> {
         context: &Arc<Context>,
         phases: &Phases,
         tensors: &[Addressed<P>],
-        fixed: Option<(P, &AnyTensor)>,
+        fixed: &[(P, &AnyTensor)],
         phase_one: impl FnOnce(&Api, &mut Descriptors<P>) -> Result<PhaseOne>,
     ) -> Result<Self> {
         let api = context.bind()?;
         let phase_two = (phases.two)(api)?;
         let mut given: SmallVec<[Addressed<P>; 12]> = SmallVec::from_slice(tensors);
-        given.extend(fixed.map(|(parameter, tensor)| Addressed {
+        given.extend(fixed.iter().map(|&(parameter, tensor)| Addressed {
             argument: parameter.into(),
             desc: *tensor.desc(),
             address: tensor.as_raw(),
@@ -97,7 +97,10 @@ impl<P: Parameter> Plan<P> {
             function: phases.name,
             phase_two,
             planned: planned.collect(),
-            fixed: fixed.map(|(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses())),
+            fixed: fixed
+                .iter()
+                .map(|&(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses()))
+                .collect(),
             workspace_bytes: addressed.map_err(|_| {
                 Error::invalid("workspace", workspace_bytes, "bytes that can be addressed")
             })?,
@@ -122,9 +125,16 @@ impl<P: Parameter> Plan<P> {
         self.workspace_bytes
     }
 
-    /// The tensor that stays the same for all launches.
-    pub(crate) fn fixed(&self) -> Option<&AnyTensor> {
-        self.fixed.as_ref().map(|(_, tensor, _)| tensor)
+    /// A tensor that stays the same for all launches.
+    pub(crate) fn fixed(&self, parameter: P) -> Option<&AnyTensor> {
+        let mut fixed = self.fixed.iter();
+        let fixed = fixed.find(|(of, ..)| *of == parameter);
+        fixed.map(|(_, tensor, _)| tensor)
+    }
+
+    /// The tensors that stay the same for all launches.
+    pub(crate) fn each_fixed(&self) -> impl Iterator<Item = (P, &AnyTensor)> {
+        self.fixed.iter().map(|(of, tensor, _)| (*of, tensor))
     }
 
     /// How a tensor that launches bring is laid out.
@@ -157,14 +167,18 @@ impl<P: Parameter> Plan<P> {
     ) -> Result<Checked<'l, P, Q, T>> {
         self.context.admits("stream", queue.context())?;
         let mut given = 0usize;
-        let mut written: SmallVec<[(P, Range<usize>); 2]> = SmallVec::new();
+        let mut written: SmallVec<[(P, Range<usize>); 4]> = SmallVec::new();
         tensors.each(|argument, tensor| {
             let index = self.position(given, argument);
             given += 1;
             let parameter = argument.parameter;
             tensor.on(parameter.noun(), &self.context)?;
             let Some(planned) = index.and_then(|index| self.planned.get(index)) else {
-                return Err(not_as_planned(parameter, tensor.desc(), "no such tensor"));
+                return Err(not_as_planned(
+                    parameter,
+                    tensor.desc(),
+                    "a call without it",
+                ));
             };
             if planned.desc != *tensor.desc() {
                 return Err(not_as_planned(parameter, tensor.desc(), planned.desc));
@@ -184,7 +198,7 @@ impl<P: Parameter> Plan<P> {
         if given != self.planned.len() {
             return Err(self.missing(tensors));
         }
-        if let Some((parameter, _, at)) = &self.fixed {
+        for (parameter, _, at) in &self.fixed {
             apart(&written, *parameter, at)?;
         }
         Ok(Checked {
@@ -205,7 +219,7 @@ impl<P: Parameter> Plan<P> {
         });
         let mut planned = self.planned.iter();
         match planned.find(|planned| !given.contains(&planned.argument)) {
-            Some(planned) => not_as_planned(planned.argument.parameter, "no tensor", planned.desc),
+            Some(planned) => not_as_planned(planned.argument.parameter, "none", planned.desc),
             None => Error::NotAsPlanned {
                 argument: "tensors",
                 given: format!("{} of them", given.len()),
@@ -255,7 +269,7 @@ impl<P: Parameter, Q: Queue, T: Tensors<P>> Checked<'_, P, Q, T> {
             queue.keep(number, tensor.memory());
             Ok(())
         });
-        if let Some((_, tensor, _)) = &plan.fixed {
+        for (_, tensor, _) in &plan.fixed {
             queue.keep(number, tensor.memory());
         }
         if let Some(workspace) = &workspace {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ascend_spec::update::{Argument, Parameter, UpdateCall};
-use ascend_spec::{OperatorVersion, arguments_of_version, attention_update_arguments};
+use ascend_spec::update::{Argument, Parameter, UpdateCall, Version};
+use ascend_spec::{arguments_of_version, attention_update_arguments};
 use ascend_sys::Api;
 use smallvec::SmallVec;
 
@@ -36,7 +36,7 @@ pub(crate) fn prepare(
     stand_in: &AnyTensor,
 ) -> Result<operator::Plan<Parameter>> {
     let api = context.runtime().api();
-    PHASES.required(api, OperatorVersion::AttentionUpdate, INSTEAD)?;
+    PHASES.required(api, Version::V1.info(), INSTEAD)?;
     let (outputs, inputs): (Vec<_>, Vec<_>) =
         (call.each_tensor()).partition(|(argument, _)| argument.is_output());
     let tensors = outputs.into_iter().chain(inputs);
@@ -52,7 +52,7 @@ pub(crate) fn prepare(
         } }
     };
     // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
-    unsafe { operator::Plan::new(context, &PHASES, &tensors, None, phase_one) }
+    unsafe { operator::Plan::new(context, &PHASES, &tensors, &[], phase_one) }
 }
 
 /// The tensors of a launch as the operator is told of them: both outputs, log-sum-exps of the parts, then their attention.

@@ -1,6 +1,40 @@
-//! Operators, each in a folder of its own.
+//! Operators, each in a folder of its own, and what several of them share.
 
+mod attention_settings;
 pub(crate) mod attention_update;
+pub mod flash_attention_score;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
+pub mod incre_flash_attention;
+pub(crate) mod inference_attention;
+pub mod prompt_flash_attention;
+mod recorded_plan;
+pub mod ring_attention_update;
 pub mod scatter_pa_kv_cache;
+
+/// The modules by their public names.
+pub(crate) mod public {
+    pub use super::{
+        flash_attention_score as flash, fused_infer_attention_score as attention,
+        gather_pa_kv_cache as gather, incre_flash_attention as incre,
+        prompt_flash_attention as prompt, ring_attention_update as ring,
+        scatter_pa_kv_cache as scatter,
+    };
+}
+
+/// Hands the operators that case files call to a macro, FusedInferAttentionScore aside: a line each with the contract's name of
+/// the operator and the module, which is called the same here and there.
+macro_rules! for_each_case_operator {
+    ($then:ident) => {
+        $then! {
+            FlashAttentionScore: flash_attention_score;
+            FlashAttentionVarlenScore: flash_attention_score;
+            RingAttentionUpdate: ring_attention_update;
+            PromptFlashAttention: prompt_flash_attention;
+            IncreFlashAttention: incre_flash_attention;
+            GatherPaKvCache: gather_pa_kv_cache;
+        }
+    };
+}
+
+pub(crate) use for_each_case_operator;

@@ -46,7 +46,7 @@ impl Machine {
         }
     }
 
-    /// Gives the machine another newest version of the attention operator than its release has.
+    /// Gives the machine another newest version of FusedInferAttentionScore than its release has.
     #[must_use]
     pub fn operator(mut self, newest: Version) -> Self {
         self.operator = Some(newest);

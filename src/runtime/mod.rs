@@ -93,8 +93,9 @@ impl fmt::Display for Version {
 
 /// The process's connection to CANN or to its emulation.
 ///
-/// There is one for each backend, or machine that is emulated, and process: asking again gives the same one. It is initialised when first asked for
-/// and never finalised, since CANN cannot be initialised twice in a process. Cloning is cheap; all clones are equal.
+/// There is one for each backend, or machine that is emulated, and process: asking again gives the same one. It is
+/// initialised when first asked for and never finalised, since CANN cannot be initialised twice in a process. Cloning is
+/// cheap; all clones are equal.
 ///
 /// # Threads
 /// `Send` and `Sync`. CANN's current device is a property of each thread; every function of this crate makes its own

@@ -46,7 +46,8 @@ impl<T: Element> Tensor<T> {
     /// A view of a buffer as a contiguous tensor, from its first element on.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a shape that needs more elements, or has more than eight axes.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a shape that needs more elements, or has more than
+    /// eight axes.
     pub fn from_buffer(buffer: &DeviceBuffer<T>, shape: impl AsRef<[usize]>) -> Result<Self> {
         let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
         AnyTensor::new(Arc::clone(buffer.memory()), 0, desc).map(Self::of)
@@ -70,7 +71,8 @@ impl<T: Element> Tensor<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another number of elements, a strided tensor or another device; [`Error::Acl`](crate::Error::Acl).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another number of elements, a strided tensor or
+    /// another device; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtMemcpy")]
     pub fn overwrite(&self, stream: &Stream, elements: &[T]) -> Result<()> {
         has_len("elements", elements.len(), self.len())?;

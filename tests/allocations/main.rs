@@ -13,4 +13,5 @@ mod allocations;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod mask_cache;
+mod nouns;
 mod steady_state;

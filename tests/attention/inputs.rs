@@ -441,7 +441,7 @@ fn a_launch_brings_what_its_plan_was_made_with() {
         launch(&Inputs::lists(&query, &[&cache], &[&cache, &cache]).paged(&table)),
         "value",
     );
-    invalid(plan.launch_with::<bf16>(&stream, &paged), "dtype");
+    invalid(plan.launch_with::<bf16>(&stream, &paged), "attention_out");
     launch(&paged).unwrap();
 
     // The other way round: what was planned is missing.

@@ -8,6 +8,7 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
+mod flash;
 mod gather;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -16,5 +17,7 @@ mod masks;
 mod merge;
 mod merge_rows;
 mod numbers;
+mod prompt_and_incre;
+mod refusals;
 mod scatter;
 mod typed_calls;

@@ -240,8 +240,8 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
                     call.scale,
                     shown,
                 );
-                let blind_by_tensor = want.is_none() && (0..skv).any(by_mode);
-                if blind_by_tensor && (!call.corrected || call.decodes()) {
+                let masked_by_tensor = want.is_none() && (0..skv).any(by_mode);
+                if masked_by_tensor && (!call.corrected || call.decodes()) {
                     // The operator's additive masking gives such a row some mean of the values.
                     continue;
                 }

@@ -331,9 +331,10 @@ fn names_that_the_reader_does_not_know_are_errors() {
     for (changes, text) in [
         (("format", "other"), "unknown format \"other\""),
         (("version", "2"), "unknown version \"2\""),
+        (("op", "flash_attention"), "unknown op \"flash_attention\""),
         (
             ("op", "flash_attention_score"),
-            "unknown op \"flash_attention_score\"",
+            "a case of flash_attention_score",
         ),
         (("scale_value", "1"), "unknown metadata key \"scale_value\""),
         (("Num_heads", "1"), "unknown metadata key \"Num_heads\""),
@@ -516,6 +517,9 @@ fn required_tensors_and_whole_lists_are_needed() {
             "{error}"
         );
     }
+    // The text holds for every operator.
+    let text = CaseError::MissingTensor("block_tables".into()).to_string();
+    assert!(!text.contains("query"), "{text}");
     // More digits than any number has.
     let error = error(&list(&["key.18446744073709551616"]));
     assert!(matches!(error, CaseError::UnknownTensor(_)), "{error}");

@@ -7,7 +7,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ascend_attention::case::{Case, CaseTensor, Expect, Parameter, Verdict};
+use ascend_attention::case::{AnyCase, Case, CaseTensor, Expect, Parameter, Verdict};
 use ascend_attention::spec::Cann;
 use ascend_attention::{Error, Runtime, Stream};
 use harness::stream;
@@ -41,7 +41,11 @@ fn replay(folder: &Path) -> usize {
 
 /// The same for those whose names hold `part`. Cases that the machine is not the target of count as well.
 fn replay_of(folder: &Path, part: &str) -> usize {
-    let stream = snapshot_stream();
+    replay_on(&snapshot_stream(), folder, part)
+}
+
+/// The same on a stream.
+fn replay_on(stream: &Stream, folder: &Path, part: &str) -> usize {
     let (mut passed, mut elsewhere, mut wrong) = (0, 0, Vec::new());
     let named = |path: &PathBuf| {
         let name = path.file_name();
@@ -49,8 +53,8 @@ fn replay_of(folder: &Path, part: &str) -> usize {
     };
     for path in cases(folder).into_iter().filter(named) {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let case = Case::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let outcome = match case.run(&stream) {
+        let case = AnyCase::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let outcome = match case.run(stream) {
             Err(Error::OtherTarget { .. }) if harness::on_npu() => {
                 elsewhere += 1;
                 continue;
@@ -121,6 +125,15 @@ fn cases_of_newer_releases_and_products_are_right() {
             Some(folder) => assert_eq!(replay_of(&folder, product), all_cases),
             None => harness::does_not_apply("there is no larger collection of targets"),
         }
+    }
+}
+
+#[test]
+fn gathered_caches_are_right() {
+    assert_eq!(replay_on(&stream(), &own("gather"), ""), 3);
+    match more("train") {
+        Some(folder) => assert_eq!(replay_on(&stream(), &folder, "_gather_"), 10),
+        None => harness::does_not_apply("there is no larger collection of gathered caches"),
     }
 }
 
@@ -231,12 +244,12 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
         "{:?}",
         outcome.verdict
     );
-    assert!(outcome.attention_out.is_none());
+    assert!(outcome.outputs.is_empty());
 
     wrong.expect = Expect::Reject { status: None };
     let outcome = wrong.run(&stream).unwrap();
     assert!(matches!(outcome.verdict, Verdict::Passed));
-    assert!(outcome.refusal.is_some() && outcome.attention_out.is_none());
+    assert!(outcome.refusal.is_some() && outcome.outputs.is_empty());
     wrong.expect = Expect::Reject {
         status: Some(561_002),
     };
@@ -279,7 +292,7 @@ fn a_file_that_would_make_the_device_leave_its_tensors_is_refused() {
         }
         let failed = matches!(outcome.verdict, Verdict::Failed { .. });
         assert!(failed, "{:?}", outcome.verdict);
-        assert!(outcome.attention_out.is_none());
+        assert!(outcome.outputs.is_empty());
     };
     let mut short = read("000_plain_bnsd_f16");
     let mut shape = short.arguments.value[0].shape().to_vec();
@@ -331,5 +344,14 @@ fn an_operator_that_does_nothing_fails() {
             assert_eq!(comparison.outside, comparison.compared, "{name}");
             assert!(comparison.worst.unwrap().got.is_nan());
         }
+    }
+}
+
+#[test]
+fn training_attention_and_its_kin_are_right() {
+    assert_eq!(replay_on(&stream(), &own("train"), ""), 19);
+    match more("train") {
+        Some(folder) => assert_eq!(replay_on(&stream(), &folder, ""), cases(&folder).len()),
+        None => harness::does_not_apply("there is no larger collection of training cases"),
     }
 }

@@ -16,4 +16,7 @@ mod golden;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod mutations;
+#[cfg(feature = "emulation")]
+mod operators;
+mod recorded;
 mod robustness;

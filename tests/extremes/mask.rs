@@ -37,7 +37,7 @@ fn ask(mask: Result<HostMask>, draw: &mut Draw) {
     }
     let _ = (
         entry.tile(i..draw.u64(), j..draw.u64()),
-        mask.blind_rows().count(),
+        mask.fully_masked_rows().count(),
     );
     let _ = mask.convert(form(draw));
 }

@@ -44,7 +44,10 @@ fn axes_of_empty_masks_are_bounded_too() {
     );
     for (rows, keys) in [(0, 1 << 32), (1 << 32, 0)] {
         let mask = HostMask::of(&MaskGeometry::full(rows, keys), MaskForm::INT8).unwrap();
-        assert_eq!((mask.bytes().len(), mask.blind_rows().count()), (0, 0));
+        assert_eq!(
+            (mask.bytes().len(), mask.fully_masked_rows().count()),
+            (0, 0)
+        );
     }
 }
 

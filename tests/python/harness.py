@@ -1,6 +1,8 @@
 """Cases, what is counted, and comparisons."""
 
 import itertools
+import json
+import os
 import sys
 import traceback
 import zlib
@@ -8,6 +10,7 @@ import zlib
 import torch
 import torch_npu
 
+ON_950 = os.environ.get("ASCEND_EMU_SOC", "").startswith("Ascend950")
 CASES = []
 # Calls of operators whose results were compared with a reference.
 calls = {}
@@ -43,6 +46,32 @@ def case(**axes):
 
 def counted(operator):
     calls[operator] = calls.get(operator, 0) + 1
+
+
+class Trace:
+    """The file that ASCEND_EMU_TRACE names, which gets a line for each call of the C ABI."""
+
+    read = 0
+
+    @classmethod
+    def new(cls):
+        """The C functions that were called since the last time."""
+        torch.npu.synchronize()
+        with open(os.environ["ASCEND_EMU_TRACE"], encoding="utf-8") as trace:
+            trace.seek(cls.read)
+            functions = [json.loads(line)["function"] for line in trace.readlines()]
+            cls.read = trace.tell()
+        return functions
+
+
+def reaching(function, operator, *arguments, **named):
+    """One call of a function of `torch_npu`, which the trace must show to launch a C operator."""
+    Trace.new()
+    result = getattr(torch_npu, function)(*arguments, **named)
+    launched = [name for name in Trace.new() if name.startswith("aclnn") and not name.endswith("WorkspaceSize")]
+    assert operator in launched, f"{function} launched {launched}, not {operator}"
+    counted(f"{function} by {operator}")
+    return result
 
 
 def fused(entry, query, key, value, **arguments):

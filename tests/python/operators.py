@@ -4,15 +4,13 @@ ASCEND_EMU_TRACE must name a file, as it does in this module's group of run.py: 
 operator was called.
 """
 
-import json
-import os
 import pathlib
 import re
 
 import torch
 import torch_npu
 
-from harness import case
+from harness import Trace, case
 
 # What calls an operator: one line of Python, and, where the host has no such function, another that is the same there.
 CALLS = {
@@ -38,6 +36,10 @@ CALLS = {
     "aclnnInplaceNormal": "torch.randn(5, device=device).shape",
     "aclnnInplaceUniform": "(torch.rand(5, device=device) < 1).all()",
     "aclnnInplaceRandom": "torch.randint(5, 6, (3,), device=device)",
+    "aclnnDropoutGenMaskV2": (
+        "torch_npu._npu_dropout_gen_mask(x, (4, 33), 0.0, 7, 9)",
+        "torch.full((32,), 255, dtype=torch.uint8)",
+    ),
     # By positions.
     "aclnnIndex": "x[chosen, chosen]",
     "aclnnIndexPutImpl": "x[chosen] = row",
@@ -279,20 +281,13 @@ def compare(actual, expected):
     assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-6, equal_nan=True), f"{actual}, not {expected}"
 
 
-def traced():
-    """The functions that were called so far."""
-    torch.npu.synchronize()
-    with open(os.environ["ASCEND_EMU_TRACE"], encoding="utf-8") as trace:
-        return [json.loads(line)["function"] for line in trace]
-
-
 @case(operator=list(CALLS))
 def called_from_python(operator):
     line = CALLS[operator]
     line, on_host = (line, line) if isinstance(line, str) else line
-    before = len(traced())
+    Trace.new()
     results = done(line, "npu")
-    after = [function for function in traced()[before:] if function.startswith("aclnn")]
+    after = [function for function in Trace.new() if function.startswith("aclnn")]
     for actual, expected in zip(results, done(on_host, "cpu"), strict=True):
         compare(actual, expected)
     assert operator in after, f"{line} called {after}"

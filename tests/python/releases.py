@@ -4,6 +4,12 @@ import os
 
 import torch
 
+import fusion_extras
+import incre
+import prompt
+import ring
+from fusion import compare as compare_training
+from fusion import fusion
 from harness import case, fused, refused
 from layouts import compare
 from reference import right_down
@@ -37,8 +43,14 @@ def sink(dtype):
     compare(batch, "TND", output, sink=logits)
 
 
+def train(version, layout, softmax_layout="", **arguments):
+    batch = Batch([12] * 2, [12] * 2)
+    result = fusion(version, batch, layout, softmax_layout=softmax_layout, **arguments)
+    compare_training(batch, layout, result, softmax_layout)
+
+
 SHORT = dict(rows=[5, 9], keys=[12, 9])
-# A call, and the first release that takes it.
+# A call, and the first release that takes it; 8.1 stands for what comes before 8.5.
 CALLS = {
     "packed BF16": ("8.1", lambda: dense("TND", **SHORT, dtype=BRAIN)),
     "packed FLOAT16": ("8.5", lambda: dense("TND", **SHORT, dtype=HALF)),
@@ -63,6 +75,16 @@ CALLS = {
     "the fourth version": ("8.5", lambda: dense("BNSD", entry=2, **SHORT)),
     "BF16 sink, packed": ("8.5", lambda: sink(BRAIN)),
     "FLOAT16 sink, packed": ("9.0", lambda: sink(HALF)),
+    "training": ("8.1", lambda: train(1, "BNSD")),
+    "training, packed": ("8.1", lambda: train(1, "TND")),
+    "training, slopes": ("8.1", lambda: train(2, "BSH", pse=torch.zeros(4).npu(), pse_type=2)),
+    "training, packed, statistics by rows": ("8.1", lambda: train(1, "TND", softmax_layout="TND")),
+    "training, packed, rotary parts": ("8.1", lambda: fusion_extras.rotary_parts(3)),
+    "training, sinks": ("8.5", lambda: fusion_extras.sinks("BSND", BRAIN, 1)),
+    "training, packed, sinks": ("8.5", lambda: fusion_extras.sinks("TND", BRAIN, 2)),
+    "prompts": ("8.1", lambda: prompt.whole_tensors("BSH", BRAIN, (4, 2))),
+    "single rows": ("8.1", lambda: incre.whole_tensors("BSH", BRAIN, (4, 2))),
+    "the ring update": ("8.1", lambda: ring.two_pieces("SBH", BRAIN, 64, 4)),
 }
 
 

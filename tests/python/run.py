@@ -1,7 +1,7 @@
 """Runs all programs of this folder, each group in a process with its environment; prints `N passed, N failed`.
 
     python run.py [NAME...]              only cases whose names contain one of the texts
-    python run.py --modules M,N [NAME...]  only the cases of these modules, in the environment as it is
+    python run.py --modules M,N [NAME...]  only the cases of these modules, in the environment as it is but for the trace
 
 The toolkit's `set_env.sh` must have been sourced.
 """
@@ -14,15 +14,20 @@ import sys
 import tempfile
 
 STRICT = {"ASCEND_EMU_CHECK": "strict"}
+TRACE = {"ASCEND_EMU_TRACE": "{folder}/trace.jsonl"}
+TRACED = STRICT | TRACE
 # Environments, and the modules whose cases run in them. `{folder}` is one for files of the run.
 GROUPS = [
     (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
     (STRICT, ["scatter", "merging", "serving", "refusals"]),
-    (STRICT, ["graphs", "streams", "around", "releases"]),
-    (STRICT | {"ASCEND_EMU_TRACE": "{folder}/trace.jsonl"}, ["operators"]),
-    (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs"]),
+    (STRICT, ["graphs", "family_graphs", "streams", "around"]),
+    (TRACED, ["operators", "releases", "fusion", "fusion_extras", "fusion_refusals", "dropout", "dot_product", "backward"]),
+    (TRACED, ["prompt", "incre", "inference_refusals", "ring"]),
+    (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs", "family_graphs"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend910_9391"}, ["paged", "latent"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["layouts", "paged", "latent", "scatter", "merging", "serving"]),
+    (TRACED | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["fusion", "dot_product", "ascend950"]),
+    (TRACED | {"ASCEND_EMU_SOC": "Ascend310P3"}, ["atlas310p"]),
 ]
 
 
@@ -98,7 +103,7 @@ if __name__ == "__main__":
     if arguments[:1] == ["--inside"]:
         inside(arguments[1].split(","), arguments[2:])
     elif arguments[:1] == ["--modules"]:
-        sys.exit(outside([({}, arguments[1].split(","))], arguments[2:]))
+        sys.exit(outside([(TRACE, arguments[1].split(","))], arguments[2:]))
     else:
         for file in forgotten():
             sys.exit(file)

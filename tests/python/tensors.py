@@ -105,6 +105,8 @@ def arrange(sequences, form):
     if form == "NBSD":
         return padded.transpose(0, 1).contiguous()
     rows_first = padded.transpose(1, 2).contiguous()
+    if form == "SBH":
+        return rows_first.flatten(2).transpose(0, 1).contiguous()
     return rows_first if form == "BSND" else rows_first.flatten(2)
 
 
@@ -115,9 +117,11 @@ def separate(tensor, layout, rows, heads):
     if form in ("TND", "NTD"):
         tensor = tensor.transpose(0, 1) if form == "TND" else tensor
         return list(tensor.split(list(rows), dim=1))
-    if form == "BSH":
+    if form == "SBH":
+        tensor = tensor.transpose(0, 1)
+    if form in ("BSH", "SBH"):
         tensor = tensor.unflatten(2, (heads, -1))
-    if form in ("BSH", "BSND"):
+    if form in ("BSH", "SBH", "BSND"):
         tensor = tensor.transpose(1, 2)
     if form == "NBSD":
         tensor = tensor.transpose(0, 1)

@@ -12,6 +12,7 @@ mod errors;
 mod faults;
 mod graph;
 mod graph_failures;
+mod graph_launches;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod ordering;

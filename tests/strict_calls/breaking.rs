@@ -1,8 +1,8 @@
 //! One field of a call changed, at random.
 
-use super::calls::contents::operands;
+use super::calls::contents::arguments_of;
 use super::calls::{Call, Random};
-use ascend_attention::spec::fia::Operand;
+use ascend_attention::spec::fia::{Argument, Parameter};
 use ascend_attention::spec::{DType, Dims, Format, Layout, TensorDesc};
 
 fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
@@ -10,11 +10,11 @@ fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
 }
 
 /// The description of a tensor that the call has.
-pub fn of_mut(call: &mut Call, operand: Operand) -> Option<&mut TensorDesc> {
-    match operand {
-        Operand::Key(index) => call.key.get_mut(index),
-        Operand::Value(index) => call.value.get_mut(index),
-        one => (call.plain.single_mut(one.argument().parameter)?).as_mut(),
+pub fn of_mut(call: &mut Call, argument: Argument) -> Option<&mut TensorDesc> {
+    match argument.parameter {
+        Parameter::Key => call.key.get_mut(argument.index),
+        Parameter::Value => call.value.get_mut(argument.index),
+        one => (call.plain.single_mut(one)?).as_mut(),
     }
 }
 
@@ -186,9 +186,9 @@ fn extra(call: &mut Call, random: &mut Random) -> String {
 }
 
 fn tensor(call: &mut Call, random: &mut Random) -> String {
-    let all = operands(&call.describe());
-    let operand = pick(random, &all);
-    let desc = of_mut(call, operand).unwrap();
+    let all = arguments_of(&call.describe());
+    let argument = pick(random, &all);
+    let desc = of_mut(call, argument).unwrap();
     match random.below(8) {
         0 => desc.dtype = pick(random, DType::ALL),
         1 => desc.format = pick(random, &[Format::FractalNz, Format::Ncl, Format::Undefined]),
@@ -214,5 +214,5 @@ fn tensor(call: &mut Call, random: &mut Random) -> String {
         }
         _ => {}
     }
-    format!("{operand:?} {desc}")
+    format!("{argument:?} {desc}")
 }

@@ -293,7 +293,7 @@ fn v5_does_on_a2_and_a3_what_v4_does() {
                     let prepared = raw::prepare(&call, version, &memory);
                     assert_eq!(prepared.status, 0, "{}", raw::message());
                     assert_eq!(prepared.run(std::ptr::null_mut()), (0, 0));
-                    let out = &memory[&ascend_attention::spec::fia::Operand::AttentionOut];
+                    let out = &memory[&ascend_attention::spec::fia::Parameter::AttentionOut.into()];
                     assert!(!out.is_untouched());
                     out.written().unwrap()
                 });

@@ -1,8 +1,8 @@
 //! A call through the C ABI: tensors in device memory with guards around them, descriptors, phase one, phase two.
 
 use super::calls::Call;
-use super::calls::contents::operands;
-use ascend_attention::spec::fia::{FiaCall, Operand, Version};
+use super::calls::contents::arguments_of;
+use ascend_attention::spec::fia::{Argument, FiaCall, Parameter, Version};
 use ascend_attention::spec::{DType, TensorDesc};
 use ascend_attention::sys::bindings::{
     aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList,
@@ -118,7 +118,7 @@ impl Drop for Guarded {
 }
 
 /// The tensors of a call on the device.
-pub type Memory = HashMap<Operand, Guarded>;
+pub type Memory = HashMap<Argument, Guarded>;
 
 fn tensor(desc: &TensorDesc, data: *mut c_void) -> *mut aclTensor {
     // SAFETY: the arrays have as many elements as the call is told.
@@ -141,7 +141,7 @@ fn tensor(desc: &TensorDesc, data: *mut c_void) -> *mut aclTensor {
 
 /// The descriptors of a call; they are destroyed when dropped.
 struct Descriptors {
-    of: HashMap<Operand, *mut aclTensor>,
+    of: HashMap<Argument, *mut aclTensor>,
     key: *mut aclTensorList,
     value: *mut aclTensorList,
     arrays: [*mut aclIntArray; 5],
@@ -151,9 +151,9 @@ struct Descriptors {
 impl Descriptors {
     fn new(call: &FiaCall<'_>, memory: &Memory) -> Self {
         let mut of = HashMap::new();
-        for operand in operands(call) {
-            let data = memory.get(&operand).map_or(null_mut(), Guarded::tensor);
-            of.insert(operand, tensor(operand.of(call).unwrap(), data));
+        for argument in arguments_of(call) {
+            let data = memory.get(&argument).map_or(null_mut(), Guarded::tensor);
+            of.insert(argument, tensor(call.tensor(argument).unwrap(), data));
         }
         let list = |tensors: Vec<*const aclTensor>| match tensors.len() {
             0 => null_mut(),
@@ -162,12 +162,20 @@ impl Descriptors {
         };
         let key = list(
             (0..call.key.len())
-                .map(|i| of.remove(&Operand::Key(i)).unwrap().cast_const())
+                .map(|i| {
+                    of.remove(&Argument::element(Parameter::Key, i))
+                        .unwrap()
+                        .cast_const()
+                })
                 .collect(),
         );
         let value = list(
             (0..call.value.len())
-                .map(|i| of.remove(&Operand::Value(i)).unwrap().cast_const())
+                .map(|i| {
+                    of.remove(&Argument::element(Parameter::Value, i))
+                        .unwrap()
+                        .cast_const()
+                })
                 .collect(),
         );
         let array = |values: Option<&[i64]>| match values {
@@ -190,9 +198,9 @@ impl Descriptors {
         }
     }
 
-    fn get(&self, operand: Operand) -> *const aclTensor {
+    fn get(&self, parameter: Parameter) -> *const aclTensor {
         self.of
-            .get(&operand)
+            .get(&parameter.into())
             .map_or(null(), |tensor| tensor.cast_const())
     }
 }
@@ -250,10 +258,10 @@ pub fn measure(call: &Call, version: Version, memory: &Memory) -> Prepared {
 }
 
 fn phase_one(call: &Call, version: Version, memory: &Memory, max: bool) -> Prepared {
-    use Operand as O;
+    use Parameter as P;
     let call = call.describe();
     let descriptors = Descriptors::new(&call, memory);
-    let t = |operand| descriptors.get(operand);
+    let t = |parameter| descriptors.get(parameter);
     let [q_lens, kv_lens, prefix_len, q_start, kv_start] = descriptors.arrays;
     let mut workspace_bytes = UNSET;
     let mut executor = null_mut();
@@ -263,20 +271,20 @@ fn phase_one(call: &Call, version: Version, memory: &Memory, max: bool) -> Prepa
             // SAFETY: each argument is null or alive; the last two are places for the results.
             unsafe {
                 function(
-                    t(O::Query), descriptors.key, descriptors.value, t(O::PseShift), t(O::AttenMask), q_lens, kv_lens,
-                    t(O::DeqScale1), t(O::QuantScale1), t(O::DeqScale2), t(O::QuantScale2), t(O::QuantOffset2),
-                    t(O::AntiquantScale), t(O::AntiquantOffset), t(O::BlockTable), t(O::QueryPaddingSize),
-                    t(O::KvPaddingSize), $($input,)*
+                    t(P::Query), descriptors.key, descriptors.value, t(P::PseShift), t(P::AttenMask), q_lens, kv_lens,
+                    t(P::DeqScale1), t(P::QuantScale1), t(P::DeqScale2), t(P::QuantScale2), t(P::QuantOffset2),
+                    t(P::AntiquantScale), t(P::AntiquantOffset), t(P::BlockTable), t(P::QueryPaddingSize),
+                    t(P::KvPaddingSize), $($input,)*
                     call.num_heads, call.scale, call.pre_tokens, call.next_tokens,
                     descriptors.layout.as_ptr().cast_mut(), call.num_key_value_heads, call.sparse_mode,
                     call.inner_precise, call.block_size, call.antiquant_mode, call.softmax_lse_flag, $($mode,)*
-                    t(O::AttentionOut), t(O::SoftmaxLse), &mut workspace_bytes, &mut executor,
+                    t(P::AttentionOut), t(P::SoftmaxLse), &mut workspace_bytes, &mut executor,
                 )
             }
         }};
     }
     let (key_mode, value_mode) = (call.key_antiquant_mode, call.value_antiquant_mode);
-    let rope_scale = t(O::KeyRopeAntiquantScale);
+    let rope_scale = t(P::KeyRopeAntiquantScale);
     let status = match version {
         Version::V1 => phase_one!(
             aclnnFusedInferAttentionScoreGetWorkspaceSize
@@ -288,12 +296,12 @@ fn phase_one(call: &Call, version: Version, memory: &Memory, max: bool) -> Prepa
             aclnnFusedInferAttentionScoreV2GetWorkspaceSize
                 or aclnnFusedInferAttentionScoreV2GetMaxWorkspaceSize,
             [
-                t(O::KeyAntiquantScale),
-                t(O::KeyAntiquantOffset),
-                t(O::ValueAntiquantScale),
-                t(O::ValueAntiquantOffset),
-                t(O::KeySharedPrefix),
-                t(O::ValueSharedPrefix),
+                t(P::KeyAntiquantScale),
+                t(P::KeyAntiquantOffset),
+                t(P::ValueAntiquantScale),
+                t(P::ValueAntiquantOffset),
+                t(P::KeySharedPrefix),
+                t(P::ValueSharedPrefix),
                 prefix_len
             ],
             [key_mode, value_mode]
@@ -302,15 +310,15 @@ fn phase_one(call: &Call, version: Version, memory: &Memory, max: bool) -> Prepa
             aclnnFusedInferAttentionScoreV3GetWorkspaceSize
                 or aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize,
             [
-                t(O::KeyAntiquantScale),
-                t(O::KeyAntiquantOffset),
-                t(O::ValueAntiquantScale),
-                t(O::ValueAntiquantOffset),
-                t(O::KeySharedPrefix),
-                t(O::ValueSharedPrefix),
+                t(P::KeyAntiquantScale),
+                t(P::KeyAntiquantOffset),
+                t(P::ValueAntiquantScale),
+                t(P::ValueAntiquantOffset),
+                t(P::KeySharedPrefix),
+                t(P::ValueSharedPrefix),
                 prefix_len,
-                t(O::QueryRope),
-                t(O::KeyRope),
+                t(P::QueryRope),
+                t(P::KeyRope),
                 rope_scale
             ],
             [key_mode, value_mode]
@@ -319,18 +327,18 @@ fn phase_one(call: &Call, version: Version, memory: &Memory, max: bool) -> Prepa
             aclnnFusedInferAttentionScoreV4GetWorkspaceSize
                 or aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize,
             [
-                t(O::KeyAntiquantScale),
-                t(O::KeyAntiquantOffset),
-                t(O::ValueAntiquantScale),
-                t(O::ValueAntiquantOffset),
-                t(O::KeySharedPrefix),
-                t(O::ValueSharedPrefix),
+                t(P::KeyAntiquantScale),
+                t(P::KeyAntiquantOffset),
+                t(P::ValueAntiquantScale),
+                t(P::ValueAntiquantOffset),
+                t(P::KeySharedPrefix),
+                t(P::ValueSharedPrefix),
                 prefix_len,
-                t(O::QueryRope),
-                t(O::KeyRope),
+                t(P::QueryRope),
+                t(P::KeyRope),
                 rope_scale,
-                t(O::DequantScaleQuery),
-                t(O::LearnableSink)
+                t(P::DequantScaleQuery),
+                t(P::LearnableSink)
             ],
             [key_mode, value_mode, call.query_quant_mode]
         ),
@@ -338,18 +346,18 @@ fn phase_one(call: &Call, version: Version, memory: &Memory, max: bool) -> Prepa
             aclnnFusedInferAttentionScoreV5GetWorkspaceSize
                 or aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize,
             [
-                t(O::KeyAntiquantScale),
-                t(O::KeyAntiquantOffset),
-                t(O::ValueAntiquantScale),
-                t(O::ValueAntiquantOffset),
-                t(O::KeySharedPrefix),
-                t(O::ValueSharedPrefix),
+                t(P::KeyAntiquantScale),
+                t(P::KeyAntiquantOffset),
+                t(P::ValueAntiquantScale),
+                t(P::ValueAntiquantOffset),
+                t(P::KeySharedPrefix),
+                t(P::ValueSharedPrefix),
                 prefix_len,
-                t(O::QueryRope),
-                t(O::KeyRope),
+                t(P::QueryRope),
+                t(P::KeyRope),
                 rope_scale,
-                t(O::DequantScaleQuery),
-                t(O::LearnableSink),
+                t(P::DequantScaleQuery),
+                t(P::LearnableSink),
                 q_start,
                 kv_start
             ],

@@ -45,15 +45,10 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
     Err(differences)
 }
 
-fn sources(root: &Path) -> Result<[(&'static str, String); 3], String> {
-    let Generated {
-        bindings,
-        table,
-        names,
-    } = generate(&root.join("include"), None)?;
+fn sources(root: &Path) -> Result<[(&'static str, String); 2], String> {
+    let Generated { bindings, names } = generate(&root.join("include"), None)?;
     Ok([
         ("ascend-sys/src/bindings.rs", bindings),
-        ("ascend-sys/src/table.rs", table),
         ("ascend-sys/src/names.rs", names),
     ])
 }

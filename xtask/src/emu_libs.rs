@@ -1,7 +1,7 @@
 //! `emu-libs`: lays the emulator out as an installed toolkit of CANN: `lib64` and `include`.
 
 use super::dynamic_symbols;
-use ascend_spec::{Cann, OperatorVersion};
+use ascend_spec::{Cann, is_exported};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ pub(crate) fn keep(folder: &Path, cann: Cann) -> Result<Vec<String>, String> {
     let file = folder.join(FILE);
     let failed = |error: io::Error| format!("{}: {error}", file.display());
     let mut elf = fs::read(&file).map_err(failed)?;
-    let newer = |name: &str| !OperatorVersion::exported(name, cann);
+    let newer = |name: &str| !is_exported(name, cann);
     let hidden = dynamic_symbols::hide(&mut elf, newer)
         .map_err(|error| format!("{}: {error}", file.display()))?;
     fs::write(&file, elf).map_err(failed)?;
@@ -151,7 +151,6 @@ fn link(_folder: &Path, _name: &str) -> io::Result<()> {
 }
 
 #[cfg(all(test, unix))]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -9,7 +9,9 @@ mod figures_task;
 mod generate;
 mod module_cycles;
 mod module_tree;
+mod operator_tables;
 mod operators_task;
+mod rule_tables;
 mod rules_task;
 mod toolkit_folder;
 
@@ -23,7 +25,8 @@ usage: cargo run -p xtask -- TASK
 tasks:
   bindgen [--check]          regenerate ascend-sys/src/{bindings,table}.rs from include/ (needs libclang);
                              with --check write nothing and fail if they differ
-  rules [--check]            write the table of the contract's rules to docs/src/rules.md; with --check compare only
+  rules [--check]            write the table of the contract's rules to docs/src/rules.md, and the tables of arguments
+                             and rules into the pages of single operators; with --check compare only
   features [--check]         write the table of features by product and release into README.md; with --check compare only
   operators [--check]        write what in PyTorch calls the small operators to docs/src/python.md; with --check compare
                              only

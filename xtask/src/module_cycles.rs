@@ -1,4 +1,4 @@
-//! `module-cycles`: looks for modules of a crate that depend on each other in a circle.
+//! `module-cycles`: finds modules of a crate that depend on each other.
 
 use crate::module_tree::{ModulePath, ModuleTree, Reference};
 use serde_json::Value;
@@ -7,32 +7,51 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Places of an arrow that are printed.
+/// Most references of one module to another that are printed.
 const PLACES: usize = 3;
 
 /// The references from a module to a sibling, by the names of both.
-type Arrows = BTreeMap<(String, String), Vec<Reference>>;
+type Dependencies = BTreeMap<(String, String), Vec<Reference>>;
 
 /// Modules below one parent that depend on each other, with the references that make it so.
 struct Cycle {
     parent: ModulePath,
     modules: BTreeSet<String>,
-    arrows: Arrows,
+    dependencies: Dependencies,
 }
 
-/// Checks the crates named, or all of the workspace: their top-level modules, and with `nested` those inside modules.
+/// A library or a program of the workspace.
+struct Member {
+    package: String,
+    /// How reports call it: as the package, and a program beside a library by its own name too.
+    name: String,
+    /// Its root file.
+    file: PathBuf,
+}
+
+/// Checks the packages named, or all of the workspace: the top-level modules of each of their crates, and with `nested` the
+/// modules inside modules.
 pub(crate) fn check(root: &Path, crates: &[&str], nested: bool) -> Result<String, String> {
     let members = members(root)?;
     for name in crates {
-        if !members.iter().any(|(member, _)| member == name) {
-            let known: Vec<&str> = members.iter().map(|(member, _)| member.as_str()).collect();
-            return Err(format!("no crate is called {name}: {}", known.join(", ")));
+        if !members.iter().any(|member| member.package == *name) {
+            let known: BTreeSet<&str> = members.iter().map(|of| of.package.as_str()).collect();
+            let known: Vec<&str> = known.into_iter().collect();
+            return Err(format!(
+                "no crate is called {name}; there are {}",
+                known.join(", ")
+            ));
         }
     }
     let mut report = String::new();
     let (mut clean, mut found) = (Vec::new(), 0);
-    for (name, file) in &members {
-        if !crates.is_empty() && !crates.contains(&name.as_str()) {
+    for Member {
+        package,
+        name,
+        file,
+    } in &members
+    {
+        if !crates.is_empty() && !crates.contains(&package.as_str()) {
             continue;
         }
         let references = ModuleTree::read(file)?.references();
@@ -46,20 +65,20 @@ pub(crate) fn check(root: &Path, crates: &[&str], nested: bool) -> Result<String
         }
     }
     if found == 0 {
-        return Ok(format!("no cycles of modules in {}", clean.join(", ")));
+        return Ok(format!("no module cycles in {}", clean.join(", ")));
     }
     let number = if found == 1 {
-        "one cycle".to_owned()
+        "one module cycle".to_owned()
     } else {
-        format!("{found} cycles")
+        format!("{found} module cycles")
     };
     Err(format!(
-        "{report}{number} of modules: move what both sides need to a module that neither owns"
+        "{report}{number}: move what the modules share to a module that depends on none of them"
     ))
 }
 
-/// The libraries and programs of the workspace, by the names of their packages, with their root files.
-fn members(root: &Path) -> Result<Vec<(String, PathBuf)>, String> {
+/// The libraries and programs of the workspace with their root files.
+fn members(root: &Path) -> Result<Vec<Member>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1"])
@@ -74,23 +93,50 @@ fn members(root: &Path) -> Result<Vec<(String, PathBuf)>, String> {
     }
     let metadata: Value = serde_json::from_slice(&output.stdout)
         .map_err(|error| format!("cargo metadata: {error}"))?;
+    Ok(crates_of(&metadata))
+}
+
+/// The crates that `cargo metadata` lists, without tests, examples and build scripts.
+fn crates_of(metadata: &Value) -> Vec<Member> {
     let mut members = Vec::new();
     for package in array(&metadata["packages"]) {
-        for target in array(&package["targets"]) {
-            let code = array(&target["kind"]).iter().any(|kind| {
-                matches!(
-                    kind.as_str(),
-                    Some("lib" | "rlib" | "cdylib" | "staticlib" | "bin")
-                )
-            });
-            if let (true, Some(name), Some(file)) =
-                (code, package["name"].as_str(), target["src_path"].as_str())
-            {
-                members.push((name.to_owned(), PathBuf::from(file)));
+        let Some(name) = package["name"].as_str() else {
+            continue;
+        };
+        let kinds = |target: &Value| -> Vec<String> {
+            let kinds = array(&target["kind"]).iter().filter_map(Value::as_str);
+            kinds.map(str::to_owned).collect()
+        };
+        let is_library = |kind: &String| {
+            matches!(
+                kind.as_str(),
+                "lib" | "rlib" | "cdylib" | "staticlib" | "proc-macro"
+            )
+        };
+        let targets = array(&package["targets"]);
+        let has_library = targets.iter().any(|of| kinds(of).iter().any(is_library));
+        for target in targets {
+            let kinds = kinds(target);
+            let library = kinds.iter().any(is_library);
+            if !library && !kinds.iter().any(|kind| kind == "bin") {
+                continue;
             }
+            let (Some(program), Some(file)) =
+                (target["name"].as_str(), target["src_path"].as_str())
+            else {
+                continue;
+            };
+            members.push(Member {
+                package: name.to_owned(),
+                name: match has_library && !library {
+                    true => format!("{name} (program {program})"),
+                    false => name.to_owned(),
+                },
+                file: PathBuf::from(file),
+            });
         }
     }
-    Ok(members)
+    members
 }
 
 fn array(value: &Value) -> &[Value] {
@@ -99,7 +145,7 @@ fn array(value: &Value) -> &[Value] {
 
 /// The cycles among the top-level modules, and with `nested` among the children of each module.
 fn cycles(references: &[Reference], nested: bool) -> Vec<Cycle> {
-    let mut levels: BTreeMap<&[String], Arrows> = BTreeMap::new();
+    let mut levels: BTreeMap<&[String], Dependencies> = BTreeMap::new();
     for reference in references {
         let (from, to) = (&reference.from, &reference.to);
         let shared = from
@@ -120,28 +166,33 @@ fn cycles(references: &[Reference], nested: bool) -> Vec<Cycle> {
     }
     levels
         .into_iter()
-        .flat_map(|(parent, arrows)| {
-            components(arrows.keys()).into_iter().map(move |modules| {
-                let inside =
-                    |(from, to): &(String, String)| modules.contains(from) && modules.contains(to);
-                let arrows = arrows.iter().filter(|(ends, _)| inside(ends));
-                let arrows = arrows
-                    .map(|(ends, places)| (ends.clone(), places.clone()))
-                    .collect();
-                Cycle {
-                    parent: parent.to_vec(),
-                    modules: modules.clone(),
-                    arrows,
-                }
-            })
+        .flat_map(|(parent, dependencies)| {
+            components(dependencies.keys())
+                .into_iter()
+                .map(move |modules| {
+                    let inside = |(from, to): &(String, String)| {
+                        modules.contains(from) && modules.contains(to)
+                    };
+                    let dependencies = dependencies.iter().filter(|(ends, _)| inside(ends));
+                    let dependencies = dependencies
+                        .map(|(ends, places)| (ends.clone(), places.clone()))
+                        .collect();
+                    Cycle {
+                        parent: parent.to_vec(),
+                        modules: modules.clone(),
+                        dependencies,
+                    }
+                })
         })
         .collect()
 }
 
 /// The strongly connected components of more than one module.
-fn components<'a>(arrows: impl Iterator<Item = &'a (String, String)>) -> Vec<BTreeSet<String>> {
+fn components<'a>(
+    dependencies: impl Iterator<Item = &'a (String, String)>,
+) -> Vec<BTreeSet<String>> {
     let mut successors: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (from, to) in arrows {
+    for (from, to) in dependencies {
         successors.entry(from).or_default().insert(to);
     }
     let reachable: BTreeMap<&str, BTreeSet<&str>> = successors
@@ -188,7 +239,7 @@ fn describe(report: &mut String, root: &Path, name: &str, cycle: &Cycle) {
         modules.len(),
         modules.join(", ")
     );
-    for ((from, to), references) in &cycle.arrows {
+    for ((from, to), references) in &cycle.dependencies {
         let mut places: Vec<String> = references
             .iter()
             .map(|reference| {
@@ -219,8 +270,8 @@ mod tests {
         }
     }
 
-    fn found(arrows: &[(&str, &str)], nested: bool) -> Vec<String> {
-        let references: Vec<Reference> = arrows
+    fn found(dependencies: &[(&str, &str)], nested: bool) -> Vec<String> {
+        let references: Vec<Reference> = dependencies
             .iter()
             .map(|(from, to)| reference(from, to))
             .collect();
@@ -240,7 +291,7 @@ mod tests {
 
     #[test]
     fn two_cycles_that_share_no_module_are_two() {
-        let arrows = [
+        let dependencies = [
             ("a", "b"),
             ("b", "a"),
             ("b", "c"),
@@ -248,19 +299,19 @@ mod tests {
             ("d", "e"),
             ("e", "c"),
         ];
-        assert_eq!(found(&arrows, false), ["[a b]", "[c d e]"]);
+        assert_eq!(found(&dependencies, false), ["[a b]", "[c d e]"]);
     }
 
     #[test]
     fn files_inside_a_module_count_for_it_and_for_their_own_level_only_if_asked() {
-        let arrows = [
+        let dependencies = [
             ("a::x", "b::y"),
             ("b", "a"),
             ("a::x", "a::z"),
             ("a::z", "a::x"),
         ];
-        assert_eq!(found(&arrows, false), ["[a b]"]);
-        assert_eq!(found(&arrows, true), ["[a b]", "a[x z]"]);
+        assert_eq!(found(&dependencies, false), ["[a b]"]);
+        assert_eq!(found(&dependencies, true), ["[a b]", "a[x z]"]);
     }
 
     #[test]
@@ -269,7 +320,26 @@ mod tests {
     }
 
     #[test]
-    fn the_report_names_the_arrows_and_their_places() {
+    fn a_program_beside_a_library_is_told_apart() {
+        let target = |kind: &str, name: &str| serde_json::json!({ "kind": [kind], "name": name, "src_path": format!("{name}.rs") });
+        let metadata = serde_json::json!({ "packages": [
+            { "name": "both", "targets": [target("lib", "both"), target("bin", "tool"), target("test", "t")] },
+            { "name": "alone", "targets": [target("bin", "alone"), target("custom-build", "build")] },
+        ] });
+        let members = crates_of(&metadata);
+        let names: Vec<_> = members.iter().map(|of| (&*of.package, &*of.name)).collect();
+        assert_eq!(
+            names,
+            [
+                ("both", "both"),
+                ("both", "both (program tool)"),
+                ("alone", "alone")
+            ]
+        );
+    }
+
+    #[test]
+    fn the_report_names_the_dependencies_and_their_places() {
         let references = [
             reference("a", "b"),
             reference("b::inner", "a"),

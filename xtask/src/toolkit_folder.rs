@@ -49,7 +49,6 @@ pub(crate) fn furnish(folder: &Path, chosen: Option<Cann>) -> io::Result<String>
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use std::process::Command;

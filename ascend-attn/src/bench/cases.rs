@@ -1,10 +1,11 @@
 //! The cases of the benchmark: attention calls by name, described, checked by the contract and filled with numbers.
 
 use ascend_attention::spec::attention_problem::{AttentionProblem, TensorRole};
-use ascend_attention::spec::fia::{FiaCall, Operand, Version};
+use ascend_attention::spec::fia::{Argument, FiaCall, Parameter, Version};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_attention::spec::ops::flash_attention_score::{self, FlashAttentionCall, SoftmaxOrder};
 use ascend_attention::spec::{
-    DType, Extents, Layout, MaskGeometry, Soc, SparseMode, Target, TensorDesc,
+    DType, Extents, Layout, MaskGeometry, Refusal, Soc, SparseMode, Target, TensorDesc,
 };
 use ascend_attention::{bf16, f16};
 use ascend_emu::kernel::{self, Buffers, RunOptions};
@@ -41,6 +42,8 @@ pub(crate) struct Case {
     paged: bool,
     /// Whether keys and values are stored as `INT8`, with a scale for each channel.
     stored: bool,
+    /// Whether FlashAttentionScore computes it, whose maximum and sum of each row are written too.
+    training: bool,
 }
 
 const fn case(
@@ -60,6 +63,7 @@ const fn case(
         sight,
         paged: false,
         stored: false,
+        training: false,
     }
 }
 
@@ -80,6 +84,10 @@ pub(crate) const CASES: &[Case] = &[
         [1, 8, 8, 4096, 4096, 128],
         Sight::Causal,
     ),
+    Case {
+        training: true,
+        ..case("flash_causal_4k", [1, 8, 8, 4096, 4096, 128], Sight::Causal)
+    },
     case(
         "causal_2048_h32kv8_d128",
         [1, 32, 8, 2048, 2048, 128],
@@ -150,7 +158,9 @@ pub(crate) struct Prepared {
     key: Vec<TensorDesc>,
     plain: FiaCall<'static>,
     kv_lens: Option<Vec<i64>>,
-    tensors: Vec<(Operand, Vec<u64>)>,
+    tensors: Vec<(Argument, Vec<u64>)>,
+    /// Maximum and sum of each row, if they are written.
+    softmax: [Vec<f32>; 2],
 }
 
 impl Case {
@@ -264,6 +274,12 @@ impl Case {
             plain,
             kv_lens,
             tensors: Vec::new(),
+            softmax: [(); 2].map(|()| match self.training {
+                true => {
+                    vec![0.0; (self.batch * self.heads * self.rows) as usize * SoftmaxOrder::COPIES]
+                }
+                false => Vec::new(),
+            }),
         };
         prepared.fill()?;
         Ok(prepared)
@@ -280,56 +296,95 @@ impl Prepared {
         }
     }
 
+    /// The same call of FlashAttentionScore, which takes `FLOAT`.
+    fn training_call<'a>(&self, call: &FiaCall<'_>) -> Result<FlashAttentionCall<'a>, String> {
+        let rows = [
+            self.case.batch,
+            self.case.heads,
+            self.case.rows,
+            SoftmaxOrder::COPIES as i64,
+        ];
+        let softmax = TensorDesc::contiguous(DType::Float, &rows).ok_or("no softmax outputs")?;
+        let held = |desc: Option<TensorDesc>| {
+            let dtype = self.held;
+            desc.map(|desc| TensorDesc { dtype, ..desc })
+        };
+        Ok(FlashAttentionCall {
+            query: held(call.query),
+            key: held(call.key.first().copied()),
+            value: held(call.value.first().copied()),
+            atten_mask: call.atten_mask,
+            scale: call.scale,
+            num_heads: call.num_heads,
+            sparse_mode: call.sparse_mode,
+            softmax_max: Some(softmax),
+            softmax_sum: Some(softmax),
+            attention_out: held(call.attention_out),
+            ..FlashAttentionCall::new("BNSD")
+        })
+    }
+
     /// Hands the call to `work`, resolved.
     pub(crate) fn with<R>(&mut self, work: impl FnOnce(&mut Ready<'_>) -> R) -> Result<R, String> {
         let mut tensors = std::mem::take(&mut self.tensors);
+        let mut softmax = std::mem::take(&mut self.softmax);
         let call = self.call();
-        let checked = call
-            .check(Version::V4, Target::snapshot(Soc::AtlasA2))
-            .map_err(|refusal| refusal.to_string())?;
+        let target = Target::snapshot(Soc::AtlasA2);
+        let refused = |refusal: Refusal| refusal.to_string();
+        let checked = call.check(Version::V4, target).map_err(refused)?;
+        let training = match self.case.training {
+            true => {
+                let call = self.training_call(&call)?;
+                let checked = call.check(flash_attention_score::Version::V2, target);
+                let problem = checked.map_err(refused)?.attention();
+                Some(problem.map_err(|unsupported| unsupported.to_string())?)
+            }
+            false => None,
+        };
         let result = work(&mut Ready {
-            single: self.held == DType::Float,
+            single: self.held == DType::Float && !self.case.training,
             geometry: match self.case.sight {
                 Sight::Triangle(mix) => Some(self.case.triangle(mix)),
                 _ => None,
             },
-            problem: &checked.problem,
+            problem: training.as_ref().unwrap_or(&checked.problem),
             tensors: &mut tensors,
+            softmax: &mut softmax,
             working_memory: AtomicUsize::new(0),
         });
-        self.tensors = tensors;
+        (self.tensors, self.softmax) = (tensors, softmax);
         Ok(result)
     }
 
     /// Numbers for every tensor of the call.
     fn fill(&mut self) -> Result<(), String> {
         let call = self.call();
-        let operands = [
-            Operand::Query,
-            Operand::QueryRope,
-            Operand::Key(0),
-            Operand::Value(0),
-            Operand::KeyRope,
-            Operand::KeyAntiquantScale,
-            Operand::ValueAntiquantScale,
-            Operand::AttenMask,
-            Operand::BlockTable,
-            Operand::AttentionOut,
+        let parameters = [
+            Parameter::Query,
+            Parameter::QueryRope,
+            Parameter::Key,
+            Parameter::Value,
+            Parameter::KeyRope,
+            Parameter::KeyAntiquantScale,
+            Parameter::ValueAntiquantScale,
+            Parameter::AttenMask,
+            Parameter::BlockTable,
+            Parameter::AttentionOut,
         ];
         let mut tensors = Vec::new();
-        for operand in operands {
+        for parameter in parameters {
             // The absorbed form has key and value in one tensor.
-            if operand == Operand::Value(0) && self.case.rope > 0 {
+            if parameter == Parameter::Value && self.case.rope > 0 {
                 continue;
             }
-            let Some(desc) = operand.of(&call) else {
+            let Some(desc) = call.tensor(parameter) else {
                 continue;
             };
-            let held = match operand {
-                Operand::AttenMask
-                | Operand::BlockTable
-                | Operand::KeyAntiquantScale
-                | Operand::ValueAntiquantScale => desc.dtype,
+            let held = match parameter {
+                Parameter::AttenMask
+                | Parameter::BlockTable
+                | Parameter::KeyAntiquantScale
+                | Parameter::ValueAntiquantScale => desc.dtype,
                 _ if desc.dtype == DType::Int8 => desc.dtype,
                 _ => self.held,
             };
@@ -337,9 +392,9 @@ impl Prepared {
             let size = held.size().unwrap_or(1);
             let mut words = vec![0u64; (count * size).div_ceil(8)];
             let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ count as u64);
-            match operand {
-                Operand::AttentionOut => {}
-                Operand::AttenMask => {
+            match parameter {
+                Parameter::AttentionOut => {}
+                Parameter::AttenMask => {
                     let columns = self.case.keys as usize;
                     let sight = self.case.sight;
                     each(&mut words, |at| match sight {
@@ -348,7 +403,7 @@ impl Prepared {
                         _ => 0,
                     });
                 }
-                Operand::BlockTable => {
+                Parameter::BlockTable => {
                     let mut ids: Vec<u32> = (0..count as u32).collect();
                     for last in (1..count).rev() {
                         ids.swap(last, random.below(last + 1));
@@ -364,7 +419,7 @@ impl Prepared {
                     _ => each(&mut words, |_| random.number().to_bits()),
                 },
             }
-            tensors.push((operand, words));
+            tensors.push((parameter.into(), words));
         }
         self.tensors = tensors;
         Ok(())
@@ -377,7 +432,8 @@ pub(crate) struct Ready<'a> {
     single: bool,
     geometry: Option<MaskGeometry>,
     problem: &'a AttentionProblem<'a>,
-    tensors: &'a mut Vec<(Operand, Vec<u64>)>,
+    tensors: &'a mut Vec<(Argument, Vec<u64>)>,
+    softmax: &'a mut [Vec<f32>; 2],
     working_memory: AtomicUsize,
 }
 
@@ -389,16 +445,22 @@ impl Ready<'_> {
 
     /// Computes it once on the current pool.
     pub(crate) fn run(&mut self) -> Result<(), String> {
-        let base: Vec<(Operand, *mut u8)> = self
+        let base: Vec<(Argument, *mut u8)> = self
             .tensors
             .iter_mut()
-            .map(|(operand, words)| (*operand, words.as_mut_ptr().cast()))
+            .map(|(argument, words)| (*argument, words.as_mut_ptr().cast()))
             .collect();
+        let softmax = self.softmax.each_mut().map(Vec::as_mut_ptr);
         let base = |role: TensorRole| {
-            let wanted = Operand::of_role(role);
-            let find = |wanted| base.iter().find(|(operand, _)| *operand == wanted);
-            let found = find(wanted).or_else(|| match wanted {
-                Operand::Value(index) => find(Operand::Key(index)),
+            match role {
+                TensorRole::SoftmaxMax => return softmax[0].cast(),
+                TensorRole::SoftmaxSum => return softmax[1].cast(),
+                _ => {}
+            }
+            let wanted = Argument::of_role(role);
+            let find = |wanted| base.iter().find(|(argument, _)| *argument == wanted);
+            let found = find(wanted).or_else(|| match wanted.parameter {
+                Parameter::Value => find(Argument::element(Parameter::Key, wanted.index)),
                 _ => None,
             });
             found.map_or(std::ptr::null_mut(), |&(_, address)| address)

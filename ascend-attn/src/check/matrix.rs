@@ -8,27 +8,25 @@ use super::Checked;
 use crate::Stop;
 use crate::output::Output;
 
-/// Width of a product's name.
-const NAME: usize = 12;
-
 /// Prints the verdicts on one call: a row for each product, a column for each release, and below which rule refuses.
 pub(super) fn print(all: &[Checked], output: &mut Output) -> Result<(), Stop> {
     let mut canns: Vec<Cann> = all.iter().map(|checked| checked.target.cann).collect();
     canns.sort_unstable();
     canns.dedup();
-    let mut head = format!("  {:NAME$}", "");
-    for cann in &canns {
-        let _ = write!(head, " {:<8}", cann.name());
-    }
-    output.line(head.trim_end())?;
     let mut socs: Vec<Soc> = Vec::new();
     for checked in all {
         if !socs.contains(&checked.target.soc) {
             socs.push(checked.target.soc);
         }
     }
+    let width = socs.iter().map(|soc| soc.name().len()).max().unwrap_or(0);
+    let mut head = format!("  {:width$}", "");
+    for cann in &canns {
+        let _ = write!(head, " {:<8}", cann.name());
+    }
+    output.line(head.trim_end())?;
     for soc in socs {
-        let mut row = format!("  {:NAME$}", soc.name());
+        let mut row = format!("  {:width$}", soc.name());
         for &cann in &canns {
             let on = |checked: &&Checked| (checked.target.soc, checked.target.cann) == (soc, cann);
             let verdict = match all.iter().find(on) {

@@ -1,11 +1,13 @@
 //! What is drawn: a formula that knows what each of its cells is for.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 
 use ascend_attention::SparseMode;
 use ascend_attention::mask::HostMask;
 use ascend_attention::spec::geometry::{
-    LocalChunks, TokenTree, TriangleMix, TrianglePart, TriangleRows,
+    LocalChunks, TileVisitor, TokenTree, TriangleMix, TrianglePart, TriangleRows, tiles_by_rows,
+    tiles_one_by_one,
 };
 use ascend_attention::spec::{MaskGeometry, Sparsity, Tile, Visibility};
 
@@ -104,46 +106,12 @@ impl Formula {
     /// How the tiles of `step` keys of some rows stand, from the first key on. Each row is looked at once at most, however
     /// many tiles there are.
     pub(super) fn tiles(&self, rows: Range<u64>, step: u64) -> Vec<Tile> {
-        let (step, keys) = (step.max(1), self.kv_len());
-        let tiles = keys.div_ceil(step);
-        let of = |at: u64| at * step..at.saturating_add(1).saturating_mul(step).min(keys);
-        if !self.is_counted_by_rows() {
-            let tile = |at| self.tile(rows.clone(), of(at));
-            return (0..tiles).map(tile).collect();
-        }
-        let rows = rows.start..rows.end.min(self.q_len());
-        // What runs see at their ends, and how many more rows see a tile whole than the tile before it.
-        let mut parts = vec![0u128; tiles as usize];
-        let mut whole = vec![0i64; tiles as usize + 1];
-        for i in rows.clone() {
-            self.each_run(i, &mut |run| {
-                let (first, last) = (run.start / step, (run.end - 1) / step);
-                let mut part = |at: u64| {
-                    let tile = of(at);
-                    let seen = run.end.min(tile.end) - run.start.max(tile.start);
-                    parts[at as usize] += u128::from(seen);
-                };
-                part(first);
-                if last > first {
-                    part(last);
-                    whole[first as usize + 1] += 1;
-                    whole[last as usize] -= 1;
-                }
-            });
-        }
-        let height = u128::from(rows.end.saturating_sub(rows.start));
-        let mut through = 0;
-        let counted = parts.iter().zip(whole).zip(0..).map(|((part, more), at)| {
-            through += more;
-            let width = u128::from(of(at).end - of(at).start);
-            let seen = part + u128::try_from(through).unwrap_or(0) * width;
-            match seen {
-                0 => Tile::None,
-                seen if seen == height * width => Tile::All,
-                _ => Tile::Mixed,
-            }
+        let step = NonZeroU64::new(step).unwrap_or(NonZeroU64::MIN);
+        let mut tiles = Vec::new();
+        self.each_tile(rows, step, &mut |run, tile| {
+            tiles.extend(run.map(|_| tile));
         });
-        counted.collect()
+        tiles
     }
 
     /// One sequence whose geometry is known.
@@ -447,6 +415,14 @@ impl Visibility for Formula {
             Self::Triangle(of) => of.geometry.tile(rows, keys),
             Self::Local(of) => of.tile(rows, keys),
             _ => ascend_attention::spec::geometry::tile_by_rows(self, rows, keys),
+        }
+    }
+
+    fn each_tile(&self, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
+        match self {
+            Self::Triangle(of) => of.geometry.each_tile(rows, width, visit),
+            Self::Sparse(_) | Self::Local(_) => tiles_one_by_one(self, rows, width, visit),
+            Self::Masked { .. } | Self::Tree { .. } => tiles_by_rows(self, rows, width, visit),
         }
     }
 

@@ -14,11 +14,13 @@ use std::process::ExitCode;
 
 use ascend_attention::case;
 use ascend_attention::spec::Visibility;
+use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use clap::ValueEnum;
 
 use super::Stop;
 use super::output::Output;
-use formula::Formula;
+use formula::{Formula, Part};
+pub(super) use resolve::triangle_sizes;
 
 /// Draw which keys each query row sees
 ///
@@ -152,7 +154,7 @@ enum Kind {
 
 /// Sizes of TriangleMix by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Preset {
+pub(crate) enum Preset {
     /// 8 sinks, a window of 513 keys, 128 last rows
     Paper,
     /// 4, 33, 64
@@ -168,7 +170,8 @@ const MOST_ROWS: u64 = 1 << 20;
 const MOST_CELLS: u64 = 1 << 28;
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
-    let drawn = arguments.png.is_some() || arguments.svg.is_some();
+    let (png, svg) = (arguments.png.as_deref(), arguments.svg.as_deref());
+    let drawn = png.is_some() || svg.is_some();
     if arguments.block.is_some() && !drawn {
         return Err(Stop::Trouble(
             "--block is about pictures: give --png FILE or --svg FILE too, or leave it out"
@@ -204,19 +207,47 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                 "{rows} rows of a mask that is counted row by row: a picture shows at most {MOST_ROWS}"
             )));
         }
-        let scene = picture::draw(&title, &formula, arguments.block);
-        if let Some(file) = &arguments.svg {
-            write(file, svg_file::text(&scene).as_bytes())?;
-        }
-        if let Some(file) = &arguments.png {
-            let bytes = png_file::bytes(&scene).map_err(|error| trouble(file, &error))?;
-            write(file, &bytes)?;
-        }
+        draw(&title, &formula, arguments.block, [png, svg])?;
     }
     if arguments.text || !(drawn || arguments.explain.len() == 2) {
         text(&formula, output)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a picture and a drawing, where they are asked for.
+fn draw(
+    title: &str,
+    formula: &Formula,
+    block: Option<u64>,
+    [png, svg]: [Option<&Path>; 2],
+) -> Result<(), Stop> {
+    let scene = picture::draw(title, formula, block);
+    if let Some(file) = svg {
+        write(file, svg_file::text(&scene).as_bytes())?;
+    }
+    if let Some(file) = png {
+        let bytes = png_file::bytes(&scene).map_err(|error| trouble(file, &error))?;
+        write(file, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Writes what a layer of TriangleMix sees of a prompt that is computed at once.
+pub(super) fn draw_triangle(
+    title: &str,
+    sizes: TriangleMix,
+    tokens: u64,
+    block: u64,
+    files: [Option<&Path>; 2],
+) -> Result<(), Stop> {
+    if files == [None, None] {
+        return Ok(());
+    }
+    let rows = TriangleRows::whole(tokens);
+    let part = Part::new(sizes, TrianglePart::Triangle, rows);
+    let formula = Formula::Triangle(Box::new(part));
+    draw(title, &formula, Some(block), files)
 }
 
 /// One line a row.

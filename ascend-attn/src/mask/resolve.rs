@@ -31,7 +31,8 @@ pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), S
     }
     let sizes = format!("Sq {sq}, Skv {skv}");
     let part = |part| {
-        let mix = triangle_sizes(of)?;
+        let preset = of.preset.unwrap_or(Preset::Paper).sizes();
+        let mix = triangle_sizes(preset, of.sink, of.window, of.last)?;
         let title = format!(
             "TriangleMix: {part:?}, {sizes}, sinks {}, window {}, last {}",
             mix.num_sink_tokens,
@@ -230,17 +231,29 @@ fn before_own(window: u64) -> Result<u64, Stop> {
     })
 }
 
-fn triangle_sizes(of: &Arguments) -> Result<TriangleMix, Stop> {
-    let preset = match of.preset.unwrap_or(Preset::Paper) {
-        Preset::Paper => TriangleMix::PAPER,
-        Preset::Guide => TriangleMix::GUIDE,
-        Preset::GuideLong => TriangleMix::GUIDE_LONG_CONTEXT,
-    };
-    let before = of.window.map(before_own).transpose()?;
+impl Preset {
+    /// The sizes of its name.
+    pub(crate) fn sizes(self) -> TriangleMix {
+        match self {
+            Preset::Paper => TriangleMix::PAPER,
+            Preset::Guide => TriangleMix::GUIDE,
+            Preset::GuideLong => TriangleMix::GUIDE_LONG_CONTEXT,
+        }
+    }
+}
+
+/// Sizes that `--sink`, `--window` and `--last` override.
+pub(crate) fn triangle_sizes(
+    preset: TriangleMix,
+    sink: Option<u64>,
+    window: Option<u64>,
+    last: Option<u64>,
+) -> Result<TriangleMix, Stop> {
+    let before = window.map(before_own).transpose()?;
     Ok(TriangleMix::new(
-        of.sink.unwrap_or(preset.num_sink_tokens),
+        sink.unwrap_or(preset.num_sink_tokens),
         before.unwrap_or(preset.sliding_window_size),
-        of.last.unwrap_or(preset.num_last_tokens),
+        last.unwrap_or(preset.num_last_tokens),
     ))
 }
 

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::case::{
-    Case, Expect, MaskKind, Parameter, ParameterCase, RECORD_VARIABLE, Recorded, Tolerance,
-    Verdict, record_calls,
+    AnyCase, Case, Expect, MaskKind, Parameter, ParameterCase, RECORD_VARIABLE, Recorded,
+    Tolerance, Verdict, record_calls,
 };
+use ascend_attention::prompt::PromptFlashAttention;
 use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
@@ -313,6 +314,10 @@ fn failing_calls() {
     // Over before the fault: not reported with it.
     let _: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
     stream.synchronize().unwrap();
+    // Of another operator.
+    let row = stream.upload(&halves(1, 64), [1, 1, 1, 64]).unwrap();
+    let prompt = PromptFlashAttention::new(Layout::Bnsd).heads(3).scale(1.0);
+    prompt.plan(&row, &row, &row).unwrap_err();
     let fault = inject(Site::Launch, 1, 507_015);
     let _: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
     drop(fault);
@@ -352,7 +357,8 @@ fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
         "call-001.safetensors",
         "call-002.safetensors",
         "call-003.safetensors",
-        "call-004.jsonl",
+        "call-004.safetensors",
+        "call-005.jsonl",
     ];
     assert_eq!(names, want);
 
@@ -366,7 +372,9 @@ fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
         "{said}"
     );
     // The other two are right as calls: what went wrong is in their notes.
-    assert!(said.ends_with("1 passed, 0 failed, 2 computed\n"), "{said}");
+    assert!(said.ends_with("2 passed, 0 failed, 2 computed\n"), "{said}");
+    let prompt = AnyCase::read(folder.join("call-004.safetensors")).unwrap();
+    assert!(matches!(&prompt, AnyCase::Operator(case) if case.name == "prompt.prefill_rules"));
     let note = |name: &str| Case::read(folder.join(name)).unwrap().note;
     assert!(
         note("call-002.safetensors").contains("key"),
@@ -389,7 +397,7 @@ fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
     );
     assert!(first.contains(rule.as_str()), "{first}");
     assert!(last_line(&output).ends_with(" passed, 0 failed"), "{said}");
-    let faulty = fs::read_to_string(folder.join("call-004.jsonl")).unwrap();
+    let faulty = fs::read_to_string(folder.join("call-005.jsonl")).unwrap();
     let faulty = ParameterCase::from_json(faulty.trim()).unwrap();
     assert!(
         faulty

@@ -6,7 +6,7 @@ use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::capture::forbid_unsafe;
 use crate::runtime::context::{current, stream};
-use crate::sanitizer::allocation_table::{self, Place};
+use crate::sanitizer::allocation_table::{self, MemoryLocation};
 use crate::status::{CAPTURE_MODE, INTERNAL, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
     aclError, aclrtMemLocation, aclrtMemLocationType, aclrtMemcpyBatchAttr, aclrtMemcpyKind,
@@ -172,9 +172,9 @@ fn check_device(
     side: Side,
     location: aclrtMemLocation,
 ) -> Outcome {
-    let place = allocation_table::lookup(address).map(|allocation| allocation.place);
-    match place {
-        Some(Place::Device(device))
+    let found = allocation_table::lookup(address).map(|allocation| allocation.location);
+    match found {
+        Some(MemoryLocation::Device(device))
             if side == Side::Device && u32::try_from(device) != Ok(location.id) =>
         {
             Err(failure!(

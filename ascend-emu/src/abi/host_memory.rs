@@ -5,7 +5,7 @@ use super::{not_null, refuse, store};
 use crate::config::check;
 use crate::memory::DeviceMemory;
 use crate::runtime::context::{current, initialized};
-use crate::sanitizer::allocation_table::{self, Place};
+use crate::sanitizer::allocation_table::{self, MemoryLocation};
 use crate::status::{NOT_SUPPORTED, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
     ACL_HOST_REG_IOMEMORY, ACL_HOST_REG_MAPPED, ACL_HOST_REG_PINNED, ACL_HOST_REG_READONLY,
@@ -150,10 +150,12 @@ pub unsafe extern "C" fn aclrtPointerGetAttributes(
         not_null("attributes", attributes)?;
         initialized()?;
         let memory = DeviceMemory::get()?;
-        let place = allocation_table::lookup(ptr.addr()).map(|allocation| allocation.place);
-        let (type_, id) = match place {
-            Some(Place::Device(device)) => (Type::ACL_MEM_LOCATION_TYPE_DEVICE, device as u32),
-            Some(Place::PinnedHost) => (Type::ACL_MEM_LOCATION_TYPE_HOST, 0),
+        let location = allocation_table::lookup(ptr.addr()).map(|allocation| allocation.location);
+        let (type_, id) = match location {
+            Some(MemoryLocation::Device(device)) => {
+                (Type::ACL_MEM_LOCATION_TYPE_DEVICE, device as u32)
+            }
+            Some(MemoryLocation::PinnedHost) => (Type::ACL_MEM_LOCATION_TYPE_HOST, 0),
             None if memory.contains(ptr.addr()) => {
                 return Err(failure!(
                     PARAM_INVALID,

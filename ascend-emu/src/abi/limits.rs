@@ -2,8 +2,8 @@
 
 use super::{not_null, store};
 use crate::runtime::context::{current, known_device, stream};
-use crate::runtime::core_limits::Cores;
-use crate::runtime::device_limits as limits;
+use crate::runtime::core_limits::CoreKind;
+use crate::runtime::resource_limits as limits;
 use crate::status::acl;
 use ascend_sys::bindings::{aclError, aclrtDevResLimitType, aclrtStream};
 
@@ -14,7 +14,7 @@ pub unsafe extern "C" fn aclrtGetDeviceResLimit(
 ) -> aclError {
     acl(|| {
         not_null("value", value)?;
-        let cores = Cores::new("aclrtGetDeviceResLimit", type_)?;
+        let cores = CoreKind::new("aclrtGetDeviceResLimit", type_)?;
         known_device(deviceId)?;
         // SAFETY: the caller's promise.
         unsafe { store("value", value, limits::of_device(deviceId, cores)) }
@@ -28,7 +28,7 @@ pub unsafe extern "C" fn aclrtSetDeviceResLimit(
 ) -> aclError {
     const NAME: &str = "aclrtSetDeviceResLimit";
     acl(|| {
-        let cores = Cores::new(NAME, type_)?;
+        let cores = CoreKind::new(NAME, type_)?;
         known_device(deviceId)?;
         limits::limit_device(NAME, deviceId, cores, value)
     })
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn aclrtGetStreamResLimit(
     const NAME: &str = "aclrtGetStreamResLimit";
     acl(|| {
         not_null("value", value)?;
-        let cores = Cores::new(NAME, type_)?;
+        let cores = CoreKind::new(NAME, type_)?;
         let stream = self::stream(NAME, stream)?;
         let cores = limits::of_stream(&stream, current()?.device, cores);
         // SAFETY: the caller's promise.
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn aclrtSetStreamResLimit(
 ) -> aclError {
     const NAME: &str = "aclrtSetStreamResLimit";
     acl(|| {
-        let cores = Cores::new(NAME, type_)?;
+        let cores = CoreKind::new(NAME, type_)?;
         limits::limit_stream(NAME, &*self::stream(NAME, stream)?, cores, value)
     })
 }
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn aclrtGetResInCurrentThread(
 ) -> aclError {
     acl(|| {
         not_null("value", value)?;
-        let cores = Cores::new("aclrtGetResInCurrentThread", type_)?;
+        let cores = CoreKind::new("aclrtGetResInCurrentThread", type_)?;
         let cores = limits::of_thread(current()?.device, cores);
         // SAFETY: the caller's promise.
         unsafe { store("value", value, cores) }

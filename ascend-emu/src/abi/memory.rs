@@ -9,7 +9,7 @@ use crate::operator::Addresses;
 use crate::runtime::capture::forbid_unsafe;
 use crate::runtime::context::{current, stream};
 use crate::runtime::task::Task;
-use crate::sanitizer::allocation_table::{self, Place};
+use crate::sanitizer::allocation_table::{self, MemoryLocation};
 use crate::status::{CAPTURE_MODE, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
     aclError, aclrtMallocAttrType, aclrtMallocConfig, aclrtMemAttr, aclrtMemMallocPolicy,
@@ -30,15 +30,15 @@ unsafe fn allocate(
     name: &str,
     to: *mut *mut c_void,
     size: usize,
-    place: impl FnOnce() -> Outcome<Place>,
+    location: impl FnOnce() -> Outcome<MemoryLocation>,
 ) -> Outcome {
     not_null(name, to)?;
     if size == 0 {
         return Err(refuse(&format!("{name}: size"), size, "1 byte or more"));
     }
-    let place = place()?;
+    let location = location()?;
     strike(Site::Malloc)?;
-    let address = allocation_table::allocate(place, size as u64)?;
+    let address = allocation_table::allocate(location, size as u64)?;
     // SAFETY: the caller's promise.
     unsafe { store(name, to, std::ptr::with_exposed_provenance_mut(address)) }
 }
@@ -57,7 +57,11 @@ unsafe fn allocate_device(
         return Err(refuse("policy", given, "an aclrtMemMallocPolicy"));
     }
     // SAFETY: the caller's promise.
-    unsafe { allocate(name, to, size, || Ok(Place::Device(current()?.device))) }
+    unsafe {
+        allocate(name, to, size, || {
+            Ok(MemoryLocation::Device(current()?.device))
+        })
+    }
 }
 
 pub unsafe extern "C" fn aclrtMalloc(
@@ -147,7 +151,7 @@ pub unsafe extern "C" fn aclrtMallocHost(hostPtr: *mut *mut c_void, size: usize)
     acl(|| unsafe {
         allocate("aclrtMallocHost", hostPtr, size, || {
             current()?;
-            Ok(Place::PinnedHost)
+            Ok(MemoryLocation::PinnedHost)
         })
     })
 }
@@ -163,7 +167,7 @@ pub unsafe extern "C" fn aclrtMallocHostWithCfg(
         check_attributes(NAME, cfg)?;
         allocate(NAME, ptr, size as usize, || {
             current()?;
-            Ok(Place::PinnedHost)
+            Ok(MemoryLocation::PinnedHost)
         })
     })
 }

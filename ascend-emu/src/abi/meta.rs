@@ -1,6 +1,6 @@
 //! Descriptors.
 
-use super::not_null_or;
+use crate::c_pointer::not_null_or;
 use crate::descriptor::{
     BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS, SCALARS,
     Scalar, TENSOR_LISTS, TENSORS, Tensor,

@@ -1,4 +1,4 @@
-//! The functions of the C ABI, one file for each area of the headers.
+//! The functions of the C ABI, one file for each area of the headers. Those of operators stand with the operators, in `ops`.
 //!
 //! They carry C's names and types and can be called through [`functions`](crate::functions), or one by one. No
 //! unmangled symbol comes from here: a process may hold the emulator and CANN's own libraries side by side.
@@ -23,9 +23,6 @@
     reason = "the headers and ascend_sys::bindings document them"
 )]
 
-#[macro_use]
-mod entry_point;
-
 mod batch;
 mod callback;
 mod capability;
@@ -33,8 +30,6 @@ mod copy;
 mod device;
 mod event;
 mod executor;
-mod fia;
-mod gather;
 mod graph;
 mod health;
 mod host_memory;
@@ -45,11 +40,10 @@ mod meta;
 mod notify;
 mod peer;
 mod runtime;
-mod scatter;
 mod stream;
 mod stream_attribute;
 mod timeout;
-mod update;
+mod unemulated;
 mod virtual_memory;
 
 pub use batch::*;
@@ -59,8 +53,6 @@ pub use copy::*;
 pub use device::*;
 pub use event::*;
 pub use executor::*;
-pub use fia::*;
-pub use gather::*;
 pub use graph::*;
 pub use health::*;
 pub use host_memory::*;
@@ -72,35 +64,21 @@ pub use meta::*;
 pub use notify::*;
 pub use peer::*;
 pub use runtime::*;
-pub use scatter::*;
 pub use stream::*;
 pub use stream_attribute::*;
 pub use timeout::*;
-pub use update::*;
+pub use unemulated::*;
 pub use virtual_memory::*;
 
-use crate::descriptor::Described;
-use crate::executor::Executor;
-use crate::op::declared::{DeclaredOperator, ParameterOf};
-use crate::operator::{Addresses, Operator};
-use crate::status::{ACLNN_NULLPTR, Failure, NULL_PARAM, Outcome, PARAM_INVALID, failure};
-use ascend_spec::operator::ArgumentList;
-use ascend_sys::bindings::aclOpExecutor;
-use std::ffi::{CStr, c_char};
-use std::sync::Arc;
+pub use crate::ops::functions::*;
+
+use crate::c_pointer::not_null_or;
+use crate::status::{Failure, NULL_PARAM, Outcome, PARAM_INVALID, failure};
 use std::time::{Duration, Instant};
 
 /// Refuses a null pointer.
 fn not_null<T>(name: &str, pointer: *const T) -> Outcome {
     not_null_or(NULL_PARAM, name, pointer)
-}
-
-fn not_null_or<T>(code: i32, name: &str, pointer: *const T) -> Outcome {
-    if pointer.is_null() {
-        Err(failure!(code, "{name} is null"))
-    } else {
-        Ok(())
-    }
 }
 
 /// Writes a result.
@@ -131,75 +109,4 @@ fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
 /// A value that is not one of those allowed.
 fn refuse(what: &str, given: impl std::fmt::Display, allowed: &str) -> Failure {
     failure!(PARAM_INVALID, "{what}: given {given}, allowed: {allowed}")
-}
-
-/// Device workspace of a call that computes something: what operators ask for their system workspace.
-const WORKSPACE_BYTES: u64 = 16 << 20;
-
-/// The end of every phase one: an executor of the operator that `make` checks and prepares, with the addresses of its
-/// tensors, and the bytes of workspace it needs: none where there is nothing to do.
-///
-/// # Safety
-///
-/// The pointers are null or valid for writing.
-pub(crate) unsafe fn phase_one<O: Operator + 'static>(
-    workspace_size: *mut u64,
-    executor: *mut *mut aclOpExecutor,
-    make: impl FnOnce() -> Outcome<(O, Addresses, bool)>,
-) -> Outcome {
-    not_null_or(ACLNN_NULLPTR, "workspaceSize", workspace_size)?;
-    not_null_or(ACLNN_NULLPTR, "executor", executor)?;
-    let (op, addresses, idle) = make()?;
-    let bytes = if idle { 0 } else { WORKSPACE_BYTES };
-    let id = Executor::create(Arc::new(op), addresses, bytes);
-    // SAFETY: not null, so valid for writing.
-    unsafe {
-        workspace_size.write_unaligned(bytes);
-        executor.write_unaligned(id.raw());
-    }
-    Ok(())
-}
-
-/// Phase one of a declared operator: the executor of the call that `new` checks and prepares of its arguments.
-///
-/// # Safety
-///
-/// The pointers are null or valid for writing.
-unsafe fn executor_of<O, A, E>(
-    new: impl FnOnce(&A) -> Result<O, E>,
-    read: impl FnOnce() -> Outcome<A>,
-    workspace_size: *mut u64,
-    executor: *mut *mut aclOpExecutor,
-) -> Outcome
-where
-    O: DeclaredOperator + 'static,
-    A: ArgumentList<Parameter = ParameterOf<O>, Tensor = Described>,
-    Failure: From<E>,
-{
-    // SAFETY: the caller's promise.
-    unsafe {
-        phase_one(workspace_size, executor, || {
-            let arguments = read()?;
-            let op = new(&arguments)?;
-            let idle = op.is_idle();
-            Ok((op, Addresses::of(&arguments), idle))
-        })
-    }
-}
-
-/// A text argument, `None` for null.
-///
-/// # Safety
-///
-/// `text` is null or NUL-terminated.
-unsafe fn optional_text(text: *const c_char) -> Option<String> {
-    if text.is_null() {
-        return None;
-    }
-    // SAFETY: not null, so a NUL-terminated text.
-    Some(
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned(),
-    )
 }

@@ -1,4 +1,5 @@
-//! Access of devices to each other's memory. In the emulation every device has it; what a program enables is kept and reported.
+//! Access of devices to each other's memory. In the emulation every device has it; what a program enables is kept and
+//! reported.
 
 use super::{not_null, refuse, store};
 use crate::lock::Lock;

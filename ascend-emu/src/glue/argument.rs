@@ -10,8 +10,8 @@ use std::fmt::Display;
 /// Sizes of the axes of a tensor that is known to be countable.
 pub(super) type Shape = SmallVec<[usize; 8]>;
 
-/// Most elements of a tensor, axes of size 0 left out. Chosen: views that repeat elements, or that have none, can claim to have
-/// more than anything could visit.
+/// Most elements of a tensor, axes of size 0 left out. Chosen: views that repeat elements, or that have none, can claim to
+/// have more than anything could visit.
 const MOST: usize = 1 << 32;
 
 /// How an operator uses a tensor.

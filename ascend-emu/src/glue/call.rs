@@ -3,13 +3,13 @@
 use super::argument::{Argument, Role};
 use super::parameter::Arguments;
 use super::view::{Views, range};
-use crate::abi::phase_one;
 use crate::descriptor::TENSORS;
 use crate::executor;
 use crate::fault::Fault;
 use crate::lock::Lock;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
+use crate::ops::phase_one::phase_one;
 use crate::status::{AICORE_EXCEPTION, Outcome, aclnn};
 use crate::trace::Trace;
 use crate::trace::value::Value;

@@ -77,8 +77,8 @@ pub(super) fn tensors(op: Relation) -> impl Fn(Argument, Argument, Argument) -> 
     }
 }
 
-/// Compares a tensor with a scalar, which first becomes a number of the tensor's type; integers and a real scalar are compared
-/// as numbers of type FLOAT.
+/// Compares a tensor with a scalar, which first becomes a number of the tensor's type; integers and a real scalar are
+/// compared as numbers of type FLOAT.
 pub(super) fn with_scalar(op: Relation) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, number, out| {
         let real = op.of_type(common_float([input.dtype()]).unwrap_or(DType::Float));

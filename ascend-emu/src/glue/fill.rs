@@ -59,8 +59,8 @@ pub(super) fn fill_tensor(target: Argument, value: Argument) -> Outcome<Work> {
     })
 }
 
-/// Numbers that are a step apart; the output's length says how many. Integers begin at the whole part of `start`, and are the
-/// whole part of `step` apart.
+/// Numbers that are a step apart; the output's length says how many. Integers begin at the whole part of `start`, and are
+/// the whole part of `step` apart.
 pub(super) fn arange(start: Number, _end: Number, step: Number, out: Argument) -> Outcome<Work> {
     out.expect_rank(1)?;
     let domain = out.domain()?;
@@ -217,6 +217,56 @@ pub(super) fn random_integer(
     work(move |views| {
         let number = |place| from.wrapping_add((random_word(stream, place) % count) as i64);
         views.of(&target).write_each(&number);
+        Ok(())
+    })
+}
+
+/// Which elements of a tensor of some shape a dropout keeps: a bit of each, the least significant first, up to a
+/// multiple of 128. A bit is 0 with a probability, which is rounded to a floating type. The bits are others than
+/// hardware's of the same seed.
+pub(super) fn dropout_mask(
+    shape: Vec<i64>,
+    probability: f64,
+    seed: i64,
+    offset: i64,
+    dtype: DType,
+    mask: Argument,
+) -> Outcome<Work> {
+    let operator = mask.operator;
+    let elements = (shape.iter()).try_fold(1_usize, |product, &size| {
+        product.checked_mul(usize::try_from(size).ok()?)
+    });
+    let elements = elements.ok_or_else(|| {
+        let given = format_args!("{shape:?}");
+        refuse(operator, "shape", given, "sizes of a tensor that can exist")
+    })?;
+    if !(0.0..=1.0).contains(&probability) {
+        return Err(refuse(operator, "prob", probability, "0 to 1"));
+    }
+    if !matches!(dtype, DType::Float | DType::Float16 | DType::Bf16) {
+        return Err(refuse(
+            operator,
+            "probDataType",
+            dtype,
+            "FLOAT, FLOAT16, BF16",
+        ));
+    }
+    mask.expect_dtype(DType::UInt8)?;
+    let bytes = elements.div_ceil(128) * 16;
+    if mask.elements() != bytes {
+        return Err(mask.refuse(
+            mask.desc.shape,
+            format_args!(
+                "{bytes} elements, a byte for 8 of the {elements}, up to a multiple of 128"
+            ),
+        ));
+    }
+    let stream = stream(seed as u64, offset as u64);
+    let dropped = rounded(probability, dtype);
+    work(move |views| {
+        let kept = |place| i64::from(random_unit(stream, place) >= dropped);
+        let byte = |at: u64| (0..8).fold(0, |byte, bit| byte | kept(8 * at + bit) << bit);
+        views.of(&mask).write_each(&byte);
         Ok(())
     })
 }

@@ -102,8 +102,8 @@ pub(super) fn rounded(value: f64, dtype: DType) -> f64 {
     }
 }
 
-/// The floating type in which numbers of several types are compared, `None` if all are integers: integers count as numbers of
-/// the other type, and FLOAT16 and BF16 have FLOAT in common.
+/// The floating type in which numbers of several types are compared, `None` if all are integers: integers count as numbers
+/// of the other type, and FLOAT16 and BF16 have FLOAT in common.
 pub(super) fn common_float(dtypes: impl IntoIterator<Item = DType>) -> Option<DType> {
     let floats = dtypes
         .into_iter()

@@ -380,7 +380,8 @@ pub(super) fn scatter_value(
     put_along(input, (dim, index), None, value, reduce, out)
 }
 
-/// The elements at which a mask is set, one after the other. The output has room for all; phase two tells how many there are.
+/// The elements at which a mask is set, one after the other. The output has room for all; phase two tells how many there
+/// are.
 pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> Outcome<Work> {
     let shape = common_shape(&[input, mask])?;
     out.expect_shape(&[shape.iter().product()])?;

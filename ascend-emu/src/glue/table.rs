@@ -55,6 +55,10 @@ macro_rules! for_each_glue_function {
             /// `torch.randint`, `Tensor.random_`.
             fn aclnnInplaceRandom(selfRef: InOut, from: i64, to: i64, seed: i64, offset: i64) =
                 fill::random_integer;
+            /// `torch_npu._npu_dropout_gen_mask`, dropout of `torch_npu.npu_fusion_attention`.
+            fn aclnnDropoutGenMaskV2(
+                shape: Ints, prob: f64, seed: i64, offset: i64, probDataType: Type, out: Out
+            ) = fill::dropout_mask;
 
             // By positions.
             /// `x[i, j]` with tensors of integers.

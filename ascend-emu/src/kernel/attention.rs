@@ -4,6 +4,7 @@ use super::Buffers;
 use super::dequantise::scalars::ScalarTensor;
 use super::dequantise::scale_grid::ScaleGrid;
 use super::dequantise::{Quantisation, ScalePosition};
+use super::dropout::DropMask;
 use super::mask::summary::MaskSummary;
 use super::mask::tensor::MaskTensor;
 use super::position_bias::Bias;
@@ -50,6 +51,8 @@ pub(super) struct Attention {
     pub(super) bias: Option<Bias>,
     /// The attention sink of each head: a logit without a value.
     pub(super) sink: Option<Vec<f32>>,
+    /// The drop mask, whose share of kept weights `output_scale` makes up for.
+    pub(super) dropout: Option<DropMask>,
     /// Element type that weights are rounded to.
     pub(super) weight_dtype: DType,
     /// Scale of the weights, if they are quantised to INT8.
@@ -88,9 +91,17 @@ impl Attention {
             rows: problem.query_rows,
             dim,
         };
-        let source = |role, rows: &Rows, dim| {
+        let source = |role, rows: &Rows, sizes| {
             // SAFETY: the problem touches all of the query and of its rotary part.
-            unsafe { InputTensor::new(buffers.base(role), rows, sizes(dim), types) }
+            unsafe { InputTensor::new(buffers.base(role), rows, sizes, types) }
+        };
+        let rope_sizes = Sizes {
+            rows: if attends {
+                problem.query_rope_rows()
+            } else {
+                0
+            },
+            ..sizes(problem.rope_dim)
         };
         let quantisation = |of: &Option<ScaleOffset>, heads, dim| {
             let of = of.as_ref()?;
@@ -125,7 +136,8 @@ impl Attention {
                     .collect()
             } else {
                 (0..batch)
-                    .map(|b| Sequence::without_keys(problem, b))
+                    // SAFETY: the problem touches the softmax outputs of each sequence.
+                    .map(|b| unsafe { Sequence::without_keys(problem, buffers, b) })
                     .collect()
             },
             // Without keys the number of key heads does not matter, and no rule has checked it.
@@ -138,10 +150,10 @@ impl Attention {
             value_dim: values,
             query_scale: if int8.is_some() { 1.0 } else { scale },
             scale: if int8.is_some() { scale } else { 1.0 },
-            query: source(TensorRole::Query, &problem.query, keys),
+            query: source(TensorRole::Query, &problem.query, sizes(keys)),
             query_rope: problem
                 .query_rope
-                .map(|rope| source(TensorRole::QueryRope, &rope, problem.rope_dim)),
+                .map(|rope| source(TensorRole::QueryRope, &rope, rope_sizes)),
             query_quantisation: quantisation(&problem.query_quantisation, problem.heads, keys),
             rope_scale: keys_scale.filter(|_| problem.scaled_rope).map(first),
             key_quantisation: quantisation(&problem.key_quantisation, problem.kv_heads, keys),
@@ -166,9 +178,14 @@ impl Attention {
                 let heads = 0..problem.heads;
                 heads.map(|head| logits.of_row((0, head, 0))).collect()
             }),
+            // SAFETY: the problem touches the drop mask.
+            dropout: unsafe { DropMask::new(problem, buffers) },
             weight_dtype,
             weight_scale: int8.map(|[_, weight_scale, _]| weight_scale),
-            output_scale: int8.map_or(1.0, |[.., output_scale]| output_scale),
+            output_scale: match problem.dropout {
+                Some(dropout) => (1.0 / dropout.keep_prob) as f32,
+                None => int8.map_or(1.0, |[.., output_scale]| output_scale),
+            },
             lse_offset: problem
                 .probability_scale
                 .map_or(0.0, |grid| first(grid).ln()),

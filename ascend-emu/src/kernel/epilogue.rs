@@ -1,7 +1,8 @@
 //! The epilogue of attention: from running sums to output and log-sum-exp.
 //!
 //! The output is divided by the running sum, after the attention sink has joined maximum and sum. Rows without keys are
-//! written as zeros, rows whose keys the mask tensor hides all as zeros or as the mean of the values.
+//! written as zeros, rows whose keys the mask tensor hides all as zeros or as the mean of the values. Calls with softmax
+//! outputs have maximum and sum written in place of the log-sum-exp.
 
 use super::attention::Attention;
 use super::kv::tile_load::{Destination, TileLoad, stride};
@@ -10,6 +11,7 @@ use super::online_softmax::{OnlineSoftmax, quantise_weights, rescale_factor};
 use super::schedule::Task;
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
+use ascend_spec::MaskGeometry;
 use ascend_spec::geometry::Runs;
 
 /// Writes output and log-sum-exp of queries that have attended to all their keys.
@@ -31,7 +33,7 @@ impl Kernel for Epilogue<'_> {
             task,
             softmax,
         } = self;
-        let columns = attention.columns();
+        let (columns, kv_head) = (attention.columns(), task.kv_head);
         let mut mean = None;
         for (index, query) in task.queries.clone().enumerate() {
             let (row, head) = attention.row_and_head(task.kv_head, query);
@@ -40,44 +42,112 @@ impl Kernel for Epilogue<'_> {
             let keys = sequence.geometry.runs(row as u64);
             let (max, sum) = (softmax.max[index], softmax.sum[index]);
             let exists = (row as u64) < sequence.geometry.q_len();
+            if let Some(outputs) = &sequence.softmax {
+                let of = (kv_head, head, row);
+                let softmax = finish(simd, (attention, sequence, of), (max, sum), out, &mut mean);
+                for (output, number) in outputs.iter().zip([softmax.0, softmax.1]) {
+                    output.write_row(simd, (0, head, row), &[[number; WIDTH]]);
+                }
+                attention.out.write_row(simd, at, out, exists);
+                continue;
+            }
             let lse = if !exists || keys.len() == 0 {
                 out.fill([0.0; WIDTH]);
                 f32::INFINITY
-            } else if sum == 0.0 && hides_all(attention, sequence, row as u64, &keys) {
+            } else if sum == 0.0 && hides_all(attention, sequence, (row as u64, head), &keys) {
                 if attention.zeroes_masked_rows {
                     out.fill([0.0; WIDTH]);
                 } else {
-                    // Rows side by side often see the same keys, and share their mean.
-                    if !matches!(&mean, Some((of, _)) if *of == keys) {
-                        let value = mean_value(simd, attention, sequence, task.kv_head, &keys);
-                        mean = Some((keys.clone(), value));
-                    }
-                    if let Some((_, mean)) = &mean {
-                        out.copy_from_slice(mean);
-                    }
+                    write_mean(simd, (attention, sequence, kv_head), &keys, out, &mut mean);
                 }
                 f32::INFINITY
             } else {
                 let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
-                divide(out, (max, sum), sink, attention.output_scale) + attention.lse_offset
+                let (max, sum) = divide(out, (max, sum), sink, attention.output_scale);
+                log_sum_exp(max, sum) + attention.lse_offset
             };
             attention.out.write_row(simd, at, out, exists);
-            if let Some(sink) = &attention.lse {
-                sink.write_row(simd, at, &[[lse; WIDTH]]);
+            if let Some(lse_out) = &attention.lse {
+                lse_out.write_row(simd, at, &[[lse; WIDTH]]);
             }
         }
     }
 }
 
-/// Divides the output by the running sum, after the sink has joined maximum and sum. Gives the log-sum-exp. It includes the
-/// sink; whether the operator's does is not documented.
+/// The mean of the values of some keys.
+type Mean = Option<(Runs, Vec<Vector>)>;
+
+/// Writes the mean of the values of `keys` to `out`. Rows side by side often see the same keys, and share their mean.
+#[inline(always)]
+fn write_mean<S: Simd>(
+    simd: S,
+    (attention, sequence, kv_head): (&Attention, &Sequence, usize),
+    keys: &Runs,
+    out: &mut [Vector],
+    mean: &mut Mean,
+) {
+    if !matches!(&mean, Some((of, _)) if of == keys) {
+        let value = mean_value(simd, attention, sequence, kv_head, keys, &|_| true);
+        *mean = Some((keys.clone(), value));
+    }
+    if let Some((_, mean)) = &mean {
+        out.copy_from_slice(mean);
+    }
+}
+
+/// Finishes a row of a call with softmax outputs: gives the output in `out`, and its maximum and sum as they are written.
+#[inline(always)]
+fn finish<S: Simd>(
+    simd: S,
+    (attention, sequence, (kv_head, head, row)): (&Attention, &Sequence, (usize, usize, usize)),
+    (max, sum): (f32, f32),
+    out: &mut [Vector],
+    mean: &mut Mean,
+) -> (f32, f32) {
+    let keys = sequence.geometry.runs(row as u64);
+    let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
+    let sees_none =
+        keys.len() == 0 || sum == 0.0 && hides_all(attention, sequence, (row as u64, head), &keys);
+    if !sees_none {
+        let (max, sum) = divide(out, (max, sum), sink, attention.output_scale);
+        return ((f64::from(max) * std::f64::consts::LN_2) as f32, sum);
+    }
+    let kv_len = sequence.geometry.kv_len();
+    out.fill([0.0; WIDTH]);
+    if kv_len == 0 {
+        (0.0, 0.0)
+    } else if let Some(sink) = sink {
+        (*sink, 1.0)
+    } else if attention.zeroes_masked_rows {
+        (f32::MIN, f32::MAX)
+    } else {
+        let keys = MaskGeometry::full(1, kv_len).runs(0);
+        if let (Some(dropout), Some(dropped)) = (&attention.dropout, &sequence.dropped) {
+            let keeps = |key: usize| dropout.keeps(dropped.bit(head, row, key));
+            let of_row = mean_value(simd, attention, sequence, kv_head, &keys, &keeps);
+            out.copy_from_slice(&of_row);
+        } else {
+            write_mean(simd, (attention, sequence, kv_head), &keys, out, mean);
+        }
+        (f32::MIN, kv_len as f32)
+    }
+}
+
+/// The natural logarithm of the sum of a row's exponentials, of a maximum in powers of two. It includes the sink; whether
+/// the operator's does is not documented.
+#[inline(always)]
+fn log_sum_exp(max: f32, sum: f32) -> f32 {
+    ((f64::from(max) + f64::from(sum).log2()) * std::f64::consts::LN_2) as f32
+}
+
+/// Divides the output by the running sum, after the sink has joined maximum and sum. Gives both.
 #[inline(always)]
 fn divide(
     out: &mut [Vector],
     (mut max, mut sum): (f32, f32),
     sink: Option<&f32>,
     output_scale: f32,
-) -> f32 {
+) -> (f32, f32) {
     let mut factor = output_scale;
     if let Some(sink) = sink {
         let sink = sink * std::f32::consts::LOG2_E;
@@ -90,11 +160,11 @@ fn divide(
     for out in out.as_flattened_mut() {
         *out *= factor;
     }
-    ((f64::from(max) + f64::from(sum).log2()) * std::f64::consts::LN_2) as f32
+    (max, sum)
 }
 
-/// Whether the mask tensor hides all of `keys` from a row.
-fn hides_all(attention: &Attention, sequence: &Sequence, row: u64, keys: &Runs) -> bool {
+/// Whether the mask tensor hides all of `keys` from a row of a head.
+fn hides_all(attention: &Attention, sequence: &Sequence, row: (u64, usize), keys: &Runs) -> bool {
     let mut bytes = [0; TILE_KEYS];
     keys.clone().all(|run| {
         // Within the key length, a usize.
@@ -107,7 +177,7 @@ fn hides_all(attention: &Attention, sequence: &Sequence, row: u64, keys: &Runs) 
     })
 }
 
-/// The mean of the values of `keys`, which attention with equal weights gives.
+/// The mean of the values of `keys`, which attention with equal weights gives, of which those count that are kept.
 #[inline(always)]
 fn mean_value<S: Simd>(
     simd: S,
@@ -115,6 +185,7 @@ fn mean_value<S: Simd>(
     sequence: &Sequence,
     kv_head: usize,
     keys: &Runs,
+    keeps: &dyn Fn(usize) -> bool,
 ) -> Vec<Vector> {
     let columns = attention.columns();
     let stride = stride(columns);
@@ -135,7 +206,7 @@ fn mean_value<S: Simd>(
                 check_finite: false,
             };
             load.values(simd, Destination::Rows(&mut tile));
-            for values in tile.chunks(stride).take(keys.len()) {
+            for (_, values) in keys.zip(tile.chunks(stride)).filter(|(key, _)| keeps(*key)) {
                 for (sums, values) in sums.iter_mut().zip(values) {
                     for (sum, value) in sums.iter_mut().zip(values) {
                         *sum += f64::from(*value);

@@ -1,7 +1,7 @@
 //! Combining attention over parts of the keys, as the operator AttentionUpdate does.
 //!
-//! The kernel computes in single precision and rounds once at the end. A log-sum-exp that no keys give, +inf, or -inf in every
-//! part, makes the row NaN, as the operator's formula does.
+//! The kernel computes in single precision and rounds once at the end. A log-sum-exp that no keys give, +inf, or -inf in
+//! every part, makes the row NaN, as the operator's formula does.
 
 use ascend_spec::DType;
 use ascend_spec::update::{UpdateCall, UpdateProblem, weigh};
@@ -103,7 +103,7 @@ pub(crate) unsafe fn run(problem: &UpdateProblem, buffers: &Buffers<'_>) {
 }
 
 /// Elements of attention.
-trait Number: Copy + 'static {
+pub(super) trait Number: Copy + 'static {
     fn widen(self) -> f32;
     fn narrow(value: f32) -> Self;
 }

@@ -17,12 +17,13 @@
 //! | `kv` | where keys and values lie (tensor, pages, shared prefix), and loading tiles of them |
 //! | `mask` | which queries see which keys of a tile, and the mask tensor |
 //! | `position_bias` | the additive bias: a tensor, or one slope for each head |
+//! | `dropout` | the drop mask |
 //! | `dequantise` | scales and offsets of quantised tensors |
 //! | `prefetch` | bringing cache lines before they are read |
 //! | `tensor` | strided tensors in memory, by element type |
 //! | `simd` | instruction sets |
 //! | `roofline` | what the machine can do at best, for benchmarks |
-//! | `scatter`, `merge` | the operators beside attention: rows into a paged cache; partial results into one |
+//! | `scatter`, `merge`, `ring_update` | the operators beside attention: rows into a paged cache; partial results into one |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
 //! elements are handled where rows are loaded into tiles of single precision.
@@ -44,6 +45,7 @@
 mod attention;
 mod decode;
 mod dequantise;
+mod dropout;
 mod epilogue;
 mod exp2;
 mod kv;
@@ -54,6 +56,7 @@ mod position_bias;
 mod prefetch;
 mod prefill;
 pub mod reference;
+pub(crate) mod ring_update;
 pub mod roofline;
 pub(crate) mod scatter;
 mod schedule;
@@ -116,9 +119,9 @@ impl std::error::Error for UnsupportedType {}
 ///
 /// # Safety
 ///
-/// Each address in `buffers` is valid, for the duration of the call, for the bytes that [`AttentionProblem::touches`] reports
-/// for its tensor: for reads, and for `attentionOut` and `softmaxLse` for writes. The two outputs overlap neither
-/// each other nor an input. Alignment is not required.
+/// Each address in `buffers` is valid, for the duration of the call, for the bytes that [`AttentionProblem::touches`]
+/// reports for its tensor: for reads, and for the output, the log-sum-exp and the softmax outputs for writes. The outputs
+/// overlap neither each other nor an input. Alignment is not required.
 pub unsafe fn run(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,

@@ -7,16 +7,31 @@ use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::Sizes;
-use ascend_spec::attention_problem::{AttentionProblem, Slopes, TensorRole};
+use ascend_spec::View;
+use ascend_spec::attention_problem::{
+    AttentionProblem, BiasTensor, Rows, SequenceTerms, Slopes, TensorRole,
+};
 use std::ops::Range;
 
 /// The position bias of a problem.
 #[derive(Debug)]
 pub(super) enum Bias {
-    /// A bias tensor.
-    Tensor(InputTensor),
-    /// Distances times the slope of each head.
+    /// A bias tensor, and the factor of its elements, which makes of them what is added to scores.
+    Tensor { of: InputTensor, factor: f32 },
+    /// The part of a bias tensor that each sequence has, and the same factor.
+    OfSequences { of: Vec<SequenceBias>, factor: f32 },
+    /// Distances times slopes: one for each head, or one for each sequence and head.
     Slopes { of: Slopes, slopes: Vec<f32> },
+}
+
+/// The bias of one sequence.
+#[derive(Debug)]
+pub(super) struct SequenceBias {
+    /// Rows and keys of the sequence; or its last row alone.
+    rows: InputTensor,
+    /// Whether the bias depends on the distance of row and key alone, none for keys behind the row, and `rows` is its last
+    /// row, which ends with distance 0.
+    by_distance: bool,
 }
 
 impl Bias {
@@ -33,13 +48,29 @@ impl Bias {
         if let Some(of) = problem.slopes {
             // SAFETY: the problem touches the slopes.
             let scales = unsafe { ScaleGrid::new(buffers, &of.grid, problem.heads, 1) };
-            let slopes = (0..problem.heads).map(|head| scales.of_row((0, head, 0)));
+            let batch = if of.grid.view.batch == 0 {
+                1
+            } else {
+                problem.batch
+            };
+            let slopes = (0..batch)
+                .flat_map(|b| (0..problem.heads).map(move |head| (b, head, 0)))
+                .map(|at| scales.of_row(at));
             return Some(Bias::Slopes {
                 of,
                 slopes: slopes.collect(),
             });
         }
         let bias = problem.bias?;
+        let factor = match bias.before_scale {
+            true => (problem.scale * std::f64::consts::LOG2_E) as f32,
+            false => std::f32::consts::LOG2_E,
+        };
+        if !problem.terms.is_empty() {
+            // SAFETY: the problem touches the bias of each sequence.
+            let of = unsafe { of_sequences(problem, &bias, buffers, types) };
+            return Some(Bias::OfSequences { of, factor });
+        }
         let [batch, heads, rows, dim] = bias.sizes;
         let sizes = Sizes {
             batch: if batch == 1 { problem.batch } else { batch },
@@ -50,31 +81,46 @@ impl Bias {
         // SAFETY: these are the axes of the description, and a batch axis of 1 has stride 0.
         let source =
             unsafe { InputTensor::new(buffers.base(TensorRole::Bias), &bias.rows, sizes, types) };
-        Some(Bias::Tensor(source))
+        Some(Bias::Tensor { of: source, factor })
     }
 
-    /// Writes the bias of the keys `keys` of a row to `out`. Elements that a bias tensor does not have are 0.
+    /// Writes the bias of the keys `keys` of a row to `out`, as scores are. Elements that a bias tensor does not have are 0.
     #[inline(always)]
     pub(super) fn read<S: Simd>(
         &self,
         simd: S,
         at: (usize, usize, usize),
+        heads: usize,
         keys: Range<usize>,
         out: &mut [Vector],
     ) {
-        let source = match self {
-            Bias::Tensor(source) => source,
+        let (source, at, keys, factor) = match self {
+            Bias::Tensor { of, factor } => (of, at, keys, *factor),
+            Bias::OfSequences { of, factor } => {
+                let Some(bias) = of.get(at.0) else {
+                    return out.fill([0.0; WIDTH]);
+                };
+                let (row, keys) = bias.columns(at.2, keys);
+                (&bias.rows, (0, at.1, row), keys, *factor)
+            }
             Bias::Slopes { of, slopes } => {
-                let slope = slopes.get(at.1).copied().unwrap_or(0.0);
-                return simd.outline(SlopeBias {
+                let before = if of.grid.view.batch == 0 {
+                    0
+                } else {
+                    at.0 * heads
+                };
+                let slope = slopes.get(before + at.1).copied().unwrap_or(0.0);
+                simd.outline(SlopeBias {
                     root: of.root,
                     slope,
                     // The weight of a key 2^31 positions away is 0 in any case.
-                    apart: of
-                        .apart(at.2 as i64, keys.start as i64)
-                        .clamp(i32::MIN.into(), i32::MAX.into()) as i32,
-                    out,
+                    distance: of
+                        .distance(at.2 as i64, keys.start as i64)
+                        .clamp(i32::MIN.into(), i32::MAX.into())
+                        as i32,
+                    out: &mut *out,
                 });
+                return scale(out, std::f32::consts::LOG2_E);
             }
         };
         out.fill([0.0; WIDTH]);
@@ -83,8 +129,78 @@ impl Bias {
         if at.0 < sizes.batch && at.1 < sizes.heads && at.2 < sizes.rows && !keys.is_empty() {
             let nonfinite = &mut simd.splat(0.0);
             source.read(simd, at, keys, out, 1, nonfinite);
+            scale(out, factor);
         }
     }
+}
+
+#[inline(always)]
+fn scale(out: &mut [Vector], factor: f32) {
+    for out in out.as_flattened_mut() {
+        *out *= factor;
+    }
+}
+
+impl SequenceBias {
+    /// Row and columns of the tensor for the keys `keys` of row `row`.
+    #[inline(always)]
+    fn columns(&self, row: usize, keys: Range<usize>) -> (usize, Range<usize>) {
+        if !self.by_distance {
+            return (row, keys);
+        }
+        // Key `row` has the last column.
+        let last = self.rows.sizes().dim.saturating_sub(1);
+        let column = |key: usize| (last + key).saturating_sub(row);
+        (
+            0,
+            column(keys.start)..column(keys.end.min(row + 1).max(keys.start)),
+        )
+    }
+}
+
+/// The bias of each sequence.
+///
+/// # Safety
+///
+/// As long as the value is used, the bytes that the bias is described with may be read.
+unsafe fn of_sequences(
+    problem: &AttentionProblem<'_>,
+    bias: &BiasTensor,
+    buffers: &Buffers<'_>,
+    types: ElementTypes,
+) -> Vec<SequenceBias> {
+    let [.., longest] = bias.sizes;
+    let one = |(b, terms): (usize, &SequenceTerms)| {
+        let at = terms.bias.unwrap_or_default();
+        let (q_len, kv_len) = (problem.q_len(b), problem.kv_len(b));
+        let by_distance = at.up_to_row;
+        let dim = if by_distance { longest } else { kv_len };
+        let view = View {
+            // The last row begins as many elements before its distance 0.
+            offset: match by_distance {
+                true => at.first.saturating_sub(longest as i64 - 1),
+                false => at.first,
+            },
+            batch: 0,
+            head: at.head,
+            row: at.row,
+            dim: 1,
+        };
+        let sizes = Sizes {
+            batch: 1,
+            heads: problem.heads,
+            rows: if by_distance { 1 } else { q_len },
+            dim: if q_len == 0 { 0 } else { dim },
+        };
+        let rows = Rows { view, ..bias.rows };
+        SequenceBias {
+            // SAFETY: the contract has checked that the tensor has an element for each row and key of the sequence, or as
+            // many in its last row as the longest sequence has keys.
+            rows: unsafe { InputTensor::new(buffers.base(TensorRole::Bias), &rows, sizes, types) },
+            by_distance,
+        }
+    };
+    problem.terms.iter().enumerate().map(one).collect()
 }
 
 /// Computes the bias of a row from a slope, as [`Slopes::bias`] defines it.
@@ -92,7 +208,7 @@ struct SlopeBias<'a> {
     root: bool,
     slope: f32,
     /// Distance of the row from the first key.
-    apart: i32,
+    distance: i32,
     out: &'a mut [Vector],
 }
 
@@ -102,13 +218,13 @@ impl Kernel for SlopeBias<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for (j, out) in self.out.as_flattened_mut().iter_mut().enumerate() {
-            let distance = self.apart.saturating_sub(j as i32).unsigned_abs() as f32;
+            let distance = self.distance.saturating_sub(j as i32).unsigned_abs() as f32;
             *out = -self.slope * if self.root { distance.sqrt() } else { distance };
         }
     }
 }
 
-/// Reads the position bias of a row, which must exist, times `log2 e`, as scores are. Says whether the call has a bias.
+/// Reads the position bias of a row, which must exist, as what is added to its scores. Says whether the call has a bias.
 #[inline(always)]
 pub(super) fn read_bias<S: Simd>(
     simd: S,
@@ -124,9 +240,7 @@ pub(super) fn read_bias<S: Simd>(
     let (first_row, first_key) = sequence.origin;
     let at = (sequence.kv.sequence, head, first_row + row);
     let first = first_key + keys.start;
-    bias.read(simd, at, first..first + keys.len(), out);
-    for out in out.as_flattened_mut() {
-        *out *= std::f32::consts::LOG2_E;
-    }
+    let heads = attention.kv_heads * attention.group;
+    bias.read(simd, at, heads, first..first + keys.len(), out);
     true
 }

@@ -1,22 +1,23 @@
 //! The reference kernel: attention by its definition, one score after the other, in double precision.
 //!
 //! It is slow and simple, and the oracle of the fast kernels in tests and benchmarks. It shares nothing with them but the
-//! contract: what a [`AttentionProblem`] says about lengths, strides, grids and visible keys. Weights are not rounded to the element
-//! type, which the tolerance of the comparison has to allow for. The weights of an `INT8` query are quantised relative to the
-//! final maximum of the row, where the operator uses the running maximum.
+//! contract: what a [`AttentionProblem`] says about lengths, strides, grids and visible keys. Weights are not rounded to
+//! the element type, which the tolerance of the comparison has to allow for. The weights of an `INT8` query are quantised
+//! relative to the final maximum of the row, where the operator uses the running maximum.
+
+mod number;
 
 use ascend_spec::attention_problem::{
-    AttentionProblem, Counts, Grid, MaskRows, Padding, Rows, ScaleOffset, Sequence, SmallTensor,
-    TensorRole, Work,
+    AttentionProblem, Counts, Grid, MaskRows, Padding, Rows, ScaleOffset, SequenceRows,
+    SmallTensor, TensorRole, Work,
 };
-use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, MaskGeometry};
 
 /// The bytes of each tensor of a call, from its base address. They are empty for tensors that the call does not have.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// Element type of the tensors whose description has the type of the query: [`AttentionProblem::dtype`], or `FLOAT` to test the
-    /// kernels in single precision.
+    /// Element type of the tensors whose description has the type of the query: [`AttentionProblem::dtype`], or `FLOAT` to
+    /// test the kernels in single precision.
     pub dtype: DType,
     /// Gives the bytes of a tensor.
     pub bytes: &'a dyn Fn(TensorRole) -> &'a [u8],
@@ -33,13 +34,26 @@ impl std::fmt::Debug for Inputs<'_> {
 }
 
 /// The outputs of a call. Rows past a sequence's length, and rows without a key to see, have log-sum-exp +inf. Rows
-/// of no sequence are NaN.
+/// of no sequence are NaN. Maximum and sum are those of [`SoftmaxOutputs`](ascend_spec::attention_problem::SoftmaxOutputs),
+/// and NaN in calls that do not write them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs {
     /// `[batch][head][row][element]` of the output tensor's axes, whatever the layout; rounded only if it is `INT8`.
     pub attention: Vec<f64>,
     /// `[batch][head][row]`, natural logarithm.
     pub lse: Vec<f64>,
+    /// `[batch][head][row]`, the maximum of the scores.
+    pub softmax_max: Vec<f64>,
+    /// `[batch][head][row]`, the sum of the exponentials.
+    pub softmax_sum: Vec<f64>,
+}
+
+/// The outputs of one row.
+struct Row {
+    attention: Vec<f64>,
+    lse: f64,
+    /// Maximum and sum.
+    softmax: (f64, f64),
 }
 
 /// Computes `problem` over `inputs`. Elements that the given bytes do not hold are NaN.
@@ -54,6 +68,8 @@ pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs
     let mut outputs = Outputs {
         attention: vec![blank(0.0); rows * problem.value_dim],
         lse: vec![blank(f64::INFINITY); rows],
+        softmax_max: vec![blank(0.0); rows],
+        softmax_sum: vec![blank(0.0); rows],
     };
     if problem.work != Work::Attend {
         return outputs;
@@ -83,12 +99,12 @@ pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs
             let group = problem.heads / problem.kv_heads;
             for head in kv_head * group..(kv_head + 1) * group {
                 for row in written.clone() {
-                    let (values, lse) =
-                        call.row((b, place), (&of, mask), head, row, (&keys, &values));
+                    let computed = call.row((b, place), (&of, mask), head, row, (&keys, &values));
                     let at = (place * problem.heads + head) * problem.query_rows + row;
                     outputs.attention[at * problem.value_dim..][..problem.value_dim]
-                        .copy_from_slice(&values);
-                    outputs.lse[at] = lse;
+                        .copy_from_slice(&computed.attention);
+                    outputs.lse[at] = computed.lse;
+                    (outputs.softmax_max[at], outputs.softmax_sum[at]) = computed.softmax;
                 }
             }
         }
@@ -124,19 +140,28 @@ impl Call<'_, '_, '_> {
         }
     }
 
-    /// Computes output and log-sum-exp of a row of the output tensor.
+    /// Computes the outputs of a row of the output tensor.
     fn row(
         &self,
         (b, place): (usize, usize),
-        (of, mask): (&Sequence, Option<MaskRows>),
+        (of, mask): (&SequenceRows, Option<MaskRows>),
         head: usize,
         row: usize,
         (keys, values): (&[Vec<f64>], &[Vec<f64>]),
-    ) -> (Vec<f64>, f64) {
+    ) -> Row {
         let problem = self.problem;
+        let without_keys = |values: Vec<f64>, softmax: (f64, f64)| Row {
+            attention: self.quantise_output(values, head),
+            lse: f64::INFINITY,
+            softmax,
+        };
         let zeros = vec![0.0; problem.value_dim];
         let Some(i) = row.checked_sub(of.q_first).filter(|&i| i < of.q_len) else {
-            return (zeros, f64::INFINITY);
+            return Row {
+                attention: zeros,
+                lse: f64::INFINITY,
+                softmax: (0.0, 0.0),
+            };
         };
         let geometry = match self.inputs.geometry {
             Some(geometry) => *geometry,
@@ -145,6 +170,7 @@ impl Call<'_, '_, '_> {
         let in_sight: Vec<usize> = (0..of.keys())
             .filter(|&j| geometry.sees(i as u64, j as u64))
             .collect();
+        let mask = mask.map(|mask| mask.of_head(head));
         let hidden = |j: usize| {
             let element = mask.and_then(|mask| mask.element(i, j));
             element.is_some_and(|element| {
@@ -153,7 +179,20 @@ impl Call<'_, '_, '_> {
                 byte.is_some_and(|byte| byte != 0.0)
             })
         };
-        let (first_row, first_key) = problem.origin(of);
+        let (first_row, first_key) = match problem.slopes {
+            Some(_) => problem.positions(b, of),
+            None => problem.origin(of),
+        };
+        // A dropped weight does not count in the output, and the others make up for it.
+        let kept = |j: usize| match (problem.dropout, problem.terms_of(b)) {
+            (Some(dropout), Some(terms)) => {
+                let bit = terms.dropped.map_or(0, |dropped| dropped.bit(head, i, j));
+                let byte = self.number(TensorRole::DropMask, DType::UInt8, (bit / 8) as i64);
+                let byte = byte.unwrap_or(f64::NAN) as u8;
+                f64::from(byte >> (bit % 8) & 1) / dropout.keep_prob
+            }
+            _ => 1.0,
+        };
         let visible: Vec<usize> = in_sight.iter().copied().filter(|&j| !hidden(j)).collect();
         let int8 = problem.int8_query.map(|int8| {
             [int8.score_scale, int8.weight_scale, int8.product_scale]
@@ -167,15 +206,24 @@ impl Call<'_, '_, '_> {
         };
         let output_scale = int8.map_or(1.0, |[.., output_scale]| output_scale);
         if visible.is_empty() {
-            if in_sight.is_empty() || problem.zeroes_masked_rows {
-                return (self.quantise_output(zeros, head), f64::INFINITY);
+            let sink = problem.sink.map(|sink| self.factor(&sink, (0, head, 0), 0));
+            let (lowest, highest) = (f64::from(f32::MIN), f64::from(f32::MAX));
+            let (averaged, softmax) = match (problem.softmax, sink) {
+                (None, _) if problem.zeroes_masked_rows => (vec![], (0.0, 0.0)),
+                (None, _) => (in_sight, (0.0, 0.0)),
+                _ if of.keys() == 0 => (vec![], (0.0, 0.0)),
+                (_, Some(sink)) => (vec![], (sink, 1.0)),
+                _ if problem.zeroes_masked_rows => (vec![], (lowest, highest)),
+                _ => ((0..of.keys()).collect(), (lowest, of.keys() as f64)),
+            };
+            if averaged.is_empty() {
+                return without_keys(zeros, softmax);
             }
             let mean = |d: usize| {
-                let sum: f64 = in_sight.iter().map(|&j| values[j][d]).sum();
-                sum * quantise(1.0) * output_scale / in_sight.len() as f64
+                let sum: f64 = averaged.iter().map(|&j| kept(j) * values[j][d]).sum();
+                sum * quantise(1.0) * output_scale / averaged.len() as f64
             };
-            let means = (0..problem.value_dim).map(mean).collect();
-            return (self.quantise_output(means, head), f64::INFINITY);
+            return without_keys((0..problem.value_dim).map(mean).collect(), softmax);
         }
 
         let query = self.query(place, head, row);
@@ -184,7 +232,7 @@ impl Call<'_, '_, '_> {
             .iter()
             .map(|&j| {
                 let dot: f64 = query.iter().zip(&keys[j]).map(|(q, k)| q * k).sum();
-                dot * scale + self.bias((b, head, first_row + i), first_key + j)
+                dot * scale + self.bias((b, head, first_row + i), first_key + j, (i, j))
             })
             .collect();
         // The attention sink is a score without a value.
@@ -200,17 +248,18 @@ impl Call<'_, '_, '_> {
             let weighted: f64 = visible
                 .iter()
                 .zip(&weights)
-                .map(|(&j, &weight)| quantise(weight) * values[j][d])
+                .map(|(&j, &weight)| kept(j) * quantise(weight) * values[j][d])
                 .sum();
             weighted * output_scale / sum
         };
         let outputs = (0..problem.value_dim).map(output).collect();
         let summand = problem.probability_scale;
         let summand = summand.map_or(0.0, |grid| self.factor(&grid, (0, 0, 0), 0).ln());
-        (
-            self.quantise_output(outputs, head),
-            max + sum.ln() + summand,
-        )
+        Row {
+            attention: self.quantise_output(outputs, head),
+            lse: max + sum.ln() + summand,
+            softmax: (max, sum),
+        }
     }
 
     /// Reads a query, followed by its rotary part.
@@ -233,7 +282,7 @@ impl Call<'_, '_, '_> {
     }
 
     /// Reads key `j` of a sequence, followed by its rotary part; zeros if the cache does not have its block.
-    fn key(&self, b: usize, of: &Sequence, head: usize, j: usize) -> Vec<f64> {
+    fn key(&self, b: usize, of: &SequenceRows, head: usize, j: usize) -> Vec<f64> {
         let problem = self.problem;
         let Some(position) = self.position(b, of, j) else {
             return vec![0.0; problem.head_dim + problem.rope_dim];
@@ -269,7 +318,7 @@ impl Call<'_, '_, '_> {
     }
 
     /// Reads value `j` of a sequence; zeros if the cache does not have its block.
-    fn value(&self, b: usize, of: &Sequence, head: usize, j: usize) -> Vec<f64> {
+    fn value(&self, b: usize, of: &SequenceRows, head: usize, j: usize) -> Vec<f64> {
         let problem = self.problem;
         let Some(position) = self.position(b, of, j) else {
             return vec![0.0; problem.value_dim];
@@ -296,7 +345,7 @@ impl Call<'_, '_, '_> {
     }
 
     /// Where key `j` of a sequence is stored; `None` if the cache does not have its block.
-    fn position(&self, b: usize, of: &Sequence, j: usize) -> Option<RowPosition> {
+    fn position(&self, b: usize, of: &SequenceRows, j: usize) -> Option<RowPosition> {
         let Some(own) = j.checked_sub(of.prefix) else {
             return Some(RowPosition {
                 in_prefix: true,
@@ -328,7 +377,7 @@ impl Call<'_, '_, '_> {
         &self,
         affine: &Option<ScaleOffset>,
         stored: f64,
-        (b, of, j): (usize, &Sequence, usize),
+        (b, of, j): (usize, &SequenceRows, usize),
         position: &RowPosition,
         head: usize,
         d: usize,
@@ -369,16 +418,30 @@ impl Call<'_, '_, '_> {
         values.into_iter().enumerate().map(store).collect()
     }
 
-    /// Position bias of a key; 0 without a bias.
-    fn bias(&self, at: (usize, usize, usize), key: usize) -> f64 {
+    /// Position bias of a key as it is added to scaled scores; 0 without a bias. Beside the place of row and key, which
+    /// positions count from, it takes their numbers in the sequence.
+    fn bias(&self, at: (usize, usize, usize), key: usize, (i, j): (usize, usize)) -> f64 {
         if let Some(slopes) = &self.problem.slopes {
-            let slope = self.factor(&slopes.grid, (0, at.1, 0), 0);
-            return slopes.bias(slope, slopes.apart(at.2 as i64, key as i64));
+            let slope = self.factor(&slopes.grid, (at.0, at.1, 0), 0);
+            return slopes.bias(slope, slopes.distance(at.2 as i64, key as i64));
         }
-        match &self.problem.bias {
-            Some(bias) => self.element(TensorRole::Bias, &bias.rows, at, key),
-            None => 0.0,
-        }
+        let Some(bias) = &self.problem.bias else {
+            return 0.0;
+        };
+        let factor = if bias.before_scale {
+            self.problem.scale
+        } else {
+            1.0
+        };
+        let element = match self.problem.terms_of(at.0).and_then(|terms| terms.bias) {
+            Some(rows) => {
+                let element = rows.element(at.1, i, j);
+                let dtype = self.stored(bias.rows.dtype);
+                element.and_then(|element| self.number(TensorRole::Bias, dtype, element))
+            }
+            None => Some(self.element(TensorRole::Bias, &bias.rows, at, key)),
+        };
+        element.unwrap_or(f64::NAN) * factor
     }
 
     /// The entry of a grid for element `d` of a row; NaN if the tensor does not hold it.
@@ -400,79 +463,22 @@ impl Call<'_, '_, '_> {
             0 => d * rows.view.dim,
             _ => d / lanes * rows.view.dim + d % lanes,
         };
-        let dtype = if rows.dtype == self.problem.dtype() {
-            self.inputs.dtype
-        } else {
-            rows.dtype
-        };
+        let dtype = self.stored(rows.dtype);
         let index = rows.view.at(batch, head, row) + column;
         self.number(role, dtype, index).unwrap_or(f64::NAN)
     }
 
+    /// The type that a tensor holds whose description has the type `described`.
+    fn stored(&self, described: DType) -> DType {
+        if described == self.problem.dtype() {
+            self.inputs.dtype
+        } else {
+            described
+        }
+    }
+
     /// An element of a tensor; `None` if the tensor does not hold it.
     fn number(&self, role: TensorRole, dtype: DType, index: i64) -> Option<f64> {
-        let bytes = (self.inputs.bytes)(role);
-        let index = usize::try_from(index).ok()?;
-        if let DType::Int4 | DType::Float4E2M1 = dtype {
-            let byte = bytes.get(index / 2)?;
-            let half = if index % 2 == 0 { byte & 15 } else { byte >> 4 };
-            if dtype == DType::Float4E2M1 {
-                return Some(f64::from(Float4E2M1::from_bits(half).to_f32()));
-            }
-            return Some(f64::from(half) - if half < 8 { 0.0 } else { 16.0 });
-        }
-        let size = dtype.size()?;
-        let start = index.checked_mul(size)?;
-        let bytes = bytes.get(start..start.checked_add(size)?)?;
-        let mut eight = [0; 8];
-        eight.get_mut(..size)?.copy_from_slice(bytes);
-        let bits = u64::from_le_bytes(eight);
-        Some(match dtype {
-            DType::Float16 => half(bits as u16),
-            DType::Bf16 => brain(bits as u16),
-            // The hardware's format of scales: single precision in the lower half.
-            DType::Float | DType::UInt64 => f64::from(f32::from_bits(bits as u32)),
-            DType::Int8 => f64::from(bits as u8 as i8),
-            DType::UInt8 => f64::from(bits as u8),
-            DType::Int32 => f64::from(bits as u32 as i32),
-            DType::Int64 => bits as i64 as f64,
-            DType::Float8E4M3Fn => f64::from(Float8E4M3Fn::from_bits(bits as u8).to_f32()),
-            DType::HiFloat8 => f64::from(HiFloat8::from_bits(bits as u8).to_f32()),
-            DType::Float8E8M0 => f64::from(Float8E8M0::from_bits(bits as u8).to_f32()),
-            _ => return None,
-        })
-    }
-}
-
-/// Decodes IEEE half precision by its definition.
-fn half(bits: u16) -> f64 {
-    let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
-    let exponent = i32::from((bits >> 10) & 0x1f);
-    let mantissa = f64::from(bits & 0x3ff);
-    let magnitude = match exponent {
-        0 => mantissa * 2f64.powi(-24),
-        31 if mantissa == 0.0 => f64::INFINITY,
-        31 => f64::NAN,
-        _ => (1024.0 + mantissa) * 2f64.powi(exponent - 25),
-    };
-    sign * magnitude
-}
-
-/// Decodes brain floating point, the upper half of single precision.
-fn brain(bits: u16) -> f64 {
-    f64::from(f32::from_bits(u32::from(bits) << 16))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn decoding_agrees_with_the_half_crate() {
-        for bits in 0..=u16::MAX {
-            let same = |ours: f64, theirs: f64| ours == theirs || ours.is_nan() && theirs.is_nan();
-            assert!(same(half(bits), half::f16::from_bits(bits).to_f64()));
-            assert!(same(brain(bits), half::bf16::from_bits(bits).to_f64()));
-        }
+        number::decode((self.inputs.bytes)(role), dtype, index)
     }
 }

@@ -1,26 +1,9 @@
 //! Scattering new rows of keys and values into a paged cache.
 
-use ascend_spec::DType;
 use ascend_spec::scatter::{Parameter, Pieces, ScatterProblem};
 
-/// Finds the address of element 0 of a tensor.
+/// Finds the address of a tensor's first element.
 type Base<'a> = &'a dyn Fn(Parameter) -> *mut u8;
-
-/// Reads the KV slot of each token.
-///
-/// # Safety
-///
-/// The bytes of the slot mapping may be read.
-pub(crate) unsafe fn slots(problem: &ScatterProblem, base: Base<'_>) -> Vec<i64> {
-    let at = base(Parameter::SlotMapping);
-    let one = |token: usize| match problem.slot_dtype {
-        // SAFETY: the mapping has an element for each token, which may be read; alignment is not required.
-        DType::Int64 => unsafe { at.cast::<i64>().add(token).read_unaligned() },
-        // SAFETY: as above.
-        _ => i64::from(unsafe { at.cast::<i32>().add(token).read_unaligned() }),
-    };
-    (0..problem.tokens).map(one).collect()
-}
 
 /// Writes each token's rows into its KV slot, in the order of the tokens. Slots that the cache does not have are skipped.
 ///

@@ -17,8 +17,8 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// With fewer query blocks than this, each is split over its keys. This is a constant, and not the number of threads, so that
-/// results do not depend on the machine.
+/// With fewer query blocks than this, each is split over its keys. This is a constant, and not the number of threads, so
+/// that results do not depend on the machine.
 const FEW_BLOCKS: usize = 32;
 
 /// Number of tasks to split a call into.
@@ -145,8 +145,8 @@ fn blocks(attention: &Attention) -> Vec<Task> {
     blocks
 }
 
-/// Sorts the key heads with the most work first, and the longest query blocks of each first. The tasks that run last are then
-/// short, and query blocks that read the same keys and values stay together, so that these may stay in a cache.
+/// Sorts the key heads with the most work first, and the longest query blocks of each first. The tasks that run last are
+/// then short, and query blocks that read the same keys and values stay together, so that these may stay in a cache.
 fn longest_first(blocks: &mut [Task]) {
     let head = |block: &Task| (block.sequence, block.kv_head);
     let mut order = Vec::with_capacity(blocks.len());
@@ -171,8 +171,8 @@ fn split_length(block: &Task, count: usize) -> usize {
     even.max(MIN_SPLIT_KEYS).next_multiple_of(TILE_KEYS)
 }
 
-/// Calls `work` with each number below `count`, started in order: on the current rayon pool if `parallel`, otherwise on this
-/// thread. Gives the bytes of working memory that it took.
+/// Calls `work` with each number below `count`, started in order: on the current rayon pool if `parallel`, otherwise on
+/// this thread. Gives the bytes of working memory that it took.
 fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) + Sync) -> usize {
     let (next, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let worker = || {

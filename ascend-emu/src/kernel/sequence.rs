@@ -5,9 +5,11 @@ use super::kv::block_table::BlockIds;
 use super::kv::{KeyValues, KvTensor, Storage};
 use super::mask::summary::MaskSummary;
 use super::tensor::input::{ElementTypes, InputTensor};
-use super::tensor::strided::Sizes;
-use ascend_spec::MaskGeometry;
-use ascend_spec::attention_problem::{self, AttentionProblem, MaskRows, Rows, TensorRole};
+use super::tensor::strided::{Sizes, WriteTensor};
+use ascend_spec::attention_problem::{
+    self, AttentionProblem, DropRows, MaskRows, Rows, SoftmaxRows, TensorRole,
+};
+use ascend_spec::{DType, MaskGeometry, View};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,6 +31,10 @@ pub(super) struct Sequence {
     pub(super) origin: (usize, usize),
     /// Where the mask tensor has the rows of the sequence, if it is read.
     pub(super) mask: Option<MaskRows>,
+    /// Where the drop mask has the bits of the sequence, if there is one.
+    pub(super) dropped: Option<DropRows>,
+    /// Maximum and sum of each row, if they are written.
+    pub(super) softmax: Option<[WriteTensor<f32>; 2]>,
     /// Summary of the mask tensor, if there is one and a summary pays.
     pub(super) mask_summary: Option<Arc<MaskSummary>>,
 }
@@ -43,7 +49,7 @@ impl Sequence {
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
         b: usize,
-        (of, mask): (attention_problem::Sequence, Option<MaskRows>),
+        (of, mask): (attention_problem::SequenceRows, Option<MaskRows>),
         types: ElementTypes,
     ) -> Self {
         let at = problem.key_value(b);
@@ -117,14 +123,28 @@ impl Sequence {
             },
             first: of.q_first,
             end: problem.query_rows,
-            origin: problem.origin(&of),
+            origin: match problem.slopes {
+                Some(_) => problem.positions(b, &of),
+                None => problem.origin(&of),
+            },
             mask,
+            dropped: problem.terms_of(b).and_then(|terms| terms.dropped),
+            // SAFETY: the problem touches the softmax outputs, and nothing else does.
+            softmax: unsafe { softmax_outputs(problem, buffers, b, of.q_len) },
             mask_summary: None,
         }
     }
 
     /// Sequence number `batch` of a problem without keys: all rows of the tensors.
-    pub(super) fn without_keys(problem: &AttentionProblem<'_>, batch: usize) -> Self {
+    ///
+    /// # Safety
+    ///
+    /// As for [`super::run`], for as long as the value is used.
+    pub(super) unsafe fn without_keys(
+        problem: &AttentionProblem<'_>,
+        buffers: &Buffers<'_>,
+        batch: usize,
+    ) -> Self {
         let tensor = || KvTensor {
             dim: 0,
             own: InputTensor::Absent,
@@ -150,6 +170,9 @@ impl Sequence {
             end: problem.query_rows,
             origin: (0, 0),
             mask: None,
+            dropped: None,
+            // SAFETY: the problem touches the softmax outputs, and nothing else does.
+            softmax: unsafe { softmax_outputs(problem, buffers, batch, problem.query_rows) },
             mask_summary: None,
         }
     }
@@ -176,4 +199,45 @@ impl Sequence {
         let (start, end) = (start.max(within.start), end.min(within.end));
         start..end.max(start)
     }
+}
+
+/// The rows of a sequence in the softmax outputs, if they are written.
+///
+/// # Safety
+///
+/// As long as the value is used, what the problem touches of both may be written, and nothing else reads or writes it.
+unsafe fn softmax_outputs(
+    problem: &AttentionProblem<'_>,
+    buffers: &Buffers<'_>,
+    b: usize,
+    rows: usize,
+) -> Option<[WriteTensor<f32>; 2]> {
+    let softmax = problem.softmax?;
+    let at = problem.terms_of(b)?.softmax;
+    let sizes = Sizes {
+        batch: 1,
+        heads: problem.heads,
+        rows,
+        dim: SoftmaxRows::COPIES,
+    };
+    let outputs = [
+        (TensorRole::SoftmaxMax, softmax.max_offset),
+        (TensorRole::SoftmaxSum, softmax.sum_offset),
+    ];
+    Some(outputs.map(|(role, offset)| {
+        let view = View {
+            offset: offset.saturating_add(at.first),
+            batch: 0,
+            head: at.head,
+            row: at.row,
+            dim: 1,
+        };
+        let rows = Rows {
+            view,
+            lanes: 0,
+            dtype: DType::Float,
+        };
+        // SAFETY: the problem touches the numbers of each row of the sequence.
+        unsafe { WriteTensor::new(buffers.base(role), &rows, sizes) }
+    }))
 }

@@ -1,17 +1,18 @@
 //! The runtime: devices and their contexts, streams and what they run, events, notifies, captured graphs.
 //!
-//! Modules use those above them in this list: tasks; the queue of a stream; events, graphs and captures; streams; contexts.
+//! Each module uses only those named before it: faults of streams, callbacks, values in memory, limits of cores; events and
+//! notifies; tasks; graphs; queues of streams, captures; events in captures; streams; contexts; limits of resources.
 
 pub(crate) mod callback;
 pub(crate) mod capturable_event;
 pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod core_limits;
-pub(crate) mod device_limits;
 pub(crate) mod event;
 pub(crate) mod graph;
 pub(crate) mod notify;
 mod queue;
+pub(crate) mod resource_limits;
 pub(crate) mod stream;
 mod stream_faults;
 pub(crate) mod stream_value;

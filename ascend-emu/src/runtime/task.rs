@@ -134,10 +134,7 @@ impl Task {
         at: &Addresses,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
-        let memory = DeviceMemory::get().map_err(|failure| Fault {
-            code: failure.code,
-            message: failure.message.into_owned(),
-        })?;
+        let memory = DeviceMemory::get()?;
         scratch.clear();
         self.accesses(at, &mut |access| {
             if access.bytes > 0 {

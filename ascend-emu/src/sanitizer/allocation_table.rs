@@ -32,7 +32,7 @@ use virtual_memory::Virtual;
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum MemoryLocation {
     /// Memory of the device with this number, from `aclrtMalloc` or mapped by `aclrtMapMem`.
     Device(i32),
     /// Pinned host memory, from `aclrtMallocHost` or registered by `aclrtHostRegister`.
@@ -50,7 +50,7 @@ pub struct Allocation {
     /// Bytes asked for.
     pub bytes: u64,
     /// The device, or pinned host memory.
-    pub place: Place,
+    pub location: MemoryLocation,
     /// Number of operations that have written to it.
     pub version: u64,
 }
@@ -98,7 +98,7 @@ struct AllocationTable {
     /// The ranges freed last, by which messages tell stale addresses from wrong ones.
     freed: VecDeque<Range<usize>>,
     /// Bytes of live allocations.
-    used: BTreeMap<Place, u64>,
+    used: BTreeMap<MemoryLocation, u64>,
     allocations: u64,
 }
 
@@ -129,13 +129,13 @@ impl AllocationTable {
         done
     }
 
-    fn used_bytes(&self, place: Place) -> u64 {
-        self.used.get(&place).copied().unwrap_or(0)
+    fn used_bytes(&self, location: MemoryLocation) -> u64 {
+        self.used.get(&location).copied().unwrap_or(0)
     }
 
     fn insert(&mut self, region: Region) {
         if region.owner == Owner::Emulator {
-            let used = self.used.entry(region.info.place).or_default();
+            let used = self.used.entry(region.info.location).or_default();
             *used = used.saturating_add(region.info.bytes);
         }
         self.regions.insert(region.info.base, region);
@@ -145,7 +145,7 @@ impl AllocationTable {
     fn remove(&mut self, base: usize) -> Option<Region> {
         let region = self.regions.remove(&base)?;
         if region.owner == Owner::Emulator
-            && let Some(used) = self.used.get_mut(&region.info.place)
+            && let Some(used) = self.used.get_mut(&region.info.location)
         {
             *used = used.saturating_sub(region.info.bytes);
         }
@@ -170,13 +170,13 @@ pub(crate) fn capacity() -> Outcome<u64> {
 }
 
 /// Allocates memory. That of a device reads as zero.
-pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
+pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
     let memory = DeviceMemory::get()?;
     let page = memory.page();
     let short = || {
         failure!(
             MEMORY_ALLOCATION,
-            "out of memory: {bytes} bytes asked for on {place:?}"
+            "out of memory: {bytes} bytes asked for on {location:?}"
         )
     };
     let reserved = usize::try_from(bytes)
@@ -187,23 +187,23 @@ pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
     settle();
     let limit = capacity()?;
     with(|table| {
-        let left = limit.saturating_sub(table.used_bytes(place));
+        let left = limit.saturating_sub(table.used_bytes(location));
         if bytes > left {
-            let at = match place {
-                Place::Device(device) => format!("on device {device}"),
-                Place::PinnedHost => "of pinned host memory".to_owned(),
+            let at = match location {
+                MemoryLocation::Device(device) => format!("on device {device}"),
+                MemoryLocation::PinnedHost => "of pinned host memory".to_owned(),
             };
             return Err(failure!(
                 MEMORY_ALLOCATION,
                 "out of memory {at}: {bytes} bytes asked for, {left} of {limit} free"
             ));
         }
-        let base = match place {
-            Place::Device(_) => table
+        let base = match location {
+            MemoryLocation::Device(_) => table
                 .arena
                 .get_or_insert_with(|| Arena::new(memory.base(), memory.len()))
                 .take(reserved),
-            Place::PinnedHost => allocate_host(page, reserved),
+            MemoryLocation::PinnedHost => allocate_host(page, reserved),
         };
         let base = base.ok_or_else(short)?;
         table.allocations += 1;
@@ -213,7 +213,7 @@ pub(crate) fn allocate(place: Place, bytes: u64) -> Outcome<usize> {
                 id: table.allocations,
                 base,
                 bytes,
-                place,
+                location,
                 version: 0,
             },
             reach: base.saturating_add(reserved),
@@ -238,11 +238,11 @@ fn release(regions: Vec<Region>) {
         return;
     };
     for region in &regions {
-        match (region.owner, region.info.place) {
-            (Owner::Emulator, Place::Device(_)) => {
+        match (region.owner, region.info.location) {
+            (Owner::Emulator, MemoryLocation::Device(_)) => {
                 memory.discard(region.info.base, region.reserved());
             }
-            (Owner::Emulator, Place::PinnedHost) => {
+            (Owner::Emulator, MemoryLocation::PinnedHost) => {
                 // SAFETY: the region came from `posix_memalign`, and left the table once: nobody else frees it.
                 unsafe { libc::free(std::ptr::with_exposed_provenance_mut(region.info.base)) };
             }
@@ -251,8 +251,8 @@ fn release(regions: Vec<Region>) {
     }
     with(|table| {
         for region in &regions {
-            match (region.owner, region.info.place) {
-                (Owner::Emulator, Place::Device(_)) => {
+            match (region.owner, region.info.location) {
+                (Owner::Emulator, MemoryLocation::Device(_)) => {
                     if let Some(arena) = &mut table.arena {
                         arena.give_back(region.info.base, region.reserved());
                     }
@@ -278,7 +278,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
         let Some(region) = table.regions.get(&address) else {
             return Err(not_allocated(table, name, address));
         };
-        if device != matches!(region.info.place, Place::Device(_)) {
+        if device != matches!(region.info.location, MemoryLocation::Device(_)) {
             let (is, other) = if device {
                 ("pinned host memory", "aclrtFreeHost")
             } else {
@@ -354,7 +354,7 @@ fn not_allocated(table: &AllocationTable, name: &str, address: usize) -> Failure
 /// Frees everything that is allocated on a device, as a reset does. Returns the number of allocations and of bytes.
 pub(crate) fn clear_device(device: i32) -> (u64, u64) {
     let (now, count, bytes) = with(|table| {
-        let on_device = |region: &&Region| region.info.place == Place::Device(device);
+        let on_device = |region: &&Region| region.info.location == MemoryLocation::Device(device);
         let bases: Vec<usize> = table
             .regions
             .values()
@@ -389,26 +389,26 @@ pub(crate) fn lookup(address: usize) -> Option<Allocation> {
     with(|table| table.region(address).map(|region| region.info))
 }
 
-/// The place of live memory at `address`, and the number of bytes from there to the end of its allocation. Memory that is
+/// The location of live memory at `address`, and the number of bytes from there to the end of its allocation. Memory that is
 /// mapped side by side counts as one allocation.
-pub(crate) fn room(address: usize) -> Option<(Place, u64)> {
+pub(crate) fn room(address: usize) -> Option<(MemoryLocation, u64)> {
     with(|table| {
         let first = table.region(address)?;
-        let place = first.info.place;
+        let location = first.info.location;
         let mut end = first.info.base as u64 + first.info.bytes;
         let mut joined = matches!(first.owner, Owner::Mapped(_));
         while joined {
             let next = usize::try_from(end).ok().and_then(|end| table.region(end));
             let next = next.filter(|region| {
                 matches!(region.owner, Owner::Mapped(_))
-                    && region.info.place == place
+                    && region.info.location == location
                     && region.info.base as u64 == end
                     && region.info.bytes > 0
             });
             joined = next.is_some();
             end += next.map_or(0, |region| region.info.bytes);
         }
-        Some((place, end.saturating_sub(address as u64)))
+        Some((location, end.saturating_sub(address as u64)))
     })
 }
 
@@ -419,7 +419,7 @@ pub fn allocation_at<T>(address: *const T) -> Option<Allocation> {
 
 /// Bytes in use on a device.
 pub(crate) fn used_bytes(device: i32) -> u64 {
-    with(|table| table.used_bytes(Place::Device(device)))
+    with(|table| table.used_bytes(MemoryLocation::Device(device)))
 }
 
 /// The number of live allocations on devices, their bytes, and the number of live allocations of pinned host memory.
@@ -427,12 +427,12 @@ pub(crate) fn totals() -> (usize, u64, usize) {
     with(|table| {
         let mut totals = (0, 0, 0);
         for region in table.regions.values() {
-            match (region.owner, region.info.place) {
-                (Owner::Emulator, Place::Device(_)) => {
+            match (region.owner, region.info.location) {
+                (Owner::Emulator, MemoryLocation::Device(_)) => {
                     totals.0 += 1;
                     totals.1 += region.info.bytes;
                 }
-                (Owner::Emulator, Place::PinnedHost) => totals.2 += 1,
+                (Owner::Emulator, MemoryLocation::PinnedHost) => totals.2 += 1,
                 (Owner::Program | Owner::Mapped(_), _) => {}
             }
         }

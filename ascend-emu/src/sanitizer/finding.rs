@@ -28,7 +28,7 @@ pub enum FindingKind {
     SlotOutOfRange,
     /// A slot mapping names a slot twice.
     DuplicateSlot,
-    /// A merge is given a row whose log-sum-exps have no result but NaN.
+    /// A merge is given a row without keys in either part, of which it or the next merge makes NaN.
     EmptyRow,
     /// A synchronisation with an event that was never recorded.
     UnrecordedEvent,
@@ -114,8 +114,8 @@ pub fn findings() -> Vec<Finding> {
         .unwrap_or_default()
 }
 
-/// Keeps a finding. In compat mode stderr names it once for each kind and site, and the call goes on; in strict mode the call
-/// fails with `code`.
+/// Keeps a finding. In compat mode stderr names it once for each kind and site, and the call goes on; in strict mode the
+/// call fails with `code`.
 pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     let Suspicion {
         kind,

@@ -5,7 +5,7 @@ pub(crate) mod allocation_table;
 mod finding;
 mod vector_clock;
 
-pub use allocation_table::{Allocation, Place, allocation_at};
+pub use allocation_table::{Allocation, MemoryLocation, allocation_at};
 pub use finding::{Finding, FindingKind, findings};
 pub(crate) use finding::{Suspicion, report};
 pub(crate) use vector_clock::{StreamId, StreamProgress, VectorClock, merge};

@@ -3,7 +3,7 @@
 use super::paths::{CACHES, HALVES, HEADS, ends, length, pick};
 use super::releases::sound;
 use super::{Call, Random, cached, desc};
-use ascend_spec::fia::{Cache, Operand, Version};
+use ascend_spec::fia::{Cache, Parameter, Version};
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 
 const TARGET: Target = Target::new(Soc::Ascend950, Cann::V9_1);
@@ -22,7 +22,8 @@ const LATENT: [Layout; 8] = [
     Layout::BnsdNbsd,
 ];
 
-/// The first call that the contract takes, and that leaves no tensor, of those that `draw` makes from this seed and the ones after it.
+/// The first call that the contract takes, and that leaves no tensor, of those that `draw` makes from this seed and the ones
+/// after it.
 pub fn accepted(draw: fn(u64) -> Call, seed: u64) -> Call {
     let mut random = Random(seed);
     let mut drawn = (0..1000).map(|_| draw(u64::from(random.unit().to_bits())));
@@ -125,7 +126,8 @@ fn mask(call: &mut Call, lengths: &Lengths, keys: i64, modes: &[i64], random: &m
             let count = mask.elements().unwrap() as usize;
             let often = pick(random, &[2, 4, 40]);
             let bytes = (0..count).map(|_| u8::from(random.below(often) == 0));
-            call.contents.push((Operand::AttenMask, bytes.collect()));
+            call.contents
+                .push((Parameter::AttenMask.into(), bytes.collect()));
             call.plain.atten_mask = Some(mask);
             call.plain.sparse_mode = mode;
         }
@@ -240,13 +242,13 @@ pub fn half(seed: u64) -> Call {
         4 if !layout.is_packed() => {
             call.q_lens = Some(lengths.rows.clone());
             call.kv_lens = Some(lengths.keys.clone());
-            for (operand, most) in [
-                (Operand::QueryPaddingSize, lengths.most().0),
-                (Operand::KvPaddingSize, lengths.most().1),
+            for (parameter, most) in [
+                (Parameter::QueryPaddingSize, lengths.most().0),
+                (Parameter::KvPaddingSize, lengths.most().1),
             ] {
                 let padding = random.below(most as usize + 3) as i64 - 2;
                 let bytes = padding.to_le_bytes().to_vec();
-                call.contents.push((operand, bytes));
+                call.contents.push((parameter.into(), bytes));
             }
             call.plain.query_padding_size = Some(desc(DType::Int64, &[1]));
             call.plain.kv_padding_size = Some(desc(DType::Int64, &[1]));
@@ -302,9 +304,9 @@ pub fn post_quantised(seed: u64) -> Call {
 }
 
 /// Codes of powers of two about 1, for each byte of a tensor.
-fn powers(call: &mut Call, operand: Operand, scale: TensorDesc, random: &mut Random) {
+fn powers(call: &mut Call, parameter: Parameter, scale: TensorDesc, random: &mut Random) {
     let bytes = (0..scale.elements().unwrap()).map(|_| 123 + random.below(5) as u8);
-    call.contents.push((operand, bytes.collect()));
+    call.contents.push((parameter.into(), bytes.collect()));
 }
 
 /// Quantised keys and values under a half-precision query.
@@ -396,8 +398,8 @@ pub fn antiquant(seed: u64) -> Call {
     call.plain.key_antiquant_scale = Some(key);
     call.plain.value_antiquant_scale = Some(value);
     if modes.0 == 6 {
-        powers(&mut call, Operand::KeyAntiquantScale, key, random);
-        powers(&mut call, Operand::ValueAntiquantScale, value, random);
+        powers(&mut call, Parameter::KeyAntiquantScale, key, random);
+        powers(&mut call, Parameter::ValueAntiquantScale, value, random);
     }
     let integers = matches!(stored, DType::Int8 | DType::Int4 | DType::Int32);
     if integers && random.below(2) == 0 {
@@ -543,14 +545,14 @@ pub fn mxfp8(seed: u64) -> Call {
         0 => e8m0(&[of.rows, heads, pairs, 2]),
         _ => e8m0(&[kv_heads, of.rows, heads / kv_heads, pairs, 2]),
     };
-    for (operand, scale) in [
-        (Operand::DequantScaleQuery, query),
-        (Operand::KeyAntiquantScale, key),
-        (Operand::ValueAntiquantScale, value),
+    for (parameter, scale) in [
+        (Parameter::DequantScaleQuery, query),
+        (Parameter::KeyAntiquantScale, key),
+        (Parameter::ValueAntiquantScale, value),
     ] {
         // Elements are some tens in size.
         let bytes = (0..scale.elements().unwrap()).map(|_| 119 + random.below(5) as u8);
-        call.contents.push((operand, bytes.collect()));
+        call.contents.push((parameter.into(), bytes.collect()));
     }
     call.plain.dequant_scale_query = Some(query);
     call.plain.key_antiquant_scale = Some(key);

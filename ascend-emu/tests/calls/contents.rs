@@ -1,7 +1,7 @@
 //! What the tensors of a call hold.
 
 use super::{Call, Random};
-use ascend_spec::fia::{FiaCall, Operand};
+use ascend_spec::fia::{Argument, FiaCall, Parameter};
 use ascend_spec::minifloat::{Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::{DType, TensorDesc};
 use half::{bf16, f16};
@@ -30,37 +30,34 @@ fn put(dtype: DType, value: f32, bytes: &mut Vec<u8>) {
 }
 
 /// Every tensor of a call.
-pub fn operands(call: &FiaCall<'_>) -> Vec<Operand> {
-    let tensors = call.each_tensor();
-    tensors
-        .filter_map(|(argument, _)| Operand::of_argument(argument))
-        .collect()
+pub fn arguments_of(call: &FiaCall<'_>) -> Vec<Argument> {
+    call.each_tensor().map(|(argument, _)| argument).collect()
 }
 
 impl Call {
     /// What an input holds: what the call was made with, or random numbers.
-    pub fn contents(&self, operand: Operand, desc: &TensorDesc, random: &mut Random) -> Vec<u8> {
-        let made = self.contents.iter().find(|(of, _)| *of == operand);
+    pub fn contents(&self, argument: Argument, desc: &TensorDesc, random: &mut Random) -> Vec<u8> {
+        let made = self.contents.iter().find(|(of, _)| *of == argument);
         match made {
             Some((_, bytes)) => bytes.clone(),
-            None => fill(operand, desc, desc.dtype, random),
+            None => fill(argument.parameter, desc, desc.dtype, random),
         }
     }
 }
 
 /// Whether a tensor holds rows, rather than the numbers of a grid, which have their own type whatever is measured.
-pub fn is_rows(operand: Operand) -> bool {
+pub fn is_rows(parameter: Parameter) -> bool {
     matches!(
-        operand,
-        Operand::Query
-            | Operand::Key(_)
-            | Operand::Value(_)
-            | Operand::PseShift
-            | Operand::QueryRope
-            | Operand::KeyRope
-            | Operand::KeySharedPrefix
-            | Operand::ValueSharedPrefix
-            | Operand::AttentionOut
+        parameter,
+        Parameter::Query
+            | Parameter::Key
+            | Parameter::Value
+            | Parameter::PseShift
+            | Parameter::QueryRope
+            | Parameter::KeyRope
+            | Parameter::KeySharedPrefix
+            | Parameter::ValueSharedPrefix
+            | Parameter::AttentionOut
     )
 }
 
@@ -71,10 +68,10 @@ pub fn reach(desc: &TensorDesc) -> usize {
 }
 
 /// Random contents of an input. Of the tensors whose contents steer the computation, zeros.
-pub fn fill(operand: Operand, desc: &TensorDesc, held: DType, random: &mut Random) -> Vec<u8> {
+pub fn fill(parameter: Parameter, desc: &TensorDesc, held: DType, random: &mut Random) -> Vec<u8> {
     let count = reach(desc);
-    match (operand, held) {
-        (Operand::AttenMask | Operand::BlockTable, _) | (_, DType::Int64) => {
+    match (parameter, held) {
+        (Parameter::AttenMask | Parameter::BlockTable, _) | (_, DType::Int64) => {
             vec![0; (count * held.bits() as usize).div_ceil(8)]
         }
         // Quantised numbers of every size.
@@ -88,7 +85,7 @@ pub fn fill(operand: Operand, desc: &TensorDesc, held: DType, random: &mut Rando
             // They are quantised, too.
             let size = if floats { 30.0 } else { 1.0 };
             for _ in 0..count {
-                put(held, number(operand, random) * size, &mut bytes);
+                put(held, number(parameter, random) * size, &mut bytes);
             }
             bytes
         }
@@ -96,22 +93,22 @@ pub fn fill(operand: Operand, desc: &TensorDesc, held: DType, random: &mut Rando
 }
 
 /// A number of the size that its tensor has in use.
-fn number(operand: Operand, random: &mut Random) -> f32 {
+fn number(parameter: Parameter, random: &mut Random) -> f32 {
     let value = random.next();
-    match operand {
+    match parameter {
         // What is quantised has a size of 1 again after it.
-        Operand::AntiquantScale
-        | Operand::KeyAntiquantScale
-        | Operand::ValueAntiquantScale
-        | Operand::DequantScaleQuery => (value.abs() + 0.1) / 100.0,
-        Operand::AntiquantOffset | Operand::KeyAntiquantOffset | Operand::ValueAntiquantOffset => {
-            value * 5.0
-        }
-        Operand::DeqScale1 => (value.abs() + 0.1) / 5000.0,
-        Operand::QuantScale1 => 127.0,
-        Operand::DeqScale2 => (value.abs() + 0.1) / (127.0 * 50.0),
-        Operand::QuantScale2 => value * 40.0,
-        Operand::QuantOffset2 => value * 10.0,
+        Parameter::AntiquantScale
+        | Parameter::KeyAntiquantScale
+        | Parameter::ValueAntiquantScale
+        | Parameter::DequantScaleQuery => (value.abs() + 0.1) / 100.0,
+        Parameter::AntiquantOffset
+        | Parameter::KeyAntiquantOffset
+        | Parameter::ValueAntiquantOffset => value * 5.0,
+        Parameter::DeqScale1 => (value.abs() + 0.1) / 5000.0,
+        Parameter::QuantScale1 => 127.0,
+        Parameter::DeqScale2 => (value.abs() + 0.1) / (127.0 * 50.0),
+        Parameter::QuantScale2 => value * 40.0,
+        Parameter::QuantOffset2 => value * 10.0,
         _ => value,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::paths::{HALVES, HEADS, length, pick};
 use super::{Call, Random, desc};
-use ascend_spec::fia::{FiaCall, Operand};
+use ascend_spec::fia::{FiaCall, Parameter};
 use ascend_spec::{DType, Dims, Extents, Layout, SparseMode, TensorDesc};
 
 /// A call of the prefill or the decode path.
@@ -128,7 +128,7 @@ fn full_mask(call: &mut Call, random: &mut Random, shape: &[i64]) {
     let bytes = (0..mask.elements().unwrap())
         .map(|_| u8::from(random.below(most) == 0))
         .collect();
-    call.contents.push((Operand::AttenMask, bytes));
+    call.contents.push((Parameter::AttenMask.into(), bytes));
     call.plain.atten_mask = Some(mask);
 }
 

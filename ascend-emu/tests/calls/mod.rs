@@ -12,7 +12,7 @@ pub mod paths;
 pub mod quantised;
 pub mod releases;
 
-use ascend_spec::fia::{Cache, FiaCall, Operand, Version};
+use ascend_spec::fia::{Argument, Cache, FiaCall, Parameter, Version};
 use ascend_spec::{DType, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 
 /// What a [`FiaCall`] borrows, owned, and contents that may not be random.
@@ -25,7 +25,7 @@ pub struct Call {
     pub q_lens: Option<Vec<i64>>,
     pub kv_lens: Option<Vec<i64>>,
     pub prefix_len: Option<Vec<i64>>,
-    pub contents: Vec<(Operand, Vec<u8>)>,
+    pub contents: Vec<(Argument, Vec<u8>)>,
     pub seed: u64,
     /// What the call is made for.
     pub target: Target,
@@ -113,7 +113,7 @@ impl Call {
         self.plain.num_key_value_heads = heads;
         self.kv_lens = Some(kv_lens.to_vec());
         let bytes = table.iter().flat_map(|id| id.to_le_bytes()).collect();
-        self.contents.push((Operand::BlockTable, bytes));
+        self.contents.push((Parameter::BlockTable.into(), bytes));
         let of = |dim| cached(cache, dtype, [blocks, heads, block_size, dim]);
         self.key = vec![of(dim)];
         self.value = vec![of(value_dim)];

@@ -1,7 +1,7 @@
 //! Calls of the paths beyond the dense ones.
 
 use super::{Call, Random, cached, desc};
-use ascend_spec::fia::{Cache, Operand, Version};
+use ascend_spec::fia::{Cache, Parameter, Version};
 use ascend_spec::{DType, Extents, Layout, Soc, SparseMode, Target};
 
 pub const HALVES: [DType; 2] = [DType::Float16, DType::Bf16];
@@ -271,13 +271,14 @@ pub fn biased(seed: u64) -> Call {
         call.plain.kv_padding_size = Some(desc(DType::Int64, &[1]));
         let padding = random.below(keys as usize + 3) as i64 - 2;
         let bytes = padding.to_le_bytes().to_vec();
-        call.contents.push((Operand::KvPaddingSize, bytes));
+        call.contents.push((Parameter::KvPaddingSize.into(), bytes));
         if !decode {
             call.q_lens = Some(below(random, rows));
             call.plain.query_padding_size = Some(desc(DType::Int64, &[1]));
             let padding = random.below(rows as usize + 3) as i64 - 2;
             let bytes = padding.to_le_bytes().to_vec();
-            call.contents.push((Operand::QueryPaddingSize, bytes));
+            call.contents
+                .push((Parameter::QueryPaddingSize.into(), bytes));
         }
     } else if random.below(3) > 0 {
         prefix = length(random, 1);
@@ -316,7 +317,7 @@ pub fn biased(seed: u64) -> Call {
             let mask = desc(DType::Bool, &shape);
             let count = mask.elements().unwrap() as usize;
             let bytes = (0..count).map(|_| u8::from(random.below(4) == 0)).collect();
-            call.contents.push((Operand::AttenMask, bytes));
+            call.contents.push((Parameter::AttenMask.into(), bytes));
             call.plain.atten_mask = Some(mask);
         }
         _ => {}
@@ -363,7 +364,8 @@ pub fn sloped(seed: u64) -> Call {
     call.plain.q_start_idx = pick(random, &STARTS);
     call.plain.kv_start_idx = pick(random, &STARTS);
     let slopes = (0..heads).flat_map(|_| (0.3 * random.unit()).to_le_bytes());
-    call.contents.push((Operand::PseShift, slopes.collect()));
+    call.contents
+        .push((Parameter::PseShift.into(), slopes.collect()));
     if random.below(2) == 0 {
         call.lse(of);
     }

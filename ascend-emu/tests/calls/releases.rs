@@ -3,7 +3,7 @@
 use super::paths::{CACHES, HALVES, ends, length, pick};
 use super::{Call, Random, cached, desc};
 use ascend_spec::attention_problem::Work;
-use ascend_spec::fia::{FiaCall, Operand, Version};
+use ascend_spec::fia::{FiaCall, Parameter, Version};
 use ascend_spec::{DType, Extents, Layout, SparseMode, Target, TensorDesc};
 
 const LAYOUTS: [Layout; 9] = [
@@ -42,7 +42,7 @@ pub fn accepted(seed: u64, target: Target) -> Call {
         for (i, row) in bytes.chunks_mut(size).enumerate() {
             row[i + 1..].fill(1);
         }
-        call.contents.push((Operand::AttenMask, bytes));
+        call.contents.push((Parameter::AttenMask.into(), bytes));
     }
     call
 }
@@ -343,21 +343,21 @@ fn keys(
 }
 
 fn left_padding(call: &mut Call, random: &mut Random, rows: i64, keys: i64) {
-    for (operand, rows) in [
-        (Operand::KvPaddingSize, keys),
-        (Operand::QueryPaddingSize, rows),
+    for (parameter, rows) in [
+        (Parameter::KvPaddingSize, keys),
+        (Parameter::QueryPaddingSize, rows),
     ] {
         if one_in(random, 3) {
             continue;
         }
         let size = Some(desc(DType::Int64, &[1]));
-        match operand {
-            Operand::KvPaddingSize => call.plain.kv_padding_size = size,
+        match parameter {
+            Parameter::KvPaddingSize => call.plain.kv_padding_size = size,
             _ => call.plain.query_padding_size = size,
         }
         let padding = random.below(rows as usize + 3) as i64 - 2;
         call.contents
-            .push((operand, padding.to_le_bytes().to_vec()));
+            .push((parameter.into(), padding.to_le_bytes().to_vec()));
     }
 }
 
@@ -422,7 +422,8 @@ fn mask(
     let most = pick(random, &[1, 2, 4, 20]);
     let count = given.elements().unwrap();
     let bytes = (0..count).map(|_| u8::from(random.below(most) == 0));
-    call.contents.push((Operand::AttenMask, bytes.collect()));
+    call.contents
+        .push((Parameter::AttenMask.into(), bytes.collect()));
 }
 
 /// Whether a call is one that the snapshot's contract does not take.

@@ -4,6 +4,7 @@ use super::bench::*;
 use super::rows::Argument::{Int, Real};
 use super::rows::*;
 use super::tensors::*;
+use ascend_emu::glue::Type;
 use ascend_sys::bindings::aclDataType;
 use proptest::prelude::*;
 use std::ptr::null_mut;
@@ -163,6 +164,28 @@ pub(crate) fn rows() -> Vec<Row> {
                 Int(9),
             ],
         ),
+        row(
+            "aclnnDropoutGenMaskV2",
+            [
+                axes([3, 43]),
+                Real(0.0),
+                Int(7),
+                Int(9),
+                of_type(aclDataType::ACL_FLOAT16),
+                u8([2, 16], [255; 32]).written(),
+            ],
+        ),
+        row(
+            "aclnnDropoutGenMaskV2",
+            [
+                axes([128]),
+                Real(1.0),
+                Int(7),
+                Int(9),
+                of_type(aclDataType::ACL_FLOAT),
+                u8([16], [0; 16]).written(),
+            ],
+        ),
     ]
 }
 
@@ -293,6 +316,82 @@ fn random_numbers_depend_on_seed_offset_and_place_alone() {
         assert!((2800..3900).contains(&hits), "{side}: {hits}");
     }
     assert!(values.iter().all(|value| (1.0..7.0).contains(value)));
+}
+
+#[test]
+fn dropout_masks_keep_as_many_bits_as_their_probability_says() {
+    let _bench = Bench::new();
+    let (bits, bytes) = (40_001, 5_008);
+    let draw = |probability, seed, offset, dtype| {
+        let mask = Tensor::packed(aclDataType::ACL_UINT8, &[bytes], &[0.0]);
+        ok(call!(aclnnDropoutGenMaskV2(
+            ints(&[bits]),
+            probability,
+            seed,
+            offset,
+            Type(dtype),
+            mask.out()
+        )));
+        mask.values()
+    };
+    let float = aclDataType::ACL_FLOAT;
+    let mask = draw(0.25, 7, 0, float);
+    assert_eq!(mask, draw(0.25, 7, 0, float));
+    assert_ne!(mask, draw(0.25, 7, 1, float));
+    assert_ne!(mask, draw(0.25, 8, 0, float));
+    for bit in 0..8 {
+        let kept = mask.iter().filter(|&&byte| byte as u8 >> bit & 1 == 1);
+        let share = kept.count() as f64 / bytes as f64;
+        assert!((share - 0.75).abs() < 0.03, "bit {bit}: {share}");
+    }
+    // A probability that BF16 does not have is the next one that it has.
+    assert_eq!(draw(0.2501, 7, 0, aclDataType::ACL_BF16), mask);
+    assert_ne!(draw(0.2501, 7, 0, float), mask);
+}
+
+#[test]
+fn dropout_masks_that_do_not_fit_are_refused_by_name() {
+    let _bench = Bench::new();
+    let mask = Tensor::packed(aclDataType::ACL_UINT8, &[16], &[0.0]);
+    let (half, float) = (aclDataType::ACL_FLOAT16, aclDataType::ACL_FLOAT);
+    let gen_mask = |shape: &[i64], probability, dtype, mask: &Tensor| {
+        call!(aclnnDropoutGenMaskV2(
+            ints(shape),
+            probability,
+            7,
+            9,
+            Type(dtype),
+            mask.out()
+        ))
+    };
+    fails(
+        gen_mask(&[129], 0.5, half, &mask),
+        161_002,
+        &["aclnnDropoutGenMaskV2: out: given [16], allowed: 32 elements"],
+    );
+    fails(
+        gen_mask(&[3, -1], 0.5, half, &mask),
+        161_002,
+        &["aclnnDropoutGenMaskV2: shape: given [3, -1]"],
+    );
+    for probability in [-0.1, 1.5, f64::NAN] {
+        fails(
+            gen_mask(&[128], probability, half, &mask),
+            161_002,
+            &["aclnnDropoutGenMaskV2: prob: given", "0 to 1"],
+        );
+    }
+    fails(
+        gen_mask(&[128], 0.5, aclDataType::ACL_INT8, &mask),
+        161_002,
+        &["aclnnDropoutGenMaskV2: probDataType: given INT8"],
+    );
+    let floats = Tensor::floats(&[16], &[0.0]);
+    fails(
+        gen_mask(&[128], 0.5, float, &floats),
+        161_002,
+        &["aclnnDropoutGenMaskV2: out: given FLOAT, allowed: UINT8"],
+    );
 }
 
 #[test]

@@ -5,7 +5,8 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionShape, Backends, Causality, Fused, GraphLimits,
-    GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, Result, Rule, StatePolicy,
+    GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, Result, Rule,
+    StatePolicy,
 };
 
 use crate::model::{Attended, Config, Model};
@@ -36,6 +37,8 @@ pub(crate) struct Engine<'a> {
     stream: &'a Stream,
     attention: GroupedAttention<bf16>,
     graphs: AttentionGraphs<bf16>,
+    /// Blocks of requests that ended or still run, by their tokens.
+    prefixes: PrefixCache,
     replays: usize,
 }
 
@@ -63,6 +66,7 @@ impl<'a> Engine<'a> {
         let graphs = GraphLimits::new(limits.graphs.iter().copied(), limits.longest);
         Ok(Self {
             graphs: attention.capture(stream, &graphs)?,
+            prefixes: PrefixCache::grouped(&attention)?,
             model,
             stream,
             attention,
@@ -70,13 +74,24 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Nothing cached yet.
-    pub(crate) fn empty(&self) -> GroupedSequence {
-        self.attention.sequence()
+    /// The longest prefix of these tokens that is cached, which may be none of them.
+    pub(crate) fn cached_prefix(&mut self, tokens: &[u32]) -> GroupedSequence {
+        self.prefixes.share_grouped(b"", tokens)
     }
 
-    /// Makes room for new tokens; whether there was room.
+    /// Remembers tokens that were computed, for prompts that begin with them.
+    pub(crate) fn remember(&mut self, tokens: &[u32], cached: &GroupedSequence) -> Result<()> {
+        self.prefixes.insert_grouped(b"", tokens, cached)?;
+        Ok(())
+    }
+
+    /// Makes room for new tokens, by forgetting what was used longest ago if it takes that; whether there was room.
     pub(crate) fn grow(&mut self, cached: &mut GroupedSequence, tokens: usize) -> Result<bool> {
+        let wanted = wanted_blocks(cached, tokens) + 1;
+        for (group, pool) in pools(&self.attention).enumerate() {
+            let missing = wanted.saturating_sub(pool.free_blocks());
+            self.prefixes.evict(group, missing);
+        }
         match self.attention.grow(self.stream, cached, tokens) {
             Ok(()) => Ok(true),
             Err(error) if error.breaks(Rule::PoolExhausted) => Ok(false),
@@ -89,21 +104,13 @@ impl<'a> Engine<'a> {
         self.attention.admits(requests.iter().copied()).is_ok()
     }
 
-    /// Whether there are blocks for so many more tokens of these sequences.
+    /// Whether there are blocks for so many more tokens of these sequences, or would be without what is only remembered.
     pub(crate) fn has_room(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
-        let blocks = |tokens: usize| tokens.div_ceil(BLOCK_SIZE);
-        let wanted = requests.iter().map(|(cached, new)| {
-            let len = cached.len();
-            blocks(len + new) - blocks(len)
-        });
-        // One more, for a shared block that is not full is copied before it is written.
+        let wanted = requests.iter();
+        let wanted = wanted.map(|(cached, new)| wanted_blocks(cached, *new));
         let wanted = wanted.sum::<usize>() + 1;
-        self.pools().all(|pool| pool.free_blocks() >= wanted)
-    }
-
-    fn pools(&self) -> impl Iterator<Item = &BlockPool> {
-        let groups = self.attention.groups().iter();
-        groups.map(|group| group.attention().cache().pool())
+        let mut groups = 0..self.attention.groups().len();
+        groups.all(|group| self.prefixes.available_blocks(group) >= wanted)
     }
 
     /// Blocks that a sequence reads, in all caches.
@@ -121,9 +128,10 @@ impl<'a> Engine<'a> {
         self.replays
     }
 
-    /// Whether every block was given back.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.pools().all(|pool| pool.held_blocks() == 0)
+    /// Forgets every prefix; whether every block was given back.
+    pub(crate) fn is_idle(&mut self) -> bool {
+        self.prefixes.clear();
+        pools(&self.attention).all(|pool| pool.held_blocks() == 0)
     }
 
     /// Computes a step: the logits behind the last token of each request.
@@ -170,6 +178,18 @@ impl<'a> Engine<'a> {
         });
         Ok(logits.collect())
     }
+}
+
+/// The pools of all caches.
+fn pools(attention: &GroupedAttention<bf16>) -> impl Iterator<Item = &BlockPool> {
+    let groups = attention.groups().iter();
+    groups.map(|group| group.attention().cache().pool())
+}
+
+/// Blocks that a sequence takes in each cache for so many more tokens.
+fn wanted_blocks(cached: &GroupedSequence, new: usize) -> usize {
+    let len = cached.len();
+    (len + new).div_ceil(BLOCK_SIZE) - len.div_ceil(BLOCK_SIZE)
 }
 
 /// The attention of the layers that see the same keys, with their cache.

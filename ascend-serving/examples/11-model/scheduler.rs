@@ -23,7 +23,8 @@ pub(crate) struct Request {
     /// The prompt and what was generated so far.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt: usize,
-    /// Tokens in front that other prompts begin with too.
+    /// Tokens in front that other prompts begin with too. Nobody needs to know them but who prints the answer: the engine finds
+    /// what is cached by the tokens themselves.
     pub(crate) shared: usize,
     /// Number of tokens with which it ends.
     pub(crate) end: usize,
@@ -54,18 +55,7 @@ struct Running {
 
 /// The number of tokens that a request computes next.
 fn next(request: &Request, cached: &GroupedSequence) -> usize {
-    let left = request.tokens.len() - cached.len();
-    // A chunk ends with what is shared, to be kept as it is there.
-    match request.shared.saturating_sub(cached.len()) {
-        0 => left.min(CHUNK),
-        shared => shared.min(CHUNK),
-    }
-}
-
-/// Tokens that prompts begin with, kept cached.
-struct Prefix {
-    tokens: Vec<u32>,
-    cached: GroupedSequence,
+    (request.tokens.len() - cached.len()).min(CHUNK)
 }
 
 /// What happened.
@@ -99,7 +89,6 @@ pub(crate) struct Scheduler {
     waiting: VecDeque<Request>,
     /// The oldest first.
     running: Vec<Running>,
-    prefix: Option<Prefix>,
     finished: Vec<Request>,
     counts: Counts,
 }
@@ -109,7 +98,6 @@ impl Scheduler {
         Self {
             waiting: requests.into(),
             running: Vec::new(),
-            prefix: None,
             finished: Vec::new(),
             counts: Counts::default(),
         }
@@ -144,16 +132,7 @@ impl Scheduler {
         for (running, logits) in self.running.iter_mut().zip(logits) {
             let request = &mut running.request;
             let cached = running.cached.len();
-            if cached == request.shared && self.prefix.is_none() {
-                println!(
-                    "        {cached} tokens of request {} are kept for others",
-                    request.number
-                );
-                self.prefix = Some(Prefix {
-                    tokens: request.tokens[..cached].to_vec(),
-                    cached: running.cached.share_prefix(running.cached.len())?,
-                });
-            }
+            engine.remember(&request.tokens[..cached], &running.cached)?;
             if cached == request.tokens.len() {
                 request.tokens.push(greatest(&logits));
                 request.logits.push(logits);
@@ -170,7 +149,7 @@ impl Scheduler {
     }
 
     /// Admits a request that has arrived, if there is room for it beside what the others compute next.
-    fn admit(&mut self, engine: &Engine<'_>) -> Result<()> {
+    fn admit(&mut self, engine: &mut Engine<'_>) -> Result<()> {
         let now = self.counts.steps;
         let Some(request) = self.waiting.front() else {
             return Ok(());
@@ -179,11 +158,7 @@ impl Scheduler {
         if self.running.len() == MOST_RUNNING || !arrived {
             return Ok(());
         }
-        let prefix = self.prefix.as_ref();
-        let cached = match prefix.filter(|prefix| request.tokens.starts_with(&prefix.tokens)) {
-            Some(prefix) => prefix.cached.share_prefix(prefix.cached.len())?,
-            None => engine.empty(),
-        };
+        let cached = engine.cached_prefix(&request.tokens);
         let running = self.running.iter();
         let step = running.map(|of| (&of.cached, next(&of.request, &of.cached)));
         let step: Vec<_> = step.chain([(&cached, next(request, &cached))]).collect();

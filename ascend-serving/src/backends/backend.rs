@@ -6,7 +6,7 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::spec::Layout;
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor};
 
-use crate::batch::AttentionMetadata;
+use crate::batch::{AttentionMetadata, MaskKind};
 use crate::error::{Error, Result};
 use crate::kv::LayerCache;
 use crate::refusal::{Refused, Rule, refused};
@@ -73,7 +73,14 @@ pub(crate) fn size(tensor: &AnyTensor, axis: usize) -> usize {
     tensor.shape().get(axis).copied().unwrap_or(0)
 }
 
-/// What all layers of a step share.
+/// Rows of requests, `[requests, tokens of each, N * D]`, of `[tokens, ...]`.
+pub(super) fn batched<T: Element>(tensor: &Tensor<T>, requests: usize) -> Result<Tensor<T>> {
+    let tokens = size(tensor, 0).checked_div(requests).unwrap_or(0);
+    let hidden = tensor.shape().iter().skip(1).product();
+    Ok(tensor.reshape([requests, tokens, hidden])?)
+}
+
+/// What all layers of a step with one mask share.
 #[derive(Clone, Copy, Debug)]
 pub struct StepContext<'a> {
     /// Where the step's work is queued.
@@ -82,6 +89,8 @@ pub struct StepContext<'a> {
     pub shape: AttentionShape,
     /// Lengths, table and kind of the step.
     pub metadata: &'a AttentionMetadata,
+    /// Which keys the tokens of these layers see.
+    pub mask: &'a MaskKind,
     /// The table on the device.
     pub block_table: &'a BlockTable,
 }

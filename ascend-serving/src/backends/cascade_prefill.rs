@@ -44,7 +44,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let metadata = step.metadata;
-        let causality = metadata.settings().causality;
+        let causality = step.mask.causality()?;
         let requests: Vec<_> = metadata.new_and_cached().collect();
         let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
         let windowed = matches!(causality, Causality::Window(_));

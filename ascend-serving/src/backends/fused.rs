@@ -67,7 +67,7 @@ impl<T: Element> AttentionBackend<T> for Fused {
         let metadata = step.metadata;
         let reads_cache = metadata.state().reads_cache();
         let masks = step.stream.device().masks();
-        let mask = metadata.settings().causality.mask(&masks)?;
+        let mask = step.mask.causality()?.mask(&masks)?;
         let call = step.shape.call(Layout::Tnd).mask(mask);
         let call = metadata.call_lengths().apply(call);
         let plan = call.plan_with(&inputs(step, first, reads_cache))?;

@@ -72,10 +72,8 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
             )
             .into());
         }
-        let mask = metadata
-            .settings()
-            .causality
-            .mask(&step.stream.device().masks())?;
+        let masks = step.stream.device().masks();
+        let mask = step.mask.causality()?.mask(&masks)?;
         let part = |of: &StepPart| -> Result<Part> {
             let (q, kv) = (&of.q_ends, &of.kv_lengths);
             let block_table = of.block_table(step.block_table)?;

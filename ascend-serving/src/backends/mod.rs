@@ -2,12 +2,15 @@
 
 mod backend;
 mod cascade_prefill;
+mod copied_rows;
 mod fused;
 mod fused_in_two;
 mod hybrid;
 mod latent;
 mod latent_tensors;
+mod masked;
 mod paged_decode;
+mod prompt_and_incre;
 mod registry;
 mod shared_prefix_decode;
 mod triangle;
@@ -20,7 +23,9 @@ pub use fused_in_two::FusedInTwo;
 pub use hybrid::{Hybrid, LayerSet, Phase};
 pub use latent::Mla;
 pub use latent_tensors::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};
+pub use masked::Masked;
 pub use paged_decode::PagedDecode;
+pub use prompt_and_incre::PromptAndIncre;
 pub(crate) use registry::no_backend;
 pub use registry::{Backends, RefusedBackend, Selected};
 pub use shared_prefix_decode::{SharedGroup, SharedPrefixDecode, SharedPrefixGate};

@@ -27,7 +27,7 @@ struct DecodeStep {
 }
 
 /// The layout whose queries go with the cache.
-fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
+pub(super) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
     match cache.key.shape().len() {
         4 => Layout::Bnsd,
         _ => Layout::Bsh,
@@ -35,7 +35,7 @@ fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
 }
 
 /// Packed queries `[tokens, N, D]` as one row a request.
-fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
+pub(super) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
     let [tokens, heads, dim] = sizes(query);
     match layout {
         Layout::Bnsd => Ok(query.reshape([tokens, heads, 1, dim])?),
@@ -44,7 +44,7 @@ fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
 }
 
 /// `[tokens, N, D]`.
-fn sizes<T: Element>(packed: &Tensor<T>) -> [usize; 3] {
+pub(super) fn sizes<T: Element>(packed: &Tensor<T>) -> [usize; 3] {
     [0, 1, 2].map(|axis| size(packed, axis))
 }
 
@@ -60,7 +60,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let metadata = step.metadata;
-        let causality = metadata.settings().causality;
+        let causality = step.mask.causality()?;
         let plain = causality == Causality::Causal && first.learnable_sink.is_none();
         let requests = metadata.table().requests();
         let single = metadata.tokens() == requests;

@@ -7,13 +7,15 @@ use ascend_attention::case::tentatively;
 use ascend_attention::spec::{Cann, Target};
 use ascend_attention::{Device, Element};
 
-use crate::batch::{AttentionState, Causality};
+use crate::batch::{AttentionState, Causality, MaskKind};
 use crate::error::{Error, Result};
 use crate::kv::too_many_blocks;
 use crate::refusal::Rule;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::masked::Masked;
 use super::paged_decode::PagedDecode;
+use super::prompt_and_incre::PromptAndIncre;
 
 /// Backends in the order in which they are tried.
 pub struct Backends<T: Element> {
@@ -111,21 +113,29 @@ impl<T: Element> Backends<T> {
         tentatively(|| self.first_that_serves(step, first))
     }
 
-    /// What may serve a step that only decodes, unless it was tried.
-    fn decode_hint(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Option<&'static str> {
+    /// What may serve a step, unless it was tried.
+    fn hint(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Option<&'static str> {
+        let older = PromptAndIncre::is_all_of(step.stream.device());
+        if older && self.get(PromptAndIncre::NAME).is_none() {
+            return Some(
+                "`.with(PromptAndIncre)` adds PromptFlashAttention and IncreFlashAttention, the fused attention of this product",
+            );
+        }
         let metadata = step.metadata;
-        let plain = metadata.settings().causality == Causality::Causal
+        if let MaskKind::Named(_) = step.mask {
+            return self
+                .get(Masked::NAME)
+                .is_none()
+                .then_some("`.with(Masked)` adds calls with whole masks, by rules of the caller");
+        }
+        let plain = *step.mask == MaskKind::Causality(Causality::Causal)
             && first.learnable_sink.is_none()
             && first.latent.is_none();
         let decodes = metadata.state() == AttentionState::DecodeOnly && plain;
         let untried = self
             .get(AttentionBackend::<T>::name(&PagedDecode))
             .is_none();
-        (decodes && untried).then_some(
+        (decodes && untried && !older).then_some(
             "`.with(PagedDecode)` adds the operator's decode path, which in steps such as this one takes element types, head \
              dimensions and blocks that packed calls of the release may not",
         )
@@ -152,7 +162,7 @@ impl<T: Element> Backends<T> {
                 }
             }
         }
-        Err(no_backend(&refused, self.decode_hint(step, first)))
+        Err(no_backend(&refused, self.hint(step, first)))
     }
 }
 

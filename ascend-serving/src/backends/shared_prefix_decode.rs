@@ -25,10 +25,10 @@ pub struct SharedPrefixGate {
 }
 
 impl SharedPrefixGate {
-    /// As measured on the emulation (`cargo bench -p ascend-serving --bench serving -- shared_prefix`, 16 heads of 128 elements over 4 key
-    /// heads): with 16 requests that share 1024 keys it takes a tenth less time than one packed call, with 4096 keys
-    /// two fifths less; with 4 requests, or 256 keys, it takes more. Kernels there are bound by arithmetic. Decoding on
-    /// an NPU is bound by memory, so that it should pay earlier there: to be measured.
+    /// As measured on the emulation (`cargo bench -p ascend-serving --bench serving -- shared_prefix`, 16 heads of 128
+    /// elements over 4 key heads): with 16 requests that share 1024 keys it takes a tenth less time than one packed call,
+    /// with 4096 keys two fifths less; with 4 requests, or 256 keys, it takes more. Kernels there are bound by arithmetic.
+    /// Decoding on an NPU is bound by memory, so that it should pay earlier there: to be measured.
     pub const MEASURED: Self = Self {
         min_requests: 16,
         min_shared_keys: 1024,
@@ -151,7 +151,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let metadata = step.metadata;
-        let causality = metadata.settings().causality;
+        let causality = step.mask.causality()?;
         let plain = causality == Causality::Causal && first.learnable_sink.is_none();
         let groups = match plain {
             true => self.groups(metadata),

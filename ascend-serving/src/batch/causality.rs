@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use ascend_attention::mask::MaskForm;
 use ascend_attention::{CallRule, CausalOrigin, Mask, Masks, SlidingWindow};
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,23 @@ impl Causality {
             Self::Bidirectional => Ok(Mask::none()),
             Self::Causal => Ok(masks.causal(CausalOrigin::RightDown)?),
             Self::Window(keys) => Ok(masks.sliding_window(SlidingWindow::try_from(keys)?)?),
+        }
+    }
+
+    /// The same for a call with `rows` query rows and as many keys, without bounds of tokens: a window that hides keys is a
+    /// tensor `[rows, rows]` of BOOL in mode 1.
+    ///
+    /// # Errors
+    /// As for [`Causality::mask`].
+    pub(crate) fn square_mask(self, masks: &Masks<'_>, rows: usize) -> Result<Mask> {
+        match self {
+            Self::Window(keys) if keys.get() < rows => {
+                let window = SlidingWindow::try_from(keys)?;
+                let hidden = masks.sliding_window_matrix(window, rows, rows, MaskForm::BOOL)?;
+                Ok(Mask::all_mask(hidden))
+            }
+            Self::Window(_) => Self::Causal.mask(masks),
+            Self::Causal | Self::Bidirectional => self.mask(masks),
         }
     }
 

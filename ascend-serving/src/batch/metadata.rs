@@ -10,6 +10,7 @@ use crate::kv::{
 };
 use crate::refusal::{Refused, Rule, refused};
 
+use super::mask_kind::MaskKind;
 use super::request::{BatchRequest, SequenceExtent};
 use super::settings::BatchSettings;
 use super::state::AttentionState;
@@ -34,6 +35,9 @@ pub struct AttentionMetadata {
     table: PageTable,
     group: Option<GroupId>,
     prompt_lens: Vec<Option<usize>>,
+    mask: MaskKind,
+    /// Whether some request gave back tokens.
+    given_back: bool,
 }
 
 impl AttentionMetadata {
@@ -45,10 +49,10 @@ impl AttentionMetadata {
     /// # Errors
     /// For the first request at fault: [`Rule::TableGroup`], [`Rule::SequenceLength`] for more new tokens than the sequence
     /// has, [`Rule::BlockUncopied`] for a sequence whose copies were not queued when the request was made,
-    /// [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`CallRule::LengthsOverflow`],
-    /// [`Rule::TableRow`] for a row without a block for each token, [`Rule::TableBlock`] for a block outside the cache.
-    /// For the step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where
-    /// padding goes.
+    /// [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`],
+    /// [`Rule::DraftCount`], [`CallRule::LengthsOverflow`], [`Rule::TableRow`] for a row without a block for each token,
+    /// [`Rule::TableBlock`] for a block outside the cache. For the step: [`Rule::PadSlot`] for a dump slot outside the
+    /// cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where padding goes.
     pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Refused> {
         let mut metadata = Self {
             settings,
@@ -64,6 +68,8 @@ impl AttentionMetadata {
             table: PageTable::default(),
             group: None,
             prompt_lens: Vec::new(),
+            mask: settings.causality.into(),
+            given_back: false,
         };
         metadata.renew(requests)?;
         Ok(metadata)
@@ -74,15 +80,23 @@ impl AttentionMetadata {
     /// # Errors
     /// As for [`AttentionMetadata::new`].
     pub fn renew(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Refused> {
-        // A row that is too short is refused, and makes the others no longer.
-        let columns = |request: &BatchRequest<'_>| self.columns(request).min(request.row.len());
-        let columns = requests.iter().map(columns).max();
-        self.clear(columns.unwrap_or(0));
+        let (mut longest, mut given) = (0usize, 0usize);
+        for request in requests {
+            longest = longest.max(tokens_of(request));
+            given = given.max(request.row.len());
+        }
+        // A row that is too short is refused, and makes the others no longer than any is.
+        self.clear(self.columns(longest).min(given));
         let outcome = self.fill(requests);
         if outcome.is_err() {
-            self.clear(0);
+            self.forget();
         }
         outcome
+    }
+
+    /// Makes it of no step.
+    pub(crate) fn forget(&mut self) {
+        self.clear(0);
     }
 
     fn clear(&mut self, columns: usize) {
@@ -94,11 +108,11 @@ impl AttentionMetadata {
         self.table.reset(columns);
         self.group = None;
         self.prompt_lens.clear();
+        self.given_back = false;
     }
 
-    /// Blocks that a request needs, at least one.
-    fn columns(&self, request: &BatchRequest<'_>) -> usize {
-        let len = request.cached.saturating_add(request.new);
+    /// Blocks that so many tokens of a request need, at least one.
+    fn columns(&self, len: usize) -> usize {
         len.div_ceil(self.settings.block_size.max(1)).max(1)
     }
 
@@ -128,20 +142,28 @@ impl AttentionMetadata {
         for (at, request) in requests.iter().enumerate() {
             self.same_group(at, request.group)?;
             self.check_sequence(at, request)?;
+            let given_back = request.sequence.map_or(0, |sequence| sequence.given_back);
+            self.given_back |= given_back > 0;
             let len = check_lengths(at, request)?;
-            let used = request.row.get(..self.columns(request)).ok_or_else(|| {
+            // A sequence's row ends with the block of its last token, which takes no division to see.
+            let columns = match request.row.len() {
+                given if ends_in(given, block_size, len) => given,
+                _ => self.columns(len),
+            };
+            let used = request.row.get(..columns).ok_or_else(|| {
                 refused(
                     Rule::TableRow,
                     format_args!(
                         "{} blocks for {len} tokens of request {at}",
                         request.row.len()
                     ),
-                    format_args!("{} blocks of {block_size}", self.columns(request)),
+                    format_args!("{columns} blocks of {block_size}"),
                     "allocate blocks before the step",
                 )
             })?;
-            let outside = |block: &&usize| **block >= blocks;
-            if let Some(block) = used.iter().find(outside) {
+            if !all_below(used, blocks)
+                && let Some(block) = used.iter().find(|block| **block >= blocks)
+            {
                 return Err(refused(
                     Rule::TableBlock,
                     format_args!("block {block} of request {at}"),
@@ -322,6 +344,35 @@ impl AttentionMetadata {
         &self.settings
     }
 
+    /// The mask of the step's layers, unless they bring their own ([`LayerOptions::mask`](crate::LayerOptions::mask)): that
+    /// of the settings' causality, until another one is set.
+    pub fn mask(&self) -> &MaskKind {
+        &self.mask
+    }
+
+    /// Sets the mask of the step's layers, of this step and those that it is renewed for.
+    ///
+    /// The settings' causality says what the sequences keep, so that a mask may show less. More it shows to steps alone whose
+    /// sequences gave nothing back: layers are refused otherwise ([`Rule::BlockWindow`]).
+    pub fn set_mask(&mut self, mask: impl Into<MaskKind>) {
+        self.mask = mask.into();
+    }
+
+    /// Refuses a mask that may show tokens which a sequence gave back.
+    pub(crate) fn keeps_for(&self, mask: &MaskKind) -> Result<(), Refused> {
+        let kept = self.settings.causality.window();
+        let shown = mask.window().zip(kept);
+        if !self.given_back || shown.is_some_and(|(shown, kept)| shown <= kept) {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::BlockWindow,
+            format_args!("{mask:?} over sequences that gave tokens back"),
+            format_args!("{:?}, or a window of fewer keys", self.settings.causality),
+            "give layers that see more sequences of their own, which keep all that these layers see",
+        ))
+    }
+
     /// The kind of the step.
     pub fn state(&self) -> AttentionState {
         self.state
@@ -417,6 +468,29 @@ impl AttentionMetadata {
             },
         }
     }
+}
+
+/// Whether the last of so many tokens lies in the last of so many blocks.
+fn ends_in(blocks: usize, block_size: usize, len: usize) -> bool {
+    let places = blocks.saturating_mul(block_size);
+    len > 0 && len <= places && places.saturating_sub(len) < block_size
+}
+
+/// Tokens of a request when the step is over.
+fn tokens_of(request: &BatchRequest<'_>) -> usize {
+    request.cached.saturating_add(request.new)
+}
+
+/// Whether all of these numbers are below a bound of up to [`MOST_BLOCK`], in a form that compilers vectorise: what is below
+/// has no sign bit, and has one when the bound is taken off.
+fn all_below(numbers: &[usize], bound: usize) -> bool {
+    let mut signs = (usize::MAX, 0usize);
+    for &number in numbers {
+        signs.0 &= number.wrapping_sub(bound);
+        signs.1 |= number;
+    }
+    let sign = |of: usize| of > usize::MAX / 2;
+    sign(signs.0) && !sign(signs.1)
 }
 
 fn check_lengths(at: usize, request: &BatchRequest<'_>) -> Result<usize, Refused> {
@@ -615,6 +689,18 @@ mod tests {
             let audit: Vec<_> = requests.iter().map(|r| crate::kv::AuditRequest { cached: r.cached, new: r.new }).collect();
             let audit = crate::kv::Audit { blocks: 128, block_size: 4, pad: settings.pad, requests: &audit, table: again.table(), slots: again.slots() };
             prop_assert_eq!(audit.run(), Ok(()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_below_a_bound_if_each_is(numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9), bound in prop_oneof![0usize..9, Just(MOST_BLOCK)]) {
+            prop_assert_eq!(all_below(&numbers, bound), numbers.iter().all(|number| *number < bound));
+        }
+
+        #[test]
+        fn rows_end_with_the_last_token_if_no_other_number_of_blocks_does(blocks in 0usize..9, block_size in 1usize..9, len in 0usize..70) {
+            prop_assert_eq!(ends_in(blocks, block_size, len), len > 0 && len.div_ceil(block_size) == blocks);
         }
     }
 

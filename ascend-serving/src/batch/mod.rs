@@ -1,6 +1,7 @@
 //! What a step has to do: requests, what their calls share, and what kind of step they make.
 
 mod causality;
+mod mask_kind;
 mod metadata;
 mod recorded;
 mod request;
@@ -9,6 +10,8 @@ mod state;
 mod step_part;
 
 pub use causality::Causality;
+pub(crate) use mask_kind::MaskedRequest;
+pub use mask_kind::{MaskKind, NamedMask};
 pub use metadata::AttentionMetadata;
 pub use recorded::RecordedBatch;
 pub use request::{BatchRequest, SequenceExtent};

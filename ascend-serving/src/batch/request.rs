@@ -48,7 +48,11 @@ impl<'a> BatchRequest<'a> {
     pub fn of(sequence: &'a Sequence, new: usize) -> Self {
         let (len, given_back) = (sequence.len(), sequence.given_back());
         let block_size = sequence.pool().block_size();
-        let blocks = given_back.checked_div(block_size).unwrap_or(0);
+        let blocks = match given_back {
+            // Of most sequences, without a division.
+            0 => 0,
+            _ => given_back.checked_div(block_size).unwrap_or(0),
+        };
         Self {
             cached: len.saturating_sub(new).saturating_sub(given_back),
             new,

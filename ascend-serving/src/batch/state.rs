@@ -53,7 +53,6 @@ impl StatePolicy {
     /// tokens makes a verifying step a prefill in chunks, which has no such limit.
     pub fn state(&self, requests: &[BatchRequest<'_>]) -> AttentionState {
         let all = |holds: fn(&BatchRequest<'_>) -> bool| requests.iter().all(holds);
-        let verifiable = all(|request| request.new <= Self::MAX_VERIFIED);
         if all(|request| request.cached == 0) {
             AttentionState::PrefillNoCache
         } else if all(|request| request.new == 1) {
@@ -62,7 +61,7 @@ impl StatePolicy {
                 Some(Drafting::Other) | None => AttentionState::DecodeOnly,
             }
         } else if self.drafting == Some(Drafting::Mtp)
-            && verifiable
+            && all(|request| request.new <= Self::MAX_VERIFIED)
             && all(|request| request.new.saturating_sub(request.drafts) == 1)
         {
             AttentionState::SpecDecoding

@@ -58,8 +58,9 @@ impl TreeVerification {
     /// the tensors; the rows behind mean nothing. One plan serves all layers of a step.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a tree larger
-    /// than the tensors; as for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with) and [`MergeState::plan`].
+    /// [`CallRule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a tree
+    /// larger than the tensors; as for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with)
+    /// and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,

@@ -5,12 +5,13 @@ use ascend_attention::{AnyTensor, Element, Output, Stream, Tensor};
 
 use crate::backends::{
     AttentionShape, Backends, LatentTensors, LayerTensors, Selected, StepContext, StepPlan,
-    without_lse,
+    no_backend, without_lse,
 };
-use crate::batch::AttentionMetadata;
+use crate::batch::{AttentionMetadata, MaskKind};
 use crate::error::Result;
 use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
 
+use super::attention_options::AttentionOptions;
 use super::layer_check::{Brought, check_layer};
 use super::ran_layers::RanLayers;
 
@@ -32,6 +33,15 @@ impl<T: Element> Attention<T> {
             cache,
             backends,
         }
+    }
+
+    /// The same, where the model asks for nothing that no operator computes.
+    ///
+    /// # Errors
+    /// As for [`AttentionOptions::check`].
+    pub fn with_options(self, options: &AttentionOptions) -> Result<Self> {
+        options.check()?;
+        Ok(self)
     }
 
     /// The heads.
@@ -63,8 +73,8 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale of the
-    /// [`AttentionShape`] that is 0 or not finite; [`Rule::SettingsCache`] for metadata whose settings were made from another cache, [`Rule::TableGroup`] for blocks of
-    /// another pool; as for [`PagedKvCache::block_table`].
+    /// [`AttentionShape`] that is 0 or not finite; [`Rule::SettingsCache`] for metadata whose settings were made from
+    /// another cache, [`Rule::TableGroup`] for blocks of another pool; as for [`PagedKvCache::block_table`].
     ///
     /// [`Rule::SettingsCache`]: crate::Rule::SettingsCache
     /// [`Rule::TableGroup`]: crate::Rule::TableGroup
@@ -83,7 +93,8 @@ impl<T: Element> Attention<T> {
             attention: self,
             stream,
             metadata,
-            planned: None,
+            write: None,
+            planned: Vec::new(),
         })
     }
 }
@@ -97,16 +108,28 @@ pub struct Step<'a, T: Element> {
     metadata: &'a AttentionMetadata,
     block_table: BlockTable,
     lease: StepLease<'a, Stream>,
-    planned: Option<Planned<T>>,
+    /// What the first layer of the step has prepared for all.
+    write: Option<CacheWrite>,
+    planned: Vec<Planned<T>>,
     pub(crate) ran: RanLayers,
 }
 
-/// What the first layer of a step has prepared for all.
+/// What the first layer with a mask has prepared for all layers with it.
 #[derive(Debug)]
 struct Planned<T: Element> {
-    write: CacheWrite,
+    mask: MaskKind,
     selected: Selected<T>,
     brought: Brought,
+}
+
+/// What a layer brings besides query, key and value, and asks for besides what the step says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayerOptions<'a> {
+    /// Which keys its tokens see, unless as the step says ([`AttentionMetadata::mask`]): full and windowed layers of one cache
+    /// are layers of one step.
+    pub mask: Option<&'a MaskKind>,
+    /// One more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on Ascend 950.
+    pub learnable_sink: Option<&'a AnyTensor>,
 }
 
 impl<T: Element> Step<'_, T> {
@@ -146,14 +169,92 @@ impl<T: Element> Step<'_, T> {
         value: &Tensor<T>,
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<Output<T>> {
-        let tensors = [query, key, value];
-        self.queue(
-            layer,
-            tensors,
+        let options = LayerOptions {
             learnable_sink,
-            None,
-            |plan, step, tensors| plan.run(step, tensors),
-        )
+            ..LayerOptions::default()
+        };
+        self.forward_with(layer, query, key, value, options)
+    }
+
+    /// The same for a layer that sees other keys than the step's others, or brings sinks. The first layer with a mask plans
+    /// for all with it.
+    ///
+    /// ```
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// use std::num::NonZeroUsize;
+    ///
+    /// use ascend_attention::{Runtime, bf16};
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+    /// use ascend_serving::{
+    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, LayerOptions,
+    ///     Masked, MaskKind, NamedMask,
+    /// };
+    ///
+    /// let stream = Runtime::emulated()?.device(0)?.stream()?;
+    /// let shape = CacheShape::new(3, 1, 64);
+    /// let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative)?;
+    /// let backends = Backends::none().with(Masked).with(Fused);
+    /// let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
+    /// let mut sequence = Sequence::new(attention.cache().pool());
+    /// attention.grow(&stream, &mut sequence, 200)?;
+    ///
+    /// let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    /// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 200)], settings)?;
+    /// let rows = stream.upload(&vec![bf16::ONE; 200 * 64], [200, 1, 64])?;
+    /// let chunks = NamedMask::new("chunks of 64", |_, token, key| key <= token && key / 64 == token / 64);
+    /// let masks = [
+    ///     Causality::Causal.into(),
+    ///     NonZeroUsize::new(50).map_or(Causality::Causal, Causality::Window).into(),
+    ///     MaskKind::from(chunks),
+    /// ];
+    /// let mut step = attention.begin(&stream, &metadata)?;
+    /// for (layer, mask) in masks.iter().enumerate() {
+    ///     let options = LayerOptions { mask: Some(mask), ..LayerOptions::default() };
+    ///     step.forward_with(layer, &rows, &rows, &rows, options)?;
+    /// }
+    /// assert_eq!(step.selected_for(&masks[2]).map(|selected| selected.name), Some("masked"));
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Step::forward`]; [`Rule::BlockWindow`] for a mask that shows what sequences gave back.
+    ///
+    /// [`Rule::BlockWindow`]: crate::Rule::BlockWindow
+    pub fn forward_with(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        options: LayerOptions<'_>,
+    ) -> Result<Output<T>> {
+        let tensors = [query, key, value];
+        self.queue(layer, tensors, options, None, |plan, step, tensors| {
+            plan.run(step, tensors)
+        })
+    }
+
+    /// The same with an output tensor of the caller: [`Step::forward_into`].
+    ///
+    /// # Errors
+    /// As for [`Step::forward_with`] and [`Step::forward_into`].
+    pub fn forward_with_into(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        options: LayerOptions<'_>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        without_lse(output)?;
+        let tensors = [query, key, value];
+        self.queue(layer, tensors, options, None, |plan, step, tensors| {
+            plan.run_into(step, tensors, output)
+        })
     }
 
     /// As [`Step::forward_with_sink`], with an output tensor of the caller, of the query's shape. Allocates nothing on the
@@ -171,15 +272,11 @@ impl<T: Element> Step<'_, T> {
         learnable_sink: Option<&AnyTensor>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        without_lse(output)?;
-        let tensors = [query, key, value];
-        self.queue(
-            layer,
-            tensors,
+        let options = LayerOptions {
             learnable_sink,
-            None,
-            |plan, step, tensors| plan.run_into(step, tensors, output),
-        )
+            ..LayerOptions::default()
+        };
+        self.forward_with_into(layer, query, key, value, options, output)
     }
 
     /// Queues one layer of multi-head latent attention: writes its latents `[tokens, 1, 512]` and rotary keys
@@ -197,9 +294,14 @@ impl<T: Element> Step<'_, T> {
         tensors: LatentTensors<'_, T>,
     ) -> Result<Output<T>> {
         let latent = [query, latent, key_rope];
-        self.queue(layer, latent, None, Some(tensors), |plan, step, tensors| {
-            plan.run(step, tensors)
-        })
+        let options = LayerOptions::default();
+        self.queue(
+            layer,
+            latent,
+            options,
+            Some(tensors),
+            |plan, step, tensors| plan.run(step, tensors),
+        )
     }
 
     /// The same with an output tensor of the caller, shaped as the form says.
@@ -217,20 +319,25 @@ impl<T: Element> Step<'_, T> {
     ) -> Result<()> {
         without_lse(output)?;
         let latent = [query, latent, key_rope];
-        self.queue(layer, latent, None, Some(tensors), |plan, step, tensors| {
-            plan.run_into(step, tensors, output)
-        })
+        let options = LayerOptions::default();
+        self.queue(
+            layer,
+            latent,
+            options,
+            Some(tensors),
+            |plan, step, tensors| plan.run_into(step, tensors, output),
+        )
     }
 
     fn queue<R>(
         &mut self,
         layer: usize,
         tensors: [&Tensor<T>; 3],
-        learnable_sink: Option<&AnyTensor>,
+        options: LayerOptions<'_>,
         latent: Option<LatentTensors<'_, T>>,
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        let outcome = self.queue_layer(layer, tensors, learnable_sink, latent, run);
+        let outcome = self.queue_layer(layer, tensors, options, latent, run);
         self.ran.note(layer, outcome)
     }
 
@@ -238,14 +345,16 @@ impl<T: Element> Step<'_, T> {
         &mut self,
         layer: usize,
         [query, key, value]: [&Tensor<T>; 3],
-        learnable_sink: Option<&AnyTensor>,
+        options: LayerOptions<'_>,
         latent: Option<LatentTensors<'_, T>>,
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
+        let mask = options.mask.unwrap_or(self.metadata.mask());
         let context = StepContext {
             stream: self.stream,
             shape: self.attention.shape,
             metadata: self.metadata,
+            mask,
             block_table: &self.block_table,
         };
         // A handle of its own, since writing has the cache to itself.
@@ -256,35 +365,50 @@ impl<T: Element> Step<'_, T> {
             key,
             value,
             cache: &layer_cache,
-            learnable_sink,
+            learnable_sink: options.learnable_sink,
             latent,
         };
         check_layer(&context, &tensors)?;
-        let planned = match &self.planned {
-            Some(planned) => {
-                planned.brought.again(&tensors)?;
-                planned
-            }
+        let known = self.planned.iter().position(|of| of.mask == *mask);
+        if known.is_none() {
+            self.metadata.keeps_for(mask)?;
+            let selected = self.attention.backends.plan(&context, &tensors)?;
+            self.planned.push(Planned {
+                mask: mask.clone(),
+                selected,
+                brought: Brought::by(&tensors),
+            });
+        }
+        let planned = match known {
+            Some(at) => self.planned.get(at),
+            None => self.planned.last(),
+        };
+        // There is one: it was found or added.
+        let planned = planned.ok_or_else(|| no_backend(&[], None))?;
+        planned.brought.again(&tensors)?;
+        let cache = &mut self.attention.cache;
+        let write = match &self.write {
+            Some(write) => write,
             None => {
-                let selected = self.attention.backends.plan(&context, &tensors)?;
                 let slots = self.metadata.slots();
-                let cache = &self.attention.cache;
                 let write = cache.plan_write(self.stream, slots, key, value)?;
-                &*self.planned.insert(Planned {
-                    write,
-                    selected,
-                    brought: Brought::by(&tensors),
-                })
+                &*self.write.insert(write)
             }
         };
-        let cache = &mut self.attention.cache;
-        cache.write(self.stream, &planned.write, layer, key, value)?;
+        cache.write(self.stream, write, layer, key, value)?;
         run(&*planned.selected.plan, &context, &tensors)
     }
 
-    /// What serves the step, once the first layer has planned it.
+    /// What serves the step's layers, once one has planned: of several masks those of the first.
     pub fn selected(&self) -> Option<&Selected<T>> {
-        self.planned.as_ref().map(|planned| &planned.selected)
+        self.planned.first().map(|planned| &planned.selected)
+    }
+
+    /// What serves the layers with a mask, once the first of them has planned it.
+    pub fn selected_for(&self, mask: &MaskKind) -> Option<&Selected<T>> {
+        let mut planned = self.planned.iter();
+        let of = planned.find(|planned| planned.mask == *mask);
+        of.map(|planned| &planned.selected)
     }
 
     /// The lease that keeps blocks from being handed out while the step may read them.

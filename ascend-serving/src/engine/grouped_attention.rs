@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::kv::{BlockPool, CacheShape, Sequence, no_layer};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::attention::{Attention, Step};
+use super::attention::{Attention, LayerOptions, Step};
 use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 use super::ran_layers::RanLayers;
 
@@ -213,8 +213,8 @@ impl<T: Element> GroupedAttention<T> {
         Ok(())
     }
 
-    /// Whether one step can add so many tokens to these sequences: [`BlockPool::admits`](crate::kv::BlockPool::admits) in each group, behind what
-    /// [`GroupedAttention::grow`] gives back. A sequence that has grown already adds none.
+    /// Whether one step can add so many tokens to these sequences: [`BlockPool::admits`](crate::kv::BlockPool::admits) in
+    /// each group, behind what [`GroupedAttention::grow`] gives back. A sequence that has grown already adds none.
     ///
     /// # Errors
     /// [`Rule::BatchBlocks`], [`CallRule::LengthsOverflow`](ascend_attention::CallRule::LengthsOverflow).
@@ -343,9 +343,28 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         value: &Tensor<T>,
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<Output<T>> {
-        let outcome = self.of(layer).and_then(|(step, local)| {
-            step.forward_with_sink(local, query, key, value, learnable_sink)
-        });
+        let options = LayerOptions {
+            learnable_sink,
+            ..LayerOptions::default()
+        };
+        self.forward_with(layer, query, key, value, options)
+    }
+
+    /// The same for a layer with a mask of its own: [`Step::forward_with`].
+    ///
+    /// # Errors
+    /// As there, and as for [`GroupedStep::forward`].
+    pub fn forward_with(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        options: LayerOptions<'_>,
+    ) -> Result<Output<T>> {
+        let outcome = self
+            .of(layer)
+            .and_then(|(step, local)| step.forward_with(local, query, key, value, options));
         self.ran.note(layer, outcome)
     }
 

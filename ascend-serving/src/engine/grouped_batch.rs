@@ -123,18 +123,25 @@ pub struct GroupedMetadata {
     pub(crate) groups: Vec<AttentionMetadata>,
 }
 
+/// The requests of a step as a group has them.
+fn of_group<'a>(requests: &[GroupedRequest<'a>], group: usize) -> Vec<BatchRequest<'a>> {
+    let parts = requests.iter().filter_map(|request| {
+        let sequence = request.sequence.group(group)?;
+        Some(BatchRequest::of(sequence, request.new).drafts(request.drafts))
+    });
+    let mut all = Vec::with_capacity(requests.len());
+    all.extend(parts);
+    all
+}
+
 impl GroupedMetadata {
     pub(crate) fn new(
         requests: &[GroupedRequest<'_>],
         settings: impl Iterator<Item = BatchSettings>,
     ) -> Result<Self, Refused> {
-        let groups = settings.enumerate().map(|(group, settings)| {
-            let parts = requests.iter().filter_map(|request| {
-                let sequence = request.sequence.group(group)?;
-                Some(BatchRequest::of(sequence, request.new).drafts(request.drafts))
-            });
-            AttentionMetadata::new(&parts.collect::<Vec<_>>(), settings)
-        });
+        let groups = settings
+            .enumerate()
+            .map(|(group, settings)| AttentionMetadata::new(&of_group(requests, group), settings));
         let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Refused>>()?;
         if groups.is_empty() {
             return Err(refused(
@@ -144,15 +151,36 @@ impl GroupedMetadata {
                 "make the metadata with `GroupedAttention::metadata`",
             ));
         }
-        if groups.iter().any(|of| of.requests() != requests.len()) {
-            return Err(refused(
-                Rule::GroupLayers,
-                format_args!("sequences of other groups than these {}", groups.len()),
-                "sequences of `GroupedAttention::sequence`",
-                "make sequences and metadata with the same attention",
-            ));
+        let metadata = Self { groups };
+        metadata.has_all(requests)?;
+        Ok(metadata)
+    }
+
+    /// The same for the next step, in the same memory. After an error the metadata is of no step and has no request.
+    ///
+    /// # Errors
+    /// As for [`GroupedAttention::metadata`](crate::GroupedAttention::metadata).
+    pub fn renew(&mut self, requests: &[GroupedRequest<'_>]) -> Result<(), Refused> {
+        let mut groups = self.groups.iter_mut().enumerate();
+        let outcome = groups.try_for_each(|(at, group)| group.renew(&of_group(requests, at)));
+        let outcome = outcome.and_then(|()| self.has_all(requests));
+        if outcome.is_err() {
+            self.groups.iter_mut().for_each(AttentionMetadata::forget);
         }
-        Ok(Self { groups })
+        outcome
+    }
+
+    /// Refuses requests whose sequences lack a group.
+    fn has_all(&self, requests: &[GroupedRequest<'_>]) -> Result<(), Refused> {
+        if self.groups.iter().all(|of| of.requests() == requests.len()) {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::GroupLayers,
+            format_args!("sequences of other groups than these {}", self.groups.len()),
+            "sequences of `GroupedAttention::sequence`",
+            "make sequences and metadata with the same attention",
+        ))
     }
 
     /// Adds dummy requests until there are `tokens` query tokens: [`AttentionMetadata::pad_to`] in each group.

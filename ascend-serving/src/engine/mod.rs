@@ -1,12 +1,14 @@
 //! The attention of a model, step by step and layer by layer.
 
 mod attention;
+mod attention_options;
 mod grouped_attention;
 mod grouped_batch;
 mod layer_check;
 mod ran_layers;
 
-pub use attention::{Attention, Step};
+pub use attention::{Attention, LayerOptions, Step};
+pub use attention_options::AttentionOptions;
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
 pub(crate) use grouped_attention::{same_causality, same_groups};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};

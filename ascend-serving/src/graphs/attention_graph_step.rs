@@ -87,8 +87,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// ([`AttentionGraphStep::replay`]).
     ///
     /// # Errors
-    /// [`Rule::StepTokens`](crate::Rule::StepTokens) and [`Rule::StepHeads`](crate::Rule::StepHeads) for tensors of other shapes; as for
-    /// [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
+    /// [`Rule::StepTokens`](crate::Rule::StepTokens) and [`Rule::StepHeads`](crate::Rule::StepHeads) for tensors of other
+    /// shapes; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
     pub fn forward(
         &mut self,
         layer: usize,

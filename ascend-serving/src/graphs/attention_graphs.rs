@@ -9,7 +9,7 @@ use ascend_attention::spec::Layout;
 use ascend_attention::spec::fia::Cache;
 use ascend_attention::{AnyTensor, Element, Mask, Output, Stream, Tensor};
 
-use crate::batch::{AttentionMetadata, Causality};
+use crate::batch::{AttentionMetadata, Causality, MaskKind};
 use crate::engine::{Attention, GroupedAttention, GroupedMetadata, same_causality, same_groups};
 use crate::error::{Error, Result};
 use crate::kv::{BlockPool, PadPolicy, capacity, no_layer};
@@ -22,7 +22,8 @@ use super::graph_pool::{GraphPool, packed_paged};
 /// Layers that share a cache, to be captured.
 struct Kind<'a, T: Element> {
     attention: &'a Attention<T>,
-    causality: Causality,
+    /// Which keys the tokens of each layer see.
+    layers: Vec<Causality>,
     /// Whether sequences give back what lies in front of the window.
     gives_back: bool,
 }
@@ -31,7 +32,8 @@ impl<T: Element> Kind<'_, T> {
     fn limits(&self, limits: &GraphLimits) -> KeyLimits {
         let pool = self.attention.cache().pool();
         let block_size = pool.block_size();
-        let shown = self.causality.window().filter(|_| self.gives_back);
+        let shown = self.layers.first().filter(|_| self.gives_back);
+        let shown = shown.and_then(|causality| causality.window());
         // The block in which the window begins is there as a whole.
         let keys = shown.map_or(usize::MAX, |window| {
             (window.get()).saturating_add(block_size.saturating_sub(1))
@@ -47,8 +49,24 @@ impl<T: Element> Kind<'_, T> {
 /// Layers that were captured.
 struct CapturedKind {
     pool: BlockPool,
-    causality: Causality,
+    /// Each that a layer has, once.
+    seen: Vec<MaskKind>,
     limits: KeyLimits,
+}
+
+impl CapturedKind {
+    /// Refuses a step whose tokens see other keys, or whose sequences gave back what some layer shows.
+    fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
+        let own = metadata.mask().causality()?;
+        if let Some(first) = self.seen.first()
+            && !self.seen.contains(metadata.mask())
+        {
+            same_causality(own, first.causality()?)?;
+        }
+        self.seen
+            .iter()
+            .try_for_each(|seen| metadata.keeps_for(seen))
+    }
 }
 
 /// Decode steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph of each
@@ -102,8 +120,10 @@ impl<T: Element> Attention<T> {
     /// Captures decode steps of all layers, whose tokens see these keys. The stream uploads what the graphs begin with.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another
-    /// device, or a scale that no scores are multiplied by; [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) if the cache has not a block for each request of the largest size; [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if
+    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale that no
+    /// scores are multiplied by; [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) if the cache has not a
+    /// block for each request of the largest size; [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if
     /// so many graphs take too many streams; a broken rule of the packed call; as for
     /// [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture(
@@ -112,13 +132,28 @@ impl<T: Element> Attention<T> {
         causality: Causality,
         limits: &GraphLimits,
     ) -> Result<AttentionGraphs<T>> {
+        self.capture_layers(stream, |_| causality, limits)
+    }
+
+    /// The same, where each layer has its own mask: full and windowed layers over one cache, whose steps have one metadata.
+    /// Sequences keep what any layer shows.
+    ///
+    /// # Errors
+    /// As for [`Attention::capture`].
+    pub fn capture_layers(
+        &self,
+        stream: &Stream,
+        causality: impl Fn(usize) -> Causality,
+        limits: &GraphLimits,
+    ) -> Result<AttentionGraphs<T>> {
+        let layers = 0..self.cache().shape().layers;
         let kind = Kind {
             attention: self,
-            causality,
+            layers: layers.clone().map(causality).collect(),
             gives_back: false,
         };
-        let layers = (0..self.cache().shape().layers).map(|layer| (0, layer));
-        AttentionGraphs::capture(stream, &[kind], layers.collect(), limits)
+        let places = layers.map(|layer| (0, layer));
+        AttentionGraphs::capture(stream, &[kind], places.collect(), limits)
     }
 }
 
@@ -130,7 +165,7 @@ impl<T: Element> GroupedAttention<T> {
     pub fn capture(&self, stream: &Stream, limits: &GraphLimits) -> Result<AttentionGraphs<T>> {
         let kinds = self.groups().iter().map(|group| Kind {
             attention: group.attention(),
-            causality: group.causality(),
+            layers: vec![group.causality(); group.layers().len()],
             gives_back: true,
         });
         AttentionGraphs::capture(
@@ -185,8 +220,11 @@ impl<T: Element> AttentionGraphs<T> {
         }
         // Before the captures, which make nothing.
         let masks = stream.device().masks();
-        let masks = kinds.iter().map(|kind| kind.causality.mask(&masks));
-        let masks: Vec<Mask> = masks.collect::<Result<_>>()?;
+        let masks = kinds.iter().map(|kind| -> Result<Vec<Mask>> {
+            let layers = kind.layers.iter();
+            layers.map(|causality| causality.mask(&masks)).collect()
+        });
+        let masks: Vec<Vec<Mask>> = masks.collect::<Result<_>>()?;
         let graphs = GraphPool::capture_layers(
             stream.device(),
             &limits.sizes,
@@ -197,7 +235,8 @@ impl<T: Element> AttentionGraphs<T> {
             },
             |capture, size, layer, buffers: &Vec<KindBuffers<T>>| {
                 let known = of_layer.get(layer).and_then(|(at, local)| {
-                    Some((kinds.get(*at)?, masks.get(*at)?, buffers.get(*at)?, *local))
+                    let mask = masks.get(*at)?.get(*local)?;
+                    Some((kinds.get(*at)?, mask, buffers.get(*at)?, *local))
                 });
                 let Some((kind, mask, buffers, local)) = known else {
                     return Err(no_layer(layer, of_layer.len()));
@@ -208,7 +247,7 @@ impl<T: Element> AttentionGraphs<T> {
         )?;
         let kinds = kinds.iter().map(|kind| CapturedKind {
             pool: kind.attention.cache().pool().clone(),
-            causality: kind.causality,
+            seen: each_once(&kind.layers),
             limits: kind.limits(limits),
         });
         Ok(Self {
@@ -241,7 +280,7 @@ impl<T: Element> AttentionGraphs<T> {
         let mut size = 0;
         for (kind, metadata) in self.kinds.iter().zip(groups) {
             metadata.goes_with(&kind.pool)?;
-            same_causality(metadata.settings().causality, kind.causality)?;
+            kind.admits(metadata)?;
             let (requests, tokens) = (metadata.requests(), metadata.tokens());
             if requests == 0 {
                 return Err(refused(
@@ -275,9 +314,11 @@ impl<T: Element> AttentionGraphs<T> {
     ///
     /// # Errors
     /// [`Rule::GraphSize`] for a step larger than all sizes, or with several tokens of a request;
-    /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for more keys or blocks than were declared; [`Rule::SettingsCache`], [`Rule::TableGroup`] and
-    /// [`Rule::StepCausality`] for metadata of another cache or other layers, [`Rule::GroupLayers`] for other groups of
-    /// them; [`Rule::BatchEmpty`] for metadata without requests. The metadata is as it was then.
+    /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for more keys or blocks than were declared;
+    /// [`Rule::SettingsCache`], [`Rule::TableGroup`] and [`Rule::StepCausality`] for metadata of another cache or other
+    /// layers, [`Rule::BackendMask`] for a named mask, [`Rule::BlockWindow`] for sequences that gave back what a layer
+    /// shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without requests. The
+    /// metadata is as it was then.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -341,6 +382,16 @@ impl<T: Element> fmt::Debug for AttentionGraphs<T> {
             .field("kinds", &self.kinds.len())
             .finish_non_exhaustive()
     }
+}
+
+fn each_once(layers: &[Causality]) -> Vec<MaskKind> {
+    let mut seen: Vec<MaskKind> = Vec::new();
+    for causality in layers.iter().copied().map(MaskKind::from) {
+        if !seen.contains(&causality) {
+            seen.push(causality);
+        }
+    }
+    seen
 }
 
 /// What the graphs of a size read and write.

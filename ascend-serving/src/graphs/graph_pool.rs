@@ -19,9 +19,9 @@ use crate::refusal::{Refused, Rule, refused};
 /// Graphs of a pool read the paged cache ([`CallLengths::PackedPaged`]), also in a step that begins with nothing cached:
 /// they write the step's keys and values before they attend.
 ///
-/// Capture a size with the metadata of a batch of that size: as many requests, each as long as it may ever become, or
-/// within [`KeyLimits`](ascend_attention::graph::KeyLimits). Padding adds requests of one token where all real ones have one, so that
-/// a decode step of any number of requests becomes one of a captured size.
+/// Capture a size with the metadata of a batch of that size: as many requests, each as long as it may ever become, or within
+/// [`KeyLimits`](ascend_attention::graph::KeyLimits). Padding adds requests of one token where all real ones have one, so
+/// that a decode step of any number of requests becomes one of a captured size.
 ///
 /// All graphs of a pool use one workspace, and the graphs of a size one set of buffers; their steps happen one after the
 /// other, on whatever streams. A step on another stream than the one before makes the host wait for that stream.
@@ -49,8 +49,9 @@ impl<B> GraphPool<B> {
     ///
     /// # Errors
     /// [`Rule::GraphSize`] without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or for one of 0 or more than
-    /// [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS); [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if so many graphs of so many launches as the
-    /// first one has take more than [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
+    /// [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS); [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams)
+    /// if so many graphs of so many launches as the first one has take more than [`CaptureEstimate::STREAMS`]; as for
+    /// [`Graph::capture`].
     pub fn capture(
         device: &Device,
         sizes: &[usize],
@@ -177,8 +178,9 @@ impl<B> GraphPool<B> {
     ///
     /// # Errors
     /// [`Rule::GraphSize`] for a step larger than all sizes; what `fill` returns; as for [`Update::all`];
-    /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures, if the step before was on another stream;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) if the end of that one cannot be told. Nothing is launched then, but the step stays padded.
+    /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures, if the step before was on another
+    /// stream; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) if the end of that one cannot be told. Nothing
+    /// is launched then, but the step stays padded.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,

@@ -4,11 +4,13 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan, SlotMapping};
 use ascend_attention::spec::fia::Cache;
+use ascend_attention::spec::scatter;
 use ascend_attention::{Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
-use crate::refusal::{Rule, refused};
+use crate::refusal::{Refused, Rule, refused};
 
+use super::copied_writes::CopiedWrites;
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
 use super::sequence::{BlockCopy, Room, Sequence};
@@ -121,6 +123,18 @@ impl CacheShape {
         }
     }
 
+    /// Refuses a cache that copies do not write.
+    fn check_copied(&self) -> Result<()> {
+        match self.format {
+            Cache::BnBsH | Cache::BnNBsD => Ok(()),
+            Cache::Nz => Err(Error::invalid(
+                "shape.format",
+                "NZ, on a product without ScatterPaKvCache",
+                "BnBsH, or BnNBsD: a token lies in many pieces in NZ",
+            )),
+        }
+    }
+
     /// A cache as it is written: split, each head of a block a block of its own.
     fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
         match (self.format, cache.shape()) {
@@ -176,13 +190,14 @@ pub struct PagedKvCache<T: Element> {
 impl<T: Element> PagedKvCache<T> {
     /// A cache of `blocks` blocks of `block_size` tokens in each layer, full of zeros.
     ///
-    /// Any block size makes a cache. Multiples of 128 are read on every release; multiples of 16 on CANN 8.1 where steps
-    /// decode alone, and from 8.5 on by [`Fused`](crate::Fused) as its table says.
+    /// Any block size makes a cache. On Atlas A2 and A3 multiples of 128 are read on every release; multiples of 16 on
+    /// CANN 8.1 where steps decode alone, and from 8.5 on by [`Fused`](crate::Fused) as its table says. On 310P a block has at
+    /// most 512 tokens.
     ///
     /// # Errors
     /// [`Rule::PoolSize`] for a size that has no slots or too many, [`Rule::PadSlot`] for padding outside of it,
-    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory), [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a shape that cannot be counted or with more than
-    /// [`CacheShape::MAX_LAYERS`].
+    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory), [`InvalidArgument`](ascend_attention::Error::InvalidArgument)
+    /// for a shape that cannot be counted or with more than [`CacheShape::MAX_LAYERS`].
     pub fn new(
         device: &Device,
         blocks: usize,
@@ -282,12 +297,19 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// Prepares the writing of a step's tokens: `slots` has one for each row of `key` and `value`, which are
-    /// `[tokens, N, D]`; what is not cached, such as padding, has the slot of the pool's [`PadPolicy`], which may be negative. Padding behind
-    /// the last cached token is left out of the call; in front of it, a negative slot relies on the device to skip it.
+    /// `[tokens, N, D]`; what is not cached, such as padding, has the slot of the pool's [`PadPolicy`], which may be
+    /// negative. Padding behind the last cached token is left out of the call; in front of it, a negative slot relies on the
+    /// device to skip it.
+    ///
+    /// On products without ScatterPaKvCache, such as the Atlas inference series, copies on the stream write instead: one of
+    /// keys and one of values for each run of slots that follow each other, or for each head of a token where the heads of
+    /// BnNBsD are several. They write no padding, and no NZ.
     ///
     /// # Errors
-    /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation) by `slot_mapping.range` or
-    /// `slot_mapping.unique`, and whatever [`ScatterPaKvCache::plan`] says. Nothing is written.
+    /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation) by
+    /// `slot_mapping.range` or `slot_mapping.unique`, and whatever [`ScatterPaKvCache::plan`] says; where copies write,
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an NZ cache or rows of other sizes than the
+    /// cache's. Nothing is written.
     pub fn plan_write(
         &self,
         stream: &Stream,
@@ -296,16 +318,7 @@ impl<T: Element> PagedKvCache<T> {
         value: &Tensor<T>,
     ) -> Result<CacheWrite> {
         self.admits(stream)?;
-        let rows = key.shape().first().copied().unwrap_or(0);
-        if rows != slots.len() {
-            return Err(refused(
-                Rule::SlotCount,
-                format_args!("{} slots", slots.len()),
-                format_args!("{rows}, one a row of the keys"),
-                "pass the keys of the whole step, padding included",
-            )
-            .into());
-        }
+        rows_have_slots(slots.len(), key, value)?;
         let pad = self.pool.pad_policy();
         let last = slots
             .iter()
@@ -316,24 +329,15 @@ impl<T: Element> PagedKvCache<T> {
         };
         if written == 0 {
             return Ok(CacheWrite {
+                tokens: slots.len(),
                 rows: 0,
-                slots: None,
+                by: Writer::Nothing,
             });
         }
         let capacity = capacity(self.pool.blocks(), self.pool.block_size());
         let (split, block_size) = (self.shape.split(), self.pool.block_size());
-        let mapping = slots.iter().take(written);
-        let mapping: Vec<i64> = mapping
-            .flat_map(|slot| head_slots(*slot, block_size, split))
-            .collect();
-        let places = capacity.saturating_mul(split);
-        let skipped: &[&str] = match pad {
-            PadPolicy::SkipNegative => &["slot_mapping.negative"],
-            PadPolicy::DumpSlot(_) => &["slot_mapping.unique"],
-        };
         // Slots of padding may come more than once; every other slot must not.
         super::check_slots(slots, self.pool.blocks(), block_size, pad)?;
-        let mapping = SlotMapping::allowing(stream, &mapping, places, skipped)?;
         let (key, value) = (
             self.shape.new_rows("key", key, written)?,
             self.shape.new_rows("value", value, written)?,
@@ -342,6 +346,32 @@ impl<T: Element> PagedKvCache<T> {
             self.shape.writable(&layer.key)?,
             self.shape.writable(&layer.value)?,
         );
+        let mapping = slots.iter().take(written);
+        if !scatter::Version::V1.runs_on(self.device.target()?) {
+            self.shape.check_copied()?;
+            let places = mapping.flat_map(|slot| {
+                let padding = pad.is_padding(*slot, block_size);
+                let slots = head_slots(*slot, block_size, split);
+                slots.map(move |slot| usize::try_from(slot).ok().filter(|_| !padding))
+            });
+            let writes = CopiedWrites::new(places, block_size);
+            writes.checked("key", &key, &key_cache)?;
+            writes.checked("value", &value, &value_cache)?;
+            return Ok(CacheWrite {
+                tokens: slots.len(),
+                rows: written,
+                by: Writer::Copies(writes),
+            });
+        }
+        let mapping: Vec<i64> = mapping
+            .flat_map(|slot| head_slots(*slot, block_size, split))
+            .collect();
+        let places = capacity.saturating_mul(split);
+        let skipped: &[&str] = match pad {
+            PadPolicy::SkipNegative => &["slot_mapping.negative"],
+            PadPolicy::DumpSlot(_) => &["slot_mapping.unique"],
+        };
+        let mapping = SlotMapping::allowing(stream, &mapping, places, skipped)?;
         let order = match self.shape.format {
             Cache::BnBsH | Cache::BnNBsD => CacheOrder::Norm,
             Cache::Nz => CacheOrder::PaNz,
@@ -349,15 +379,17 @@ impl<T: Element> PagedKvCache<T> {
         let scatter = ScatterPaKvCache::new().cache_order(order);
         let plan = scatter.plan(&key, &value, &mapping, &key_cache, &value_cache)?;
         Ok(CacheWrite {
+            tokens: slots.len(),
             rows: written,
-            slots: Some((mapping, plan)),
+            by: Writer::Scatter(Box::new((mapping, plan))),
         })
     }
 
     /// Queues the writing of a layer's keys and values to the slots of a step.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, otherwise as for [`ScatterPlan::launch`].
+    /// [`Rule::SlotCount`] for another number of rows than planned; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, otherwise as for
+    /// [`ScatterPlan::launch`] or, of copies, [`copy_from`](ascend_attention::AnyTensor::copy_from).
     pub fn write(
         &mut self,
         stream: &Stream,
@@ -371,9 +403,10 @@ impl<T: Element> PagedKvCache<T> {
             .layers
             .get_mut(layer)
             .ok_or_else(|| no_layer(layer, layers))?;
-        let Some((slots, plan)) = &write.slots else {
+        rows_have_slots(write.tokens, key, value)?;
+        if matches!(write.by, Writer::Nothing) {
             return Ok(());
-        };
+        }
         let (key, value) = (
             self.shape.new_rows("key", key, write.rows)?,
             self.shape.new_rows("value", value, write.rows)?,
@@ -381,14 +414,26 @@ impl<T: Element> PagedKvCache<T> {
         // Views of the layer's own tensors, which `self` is borrowed for.
         let mut key_cache = self.shape.writable(&cache.key)?;
         let mut value_cache = self.shape.writable(&cache.value)?;
-        Ok(plan.launch(
-            stream,
-            &key,
-            &value,
-            slots,
-            &mut key_cache,
-            &mut value_cache,
-        )?)
+        match &write.by {
+            Writer::Nothing => Ok(()),
+            Writer::Scatter(scatter) => {
+                let (slots, plan) = &**scatter;
+                Ok(plan.launch(
+                    stream,
+                    &key,
+                    &value,
+                    slots,
+                    &mut key_cache,
+                    &mut value_cache,
+                )?)
+            }
+            Writer::Copies(writes) => {
+                let keys = writes.checked("key", &key, &key_cache)?;
+                let values = writes.checked("value", &value, &value_cache)?;
+                keys.queue(stream)?;
+                values.queue(stream)
+            }
+        }
     }
 
     /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: all that growing
@@ -486,8 +531,41 @@ impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
 /// A step's writes, prepared once for all layers. From [`PagedKvCache::plan_write`].
 #[derive(Debug)]
 pub struct CacheWrite {
+    /// Rows of the step, padding included.
+    tokens: usize,
+    /// Rows up to the last that is written.
     rows: usize,
-    slots: Option<(SlotMapping, ScatterPlan)>,
+    by: Writer,
+}
+
+/// Refuses keys and values that have not one row a slot.
+fn rows_have_slots<T: Element>(
+    slots: usize,
+    key: &Tensor<T>,
+    value: &Tensor<T>,
+) -> Result<(), Refused> {
+    for (argument, rows) in [("keys", key), ("values", value)] {
+        let rows = rows.shape().first().copied().unwrap_or(0);
+        if rows != slots {
+            return Err(refused(
+                Rule::SlotCount,
+                format_args!("{rows} rows of {argument} for {slots} slots"),
+                "a row a slot, as many as planned",
+                "pass the keys and values of the whole step, padding included",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What writes the new rows.
+#[derive(Debug)]
+enum Writer {
+    /// There is none.
+    Nothing,
+    Scatter(Box<(SlotMapping, ScatterPlan)>),
+    /// The product has no operator for it.
+    Copies(CopiedWrites),
 }
 
 /// The refusal of a layer that a model or a cache has not.

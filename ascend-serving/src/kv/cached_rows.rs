@@ -9,6 +9,7 @@ use crate::refusal::Refused;
 
 use super::cache::LayerCache;
 use super::slot::{rest_of_block, slot};
+use super::whole_tokens::whole_tokens;
 
 /// Tokens of a paged cache that are to lie one behind the other, as operators want them that take no block table.
 ///
@@ -107,8 +108,8 @@ impl CachedRows {
 impl<T: Element> LayerCache<T> {
     /// Refuses a cache whose tokens do not lie whole.
     pub(crate) fn lies_whole(&self, block_size: usize) -> Result<()> {
-        tokens(&self.key, block_size)?;
-        tokens(&self.value, block_size)?;
+        whole_tokens(&self.key, block_size)?;
+        whole_tokens(&self.value, block_size)?;
         Ok(())
     }
 
@@ -116,8 +117,9 @@ impl<T: Element> LayerCache<T> {
     /// single head in BnNBsD. Returns at once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another cache, one of another block size or without these slots, for a target of
-    /// another shape, or memory that is shared with the cache; [`Acl`](ascend_attention::Error::Acl).
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another cache, one of another block size or without
+    /// these slots, for a target of another shape, or memory that is shared with the cache;
+    /// [`Acl`](ascend_attention::Error::Acl).
     pub fn gather(
         &self,
         stream: &Stream,
@@ -126,7 +128,7 @@ impl<T: Element> LayerCache<T> {
         value: &Tensor<T>,
     ) -> Result<()> {
         for (cache, target) in [(&self.key, key), (&self.value, value)] {
-            let tokens = tokens(cache, rows.block_size)?;
+            let tokens = whole_tokens(cache, rows.block_size)?;
             let count = target.shape().first().copied().unwrap_or(0);
             if count != rows.len() {
                 return Err(Error::invalid(
@@ -146,27 +148,6 @@ impl<T: Element> LayerCache<T> {
             }
         }
         Ok(())
-    }
-}
-
-/// A cache as `[tokens, N * D]`.
-fn tokens<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<Tensor<T>> {
-    let size = block_size;
-    let shape = match *cache.shape() {
-        [blocks, of, hidden] if of == size => Some((blocks, hidden)),
-        [blocks, 1, of, dim] if of == size => Some((blocks, dim)),
-        _ => None,
-    };
-    let shape = shape.and_then(|(blocks, hidden)| Some([blocks.checked_mul(size)?, hidden]));
-    match shape {
-        Some(shape) => Ok(cache.reshape(shape)?),
-        None => Err(Error::invalid(
-            "cache",
-            cache.desc(),
-            format_args!(
-                "[blocks, {block_size}, N * D], or [blocks, 1, {block_size}, D], whose tokens lie whole"
-            ),
-        )),
     }
 }
 

@@ -1,9 +1,11 @@
 //! The paged KV cache: blocks, the sequences that hold them, and where each token lies.
 //!
-//! [`BlockPool`] hands out blocks and takes them back when no launch in flight can read them any more. A [`Sequence`] is
-//! the cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing to it.
-//! [`slot`] says where a token lies; [`PageTable`] is what the operators read; [`ScatterPaKvCache`](ascend_attention::scatter::ScatterPaKvCache) writes new keys and
-//! values into the slots of a [`SlotMapping`](ascend_attention::scatter::SlotMapping). [`PagedKvCache`] puts them together: the tensors of every layer, and their pool.
+//! [`BlockPool`] hands out blocks and takes them back when no launch in flight can read them any more. A [`Sequence`] is the
+//! cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing to it. [`slot`]
+//! says where a token lies; [`PageTable`] is what the operators read;
+//! [`ScatterPaKvCache`](ascend_attention::scatter::ScatterPaKvCache) writes new keys and values into the slots of a
+//! [`SlotMapping`](ascend_attention::scatter::SlotMapping), and copies do where the product has no such operator.
+//! [`PagedKvCache`] puts them together: the tensors of every layer, and their pool.
 //!
 //! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`; they become CANN's integers where they
 //! are copied to the device or given to an operator, and what does not fit is refused there. Lists of a step's slots alone
@@ -12,12 +14,14 @@
 mod audit;
 mod cache;
 mod cached_rows;
+mod copied_writes;
 mod fence;
 mod pad;
 mod pool;
 mod sequence;
 mod slot;
 mod table;
+mod whole_tokens;
 
 pub use ascend_attention::attention::Cache;
 pub use audit::{Audit, AuditRequest};

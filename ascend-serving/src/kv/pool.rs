@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
@@ -112,6 +112,8 @@ struct Shared {
     reserved: usize,
     pad: PadPolicy,
     state: Mutex<State>,
+    /// Whether there may be uncopied blocks, which steps ask of every sequence. Written under the lock alone.
+    may_lack_copies: AtomicBool,
 }
 
 /// The blocks of a paged cache.
@@ -184,6 +186,7 @@ impl BlockPool {
             reserved,
             pad,
             state: Mutex::new(state),
+            may_lack_copies: AtomicBool::new(false),
         })))
     }
 
@@ -409,6 +412,7 @@ impl BlockPool {
         let number = state.next_copy;
         state.next_copy = number.saturating_add(1);
         state.uncopied.insert(block.id(), number);
+        self.0.may_lack_copies.store(true, Ordering::Release);
         number
     }
 
@@ -430,8 +434,12 @@ impl BlockPool {
         &self,
         blocks: impl Iterator<Item = &'b Block>,
     ) -> Option<usize> {
+        if !self.0.may_lack_copies.load(Ordering::Acquire) {
+            return None;
+        }
         let state = lock(&self.0.state);
         if state.uncopied.is_empty() {
+            self.0.may_lack_copies.store(false, Ordering::Release);
             return None;
         }
         let mut ids = blocks.map(Block::id);

@@ -109,6 +109,26 @@ impl Sequence {
         }
     }
 
+    /// A sequence whose tokens fill these blocks, of which some in front may be given back.
+    pub(crate) fn of_blocks(pool: &BlockPool, blocks: Vec<Option<Block>>) -> Self {
+        let tokens = |blocks: usize| blocks.saturating_mul(pool.block_size());
+        let given_back = blocks.iter().take_while(|block| block.is_none()).count();
+        Self {
+            pool: pool.clone(),
+            row: (blocks.iter())
+                .map(|block| block.as_ref().map_or(0, Block::id))
+                .collect(),
+            len: tokens(blocks.len()),
+            dropped: tokens(given_back),
+            blocks,
+        }
+    }
+
+    /// One of its blocks, unless it was given back.
+    pub(crate) fn block(&self, at: usize) -> Option<&Block> {
+        self.blocks.get(at).and_then(Option::as_ref)
+    }
+
     /// The pool of its blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool

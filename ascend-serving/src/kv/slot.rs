@@ -33,13 +33,15 @@ pub(super) fn rest_of_block(position: usize, block_size: usize) -> usize {
 /// [`Rule::PoolSize`] for a block size of 0, [`Rule::TableRow`] for a position behind the row, [`Rule::SlotRange`] for a
 /// slot beyond INT32.
 pub fn slot(row: &[usize], position: usize, block_size: usize) -> Result<usize, Refused> {
-    let (Some(column), Some(place)) = (
-        position.checked_div(block_size),
-        position.checked_rem(block_size),
-    ) else {
-        return Err(no_block_size());
-    };
+    let (column, place) = place_of(position, block_size)?;
     slot_in(block_at(row, column, position)?, place, block_size)
+}
+
+/// The column of a token's block in its row of the table, and its place there.
+fn place_of(position: usize, block_size: usize) -> Result<(usize, usize), Refused> {
+    let column = position.checked_div(block_size);
+    let place = position.checked_rem(block_size);
+    column.zip(place).ok_or_else(no_block_size)
 }
 
 #[cold]
@@ -95,12 +97,13 @@ pub(crate) fn fill_slots(
 ) -> Result<(), Refused> {
     let mut position = positions.start;
     while position < positions.end {
-        let first = slot(row, position, block_size)?;
-        // `slot` has refused a block size of 0: a run has a token.
+        let (column, place) = place_of(position, block_size)?;
+        let first = slot_in(block_at(row, column, position)?, place, block_size)?;
         let left = positions.end.saturating_sub(position);
-        let run = rest_of_block(position, block_size).min(left);
+        let run = block_size.saturating_sub(place).min(left);
         let end = position.saturating_add(run);
-        let last = slot(row, end.saturating_sub(1), block_size)?;
+        // A run ends in its block, and has a token.
+        let last = first.saturating_add(run.saturating_sub(1));
         room(
             slots,
             run,

@@ -1,7 +1,7 @@
 //! Schedules as a server has them: requests begin, bring chunks of tokens, decode, have drafts verified, share prefixes,
 //! are preempted and end. Tokens have names.
 
-use ascend_attention::{Stream, bf16};
+use ascend_attention::{Element, Stream};
 use ascend_serving::kv::{Audit, AuditRequest, BlockPool, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Refused, Rule};
 use proptest::prelude::*;
@@ -106,11 +106,11 @@ impl Schedule {
     }
 
     /// The requests that have tokens in a step, each once, and their tokens cached.
-    pub fn begin_step(
+    pub fn begin_step<T: Element>(
         &mut self,
         acts: &[Act],
         stream: &Stream,
-        cache: &mut PagedKvCache<bf16>,
+        cache: &mut PagedKvCache<T>,
     ) -> Vec<Turn> {
         let mut turns: Vec<Turn> = Vec::new();
         for act in acts {
@@ -172,12 +172,12 @@ impl Schedule {
     }
 
     /// Makes room for more tokens of a request, and names them; false, and nothing done, if there is none.
-    fn grow(
+    fn grow<T: Element>(
         &mut self,
         at: usize,
         tokens: usize,
         stream: &Stream,
-        cache: &mut PagedKvCache<bf16>,
+        cache: &mut PagedKvCache<T>,
     ) -> bool {
         let request = &mut self.requests[at];
         match request.sequence.grow(tokens) {

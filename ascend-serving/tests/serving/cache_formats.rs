@@ -138,7 +138,7 @@ fn wrong_slots_write_nothing_in_any_format() {
     let stream = harness::stream();
     for format in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
         let shape = CacheShape::new(1, 2, 16).format(format);
-        let cache = cache(&stream, 4, shape, PadPolicy::SkipNegative);
+        let mut cache = cache(&stream, 4, shape, PadPolicy::SkipNegative);
         let (_, rows) = upload(&stream, 5, [3, 2, 16]);
         let refused = |slots: &[i32]| match cache.plan_write(&stream, slots, &rows, &rows) {
             Err(Error::Refused(refused)) => refused.rule,
@@ -151,6 +151,16 @@ fn wrong_slots_write_nothing_in_any_format() {
         let other = upload(&stream, 5, [3, 1, 32]).1;
         let outcome = cache.plan_write(&stream, &[1, 2, 3], &other, &other);
         assert_eq!(outcome.is_err(), format != Cache::BnBsH, "{format}");
+        // As many rows as planned, of keys and of values.
+        let write = cache.plan_write(&stream, &[1, 2, 3], &rows, &rows).unwrap();
+        let fewer = rows.narrow(0, 0..2).unwrap();
+        for (key, value) in [(&fewer, &fewer), (&rows, &fewer)] {
+            let outcome = cache.write(&stream, &write, 0, key, value);
+            assert!(
+                matches!(&outcome, Err(Error::Refused(of)) if of.rule == Rule::SlotCount),
+                "{outcome:?}"
+            );
+        }
         let key = &cache.layer(0).unwrap().key;
         let key = key.download(&stream).unwrap();
         assert!(key.iter().all(|x| *x == bf16::ZERO));

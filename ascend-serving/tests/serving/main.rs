@@ -15,7 +15,10 @@ mod context_parallel;
 mod graph_pool;
 #[path = "../../../tests/harness/mod.rs"]
 mod harness;
+mod inference_card;
+mod layer_masks;
 mod mla_backend;
+mod prefix_cache;
 mod reported;
 mod routes;
 mod schedule;

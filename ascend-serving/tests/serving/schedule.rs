@@ -5,7 +5,7 @@ use crate::harness;
 use std::num::NonZeroUsize;
 
 use crate::acts::{Act, Schedule, Turn, act, config};
-use crate::tokens::{DIM, dense, packed};
+use crate::tokens::{DIM, Number, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
@@ -19,23 +19,23 @@ use proptest::test_runner::TestCaseError;
 const LAYERS: usize = 2;
 
 #[derive(Clone, Debug)]
-struct Model {
-    kv_heads: usize,
-    group: usize,
-    window: Option<usize>,
-    format: Cache,
-    block_size: usize,
+pub struct Model {
+    pub kv_heads: usize,
+    pub group: usize,
+    pub window: Option<usize>,
+    pub format: Cache,
+    pub block_size: usize,
     /// Blocks that the requests can have.
-    blocks: usize,
-    decode_path: bool,
-    hybrid: bool,
-    merging: bool,
-    dump: bool,
-    chunked: bool,
-    mtp: bool,
+    pub blocks: usize,
+    pub decode_path: bool,
+    pub hybrid: bool,
+    pub merging: bool,
+    pub dump: bool,
+    pub chunked: bool,
+    pub mtp: bool,
 }
 
-fn model() -> impl Strategy<Value = Model> {
+pub fn model() -> impl Strategy<Value = Model> {
     let window = prop_oneof![2 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)];
     let sizes = (1usize..3, 1usize..4, window, format, 1usize..3, 4usize..9);
@@ -61,21 +61,49 @@ fn model() -> impl Strategy<Value = Model> {
 /// together, shared ones and those of dummy requests counted each time.
 const BALLAST: usize = 60;
 
-struct Engine<'a> {
+pub struct Engine<'a, T: Number> {
     stream: &'a Stream,
     model: Model,
     settings: BatchSettings,
-    attention: Attention<bf16>,
+    attention: Attention<T>,
     shape: AttentionShape,
     schedule: Schedule,
     ballast: Sequence,
     checked: usize,
-    /// Steps that took two calls a layer.
-    in_two: usize,
+    /// Names of the backends that served steps.
+    pub served: Vec<&'static str>,
 }
 
-impl<'a> Engine<'a> {
-    fn new(stream: &'a Stream, model: Model) -> Self {
+impl Model {
+    fn backends<T: Number>(&self) -> Backends<T> {
+        let all = Backends::none().with(PagedDecode).with(Fused);
+        let mut backends = Backends::none();
+        if self.merging {
+            // Refused where they do not apply: then the others serve the step.
+            let gate = SharedPrefixGate::ALWAYS;
+            backends = backends
+                .with(SharedPrefixDecode { gate })
+                .with(CascadePrefill);
+        }
+        // What the decode path takes: other caches and windows are another backend's.
+        let decodes = self.window.is_none() && self.format != Cache::Nz;
+        match (self.decode_path, self.hybrid) {
+            (true, true) if decodes => {
+                let sets = [
+                    LayerSet::new([1], "fused"),
+                    LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode"),
+                ];
+                backends.with(Hybrid::new(LAYERS, all, sets).unwrap())
+            }
+            (true, _) => backends.with(PagedDecode).with(Fused),
+            (false, true) => backends.with(FusedInTwo).with(Fused),
+            (false, false) => backends.with(Fused),
+        }
+    }
+}
+
+impl<'a, T: Number> Engine<'a, T> {
+    pub fn new(stream: &'a Stream, model: Model, backends: Backends<T>) -> Self {
         let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
         let pad = match model.dump {
             true => PadPolicy::DumpSlot(0),
@@ -91,29 +119,6 @@ impl<'a> Engine<'a> {
         .unwrap();
         let mut ballast = Sequence::new(cache.pool());
         let _ = ballast.grow(BALLAST * model.block_size).unwrap();
-        let all = Backends::none().with(PagedDecode).with(Fused);
-        let mut backends = Backends::none();
-        if model.merging {
-            // Refused where they do not apply: then the others serve the step.
-            let gate = SharedPrefixGate::ALWAYS;
-            backends = backends
-                .with(SharedPrefixDecode { gate })
-                .with(CascadePrefill);
-        }
-        // What the decode path takes: other caches and windows are another backend's.
-        let decodes = model.window.is_none() && model.format != Cache::Nz;
-        let backends = match (model.decode_path, model.hybrid) {
-            (true, true) if decodes => {
-                let sets = [
-                    LayerSet::new([1], "fused"),
-                    LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode"),
-                ];
-                backends.with(Hybrid::new(LAYERS, all, sets).unwrap())
-            }
-            (true, _) => backends.with(PagedDecode).with(Fused),
-            (false, true) => backends.with(FusedInTwo).with(Fused),
-            (false, false) => backends.with(Fused),
-        };
         let causality = Causality::from_flags(true, model.window).unwrap();
         let mut schedule = Schedule::of(6);
         schedule.begin = 4;
@@ -131,7 +136,7 @@ impl<'a> Engine<'a> {
             schedule,
             ballast,
             checked: 0,
-            in_two: 0,
+            served: Vec::new(),
         }
     }
 
@@ -148,8 +153,7 @@ impl<'a> Engine<'a> {
                 let value = packed(self.stream, &names, layer, 2, self.shape.kv_heads);
                 results.push(step.forward(layer, &query, &key, &value).unwrap().attention);
             }
-            let selected = step.selected().unwrap().name;
-            self.in_two += usize::from(selected == "fused_in_two");
+            self.served.push(step.selected().unwrap().name);
         }
         for (layer, result) in results.iter().enumerate() {
             let result = result.download(self.stream).unwrap();
@@ -177,7 +181,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
+    pub fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
         let cache = self.attention.cache_mut();
         let mut turns = self.schedule.begin_step(acts, self.stream, cache);
         if self.model.hybrid && !self.model.decode_path {
@@ -190,6 +194,13 @@ impl<'a> Engine<'a> {
         self.schedule.end_step(acts, &turns);
         Ok(())
     }
+
+    /// Everything goes back.
+    pub fn end(mut self) {
+        self.ballast.truncate(0).unwrap();
+        let pool = self.attention.cache().pool();
+        self.schedule.end(self.stream, pool, self.settings.pad());
+    }
 }
 
 proptest! {
@@ -198,13 +209,12 @@ proptest! {
     #[test]
     fn any_schedule_is_one_dense_pass(model in model(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..8)) {
         let stream = harness::stream();
-        let mut engine = Engine::new(&stream, model);
+        let backends = model.backends::<bf16>();
+        let mut engine = Engine::new(&stream, model, backends);
         for (acts, pad) in &steps {
             engine.act(acts, *pad)?;
         }
-        engine.ballast.truncate(0).unwrap();
-        let pool = engine.attention.cache().pool();
-        engine.schedule.end(&stream, pool, engine.settings.pad());
+        engine.end();
     }
 }
 
@@ -226,7 +236,8 @@ fn the_schedules_check_something() {
             chunked: true,
             mtp: true,
         };
-        let mut engine = Engine::new(&stream, model);
+        let backends = model.backends::<bf16>();
+        let mut engine = Engine::new(&stream, model, backends);
         let steps = [
             vec![Act::Chunk(0, 140), Act::Chunk(3, 20)],
             vec![Act::Share(0, 130), Act::Chunk(1, 1)],
@@ -238,6 +249,7 @@ fn the_schedules_check_something() {
             engine.act(acts, 3).unwrap();
         }
         assert!(engine.checked >= 40, "{} rows", engine.checked);
-        assert_eq!(engine.in_two > 0, !decode_path, "{} steps", engine.in_two);
+        let in_two = engine.served.contains(&"fused_in_two");
+        assert_eq!(in_two, !decode_path, "{:?}", engine.served);
     }
 }

@@ -1,7 +1,7 @@
 //! Tokens with names: a token's query, key and value are random numbers made from its name, and their attention in double
 //! precision, by its definition.
 
-use ascend_attention::{Stream, Tensor, bf16};
+use ascend_attention::{Element, Stream, Tensor, bf16, f16};
 use ascend_serving::AttentionShape;
 
 /// Elements of a head.
@@ -15,17 +15,45 @@ pub fn row(name: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
     numbers.into_iter().map(bf16::from_f32).collect()
 }
 
+/// What rows are uploaded as.
+pub trait Number: Element {
+    fn of(number: bf16) -> Self;
+    fn to_f64(self) -> f64;
+}
+
+impl Number for bf16 {
+    fn of(number: bf16) -> Self {
+        number
+    }
+
+    fn to_f64(self) -> f64 {
+        bf16::to_f64(self)
+    }
+}
+
+impl Number for f16 {
+    /// The same number, but for those below 2^-17, which lose bits.
+    fn of(number: bf16) -> Self {
+        f16::from_f32(number.to_f32())
+    }
+
+    fn to_f64(self) -> f64 {
+        f16::to_f64(self)
+    }
+}
+
 /// Rows of tokens, `[tokens, heads, DIM]`.
-pub fn packed(
+pub fn packed<T: Number>(
     stream: &Stream,
     names: &[u64],
     layer: usize,
     what: u64,
     heads: usize,
-) -> Tensor<bf16> {
-    let rows: Vec<bf16> = names
+) -> Tensor<T> {
+    let rows: Vec<T> = names
         .iter()
         .flat_map(|name| row(*name, layer, what, heads))
+        .map(T::of)
         .collect();
     stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
 }

@@ -10,6 +10,7 @@ mod position_bias;
 mod quantisation;
 mod role;
 mod rows;
+mod sequence_terms;
 mod sequences;
 mod small_tensor;
 mod touches;
@@ -21,7 +22,8 @@ pub use position_bias::{BiasTensor, Slopes};
 pub use quantisation::{Int8Query, ScaleOffset};
 pub use role::TensorRole;
 pub use rows::{ByteRange, KeyValue, Rows};
-pub use sequences::{Padding, Sequence, SequenceLengths};
+pub use sequence_terms::{BiasRows, DropRows, Dropout, SequenceTerms, SoftmaxOutputs, SoftmaxRows};
+pub use sequences::{Padding, SequenceLengths, SequenceRows};
 pub use small_tensor::SmallTensor;
 pub use visibility::{MaskRows, MaskTensor, MaskUse, TreeMask};
 
@@ -31,9 +33,9 @@ pub(crate) use rows::KeyValueList;
 /// How much there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// Nothing is written, because the query is empty.
+    /// Nothing is written, because the query is empty, or every output.
     Nothing,
-    /// The output is filled with 0 and the log-sum-exp with +inf, because key or value is empty.
+    /// The output and the softmax outputs are filled with 0 and the log-sum-exp with +inf, because an input is empty.
     Fill,
     /// Attention.
     Attend,
@@ -122,12 +124,77 @@ pub struct AttentionProblem<'a> {
     pub int8_query: Option<Int8Query>,
     /// Quantisation of the output: `value * scale + offset`, rounded to its type.
     pub out_quantisation: Option<ScaleOffset>,
+    /// Dropout.
+    pub dropout: Option<Dropout>,
+    /// Maximum and sum of each row, if they are written. Rows whose keys a mask tensor hides all are then the mean of all
+    /// values, unless they are zeros.
+    pub softmax: Option<SoftmaxOutputs>,
+    /// What the scores of each sequence are made of; empty where the fields above say it for all of them.
+    pub terms: Vec<SequenceTerms>,
     /// Key and value of the first tensor; the others of a list differ in their strides.
     pub(crate) first: KeyValue,
     /// The tensors of keys and values, if every sequence has its own.
     pub(crate) list: Option<KeyValueList<'a>>,
     /// Size of the row axis of the first key tensor; of no use if the cache is paged.
     pub(crate) first_key_rows: usize,
+}
+
+impl<'a> AttentionProblem<'a> {
+    /// A problem of tensors of `dtype` with nothing in it, of which an operator fills in what its call has.
+    pub(crate) fn blank(dtype: DType) -> AttentionProblem<'a> {
+        let none = Rows::none(dtype);
+        AttentionProblem {
+            work: Work::Nothing,
+            batch: 0,
+            heads: 0,
+            kv_heads: 0,
+            query_rows: 0,
+            key_rows: 0,
+            head_dim: 0,
+            value_dim: 0,
+            rope_dim: 0,
+            packed: false,
+            scale: 1.0,
+            query_lengths: SequenceLengths::All,
+            key_lengths: SequenceLengths::All,
+            keys_beyond_table: false,
+            query_padding: None,
+            key_padding: None,
+            mode: SparseMode::DefaultMask,
+            tokens: (0, 0),
+            mask: MaskUse::None,
+            mask_described: None,
+            zeroes_masked_rows: false,
+            query: none,
+            query_rope: None,
+            out: none,
+            lse: None,
+            bias: None,
+            slopes: None,
+            pages: None,
+            prefix: None,
+            sink: None,
+            query_quantisation: None,
+            key_quantisation: None,
+            value_quantisation: None,
+            scaled_rope: false,
+            probability_scale: None,
+            int8_query: None,
+            out_quantisation: None,
+            dropout: None,
+            softmax: None,
+            terms: Vec::new(),
+            first: KeyValue {
+                list_index: 0,
+                batch: 0,
+                key: none,
+                value: none,
+                key_rope: None,
+            },
+            list: None,
+            first_key_rows: 0,
+        }
+    }
 }
 
 impl AttentionProblem<'_> {

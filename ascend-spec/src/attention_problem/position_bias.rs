@@ -2,8 +2,8 @@
 
 use super::{ByteRange, Grid, Rows};
 
-/// An additive position bias from a tensor of batch, heads, query rows and keys. An axis of rows or keys that ends early adds
-/// 0 behind its end.
+/// An additive position bias from a tensor of batch, heads, query rows and keys. An axis of rows or keys that ends early
+/// adds 0 behind its end. Where the problem has [`SequenceTerms`](super::SequenceTerms), they say where its elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BiasTensor {
     /// Strides; `dim` steps over keys, and a batch axis of size 1 has stride 0.
@@ -12,6 +12,8 @@ pub struct BiasTensor {
     pub sizes: [usize; 4],
     /// Bytes of the tensor by its description; `None` if no memory could hold it.
     pub bytes: Option<ByteRange>,
+    /// Whether it is added to the products of queries and keys before these are scaled.
+    pub before_scale: bool,
 }
 
 /// A position bias of `-slope * distance`, with one slope for each head (ALiBi).
@@ -19,23 +21,23 @@ pub struct BiasTensor {
 /// Source: FusedInferAttentionScore V5 documentation, pseType 2 and 3, qStartIdx and kvStartIdx.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slopes {
-    /// The slope of each head.
+    /// The slope of each head, or of each sequence and head.
     pub grid: Grid,
     /// Whether the square root of the distance is used.
     pub root: bool,
-    /// Distance of the first key's position from the first query's.
-    pub lag: i64,
+    /// Distance of the first key's position from the first query's, beside that of [`SequenceTerms`](super::SequenceTerms).
+    pub key_offset: i64,
 }
 
 impl Slopes {
     /// The distance from a key to a query, both given by their index on the tensors' row axes.
-    pub fn apart(&self, row: i64, key: i64) -> i64 {
-        row.saturating_sub(key).saturating_sub(self.lag)
+    pub fn distance(&self, row: i64, key: i64) -> i64 {
+        row.saturating_sub(key).saturating_sub(self.key_offset)
     }
 
-    /// The bias of the score of a query and a key with the distance `apart`.
-    pub fn bias(&self, slope: f64, apart: i64) -> f64 {
-        let distance = apart.unsigned_abs() as f64;
+    /// The bias of the score of a query and a key with a distance.
+    pub fn bias(&self, slope: f64, distance: i64) -> f64 {
+        let distance = distance.unsigned_abs() as f64;
         -slope * if self.root { distance.sqrt() } else { distance }
     }
 }
@@ -67,17 +69,17 @@ mod tests {
                 counts: Counts::Tokens,
             },
             root: false,
-            lag: 3,
+            key_offset: 3,
         };
         // Query 5 at position 5, key 1 at position 1 + 3.
-        assert_eq!(slopes.apart(5, 1), 1);
-        assert_eq!(slopes.bias(0.5, slopes.apart(5, 1)), -0.5);
-        assert_eq!(slopes.bias(0.5, slopes.apart(1, 2)), -2.0);
+        assert_eq!(slopes.distance(5, 1), 1);
+        assert_eq!(slopes.bias(0.5, slopes.distance(5, 1)), -0.5);
+        assert_eq!(slopes.bias(0.5, slopes.distance(1, 2)), -2.0);
         let root = Slopes {
             root: true,
             ..slopes
         };
-        assert_eq!(root.bias(0.5, root.apart(1, 2)), -1.0);
-        assert_eq!(slopes.apart(i64::MIN, i64::MAX), i64::MIN);
+        assert_eq!(root.bias(0.5, root.distance(1, 2)), -1.0);
+        assert_eq!(slopes.distance(i64::MIN, i64::MAX), i64::MIN);
     }
 }

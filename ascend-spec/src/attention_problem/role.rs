@@ -57,4 +57,10 @@ pub enum TensorRole {
     Output,
     /// Log-sum-exp of each row.
     LogSumExp,
+    /// Drop mask: one bit for each score.
+    DropMask,
+    /// Maximum of each row's scores.
+    SoftmaxMax,
+    /// Sum of each row's exponentials.
+    SoftmaxSum,
 }

@@ -41,15 +41,18 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// No rows.
+    pub(crate) const fn none(dtype: DType) -> Self {
+        Rows {
+            view: View::NONE,
+            lanes: 0,
+            dtype,
+        }
+    }
+
     /// The rows of a tensor with these axes and head dimension `dim`, whose rank has been checked.
     pub(crate) fn new(axes: Axes, desc: &TensorDesc, dim: i64) -> Self {
-        let view = axes.view(desc, dim).unwrap_or(View {
-            offset: 0,
-            batch: 0,
-            head: 0,
-            row: 0,
-            dim: 0,
-        });
+        let view = axes.view(desc, dim).unwrap_or(View::NONE);
         let (view, dtype) = match desc.dtype {
             // Eight INT4 elements in each, which lie side by side whatever the stride says.
             DType::Int32 => {

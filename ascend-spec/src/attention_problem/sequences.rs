@@ -80,7 +80,7 @@ pub struct Padding {
 
 /// Where the rows of one sequence are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sequence {
+pub struct SequenceRows {
     /// First valid row on the query's row axis, and on those of output, log-sum-exp and rotary part.
     pub q_first: usize,
     /// Number of valid query rows.
@@ -95,7 +95,7 @@ pub struct Sequence {
     pub prefix: usize,
 }
 
-impl Sequence {
+impl SequenceRows {
     /// Number of keys, with the shared prefix.
     pub fn keys(&self) -> usize {
         self.prefix.saturating_add(self.kv_len)
@@ -119,6 +119,22 @@ impl AttentionProblem<'_> {
         size(self.query_lengths.of(b, rows)).min(self.query_rows)
     }
 
+    /// Rows of the query's rotary part that are read: those of packed sequences with terms of their own end with the last
+    /// sequence that has keys.
+    pub fn query_rope_rows(&self) -> usize {
+        if self.terms.is_empty() || !self.packed {
+            return self.query_rows;
+        }
+        let (mut end, mut read) = (0usize, 0);
+        for b in 0..self.batch {
+            end = end.saturating_add(self.q_len(b));
+            if self.kv_len(b) > 0 {
+                read = end;
+            }
+        }
+        read.min(self.query_rows)
+    }
+
     /// Number of valid keys of sequence `b`, without a shared prefix.
     pub fn kv_len(&self, b: usize) -> usize {
         let rows = self.key_rows_of(b);
@@ -131,7 +147,7 @@ impl AttentionProblem<'_> {
     }
 
     /// Where the rows of sequence `b` are.
-    pub fn sequence(&self, b: usize, padding: Padding) -> Sequence {
+    pub fn sequence(&self, b: usize, padding: Padding) -> SequenceRows {
         let (q_len, kv_len) = (self.q_len(b), self.kv_len(b));
         let padded =
             |rows: usize, len: usize, pad: i64| rows.saturating_sub(size(pad)).saturating_sub(len);
@@ -153,7 +169,7 @@ impl AttentionProblem<'_> {
             true => self.key_rows - kv_first,
             false => kv_len,
         };
-        Sequence {
+        SequenceRows {
             kv_position: match self.key_padding {
                 Some(_) => kv_first,
                 None => 0,

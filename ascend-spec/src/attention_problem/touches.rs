@@ -28,6 +28,14 @@ impl AttentionProblem<'_> {
                 lse.bytes(extents(self.heads, self.query_rows, 1)),
             );
         }
+        if let Some(softmax) = &self.softmax {
+            for (role, offset) in [
+                (TensorRole::SoftmaxMax, softmax.max_offset),
+                (TensorRole::SoftmaxSum, softmax.sum_offset),
+            ] {
+                visit(role, softmax.bytes(offset));
+            }
+        }
         if self.work == Work::Fill {
             return;
         }
@@ -35,6 +43,7 @@ impl AttentionProblem<'_> {
         visit(TensorRole::Query, self.query.bytes(query));
         if let Some(rope) = &self.query_rope {
             let of = Extents {
+                rows: self.query_rope_rows() as i64,
                 dim: self.rope_dim as i64,
                 ..query
             };
@@ -43,6 +52,9 @@ impl AttentionProblem<'_> {
         self.touches_keys(visit);
         if self.mask != MaskUse::None {
             visit(TensorRole::Mask, self.mask_bytes());
+        }
+        if let Some(dropout) = &self.dropout {
+            visit(TensorRole::DropMask, Some(0..dropout.bytes));
         }
         for (role, bytes) in self.described_tensors() {
             visit(role, bytes.map(ByteRange::range));

@@ -1,6 +1,6 @@
 //! Visibility: which keys a query row sees, by the mask geometry and by the mask tensor.
 
-use super::{AttentionProblem, Padding, Sequence};
+use super::{AttentionProblem, Padding, SequenceRows};
 use crate::MaskGeometry;
 use crate::geometry::DraftColumns;
 use std::ops::Range;
@@ -41,12 +41,18 @@ pub enum MaskUse {
     Full(MaskTensor),
     /// It hides some of the last keys, as many as there are query rows: any byte but 0 hides.
     Tree(TreeMask),
+    /// It hides further keys from rows: any byte but 0 hides. [`SequenceTerms`](super::SequenceTerms) say where its
+    /// elements are.
+    OfSequences,
 }
 
 impl MaskUse {
     /// Whether the tensor is read element by element, for each row and key.
     pub fn is_tensor(&self) -> bool {
-        matches!(self, MaskUse::Full(_) | MaskUse::Tree(_))
+        matches!(
+            self,
+            MaskUse::Full(_) | MaskUse::Tree(_) | MaskUse::OfSequences
+        )
     }
 }
 
@@ -61,10 +67,42 @@ pub struct MaskRows {
     /// Element for row 0 and the first key behind the context.
     first: i64,
     row: i64,
+    /// Elements from one head to the next; 0 where all heads have the same mask.
+    head: i64,
 }
 
 impl MaskRows {
-    /// Offset of the element for row `i` and key `j`, which the tensor need not have; `None` for a key of the context.
+    /// The rows of a mask whose neighbouring keys lie side by side, with the element for head 0, row 0 and key 0 and the
+    /// steps from one head and from one row to the next.
+    pub const fn new(first: i64, head: i64, row: i64) -> Self {
+        MaskRows {
+            context: 0,
+            key: 1,
+            first,
+            row,
+            head,
+        }
+    }
+
+    /// Whether heads have masks of their own.
+    pub const fn differs_by_head(&self) -> bool {
+        self.head != 0
+    }
+
+    /// The same rows of head `head`.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_head(&self, head: usize) -> Self {
+        let before = (head as i64).saturating_mul(self.head);
+        MaskRows {
+            first: self.first.saturating_add(before),
+            head: 0,
+            ..*self
+        }
+    }
+
+    /// Offset of the element for row `i` and key `j` in head 0, which the tensor need not have; `None` for a key of the
+    /// context.
     #[inline(always)]
     pub fn element(&self, i: usize, j: usize) -> Option<i64> {
         let j = j.checked_sub(self.context)? as i64;
@@ -94,6 +132,9 @@ impl MaskRows {
 impl AttentionProblem<'_> {
     /// Visible keys of each row of sequence `b`, a shared prefix first, before a mask tensor.
     pub fn geometry(&self, b: usize) -> MaskGeometry {
+        if let Some(terms) = self.terms_of(b) {
+            return terms.geometry;
+        }
         let prefix = self.prefix.map_or(0, |prefix| prefix.len);
         MaskGeometry::new(
             self.mode,
@@ -105,12 +146,26 @@ impl AttentionProblem<'_> {
         )
     }
 
-    /// Index of a sequence's row 0 and key 0 in tensors with axes of rows and keys: a full mask and a position bias. It is that
-    /// on the row axes of query and key, and 0 for packed sequences.
-    pub fn origin(&self, of: &Sequence) -> (usize, usize) {
+    /// Index of a sequence's row 0 and key 0 in tensors with axes of rows and keys: a full mask and a position bias. It is
+    /// that on the row axes of query and key, and 0 for packed sequences.
+    pub fn origin(&self, of: &SequenceRows) -> (usize, usize) {
         match self.packed {
             true => (0, 0),
             false => (of.q_first, of.kv_first),
+        }
+    }
+
+    /// Positions of the first query and the first key of sequence `b`, whose distance weighs with the slopes.
+    pub fn positions(&self, b: usize, of: &SequenceRows) -> (usize, usize) {
+        // Farther keys weigh nothing in any case, and sums with their positions do not overflow.
+        const MOST: i64 = 1 << 40;
+        match self.terms_of(b) {
+            Some(terms) => {
+                let key_offset = terms.key_offset.clamp(-MOST, MOST);
+                let size = |key_offset: i64| usize::try_from(key_offset).unwrap_or(0);
+                (size(-key_offset), size(key_offset))
+            }
+            None => self.origin(of),
         }
     }
 
@@ -118,7 +173,7 @@ impl AttentionProblem<'_> {
     pub fn sequences(
         &self,
         padding: Padding,
-    ) -> impl Iterator<Item = (Sequence, Option<MaskRows>)> + '_ {
+    ) -> impl Iterator<Item = (SequenceRows, Option<MaskRows>)> + '_ {
         let mut squares = 0i64;
         (0..self.batch).map(move |b| {
             let of = self.sequence(b, padding);
@@ -129,7 +184,7 @@ impl AttentionProblem<'_> {
         })
     }
 
-    fn mask_rows(&self, b: usize, of: &Sequence, squares: i64) -> Option<MaskRows> {
+    fn mask_rows(&self, b: usize, of: &SequenceRows, squares: i64) -> Option<MaskRows> {
         let at = |mask: MaskTensor, (i, j): (usize, usize)| {
             mask.offset
                 .saturating_add((b as i64).saturating_mul(mask.batch))
@@ -138,11 +193,13 @@ impl AttentionProblem<'_> {
         };
         match self.mask {
             MaskUse::None | MaskUse::Compressed => None,
+            MaskUse::OfSequences => self.terms_of(b)?.mask,
             MaskUse::Full(mask) => Some(MaskRows {
                 context: 0,
                 key: mask.key,
                 first: at(mask, self.origin(of)),
                 row: mask.row,
+                head: 0,
             }),
             MaskUse::Tree(tree) => {
                 let columns = DraftColumns::new(of.q_len as u64, of.keys() as u64);
@@ -163,19 +220,20 @@ impl AttentionProblem<'_> {
                     key: square.key,
                     first: at(square, (0, column)),
                     row: square.row,
+                    head: 0,
                 })
             }
         }
     }
 
-    /// The bytes of the mask tensor that are read, from its base address: those of its description, and those beyond that an
-    /// operator reads without checking its size. Left padded rows and keys reach farthest with a padding of 0.
+    /// The bytes of the mask tensor that are read, from its base address: those of its description, and those beyond that
+    /// an operator reads without checking its size. Left padded rows and keys reach farthest with a padding of 0.
     pub fn mask_bytes(&self) -> Option<Range<u64>> {
         if self.mask == MaskUse::None {
             return None;
         }
         let described = self.mask_described?.range();
-        if !self.mask.is_tensor() {
+        if !self.mask.is_tensor() || self.mask == MaskUse::OfSequences {
             return Some(described);
         }
         let byte = |element: i64| u64::try_from(element).unwrap_or(0);

@@ -4,9 +4,9 @@
 /// `valueAntiquantMode`). The discriminant is CANN's number.
 ///
 /// B sequences, N key heads, S keys, D head dimension; a paged cache has `blocks` blocks of `block_size` tokens. The
-/// shapes are those of separate scales on Ascend 950, and on Atlas A2 and A3 with one query row a sequence; with several rows
-/// these want them without the leading 1. A refusal by [`FiaCall::check`](super::FiaCall::check) names the shapes that the
-/// call may have.
+/// shapes are those of separate scales on Ascend 950, and on Atlas A2 and A3 with one query row a sequence; with several
+/// rows these want them without the leading 1. A refusal by [`FiaCall::check`](super::FiaCall::check) names the shapes
+/// that the call may have.
 ///
 /// Source: aclnnFusedInferAttentionScore V2, parameter tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -22,7 +22,11 @@ impl<'a> FiaCall<'a> {
     pub fn check(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Refusal> {
         let facts = self.facts(version, target)?;
         let verdict = match facts.checker {
-            Checker::Prefill => prefill(&facts),
+            Checker::Prefill => {
+                // A check before the path, which the older operator of the same path lacks.
+                entry::several_rows(&facts)?;
+                prefill(&facts)
+            }
             Checker::Decode => decode(&facts),
             Checker::SplitFuse => split_fused(&facts),
             Checker::Unified => checked_as_one(&facts),
@@ -32,13 +36,24 @@ impl<'a> FiaCall<'a> {
 
     /// What the prefill or the decode path says of the call, wherever FusedInferAttentionScore would send it: the older
     /// operators have one of them each.
-    pub(crate) fn judge(&'a self, checker: Checker, target: Target) -> Result<(), Refusal> {
+    pub(crate) fn judge(&'a self, checker: Checker, target: Target) -> Result<Verdict, Refusal> {
         let facts = self.facts_by(Version::V1, target, Some(checker))?;
         match checker {
             Checker::Decode => decode(&facts),
             _ => prefill(&facts),
-        }?;
-        Ok(())
+        }
+    }
+
+    /// What the call computes by a verdict of [`FiaCall::judge`], which may be that of another call: one whose head dimensions
+    /// are filled up, of the same work, mode and mask.
+    pub(crate) fn resolve_by(
+        &'a self,
+        verdict: Verdict,
+        checker: Checker,
+        target: Target,
+    ) -> Result<CheckedCall<'a>, Refusal> {
+        let facts = self.facts_by(Version::V1, target, Some(checker))?;
+        Ok(resolve(&facts, verdict)?)
     }
 
     /// First checks, and what the rest needs to know.
@@ -186,7 +201,6 @@ impl<'a> FiaCall<'a> {
 fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     let unmasked = (SparseMode::DefaultMask, MaskUse::None);
     entry::old_layout(f)?;
-    entry::several_rows(f)?;
     output::dtype(f)?;
     output::shape(f)?;
     output::lse(f)?;

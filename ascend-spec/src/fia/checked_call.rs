@@ -1,6 +1,6 @@
 //! A call that holds every rule.
 
-use super::{Cache, Checker, FiaCall, Operand};
+use super::{Argument, Cache, Checker, FiaCall};
 use crate::attention_problem::{AttentionProblem, TensorRole};
 use crate::{Layout, Target};
 use std::ops::Range;
@@ -40,8 +40,8 @@ impl CheckedCall<'_> {
 
     /// Calls `visit` with every tensor that the call touches and the bytes that it touches: see
     /// [`AttentionProblem::touches`].
-    pub fn touches(&self, visit: &mut dyn FnMut(Operand, Option<Range<u64>>)) {
-        let mut of_role = |role: TensorRole, range| visit(Operand::of_role(role), range);
+    pub fn touches(&self, visit: &mut dyn FnMut(Argument, Option<Range<u64>>)) {
+        let mut of_role = |role: TensorRole, range| visit(Argument::of_role(role), range);
         self.problem.touches(&mut of_role);
     }
 }

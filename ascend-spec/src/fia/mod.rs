@@ -15,7 +15,6 @@ mod checker;
 mod head_shape;
 mod implied;
 mod mxfp8;
-mod operand;
 mod portability;
 mod quantisation;
 mod resolve;
@@ -24,13 +23,68 @@ pub mod rules;
 mod unread;
 mod version;
 
-pub use crate::operator_version::fused_infer_attention_score::Version;
 pub use antiquant_mode::AntiquantMode;
 pub use arguments::{Argument, Arguments, FiaCall, Parameter};
 pub use cache::Cache;
 pub use checked_call::{CheckedCall, Route};
 pub use checker::Checker;
 pub use head_shape::HeadShape;
-pub use operand::Operand;
-pub use rules::contents::Places;
+pub(crate) use resolve::Verdict;
+pub use rules::contents::ContentBounds;
 pub use unread::UnreadLengths;
+pub use version::Version;
+
+use crate::contract::{CallContract, DescribedOperator};
+use crate::{Dims, Refusal, Rule, Target, TensorDesc, Violation};
+
+/// FusedInferAttentionScore in the list of operators.
+pub(crate) struct FusedInferAttentionScore;
+
+impl DescribedOperator for FusedInferAttentionScore {
+    type Version = Version;
+    type Parameter = Parameter;
+
+    fn rules() -> impl Iterator<Item = &'static Rule> {
+        rules::all()
+    }
+}
+
+impl CallContract for FusedInferAttentionScore {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        of: &Self::Arguments,
+        version: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Refusal> {
+        of.call().check(version, target)?.each_lint(report);
+        Ok(())
+    }
+
+    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        let (attention_out, softmax_lse) = of.call().implied_outputs();
+        of.attention_out = of.attention_out.or(attention_out);
+        of.softmax_lse = of.softmax_lse.or(softmax_lse);
+    }
+
+    fn oldest_on(of: &Self::Arguments, target: Target) -> Option<Version> {
+        Some(Version::oldest_on(&of.call(), Version::V1, target))
+    }
+
+    fn check_contents(
+        of: &Self::Arguments,
+        version: Version,
+        target: Target,
+        integers: &dyn Fn(&str) -> Vec<i64>,
+    ) -> Result<(), Violation> {
+        match of
+            .call()
+            .check(version, target)
+            .map(|call| call.content_bounds())
+        {
+            Ok(Some(bounds)) => bounds.admits_contents(of.block_table.as_ref(), integers),
+            Ok(None) | Err(_) => Ok(()),
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! The scales and offsets of a call as grids.
 
 use super::rules::{Facts, output};
-use super::{AntiquantMode, FiaCall, Operand};
+use super::{AntiquantMode, Argument, FiaCall};
 use crate::attention_problem::{Counts, Cut, Cuts, Grid, ScaleOffset, SmallTensor, TensorRole};
 use crate::{Axes, TensorDesc, View};
 
@@ -21,7 +21,7 @@ fn scalar(offset: i64) -> View {
 
 /// The description of the tensor that plays a role.
 fn described<'a>(call: &'a FiaCall<'_>, role: TensorRole) -> Option<&'a TensorDesc> {
-    Operand::of_role(role).of(call)
+    call.tensor(Argument::of_role(role))
 }
 
 fn grid(call: &FiaCall<'_>, role: TensorRole, view: View, counts: Counts) -> Option<Grid> {

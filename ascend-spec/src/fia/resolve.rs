@@ -10,7 +10,7 @@ use crate::attention_problem::{
 use crate::{DType, SparseMode, TensorDesc, Unsupported, View};
 
 /// What is to be done, with the mode in force and the use of the mask.
-pub(super) type Verdict = (Work, SparseMode, MaskUse);
+pub(crate) type Verdict = (Work, SparseMode, MaskUse);
 
 /// Resolves a call whose verdict is known.
 ///
@@ -75,35 +75,18 @@ fn problem<'a>(
         },
         head_dim: size(f.q.dim),
         value_dim: size(value_dim),
-        rope_dim: 0,
         packed: f.packed(),
         scale: call.scale,
         query_lengths,
         key_lengths: SequenceLengths::new(call.actual_seq_lengths_kv, f.packed() && !f.paged()),
         keys_beyond_table: f.paged() && f.checker == Checker::SplitFuse,
-        query_padding: None,
-        key_padding: None,
         mode,
         tokens: (call.pre_tokens, call.next_tokens),
         mask,
         mask_described: call.mask().and_then(ByteRange::described),
-        zeroes_masked_rows: false,
         query: Rows::new(f.layout.input(), f.query, f.q.dim),
-        query_rope: None,
         out: Rows::new(f.layout.output(), &out, value_dim),
         lse,
-        bias: None,
-        slopes: None,
-        pages: None,
-        prefix: None,
-        sink: None,
-        query_quantisation: None,
-        key_quantisation: None,
-        value_quantisation: None,
-        scaled_rope: false,
-        probability_scale: None,
-        int8_query: None,
-        out_quantisation: None,
         first: keys(f, value_dim),
         list: f.kv_list.then(|| KeyValueList {
             keys: call.key.into(),
@@ -111,6 +94,7 @@ fn problem<'a>(
             axes: f.layout.input(),
         }),
         first_key_rows: f.key.shape.get(axis).copied().map_or(0, size),
+        ..AttentionProblem::blank(f.query.dtype)
     };
     if !attend {
         return Ok(problem);
@@ -156,7 +140,7 @@ fn problem<'a>(
         problem.slopes = quantisation::slopes(f).map(|grid| Slopes {
             grid,
             root: call.pse_type == 3,
-            lag: pse::lag(call),
+            key_offset: pse::key_offset(call),
         });
     } else if let Some(pse) = pse::read(f) {
         if f.packed() && pse.dtype != f.query.dtype {
@@ -195,6 +179,7 @@ fn problem<'a>(
             },
             sizes: [0, 1, 2, 3].map(axis),
             bytes: ByteRange::described(pse),
+            before_scale: false,
         });
     }
     quantised(f, &mut problem)?;
@@ -211,9 +196,9 @@ fn problem<'a>(
     Ok(problem)
 }
 
-/// Whether rows whose keys the mask tensor hides all are written as 0: with `inner_precise` 2 and 3, and on Ascend 950 also in
-/// latent attention, and in mode 0 with padding or where tokens leave a row without keys. Elsewhere the operator's additive
-/// masking makes them the mean of the values.
+/// Whether rows whose keys the mask tensor hides all are written as 0: with `inner_precise` 2 and 3, and on Ascend 950
+/// also in latent attention, and in mode 0 with padding or where tokens leave a row without keys. Elsewhere the operator's
+/// additive masking makes them the mean of the values.
 fn zeroes_masked_rows(f: &Facts<'_>, problem: &AttentionProblem<'_>) -> bool {
     if f.call.inner_precise & 2 != 0 {
         return true;

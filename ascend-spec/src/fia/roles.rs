@@ -1,40 +1,45 @@
 //! Which argument plays which role in the computation.
 
-use super::Operand;
+use super::{Argument, Parameter};
 use crate::attention_problem::TensorRole;
 
-impl Operand {
+impl Argument {
     /// The tensor of a call that plays a role.
     pub const fn of_role(role: TensorRole) -> Self {
-        match role {
-            TensorRole::Query => Operand::Query,
-            TensorRole::Key(index) => Operand::Key(index),
-            TensorRole::Value(index) => Operand::Value(index),
-            TensorRole::QueryRope => Operand::QueryRope,
-            TensorRole::KeyRope => Operand::KeyRope,
-            TensorRole::KeyPrefix => Operand::KeySharedPrefix,
-            TensorRole::ValuePrefix => Operand::ValueSharedPrefix,
-            TensorRole::Mask => Operand::AttenMask,
-            TensorRole::Bias => Operand::PseShift,
-            TensorRole::Sink => Operand::LearnableSink,
-            TensorRole::BlockTable => Operand::BlockTable,
-            TensorRole::QueryPadding => Operand::QueryPaddingSize,
-            TensorRole::KeyPadding => Operand::KvPaddingSize,
-            TensorRole::QueryScale => Operand::DequantScaleQuery,
-            TensorRole::KeyScale => Operand::KeyAntiquantScale,
-            TensorRole::KeyOffset => Operand::KeyAntiquantOffset,
-            TensorRole::ValueScale => Operand::ValueAntiquantScale,
-            TensorRole::ValueOffset => Operand::ValueAntiquantOffset,
-            TensorRole::KeyValueScale => Operand::AntiquantScale,
-            TensorRole::KeyValueOffset => Operand::AntiquantOffset,
-            TensorRole::ScoreScale => Operand::DeqScale1,
-            TensorRole::WeightScale => Operand::QuantScale1,
-            TensorRole::ProductScale => Operand::DeqScale2,
-            TensorRole::OutputScale => Operand::QuantScale2,
-            TensorRole::OutputOffset => Operand::QuantOffset2,
-            TensorRole::Output => Operand::AttentionOut,
-            TensorRole::LogSumExp => Operand::SoftmaxLse,
-        }
+        let parameter = match role {
+            TensorRole::Query => Parameter::Query,
+            TensorRole::Key(index) => return Argument::element(Parameter::Key, index),
+            TensorRole::Value(index) => return Argument::element(Parameter::Value, index),
+            TensorRole::QueryRope => Parameter::QueryRope,
+            TensorRole::KeyRope => Parameter::KeyRope,
+            TensorRole::KeyPrefix => Parameter::KeySharedPrefix,
+            TensorRole::ValuePrefix => Parameter::ValueSharedPrefix,
+            TensorRole::Mask => Parameter::AttenMask,
+            TensorRole::Bias => Parameter::PseShift,
+            TensorRole::Sink => Parameter::LearnableSink,
+            TensorRole::BlockTable => Parameter::BlockTable,
+            TensorRole::QueryPadding => Parameter::QueryPaddingSize,
+            TensorRole::KeyPadding => Parameter::KvPaddingSize,
+            TensorRole::QueryScale => Parameter::DequantScaleQuery,
+            TensorRole::KeyScale => Parameter::KeyAntiquantScale,
+            TensorRole::KeyOffset => Parameter::KeyAntiquantOffset,
+            TensorRole::ValueScale => Parameter::ValueAntiquantScale,
+            TensorRole::ValueOffset => Parameter::ValueAntiquantOffset,
+            TensorRole::KeyValueScale => Parameter::AntiquantScale,
+            TensorRole::KeyValueOffset => Parameter::AntiquantOffset,
+            TensorRole::ScoreScale => Parameter::DeqScale1,
+            TensorRole::WeightScale => Parameter::QuantScale1,
+            TensorRole::ProductScale => Parameter::DeqScale2,
+            TensorRole::OutputScale => Parameter::QuantScale2,
+            TensorRole::OutputOffset => Parameter::QuantOffset2,
+            TensorRole::Output => Parameter::AttentionOut,
+            TensorRole::LogSumExp => Parameter::SoftmaxLse,
+            // The operator has no such argument: a key that no list holds.
+            TensorRole::DropMask | TensorRole::SoftmaxMax | TensorRole::SoftmaxSum => {
+                return Argument::element(Parameter::Key, usize::MAX);
+            }
+        };
+        Argument::element(parameter, 0)
     }
 }
 
@@ -76,8 +81,8 @@ mod tests {
             Role::Output,
             Role::LogSumExp,
         ];
-        let mut operands = roles.map(Operand::of_role);
-        operands.sort_unstable();
-        assert!(operands.is_sorted_by(|a, b| a < b), "{operands:?}");
+        let mut arguments = roles.map(Argument::of_role);
+        arguments.sort_unstable();
+        assert!(arguments.is_sorted_by(|a, b| a < b), "{arguments:?}");
     }
 }

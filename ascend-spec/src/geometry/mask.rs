@@ -104,7 +104,7 @@ impl MaskGeometry {
         })
     }
 
-    fn regions(&self) -> &[Region] {
+    pub(super) fn regions(&self) -> &[Region] {
         self.regions
             .get(..usize::from(self.count))
             .unwrap_or_default()
@@ -191,7 +191,7 @@ impl MaskGeometry {
     }
 
     /// Whether some row of the sequence sees no key.
-    pub fn has_blind_row(&self) -> bool {
+    pub fn has_fully_masked_row(&self) -> bool {
         let mut seeing = self.regions.map(|region| region.seeing());
         seeing.sort_unstable();
         let mut covered = 0;
@@ -289,8 +289,8 @@ mod tests {
         let first = (0..13).find(|&j| of(j)).map_or(0, |j| j as u64);
         let last = (0..13).rev().find(|&j| of(j)).map_or(0, |j| j as u64 + 1);
         prop_assert_eq!(geometry.span(rows), first..last);
-        let blind = (0..sq).any(|i| !(0..skv).any(|j| visible(i, j)));
-        prop_assert_eq!(geometry.has_blind_row(), blind);
+        let masked = (0..sq).any(|i| !(0..skv).any(|j| visible(i, j)));
+        prop_assert_eq!(geometry.has_fully_masked_row(), masked);
         Ok(())
     }
 
@@ -353,7 +353,7 @@ mod tests {
             mode in modes(), tensor: bool, sq: u64, skv: u64, pre: i64, next: i64, i: u64, j: u64, a: u64, b: u64,
         ) {
             let geometry = MaskGeometry::new(mode, tensor, sq, skv, pre, next);
-            let _ = (geometry.row(i), geometry.sees(i, j), geometry.span(a..b), geometry.has_blind_row());
+            let _ = (geometry.row(i), geometry.sees(i, j), geometry.span(a..b), geometry.has_fully_masked_row());
             let _ = (geometry.tile(a..b, i..j), geometry.visible(), geometry.runs(i));
             let prefix = MaskGeometry::prefix(sq, skv, a);
             let _ = (prefix.row(i), prefix.tile(a..b, i..j), prefix.visible(), prefix.runs(i));

@@ -4,6 +4,7 @@
 //! [`TriangleMix`]; what is no band has a type of its own. All of them are [`Visibility`], which is what tensors and
 //! drawings are made of.
 
+mod block_map;
 mod compressed;
 mod context_parallel;
 mod local_chunks;
@@ -13,11 +14,13 @@ mod runs;
 mod sparse_mode;
 mod sparsity;
 mod tile;
+mod tile_row;
 mod tokens;
 mod tree;
 mod triangle_mix;
 mod visibility;
 
+pub use block_map::{BlockCounts, BlockMap, BlockRun};
 pub use compressed::CompressedMask;
 pub use context_parallel::{ContextShard, RankRows};
 pub use local_chunks::{LocalChunks, VirtualSequence};
@@ -26,6 +29,7 @@ pub use runs::Runs;
 pub use sparse_mode::{MaskDemand, Operator, SparseMode};
 pub use sparsity::{Lengths, Sparsity};
 pub use tile::Tile;
+pub use tile_row::{TileVisitor, tiles_by_rows, tiles_one_by_one};
 pub use tokens::TOKENS_UNBOUNDED;
 pub use tree::{DraftColumns, TokenTree, TreeError, TreeGeometry};
 pub use triangle_mix::{TriangleMix, TrianglePart, TriangleRows};

@@ -53,6 +53,16 @@ impl Region {
         }
     }
 
+    /// The keys, first and end, that every row of `first..end` sees; empty is `(0, 0)`. The rows are not empty.
+    pub(super) fn core(&self, rows: (i64, i64)) -> (i64, i64) {
+        if rows.0 < self.rows.0 || rows.1 > self.rows.1 {
+            return (0, 0);
+        }
+        let start = (rows.1 - 1 + self.low).max(self.keys.0);
+        let end = (rows.0 + self.high).saturating_add(1).min(self.keys.1);
+        if start < end { (start, end) } else { (0, 0) }
+    }
+
     /// The verdict on a block that is not empty.
     #[inline]
     pub(super) fn tile(&self, rows: (i64, i64), keys: (i64, i64)) -> Tile {

@@ -86,9 +86,9 @@ impl TriangleRows {
 impl TriangleMix {
     /// The paper's sizes.
     pub const PAPER: Self = Self::new(8, 512, 128);
-    /// The sizes of the guide for Qwen3.
+    /// The sizes of unpublished notes on Qwen3, which give no measurement.
     pub const GUIDE: Self = Self::new(4, 32, 64);
-    /// The guide's sizes for long contexts.
+    /// The sizes of [`TriangleMix::GUIDE`]'s source for long contexts.
     pub const GUIDE_LONG_CONTEXT: Self = Self::new(8, 64, 128);
     /// The sizes with which the paper measures what the parts contribute.
     pub const PROBE: Self = Self::new(64, 128, 128);

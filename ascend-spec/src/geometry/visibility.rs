@@ -1,6 +1,8 @@
 //! What every mask formula can be asked.
 
-use super::{Runs, Tile};
+use super::tile_row::tiles_of_regions;
+use super::{Runs, Tile, TileVisitor, tiles_by_rows};
+use std::num::NonZeroU64;
 use std::ops::Range;
 
 /// Which keys the rows of one mask see. Keys and rows that do not exist are never seen.
@@ -38,6 +40,12 @@ pub trait Visibility {
     /// How a block of rows and keys stands; a block without rows or keys that exist is [`Tile::None`].
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
         tile_by_rows(self, rows, keys)
+    }
+
+    /// Hands over how the blocks of `width` keys of some rows stand: from the first key on, each block once, neighbours
+    /// that are alike together. See [`BlockMap`](super::BlockMap).
+    fn each_tile(&self, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
+        tiles_by_rows(self, rows, width, visit);
     }
 }
 
@@ -91,6 +99,10 @@ impl Visibility for super::MaskGeometry {
 
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
         self.tile(rows, keys)
+    }
+
+    fn each_tile(&self, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
+        tiles_of_regions(self, self.regions(), rows, width, visit);
     }
 }
 

@@ -21,6 +21,7 @@ macro_rules! declare_arguments {
                     name: stringify!($field),
                     acl_name: $acl,
                     since: $since,
+                    doc: $doc,
                     kind: declare_arguments!(@kind $kind),
                     input: None,
                     output: None,
@@ -217,6 +218,12 @@ macro_rules! declare_arguments {
             }
         }
 
+        impl<T> $crate::operator::ArgumentValues for Arguments<T> {
+            fn value(&self, parameter: Parameter) -> Option<$crate::operator::Value<'_>> {
+                Arguments::value(self, parameter)
+            }
+        }
+
         impl $crate::operator::ArgumentList for $call<'_> {
             type Parameter = Parameter;
             type Tensor = $crate::TensorDesc;
@@ -279,14 +286,23 @@ macro_rules! declare_arguments {
                 }
             }
 
-            /// The oldest version of the operator that has every argument that is given, counted from 1. An attribute with
-            /// its default is not given.
-            pub fn oldest_version(&self) -> u8 {
-                let mut oldest = 1;
-                $(if oldest < $since && declare_arguments!(@given $kind self.$field $(, $default)?) {
-                    oldest = $since;
+            /// The parameters that are given, in the operator's order. An attribute with its default is not given.
+            pub fn given(&self) -> impl Iterator<Item = Parameter> {
+                let given = [
+                    $(declare_arguments!(@given $kind self.$field $(, $default)?).then_some(Parameter::$variant),)*
+                ];
+                given.into_iter().flatten()
+            }
+
+            /// The call with the operator's defaults for every parameter that `keeps` refuses.
+            #[must_use]
+            pub fn keeping(&self, keeps: impl Fn(Parameter) -> bool) -> Self {
+                let mut kept = self.clone();
+                let plain = Self::default();
+                $(if !keeps(Parameter::$variant) {
+                    kept.$field = plain.$field;
                 })*
-                oldest
+                kept
             }
 
             /// The same attributes and arrays without tensors.

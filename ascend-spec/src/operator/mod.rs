@@ -7,63 +7,32 @@
 //! since { field: kind = default, Variant, "CANN's name", "What it is." }
 //! ```
 //!
-//! `since` is the version of the operator that brought the argument; [`Kind`] lists the kinds. In this crate the table becomes
-//! an enum `Parameter`, the owned `Arguments<T>`, and the borrowed call that the rules judge. The emulation makes its C entry
-//! points of it, and the safe layer its calls of them: `arguments_of_version!` leaves the arguments that a version has.
+//! `since` is the version of the operator that brought the argument; [`Kind`] lists the kinds. In this crate the table
+//! becomes an enum `Parameter`, the owned `Arguments<T>`, and the borrowed call that the rules judge. The emulation makes
+//! its C entry points of it, and the safe layer its calls of them: `arguments_of_version!` leaves the arguments that a
+//! version has.
 
 #[macro_use]
 mod declare;
+mod entry_point;
 mod parameter;
 mod select;
 mod value;
+mod version;
 
-pub use parameter::{Argument, ArgumentList, DeclaredParameter, Kind, ParameterInfo};
+pub use entry_point::EntryPoint;
+pub use parameter::{
+    Argument, ArgumentList, ArgumentValues, DeclaredParameter, Kind, ParameterInfo,
+};
 pub use value::{OwnedValue, Value, WrongKind};
+pub(crate) use version::versions;
+pub use version::{DeclaredVersion, OperatorVersion};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fia::{Arguments, FiaCall, Parameter, Version};
-    use crate::{DType, TensorDesc, ops, scatter, update};
-
-    fn names_and_numbers_are_unique<P: DeclaredParameter>() {
-        let (mut names, mut inputs, mut outputs) = (vec![], vec![], vec![]);
-        for &parameter in P::ALL {
-            let info = parameter.info();
-            assert_eq!(P::from_name(info.name), Some(parameter));
-            let letters = info.name.replace('_', "");
-            let acl = info.acl_name.to_ascii_lowercase();
-            let acl = acl.strip_suffix("ref").unwrap_or(&acl);
-            assert!(acl == letters || info.acl_name == "scaleValue", "{acl}");
-            names.push(info.name);
-            inputs.extend(info.input);
-            outputs.extend(info.output);
-            assert_eq!(
-                info.input.and_then(P::of_input),
-                info.input.map(|_| parameter)
-            );
-            assert_eq!(
-                info.output.and_then(P::of_output),
-                info.output.map(|_| parameter)
-            );
-        }
-        assert!(inputs.into_iter().eq(0..P::inputs_of(u8::MAX)));
-        assert!(outputs.into_iter().eq(0..P::outputs_of(u8::MAX)));
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), P::ALL.len());
-    }
-
-    #[test]
-    fn parameters_are_named_and_numbered_once() {
-        names_and_numbers_are_unique::<Parameter>();
-        names_and_numbers_are_unique::<scatter::Parameter>();
-        names_and_numbers_are_unique::<update::Parameter>();
-        names_and_numbers_are_unique::<ops::gather_pa_kv_cache::Parameter>();
-        names_and_numbers_are_unique::<ops::ring_attention_update::Parameter>();
-        names_and_numbers_are_unique::<ops::prompt_flash_attention::Parameter>();
-        names_and_numbers_are_unique::<ops::incre_flash_attention::Parameter>();
-    }
+    use crate::{DType, TensorDesc, scatter};
 
     #[test]
     fn inputs_are_counted_by_version() {
@@ -112,7 +81,7 @@ mod tests {
                 true => 1,
                 false => parameter.info().since,
             };
-            assert_eq!(arguments.call().oldest_version(), since);
+            assert_eq!(Parameter::oldest_version(arguments.call().given()), since);
             let shapes = arguments.map(|at, desc| (at, desc.shape));
             let shapes = shapes.tensor(parameter).copied();
             assert_eq!(

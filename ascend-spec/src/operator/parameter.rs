@@ -1,5 +1,6 @@
 //! Parameters of operators: what is declared of each.
 
+use super::Value;
 use std::fmt::Debug;
 use std::hash::Hash;
 
@@ -62,9 +63,12 @@ pub struct ParameterInfo {
     pub acl_name: &'static str,
     /// The first version of the operator that has it, counted from 1.
     pub since: u8,
+    /// What it is for, in plain sentences.
+    pub doc: &'static str,
     /// What it is.
     pub kind: Kind,
-    /// Its number among the inputs of the newest version, of which the older ones have the first.
+    /// Its number among the inputs of the newest version, of which older ones that it extends have the first. An entry
+    /// point with an order of its own counts by that: [`EntryPoint`](super::EntryPoint).
     pub input: Option<usize>,
     /// Its number among the outputs.
     pub output: Option<usize>,
@@ -122,14 +126,20 @@ pub trait DeclaredParameter: Copy + Debug + Eq + Ord + Hash + Send + Sync + 'sta
         all.find(|parameter| parameter.info().output == Some(number))
     }
 
-    /// Number of inputs of a version, counted from 1.
+    /// The oldest version that has all of these, of an operator whose versions extend each other.
+    fn oldest_version(of: impl Iterator<Item = Self>) -> u8 {
+        let since = of.map(|parameter| parameter.info().since);
+        since.max().unwrap_or(1)
+    }
+
+    /// Number of inputs of a version, counted from 1, of an operator whose versions extend each other.
     fn inputs_of(version: u8) -> usize {
         let all = Self::ALL.iter().map(|parameter| parameter.info());
         all.filter(|info| info.since <= version && info.input.is_some())
             .count()
     }
 
-    /// Number of outputs of a version, counted from 1.
+    /// Number of outputs of a version, counted from 1, of an operator whose versions extend each other.
     fn outputs_of(version: u8) -> usize {
         let all = Self::ALL.iter().map(|parameter| parameter.info());
         all.filter(|info| info.since <= version && info.output.is_some())
@@ -161,6 +171,12 @@ pub trait ArgumentList {
     fn tensor(&self, argument: Argument<Self::Parameter>) -> Option<&Self::Tensor> {
         self.tensors(argument.parameter).get(argument.index)
     }
+}
+
+/// The arguments of a call of any operator, those that are no tensors too. The default is a call without tensors.
+pub trait ArgumentValues: ArgumentList + Default {
+    /// What is given to a parameter that is no tensor.
+    fn value(&self, parameter: Self::Parameter) -> Option<Value<'_>>;
 }
 
 /// One tensor of a call: its parameter, and its number if that is a list.

@@ -32,6 +32,18 @@ pub enum OwnedValue {
     Ints(Option<Vec<i64>>),
 }
 
+impl From<Value<'_>> for OwnedValue {
+    fn from(value: Value<'_>) -> Self {
+        match value {
+            Value::Int(value) => OwnedValue::Int(value),
+            Value::Float(value) => OwnedValue::Float(value),
+            Value::Flag(value) => OwnedValue::Flag(value),
+            Value::Text(value) => OwnedValue::Text(value.map(str::to_owned)),
+            Value::Ints(values) => OwnedValue::Ints(values.map(<[i64]>::to_vec)),
+        }
+    }
+}
+
 /// A value was given to a parameter of another kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongKind {

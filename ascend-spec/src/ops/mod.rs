@@ -5,3 +5,27 @@ pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
+
+/// Hands the list of all operators to a macro. A line names the type that stands for the operator and the module it is in;
+/// of operators whose calls case files hold, also the name there, and the page of the book that has the operator's tables.
+macro_rules! for_each_operator {
+    ($then:ident) => {
+        $then! {
+            cases {
+                FusedInferAttentionScore: fia, "fused_infer_attention_score", None;
+                FlashAttentionScore: ops::flash_attention_score, "flash_attention_score", Some("flash-attention-score");
+                FlashAttentionVarlenScore: ops::flash_attention_score, "flash_attention_varlen_score", Some("flash-attention-score");
+                RingAttentionUpdate: ops::ring_attention_update, "ring_attention_update", Some("ring-attention-update");
+                PromptFlashAttention: ops::prompt_flash_attention, "prompt_flash_attention", Some("prompt-flash-attention");
+                IncreFlashAttention: ops::incre_flash_attention, "incre_flash_attention", Some("incre-flash-attention");
+                GatherPaKvCache: ops::gather_pa_kv_cache, "gather_pa_kv_cache", Some("gather-pa-kv-cache");
+            }
+            others {
+                ScatterPaKvCache: scatter;
+                AttentionUpdate: update;
+            }
+        }
+    };
+}
+
+pub(crate) use for_each_operator;

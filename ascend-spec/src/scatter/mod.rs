@@ -16,3 +16,28 @@ pub use slots::{SlotFault, slot_faults};
 pub const NORM: &str = "Norm";
 /// Name of [`ScatterCall::cache_mode`] for caches in the NZ order.
 pub const PA_NZ: &str = "PA_NZ";
+
+use crate::Cann::V8_1;
+use crate::Rule;
+use crate::contract::DescribedOperator;
+use crate::operator::{OperatorVersion, versions};
+
+versions! {
+    /// The version of ScatterPaKvCache.
+    pub enum Version {
+        /// The only one.
+        V1 = OperatorVersion::new(1, "aclnnScatterPaKvCache", "after 8.1").on_a2_a3(V8_1).on_ascend950(V8_1),
+    }
+}
+
+/// ScatterPaKvCache in the list of operators.
+pub(crate) struct ScatterPaKvCache;
+
+impl DescribedOperator for ScatterPaKvCache {
+    type Version = Version;
+    type Parameter = Parameter;
+
+    fn rules() -> impl Iterator<Item = &'static Rule> {
+        rules::RULES.iter().copied()
+    }
+}

@@ -1,7 +1,7 @@
 //! What a call that holds every rule writes.
 
 use super::{Parameter, ScatterCall};
-use crate::{DType, TensorDesc};
+use crate::TensorDesc;
 use std::ops::Range;
 
 /// A call of ScatterPaKvCache that holds every rule, resolved.
@@ -13,8 +13,6 @@ pub struct ScatterProblem {
     pub blocks: usize,
     /// Tokens in a block.
     pub block_size: usize,
-    /// Type of the slots: `INT32` or `INT64`.
-    pub slot_dtype: DType,
     /// Bytes of a new key, and where they go.
     pub key: Pieces,
     /// The same of a new value; `None` for keys alone.

@@ -4,65 +4,64 @@ use super::problem::{Pieces, ScatterProblem};
 use super::{NORM, PA_NZ, ScatterCall};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
-use crate::{
-    DType, Dims, Format, OperatorVersion, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,
-};
+use crate::scatter::Version;
+use crate::{DType, Dims, Format, Refusal, Soc, Target, TensorDesc, Unsupported, Violation};
 
 rules! {
     in Scope::ALL;
-    REQUIRED = "scatter.required", PARAM_NULLPTR, ScatterPaKvCache, "ScatterPaKvCache documentation, return values",
+    REQUIRED = "scatter.required", PARAM_NULLPTR, V1, "ScatterPaKvCache documentation, return values",
         "key, keyCacheRef and slotMapping are given, and value and valueCacheRef both or neither",
         "pass key, keyCacheRef and slotMapping, and value and valueCacheRef both or neither";
-    PRODUCT = "scatter.product", FIND_KERNEL_ERROR, ScatterPaKvCache, "ScatterPaKvCache documentation, products",
+    PRODUCT = "scatter.product", FIND_KERNEL_ERROR, V1, "ScatterPaKvCache documentation, products",
         "the product has the operator",
         "run on Atlas A2, Atlas A3 or Ascend 950";
-    DTYPE = "scatter.dtype", PARAM_INVALID, ScatterPaKvCache, "ScatterPaKvCache documentation, key and value",
+    DTYPE = "scatter.dtype", PARAM_INVALID, V1, "ScatterPaKvCache documentation, key and value",
         "keys and values are FLOAT16, BF16 or INT8, on Ascend 950 also FLOAT, INT32 or FLOAT8",
         "convert it to one of the allowed dtypes";
-    SAME_DTYPE = "scatter.same_dtype", PARAM_INVALID, ScatterPaKvCache, "ScatterPaKvCache documentation, keyCacheRef",
+    SAME_DTYPE = "scatter.same_dtype", PARAM_INVALID, V1, "ScatterPaKvCache documentation, keyCacheRef",
         "a cache has the dtype of what is written into it",
         "convert the new rows to the cache's dtype";
-    SLOT_DTYPE = "slot_mapping.dtype", PARAM_INVALID, ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_DTYPE = "slot_mapping.dtype", PARAM_INVALID, V1, "ScatterPaKvCache documentation, slotMapping",
         "slotMapping is INT32 or INT64",
         "convert the slots to one of the allowed dtypes";
-    FORMAT = "scatter.format", PARAM_INVALID, ScatterPaKvCache, "ScatterPaKvCache documentation, formats",
+    FORMAT = "scatter.format", PARAM_INVALID, V1, "ScatterPaKvCache documentation, formats",
         "tensors are in a plain format such as ND or NCL, caches in the mode PA_NZ perhaps in FRACTAL_NZ",
         "describe the tensor as ND";
-    CACHE_MODE = "cache_mode.known", PARAM_INVALID, ScatterPaKvCache, "ScatterPaKvCache documentation, cacheModeOptional",
+    CACHE_MODE = "cache_mode.known", PARAM_INVALID, V1, "ScatterPaKvCache documentation, cacheModeOptional",
         "cacheModeOptional is null, Norm or PA_NZ",
         "spell the mode as CANN does";
-    SCATTER_MODE = "scatter_mode.known", PARAM_INVALID, ScatterPaKvCache,
+    SCATTER_MODE = "scatter_mode.known", PARAM_INVALID, V1,
         "ScatterPaKvCache documentation, scatterModeOptional",
         "scatterModeOptional is null, None, Alibi, Rope, Omni or Nct",
         "spell the mode as CANN does";
-    CONTIGUOUS = "scatter.contiguous", PARAM_INVALID, ScatterPaKvCache, "ScatterPaKvCache documentation, constraints",
+    CONTIGUOUS = "scatter.contiguous", PARAM_INVALID, V1, "ScatterPaKvCache documentation, constraints",
         "every tensor is contiguous, with dimensions of at least 0 whose bytes can be addressed",
         "copy the tensor to a contiguous one";
-    KEY_SHAPE = "scatter.key_shape", TILING_ERROR, ScatterPaKvCache, "ScatterPaKvCache documentation, key",
+    KEY_SHAPE = "scatter.key_shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, key",
         "key is [tokens, N, D] with N and D of at least 1",
         "give the key three axes: tokens, heads, head dimension";
-    VALUE_SHAPE = "scatter.value_shape", TILING_ERROR, ScatterPaKvCache, "ScatterPaKvCache documentation, value",
+    VALUE_SHAPE = "scatter.value_shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, value",
         "value is [tokens, N, Dv] with the key's tokens and heads and Dv of at least 1",
         "give the value a row for each of the key's";
-    SLOT_SHAPE = "slot_mapping.shape", TILING_ERROR, ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_SHAPE = "slot_mapping.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, slotMapping",
         "slotMapping is [tokens]",
         "give one slot for each token";
-    KEY_CACHE = "key_cache.shape", TILING_ERROR, ScatterPaKvCache, "ScatterPaKvCache documentation, keyCacheRef",
+    KEY_CACHE = "key_cache.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, keyCacheRef",
         "keyCacheRef holds at least one block of rows like the key's, in the order of cacheModeOptional",
         "describe the cache in the order of its mode, whatever it is called elsewhere";
-    VALUE_CACHE = "value_cache.shape", TILING_ERROR, ScatterPaKvCache, "ScatterPaKvCache documentation, valueCacheRef",
+    VALUE_CACHE = "value_cache.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, valueCacheRef",
         "valueCacheRef holds as many blocks of as many rows as keyCacheRef, of rows like the value's",
         "give the caches of keys and values the same blocks";
-    UNUSED = "compress_lens.unused", Lint("the tensors are not looked at"), ScatterPaKvCache, "ScatterPaKvCache documentation, scatterModeOptional",
+    UNUSED = "compress_lens.unused", Lint("the tensors are not looked at"), V1, "ScatterPaKvCache documentation, scatterModeOptional",
         "compressLens, compressSeqOffset and seqLens go with a compressed mode",
         "leave these tensors out";
-    SLOT_RANGE = "slot_mapping.range", Overrun("a row is written to wherever its slot would be"), ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_RANGE = "slot_mapping.range", Overrun("a row is written to wherever its slot would be"), V1, "ScatterPaKvCache documentation, slotMapping",
         "every slot is one of the cache's",
         "take the slot from the block table of this cache: block * block size + row";
-    SLOT_DUPLICATE = "slot_mapping.unique", Lint("one of the rows stays"), ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_DUPLICATE = "slot_mapping.unique", Lint("one of the rows stays"), V1, "ScatterPaKvCache documentation, slotMapping",
         "no slot is named twice",
         "give each token a slot of its own";
-    SLOT_NEGATIVE = "slot_mapping.negative", Lint("the operator's kernels pass over such tokens, though its documents do not say so"), ScatterPaKvCache, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_NEGATIVE = "slot_mapping.negative", Lint("the operator's kernels pass over such tokens, though its documents do not say so"), V1, "ScatterPaKvCache documentation, slotMapping",
         "no slot is negative: the documents do not say that such tokens are skipped",
         "leave padding tokens out of the call, or allow this lint where negative slots are known to be skipped";
 }
@@ -121,7 +120,6 @@ impl ScatterCall<'_> {
             tokens: size(tokens),
             blocks,
             block_size,
-            slot_dtype: slots.dtype,
             key: key_pieces,
             value,
         })
@@ -209,7 +207,7 @@ impl ScatterCall<'_> {
 
 fn product(soc: Soc) -> Result<(), Violation> {
     require!(
-        OperatorVersion::ScatterPaKvCache.runs_on(Target::snapshot(soc)),
+        Version::V1.runs_on(Target::snapshot(soc)),
         PRODUCT,
         soc,
         "Atlas A2, Atlas A3 and Ascend 950",

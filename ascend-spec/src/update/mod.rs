@@ -10,3 +10,28 @@ mod weights;
 pub use arguments::{Argument, Arguments, Parameter, UpdateCall};
 pub use problem::UpdateProblem;
 pub use weights::{Real, visible, weigh};
+
+use crate::Cann::V8_1;
+use crate::Rule;
+use crate::contract::DescribedOperator;
+use crate::operator::{OperatorVersion, versions};
+
+versions! {
+    /// The version of AttentionUpdate.
+    pub enum Version {
+        /// The only one.
+        V1 = OperatorVersion::new(1, "aclnnAttentionUpdate", "after 8.1").on_a2_a3(V8_1).on_ascend950(V8_1),
+    }
+}
+
+/// AttentionUpdate in the list of operators.
+pub(crate) struct AttentionUpdate;
+
+impl DescribedOperator for AttentionUpdate {
+    type Version = Version;
+    type Parameter = Parameter;
+
+    fn rules() -> impl Iterator<Item = &'static Rule> {
+        rules::RULES.iter().copied()
+    }
+}

@@ -3,46 +3,45 @@
 use super::{UpdateCall, UpdateProblem};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
-use crate::{
-    DType, Dims, Format, OperatorVersion, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,
-};
+use crate::update::Version;
+use crate::{DType, Dims, Format, Refusal, Soc, Target, TensorDesc, Unsupported, Violation};
 
 rules! {
     in Scope::ALL;
-    REQUIRED = "update.required", PARAM_NULLPTR, AttentionUpdate, "AttentionUpdate documentation, return values",
+    REQUIRED = "update.required", PARAM_NULLPTR, V1, "AttentionUpdate documentation, return values",
         "lse, localOut and out are given",
         "pass lists of 1 to 16 tensors and an output";
-    PRODUCT = "update.product", FIND_KERNEL_ERROR, AttentionUpdate, "AttentionUpdate documentation, products",
+    PRODUCT = "update.product", FIND_KERNEL_ERROR, V1, "AttentionUpdate documentation, products",
         "the product has the operator",
         "run on Atlas A2, Atlas A3 or Ascend 950";
-    COUNT = "update.count", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lse",
+    COUNT = "update.count", PARAM_INVALID, V1, "AttentionUpdate documentation, lse",
         "lse and localOut have as many tensors, 1 to 16",
         "merge more parts in several calls";
-    KIND = "update_type.known", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, updateType",
+    KIND = "update_type.known", PARAM_INVALID, V1, "AttentionUpdate documentation, updateType",
         "updateType is 0 or 1",
         "ask for 0, the attention alone, or 1, the log-sum-exps too";
-    LSE_DTYPE = "update.lse_dtype", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lse",
+    LSE_DTYPE = "update.lse_dtype", PARAM_INVALID, V1, "AttentionUpdate documentation, lse",
         "every lse and lseOut is FLOAT",
         "convert the log-sum-exps to FLOAT";
-    OUT_DTYPE = "update.local_out_dtype", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, localOut",
+    OUT_DTYPE = "update.local_out_dtype", PARAM_INVALID, V1, "AttentionUpdate documentation, localOut",
         "every localOut and out is FLOAT, FLOAT16 or BF16, all the same",
         "convert all parts and the output to one of the allowed dtypes";
-    FORMAT = "update.format", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, formats",
+    FORMAT = "update.format", PARAM_INVALID, V1, "AttentionUpdate documentation, formats",
         "every tensor is in a plain format such as ND or NCHW, with dimensions of at least 0 whose bytes can be addressed",
         "describe the tensor as ND, with a shape that memory can hold";
-    OUT_SHAPE = "update.local_out_shape", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, localOut",
+    OUT_SHAPE = "update.local_out_shape", PARAM_INVALID, V1, "AttentionUpdate documentation, localOut",
         "every localOut and out is [rows, D], all the same",
         "flatten batch, heads and sequence into one axis, the same for all";
-    DIM = "update.head_dim", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, localOut",
+    DIM = "update.head_dim", PARAM_INVALID, V1, "AttentionUpdate documentation, localOut",
         "D is a multiple of 8 from 8 to 512",
         "merge on the host, or pad the head dimension";
-    LSE_SHAPE = "update.lse_shape", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lse",
+    LSE_SHAPE = "update.lse_shape", PARAM_INVALID, V1, "AttentionUpdate documentation, lse",
         "every lse and lseOut is [rows], with the rows of localOut",
         "flatten the log-sum-exps in the order of the rows";
-    LSE_OUT = "update.lse_out", PARAM_INVALID, AttentionUpdate, "AttentionUpdate documentation, lseOut",
+    LSE_OUT = "update.lse_out", PARAM_INVALID, V1, "AttentionUpdate documentation, lseOut",
         "lseOut is given with updateType 1 and only then",
         "give lseOut exactly when updateType is 1";
-    EMPTY_ROW = "update.empty_row", Lint("only numbers change"), AttentionUpdate, "AttentionUpdate documentation, formula",
+    EMPTY_ROW = "update.empty_row", Lint("only numbers change"), V1, "AttentionUpdate documentation, formula",
         "no log-sum-exp is +inf, and each row has one above -inf: the formula has no other result than NaN",
         "replace +inf by -inf, and leave rows out that no part has keys for";
 }
@@ -62,7 +61,7 @@ impl UpdateCall<'_> {
     pub fn check(&self, soc: Soc) -> Result<UpdateProblem, Refusal> {
         let (lse, local, out) = self.required()?;
         require!(
-            OperatorVersion::AttentionUpdate.runs_on(Target::snapshot(soc)),
+            Version::V1.runs_on(Target::snapshot(soc)),
             PRODUCT,
             soc,
             "Atlas A2, Atlas A3 and Ascend 950",

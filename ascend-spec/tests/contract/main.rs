@@ -1,10 +1,16 @@
 //! The contracts of the attention operators: their verdicts, and a call for every rule.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests end them by a panic"
+)]
 
 mod corners;
 mod facts;
 mod flash;
+mod gather;
 mod paged;
 mod portable;
 mod prompt_incre;

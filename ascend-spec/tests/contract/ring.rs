@@ -279,6 +279,8 @@ fn every_rule_has_a_call_that_breaks_it() {
     assert_eq!(problem.admits_lengths(&[0, 4, 4, 18]), Ok(()));
     for ends in [&[4, 4, 18][..], &[0, 5, 4, 18], &[0, 4, 17], &[]] {
         let violation = problem.admits_lengths(ends).unwrap_err();
+        assert_eq!(violation.rule.id, "ring.lengths");
+        assert!(violation.allowed.contains("0 to 18"), "{violation}");
         broken.insert(violation.rule.id);
     }
     let unread = Call {
@@ -293,7 +295,7 @@ fn every_rule_has_a_call_that_breaks_it() {
         sum: 1.5,
     };
     for (prev, cur) in [
-        (Part::BLIND, Part::BLIND),
+        (Part::FULLY_MASKED, Part::FULLY_MASKED),
         (Part::EMPTY, Part::EMPTY),
         (Part::EMPTY, live),
     ] {

@@ -51,3 +51,19 @@ pub fn compile<A: AsRef<OsStr>>(
         false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
     }
 }
+
+/// The headers in these folders, relative to the folder `include`.
+pub fn headers(folders: &[&str]) -> Vec<String> {
+    let mut headers = Vec::new();
+    for folder in folders {
+        for entry in std::fs::read_dir(include().join(folder)).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_file() {
+                let name = PathBuf::from(folder).join(entry.file_name());
+                headers.push(name.to_str().unwrap().to_owned());
+            }
+        }
+    }
+    headers.sort();
+    headers
+}

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use ascend_spec::declared::AnyArguments;
 use ascend_spec::fia::{Argument, Arguments, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target, TensorDesc};
 
@@ -45,11 +46,13 @@ impl Content<'_> {
         accepted: Option<bool>,
         about: &str,
     ) -> ParameterCase {
-        let mut case = ParameterCase::of(self.arguments.clone());
+        let mut case = ParameterCase::of(AnyArguments::FusedInferAttentionScore(
+            self.arguments.clone(),
+        ));
         case.id = id.to_owned();
         case.soc = self.target.map(|target| target.soc);
         case.release = self.target.map(|target| target.cann);
-        case.version = Some(self.version);
+        case.version = Some(self.version.number());
         case.accepted = accepted
             .map(|accepted| (self.target.map(|target| target.cann), accepted))
             .into_iter()
@@ -60,7 +63,7 @@ impl Content<'_> {
 
     /// Whether a case could hold what the call computes; if not, why.
     pub(super) fn admits(&self) -> Result<(), String> {
-        packed(self.outputs())?;
+        packed(named(self.outputs()))?;
         let call = self.arguments.call();
         let given = [call.attention_out, call.softmax_lse];
         let implied = call.implied_outputs();
@@ -74,7 +77,7 @@ impl Content<'_> {
     /// The call with its data, or why no case can have them: also if these exceed `room` bytes, or if what the case says
     /// would have another verdict than the call.
     pub(super) fn case(&self, room: u64, verdict: Option<&'static str>) -> Result<Case, String> {
-        packed(self.inputs())?;
+        packed(named(self.inputs()))?;
         let blocks = self.blocks()?;
         if blocks.is_some() {
             let case = self.with_data(blocks.as_ref(), room)?;
@@ -100,22 +103,7 @@ impl Content<'_> {
         for (argument, desc) in outputs.filter(|(of, _)| (self.has_memory)(of.parameter)) {
             // Of other types nothing is expected.
             let bytes = self.bytes(argument, 0..bytes_of(desc))?;
-            let mut expected = expected(desc, bytes);
-            let count = expected.as_ref().map_or(0, nans);
-            if count > 0 {
-                // It would say that these elements are not specified.
-                let about = format!(
-                    "{count} NaN in {}: nothing is expected of it",
-                    argument.name()
-                );
-                tracing::warn!("recorded with {about}");
-                case.note = [std::mem::take(&mut case.note), about]
-                    .into_iter()
-                    .filter(|part| !part.is_empty())
-                    .collect::<Vec<_>>()
-                    .join("; ");
-                expected = None;
-            }
+            let expected = expectation(argument.name(), desc, bytes, &mut case.note);
             match argument.parameter {
                 Parameter::SoftmaxLse => case.softmax_lse = expected,
                 _ => case.attention_out = expected,
@@ -136,13 +124,8 @@ impl Content<'_> {
             }
         });
         let bytes = bytes.fold(0u64, |sum, bytes| sum.saturating_add(bytes as u64));
-        if let Some(why) = too_large(bytes) {
+        if let Some(why) = too_large(bytes, room) {
             return Err(why);
-        }
-        if bytes > room {
-            return Err(format!(
-                "{bytes} bytes of data, and this process may write {room} more"
-            ));
         }
         let call = self.arguments.call();
         let dtype = |desc: Option<TensorDesc>| desc.map(|desc| desc.dtype);
@@ -256,13 +239,44 @@ impl Content<'_> {
     }
 }
 
+/// Tensors with their names.
+fn named<'a>(
+    tensors: impl Iterator<Item = (Argument, &'a TensorDesc)>,
+) -> impl Iterator<Item = (&'static str, &'a TensorDesc)> {
+    tensors.map(|(argument, desc)| (argument.name(), desc))
+}
+
 /// Refuses tensors that a case cannot describe.
-fn packed<'a>(mut tensors: impl Iterator<Item = (Argument, &'a TensorDesc)>) -> Result<(), String> {
+pub(super) fn packed<'a>(
+    mut tensors: impl Iterator<Item = (&'static str, &'a TensorDesc)>,
+) -> Result<(), String> {
     let strided = |desc: &TensorDesc| !desc.is_contiguous() || !desc.format.is_plain();
     match tensors.find(|(_, desc)| strided(desc)) {
-        Some((argument, desc)) => Err(format!("{} is not packed: {desc}", argument.name())),
+        Some((name, desc)) => Err(format!("{name} is not packed: {desc}")),
         None => Ok(()),
     }
+}
+
+/// What a case expects of an output that came out. With NaN, which would say that elements are not specified, nothing is
+/// expected, and the case's note says so.
+pub(super) fn expectation(
+    name: &'static str,
+    desc: &TensorDesc,
+    bytes: Vec<u8>,
+    note: &mut String,
+) -> Option<CaseTensor> {
+    let expected = expected(desc, bytes)?;
+    let count = nans(&expected);
+    if count == 0 {
+        return Some(expected);
+    }
+    let about = format!("{count} NaN in {name}: nothing is expected of it");
+    tracing::warn!("recorded with {about}");
+    if !note.is_empty() {
+        note.push_str("; ");
+    }
+    note.push_str(&about);
+    None
 }
 
 /// An output as a case expects it: FLOAT; `None` if its type has no such form.
@@ -279,8 +293,17 @@ pub(crate) fn nans(expected: &CaseTensor) -> usize {
 
 /// Whether a mask is the one that a reader makes for itself.
 fn is_compressed(soc: Option<Soc>, desc: &TensorDesc, bytes: &[u8]) -> bool {
-    let form = MaskForm::made_for(soc);
-    let template = CompressedMask::Causal.geometry();
+    is_template(CompressedMask::Causal, MaskForm::made_for(soc), desc, bytes)
+}
+
+/// Whether a mask is a template in this form.
+pub(super) fn is_template(
+    template: CompressedMask,
+    form: MaskForm,
+    desc: &TensorDesc,
+    bytes: &[u8],
+) -> bool {
+    let template = template.geometry();
     let size = [template.q_len(), template.kv_len()].map(|len| i64::try_from(len).unwrap_or(0));
     desc.dtype == form.dtype()
         && *desc.shape == size
@@ -293,11 +316,11 @@ fn axis(desc: &TensorDesc, axis: usize) -> usize {
 }
 
 /// Bytes of a packed tensor.
-fn bytes_of(desc: &TensorDesc) -> usize {
+pub(super) fn bytes_of(desc: &TensorDesc) -> usize {
     let bytes = TensorDesc::packed(desc.dtype, desc.shape).byte_range();
     bytes.map_or(0, |range| usize::try_from(range.end).unwrap_or(usize::MAX))
 }
 
-fn text(error: impl std::fmt::Display) -> String {
+pub(super) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }

@@ -1,13 +1,14 @@
 //! The folder that refused and failing calls are written into.
 
 use std::collections::BTreeSet;
-use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write as _};
+use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use super::Recorded;
 use crate::case_file::CaseError;
+use crate::case_file::write_file::write_new;
 use crate::error::Result;
 use crate::runtime::lock;
 
@@ -100,21 +101,10 @@ pub(super) fn write(folder: &Path, extension: &str, bytes: &[u8]) -> Result<Path
             continue;
         }
         let path = path(extension);
-        let mut file = match OpenOptions::new().write(true).create_new(true).open(&path) {
-            Ok(file) => file,
-            // Another process was quicker.
-            Err(source) if source.kind() == ErrorKind::AlreadyExists => continue,
-            Err(source) => return Err(io(&path, source)),
-        };
-        return match file.write_all(bytes) {
-            Ok(()) => Ok(path),
-            Err(source) => {
-                drop(file);
-                // Half a case is none.
-                let _ = fs::remove_file(&path);
-                Err(io(&path, source))
-            }
-        };
+        // Another process may be quicker.
+        if write_new(&path, |file| file.write_all(bytes)).map_err(|source| io(&path, source))? {
+            return Ok(path);
+        }
     }
     Err(CaseError::FolderFull {
         path: folder.to_owned(),

@@ -6,7 +6,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use super::{LiveCall, Recorded, folder};
+use super::any_live::AnyLive;
+use super::{Recorded, folder};
 use crate::case_file::ParameterCase;
 use crate::error::{Error, Result};
 use crate::runtime::{StreamProgress, lock};
@@ -23,7 +24,7 @@ struct Launched {
 static LAUNCHED: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
 
 /// Takes note of a launch, of which nothing is kept alive.
-pub(super) fn note(progress: &Arc<StreamProgress>, call: &LiveCall) {
+pub(super) fn note(progress: &Arc<StreamProgress>, call: &AnyLive) {
     let note = Launched {
         progress: Arc::clone(progress),
         number: progress.issued(),

@@ -130,8 +130,7 @@ impl LiveCall {
 
     /// The case with its data, refused if these exceed `room` bytes.
     pub(super) fn case_within(&self, room: u64) -> Result<Case, String> {
-        let refused = capturing::refuse("copying a call's inputs", "record it without a graph");
-        refused.map_err(|error| error.to_string())?;
+        refuse_in_captures()?;
         self.with_content(|content| {
             content.admits()?;
             self.settle()?;
@@ -141,21 +140,33 @@ impl LiveCall {
 
     /// Waits until no queued work uses the inputs.
     fn settle(&self) -> Result<(), String> {
-        let until = Instant::now() + PATIENCE;
-        for (argument, tensor) in self.arguments.each_tensor() {
-            let Some(tensor) = tensor.memory.as_ref().filter(|_| !argument.is_output()) else {
-                continue;
-            };
-            while !tensor.memory().is_idle() {
-                if Instant::now() > until {
-                    return Err(format!(
-                        "queued work has used {} for too long",
-                        argument.name()
-                    ));
-                }
-                thread::sleep(Duration::from_millis(1));
-            }
-        }
-        Ok(())
+        let inputs = self.arguments.each_tensor();
+        let inputs = inputs.filter(|(argument, _)| !argument.is_output());
+        settle(inputs.filter_map(|(argument, tensor)| {
+            let memory = tensor.memory.as_ref()?;
+            Some((argument.name(), memory))
+        }))
     }
+}
+
+/// Refuses to copy the data of a call while the thread captures a graph.
+pub(super) fn refuse_in_captures() -> Result<(), String> {
+    let refused = capturing::refuse("copying a call's inputs", "record it without a graph");
+    refused.map_err(|error| error.to_string())
+}
+
+/// Waits until no queued work uses these tensors.
+pub(super) fn settle<'t>(
+    tensors: impl Iterator<Item = (&'static str, &'t AnyTensor)>,
+) -> Result<(), String> {
+    let until = Instant::now() + PATIENCE;
+    for (name, tensor) in tensors {
+        while !tensor.memory().is_idle() {
+            if Instant::now() > until {
+                return Err(format!("queued work has used {name} for too long"));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(())
 }

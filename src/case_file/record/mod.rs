@@ -3,11 +3,13 @@
 //! Nothing is recorded unless a program asks for it, by [`record_calls`] or the variable [`RECORD_VARIABLE`]; a launch
 //! then costs one look at a number more than without this module.
 
+mod any_live;
 mod blocks;
 mod content;
 mod folder;
 mod history;
 mod live;
+mod live_operator;
 mod recorder;
 mod scope;
 
@@ -15,22 +17,23 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Case, CaseError, ParameterCase};
+use super::{Case, CaseError, OperatorCase, ParameterCase};
 use crate::error::Result;
 use crate::runtime::on_wait;
 
 pub(crate) use content::{expected as expected_output, nans};
 pub(crate) use live::LiveCall;
+pub(crate) use live_operator::LiveOperator;
 pub use recorder::{OperatorCall, Recorder};
 pub(crate) use scope::{failed, launched, refusal_status};
 pub use scope::{record_calls, tentatively};
 
 use folder::Folder;
 
-/// The environment variable that names a folder for calls that are refused or fail. (The emulation's C library, of the crate
-/// `ascend-emu-c`, writes every call of the attention operator that it is given there; see [`Recorder`].) Each is written there when it
-/// happens: as a case file (`call-001.safetensors`) with its inputs, or, where these cannot be had, as a line of shapes
-/// and attributes (`call-001.jsonl`), which `ascend-attn check` reads.
+/// The environment variable that names a folder for calls that are refused or fail, of every operator that case files hold.
+/// (The emulation's C library, of the crate `ascend-emu-c`, writes every call of FusedInferAttentionScore that it is given
+/// there; see [`Recorder`].) Each is written there when it happens: as a case file (`call-001.safetensors`) with its inputs,
+/// or, where these cannot be had, as a line of shapes and attributes (`call-001.jsonl`), which `ascend-attn check` reads.
 ///
 /// Nothing is overwritten, a call that fails again in the same way is not written again, and a folder takes 256 calls, a
 /// process 1 GiB of them. The variable is read once.
@@ -39,8 +42,10 @@ pub const RECORD_VARIABLE: &str = "ASCEND_RECORD";
 /// A call that was recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Recorded {
-    /// With its data.
+    /// Of FusedInferAttentionScore, with its data.
     Case(Box<Case>),
+    /// Of another operator, with its data.
+    Operator(Box<OperatorCase>),
     /// Shapes, element types and attributes alone.
     Parameters {
         /// The call.
@@ -60,16 +65,25 @@ impl Recorded {
     pub fn write_into(&self, folder: impl AsRef<Path>) -> Result<PathBuf, CaseError> {
         let (extension, bytes) = match self {
             Self::Case(case) => ("safetensors", case.to_bytes()?),
+            Self::Operator(case) => ("safetensors", case.to_bytes()?),
             Self::Parameters { call, .. } => ("jsonl", (call.to_json()? + "\n").into_bytes()),
         };
         folder::write(folder.as_ref(), extension, &bytes)
     }
 
-    /// The case, if there is one.
+    /// The case, if there is one of FusedInferAttentionScore.
     pub fn case(&self) -> Option<&Case> {
         match self {
             Self::Case(case) => Some(case),
-            Self::Parameters { .. } => None,
+            Self::Operator(_) | Self::Parameters { .. } => None,
+        }
+    }
+
+    /// The case, if there is one of another operator.
+    pub fn operator_case(&self) -> Option<&OperatorCase> {
+        match self {
+            Self::Operator(case) => Some(case),
+            Self::Case(_) | Self::Parameters { .. } => None,
         }
     }
 }
@@ -107,9 +121,17 @@ fn folder() -> Option<&'static Folder> {
     folder.as_ref()
 }
 
-/// What a call's data are too large for.
-fn too_large(bytes: u64) -> Option<String> {
-    (bytes > LARGEST).then(|| format!("{bytes} bytes of data, where a case takes {LARGEST}"))
+/// What a call's data are too large for: a case, or the `room` that there is.
+fn too_large(bytes: u64, room: u64) -> Option<String> {
+    match bytes {
+        _ if bytes > LARGEST => Some(format!(
+            "{bytes} bytes of data, where a case takes {LARGEST}"
+        )),
+        _ if bytes > room => Some(format!(
+            "{bytes} bytes of data, and this process may write {room} more"
+        )),
+        _ => None,
+    }
 }
 
 /// Most bytes of data in a recorded case.

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use ascend_spec::Level;
 
-use super::{LiveCall, RECORDERS, Recorded, folder, history, is_on};
+use super::any_live::{AnyLive, Failure};
+use super::{RECORDERS, Recorded, folder, history, is_on};
 use crate::case_file::{Expect, Tolerance};
 use crate::error::{Error, Result};
 use crate::runtime::Stream;
@@ -18,7 +19,7 @@ struct Session {
     /// How many [`tentatively`] lie around.
     attempts: usize,
     /// Refused within them.
-    held: Vec<(LiveCall, Error)>,
+    held: Vec<(AnyLive, Error)>,
 }
 
 thread_local! {
@@ -38,17 +39,18 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
         .flatten()
 }
 
-/// Runs `body`, and records the attention calls that the calling thread makes meanwhile: those of plans, of the steps of
+/// Runs `body`, and records the calls that the calling thread makes meanwhile: those of plans, of the steps of
 /// `ascend-serving`'s `Attention`, of whatever launches them.
 ///
 /// A call that is launched is waited for and recorded with its inputs, as [`Case::record`](crate::case::Case::record)
 /// does; the case expects the outputs that came out, within `tolerance`. A call that is refused or fails is recorded with
-/// the error as its note, and the case of a refused one expects the refusal by the same rule or lint. Of an output with NaN, which a case cannot
-/// expect, nothing is expected, and the case's note says so. When a step tries several backends, the
-/// calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays are
+/// the error as its note, and the case of a refused one expects the refusal by the same rule or lint. Of an output with
+/// NaN, which a case cannot expect, nothing is expected, and the case's note says so. When a step tries several backends,
+/// the calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays are
 /// recorded without data.
 ///
-/// Writing into a paged cache and merging are not recorded: the format of case files has no such operators.
+/// Calls of every operator that case files hold are recorded ([`DeclaredOperator`](crate::spec::declared::DeclaredOperator)):
+/// those of FusedInferAttentionScore are a [`Recorded::Case`], those of others a [`Recorded::Operator`].
 ///
 /// ```
 /// use ascend_attention::case::{Tolerance, Verdict, record_calls};
@@ -99,7 +101,7 @@ pub fn tentatively<R, E>(body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
     struct Attempt(usize);
     impl Attempt {
         /// Takes out what was refused since the attempt began.
-        fn refused(&self) -> Vec<(LiveCall, Error)> {
+        fn refused(&self) -> Vec<(AnyLive, Error)> {
             let refused = |session: &mut Session| {
                 let from = self.0.min(session.held.len());
                 session.held.split_off(from)
@@ -145,7 +147,8 @@ pub(crate) fn refusal_status(error: &Error) -> Option<i32> {
 
 /// Records a call that was refused, or could not be launched on a stream.
 #[cold]
-pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
+pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &Error) {
+    let call = call.into();
     let held = with(|session| {
         if session.attempts == 0 {
             return Some(call);
@@ -178,23 +181,19 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
         let settled = stream.synchronize();
         settled.map_err(|error| error.to_string())
     });
-    let case = settled.and_then(|()| call.case_within(room));
-    let case = case.and_then(|mut case| {
-        case.name = name.to_owned();
-        case.note.clone_from(&about);
-        if let Error::Violation(violation) = error {
-            case.expect_rule = Some(violation.rule.id.to_owned());
-        }
-        if let Some(status) = status {
-            case.expect = Expect::Reject {
-                status: Some(status),
-            };
-        }
-        case.consistent().map_err(|error| error.to_string())?;
-        Ok(case)
-    });
-    let recorded = match case {
-        Ok(case) => Recorded::Case(Box::new(case)),
+    let failure = Failure {
+        name,
+        note: &about,
+        rule: match error {
+            Error::Violation(violation) => Some(violation.rule.id),
+            _ => None,
+        },
+        expect: status.map(|status| Expect::Reject {
+            status: Some(status),
+        }),
+    };
+    let recorded = match settled.and_then(|()| call.failed(&failure, room)) {
+        Ok(recorded) => recorded,
         Err(why) => {
             let mut call = Box::new(parameters);
             call.about = format!("{about} (without data: {why})");
@@ -209,9 +208,10 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
 
 /// Records a call that was launched on a stream; `None` for one of a graph.
 #[cold]
-pub(crate) fn launched(stream: Option<&Stream>, call: &LiveCall) {
+pub(crate) fn launched(stream: Option<&Stream>, call: impl Into<AnyLive>) {
+    let call = call.into();
     if let (Some(stream), Some(_)) = (stream, folder()) {
-        history::note(stream.progress(), call);
+        history::note(stream.progress(), &call);
     }
     let tolerance = with(|session| session.calls.as_ref().map(|(tolerance, _)| *tolerance));
     let Some(tolerance) = tolerance.flatten() else {
@@ -220,15 +220,12 @@ pub(crate) fn launched(stream: Option<&Stream>, call: &LiveCall) {
     let case = match stream {
         None => Err("the call is part of a graph".to_owned()),
         Some(stream) => match stream.synchronize() {
-            Ok(()) => call.case_with_outputs(tolerance),
+            Ok(()) => call.launched(tolerance, "recorded"),
             Err(error) => Err(error.to_string()),
         },
     };
     keep(match case {
-        Ok(mut case) => {
-            case.name = "recorded".to_owned();
-            Recorded::Case(Box::new(case))
-        }
+        Ok(recorded) => recorded,
         Err(why) => {
             let about = format!("without data: {why}");
             let call = Box::new(call.parameters("recorded", Some(true), &about));

@@ -3,16 +3,15 @@
 
 use ascend_spec::Cann;
 use ascend_spec::fia::Version;
-use ascend_spec::fia::rules::lints;
 use smallvec::SmallVec;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::operator::{AllowedLints, lints_of};
 
 /// The lints that a call may break, by id, the oldest version that it may go to, and whether it is to be portable.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
-    safe: Vec<String>,
-    overruns: Vec<String>,
+    lints: AllowedLints,
     oldest: Option<Version>,
     portable_since: Option<Cann>,
 }
@@ -20,7 +19,7 @@ pub(super) struct Allowed {
 impl Allowed {
     /// Allows a lint that stays within the call's tensors; another one is refused by [`Allowed::ids`].
     pub(super) fn lint(&mut self, id: impl Into<String>) {
-        self.safe.push(id.into());
+        self.lints.lint(id);
     }
 
     /// Allows any lint.
@@ -28,7 +27,8 @@ impl Allowed {
     /// # Safety
     /// As for [`FusedInferAttention::allow_overrun`](super::FusedInferAttention::allow_overrun).
     pub(super) unsafe fn overrun(&mut self, id: impl Into<String>) {
-        self.overruns.push(id.into());
+        // SAFETY: handed on to the caller.
+        unsafe { self.lints.overrun(id) };
     }
 
     /// Lets the call go to no version older than this.
@@ -54,18 +54,9 @@ impl Allowed {
     /// All lints that are allowed.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a lint that overruns memory and was allowed as one that does not.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for what is no lint of the
+    /// operator, and for a lint that overruns memory and was allowed as one that does not.
     pub(super) fn ids(&self) -> Result<SmallVec<[&str; 4]>> {
-        for id in &self.safe {
-            if let Some(rule) = lints::all().find(|rule| rule.id == id && rule.overruns) {
-                return Err(Error::invalid(
-                    "allow_lint",
-                    format_args!("{id}, which may leave the call's tensors: {}", rule.reach),
-                    "lints that stay within them; allowing another one is unsafe: `allow_overrun`",
-                ));
-            }
-        }
-        let both = self.safe.iter().chain(&self.overruns);
-        Ok(both.map(String::as_str).collect())
+        self.lints.ids(lints_of::<Version>)
     }
 }

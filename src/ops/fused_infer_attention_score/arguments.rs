@@ -1,7 +1,7 @@
 //! Every argument of the operator, by name.
 
 use ascend_spec::Cann;
-use ascend_spec::fia::{self, Argument, Parameter, Places, Version};
+use ascend_spec::fia::{self, Argument, ContentBounds, Parameter, Version};
 
 use crate::error::{Error, Result};
 use crate::operator::Tensors;
@@ -9,8 +9,8 @@ use crate::runtime::{Device, Stream};
 use crate::tensor::AnyTensor;
 
 use super::allowed::Allowed;
+use super::contents::{GivenContents, Reading};
 use super::inputs::Features;
-use super::places::{GivenPlaces, Reading};
 use super::plan::{Bindings, Plan, imply_outputs};
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
@@ -94,7 +94,7 @@ impl Arguments {
     /// Launches a plan with these tensors, all of which replace those that the plan was made with. The outputs have to
     /// be given.
     ///
-    /// A block table and sizes of left padding are places in other tensors: the launch waits for the stream, checks them on
+    /// A block table and sizes of left padding are positions in other tensors: the launch waits for the stream, checks them on
     /// the host, and reads copies that nobody can change any more.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Arguments {
     /// `padding_size.range`.
     #[doc(alias = "aclnnFusedInferAttentionScore")]
     pub fn launch(&self, plan: &Plan, stream: &Stream) -> Result<()> {
-        let copies = self.checked_places(plan, stream)?;
+        let copies = self.checked_contents(plan, stream)?;
         plan.run(
             stream,
             &Replay {
@@ -112,17 +112,21 @@ impl Arguments {
         )
     }
 
-    /// Copies of the tensors that are places in others, checked.
-    fn checked_places(&self, plan: &Plan, stream: &Stream) -> Result<Vec<(Parameter, AnyTensor)>> {
+    /// Copies of the tensors that are positions in others, checked.
+    fn checked_contents(
+        &self,
+        plan: &Plan,
+        stream: &Stream,
+    ) -> Result<Vec<(Parameter, AnyTensor)>> {
         let mut copies = Vec::new();
-        let Some(places) = plan.places() else {
+        let Some(bounds) = plan.content_bounds() else {
             return Ok(copies);
         };
-        for parameter in Places::PARAMETERS {
+        for parameter in ContentBounds::PARAMETERS {
             let Some(tensor) = self.get(parameter) else {
                 continue;
             };
-            if !Places::reads(tensor.dtype(), tensor.shape()) {
+            if !ContentBounds::reads(tensor.dtype(), tensor.shape()) {
                 // Allowing a tensor of another type or shape was unsafe.
                 continue;
             }
@@ -134,7 +138,7 @@ impl Arguments {
                 ));
             }
             let bytes = tensor.download_bytes(stream)?;
-            places.admits_content(parameter, (tensor.dtype(), tensor.shape()), &bytes)?;
+            bounds.admits_content(parameter, (tensor.dtype(), tensor.shape()), &bytes)?;
             let copy = stream.upload_desc(&bytes, *tensor.desc())?;
             copy.freeze();
             copies.push((parameter, copy));
@@ -181,8 +185,8 @@ impl Bindings for Replay<'_> {
         None
     }
 
-    fn places(&self) -> GivenPlaces<'_> {
-        GivenPlaces::default()
+    fn contents(&self) -> GivenContents<'_> {
+        GivenContents::default()
     }
 }
 
@@ -206,7 +210,7 @@ impl Bindings for Arguments {
         None
     }
 
-    fn places(&self) -> GivenPlaces<'_> {
-        GivenPlaces::default()
+    fn contents(&self) -> GivenContents<'_> {
+        GivenContents::default()
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use ascend_spec::fia::Places;
+use ascend_spec::fia::ContentBounds;
 use ascend_spec::fia::rules::contents::BLOCK;
 
 use crate::error::{Error, Result};
@@ -13,9 +13,9 @@ use crate::tensor::Tensor;
 
 /// The blocks of each sequence in a paged cache (`blockTable`), and the tokens in a block (`blockSize`).
 ///
-/// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order. Key and value cache
-/// are one tensor each, of the same shape: `[blocks, block_size, N * D]`, `[blocks, N, block_size, D]` or, where the
-/// path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in 32 bytes;
+/// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order. Key and
+/// value cache are one tensor each, of the same shape: `[blocks, block_size, N * D]`, `[blocks, N, block_size, D]` or, where
+/// the path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in 32 bytes;
 /// [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of keys of each
 /// sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a row behind the
 /// blocks that these need are ignored.
@@ -295,25 +295,30 @@ impl BlockTable {
 
     /// Refuses a table that does not fit a call; what is captured is read later, so its rows are not looked at. A launch
     /// makes the table remember the cache.
-    pub(crate) fn admitted(&self, places: &Places, rows: bool, launched: bool) -> Result<()> {
+    pub(crate) fn admitted(
+        &self,
+        bounds: &ContentBounds,
+        rows: bool,
+        launched: bool,
+    ) -> Result<()> {
         let mut content = lock(&self.content);
         let largest = content
             .largest
             .map(|block| i64::try_from(block).unwrap_or(i64::MAX));
-        places.admits_block(largest)?;
+        bounds.admits_block(largest)?;
         if rows {
-            Self::name_enough(&content, self.first, places)?;
+            Self::name_enough(&content, self.first, bounds)?;
         }
         if launched {
             let blocks = content.blocks.unwrap_or(usize::MAX);
-            content.blocks = Some(blocks.min(places.blocks()));
+            content.blocks = Some(blocks.min(bounds.blocks()));
         }
         Ok(())
     }
 
-    fn name_enough(content: &Content, first: usize, places: &Places) -> Result<()> {
+    fn name_enough(content: &Content, first: usize, bounds: &ContentBounds) -> Result<()> {
         let rows = content.rows.get(first..).unwrap_or(&[]);
-        Ok(places.admits_rows(rows.iter().copied())?)
+        Ok(bounds.admits_rows(rows.iter().copied())?)
     }
 
     /// The table on the device, `[B, M]`. Nothing can be written to one that was made on the host, but by

@@ -7,9 +7,9 @@ use crate::operator::Tensors;
 use crate::tensor::AnyTensor;
 
 use super::block_table::BlockTable;
+use super::contents::GivenContents;
 use super::inputs::Features;
 use super::padding_size::PaddingSize;
-use super::places::GivenPlaces;
 use super::plan::Bindings;
 
 /// The tensors of a launch and the attributes that came with them, owned: what refers to a launch that is done later.
@@ -29,13 +29,13 @@ impl Bound {
             tensors.push((argument, tensor.clone()));
             Ok(())
         })?;
-        let places = bindings.places();
+        let contents = bindings.contents();
         Ok(Self {
             tensors,
             features: bindings.features(),
-            block_table: places.block_table.cloned(),
-            query_padding: places.query_padding.cloned(),
-            kv_padding: places.kv_padding.cloned(),
+            block_table: contents.block_table.cloned(),
+            query_padding: contents.query_padding.cloned(),
+            kv_padding: contents.kv_padding.cloned(),
         })
     }
 }
@@ -55,8 +55,8 @@ impl Bindings for Bound {
         self.features
     }
 
-    fn places(&self) -> GivenPlaces<'_> {
-        GivenPlaces {
+    fn contents(&self) -> GivenContents<'_> {
+        GivenContents {
             block_table: self.block_table.as_ref(),
             query_padding: self.query_padding.as_ref(),
             kv_padding: self.kv_padding.as_ref(),

@@ -7,31 +7,14 @@ use smallvec::SmallVec;
 use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::memory::Element;
-use crate::refusal::{CallRule, Refused};
+use crate::ops::attention_settings::{Numbers, Settings, setters};
 use crate::tensor::Tensor;
 
 use super::allowed::Allowed;
+use super::contents::Reading;
 use super::inputs::Inputs;
-use super::places::Reading;
 use super::plan::{Bindings, Plan, imply_outputs};
 use super::{unset, versions};
-
-/// CANN's `innerPrecise`: precision, and what becomes of rows that a mask tensor leaves without keys.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum InnerPrecise {
-    /// High precision. Rows without keys come out as the mean of the values.
-    #[default]
-    HighPrecision = 0,
-    /// High performance (matters for f16 alone). Rows without keys as above.
-    HighPerformance = 1,
-    /// High precision; rows without keys come out as 0. With a single query row a sequence from CANN 8.5 on.
-    HighPrecisionCorrected = 2,
-    /// High performance; rows without keys come out as 0. With a single query row a sequence from CANN 8.5 on.
-    HighPerformanceCorrected = 3,
-}
-
-/// A list of lengths as the operator counts, INT64, or the first that it cannot.
-type Lengths = std::result::Result<Vec<i64>, Refused>;
 
 /// A call of FusedInferAttentionScore, `softmax(scale * Q K^T) V` over the keys that a [`Mask`] shows.
 ///
@@ -43,15 +26,9 @@ type Lengths = std::result::Result<Vec<i64>, Refused>;
 #[derive(Clone, Debug)]
 #[must_use = "a description does nothing until planned"]
 pub struct FusedInferAttention {
-    layout: Layout,
-    num_heads: Option<usize>,
-    num_key_value_heads: Option<usize>,
-    scale: Option<f64>,
+    settings: Settings,
     mask: Mask,
-    actual_seq_lengths: Option<Lengths>,
-    actual_seq_lengths_kv: Option<Lengths>,
     softmax_lse: bool,
-    inner_precise: InnerPrecise,
     out_dtype: Option<DType>,
     allowed: Allowed,
 }
@@ -61,38 +38,15 @@ impl FusedInferAttention {
     pub fn new(layout: Layout) -> Self {
         let defaults = FiaCall::new(layout.as_str());
         Self {
-            layout,
-            num_heads: None,
-            num_key_value_heads: None,
-            scale: None,
+            settings: Settings::new(layout),
             mask: Mask::none(),
-            actual_seq_lengths: None,
-            actual_seq_lengths_kv: None,
             softmax_lse: defaults.softmax_lse_flag,
-            inner_precise: InnerPrecise::default(),
             out_dtype: None,
             allowed: Allowed::default(),
         }
     }
 
-    /// Number of query heads (`numHeads`). Unset: 1.
-    pub fn heads(mut self, num_heads: usize) -> Self {
-        self.num_heads = Some(num_heads);
-        self
-    }
-
-    /// Number of key and value heads, a divisor of the query heads (`numKeyValueHeads`). Unset: as many as query heads.
-    pub fn kv_heads(mut self, num_key_value_heads: usize) -> Self {
-        self.num_key_value_heads = Some(num_key_value_heads);
-        self
-    }
-
-    /// Factor of the scores, usually `1 / sqrt(D)` (`scaleValue`). It has no default: a call without one is refused, as the
-    /// operator's own, 1, is hardly ever meant.
-    pub fn scale(mut self, scale: f64) -> Self {
-        self.scale = Some(scale);
-        self
-    }
+    setters!();
 
     /// Which keys a query sees (`sparseMode`, `attenMask`, `preTokens`, `nextTokens`). The tensor of the mask stays the same
     /// for all launches of a plan.
@@ -110,7 +64,7 @@ impl FusedInferAttention {
     /// each sequence end, cumulative: `[3, 8]` for 3 rows and 5. [`CallLengths`](super::CallLengths) applies
     /// both lists in the form that a call asks for. A length beyond INT64 is refused when the call is planned.
     pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
-        self.actual_seq_lengths = Some(counted("actual_seq_lengths", lengths.into()));
+        self.settings.give_queries(lengths.into());
         self
     }
 
@@ -118,19 +72,13 @@ impl FusedInferAttention {
     /// valid keys of each sequence, or one number for all; unset, all rows. In packed layouts without a paged cache where
     /// the keys of each sequence end, cumulative. [`CallLengths`](super::CallLengths) tells them apart by type.
     pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
-        self.actual_seq_lengths_kv = Some(counted("actual_seq_lengths_kv", lengths.into()));
+        self.settings.give_keys(lengths.into());
         self
     }
 
     /// Whether the log-sum-exp of each row's scores is computed too (`softmaxLseFlag`). Unset: no.
     pub fn softmax_lse(mut self, computed: bool) -> Self {
         self.softmax_lse = computed;
-        self
-    }
-
-    /// Precision (`innerPrecise`). Unset: [`InnerPrecise::HighPrecision`].
-    pub fn inner_precise(mut self, inner_precise: InnerPrecise) -> Self {
-        self.inner_precise = inner_precise;
         self
     }
 
@@ -197,10 +145,12 @@ impl FusedInferAttention {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a
-    /// [`scale`](Self::scale), or for heads beyond INT64; [`CallRule::LengthsOverflow`] for lengths beyond INT64; [`Error::Violation`](crate::Error::Violation) for a broken rule or lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
-    /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different devices. After that
-    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    /// [`scale`](Self::scale), or for heads beyond INT64; [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow)
+    /// for lengths beyond INT64; [`Error::Violation`](crate::Error::Violation) for a broken rule or lint,
+    /// [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::OperatorVersion`](crate::Error::OperatorVersion), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// for tensors of different devices. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the
+    /// call nevertheless.
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     #[doc(alias = "aclSetAclOpExecutorRepeatable")]
     pub fn plan<T: Element>(
@@ -213,7 +163,8 @@ impl FusedInferAttention {
     }
 
     /// The same for calls that read more than query, key and value, or integers: page attention, a key and value for each
-    /// sequence, rotary parts, a shared prefix, quantisation and so on. Each launch then brings [`Inputs`] of the same kinds, shapes and element types.
+    /// sequence, rotary parts, a shared prefix, quantisation and so on. Each launch then brings [`Inputs`] of the same
+    /// kinds, shapes and element types.
     ///
     /// Since CANN 8.1.
     ///
@@ -241,23 +192,27 @@ impl FusedInferAttention {
             return Err(Error::invalid("query", "none", "a tensor"));
         };
         let features = bindings.features().unwrap_or_default();
-        let defaults = FiaCall::new(self.layout.as_str());
+        let Numbers {
+            num_heads,
+            num_key_value_heads,
+            scale,
+            inner_precise,
+        } = self.settings.numbers()?;
         let mut call = FiaCall {
             key: &key,
             value: &value,
             atten_mask: self.mask.tensor().map(|mask| *mask.desc()),
-            actual_seq_lengths: given(&self.actual_seq_lengths)?,
-            actual_seq_lengths_kv: given(&self.actual_seq_lengths_kv)?,
-            num_heads: heads("num_heads", self.num_heads)?.unwrap_or(defaults.num_heads),
-            num_key_value_heads: heads("num_key_value_heads", self.num_key_value_heads)?
-                .unwrap_or(defaults.num_key_value_heads),
-            scale: self.scale.unwrap_or(defaults.scale),
+            actual_seq_lengths: self.settings.queries()?,
+            actual_seq_lengths_kv: self.settings.keys()?,
+            num_heads,
+            num_key_value_heads,
+            scale,
+            inner_precise,
             sparse_mode: self.mask.sparse_mode().acl(),
             pre_tokens: self.mask.pre_tokens(),
             next_tokens: self.mask.next_tokens(),
-            inner_precise: self.inner_precise as i64,
             softmax_lse_flag: self.softmax_lse,
-            ..defaults
+            ..FiaCall::new(self.settings.layout.as_str())
         };
         features.describe(&mut call);
         bindings.each(|argument, tensor| {
@@ -271,7 +226,7 @@ impl FusedInferAttention {
             out.dtype = dtype;
         }
         let named = |error| unset::block_table(self.heads_named(error, &call), &call);
-        if self.scale.is_none() {
+        if self.settings.scale.is_none() {
             // A broken rule says more.
             let (api, target) = (context.runtime().api(), context.target()?);
             let allowed = self.allowed.ids()?;
@@ -300,51 +255,10 @@ impl FusedInferAttention {
 
     /// Says in a refusal that the heads are not set.
     fn heads_named(&self, error: Error, call: &FiaCall<'_>) -> Error {
-        match self.num_heads {
+        match self.settings.num_heads {
             Some(_) => error,
             None => unset::heads(error, call),
         }
-    }
-}
-
-/// Lengths as the operator counts them, in the same memory.
-fn counted(argument: &str, lengths: Vec<usize>) -> Lengths {
-    if let Some((at, len)) = lengths
-        .iter()
-        .enumerate()
-        .find(|(_, len)| i64::try_from(**len).is_err())
-    {
-        return Err(Refused::new(
-            CallRule::LengthsOverflow,
-            format_args!("{len} at {argument}[{at}]"),
-            format_args!("at most {}", i64::MAX),
-            "give the lengths of a batch that exists; subtract lengths with saturation",
-        ));
-    }
-    Ok(lengths
-        .into_iter()
-        .filter_map(|len| i64::try_from(len).ok())
-        .collect())
-}
-
-/// A number of heads as the operator counts, INT64.
-fn heads(argument: &'static str, given: Option<usize>) -> Result<Option<i64>> {
-    let counted = given.map(i64::try_from).transpose();
-    counted.map_err(|_| {
-        Error::invalid(
-            argument,
-            given.unwrap_or_default(),
-            format_args!("at most {}", i64::MAX),
-        )
-    })
-}
-
-/// A list of lengths that the caller has given.
-fn given(lengths: &Option<Lengths>) -> Result<Option<&[i64]>> {
-    match lengths {
-        None => Ok(None),
-        Some(Ok(lengths)) => Ok(Some(lengths)),
-        Some(Err(refused)) => Err(refused.clone().into()),
     }
 }
 

@@ -8,8 +8,8 @@ use crate::operator::Tensors;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::block_table::BlockTable;
+use super::contents::GivenContents;
 use super::padding_size::PaddingSize;
-use super::places::GivenPlaces;
 use super::plan::{Bindings, Output};
 use super::pse_shift::PseShift;
 use super::quantisation::{Modes, Quantisation};
@@ -175,7 +175,7 @@ impl<'a> Inputs<'a> {
 
     /// The attributes that the tensors bring.
     #[inline]
-    pub(super) fn features(&self) -> Features {
+    pub(crate) fn features(&self) -> Features {
         Features {
             block_size: self.block_table.map_or(0, |table| table.acl_block_size()),
             modes: self.quantisation.modes(),
@@ -185,10 +185,10 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// The tensors whose elements are places in others.
+    /// The tensors whose elements are positions in others.
     #[inline]
-    pub(super) fn places(&self) -> GivenPlaces<'a> {
-        GivenPlaces {
+    pub(crate) fn contents(&self) -> GivenContents<'a> {
+        GivenContents {
             block_table: self.block_table,
             query_padding: self.query_padding,
             kv_padding: self.kv_padding,
@@ -197,7 +197,7 @@ impl<'a> Inputs<'a> {
 
     /// Visits every tensor, in the operator's order but for the lists, which come last.
     #[inline]
-    pub(super) fn visit(
+    pub(crate) fn visit(
         &self,
         mut visit: impl FnMut(Argument, &'a AnyTensor) -> Result<()>,
     ) -> Result<()> {
@@ -277,9 +277,23 @@ impl Features {
         }
     }
 
+    /// Tokens in a block of the paged cache, 0 without one.
+    pub(crate) fn block_size(&self) -> i64 {
+        self.block_size
+    }
+
+    /// Refuses all but the block size, for operators that have no other of these attributes.
+    pub(crate) fn block_size_alone(&self) -> Result<()> {
+        let alone = Self {
+            block_size: self.block_size,
+            ..Self::default()
+        };
+        self.are_as_planned(&alone)
+    }
+
     /// Refuses the attributes of a launch that are not the planned ones.
     #[inline]
-    pub(super) fn are_as_planned(&self, planned: &Self) -> Result<()> {
+    pub(crate) fn are_as_planned(&self, planned: &Self) -> Result<()> {
         if self == planned {
             Ok(())
         } else {
@@ -351,8 +365,8 @@ impl Bindings for Launch<'_> {
         Some(self.inputs.features())
     }
 
-    fn places(&self) -> GivenPlaces<'_> {
-        self.inputs.places()
+    fn contents(&self) -> GivenContents<'_> {
+        self.inputs.contents()
     }
 }
 
@@ -367,7 +381,7 @@ impl Bindings for Inputs<'_> {
         Some(Inputs::features(self))
     }
 
-    fn places(&self) -> GivenPlaces<'_> {
-        Inputs::places(self)
+    fn contents(&self) -> GivenContents<'_> {
+        Inputs::contents(self)
     }
 }

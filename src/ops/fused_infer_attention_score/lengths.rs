@@ -37,29 +37,41 @@ impl TryFrom<Vec<usize>> for PerRequest {
 }
 
 /// Refuses a length or an end that the operator's integers do not hold.
+#[inline]
 fn countable(request: usize, tokens: usize) -> Result<(), Refused> {
-    if tokens <= PerRequest::MAX_LENGTH {
-        return Ok(());
+    match tokens <= PerRequest::MAX_LENGTH {
+        true => Ok(()),
+        false => Err(uncountable(request, tokens)),
     }
-    Err(Refused::new(
+}
+
+#[cold]
+fn uncountable(request: usize, tokens: usize) -> Refused {
+    Refused::new(
         CallRule::LengthsOverflow,
         format_args!("{tokens} tokens at request {request}"),
         format_args!("at most {}", PerRequest::MAX_LENGTH),
         "give the lengths of a batch that exists; subtract lengths with saturation",
-    ))
+    )
 }
 
 /// Refuses an end in front of the one before.
+#[inline]
 fn behind(before: usize, request: usize, end: usize) -> Result<(), Refused> {
-    if end >= before {
-        return Ok(());
+    match end >= before {
+        true => Ok(()),
+        false => Err(in_front(before, request, end)),
     }
-    Err(Refused::new(
+}
+
+#[cold]
+fn in_front(before: usize, request: usize, end: usize) -> Refused {
+    Refused::new(
         CallRule::LengthsEnds,
         format_args!("end {end} of request {request} after {before}"),
         format_args!("{before} or more"),
         "give cumulative sums; lengths of single requests are `PerRequest`",
-    ))
+    )
 }
 
 impl Cumulative {
@@ -111,6 +123,7 @@ impl Cumulative {
     }
 
     /// Number of packed tokens.
+    #[inline]
     pub fn total(&self) -> usize {
         self.0.last().copied().unwrap_or(0)
     }
@@ -139,6 +152,7 @@ impl Cumulative {
     ///
     /// # Errors
     /// As for [`Cumulative::new`]; nothing is added then.
+    #[inline]
     pub fn push_end(&mut self, end: usize) -> Result<(), Refused> {
         let request = self.0.len();
         behind(self.total(), request, end)?;
@@ -198,6 +212,7 @@ impl PerRequest {
     ///
     /// # Errors
     /// [`CallRule::LengthsOverflow`] beyond [`MAX_LENGTH`](Self::MAX_LENGTH); nothing is added then.
+    #[inline]
     pub fn push(&mut self, len: usize) -> Result<(), Refused> {
         countable(self.0.len(), len)?;
         self.0.push(len);

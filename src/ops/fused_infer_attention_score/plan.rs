@@ -4,20 +4,20 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::fia::{Argument, Arguments, FiaCall, Parameter, Places, Version};
+use ascend_spec::fia::{Argument, Arguments, ContentBounds, FiaCall, Parameter, Version};
 use ascend_spec::{Layout, TensorDesc};
 
 use crate::case_file::{self, LiveCall};
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Addressed, Tensors, addressed, reach};
+use crate::operator::{self, Addressed, Tensors, addressed, new_output, reach};
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::allowed::Allowed;
 use super::block_table::BlockTable;
+use super::contents::{GivenContents, Reading};
 use super::inputs::{Features, Inputs, Launch};
-use super::places::{GivenPlaces, Reading};
 use super::versions;
 
 /// What a launch computes.
@@ -42,8 +42,8 @@ pub struct Plan {
     layout: Option<Layout>,
     prepared: operator::Plan<Parameter>,
     features: Features,
-    /// Bounds of what launches read on the device as places.
-    places: Option<Places>,
+    /// Bounds of what launches read on the device as positions.
+    bounds: Option<ContentBounds>,
     /// What was planned, to be recorded.
     attributes: Arguments<()>,
 }
@@ -51,14 +51,20 @@ pub struct Plan {
 /// A table that each replay of a graph reads for the same lengths.
 #[derive(Debug)]
 pub(crate) struct CapturedTable {
-    places: Places,
+    bounds: ContentBounds,
     table: BlockTable,
 }
 
 impl CapturedTable {
+    /// The table of a launch whose contents are bounded so.
+    pub(crate) fn of(given: &GivenContents<'_>, bounds: Option<&ContentBounds>) -> Option<Self> {
+        let (table, bounds) = (given.block_table?.clone(), bounds?.clone());
+        Some(Self { bounds, table })
+    }
+
     /// Refuses rows that do not name the blocks that a replay reads.
     pub(crate) fn replayed(&self) -> Result<()> {
-        self.table.admitted(&self.places, true, true)
+        self.table.admitted(&self.bounds, true, true)
     }
 }
 
@@ -67,8 +73,8 @@ pub(crate) trait Bindings: Tensors<Parameter> {
     /// The attributes that came with them; none where all attributes are the plan's.
     fn features(&self) -> Option<Features>;
 
-    /// The tensors whose elements are places in others; none where the caller has checked them.
-    fn places(&self) -> GivenPlaces<'_>;
+    /// The tensors whose elements are positions in others; none where the caller has checked them.
+    fn contents(&self) -> GivenContents<'_>;
 }
 
 /// Describes the outputs that the inputs imply, where none is described.
@@ -124,11 +130,11 @@ impl Plan {
         }
         let api = context.runtime().api();
         let (target, at_least) = (context.target()?, allowed.oldest());
-        let (version, places) = versions::choose(api, target, at_least, call, &allowed.ids()?)?;
+        let (version, bounds) = versions::choose(api, target, at_least, call, &allowed.ids()?)?;
         if let Some(since) = allowed.portable() {
             versions::portable(target, version, since, call, &allowed.ids()?)?;
         }
-        bindings.places().admitted(places.as_ref(), reading)?;
+        bindings.contents().admitted(bounds.as_ref(), reading)?;
 
         let mut tensors = addressed(bindings)?;
         // Outputs have no memory yet: the query's address stands for theirs until a launch replaces it.
@@ -160,7 +166,7 @@ impl Plan {
             layout: Layout::parse(call.input_layout),
             prepared: versions::prepare(context, version, call, &tensors, mask)?,
             features: bindings.features().unwrap_or_default(),
-            places,
+            bounds,
             attributes: call.attributes(),
         })
     }
@@ -173,23 +179,21 @@ impl Plan {
         self.prepared.desc(output)
     }
 
-    /// Bounds of what launches read on the device as places.
-    pub(super) fn places(&self) -> Option<&Places> {
-        self.places.as_ref()
+    /// Bounds of what launches read on the device as positions.
+    pub(super) fn content_bounds(&self) -> Option<&ContentBounds> {
+        self.bounds.as_ref()
     }
 
     /// Refuses a table whose rows do not name the blocks that a replay reads.
     pub(crate) fn replayed(&self, bindings: &impl Bindings) -> Result<()> {
         bindings
-            .places()
-            .admitted(self.places.as_ref(), Reading::Launched)
+            .contents()
+            .admitted(self.bounds.as_ref(), Reading::Launched)
     }
 
     /// The table that captured launches read, with what it has to name.
     pub(crate) fn captured_table(&self, bindings: &impl Bindings) -> Option<CapturedTable> {
-        let table = bindings.places().block_table?.clone();
-        let places = self.places.clone()?;
-        Some(CapturedTable { places, table })
+        CapturedTable::of(&bindings.contents(), self.bounds.as_ref())
     }
 
     /// Name of the operator's function that launches call.
@@ -205,7 +209,9 @@ impl Plan {
     /// Bytes of device memory that the mask's tensor takes for as long as the plan or its cache holds it: 4 MiB for the
     /// compressed mask of any length, rows times keys for a full one, nothing without a tensor.
     pub fn mask_bytes(&self) -> usize {
-        self.prepared.fixed().map_or(0, |mask| reach(mask.desc()))
+        self.prepared
+            .fixed(Parameter::AttenMask)
+            .map_or(0, |mask| reach(mask.desc()))
     }
 
     /// New output tensors, to be used with [`Plan::launch_into`] again and again. Their content is unspecified.
@@ -215,18 +221,15 @@ impl Plan {
     /// # Errors
     /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the output's type.
     pub fn output<T: Element>(&self) -> Result<Output<T>> {
-        let new = |parameter| {
-            let desc = self.desc(parameter);
-            desc.map(|desc| AnyTensor::empty(self.context(), desc))
-                .transpose()
+        let (attention, lse) = (Parameter::AttentionOut, Parameter::SoftmaxLse);
+        let Some(desc) = self.desc(attention) else {
+            return Err(Error::invalid(attention.name(), "none", "an output"));
         };
-        let Some(attention) = new(Parameter::AttentionOut)? else {
-            return Err(Error::invalid("attention_out", "none", "an output"));
-        };
-        let lse = new(Parameter::SoftmaxLse)?;
+        let softmax_lse = self.desc(lse);
+        let softmax_lse = softmax_lse.map(|desc| new_output(self.context(), lse.name(), desc));
         Ok(Output {
-            attention: attention.typed()?,
-            softmax_lse: lse.map(AnyTensor::typed).transpose()?,
+            attention: new_output(self.context(), attention.name(), desc)?,
+            softmax_lse: softmax_lse.transpose()?,
         })
     }
 
@@ -321,7 +324,7 @@ impl Plan {
     fn record(&self, stream: Option<&Stream>, bindings: &impl Bindings, outcome: &Result<()>) {
         let live = self.live(bindings);
         match outcome {
-            Ok(()) => case_file::launched(stream, &live),
+            Ok(()) => case_file::launched(stream, live),
             Err(error) => case_file::failed(live, stream, error),
         }
     }
@@ -335,7 +338,7 @@ impl Plan {
                 *desc = self.desc(parameter);
             }
         }
-        let mask = self.prepared.fixed();
+        let mask = self.prepared.fixed(Parameter::AttenMask);
         LiveCall::new(self.context(), &call, mask, bindings, self.version)
     }
 
@@ -344,11 +347,8 @@ impl Plan {
         if let Some(features) = bindings.features() {
             features.are_as_planned(&self.features)?;
         }
-        let reading = match queue.runs_now() {
-            true => Reading::Launched,
-            false => Reading::Captured,
-        };
-        bindings.places().admitted(self.places.as_ref(), reading)?;
+        let given = bindings.contents();
+        given.admitted(self.bounds.as_ref(), Reading::on(queue))?;
         checked.launch()
     }
 }

@@ -4,6 +4,7 @@ use ascend_spec::Layout;
 use ascend_spec::fia::FiaCall;
 
 use crate::error::Error;
+use crate::operator::no_scale;
 
 /// The refusal of a call without a scale.
 #[cold]
@@ -18,14 +19,7 @@ pub(super) fn scale(call: &FiaCall<'_>) -> Error {
         (None, Some(of)) => of.dim,
         (None, None) => 128,
     };
-    Error::invalid(
-        "scale",
-        "none",
-        format_args!(
-            "the factor of the scores, usually one over the root of the head dimension: `.scale(1.0 / {dim}f64.sqrt())`; \
-             `.scale(1.0)` for queries that are scaled already"
-        ),
-    )
+    no_scale(dim)
 }
 
 /// Adds to a refusal of a call without a block table, whose key has the shape of a paged cache, how to bring the table.

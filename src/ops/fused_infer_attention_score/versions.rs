@@ -2,25 +2,25 @@
 
 use std::sync::Arc;
 
-use ascend_spec::fia::{FiaCall, Parameter, Places, Version};
+use ascend_spec::fia::{ContentBounds, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, Refusal, Target, Violation};
 use ascend_spec::{arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
-use crate::operator::{self, Addressed, Descriptors, PhaseOne, Phases, Plan, phase_one, phases};
+use crate::operator::{self, Addressed, Descriptors, Plan, entry_points, phase_one};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
 /// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
-/// product and can express the call, `at_least` one. With it come the bounds of what the call reads on the device as places.
+/// product and can express the call, `at_least` one. With it come the bounds of what the call reads on the device as positions.
 pub(super) fn choose(
     api: &Api,
     target: Target,
     at_least: Version,
     call: &FiaCall<'_>,
     allowed: &[&str],
-) -> Result<(Version, Option<Places>)> {
+) -> Result<(Version, Option<ContentBounds>)> {
     let oldest = Version::oldest_for(call).max(at_least);
     let candidates = || {
         let able = |version: &Version| *version >= oldest && version.runs_on(target);
@@ -51,7 +51,7 @@ pub(super) fn choose(
         call.check(version, target)?
     };
     checked.lint(allowed).map_err(told)?;
-    Ok((version, checked.places()))
+    Ok((version, checked.content_bounds()))
 }
 
 /// Whether every release of the product from `since` on takes a call and makes the same of it.
@@ -82,39 +82,13 @@ fn why(oldest: Version) -> &'static str {
     }
 }
 
-/// Both functions of each version, behind its number in the declaration of the operator's arguments.
-macro_rules! versions {
-    ($($version:ident $number:tt: $one:ident, $two:ident;)*) => {
-        fn phases_of(version: Version) -> Phases {
-            match version {
-                $(Version::$version => phases!($one, $two),)*
-            }
-        }
-
-        /// Phase one with the arguments that a version has. The device must be bound.
-        fn phase_one(
-            api: &Api,
-            version: Version,
-            call: &FiaCall<'_>,
-            descriptors: &mut Descriptors<Parameter>,
-        ) -> Result<PhaseOne> {
-            match version {
-                $(Version::$version => fused_infer_attention_score_arguments! {
-                    arguments_of_version {
-                        $number phase_one { api.$one, Parameter, call, descriptors }
-                    }
-                },)*
-            }
-        }
-    };
-}
-
-versions! {
-    V1 1: aclnnFusedInferAttentionScoreGetWorkspaceSize, aclnnFusedInferAttentionScore;
-    V2 2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize, aclnnFusedInferAttentionScoreV2;
-    V3 3: aclnnFusedInferAttentionScoreV3GetWorkspaceSize, aclnnFusedInferAttentionScoreV3;
-    V4 4: aclnnFusedInferAttentionScoreV4GetWorkspaceSize, aclnnFusedInferAttentionScoreV4;
-    V5 5: aclnnFusedInferAttentionScoreV5GetWorkspaceSize, aclnnFusedInferAttentionScoreV5;
+entry_points! {
+    fused_infer_attention_score_arguments, FiaCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnFusedInferAttentionScoreGetWorkspaceSize, aclnnFusedInferAttentionScore;
+    Version::V2 => 2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize, aclnnFusedInferAttentionScoreV2;
+    Version::V3 => 3: aclnnFusedInferAttentionScoreV3GetWorkspaceSize, aclnnFusedInferAttentionScoreV3;
+    Version::V4 => 4: aclnnFusedInferAttentionScoreV4GetWorkspaceSize, aclnnFusedInferAttentionScoreV4;
+    Version::V5 => 5: aclnnFusedInferAttentionScoreV5GetWorkspaceSize, aclnnFusedInferAttentionScoreV5;
 }
 
 impl operator::Parameter for Parameter {
@@ -146,5 +120,13 @@ pub(super) fn prepare(
         phase_one(api, version, call, descriptors)
     };
     // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
-    unsafe { Plan::new(context, &phases_of(version), tensors, mask, phase_one) }
+    unsafe {
+        Plan::new(
+            context,
+            &phases_of(version),
+            tensors,
+            mask.as_slice(),
+            phase_one,
+        )
+    }
 }

@@ -7,4 +7,5 @@ mod plan;
 mod sequence_blocks;
 
 pub use plan::{GatherPaKvCache, GatherPlan};
+pub(crate) use plan::{phase_one, phases_of};
 pub use sequence_blocks::SequenceBlocks;

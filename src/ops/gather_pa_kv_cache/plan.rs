@@ -1,26 +1,31 @@
 //! Keys and values out of a paged cache.
 
 use std::fmt;
-use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::ops::gather_pa_kv_cache::{Argument, GatherCall, Parameter};
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::gather_pa_kv_cache::{Argument, GatherCall, Parameter, Version};
 use ascend_spec::scatter::{NORM, PA_NZ};
-use ascend_spec::{
-    OperatorVersion, TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments,
-};
+use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
 use ascend_sys::Api;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Addressed, Descriptors, Phases, Plan, Tensors, phase_one, phases};
+use crate::operator::{
+    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, lints_of, new_output, phase_one,
+    standing_in,
+};
+use crate::ops::recorded_plan::RecordedPlan;
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SequenceBlocks;
 
-const PHASES: Phases = phases!(aclnnGatherPaKvCacheGetWorkspaceSize, aclnnGatherPaKvCache);
+entry_points! {
+    gather_pa_kv_cache_arguments, GatherCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnGatherPaKvCacheGetWorkspaceSize, aclnnGatherPaKvCache;
+}
 
 /// What to do where the installed CANN has no such operator.
 const INSTEAD: &str = "copy the rows out of their blocks with aclrtMemcpyAsync";
@@ -56,7 +61,7 @@ const INSTEAD: &str = "copy the rows out of their blocks with aclrtMemcpyAsync";
 #[must_use = "a description does nothing until planned"]
 pub struct GatherPaKvCache {
     order: CacheOrder,
-    allowed: Vec<&'static str>,
+    allowed: AllowedLints,
 }
 
 impl GatherPaKvCache {
@@ -72,8 +77,8 @@ impl GatherPaKvCache {
     }
 
     /// Lets a call through that breaks this lint: `gather.unit` or `gather.token_bytes`.
-    pub fn allow_lint(mut self, id: &'static str) -> Self {
-        self.allowed.push(id);
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
         self
     }
 
@@ -94,7 +99,7 @@ impl GatherPaKvCache {
     ) -> Result<GatherPlan> {
         let context = key_cache.memory().context();
         let api = context.runtime().api();
-        PHASES.required(api, OperatorVersion::GatherPaKvCache, INSTEAD)?;
+        phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
         value_cache.on("value_cache", context)?;
         sequences.block_tables().on("block_tables", context)?;
         let rows = |cache: &AnyTensor| {
@@ -124,7 +129,7 @@ impl GatherPaKvCache {
         };
         let soc = context.soc()?;
         let problem = call.check(soc)?;
-        call.lint(&problem, soc, &self.allowed)?;
+        call.lint(&problem, soc, &self.allowed.ids(lints_of::<Version>)?)?;
         sequences.fits(&problem)?;
         let outputs = (call.key, call.value);
         let (Some(key), Some(value)) = outputs else {
@@ -136,7 +141,11 @@ impl GatherPaKvCache {
         };
         let prepared = match problem.tokens {
             0 => None,
-            _ => Some(prepare(context, &call, key_cache)?),
+            _ => Some(RecordedPlan::new(
+                prepare(context, &call, key_cache)?,
+                AnyArguments::GatherPaKvCache(call.to_arguments()),
+                Version::V1.number(),
+            )),
         };
         Ok(GatherPlan {
             context: Arc::clone(context),
@@ -156,25 +165,12 @@ fn prepare(
     call: &GatherCall<'_>,
     stand_in: &AnyTensor,
 ) -> Result<Plan<Parameter>> {
-    let (outputs, inputs): (Vec<_>, Vec<_>) =
-        (call.each_tensor()).partition(|(argument, _)| argument.is_output());
-    let tensors = outputs.into_iter().chain(inputs);
-    let tensors = tensors.map(|(argument, desc)| Addressed {
-        argument,
-        desc: *desc,
-        address: match desc.is_empty() {
-            true => ptr::null_mut(),
-            false => stand_in.as_raw(),
-        },
-    });
-    let tensors: Vec<_> = tensors.collect();
+    let tensors = standing_in(call.each_tensor(), stand_in);
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        gather_pa_kv_cache_arguments! { arguments_of_version {
-            1 phase_one { api.aclnnGatherPaKvCacheGetWorkspaceSize, Parameter, call, descriptors }
-        } }
+        phase_one(api, Version::V1, call, descriptors)
     };
     // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
-    unsafe { Plan::new(context, &PHASES, &tensors, None, phase_one) }
+    unsafe { Plan::new(context, &phases_of(Version::V1), &tensors, &[], phase_one) }
 }
 
 /// A call of GatherPaKvCache that was checked and prepared. From [`GatherPaKvCache::plan`].
@@ -191,7 +187,7 @@ pub struct GatherPlan {
     /// Keys and values.
     caches: [TensorDesc; 2],
     /// `None` without tokens.
-    prepared: Option<Plan<Parameter>>,
+    prepared: Option<RecordedPlan<Parameter>>,
 }
 
 /// The tensors of a launch.
@@ -221,7 +217,7 @@ impl Tensors<Parameter> for Given<'_> {
 impl GatherPlan {
     /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
     pub fn workspace_bytes(&self) -> usize {
-        self.prepared.as_ref().map_or(0, Plan::workspace_bytes)
+        (self.prepared.as_ref()).map_or(0, RecordedPlan::workspace_bytes)
     }
 
     /// Queues the copies into new tensors: keys and values of all sequences, `[tokens, N, D]` and `[tokens, N, Dv]`, or in the
@@ -237,8 +233,8 @@ impl GatherPlan {
         value_cache: &Tensor<T>,
     ) -> Result<(Tensor<T>, Tensor<T>)> {
         let [key, value] = self.outputs;
-        let new = |desc| AnyTensor::empty(&self.context, desc)?.typed();
-        let (mut key, mut value) = (new(key)?, new(value)?);
+        let mut key = new_output(&self.context, Parameter::Key.name(), key)?;
+        let mut value = new_output(&self.context, Parameter::Value.name(), value)?;
         self.launch_into(stream, key_cache, value_cache, &mut key, &mut value)?;
         Ok((key, value))
     }
@@ -260,15 +256,20 @@ impl GatherPlan {
         key: &mut Tensor<T>,
         value: &mut Tensor<T>,
     ) -> Result<()> {
-        let given = Given {
-            plan: self,
-            caches: [key_cache, value_cache],
-            outputs: [key, value],
-        };
-        self.run(stream, &given)
+        self.run(stream, [key_cache, value_cache], [key, value])
     }
 
-    fn run(&self, queue: &impl Queue, given: &Given<'_>) -> Result<()> {
+    pub(crate) fn run(
+        &self,
+        queue: &impl Queue,
+        caches: [&AnyTensor; 2],
+        outputs: [&AnyTensor; 2],
+    ) -> Result<()> {
+        let given = Given {
+            plan: self,
+            caches,
+            outputs,
+        };
         let Some(prepared) = &self.prepared else {
             let [key, value] = given.outputs;
             let [key_cache, value_cache] = given.caches;
@@ -290,7 +291,7 @@ impl GatherPlan {
             }
             return Ok(());
         };
-        prepared.check(queue, given)?.launch()
+        prepared.run(queue, &given, || Ok(()))?
     }
 }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::scatter::{Argument, NORM, PA_NZ, Parameter, ScatterCall};
-use ascend_spec::{OperatorVersion, arguments_of_version, scatter_pa_kv_cache_arguments};
+use ascend_spec::scatter::{Argument, NORM, PA_NZ, Parameter, ScatterCall, Version};
+use ascend_spec::{arguments_of_version, scatter_pa_kv_cache_arguments};
 use ascend_sys::Api;
 
 use crate::error::{Error, Result};
@@ -207,7 +207,7 @@ fn prepare(
     tensors: &Given<'_>,
 ) -> Result<Plan<Parameter>> {
     let api = context.runtime().api();
-    PHASES.required(api, OperatorVersion::ScatterPaKvCache, INSTEAD)?;
+    PHASES.required(api, Version::V1.info(), INSTEAD)?;
     let given = addressed(tensors)?;
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         scatter_pa_kv_cache_arguments! { arguments_of_version {
@@ -217,7 +217,7 @@ fn prepare(
         } }
     };
     // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
-    unsafe { Plan::new(context, &PHASES, &given, None, phase_one) }
+    unsafe { Plan::new(context, &PHASES, &given, &[], phase_one) }
 }
 
 /// A call of ScatterPaKvCache that was checked and prepared. From [`ScatterPaKvCache::plan`].

@@ -8,7 +8,8 @@ use crate::memory::as_bytes;
 use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, has_len};
 
-/// The slot of each new token, INT64 on the device, as the lists are that it is made from: row `s % block_size` of block `s / block_size` for slot `s`.
+/// The slot of each new token, INT64 on the device, as the lists are that it is made from: row `s % block_size` of block
+/// `s / block_size` for slot `s`.
 ///
 /// Made from slots on the host, it is checked: each slot is one of the cache's, and none is there twice. Plans and launches
 /// refuse it for a smaller cache. Slots that the device has computed can be taken

@@ -10,8 +10,8 @@ use crate::harness::stream;
 #[test]
 fn rows_that_see_nothing_are_refused_where_they_would_be_nan() {
     let infinite = MaskForm::infinite(DType::Float16).unwrap();
-    let blind = |form| HostMask::from_fn(3, 2, form, |i, _| i != 1);
-    let refused = blind(infinite).unwrap_err();
+    let masked = |form| HostMask::from_fn(3, 2, form, |i, _| i != 1);
+    let refused = masked(infinite).unwrap_err();
     assert!(
         matches!(
             refused,
@@ -23,8 +23,8 @@ fn rows_that_see_nothing_are_refused_where_they_would_be_nan() {
         "{refused}"
     );
     assert!(refused.to_string().contains("row 1"), "{refused}");
-    let flags = blind(MaskForm::INT8).unwrap();
-    assert_eq!(flags.blind_rows().collect::<Vec<_>>(), [(0, 1)]);
+    let flags = masked(MaskForm::INT8).unwrap();
+    assert_eq!(flags.fully_masked_rows().collect::<Vec<_>>(), [(0, 1)]);
     assert!(flags.convert(infinite).is_err());
     let lowest = flags
         .convert(MaskForm::lowest(DType::Float16).unwrap())
@@ -43,8 +43,11 @@ fn each_sequence_of_a_stack_has_rows_of_its_own() {
     assert_eq!(stack.shape(), [2, 2, 3]);
     assert_eq!(stack.bytes(), [0, 1, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0]);
     let infinite = MaskForm::infinite(DType::Float16).unwrap();
-    let blind = HostMask::stack_from_fn(2, 1, 3, infinite, |b, _, _| b == 0).unwrap_err();
-    assert!(blind.to_string().contains("row 0 of sequence 1"), "{blind}");
+    let masked = HostMask::stack_from_fn(2, 1, 3, infinite, |b, _, _| b == 0).unwrap_err();
+    assert!(
+        masked.to_string().contains("row 0 of sequence 1"),
+        "{masked}"
+    );
     assert!(HostMask::stack_from_fn(usize::MAX, 2, 2, infinite, |_, _, _| true).is_err());
 }
 
@@ -85,7 +88,7 @@ proptest! {
     fn every_form_converts_to_every_other_and_back(
         from in forms(), to in forms(), rows in 1usize..8, keys in 1usize..20, bits in proptest::collection::vec(any::<u8>(), 20),
     ) {
-        // The first key is always seen, so that no row is blind.
+        // The first key is always seen, so that no row is fully masked.
         let sees = |i: usize, j: usize| j == 0 || bits[(i * keys + j) / 8] >> ((i * keys + j) % 8) & 1 == 1;
         let mask = HostMask::from_fn(rows, keys, from, sees).unwrap();
         let other = mask.convert(to).unwrap();

@@ -25,7 +25,7 @@ mod sub_tile;
 use super::kv::PrefetchedRows;
 use super::kv::tile_load::stride;
 use super::mask::window::{MaskWindow, WINDOW_KEYS};
-use super::mask::{TILE_KEYS, find_visible};
+use super::mask::{Lanes, TILE_KEYS, find_visible};
 use super::online_softmax::OnlineSoftmax;
 use super::schedule::TaskContext;
 use super::scratch::take;
@@ -129,6 +129,11 @@ fn attend<'s, S: Simd>(simd: S, context: TaskContext<'_, 's>) -> OnlineSoftmax<'
     let mut window = MaskWindow::new(bits);
     let mut hidden = [0; TILE_KEYS];
     let rows = attention.rows(&task.queries);
+    let lanes = Lanes {
+        kv_head: task.kv_head,
+        group: attention.group,
+        queries: task.queries.clone(),
+    };
     // A hidden key adds nothing, even if its value is infinite or NaN, but values that are read in place are multiplied by
     // their weight 0 unchecked, which gives NaN. Only where the output is not finite is the task computed again, checked.
     for check_finite in [false, true] {
@@ -137,18 +142,12 @@ fn attend<'s, S: Simd>(simd: S, context: TaskContext<'_, 's>) -> OnlineSoftmax<'
         let mut prefetched = [PrefetchedRows::NONE; 3];
         for first in task.keys.clone().step_by(TILE_KEYS) {
             let tile = first..task.keys.end.min(first + TILE_KEYS);
-            let lanes = |row: u64| {
-                let first = (row as usize * attention.group).max(task.queries.start);
-                let end = ((row as usize + 1) * attention.group).min(task.queries.end);
-                ((1u32 << (end - task.queries.start)) - (1u32 << (first - task.queries.start)))
-                    as u16
-            };
             let (visible, mixed) = find_visible(
                 attention,
                 sequence,
                 rows.clone(),
                 (&tile, task.keys.end),
-                lanes,
+                &lanes,
                 &mut window,
                 &mut hidden,
             );

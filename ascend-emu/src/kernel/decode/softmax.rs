@@ -6,6 +6,7 @@
 use super::sub_tile::SubTile;
 use super::{DecodeBuffers, SCORES, query_tiles};
 use crate::kernel::attention::Attention;
+use crate::kernel::dropout::DropMask;
 use crate::kernel::exp2::exp2;
 use crate::kernel::online_softmax::weights;
 use crate::kernel::position_bias::read_bias;
@@ -62,6 +63,26 @@ impl SubTile<'_> {
             let scores = scores.as_flattened_mut().iter_mut().skip(r).step_by(R);
             for (score, bias) in scores.zip(bias.as_flattened()) {
                 *score += bias;
+            }
+        }
+    }
+
+    /// Drops weights.
+    pub(super) fn drop_weights(&self, dropout: &DropMask, buffers: &mut DecodeBuffers<'_>) {
+        let Some(dropped) = &self.sequence.dropped else {
+            return;
+        };
+        for (first, together) in query_tiles(self.count()) {
+            let weights = buffers.scores[first * SCORES..].as_flattened_mut();
+            for r in 0..together {
+                let query = self.task.queries.start + first + r;
+                let (row, head) = self.attention.row_and_head(self.task.kv_head, query);
+                let of_query = weights.iter_mut().skip(r).step_by(together);
+                for (key, weight) in self.rows.clone().zip(of_query) {
+                    if !dropout.keeps(dropped.bit(head, row, key)) {
+                        *weight = 0.0;
+                    }
+                }
             }
         }
     }

@@ -272,6 +272,9 @@ impl SubTile<'_> {
             simd.outline(CorrectScores { sub_tile, buffers });
         }
         simd.outline(UpdateSoftmax { sub_tile, buffers });
+        if let Some(dropout) = &sub_tile.attention.dropout {
+            sub_tile.drop_weights(dropout, buffers);
+        }
     }
 
     /// Rescales the output and adds the weighted values.

@@ -17,16 +17,57 @@ pub(crate) const TILE_KEYS: usize = 96;
 /// For each key of a KV tile, a bit set for every lane whose query does not see it.
 pub(crate) type HiddenLanes = [u16; TILE_KEYS];
 
-/// Finds which keys of the KV tile `tile` the queries of `rows` see. A lane is a query, and `lanes(row)` has the bits of a
-/// row's queries. Gives the smallest range that contains every visible key, counted from the first of the tile, and whether
-/// some of its keys are hidden from some queries; if so, `hidden` says which. The task's keys end at `end`.
+/// The queries of a lane group, which share a key head: lane `l` is query `start + l`.
+#[derive(Clone, Debug)]
+pub(crate) struct Lanes {
+    pub(crate) kv_head: usize,
+    /// Query heads that share the key head.
+    pub(crate) group: usize,
+    pub(crate) queries: Range<usize>,
+}
+
+impl Lanes {
+    /// The queries of a row.
+    #[inline(always)]
+    fn queries_of(&self, row: u64) -> Range<usize> {
+        let first = (row as usize * self.group).max(self.queries.start);
+        first..((row as usize + 1) * self.group).min(self.queries.end)
+    }
+
+    /// The bits of some of the queries.
+    #[inline(always)]
+    fn bits(&self, queries: &Range<usize>) -> u16 {
+        let (first, end) = (
+            queries.start - self.queries.start,
+            queries.end - self.queries.start,
+        );
+        ((1u32 << end) - (1u32 << first)) as u16
+    }
+
+    /// The bits of a row's queries.
+    #[inline(always)]
+    pub(crate) fn of_row(&self, row: u64) -> u16 {
+        self.bits(&self.queries_of(row))
+    }
+
+    /// The head of each of a row's queries, and its bit.
+    fn heads_of(&self, row: u64) -> impl Iterator<Item = (usize, u16)> + '_ {
+        let before = self.kv_head * self.group;
+        self.queries_of(row)
+            .map(move |query| (before + query % self.group, self.bits(&(query..query + 1))))
+    }
+}
+
+/// Finds which keys of the KV tile `tile` the queries of `rows` see, whose lanes are `lanes`. Gives the smallest range
+/// that contains every visible key, counted from the first of the tile, and whether some of its keys are hidden from some
+/// queries; if so, `hidden` says which. The task's keys end at `end`.
 #[inline(always)]
 pub(crate) fn find_visible(
     attention: &Attention,
     sequence: &Sequence,
     rows: Range<u64>,
     (tile, end): (&Range<usize>, usize),
-    lanes: impl Fn(u64) -> u16,
+    lanes: &Lanes,
     window: &mut MaskWindow<'_>,
     hidden: &mut HiddenLanes,
 ) -> (Range<usize>, bool) {
@@ -42,7 +83,7 @@ pub(crate) fn find_visible(
     if mixed {
         hidden.fill(u16::MAX);
         for row in rows.clone() {
-            let lanes = lanes(row);
+            let lanes = lanes.of_row(row);
             for run in sequence.geometry.runs(row) {
                 // Within the tile, whose ends are usize.
                 let start = run.start.max(keys.start).min(keys.end) - keys.start;
@@ -65,7 +106,7 @@ pub(crate) fn find_visible(
         return (0..0, false);
     }
     if coverage == Coverage::Mixed {
-        let used = rows.clone().fold(0, |used, row| used | lanes(row));
+        let used = rows.clone().fold(0, |used, row| used | lanes.of_row(row));
         let masked = window.of_tile(attention, sequence, rows, (tile, end), lanes);
         if mixed {
             for (hidden, masked) in hidden.iter_mut().zip(masked) {
@@ -89,12 +130,12 @@ pub(crate) fn find_visible(
     (visible, mixed)
 }
 
-/// Reads the mask bytes of a row into `out`. Gives `None` if there is no mask tensor or the row does not exist.
+/// Reads the mask bytes of a row of a head into `out`. Gives `None` if there is no mask tensor or the row does not exist.
 #[inline(always)]
 pub(crate) fn read_mask<'a>(
     attention: &Attention,
     sequence: &Sequence,
-    row: u64,
+    (row, head): (u64, usize),
     keys: &Range<usize>,
     out: &'a mut [u8; TILE_KEYS],
 ) -> Option<&'a mut [u8]> {
@@ -103,6 +144,7 @@ pub(crate) fn read_mask<'a>(
         return None;
     }
     let out = out.get_mut(..keys.len())?;
-    mask.read_row(sequence.mask.as_ref()?, row as usize, keys.start, out);
+    let at = sequence.mask.as_ref()?.of_head(head);
+    mask.read_row(&at, row as usize, keys.start, out);
     Some(out)
 }

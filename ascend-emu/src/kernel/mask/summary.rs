@@ -42,11 +42,13 @@ pub(crate) struct MaskSummary {
 }
 
 impl MaskSummary {
-    /// Whether a summary pays: the sequence has enough rows for its mask to be read often, and at most [`MAX_CELLS`] cells.
+    /// Whether a summary pays: the sequence has enough rows for its mask, one for all heads, to be read often, and at most
+    /// [`MAX_CELLS`] cells.
     pub(crate) fn pays(sequence: &Sequence) -> bool {
         let count = |rows: u64| rows.div_ceil(CELL as u64);
         let (rows, keys) = (sequence.geometry.q_len(), sequence.geometry.kv_len());
-        rows >= CELL as u64 && count(rows).saturating_mul(count(keys)) <= MAX_CELLS
+        let shared = sequence.mask.is_some_and(|mask| !mask.differs_by_head());
+        shared && rows >= CELL as u64 && count(rows).saturating_mul(count(keys)) <= MAX_CELLS
     }
 
     /// An empty summary for a sequence, whose rows are filled by [`MaskSummary::fill`].

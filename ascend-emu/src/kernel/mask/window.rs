@@ -4,8 +4,8 @@
 //! cache lines that it brings in, which reading one KV tile at a time would evict before the next one.
 
 use crate::kernel::attention::Attention;
-use crate::kernel::mask::TILE_KEYS;
 use crate::kernel::mask::summary::Coverage;
+use crate::kernel::mask::{Lanes, TILE_KEYS};
 use crate::kernel::sequence::Sequence;
 use std::ops::Range;
 
@@ -37,7 +37,7 @@ impl<'s> MaskWindow<'s> {
         sequence: &Sequence,
         rows: Range<u64>,
         (tile, end): (&Range<usize>, usize),
-        lanes: impl Fn(u64) -> u16,
+        lanes: &Lanes,
     ) -> &[u16] {
         let known = self.keys.start <= tile.start && tile.end <= self.keys.end;
         let mask = attention.mask.as_ref().zip(sequence.mask.as_ref());
@@ -47,7 +47,13 @@ impl<'s> MaskWindow<'s> {
             hidden.fill(0);
             // Rows past the last one have no queries.
             for row in rows.start..rows.end.min(sequence.geometry.q_len()) {
-                mask.hide(at, row as usize, tile.start, lanes(row), hidden);
+                if at.differs_by_head() {
+                    for (head, lane) in lanes.heads_of(row) {
+                        mask.hide(&at.of_head(head), row as usize, tile.start, lane, hidden);
+                    }
+                } else {
+                    mask.hide(at, row as usize, tile.start, lanes.of_row(row), hidden);
+                }
             }
         }
         &self.hidden[tile.start - self.keys.start..][..tile.len()]

@@ -28,8 +28,9 @@ mod products;
 mod softmax;
 
 use super::attention::Attention;
+use super::dropout::DropMask;
 use super::kv::tile_load::{Destination, TileLoad};
-use super::mask::{TILE_KEYS, find_visible};
+use super::mask::{Lanes, TILE_KEYS, find_visible};
 use super::online_softmax::OnlineSoftmax;
 use super::position_bias::read_bias;
 use super::prefetch::TilePrefetch;
@@ -185,11 +186,10 @@ impl QueryBlock<'_> {
         for lane_group in 0..self.lane_groups() {
             let queries = self.queries(lane_group);
             let rows = attention.rows(&queries);
-            let lanes = |row: u64| {
-                // The queries of a row that are in the lane group.
-                let first = (row as usize * group).max(queries.start) - queries.start;
-                let end = ((row as usize + 1) * group).min(queries.end) - queries.start;
-                ((1u32 << end) - (1u32 << first)) as u16
+            let lanes = Lanes {
+                kv_head: self.task.kv_head,
+                group,
+                queries,
             };
             let keys = (tile, self.task.keys.end);
             let window = &mut buffers.mask_windows[lane_group];
@@ -197,7 +197,7 @@ impl QueryBlock<'_> {
             let lane_group = lane_group % LANE_GROUPS;
             let hidden = &mut of_tile.hidden[lane_group];
             (of_tile.keys[lane_group], of_tile.mixed[lane_group]) =
-                find_visible(attention, sequence, rows, keys, lanes, window, hidden);
+                find_visible(attention, sequence, rows, keys, &lanes, window, hidden);
             all = union(&[all, of_tile.keys[lane_group].clone()]);
         }
         all
@@ -307,6 +307,11 @@ impl QueryBlock<'_> {
                     hidden: of_tile.mixed[lane_group].then_some(&of_tile.hidden[lane_group]),
                     all: &all,
                 });
+                if let Some(dropout) = &attention.dropout {
+                    let queries = self.queries(first_group + lane_group);
+                    let of = (dropout, lane_group, queries, visible);
+                    self.drop_weights(&mut query_tile, of, first);
+                }
             }
             simd.outline(Outputs {
                 query_tile: &mut query_tile,
@@ -314,6 +319,29 @@ impl QueryBlock<'_> {
                 visible,
                 finite,
             });
+        }
+    }
+
+    /// Drops weights of a lane group. The keys `visible` count from key `first`.
+    fn drop_weights(
+        self,
+        query_tile: &mut QueryTile<'_>,
+        (dropout, lane_group, queries, visible): (&DropMask, usize, Range<usize>, &Range<usize>),
+        first: usize,
+    ) {
+        let Some(dropped) = &self.sequence.dropped else {
+            return;
+        };
+        let weights =
+            &mut query_tile.scores[visible.start * LANE_GROUPS..visible.end * LANE_GROUPS];
+        for (lane, query) in queries.enumerate() {
+            let (row, head) = self.attention.row_and_head(self.task.kv_head, query);
+            let of_query = weights.iter_mut().skip(lane_group).step_by(LANE_GROUPS);
+            for (key, weights) in (first + visible.start..).zip(of_query) {
+                if !dropout.keeps(dropped.bit(head, row, key)) {
+                    weights[lane] = 0.0;
+                }
+            }
         }
     }
 

@@ -20,8 +20,8 @@ impl Call {
         };
         let held = held.unwrap_or(checked.problem.dtype());
         let mut data = Data::new(&checked, held, self.seed);
-        for (operand, bytes) in &self.contents {
-            data.put(*operand, bytes.iter().copied());
+        for (argument, bytes) in &self.contents {
+            data.put(*argument, bytes.iter().copied());
         }
         work(&checked.problem, &mut data)
     }

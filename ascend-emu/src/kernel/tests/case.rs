@@ -3,7 +3,7 @@
 use super::data::Data;
 use crate::kernel::simd::Level;
 use ascend_spec::attention_problem::AttentionProblem;
-use ascend_spec::fia::{FiaCall, Operand, Version};
+use ascend_spec::fia::{FiaCall, Parameter, Version};
 use ascend_spec::{DType, Dims, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 use std::fmt;
 
@@ -162,7 +162,7 @@ impl Case {
 
         let mut data = Data::new(&checked, self.dtype, self.seed);
         if let Some(mask) = &self.mask {
-            data.put(Operand::AttenMask, mask.bytes.iter().copied());
+            data.put(Parameter::AttenMask, mask.bytes.iter().copied());
         }
         work(&checked.problem, &mut data)
     }

@@ -2,12 +2,12 @@
 
 use super::calls::Random;
 use super::calls::compare::Written;
-use super::calls::contents::{fill, is_rows, operands, reach};
+use super::calls::contents::{arguments_of, fill, is_rows, reach};
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, RunOptions, run_under};
 use ascend_spec::attention_problem::{AttentionProblem, Rows, TensorRole};
-use ascend_spec::fia::{CheckedCall, Operand};
+use ascend_spec::fia::{Argument, CheckedCall, Parameter};
 use ascend_spec::{DType, MaskGeometry};
 use std::collections::HashMap;
 use std::ptr;
@@ -62,7 +62,7 @@ impl Fenced {
 pub(super) struct Data {
     /// Element type of the tensors that have the call's own.
     dtype: DType,
-    of: HashMap<Operand, Fenced>,
+    of: HashMap<Argument, Fenced>,
     /// Visible keys in place of the problem's.
     pub(super) geometry: Option<MaskGeometry>,
     /// Bytes that the last run took beside these.
@@ -76,19 +76,19 @@ impl Data {
         let (call, problem) = (checked.call, &checked.problem);
         let mut random = Random(seed);
         let mut of = HashMap::new();
-        for operand in operands(call) {
-            let Some(desc) = operand.of(call) else {
+        for argument in arguments_of(call) {
+            let Some(desc) = call.tensor(argument) else {
                 continue;
             };
-            let own = desc.dtype == problem.dtype() && is_rows(operand);
+            let own = desc.dtype == problem.dtype() && is_rows(argument.parameter);
             let held = if own { dtype } else { desc.dtype };
-            let tensor = match operand {
-                Operand::AttentionOut | Operand::SoftmaxLse => {
+            let tensor = match argument.parameter {
+                Parameter::AttentionOut | Parameter::SoftmaxLse => {
                     Fenced::poisoned(reach(desc) * held.size().unwrap())
                 }
-                _ => Fenced::new(fill(operand, desc, held, &mut random).into_iter()),
+                _ => Fenced::new(fill(argument.parameter, desc, held, &mut random).into_iter()),
             };
-            of.insert(operand, tensor);
+            of.insert(argument, tensor);
         }
         Data {
             dtype,
@@ -99,27 +99,32 @@ impl Data {
     }
 
     /// Replaces what an input holds.
-    pub(super) fn put(&mut self, operand: Operand, bytes: impl IntoIterator<Item = u8>) {
-        self.of.insert(operand, Fenced::new(bytes.into_iter()));
+    pub(super) fn put(
+        &mut self,
+        argument: impl Into<Argument>,
+        bytes: impl IntoIterator<Item = u8>,
+    ) {
+        self.of
+            .insert(argument.into(), Fenced::new(bytes.into_iter()));
     }
 
-    pub(super) fn bytes(&self, operand: Operand) -> &[u8] {
-        self.of.get(&operand).map_or(&[], Fenced::bytes)
+    pub(super) fn bytes(&self, argument: impl Into<Argument>) -> &[u8] {
+        self.of.get(&argument.into()).map_or(&[], Fenced::bytes)
     }
 
-    pub(super) fn bytes_mut(&mut self, operand: Operand) -> &mut [u8] {
-        self.of.get_mut(&operand).unwrap().bytes_mut()
+    pub(super) fn bytes_mut(&mut self, argument: impl Into<Argument>) -> &mut [u8] {
+        self.of.get_mut(&argument.into()).unwrap().bytes_mut()
     }
 
     /// Hands the addresses of the tensors to `work`.
     pub(super) fn with_buffers<R>(&mut self, work: impl FnOnce(&Buffers<'_>) -> R) -> R {
-        let base: HashMap<Operand, *mut u8> = self
+        let base: HashMap<Argument, *mut u8> = self
             .of
             .iter_mut()
-            .map(|(&operand, tensor)| (operand, tensor.bytes_mut().as_mut_ptr()))
+            .map(|(&argument, tensor)| (argument, tensor.bytes_mut().as_mut_ptr()))
             .collect();
         let base = |role: TensorRole| {
-            let tensor = base.get(&Operand::of_role(role));
+            let tensor = base.get(&Argument::of_role(role));
             tensor.copied().unwrap_or(ptr::null_mut())
         };
         work(&Buffers(&base))
@@ -145,7 +150,7 @@ impl Data {
 
     /// What the oracle computes.
     pub(super) fn oracle(&self, problem: &AttentionProblem<'_>) -> Outputs {
-        let bytes = |role| self.bytes(Operand::of_role(role));
+        let bytes = |role| self.bytes(Argument::of_role(role));
         let inputs = Inputs {
             dtype: self.dtype,
             bytes: &bytes,
@@ -158,8 +163,8 @@ impl Data {
     pub(super) fn written(&self) -> Written<'_> {
         Written {
             dtype: self.dtype,
-            attention_out: self.bytes(Operand::AttentionOut),
-            softmax_lse: self.bytes(Operand::SoftmaxLse),
+            attention_out: self.bytes(Parameter::AttentionOut),
+            softmax_lse: self.bytes(Parameter::SoftmaxLse),
         }
     }
 

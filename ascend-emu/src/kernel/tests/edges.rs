@@ -6,7 +6,7 @@ use super::data::{Data, levels};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, UnsupportedType, run};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
-use ascend_spec::fia::{FiaCall, Operand, Version};
+use ascend_spec::fia::{FiaCall, Parameter, Version};
 use ascend_spec::{DType, Layout, Soc, SparseMode, Target, TensorDesc};
 use rayon::ThreadPoolBuilder;
 use std::ptr;
@@ -38,7 +38,7 @@ fn put(case: &Case, bytes: &mut [u8], row: usize, d: usize, value: f32) {
 }
 
 #[test]
-fn rows_that_the_geometry_leaves_blind_are_blank() {
+fn rows_that_the_geometry_masks_fully_are_blank() {
     let mut case = Case::plain(DType::Bf16, [1, 1, 2, 130, 40, 16]);
     case.mode = SparseMode::RightDownCausal;
     each(&case, |problem, tensors, level| {
@@ -63,8 +63,8 @@ fn rows_and_sequences_past_their_length_are_blank() {
     each(&case, |problem, tensors, level| {
         // What lies past the lengths is not looked at.
         let rows = 205 * 32 * 2;
-        tensors.bytes_mut(Operand::Key(0))[rows..2 * rows].fill(0xff);
-        tensors.bytes_mut(Operand::Value(0))[rows..2 * rows].fill(0xff);
+        tensors.bytes_mut(Parameter::Key)[rows..2 * rows].fill(0xff);
+        tensors.bytes_mut(Parameter::Value)[rows..2 * rows].fill(0xff);
         tensors.run(problem, level);
         for b in 0..3 {
             for row in 0..100 {
@@ -79,7 +79,7 @@ fn rows_and_sequences_past_their_length_are_blank() {
 }
 
 #[test]
-fn rows_that_the_mask_leaves_blind_are_blank_or_the_mean() {
+fn rows_that_the_mask_hides_all_keys_of_are_blank_or_the_mean() {
     for mut case in shapes() {
         case.mode = SparseMode::AllMask;
         let keys = case.key_rows[0];
@@ -134,17 +134,11 @@ fn hidden_keys_may_hold_anything() {
         });
         each(&case, |problem, tensors, level| {
             for key in 30..50 {
-                put(&case, tensors.bytes_mut(Operand::Key(0)), key, 3, f32::NAN);
+                put(&case, tensors.bytes_mut(Parameter::Key), key, 3, f32::NAN);
+                put(&case, tensors.bytes_mut(Parameter::Value), key, 4, f32::NAN);
                 put(
                     &case,
-                    tensors.bytes_mut(Operand::Value(0)),
-                    key,
-                    4,
-                    f32::NAN,
-                );
-                put(
-                    &case,
-                    tensors.bytes_mut(Operand::Value(0)),
+                    tensors.bytes_mut(Parameter::Value),
                     key,
                     5,
                     f32::INFINITY,
@@ -152,7 +146,7 @@ fn hidden_keys_may_hold_anything() {
             }
             put(
                 &case,
-                tensors.bytes_mut(Operand::Value(0)),
+                tensors.bytes_mut(Parameter::Value),
                 keys - 1,
                 7,
                 f32::INFINITY,
@@ -173,7 +167,7 @@ fn nan_reaches_the_rows_that_see_it() {
     for case in shapes() {
         // A key: every row of the sequence, and none of the other.
         each(&case, |problem, tensors, level| {
-            put(&case, tensors.bytes_mut(Operand::Key(0)), 100, 3, f32::NAN);
+            put(&case, tensors.bytes_mut(Parameter::Key), 100, 3, f32::NAN);
             tensors.run(problem, level);
             assert!((0..32).all(|d| tensors.output(&problem.out, (0, 1, 0), d).is_nan()));
             assert!(tensors.lse(&problem.lse.unwrap(), (0, 1, 0)).is_nan());
@@ -181,20 +175,14 @@ fn nan_reaches_the_rows_that_see_it() {
         });
         // A query: its row alone.
         each(&case, |problem, tensors, level| {
-            put(&case, tensors.bytes_mut(Operand::Query), 0, 3, f32::NAN);
+            put(&case, tensors.bytes_mut(Parameter::Query), 0, 3, f32::NAN);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 9).is_nan());
             assert!(tensors.output(&problem.out, (0, 1, 0), 9).is_finite());
         });
         // A value: its element alone.
         each(&case, |problem, tensors, level| {
-            put(
-                &case,
-                tensors.bytes_mut(Operand::Value(0)),
-                100,
-                3,
-                f32::NAN,
-            );
+            put(&case, tensors.bytes_mut(Parameter::Value), 100, 3, f32::NAN);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 1, 0), 3).is_nan());
             assert!(tensors.output(&problem.out, (0, 1, 0), 4).is_finite());
@@ -209,11 +197,11 @@ fn infinite_and_large_scores_neither_panic_nor_overflow() {
         each(&case, |problem, tensors, level| {
             // One score is -inf: its key drops out.
             for d in 0..32 {
-                put(&case, tensors.bytes_mut(Operand::Query), 0, d, 1.0);
+                put(&case, tensors.bytes_mut(Parameter::Query), 0, d, 1.0);
             }
             put(
                 &case,
-                tensors.bytes_mut(Operand::Key(0)),
+                tensors.bytes_mut(Parameter::Key),
                 50,
                 0,
                 f32::NEG_INFINITY,
@@ -226,7 +214,7 @@ fn infinite_and_large_scores_neither_panic_nor_overflow() {
             for key in 0..keys {
                 put(
                     &case,
-                    tensors.bytes_mut(Operand::Key(0)),
+                    tensors.bytes_mut(Parameter::Key),
                     key,
                     0,
                     f32::NEG_INFINITY,
@@ -237,7 +225,7 @@ fn infinite_and_large_scores_neither_panic_nor_overflow() {
             // One is +inf: neither.
             put(
                 &case,
-                tensors.bytes_mut(Operand::Key(0)),
+                tensors.bytes_mut(Parameter::Key),
                 50,
                 0,
                 f32::INFINITY,
@@ -246,11 +234,11 @@ fn infinite_and_large_scores_neither_panic_nor_overflow() {
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_nan());
             // The largest finite numbers.
             for d in 0..32 {
-                put(&case, tensors.bytes_mut(Operand::Query), 0, d, 65504.0);
+                put(&case, tensors.bytes_mut(Parameter::Query), 0, d, 65504.0);
                 for key in 0..keys {
                     put(
                         &case,
-                        tensors.bytes_mut(Operand::Key(0)),
+                        tensors.bytes_mut(Parameter::Key),
                         key,
                         d,
                         if key == 60 { 65504.0 } else { -65504.0 },
@@ -284,8 +272,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
                 pool.install(|| tensors.run(problem, Level::detect()));
                 tensors.compare(problem, &want).unwrap();
                 (
-                    tensors.bytes(Operand::AttentionOut).to_vec(),
-                    tensors.bytes(Operand::SoftmaxLse).to_vec(),
+                    tensors.bytes(Parameter::AttentionOut).to_vec(),
+                    tensors.bytes(Parameter::SoftmaxLse).to_vec(),
                 )
             })
         });

@@ -6,7 +6,7 @@
 use super::calls::{Call, Random, cached, desc};
 use super::data::Data;
 use crate::kernel::simd::Level;
-use ascend_spec::fia::{Cache, Operand, Version};
+use ascend_spec::fia::{Argument, Cache, Parameter, Version};
 use ascend_spec::{Cann, DType, Extents, Layout, Soc, Target, TensorDesc};
 use half::f16;
 
@@ -21,20 +21,20 @@ const ROPE: usize = 64;
 /// Sequence, head, row of the sequence, element.
 type Place = (usize, usize, usize, usize);
 
-fn half(data: &Data, operand: Operand, at: usize) -> f64 {
-    let bytes = data.bytes(operand);
+fn half(data: &Data, argument: impl Into<Argument>, at: usize) -> f64 {
+    let bytes = data.bytes(argument);
     f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f64()
 }
 
-fn single(data: &Data, operand: Operand, at: usize) -> f64 {
-    let bytes = &data.bytes(operand)[4 * at..][..4];
+fn single(data: &Data, argument: impl Into<Argument>, at: usize) -> f64 {
+    let bytes = &data.bytes(argument)[4 * at..][..4];
     f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))
 }
 
 /// The block of a sequence's key, and its place in it, by a table of so many columns.
 fn block(data: &Data, (b, j): (usize, usize), columns: usize, block_size: usize) -> (usize, usize) {
     let at = b * columns + j / block_size;
-    let id = &data.bytes(Operand::BlockTable)[4 * at..][..4];
+    let id = &data.bytes(Parameter::BlockTable)[4 * at..][..4];
     let id = i32::from_le_bytes(id.try_into().unwrap());
     (usize::try_from(id).unwrap(), j % block_size)
 }
@@ -102,7 +102,8 @@ where
                         let weighted =
                             |(j, weight)| weight * (self.value)(data, (b, kv_head, j, d));
                         let want = weights.iter().enumerate().map(weighted).sum::<f64>() / sum;
-                        let got = half(data, Operand::AttentionOut, (self.out)((b, head, row, d)));
+                        let got =
+                            half(data, Parameter::AttentionOut, (self.out)((b, head, row, d)));
                         let close = (got - want).abs() <= 4e-3 * (1.0 + want.abs());
                         assert!(close, "{b} {head} {row} {d}: {got}, not {want}");
                     }
@@ -129,9 +130,11 @@ fn keys_of_a_list_lie_in_their_own_tensors() {
         rows: vec![ROWS; 3],
         keys,
         dims: (dim, dim),
-        query: |data: &Data, at| half(data, Operand::Query, bnsd(at, HEADS, ROWS, dim)),
-        key: |data: &Data, at: Place| half(data, Operand::Key(at.0), own(at)),
-        value: |data: &Data, at: Place| half(data, Operand::Value(at.0), own(at)),
+        query: |data: &Data, at| half(data, Parameter::Query, bnsd(at, HEADS, ROWS, dim)),
+        key: |data: &Data, at: Place| half(data, Argument::element(Parameter::Key, at.0), own(at)),
+        value: |data: &Data, at: Place| {
+            half(data, Argument::element(Parameter::Value, at.0), own(at))
+        },
         out: |at| bnsd(at, HEADS, ROWS, dim),
     };
     formulas.hold(&call);
@@ -152,22 +155,30 @@ fn rotary_parts_beside_a_list_lie_in_one_tensor() {
         keys: vec![keys; 3],
         dims: (dim + ROPE, dim),
         query: |data: &Data, at: Place| match at.3.checked_sub(dim) {
-            None => half(data, Operand::Query, bsnd(at, HEADS, ROWS, dim)),
+            None => half(data, Parameter::Query, bsnd(at, HEADS, ROWS, dim)),
             Some(d) => {
                 let at = (at.0, at.1, at.2, d);
-                half(data, Operand::QueryRope, bsnd(at, HEADS, ROWS, ROPE))
+                half(data, Parameter::QueryRope, bsnd(at, HEADS, ROWS, ROPE))
             }
         },
         key: |data: &Data, (b, head, j, d): Place| match d.checked_sub(dim) {
-            None => half(data, Operand::Key(b), (j * KV_HEADS + head) * dim + d),
+            None => half(
+                data,
+                Argument::element(Parameter::Key, b),
+                (j * KV_HEADS + head) * dim + d,
+            ),
             Some(d) => half(
                 data,
-                Operand::KeyRope,
+                Parameter::KeyRope,
                 bsnd((b, head, j, d), KV_HEADS, keys, ROPE),
             ),
         },
         value: |data: &Data, (b, head, j, d): Place| {
-            half(data, Operand::Value(b), (j * KV_HEADS + head) * dim + d)
+            half(
+                data,
+                Argument::element(Parameter::Value, b),
+                (j * KV_HEADS + head) * dim + d,
+            )
         },
         out: |at| bsnd(at, HEADS, ROWS, dim),
     };
@@ -207,20 +218,20 @@ fn an_nz_cache_and_its_rotary_part_are_cut_into_runs() {
         keys: vec![40, 3],
         dims: (dim + ROPE, dim),
         query: |data: &Data, at: Place| match at.3.checked_sub(dim) {
-            None => half(data, Operand::Query, bnsd(at, HEADS, ROWS, dim)),
+            None => half(data, Parameter::Query, bnsd(at, HEADS, ROWS, dim)),
             Some(d) => {
                 let at = (at.0, at.1, at.2, d);
-                half(data, Operand::QueryRope, bnsd(at, HEADS, ROWS, ROPE))
+                half(data, Parameter::QueryRope, bnsd(at, HEADS, ROWS, ROPE))
             }
         },
         key: |data: &Data, at: Place| match at.3.checked_sub(dim) {
-            None => half(data, Operand::Key(0), nz(data, at, dim)),
+            None => half(data, Parameter::Key, nz(data, at, dim)),
             Some(d) => {
                 let at = (at.0, at.1, at.2, d);
-                half(data, Operand::KeyRope, nz(data, at, ROPE))
+                half(data, Parameter::KeyRope, nz(data, at, ROPE))
             }
         },
-        value: |data: &Data, at| half(data, Operand::Value(0), nz(data, at, dim)),
+        value: |data: &Data, at| half(data, Parameter::Value, nz(data, at, dim)),
         out: |at| bnsd(at, HEADS, ROWS, dim),
     };
     formulas.hold(&call);
@@ -238,9 +249,9 @@ fn tokens_of_a_cache_of_three_axes_hold_all_heads() {
         rows: vec![ROWS; 2],
         keys: vec![33, 16],
         dims: (dim, dim),
-        query: |data: &Data, at| half(data, Operand::Query, bnsd(at, HEADS, ROWS, dim)),
-        key: |data: &Data, place| half(data, Operand::Key(0), at(data, place)),
-        value: |data: &Data, place| half(data, Operand::Value(0), at(data, place)),
+        query: |data: &Data, at| half(data, Parameter::Query, bnsd(at, HEADS, ROWS, dim)),
+        key: |data: &Data, place| half(data, Parameter::Key, at(data, place)),
+        value: |data: &Data, place| half(data, Parameter::Value, at(data, place)),
         out: |at| bnsd(at, HEADS, ROWS, dim),
     };
     formulas.hold(&call);
@@ -259,9 +270,9 @@ fn packed_heads_before_rows_lie_behind_one_another() {
         rows: vec![3, 4],
         keys: vec![8, 4],
         dims: (dim, dim),
-        query: |data: &Data, at| half(data, Operand::Query, query(at)),
-        key: |data: &Data, at| half(data, Operand::Key(0), key(at)),
-        value: |data: &Data, at| half(data, Operand::Value(0), key(at)),
+        query: |data: &Data, at| half(data, Parameter::Query, query(at)),
+        key: |data: &Data, at| half(data, Parameter::Key, key(at)),
+        value: |data: &Data, at| half(data, Parameter::Value, key(at)),
         out: query,
     };
     formulas.hold(&call);
@@ -289,12 +300,12 @@ fn scales_of_tokens_and_heads_count_tokens_in_every_block() {
         call.plain.key_antiquant_mode,
         call.plain.value_antiquant_mode,
     ) = (3, 3);
-    let stored = |data: &Data, (b, head, j, d): Place, operand| {
+    let stored = |data: &Data, (b, head, j, d): Place, argument| {
         let (id, token) = block(data, (b, j), columns, block_size);
         let at = ((id * KV_HEADS + head) * block_size + token) * dim + d;
-        f64::from(data.bytes(operand)[at].cast_signed())
+        f64::from(data.bytes(argument)[at].cast_signed())
     };
-    let scaled = |data: &Data, place: Place, stored: f64, [scale, offset]: [Operand; 2]| {
+    let scaled = |data: &Data, place: Place, stored: f64, [scale, offset]: [Parameter; 2]| {
         let (b, head, j, _) = place;
         let at = (b * KV_HEADS + head) * tokens + j;
         (stored + single(data, offset, at)) * single(data, scale, at)
@@ -303,14 +314,17 @@ fn scales_of_tokens_and_heads_count_tokens_in_every_block() {
         rows: vec![1; 2],
         keys: vec![150, 70],
         dims: (dim, dim),
-        query: |data: &Data, at| half(data, Operand::Query, bnsd(at, HEADS, 1, dim)),
+        query: |data: &Data, at| half(data, Parameter::Query, bnsd(at, HEADS, 1, dim)),
         key: |data: &Data, at| {
-            let grids = [Operand::KeyAntiquantScale, Operand::KeyAntiquantOffset];
-            scaled(data, at, stored(data, at, Operand::Key(0)), grids)
+            let grids = [Parameter::KeyAntiquantScale, Parameter::KeyAntiquantOffset];
+            scaled(data, at, stored(data, at, Parameter::Key), grids)
         },
         value: |data: &Data, at| {
-            let grids = [Operand::ValueAntiquantScale, Operand::ValueAntiquantOffset];
-            scaled(data, at, stored(data, at, Operand::Value(0)), grids)
+            let grids = [
+                Parameter::ValueAntiquantScale,
+                Parameter::ValueAntiquantOffset,
+            ];
+            scaled(data, at, stored(data, at, Parameter::Value), grids)
         },
         out: |at| bnsd(at, HEADS, 1, dim),
     };

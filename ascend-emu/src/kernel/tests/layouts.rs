@@ -5,7 +5,7 @@ use super::calls::contents::fill;
 use super::calls::{Call, Random, desc};
 use super::data::levels;
 use crate::kernel::simd::Level;
-use ascend_spec::fia::Operand;
+use ascend_spec::fia::Parameter;
 use ascend_spec::{DType, Extents, Layout};
 
 const KV_HEADS: usize = 2;
@@ -26,18 +26,18 @@ struct Numbers {
 impl Numbers {
     fn new(group: usize, keys: usize, stored: DType) -> Self {
         let mut random = Random((group * 1000 + keys) as u64);
-        let mut bytes = |operand, heads: usize, rows: usize, dtype| {
+        let mut bytes = |parameter, heads: usize, rows: usize, dtype| {
             let desc = desc(dtype, &[1, heads as i64, rows as i64, DIM as i64]);
-            fill(operand, &desc, dtype, &mut random)
+            fill(parameter, &desc, dtype, &mut random)
         };
         Numbers {
             group,
             keys,
             stored,
-            query: bytes(Operand::Query, KV_HEADS * group, 1, DType::Float16),
-            key: bytes(Operand::Key(0), KV_HEADS, keys, stored),
-            value: bytes(Operand::Value(0), KV_HEADS, keys, stored),
-            scales: bytes(Operand::KeyAntiquantScale, KV_HEADS, 1, DType::Float16),
+            query: bytes(Parameter::Query, KV_HEADS * group, 1, DType::Float16),
+            key: bytes(Parameter::Key, KV_HEADS, keys, stored),
+            value: bytes(Parameter::Value, KV_HEADS, keys, stored),
+            scales: bytes(Parameter::KeyAntiquantScale, KV_HEADS, 1, DType::Float16),
         }
     }
 
@@ -61,25 +61,27 @@ impl Numbers {
             call.plain.value_antiquant_scale = Some(scale);
         }
         call.contents = vec![
-            (Operand::Query, self.query.clone()),
-            (Operand::KeyAntiquantScale, self.scales.clone()),
-            (Operand::ValueAntiquantScale, self.scales.clone()),
+            (Parameter::Query.into(), self.query.clone()),
+            (Parameter::KeyAntiquantScale.into(), self.scales.clone()),
+            (Parameter::ValueAntiquantScale.into(), self.scales.clone()),
         ];
         let place = |dense: &[u8]| match table {
             None => dense.to_vec(),
             Some(table) => self.scattered(dense, shape[2] as usize, table),
         };
-        call.contents.push((Operand::Key(0), place(&self.key)));
-        call.contents.push((Operand::Value(0), place(&self.value)));
+        call.contents
+            .push((Parameter::Key.into(), place(&self.key)));
+        call.contents
+            .push((Parameter::Value.into(), place(&self.value)));
         if let Some(table) = table {
             call.plain.block_size = shape[2];
             call.plain.block_table = Some(desc(DType::Int32, &[1, table.len() as i64]));
             let ids = table.iter().flat_map(|id| id.to_le_bytes()).collect();
-            call.contents.push((Operand::BlockTable, ids));
+            call.contents.push((Parameter::BlockTable.into(), ids));
         }
         call.with(None, |problem, data| {
             data.run(problem, level);
-            data.bytes(Operand::AttentionOut).to_vec()
+            data.bytes(Parameter::AttentionOut).to_vec()
         })
     }
 

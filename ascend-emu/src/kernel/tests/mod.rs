@@ -6,7 +6,11 @@ mod calls;
 mod case;
 mod data;
 mod edges;
+mod flash_attention_score;
+mod flash_calls;
 mod formulas;
+#[path = "../../../tests/golden/mod.rs"]
+mod golden;
 mod layouts;
 mod masks;
 mod paths;

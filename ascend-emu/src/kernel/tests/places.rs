@@ -1,4 +1,5 @@
-//! Small calls computed by hand, where kernels and oracle could be wrong together: which number lies where.
+//! Which number lies where: small calls computed by hand, since kernels and oracle read places by the same contract, and
+//! would not differ if it were wrong.
 //!
 //! With one key, or with scores that are all the same, the output says which values were read.
 
@@ -7,7 +8,7 @@ use super::data::Data;
 use crate::kernel::bad_block;
 use crate::kernel::simd::Level;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
-use ascend_spec::fia::{Operand, Version};
+use ascend_spec::fia::{Argument, Parameter, Version};
 use ascend_spec::{Cann, DType, Extents, Layout, Soc, Target, TensorDesc};
 use half::{bf16, f16};
 
@@ -41,7 +42,8 @@ fn of(batch: i64, heads: i64, rows: i64, dim: i64) -> Extents {
     }
 }
 
-/// Runs a call; both the kernels and the oracle have to give what `want` says of head, row and element, in every batch entry.
+/// Runs a call; both the kernels and the oracle have to give what `want` says of head, row and element, in every batch
+/// entry.
 fn gives(call: &Call, want: impl Fn(usize, usize, usize) -> f64) {
     gives_each(call, |_, head, row, d| want(head, row, d));
 }
@@ -82,8 +84,8 @@ fn decode(stored: DType, cache: &[i64], table: &[i32], block_size: i64, len: i64
     call.plain.block_table = Some(desc(DType::Int32, &[1, table.len() as i64]));
     call.kv_lens = Some(vec![len]);
     call.contents = vec![
-        (Operand::BlockTable, integers(table)),
-        (Operand::Query, halves([0.0; 32])),
+        (Parameter::BlockTable.into(), integers(table)),
+        (Parameter::Query.into(), halves([0.0; 32])),
     ];
     call
 }
@@ -112,11 +114,11 @@ fn nz_blocks_keep_runs_of_thirty_two_channels() {
         }
     };
     call.contents = vec![
-        (Operand::BlockTable, integers(&[1, 2])),
-        (Operand::Query, brains([0.0; 1280])),
-        (Operand::Value(0), (0..3 * 16384).map(value).collect()),
-        (Operand::KeyAntiquantScale, brains([1.0; 128])),
-        (Operand::ValueAntiquantScale, brains([129.0; 128])),
+        (Parameter::BlockTable.into(), integers(&[1, 2])),
+        (Parameter::Query.into(), brains([0.0; 1280])),
+        (Parameter::Value.into(), (0..3 * 16384).map(value).collect()),
+        (Parameter::KeyAntiquantScale.into(), brains([1.0; 128])),
+        (Parameter::ValueAntiquantScale.into(), brains([129.0; 128])),
     ];
     // The mean of 128 zeros and the row of token 128.
     gives(&call, |_, _, d| d as f64);
@@ -151,9 +153,9 @@ fn heads_of_a_block_come_before_or_after_its_tokens() {
             }
         });
         call.contents = vec![
-            (Operand::BlockTable, integers(&[1])),
-            (Operand::Query, halves([0.0; 32])),
-            (Operand::Value(0), halves(value)),
+            (Parameter::BlockTable.into(), integers(&[1])),
+            (Parameter::Query.into(), halves([0.0; 32])),
+            (Parameter::Value.into(), halves(value)),
         ];
         gives(&call, |head, _, _| (1 + head) as f64 * 20.0);
     }
@@ -164,7 +166,7 @@ fn ids_that_name_no_block_are_found_and_count_as_zeros() {
     for bad in [-1, 3, i32::MAX, i32::MIN] {
         let mut call = decode(DType::Float16, &[3, 16, 32], &[2, bad], 16, 18);
         call.contents
-            .push((Operand::Value(0), halves([9.0; 3 * 16 * 32])));
+            .push((Parameter::Value.into(), halves([9.0; 3 * 16 * 32])));
         gives(&call, |_, _, _| 8.0);
         call.with(None, |problem, data| {
             let found = data.with_buffers(|buffers| {
@@ -196,10 +198,10 @@ fn the_first_of_two_nibbles_is_the_low_one() {
         call.plain.antiquant_offset = Some(desc(DType::Float16, &[2]));
         call.contents = vec![
             // Value 2 d is 7, value 2 d + 1 is -3.
-            (Operand::Value(0), vec![0xd7; 32]),
+            (Parameter::Value.into(), vec![0xd7; 32]),
             // The key's, then the value's.
-            (Operand::AntiquantScale, halves([9.0, 0.5])),
-            (Operand::AntiquantOffset, halves([9.0, 1.0])),
+            (Parameter::AntiquantScale.into(), halves([9.0, 0.5])),
+            (Parameter::AntiquantOffset.into(), halves([9.0, 1.0])),
         ];
         gives(&call, |_, _, d| if d % 2 == 0 { 4.0 } else { -1.0 });
     }
@@ -221,30 +223,33 @@ fn scales_belong_to_their_channel_token_and_head() {
         call.plain.key_antiquant_mode = mode;
         call.plain.value_antiquant_mode = mode;
         call.contents = vec![
-            (Operand::Query, halves([0.0; 64])),
-            (Operand::Value(0), vec![2; (heads * keys * dim) as usize]),
+            (Parameter::Query.into(), halves([0.0; 64])),
+            (
+                Parameter::Value.into(),
+                vec![2; (heads * keys * dim) as usize],
+            ),
         ];
         call
     };
-    let scale = Operand::ValueAntiquantScale;
+    let scale = Parameter::ValueAntiquantScale;
     // One a channel of a head.
     let mut call = base(0, &[1, heads, 1, dim]);
     let numbers = halves((0..64).map(|at| 1.0 + at as f32));
-    call.contents.push((scale, numbers));
+    call.contents.push((scale.into(), numbers));
     gives(&call, |head, _, d| 2.0 * (1 + head * 32 + d) as f64);
     // One a token, with room past the keys.
     let mut call = base(1, &[1, 5]);
     let numbers = singles([1.0, 2.0, 6.0, f32::NAN, f32::NAN]);
-    call.contents.push((scale, numbers));
+    call.contents.push((scale.into(), numbers));
     gives(&call, |_, _, _| 2.0 * 3.0);
     // One a head.
     let mut call = base(2, &[heads]);
-    call.contents.push((scale, halves([5.0, 7.0])));
+    call.contents.push((scale.into(), halves([5.0, 7.0])));
     gives(&call, |head, _, _| 2.0 * [5.0, 7.0][head]);
     // One a token of a head.
     let mut call = base(3, &[1, heads, 4]);
     let numbers = [1.0, 2.0, 6.0, f32::NAN, 10.0, 20.0, 60.0, f32::NAN];
-    call.contents.push((scale, singles(numbers)));
+    call.contents.push((scale.into(), singles(numbers)));
     gives(&call, |head, _, _| 2.0 * [3.0, 30.0][head]);
 }
 
@@ -268,14 +273,15 @@ fn each_sequence_of_a_list_has_its_own_rotary_part() {
             _ => 0.0,
         });
         call.contents = vec![
-            (Operand::Query, halves([0.0; 3 * 2 * 128])),
-            (Operand::QueryRope, halves([1.0; 3 * 2 * 64])),
-            (Operand::KeyRope, halves(rope)),
+            (Parameter::Query.into(), halves([0.0; 3 * 2 * 128])),
+            (Parameter::QueryRope.into(), halves([1.0; 3 * 2 * 64])),
+            (Parameter::KeyRope.into(), halves(rope)),
         ];
         for b in 0..batch as usize {
             let value = |at: usize| (100 * b + 10 * (at / 128)) as f32 + 1.0;
             let values = halves((0..4 * 128).map(value));
-            call.contents.push((Operand::Value(b), values));
+            call.contents
+                .push((Argument::element(Parameter::Value, b), values));
         }
         gives_each(&call, |b, _, _, _| (100 * b + 10 * b + 1) as f64);
         call.with(None, |problem, _| {
@@ -301,10 +307,10 @@ fn padding_is_before_what_counts() {
     let value = |at: usize| [f32::NAN, f32::NAN, 3.0, 5.0, f32::NAN][at / 16];
     let one = 1i64.to_le_bytes().to_vec();
     call.contents = vec![
-        (Operand::Query, halves([0.0; 64])),
-        (Operand::Value(0), halves((0..80).map(value))),
-        (Operand::QueryPaddingSize, one.clone()),
-        (Operand::KvPaddingSize, one),
+        (Parameter::Query.into(), halves([0.0; 64])),
+        (Parameter::Value.into(), halves((0..80).map(value))),
+        (Parameter::QueryPaddingSize.into(), one.clone()),
+        (Parameter::KvPaddingSize.into(), one),
     ];
     gives(&call, |_, row, _| [0.0, 4.0, 4.0, 0.0][row]);
 }
@@ -317,10 +323,13 @@ fn a_sink_takes_weight_and_gives_nothing() {
     call.plain.learnable_sink = Some(desc(DType::Bf16, &[2]));
     call.lse(of(1, 2, 1, 64));
     call.contents = vec![
-        (Operand::Query, brains([0.0; 128])),
-        (Operand::Value(0), brains([8.0; 128])),
+        (Parameter::Query.into(), brains([0.0; 128])),
+        (Parameter::Value.into(), brains([8.0; 128])),
         // Scores are 0: a sink of 0 takes half, one of -inf nothing.
-        (Operand::LearnableSink, brains([0.0, f32::NEG_INFINITY])),
+        (
+            Parameter::LearnableSink.into(),
+            brains([0.0, f32::NEG_INFINITY]),
+        ),
     ];
     gives(&call, |head, _, _| [4.0, 8.0][head]);
 }
@@ -334,9 +343,9 @@ fn an_int8_output_rounds_to_even_and_saturates() {
     call.plain.quant_offset2 = Some(desc(DType::Float, &[32]));
     let scales = (0..32).map(|d| if d < 16 { 0.5 } else { -100.0 });
     call.contents = vec![
-        (Operand::Value(0), halves((0..32).map(|d| d as f32))),
-        (Operand::QuantScale2, singles(scales)),
-        (Operand::QuantOffset2, singles([1.0; 32])),
+        (Parameter::Value.into(), halves((0..32).map(|d| d as f32))),
+        (Parameter::QuantScale2.into(), singles(scales)),
+        (Parameter::QuantOffset2.into(), singles([1.0; 32])),
     ];
     // 0.5 d + 1, ties to even: 1, 1.5 -> 2, 2, 2.5 -> 2, 3, 3.5 -> 4 ...
     let want = |d: usize| match d {

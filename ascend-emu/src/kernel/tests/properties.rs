@@ -2,10 +2,11 @@
 
 use super::case::{Case, Mask};
 use super::data::levels;
+use super::flash_calls::{FlashCall, TARGET};
 use crate::kernel::simd::Level;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::fia::{self, FiaCall};
 use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
-use ascend_spec::{DType, Layout, MaskGeometry, Operator, SparseMode};
+use ascend_spec::{DType, Layout, MaskGeometry, Operator, SparseMode, TensorDesc};
 use proptest::prelude::*;
 
 const LAYOUTS: [Layout; 4] = [Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd];
@@ -334,4 +335,59 @@ proptest! {
             prop_assert!(false, "{} under {:?}", difference, level);
         }
     }
+    #[test]
+    fn flash_attention_score_agrees_with_the_oracle(seed: u64, level in level()) {
+        let call = FlashCall::random(seed, false);
+        if let Err(difference) = call.check(level) {
+            prop_assert!(false, "{} under {:?}\n{:?}", difference, level, call.arguments);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    /// The operators of training and of inference are one computation wherever both can express it.
+    #[test]
+    fn flash_attention_score_is_fused_infer_attention_score_bit_for_bit(seed: u64, level in level()) {
+        let (flash, fused) = shared_call(seed);
+        let [flash_out, fused_out] = [flash.compute(level), flash.compute_as(&fused.call(), level)];
+        prop_assert_eq!(flash_out, fused_out, "{:?} {:?}", level, flash.arguments);
+    }
+}
+
+/// A call that both operators can express.
+fn shared_call(seed: u64) -> (FlashCall, fia::Arguments<TensorDesc>) {
+    for next in 0.. {
+        let flash = FlashCall::random(seed.wrapping_add(next), true);
+        let of = &flash.arguments;
+        let mut fused = FiaCall::new(of.input_layout.as_deref().unwrap()).to_arguments();
+        fused.query = of.query;
+        (fused.key, fused.value) = (of.key.into_iter().collect(), of.value.into_iter().collect());
+        (fused.atten_mask, fused.attention_out) = (of.atten_mask, of.attention_out);
+        fused.num_heads = of.num_heads;
+        let shape = of.key.unwrap().shape;
+        fused.num_key_value_heads = match (of.input_layout.as_deref(), &shape[..]) {
+            (Some("BSH"), &[_, _, hidden]) => {
+                hidden / (of.query.unwrap().shape.last().unwrap() / of.num_heads)
+            }
+            (Some("BNSD"), &[_, heads, ..]) | (Some("TND"), &[_, heads, _]) => heads,
+            (_, shape) => shape[2],
+        };
+        (fused.scale, fused.sparse_mode) = (of.scale, of.sparse_mode);
+        (fused.pre_tokens, fused.next_tokens) = (of.pre_tokens, of.next_tokens);
+        fused.actual_seq_lengths.clone_from(&of.actual_seq_lengths);
+        fused
+            .actual_seq_lengths_kv
+            .clone_from(&of.actual_seq_lengths_kv);
+        let call = fused.call();
+        let checked = call.check(fia::Version::V4, TARGET);
+        // One row without a sequence axis of its own is masked in a way of its own.
+        let same = checked
+            .is_ok_and(|checked| checked.route == fia::Route::Prefill || call.atten_mask.is_none());
+        if same {
+            return (flash, fused);
+        }
+    }
+    unreachable!("some call is one of both")
 }

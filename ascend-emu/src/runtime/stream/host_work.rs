@@ -20,12 +20,7 @@ impl Stream {
         at: &Addresses,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
-        let memory = || {
-            DeviceMemory::get().map_err(|failure| Fault {
-                code: failure.code,
-                message: failure.message.into_owned(),
-            })
-        };
+        let memory = || DeviceMemory::get().map_err(Fault::from);
         match task {
             Task::Call(call) => {
                 // SAFETY: the program promised it when it queued the call.

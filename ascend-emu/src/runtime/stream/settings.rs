@@ -2,14 +2,14 @@
 
 use super::Stream;
 use crate::lock::Lock;
-use crate::runtime::core_limits::Limits;
+use crate::runtime::core_limits::CoreLimits;
 use crate::status::{NOT_SUPPORTED, Outcome, PARAM_INVALID, failure};
 use ascend_sys::bindings::{ACL_CONTINUE_ON_FAILURE, ACL_STOP_ON_FAILURE};
 
 /// The attributes and limits of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
-    pub limits: Lock<Limits>,
+    pub limits: Lock<CoreLimits>,
     values: Lock<Values>,
 }
 

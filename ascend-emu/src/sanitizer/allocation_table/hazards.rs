@@ -87,8 +87,8 @@ impl AllocationTable {
         }
     }
 
-    /// Splits an access at the borders of regions that are mapped side by side, which programs see as one. What lies past the
-    /// last region is a part as well.
+    /// Splits an access at the borders of regions that are mapped side by side, which programs see as one. What lies past
+    /// the last region is a part as well.
     fn parts(&self, access: Access, visit: &mut dyn FnMut(Access)) {
         let mut rest = access;
         while let Some(region) = self.region(rest.address)
@@ -201,8 +201,8 @@ impl AllocationTable {
 }
 
 /// Checks the operation about to be queued in a stream with a number, and records what it accesses. In strict mode a
-/// finding refuses it. An operation on bytes that are no memory must not run: the result is the fault that its stream reports
-/// instead.
+/// finding refuses it. An operation on bytes that are no memory must not run: the result is the fault that its stream
+/// reports instead.
 pub(crate) fn admit(
     stream: StreamId,
     number: u64,

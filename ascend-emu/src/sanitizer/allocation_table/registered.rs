@@ -1,6 +1,6 @@
 //! Host memory that a program has registered: the program's own, or pinned memory of the emulator.
 
-use super::{Allocation, Owner, Place, Region, TABLE, with};
+use super::{Allocation, MemoryLocation, Owner, Region, TABLE, with};
 use crate::config::Check;
 use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
 use crate::status::{
@@ -54,7 +54,7 @@ pub(crate) fn register_host(
             Some(region)
                 if region.info.base <= address
                     && end <= region.reach
-                    && region.info.place == Place::PinnedHost =>
+                    && region.info.location == MemoryLocation::PinnedHost =>
             {
                 if pin {
                     return Err(failure!(
@@ -91,7 +91,7 @@ pub(crate) fn register_host(
                         id: table.allocations,
                         base: address,
                         bytes,
-                        place: Place::PinnedHost,
+                        location: MemoryLocation::PinnedHost,
                         version: 0,
                     },
                     reach: end,

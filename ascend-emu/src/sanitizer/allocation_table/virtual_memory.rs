@@ -1,6 +1,6 @@
 //! Virtual memory: reserved ranges of addresses, physical memory, and what is mapped where.
 
-use super::{Allocation, AllocationTable, Owner, Place, Region, capacity, settle, with};
+use super::{Allocation, AllocationTable, MemoryLocation, Owner, Region, capacity, settle, with};
 use crate::config::Check;
 use crate::handle::{Id, Kind, Table};
 use crate::memory::{DeviceMemory, PhysicalMemory, Range, Ranges, hide};
@@ -114,8 +114,8 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
     settle();
     let limit = capacity()?;
     let number = with(|table| {
-        let place = Place::Device(device);
-        let left = limit.saturating_sub(table.used_bytes(place));
+        let location = MemoryLocation::Device(device);
+        let left = limit.saturating_sub(table.used_bytes(location));
         let short = || {
             failure!(
                 MEMORY_ALLOCATION,
@@ -141,7 +141,7 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
             held: true,
         };
         table.memory.physical.insert(number, physical);
-        let used = table.used.entry(place).or_default();
+        let used = table.used.entry(location).or_default();
         *used = used.saturating_add(len as u64);
         Ok(number)
     })?;
@@ -226,7 +226,7 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
                     region.info.bytes
                 ));
             }
-            if region.info.place != Place::Device(physical.device) {
+            if region.info.location != MemoryLocation::Device(physical.device) {
                 return Err(failure!(
                     PARAM_INVALID,
                     "{name}: the range at {start:#x} shows memory of another device already, allowed: memory of one"
@@ -249,7 +249,7 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
                 id: table.allocations,
                 base: address,
                 bytes: bytes as u64,
-                place: Place::Device(device),
+                location: MemoryLocation::Device(device),
                 version: 0,
             },
             reach: address + bytes,
@@ -330,7 +330,7 @@ impl AllocationTable {
         let Some(physical) = self.memory.physical.remove(&number) else {
             return;
         };
-        if let Some(used) = self.used.get_mut(&Place::Device(physical.device)) {
+        if let Some(used) = self.used.get_mut(&MemoryLocation::Device(physical.device)) {
             *used = used.saturating_sub(physical.len as u64);
         }
         if let Some(file) = &mut self.memory.file {

@@ -80,7 +80,7 @@ fn latent<'a, T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'a, T>,
 ) -> Result<LatentTensors<'a, T>, Refused> {
-    let causality = step.metadata.settings().causality;
+    let causality = step.mask.causality()?;
     let refused = |given: String| {
         refused(
             Rule::BackendLatent,

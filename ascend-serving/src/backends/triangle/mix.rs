@@ -99,7 +99,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let metadata = step.metadata;
-        let causality = metadata.settings().causality;
+        let causality = step.mask.causality()?;
         let choices = self.choices(metadata);
         let sparse = |choice: &TriangleChoice| matches!(choice, TriangleChoice::Sparse { .. });
         let plain = causality == Causality::Causal && first.learnable_sink.is_none();

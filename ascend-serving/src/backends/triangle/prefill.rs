@@ -86,8 +86,29 @@ pub(super) enum KeySource<'a> {
 pub(super) type Chosen = (Range<usize>, usize, TriangleChoice);
 
 impl TrianglePrefill {
+    /// Bytes of the outputs that one launch over a whole prompt merges: of windows, of sinks and of both, each with its
+    /// log-sum-exps. Elements have `element_bytes`. They belong to the device until the launch is done.
+    pub fn part_bytes(&self, prompt_len: usize, element_bytes: usize) -> u128 {
+        let prompt = Some(prompt_len);
+        let TriangleChoice::Sparse { rows, .. } =
+            self.gate.choose(self.sizes, (0, prompt_len), prompt)
+        else {
+            return 0;
+        };
+        if self.sizes.num_sink_tokens == 0 {
+            return 0;
+        }
+        let vectors = u128::from(rows.len() as u64).saturating_mul(self.shape.heads as u128);
+        let vector = (self.shape.head_dim as u128).saturating_mul(element_bytes as u128);
+        let lse = size_of::<f32>() as u128;
+        vectors
+            .saturating_mul(vector.saturating_add(lse))
+            .saturating_mul(3)
+    }
+
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
-    /// `[first_row + rows, Nkv, D]`, of what packed calls take ([`Fused`](crate::Fused)). One plan serves all layers with TriangleMix.
+    /// `[first_row + rows, Nkv, D]`, of what packed calls take ([`Fused`](crate::Fused)). One plan serves all layers with
+    /// TriangleMix.
     ///
     /// # Errors
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another number of keys than rows up to the last; as for

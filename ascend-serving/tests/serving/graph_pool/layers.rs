@@ -185,6 +185,35 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
 }
 
 #[test]
+fn renewed_metadata_of_groups_is_that_made_anew_or_of_no_step() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut sequences = [5, 290].map(|tokens| {
+        let mut sequence = model.sequence();
+        model.grow(&stream, &mut sequence, tokens).unwrap();
+        sequence
+    });
+    let first = [GroupedRequest::of(&sequences[0], 5)];
+    let mut metadata = model.metadata(&first, POLICY).unwrap();
+    for sequence in &mut sequences {
+        model.grow(&stream, sequence, 2).unwrap();
+    }
+    let both = [
+        GroupedRequest::of(&sequences[1], 2).drafts(1),
+        GroupedRequest::of(&sequences[0], 2),
+    ];
+    metadata.pad_to(9).unwrap();
+    metadata.renew(&both).unwrap();
+    assert_eq!(metadata, model.metadata(&both, POLICY).unwrap());
+    assert_eq!((metadata.requests(), metadata.tokens()), (2, 4));
+    // The second group has given back the tokens that this request calls new.
+    let all = [GroupedRequest::of(&sequences[1], 292)];
+    assert!(metadata.renew(&all).is_err());
+    assert_eq!((metadata.requests(), metadata.tokens()), (0, 0));
+    assert_eq!(metadata.group(1).map(AttentionMetadata::requests), Some(0));
+}
+
+#[test]
 fn a_step_that_one_group_refuses_is_padded_in_none() {
     let stream = harness::stream();
     let mut model = model(&stream);

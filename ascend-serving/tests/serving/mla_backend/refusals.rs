@@ -155,6 +155,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
         stream: &stream,
         shape: AttentionShape::latent(2),
         metadata: &metadata,
+        mask: metadata.mask(),
         block_table: &table,
     };
     type Rows<'a> = LatentRows<'a, bf16>;

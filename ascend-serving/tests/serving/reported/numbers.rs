@@ -15,9 +15,9 @@ use super::{DIM, engine, harness, settings};
 /// without keys, and from -inf in a mask.
 #[test]
 fn rows_that_see_nothing() {
-    let blind = |form| HostMask::from_fn(2, 3, form, |row, _| row == 0);
+    let masked = |form| HostMask::from_fn(2, 3, form, |row, _| row == 0);
     let infinite = MaskForm::infinite(DType::Float16).unwrap();
-    assert!(blind(infinite).is_err());
+    assert!(masked(infinite).is_err());
     // What would round to -inf is no finite mask either.
     for value in [f32::MIN, -1e6] {
         assert!(MaskForm::additive(DType::Float16, value).is_err());
@@ -26,7 +26,7 @@ fn rows_that_see_nothing() {
     let stream = harness::stream();
     let x = harness::tensor(&stream, [1, 1, 2, 64]);
     let keys = harness::tensor(&stream, [1, 1, 3, 64]);
-    let mask = blind(MaskForm::BOOL).unwrap();
+    let mask = masked(MaskForm::BOOL).unwrap();
     let plan = FusedInferAttention::new(Layout::Bnsd)
         .scale(1.0)
         .mask(stream.device().masks().custom(&mask).unwrap())

@@ -396,7 +396,7 @@ fn heads_of_512() {
     }
 }
 
-/// The operator does not run on the 310P: other operators do, which this crate does not bind.
+/// The operator does not run on the 310P: a backend of other operators does.
 #[test]
 fn a_product_without_the_operator() {
     let table = Table::of_inference_product();
@@ -405,7 +405,9 @@ fn a_product_without_the_operator() {
         let error = step(CHUNKED, &requests).calls(&table, backends);
         let error = error.unwrap_err().to_string();
         assert!(
-            error.contains("fused: call.product: ") && error.contains("310P"),
+            error.contains("fused: call.product: ")
+                && error.contains("310P")
+                && error.contains("`.with(PromptAndIncre)` adds"),
             "{error}"
         );
         assert_eq!(recorder::take(), []);

@@ -1,6 +1,7 @@
 //! Quantised keys and values under a half-precision query.
 
 use super::Facts;
+use crate::fia::Version;
 use crate::fia::{Cache, FiaCall};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};

@@ -1,9 +1,10 @@
-//! What no description of a call shows: the numbers in device memory that name places in other tensors.
+//! What no description of a call shows: the numbers in device memory that name positions in other tensors.
 
 use crate::attention_problem::Work;
+use crate::fia::Version;
 use crate::fia::{CheckedCall, Parameter};
 use crate::rule::{broken, rules};
-use crate::{Rule, Violation};
+use crate::{Rule, TensorDesc, Violation};
 use std::iter;
 
 rules! {
@@ -22,10 +23,10 @@ rules! {
         "count the unused rows behind the sequence: rows of the axis less rows of the sequence at most";
 }
 
-/// Bounds of the numbers that a call reads on the device and takes for places: the blocks of a table, the sizes of left
+/// Bounds of the numbers that a call reads on the device and takes for positions: the blocks of a table, the sizes of left
 /// padding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places {
+pub struct ContentBounds {
     /// Blocks of the paged cache; the ids of a table are below. 0 without one.
     blocks: usize,
     /// Number of sequences.
@@ -41,8 +42,8 @@ pub struct Places {
 }
 
 impl CheckedCall<'_> {
-    /// Bounds of what the call reads on the device and takes for places; `None` if it reads nothing of the kind.
-    pub fn places(&self) -> Option<Places> {
+    /// Bounds of what the call reads on the device and takes for positions; `None` if it reads nothing of the kind.
+    pub fn content_bounds(&self) -> Option<ContentBounds> {
         let problem = &self.problem;
         if problem.work == Work::Nothing {
             return None;
@@ -64,7 +65,7 @@ impl CheckedCall<'_> {
             let room = rows.saturating_sub(longest.unwrap_or(0));
             i64::try_from(room).unwrap_or(i64::MAX)
         };
-        Some(Places {
+        Some(ContentBounds {
             blocks: pages.map_or(0, |pages| pages.blocks),
             batch: if needed.is_empty() { 0 } else { problem.batch },
             most_needed: needed.iter().copied().max().unwrap_or(0),
@@ -88,7 +89,7 @@ impl CheckedCall<'_> {
     }
 }
 
-impl Places {
+impl ContentBounds {
     /// Blocks of the cache, where there is a table.
     pub fn blocks(&self) -> usize {
         self.blocks
@@ -172,6 +173,31 @@ impl Places {
         }
     }
 
+    /// Checks the contents of a call's tensors, its block table among them; `integers` gives those of a tensor by its name.
+    ///
+    /// # Errors
+    /// `block_table.range`, `block_table.row_short`, `padding_size.range`.
+    pub(crate) fn admits_contents(
+        &self,
+        block_table: Option<&TensorDesc>,
+        integers: &dyn Fn(&str) -> Vec<i64>,
+    ) -> Result<(), Violation> {
+        if let Some(table) = block_table {
+            let blocks: Vec<i32> = integers(Parameter::BlockTable.name())
+                .into_iter()
+                .map(|block| i32::try_from(block).unwrap_or(-1))
+                .collect();
+            let columns = table.shape.get(1).copied().unwrap_or(0);
+            self.admits_table(&blocks, usize::try_from(columns).unwrap_or(0))?;
+        }
+        for parameter in [Parameter::QueryPaddingSize, Parameter::KvPaddingSize] {
+            if let Some(&size) = integers(parameter.name()).first() {
+                self.admits_padding(parameter, size)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Blocks that each sequence needs.
     fn needed(&self) -> impl Iterator<Item = usize> {
         let last = self.needed.last().copied().unwrap_or(0);
@@ -228,32 +254,32 @@ mod tests {
         let problem = call
             .check(Version::V1, Target::snapshot(Soc::AtlasA2))
             .unwrap();
-        let places = problem.places().unwrap();
-        assert_eq!((places.blocks(), places.most_needed()), (4, 3));
+        let bounds = problem.content_bounds().unwrap();
+        assert_eq!((bounds.blocks(), bounds.most_needed()), (4, 3));
         // What lies behind the blocks that are read may be anything.
-        assert_eq!(places.admits_table(&[3, 0, 1, 2, -1, 1 << 30], 3), Ok(()));
+        assert_eq!(bounds.admits_table(&[3, 0, 1, 2, -1, 1 << 30], 3), Ok(()));
         for table in [
             [3, 0, 4, 2, 0, 0],
             [3, 0, -1, 2, 0, 0],
             [0, 1, 2, i32::MAX, 0, 0],
         ] {
             assert_eq!(
-                broken_by(places.admits_table(&table, 3)),
+                broken_by(bounds.admits_table(&table, 3)),
                 Some("block_table.range")
             );
         }
         for (table, columns) in [(&[0, 1, 2][..], 3), (&[0, 1, 2, 3], 2), (&[], 0)] {
             assert_eq!(
-                broken_by(places.admits_table(table, columns)),
+                broken_by(bounds.admits_table(table, columns)),
                 Some("block_table.row_short")
             );
         }
-        assert_eq!(places.admits_block(Some(3)), Ok(()));
-        assert_eq!(places.admits_block(None), Ok(()));
-        let text = places.admits_block(Some(1 << 20)).unwrap_err().to_string();
+        assert_eq!(bounds.admits_block(Some(3)), Ok(()));
+        assert_eq!(bounds.admits_block(None), Ok(()));
+        let text = bounds.admits_block(Some(1 << 20)).unwrap_err().to_string();
         assert!(text.contains("0 to 3"), "{text}");
-        assert_eq!(places.admits_rows([3, 1].into_iter()), Ok(()));
-        let text = places
+        assert_eq!(bounds.admits_rows([3, 1].into_iter()), Ok(()));
+        let text = bounds
             .admits_rows([3, 0].into_iter())
             .unwrap_err()
             .to_string();
@@ -278,17 +304,17 @@ mod tests {
         let problem = call
             .check(Version::V1, Target::snapshot(Soc::AtlasA2))
             .unwrap();
-        let places = problem.places().unwrap();
+        let bounds = problem.content_bounds().unwrap();
         for (parameter, most) in [
             (Parameter::QueryPaddingSize, 4),
             (Parameter::KvPaddingSize, 0),
         ] {
             for size in [i64::MIN, -1, 0, most] {
-                assert_eq!(places.admits_padding(parameter, size), Ok(()));
+                assert_eq!(bounds.admits_padding(parameter, size), Ok(()));
             }
             for size in [most + 1, i64::MAX] {
                 assert_eq!(
-                    broken_by(places.admits_padding(parameter, size)),
+                    broken_by(bounds.admits_padding(parameter, size)),
                     Some("padding_size.range")
                 );
             }
@@ -301,6 +327,6 @@ mod tests {
         let problem = unpadded
             .check(Version::V1, Target::snapshot(Soc::AtlasA2))
             .unwrap();
-        assert_eq!(problem.places(), None);
+        assert_eq!(problem.content_bounds(), None);
     }
 }

@@ -14,7 +14,8 @@ rules! {
         "pass all four";
     PRODUCT = "call.product", FIND_KERNEL_ERROR, V1, "FusedInferAttentionScore documentation, products",
         "the product has this version of the operator",
-        "run on one of these products, with its version";
+        "run on one of these products, with its version; Atlas inference products (310P) have PromptFlashAttention and \
+         IncreFlashAttention instead";
     ENTRY_POINT = "call.entry_point", RUNTIME_ERROR, V1, "Ascend 950, entry points" in Scope::ASCEND_950,
         "Ascend 950 is called by V5",
         "call V5: the older entry points return at once";

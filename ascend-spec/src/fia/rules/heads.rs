@@ -2,6 +2,7 @@
 
 use super::Facts;
 use crate::fia::FiaCall;
+use crate::fia::Version;
 use crate::layout::Extents;
 use crate::rule::{require, rules};
 use crate::{DType, Refusal};

@@ -3,6 +3,7 @@
 use super::Facts;
 use crate::attention_problem::SequenceLengths;
 use crate::fia::FiaCall;
+use crate::fia::Version;
 use crate::fia::rules::one_or::OneOr;
 use crate::rule::{broken, require, rules};
 use crate::{Layout, Refusal};

@@ -1,5 +1,6 @@
 //! Mask tensor, sparse mode and token window.
 
+use crate::fia::Version;
 use crate::fia::rules::one_or::OneOr;
 use std::fmt;
 

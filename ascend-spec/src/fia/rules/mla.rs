@@ -1,6 +1,7 @@
 //! Multi-head latent attention: rotary parts, the absorbed form over a compressed cache, and its quantised form.
 
 use super::{Facts, mla_sliding, packed};
+use crate::fia::Version;
 use crate::fia::{Cache, FiaCall};
 use crate::layout::Extents;
 use crate::rule::{require, rules};

@@ -4,6 +4,7 @@
 
 pub mod antiquant;
 pub mod ascend950;
+mod content_bytes;
 pub mod contents;
 pub mod entry;
 pub mod heads;
@@ -20,7 +21,6 @@ pub mod output;
 pub mod packed;
 pub mod padding;
 pub mod paged;
-mod placed;
 pub mod prefix;
 pub mod pse;
 pub mod quant;

@@ -2,6 +2,7 @@
 
 use super::Facts;
 use crate::dtype::Names;
+use crate::fia::Version;
 use crate::fia::{Checker, FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{require, rules};

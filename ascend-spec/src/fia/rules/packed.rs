@@ -3,6 +3,7 @@
 use super::{Facts, lengths};
 use crate::attention_problem::SequenceLengths;
 use crate::fia::FiaCall;
+use crate::fia::Version;
 use crate::rule::{broken, require, rules};
 use crate::{DType, Layout, Refusal, SparseMode};
 

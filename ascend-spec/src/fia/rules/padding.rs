@@ -2,6 +2,7 @@
 
 use super::{Facts, unified};
 use crate::fia::Checker;
+use crate::fia::Version;
 use crate::rule::{require, rules};
 use crate::{DType, Refusal, TensorDesc};
 

@@ -1,6 +1,7 @@
 //! Page attention: block size, block table, cache shapes.
 
 use super::Facts;
+use crate::fia::Version;
 use crate::fia::{Cache, FiaCall, Route};
 use crate::layout::Extents;
 use crate::rule::{broken, require, rules};

@@ -1,6 +1,7 @@
 //! Shared prefix.
 
 use super::{Facts, lengths};
+use crate::fia::Version;
 use crate::rule::{require, rules};
 use crate::{DType, Refusal, TensorDesc};
 

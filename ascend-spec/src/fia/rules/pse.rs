@@ -1,6 +1,7 @@
 //! Additive position bias.
 
 use super::{Facts, Given, packed};
+use crate::fia::Version;
 use crate::fia::rules::one_or::OneOr;
 use crate::fia::{Checker, FiaCall};
 use crate::rule::{require, rules};
@@ -69,7 +70,7 @@ fn starts(call: &FiaCall<'_>) -> Option<(i64, i64)> {
 }
 
 /// How far the first key's position is behind the first query's, in a call that holds the rules.
-pub(in crate::fia) fn lag(call: &FiaCall<'_>) -> i64 {
+pub(in crate::fia) fn key_offset(call: &FiaCall<'_>) -> i64 {
     starts(call).map_or(0, |(query, key)| key - query)
 }
 

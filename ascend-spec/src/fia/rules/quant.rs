@@ -1,6 +1,7 @@
 //! Quantised query and quantised output.
 
 use super::Facts;
+use crate::fia::Version;
 use crate::rule::{require, rules};
 use crate::{DType, Refusal, SparseMode, TensorDesc};
 

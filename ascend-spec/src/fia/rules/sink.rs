@@ -2,6 +2,7 @@
 
 use super::Facts;
 use crate::fia::FiaCall;
+use crate::fia::Version;
 use crate::rule::{require, rules};
 use crate::{Cann, DType, Refusal, Target};
 

@@ -2,6 +2,7 @@
 
 use super::{Facts, packed, paged, sink};
 use crate::attention_problem::MaskUse;
+use crate::fia::Version;
 use crate::rule::{require, rules};
 use crate::{Refusal, SparseMode};
 

@@ -34,28 +34,6 @@ impl<'a> FlashAttentionCall<'a> {
     /// The call as `version` reads it: what the version has no argument for has its default.
     #[must_use]
     pub fn read_by(&self, version: Version) -> Self {
-        let mut call = *self;
-        let plain = FlashAttentionCall::new("");
-        if !version.has_pse_type() {
-            call.pse_type = plain.pse_type;
-            (call.q_start_idx, call.kv_start_idx) = (None, None);
-        }
-        if !version.has_rope() {
-            (call.query_rope, call.key_rope) = (None, None);
-        }
-        if !version.has_sink() {
-            call.sink = None;
-        }
-        if !version.has_softmax_out_layout() {
-            call.softmax_out_layout = None;
-        }
-        if !version.has_lengths() {
-            (call.actual_seq_lengths, call.actual_seq_lengths_kv) = (None, None);
-        }
-        if version != Version::V4 {
-            (call.d_scale_q, call.d_scale_k, call.d_scale_v) = (None, None, None);
-            (call.out_dtype, call.seed, call.offset) = (plain.out_dtype, plain.seed, plain.offset);
-        }
-        call
+        self.keeping(|parameter| version.has(parameter))
     }
 }

@@ -5,7 +5,7 @@ use super::rules::{
     drop_mask, dtypes, entry, heads, layouts, lengths, mask, outputs, pse, rope, sink, tokens,
 };
 use super::{
-    Bias, FlashAttentionCall, FlashAttentionProblem, InputLayout, MaskUse, SoftmaxOrder, Version,
+    Bias, FlashAttentionCall, FlashAttentionProblem, InputLayout, MaskKind, SoftmaxOrder, Version,
     Work,
 };
 use crate::{Refusal, SparseMode, Target};
@@ -36,6 +36,7 @@ impl<'a> FlashAttentionCall<'a> {
         heads::head_num(call.num_heads)?;
         dtypes::inputs(&at)?;
         entry::format(&call)?;
+        layouts::key_axes(layout, &at)?;
         let dims = heads::dims(layout, call.num_heads, &at)?;
         if pse::dtype(&call, &at)? {
             sink::dtype(&call)?;
@@ -51,6 +52,7 @@ impl<'a> FlashAttentionCall<'a> {
         let facts = facts(call, version, target, layout, dims, &at, work)?;
         if work == Work::Fill {
             outputs::check(&facts, &at)?;
+            heads::computed_without_keys(&facts)?;
             return Ok(without_work(call, version, target, layout, work));
         }
         drop_mask::keep_prob(&call)?;
@@ -169,9 +171,9 @@ fn without_work(
         packed: None,
         as_batch: false,
         mode: SparseMode::DefaultMask,
-        mask: MaskUse::None,
+        mask: MaskKind::None,
         bias: Bias::None,
-        corrects_blind_rows: false,
+        zeroes_masked_rows: false,
         cut_sequence: None,
         softmax_order: SoftmaxOrder::Batches,
     }
@@ -180,7 +182,7 @@ fn without_work(
 fn resolve<'a>(
     f: &Facts<'a>,
     mode: SparseMode,
-    mask: MaskUse,
+    mask: MaskKind,
     bias: Bias,
 ) -> FlashAttentionProblem<'a> {
     // Of tensors with elements, whose sizes are at least 1 and fit in memory.
@@ -210,7 +212,7 @@ fn resolve<'a>(
         mode,
         mask,
         bias,
-        corrects_blind_rows: tokens::blind_rows(f, mode, mask),
+        zeroes_masked_rows: tokens::fully_masked_rows(f, mode, mask),
         cut_sequence: f.packed.and_then(|lengths| lengths.cut_sequence(mode)),
         softmax_order: match f.packed {
             None => SoftmaxOrder::Batches,

@@ -1,11 +1,15 @@
 //! `inputLayout`: the order of the axes of query, key, value and output.
 
+use super::SoftmaxOrder;
 use crate::layout::View;
 use crate::{Dims, TensorDesc};
 use std::fmt;
 
 /// Axis order of query, key, value and output: B batch, N heads, S rows of a sequence, D head dimension, H = N * D, T rows
 /// of all sequences packed.
+///
+/// These are the orders of FlashAttentionScore and RingAttentionUpdate. The operators of inference have others, each a
+/// [`Layout`](crate::Layout).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InputLayout {
     /// Batch, rows, heads times head dimension.
@@ -101,6 +105,17 @@ impl InputLayout {
             false => value_dim,
         };
         query.with(self.last_axis(), last)
+    }
+
+    /// Shape of the maxima and sums for a query of shape `query`: eight equal numbers a row, `[B, N, S, 8]`, of packed
+    /// sequences `[T, N, 8]`.
+    pub fn softmax_shape(self, query: Dims, heads: i64) -> Dims {
+        let size = |axis: usize| query.get(axis).copied().unwrap_or(0);
+        let (rows, copies) = (size(self.row_axis()), SoftmaxOrder::COPIES as i64);
+        match self.batch_axis() {
+            Some(batch) => Dims::of([size(batch), heads, rows, copies]),
+            None => Dims::of([rows, heads, copies]),
+        }
     }
 
     /// Where the logical axes of `desc` lie in memory. `dim` is the head dimension, needed to split `H`. `None` if the rank

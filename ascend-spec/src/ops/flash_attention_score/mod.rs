@@ -9,20 +9,97 @@ mod arguments;
 mod bias;
 mod call;
 mod check;
+mod entry_points;
 mod facts;
+mod implied;
 mod layout;
 mod lengths;
-mod mask_use;
+mod mask_kind;
 mod problem;
+mod resolve;
+mod roles;
 pub mod rules;
 mod softmax_order;
+mod var_len_arguments;
 mod version;
 
-pub use crate::operator_version::flash_attention_score::Version;
+pub use crate::attention_problem::Work;
 pub use arguments::{Argument, Arguments, FlashAttentionCall, Parameter};
 pub use bias::Bias;
 pub use layout::InputLayout;
 pub use lengths::{PackedLengths, Sequence};
-pub use mask_use::{FullMask, MaskUse};
-pub use problem::{FlashAttentionProblem, Work};
+pub use mask_kind::{FullMask, MaskKind};
+pub use problem::FlashAttentionProblem;
 pub use softmax_order::SoftmaxOrder;
+pub use version::Version;
+
+use crate::contract::{CallContract, DescribedOperator, exported_version};
+use crate::operator::ParameterInfo;
+use crate::{Cann, DType, Dims, Refusal, Rule, Target, TensorDesc, Violation};
+
+/// One of both operators in the list of operators: they have one list of arguments, of which each version reads a part.
+pub(crate) struct TrainingAttention<const PACKED: bool>;
+
+/// FlashAttentionScore in the list of operators.
+pub(crate) type FlashAttentionScore = TrainingAttention<false>;
+
+/// FlashAttentionVarLenScore in the list of operators.
+pub(crate) type FlashAttentionVarlenScore = TrainingAttention<true>;
+
+impl<const PACKED: bool> DescribedOperator for TrainingAttention<PACKED> {
+    type Version = Version;
+    type Parameter = Parameter;
+
+    /// Both operators have the same rules, which FlashAttentionScore lists.
+    fn rules() -> impl Iterator<Item = &'static Rule> {
+        rules::all().filter(|_| !PACKED)
+    }
+
+    /// The quantised form is in 9.0 and not in 9.1.
+    fn exported(function: &str, cann: Cann) -> Option<bool> {
+        match function {
+            "aclnnFlashAttentionVarLenScoreV5GetMaxWorkspaceSize" => Some(cann >= Cann::V9_1),
+            "aclnnQuantFlashAttentionScore" | "aclnnQuantFlashAttentionScoreGetWorkspaceSize" => {
+                Some(cann == Cann::V9_0)
+            }
+            _ => exported_version::<Version>(function, cann),
+        }
+    }
+}
+
+impl<const PACKED: bool> CallContract for TrainingAttention<PACKED> {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn version(number: u8) -> Option<Version> {
+        Version::numbered(PACKED, number)
+    }
+
+    fn check(
+        of: &Self::Arguments,
+        version: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Refusal> {
+        of.call().check(version, target)?.each_lint(report);
+        Ok(())
+    }
+
+    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        let reserved = TensorDesc::packed(DType::Float, Dims::of([0]));
+        of.softmax_out = of.softmax_out.or(Some(reserved));
+        let (attention_out, softmax) = of.call().implied_outputs().unzip();
+        of.softmax_max = of.softmax_max.or(softmax);
+        of.softmax_sum = of.softmax_sum.or(softmax);
+        of.attention_out = of.attention_out.or(attention_out);
+    }
+
+    fn unread(of: &Self::Arguments, version: Version) -> Option<&'static ParameterInfo> {
+        let read = of.call().read_by(version).to_arguments();
+        let mut all = Parameter::ALL.iter().copied();
+        let lost = all.find(|&parameter| {
+            of.tensors(parameter) != read.tensors(parameter)
+                || of.value(parameter) != read.value(parameter)
+        });
+        lost.map(Parameter::info)
+    }
+}

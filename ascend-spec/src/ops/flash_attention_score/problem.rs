@@ -1,21 +1,13 @@
 //! A call that holds every rule, resolved to what there is to compute.
 
-use super::rules::{drop_mask, entry, lengths, mask, outputs, prefix, pse, start_index, tokens};
-use super::{
-    Bias, FlashAttentionCall, InputLayout, MaskUse, PackedLengths, Sequence, SoftmaxOrder, Version,
+use super::rules::{
+    drop_mask, entry, lengths, mask, outputs, prefix, pse, rope, start_index, tokens,
 };
+use super::{
+    Bias, FlashAttentionCall, InputLayout, MaskKind, PackedLengths, Sequence, SoftmaxOrder, Version,
+};
+use crate::attention_problem::Work;
 use crate::{MaskGeometry, SparseMode, Target, TensorDesc, Violation};
-
-/// How much there is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Work {
-    /// Every output is empty: success, nothing is written.
-    Nothing,
-    /// Query, key or value is empty: every output is filled with 0.
-    Fill,
-    /// Attention.
-    Attend,
-}
 
 /// A call that holds every rule: sizes, lengths and visibility, ready to compute.
 ///
@@ -57,12 +49,12 @@ pub struct FlashAttentionProblem<'a> {
     /// Sparse mode in force: mode 5 with a prefix that is dropped is mode 1.
     pub mode: SparseMode,
     /// What the mask tensor is for.
-    pub mask: MaskUse,
+    pub mask: MaskKind,
     /// Position bias.
     pub bias: Bias,
     /// Whether rows without visible keys are corrected: their output is 0, their maximum the least FLOAT and their sum the
     /// largest. Otherwise the output is the mean of the values.
-    pub corrects_blind_rows: bool,
+    pub zeroes_masked_rows: bool,
     /// The sequence that modes 7 and 8 treat as a band.
     pub(super) cut_sequence: Option<usize>,
     /// Order of the softmax outputs.
@@ -120,7 +112,7 @@ impl<'a> FlashAttentionProblem<'a> {
     /// The keys that each row of a sequence sees, before a full mask hides some of them.
     pub fn geometry(&self, of: &Sequence) -> MaskGeometry {
         let (q_len, kv_len) = (of.q_len as u64, of.kv_len as u64);
-        if self.mask == MaskUse::None {
+        if self.mask == MaskKind::None {
             return MaskGeometry::full(q_len, kv_len);
         }
         if self.mode.reads_prefix() {
@@ -144,7 +136,7 @@ impl<'a> FlashAttentionProblem<'a> {
 
     /// How far the first key's position is behind the first query's, for slopes: `kvStartIdx - qStartIdx`. A lone array does
     /// not count.
-    pub fn lag(&self) -> i64 {
+    pub fn key_offset(&self) -> i64 {
         let first = |indices: &[i64]| indices.first().copied().unwrap_or(0);
         match (self.call.q_start_idx, self.call.kv_start_idx) {
             (Some(query), Some(key)) => first(key).saturating_sub(first(query)),
@@ -153,10 +145,10 @@ impl<'a> FlashAttentionProblem<'a> {
     }
 
     /// The same for one sequence: in mode 8 the arrays are those of sequence 0, whether it has rows or not.
-    pub fn lag_of(&self, of: &Sequence) -> i64 {
+    pub fn key_offset_of(&self, of: &Sequence) -> i64 {
         match self.mode == SparseMode::BandLeftUpCausal && of.index > 0 {
             true => 0,
-            false => self.lag(),
+            false => self.key_offset(),
         }
     }
 
@@ -172,6 +164,11 @@ impl<'a> FlashAttentionProblem<'a> {
             }
         };
         all.saturating_mul(self.heads as u64)
+    }
+
+    /// Bytes of a `dropMask` of so many bits: the operator loads 16 at once.
+    pub const fn drop_mask_bytes(bits: u64) -> u64 {
+        bits.div_ceil(128).saturating_mul(16)
     }
 
     /// The bit of `dropMask` for row `i` and key `j` of a sequence: bit `k % 8`, the least significant first, of byte
@@ -215,6 +212,7 @@ impl<'a> FlashAttentionProblem<'a> {
             pse::lints,
             start_index::lints,
             drop_mask::lints,
+            rope::lints,
             outputs::lints,
         ] {
             lints(self, report);

@@ -1,6 +1,7 @@
 //! Where `softmaxMax` and `softmaxSum` have the number of a row.
 
 use super::Sequence;
+use crate::attention_problem::SoftmaxRows;
 
 /// The order of `softmaxMax` and `softmaxSum` in memory. Each row has [`SoftmaxOrder::COPIES`] equal numbers side by side.
 ///
@@ -17,7 +18,7 @@ pub enum SoftmaxOrder {
 
 impl SoftmaxOrder {
     /// Equal numbers of a row.
-    pub const COPIES: usize = 8;
+    pub const COPIES: usize = SoftmaxRows::COPIES;
 
     /// Index of the first number of row `row` of a sequence, which has `heads` heads. Exact where the tensor fits in memory;
     /// saturates elsewhere.

@@ -10,3 +10,80 @@ pub mod rules;
 
 pub use arguments::{Argument, Arguments, GatherCall, Parameter};
 pub use problem::{GatherProblem, Source};
+
+use crate::Cann::V8_5;
+use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::operator::{OperatorVersion, versions};
+use crate::{Dims, Refusal, Rule, Target, TensorDesc, Violation};
+
+versions! {
+    /// The version of GatherPaKvCache.
+    pub enum Version {
+        /// The only one.
+        V1 = OperatorVersion::new(1, "aclnnGatherPaKvCache", "8.5").exported_since(V8_5).on_a2_a3(V8_5).on_ascend950(V8_5),
+    }
+}
+
+/// GatherPaKvCache in the list of operators.
+pub(crate) struct GatherPaKvCache;
+
+impl DescribedOperator for GatherPaKvCache {
+    type Version = Version;
+    type Parameter = Parameter;
+
+    fn rules() -> impl Iterator<Item = &'static Rule> {
+        rules::RULES.iter().copied()
+    }
+}
+
+impl CallContract for GatherPaKvCache {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        of: &Self::Arguments,
+        _: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Refusal> {
+        let call = of.call();
+        let problem = call.check(target.soc)?;
+        each_lint(|allowed| call.lint(&problem, target.soc, allowed), report);
+        Ok(())
+    }
+
+    fn imply_outputs(of: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>) {
+        let rows = |cache: Option<TensorDesc>, name: &str| {
+            let desc = TensorDesc::packed(cache?.dtype, expected(name)?);
+            desc.byte_range().map(|_| desc)
+        };
+        of.key = of.key.or_else(|| rows(of.key_cache, "key"));
+        of.value = of.value.or_else(|| rows(of.value_cache, "value"));
+    }
+
+    fn check_contents(
+        of: &Self::Arguments,
+        _: Version,
+        target: Target,
+        integers: &dyn Fn(&str) -> Vec<i64>,
+    ) -> Result<(), Violation> {
+        let Ok(problem) = of.call().check(target.soc) else {
+            return Ok(());
+        };
+        let [table, lengths, offsets] = ["block_tables", "seq_lens", "seq_offset"].map(integers);
+        let mut wrong = None;
+        problem.sources(&table, &lengths, &offsets, &mut |source| match source {
+            Source::Row { .. } => {}
+            other => wrong = wrong.take().or(Some(other)),
+        });
+        match wrong {
+            None => Ok(()),
+            Some(wrong) => Err(rules::BLOCK.broken(
+                format_args!("{wrong:?}"),
+                format_args!(
+                    "{} blocks, {} rows of outputs",
+                    problem.blocks, problem.tokens
+                ),
+            )),
+        }
+    }
+}

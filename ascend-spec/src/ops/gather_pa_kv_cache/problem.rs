@@ -1,7 +1,6 @@
 //! What a call that holds every rule copies.
 
 use super::{GatherCall, Parameter};
-use crate::DType;
 use crate::scatter::Pieces;
 use std::ops::Range;
 
@@ -18,8 +17,6 @@ pub struct GatherProblem {
     pub block_size: usize,
     /// Blocks that a row of the table can name.
     pub columns: usize,
-    /// Type of table, lengths and offsets: `INT32` or `INT64`.
-    pub index_dtype: DType,
     /// Whether lengths say where sequences begin.
     pub cumulative: bool,
     /// Whether offsets count columns of the table, as the kernels for caches in the NZ order on Atlas A2 and A3 have it,
@@ -171,7 +168,6 @@ mod tests {
         blocks: 4,
         block_size: 2,
         columns: 3,
-        index_dtype: DType::Int32,
         cumulative: false,
         offsets_in_columns: false,
         key: Pieces {

@@ -2,58 +2,59 @@
 
 use super::{GatherCall, GatherProblem, Parameter};
 use crate::dtype::Names;
+use crate::ops::gather_pa_kv_cache::Version;
 use crate::rule::{broken, require, rules};
 use crate::scatter::{NORM, PA_NZ, Pieces};
-use crate::{Cann, DType, Format, OperatorVersion, Refusal, Soc, Target, TensorDesc, Violation};
+use crate::{Cann, DType, Format, Refusal, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
-    REQUIRED = "gather.required", PARAM_NULLPTR, GatherPaKvCache, "notes on GatherPaKvCache, statuses",
+    REQUIRED = "gather.required", PARAM_NULLPTR, V1, "GatherPaKvCache documentation, return values",
         "every tensor but seqOffset is given",
         "pass keyCache, valueCache, blockTables, seqLens, keyRef and valueRef";
-    PRODUCT = "gather.product", FIND_KERNEL_ERROR, GatherPaKvCache, "notes on GatherPaKvCache, products",
+    PRODUCT = "gather.product", FIND_KERNEL_ERROR, V1, "GatherPaKvCache documentation, products",
         "the product has the operator",
         "run on Atlas A2, Atlas A3 or Ascend 950";
-    DTYPE = "gather.dtype", PARAM_INVALID, GatherPaKvCache, "notes on GatherPaKvCache, dtypes",
+    DTYPE = "gather.dtype", PARAM_INVALID, V1, "GatherPaKvCache documentation, keyCache and valueCache",
         "caches are FLOAT16, BF16 or INT8, on Ascend 950 also FLOAT, INT32 or FLOAT8",
         "convert the cache to one of the allowed dtypes";
-    SAME_DTYPE = "gather.same_dtype", PARAM_INVALID, GatherPaKvCache, "notes on GatherPaKvCache, statuses",
+    SAME_DTYPE = "gather.same_dtype", PARAM_INVALID, V1, "GatherPaKvCache documentation, keyRef and valueRef",
         "keyRef and valueRef have the dtypes of their caches",
         "gather into a tensor of the cache's dtype";
-    INDEX_DTYPE = "gather.index_dtype", PARAM_INVALID, GatherPaKvCache, "notes on GatherPaKvCache, dtypes",
+    INDEX_DTYPE = "gather.index_dtype", PARAM_INVALID, V1, "GatherPaKvCache documentation, blockTables and seqLens",
         "blockTables, seqLens and seqOffset are INT32, on Ascend 950 perhaps all INT64",
         "convert the numbers to one dtype";
-    RANK = "gather.rank", PARAM_INVALID, GatherPaKvCache, "notes on GatherPaKvCache, statuses",
+    RANK = "gather.rank", PARAM_INVALID, V1, "GatherPaKvCache documentation, return values",
         "caches have 4 axes, blockTables 2, seqLens and seqOffset 1, keyRef and valueRef 3, or 2 for PA_NZ",
         "describe the tensor with as many axes";
-    FORMAT = "gather.format", PARAM_INVALID, GatherPaKvCache, "notes on GatherPaKvCache, formats",
+    FORMAT = "gather.format", PARAM_INVALID, V1, "GatherPaKvCache documentation, formats",
         "tensors are in a plain format such as ND or NCL, caches in the mode PA_NZ perhaps in FRACTAL_NZ",
         "describe the tensor as ND";
-    CONTIGUOUS = "gather.contiguous", PARAM_INVALID, GatherPaKvCache, "notes on GatherPaKvCache, constraints",
+    CONTIGUOUS = "gather.contiguous", PARAM_INVALID, V1, "GatherPaKvCache documentation, constraints",
         "every tensor is contiguous, with dimensions of at least 0 whose bytes can be addressed",
         "copy the tensor to a contiguous one";
-    CACHE_MODE = "gather.cache_mode", TILING_ERROR, GatherPaKvCache, "notes on GatherPaKvCache, statuses",
+    CACHE_MODE = "gather.cache_mode", TILING_ERROR, V1, "GatherPaKvCache tiling, cacheMode",
         "cacheMode is null, empty, Norm or PA_NZ",
         "spell the mode as CANN does";
-    SEQ_LENS = "gather.seq_lens", TILING_ERROR, GatherPaKvCache, "notes on GatherPaKvCache, statuses",
+    SEQ_LENS = "gather.seq_lens", TILING_ERROR, V1, "GatherPaKvCache tiling, seqLens",
         "seqLens has an entry for each row of blockTables, and one more where it says where sequences begin",
         "give a length for each sequence; with isSeqLensCumsum a 0 before the first end";
-    SEQ_OFFSET = "gather.seq_offset", TILING_ERROR, GatherPaKvCache, "notes on GatherPaKvCache, seqOffset",
+    SEQ_OFFSET = "gather.seq_offset", TILING_ERROR, V1, "GatherPaKvCache tiling, seqOffset",
         "seqOffset has an entry for each row of blockTables",
         "give an offset for each sequence, or none";
-    CACHE = "gather.cache_shape", TILING_ERROR, GatherPaKvCache, "notes on GatherPaKvCache, shapes",
+    CACHE = "gather.cache_shape", TILING_ERROR, V1, "GatherPaKvCache documentation, keyCache and valueCache",
         "both caches have as many blocks of as many rows, of the heads and head dimensions of keyRef and valueRef",
         "describe caches and outputs in the shapes of the mode";
-    TOKENS = "gather.tokens", TILING_ERROR, GatherPaKvCache, "notes on GatherPaKvCache, shapes",
+    TOKENS = "gather.tokens", TILING_ERROR, V1, "GatherPaKvCache documentation, keyRef and valueRef",
         "keyRef and valueRef have as many rows",
         "give both a row for each token of all sequences";
-    UNIT_OF_COPIES = "gather.unit", Lint("copies are in units of 32 bytes: rows that are not whole units are cut"), GatherPaKvCache, "notes on GatherPaKvCache, token bytes",
+    UNIT_OF_COPIES = "gather.unit", Lint("copies are in units of 32 bytes: rows that are not whole units are cut"), V1, "GatherPaKvCache kernel, copies",
         "the bytes of a token's keys, and of its values, are a multiple of 32 on Atlas A2 and A3",
         "use head counts and dimensions with whole units, or gather another way";
-    TOKEN_BYTES = "gather.token_bytes", Lint("the row does not fit in the core's memory"), GatherPaKvCache, "notes on GatherPaKvCache, token bytes",
+    TOKEN_BYTES = "gather.token_bytes", Lint("the row does not fit in the core's memory"), V1, "GatherPaKvCache kernel, buffers",
         "a token's keys, and its values, are at most 148 KiB",
         "gather the heads in several calls";
-    BLOCK = "gather.block", Overrun("rows of other memory are copied"), GatherPaKvCache, "notes on GatherPaKvCache, bounds",
+    BLOCK = "gather.block", Overrun("rows of other memory are copied"), V1, "GatherPaKvCache kernel, blockTables",
         "blockTables names blocks of the caches, and as many as each sequence needs",
         "take the table and the lengths of one cache";
 }
@@ -92,7 +93,7 @@ impl GatherCall<'_> {
         );
         let (key, value) = (given(&self.key, "keyRef")?, given(&self.value, "valueRef")?);
         require!(
-            OperatorVersion::GatherPaKvCache.runs_on(Target::new(soc, Cann::V9_1)),
+            Version::V1.runs_on(Target::new(soc, Cann::V9_1)),
             PRODUCT,
             soc,
             "Atlas A2, Atlas A3 and Ascend 950",
@@ -147,7 +148,6 @@ impl GatherCall<'_> {
             blocks: size(blocks),
             block_size: size(block_size),
             columns: size(axis(&table, 1)),
-            index_dtype: table.dtype,
             cumulative: self.is_seq_lens_cumsum,
             offsets_in_columns: nz && soc != Soc::Ascend950,
             key: of_key,

@@ -4,8 +4,8 @@ use super::{IncreCall, Version};
 use crate::fia::FiaCall;
 
 impl<'a> IncreCall<'a> {
-    /// `inner_precise` of the versions that have no such argument: high performance.
-    pub const DEFAULT_PRECISE: i64 = 1;
+    /// The layout of calls that name none.
+    pub const DEFAULT_LAYOUT: &'static str = "BSH";
 
     /// A call without tensors whose attributes have the operator's defaults.
     pub fn new(input_layout: &'a str) -> Self {
@@ -19,20 +19,7 @@ impl<'a> IncreCall<'a> {
     /// V1 and V2 take is gone.
     #[must_use]
     pub fn computed_by(&self, version: Version) -> Self {
-        let mut call = *self;
-        if version < Version::V4 {
-            call.kv_padding_size = None;
-        }
-        if version < Version::V3 {
-            (call.pse_shift, call.antiquant_scale, call.antiquant_offset) = (None, None, None);
-            call.block_table = None;
-            (call.block_size, call.inner_precise) = (0, Self::DEFAULT_PRECISE);
-        }
-        if version < Version::V2 {
-            (call.dequant_scale1, call.quant_scale1) = (None, None);
-            (call.dequant_scale2, call.quant_scale2, call.quant_offset2) = (None, None, None);
-        }
-        call
+        self.keeping(|parameter| version.computes(parameter))
     }
 
     /// The same attention as a call of FusedInferAttentionScore.
@@ -59,7 +46,7 @@ impl<'a> IncreCall<'a> {
             block_size: self.block_size,
             inner_precise: self.inner_precise,
             attention_out: self.attention_out,
-            ..FiaCall::new(self.input_layout.unwrap_or_default())
+            ..FiaCall::new(self.input_layout.unwrap_or(Self::DEFAULT_LAYOUT))
         }
     }
 }

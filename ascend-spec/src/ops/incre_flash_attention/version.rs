@@ -1,34 +1,37 @@
-//! Which version a call needs.
+//! Versions of IncreFlashAttention, and what each computes with.
 
-use super::IncreCall;
-use crate::operator_version::incre_flash_attention::Version;
+use super::Parameter;
+use crate::Cann::V8_1;
+use crate::operator::{OperatorVersion, versions};
+
+/// What all versions have in common: the products. Ascend 950 exports them and refuses every call.
+const fn version(number: u8, symbol: &'static str) -> OperatorVersion {
+    OperatorVersion::new(number, symbol, "8.1")
+        .on_a2_a3(V8_1)
+        .on_inference_cards(V8_1)
+}
+
+versions! {
+    /// A version of IncreFlashAttention: each adds arguments to the one before.
+    pub enum Version {
+        /// The first. It takes a position bias and computes without it.
+        V1 = version(1, "aclnnIncreFlashAttention"),
+        /// Adds quantisation. It takes a position bias and computes without it.
+        V2 = version(2, "aclnnIncreFlashAttentionV2"),
+        /// Adds quantised keys and values, paged caches and the precision, and uses the position bias.
+        V3 = version(3, "aclnnIncreFlashAttentionV3"),
+        /// Adds left padding of keys and values.
+        V4 = version(4, "aclnnIncreFlashAttentionV4"),
+    }
+}
 
 impl Version {
-    /// The oldest version that can express a call and computes all of it.
-    pub fn oldest_for(call: &IncreCall<'_>) -> Version {
-        let given = |tensors: &[bool]| tensors.contains(&true);
-        if call.kv_padding_size.is_some() {
-            return Version::V4;
-        }
-        let third = [
-            call.pse_shift.is_some(),
-            call.antiquant_scale.is_some(),
-            call.antiquant_offset.is_some(),
-            call.block_table.is_some(),
-            call.block_size != 0,
-            call.inner_precise != IncreCall::DEFAULT_PRECISE,
-        ];
-        let second = [
-            call.dequant_scale1.is_some(),
-            call.quant_scale1.is_some(),
-            call.dequant_scale2.is_some(),
-            call.quant_scale2.is_some(),
-            call.quant_offset2.is_some(),
-        ];
-        match (given(&third), given(&second)) {
-            (true, _) => Version::V3,
-            (false, true) => Version::V2,
-            (false, false) => Version::V1,
-        }
+    /// Whether it has a parameter and computes with it: V1 and V2 take a position bias and throw it away.
+    pub(super) fn computes(self, parameter: Parameter) -> bool {
+        let since = match parameter {
+            Parameter::PseShift => 3,
+            other => other.info().since,
+        };
+        since <= self.number()
     }
 }

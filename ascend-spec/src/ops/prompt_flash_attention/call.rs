@@ -5,9 +5,6 @@ use crate::fia::FiaCall;
 use crate::{DType, TensorDesc};
 
 impl<'a> PromptCall<'a> {
-    /// `inner_precise` of the versions that have no such argument: high performance.
-    pub const DEFAULT_PRECISE: i64 = 1;
-
     /// A call without tensors whose attributes have the operator's defaults.
     pub fn new(input_layout: &'a str) -> Self {
         PromptCall {
@@ -20,18 +17,7 @@ impl<'a> PromptCall<'a> {
     /// V1 and V2 take is gone.
     #[must_use]
     pub fn computed_by(&self, version: Version) -> Self {
-        let mut call = *self;
-        if version < Version::V3 {
-            call.pse_shift = None;
-            call.inner_precise = Self::DEFAULT_PRECISE;
-        }
-        if version < Version::V2 {
-            call.actual_seq_lengths_kv = None;
-            call.sparse_mode = 0;
-            (call.deq_scale1, call.quant_scale1, call.deq_scale2) = (None, None, None);
-            (call.quant_scale2, call.quant_offset2) = (None, None);
-        }
-        call
+        self.keeping(|parameter| version.computes(parameter))
     }
 
     /// The same attention as a call of FusedInferAttentionScore. A mask of FLOAT16, which the operator converts first, is

@@ -1,8 +1,9 @@
 //! The rules of PromptFlashAttention in front of those of FusedInferAttentionScore's prefill path.
 
 use super::{PromptCall, Version};
+use crate::attention_problem::AttentionProblem;
 use crate::dtype::Names;
-use crate::fia::Checker;
+use crate::fia::{CheckedCall, Checker, Verdict};
 use crate::rule::{broken, require, rules};
 use crate::{
     DType, Dims, Format, Layout, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,
@@ -10,54 +11,69 @@ use crate::{
 
 rules! {
     in Scope::ALL;
-    SUCCESSOR = "prompt.successor", RUNTIME_ERROR, PromptV1, "PromptFlashAttention entry points, Ascend 950" in Scope::ASCEND_950,
+    SUCCESSOR = "prompt.successor", RUNTIME_ERROR, V1, "PromptFlashAttention entry points, Ascend 950" in Scope::ASCEND_950,
         "Ascend 950 computes attention by FusedInferAttentionScore",
         "call aclnnFusedInferAttentionScoreV5";
-    PRODUCT = "prompt.product", FIND_KERNEL_ERROR, PromptV1, "PromptFlashAttention documentation, products",
+    PRODUCT = "prompt.product", FIND_KERNEL_ERROR, V1, "PromptFlashAttention documentation, products",
         "the product has the operator",
         "run on Atlas A2, Atlas A3 or the Atlas inference series (310P)";
-    REQUIRED = "prompt.required", PARAM_NULLPTR, PromptV1, "PromptFlashAttention documentation, return values",
+    REQUIRED = "prompt.required", PARAM_NULLPTR, V1, "PromptFlashAttention documentation, return values",
         "query, key, value, inputLayout and attentionOut are given",
         "pass every required argument";
-    COUNTABLE = "prompt.countable", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, constraints",
+    COUNTABLE = "prompt.countable", PARAM_INVALID, V1, "PromptFlashAttention documentation, constraints",
         "no dimension is negative, and the elements of each tensor can be counted and addressed",
         "give the tensor a shape that memory can hold";
-    DTYPE = "prompt.dtype", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, query, key and value",
+    DTYPE = "prompt.dtype", PARAM_INVALID, V1, "PromptFlashAttention documentation, query, key and value",
         "query, key and value are FLOAT16, BF16 (not on 310P) or INT8, all the same",
         "convert the three to one of the allowed dtypes";
-    OUT_DTYPE = "prompt.out_dtype", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, attentionOut",
+    OUT_DTYPE = "prompt.out_dtype", PARAM_INVALID, V1, "PromptFlashAttention documentation, attentionOut",
         "attentionOut has the dtype of query, INT8 for half precision, or FLOAT16 for an INT8 query",
         "give the output an allowed dtype";
-    PSE_DTYPE = "prompt.pse_dtype", PARAM_INVALID, PromptV3, "PromptFlashAttentionV3 documentation, pseShift",
+    PSE_DTYPE = "prompt.pse_dtype", PARAM_INVALID, V3, "PromptFlashAttentionV3 documentation, pseShift",
         "pseShift is FLOAT16 for a query of FLOAT16 or INT8, BF16 for one of BF16",
         "convert the bias";
-    MASK_DTYPE = "prompt.mask_dtype", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, attenMask",
+    MASK_DTYPE = "prompt.mask_dtype", PARAM_INVALID, V1, "PromptFlashAttention documentation, attenMask",
         "attenMask is BOOL, INT8 or UINT8, or FLOAT16 unless query is INT8",
         "convert the mask";
-    HEADS = "prompt.num_heads", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, numHeads",
+    HEADS = "prompt.num_heads", PARAM_INVALID, V1, "PromptFlashAttention documentation, numHeads",
         "numHeads is at least 1",
         "pass the number of query heads";
-    LAYOUT = "prompt.input_layout", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, inputLayout",
+    LAYOUT = "prompt.input_layout", PARAM_INVALID, V1, "PromptFlashAttention documentation, inputLayout",
         "query, key and value have the axes of inputLayout: four in BNSD, BSND and BNSD_BSND, three in BSH, TND, NTD and NSD, \
          two in SH",
         "spell the layout as CANN does, and give the tensors its axes";
-    DIM = "prompt.head_dim", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, head dimension",
-        "head dimensions are from 1 to 512, and that of query is at most that of value where it is above 128 outside of TND or \
-         the output is INT8",
-        "pad the shorter head dimension with zeros";
-    FORMAT = "prompt.format", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, formats",
+    DIM = "prompt.head_dim", PARAM_INVALID, V1, "PromptFlashAttention documentation, head dimension",
+        "the query's head dimension is from 1 to 512 and the value's at most 512; the query's is not above the value's where \
+         the output is INT8, nor outside of TND where it is above 128",
+        "pad the value's head dimension with zeros, or split heads that are longer than 512";
+    FORMAT = "prompt.format", PARAM_INVALID, V1, "PromptFlashAttention documentation, formats",
         "query, key, value and attentionOut are in a plain format such as ND or NCHW",
         "describe the tensor as ND";
-    OUT_SHAPE = "prompt.out_shape", PARAM_INVALID, PromptV1, "PromptFlashAttention documentation, attentionOut",
+    OUT_SHAPE = "prompt.out_shape", PARAM_INVALID, V1, "PromptFlashAttention documentation, attentionOut",
         "attentionOut has the query's shape with the value's head dimension, in BNSD_BSND with heads behind rows",
         "give the output the shape that is allowed";
-    PREFILL = "prompt.prefill_rules", INNER_NULLPTR, PromptV1, "PromptFlashAttention tiling",
+    PREFILL = "prompt.prefill_rules", INNER_NULLPTR, V1, "PromptFlashAttention tiling",
         "the call holds the rules of FusedInferAttentionScore's prefill path",
         "see the rule that is named first";
-    PSE_DROPPED = "prompt.pse_dropped", Lint("the tensor is not looked at"), PromptV1, "PromptFlashAttention, V1 and V2",
+    CARD_SIZE = "prompt.card_size", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+        "on 310P a call has at most 128 sequences, and axes of at most 65536 query rows and keys",
+        "divide the sequences among several calls";
+    CARD_PSE = "prompt.card_pse", INNER_NULLPTR, V3, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+        "on 310P there is no pseShift",
+        "leave the bias out, or run on Atlas A2 or A3";
+    CARD_TOKENS = "prompt.card_tokens", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+        "on 310P preTokens is at least the query rows, and nextTokens is 0 or at least the keys",
+        "write the band into a mask of BOOL, and pass 2147483647 for both";
+    CARD_MASK_DTYPE = "prompt.card_mask_dtype", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+        "on 310P attenMask is BOOL",
+        "convert the mask to BOOL";
+    CARD_MASK = "prompt.card_mask", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+        "on 310P attenMask goes with as many query rows as keys, a multiple of 16",
+        "pad query, key and value with zeros to one multiple of 16, the last query row at the last key, and hide the added keys";
+    PSE_DROPPED = "prompt.pse_dropped", Lint("the tensor is not looked at"), V1, "PromptFlashAttention, V1 and V2",
         "V1 and V2 come without pseShift: they take it and compute without it",
         "call aclnnPromptFlashAttentionV3";
-    DEPRECATED = "prompt.deprecated", Lint("nothing changes yet"), PromptV1, "PromptFlashAttention documentation, deprecation",
+    DEPRECATED = "prompt.deprecated", Lint("nothing changes yet"), V1, "PromptFlashAttention documentation, deprecation",
         "calls go to V3: V1 and V2 are announced to go in December 2026",
         "call aclnnPromptFlashAttentionV3";
 }
@@ -72,15 +88,42 @@ struct Required<'a> {
 }
 
 impl PromptCall<'_> {
+    /// The most sequences of a call on 310P.
+    pub const MOST_CARD_SEQUENCES: i64 = 128;
+
+    /// What query rows and keys of a call with a mask are a multiple of on 310P.
+    pub const CARD_MASK_ROWS: i64 = 16;
+
     /// Checks the call against the contract of `version` for `target`.
     ///
-    /// Allocates nothing unless it refuses. What it computes is [`PromptCall::as_fused`] of what the version reads
-    /// ([`PromptCall::computed_by`]); a call whose output has no elements computes nothing.
+    /// Allocates nothing unless it refuses.
     ///
     /// # Errors
     /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for layouts and masks that this crate
     /// does not compute.
     pub fn check(&self, version: Version, target: Target) -> Result<(), Refusal> {
+        self.resolve(version, target, |_| ()).map(drop)
+    }
+
+    /// Checks the call as [`PromptCall::check`] does, and resolves it into what a kernel computes: nothing if the output has
+    /// no elements, otherwise [`PromptCall::as_fused`] of what the version reads ([`PromptCall::computed_by`]).
+    ///
+    /// # Errors
+    /// As for [`PromptCall::check`].
+    pub fn problem(
+        &self,
+        version: Version,
+        target: Target,
+    ) -> Result<Option<AttentionProblem<'static>>, Refusal> {
+        self.resolve(version, target, |checked| checked.problem.into_owned())
+    }
+
+    fn resolve<T>(
+        &self,
+        version: Version,
+        target: Target,
+        then: impl FnOnce(CheckedCall<'_>) -> T,
+    ) -> Result<Option<T>, Refusal> {
         require!(
             for target => target.soc != Soc::Ascend950,
             SUCCESSOR,
@@ -104,7 +147,7 @@ impl PromptCall<'_> {
             );
         }
         if at.out.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         call.dtypes(&at, target)?;
         let (heads, dims) = call.shapes(&at)?;
@@ -125,17 +168,24 @@ impl PromptCall<'_> {
                 Unsupported::new("PromptFlashAttention in the layouts SH, NSD and NTD").into(),
             );
         };
-        call.tiling(&at, dims)?;
-        let mask = call
+        let verdict = call.tiling(&at, dims)?;
+        if call
             .atten_mask
-            .is_some_and(|mask| mask.dtype == DType::Float16);
-        match mask {
-            true => Err(Unsupported::new("attenMask of FLOAT16").into()),
-            false => Ok(()),
+            .is_some_and(|mask| mask.dtype == DType::Float16)
+        {
+            return Err(Unsupported::new("attenMask of FLOAT16").into());
         }
+        let fused = call.as_fused();
+        let checked = fused.resolve_by(verdict, Checker::Prefill, TILING);
+        let checked = checked.map_err(of_prefill)?;
+        if target.soc == Soc::AtlasInference {
+            call.card(&checked.problem)?;
+        }
+        Ok(Some(then(checked)))
     }
 
-    /// The first lint that the call breaks, leaving out those in `allowed` (by id).
+    /// The first lint that a call that holds every rule breaks, leaving out those in `allowed` (by id): those of the operator,
+    /// then those of FusedInferAttentionScore's prefill path.
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
@@ -153,7 +203,8 @@ impl PromptCall<'_> {
             version,
             Version::V3,
         );
-        Ok(())
+        let of_path = self.resolve(version, TILING, |checked| checked.lint_of_path(allowed));
+        of_path.ok().flatten().unwrap_or(Ok(()))
     }
 
     fn required(&self) -> Result<Required<'_>, Violation> {
@@ -255,19 +306,23 @@ impl PromptCall<'_> {
         let value_dim = each(last(at.value), kv_heads);
         let narrow = at.out.dtype != DType::Int8 && (dim <= 128 || at.layout == "TND");
         require!(
-            (1..=512).contains(&dim)
-                && (0..=512).contains(&value_dim)
-                && (dim <= value_dim || narrow),
+            (1..=512).contains(&dim) && (0..=512).contains(&value_dim),
             DIM,
             format_args!("{dim} and {value_dim}"),
-            "1 to 512",
+            "1 to 512 of the query, up to 512 of the value",
+        );
+        require!(
+            dim <= value_dim || narrow,
+            DIM,
+            format_args!("{dim} and {value_dim}"),
+            format_args!("up to {value_dim} of the query"),
         );
         Ok((self.num_heads, (dim, value_dim)))
     }
 
     /// The rules of the prefill path, for head dimensions as the operator pads them: outside of TND those of query and value
     /// to one.
-    fn tiling(&self, at: &Required<'_>, (dim, value_dim): (i64, i64)) -> Result<(), Refusal> {
+    fn tiling(&self, at: &Required<'_>, (dim, value_dim): (i64, i64)) -> Result<Verdict, Refusal> {
         let int8 = [at.query.dtype, at.out.dtype].contains(&DType::Int8);
         let step = if int8 { 32 } else { 16 };
         let even = |dim: i64| dim.saturating_add(step - 1) / step * step;
@@ -282,17 +337,68 @@ impl PromptCall<'_> {
             attention_out: Some(resized(at, at.out, value_dim, value_to)),
             ..*self
         };
-        let target = Target::snapshot(Soc::AtlasA2);
-        match call.as_fused().judge(Checker::Prefill, target) {
-            Err(Refusal::Violation(violation)) => Err(broken(
-                &PREFILL,
-                format_args!("{}: {}", violation.rule.id, violation.given),
-                violation.allowed,
-                violation.fix,
-            )
-            .into()),
-            other => other,
+        let verdict = call.as_fused().judge(Checker::Prefill, TILING);
+        verdict.map_err(of_prefill)
+    }
+
+    /// The tiling rules of 310P, by the sizes of the tensors.
+    fn card(&self, of: &AttentionProblem<'_>) -> Result<(), Violation> {
+        const MOST_ROWS: usize = 65_536;
+        let (rows, keys) = (of.query_rows, of.key_rows);
+        require!(
+            of.batch <= Self::MOST_CARD_SEQUENCES as usize && rows.max(keys) <= MOST_ROWS,
+            CARD_SIZE,
+            format_args!("{} sequences, {rows} query rows, {keys} keys", of.batch),
+            format_args!(
+                "up to {} sequences, up to {MOST_ROWS} query rows and keys",
+                Self::MOST_CARD_SEQUENCES
+            ),
+        );
+        require!(self.pse_shift.is_none(), CARD_PSE, "pseShift", "null");
+        let at_least =
+            |tokens: i64, size: usize| usize::try_from(tokens).is_ok_and(|of| of >= size);
+        require!(
+            at_least(self.pre_tokens, rows)
+                && (self.next_tokens == 0 || at_least(self.next_tokens, keys)),
+            CARD_TOKENS,
+            format_args!(
+                "preTokens {}, nextTokens {}",
+                self.pre_tokens, self.next_tokens
+            ),
+            format_args!("preTokens from {rows} on, nextTokens 0 or from {keys} on"),
+        );
+        if let Some(mask) = self.atten_mask.filter(|mask| !mask.is_empty()) {
+            require!(
+                mask.dtype == DType::Bool,
+                CARD_MASK_DTYPE,
+                mask.dtype,
+                DType::Bool,
+            );
+            require!(
+                rows == keys && rows.is_multiple_of(Self::CARD_MASK_ROWS as usize),
+                CARD_MASK,
+                format_args!("{rows} query rows, {keys} keys"),
+                format_args!("as many of both, a multiple of {}", Self::CARD_MASK_ROWS),
+            );
         }
+        Ok(())
+    }
+}
+
+/// The target whose rules of the prefill path the operator has, on every product and in every release.
+const TILING: Target = Target::snapshot(Soc::AtlasA2);
+
+/// A refusal of the prefill path, as the operator reports it.
+fn of_prefill(refusal: Refusal) -> Refusal {
+    match refusal {
+        Refusal::Violation(violation) => broken(
+            &PREFILL,
+            format_args!("{}: {}", violation.rule.id, violation.given),
+            violation.allowed,
+            violation.fix,
+        )
+        .into(),
+        other => other,
     }
 }
 

@@ -1,25 +1,35 @@
-//! Which version a call needs.
+//! Versions of PromptFlashAttention, and what each computes with.
 
-use super::PromptCall;
-use crate::operator_version::prompt_flash_attention::Version;
+use super::Parameter;
+use crate::Cann::V8_1;
+use crate::operator::{OperatorVersion, versions};
+
+/// What all versions have in common: the products. Ascend 950 exports them and refuses every call.
+const fn version(number: u8, symbol: &'static str) -> OperatorVersion {
+    OperatorVersion::new(number, symbol, "8.1")
+        .on_a2_a3(V8_1)
+        .on_inference_cards(V8_1)
+}
+
+versions! {
+    /// A version of PromptFlashAttention: each adds arguments to the one before.
+    pub enum Version {
+        /// The first. It takes a position bias and computes without it.
+        V1 = version(1, "aclnnPromptFlashAttention"),
+        /// Adds key lengths, quantisation and sparse modes. It takes a position bias and computes without it.
+        V2 = version(2, "aclnnPromptFlashAttentionV2"),
+        /// Adds the precision, and uses the position bias.
+        V3 = version(3, "aclnnPromptFlashAttentionV3"),
+    }
+}
 
 impl Version {
-    /// The oldest version that can express a call and computes all of it.
-    pub fn oldest_for(call: &PromptCall<'_>) -> Version {
-        if call.pse_shift.is_some() || call.inner_precise != PromptCall::DEFAULT_PRECISE {
-            return Version::V3;
-        }
-        let quantised = [
-            &call.deq_scale1,
-            &call.quant_scale1,
-            &call.deq_scale2,
-            &call.quant_scale2,
-            &call.quant_offset2,
-        ];
-        let newer = call.actual_seq_lengths_kv.is_some() || call.sparse_mode != 0;
-        match newer || quantised.iter().any(|tensor| tensor.is_some()) {
-            true => Version::V2,
-            false => Version::V1,
-        }
+    /// Whether it has a parameter and computes with it: V1 and V2 take a position bias and throw it away.
+    pub(super) fn computes(self, parameter: Parameter) -> bool {
+        let since = match parameter {
+            Parameter::PseShift => 3,
+            other => other.info().since,
+        };
+        since <= self.number()
     }
 }

@@ -1,6 +1,6 @@
 //! The arithmetic of a merge, row by row.
 
-use super::rules::{BOTH_BLIND, BOTH_EMPTY, ONE_EMPTY};
+use super::rules::{BOTH_EMPTY, BOTH_MASKED, ONE_EMPTY};
 use crate::Violation;
 use crate::rule::broken;
 
@@ -15,7 +15,7 @@ pub struct Part {
 
 impl Part {
     /// What FlashAttentionScore writes for a row without visible keys that it corrects.
-    pub const BLIND: Part = Part {
+    pub const FULLY_MASKED: Part = Part {
         max: f32::MIN,
         sum: f32::MAX,
     };
@@ -54,10 +54,10 @@ pub fn merge(prev: Part, cur: Part) -> Merged {
 /// Checks two parts of a row for what the formula has no answer to.
 ///
 /// # Errors
-/// `ring.both_blind`, `ring.both_empty` or `ring.one_empty`.
+/// `ring.both_masked`, `ring.both_empty` or `ring.one_empty`.
 pub fn admits(prev: Part, cur: Part) -> Result<(), Violation> {
     let rule = match (prev, cur) {
-        (Part::BLIND, Part::BLIND) => &BOTH_BLIND,
+        (Part::FULLY_MASKED, Part::FULLY_MASKED) => &BOTH_MASKED,
         (Part::EMPTY, Part::EMPTY) => &BOTH_EMPTY,
         (Part::EMPTY, other) | (other, Part::EMPTY) if other.max < 0.0 => &ONE_EMPTY,
         _ => return Ok(()),
@@ -71,6 +71,31 @@ pub fn admits(prev: Part, cur: Part) -> Result<(), Violation> {
         rule.holds,
         rule.fix,
     ))
+}
+
+/// Checks what is known of packed sequences before their maxima are: whether a sequence with rows is without keys in a part.
+/// An entry stands for a sequence; leaves out lints in `allowed` (by id).
+///
+/// # Errors
+/// `ring.both_empty`, or `ring.one_empty`, which then holds only if no maximum of the other part is below 0.
+pub fn admits_keyless(prev: &[bool], cur: &[bool], allowed: &[&str]) -> Result<(), Violation> {
+    for (sequence, parts) in prev.iter().zip(cur).enumerate() {
+        let (rule, part) = match parts {
+            (true, true) => (&BOTH_EMPTY, "both parts"),
+            (true, false) => (&ONE_EMPTY, "the first part"),
+            (false, true) => (&ONE_EMPTY, "the second part"),
+            (false, false) => continue,
+        };
+        if !allowed.contains(&rule.id) {
+            return Err(broken(
+                rule,
+                format_args!("no keys in {part} for sequence {sequence}"),
+                "keys in both parts for every sequence that has rows",
+                rule.fix,
+            ));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -98,25 +123,59 @@ mod tests {
     }
 
     #[test]
-    fn a_blind_part_leaves_the_other_as_it_is() {
+    fn a_fully_masked_part_leaves_the_other_as_it_is() {
         let live = of(&[1.0, 2.0]);
-        for merged in [merge(Part::BLIND, live), merge(live, Part::BLIND)] {
+        for merged in [
+            merge(Part::FULLY_MASKED, live),
+            merge(live, Part::FULLY_MASKED),
+        ] {
             assert_eq!(merged.part, live);
             assert_eq!(merged.prev + merged.cur, 1.0);
         }
-        assert!(admits(Part::BLIND, live).is_ok());
+        assert!(admits(Part::FULLY_MASKED, live).is_ok());
     }
 
     #[test]
     fn what_the_formula_has_no_answer_to_is_named() {
         let live = of(&[-1.0, -2.0]);
         let id = |prev, cur| admits(prev, cur).unwrap_err().rule.id;
-        assert_eq!(id(Part::BLIND, Part::BLIND), "ring.both_blind");
-        assert_eq!(merge(Part::BLIND, Part::BLIND).part.sum, f32::INFINITY);
+        assert_eq!(
+            id(Part::FULLY_MASKED, Part::FULLY_MASKED),
+            "ring.both_masked"
+        );
+        assert_eq!(
+            merge(Part::FULLY_MASKED, Part::FULLY_MASKED).part.sum,
+            f32::INFINITY
+        );
         assert_eq!(id(Part::EMPTY, Part::EMPTY), "ring.both_empty");
         assert!(merge(Part::EMPTY, Part::EMPTY).prev.is_nan());
         assert_eq!(id(live, Part::EMPTY), "ring.one_empty");
         assert_eq!(merge(live, Part::EMPTY).part.max, 0.0);
+        let low = of(&[-200.0]);
+        assert_eq!(id(low, Part::EMPTY), "ring.one_empty");
+        assert!(merge(low, Part::EMPTY).prev.is_nan());
         assert!(admits(of(&[1.0]), Part::EMPTY).is_ok());
+    }
+
+    #[test]
+    fn sequences_without_keys_are_named_before_their_maxima_are_known() {
+        let of = |prev: &[bool], cur: &[bool], allowed: &[&str]| {
+            admits_keyless(prev, cur, allowed).map_err(|violation| violation.rule.id)
+        };
+        let (none, second) = ([false, false], [false, true]);
+        assert_eq!(of(&none, &none, &[]), Ok(()));
+        assert_eq!(of(&second, &none, &[]), Err("ring.one_empty"));
+        assert_eq!(of(&none, &second, &[]), Err("ring.one_empty"));
+        assert_eq!(of(&second, &second, &[]), Err("ring.both_empty"));
+        let one = &["ring.one_empty"];
+        assert_eq!(of(&none, &second, one), Ok(()));
+        assert_eq!(of(&second, &second, one), Err("ring.both_empty"));
+        let violation = admits_keyless(&second, &none, &[]).unwrap_err();
+        assert!(
+            violation
+                .to_string()
+                .contains("the first part for sequence 1"),
+            "{violation}"
+        );
     }
 }

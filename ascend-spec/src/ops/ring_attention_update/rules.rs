@@ -8,62 +8,64 @@ use crate::{DType, Dims, Format, Refusal, Target, TensorDesc, Unsupported, Viola
 
 rules! {
     in Scope::ALL;
-    ENTRY_POINT = "ring.entry_point", FIND_KERNEL_ERROR, RingV1, "RingAttentionUpdate documentation, products",
+    ENTRY_POINT = "ring.entry_point", FIND_KERNEL_ERROR, V1, "RingAttentionUpdate documentation, products",
         "the product has the operator",
         "run on Atlas A2, Atlas A3 or Ascend 950";
-    REQUIRED = "ring.required", PARAM_NULLPTR, RingV1, "RingAttentionUpdate documentation, return values",
+    REQUIRED = "ring.required", PARAM_NULLPTR, V1, "RingAttentionUpdate documentation, return values",
         "attention, maxima and sums of both parts and of the result are given, and with TND actualSeqQlen",
         "pass every required tensor";
-    COUNTABLE = "ring.countable", PARAM_INVALID, RingV1, "RingAttentionUpdate documentation, constraints",
+    COUNTABLE = "ring.countable", PARAM_INVALID, V1, "RingAttentionUpdate documentation, constraints",
         "no dimension of an input is below 1, and the bytes of each tensor can be addressed",
         "leave out the call where there is nothing to merge";
-    DTYPE = "ring.dtype", PARAM_INVALID, RingV1, "RingAttentionUpdate documentation, prevAttnOut",
+    DTYPE = "ring.dtype", PARAM_INVALID, V1, "RingAttentionUpdate documentation, prevAttnOut",
         "prevAttnOut, curAttnOut and attnOut are FLOAT, FLOAT16 or BF16, all the same",
         "convert the three to one of the allowed dtypes";
-    SOFTMAX_DTYPE = "ring.softmax_dtype", PARAM_INVALID, RingV1, "RingAttentionUpdate documentation, prevSoftmaxMax",
+    SOFTMAX_DTYPE = "ring.softmax_dtype", PARAM_INVALID, V1, "RingAttentionUpdate documentation, prevSoftmaxMax",
         "one of the maxima and sums is FLOAT",
         "convert maxima and sums to FLOAT";
-    LAYOUT = "ring.input_layout", PARAM_INVALID, RingV1, "RingAttentionUpdate documentation, inputLayoutOptional",
+    LAYOUT = "ring.input_layout", PARAM_INVALID, V1, "RingAttentionUpdate documentation, inputLayoutOptional",
         "inputLayout is SBH with maxima and sums of four axes, or TND with three",
         "spell the layout as CANN does";
-    COPIES = "ring.softmax_copies", PARAM_INVALID, RingV1, "RingAttentionUpdate documentation, prevSoftmaxMax",
+    COPIES = "ring.softmax_copies", PARAM_INVALID, V1, "RingAttentionUpdate documentation, prevSoftmaxMax",
         "the last axis of maxima and sums is 8",
         "pass maxima and sums as FlashAttentionScore writes them";
-    FORMAT = "ring.format", PARAM_INVALID, RingV1, "RingAttentionUpdate documentation, formats",
+    FORMAT = "ring.format", PARAM_INVALID, V1, "RingAttentionUpdate documentation, formats",
         "every tensor is in a plain format such as ND or NCHW",
         "describe the tensor as ND";
-    SOFTMAX_DTYPES = "ring.softmax_dtypes", TILING_ERROR, RingV1, "RingAttentionUpdate tiling, dtypes",
+    SOFTMAX_DTYPES = "ring.softmax_dtypes", TILING_ERROR, V1, "RingAttentionUpdate tiling, dtypes",
         "every maximum and sum of the parts is FLOAT",
         "convert maxima and sums to FLOAT";
-    SHAPES = "ring.shapes", TILING_ERROR, RingV1, "RingAttentionUpdate tiling, SBH",
+    SHAPES = "ring.shapes", TILING_ERROR, V1, "RingAttentionUpdate tiling, SBH",
         "attention is [S, B, H], maxima and sums are [B, N, S, 8], the same for both parts and the result",
         "merge outputs of calls with the same rows and heads";
-    SOFTMAX_LAYOUT = "ring.softmax_layout", TILING_ERROR, RingV2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
+    SOFTMAX_LAYOUT = "ring.softmax_layout", TILING_ERROR, V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
         "with TND inputSoftmaxLayout is null, empty, SBH or TND",
         "pass TND for maxima and sums that lie like the attention, otherwise nothing";
-    HEAD_DIM = "ring.head_dim", TILING_ERROR, RingV1, "RingAttentionUpdate documentation, constraints" in Scope::A2_A3,
+    HEAD_DIM = "ring.head_dim", TILING_ERROR, V1, "RingAttentionUpdate documentation, constraints" in Scope::A2_A3,
         "with TND the head dimension is a multiple of 64, at most 768, and there are at most 256 heads",
         "merge in SBH, or pad the head dimension with zeros";
-    LENGTHS_DTYPE = "ring.lengths_dtype", TILING_ERROR, RingV1, "RingAttentionUpdate documentation, actualSeqQlenOptional",
+    LENGTHS_DTYPE = "ring.lengths_dtype", TILING_ERROR, V1, "RingAttentionUpdate documentation, actualSeqQlenOptional",
         "with TND actualSeqQlen is INT64 with one axis of at least two entries",
         "pass the running sums of the lengths behind a leading 0";
-    OUT = "ring.out", PARAM_NULLPTR, RingV1, "RingAttentionUpdate, copy to the outputs",
+    OUT = "ring.out", PARAM_NULLPTR, V1, "RingAttentionUpdate, copy to the outputs",
         "attnOut has the shape of prevAttnOut, softmaxMax and softmaxSum are FLOAT with the shape of prevSoftmaxMax",
         "give the outputs the shapes of the first part";
-    LENGTHS = "ring.lengths", Overrun("rows are read and written wherever the entries say"), RingV1, "RingAttentionUpdate documentation, actualSeqQlenOptional",
+    LENGTHS = "ring.lengths", Overrun("rows are read and written wherever the entries say"), V1, "RingAttentionUpdate documentation, actualSeqQlenOptional",
         "actualSeqQlen begins with 0, does not descend, and ends with the rows",
-        "pass the running sums of the query's lengths behind a leading 0";
-    SOFTMAX_UNREAD = "ring.softmax_layout_unread", Lint("the text is not looked at"), RingV2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
+        "pass the running sums of the query's lengths behind a leading 0, and views of as many rows: a marked tail behind the \
+         last sequence has nothing to merge";
+    SOFTMAX_UNREAD = "ring.softmax_layout_unread", Lint("the text is not looked at"), V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
         "inputSoftmaxLayout goes with TND",
         "pass null: with SBH there is one order";
-    BOTH_BLIND = "ring.both_blind", Lint("only numbers change"), RingV1, "RingAttentionUpdate kernel, formula",
+    BOTH_MASKED = "ring.both_masked", Lint("only numbers change"), V1, "RingAttentionUpdate kernel, formula",
         "no row is without visible keys in both parts: its sum would become +inf, and the next merge NaN",
         "merge a part in which the row sees keys first, or set the sum back to the largest FLOAT";
-    BOTH_EMPTY = "ring.both_empty", Lint("only numbers change"), RingV1, "RingAttentionUpdate kernel, formula",
+    BOTH_EMPTY = "ring.both_empty", Lint("only numbers change"), V1, "RingAttentionUpdate kernel, formula",
         "no packed sequence is without keys in both parts: 0 divided by 0 is NaN",
         "leave the sequence out of the merge";
-    ONE_EMPTY = "ring.one_empty", Lint("only numbers change"), RingV1, "RingAttentionUpdate kernel, formula",
-        "no row with a negative maximum meets a part without keys, whose maximum is 0: the merged maximum would be 0",
+    ONE_EMPTY = "ring.one_empty", Lint("only numbers change"), V1, "RingAttentionUpdate kernel, formula",
+        "no row with a negative maximum meets a part without keys, whose maximum is 0: the merged maximum would be 0, and where \
+         the exponential of the row's own is 0, too, the result NaN",
         "leave the sequence out of the merge";
 }
 

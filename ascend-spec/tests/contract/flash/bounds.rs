@@ -2,7 +2,7 @@
 
 use super::described;
 use ascend_spec::ops::flash_attention_score::{
-    Bias, FlashAttentionProblem, MaskUse, Sequence, SoftmaxOrder, Version, Work,
+    Bias, FlashAttentionProblem, MaskKind, Parameter, Sequence, SoftmaxOrder, Version, Work,
 };
 use ascend_spec::{Cann, Refusal, Soc, Target, TensorDesc};
 use std::path::Path;
@@ -23,9 +23,58 @@ fn ends(count: usize) -> impl Iterator<Item = usize> + Clone {
     [0, count.saturating_sub(1)].into_iter().take(count.min(2))
 }
 
+/// Asks for what a kernel computes: it touches the tensors alone, and says of each sequence what the problem says.
+fn resolved_stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
+    let Ok(resolved) = p.attention() else {
+        assert!(p.batch > 1 << 20, "{id}");
+        return;
+    };
+    resolved.touches(&mut |role, range| {
+        let parameter = Parameter::of_role(role).expect("a role of the operator");
+        let desc = p.call.tensor(parameter).expect("a tensor of the call");
+        let (range, all) = (range.expect("memory"), desc.byte_range().expect("memory"));
+        assert!(
+            all.start <= range.start && range.end <= all.end,
+            "{id}: {role:?}"
+        );
+    });
+    for of in p.sequences().take(64) {
+        let terms = resolved.terms_of(of.index).expect("terms of each sequence");
+        assert_eq!(terms.geometry, p.geometry(&of), "{id}");
+        for (head, i) in ends(p.heads).flat_map(|n| ends(of.q_len).map(move |i| (n, i))) {
+            let softmax = terms.softmax;
+            let row = softmax.first + head as i64 * softmax.head + i as i64 * softmax.row;
+            assert_eq!(
+                row as usize,
+                p.softmax_order.element(&of, p.heads, head, i),
+                "{id}"
+            );
+            for j in ends(of.kv_len) {
+                let heads = (head, p.heads);
+                if let (MaskKind::Full(form), Some(mask)) = (p.mask, terms.mask) {
+                    let element = mask.of_head(head).element(i, j);
+                    assert_eq!(element, Some(form.element(&of, heads, i, j) as i64), "{id}");
+                }
+                if let (Bias::Tensor { form, .. }, Some(bias)) = (p.bias, terms.bias) {
+                    let element = form.element(&of, heads, i, j);
+                    assert_eq!(
+                        bias.element(head, i, j),
+                        element.map(|at| at as i64),
+                        "{id}"
+                    );
+                }
+                if let Some(dropped) = terms.dropped {
+                    assert_eq!(dropped.bit(head, i, j), p.drop_bit(&of, head, i, j), "{id}");
+                }
+            }
+        }
+    }
+}
+
 /// Asks a problem for the places of corners of its sequences.
 fn stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
     p.each_lint(&mut |violation| assert!(!violation.to_string().is_empty()));
+    resolved_stays_within(p, id);
     let (rows, keys) = p.axis_rows();
     let (query, key) = (elements(p.call.query), elements(p.call.key));
     assert_eq!(p.kv_heads * p.group(), p.heads, "{id}");
@@ -54,7 +103,7 @@ fn row_stays_within(p: &FlashAttentionProblem<'_>, of: &Sequence, head: usize, i
         assert!(slope < elements(p.call.real_shift), "{id}");
     }
     for j in ends(of.kv_len) {
-        if let MaskUse::Full(mask) = p.mask {
+        if let MaskKind::Full(mask) = p.mask {
             assert!(
                 mask.element(of, heads, i, j) < elements(p.call.atten_mask),
                 "{id}"

@@ -15,7 +15,7 @@ fn wrong(described: &Described) -> Option<String> {
     match (verdict, described.status) {
         (Ok(problem), None) if problem.work == Work::Attend => {
             let corrects = described.corrects;
-            if corrects.is_some_and(|corrects| corrects != problem.corrects_blind_rows) {
+            if corrects.is_some_and(|corrects| corrects != problem.zeroes_masked_rows) {
                 return Some(format!("{id}: correction of rows without keys"));
             }
             let as_batch = described.as_batch;
@@ -96,6 +96,27 @@ fn golden_cases_are_accepted_and_computed() {
         let unsupported = matches!(verdict, Err(Refusal::Unsupported(_)));
         assert!(!unsupported, "{}: {verdict:?}", described.id);
     }
+}
+
+#[test]
+fn accepted_calls_have_the_outputs_that_their_inputs_imply() {
+    let mut calls = described::sample();
+    if let Some(folder) = std::env::var_os("ASCEND_VECTORS") {
+        calls.extend(described::cases(&Path::new(&folder).join("train")));
+    }
+    let mut seen = 0;
+    for described in calls {
+        let call = described.call();
+        let accepted = call.check(described.version, TARGET);
+        if described.status.is_none() && accepted.is_ok_and(|problem| problem.work == Work::Attend)
+        {
+            let (attention_out, softmax) = call.implied_outputs().unzip();
+            assert_eq!(softmax, call.softmax_max, "{}", described.id);
+            assert_eq!(attention_out, call.attention_out, "{}", described.id);
+            seen += 1;
+        }
+    }
+    assert!(seen >= 10, "{seen} calls");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Calls that break the rules on what the operator looks at first: operands, layout, product.
+//! Calls that break the rules on what the operator looks at first: tensors, layout, product.
 
 use ascend_spec::fia::{FiaCall, Version};
 use ascend_spec::{DType, Format, Soc, TensorDesc};

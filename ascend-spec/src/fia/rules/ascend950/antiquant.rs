@@ -2,6 +2,7 @@
 
 use super::{OUT_DTYPE, UNUSED};
 use crate::fia::FiaCall;
+use crate::fia::Version;
 use crate::fia::rules::Facts;
 use crate::rule::{broken, require, rules};
 use crate::{DType, Dims, Refusal, TensorDesc};

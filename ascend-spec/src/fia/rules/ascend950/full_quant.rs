@@ -1,6 +1,7 @@
 //! Quantised queries on Ascend 950: the absorbed form, and INT8 with a factor for each tensor.
 
 use super::{ALONE, MODE, OUT_DTYPE, UNUSED, alone, heads, modes};
+use crate::fia::Version;
 use crate::fia::rules::{Facts, mla};
 use crate::fia::{Cache, FiaCall};
 use crate::rule::{require, rules};

@@ -6,6 +6,7 @@ pub mod mxfp8;
 
 use super::Facts;
 use crate::fia::Route;
+use crate::fia::Version;
 use crate::rule::{require, rules};
 use crate::{DType, Layout, Refusal};
 

@@ -2,6 +2,7 @@
 
 use super::{OUT_DTYPE, UNUSED, alone, heads, modes};
 use crate::fia::Cache;
+use crate::fia::Version;
 use crate::fia::mxfp8::{LANES, PAIR};
 use crate::fia::rules::Facts;
 use crate::fia::rules::paged::blocks;

@@ -2,7 +2,8 @@
 
 use super::{Report, lint};
 use crate::attention_problem::{Grid, ScaleOffset};
-use crate::fia::{CheckedCall, Checker, Operand, Route};
+use crate::fia::Version;
+use crate::fia::{Argument, CheckedCall, Checker, Parameter, Route};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
@@ -42,24 +43,24 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     );
     let affines = [&p.problem.key_quantisation, &p.problem.value_quantisation];
     let mut used = affines.into_iter().flatten().flat_map(grids);
-    for operand in [
-        Operand::AntiquantScale,
-        Operand::AntiquantOffset,
-        Operand::KeyAntiquantScale,
-        Operand::KeyAntiquantOffset,
-        Operand::ValueAntiquantScale,
-        Operand::ValueAntiquantOffset,
+    for parameter in [
+        Parameter::AntiquantScale,
+        Parameter::AntiquantOffset,
+        Parameter::KeyAntiquantScale,
+        Parameter::KeyAntiquantOffset,
+        Parameter::ValueAntiquantScale,
+        Parameter::ValueAntiquantOffset,
     ] {
         lint!(
             report,
-            operand.of(call).is_none() || used.clone().any(|grid| grid == operand),
+            call.tensor(parameter).is_none() || used.clone().any(|grid| grid == parameter),
             IGNORED,
-            operand.acl_name(),
+            parameter.acl_name(),
             "none",
         );
     }
-    let merged = used.clone().any(|grid| grid == Operand::AntiquantScale);
-    let split = used.any(|grid| grid == Operand::KeyAntiquantScale);
+    let merged = used.clone().any(|grid| grid == Parameter::AntiquantScale);
+    let split = used.any(|grid| grid == Parameter::KeyAntiquantScale);
     let query = p.problem.query_quantisation.is_some();
     for (mode, counts, name) in [
         (call.antiquant_mode, merged, "antiquantMode"),
@@ -112,10 +113,10 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
 }
 
 /// The tensors of scale and offset.
-fn grids(of: &ScaleOffset) -> impl Iterator<Item = Operand> + Clone {
-    let operand = |grid: Grid| Operand::of_role(grid.tensor.role);
-    let offset = of.offset.map(operand);
-    [Some(operand(of.scale)), offset].into_iter().flatten()
+fn grids(of: &ScaleOffset) -> impl Iterator<Item = Parameter> + Clone {
+    let parameter = |grid: Grid| Argument::of_role(grid.tensor.role).parameter;
+    let offset = of.offset.map(parameter);
+    [Some(parameter(of.scale)), offset].into_iter().flatten()
 }
 
 fn dtypes(p: &CheckedCall<'_>, merged: bool, report: Report<'_>) {
@@ -139,14 +140,14 @@ fn dtypes(p: &CheckedCall<'_>, merged: bool, report: Report<'_>) {
         let others = affine
             .iter()
             .flat_map(grids)
-            .filter_map(|operand| Some((operand, operand.of(call)?)))
-            .filter(|(_, desc): &(Operand, &TensorDesc)| desc.dtype != want);
-        for (operand, desc) in others {
+            .filter_map(|parameter| Some((parameter, call.tensor(parameter)?)))
+            .filter(|(_, desc): &(Parameter, &TensorDesc)| desc.dtype != want);
+        for (parameter, desc) in others {
             lint!(
                 report,
                 false,
                 SCALE_DTYPE,
-                format_args!("{} {}", operand.acl_name(), desc.dtype),
+                format_args!("{} {}", parameter.acl_name(), desc.dtype),
                 want,
             );
         }

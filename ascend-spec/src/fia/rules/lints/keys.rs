@@ -1,6 +1,7 @@
 //! Keys and values that are not looked at, and limits that only the documents know.
 
 use super::{Report, lint};
+use crate::fia::Version;
 use crate::fia::{CheckedCall, Checker, Route};
 use crate::rule::rules;
 

@@ -1,6 +1,7 @@
 //! Length arrays.
 
 use super::{Report, lint};
+use crate::fia::Version;
 use crate::fia::{CheckedCall, Route};
 use crate::rule::rules;
 

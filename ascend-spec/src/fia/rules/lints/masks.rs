@@ -1,7 +1,8 @@
 //! Mask, sparse mode and token window.
 
-use super::{Report, lint};
+use super::{Caller, Report, lint};
 use crate::attention_problem::MaskUse;
+use crate::fia::Version;
 use crate::fia::{CheckedCall, FiaCall, Route};
 use crate::rule::rules;
 use crate::{Operator, SparseMode, TOKENS_UNBOUNDED};
@@ -31,12 +32,14 @@ rules! {
         "the operator has one mask for all heads: drop the axis";
 }
 
-pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
+pub(super) fn check(p: &CheckedCall<'_>, caller: Caller, report: Report<'_>) {
     let call = p.call;
     let mode = Operator::FusedInferAttentionScore.sparse_mode(call.mode());
     let unmasked = p.problem.mask == MaskUse::None;
     let decode = p.route == Route::Decode;
-    tokens(p, mode, report);
+    if caller == Caller::Fused {
+        tokens(p, mode, report);
+    }
     lint!(
         report,
         call.mode() == call.sparse_mode,

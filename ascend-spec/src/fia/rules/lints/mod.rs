@@ -28,6 +28,27 @@ use crate::{Level, Rule, Violation};
 /// Where found lints go.
 type Report<'r> = &'r mut dyn FnMut(Violation);
 
+/// Which operator comes to a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    /// FusedInferAttentionScore.
+    Fused,
+    /// PromptFlashAttention or IncreFlashAttention.
+    Older,
+}
+
+/// The first violation that `each` reports, leaving out lints in `allowed`.
+fn first(allowed: &[&str], each: impl FnOnce(Report<'_>)) -> Result<(), Violation> {
+    let mut first = None;
+    each(&mut |violation: Violation| {
+        let crash = violation.rule.level == Level::HostCrash;
+        if first.is_none() && (crash || !allowed.contains(&violation.rule.id)) {
+            first = Some(violation);
+        }
+    });
+    first.map_or(Ok(()), Err)
+}
+
 /// Every lint, in the order of the files.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
     [
@@ -59,18 +80,24 @@ impl CheckedCall<'_> {
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
     pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
-        let mut first = None;
-        self.each_lint(&mut |violation| {
-            let crash = violation.rule.level == Level::HostCrash;
-            if first.is_none() && (crash || !allowed.contains(&violation.rule.id)) {
-                first = Some(violation);
-            }
-        });
-        first.map_or(Ok(()), Err)
+        first(allowed, |report| self.each_lint(report))
+    }
+
+    /// The same of what the two paths themselves take and ignore, whichever operator comes to them: the older ones copy
+    /// strided tensors, and have other defaults for the tokens that no mask uses.
+    ///
+    /// # Errors
+    /// As for [`CheckedCall::lint`].
+    pub(crate) fn lint_of_path(&self, allowed: &[&str]) -> Result<(), Violation> {
+        first(allowed, |report| self.each_lint_of(Caller::Older, report))
     }
 
     /// Calls `report` with every lint that the call breaks.
     pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
+        self.each_lint_of(Caller::Fused, report);
+    }
+
+    fn each_lint_of(&self, caller: Caller, report: &mut dyn FnMut(Violation)) {
         let target = self.target;
         let report: Report<'_> = &mut |violation: Violation| {
             if violation.rule.scope.holds(target) {
@@ -78,7 +105,9 @@ impl CheckedCall<'_> {
             }
         };
         let odd = tensors::Odd::of(self.call);
-        tensors::strided(self, odd, report);
+        if caller == Caller::Fused {
+            tensors::strided(self, odd, report);
+        }
         outputs::check(self, report);
         match self.problem.work {
             Work::Nothing => return,
@@ -94,7 +123,7 @@ impl CheckedCall<'_> {
         keys::check(self, report);
         lengths::check(self, report);
         pages::check(self, report);
-        masks::check(self, report);
+        masks::check(self, caller, report);
         padding::check(self, report);
         prefix::check(self, report);
         pse::check(self, report);

@@ -2,6 +2,7 @@
 
 use super::{Report, lint};
 use crate::fia::CheckedCall;
+use crate::fia::Version;
 use crate::fia::rules::Given;
 use crate::layout::{Axes, Extents};
 use crate::rule::rules;

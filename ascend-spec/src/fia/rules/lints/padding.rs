@@ -3,6 +3,7 @@
 use super::{Report, lint};
 use crate::DType;
 use crate::fia::CheckedCall;
+use crate::fia::Version;
 use crate::rule::rules;
 
 rules! {

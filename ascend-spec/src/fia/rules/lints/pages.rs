@@ -1,6 +1,7 @@
 //! Page attention.
 
 use super::{Report, lint};
+use crate::fia::Version;
 use crate::fia::{Cache, CheckedCall, Checker};
 use crate::rule::rules;
 use crate::{Cann, DType};

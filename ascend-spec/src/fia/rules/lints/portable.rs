@@ -1,5 +1,6 @@
 //! Lints of calls that are to run on other releases as well, asked for by callers who want portable calls.
 
+use crate::fia::Version;
 use crate::rule::rules;
 
 rules! {

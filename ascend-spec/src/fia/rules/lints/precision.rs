@@ -2,6 +2,7 @@
 
 use super::{Report, lint};
 use crate::DType;
+use crate::fia::Version;
 use crate::fia::rules::paged;
 use crate::fia::{CheckedCall, Route};
 use crate::rule::rules;

@@ -2,6 +2,7 @@
 
 use super::{Report, lint};
 use crate::fia::CheckedCall;
+use crate::fia::Version;
 use crate::rule::rules;
 
 rules! {

@@ -2,6 +2,7 @@
 
 use super::{Report, lint};
 use crate::attention_problem::MaskUse;
+use crate::fia::Version;
 use crate::fia::rules::{lengths, packed};
 use crate::fia::{CheckedCall, Checker, Route};
 use crate::rule::rules;

@@ -1,6 +1,7 @@
 //! Tensors of every kind, and the factor of the scores.
 
 use super::{Report, lint};
+use crate::fia::Version;
 use crate::fia::{CheckedCall, FiaCall, Parameter};
 use crate::rule::rules;
 use crate::{Format, TensorDesc};

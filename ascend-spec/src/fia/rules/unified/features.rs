@@ -1,6 +1,7 @@
 //! Position bias, left padding, shared prefix and sinks in the unified checker.
 
 use super::masks;
+use crate::fia::Version;
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::one_or::OneOr;
 use crate::fia::rules::{Facts, heads, packed, padding, prefix, pse, sink};

@@ -1,5 +1,6 @@
 //! The form of attention: which head dimensions and layouts go together.
 
+use crate::fia::Version;
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, heads};
 use crate::rule::{require, rules};

@@ -1,5 +1,6 @@
 //! Keys and values of the unified checker: their number, batch and shapes.
 
+use crate::fia::Version;
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, heads, lists, output, packed, paged};
 use crate::layout::Extents;

@@ -1,6 +1,7 @@
 //! Mask tensor, sparse mode and token window of the unified checker.
 
 use crate::attention_problem::{MaskTensor, MaskUse, TreeMask};
+use crate::fia::Version;
 use crate::fia::rules::one_or::OneOr;
 use crate::fia::rules::{Facts, mask, padding, prefix, quant};
 use crate::geometry::TOKENS_UNBOUNDED;

@@ -1,6 +1,7 @@
 //! Outputs and precision in the unified checker.
 
 use super::Form;
+use crate::fia::Version;
 use crate::fia::rules::{Facts, output};
 use crate::layout::{Axes, Extents};
 use crate::rule::{broken, require, rules};

@@ -1,6 +1,7 @@
 //! Quantisation arguments of the unified checker: those that are left over, and those of an INT8 output.
 
 use super::Form;
+use crate::fia::Version;
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, quant};
 use crate::rule::{broken, require, rules};

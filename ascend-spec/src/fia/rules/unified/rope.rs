@@ -2,6 +2,7 @@
 
 use super::Form;
 use crate::fia::Cache;
+use crate::fia::Version;
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, mla, paged};
 use crate::layout::Extents;

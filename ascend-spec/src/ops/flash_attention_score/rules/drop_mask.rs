@@ -1,29 +1,30 @@
 //! Dropout: `dropMask` and `keepProb`.
 
 use super::{Report, lint};
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{DType, Refusal, Violation};
 
 rules! {
     in Scope::ALL;
-    KEEP_PROB = "flash.keep_prob", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, keepProb",
+    KEEP_PROB = "flash.keep_prob", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, keepProb",
         "keepProb is above 0 and at most 1",
         "pass the share of scores to be kept, 1 without dropout";
-    DTYPE = "flash.drop_mask_dtype", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, dropMask",
+    DTYPE = "flash.drop_mask_dtype", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, dropMask",
         "dropMask is UINT8",
         "pack the mask, eight scores in a byte";
-    SIZE = "flash.drop_mask_size", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, dropMask",
+    SIZE = "flash.drop_mask_size", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, dropMask",
         "dropMask has a bit for each score of each head",
         "pack a bit for each score, rows one behind the other without padding";
-    SHORT = "flash.drop_mask_short", Overrun("the kernel loads more bytes at once than the bits need"), ScoreV1, "FlashAttentionScore kernel, dropMask",
+    SHORT = "flash.drop_mask_short", Overrun("the kernel loads more bytes at once than the bits need"), V1, "FlashAttentionScore kernel, dropMask",
         "dropMask has 16 bytes for each 128 bits begun",
         "allocate ceil(bits / 128) * 16 bytes";
-    UNSCALED = "flash.drop_mask_unscaled", Lint("only numbers change"), ScoreV1, "FlashAttentionScore kernel, dropout",
+    UNSCALED = "flash.drop_mask_unscaled", Lint("only numbers change"), V1, "FlashAttentionScore kernel, dropout",
         "dropMask comes with a keepProb below 1",
         "pass the keepProb that the mask was made with, or no mask: scores are dropped, and the others not made up for it";
-    UNUSED = "flash.keep_prob_unused", Lint("nothing is dropped"), ScoreV1, "FlashAttentionScore kernel, dropout",
+    UNUSED = "flash.keep_prob_unused", Lint("nothing is dropped"), V1, "FlashAttentionScore kernel, dropout",
         "a keepProb below 1 comes with dropMask",
         "pass the mask, or keepProb 1: without a mask nothing is dropped and nothing scaled";
 }
@@ -60,6 +61,23 @@ pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), 
     Ok(())
 }
 
+impl FlashAttentionProblem<'_> {
+    /// Checks that a drop mask was made for as many scores as the call has. The operator sees bytes alone: a mask for other
+    /// rows or keys that fills as many drops the wrong scores.
+    ///
+    /// # Errors
+    /// `flash.drop_mask_size`.
+    pub fn admits_drop_bits(&self, scores: u64) -> Result<(), Violation> {
+        require!(
+            scores == self.drop_bits(),
+            SIZE,
+            format_args!("a mask for {scores} scores"),
+            format_args!("one for {}", self.drop_bits()),
+        );
+        Ok(())
+    }
+}
+
 pub(in crate::ops::flash_attention_score) fn lints(
     p: &FlashAttentionProblem<'_>,
     report: Report<'_>,
@@ -77,7 +95,7 @@ pub(in crate::ops::flash_attention_score) fn lints(
     };
     lint!(report, drops, UNSCALED, "keepProb 1 with a mask", "below 1",);
     let given = mask.elements().unwrap_or(0);
-    let bytes = p.drop_bits().div_ceil(128).saturating_mul(16);
+    let bytes = FlashAttentionProblem::drop_mask_bytes(p.drop_bits());
     lint!(
         report,
         given >= bytes,

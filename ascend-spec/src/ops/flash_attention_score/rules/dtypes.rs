@@ -8,10 +8,10 @@ use crate::{DType, Refusal};
 
 rules! {
     in Scope::ALL;
-    DTYPE = "flash.dtype", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, query, key and value",
+    DTYPE = "flash.dtype", PARAM_INVALID, V1, "FlashAttentionScore documentation, query, key and value",
         "query, key and value are FLOAT16, BF16 or FLOAT, all the same",
         "convert the three to one of the allowed dtypes";
-    OUT_DTYPE = "flash.out_dtype", PARAM_INVALID, ScoreV2, "FlashAttentionScoreV2 documentation, attentionOutOut",
+    OUT_DTYPE = "flash.out_dtype", PARAM_INVALID, V2, "FlashAttentionScoreV2 documentation, attentionOutOut",
         "attentionOutOut has the dtype of the query",
         "convert the output afterwards";
 }

@@ -5,32 +5,38 @@ use super::lint;
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Format, Refusal, Target, Unsupported, Violation};
+use crate::{Dims, Format, Refusal, Target, TensorDesc, Unsupported, Violation};
 
 rules! {
     in Scope::ALL;
-    ENTRY_POINT = "flash.entry_point", FIND_KERNEL_ERROR, ScoreV1, "FlashAttentionScore documentation, products",
+    ENTRY_POINT = "flash.entry_point", FIND_KERNEL_ERROR, V1, "FlashAttentionScore documentation, products",
         "the product has the entry point in the release",
-        "run on Atlas A2 or A3, V4 on Ascend 950 alone; V3 and VarLen V5 come with 8.5, V4 with 9.0";
-    REQUIRED = "flash.required", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore documentation, return values",
+        "run on Atlas A2 or A3; V4 needs Ascend 950 and CANN 9.0, V3 and VarLen V5 need CANN 8.5";
+    REQUIRED = "flash.required", PARAM_NULLPTR, V1, "FlashAttentionScore documentation, return values",
         "query, key, value, inputLayout, softmaxMaxOut, softmaxSumOut and attentionOutOut are given",
         "pass every required argument";
-    COUNTABLE = "flash.countable", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, constraints",
+    COUNTABLE = "flash.countable", PARAM_INVALID, V1, "FlashAttentionScore documentation, constraints",
         "no dimension is negative, and the elements of each tensor can be counted and addressed",
         "give the tensor a shape that memory can hold";
-    FORMAT = "flash.format", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, formats",
+    FORMAT = "flash.format", PARAM_INVALID, V1, "FlashAttentionScore documentation, formats",
         "every tensor is in a plain format such as ND or NCHW",
         "describe the tensor as ND";
-    PADDING_MASK = "flash.padding_mask_ignored", Lint("the tensor is not looked at"), ScoreV1, "FlashAttentionScore documentation, paddingMaskOptional",
+    PADDING_MASK = "flash.padding_mask_ignored", Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, paddingMaskOptional",
         "paddingMask, which is reserved, is null",
         "pass padding as part of attenMask";
-    SOFTMAX_OUT = "flash.softmax_out_ignored", Lint("the tensor is not looked at"), ScoreV1, "FlashAttentionScore documentation, softmaxOutOut",
+    SOFTMAX_OUT = "flash.softmax_out_ignored", Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, softmaxOutOut",
         "softmaxOut, which is reserved, has no elements",
         "give softmaxOut the shape [0]: the operator leaves it as it is";
-    INNER_PRECISE = "flash.inner_precise_known", Lint("the number is cut to its lowest byte"), ScoreV1, "FlashAttentionScore documentation, innerPrecise",
+    EMPTY = "flash.tensor_empty", Lint("the tensor counts as absent"), V1, "FlashAttentionScore, optional tensors",
+        "attenMask, realShift and sink have elements where they are given",
+        "pass a null pointer instead: the operator takes an empty tensor for one that is not given";
+    INNER_PRECISE = "flash.inner_precise_known", Lint("the number is cut to its lowest byte"), V1, "FlashAttentionScore documentation, innerPrecise",
         "innerPrecise is 0, 1 or 2",
         "pass 2 to have rows without visible keys corrected, 0 otherwise";
-    LIMITS = "flash.documented_limits", Overrun("the documents promise nothing beyond, and the operator does not ask"), ScoreV1, "FlashAttentionScore documentation, constraints",
+    SCALE = "flash.scale_finite", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
+        "scaleValue is a finite number",
+        "pass the factor of the scores, usually one over the root of the head dimension";
+    LIMITS = "flash.documented_limits", Overrun("the documents promise nothing beyond, and the operator does not ask"), V1, "FlashAttentionScore documentation, constraints",
         "there are at most 2097152 sequences (20000 packed ones), 256 heads and 1048576 rows and keys",
         "cut the call into several";
 }
@@ -159,16 +165,36 @@ pub(in crate::ops::flash_attention_score) fn lints(
         report,
         call.softmax_out.is_none_or(|out| out.is_empty()),
         SOFTMAX_OUT,
-        call.softmax_out
-            .map_or(crate::Dims::of([]), |out| out.shape),
+        call.softmax_out.map_or(Dims::of([]), |out| out.shape),
         "[0]",
     );
+    for (desc, name) in [
+        (&call.atten_mask, "attenMask"),
+        (&call.real_shift, "realShift"),
+        (&call.sink, "sink"),
+    ] {
+        let empty = desc.filter(TensorDesc::is_empty);
+        lint!(
+            report,
+            empty.is_none(),
+            EMPTY,
+            format_args!("{name} {}", empty.map_or(Dims::of([]), |desc| desc.shape)),
+            "a tensor with elements, or none",
+        );
+    }
     lint!(
         report,
         matches!(call.inner_precise, 0..=2),
         INNER_PRECISE,
         call.inner_precise,
         "0 to 2",
+    );
+    lint!(
+        report,
+        call.scale.is_finite(),
+        SCALE,
+        call.scale,
+        "a finite number",
     );
     let most_batch = match p.packed {
         Some(_) => MOST_PACKED,

@@ -1,37 +1,38 @@
 //! Numbers of heads and head dimensions.
 
 use crate::ops::flash_attention_score::InputLayout;
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::rule::{require, rules};
 use crate::{DType, Refusal, Unsupported};
 
 rules! {
     in Scope::ALL;
-    HEAD_NUM = "flash.head_num", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, headNum",
+    HEAD_NUM = "flash.head_num", PARAM_INVALID, V1, "FlashAttentionScore documentation, headNum",
         "headNum is at least 1",
         "pass the number of query heads";
-    KEY_NARROW = "flash.key_narrow", NullptrCrash("by a division by zero"), ScoreV1, "FlashAttentionScore, heads of the key",
+    KEY_NARROW = "flash.key_narrow", NullptrCrash("by a division by zero"), V1, "FlashAttentionScore, heads of the key",
         "in BSH and SBH the key is as wide as one head of the query, whose width is H / headNum",
         "pass headNum as the number of query heads, and at least one head of the key";
-    KEY_DIM = "flash.key_dim", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, key",
+    KEY_DIM = "flash.key_dim", PARAM_INVALID, V1, "FlashAttentionScore documentation, key",
         "query and key have the same head dimension",
         "pad the shorter head dimension with zeros";
-    VALUE_DIM = "flash.value_dim", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, value",
+    VALUE_DIM = "flash.value_dim", PARAM_INVALID, V1, "FlashAttentionScore documentation, value",
         "the head dimension of value is at most that of query",
         "pad the heads of query and key with zeros";
-    DIM_MAX = "flash.head_dim_max", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, head dimension",
+    DIM_MAX = "flash.head_dim_max", PARAM_INVALID, V1, "FlashAttentionScore documentation, head dimension",
         "the head dimension is at most 768",
         "cut the heads";
-    HIDDEN = "flash.hidden_size", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, shapes",
+    HIDDEN = "flash.hidden_size", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, shapes",
         "the hidden size of query is a multiple of headNum",
         "pass headNum as the number of query heads";
-    QUERY_HEADS = "flash.query_heads", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, shapes",
+    QUERY_HEADS = "flash.query_heads", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, shapes",
         "headNum is the number of query heads",
         "pass headNum as the number of query heads";
-    GROUPS = "flash.head_groups", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, shapes",
+    GROUPS = "flash.head_groups", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, shapes",
         "the heads of query are a multiple of those of key",
         "repeat heads of key and value, or pass headNum as the number of query heads";
-    DIM_88 = "flash.head_dim_88", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, padding of head dimension 88",
+    DIM_88 = "flash.head_dim_88", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, padding of head dimension 88",
         "with as many heads of key as of query in BSH, SBH or BSND, heads of 88 have values of 72 or 88 once there are more \
          than 1024 keys (512 or more in FLOAT16 and BF16)",
         "pad the value to 88, or call with the layout BNSD";
@@ -48,6 +49,36 @@ pub(in crate::ops::flash_attention_score) struct HeadDims {
     pub(in crate::ops::flash_attention_score) kv_heads: i64,
 }
 
+impl HeadDims {
+    /// Those of query, key and value, and the head dimension of the key. Sizes that cannot be divided count as 0, or in the
+    /// key and value as the query's.
+    pub(in crate::ops::flash_attention_score) fn of(
+        layout: InputLayout,
+        num_heads: i64,
+        [query, key, value]: [&crate::TensorDesc; 3],
+    ) -> (HeadDims, i64) {
+        let last = layout.last_axis();
+        let size = |desc: &crate::TensorDesc| desc.shape.get(last).copied().unwrap_or(0);
+        if let Some(axis) = layout.head_axis() {
+            let dims = HeadDims {
+                query: size(query),
+                value: size(value),
+                kv_heads: key.shape.get(axis).copied().unwrap_or(0),
+            };
+            return (dims, size(key));
+        }
+        let dim = size(query).checked_div(num_heads).unwrap_or(0);
+        let kv_heads = size(key).checked_div(dim).unwrap_or(0);
+        let each = |hidden: i64| hidden.checked_div(kv_heads).unwrap_or(dim);
+        let dims = HeadDims {
+            query: dim,
+            value: each(size(value)),
+            kv_heads,
+        };
+        (dims, each(size(key)))
+    }
+}
+
 /// `headNum`, before anything is divided by it.
 pub(in crate::ops::flash_attention_score) fn head_num(num_heads: i64) -> Result<(), Refusal> {
     require!(num_heads > 0, HEAD_NUM, num_heads, "1 and above");
@@ -60,36 +91,17 @@ pub(in crate::ops::flash_attention_score) fn dims(
     num_heads: i64,
     at: &Required<'_>,
 ) -> Result<HeadDims, Refusal> {
-    let last = layout.last_axis();
-    let size = |desc: &crate::TensorDesc| desc.shape.get(last).copied().unwrap_or(0);
-    let (query, key, value) = (size(at.query), size(at.key), size(at.value));
-    let (dims, key) = match layout.head_axis() {
-        Some(axis) => {
-            let dims = HeadDims {
-                query,
-                value,
-                kv_heads: at.key.shape.get(axis).copied().unwrap_or(0),
-            };
-            (dims, key)
-        }
-        None => {
-            let dim = query.checked_div(num_heads).unwrap_or(0);
-            let kv_heads = key.checked_div(dim).unwrap_or(0);
-            let each = |hidden: i64| hidden.checked_div(kv_heads).unwrap_or(dim);
-            let dims = HeadDims {
-                query: dim,
-                value: each(value),
-                kv_heads,
-            };
-            require!(
-                dim == 0 || kv_heads > 0 || at.key.is_empty() || at.value.is_empty(),
-                KEY_NARROW,
-                format_args!("key {} for heads of {dim}", at.key.shape),
-                format_args!("{dim} and more"),
-            );
-            (dims, each(key))
-        }
-    };
+    let (dims, key) = HeadDims::of(layout, num_heads, [at.query, at.key, at.value]);
+    require!(
+        layout.head_axis().is_some()
+            || dims.query == 0
+            || dims.kv_heads > 0
+            || at.key.is_empty()
+            || at.value.is_empty(),
+        KEY_NARROW,
+        format_args!("key {} for heads of {}", at.key.shape, dims.query),
+        format_args!("{} and more", dims.query),
+    );
     require!(
         dims.query == key,
         KEY_DIM,
@@ -173,6 +185,23 @@ pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(
         false => Err(Unsupported {
             feature: "a headNum that is not the number of heads of the query, which the operator does not compare where \
                       packed sequences of one length and of head dimension 128 fill their tensors",
+        }),
+    }
+}
+
+/// Without keys the operator does not look at the heads of the query, and fills outputs of its own counting.
+pub(in crate::ops::flash_attention_score) fn computed_without_keys(
+    f: &Facts<'_>,
+) -> Result<(), Unsupported> {
+    let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
+    let fits = match f.layout.head_axis() {
+        Some(axis) => size(axis) == f.heads,
+        None => size(f.layout.last_axis()).checked_rem(f.heads) == Some(0),
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(Unsupported {
+            feature: "a headNum that is not the number of heads of the query, which the operator does not compare without keys",
         }),
     }
 }

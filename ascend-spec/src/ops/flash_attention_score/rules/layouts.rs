@@ -1,28 +1,28 @@
 //! `inputLayout` and the axes of query, key and value.
 
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{InputLayout, Version};
+use crate::ops::flash_attention_score::{InputLayout, Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Refusal, TensorDesc, Unsupported};
 
 rules! {
     in Scope::ALL;
-    LAYOUT = "flash.input_layout", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, inputLayout",
+    LAYOUT = "flash.input_layout", PARAM_INVALID, V1, "FlashAttentionScore documentation, inputLayout",
         "inputLayout is BSH, SBH, BSND or BNSD in any case with a batch axis, TND for packed sequences",
         "spell the layout as CANN does, and pass packed sequences to FlashAttentionVarLenScore";
-    QUERY_RANK = "flash.query_rank", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, inputLayout",
+    QUERY_RANK = "flash.query_rank", PARAM_INVALID, V1, "FlashAttentionScore documentation, inputLayout",
         "query has an axis for each letter of inputLayout",
         "give the query the axes that inputLayout names";
-    RANK = "flash.key_rank", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, shapes",
+    KEY_RANK = "flash.key_rank", PARAM_INVALID, V1, "FlashAttentionScore documentation, inputLayout",
+        "key has the axis of the head dimension, and for V2 no axis that inputLayout does not name",
+        "give the key the axes that inputLayout names";
+    KV_RANK = "flash.kv_rank", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, shapes",
         "key and value have as many axes as query",
         "give key and value the axes that inputLayout names";
-    RANK_V2 = "flash.key_rank_v2", PARAM_INVALID, ScoreV2, "FlashAttentionScoreV2 documentation, inputLayout",
-        "key has an axis for each letter of inputLayout",
-        "give the key the axes that inputLayout names";
-    NO_LENGTHS = "flash.packed_without_lengths", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, inputLayout",
+    NO_LENGTHS = "flash.packed_without_lengths", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, inputLayout",
         "a layout with a batch axis goes to FlashAttentionScore",
         "call FlashAttentionVarLenScore with the ends of the sequences";
-    BATCH = "flash.key_batch", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore shape inference, key",
+    BATCH = "flash.key_batch", PARAM_NULLPTR, V1, "FlashAttentionScore shape inference, key",
         "query and key have the same batch",
         "repeat keys and values for each entry of the query's batch";
 }
@@ -54,6 +54,29 @@ pub(in crate::ops::flash_attention_score) fn layout(
     Ok(layout)
 }
 
+/// The key's axis of the head dimension, which is compared with the query's. Of heads and head dimension in one axis the
+/// operator divides before it compares.
+pub(in crate::ops::flash_attention_score) fn key_axes(
+    layout: InputLayout,
+    at: &Required<'_>,
+) -> Result<(), Refusal> {
+    match layout.is_hidden() || at.key.shape.rank() >= layout.rank() {
+        true => Ok(()),
+        false => key_rank(layout, at),
+    }
+}
+
+fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Refusal> {
+    let rank = layout.rank();
+    require!(
+        at.key.shape.rank() == rank,
+        KEY_RANK,
+        format_args!("key {} in {layout}", at.key.shape),
+        format_args!("{rank} axes"),
+    );
+    Ok(())
+}
+
 /// The ranks of key and value, and that packed sequences come with their ends.
 pub(in crate::ops::flash_attention_score) fn ranks(
     version: Version,
@@ -61,21 +84,18 @@ pub(in crate::ops::flash_attention_score) fn ranks(
     at: &Required<'_>,
 ) -> Result<(), Refusal> {
     let rank = layout.rank();
+    if version == Version::V2 {
+        key_rank(layout, at)?;
+    }
     require!(
-        version != Version::V2 || at.key.shape.rank() == rank,
-        RANK_V2,
-        format_args!("key {} in {layout}", at.key.shape),
-        format_args!("{rank} axes"),
-    );
-    require!(
-        !layout.is_packed() || version.has_lengths(),
+        !layout.is_packed() || version.has(Parameter::ActualSeqLengths),
         NO_LENGTHS,
         format_args!("{layout} for {version}"),
         "BSH, SBH, BSND, BNSD",
     );
     require!(
         at.key.shape.rank() == rank && at.value.shape.rank() == rank,
-        RANK,
+        KV_RANK,
         format_args!("key {}, value {} in {layout}", at.key.shape, at.value.shape),
         format_args!("{rank} axes"),
     );

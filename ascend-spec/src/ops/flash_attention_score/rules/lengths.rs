@@ -1,6 +1,7 @@
 //! `actualSeqQLen` and `actualSeqKvLen`.
 
 use super::{Report, lint};
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, PackedLengths};
 use crate::rule::{broken, require, rules};
@@ -19,7 +20,8 @@ rules! {
         "pass running sums that end with the rows of the tensor";
     TAIL = "flash.padded_tail", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, padded tail",
         "where query and key both have rows behind the last sequence, both arrays end with 0",
-        "append a 0 to both arrays, or cut the tensors to the sums of the lengths";
+        "pass running sums, not lengths: entries that add up to the rows look like lengths; with sums, append a 0 to both \
+         arrays or cut the tensors to the last ones";
     SOME = "flash.lengths_all_zero", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, lengths",
         "some sequence has rows, and some sequence has keys",
         "leave the call out where there is nothing to attend to";

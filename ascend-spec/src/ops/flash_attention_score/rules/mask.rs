@@ -2,37 +2,39 @@
 
 use super::{Report, lint, prefix};
 use crate::dtype::Names;
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
-use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskUse, Sequence};
+use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Sequence};
 use crate::rule::{broken, require, rules};
 use crate::{DType, Dims, MaskDemand, Operator, Refusal, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
-    DTYPE = "flash.atten_mask_dtype", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, attenMask",
+    DTYPE = "flash.atten_mask_dtype", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
         "attenMask is BOOL or UINT8",
-        "convert the mask: INT8, which FusedInferAttentionScore takes, is refused here";
-    RANK = "flash.atten_mask_rank", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, attenMask",
+        "convert the mask: INT8, which FusedInferAttentionScore takes, is refused here; in the safe layer \
+         `FlashMask::causal(&device.masks(), ..)` makes a BOOL one";
+    RANK = "flash.atten_mask_rank", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
         "attenMask has two or four axes",
         "drop or add axes of size 1";
-    MODE = "flash.sparse_mode", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, sparseMode",
+    MODE = "flash.sparse_mode", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, sparseMode",
         "with a mask sparseMode is from 0 to 6 with a batch axis, 0 to 4 or 6 to 8 with packed sequences",
         "mode 5 needs a batch axis, modes 7 and 8 packed sequences";
-    SHAPE = "flash.atten_mask_shape", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, attenMask",
+    SHAPE = "flash.atten_mask_shape", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
         "a full mask has an element for each row and key of the longest sequence, for all, for each sequence, or for each \
          sequence and head; two axes may also cover the rows and keys of all packed sequences",
         "expand the mask to every row and key: a padding mask [B, 1, 1, Skv] is not broadcast";
-    COMPRESSED = "flash.atten_mask_compressed", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, attenMask",
+    COMPRESSED = "flash.atten_mask_compressed", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
         "the mask of modes 2, 3, 4, 7 and 8 is [2048, 2048], that of mode 6 is [3072, 2048]",
         "pass the compressed mask, or use mode 1 for a full one";
-    MODE_UNMASKED = "flash.mode_without_mask", Lint("no mask is read"), ScoreV1, "FlashAttentionScore, sparseMode",
+    MODE_UNMASKED = "flash.mode_without_mask", Lint("no mask is read"), V1, "FlashAttentionScore, sparseMode",
         "a sparse mode that hides keys has a mask: without one every row sees every key",
         "pass the mask, or mode 0 to have every row see every key";
     PACKED = "flash.atten_mask_packed", Lint("less of the mask is read than there is"), VarLenV1, "FlashAttentionScore kernel, attenMask of packed sequences",
         "a mask of four axes for each packed sequence goes with sequences of one length: it is read one sequence's scores \
          behind the other's, not as its shape says",
         "pack the masks of the sequences, or pass one of [1, 1, max Sq, max Skv] or [sum Sq, sum Skv]";
-    LOOSE = "flash.atten_mask_loose", Lint("only numbers change"), ScoreV1, "FlashAttentionScore kernel, sparseMode 0 and 5",
+    LOOSE = "flash.atten_mask_loose", Lint("only numbers change"), V1, "FlashAttentionScore kernel, sparseMode 0 and 5",
         "the mask of modes 0 and 5 hides all that preTokens, nextTokens and prefix hide: of them the operator asks by blocks alone",
         "hide those keys in the mask too, or pass a mode with a compressed mask, which keeps to them exactly";
 }
@@ -43,9 +45,9 @@ const ALLOWED: &[DType] = &[DType::Bool, DType::UInt8];
 /// Checks mask and mode, and says which mode is in force and what the tensor is for.
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Refusal> {
+) -> Result<(SparseMode, MaskKind), Refusal> {
     let Some(mask) = f.call.mask() else {
-        return Ok((SparseMode::DefaultMask, MaskUse::None));
+        return Ok((SparseMode::DefaultMask, MaskKind::None));
     };
     require!(
         ALLOWED.contains(&mask.dtype),
@@ -82,9 +84,9 @@ pub(in crate::ops::flash_attention_score) fn check(
                 format_args!("{} in mode {mode}", mask.shape),
                 size,
             );
-            MaskUse::Compressed
+            MaskKind::Compressed
         }
-        _ => shape.map_or(MaskUse::None, MaskUse::Full),
+        _ => shape.map_or(MaskKind::None, MaskKind::Full),
     };
     Ok((prefix::check(f, mode, mask)?, usage))
 }
@@ -136,17 +138,19 @@ pub(in crate::ops::flash_attention_score) fn lints(
     let call = &p.call;
     lint!(
         report,
-        p.mask != MaskUse::None || call.sparse_mode == 0,
+        p.mask != MaskKind::None || call.sparse_mode == 0,
         MODE_UNMASKED,
         format_args!("sparseMode {} without a mask", call.sparse_mode),
         "0",
     );
-    if let (MaskUse::Full(FullMask::Packed { .. }), Some(lengths)) = (p.mask, p.packed) {
+    if let (MaskKind::Full(FullMask::Packed { .. }), Some(lengths)) = (p.mask, p.packed) {
         let longest = lengths.longest();
-        let mut unequal = lengths.each().filter(|&of| of != (0, 0) && of != longest);
+        // Run as a batch, empty sequences have no mask. Otherwise those in front of others have one that is not counted.
+        let filled = lengths.each().skip_while(|&of| of == longest);
+        let mut unequal = filled.skip_while(|&of| of == (0, 0));
         lint!(
             report,
-            unequal.next().is_none(),
+            p.as_batch || unequal.next().is_none(),
             PACKED,
             call.atten_mask.map_or(Dims::of([]), |mask| mask.shape),
             "sequences of one length",
@@ -161,7 +165,7 @@ impl FlashAttentionProblem<'_> {
     /// # Errors
     /// `flash.atten_mask_loose`.
     pub fn admits_mask(&self, hides: &[u8]) -> Result<(), Violation> {
-        let MaskUse::Full(mask) = self.mask else {
+        let MaskKind::Full(mask) = self.mask else {
             return Ok(());
         };
         if !matches!(self.mode, SparseMode::DefaultMask | SparseMode::Prefix) {

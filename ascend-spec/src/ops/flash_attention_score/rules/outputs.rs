@@ -1,31 +1,23 @@
 //! Outputs: the attention, and maximum and sum of each row.
 
 use super::{Report, lint};
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, SoftmaxOrder};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
 use crate::rule::{require, rules};
-use crate::{DType, Dims, Refusal};
+use crate::{DType, Refusal};
 
 rules! {
     in Scope::ALL;
-    SHAPE = "flash.out_shape", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore, copy to attentionOutOut",
+    SHAPE = "flash.out_shape", PARAM_NULLPTR, V1, "FlashAttentionScore, copy to attentionOutOut",
         "attentionOutOut has the query's shape with the value's head dimension, and the query's dtype",
         "give the output the shape that is allowed";
-    SOFTMAX = "flash.softmax_shape", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore, copy to softmaxMaxOut and softmaxSumOut",
+    SOFTMAX = "flash.softmax_shape", PARAM_NULLPTR, V1, "FlashAttentionScore, copy to softmaxMaxOut and softmaxSumOut",
         "softmaxMaxOut and softmaxSumOut are FLOAT [B, N, Sq, 8], of packed sequences [T, N, 8]",
         "give the output the shape that is allowed: eight equal numbers for each row";
     ORDER = "flash.softmax_out_layout_known", Lint("the default order is written"), VarLenV4, "FlashAttentionVarLenScoreV4 documentation, softmaxOutLayout",
         "softmaxOutLayout is null, empty or same_as_input",
         "pass same_as_input to have [T, N, 8] as it reads, or nothing to have a block [N, Sq, 8] for each sequence";
-}
-
-/// Shape of `softmaxMax` and `softmaxSum`.
-fn softmax_shape(f: &Facts<'_>) -> Dims {
-    let copies = SoftmaxOrder::COPIES as i64;
-    match f.layout.is_packed() {
-        true => Dims::of([f.query.shape.first().copied().unwrap_or(0), f.heads, copies]),
-        false => Dims::of([f.batch, f.heads, f.q_rows, copies]),
-    }
 }
 
 /// Shapes and types of the outputs.
@@ -40,7 +32,7 @@ pub(in crate::ops::flash_attention_score) fn check(
         at.attention_out,
         format_args!("{} {out}", f.query.dtype),
     );
-    let softmax = softmax_shape(f);
+    let softmax = f.layout.softmax_shape(f.query.shape, f.heads);
     for (desc, name) in [
         (at.softmax_max, "softmaxMaxOut"),
         (at.softmax_sum, "softmaxSumOut"),

@@ -2,6 +2,7 @@
 
 use super::{Report, lint};
 use crate::ops::flash_attention_score::FlashAttentionProblem;
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::rule::{require, rules};
 use crate::{Refusal, SparseMode, TensorDesc};
@@ -9,17 +10,17 @@ use std::fmt;
 
 rules! {
     in Scope::ALL;
-    VALUES = "flash.prefix", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, prefix",
+    VALUES = "flash.prefix", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, prefix",
         "mode 6 has an entry of prefix for each sequence: at least Skv - Sq and 0, at most Skv",
         "a prefix reaches behind the keys that the first row sees anyway, and not beyond the last key";
-    MASK_BATCH = "flash.prefix_mask_batch", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, prefix",
+    MASK_BATCH = "flash.prefix_mask_batch", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, prefix",
         "in mode 5 with several sequences the mask has a batch axis",
         "give each sequence a mask of its own, with its own prefix";
-    IGNORED = "flash.prefix_ignored", Lint("only numbers change"), ScoreV1, "FlashAttentionScore tiling, prefix",
+    IGNORED = "flash.prefix_ignored", Lint("only numbers change"), V1, "FlashAttentionScore tiling, prefix",
         "mode 5 has an entry of prefix for each sequence, at least Skv - Sq and 0, at most Skv: any other is dropped and the \
          mask alone counts",
         "give each sequence a prefix within its keys, or pass mode 1 if the mask says it all";
-    UNREAD = "flash.prefix_unread", Lint("the numbers are not looked at"), ScoreV1, "FlashAttentionScore documentation, prefixOptional",
+    UNREAD = "flash.prefix_unread", Lint("the numbers are not looked at"), V1, "FlashAttentionScore documentation, prefixOptional",
         "prefix goes with modes 5 and 6 and a mask",
         "pass null, or one of the modes 5 and 6";
 }
@@ -73,16 +74,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     }
     let valid = is_valid(f);
     if mode == SparseMode::PrefixCompress {
-        require!(
-            valid,
-            VALUES,
-            Given(f.call.prefix),
-            format_args!(
-                "{} entries, each of {}",
-                f.batch,
-                bounds(f.q_rows, f.kv_rows)
-            ),
-        );
+        require!(valid, VALUES, Given(f.call.prefix), wanted(f),);
         return Ok(mode);
     }
     if !valid {
@@ -96,6 +88,26 @@ pub(in crate::ops::flash_attention_score) fn check(
         format_args!("[{}, ..]", f.batch),
     );
     Ok(mode)
+}
+
+/// What a valid prefix has. Packed sequences differ in their bounds, so that the first one whose entry is outside is named.
+#[cold]
+fn wanted(f: &Facts<'_>) -> String {
+    let batch = f.batch;
+    let Some(lengths) = f.unequal() else {
+        return format!("{batch} entries, each of {}", bounds(f.q_rows, f.kv_rows));
+    };
+    let given = f.call.prefix.unwrap_or_default();
+    if i64::try_from(given.len()) != Ok(batch) {
+        return format!("{batch} entries, one for each sequence");
+    }
+    let mut each = given.iter().zip(lengths.each()).enumerate();
+    let outside = each.find_map(|(index, (prefix, (rows, keys)))| {
+        let bounds = bounds(rows, keys);
+        let within = (bounds.least..=bounds.most).contains(prefix);
+        (!within).then(|| format!("{bounds} for sequence {index}"))
+    });
+    outside.unwrap_or_default()
 }
 
 /// A prefix in a message; a long one is cut.

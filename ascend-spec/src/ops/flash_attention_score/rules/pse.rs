@@ -1,30 +1,33 @@
 //! Position bias: `realShift` and `pseType`.
 
 use super::{Report, lint};
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::bias::BiasForm;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{Bias, FlashAttentionCall, FlashAttentionProblem, MaskUse};
+use crate::ops::flash_attention_score::{
+    Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind,
+};
 use crate::rule::{broken, require, rules};
 use crate::{DType, Dims, Refusal, SparseMode, TensorDesc, Unsupported, Violation};
 
 rules! {
     in Scope::ALL;
-    DTYPE = "flash.pse_dtype", PARAM_INVALID, ScoreV1, "FlashAttentionScore documentation, realShiftOptional",
+    DTYPE = "flash.pse_dtype", PARAM_INVALID, V1, "FlashAttentionScore documentation, realShiftOptional",
         "a bias of pseType 0 and 1 has the dtype of attentionOutOut",
         "convert the bias to the dtype of query";
-    SLOPES = "flash.pse_slopes", PARAM_INVALID, ScoreV2, "FlashAttentionScoreV2 documentation, pseType",
+    SLOPES = "flash.pse_slopes", PARAM_INVALID, V2, "FlashAttentionScoreV2 documentation, pseType",
         "pseType 2 and 3 come with slopes of FLOAT",
         "pass one FLOAT slope for each head";
-    TYPE = "flash.pse_type", PARAM_NULLPTR, ScoreV2, "FlashAttentionScore tiling, pseType",
+    TYPE = "flash.pse_type", PARAM_NULLPTR, V2, "FlashAttentionScore tiling, pseType",
         "pseType is from 0 to 3",
         "pass 1 to add the bias before the scale, 0 behind it, 2 or 3 for slopes";
-    REQUIRED = "flash.pse_required", PARAM_NULLPTR, ScoreV2, "FlashAttentionScore tiling, realShift",
+    REQUIRED = "flash.pse_required", PARAM_NULLPTR, V2, "FlashAttentionScore tiling, realShift",
         "pseType 0 comes with a bias",
         "pass pseType 1 where there is no bias";
-    SHAPE = "flash.pse_shape", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, realShift",
+    SHAPE = "flash.pse_shape", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, realShift",
         "a bias is [B or 1, N, Sq or 1 or 1024, Skv]",
         "expand the bias to every head and key";
-    LAST_ROWS = "flash.pse_last_rows", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, realShift of 1024 rows",
+    LAST_ROWS = "flash.pse_last_rows", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, realShift of 1024 rows",
         "a bias of 1024 rows goes with at least as many rows, and with more with as many keys and a causal mask: mode 2, mode \
          3, or mode 0 with nextTokens 0 and preTokens of at least Sq",
         "expand the bias to every row, or pass a causal mask";
@@ -36,10 +39,10 @@ rules! {
         "a bias of 1024 rows goes with packed sequences of as many rows as keys and a causal mask: mode 2, mode 3, or mode 4 or \
          0 with nextTokens 0 and preTokens of the longest sequence",
         "flatten the bias of each sequence, or pass a causal mask";
-    SLOPES_SHAPE = "flash.pse_slopes_shape", PARAM_NULLPTR, ScoreV2, "FlashAttentionScore tiling, slopes",
+    SLOPES_SHAPE = "flash.pse_slopes_shape", PARAM_NULLPTR, V2, "FlashAttentionScore tiling, slopes",
         "slopes are [N] or [B, N]",
-        "pass one slope for each query head";
-    SLOPES_SQUARE = "flash.pse_slopes_square", PARAM_NULLPTR, ScoreV2, "FlashAttentionScore tiling, slopes",
+        "pass one axis with a slope for each query head, or as many such rows as there are sequences";
+    SLOPES_SQUARE = "flash.pse_slopes_square", PARAM_NULLPTR, V2, "FlashAttentionScore tiling, slopes",
         "with a batch axis slopes go with as many rows as keys",
         "pass the bias as a tensor in pseType 0";
     SLOPES_CUT = "flash.pse_slopes_cut", PARAM_NULLPTR, VarLenV2, "FlashAttentionScore tiling, slopes",
@@ -98,7 +101,7 @@ pub(in crate::ops::flash_attention_score) fn known(
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
-    mask: MaskUse,
+    mask: MaskKind,
 ) -> Result<Bias, Refusal> {
     let pse_type = f.call.pse_type;
     let Some(bias) = given(&f.call) else {
@@ -113,7 +116,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     if matches!(pse_type, 2 | 3) {
         return slopes(f, bias, mask);
     }
-    let causal = mask != MaskUse::None && is_causal(f, mode);
+    let causal = mask != MaskKind::None && is_causal(f, mode);
     let form = match f.packed {
         None => dense(f, bias, causal)?,
         Some(_) => packed(f, bias, causal)?,
@@ -239,7 +242,7 @@ fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vi
     Ok(last_rows(f, batch))
 }
 
-fn slopes(f: &Facts<'_>, slopes: &TensorDesc, mask: MaskUse) -> Result<Bias, Refusal> {
+fn slopes(f: &Facts<'_>, slopes: &TensorDesc, mask: MaskKind) -> Result<Bias, Refusal> {
     let per_sequence = per_sequence(f, slopes);
     match f.packed {
         None => {
@@ -281,7 +284,8 @@ pub(in crate::ops::flash_attention_score) fn computed(
     match (bias, given(&f.call)) {
         (Bias::Slopes { .. }, Some(slopes)) if per_sequence(f, slopes).is_none() => {
             Err(Unsupported {
-                feature: "slopes of packed sequences (pseType 2 and 3) that are neither [N] nor [B, N]",
+                feature: "slopes of packed sequences (pseType 2 and 3) that are neither [N] nor [B, N], of which the operator \
+                          does not ask how many there are",
             })
         }
         _ => Ok(()),
@@ -289,8 +293,8 @@ pub(in crate::ops::flash_attention_score) fn computed(
 }
 
 /// Slopes beside a cut sequence.
-fn cut(f: &Facts<'_>, mask: MaskUse) -> Result<(), Refusal> {
-    let (Some(lengths), true) = (f.packed, mask != MaskUse::None) else {
+fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Refusal> {
+    let (Some(lengths), true) = (f.packed, mask != MaskKind::None) else {
         return Ok(());
     };
     let holds = match f.call.sparse_mode {
@@ -300,10 +304,10 @@ fn cut(f: &Facts<'_>, mask: MaskUse) -> Result<(), Refusal> {
             let (rows, keys) = each.next().unwrap_or_default();
             // A lone array counts here, though not in the kernel.
             let [query, key] = [f.call.q_start_idx, f.call.kv_start_idx].map(Facts::start);
-            let apart = [rows, key.saturating_neg()]
+            let distance = [rows, key.saturating_neg()]
                 .into_iter()
                 .fold(query.saturating_sub(keys), i64::saturating_add);
-            apart == 0 && each.all(|(rows, keys)| rows == keys)
+            distance == 0 && each.all(|(rows, keys)| rows == keys)
         }
         _ => true,
     };

@@ -1,8 +1,10 @@
 //! Rotary parts of query and key.
 
 use super::layouts::lies_like;
+use super::{Report, lint};
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{FlashAttentionCall, InputLayout};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, InputLayout};
 use crate::rule::{broken, require, rules};
 use crate::{DType, Refusal, Unsupported};
 
@@ -29,6 +31,9 @@ rules! {
     ALIGNED = "flash.rope_aligned", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
         "with rotary parts the head dimensions of query and value are multiples of 16",
         "pad the heads with zeros, or append the rotary parts to query and key";
+    ROWS = "flash.rope_rows", Lint("the rows behind are not looked at"), VarLenV3, "FlashAttentionScore tiling, queryRope",
+        "queryRope has as many rows as query, and keyRope as many as key",
+        "pass the rotary parts of the rows that query and key have";
 }
 
 /// Elements of BF16 to which head dimensions are padded.
@@ -92,6 +97,28 @@ pub(in crate::ops::flash_attention_score) fn check(
         format_args!("multiples of {ALIGNMENT}"),
     );
     Ok(())
+}
+
+pub(in crate::ops::flash_attention_score) fn lints(
+    p: &FlashAttentionProblem<'_>,
+    report: Report<'_>,
+) {
+    let call = &p.call;
+    for (part, of, name) in [
+        (&call.query_rope, &call.query, "queryRope"),
+        (&call.key_rope, &call.key, "keyRope"),
+    ] {
+        let (Some(part), Some(of)) = (part, of) else {
+            continue;
+        };
+        lint!(
+            report,
+            part.shape.first() == of.shape.first(),
+            ROWS,
+            format_args!("{name} {} beside {}", part.shape, of.shape),
+            format_args!("{} rows", of.shape.first().copied().unwrap_or(0)),
+        );
+    }
 }
 
 /// The operator does not compare the parts' rows and heads with those of query and key.

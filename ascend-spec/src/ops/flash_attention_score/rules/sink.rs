@@ -1,19 +1,20 @@
 //! Sinks: one extra logit a head.
 
 use crate::ops::flash_attention_score::FlashAttentionCall;
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::rule::{require, rules};
 use crate::{DType, Refusal};
 
 rules! {
     in Scope::ALL;
-    DTYPE = "flash.sink_dtype", PARAM_INVALID, ScoreV3, "FlashAttentionScoreV3 documentation, sinkOptional",
+    DTYPE = "flash.sink_dtype", PARAM_INVALID, V3, "FlashAttentionScoreV3 documentation, sinkOptional",
         "sink is FLOAT",
         "convert the sinks to FLOAT";
-    DTYPE_SLOPES = "flash.sink_dtype_slopes", PARAM_NULLPTR, ScoreV3, "FlashAttentionScore tiling, sink",
+    DTYPE_SLOPES = "flash.sink_dtype_slopes", PARAM_NULLPTR, V3, "FlashAttentionScore tiling, sink",
         "beside slopes, too, sink is FLOAT",
         "convert the sinks to FLOAT";
-    SHAPE = "flash.sink_shape", PARAM_NULLPTR, ScoreV3, "FlashAttentionScore tiling, sink",
+    SHAPE = "flash.sink_shape", PARAM_NULLPTR, V3, "FlashAttentionScore tiling, sink",
         "sink is [N]",
         "pass one logit for each query head";
 }

@@ -2,15 +2,16 @@
 
 use super::{Report, lint};
 use crate::SparseMode;
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::{Bias, FlashAttentionProblem};
 use crate::rule::rules;
 
 rules! {
     in Scope::ALL;
-    LONE = "flash.start_index_lone", Lint("the number is not looked at"), ScoreV2, "FlashAttentionScore kernel, start indices",
+    LONE = "flash.start_index_lone", Lint("the number is not looked at"), V2, "FlashAttentionScore kernel, start indices",
         "qStartIdx and kvStartIdx are both given, or neither",
         "pass both, the other one as [0]";
-    UNREAD = "flash.start_index_unread", Lint("the numbers are not looked at"), ScoreV2, "FlashAttentionScoreV2 documentation, qStartIdxOptional",
+    UNREAD = "flash.start_index_unread", Lint("the numbers are not looked at"), V2, "FlashAttentionScoreV2 documentation, qStartIdxOptional",
         "qStartIdx and kvStartIdx go with pseType 2 and 3, and have one entry",
         "pass null, or slopes; the first entry counts for all sequences";
     FIRST = "flash.start_index_first", Lint("only numbers change"), VarLenV2, "FlashAttentionScore kernel, start indices in mode 8",
@@ -47,9 +48,13 @@ pub(in crate::ops::flash_attention_score) fn lints(
     let first_alone = p.mode == SparseMode::BandLeftUpCausal && p.batch > 1;
     lint!(
         report,
-        !first_alone || p.lag() == 0,
+        !first_alone || p.key_offset() == 0,
         FIRST,
-        format_args!("start indices {} apart for {} sequences", p.lag(), p.batch),
+        format_args!(
+            "start indices {} apart for {} sequences",
+            p.key_offset(),
+            p.batch
+        ),
         "one sequence",
     );
 }

@@ -1,9 +1,10 @@
 //! `preTokens` and `nextTokens`, and what the lengths have to be for a mode.
 
 use super::{Report, lint};
+use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{
-    FlashAttentionCall, FlashAttentionProblem, MaskUse, PackedLengths,
+    FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths,
 };
 use crate::rule::{require, rules};
 use crate::{Refusal, SparseMode, TOKENS_UNBOUNDED};
@@ -11,13 +12,13 @@ use std::fmt;
 
 rules! {
     in Scope::ALL;
-    NEGATIVE = "flash.tokens_negative", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, band",
+    NEGATIVE = "flash.tokens_negative", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, band",
         "preTokens and nextTokens, counted from the top left corner, are not both negative",
         "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal; mode 4 counts from the bottom right";
-    PRE = "flash.pre_tokens", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, band",
+    PRE = "flash.pre_tokens", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, band",
         "a negative preTokens, counted from the top left corner, leaves a band within the keys",
         "nextTokens has to be at least -preTokens, and -preTokens less than the keys";
-    NEXT = "flash.next_tokens", PARAM_NULLPTR, ScoreV1, "FlashAttentionScore tiling, band",
+    NEXT = "flash.next_tokens", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, band",
         "a negative nextTokens, counted from the top left corner, leaves a band within the rows",
         "preTokens has to be at least -nextTokens, and -nextTokens less than the rows";
     PACKED_WINDOW = "flash.packed_window", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed mode 0",
@@ -35,10 +36,10 @@ rules! {
         "in modes 7 and 8 preTokens covers the keys of the cut sequence (the last, or the first, with rows), nextTokens is not \
          positive in mode 7, and the keys and nextTokens together are no less than the rows",
         "pass the keys of the cut sequence as preTokens, and as nextTokens how far its last row's diagonal is from the last key";
-    WINDOW_UNMASKED = "flash.tokens_without_mask", Lint("only numbers change"), ScoreV1, "FlashAttentionScore, preTokens and nextTokens",
+    WINDOW_UNMASKED = "flash.tokens_without_mask", Lint("only numbers change"), V1, "FlashAttentionScore, preTokens and nextTokens",
         "without a mask preTokens and nextTokens hide no key: every row sees every key",
         "pass the mask of mode 4 or another mode, or leave the tokens unbounded";
-    IGNORED = "flash.tokens_ignored", Lint("only numbers change"), ScoreV1, "FlashAttentionScore, preTokens and nextTokens",
+    IGNORED = "flash.tokens_ignored", Lint("only numbers change"), V1, "FlashAttentionScore, preTokens and nextTokens",
         "in modes 1, 2, 3, 5 and 6 preTokens, if positive, hides no key",
         "pass mode 4 for a window: these modes show every key before the diagonal";
 }
@@ -60,9 +61,9 @@ impl fmt::Display for Tokens {
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
-    mask: MaskUse,
+    mask: MaskKind,
 ) -> Result<(), Refusal> {
-    if mask == MaskUse::None {
+    if mask == MaskKind::None {
         return Ok(());
     }
     match f.unequal() {
@@ -190,16 +191,16 @@ fn fewer_rows(lengths: PackedLengths<'_>) -> Result<(), Refusal> {
 }
 
 /// Whether the host finds that some row has no key, and has such rows corrected.
-pub(in crate::ops::flash_attention_score) fn blind_rows(
+pub(in crate::ops::flash_attention_score) fn fully_masked_rows(
     f: &Facts<'_>,
     mode: SparseMode,
-    mask: MaskUse,
+    mask: MaskKind,
 ) -> bool {
     // The operator reads the lowest byte alone.
     if f.call.inner_precise as u8 == 2 {
         return true;
     }
-    if mask == MaskUse::None {
+    if mask == MaskKind::None {
         return false;
     }
     let fewer_keys = f.q_rows > f.kv_rows;
@@ -228,7 +229,7 @@ pub(in crate::ops::flash_attention_score) fn lints(
     let call = &p.call;
     let (rows, keys) = (p.q_rows, p.kv_rows);
     let most = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);
-    if p.mask == MaskUse::None {
+    if p.mask == MaskKind::None {
         lint!(
             report,
             call.pre_tokens >= most(rows).min(TOKENS_UNBOUNDED)

@@ -1,0 +1,198 @@
+//! The findings as text and as JSON.
+
+use ascend_attention::mask::{PresetSource, TrianglePreset};
+use ascend_attention::spec::geometry::BlockCounts;
+use serde_json::{Value, json};
+
+use super::Findings;
+
+/// The lines of the text form.
+pub(super) fn text(of: &Findings) -> Vec<String> {
+    let it = &of.forecast;
+    let (shape, sizes) = (it.shape, it.sizes);
+    let count = it.sparse.indices().len();
+    let mut lines = vec![format!(
+        "{} tokens, {} layers; leave out the middle: {}",
+        it.tokens,
+        it.layers,
+        match count {
+            0 => "none".to_owned(),
+            _ => format!("{count} ({})", it.sparse),
+        }
+    )];
+    if let Some(model) = of.model {
+        lines.push(format!("layers of {}: {}", model.model, source(&model)));
+    }
+    lines.push(format!(
+        "sinks {}, window {}, last rows {}; {} heads over {} of {} elements, {}",
+        sizes.num_sink_tokens,
+        sizes.sliding_window_size.saturating_add(1),
+        sizes.num_last_tokens,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        of.dtype.name()
+    ));
+    let (dense, triangle) = (it.dense_pairs, it.triangle_pairs);
+    lines.push(row("", ["dense", "triangle", "share"]));
+    let percent = |share: f64| format!("{:.1}%", 100.0 * share);
+    let counts = |name: &str, dense: u128, triangle: u128| {
+        let share = percent(triangle as f64 / dense.max(1) as f64);
+        row(name, [&dense.to_string(), &triangle.to_string(), &share])
+    };
+    lines.push(counts("pairs, a layer and head", dense, triangle));
+    let all = dense * it.layers as u128;
+    lines.push(counts("pairs, all layers, a head", all, it.model_pairs()));
+    let (all, left) = (it.dense_blocks, it.triangle_blocks);
+    let block = it.block;
+    let blocks = format!("blocks of {block}, computed");
+    lines.push(counts(&blocks, all.computed(), left.computed()));
+    lines.push(counts("  full", all.full, left.full));
+    lines.push(counts("  partial", all.partial, left.partial));
+    match &of.measured {
+        Ok(measured) => {
+            let (dense, sparse) = (measured.dense_seconds, measured.triangle_seconds);
+            let predicted = dense * it.block_share();
+            let times = |name: &str, dense: f64, sparse: f64| {
+                let share = percent(sparse / dense.max(f64::MIN_POSITIVE));
+                let ms = |seconds: f64| format!("{:.3}", seconds * 1e3);
+                row(name, [&ms(dense), &ms(sparse), &share])
+            };
+            let model = |sparse| it.model(dense, sparse);
+            let all = it.model(dense, dense);
+            lines.push(times("ms, a layer, predicted", dense, predicted));
+            lines.push(times("ms, a layer, measured", dense, sparse));
+            lines.push(times("ms, all layers, predicted", all, model(predicted)));
+            lines.push(times("ms, all layers, measured", all, model(sparse)));
+            lines.push(format!(
+                "measured on {}, median of {}; all layers from one of each kind",
+                measured.backend, measured.runs
+            ));
+            let it = &measured.difference;
+            let [row, head, element] = it.place;
+            lines.push(format!(
+                "outputs differ by at most {:.3e} (row {row}, head {head}, element {element}), {:.3e} in the mean, {:.3e} of \
+                 their size",
+                it.largest, it.mean, it.relative
+            ));
+            if it.not_finite > 0 {
+                lines.push(format!("{} elements are not finite", it.not_finite));
+            }
+            if let Some(mass) = measured.mass {
+                lines.push(format!(
+                    "attention: {} to sinks and window, {} to the other keys of the last rows, {} to the middle",
+                    percent(mass.streaming),
+                    percent(mass.last),
+                    percent(mass.middle)
+                ));
+            }
+        }
+        Err(why) => lines.push(format!("not measured: {why}")),
+    }
+    let mib = |bytes: u128| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    lines.push(format!(
+        "memory: keys and values of all layers {}, dense or not; the mask {} for any length ({} as a tensor of every row and \
+         key); outputs to merge, a layer at a time, {}",
+        mib(it.cache_bytes),
+        mib(it.mask_bytes),
+        mib(it.whole_mask_bytes),
+        mib(it.part_bytes)
+    ));
+    lines
+}
+
+fn row(name: &str, [a, b, c]: [&str; 3]) -> String {
+    format!("{name:28} {a:>18} {b:>18} {c:>7}")
+}
+
+/// Where the numbers of a model come from.
+fn source(model: &TrianglePreset) -> &'static str {
+    match model.source {
+        PresetSource::Paper => "arXiv 2507.21526",
+        PresetSource::Guide => "a guide for Qwen3 that publishes no measurement",
+        PresetSource::Port => "a port to the 910B3 that publishes no accuracy; sizes of the paper",
+    }
+}
+
+/// One object.
+pub(super) fn json(of: &Findings) -> String {
+    let it = &of.forecast;
+    let (shape, sizes) = (it.shape, it.sizes);
+    let blocks = |of: BlockCounts| {
+        json!({
+            "full": exact(of.full),
+            "partial": exact(of.partial),
+            "empty": exact(of.empty),
+        })
+    };
+    let mut object = json!({
+        "tokens": it.tokens,
+        "layers": it.layers,
+        "triangle_layers": it.sparse.indices(),
+        "model": of.model.map(|model| model.model),
+        "source": of.model.as_ref().map(source),
+        "num_sink_tokens": sizes.num_sink_tokens,
+        "sliding_window_size": sizes.sliding_window_size,
+        "num_last_tokens": sizes.num_last_tokens,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "dim": shape.head_dim,
+        "dtype": of.dtype.name(),
+        "pairs": {
+            "dense": exact(it.dense_pairs),
+            "triangle": exact(it.triangle_pairs),
+            "model": exact(it.model_pairs()),
+        },
+        "block": it.block,
+        "blocks": { "dense": blocks(it.dense_blocks), "triangle": blocks(it.triangle_blocks) },
+        "bytes": {
+            "cache": exact(it.cache_bytes),
+            "mask": exact(it.mask_bytes),
+            "whole_mask": exact(it.whole_mask_bytes),
+            "parts": exact(it.part_bytes),
+        },
+    });
+    let found = match &of.measured {
+        Ok(measured) => {
+            let (dense, sparse) = (measured.dense_seconds, measured.triangle_seconds);
+            let predicted = dense * it.block_share();
+            let difference = &measured.difference;
+            json!({
+                "seconds": {
+                    "dense": dense,
+                    "triangle": sparse,
+                    "predicted": predicted,
+                    "model_dense": it.model(dense, dense),
+                    "model": it.model(dense, sparse),
+                    "model_predicted": it.model(dense, predicted),
+                },
+                "runs": measured.runs,
+                "soc": measured.backend,
+                "difference": {
+                    "largest": difference.largest,
+                    "row": difference.place[0],
+                    "head": difference.place[1],
+                    "element": difference.place[2],
+                    "mean": difference.mean,
+                    "relative": difference.relative,
+                    "not_finite": difference.not_finite,
+                },
+                "attention_mass": measured.mass.map(|mass| json!({
+                    "streaming": mass.streaming,
+                    "last": mass.last,
+                    "middle": mass.middle,
+                })),
+            })
+        }
+        Err(why) => json!({ "not_measured": why }),
+    };
+    if let (Some(object), Value::Object(found)) = (object.as_object_mut(), found) {
+        object.extend(found);
+    }
+    object.to_string()
+}
+
+/// A count as a number of JSON: what prompts of any allowed length have fits.
+fn exact(count: u128) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}

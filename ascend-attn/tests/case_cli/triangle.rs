@@ -1,0 +1,263 @@
+//! `ascend-attn triangle`: counts by the definition, outputs by a reference, files, refusals.
+
+use super::{program, text};
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+fn triangle(arguments: &[&str]) -> std::process::Output {
+    let mut command = program();
+    command.arg("triangle").args(arguments);
+    command.args(["--backend", "emulated"]).output().unwrap()
+}
+
+#[track_caller]
+fn found(arguments: &[&str]) -> Value {
+    let mut all = arguments.to_vec();
+    all.push("--json");
+    let output = triangle(&all);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn refused(arguments: &[&str], why: &str) {
+    let output = triangle(arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    let error = text(&output.stderr);
+    assert!(error.contains(why), "{arguments:?}: {error}");
+}
+
+/// Numbers between -1 and 1 that bf16 holds.
+fn numbers(seed: u32, count: usize) -> Vec<f32> {
+    let mut state = seed;
+    let next = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        f32::from((state >> 25) as i8 - 64) / 64.0
+    };
+    (0..count).map(next).collect()
+}
+
+/// A safetensors file of F32 tensors.
+fn save(file: &Path, tensors: &[(&str, [usize; 3], &[f32])]) {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape, numbers) in tensors {
+        let start = data.len();
+        data.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
+        let offsets = [start, data.len()];
+        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets });
+        header.insert((*name).to_owned(), entry);
+    }
+    let header = Value::Object(header).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn counts_of_pairs_and_blocks_are_those_of_the_definition() {
+    let (n, sinks, window, last, block) = (300u64, 5, 40, 30, 32);
+    let sees = |i: u64, j: u64| j <= i && (j < sinks || i - j < window || i + last >= n);
+    let found = found(&[
+        "--tokens",
+        "300",
+        "--layers",
+        "10",
+        "--only",
+        "3,5-8",
+        "--sink",
+        "5",
+        "--window",
+        "40",
+        "--last",
+        "30",
+        "--block",
+        "32",
+        "--measure",
+        "never",
+    ]);
+    let pairs = (0..n).map(|i| (0..n).filter(|&j| sees(i, j)).count() as u64);
+    let pairs: u64 = pairs.sum();
+    let dense = n * (n + 1) / 2;
+    assert_eq!(found["pairs"]["dense"], dense);
+    assert_eq!(found["pairs"]["triangle"], pairs);
+    assert_eq!(found["pairs"]["model"], 5 * dense + 5 * pairs);
+    assert_eq!(found["triangle_layers"], json!([3, 5, 6, 7, 8]));
+    let mut blocks = [0u64; 3];
+    for row in (0..n).step_by(block) {
+        for key in (0..n).step_by(block) {
+            let end = |of: u64| (of + block as u64).min(n);
+            let cells = || (row..end(row)).flat_map(|i| (key..end(key)).map(move |j| (i, j)));
+            let seen = cells().filter(|&(i, j)| sees(i, j)).count();
+            blocks[usize::from(seen > 0) + usize::from(seen == cells().count())] += 1;
+        }
+    }
+    let [empty, partial, full] = blocks;
+    let want = json!({ "full": full, "partial": partial, "empty": empty });
+    assert_eq!(found["blocks"]["triangle"], want);
+    assert_eq!(found["not_measured"], "--measure never");
+    // Rows 45 to 269 leave keys out: windows, sinks and both, each with a log-sum-exp.
+    assert_eq!(found["bytes"]["parts"], 3 * 225 * 32 * (128 * 2 + 4));
+    assert_eq!(found["bytes"]["cache"], 10 * 2 * n * 8 * 128 * 2);
+}
+
+#[test]
+fn outputs_differ_as_much_as_a_reference_says() {
+    let (n, dim, sinks, window, last) = (96usize, 64usize, 2usize, 9usize, 8usize);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layer.safetensors");
+    let [query, key, value] = [1, 2, 3].map(|seed| numbers(seed, n * dim));
+    let shape = [n, 1, dim];
+    save(
+        &file,
+        &[
+            ("query", shape, &query),
+            ("key", shape, &key),
+            ("value", shape, &value),
+        ],
+    );
+    let found = found(&[
+        "--data",
+        file.to_str().unwrap(),
+        "--layers",
+        "2",
+        "--sink",
+        "2",
+        "--window",
+        "9",
+        "--last",
+        "8",
+        "--runs",
+        "1",
+        "--dtype",
+        "f16",
+        "--mass",
+    ]);
+    let (mut largest, mut middle, mut at) = (0.0f64, 0.0f64, 0);
+    for i in 0..n {
+        let dot = |j: usize| -> f64 {
+            let products = (0..dim).map(|d| f64::from(query[i * dim + d] * key[j * dim + d]));
+            products.sum::<f64>() / 8.0
+        };
+        let weights: Vec<f64> = (0..=i).map(|j| dot(j).exp()).collect();
+        let sees = |j: usize| j < sinks || i - j < window || i + last >= n;
+        let over = |visible: &dyn Fn(usize) -> bool, d: usize| {
+            let seen = (0..=i).filter(|&j| visible(j));
+            let (sum, total) = seen.fold((0.0, 0.0), |(sum, total), j| {
+                let value = f64::from(value[j * dim + d]);
+                (sum + weights[j] * value, total + weights[j])
+            });
+            sum / total
+        };
+        for d in 0..dim {
+            let difference = (over(&|_| true, d) - over(&sees, d)).abs();
+            if difference > largest {
+                (largest, at) = (difference, i);
+            }
+        }
+        let total: f64 = weights.iter().sum();
+        let hidden = (0..=i).filter(|&j| !sees(j)).map(|j| weights[j]);
+        middle += hidden.sum::<f64>() / total / n as f64;
+    }
+    let got = found["difference"]["largest"].as_f64().unwrap();
+    assert!(
+        (got - largest).abs() < 5e-3,
+        "{got}, expected {largest} in row {at}"
+    );
+    assert!(got > 0.1, "nothing was left out: {got}");
+    let mass = found["attention_mass"]["middle"].as_f64().unwrap();
+    assert!((mass - middle).abs() < 1e-5, "{mass}, expected {middle}");
+    assert_eq!(found["difference"]["not_finite"], 0);
+    assert!(found["seconds"]["dense"].as_f64().unwrap() > 0.0);
+    assert_eq!((&found["tokens"], &found["heads"]), (&json!(96), &json!(1)));
+}
+
+#[test]
+fn models_pictures_and_text_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (png, svg) = (folder.path().join("a.png"), folder.path().join("a.svg"));
+    let output = triangle(&[
+        "--tokens",
+        "131072",
+        "--model",
+        "qwen3-8b",
+        "--png",
+        png.to_str().unwrap(),
+        "--svg",
+        svg.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    for part in [
+        "131072 tokens, 36 layers; leave out the middle: 24 (5, 7, 10, 15-35)",
+        "a port to the 910B3",
+        "not measured: a dense layer has 140.7 TFLOP",
+        "16384.0 MiB as a tensor of every row and key",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(fs::read(png).unwrap().starts_with(b"\x89PNG"));
+    assert!(fs::read_to_string(svg).unwrap().contains("131072 tokens"));
+}
+
+#[test]
+fn command_lines_and_data_that_do_not_fit_are_refused() {
+    refused(&["--layers", "4"], "--tokens");
+    refused(&["--tokens", "64"], "--layers");
+    refused(&["--tokens", "64", "--model", "Qwen3-4B"], "Llama-3.1-8B");
+    refused(&["--tokens", "64", "--model", "Qwen3-14B"], "give --layers");
+    refused(
+        &["--tokens", "64", "--layers", "4", "--only", "3-9"],
+        "layer 9 of 4",
+    );
+    refused(
+        &["--tokens", "64", "--layers", "4", "--only", "x"],
+        "5,7,15-35",
+    );
+    refused(
+        &["--tokens", "64", "--layers", "4", "--window", "0"],
+        "1 or more",
+    );
+    refused(
+        &[
+            "--tokens",
+            "64",
+            "--layers",
+            "4",
+            "--heads",
+            "3",
+            "--kv-heads",
+            "2",
+        ],
+        "multiple",
+    );
+    let wide = ["--layers", "1", "--heads", "65528", "--dim", "65535"];
+    refused(
+        &[&["--tokens", "1"], &wide[..]].concat(),
+        "at most 1073741824",
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layer.safetensors");
+    let path = file.to_str().unwrap();
+    let data = numbers(1, 24);
+    save(&file, &[("query", [2, 3, 4], &data)]);
+    refused(&["--data", path, "--layers", "4"], "no tensor \"key\"");
+    let key = ("key", [2, 3, 4], &data[..]);
+    save(
+        &file,
+        &[
+            ("query", [2, 3, 4], &data),
+            key,
+            ("value", [4, 3, 2], &data),
+        ],
+    );
+    refused(
+        &["--data", path, "--layers", "4"],
+        "[2, 3, 4], as query and key say",
+    );
+    fs::write(&file, b"nothing").unwrap();
+    refused(&["--data", path, "--layers", "4"], "not a safetensors file");
+}

@@ -1,0 +1,46 @@
+//! The drop mask: one bit for each weight of attention.
+
+use super::Buffers;
+use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
+
+/// The drop mask of a problem. [`DropRows`](ascend_spec::attention_problem::DropRows) say where a sequence has its bits.
+#[derive(Debug)]
+pub(super) struct DropMask {
+    base: *const u8,
+    /// Bytes that may be read.
+    bytes: u64,
+}
+
+// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
+unsafe impl Send for DropMask {}
+// SAFETY: as above.
+unsafe impl Sync for DropMask {}
+
+impl DropMask {
+    /// The drop mask of a problem, if it has one.
+    ///
+    /// # Safety
+    ///
+    /// As long as the value is used, the bytes of the drop mask that the problem touches may be read.
+    pub(super) unsafe fn new(
+        problem: &AttentionProblem<'_>,
+        buffers: &Buffers<'_>,
+    ) -> Option<Self> {
+        problem.dropout.map(|dropout| DropMask {
+            base: buffers.base(TensorRole::DropMask).cast_const(),
+            bytes: dropout.bytes,
+        })
+    }
+
+    /// Whether the weight with this bit is kept. One without a bit is.
+    #[inline(always)]
+    pub(super) fn keeps(&self, bit: u64) -> bool {
+        let byte = bit / 8;
+        if byte >= self.bytes {
+            return true;
+        }
+        // SAFETY: the byte may be read, by the contract of `new`; it lies within memory, so that its number is an isize.
+        let byte = unsafe { self.base.wrapping_add(byte as usize).read() };
+        byte >> (bit % 8) & 1 != 0
+    }
+}

@@ -1,0 +1,238 @@
+//! Merging two outputs of FlashAttentionScore by their maxima and sums, as the operator RingAttentionUpdate does: one step
+//! of ring attention (Liu, Zaharia and Abbeel 2023).
+//!
+//! A row's new maximum is the larger one, and its new sum and attention are those of both parts, weighted by the
+//! exponential of how far their maxima lie below it. The kernel computes in single precision and rounds once at the end.
+
+use super::merge::Number;
+use ascend_spec::ops::flash_attention_score::{Sequence, SoftmaxOrder};
+use ascend_spec::ops::ring_attention_update::{Part, RingUpdateProblem, admits, merge};
+use ascend_spec::{DType, TensorDesc, Violation};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+/// A tensor in memory whose elements are counted in row-major order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Elements {
+    /// The first byte that the view touches.
+    first: *mut u8,
+    desc: TensorDesc,
+    /// Number of the element, in elements from the base address, that lies at `first`.
+    lowest: i64,
+    contiguous: bool,
+}
+
+// SAFETY: the contract of `run` covers the memory of the pointer, and threads write different rows through it.
+unsafe impl Sync for Elements {}
+// SAFETY: as above.
+unsafe impl Send for Elements {}
+
+impl Elements {
+    /// The tensor whose first byte touched lies at `first`.
+    pub(crate) fn new(first: *mut u8, desc: TensorDesc) -> Self {
+        let bits = u64::from(desc.dtype.bits()).max(8);
+        let start = desc.byte_range().map_or(0, |range| range.start);
+        Elements {
+            first,
+            lowest: i64::try_from(start * 8 / bits).unwrap_or(i64::MAX),
+            contiguous: desc.is_contiguous(),
+            desc,
+        }
+    }
+
+    /// Address of an element.
+    fn at<T>(&self, element: usize) -> *mut T {
+        let first = self.first.cast::<T>();
+        if self.contiguous {
+            return first.wrapping_add(element);
+        }
+        let (mut left, mut place) = (element as i64, self.desc.offset);
+        let axes = self.desc.shape.iter().zip(self.desc.strides.iter());
+        for (&dim, &stride) in axes.rev() {
+            place += left % dim.max(1) * stride;
+            left /= dim.max(1);
+        }
+        first.wrapping_offset((place - self.lowest) as isize)
+    }
+
+    /// Elements in memory from one element of the last axis to the next.
+    fn step(&self) -> isize {
+        match self.contiguous {
+            true => 1,
+            false => self.desc.strides.last().map_or(1, |&step| step as isize),
+        }
+    }
+
+    /// Reads an element.
+    ///
+    /// # Safety
+    ///
+    /// The tensor has the element, as a `T` that is live and written by nobody else.
+    pub(crate) unsafe fn read<T: Copy>(&self, element: usize) -> T {
+        // SAFETY: the caller's promise. No alignment is assumed.
+        unsafe { self.at::<T>(element).read_unaligned() }
+    }
+}
+
+/// Attention of a part or of the result, and the maximum and sum of each of its rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Triple {
+    pub attn: Elements,
+    pub max: Elements,
+    pub sum: Elements,
+}
+
+/// The tensors of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffers {
+    pub prev: Triple,
+    pub cur: Triple,
+    pub out: Triple,
+}
+
+/// A row of a head of a sequence.
+#[derive(Clone, Copy, Debug)]
+struct Row<'a> {
+    of: &'a Sequence,
+    head: usize,
+    row: usize,
+}
+
+impl Row<'_> {
+    fn softmax(self, problem: &RingUpdateProblem) -> usize {
+        (problem.softmax_order).element(self.of, problem.heads, self.head, self.row)
+    }
+
+    fn attention(self, problem: &RingUpdateProblem) -> usize {
+        problem.attention_element(self.of, self.head, self.row)
+    }
+}
+
+/// Number of rows that a thread takes at a time.
+const ROWS: usize = 64;
+
+/// The rows of a sequence.
+fn rows<'a>(
+    problem: &RingUpdateProblem,
+    of: &'a Sequence,
+) -> impl IndexedParallelIterator<Item = Row<'a>> + use<'a> {
+    let heads = problem.heads;
+    (0..of.q_len * heads).into_par_iter().map(move |index| Row {
+        of,
+        head: index % heads,
+        row: index / heads,
+    })
+}
+
+/// The first row whose merge leaves no sum to go on with, and why.
+///
+/// # Safety
+///
+/// As for [`run`].
+pub(crate) unsafe fn lost_row(
+    problem: &RingUpdateProblem,
+    ends: &[i64],
+    buffers: &Buffers,
+) -> Option<(String, Violation)> {
+    problem.sequences(ends).find_map(|of| {
+        rows(problem, &of).with_min_len(ROWS).find_map_first(|row| {
+            // SAFETY: the caller keeps this contract.
+            let (prev, cur) = unsafe { parts(problem, buffers, row) };
+            let violation = admits(prev, cur).err()?;
+            // A part without keys beside one with keys only moves the maximum, unless that loses the sum.
+            let lost = !merge(prev, cur).part.sum.is_normal();
+            let Row { of, head, row } = row;
+            lost.then(|| {
+                (
+                    format!("row {row} of head {head} of sequence {}", of.index),
+                    violation,
+                )
+            })
+        })
+    })
+}
+
+/// Maximum and sum of a row of both parts.
+///
+/// # Safety
+///
+/// As for [`run`].
+unsafe fn parts(problem: &RingUpdateProblem, buffers: &Buffers, row: Row<'_>) -> (Part, Part) {
+    let at = row.softmax(problem);
+    let part = |of: &Triple| Part {
+        // SAFETY: the row is one of the problem's, whose softmax tensors have it.
+        max: unsafe { of.max.read(at) },
+        // SAFETY: as above.
+        sum: unsafe { of.sum.read(at) },
+    };
+    (part(&buffers.prev), part(&buffers.cur))
+}
+
+/// Merges both parts; `ends` are the contents of `actualSeqQlen`. Rows of no sequence are left as they are. Runs on the
+/// current rayon pool.
+///
+/// # Safety
+///
+/// The tensors have the shapes and types of the problem and are valid for the duration of the call: those of the parts
+/// for reads, those of the result for writes, and these overlap nothing else.
+pub(crate) unsafe fn run(problem: &RingUpdateProblem, ends: &[i64], buffers: &Buffers) {
+    // SAFETY: the caller keeps this contract; the contract of the operator takes no other dtypes.
+    unsafe {
+        match problem.dtype {
+            DType::Float16 => typed::<f16>(problem, ends, buffers),
+            DType::Bf16 => typed::<bf16>(problem, ends, buffers),
+            _ => typed::<f32>(problem, ends, buffers),
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`run`]; attention has elements `T`.
+unsafe fn typed<T: Number>(problem: &RingUpdateProblem, ends: &[i64], buffers: &Buffers) {
+    let out = &buffers.out;
+    // Elements of a view may share memory, so only one thread writes to one.
+    let apart = [out.attn, out.max, out.sum].iter().all(|of| of.contiguous);
+    // Ends that descend make sequences overlap, so they are merged one after the other.
+    for of in problem.sequences(ends) {
+        let rows = rows(problem, &of);
+        let least = if apart { ROWS } else { usize::MAX };
+        rows.with_min_len(least).for_each(|row| {
+            // SAFETY: the caller keeps this contract; no other thread has this row, or there is one thread.
+            unsafe { one::<T>(problem, buffers, row) };
+        });
+    }
+}
+
+/// Merges one row.
+///
+/// # Safety
+///
+/// As for [`run`]; attention has elements `T`, and nothing else writes the row.
+unsafe fn one<T: Number>(problem: &RingUpdateProblem, buffers: &Buffers, row: Row<'_>) {
+    // SAFETY: the caller keeps this contract.
+    let (prev, cur) = unsafe { parts(problem, buffers, row) };
+    let merged = merge(prev, cur);
+    let at = row.softmax(problem);
+    for copy in at..at + SoftmaxOrder::COPIES {
+        for (to, number) in [
+            (&buffers.out.max, merged.part.max),
+            (&buffers.out.sum, merged.part.sum),
+        ] {
+            // SAFETY: the row is one of the problem's, whose softmax tensors have all copies of its number.
+            unsafe { to.at::<f32>(copy).write_unaligned(number) };
+        }
+    }
+    let first = row.attention(problem);
+    let Buffers { prev, cur, out } = buffers;
+    let [prev, cur, out] = [prev, cur, out].map(|of| (of.attn.at::<T>(first), of.attn.step()));
+    for d in 0..problem.head_dim as isize {
+        let at = |(first, step): (*mut T, isize)| first.wrapping_offset(step * d);
+        // SAFETY: the row's elements lie along the last axis of tensors that have it.
+        unsafe {
+            let [prev, cur] = [prev, cur].map(|of| at(of).read_unaligned().widen());
+            let sum = prev * merged.prev + cur * merged.cur;
+            at(out).write_unaligned(T::narrow(sum));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! AttentionUpdate as an operator of the emulator.
+
+use super::declared::DeclaredOperator;
+use super::entry_point::{phase_one, phase_two};
+use super::launch::Launch;
+use super::phase_one::executor_of;
+use crate::config::{Check, check};
+use crate::descriptor::Described;
+use crate::fault::Fault;
+use crate::kernel::merge;
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::sanitizer::FindingKind;
+use ascend_spec::update::{Argument, Arguments, Parameter, UpdateProblem, Version};
+use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, attention_update_arguments};
+use std::ops::Range;
+use std::ptr;
+
+/// A call that holds every rule.
+#[derive(Debug)]
+struct UpdateOperator {
+    arguments: Arguments<TensorDesc>,
+    problem: UpdateProblem,
+    /// How far misuse that shows on the device is let pass.
+    check: Check,
+}
+
+impl UpdateOperator {
+    /// Checks a call.
+    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
+        let problem = arguments.call().check(soc)?;
+        Ok(UpdateOperator {
+            arguments,
+            problem,
+            check: check(),
+        })
+    }
+}
+
+/// The elements of a view of one or two axes, one behind the other.
+///
+/// # Safety
+///
+/// `first` leads to the bytes that [`TensorDesc::byte_range`] counts, live and written by nobody else.
+unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Vec<u8> {
+    let axis = |axis: usize| {
+        let dim = desc.shape.get(axis).copied().unwrap_or(1);
+        (dim, desc.strides.get(axis).copied().unwrap_or(0))
+    };
+    let ((rows, down), (columns, across)) = (axis(0), axis(1));
+    let size = desc.dtype.bits() as usize / 8;
+    let start = desc.byte_range().map_or(0, |range| range.start as usize);
+    let mut copy = Vec::new();
+    for row in 0..rows {
+        for column in 0..columns {
+            let element = desc.offset + row * down + column * across;
+            let place = (element as usize * size).saturating_sub(start);
+            // SAFETY: every element of the view lies within its range of bytes, by the caller's promise behind `first`.
+            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(first.add(place), size) });
+        }
+    }
+    copy
+}
+
+impl DeclaredOperator for UpdateOperator {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        Version::V1.symbol()
+    }
+
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        self.problem.rows == 0
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        if self.is_idle() {
+            return;
+        }
+        for (argument, desc) in self.arguments.each_tensor() {
+            // The check has found the range; one that no memory could hold is one that no allocation answers for.
+            visit(argument, desc.byte_range().unwrap_or(0..u64::MAX));
+        }
+    }
+
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        let launch = Launch::new(self, self.check, at, memory)?;
+        let (mut lse, mut local_out) = (Vec::new(), Vec::new());
+        let (mut out, mut lse_out) = (ptr::null_mut(), None);
+        let mut copies = Vec::new();
+        for (argument, desc) in self.arguments.each_tensor() {
+            let first = launch.first(argument);
+            let list = match argument.parameter {
+                Parameter::Lse => &mut lse,
+                Parameter::LocalOut => &mut local_out,
+                Parameter::LseOut => {
+                    lse_out = Some(first);
+                    continue;
+                }
+                _ => {
+                    out = first;
+                    continue;
+                }
+            };
+            if desc.is_contiguous() {
+                list.push(first);
+            } else {
+                // SAFETY: `first` is where `touches` says that the bytes of the view start: live (the allocation table let the launch
+                // in) and locked for the task that runs this.
+                let mut copy = unsafe { side_by_side(desc, first) };
+                list.push(copy.as_mut_ptr());
+                copies.push(copy);
+            }
+        }
+        let buffers = merge::Buffers {
+            lse: &lse,
+            local_out: &local_out,
+            out,
+            lse_out,
+        };
+        // SAFETY: the places are those of `touches`, in the order of the lists and outputs, or copies of as many
+        // elements: live (the allocation table let the launch in), locked for the task that runs this, and, as the launch has
+        // found, with the outputs apart from everything else.
+        unsafe {
+            if let Some(row) = merge::empty_row(&self.problem, &buffers) {
+                launch.suspect(FindingKind::EmptyRow, "lse", row)?;
+            }
+            merge::run(&self.problem, &buffers);
+        }
+        Ok(())
+    }
+}
+
+fn new(arguments: &Arguments<Described>) -> Result<UpdateOperator, Refusal> {
+    let descs = arguments.map(|_, tensor| tensor.desc);
+    UpdateOperator::new(descs, context::machine().target.soc)
+}
+
+attention_update_arguments! { arguments_of_version {
+    1 phase_one { aclnnAttentionUpdateGetWorkspaceSize, Arguments, executor_of(new) }
+} }
+phase_two!(aclnnAttentionUpdate, Version::V1.symbol());

@@ -1,0 +1,244 @@
+//! FlashAttentionScore and FlashAttentionVarLenScore as an operator of the emulator.
+
+use super::attention::{refused, report_crash, within_reach};
+use super::bounds::refuse_beyond_tensors;
+use super::contiguous::{gather, scatter};
+use super::declared::DeclaredOperator;
+use super::entry_point::{phase_one, phase_two};
+use super::launch::Launch;
+use super::phase_one::executor_of;
+use crate::config::{Check, check};
+use crate::descriptor::Described;
+use crate::fault::Fault;
+use crate::kernel::{self, Buffers};
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, Outcome};
+use ascend_spec::attention_problem::{AttentionProblem, MaskUse, TensorRole};
+use ascend_spec::operator::EntryPoint;
+use ascend_spec::ops::flash_attention_score::{
+    Argument, Arguments, FlashAttentionProblem, Parameter, Version,
+};
+use ascend_spec::{
+    Level, Refusal, Target, TensorDesc, Unsupported, arguments_of_version,
+    flash_attention_score_arguments, flash_attention_var_len_score_arguments,
+};
+use std::ops::Range;
+use std::ptr;
+
+/// A call that holds every rule.
+#[derive(Debug)]
+struct FlashAttentionOperator {
+    arguments: Arguments<TensorDesc>,
+    version: Version,
+    /// What the call computes.
+    problem: AttentionProblem<'static>,
+    /// Bytes of each tensor that a launch touches, from the tensor's base address.
+    touches: Vec<(Argument, Range<u64>)>,
+    /// How far misuse that shows on the device is let pass.
+    check: Check,
+}
+
+/// Tensors that the kernels know in row-major order alone: the operator makes contiguous ones of others.
+const IN_ORDER: [(TensorRole, Parameter); 5] = [
+    (TensorRole::Mask, Parameter::AttenMask),
+    (TensorRole::Bias, Parameter::RealShift),
+    (TensorRole::DropMask, Parameter::DropMask),
+    (TensorRole::SoftmaxMax, Parameter::SoftmaxMax),
+    (TensorRole::SoftmaxSum, Parameter::SoftmaxSum),
+];
+
+/// Most elements of a contiguous copy. Tensors of stride 0 are small however many elements they have.
+const MOST_COPIED: u64 = 1 << 32;
+
+impl FlashAttentionOperator {
+    /// Checks a call for a product and a release.
+    fn new(arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Self> {
+        let call = arguments.call();
+        let checked = call.check(version, target);
+        let checked = checked.map_err(|refusal| refused(version.symbol(), refusal))?;
+        refuse_crash(&checked)?;
+        let problem = checked.attention().map_err(Refusal::from)?;
+        within_reach(&problem).map_err(Refusal::from)?;
+        let problem = problem.into_owned();
+        let mut op = FlashAttentionOperator {
+            arguments,
+            version,
+            problem,
+            touches: Vec::new(),
+            check: check(),
+        };
+        op.touches = op.find_touches()?;
+        refuse_beyond_tensors(&op.arguments, &op.touches).map_err(Refusal::from)?;
+        Ok(op)
+    }
+
+    fn find_touches(&self) -> Outcome<Vec<(Argument, Range<u64>)>> {
+        let mut touches = Vec::new();
+        let mut large = false;
+        self.problem.touches(&mut |role, range| {
+            let Some(parameter) = Parameter::of_role(role) else {
+                return;
+            };
+            let range = match self.copied(role) {
+                Some(desc) => {
+                    large |= desc
+                        .elements()
+                        .is_none_or(|elements| elements > MOST_COPIED);
+                    desc.byte_range()
+                }
+                None => range,
+            };
+            // A range that no memory could hold is one that no allocation answers for.
+            touches.push((parameter.into(), range.unwrap_or(0..u64::MAX)));
+        });
+        match large {
+            true => Err(Refusal::from(Unsupported::new(
+                "a mask, bias or output of more than 4294967296 elements that is not contiguous",
+            ))
+            .into()),
+            false => Ok(touches),
+        }
+    }
+
+    /// The description of the tensor that plays a role, if its elements are read or written by way of a contiguous copy.
+    fn copied(&self, role: TensorRole) -> Option<&TensorDesc> {
+        let (_, parameter) = IN_ORDER.iter().find(|(of, _)| *of == role)?;
+        let by_order = match role {
+            TensorRole::Mask => self.problem.mask == MaskUse::OfSequences,
+            // Slopes are read where they are.
+            TensorRole::Bias => self.problem.bias.is_some(),
+            _ => true,
+        };
+        let desc = self.arguments.tensor(*parameter)?;
+        (by_order && !desc.is_contiguous()).then_some(desc)
+    }
+
+    /// Does the work of a launch.
+    fn attend(&self, launch: &Launch<'_, Self>) -> Result<(), Fault> {
+        let mut copies: Vec<(TensorRole, Vec<u8>)> = Vec::new();
+        for (role, parameter) in IN_ORDER {
+            if let Some(desc) = self.copied(role) {
+                // SAFETY: the ranges of `touches`, which has all of this tensor, are live and locked for the task that runs this.
+                let copy = unsafe { gather(desc, launch.base(parameter)) };
+                copies.push((role, copy));
+            }
+        }
+        let copy_addresses: Vec<(TensorRole, *mut u8)> = copies
+            .iter_mut()
+            .map(|(role, copy)| (*role, copy.as_mut_ptr()))
+            .collect();
+        let base = |role: TensorRole| {
+            let copy = copy_addresses.iter().find(|(of, _)| *of == role);
+            match (copy, Parameter::of_role(role)) {
+                (Some((_, copy)), _) => *copy,
+                (None, Some(parameter)) => launch.base(parameter),
+                (None, None) => ptr::null_mut(),
+            }
+        };
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let the
+        // launch in), locked for the task that runs this, and, as the launch has found, with outputs apart from everything
+        // else. Copies have all elements of their tensors.
+        let ran = unsafe { kernel::run(&self.problem, &Buffers(&base)) };
+        ran.map_err(|unsupported| Fault {
+            code: AICORE_EXCEPTION,
+            message: unsupported.to_string(),
+        })?;
+        for (role, copy) in &copies {
+            let output = Parameter::of_role(*role).filter(|parameter| parameter.is_output());
+            if let (Some(parameter), Some(desc)) = (output, self.copied(*role)) {
+                // SAFETY: as above.
+                unsafe { scatter(desc, copy, launch.base(parameter)) };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reports a call of which the operator's host code dies on some hosts, and which others take.
+fn refuse_crash(checked: &FlashAttentionProblem<'_>) -> Outcome {
+    let mut outcome = Ok(());
+    checked.each_lint(&mut |lint| {
+        if lint.rule.level == Level::HostCrash && outcome.is_ok() {
+            outcome = report_crash(checked.version.symbol(), &lint, ACLNN_INNER);
+        }
+    });
+    outcome
+}
+
+impl DeclaredOperator for FlashAttentionOperator {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        self.version.symbol()
+    }
+
+    fn entry_point(&self) -> EntryPoint<Parameter> {
+        self.version.entry_point()
+    }
+
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        self.touches.is_empty()
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        for (argument, range) in &self.touches {
+            visit(*argument, range.clone());
+        }
+    }
+
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        self.attend(&Launch::new(self, self.check, at, memory)?)
+    }
+}
+
+fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<FlashAttentionOperator> {
+    move |arguments| {
+        let descs = arguments.map(|_, tensor| tensor.desc);
+        FlashAttentionOperator::new(descs, version, context::machine().target)
+    }
+}
+
+/// Defines both functions of a version.
+macro_rules! version {
+    (dense $number:tt $version:ident: $one:ident, $two:ident) => {
+        flash_attention_score_arguments! { arguments_of_version {
+            $number phase_one { $one, Arguments, executor_of(new(Version::$version)) }
+        } }
+        phase_two!($two, Version::$version.symbol());
+    };
+    (packed $number:tt $version:ident: $one:ident, $two:ident) => {
+        flash_attention_var_len_score_arguments! {
+            $number phase_one { $one, Arguments, executor_of(new(Version::$version)) }
+        }
+        phase_two!($two, Version::$version.symbol());
+    };
+}
+
+version! { dense 1 V1: aclnnFlashAttentionScoreGetWorkspaceSize, aclnnFlashAttentionScore }
+version! { dense 2 V2: aclnnFlashAttentionScoreV2GetWorkspaceSize, aclnnFlashAttentionScoreV2 }
+version! { dense 3 V3: aclnnFlashAttentionScoreV3GetWorkspaceSize, aclnnFlashAttentionScoreV3 }
+version! { dense 4 V4: aclnnFlashAttentionScoreV4GetWorkspaceSize, aclnnFlashAttentionScoreV4 }
+version! {
+    packed 1 VarLenV1: aclnnFlashAttentionVarLenScoreGetWorkspaceSize, aclnnFlashAttentionVarLenScore
+}
+version! {
+    packed 2 VarLenV2: aclnnFlashAttentionVarLenScoreV2GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV2
+}
+version! {
+    packed 3 VarLenV3: aclnnFlashAttentionVarLenScoreV3GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV3
+}
+version! {
+    packed 4 VarLenV4: aclnnFlashAttentionVarLenScoreV4GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV4
+}
+version! {
+    packed 5 VarLenV5: aclnnFlashAttentionVarLenScoreV5GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV5
+}

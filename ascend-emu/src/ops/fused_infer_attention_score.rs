@@ -1,0 +1,270 @@
+//! FusedInferAttentionScore as an operator of the emulator.
+
+use super::attention::{refused, report_crash, within_reach};
+use super::declared::DeclaredOperator;
+use super::entry_point::{phase_one, phase_two};
+use super::overlap::refuse_overlap;
+use super::phase_one::executor_of;
+use crate::config::{Check, check};
+use crate::descriptor::Described;
+use crate::fault::Fault;
+use crate::kernel::{self, Buffers};
+use crate::memory::DeviceMemory;
+use crate::observe::{ObservedCall, observer};
+use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Outcome, contain};
+use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
+use ascend_spec::fia::{Argument, Arguments, CheckedCall, Version};
+use ascend_spec::{
+    Level, Refusal, Target, TensorDesc, arguments_of_version, fused_infer_attention_score_arguments,
+};
+use ascend_sys::bindings::aclOpExecutor;
+use std::ops::Range;
+use std::ptr;
+
+/// A call that holds every rule.
+#[derive(Debug)]
+struct FiaOperator {
+    arguments: Arguments<TensorDesc>,
+    version: Version,
+    target: Target,
+    /// What the call computes.
+    problem: AttentionProblem<'static>,
+    /// Bytes of each tensor that a launch touches, from the tensor's base address.
+    touches: Vec<(Argument, Range<u64>)>,
+    /// How far misuse that shows on the device is let pass.
+    check: Check,
+    /// Whether the length arrays are stand-ins, with which nothing can be computed.
+    measured: bool,
+}
+
+impl FiaOperator {
+    /// Checks a call for a product and a release.
+    fn new(arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Self> {
+        let Some(observer) = observer() else {
+            return FiaOperator::checked(arguments, version, target);
+        };
+        let kept = arguments.clone();
+        FiaOperator::checked(arguments, version, target).inspect_err(|failure| {
+            let call = kept.call();
+            let observed = ObservedCall::unread(&call, version, target);
+            let _ = contain(ACLNN_INNER, || {
+                observer.refused(&observed, &failure.message);
+                Ok(())
+            });
+        })
+    }
+
+    fn checked(
+        arguments: Arguments<TensorDesc>,
+        version: Version,
+        target: Target,
+    ) -> Outcome<Self> {
+        let mut touches = Vec::new();
+        let call = arguments.call();
+        let checked = call.check(version, target);
+        let checked = checked.map_err(|refusal| refused(version.symbol(), refusal))?;
+        refuse_crash(&checked, version)?;
+        within_reach(&checked.problem).map_err(Refusal::from)?;
+        checked.touches(&mut |argument, range| {
+            // A range that no memory could hold is one that no allocation answers for.
+            touches.push((argument, range.unwrap_or(0..u64::MAX)));
+        });
+        let problem = checked.problem.into_owned();
+        Ok(FiaOperator {
+            problem,
+            arguments,
+            version,
+            target,
+            touches,
+            check: check(),
+            measured: false,
+        })
+    }
+
+    /// Checks a call whose lengths the operator is not shown, to say how much workspace any lengths need.
+    fn measured(
+        mut arguments: Arguments<TensorDesc>,
+        version: Version,
+        target: Target,
+    ) -> Outcome<Self> {
+        let unread = arguments.call().unread_lengths(version, target);
+        let unread = unread.map_err(|refusal| refused(version.symbol(), refusal))?;
+        arguments.actual_seq_lengths = unread.actual_seq_lengths;
+        arguments.actual_seq_lengths_kv = unread.actual_seq_lengths_kv;
+        arguments.actual_shared_prefix_len = unread.actual_shared_prefix_len;
+        let measured = arguments.actual_seq_lengths.is_some()
+            || arguments.actual_seq_lengths_kv.is_some()
+            || arguments.actual_shared_prefix_len.is_some();
+        let op = FiaOperator::checked(arguments, version, target)?;
+        Ok(FiaOperator { measured, ..op })
+    }
+}
+
+/// Reports a call of which the operator's host code dies on some hosts, and which others take.
+fn refuse_crash(checked: &CheckedCall<'_>, version: Version) -> Outcome {
+    let mut outcome = Ok(());
+    checked.each_lint(&mut |lint| {
+        if lint.rule.level == Level::HostCrash && outcome.is_ok() {
+            outcome = report_crash(version.symbol(), &lint, ACLNN_INNER);
+        }
+    });
+    outcome
+}
+
+impl DeclaredOperator for FiaOperator {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        self.version.symbol()
+    }
+
+    fn version(&self) -> u8 {
+        self.version.number()
+    }
+
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        match self.measured {
+            // Other lengths may have something to do.
+            true => (self.arguments.query.as_ref()).is_none_or(TensorDesc::is_empty),
+            false => self.touches.is_empty(),
+        }
+    }
+
+    fn unlaunchable(&self) -> Option<&'static str> {
+        self.measured.then_some(
+            "the executor is of GetMaxWorkspaceSize, which keeps no lengths: launch one of GetWorkspaceSize",
+        )
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        for (argument, range) in &self.touches {
+            visit(*argument, range.clone());
+        }
+    }
+
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let outcome = self.attend(at, memory);
+        if let Some(observer) = observer() {
+            let call = self.arguments.call();
+            let base = |argument| at.get(argument);
+            let observed = ObservedCall::unread(&call, self.version, self.target);
+            // SAFETY: the ranges are those of `touches`: live, and locked for the task that runs this, whose own writing is
+            // over.
+            let observed = unsafe { observed.with_tensors(memory, &self.touches, &base) };
+            let told = outcome.as_ref().map(|_| ());
+            let told = told.map_err(|fault| fault.message.as_str());
+            // Looking on fails no call.
+            let _ = contain(DEVICE_INTERNAL, || {
+                observer.ran(&observed, told);
+                Ok(())
+            });
+        }
+        outcome
+    }
+}
+
+impl FiaOperator {
+    /// Does the work of a launch.
+    fn attend(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let fault = |code, message| Err(Fault { code, message });
+        refuse_overlap(self, at)?;
+        let problem = &self.problem;
+        let base = |role: TensorRole| match at.get(Argument::of_role(role)) {
+            0 => ptr::null_mut(),
+            address => memory.host(address),
+        };
+        let buffers = Buffers(&base);
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let
+        // the launch in), locked for the task that runs this, and, by the check above, with outputs apart from everything
+        // else.
+        if let Some(bad) = unsafe { kernel::bad_block(problem, &buffers) } {
+            let suspicion = Suspicion {
+                kind: FindingKind::BlockTable,
+                site: (self.symbol(), "blockTable"),
+                message: format!("{}: {bad}", self.symbol()),
+            };
+            report(self.check, AICORE_EXCEPTION, suspicion)?;
+        }
+        // SAFETY: as above.
+        match unsafe { kernel::run(problem, &buffers) } {
+            Ok(()) => Ok(()),
+            Err(unsupported) => fault(AICORE_EXCEPTION, unsupported.to_string()),
+        }
+    }
+}
+
+/// What a phase one is for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    /// `GetWorkspaceSize`.
+    Launch,
+    /// `GetMaxWorkspaceSize`: the workspace that any lengths need.
+    Measure,
+}
+
+/// Phase one.
+///
+/// # Safety
+///
+/// The pointers are null or valid for writing.
+unsafe fn prepare(
+    version: Version,
+    purpose: Purpose,
+    read: impl FnOnce() -> Outcome<Arguments<Described>>,
+    workspace_size: *mut u64,
+    executor: *mut *mut aclOpExecutor,
+) -> Outcome {
+    let machine = context::machine();
+    machine.admits(version)?;
+    version.enter(machine.target)?;
+    let new = |arguments: &Arguments<Described>| {
+        let descs = arguments.map(|_, tensor| tensor.desc);
+        match purpose {
+            Purpose::Launch => FiaOperator::new(descs, version, machine.target),
+            Purpose::Measure => FiaOperator::measured(descs, version, machine.target),
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { executor_of(new, read, workspace_size, executor) }
+}
+
+/// Defines the functions of one version: phase one, the measurement where there is one, and phase two.
+macro_rules! version {
+    ($number:tt $version:ident: $one:ident $(, $max:ident)?; $two:ident) => {
+        fused_infer_attention_score_arguments! { arguments_of_version {
+            $number phase_one { $one, Arguments, prepare(Version::$version, Purpose::Launch) }
+        } }
+        $(fused_infer_attention_score_arguments! { arguments_of_version {
+            $number phase_one { $max, Arguments, prepare(Version::$version, Purpose::Measure) }
+        } })?
+        phase_two!($two, Version::$version.symbol());
+    };
+}
+
+version! {
+    1 V1: aclnnFusedInferAttentionScoreGetWorkspaceSize;
+    aclnnFusedInferAttentionScore
+}
+version! {
+    2 V2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize, aclnnFusedInferAttentionScoreV2GetMaxWorkspaceSize;
+    aclnnFusedInferAttentionScoreV2
+}
+version! {
+    3 V3: aclnnFusedInferAttentionScoreV3GetWorkspaceSize, aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize;
+    aclnnFusedInferAttentionScoreV3
+}
+version! {
+    4 V4: aclnnFusedInferAttentionScoreV4GetWorkspaceSize, aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize;
+    aclnnFusedInferAttentionScoreV4
+}
+version! {
+    5 V5: aclnnFusedInferAttentionScoreV5GetWorkspaceSize, aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize;
+    aclnnFusedInferAttentionScoreV5
+}

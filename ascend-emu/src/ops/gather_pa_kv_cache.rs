@@ -1,0 +1,169 @@
+//! GatherPaKvCache as an operator of the emulator.
+
+use super::declared::DeclaredOperator;
+use super::entry_point::{phase_one, phase_two};
+use super::launch::Launch;
+use super::phase_one::executor_of;
+use crate::config::{Check, check};
+use crate::descriptor::Described;
+use crate::fault::Fault;
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::sanitizer::FindingKind;
+use ascend_spec::ops::gather_pa_kv_cache::{
+    Argument, Arguments, GatherProblem, Parameter, Source, Version,
+};
+use ascend_spec::scatter::Pieces;
+use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
+use std::ops::Range;
+use std::ptr;
+
+/// A call that holds every rule.
+#[derive(Debug)]
+struct GatherOperator {
+    arguments: Arguments<TensorDesc>,
+    problem: GatherProblem,
+    /// How far misuse that shows on the device is let pass.
+    check: Check,
+}
+
+impl GatherOperator {
+    /// Checks a call.
+    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
+        let problem = arguments.call().check(soc)?;
+        Ok(GatherOperator {
+            arguments,
+            problem,
+            check: check(),
+        })
+    }
+
+    /// Files a number that leads nowhere; in strict mode that is a device fault.
+    fn inspect(&self, launch: &Launch<'_, Self>, source: Source) -> Result<(), Fault> {
+        let (tensor, text) = match source {
+            Source::Row { .. } => return Ok(()),
+            Source::NoBlock { sequence, block } => (
+                "blockTables",
+                format!(
+                    "block {block} of sequence {sequence}, allowed: 0 to {}",
+                    self.problem.blocks.saturating_sub(1)
+                ),
+            ),
+            Source::NoColumn { sequence, column } => (
+                "blockTables",
+                format!(
+                    "sequence {sequence} needs column {column}, and there are {}",
+                    self.problem.columns
+                ),
+            ),
+            Source::NoToken { sequence, token } => (
+                "keyRef",
+                format!(
+                    "sequence {sequence} has row {token}, and there are {}",
+                    self.problem.tokens
+                ),
+            ),
+            Source::BadNumber { sequence, given } => (
+                "seqLens",
+                format!(
+                    "{given} of sequence {sequence}, allowed: lengths and offsets of at least 0, ends that ascend"
+                ),
+            ),
+        };
+        let text = format_args!("{tensor}: {text}");
+        launch.suspect(FindingKind::BlockTable, tensor, text)
+    }
+}
+
+impl DeclaredOperator for GatherOperator {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        Version::V1.symbol()
+    }
+
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        self.problem.tokens == 0
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        let call = self.arguments.call();
+        (self.problem).touches(&call, &mut |parameter, range| {
+            visit(parameter.into(), range)
+        });
+    }
+
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        let launch = Launch::new(self, self.check, at, memory)?;
+        let numbers = |parameter: Parameter| {
+            // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the outputs, which alone are
+            // written, share no memory with them, as the launch has found.
+            unsafe { launch.integers(parameter) }
+        };
+        let table = numbers(Parameter::BlockTables);
+        let lengths = numbers(Parameter::SeqLens);
+        let offsets = numbers(Parameter::SeqOffset);
+        let mut inspected = Ok(());
+        (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
+            let found = self.inspect(&launch, source);
+            if inspected.is_ok() {
+                inspected = found;
+            }
+        });
+        inspected?;
+        let pairs = [
+            (self.problem.key, Parameter::KeyCache, Parameter::Key),
+            (self.problem.value, Parameter::ValueCache, Parameter::Value),
+        ];
+        for (pieces, cache, rows) in pairs {
+            let cache = launch.first(cache).cast_const();
+            let rows = launch.first(rows);
+            (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
+                if let Source::Row { token, block, row } = source {
+                    let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
+                    // SAFETY: the contract has checked the shapes, and block, row and token lie within them; both tensors are
+                    // live, contiguous and apart.
+                    unsafe { copy(&pieces, cache, &place, rows, token) };
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Copies the row of one token.
+///
+/// # Safety
+///
+/// The places are within the cache, and the token's row is within `rows`, which overlaps nothing.
+unsafe fn copy(
+    pieces: &Pieces,
+    cache: *const u8,
+    place: &dyn Fn(usize) -> usize,
+    rows: *mut u8,
+    token: usize,
+) {
+    for piece in 0..pieces.count {
+        let to = (token * pieces.count + piece) * pieces.bytes;
+        // SAFETY: the caller's promise.
+        unsafe { ptr::copy_nonoverlapping(cache.add(place(piece)), rows.add(to), pieces.bytes) };
+    }
+}
+
+fn new(arguments: &Arguments<Described>) -> Result<GatherOperator, Refusal> {
+    let descs = arguments.map(|_, tensor| tensor.desc);
+    GatherOperator::new(descs, context::machine().target.soc)
+}
+
+gather_pa_kv_cache_arguments! { arguments_of_version {
+    1 phase_one { aclnnGatherPaKvCacheGetWorkspaceSize, Arguments, executor_of(new) }
+} }
+phase_two!(aclnnGatherPaKvCache, Version::V1.symbol());

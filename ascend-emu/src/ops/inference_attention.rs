@@ -1,0 +1,117 @@
+//! PromptFlashAttention and IncreFlashAttention as operators of the emulator.
+
+use super::attention::within_reach;
+use super::bounds::refuse_beyond_tensors;
+use super::declared::DeclaredOperator;
+use super::launch::Launch;
+use crate::config::{Check, check};
+use crate::fault::Fault;
+use crate::kernel::{self, Buffers};
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::sanitizer::FindingKind;
+use crate::status::AICORE_EXCEPTION;
+use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
+use ascend_spec::operator::{Argument, ArgumentList};
+use ascend_spec::{Refusal, TensorDesc};
+use std::ops::Range;
+use std::ptr;
+
+/// A call that holds every rule, of the operator with these arguments.
+#[derive(Debug)]
+pub(crate) struct InferenceAttention<A: ArgumentList> {
+    arguments: A,
+    symbol: &'static str,
+    version: u8,
+    /// What the call computes; `None` for nothing.
+    problem: Option<AttentionProblem<'static>>,
+    /// Bytes of each tensor that a launch touches, from the tensor's base address.
+    touches: Vec<(Argument<A::Parameter>, Range<u64>)>,
+    /// Which argument plays a role.
+    of_role: fn(TensorRole) -> Option<Argument<A::Parameter>>,
+    /// How far misuse that shows on the device is let pass.
+    check: Check,
+}
+
+impl<A: ArgumentList<Tensor = TensorDesc>> InferenceAttention<A> {
+    /// What a launch of a checked call computes: `problem`, of which `None` is nothing.
+    pub(crate) fn new(
+        arguments: A,
+        (symbol, version): (&'static str, u8),
+        problem: Option<AttentionProblem<'static>>,
+        of_role: fn(TensorRole) -> Option<Argument<A::Parameter>>,
+    ) -> Result<Self, Refusal> {
+        let mut touches = Vec::new();
+        if let Some(problem) = &problem {
+            within_reach(problem)?;
+            problem.touches(&mut |role, range| {
+                // A range that no memory could hold is one that no allocation answers for.
+                let range = range.unwrap_or(0..u64::MAX);
+                touches.extend(of_role(role).map(|argument| (argument, range)));
+            });
+        }
+        refuse_beyond_tensors(&arguments, &touches)?;
+        Ok(InferenceAttention {
+            arguments,
+            symbol,
+            version,
+            problem,
+            touches,
+            of_role,
+            check: check(),
+        })
+    }
+}
+
+impl<A> DeclaredOperator for InferenceAttention<A>
+where
+    A: ArgumentList<Tensor = TensorDesc> + Send + Sync,
+{
+    type Arguments = A;
+
+    fn symbol(&self) -> &'static str {
+        self.symbol
+    }
+
+    fn version(&self) -> u8 {
+        self.version
+    }
+
+    fn arguments(&self) -> &A {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        self.touches.is_empty()
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument<A::Parameter>, Range<u64>)) {
+        for (argument, range) in &self.touches {
+            visit(*argument, range.clone());
+        }
+    }
+
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let Some(problem) = &self.problem else {
+            return Ok(());
+        };
+        let launch = Launch::new(self, self.check, at, memory)?;
+        let base = |role: TensorRole| match (self.of_role)(role) {
+            Some(argument) => launch.base(argument),
+            None => ptr::null_mut(),
+        };
+        let buffers = Buffers(&base);
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let the
+        // launch in), locked for the task that runs this, and, as the launch has found, with outputs apart from everything
+        // else.
+        if let Some(bad) = unsafe { kernel::bad_block(problem, &buffers) } {
+            launch.suspect(FindingKind::BlockTable, "blocktable", bad)?;
+        }
+        // SAFETY: as above.
+        let ran = unsafe { kernel::run(problem, &buffers) };
+        ran.map_err(|unsupported| Fault {
+            code: AICORE_EXCEPTION,
+            message: unsupported.to_string(),
+        })
+    }
+}

@@ -1,0 +1,107 @@
+//! One launch of a declared operator: where its tensors are, and what it finds out about them.
+
+use super::declared::{DeclaredOperator, ParameterOf};
+use super::overlap::refuse_overlap;
+use crate::config::Check;
+use crate::fault::Fault;
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::status::AICORE_EXCEPTION;
+use ascend_spec::DType;
+use ascend_spec::operator::{Argument, ArgumentList};
+use std::fmt::Display;
+use std::ptr;
+
+/// A launch whose outputs share no memory with its other tensors.
+pub(super) struct Launch<'a, O> {
+    op: &'a O,
+    check: Check,
+    at: &'a Addresses,
+    memory: &'a DeviceMemory,
+}
+
+impl<'a, O: DeclaredOperator> Launch<'a, O> {
+    /// The launch of `op` with the tensors at these addresses. `check` says how far misuse that shows on the device is let
+    /// pass.
+    ///
+    /// # Errors
+    /// A device fault if an output shares memory with another tensor.
+    pub(super) fn new(
+        op: &'a O,
+        check: Check,
+        at: &'a Addresses,
+        memory: &'a DeviceMemory,
+    ) -> Result<Self, Fault> {
+        refuse_overlap(op, at)?;
+        Ok(Launch {
+            op,
+            check,
+            at,
+            memory,
+        })
+    }
+
+    /// Base address of a tensor; null where the call has no such tensor.
+    pub(super) fn base(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> *mut u8 {
+        match self.at.get(argument.into()) {
+            0 => ptr::null_mut(),
+            address => self.memory.host(address),
+        }
+    }
+
+    /// First byte that a tensor's view touches; null where the call has no such tensor.
+    pub(super) fn first(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> *mut u8 {
+        let argument = argument.into();
+        let Some(desc) = self.op.arguments().tensor(argument) else {
+            return ptr::null_mut();
+        };
+        let start = desc.byte_range().map_or(0, |range| range.start);
+        let start = usize::try_from(start).unwrap_or(usize::MAX);
+        let base = self.at.get(argument);
+        self.memory.host(base.saturating_add(start))
+    }
+
+    /// The numbers of a contiguous tensor of `INT32` or `INT64`; none where the call has no such tensor.
+    ///
+    /// # Safety
+    ///
+    /// The tensor's bytes are live and written by nobody else.
+    pub(super) unsafe fn integers(
+        &self,
+        argument: impl Into<Argument<ParameterOf<O>>>,
+    ) -> Vec<i64> {
+        let argument = argument.into();
+        let Some(desc) = self.op.arguments().tensor(argument) else {
+            return Vec::new();
+        };
+        let count = desc.elements().unwrap_or(0);
+        let first = self.first(argument);
+        let one = |index: usize| match desc.dtype {
+            // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
+            DType::Int64 => unsafe { first.cast::<i64>().add(index).read_unaligned() },
+            // SAFETY: as above.
+            _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
+        };
+        (0..usize::try_from(count).unwrap_or(0)).map(one).collect()
+    }
+
+    /// Files misuse that `tensor` shows.
+    ///
+    /// # Errors
+    /// A device fault in strict mode.
+    pub(super) fn suspect(
+        &self,
+        kind: FindingKind,
+        tensor: &'static str,
+        text: impl Display,
+    ) -> Result<(), Fault> {
+        let symbol = self.op.symbol();
+        let suspicion = Suspicion {
+            kind,
+            site: (symbol, tensor),
+            message: format!("{symbol}: {text}"),
+        };
+        Ok(report(self.check, AICORE_EXCEPTION, suspicion)?)
+    }
+}

@@ -1,0 +1,31 @@
+//! Operators: what a launch of each computes, and its C functions.
+
+mod attention;
+mod attention_update;
+mod bounds;
+mod contiguous;
+mod declared;
+mod entry_point;
+mod flash_attention_score;
+mod fused_infer_attention_score;
+mod gather_pa_kv_cache;
+mod incre_flash_attention;
+mod inference_attention;
+mod launch;
+mod overlap;
+pub(crate) mod phase_one;
+mod prompt_flash_attention;
+mod ring_attention_update;
+mod scatter_pa_kv_cache;
+
+/// The C functions of all operators.
+pub(crate) mod functions {
+    pub use super::attention_update::*;
+    pub use super::flash_attention_score::*;
+    pub use super::fused_infer_attention_score::*;
+    pub use super::gather_pa_kv_cache::*;
+    pub use super::incre_flash_attention::*;
+    pub use super::prompt_flash_attention::*;
+    pub use super::ring_attention_update::*;
+    pub use super::scatter_pa_kv_cache::*;
+}

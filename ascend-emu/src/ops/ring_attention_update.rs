@@ -1,0 +1,149 @@
+//! RingAttentionUpdate as an operator of the emulator.
+
+use super::declared::DeclaredOperator;
+use super::entry_point::{phase_one, phase_two};
+use super::launch::Launch;
+use super::phase_one::executor_of;
+use crate::config::{Check, check};
+use crate::descriptor::Described;
+use crate::fault::Fault;
+use crate::kernel::ring_update::{self, Buffers, Elements, Triple};
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::sanitizer::FindingKind;
+use ascend_spec::ops::ring_attention_update::{
+    Argument, Arguments, Parameter, RingUpdateProblem, Version,
+};
+use ascend_spec::{
+    Refusal, Target, TensorDesc, arguments_of_version, ring_attention_update_arguments,
+};
+use std::ops::Range;
+
+/// A call that holds every rule.
+#[derive(Debug)]
+struct RingUpdateOperator {
+    arguments: Arguments<TensorDesc>,
+    version: Version,
+    problem: RingUpdateProblem,
+    /// How far misuse that shows on the device is let pass.
+    check: Check,
+}
+
+impl RingUpdateOperator {
+    /// Checks a call.
+    fn new(
+        arguments: Arguments<TensorDesc>,
+        version: Version,
+        target: Target,
+    ) -> Result<Self, Refusal> {
+        let problem = arguments.call().check(version, target)?;
+        Ok(RingUpdateOperator {
+            arguments,
+            version,
+            problem,
+            check: check(),
+        })
+    }
+}
+
+impl DeclaredOperator for RingUpdateOperator {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        self.version.symbol()
+    }
+
+    fn version(&self) -> u8 {
+        self.version.number()
+    }
+
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        false
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        let packed = self.problem.layout.is_packed();
+        for (argument, desc) in self.arguments.each_tensor() {
+            if argument.parameter == Parameter::ActualSeqQlen && !packed {
+                continue;
+            }
+            // The check has found the range; one that no memory could hold is one that no allocation answers for.
+            visit(argument, desc.byte_range().unwrap_or(0..u64::MAX));
+        }
+    }
+
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let launch = Launch::new(self, self.check, at, memory)?;
+        let elements = |parameter: Parameter| {
+            let desc = self.arguments.tensor(parameter)?;
+            Some(Elements::new(launch.first(parameter), *desc))
+        };
+        let triple = |[attn, max, sum]: [Parameter; 3]| {
+            Some(Triple {
+                attn: elements(attn)?,
+                max: elements(max)?,
+                sum: elements(sum)?,
+            })
+        };
+        use Parameter as P;
+        let triples = [
+            triple([P::PrevAttnOut, P::PrevSoftmaxMax, P::PrevSoftmaxSum]),
+            triple([P::CurAttnOut, P::CurSoftmaxMax, P::CurSoftmaxSum]),
+            triple([P::AttnOut, P::SoftmaxMax, P::SoftmaxSum]),
+        ];
+        let [Some(prev), Some(cur), Some(out)] = triples else {
+            // A call that lacks one of them breaks a rule.
+            return Ok(());
+        };
+        let buffers = Buffers { prev, cur, out };
+        let ends = elements(P::ActualSeqQlen).map_or_else(Vec::new, |of| {
+            let entries = if self.problem.layout.is_packed() {
+                self.problem.batch + 1
+            } else {
+                0
+            };
+            // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that runs this.
+            (0..entries)
+                .map(|entry| unsafe { of.read::<i64>(entry) })
+                .collect()
+        });
+        if let Err(violation) = self.problem.admits_lengths(&ends) {
+            launch.suspect(FindingKind::OutOfBounds, "actualSeqQlen", violation)?;
+        }
+        // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation table
+        // let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
+        // everything else.
+        unsafe {
+            if let Some((row, violation)) = ring_update::lost_row(&self.problem, &ends, &buffers) {
+                let text = format_args!("{row}: {violation}");
+                launch.suspect(FindingKind::EmptyRow, "prevSoftmaxMax", text)?;
+            }
+            ring_update::run(&self.problem, &ends, &buffers);
+        }
+        Ok(())
+    }
+}
+
+fn new(
+    version: Version,
+) -> impl FnOnce(&Arguments<Described>) -> Result<RingUpdateOperator, Refusal> {
+    move |arguments| {
+        let descs = arguments.map(|_, tensor| tensor.desc);
+        RingUpdateOperator::new(descs, version, context::machine().target)
+    }
+}
+
+ring_attention_update_arguments! { arguments_of_version {
+    1 phase_one { aclnnRingAttentionUpdateGetWorkspaceSize, Arguments, executor_of(new(Version::V1)) }
+} }
+phase_two!(aclnnRingAttentionUpdate, Version::V1.symbol());
+
+ring_attention_update_arguments! { arguments_of_version {
+    2 phase_one { aclnnRingAttentionUpdateV2GetWorkspaceSize, Arguments, executor_of(new(Version::V2)) }
+} }
+phase_two!(aclnnRingAttentionUpdateV2, Version::V2.symbol());

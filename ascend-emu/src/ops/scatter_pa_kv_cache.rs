@@ -1,0 +1,135 @@
+//! ScatterPaKvCache as an operator of the emulator.
+
+use super::declared::DeclaredOperator;
+use super::entry_point::{phase_one, phase_two};
+use super::launch::Launch;
+use super::phase_one::executor_of;
+use crate::config::{Check, check};
+use crate::descriptor::Described;
+use crate::fault::Fault;
+use crate::kernel::scatter;
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::sanitizer::FindingKind;
+use crate::status::AICORE_EXCEPTION;
+use ascend_spec::scatter::{
+    Argument, Arguments, Parameter, ScatterProblem, SlotFault, Version, slot_faults,
+};
+use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
+use std::ops::Range;
+
+/// A call that holds every rule.
+#[derive(Debug)]
+struct ScatterOperator {
+    arguments: Arguments<TensorDesc>,
+    problem: ScatterProblem,
+    /// How far misuse that shows on the device is let pass.
+    check: Check,
+}
+
+impl ScatterOperator {
+    /// Checks a call.
+    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
+        let problem = arguments.call().check(soc)?;
+        Ok(ScatterOperator {
+            arguments,
+            problem,
+            check: check(),
+        })
+    }
+
+    /// A device fault if a cache lies elsewhere as an output than as an input.
+    fn refuse_two_places(&self, at: &Addresses) -> Result<(), Fault> {
+        for cache in [Parameter::KeyCache, Parameter::ValueCache] {
+            let info = cache.info();
+            let (Some(input), Some(output)) = (info.input, info.output) else {
+                continue;
+            };
+            let (read, written) = (at.inputs.get(input), at.outputs.get(output));
+            if self.arguments.tensor(cache).is_some() && read != written {
+                return Err(self.fault(format!(
+                    "{} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change both",
+                    info.acl_name,
+                    read.copied().unwrap_or(0),
+                    written.copied().unwrap_or(0),
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn fault(&self, text: impl std::fmt::Display) -> Fault {
+        Fault {
+            code: AICORE_EXCEPTION,
+            message: format!("{}: {text}", self.symbol()),
+        }
+    }
+
+    /// Files the faults of the slots; in strict mode the first is a device fault.
+    fn inspect(&self, launch: &Launch<'_, Self>, slots: &[i64]) -> Result<(), Fault> {
+        let mut outcome = Ok(());
+        slot_faults(slots, self.problem.slots(), &mut |fault| {
+            let kind = match fault {
+                SlotFault::OutOfRange { .. } => FindingKind::SlotOutOfRange,
+                SlotFault::Duplicate { .. } => FindingKind::DuplicateSlot,
+                SlotFault::Negative { .. } => return,
+            };
+            let reported = launch.suspect(kind, "slotMapping", fault);
+            if outcome.is_ok() {
+                outcome = reported;
+            }
+        });
+        outcome
+    }
+}
+
+impl DeclaredOperator for ScatterOperator {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        Version::V1.symbol()
+    }
+
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        self.problem.tokens == 0
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        let call = self.arguments.call();
+        (self.problem).touches(&call, &mut |parameter, range| {
+            visit(parameter.into(), range)
+        });
+    }
+
+    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        self.refuse_two_places(at)?;
+        let launch = Launch::new(self, self.check, at, memory)?;
+        // SAFETY: the ranges of `touches`, which begin at the first byte of each tensor, are live (the allocation table let the
+        // launch in), locked for the task that runs this, and, as the launch has found, with the caches apart from everything
+        // else.
+        unsafe {
+            let slots = launch.integers(Parameter::SlotMapping);
+            self.inspect(&launch, &slots)?;
+            scatter::run(&self.problem, &slots, &|parameter| launch.first(parameter));
+        }
+        Ok(())
+    }
+}
+
+fn new(arguments: &Arguments<Described>) -> Result<ScatterOperator, Refusal> {
+    let descs = arguments.map(|_, tensor| tensor.desc);
+    ScatterOperator::new(descs, context::machine().target.soc)
+}
+
+scatter_pa_kv_cache_arguments! { arguments_of_version {
+    1 phase_one { aclnnScatterPaKvCacheGetWorkspaceSize, Arguments, executor_of(new) }
+} }
+phase_two!(aclnnScatterPaKvCache, Version::V1.symbol());

@@ -1,0 +1,246 @@
+//! Rows of prompts where a call of PromptFlashAttention wants them: keys without a block table, queries at their keys' rows.
+
+use std::ops::Range;
+
+use ascend_attention::spec::ops::prompt_flash_attention::PromptCall;
+use ascend_attention::{Element, Stream, Tensor};
+
+use crate::error::Result;
+use crate::kv::{CachedRows, LayerCache};
+
+use super::backend::{LayerTensors, StepContext, batched, size};
+use super::paged_decode::sizes;
+
+/// So many new tokens and keys of each request of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Prompt {
+    pub(super) new: usize,
+    pub(super) keys: usize,
+    /// Whether some keys are cached ones.
+    pub(super) cached: bool,
+    /// Whether some keys are hidden from some tokens.
+    pub(super) masked: bool,
+}
+
+impl Prompt {
+    /// Rows of each request in key and value; with a mask in query and output too.
+    pub(super) fn rows(self) -> usize {
+        let step = PromptCall::CARD_MASK_ROWS as usize;
+        match self.masked {
+            true => (self.keys.checked_next_multiple_of(step)).unwrap_or(self.keys),
+            false => self.keys,
+        }
+    }
+
+    /// Whether the new tokens are not as many as the rows that a mask wants.
+    pub(super) fn is_padded(self) -> bool {
+        self.masked && self.new != self.rows()
+    }
+
+    /// Whether the step's own keys will not do as they lie.
+    pub(super) fn copies_keys(self) -> bool {
+        self.cached || self.is_padded()
+    }
+}
+
+/// The requests of a call.
+#[derive(Debug)]
+pub(super) struct Prompts {
+    pub(super) requests: usize,
+    pub(super) of: Prompt,
+    /// The keys of each request in the cache, unless they are the step's own.
+    pub(super) cached: Vec<CachedRows>,
+}
+
+impl Prompts {
+    fn rows(&self) -> Range<usize> {
+        0..self.of.rows().saturating_mul(self.requests)
+    }
+
+    /// Of each request its new tokens among those of the call, and their place in tensors that are filled up.
+    fn places(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let Prompt { new, keys, .. } = self.of;
+        let rows = self.of.rows();
+        (0..self.requests).map(move |request| {
+            let token = request.saturating_mul(new);
+            let behind = request.saturating_mul(rows).saturating_add(keys);
+            (
+                token..token.saturating_add(new),
+                behind.saturating_sub(new)..behind,
+            )
+        })
+    }
+}
+
+/// Keys and values, `[tokens, N * D]`.
+pub(super) struct KeyRows<T: Element> {
+    pub(super) key: Tensor<T>,
+    pub(super) value: Tensor<T>,
+}
+
+impl<T: Element> KeyRows<T> {
+    /// The step's own.
+    pub(super) fn of_step(layer: &LayerTensors<'_, T>) -> Result<Self> {
+        Ok(Self {
+            key: flat(layer.key)?,
+            value: flat(layer.value)?,
+        })
+    }
+
+    pub(super) fn narrow(&self, tokens: Range<usize>) -> Result<Self> {
+        Ok(Self {
+            key: self.key.narrow(0, tokens.clone())?,
+            value: self.value.narrow(0, tokens)?,
+        })
+    }
+
+    /// `[requests, tokens of each, N * D]`.
+    pub(super) fn batched(&self, requests: usize) -> Result<Self> {
+        Ok(Self {
+            key: batched(&self.key, requests)?,
+            value: batched(&self.value, requests)?,
+        })
+    }
+
+    fn copy_from(&self, stream: &Stream, from: &Self) -> Result<()> {
+        self.key.copy_from(stream, &from.key)?;
+        Ok(self.value.copy_from(stream, &from.value)?)
+    }
+}
+
+/// Memory for copied rows, that all calls of a step use in turn.
+pub(super) struct CopiedRows<T: Element> {
+    query: Tensor<T>,
+    attention: Tensor<T>,
+    keys: KeyRows<T>,
+    /// As many rows as a request is filled up by at most.
+    zeros: KeyRows<T>,
+}
+
+impl<T: Element> CopiedRows<T> {
+    /// For as many rows as the largest of these calls has, of so many requests each.
+    pub(super) fn for_step(
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        calls: impl Iterator<Item = (Prompt, usize)>,
+    ) -> Result<Self> {
+        let (mut queries, mut keys, mut is_cached) = (0usize, 0usize, false);
+        for (of, requests) in calls {
+            let rows = of.rows().saturating_mul(requests);
+            is_cached |= of.cached;
+            if of.copies_keys() {
+                keys = keys.max(rows);
+            }
+            if of.is_padded() {
+                queries = queries.max(rows);
+            }
+        }
+        if is_cached {
+            let block_size = step.metadata.settings().block_size();
+            first.cache.lies_whole(block_size)?;
+        }
+        let device = step.stream.device();
+        let zeroed = |rows: usize, like: &Tensor<T>, heads: usize| -> Result<Tensor<T>> {
+            let hidden = heads.saturating_mul(size(like, 2));
+            let buffer = device.alloc_zeroed(rows.saturating_mul(hidden))?;
+            Ok(Tensor::from_buffer(&buffer, [rows, hidden])?)
+        };
+        let key_rows = |rows: usize| -> Result<KeyRows<T>> {
+            Ok(KeyRows {
+                key: zeroed(rows, first.key, size(first.key, 1))?,
+                value: zeroed(rows, first.value, size(first.value, 1))?,
+            })
+        };
+        let [_, heads, _] = sizes(first.query);
+        let filled = match queries {
+            0 => 0,
+            _ => PromptCall::CARD_MASK_ROWS as usize,
+        };
+        Ok(Self {
+            query: zeroed(queries, first.query, heads)?,
+            attention: zeroed(queries, first.value, heads)?,
+            keys: key_rows(keys)?,
+            zeros: key_rows(filled)?,
+        })
+    }
+
+    /// Where the call finds its query.
+    pub(super) fn query(&self, prompts: &Prompts) -> Result<Tensor<T>> {
+        Ok(self.query.narrow(0, prompts.rows())?)
+    }
+
+    /// Where the call finds keys and values.
+    pub(super) fn keys(&self, prompts: &Prompts) -> Result<KeyRows<T>> {
+        self.keys.narrow(prompts.rows())
+    }
+
+    /// Where the call leaves its output.
+    pub(super) fn attention(&self, prompts: &Prompts) -> Result<Tensor<T>> {
+        Ok(self.attention.narrow(0, prompts.rows())?)
+    }
+
+    /// Queues the copying of keys and values, from the cache or of the step's own, with zeros behind each request's.
+    pub(super) fn bring_keys(
+        &self,
+        stream: &Stream,
+        prompts: &Prompts,
+        cache: &LayerCache<T>,
+        own: impl Fn() -> Result<KeyRows<T>>,
+    ) -> Result<KeyRows<T>> {
+        let rows = prompts.of.rows();
+        let filled = rows.saturating_sub(prompts.of.keys);
+        for (request, (tokens, at)) in prompts.places().enumerate() {
+            let first = request.saturating_mul(rows);
+            let place = self.keys.narrow(first..at.end)?;
+            match prompts.cached.get(request) {
+                Some(cached) => cache.gather(stream, cached, &place.key, &place.value)?,
+                None => place.copy_from(stream, &own()?.narrow(tokens)?)?,
+            }
+            if filled > 0 {
+                // What another call left there may be NaN, and a hidden value that is NaN still makes the sum NaN.
+                let behind = self.keys.narrow(at.end..at.end.saturating_add(filled))?;
+                behind.copy_from(stream, &self.zeros.narrow(0..filled)?)?;
+            }
+        }
+        self.keys(prompts)
+    }
+
+    /// Queues the copying of queries to the rows of their own keys. No row depends on those in front and behind, whatever
+    /// another call left there.
+    pub(super) fn bring_query(
+        &self,
+        stream: &Stream,
+        prompts: &Prompts,
+        query: &Tensor<T>,
+    ) -> Result<Tensor<T>> {
+        let query = flat(query)?;
+        for (tokens, at) in prompts.places() {
+            let place = self.query.narrow(0, at)?;
+            let new = query.narrow(0, tokens)?;
+            place.copy_from(stream, &new)?;
+        }
+        self.query(prompts)
+    }
+
+    /// Queues the copying of the rows that [`CopiedRows::bring_query`] brought out of the output.
+    pub(super) fn take_attention(
+        &self,
+        stream: &Stream,
+        prompts: &Prompts,
+        attention: &Tensor<T>,
+    ) -> Result<()> {
+        let attention = flat(attention)?;
+        for (tokens, at) in prompts.places() {
+            let place = attention.narrow(0, tokens)?;
+            let new = self.attention.narrow(0, at)?;
+            place.copy_from(stream, &new)?;
+        }
+        Ok(())
+    }
+}
+
+/// `[tokens, N * D]`.
+fn flat<T: Element>(tensor: &Tensor<T>) -> Result<Tensor<T>> {
+    let hidden = tensor.shape().iter().skip(1).product();
+    Ok(tensor.reshape([size(tensor, 0), hidden])?)
+}

@@ -1,0 +1,161 @@
+//! Steps whose tokens see keys by a rule of the caller.
+
+use std::fmt;
+use std::ops::Range;
+
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, Output, Plan, Tensor};
+
+use crate::batch::{AttentionMetadata, MaskKind, MaskedRequest};
+use crate::error::Result;
+use crate::refusal::{Rule, refused};
+
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, size, without_lse,
+};
+use super::fused::with_sink;
+
+/// Steps of every kind under a [`NamedMask`](crate::NamedMask): one call over the paged cache (BSH, sparse mode 1 with the
+/// whole mask) for neighbours with as many new tokens each, since packed calls take no mask but the operator's own.
+///
+/// A mask has a byte for each new token and each place for a key in the request's row of the block table: for short prompts,
+/// drafts and decoding. Steps with a mask of the operator's own are refused, so that the ordinary backends serve them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Masked;
+
+impl Masked {
+    pub(super) const NAME: &'static str = "masked";
+}
+
+/// Requests that follow each other, with as many new tokens each: one call.
+struct Call {
+    plan: Plan,
+    requests: usize,
+    /// Their query tokens.
+    tokens: Range<usize>,
+    block_table: BlockTable,
+}
+
+/// The calls of a step.
+struct Calls(Vec<Call>);
+
+impl fmt::Debug for Calls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tokens = self.0.iter().map(|call| &call.tokens);
+        f.debug_list().entries(tokens).finish()
+    }
+}
+
+/// The requests of a step, dummies included, divided where the number of new tokens changes.
+fn neighbours(metadata: &AttentionMetadata) -> Vec<Vec<MaskedRequest>> {
+    let mut all: Vec<Vec<MaskedRequest>> = Vec::new();
+    for (at, (new, cached)) in metadata.new_and_cached().enumerate() {
+        let request = MaskedRequest {
+            place: (at < metadata.requests()).then_some(at),
+            new,
+            cached,
+        };
+        match all.last_mut() {
+            Some(last) if last.last().is_some_and(|last| last.new == new) => last.push(request),
+            _ => all.push(vec![request]),
+        }
+    }
+    all
+}
+
+impl<T: Element> AttentionBackend<T> for Masked {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let MaskKind::Named(mask) = step.mask else {
+            return Err(refused(
+                Rule::BackendMask,
+                format_args!("{:?}", step.mask),
+                "a named mask",
+                "register a backend for the operator's own masks behind this one",
+            )
+            .into());
+        };
+        let metadata = step.metadata;
+        let block_size = metadata.settings().block_size();
+        let columns = metadata.table().columns().saturating_mul(block_size);
+        let (mut request, mut token) = (0usize, 0usize);
+        let mut calls = Vec::new();
+        for of in neighbours(metadata) {
+            let requests = request..request.saturating_add(of.len());
+            let new = of.first().map_or(0, |request| request.new);
+            let tokens = token..token.saturating_add(new.saturating_mul(of.len()));
+            (request, token) = (requests.end, tokens.end);
+            let block_table = step.block_table.rows(requests.clone())?;
+            let lengths = of.iter().map(|of| of.cached.saturating_add(of.new));
+            let lengths = PerRequest::new(lengths.collect())?;
+            let lengths = CallLengths::Batched {
+                q: None,
+                kv: &lengths,
+            };
+            let call = step.shape.call(Layout::Bsh);
+            let call = call.mask(mask.of(step.stream.device(), &of, columns)?);
+            let query = batched(&first.query.narrow(0, tokens.clone())?, of.len())?;
+            let inputs = inputs(&query, &block_table, first);
+            calls.push(Call {
+                plan: lengths.apply(call).plan_with(&inputs)?,
+                requests: of.len(),
+                tokens,
+                block_table,
+            });
+        }
+        Ok(Box::new(Calls(calls)))
+    }
+}
+
+fn inputs<'a, T: Element>(
+    query: &'a Tensor<T>,
+    block_table: &'a BlockTable,
+    layer: &LayerTensors<'a, T>,
+) -> Inputs<'a> {
+    let inputs = Inputs::new(query, &layer.cache.key, &layer.cache.value);
+    with_sink(inputs.paged(block_table), layer)
+}
+
+impl<T: Element> StepPlan<T> for Calls {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let [tokens, heads] = [0, 1].map(|axis| size(layer.query, axis));
+        let shape = [tokens, heads, size(layer.value, 2)];
+        let mut output = Output {
+            attention: Tensor::empty(step.stream.device(), shape)?,
+            softmax_lse: None,
+        };
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        without_lse(output)?;
+        for call in &self.0 {
+            let query = layer.query.narrow(0, call.tokens.clone())?;
+            let query = batched(&query, call.requests)?;
+            let inputs = inputs(&query, &call.block_table, layer);
+            let rows = output.attention.narrow(0, call.tokens.clone())?;
+            let mut rows = Output {
+                attention: batched(&rows, call.requests)?,
+                softmax_lse: None,
+            };
+            call.plan
+                .launch_with_into(step.stream, &inputs, &mut rows)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,358 @@
+//! Any step by PromptFlashAttention and IncreFlashAttention.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use ascend_attention as attention;
+use ascend_attention::attention::{BlockTable, Inputs};
+use ascend_attention::incre::{IncreFlashAttention, IncrePlan};
+use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
+use ascend_attention::spec::ops::incre_flash_attention::IncreCall;
+use ascend_attention::spec::ops::prompt_flash_attention::{self, PromptCall};
+use ascend_attention::spec::{Layout, fia};
+use ascend_attention::{Device, Element, Mask, Output, Tensor};
+
+use crate::batch::{AttentionMetadata, Causality};
+use crate::error::Result;
+use crate::kv::CachedRows;
+use crate::lock::lock;
+use crate::refusal::{Refused, Rule, refused};
+
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, size, without_lse,
+};
+use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
+use super::paged_decode::{layout, rows, sizes};
+
+/// Steps of every kind by the fused attention of the Atlas inference series (310P), which has no FusedInferAttentionScore:
+/// requests that add one token and see every key decode by one call of IncreFlashAttention over the paged cache (BSH; BNSD
+/// over BnNBsD), the others are computed by PromptFlashAttention (BSH), one call for neighbours with as many new tokens and
+/// keys each.
+///
+/// PromptFlashAttention reads no block table: of requests with cached tokens those that the step's tokens see are copied out
+/// of the cache first, layer by layer, which takes a cache whose tokens lie whole: BnBsH, or BnNBsD of a single head. Layers
+/// without a window decode without copies, those with one copy the window.
+///
+/// On 310P a mask goes with as many query rows as keys, a multiple of 16. Several tokens of a causal layer that are not so
+/// many are copied to the rows of their own keys, in tensors that are filled up with zeros: a chunk costs what a prompt of all
+/// its keys would. Windows that hide keys take a mask of a byte for each pair of rows.
+///
+/// Sinks and latents are refused. On 310P the operators take FLOAT16 alone, IncreFlashAttention blocks of a multiple of 16 up to
+/// 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where [`Fused`](crate::Fused) copies nothing; Ascend 950 has
+/// neither.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PromptAndIncre;
+
+impl PromptAndIncre {
+    pub(super) const NAME: &'static str = "prompt_and_incre";
+
+    /// Whether a device has these operators in the place of FusedInferAttentionScore.
+    pub(super) fn is_all_of(device: &Device) -> bool {
+        let prompt = prompt_flash_attention::Version::V3;
+        device.target().is_ok_and(|target| {
+            prompt.runs_on(target) && !fia::Version::ALL.iter().any(|fused| fused.runs_on(target))
+        })
+    }
+}
+
+/// Requests of a step that follow each other and are computed by one call.
+#[derive(Debug)]
+struct Neighbours {
+    call: Call,
+    requests: Range<usize>,
+    /// Their query tokens.
+    tokens: Range<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    /// One new token a request, which sees every key.
+    Incre,
+    Prompt(Prompt),
+}
+
+impl Call {
+    /// Requests of a call at most, on the product that takes the fewest.
+    fn most_requests(self) -> usize {
+        match self {
+            Self::Incre => IncreCall::MOST_CARD_SEQUENCES as usize,
+            Self::Prompt(_) => PromptCall::MOST_CARD_SEQUENCES as usize,
+        }
+    }
+}
+
+impl Neighbours {
+    /// All requests of a step, dummies included.
+    fn of(metadata: &AttentionMetadata, causality: Causality) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        let mut token = 0usize;
+        for (request, (new, cached)) in metadata.new_and_cached().enumerate() {
+            let shown_from = causality.shown_from(cached);
+            let call = match (new, shown_from) {
+                (1, 0) => Call::Incre,
+                _ => Call::Prompt(Prompt {
+                    new,
+                    keys: cached.saturating_sub(shown_from).saturating_add(new),
+                    cached: cached > 0,
+                    masked: new > 1 && causality != Causality::Bidirectional,
+                }),
+            };
+            let (behind, end) = (request.saturating_add(1), token.saturating_add(new));
+            match all.last_mut() {
+                Some(last) if last.call == call && last.requests.len() < call.most_requests() => {
+                    (last.requests.end, last.tokens.end) = (behind, end);
+                }
+                _ => all.push(Self {
+                    call,
+                    requests: request..behind,
+                    tokens: token..end,
+                }),
+            }
+            token = end;
+        }
+        all
+    }
+
+    /// The last `keys` tokens of each of these requests, in the cache.
+    fn cached_rows(
+        &self,
+        metadata: &AttentionMetadata,
+        keys: usize,
+    ) -> Result<Vec<CachedRows>, Refused> {
+        let of_request = |request: usize| {
+            let len = metadata.kv_lengths().lengths().get(request).copied();
+            let len = len.unwrap_or(0);
+            let blocks = metadata.table().row(request).unwrap_or_default();
+            let mut rows = CachedRows::new(metadata.settings().block_size());
+            rows.push(blocks, len.saturating_sub(keys)..len)?;
+            Ok(rows)
+        };
+        self.requests.clone().map(of_request).collect()
+    }
+}
+
+/// A call of a step, planned.
+#[derive(Debug)]
+enum Planned {
+    Incre(Box<PlannedIncre>),
+    Prompt {
+        plan: Arc<PromptPlan>,
+        prompts: Prompts,
+    },
+}
+
+#[derive(Debug)]
+struct PlannedIncre {
+    plan: IncrePlan,
+    layout: Layout,
+    block_table: BlockTable,
+}
+
+/// The calls of a step, each with its query tokens.
+struct StepCalls<T: Element> {
+    /// The stream on which calls take turns with the memory of copied rows.
+    stream: usize,
+    calls: Vec<(Range<usize>, Planned)>,
+    copied: Mutex<CopiedRows<T>>,
+}
+
+fn plan_incre<T: Element>(
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+    of: &Neighbours,
+) -> Result<Planned> {
+    let layout = layout(first.cache);
+    let block_table = step.block_table.rows(of.requests.clone())?;
+    let query = rows(layout, &first.query.narrow(0, of.tokens.clone())?)?;
+    let lengths = step.metadata.kv_lengths().lengths();
+    let lengths = lengths.get(of.requests.clone()).unwrap_or_default();
+    let inputs = Inputs::new(&query, &first.cache.key, &first.cache.value);
+    let plan = IncreFlashAttention::new(layout)
+        .heads(step.shape.heads)
+        .kv_heads(step.shape.kv_heads)
+        .scale(step.shape.scale)
+        .actual_seq_lengths_kv(lengths)
+        .plan_with(&inputs.paged(&block_table))?;
+    Ok(Planned::Incre(Box::new(PlannedIncre {
+        plan,
+        layout,
+        block_table,
+    })))
+}
+
+fn plan_prompt<T: Element>(
+    step: &StepContext<'_>,
+    prompts: &Prompts,
+    query: &Tensor<T>,
+    keys: &KeyRows<T>,
+) -> Result<PromptPlan> {
+    let Prompts { requests, of, .. } = prompts;
+    let mask = match of.masked {
+        true => {
+            let masks = step.stream.device().masks();
+            step.mask.causality()?.square_mask(&masks, of.rows())?
+        }
+        false => Mask::none(),
+    };
+    let keys = keys.batched(*requests)?;
+    let call = PromptFlashAttention::new(Layout::Bsh)
+        .heads(step.shape.heads)
+        .kv_heads(step.shape.kv_heads)
+        .scale(step.shape.scale)
+        .mask(mask);
+    Ok(call.plan(&batched(query, *requests)?, &keys.key, &keys.value)?)
+}
+
+impl<T: Element> AttentionBackend<T> for PromptAndIncre {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        if first.learnable_sink.is_some() {
+            return Err(refused(
+                Rule::BackendPromptAndIncre,
+                "a layer with sinks",
+                "layers without",
+                "serve models with sinks by `Fused`, on Atlas A2, A3 or Ascend 950: the older operators have no such argument",
+            )
+            .into());
+        }
+        let metadata = step.metadata;
+        let causality = step.mask.causality()?;
+        let all = Neighbours::of(metadata, causality);
+        let prompts = all.iter().filter_map(|of| match of.call {
+            Call::Prompt(prompt) => Some((prompt, of.requests.len())),
+            Call::Incre => None,
+        });
+        let copied = CopiedRows::for_step(step, first, prompts)?;
+        let mut calls = Vec::with_capacity(all.len());
+        let mut alike: Vec<(usize, Prompt, Arc<PromptPlan>)> = Vec::new();
+        for of in all {
+            let planned = match of.call {
+                Call::Incre => plan_incre(step, first, &of)?,
+                Call::Prompt(prompt) => {
+                    let requests = of.requests.len();
+                    let cached = match prompt.cached {
+                        true => of.cached_rows(metadata, prompt.keys)?,
+                        false => Vec::new(),
+                    };
+                    let prompts = Prompts {
+                        requests,
+                        of: prompt,
+                        cached,
+                    };
+                    let known =
+                        |known: &&(usize, Prompt, _)| (known.0, known.1) == (requests, prompt);
+                    let plan = match alike.iter().find(known) {
+                        Some((.., plan)) => plan.clone(),
+                        None => {
+                            let query = match prompt.is_padded() {
+                                true => copied.query(&prompts)?,
+                                false => first.query.narrow(0, of.tokens.clone())?,
+                            };
+                            let keys = match prompt.copies_keys() {
+                                true => copied.keys(&prompts)?,
+                                false => KeyRows::of_step(first)?.narrow(of.tokens.clone())?,
+                            };
+                            let plan = Arc::new(plan_prompt(step, &prompts, &query, &keys)?);
+                            alike.push((requests, prompt, plan.clone()));
+                            plan
+                        }
+                    };
+                    Planned::Prompt { plan, prompts }
+                }
+            };
+            calls.push((of.tokens, planned));
+        }
+        Ok(Box::new(StepCalls {
+            stream: step.stream.as_raw().addr(),
+            calls,
+            copied: Mutex::new(copied),
+        }))
+    }
+}
+
+impl<T: Element> fmt::Debug for StepCalls<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepCalls")
+            .field("calls", &self.calls)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> StepPlan<T> for StepCalls<T> {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let [tokens, heads, _] = sizes(layer.query);
+        let shape = [tokens, heads, size(layer.value, 2)];
+        let mut output = Output {
+            attention: Tensor::empty(step.stream.device(), shape)?,
+            softmax_lse: None,
+        };
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        without_lse(output)?;
+        let stream = step.stream;
+        if stream.as_raw().addr() != self.stream {
+            return Err(attention::Error::NotAsPlanned {
+                argument: "stream",
+                given: "another stream".to_owned(),
+                planned: "the stream of the step".to_owned(),
+            }
+            .into());
+        }
+        // Held until all is queued: copies and calls of two layers must not mix.
+        let copied = lock(&self.copied);
+        for (tokens, planned) in &self.calls {
+            let query = layer.query.narrow(0, tokens.clone())?;
+            let attention = output.attention.narrow(0, tokens.clone())?;
+            match planned {
+                Planned::Incre(of) => {
+                    let query = rows(of.layout, &query)?;
+                    let mut attention = rows(of.layout, &attention)?;
+                    let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
+                    let inputs = inputs.paged(&of.block_table);
+                    of.plan.launch_with_into(stream, &inputs, &mut attention)?;
+                }
+                Planned::Prompt { plan, prompts } => {
+                    let own = || KeyRows::of_step(layer)?.narrow(tokens.clone());
+                    let keys = match prompts.of.copies_keys() {
+                        true => copied.bring_keys(stream, prompts, layer.cache, own)?,
+                        false => own()?,
+                    };
+                    let keys = keys.batched(prompts.requests)?;
+                    let padded = prompts.of.is_padded();
+                    let (query, place) = match padded {
+                        true => (
+                            copied.bring_query(stream, prompts, &query)?,
+                            copied.attention(prompts)?,
+                        ),
+                        false => (query, attention.clone()),
+                    };
+                    let query = batched(&query, prompts.requests)?;
+                    let inputs = Inputs::new(&query, &keys.key, &keys.value);
+                    let mut place = batched(&place, prompts.requests)?;
+                    plan.launch_with_into(stream, &inputs, &mut place)?;
+                    if padded {
+                        copied.take_attention(stream, prompts, &attention)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

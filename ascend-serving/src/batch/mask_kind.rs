@@ -1,0 +1,242 @@
+//! Which keys the tokens of a layer see, by one of the operator's masks or by a rule of the caller.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+
+use ascend_attention::mask::{HostMask, MaskForm};
+use ascend_attention::{Device, Mask};
+
+use crate::error::Result;
+use crate::lock::lock;
+use crate::refusal::{Refused, Rule, refused};
+
+use super::causality::Causality;
+
+/// Which keys the tokens of a layer see. A step has one ([`AttentionMetadata::mask`](crate::AttentionMetadata::mask)), and a
+/// layer may have another ([`LayerOptions::mask`](crate::LayerOptions::mask)).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum MaskKind {
+    /// One that the operator has.
+    Causality(Causality),
+    /// A rule of the caller, for the backend [`Masked`](crate::Masked).
+    Named(NamedMask),
+}
+
+impl From<Causality> for MaskKind {
+    fn from(causality: Causality) -> Self {
+        Self::Causality(causality)
+    }
+}
+
+impl From<NamedMask> for MaskKind {
+    fn from(mask: NamedMask) -> Self {
+        Self::Named(mask)
+    }
+}
+
+impl MaskKind {
+    /// The operator's own mask.
+    ///
+    /// # Errors
+    /// [`Rule::BackendMask`] for a rule of the caller.
+    pub fn causality(&self) -> Result<Causality, Refused> {
+        match self {
+            Self::Causality(causality) => Ok(*causality),
+            Self::Named(mask) => Err(refused(
+                Rule::BackendMask,
+                format_args!("the named mask {:?}", mask.name()),
+                "bidirectional, causal, or a window",
+                "register `Masked`, which computes such layers without a graph",
+            )),
+        }
+    }
+
+    /// The most keys that a token sees, if they are bounded.
+    pub(crate) fn window(&self) -> Option<NonZeroUsize> {
+        match self {
+            Self::Causality(causality) => causality.window(),
+            Self::Named(_) => None,
+        }
+    }
+}
+
+/// Which key a token sees: the request's place in the step, the token's position and the key's.
+type Sees = dyn Fn(usize, usize, usize) -> bool + Send + Sync;
+
+/// A mask by a rule of the caller, such as a prefix that sees itself whole, chunks, or documents that must not see each other.
+///
+/// Clones are the same mask: one plan a step serves their layers, and they keep tensors on the device together for the next
+/// steps of the same lengths, up to [`KEPT_BYTES`](Self::KEPT_BYTES). Two masks that are made apart are two, also under one
+/// name, which is what errors and reports call them. So make a mask once, and clone it for layers and steps.
+///
+/// ```
+/// use ascend_serving::NamedMask;
+///
+/// // Chunks of 64 tokens, each of which sees itself and the first four tokens.
+/// let chunks = NamedMask::new("chunks of 64, 4 sinks", |_request, token, key| {
+///     key <= token && (key < 4 || key / 64 == token / 64)
+/// });
+/// assert!(chunks.sees(0, 130, 128) && chunks.sees(0, 130, 3) && !chunks.sees(0, 130, 127));
+/// ```
+#[derive(Clone)]
+pub struct NamedMask {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    sees: Box<Sees>,
+    /// The ones used last at the end.
+    kept: Mutex<Vec<Kept>>,
+}
+
+/// The mask of some requests, `[requests, new tokens, columns]`.
+struct Kept {
+    requests: Vec<MaskedRequest>,
+    columns: usize,
+    mask: Mask,
+}
+
+/// A request of a step, whose new tokens are the rows of a mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MaskedRequest {
+    /// Its place in the step; `None` for padding, which sees all that it has.
+    pub(crate) place: Option<usize>,
+    pub(crate) new: usize,
+    pub(crate) cached: usize,
+}
+
+impl NamedMask {
+    /// Most bytes of masks that are kept on devices.
+    pub const KEPT_BYTES: usize = 64 << 20;
+
+    /// A mask of this name. The rule is asked with the request's place in the step, the position of one of its new tokens and
+    /// that of a key, both counted from the beginning of the request, keys of later tokens included.
+    pub fn new(
+        name: impl Into<String>,
+        sees: impl Fn(usize, usize, usize) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                name: name.into(),
+                sees: Box::new(sees),
+                kept: Mutex::new(Vec::new()),
+            }),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Whether a token of a request sees a key.
+    pub fn sees(&self, request: usize, token: usize, key: usize) -> bool {
+        (self.shared.sees)(request, token, key)
+    }
+
+    /// Bytes of the masks that are kept.
+    pub fn kept_bytes(&self) -> usize {
+        let kept = lock(&self.shared.kept);
+        kept.iter().map(|kept| kept.mask.tensor_bytes()).sum()
+    }
+
+    /// The mask of requests with as many new tokens each, over so many places for keys.
+    ///
+    /// # Errors
+    /// [`Rule::MaskRows`] for a token that sees no key; those of making a mask and of an upload.
+    pub(crate) fn of(
+        &self,
+        device: &Device,
+        requests: &[MaskedRequest],
+        columns: usize,
+    ) -> Result<Mask> {
+        let is_same = |kept: &Kept| {
+            let same = kept.columns == columns && kept.requests == requests;
+            let tensor = kept.mask.tensor();
+            same && tensor.is_some_and(|mask| mask.check_device("mask", device).is_ok())
+        };
+        let mut kept = lock(&self.shared.kept);
+        if let Some(at) = kept.iter().position(is_same) {
+            // Used last.
+            let used = kept.remove(at);
+            let mask = used.mask.clone();
+            kept.push(used);
+            return Ok(mask);
+        }
+        drop(kept);
+        let mask = self.make(device, requests, columns)?;
+        let mut kept = lock(&self.shared.kept);
+        let mut bytes = mask.tensor_bytes();
+        if bytes <= Self::KEPT_BYTES {
+            kept.push(Kept {
+                requests: requests.to_vec(),
+                columns,
+                mask: mask.clone(),
+            });
+            // From the last one on, as many as there is room for.
+            let older = kept.iter().rev().skip(1);
+            let fit = older.take_while(|older| {
+                bytes = bytes.saturating_add(older.mask.tensor_bytes());
+                bytes <= Self::KEPT_BYTES
+            });
+            let first = kept.len().saturating_sub(fit.count().saturating_add(1));
+            kept.drain(..first);
+        }
+        Ok(mask)
+    }
+
+    fn make(&self, device: &Device, requests: &[MaskedRequest], columns: usize) -> Result<Mask> {
+        let rows = requests.first().map_or(0, |request| request.new);
+        let visible = |entry: usize, row: usize, key: usize| {
+            let Some(request) = requests.get(entry) else {
+                return false;
+            };
+            let token = request.cached.saturating_add(row);
+            let len = request.cached.saturating_add(request.new);
+            key < len
+                && request
+                    .place
+                    .is_none_or(|place| self.sees(place, token, key))
+        };
+        let mask = HostMask::stack_from_fn(requests.len(), rows, columns, MaskForm::INT8, visible)?;
+        if let Some((entry, row)) = mask.fully_masked_rows().next() {
+            let of = requests.get(entry);
+            let token = of.map_or(row, |of| of.cached.saturating_add(row));
+            let place = of.and_then(|of| of.place).unwrap_or(entry);
+            return Err(refused(
+                Rule::MaskRows,
+                format_args!(
+                    "{:?}: no key for token {token} of request {place}",
+                    self.name()
+                ),
+                "a key for each token",
+                "let each token see itself",
+            )
+            .into());
+        }
+        Ok(Mask::all_mask(device.masks().custom_matrix(&mask)?))
+    }
+}
+
+impl fmt::Debug for NamedMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NamedMask").field(&self.name()).finish()
+    }
+}
+
+impl PartialEq for NamedMask {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for NamedMask {}
+
+impl Hash for NamedMask {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.shared).hash(state);
+    }
+}

@@ -1,0 +1,140 @@
+//! What models ask of attention that no operator here computes, refused by name.
+
+use crate::refusal::{Refused, Rule, refused};
+
+/// What a model's configuration asks of its attention besides heads, scale, windows and sinks. By default nothing.
+///
+/// None of these has an argument in the operators that steps are computed with: left out, the step runs and its numbers are
+/// another model's. An engine fills in what the configuration says and asks
+/// [`Attention::with_options`](crate::Attention::with_options), which refuses each by name, with what to do instead.
+///
+/// ```
+/// use ascend_serving::{AttentionOptions, Rule};
+///
+/// let gemma_2 = AttentionOptions { logit_soft_cap: Some(50.0), ..AttentionOptions::default() };
+/// assert_eq!(gemma_2.check().unwrap_err().rule, Rule::OptionSoftCap);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AttentionOptions {
+    /// Scores become `cap * tanh(score / cap)` before the softmax (Gemma 2, Grok): `logits_soft_cap`,
+    /// `attn_logit_softcapping`. 0 stands for none, as engines have it.
+    pub logit_soft_cap: Option<f64>,
+    /// Whether scores are lowered by the distance of the key, a slope a head (BLOOM, MPT): `alibi_slopes`.
+    pub alibi: bool,
+    /// The share of attention weights that are dropped at random: `attention_dropout` of a model in training.
+    pub dropout: f64,
+    /// Whether queries attend to keys of another sequence, such as an encoder's.
+    pub cross_attention: bool,
+    /// Whether some layers read the keys of another layer and write none (Gemma 3n): `kv_sharing_target_layer_name`.
+    pub shared_kv_layers: bool,
+}
+
+impl AttentionOptions {
+    /// Refuses what no step computes.
+    ///
+    /// # Errors
+    /// [`Rule::OptionSoftCap`], [`Rule::OptionAlibi`], [`Rule::OptionDropout`], [`Rule::OptionCrossAttention`],
+    /// [`Rule::OptionSharedKv`]: the first of them that is asked for.
+    pub fn check(&self) -> Result<(), Refused> {
+        if let Some(cap) = self.logit_soft_cap.filter(|cap| *cap != 0.0) {
+            return Err(refused(
+                Rule::OptionSoftCap,
+                format_args!("a cap of {cap}"),
+                "none",
+                "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product. Where the \
+                 scores stay far below the cap, it changes a score s by about s^3 / (3 cap^2): measure that before leaving it out",
+            ));
+        }
+        if self.alibi {
+            return Err(refused(
+                Rule::OptionAlibi,
+                "slopes for distances",
+                "none",
+                "call `FusedInferAttention` without a step, in BNSD or BSND, with the distances times the slopes as `PseShift`: \
+                 packed calls take no position bias",
+            ));
+        }
+        if self.dropout != 0.0 {
+            return Err(refused(
+                Rule::OptionDropout,
+                format_args!("a share of {}", self.dropout),
+                0,
+                "serve the model without dropout, which is a part of training alone; FlashAttentionScore has it",
+            ));
+        }
+        if self.cross_attention {
+            return Err(refused(
+                Rule::OptionCrossAttention,
+                "keys of another sequence",
+                "keys of the request's own tokens",
+                "call `FusedInferAttention` over the encoder's packed keys, without a mask and with their own lengths",
+            ));
+        }
+        if self.shared_kv_layers {
+            return Err(refused(
+                Rule::OptionSharedKv,
+                "layers without keys of their own",
+                "keys and values in every layer",
+                "bring the keys and values of the layer that is read once more, into a cache with as many layers: the \
+                 numbers are the same, and the cache is larger",
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_operator_has_is_refused_by_name() {
+        let none = AttentionOptions::default();
+        none.check().unwrap();
+        let off = AttentionOptions {
+            logit_soft_cap: Some(0.0),
+            ..none
+        };
+        off.check().unwrap();
+        let asked = |change: fn(&mut AttentionOptions)| {
+            let mut options = none;
+            change(&mut options);
+            options.check().unwrap_err()
+        };
+        let all = [
+            (
+                asked(|o| o.logit_soft_cap = Some(30.0)),
+                Rule::OptionSoftCap,
+            ),
+            (
+                asked(|o| o.logit_soft_cap = Some(f64::NAN)),
+                Rule::OptionSoftCap,
+            ),
+            (asked(|o| o.alibi = true), Rule::OptionAlibi),
+            (asked(|o| o.dropout = 0.1), Rule::OptionDropout),
+            (asked(|o| o.dropout = f64::NAN), Rule::OptionDropout),
+            (
+                asked(|o| o.cross_attention = true),
+                Rule::OptionCrossAttention,
+            ),
+            (asked(|o| o.shared_kv_layers = true), Rule::OptionSharedKv),
+        ];
+        for (refused, rule) in all {
+            assert_eq!(refused.rule, rule);
+            assert!(refused.to_string().contains(rule.id()), "{refused}");
+            assert!(!refused.fix.is_empty());
+        }
+    }
+
+    /// The estimate that the refusal of a cap gives.
+    #[test]
+    fn a_cap_far_above_the_scores_changes_them_by_a_third_of_the_cube() {
+        let cap = 50.0f64;
+        for score in [0.5f64, 1.0, 2.0, 5.0] {
+            let change = score - cap * (score / cap).tanh();
+            let told = score.powi(3) / (3.0 * cap * cap);
+            assert!((change / told - 1.0).abs() < 0.01, "{score}");
+        }
+    }
+}

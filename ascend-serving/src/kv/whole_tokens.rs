@@ -1,0 +1,30 @@
+//! A cache whose tokens lie whole, as rows that can be copied.
+
+use ascend_attention::{Element, Tensor};
+
+use crate::error::{Error, Result};
+
+/// A cache as `[tokens, N * D]`.
+///
+/// # Errors
+/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a cache of another block size, or whose tokens lie in
+/// several pieces: NZ, or BnNBsD of several heads.
+pub(super) fn whole_tokens<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<Tensor<T>> {
+    let size = block_size;
+    let shape = match *cache.shape() {
+        [blocks, of, hidden] if of == size => Some((blocks, hidden)),
+        [blocks, 1, of, dim] if of == size => Some((blocks, dim)),
+        _ => None,
+    };
+    let shape = shape.and_then(|(blocks, hidden)| Some([blocks.checked_mul(size)?, hidden]));
+    match shape {
+        Some(shape) => Ok(cache.reshape(shape)?),
+        None => Err(Error::invalid(
+            "cache",
+            cache.desc(),
+            format_args!(
+                "[blocks, {block_size}, N * D], or [blocks, 1, {block_size}, D], whose tokens lie whole"
+            ),
+        )),
+    }
+}

@@ -1,0 +1,557 @@
+//! Prefixes of prompts that are cached already, found by their tokens.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use ascend_attention::Element;
+
+use crate::batch::Causality;
+use crate::engine::{GroupedAttention, GroupedSequence};
+use crate::kv::{Block, BlockPool, Sequence, uncopied};
+use crate::refusal::{Refused, Rule, refused};
+
+/// Number of a node, never used again.
+type NodeId = u64;
+
+/// Where a block stands in the order of eviction: blocks used longest ago first, of one prompt the last ones first.
+type Place = (u64, Reverse<usize>, NodeId);
+
+/// The nodes behind a node by the tokens of their block.
+type Children<T> = HashMap<Arc<[T]>, NodeId>;
+
+#[derive(Clone, Debug)]
+enum Parent {
+    Root(Arc<[u8]>),
+    Node(NodeId),
+}
+
+/// A full block of tokens behind all those of its parents.
+#[derive(Debug)]
+struct Node<T> {
+    parent: Parent,
+    tokens: Arc<[T]>,
+    /// Nodes in front of it.
+    depth: usize,
+    /// The block of each group that caches these tokens, and when it was used last.
+    held: Vec<Option<(Block, u64)>>,
+    children: Children<T>,
+}
+
+#[derive(Debug)]
+struct Group {
+    pool: BlockPool,
+    causality: Causality,
+    /// Every block that is held for the group.
+    order: BTreeSet<Place>,
+}
+
+impl Group {
+    /// Whether a token sees all in front of it, so that a prefix lacks none of its blocks.
+    fn is_full(&self) -> bool {
+        self.causality.window().is_none()
+    }
+
+    /// The first block that the token behind so many blocks sees.
+    fn first_shown(&self, blocks: usize) -> usize {
+        let size = self.pool.block_size();
+        let shown = self.causality.shown_from(blocks.saturating_mul(size));
+        shown.checked_div(size).unwrap_or(0)
+    }
+}
+
+/// Full blocks of tokens that were computed before, found by what they hold: automatic prefix caching (vLLM), or the radix
+/// cache (SGLang).
+///
+/// A tree over blocks: each node is a block of tokens behind those of its parents, found among its siblings by hash. A hash
+/// is not trusted: the tokens are compared, so that no collision gives one prompt the keys of another. The hash is the
+/// standard library's, keyed at random: prompts cannot be made to collide.
+///
+/// What keys and values depend on besides the tokens in front is named by a *salt*, bytes of the caller: the adapter (LoRA),
+/// the tenant. What stands at a place of the prompt, such as an image, belongs into `T`, for example an enum of text tokens
+/// and image digests.
+///
+/// The cache holds a block as any other holder does. Blocks are shared with sequences by reference, and a sequence that writes
+/// into one gets a copy; an evicted block goes back to its pool and waits there for the steps in flight. Nothing is evicted
+/// unasked: a scheduler asks for [`available_blocks`](Self::available_blocks), and calls [`evict`](Self::evict) before it
+/// grows a sequence. Blocks that a sequence holds too are never evicted.
+///
+/// Of a model with several groups of layers ([`PrefixCache::grouped`]) a node has a block in each group; a group with a
+/// window may lack it, and a prefix is found at the places alone where each window is whole.
+///
+/// ```
+/// use ascend_serving::kv::{BlockPool, PadPolicy, Sequence};
+/// use ascend_serving::{Causality, PrefixCache};
+///
+/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// let pool = BlockPool::new(16, 4, PadPolicy::SkipNegative)?;
+/// let mut prefixes = PrefixCache::<u32>::new(&pool, Causality::Causal)?;
+/// let prompt: Vec<u32> = (0..11).collect();
+///
+/// let mut first = prefixes.share(b"", &prompt)?; // nothing yet
+/// let _ = first.grow(prompt.len() - first.len())?;
+/// // ... the step that computes them is queued, then:
+/// prefixes.insert(b"", &prompt, &first)?;
+///
+/// let second = prefixes.share(b"", &prompt)?;
+/// assert_eq!((second.len(), second.row()), (8, &first.row()[..2]));
+/// assert_eq!(prefixes.hit_len(b"another adapter", &prompt), 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct PrefixCache<T = u32> {
+    block_size: usize,
+    /// At least one.
+    groups: Vec<Group>,
+    nodes: HashMap<NodeId, Node<T>>,
+    roots: HashMap<Arc<[u8]>, Children<T>>,
+    next: NodeId,
+    clock: u64,
+}
+
+impl<T: Clone + Eq + Hash> PrefixCache<T> {
+    /// An empty cache for layers of one pool.
+    ///
+    /// # Errors
+    /// [`Rule::PrefixGroups`] for layers that see later tokens: their keys depend on what comes behind.
+    pub fn new(pool: &impl AsRef<BlockPool>, causality: Causality) -> Result<Self, Refused> {
+        Self::of_groups(std::iter::once((pool.as_ref(), causality)))
+    }
+
+    /// An empty cache for the groups of a model, in their order.
+    ///
+    /// # Errors
+    /// [`Rule::PrefixGroups`] for layers that see later tokens, and for caches of several block sizes.
+    pub fn grouped<E: Element>(attention: &GroupedAttention<E>) -> Result<Self, Refused> {
+        let groups = attention.groups().iter();
+        Self::of_groups(groups.map(|group| (group.attention().cache().pool(), group.causality())))
+    }
+
+    fn of_groups<'p>(
+        groups: impl Iterator<Item = (&'p BlockPool, Causality)>,
+    ) -> Result<Self, Refused> {
+        let groups: Vec<Group> = groups
+            .map(|(pool, causality)| Group {
+                pool: pool.clone(),
+                causality,
+                order: BTreeSet::new(),
+            })
+            .collect();
+        let first = groups.first();
+        let block_size = first.map_or(0, |group| group.pool.block_size());
+        let wrong = |group: &&Group| {
+            group.pool.block_size() != block_size || group.causality == Causality::Bidirectional
+        };
+        match groups.iter().enumerate().find(|(_, group)| wrong(group)) {
+            None if block_size > 0 => Ok(Self {
+                block_size,
+                groups,
+                nodes: HashMap::new(),
+                roots: HashMap::new(),
+                next: 0,
+                clock: 0,
+            }),
+            None => Err(refused(
+                Rule::PrefixGroups,
+                "no group of layers",
+                "1 or more",
+                "make the cache of an attention with layers",
+            )),
+            Some((at, group)) => Err(refused(
+                Rule::PrefixGroups,
+                format_args!(
+                    "{:?} over blocks of {} tokens in group {at}",
+                    group.causality,
+                    group.pool.block_size()
+                ),
+                format_args!("causal or windowed layers over blocks of {block_size} tokens"),
+                "give all caches of the model one block size, and leave encoders out",
+            )),
+        }
+    }
+
+    /// Tokens of a prompt that [`share`](Self::share) would find. Changes nothing.
+    pub fn hit_len(&self, salt: &[u8], tokens: &[T]) -> usize {
+        self.longest(salt, tokens)
+            .len()
+            .saturating_mul(self.block_size)
+    }
+
+    /// A sequence with the longest prefix of a prompt that is cached: whole blocks, and never the last token, whose query
+    /// somebody wants. Its blocks are used now.
+    ///
+    /// Work that reads them must come behind what computed them: on the same stream, or behind an event of it.
+    ///
+    /// # Errors
+    /// [`Rule::PrefixGroups`] if the model has several groups of layers.
+    pub fn share(&mut self, salt: &[u8], tokens: &[T]) -> Result<Sequence, Refused> {
+        self.check_count(1)?;
+        let mut parts = self.share_parts(salt, tokens).into_iter();
+        match parts.next() {
+            Some((sequence, _)) => Ok(sequence),
+            None => Err(self.other_count(1)),
+        }
+    }
+
+    /// [`share`](Self::share) in every group: each window is whole, and blocks in front of it are given back.
+    pub fn share_grouped(&mut self, salt: &[u8], tokens: &[T]) -> GroupedSequence {
+        GroupedSequence {
+            parts: self.share_parts(salt, tokens),
+        }
+    }
+
+    /// Remembers the full blocks of `tokens`, the first that a sequence holds, whose computation was queued. How many blocks
+    /// the cache holds now that it had not.
+    ///
+    /// Where another sequence brought the same tokens before, its blocks stay.
+    ///
+    /// # Errors
+    /// [`Rule::PrefixGroups`] if the model has several groups of layers; [`Rule::BlockPool`] for a sequence of another pool,
+    /// [`Rule::SequenceLength`] for more tokens than it has, [`Rule::BlockUncopied`] for blocks that wait for a copy.
+    pub fn insert(
+        &mut self,
+        salt: &[u8],
+        tokens: &[T],
+        sequence: &Sequence,
+    ) -> Result<usize, Refused> {
+        self.insert_parts(salt, tokens, &[sequence])
+    }
+
+    /// [`insert`](Self::insert) in every group. A window's blocks are remembered as far as the sequence still holds them: a
+    /// prefix that ends there is found.
+    ///
+    /// # Errors
+    /// As for [`insert`](Self::insert); [`Rule::PrefixGroups`] for a sequence of a model with other groups.
+    pub fn insert_grouped(
+        &mut self,
+        salt: &[u8],
+        tokens: &[T],
+        sequence: &GroupedSequence,
+    ) -> Result<usize, Refused> {
+        let parts: Vec<_> = sequence.parts.iter().map(|(part, _)| part).collect();
+        self.insert_parts(salt, tokens, &parts)
+    }
+
+    /// Gives back up to so many blocks of a group (0 where there is one) that no sequence holds: those used longest ago, of one
+    /// prompt the last ones first. A block that all tokens behind it need goes after theirs, and takes those of other groups
+    /// with it. How many were given back; steps in flight may still read them.
+    pub fn evict(&mut self, group: usize, blocks: usize) -> usize {
+        let victims = self.victims(group, blocks);
+        for id in &victims {
+            match self.groups.get(group).is_some_and(Group::is_full) {
+                true => self.remove(*id),
+                false => {
+                    self.release(*id, group);
+                    self.prune(*id);
+                }
+            }
+        }
+        victims.len()
+    }
+
+    /// The blocks that [`evict`](Self::evict) would give back, in its order.
+    pub fn would_evict(&self, group: usize, blocks: usize) -> Vec<usize> {
+        let victims = self.victims(group, blocks).into_iter();
+        let held = victims.filter_map(|id| self.held(id, group));
+        held.map(|(block, _)| block.id()).collect()
+    }
+
+    /// Blocks that sequences of a group can get now: free ones, and those that [`evict`](Self::evict) would give back. Those
+    /// that wait for steps in flight are not among them, and evicted blocks may have to wait too
+    /// ([`BlockPool::waiting_blocks`]).
+    ///
+    /// Share a prompt's prefix before asking: its blocks are held from then on.
+    pub fn available_blocks(&self, group: usize) -> usize {
+        let evictable = self.victims(group, usize::MAX).len();
+        let free = self.groups.get(group).map(|of| of.pool.free_blocks());
+        free.unwrap_or(0).saturating_add(evictable)
+    }
+
+    /// Blocks of a group that the cache holds.
+    pub fn cached_blocks(&self, group: usize) -> usize {
+        self.groups.get(group).map_or(0, |of| of.order.len())
+    }
+
+    /// Forgets everything, as when the weights change. Sequences keep their blocks.
+    pub fn clear(&mut self) {
+        self.nodes.clear();
+        self.roots.clear();
+        for group in &mut self.groups {
+            group.order.clear();
+        }
+    }
+
+    /// The nodes of the longest prefix that every group has, without the last token.
+    fn longest(&self, salt: &[u8], tokens: &[T]) -> Vec<NodeId> {
+        let sought = tokens.len().saturating_sub(1);
+        let mut children = self.roots.get(salt);
+        // How many blocks each group has without a gap, up to here.
+        let mut runs = vec![0usize; self.groups.len()];
+        let (mut path, mut longest) = (Vec::new(), 0);
+        for block in tokens.chunks_exact(self.block_size) {
+            let id = children.and_then(|children| children.get(block));
+            let Some((id, node)) = id.and_then(|id| Some((*id, self.nodes.get(id)?))) else {
+                break;
+            };
+            path.push(id);
+            let blocks = path.len();
+            if blocks.saturating_mul(self.block_size) > sought {
+                break;
+            }
+            for (run, held) in runs.iter_mut().zip(&node.held) {
+                *run = held.as_ref().map_or(0, |_| run.saturating_add(1));
+            }
+            let mut groups = self.groups.iter().zip(&runs);
+            if groups.all(|(of, run)| of.first_shown(blocks) >= blocks.saturating_sub(*run)) {
+                longest = blocks;
+            }
+            children = Some(&node.children);
+        }
+        path.truncate(longest);
+        path
+    }
+
+    fn share_parts(&mut self, salt: &[u8], tokens: &[T]) -> Vec<(Sequence, Causality)> {
+        let path = self.longest(salt, tokens);
+        let now = self.tick();
+        let parts = (0..self.groups.len()).filter_map(|group| {
+            let of = self.groups.get(group)?;
+            let (pool, causality) = (of.pool.clone(), of.causality);
+            let shown = of.first_shown(path.len());
+            let mut blocks = Vec::with_capacity(path.len());
+            for (at, id) in path.iter().enumerate() {
+                blocks.push(match at < shown {
+                    true => None,
+                    false => self.touch(*id, group, now).cloned(),
+                });
+            }
+            Some((Sequence::of_blocks(&pool, blocks), causality))
+        });
+        parts.collect()
+    }
+
+    fn insert_parts(
+        &mut self,
+        salt: &[u8],
+        tokens: &[T],
+        parts: &[&Sequence],
+    ) -> Result<usize, Refused> {
+        self.check_count(parts.len())?;
+        for (group, part) in self.groups.iter().zip(parts) {
+            check_part(&group.pool, part, tokens.len())?;
+        }
+        let now = self.tick();
+        let mut parent = Parent::Root(salt.into());
+        let (mut added, mut last) = (0usize, None);
+        for (at, block) in tokens.chunks_exact(self.block_size).enumerate() {
+            let id = match self.child(&parent, block) {
+                Some(id) => id,
+                None => {
+                    // Without it nothing behind would be found.
+                    let mut groups = self.groups.iter().zip(parts);
+                    if groups.any(|(of, part)| of.is_full() && part.block(at).is_none()) {
+                        break;
+                    }
+                    self.add(parent, block, at)
+                }
+            };
+            for (group, part) in parts.iter().enumerate() {
+                let block = part.block(at);
+                let full = self.groups.get(group).is_some_and(Group::is_full);
+                if self.held(id, group).is_some() {
+                    if full || block.is_some() {
+                        self.touch(id, group, now);
+                    }
+                } else if let Some(block) = block {
+                    self.hold(id, group, block.clone(), now);
+                    added = added.saturating_add(1);
+                }
+            }
+            parent = Parent::Node(id);
+            last = Some(id);
+        }
+        if let Some(last) = last {
+            self.prune(last);
+        }
+        Ok(added)
+    }
+
+    fn check_count(&self, groups: usize) -> Result<(), Refused> {
+        match groups == self.groups.len() {
+            true => Ok(()),
+            false => Err(self.other_count(groups)),
+        }
+    }
+
+    #[cold]
+    fn other_count(&self, groups: usize) -> Refused {
+        refused(
+            Rule::PrefixGroups,
+            format_args!("a sequence in {groups} pools"),
+            format_args!("one in each of {}", self.groups.len()),
+            "use `share_grouped` and `insert_grouped` for a model with several groups of layers, and sequences of its \
+             attention",
+        )
+    }
+
+    /// The nodes whose blocks of a group may be given back, in order. Those of a group without windows are leaves when their
+    /// turn comes: a parent was never used before its children, so that it comes behind them.
+    fn victims(&self, group: usize, wanted: usize) -> Vec<NodeId> {
+        let mut victims = Vec::new();
+        let Some(of) = self.groups.get(group) else {
+            return victims;
+        };
+        let mut children_gone: HashMap<NodeId, usize> = HashMap::new();
+        for (_, _, id) in &of.order {
+            if victims.len() >= wanted {
+                break;
+            }
+            let Some(node) = self.nodes.get(id) else {
+                continue;
+            };
+            let shared = self
+                .held(*id, group)
+                .is_none_or(|(block, _)| block.is_shared());
+            let gone = children_gone.get(id).copied().unwrap_or(0);
+            if shared || (of.is_full() && node.children.len() > gone) {
+                continue;
+            }
+            victims.push(*id);
+            if let Parent::Node(parent) = node.parent {
+                let gone = children_gone.entry(parent).or_default();
+                *gone = gone.saturating_add(1);
+            }
+        }
+        victims
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock = self.clock.saturating_add(1);
+        self.clock
+    }
+
+    fn children(&mut self, parent: &Parent) -> Option<&mut Children<T>> {
+        match parent {
+            Parent::Root(salt) => self.roots.get_mut(salt),
+            Parent::Node(id) => Some(&mut self.nodes.get_mut(id)?.children),
+        }
+    }
+
+    fn child(&mut self, parent: &Parent, tokens: &[T]) -> Option<NodeId> {
+        self.children(parent)?.get(tokens).copied()
+    }
+
+    fn add(&mut self, parent: Parent, tokens: &[T], depth: usize) -> NodeId {
+        let id = self.next;
+        self.next = id.saturating_add(1);
+        let tokens: Arc<[T]> = tokens.into();
+        if let Parent::Root(salt) = &parent {
+            self.roots.entry(Arc::clone(salt)).or_default();
+        }
+        if let Some(children) = self.children(&parent) {
+            children.insert(Arc::clone(&tokens), id);
+        }
+        let node = Node {
+            parent,
+            tokens,
+            depth,
+            held: self.groups.iter().map(|_| None).collect(),
+            children: HashMap::new(),
+        };
+        self.nodes.insert(id, node);
+        id
+    }
+
+    fn held(&self, id: NodeId, group: usize) -> Option<&(Block, u64)> {
+        self.nodes.get(&id)?.held.get(group)?.as_ref()
+    }
+
+    fn hold(&mut self, id: NodeId, group: usize, block: Block, now: u64) {
+        if let (Some(node), Some(of)) = (self.nodes.get_mut(&id), self.groups.get_mut(group))
+            && let Some(held) = node.held.get_mut(group)
+        {
+            *held = Some((block, now));
+            of.order.insert((now, Reverse(node.depth), id));
+        }
+    }
+
+    /// The block of a node, which is used now.
+    fn touch(&mut self, id: NodeId, group: usize, now: u64) -> Option<&Block> {
+        let node = self.nodes.get_mut(&id)?;
+        let of = self.groups.get_mut(group)?;
+        let (block, used) = node.held.get_mut(group)?.as_mut()?;
+        of.order.remove(&(*used, Reverse(node.depth), id));
+        *used = now;
+        of.order.insert((now, Reverse(node.depth), id));
+        Some(block)
+    }
+
+    /// Gives the block of a node back.
+    fn release(&mut self, id: NodeId, group: usize) {
+        if let (Some(node), Some(of)) = (self.nodes.get_mut(&id), self.groups.get_mut(group))
+            && let Some((block, used)) = node.held.get_mut(group).and_then(Option::take)
+        {
+            of.order.remove(&(used, Reverse(node.depth), id));
+            drop(block);
+        }
+    }
+
+    /// Takes out a leaf with its blocks.
+    fn remove(&mut self, id: NodeId) {
+        for group in 0..self.groups.len() {
+            self.release(id, group);
+        }
+        let Some(node) = self.nodes.remove(&id) else {
+            return;
+        };
+        if let Some(children) = self.children(&node.parent) {
+            children.remove(&node.tokens);
+            if let (true, Parent::Root(salt)) = (children.is_empty(), &node.parent) {
+                self.roots.remove(salt);
+            }
+        }
+    }
+
+    /// Takes out a leaf without blocks, and parents that become one.
+    fn prune(&mut self, id: NodeId) {
+        let mut next = Some(id);
+        while let Some(id) = next.take()
+            && let Some(node) = self.nodes.get(&id)
+            && node.children.is_empty()
+            && node.held.iter().all(Option::is_none)
+        {
+            if let Parent::Node(parent) = node.parent {
+                next = Some(parent);
+            }
+            self.remove(id);
+        }
+    }
+}
+
+/// Refuses a sequence that cannot lend its first tokens.
+fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Refused> {
+    if !part.pool().is(pool) {
+        return Err(refused(
+            Rule::BlockPool,
+            format_args!("a sequence of {}", part.pool().group()),
+            pool.group(),
+            "insert sequences of the pools that the prefix cache was made with",
+        ));
+    }
+    if tokens > part.len() {
+        return Err(refused(
+            Rule::SequenceLength,
+            format_args!("{tokens} tokens"),
+            format_args!("at most {}, those of the sequence", part.len()),
+            "insert the tokens whose keys a step has computed",
+        ));
+    }
+    match part.uncopied() {
+        None => Ok(()),
+        Some(block) => Err(uncopied(format_args!(
+            "block {block} to be found by others"
+        ))),
+    }
+}

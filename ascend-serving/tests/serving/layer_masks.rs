@@ -1,0 +1,461 @@
+//! Layers that see different keys in one step, from one metadata: whatever the schedule, each has the attention that its own
+//! mask gives by its definition.
+
+use crate::harness;
+
+use std::num::NonZeroUsize;
+
+use crate::acts::{Act, Schedule, Turn, act, config};
+use crate::tokens::{DIM, dense, packed};
+use ascend_attention::spec::Cann;
+use ascend_attention::{Stream, bf16};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, Fused, GraphLimits, LayerOptions, MaskKind, Masked, NamedMask, PagedDecode, Rule,
+    StatePolicy,
+};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+const LAYERS: usize = 5;
+/// Blocks that somebody else holds, since each row counts the blocks that it reads.
+const BALLAST: usize = 60;
+
+/// A mask, and what it shows: request, token, key.
+struct Known {
+    kind: MaskKind,
+    sees: fn(&Model, usize, usize, usize) -> bool,
+}
+
+#[derive(Clone, Debug)]
+struct Model {
+    kv_heads: usize,
+    group: usize,
+    window: NonZeroUsize,
+    chunk: usize,
+    prefix: usize,
+    /// The mask that the step has, and those of the layers that bring one.
+    of_step: usize,
+    of_layers: [Option<usize>; LAYERS],
+}
+
+impl Model {
+    fn masks(&self) -> [Known; 5] {
+        let (window, chunk, prefix) = (self.window, self.chunk, self.prefix);
+        let named = |name: &str, sees: fn(&Model, usize, usize, usize) -> bool| {
+            let model = self.clone();
+            let mask = NamedMask::new(name, move |request, token, key| {
+                sees(&model, request, token, key)
+            });
+            let kind = mask.into();
+            Known { kind, sees }
+        };
+        assert!(chunk > 0 && prefix > 0);
+        [
+            Known {
+                kind: Causality::Causal.into(),
+                sees: |_, _, token, key| key <= token,
+            },
+            Known {
+                kind: Causality::Window(window).into(),
+                sees: |model, _, token, key| key <= token && token - key < model.window.get(),
+            },
+            Known {
+                kind: Causality::Bidirectional.into(),
+                sees: |_, _, _, _| true,
+            },
+            named("chunks by request", |model, request, token, key| {
+                let chunk = model.chunk * (1 + request % 3);
+                key <= token && token / chunk == key / chunk
+            }),
+            // A prefix that sees itself whole, as far as it is there.
+            named("prefix", |model, _, token, key| {
+                key <= token || key < model.prefix && token < model.prefix
+            }),
+        ]
+    }
+}
+
+fn model() -> impl Strategy<Value = Model> {
+    let of_layers = prop::array::uniform5(prop::option::weighted(0.8, 0usize..5));
+    let heads = (1usize..3, 1usize..4);
+    (
+        heads,
+        1usize..200,
+        1usize..90,
+        1usize..150,
+        0usize..5,
+        of_layers,
+    )
+        .prop_map(
+            |((kv_heads, group), window, chunk, prefix, of_step, of_layers)| Model {
+                kv_heads,
+                group,
+                window: NonZeroUsize::new(window).unwrap(),
+                chunk,
+                prefix,
+                of_step,
+                of_layers,
+            },
+        )
+}
+
+fn options(mask: &MaskKind) -> LayerOptions<'_> {
+    LayerOptions {
+        mask: Some(mask),
+        ..LayerOptions::default()
+    }
+}
+
+struct Engine<'a> {
+    stream: &'a Stream,
+    model: Model,
+    masks: [Known; 5],
+    settings: BatchSettings,
+    attention: Attention<bf16>,
+    schedule: Schedule,
+    ballast: Sequence,
+    checked: usize,
+}
+
+impl<'a> Engine<'a> {
+    fn new(stream: &'a Stream, model: Model) -> Self {
+        let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
+        let of = CacheShape::new(LAYERS, model.kv_heads, DIM);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::new(stream.device(), BALLAST + 8, 128, of, pad).unwrap();
+        let mut ballast = Sequence::new(cache.pool());
+        let _ = ballast.grow(BALLAST * 128).unwrap();
+        let backends = Backends::none().with(Masked).with(PagedDecode).with(Fused);
+        let mut schedule = Schedule::of(6);
+        schedule.begin = 4;
+        schedule.tokens = 300;
+        let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
+            chunked_prefill: true,
+            drafting: None,
+        });
+        Self {
+            stream,
+            masks: model.masks(),
+            model,
+            settings,
+            attention: Attention::new(shape, cache, backends),
+            schedule,
+            ballast,
+            checked: 0,
+        }
+    }
+
+    fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
+        let mut metadata = self.schedule.metadata(turns, self.settings, pad);
+        metadata.set_mask(self.masks[self.model.of_step].kind.clone());
+        let names = self.schedule.names(turns, pad);
+        let shape = self.attention.shape();
+        let mut results = Vec::new();
+        let mut step = self.attention.begin(self.stream, &metadata).unwrap();
+        for layer in 0..LAYERS {
+            let query = packed(self.stream, &names, layer, 0, shape.heads);
+            let key = packed(self.stream, &names, layer, 1, shape.kv_heads);
+            let value = packed(self.stream, &names, layer, 2, shape.kv_heads);
+            let output = match self.model.of_layers[layer] {
+                None => step.forward(layer, &query, &key, &value),
+                Some(at) => {
+                    let options = options(&self.masks[at].kind);
+                    step.forward_with(layer, &query, &key, &value, options)
+                }
+            };
+            results.push(output.unwrap().attention);
+        }
+        drop(step);
+        for (layer, result) in results.iter().enumerate() {
+            let at = self.model.of_layers[layer].unwrap_or(self.model.of_step);
+            let sees = self.masks[at].sees;
+            let result = result.download(self.stream).unwrap();
+            let width = shape.heads * DIM;
+            for (nth, row) in self.schedule.rows(turns).into_iter().enumerate() {
+                let token = row.names.len() - 1;
+                let request = &self.schedule.requests[row.request];
+                // All keys that there are, and behind them the token that asks.
+                let mut names = request.names[..request.sequence.len()].to_vec();
+                let keys = names.len();
+                names.push(names[token]);
+                // Three rows a turn.
+                let place = nth / 3;
+                let want = dense(&names, layer, shape, |key| {
+                    key < keys && sees(&self.model, place, token, key)
+                });
+                let got = &result[row.token * width..][..width];
+                for (got, want) in got.iter().zip(&want) {
+                    prop_assert!(
+                        (got.to_f64() - want).abs() <= 1e-2,
+                        "layer {layer}, mask {:?}, request {}, token {token}: {got}, expected {want}; {:?}",
+                        self.masks[at].kind,
+                        row.request,
+                        metadata.state()
+                    );
+                }
+                self.checked += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
+        let cache = self.attention.cache_mut();
+        let turns = self.schedule.begin_step(acts, self.stream, cache);
+        if !turns.is_empty() {
+            self.step(&turns, pad)?;
+        }
+        self.schedule.end_step(acts, &turns);
+        Ok(())
+    }
+
+    fn end(mut self) {
+        self.ballast.truncate(0).unwrap();
+        let pool = self.attention.cache().pool();
+        self.schedule.end(self.stream, pool, self.settings.pad());
+    }
+}
+
+proptest! {
+    #![proptest_config(config(48))]
+
+    #[test]
+    fn any_schedule_under_any_masks_is_its_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(120, 5), 1..5), 0usize..20), 1..6)) {
+        let stream = harness::stream();
+        let mut engine = Engine::new(&stream, model);
+        for (acts, pad) in &steps {
+            engine.act(acts, *pad)?;
+        }
+        engine.end();
+    }
+}
+
+#[test]
+fn the_masks_are_checked_in_every_kind_of_step_and_release() {
+    for cann in Cann::ALL {
+        let Some(stream) = harness::stream_of(cann) else {
+            continue;
+        };
+        every_kind_of_step(&stream);
+    }
+}
+
+fn every_kind_of_step(stream: &Stream) {
+    let model = Model {
+        kv_heads: 1,
+        group: 2,
+        window: NonZeroUsize::new(20).unwrap(),
+        chunk: 11,
+        prefix: 60,
+        of_step: 4,
+        of_layers: [Some(0), Some(1), Some(2), Some(3), None],
+    };
+    let mut engine = Engine::new(stream, model);
+    for acts in [
+        vec![Act::Chunk(0, 70), Act::Chunk(3, 30)],
+        vec![Act::Chunk(0, 1), Act::Chunk(1, 1)],
+        vec![Act::Chunk(0, 9), Act::Verify(1, 3, 2)],
+    ] {
+        engine.act(&acts, 3).unwrap();
+    }
+    assert_eq!(engine.checked, 3 * 2 * 3 * LAYERS);
+    engine.end();
+}
+
+/// An attention of layers with a single head, and a sequence of so many tokens.
+fn small(stream: &Stream, tokens: usize, backends: Backends<bf16>) -> (Attention<bf16>, Sequence) {
+    let of = CacheShape::new(LAYERS, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(stream.device(), 8, 128, of, pad).unwrap();
+    let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(stream, &mut sequence, tokens).unwrap();
+    (attention, sequence)
+}
+
+fn one_layer(
+    stream: &Stream,
+    attention: &mut Attention<bf16>,
+    metadata: &AttentionMetadata,
+    mask: &MaskKind,
+) -> Result<&'static str, Error> {
+    let names: Vec<u64> = (0..metadata.tokens() as u64).collect();
+    let rows = packed(stream, &names, 0, 0, 1);
+    let mut step = attention.begin(stream, metadata)?;
+    step.forward_with(0, &rows, &rows, &rows, options(mask))?;
+    let selected = step.selected_for(mask).unwrap();
+    assert_eq!(selected.name, step.selected().unwrap().name);
+    Ok(selected.name)
+}
+
+#[test]
+fn masks_that_cannot_be_served_are_refused_by_name() {
+    let stream = harness::stream();
+    let named = |name: &str, sees: fn(usize, usize, usize) -> bool| -> MaskKind {
+        NamedMask::new(name, sees).into()
+    };
+    let itself = named("itself", |_, token, key| token == key);
+    let both = || Backends::none().with(Masked).with(Fused);
+    let settings = |attention: &Attention<bf16>, of| BatchSettings::of(attention.cache(), of);
+    let refused = |backends, mask: &MaskKind| {
+        let (mut attention, sequence) = small(&stream, 9, backends);
+        let settings = settings(&attention, Causality::Causal);
+        let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 4)], settings).unwrap();
+        one_layer(&stream, &mut attention, &metadata, mask)
+    };
+    assert_eq!(refused(both(), &itself), Ok("masked"));
+    assert_eq!(refused(both(), &Causality::Causal.into()), Ok("fused"));
+    let error = refused(Backends::none().with(Fused), &itself).unwrap_err();
+    assert!(error.breaks(Rule::BackendMask), "{error}");
+    assert!(
+        error.to_string().contains("`.with(Masked)` adds"),
+        "{error}"
+    );
+    let alone = refused(Backends::none().with(Masked), &Causality::Causal.into());
+    assert!(alone.unwrap_err().breaks(Rule::BackendMask));
+    let blind = named("blind", |_, token, key| token != 7 && key <= token);
+    let error = refused(both(), &blind).unwrap_err();
+    assert!(error.breaks(Rule::MaskRows), "{error}");
+    assert!(
+        error.to_string().contains("token 7 of request 0"),
+        "{error}"
+    );
+
+    // What was given back is shown by no mask.
+    let window = |keys| Causality::Window(NonZeroUsize::new(keys).unwrap());
+    let (mut attention, mut sequence) = small(&stream, 400, both());
+    sequence.drop_before(300).unwrap();
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let settings = settings(&attention, window(100));
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    for mask in [itself.clone(), Causality::Causal.into(), window(101).into()] {
+        let error = one_layer(&stream, &mut attention, &metadata, &mask).unwrap_err();
+        assert!(error.breaks(Rule::BlockWindow), "{error}");
+    }
+    for keys in [1, 99, 100] {
+        let mask = window(keys).into();
+        let served = one_layer(&stream, &mut attention, &metadata, &mask);
+        assert_eq!(served, Ok("fused"));
+    }
+}
+
+#[test]
+fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
+    let stream = harness::stream();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = asked.clone();
+    let mask = NamedMask::new("counted", move |_, token, key| {
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        key <= token
+    });
+    let count = || asked.load(std::sync::atomic::Ordering::Relaxed);
+    let backends = Backends::none().with(Masked);
+    let (mut attention, sequence) = small(&stream, 200, backends);
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut seen = Vec::new();
+    for new in [5, 5, 6, 5] {
+        let request = BatchRequest::of(&sequence, new);
+        let metadata = AttentionMetadata::new(&[request], settings).unwrap();
+        let mask = mask.clone().into();
+        one_layer(&stream, &mut attention, &metadata, &mask).unwrap();
+        seen.push(count());
+    }
+    assert_eq!(seen, [5 * 200, 5 * 200, 11 * 200, 11 * 200]);
+    assert_eq!(mask.kept_bytes(), 11 * 256);
+}
+
+#[test]
+fn masks_of_one_name_and_two_rules_are_two_masks() {
+    let stream = harness::stream();
+    let masks: [fn(usize, usize, usize) -> bool; 2] = [
+        |_, token, key| key <= token,
+        |_, token, key| key / 4 == token / 4,
+    ];
+    let masks = masks.map(|sees| (MaskKind::from(NamedMask::new("one name", sees)), sees));
+    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(Masked));
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 9)], settings).unwrap();
+    let names: Vec<u64> = (1..10).collect();
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    for (layer, (mask, sees)) in masks.iter().enumerate() {
+        let rows = |what| packed::<bf16>(&stream, &names, layer, what, 1);
+        let (query, key, value) = (rows(0), rows(1), rows(2));
+        let output = step
+            .forward_with(layer, &query, &key, &value, options(mask))
+            .unwrap();
+        let got = output.attention.download(&stream).unwrap();
+        for token in 0..names.len() {
+            // The row is that of the last name.
+            let keys = [&names[..], &[names[token]]].concat();
+            let shape = AttentionShape::new(1, 1, DIM);
+            let want = dense(&keys, layer, shape, |key| {
+                key < names.len() && sees(0, token, key)
+            });
+            for (got, want) in got[token * DIM..][..DIM].iter().zip(&want) {
+                assert!(
+                    (got.to_f64() - want).abs() <= 1e-2,
+                    "layer {layer}, token {token}: {got}, {want}"
+                );
+            }
+        }
+    }
+}
+
+/// Full and windowed layers over one cache, replayed from graphs with one metadata.
+#[test]
+fn graphs_replay_full_and_windowed_layers_of_one_cache() {
+    let stream = harness::stream();
+    let window = NonZeroUsize::new(30).unwrap();
+    let of = |layer: usize| match layer % 2 {
+        0 => Causality::Causal,
+        _ => Causality::Window(window),
+    };
+    let (mut attention, mut sequence) = small(&stream, 90, Backends::none().with(Fused));
+    let limits = GraphLimits::new([2], 500);
+    let mut graphs = attention.capture_layers(&stream, of, &limits).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut names: Vec<u64> = (1..91).collect();
+    let request = [BatchRequest::of(&sequence, 90)];
+    let metadata = AttentionMetadata::new(&request, settings).unwrap();
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    for layer in 0..LAYERS {
+        let rows = |what| packed(&stream, &names, layer, what, 1);
+        let mask = of(layer).into();
+        step.forward_with(layer, &rows(0), &rows(1), &rows(2), options(&mask))
+            .unwrap();
+    }
+    drop(step);
+    for name in 91..95 {
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        names.push(name);
+        let request = [BatchRequest::of(&sequence, 1)];
+        let mut metadata = AttentionMetadata::new(&request, settings).unwrap();
+        let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+        for layer in 0..LAYERS {
+            let rows = |what| packed::<bf16>(&stream, &[name], layer, what, 1);
+            let output = step.forward(layer, &rows(0), &rows(1), &rows(2)).unwrap();
+            let output = output.attention.download(&stream).unwrap();
+            let from = of(layer)
+                .window()
+                .map_or(0, |keys| names.len() - keys.get());
+            let want = dense(&names, layer, AttentionShape::new(1, 1, DIM), |key| {
+                key >= from
+            });
+            for (got, want) in output.iter().zip(&want) {
+                assert!(
+                    (got.to_f64() - want).abs() <= 1e-2,
+                    "layer {layer}: {got}, {want}"
+                );
+            }
+        }
+        drop(step);
+        // Rules of the caller are not captured.
+        metadata = AttentionMetadata::new(&request, settings).unwrap();
+        metadata.set_mask(NamedMask::new("itself", |_, token, key| token == key));
+        assert!(!graphs.serves(&metadata));
+        let error = graphs.begin(&stream, &mut metadata).unwrap_err();
+        assert!(error.breaks(Rule::BackendMask), "{error}");
+    }
+}

@@ -1,0 +1,122 @@
+//! What the scores of single sequences are made of, where an operator has it for each sequence.
+
+use super::{AttentionProblem, MaskRows};
+use crate::MaskGeometry;
+use std::ops::Range;
+
+/// What the scores of one sequence are made of: visible keys, and where the tensors with an element for each score, or for
+/// each row, have those of the sequence. Rows and keys count from the first of the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceTerms {
+    /// Visible keys of each row, before a mask tensor.
+    pub geometry: MaskGeometry,
+    /// Elements of the mask tensor.
+    pub mask: Option<MaskRows>,
+    /// Elements of the bias tensor.
+    pub bias: Option<BiasRows>,
+    /// Distance of the first key's position from the first query's, for slopes.
+    pub key_offset: i64,
+    /// Bits of the drop mask.
+    pub dropped: Option<DropRows>,
+    /// Elements of the softmax outputs.
+    pub softmax: SoftmaxRows,
+}
+
+/// Where a bias tensor has the elements of one sequence. Those of neighbouring keys lie side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BiasRows {
+    /// Element for head 0, row 0 and key 0.
+    pub first: i64,
+    /// Elements from one head to the next.
+    pub head: i64,
+    /// Elements from one row to the next.
+    pub row: i64,
+    /// Whether the tensor has elements for keys up to the row's own number alone: `row` is then -1.
+    pub up_to_row: bool,
+}
+
+impl BiasRows {
+    /// Offset of the element for row `i` and key `j`, in elements; `None` if the tensor has none.
+    pub fn element(&self, head: usize, i: usize, j: usize) -> Option<i64> {
+        let step = |count: usize, stride: i64| (count as i64).saturating_mul(stride);
+        let steps = [step(head, self.head), step(i, self.row), j as i64];
+        let element = steps.into_iter().fold(self.first, i64::saturating_add);
+        (!self.up_to_row || j <= i).then_some(element)
+    }
+}
+
+/// Where a drop mask has the bits of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropRows {
+    /// Bit for head 0, row 0 and key 0.
+    pub first: u64,
+    /// Bits from one head to the next.
+    pub head: u64,
+    /// Bits from one row to the next.
+    pub row: u64,
+}
+
+impl DropRows {
+    /// The bit for row `i` and key `j`: bit `k % 8`, the least significant first, of byte `k / 8`.
+    pub fn bit(&self, head: usize, i: usize, j: usize) -> u64 {
+        let step = |count: usize, stride: u64| (count as u64).saturating_mul(stride);
+        let steps = [step(head, self.head), step(i, self.row), j as u64];
+        steps.into_iter().fold(self.first, u64::saturating_add)
+    }
+}
+
+/// Where the softmax outputs have the numbers of one sequence: [`SoftmaxRows::COPIES`] equal ones for each row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SoftmaxRows {
+    /// First element of head 0 and row 0.
+    pub first: i64,
+    /// Elements from one head to the next.
+    pub head: i64,
+    /// Elements from one row to the next.
+    pub row: i64,
+}
+
+impl SoftmaxRows {
+    /// Equal numbers of a row.
+    pub const COPIES: usize = 8;
+}
+
+/// Dropout: weights whose bit is 0 do not count, and the others are divided by the share of those that are kept. Maximum and
+/// sum are those of all weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Number of bytes of the drop mask that are read, from its base address on.
+    pub bytes: u64,
+    /// Share of the weights that are kept; above 0.
+    pub keep_prob: f64,
+}
+
+/// The softmax outputs: maximum and sum of each row, in tensors of `FLOAT` that lie alike.
+///
+/// A row without visible keys has the lowest and the highest finite number if such rows are zeros, and otherwise the lowest
+/// and the number of keys. With a sink it has the sink and 1. Rows of a sequence without keys have 0 and 0, and are zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SoftmaxOutputs {
+    /// Number of elements that are written, from the first one on.
+    pub elements: u64,
+    /// The first one, from the base address of the maxima.
+    pub max_offset: i64,
+    /// The first one, from the base address of the sums.
+    pub sum_offset: i64,
+}
+
+impl SoftmaxOutputs {
+    /// The bytes that are written of the tensor whose first element is `offset`; `None` if no memory could hold them.
+    pub(super) fn bytes(&self, offset: i64) -> Option<Range<u64>> {
+        const SIZE: u64 = size_of::<f32>() as u64;
+        let start = u64::try_from(offset).ok()?.checked_mul(SIZE)?;
+        Some(start..start.checked_add(self.elements.checked_mul(SIZE)?)?)
+    }
+}
+
+impl AttentionProblem<'_> {
+    /// The terms of sequence `b`, if the problem has them for each sequence.
+    pub fn terms_of(&self, b: usize) -> Option<&SequenceTerms> {
+        self.terms.get(b)
+    }
+}

@@ -1,0 +1,99 @@
+//! What an operator's own folder says of it, in one form for all operators.
+
+use crate::operator::{
+    ArgumentList, ArgumentValues, DeclaredParameter, DeclaredVersion, ParameterInfo,
+};
+use crate::{Cann, Dims, Refusal, Rule, Target, TensorDesc, Violation};
+
+/// An operator: its versions, its parameters and its rules.
+pub(crate) trait DescribedOperator {
+    /// Its versions.
+    type Version: DeclaredVersion;
+    /// Its parameters.
+    type Parameter: DeclaredParameter;
+
+    /// Its rules and lints.
+    fn rules() -> impl Iterator<Item = &'static Rule> + 'static;
+
+    /// Whether the libraries of a release export a function of this operator; `None` for functions of others.
+    fn exported(function: &str, cann: Cann) -> Option<bool> {
+        exported_version::<Self::Version>(function, cann)
+    }
+}
+
+/// Whether the libraries of a release export a function of a version; `None` for functions of none.
+pub(crate) fn exported_version<V: DeclaredVersion>(function: &str, cann: Cann) -> Option<bool> {
+    let mut versions = V::ALL.iter().map(|version| version.info());
+    let version = versions.find(|version| version.has_function(function));
+    version.map(|version| version.is_exported(cann))
+}
+
+/// An operator whose calls case files hold: what they have to be, and what follows from them.
+pub(crate) trait CallContract: DescribedOperator {
+    /// Every argument of a call.
+    type Arguments: ArgumentValues<Parameter = Self::Parameter, Tensor = TensorDesc>;
+
+    /// The version of a number, counted from 1.
+    fn version(number: u8) -> Option<Self::Version> {
+        let mut versions = Self::Version::ALL.iter().copied();
+        versions.find(|version| version.info().number() == number)
+    }
+
+    /// Checks a call against the rules of a version, and reports every lint that it breaks.
+    fn check(
+        of: &Self::Arguments,
+        version: Self::Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Refusal>;
+
+    /// Gives a call the outputs that it lacks; those that the inputs do not imply have the shape that `expected` has for them.
+    fn imply_outputs(of: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>);
+
+    /// The first argument that is given and that a version does not have.
+    fn unread(of: &Self::Arguments, version: Self::Version) -> Option<&'static ParameterInfo> {
+        let plain = Self::Arguments::default();
+        let mut newer = (Self::Parameter::ALL.iter().copied())
+            .filter(|parameter| parameter.info().since > version.info().number());
+        let given = newer.find(|&parameter| {
+            !of.tensors(parameter).is_empty() || of.value(parameter) != plain.value(parameter)
+        });
+        given.map(DeclaredParameter::info)
+    }
+
+    /// Whether a version has every argument that is given, and computes with it.
+    fn computes(of: &Self::Arguments, version: Self::Version) -> bool {
+        Self::unread(of, version).is_none()
+    }
+
+    /// The oldest version that computes with every argument given and that the product has in the release; the newest where
+    /// none is so.
+    fn oldest_on(of: &Self::Arguments, target: Target) -> Option<Self::Version> {
+        let mut able = Self::Version::ALL.iter().copied();
+        able.find(|&version| version.info().runs_on(target) && Self::computes(of, version))
+            .or_else(|| Self::Version::ALL.last().copied())
+    }
+
+    /// Checks the contents of tensors that the operator takes for indices; `integers` gives those of a tensor of integers. An
+    /// operator that takes none for indices says nothing here.
+    fn check_contents(
+        _: &Self::Arguments,
+        _: Self::Version,
+        _: Target,
+        _integers: &dyn Fn(&str) -> Vec<i64>,
+    ) -> Result<(), Violation> {
+        Ok(())
+    }
+}
+
+/// Reports every lint that a call breaks, of a function that finds the first that is not allowed.
+pub(crate) fn each_lint(
+    mut first: impl FnMut(&[&str]) -> Result<(), Violation>,
+    report: &mut dyn FnMut(Violation),
+) {
+    let mut allowed = Vec::new();
+    while let Err(lint) = first(&allowed) {
+        allowed.push(lint.rule.id);
+        report(lint);
+    }
+}

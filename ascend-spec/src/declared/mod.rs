@@ -1,0 +1,378 @@
+//! Every declared operator in one list, and calls of whichever of them.
+//!
+//! What works on calls of any operator, case files for one, asks this list and knows none of them by name.
+
+use crate::contract::CallContract;
+use crate::operator::{OwnedValue, ParameterInfo, Value, WrongKind};
+use crate::ops::for_each_operator;
+use crate::{Dims, OperatorVersion, Refusal, Target, TensorDesc, Unsupported, Violation};
+
+/// Makes [`DeclaredOperator`] and [`AnyArguments`] of the list of operators.
+macro_rules! declared_operators {
+    (
+        cases { $($variant:ident: $($module:ident)::+, $name:literal, $page:expr;)* }
+        others $others:tt
+    ) => {
+        /// An operator whose arguments are declared.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum DeclaredOperator {
+            $(#[doc = concat!("`", $name, "`")] $variant,)*
+        }
+
+        impl DeclaredOperator {
+            /// Every operator.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Its name in case files.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+
+            /// The page of the book that has its arguments and rules, without a suffix; `None` for the operator that most of
+            /// the book is about.
+            pub const fn page(self) -> Option<&'static str> {
+                match self {
+                    $(Self::$variant => $page,)*
+                }
+            }
+
+            /// The version of this number, counted from 1.
+            pub fn version(self, number: u8) -> Option<OperatorVersion> {
+                match self {
+                    $(Self::$variant => crate::$($module)::+::$variant::version(number).map(|version| version.info()),)*
+                }
+            }
+
+            /// Its parameter of this number, counted from 0 in the operator's order.
+            pub fn parameter(self, number: usize) -> Option<&'static ParameterInfo> {
+                match self {
+                    $(Self::$variant => {
+                        let parameter = crate::$($module)::+::Parameter::ALL.get(number);
+                        parameter.map(|parameter| parameter.info())
+                    })*
+                }
+            }
+        }
+
+        /// Every argument of a call of a declared operator; `T` stands for a tensor.
+        #[derive(Clone, Debug, PartialEq)]
+        #[non_exhaustive]
+        pub enum AnyArguments<T> {
+            $(#[doc = concat!("Of `", $name, "`.")] $variant(crate::$($module)::+::Arguments<T>),)*
+        }
+
+        impl<T> AnyArguments<T> {
+            /// A call without tensors, with the operator's defaults.
+            pub fn new(operator: DeclaredOperator) -> Self {
+                match operator {
+                    $(DeclaredOperator::$variant => Self::$variant(Default::default()),)*
+                }
+            }
+
+            /// The operator.
+            pub fn operator(&self) -> DeclaredOperator {
+                match self {
+                    $(Self::$variant(_) => DeclaredOperator::$variant,)*
+                }
+            }
+
+            /// The tensors that are given to the parameter of this name: none or one, or those of a list.
+            pub fn tensors(&self, name: &str) -> &[T] {
+                match self {
+                    $(Self::$variant(of) => {
+                        let parameter = crate::$($module)::+::Parameter::from_name(name);
+                        parameter.map_or(&[], |parameter| of.tensors(parameter))
+                    })*
+                }
+            }
+
+            /// Gives a tensor to the parameter of this name, as the operator's own arguments do. A name that is no tensor's
+            /// changes nothing.
+            pub fn set_tensor(&mut self, name: &str, tensor: T) {
+                match self {
+                    $(Self::$variant(of) => {
+                        if let Some(parameter) = crate::$($module)::+::Parameter::from_name(name) {
+                            of.set_tensor(parameter, tensor);
+                        }
+                    })*
+                }
+            }
+
+            /// What is given to the parameter of this name, if that is no tensor.
+            pub fn value(&self, name: &str) -> Option<Value<'_>> {
+                match self {
+                    $(Self::$variant(of) => of.value(crate::$($module)::+::Parameter::from_name(name)?),)*
+                }
+            }
+
+            /// Gives a value to a parameter that is no tensor. A name that is no parameter's changes nothing.
+            ///
+            /// # Errors
+            /// The parameter's kind, if the value is of another one.
+            pub fn set_value(&mut self, name: &str, value: OwnedValue) -> Result<(), WrongKind> {
+                match self {
+                    $(Self::$variant(of) => {
+                        match crate::$($module)::+::Parameter::from_name(name) {
+                            Some(parameter) => of.set_value(parameter, value),
+                            None => Ok(()),
+                        }
+                    })*
+                }
+            }
+
+            /// The same call with other tensors, if all of them can be made.
+            ///
+            /// # Errors
+            /// The first error of `tensor`, after which no more tensors are made.
+            pub fn try_map<U, E>(
+                &self,
+                mut tensor: impl FnMut(AnyArgument, &T) -> Result<U, E>,
+            ) -> Result<AnyArguments<U>, E> {
+                Ok(match self {
+                    $(Self::$variant(of) => AnyArguments::$variant(of.try_map(|argument, of| {
+                        let at = AnyArgument {
+                            parameter: argument.parameter.info(),
+                            index: argument.index,
+                        };
+                        tensor(at, of)
+                    })?),)*
+                })
+            }
+        }
+
+        impl AnyArguments<TensorDesc> {
+            /// Checks the call against the contract of a version, counted from 1, and reports every lint that it breaks.
+            ///
+            /// # Errors
+            /// [`Refusal::Violation`] with the first broken rule; [`Refusal::Unsupported`] for what this crate does not
+            /// compute, and for a version that the operator does not have.
+            pub fn check(
+                &self,
+                version: u8,
+                target: Target,
+                report: &mut dyn FnMut(Violation),
+            ) -> Result<(), Refusal> {
+                match self {
+                    $(Self::$variant(of) => match crate::$($module)::+::$variant::version(version) {
+                        Some(version) => crate::$($module)::+::$variant::check(of, version, target, report),
+                        None => Err(Unsupported::new("an operator's version of this number").into()),
+                    })*
+                }
+            }
+
+            /// Gives a call the outputs that it lacks, as far as its inputs say what they are. What they do not say, the rows
+            /// of a gathered cache, is the shape that `expected` has for the output.
+            pub fn imply_outputs(&mut self, expected: &dyn Fn(&str) -> Option<Dims>) {
+                match self {
+                    $(Self::$variant(of) => crate::$($module)::+::$variant::imply_outputs(of, expected),)*
+                }
+            }
+
+            /// The first argument that is given and that a version, counted from 1, does not have.
+            pub fn unread(&self, version: u8) -> Option<&'static ParameterInfo> {
+                match self {
+                    $(Self::$variant(of) => {
+                        let version = crate::$($module)::+::$variant::version(version)?;
+                        crate::$($module)::+::$variant::unread(of, version)
+                    })*
+                }
+            }
+
+            /// The version, counted from 1, that the call goes to: the oldest that computes with every argument given and that
+            /// the product has in the release. Where it has none, one that the check refuses.
+            pub fn oldest_on(&self, target: Target) -> u8 {
+                match self {
+                    $(Self::$variant(of) => {
+                        let version = crate::$($module)::+::$variant::oldest_on(of, target);
+                        version.map_or(1, |version| version.number())
+                    })*
+                }
+            }
+
+            /// Checks what the call's tensors hold, as far as the operator takes it for indices: a call that is launched in
+            /// spite of an error leaves its tensors. `integers` gives the contents of a tensor of integers.
+            ///
+            /// # Errors
+            /// The broken rule or lint. Nothing is said of calls that the contract refuses.
+            pub fn check_contents(
+                &self,
+                version: u8,
+                target: Target,
+                integers: &dyn Fn(&str) -> Vec<i64>,
+            ) -> Result<(), Violation> {
+                match self {
+                    $(Self::$variant(of) => match crate::$($module)::+::$variant::version(version) {
+                        Some(version) => crate::$($module)::+::$variant::check_contents(of, version, target, integers),
+                        None => Ok(()),
+                    })*
+                }
+            }
+        }
+    };
+}
+
+for_each_operator! { declared_operators }
+
+impl DeclaredOperator {
+    /// The operator of this name in case files.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|operator| operator.name() == name)
+    }
+
+    /// Its parameters, in its own order.
+    pub fn parameters(self) -> impl Iterator<Item = &'static ParameterInfo> {
+        (0..).map_while(move |number| self.parameter(number))
+    }
+
+    /// Its parameter of this name in snake case.
+    pub fn parameter_named(self, name: &str) -> Option<&'static ParameterInfo> {
+        self.parameters().find(|parameter| parameter.name == name)
+    }
+
+    /// Its versions, oldest first.
+    pub fn versions(self) -> impl Iterator<Item = OperatorVersion> {
+        (1..).map_while(move |number| self.version(number))
+    }
+}
+
+/// One tensor of a call of a declared operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnyArgument {
+    /// The parameter.
+    pub parameter: &'static ParameterInfo,
+    /// The number in the list; 0 for what is no list.
+    pub index: usize,
+}
+
+impl<T> AnyArguments<T> {
+    /// The same attributes and arrays without tensors.
+    pub fn attributes<U>(&self) -> AnyArguments<U> {
+        let mut attributes = AnyArguments::new(self.operator());
+        for parameter in self.operator().parameters() {
+            if let Some(value) = self.value(parameter.name) {
+                // The value is of the parameter's kind.
+                let _ = attributes.set_value(parameter.name, value.into());
+            }
+        }
+        attributes
+    }
+
+    /// Every tensor with its place in the call, in the operator's order.
+    pub fn each_tensor(&self) -> impl Iterator<Item = (AnyArgument, &T)> {
+        self.operator().parameters().flat_map(|parameter| {
+            let tensors = self.tensors(parameter.name).iter().enumerate();
+            tensors.map(move |(index, tensor)| (AnyArgument { parameter, index }, tensor))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cann, DType, Soc, fia};
+
+    #[test]
+    fn operators_are_found_by_name_and_list_their_versions() {
+        for &operator in DeclaredOperator::ALL {
+            assert_eq!(DeclaredOperator::from_name(operator.name()), Some(operator));
+            assert_eq!(AnyArguments::<()>::new(operator).operator(), operator);
+            assert!(operator.versions().count() >= 1);
+            assert!(
+                operator
+                    .parameters()
+                    .any(|parameter| parameter.kind.is_output())
+            );
+            assert_eq!(operator.version(0), None);
+        }
+        let symbols: Vec<_> = DeclaredOperator::FlashAttentionVarlenScore
+            .versions()
+            .map(OperatorVersion::symbol)
+            .collect();
+        assert_eq!(symbols.len(), 5);
+        assert_eq!(symbols[4], "aclnnFlashAttentionVarLenScoreV5");
+        assert_eq!(DeclaredOperator::from_name("attention"), None);
+    }
+
+    #[test]
+    fn a_call_without_tensors_is_refused_by_every_operator() {
+        let target = Target::new(Soc::AtlasA2, Cann::V9_1);
+        for &operator in DeclaredOperator::ALL {
+            let arguments = AnyArguments::<TensorDesc>::new(operator);
+            for number in 1..=operator.versions().count() as u8 {
+                let refused = arguments.check(number, target, &mut |_| {});
+                assert!(
+                    matches!(refused, Err(Refusal::Violation(_))),
+                    "{operator:?}"
+                );
+                assert_eq!(arguments.unread(number), None);
+                arguments
+                    .check_contents(number, target, &|_| vec![])
+                    .unwrap();
+            }
+            let refused = arguments.check(9, target, &mut |_| {});
+            assert!(matches!(refused, Err(Refusal::Unsupported(_))));
+        }
+    }
+
+    #[test]
+    fn tensors_and_values_are_given_by_name() {
+        for &operator in DeclaredOperator::ALL {
+            let mut arguments = AnyArguments::new(operator);
+            for parameter in operator.parameters() {
+                match parameter.kind.is_tensor() {
+                    true => arguments.set_tensor(parameter.name, parameter.name),
+                    false => assert!(arguments.value(parameter.name).is_some()),
+                }
+            }
+            let tensors = operator
+                .parameters()
+                .filter(|parameter| parameter.kind.is_tensor());
+            let given: Vec<_> = arguments.each_tensor().map(|(_, name)| *name).collect();
+            assert!(tensors.map(|parameter| parameter.name).eq(given));
+            let longer = arguments.try_map(|at, name| match at.parameter.name == *name {
+                true => Ok(name.len()),
+                false => Err(()),
+            });
+            assert_eq!(
+                longer.unwrap().each_tensor().count(),
+                arguments.each_tensor().count()
+            );
+        }
+    }
+
+    #[test]
+    fn block_tables_of_fused_attention_are_checked() {
+        let desc = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape);
+        let cache = desc(DType::Float16, &[4, 16, 64]).unwrap();
+        let rows = desc(DType::Float16, &[2, 1, 64]);
+        let paged = AnyArguments::FusedInferAttentionScore(fia::Arguments {
+            query: rows,
+            key: vec![cache],
+            value: vec![cache],
+            attention_out: rows,
+            block_table: desc(DType::Int32, &[2, 3]),
+            block_size: 16,
+            actual_seq_lengths_kv: Some(vec![33, 5]),
+            num_heads: 1,
+            input_layout: "BSH".into(),
+            ..Default::default()
+        });
+        let target = Target::new(Soc::AtlasA2, Cann::V8_1);
+        assert_eq!(paged.check(1, target, &mut |_| {}), Ok(()));
+        let broken = |table: &[i64]| {
+            let contents = |name: &str| match name {
+                "block_table" => table.to_vec(),
+                _ => vec![],
+            };
+            let broken = paged.check_contents(1, target, &contents);
+            broken.err().map(|violation| violation.rule.id)
+        };
+        assert_eq!(broken(&[3, 0, 1, 2, -1, -1]), None);
+        assert_eq!(broken(&[3, 0, 4, 2, 0, 0]), Some("block_table.range"));
+        assert_eq!(broken(&[3, 0, 1]), Some("block_table.row_short"));
+    }
+}

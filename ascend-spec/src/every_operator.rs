@@ -1,0 +1,143 @@
+//! What is asked of all operators together.
+
+use crate::contract::DescribedOperator;
+use crate::ops::for_each_operator;
+use crate::{Cann, Rule};
+
+/// What an operator's folder says of it, as data.
+struct Description {
+    rules: fn() -> Box<dyn Iterator<Item = &'static Rule>>,
+    exported: fn(&str, Cann) -> Option<bool>,
+}
+
+impl Description {
+    const fn of<O: DescribedOperator>() -> Self {
+        Description {
+            rules: || Box::new(O::rules()),
+            exported: O::exported,
+        }
+    }
+}
+
+macro_rules! described {
+    ($($list:ident { $($operator:ident: $($module:ident)::+ $(, $case:expr)*;)* })*) => {
+        /// Every operator, in the order of the list.
+        const EVERY: &[Description] = &[$($(Description::of::<crate::$($module)::+::$operator>(),)*)*];
+    };
+}
+
+for_each_operator! { described }
+
+/// Every rule and lint of every operator.
+pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
+    EVERY.iter().flat_map(|operator| (operator.rules)())
+}
+
+/// Whether the libraries of a release export a function: true of those that are no operator's. Of operators that came after
+/// 8.1, in which release is not known, this says so of all releases.
+pub fn is_exported(function: &str, cann: Cann) -> bool {
+    let mut known = (EVERY.iter()).filter_map(|operator| (operator.exported)(function, cann));
+    known.next().unwrap_or(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operator::{DeclaredParameter, DeclaredVersion};
+
+    #[test]
+    fn ids_are_unique_over_all_operators() {
+        let mut ids: Vec<_> = every_rule().map(|rule| rule.id).collect();
+        let count = ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), count);
+    }
+
+    #[test]
+    fn functions_of_training_attention_are_exported_by_release() {
+        let since = |function: &str| {
+            let releases = Cann::ALL.into_iter();
+            let releases = releases.filter(|cann| is_exported(function, *cann));
+            releases.collect::<Vec<_>>()
+        };
+        let all = Cann::ALL.as_slice();
+        let name = |kind: &str| format!("aclnnFlashAttention{kind}GetWorkspaceSize");
+        assert_eq!(since(&name("Score")), all);
+        assert_eq!(since(&name("VarLenScoreV4")), all);
+        assert_eq!(since(&name("ScoreV3")), all[1..]);
+        assert_eq!(since(&name("VarLenScoreV5")), all[1..]);
+        assert_eq!(since(&name("ScoreV4")), all[2..]);
+        assert_eq!(since("aclnnFlashAttentionScoreV4"), all[2..]);
+        let measures = "aclnnFlashAttentionVarLenScoreV5GetMaxWorkspaceSize";
+        assert_eq!(since(measures), all[3..]);
+        assert_eq!(since("aclnnQuantFlashAttentionScore"), [Cann::V9_0]);
+    }
+
+    fn rules_name_their_operator<O: DescribedOperator>() {
+        for rule in O::rules() {
+            let mut versions = O::Version::ALL.iter();
+            assert!(
+                versions.any(|version| version.info() == rule.since),
+                "{}",
+                rule.id
+            );
+        }
+    }
+
+    fn names_and_numbers_are_unique<O: DescribedOperator>() {
+        let (mut names, mut inputs, mut outputs) = (vec![], vec![], vec![]);
+        for &parameter in O::Parameter::ALL {
+            let info = parameter.info();
+            assert_eq!(O::Parameter::from_name(info.name), Some(parameter));
+            let letters = info.name.replace('_', "");
+            let acl = info.acl_name.to_ascii_lowercase();
+            let acl = acl.strip_suffix("ref").unwrap_or(&acl);
+            // Named as in the other operators of the family.
+            let renamed = ["scaleValue", "headNum", "actualSeqQLen", "actualSeqKvLen"];
+            assert!(acl == letters || renamed.contains(&info.acl_name), "{acl}");
+            names.push(info.name);
+            inputs.extend(info.input);
+            outputs.extend(info.output);
+            assert_eq!(
+                info.input.and_then(O::Parameter::of_input),
+                info.input.map(|_| parameter)
+            );
+            assert_eq!(
+                info.output.and_then(O::Parameter::of_output),
+                info.output.map(|_| parameter)
+            );
+        }
+        assert!(inputs.into_iter().eq(0..O::Parameter::inputs_of(u8::MAX)));
+        assert!(outputs.into_iter().eq(0..O::Parameter::outputs_of(u8::MAX)));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), O::Parameter::ALL.len());
+    }
+
+    macro_rules! checks {
+        ($($list:ident { $($operator:ident: $($module:ident)::+ $(, $case:expr)*;)* })*) => {
+            /// Both checks of each operator.
+            const CHECKS: &[[fn(); 2]] = &[$($([
+                rules_name_their_operator::<crate::$($module)::+::$operator>,
+                names_and_numbers_are_unique::<crate::$($module)::+::$operator>,
+            ],)*)*];
+        };
+    }
+
+    for_each_operator! { checks }
+
+    #[test]
+    fn a_rule_names_its_operator() {
+        for [rules, _] in CHECKS {
+            rules();
+        }
+    }
+
+    #[test]
+    fn parameters_are_named_and_numbered_once() {
+        for [_, parameters] in CHECKS {
+            parameters();
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! A row of blocks: the verdicts on all blocks of some rows, neighbours of one verdict together.
+
+use super::region::Region;
+use super::{MaskGeometry, Tile, Visibility};
+use std::num::NonZeroU64;
+use std::ops::Range;
+
+/// What is called with a run of blocks, counted from the first key on, and the verdict on each of them.
+pub type TileVisitor<'a> = &'a mut dyn FnMut(Range<u64>, Tile);
+
+/// Hands runs on, those that touch and are alike as one.
+struct Joined<'a> {
+    last: Option<(Range<u64>, Tile)>,
+    visit: TileVisitor<'a>,
+}
+
+impl Joined<'_> {
+    fn push(&mut self, run: Range<u64>, tile: Tile) {
+        if run.is_empty() {
+            return;
+        }
+        match &mut self.last {
+            Some((last, of)) if *of == tile && last.end == run.start => last.end = run.end,
+            _ => {
+                if let Some((last, of)) = self.last.replace((run, tile)) {
+                    (self.visit)(last, of);
+                }
+            }
+        }
+    }
+
+    fn end(self) {
+        if let Some((last, of)) = self.last {
+            (self.visit)(last, of);
+        }
+    }
+}
+
+/// The keys of block `at` of blocks of `width` keys.
+pub(super) fn block(at: u64, width: NonZeroU64) -> Range<u64> {
+    let end = at.saturating_add(1).saturating_mul(width.get());
+    at.saturating_mul(width.get())..end
+}
+
+/// The verdicts on the blocks of `width` keys of some rows, by asking for each block.
+pub fn tiles_one_by_one<V: Visibility + ?Sized>(
+    of: &V,
+    rows: Range<u64>,
+    width: NonZeroU64,
+    visit: TileVisitor<'_>,
+) {
+    let mut joined = Joined { last: None, visit };
+    for at in 0..of.kv_len().div_ceil(width.get()) {
+        let tile = of.tile(rows.clone(), block(at, width));
+        joined.push(at..at + 1, tile);
+    }
+    joined.end();
+}
+
+/// The same by looking at each row once, however many blocks there are.
+pub fn tiles_by_rows<V: Visibility + ?Sized>(
+    of: &V,
+    rows: Range<u64>,
+    width: NonZeroU64,
+    visit: TileVisitor<'_>,
+) {
+    let keys = of.kv_len();
+    let rows = rows.start..rows.end.min(of.q_len());
+    let blocks = keys.div_ceil(width.get());
+    // By block: how many cells of it runs see that end there, and how many more rows see it whole than the one before.
+    let mut events: Vec<(u64, u128, i128)> = Vec::new();
+    let seeing = if keys == 0 { 0..0 } else { rows.clone() };
+    for i in seeing {
+        of.each_run(i, &mut |run| {
+            let run = run.start..run.end.min(keys);
+            let Some(last) = run.end.checked_sub(1).filter(|last| run.start <= *last) else {
+                return;
+            };
+            let (first, last) = (run.start / width, last / width);
+            let mut part = |at: u64| {
+                let own = block(at, width);
+                let seen = run.end.min(own.end) - run.start.max(own.start);
+                events.push((at, u128::from(seen), 0));
+            };
+            part(first);
+            if last > first {
+                part(last);
+                events.push((first + 1, 0, 1));
+                events.push((last, 0, -1));
+            }
+        });
+    }
+    events.sort_unstable_by_key(|event| event.0);
+    let height = u128::from(rows.end.saturating_sub(rows.start));
+    let mut joined = Joined { last: None, visit };
+    let (mut at, mut through) = (0, 0i128);
+    for here in events.chunk_by(|a, b| a.0 == b.0) {
+        let Some(&(place, ..)) = here.first() else {
+            continue;
+        };
+        joined.push(at..place, Tile::of(whole(through), height));
+        through += here.iter().map(|event| event.2).sum::<i128>();
+        let parts: u128 = here.iter().map(|event| event.1).sum();
+        let own = block(place, width);
+        let cells = u128::from(own.end.min(keys) - own.start);
+        let seen = parts.saturating_add(whole(through).saturating_mul(cells));
+        joined.push(
+            place..place + 1,
+            Tile::of(seen, height.saturating_mul(cells)),
+        );
+        at = place + 1;
+    }
+    joined.push(at..blocks, Tile::of(whole(through), height));
+    joined.end();
+}
+
+/// Rows that see blocks whole.
+fn whole(through: i128) -> u128 {
+    u128::try_from(through).unwrap_or(0)
+}
+
+/// The same for a union of bands, in time that does not grow with the number of blocks but along their edges.
+pub(super) fn tiles_of_regions(
+    of: &MaskGeometry,
+    regions: &[Region],
+    rows: Range<u64>,
+    width: NonZeroU64,
+    visit: TileVisitor<'_>,
+) {
+    let keys = of.kv_len();
+    let blocks = keys.div_ceil(width.get());
+    let first = i64::try_from(rows.start).unwrap_or(i64::MAX);
+    let end = i64::try_from(rows.end.min(of.q_len())).unwrap_or(i64::MAX);
+    let mut joined = Joined { last: None, visit };
+    if first >= end {
+        joined.push(0..blocks, Tile::None);
+        joined.end();
+        return;
+    }
+    // Blocks that a region touches, and those that it has whole.
+    let bounds = |region: &Region| {
+        let (start, stop) = region.span((first, end));
+        let touched = start as u64 / width..(stop as u64).div_ceil(width.get());
+        let (start, stop) = region.core((first, end));
+        let last = if stop as u64 == keys {
+            blocks
+        } else {
+            stop as u64 / width
+        };
+        (touched, (start as u64).div_ceil(width.get())..last)
+    };
+    let bounds: Vec<(Range<u64>, Range<u64>)> = regions.iter().map(bounds).collect();
+    let mut cuts: Vec<u64> = vec![0, blocks];
+    for (touched, full) in &bounds {
+        cuts.extend([touched.start, touched.end, full.start, full.end]);
+    }
+    cuts.retain(|cut| *cut <= blocks);
+    cuts.sort_unstable();
+    cuts.dedup();
+    for cut in cuts.windows(2) {
+        let &[start, stop] = cut else { continue };
+        let touching = bounds.iter().filter(|(of, _)| of.contains(&start)).count();
+        if bounds.iter().any(|(_, full)| full.contains(&start)) {
+            joined.push(start..stop, Tile::All);
+        } else if touching < 2 {
+            let tile = [Tile::None, Tile::Mixed][touching];
+            joined.push(start..stop, tile);
+        } else {
+            // Regions side by side may have a block whole between them.
+            for at in start..stop {
+                joined.push(at..at + 1, of.tile(rows.clone(), block(at, width)));
+            }
+        }
+    }
+    joined.end();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs that overlap, end before they begin, or pass the last key.
+    struct Foreign;
+
+    impl Visibility for Foreign {
+        fn q_len(&self) -> u64 {
+            2
+        }
+        fn kv_len(&self) -> u64 {
+            u64::MAX
+        }
+        fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {
+            let (start, end) = if i == 0 { (5, 3) } else { (1, u64::MAX) };
+            visit(start..end);
+        }
+    }
+
+    #[test]
+    fn rows_of_any_number_of_blocks_take_no_time() {
+        let mut runs = Vec::new();
+        let width = NonZeroU64::MIN.saturating_add(3);
+        Foreign.each_tile(0..9, width, &mut |run, tile| runs.push((run, tile)));
+        assert_eq!(runs, [(0..u64::MAX.div_ceil(4), Tile::Mixed)]);
+        runs.clear();
+        let causal = MaskGeometry::prefix(1 << 58, 1 << 58, 7);
+        let rows = 1 << 40..(1 << 40) + 4;
+        causal.each_tile(rows, width, &mut |run, tile| runs.push((run, tile)));
+        assert_eq!(
+            runs,
+            [
+                (0..1 << 38, Tile::All),
+                (1 << 38..(1 << 38) + 1, Tile::Mixed),
+                ((1 << 38) + 1..1 << 56, Tile::None),
+            ]
+        );
+    }
+}

@@ -1,0 +1,116 @@
+//! The parameters of one entry point of an operator.
+
+use super::{DeclaredParameter, ParameterInfo};
+
+/// What the C function of one version takes: its parameters in its own order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryPoint<P: 'static> {
+    /// Those of a version, counted from 1, in the operator's order: each version extends the one before.
+    Version(u8),
+    /// These.
+    Own(&'static [P]),
+}
+
+impl<P: DeclaredParameter> EntryPoint<P> {
+    /// Number of inputs.
+    pub fn inputs(self) -> usize {
+        match self {
+            EntryPoint::Version(version) => P::inputs_of(version),
+            EntryPoint::Own(own) => numbered(own, |info| info.input).count(),
+        }
+    }
+
+    /// Number of outputs.
+    pub fn outputs(self) -> usize {
+        match self {
+            EntryPoint::Version(version) => P::outputs_of(version),
+            EntryPoint::Own(own) => numbered(own, |info| info.output).count(),
+        }
+    }
+
+    /// The parameter of this number among the inputs.
+    pub fn input(self, number: usize) -> Option<P> {
+        match self {
+            EntryPoint::Version(version) => {
+                P::of_input(number).filter(|parameter| parameter.info().since <= version)
+            }
+            EntryPoint::Own(own) => numbered(own, |info| info.input).nth(number),
+        }
+    }
+
+    /// The parameter of this number among the outputs.
+    pub fn output(self, number: usize) -> Option<P> {
+        match self {
+            EntryPoint::Version(version) => {
+                P::of_output(number).filter(|parameter| parameter.info().since <= version)
+            }
+            EntryPoint::Own(own) => numbered(own, |info| info.output).nth(number),
+        }
+    }
+
+    /// The number of a parameter among the inputs.
+    pub fn input_number(self, parameter: P) -> Option<usize> {
+        match self {
+            EntryPoint::Version(version) => {
+                let info = parameter.info();
+                info.input.filter(|_| info.since <= version)
+            }
+            EntryPoint::Own(own) => {
+                numbered(own, |info| info.input).position(|input| input == parameter)
+            }
+        }
+    }
+
+    /// The number of a parameter among the outputs.
+    pub fn output_number(self, parameter: P) -> Option<usize> {
+        match self {
+            EntryPoint::Version(version) => {
+                let info = parameter.info();
+                info.output.filter(|_| info.since <= version)
+            }
+            EntryPoint::Own(own) => {
+                numbered(own, |info| info.output).position(|output| output == parameter)
+            }
+        }
+    }
+}
+
+/// Those that have a number.
+fn numbered<P: DeclaredParameter>(
+    parameters: &[P],
+    number: fn(&ParameterInfo) -> Option<usize>,
+) -> impl Iterator<Item = P> {
+    let all = parameters.iter().copied();
+    all.filter(move |parameter| number(parameter.info()).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fia::{Parameter, Version};
+
+    #[test]
+    fn versions_that_extend_each_other_count_as_their_own_lists_would() {
+        for version in Version::ALL {
+            let own = Parameter::ALL.iter().copied();
+            let own: Vec<_> = own
+                .filter(|of| of.info().since <= version.number())
+                .collect();
+            let own = EntryPoint::Own(own.leak());
+            let version = EntryPoint::Version(version.number());
+            assert_eq!(version.inputs(), own.inputs());
+            assert_eq!(version.outputs(), own.outputs());
+            for number in 0..=Parameter::ALL.len() {
+                assert_eq!(version.input(number), own.input(number));
+                assert_eq!(version.output(number), own.output(number));
+            }
+            for &parameter in Parameter::ALL {
+                assert_eq!(version.input_number(parameter), own.input_number(parameter));
+                assert_eq!(
+                    version.output_number(parameter),
+                    own.output_number(parameter)
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Versions of operators: the functions of each, and which releases and products have them.
+
+use crate::{Cann, Soc, Target};
+use std::fmt;
+
+/// One version of an operator: a pair of functions, and where they are to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OperatorVersion {
+    number: u8,
+    symbol: &'static str,
+    since_cann: &'static str,
+    exported: Cann,
+    /// First release on Atlas A2 and A3.
+    a2_a3: Option<Cann>,
+    /// First release on Ascend 950.
+    ascend950: Option<Cann>,
+    /// First release on the Atlas inference series.
+    inference: Option<Cann>,
+    label: &'static str,
+}
+
+impl OperatorVersion {
+    /// A version that every known release exports and no product has yet: `number` counts the operator's versions from 1,
+    /// `symbol` is the function of phase two, and `since_cann` is [`Self::since_cann`].
+    pub(crate) const fn new(number: u8, symbol: &'static str, since_cann: &'static str) -> Self {
+        OperatorVersion {
+            number,
+            symbol,
+            since_cann,
+            exported: Cann::V8_1,
+            a2_a3: None,
+            ascend950: None,
+            inference: None,
+            label: symbol,
+        }
+    }
+
+    /// The same, which libraries before this release do not export.
+    pub(crate) const fn exported_since(self, exported: Cann) -> Self {
+        OperatorVersion { exported, ..self }
+    }
+
+    /// The same, which Atlas A2 and A3 have from this release on.
+    pub(crate) const fn on_a2_a3(self, since: Cann) -> Self {
+        OperatorVersion {
+            a2_a3: Some(since),
+            ..self
+        }
+    }
+
+    /// The same, which Ascend 950 has from this release on.
+    pub(crate) const fn on_ascend950(self, since: Cann) -> Self {
+        OperatorVersion {
+            ascend950: Some(since),
+            ..self
+        }
+    }
+
+    /// The same, which the Atlas inference series has from this release on.
+    pub(crate) const fn on_inference_cards(self, since: Cann) -> Self {
+        OperatorVersion {
+            inference: Some(since),
+            ..self
+        }
+    }
+
+    /// The same, which is shown by another text than its symbol.
+    pub(crate) const fn shown_as(self, label: &'static str) -> Self {
+        OperatorVersion { label, ..self }
+    }
+
+    /// Its number among the operator's versions: 1 for the first.
+    pub const fn number(self) -> u8 {
+        self.number
+    }
+
+    /// Name of the phase-two function; phase one appends `GetWorkspaceSize`.
+    pub const fn symbol(self) -> &'static str {
+        self.symbol
+    }
+
+    /// The CANN releases known to export it, as they stand behind "CANN": the first one, or `after` one that does not.
+    pub const fn since_cann(self) -> &'static str {
+        self.since_cann
+    }
+
+    /// Whether a function is its phase one, its phase two or its `GetMaxWorkspaceSize`.
+    pub fn has_function(self, name: &str) -> bool {
+        let phase = name.strip_prefix(self.symbol);
+        phase.is_some_and(|phase| ["", "GetWorkspaceSize", "GetMaxWorkspaceSize"].contains(&phase))
+    }
+
+    /// Whether the libraries of a release export it. Of versions that came after 8.1, in which release is not known, this
+    /// says so of all releases.
+    pub fn is_exported(self, cann: Cann) -> bool {
+        cann >= self.exported
+    }
+
+    /// Whether a product has it in a release.
+    pub fn runs_on(self, target: Target) -> bool {
+        let since = match target.soc {
+            Soc::AtlasA2 | Soc::AtlasA3 => self.a2_a3,
+            Soc::Ascend950 => self.ascend950,
+            Soc::AtlasInference => self.inference,
+            Soc::AtlasTraining | Soc::Atlas200I500A2 => None,
+        };
+        since.is_some_and(|since| target.cann >= since)
+    }
+}
+
+impl fmt::Display for OperatorVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label)
+    }
+}
+
+/// The versions of one operator.
+pub trait DeclaredVersion: Copy + 'static {
+    /// Every version, oldest first.
+    const ALL: &'static [Self];
+
+    /// What is declared of it.
+    fn info(self) -> OperatorVersion;
+}
+
+/// Makes the enum `Version` of an operator: a line a version, with its documentation and what is declared of it.
+macro_rules! versions {
+    ($(#[$meta:meta])* pub enum Version { $($(#[$doc:meta])+ $variant:ident = $info:expr,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Version {
+            $($(#[$doc])+ $variant,)+
+        }
+
+        impl Version {
+            /// Every version, oldest first.
+            pub const ALL: [Version; [$(stringify!($variant)),+].len()] = [$(Version::$variant),+];
+
+            /// What is declared of it.
+            pub const fn info(self) -> $crate::operator::OperatorVersion {
+                match self {
+                    $(Version::$variant => $info,)+
+                }
+            }
+
+            /// The version that this is declared of; `None` for those of other operators.
+            pub fn of(info: $crate::operator::OperatorVersion) -> Option<Version> {
+                Version::ALL.into_iter().find(|version| version.info() == info)
+            }
+
+            /// Name of the phase-two function; phase one appends `GetWorkspaceSize`.
+            pub const fn symbol(self) -> &'static str {
+                self.info().symbol()
+            }
+
+            /// The CANN releases known to export it, as they stand behind "CANN": the first one, or `after` one that does
+            /// not.
+            pub const fn since_cann(self) -> &'static str {
+                self.info().since_cann()
+            }
+
+            /// Whether a product has it in a release.
+            pub fn runs_on(self, target: $crate::Target) -> bool {
+                self.info().runs_on(target)
+            }
+
+            /// Its number: 1 for the first.
+            pub const fn number(self) -> u8 {
+                self.info().number()
+            }
+        }
+
+        impl $crate::operator::DeclaredVersion for Version {
+            const ALL: &'static [Self] = &Version::ALL;
+
+            fn info(self) -> $crate::operator::OperatorVersion {
+                Version::info(self)
+            }
+        }
+
+        impl std::fmt::Display for Version {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.info().fmt(f)
+            }
+        }
+    };
+}
+
+pub(crate) use versions;

@@ -1,0 +1,105 @@
+//! What the mask tensor is for, and where it says what a row sees.
+
+use super::Sequence;
+
+/// What the mask tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaskKind {
+    /// There is none.
+    None,
+    /// It is the compressed mask of its mode: [`MaskGeometry`](crate::MaskGeometry) says it all.
+    Compressed,
+    /// It hides keys on top of the geometry: non-zero hides.
+    Full(FullMask),
+}
+
+/// How the elements of a full mask lie, counted in row-major order whatever the strides: the operator makes a contiguous
+/// tensor of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FullMask {
+    /// One mask for each sequence and head, or for several of them, in which case the steps are 0.
+    Batched {
+        /// From one sequence to the next.
+        batch: u64,
+        /// From one head to the next.
+        head: u64,
+        /// From one row to the next.
+        row: u64,
+    },
+    /// The masks of packed sequences one behind the other, each as large as the scores of its sequence. Shapes of four axes
+    /// promise another order: that of the longest sequence for all.
+    Packed {
+        /// Whether each head has a mask of its own.
+        heads: bool,
+    },
+    /// One mask for the rows and keys of all packed sequences, of which each uses its block.
+    Diagonal {
+        /// From one row to the next.
+        row: u64,
+    },
+}
+
+impl FullMask {
+    /// The element for row `i` and key `j` of a sequence, counted from its first ones, in head `head` of `heads`. Saturates
+    /// beyond what fits in memory.
+    pub fn element(&self, of: &Sequence, (head, heads): (usize, usize), i: usize, j: usize) -> u64 {
+        let step = |count: usize, stride: u64| (count as u64).saturating_mul(stride);
+        let [first, row, j] = match *self {
+            FullMask::Batched {
+                batch,
+                head: by,
+                row,
+            } => [
+                step(of.index, batch).saturating_add(step(head, by)),
+                step(i, row),
+                j as u64,
+            ],
+            FullMask::Packed { heads: of_heads } => {
+                let scores = step(of.q_len, of.kv_len as u64);
+                let (head, heads) = if of_heads { (head, heads) } else { (0, 1) };
+                let before = of.scores_before.saturating_mul(heads as u64);
+                [
+                    before.saturating_add(step(head, scores)),
+                    step(i, of.kv_len as u64),
+                    j as u64,
+                ]
+            }
+            FullMask::Diagonal { row } => [
+                0,
+                step(of.q_first.saturating_add(i), row),
+                of.kv_first.saturating_add(j) as u64,
+            ],
+        };
+        first.saturating_add(row).saturating_add(j)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_reads_its_own_elements() {
+        let of = Sequence {
+            index: 1,
+            q_first: 2,
+            q_len: 3,
+            kv_first: 5,
+            kv_len: 4,
+            scores_before: 10,
+        };
+        let element = |mask: FullMask| mask.element(&of, (1, 2), 2, 3);
+        let batched = FullMask::Batched {
+            batch: 100,
+            head: 20,
+            row: 4,
+        };
+        assert_eq!(element(batched), 100 + 20 + 8 + 3);
+        assert_eq!(element(FullMask::Packed { heads: false }), 10 + 2 * 4 + 3);
+        assert_eq!(
+            element(FullMask::Packed { heads: true }),
+            20 + 12 + 2 * 4 + 3
+        );
+        assert_eq!(element(FullMask::Diagonal { row: 9 }), 4 * 9 + 8);
+    }
+}

@@ -1,0 +1,351 @@
+//! Resolution of a checked call into the problem that a kernel solves.
+
+use super::bias::BiasForm;
+use super::{Bias, FlashAttentionProblem, MaskKind, Sequence, SoftmaxOrder, Work};
+use crate::attention_problem::{
+    AttentionProblem, BiasRows, BiasTensor, ByteRange, Counts, Cuts, DropRows, Dropout, Grid,
+    KeyValue, MaskRows, MaskUse, Rows, SequenceLengths, SequenceTerms, Slopes, SmallTensor,
+    SoftmaxOutputs, SoftmaxRows, TensorRole,
+};
+use crate::{DType, MaskGeometry, TensorDesc, Unsupported, View};
+
+/// A tensor of which elements are counted in row-major order: as it is, or where its elements do not lie in that order, as
+/// the contiguous copy that the operator makes of it.
+fn in_order(desc: &TensorDesc) -> TensorDesc {
+    match desc.is_contiguous() {
+        true => *desc,
+        false => TensorDesc::packed(desc.dtype, desc.shape),
+    }
+}
+
+/// Most sequences that are resolved, one by one.
+const MOST_SEQUENCES: usize = 2 << 20;
+
+/// The first element, the step from one head to the next and that from one row to the next of what has these elements.
+fn steps(element: impl Fn(usize, usize) -> u64) -> [i64; 3] {
+    // Elements that the tensor has are below 2^63; beyond them any number does.
+    let at = |head, row| i64::try_from(element(head, row)).unwrap_or(i64::MAX);
+    let first = at(0, 0);
+    [
+        first,
+        at(1, 0).saturating_sub(first),
+        at(0, 1).saturating_sub(first),
+    ]
+}
+
+impl<'a> FlashAttentionProblem<'a> {
+    /// The problem that a kernel solves.
+    ///
+    /// Mask, bias, drop mask and softmax outputs are taken for contiguous: where the call's are not, the operator reads a
+    /// contiguous copy, or copies what is written. The rows of a marked tail are one more sequence, which has no keys.
+    ///
+    /// # Errors
+    /// [`Unsupported`] for more than 2097152 sequences, more than the operator's documents promise. Tensors of stride 0 are
+    /// small however many they have.
+    pub fn attention(&self) -> Result<AttentionProblem<'a>, Unsupported> {
+        let batch = match self.work {
+            Work::Attend => self.batch,
+            Work::Fill => self
+                .layout
+                .batch_axis()
+                .map_or(1, |axis| self.out_size(axis)),
+            Work::Nothing => 0,
+        };
+        if batch > MOST_SEQUENCES {
+            return Err(Unsupported {
+                feature: "more than 2097152 sequences",
+            });
+        }
+        Ok(match self.work {
+            Work::Attend => self.attend(),
+            work => self.without_keys(work, batch),
+        })
+    }
+
+    /// Size of an axis of the output.
+    fn out_size(&self, axis: usize) -> usize {
+        let out = self.call.attention_out.as_ref();
+        let size = out.and_then(|out| out.shape.get(axis).copied());
+        size.and_then(|size| usize::try_from(size).ok())
+            .unwrap_or(0)
+    }
+
+    /// A problem that has nothing of the call but its tokens.
+    fn blank(&self) -> AttentionProblem<'a> {
+        AttentionProblem {
+            tokens: (self.call.pre_tokens, self.call.next_tokens),
+            ..AttentionProblem::blank(self.call.query.map_or(DType::Float, |query| query.dtype))
+        }
+    }
+
+    fn attend(&self) -> AttentionProblem<'a> {
+        let call = &self.call;
+        let mut sequences: Vec<Sequence> = self.sequences().collect();
+        sequences.extend(self.tail(sequences.last()));
+        let terms: Vec<SequenceTerms> = sequences.iter().map(|of| self.terms(of)).collect();
+        let is_packed = self.packed.is_some();
+        let lengths = |len: fn(&Sequence) -> usize| match is_packed {
+            // Sums of the lengths, whatever the ends are where they descend.
+            true => SequenceLengths::Ends(running_sums(sequences.iter().map(len)).into()),
+            false => SequenceLengths::All,
+        };
+        let (query_lengths, key_lengths) = (lengths(|of| of.q_len), lengths(|of| of.kv_len));
+        let total = |lengths: &SequenceLengths<'_>, rows: usize| match lengths {
+            SequenceLengths::Ends(ends) => ends.last().map_or(0, |&end| end as usize),
+            _ => rows,
+        };
+        let query_rows = total(&query_lengths, self.q_rows);
+        let key_rows = total(&key_lengths, self.kv_rows);
+        let rows = |desc: &Option<TensorDesc>, dim: usize| self.rows(desc.as_ref(), dim);
+        let rope = |desc: &Option<TensorDesc>| {
+            let desc = desc.as_ref().filter(|_| self.rope_dim > 0)?;
+            Some(self.rows(Some(desc), self.rope_dim))
+        };
+        AttentionProblem {
+            work: Work::Attend,
+            batch: sequences.len(),
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            query_rows,
+            key_rows,
+            head_dim: self.head_dim,
+            value_dim: self.value_dim,
+            rope_dim: self.rope_dim,
+            packed: is_packed,
+            scale: self.scale(),
+            query_lengths,
+            key_lengths,
+            mode: self.mode,
+            mask: match self.mask {
+                MaskKind::None => MaskUse::None,
+                MaskKind::Compressed => MaskUse::Compressed,
+                MaskKind::Full(_) => MaskUse::OfSequences,
+            },
+            mask_described: call
+                .mask()
+                .map(in_order)
+                .as_ref()
+                .and_then(ByteRange::described),
+            zeroes_masked_rows: self.zeroes_masked_rows,
+            query: rows(&call.query, self.head_dim),
+            query_rope: rope(&call.query_rope),
+            out: rows(&call.attention_out, self.value_dim),
+            bias: self.bias_tensor(),
+            slopes: self.slopes(),
+            sink: call.sinks().map(|sink| {
+                let head = sink.strides.first().copied().unwrap_or(0);
+                by_head(TensorRole::Sink, sink, (0, head))
+            }),
+            dropout: call.drop_mask.as_ref().map(|mask| {
+                let offset = u64::try_from(in_order(mask).offset).unwrap_or(0);
+                Dropout {
+                    bytes: offset.saturating_add(self.drop_bits().div_ceil(8)),
+                    keep_prob: call.keep_prob,
+                }
+            }),
+            softmax: Some(self.softmax(query_rows.saturating_mul(match is_packed {
+                true => 1,
+                false => self.batch,
+            }))),
+            terms,
+            first: KeyValue {
+                list_index: 0,
+                batch: 0,
+                key: rows(&call.key, self.head_dim),
+                value: rows(&call.value, self.value_dim),
+                key_rope: rope(&call.key_rope),
+            },
+            first_key_rows: key_rows,
+            ..self.blank()
+        }
+    }
+
+    /// A call whose outputs are filled with 0, or that has none.
+    fn without_keys(&self, work: Work, batch: usize) -> AttentionProblem<'a> {
+        let call = &self.call;
+        let heads = usize::try_from(call.num_heads).unwrap_or(0);
+        let out = call.attention_out.as_ref();
+        let rows = self.out_size(self.layout.row_axis());
+        let last = self.out_size(self.layout.last_axis());
+        let value_dim = match self.layout.is_hidden() {
+            true => last.checked_div(heads).unwrap_or(0),
+            false => last,
+        };
+        let order = match self.layout.is_packed() {
+            true => SoftmaxOrder::SequenceBlocks,
+            false => SoftmaxOrder::Batches,
+        };
+        let terms = (0..batch).map(|index| {
+            let of = Sequence {
+                index,
+                q_len: rows,
+                ..Sequence::default()
+            };
+            SequenceTerms {
+                geometry: MaskGeometry::full(0, 0),
+                mask: None,
+                bias: None,
+                key_offset: 0,
+                dropped: None,
+                softmax: self.softmax_rows(order, &of, heads),
+            }
+        });
+        AttentionProblem {
+            work,
+            batch,
+            heads,
+            query_rows: rows,
+            value_dim,
+            packed: self.layout.is_packed(),
+            query: self.rows(call.query.as_ref(), 0),
+            out: self.rows(out, value_dim),
+            terms: terms.collect(),
+            softmax: Some(SoftmaxOutputs {
+                elements: [rows, heads, SoftmaxRows::COPIES]
+                    .into_iter()
+                    .fold(batch as u64, |all, size| all.saturating_mul(size as u64)),
+                ..self.softmax(0)
+            }),
+            ..self.blank()
+        }
+    }
+
+    /// The rows behind the last sequence, if they are marked: they are filled with 0, as those of a sequence without keys.
+    fn tail(&self, last: Option<&Sequence>) -> Option<Sequence> {
+        let last = last.filter(|_| self.fills_tail())?;
+        let q_first = last.q_first.saturating_add(last.q_len);
+        let q_len = self.axis_rows().0.checked_sub(q_first)?;
+        (q_len > 0).then_some(Sequence {
+            index: last.index + 1,
+            q_first,
+            q_len,
+            kv_first: last.kv_first.saturating_add(last.kv_len),
+            kv_len: 0,
+            scores_before: last.scores_before,
+        })
+    }
+
+    fn terms(&self, of: &Sequence) -> SequenceTerms {
+        let heads = self.heads;
+        let mask = match (self.mask, self.call.mask()) {
+            (MaskKind::Full(form), Some(mask)) => {
+                let [first, head, row] = steps(|n, i| form.element(of, (n, heads), i, 0));
+                let offset = in_order(mask).offset;
+                Some(MaskRows::new(first.saturating_add(offset), head, row))
+            }
+            _ => None,
+        };
+        let bias = match (self.bias, &self.call.real_shift) {
+            (Bias::Tensor { form, .. }, Some(bias)) => {
+                let up_to_row = matches!(form, BiasForm::LastRows { .. });
+                let element = |n, i| form.element(of, (n, heads), i, 0);
+                // Key 0 is in every row, and lies as far back as the row's number.
+                let [first, head, row] = steps(|n, i| element(n, i).unwrap_or(0));
+                Some(BiasRows {
+                    first: first.saturating_add(in_order(bias).offset),
+                    head,
+                    row: if up_to_row { -1 } else { row },
+                    up_to_row,
+                })
+            }
+            _ => None,
+        };
+        let dropped = self.call.drop_mask.as_ref().map(|mask| {
+            let bit = |head, row| self.drop_bit(of, head, row, 0);
+            let offset = u64::try_from(in_order(mask).offset).unwrap_or(0);
+            let first = bit(0, 0);
+            DropRows {
+                first: first.saturating_add(offset.saturating_mul(8)),
+                head: bit(1, 0).saturating_sub(first),
+                row: bit(0, 1).saturating_sub(first),
+            }
+        });
+        SequenceTerms {
+            geometry: self.geometry(of),
+            mask,
+            bias,
+            key_offset: self.key_offset_of(of),
+            dropped,
+            softmax: self.softmax_rows(self.softmax_order, of, heads),
+        }
+    }
+
+    fn softmax_rows(&self, order: SoftmaxOrder, of: &Sequence, heads: usize) -> SoftmaxRows {
+        let [first, head, row] = steps(|n, i| order.element(of, heads, n, i) as u64);
+        SoftmaxRows { first, head, row }
+    }
+
+    /// The softmax outputs of so many rows of each head.
+    fn softmax(&self, rows: usize) -> SoftmaxOutputs {
+        let offset = |out: &Option<TensorDesc>| out.as_ref().map_or(0, |out| in_order(out).offset);
+        let elements = rows
+            .saturating_mul(self.heads)
+            .saturating_mul(SoftmaxOrder::COPIES);
+        SoftmaxOutputs {
+            elements: elements as u64,
+            max_offset: offset(&self.call.softmax_max),
+            sum_offset: offset(&self.call.softmax_sum),
+        }
+    }
+
+    fn bias_tensor(&self) -> Option<BiasTensor> {
+        let Bias::Tensor { before_scale, .. } = self.bias else {
+            return None;
+        };
+        let bias = in_order(self.call.real_shift.as_ref()?);
+        Some(BiasTensor {
+            rows: Rows::none(bias.dtype),
+            sizes: [self.batch, self.heads, self.q_rows, self.kv_rows],
+            bytes: ByteRange::described(&bias),
+            before_scale,
+        })
+    }
+
+    fn slopes(&self) -> Option<Slopes> {
+        let Bias::Slopes { root, per_sequence } = self.bias else {
+            return None;
+        };
+        let slopes = self.call.real_shift.as_ref()?;
+        let head = slopes.strides.last().copied().unwrap_or(0);
+        let batch = slopes.strides.first().copied().filter(|_| per_sequence);
+        Some(Slopes {
+            grid: by_head(TensorRole::Bias, slopes, (batch.unwrap_or(0), head)),
+            root,
+            key_offset: 0,
+        })
+    }
+
+    fn rows(&self, desc: Option<&TensorDesc>, dim: usize) -> Rows {
+        let dim = i64::try_from(dim).unwrap_or(i64::MAX);
+        let view = desc.and_then(|desc| self.layout.view(desc, dim));
+        Rows {
+            view: view.unwrap_or(View::NONE),
+            lanes: 0,
+            dtype: desc.map_or(DType::Float, |desc| desc.dtype),
+        }
+    }
+}
+
+/// Sums of the lengths up to each.
+fn running_sums(lengths: impl Iterator<Item = usize>) -> Vec<i64> {
+    let sums = lengths.scan(0i64, |sum, len| {
+        *sum = sum.saturating_add(i64::try_from(len).unwrap_or(i64::MAX));
+        Some(*sum)
+    });
+    sums.collect()
+}
+
+/// A tensor of `FLOAT` with one number a head, or one for each sequence and head.
+fn by_head(role: TensorRole, desc: &TensorDesc, (batch, head): (i64, i64)) -> Grid {
+    Grid {
+        tensor: SmallTensor::new(role, desc, DType::Float),
+        view: View {
+            offset: desc.offset,
+            batch,
+            head,
+            ..View::NONE
+        },
+        cuts: Cuts::NONE,
+        counts: Counts::Tokens,
+    }
+}

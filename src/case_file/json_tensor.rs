@@ -1,0 +1,51 @@
+//! Descriptions of tensors in JSON.
+
+use ascend_spec::{DType, Dims, TensorDesc};
+use serde_json::{Value, json};
+
+use super::CaseError;
+use super::error::shortened;
+
+/// What [`desc`] reads.
+pub(super) fn described(desc: &TensorDesc) -> Value {
+    let dtype = desc.dtype.name().to_ascii_lowercase();
+    let mut tensor = json!({ "shape": desc.shape.to_vec(), "dtype": dtype });
+    if let Some(object) = tensor.as_object_mut().filter(|_| !desc.is_contiguous()) {
+        object.insert("strides".to_owned(), json!(desc.strides.to_vec()));
+    }
+    tensor
+}
+
+/// A tensor's shape, dtype and, if they are given, strides.
+pub(super) fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
+    let wrong = || {
+        CaseError::Shape {
+        tensor: name.to_owned(),
+        given: shortened(&value.to_string()),
+        allowed: "an object with `shape`, a list of at most 8 integers, `dtype`, and perhaps `strides`, an integer an axis"
+            .to_owned(),
+    }
+    };
+    let object = value.as_object().ok_or_else(wrong)?;
+    let known = |key: &String| matches!(key.as_str(), "shape" | "dtype" | "strides");
+    if !object.keys().all(known) {
+        return Err(wrong());
+    }
+    let integers = |list: &Value| -> Option<Dims> {
+        let list: Option<Vec<i64>> = list.as_array()?.iter().map(Value::as_i64).collect();
+        Dims::new(&list?)
+    };
+    let shape = object.get("shape").and_then(integers).ok_or_else(wrong)?;
+    let dtype = object.get("dtype").and_then(Value::as_str);
+    let dtype = dtype.ok_or_else(wrong)?;
+    let dtype = DType::from_name(dtype).ok_or_else(|| CaseError::Dtype {
+        tensor: name.to_owned(),
+        dtype: dtype.to_owned(),
+    })?;
+    let mut desc = TensorDesc::packed(dtype, shape);
+    if let Some(strides) = object.get("strides") {
+        let strides = integers(strides).filter(|strides| strides.rank() == shape.rank());
+        desc.strides = strides.ok_or_else(wrong)?;
+    }
+    Ok(desc)
+}

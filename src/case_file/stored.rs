@@ -1,0 +1,219 @@
+//! The tensors of a file: their names, and the element types of those that are stored as U8.
+
+use std::collections::BTreeMap;
+
+use ascend_spec::DType;
+
+use super::CaseError;
+use super::header::{self, Header};
+use super::tensor::{CaseTensor, from_file, stored_name, stored_type, to_file};
+
+/// What the keys begin with that give the element types of tensors stored as U8.
+const STORED: &str = "dtype.";
+
+/// What the metadata says about the element types of tensors that the file stores as U8.
+#[derive(Default)]
+pub(super) struct Stored {
+    /// Of a tensor or a list: element type, and whether there is such a tensor.
+    entries: BTreeMap<String, (DType, bool)>,
+}
+
+impl Stored {
+    pub(super) fn says(&mut self, tensor: &str, value: &str) -> Result<(), CaseError> {
+        let dtype = stored_type(value).ok_or_else(|| {
+            CaseError::malformed(
+                "dtype.<tensor>",
+                value,
+                "`int4`, `float4_e2m1`, `float8_e4m3fn`, `float8_e8m0` or `hifloat8`",
+            )
+        })?;
+        self.entries.insert(tensor.to_owned(), (dtype, false));
+        Ok(())
+    }
+
+    /// Reads every tensor of a file, by name: those of a list in its order. `is_list` says of a parameter whether it is one.
+    pub(super) fn tensors(
+        mut self,
+        header: &Header,
+        file: &[u8],
+        is_list: impl Fn(&str) -> bool,
+    ) -> Result<Vec<(String, CaseTensor)>, CaseError> {
+        let mut tensors = Vec::new();
+        let mut lists: BTreeMap<&str, BTreeMap<Option<usize>, CaseTensor>> = BTreeMap::new();
+        for (name, info) in &header.tensors {
+            let dtype = from_file(info.dtype).ok_or_else(|| CaseError::Dtype {
+                tensor: name.clone(),
+                dtype: format!("{:?}", info.dtype),
+            })?;
+            let wrong = |allowed: &str| CaseError::Shape {
+                tensor: name.clone(),
+                given: format!("shape {:?}", info.shape),
+                allowed: allowed.to_owned(),
+            };
+            let bytes = header.bytes(file, info).to_vec();
+            let tensor = CaseTensor::new(dtype, &info.shape, bytes)
+                .map_err(|_| wrong("at most 8 axes, each below 2^63"))?;
+            let tensor = match self.of(name) {
+                None => tensor,
+                Some(of) if dtype == DType::UInt8 => tensor
+                    .unpacked(of)
+                    .ok_or_else(|| wrong("a last axis, along which two elements share a byte"))?,
+                Some(_) => {
+                    return Err(CaseError::Contradiction(
+                        "a tensor with a key `dtype.` is stored as U8: store it so, or leave the key out",
+                    ));
+                }
+            };
+            let list = list_of(name);
+            match list_index(name, list).filter(|_| is_list(list)) {
+                Some(index) => {
+                    lists.entry(list).or_default().insert(index, tensor);
+                }
+                None => tensors.push((name.clone(), tensor)),
+            }
+        }
+        if let Some((name, _)) = self.entries.iter().find(|(_, (_, there))| !there) {
+            return Err(CaseError::UnknownKey(format!("{STORED}{name}")));
+        }
+        for (name, found) in lists {
+            let members = members(name, found)?;
+            tensors.extend(members.into_iter().map(|tensor| (name.to_owned(), tensor)));
+        }
+        Ok(tensors)
+    }
+
+    /// The element type of a tensor; a key of its own goes before that of its list.
+    fn of(&mut self, tensor: &str) -> Option<DType> {
+        let mut found = None;
+        for label in [list_of(tensor), tensor] {
+            if let Some((dtype, there)) = self.entries.get_mut(label) {
+                *there = true;
+                found = Some(*dtype);
+            }
+        }
+        found
+    }
+}
+
+/// The content of a file of these entries and tensors.
+pub(super) fn write(
+    metadata: BTreeMap<&str, String>,
+    named: &[(String, &CaseTensor)],
+) -> Result<Vec<u8>, CaseError> {
+    let stored = stored(named);
+    let mut metadata = metadata;
+    for (key, name) in &stored {
+        metadata.insert(key, (*name).to_owned());
+    }
+    let shaped: Vec<_> = named
+        .iter()
+        .map(|(name, tensor)| (name, tensor, tensor.stored_shape()))
+        .collect();
+    let mut tensors = BTreeMap::new();
+    for (name, tensor, shape) in &shaped {
+        let (Some(dtype), Some(shape)) = (file_type(tensor.dtype()), shape) else {
+            return Err(unstorable(name, tensor));
+        };
+        tensors.insert((*name).clone(), (dtype, &**shape, tensor.bytes()));
+    }
+    header::write(&metadata, &tensors)
+}
+
+/// Refuses tensors that a file cannot hold: element types that safetensors lacks, halves of bytes.
+pub(super) fn writable(named: &[(String, &CaseTensor)]) -> Result<(), CaseError> {
+    for (name, tensor) in named {
+        let whole = tensor.stored_shape().is_some_and(|shape| {
+            let bits = file_type(tensor.dtype()).map(|dtype| dtype.bitsize());
+            let elements = |of: usize| shape.iter().try_fold(of, |n, size| n.checked_mul(*size));
+            // The format has no padding bits behind the last element.
+            bits.and_then(elements)
+                .is_some_and(|bits| bits.is_multiple_of(8))
+        });
+        if !whole {
+            return Err(unstorable(name, tensor));
+        }
+    }
+    Ok(())
+}
+
+/// The metadata that says what tensors stored as U8 hold: keys and element types. A list whose elements agree has one.
+fn stored(named: &[(String, &CaseTensor)]) -> Vec<(String, &'static str)> {
+    // The element type that all tensors of a list have, if they agree.
+    let mut lists: BTreeMap<&str, Option<DType>> = BTreeMap::new();
+    for (name, tensor) in named {
+        let shared = lists.entry(list_of(name)).or_insert(Some(tensor.dtype()));
+        *shared = shared.filter(|shared| *shared == tensor.dtype());
+    }
+    let mut stored = Vec::new();
+    for (name, tensor) in named {
+        let Some(of) = stored_name(tensor.dtype()) else {
+            continue;
+        };
+        let list = list_of(name);
+        let alike = lists.get(list).is_some_and(Option::is_some);
+        let label = if alike { list } else { name };
+        stored.push((format!("{STORED}{label}"), of));
+    }
+    stored.dedup();
+    stored
+}
+
+/// The name in a file of a tensor of a call: with its number, if it is one of several.
+pub(super) fn name_of(parameter: &str, index: usize, count: usize) -> String {
+    match count {
+        0 | 1 => parameter.to_owned(),
+        _ => format!("{parameter}.{index}"),
+    }
+}
+
+/// The list that a tensor is an element of, `key` for `key.3`; of others their own name.
+fn list_of(tensor: &str) -> &str {
+    tensor.split_once('.').map_or(tensor, |(list, _)| list)
+}
+
+/// The file's element type for one of CANN's.
+fn file_type(dtype: DType) -> Option<safetensors::Dtype> {
+    match stored_name(dtype) {
+        Some(_) => Some(safetensors::Dtype::U8),
+        None => to_file(dtype),
+    }
+}
+
+fn unstorable(name: &str, tensor: &CaseTensor) -> CaseError {
+    CaseError::Dtype {
+        tensor: name.to_owned(),
+        dtype: format!("{tensor:?}"),
+    }
+}
+
+/// The place in the list `list` of the tensor `name`: `None` for `key`, `Some(3)` for `key.3`. The outer `None` means
+/// another tensor.
+fn list_index(name: &str, list: &str) -> Option<Option<usize>> {
+    let rest = name.strip_prefix(list)?;
+    if rest.is_empty() {
+        return Some(None);
+    }
+    let digits = rest.strip_prefix('.')?;
+    let index: usize = digits.parse().ok()?;
+    // One spelling a number: neither `+1` nor `01`.
+    (index.to_string() == digits).then_some(Some(index))
+}
+
+/// The tensors of a list, from the places that the file names.
+fn members(
+    name: &str,
+    mut found: BTreeMap<Option<usize>, CaseTensor>,
+) -> Result<Vec<CaseTensor>, CaseError> {
+    if let Some(single) = found.remove(&None) {
+        return match found.is_empty() {
+            true => Ok(vec![single]),
+            false => Err(CaseError::MixedList(name.to_owned())),
+        };
+    }
+    for (place, index) in found.keys().enumerate() {
+        if *index != Some(place) {
+            return Err(CaseError::MissingTensor(format!("{name}.{place}")));
+        }
+    }
+    Ok(found.into_values().collect())
+}

@@ -1,0 +1,178 @@
+//! A call that was checked and prepared, to be launched with any tensors of its shapes.
+
+use std::fmt;
+
+use ascend_spec::ops::flash_attention_score::{Argument, Parameter};
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::operator::Tensors;
+use crate::ops::recorded_plan::RecordedPlan;
+use crate::runtime::{Queue, Stream};
+use crate::tensor::{AnyTensor, Tensor};
+
+use super::inputs::Features;
+use super::output::PlannedOutput;
+use super::{FlashInputs, FlashOutput, SoftmaxState};
+
+/// A call that was checked and prepared. From [`FlashAttention::plan`](super::FlashAttention::plan).
+///
+/// All layers of a step share its shapes: one plan serves them all, and a launch swaps addresses and nothing else. Lengths of
+/// packed sequences, prefixes and first places are part of the plan: others need another plan.
+///
+/// # Threads
+/// `Send` and `Sync`. Launches of one plan from several threads take turns.
+pub struct FlashPlan {
+    pub(super) prepared: RecordedPlan<Parameter>,
+    pub(super) features: Features,
+    pub(super) output: PlannedOutput,
+}
+
+/// The tensors of a launch.
+struct Launch<'a> {
+    inputs: &'a FlashInputs<'a>,
+    attention: &'a AnyTensor,
+    softmax: &'a SoftmaxState,
+}
+
+impl Tensors<Parameter> for Launch<'_> {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        visit(Parameter::SoftmaxMax.into(), self.softmax.max())?;
+        visit(Parameter::SoftmaxSum.into(), self.softmax.sum())?;
+        visit(Parameter::AttentionOut.into(), self.attention)?;
+        self.inputs.visit(visit)
+    }
+}
+
+impl FlashPlan {
+    /// Name of the operator's function that launches call.
+    pub fn operator(&self) -> &'static str {
+        self.prepared.function()
+    }
+
+    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
+    pub fn workspace_bytes(&self) -> usize {
+        self.prepared.workspace_bytes()
+    }
+
+    /// New output tensors, to be used with [`FlashPlan::launch_into`] again and again. Their content is unspecified.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `T` is not
+    /// the query's type.
+    pub fn output<T: Element>(&self) -> Result<FlashOutput<T>> {
+        self.output.empty(self.prepared.context())
+    }
+
+    /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised, as
+    /// [`Tensor::download`] does. The tensors may be dropped at once.
+    ///
+    /// # Errors
+    /// As for [`FlashPlan::launch_into`] and [`FlashPlan::output`].
+    #[doc(alias = "aclnnFlashAttentionScore")]
+    #[doc(alias = "aclnnFlashAttentionVarLenScore")]
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<FlashOutput<T>> {
+        self.launch_with(stream, &FlashInputs::new(query, key, value))
+    }
+
+    /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream on.
+    ///
+    /// # Errors
+    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for tensors that differ from the planned ones in more than their
+    /// addresses; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or outputs that
+    /// share memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
+    /// [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is synchronised.
+    #[doc(alias = "aclnnFlashAttentionScore")]
+    pub fn launch_into<T: Element>(
+        &self,
+        stream: &Stream,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+        output: &mut FlashOutput<T>,
+    ) -> Result<()> {
+        self.launch_with_into(stream, &FlashInputs::new(query, key, value), output)
+    }
+
+    /// As [`FlashPlan::launch`], for a plan of [`plan_with`](super::FlashAttention::plan_with).
+    ///
+    /// # Errors
+    /// As for [`FlashPlan::launch_into`] and [`FlashPlan::output`].
+    #[doc(alias = "aclnnFlashAttentionScore")]
+    pub fn launch_with<T: Element>(
+        &self,
+        stream: &Stream,
+        inputs: &FlashInputs<'_>,
+    ) -> Result<FlashOutput<T>> {
+        let mut output = self.output()?;
+        self.launch_with_into(stream, inputs, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`FlashPlan::launch_into`], for a plan of [`plan_with`](super::FlashAttention::plan_with).
+    ///
+    /// # Errors
+    /// As for [`FlashPlan::launch_into`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) also for another kind of
+    /// position bias, other first places, or another share that dropout keeps.
+    #[doc(alias = "aclnnFlashAttentionScore")]
+    pub fn launch_with_into<T: Element>(
+        &self,
+        stream: &Stream,
+        inputs: &FlashInputs<'_>,
+        output: &mut FlashOutput<T>,
+    ) -> Result<()> {
+        let launched = self.run(stream, inputs, output)?;
+        // Also after a failure: part of the work may have been queued.
+        let FlashOutput { softmax, .. } = output;
+        softmax.rewrite(&self.output.rows, self.output.keyless.clone());
+        launched
+    }
+
+    /// Captures a launch whose replays write an output of this plan's.
+    pub(crate) fn capture<T: Element>(
+        &self,
+        queue: &impl Queue,
+        inputs: &FlashInputs<'_>,
+        output: &FlashOutput<T>,
+    ) -> Result<()> {
+        output
+            .softmax
+            .is_of("output", &self.output.rows, &self.output.keyless)?;
+        self.run(queue, inputs, output)?
+    }
+
+    /// The outer error is that of a launch of which nothing was queued.
+    fn run<T: Element>(
+        &self,
+        queue: &impl Queue,
+        inputs: &FlashInputs<'_>,
+        output: &FlashOutput<T>,
+    ) -> Result<Result<()>> {
+        let launch = Launch {
+            inputs,
+            attention: &output.attention,
+            softmax: &output.softmax,
+        };
+        let admits = || inputs.features().are_as_planned(&self.features);
+        self.prepared.run(queue, &launch, admits)
+    }
+}
+
+impl fmt::Debug for FlashPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlashPlan")
+            .field("operator", &self.operator())
+            .field("layout", &self.output.rows.layout)
+            .field("workspace_bytes", &self.workspace_bytes())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,142 @@
+//! The maxima and sums of a launch's rows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::TensorDesc;
+use ascend_spec::ops::flash_attention_score::{InputLayout, SoftmaxOrder};
+
+use crate::error::{Error, Result};
+use crate::runtime::Context;
+use crate::tensor::{AnyTensor, Tensor};
+
+/// The maximum of each row's scores, and the sum of `exp(score - maximum)`: what the softmax over other keys goes on from.
+///
+/// Only [`FlashAttention`](super::FlashAttention) and [`RingUpdate`](crate::ring::RingUpdate) make it, and it knows what its
+/// tensors do not say: in which order they lie, and where packed sequences end. Both tensors are FLOAT32 `[B, N, S, 8]`, of
+/// packed sequences `[T, N, 8]`, with eight equal numbers for a row.
+///
+/// A clone has the same device memory, and goes on describing what was computed when it was made: after a launch into the
+/// original, or into the clone, use that value alone.
+///
+/// A row that sees no key and is corrected has the least FLOAT32 as its maximum and the largest as its sum; rows of a packed
+/// sequence without keys have 0 and 0.
+#[derive(Clone, Debug)]
+pub struct SoftmaxState {
+    max: Tensor<f32>,
+    sum: Tensor<f32>,
+    rows: StateRows,
+    keyless: Keyless,
+}
+
+/// Which packed sequences have rows and no keys; none where no sequence is so.
+pub(crate) type Keyless = Option<Arc<[bool]>>;
+
+/// Finds the sequences that have rows and no keys by where rows and keys end.
+pub(super) fn keyless(ends: &[i64], key_ends: &[i64]) -> Keyless {
+    let mut before = (0, 0);
+    let of = ends.iter().zip(key_ends).map(|(&rows, &keys)| {
+        let is_keyless = rows > before.0 && keys == before.1;
+        before = (rows, keys);
+        is_keyless
+    });
+    let of: Arc<[bool]> = of.collect();
+    of.contains(&true).then_some(of)
+}
+
+/// Which rows a state describes, and where they lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StateRows {
+    pub(crate) layout: InputLayout,
+    pub(crate) order: SoftmaxOrder,
+    /// Ends of packed sequences.
+    pub(crate) ends: Option<Arc<[i64]>>,
+}
+
+impl fmt::Display for StateRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        write!(f, "layout {}, order {:?}", self.layout, self.order)?;
+        match &self.ends {
+            None => Ok(()),
+            Some(ends) if ends.len() <= SHOWN => write!(f, ", sequences that end at {ends:?}"),
+            Some(ends) => write!(
+                f,
+                ", {} sequences that end at {:?} and so on",
+                ends.len(),
+                ends.get(..SHOWN).unwrap_or(ends)
+            ),
+        }
+    }
+}
+
+impl SoftmaxState {
+    /// A state of this shape with unspecified numbers.
+    pub(crate) fn empty(
+        context: &Arc<Context>,
+        desc: TensorDesc,
+        rows: StateRows,
+        keyless: Keyless,
+    ) -> Result<Self> {
+        Ok(Self {
+            max: AnyTensor::empty(context, desc)?.typed()?,
+            sum: AnyTensor::empty(context, desc)?.typed()?,
+            rows,
+            keyless,
+        })
+    }
+
+    /// Maximum of each row's scores.
+    pub fn max(&self) -> &Tensor<f32> {
+        &self.max
+    }
+
+    /// Sum of each row's exponentials.
+    pub fn sum(&self) -> &Tensor<f32> {
+        &self.sum
+    }
+
+    /// The order of both tensors in memory.
+    pub fn order(&self) -> SoftmaxOrder {
+        self.rows.order
+    }
+
+    /// Axis order of the attention beside it.
+    pub fn layout(&self) -> InputLayout {
+        self.rows.layout
+    }
+
+    pub(crate) fn rows(&self) -> &StateRows {
+        &self.rows
+    }
+
+    /// What a launch is about to write into it.
+    pub(crate) fn rewrite(&mut self, rows: &StateRows, keyless: Keyless) {
+        if self.rows != *rows {
+            self.rows = rows.clone();
+        }
+        self.keyless = keyless;
+    }
+
+    /// Refuses a state whose tensors are about to hold that of other rows, where it cannot be told.
+    pub(crate) fn is_of(
+        &self,
+        argument: &'static str,
+        rows: &StateRows,
+        keyless: &Keyless,
+    ) -> Result<()> {
+        if self.rows == *rows && self.keyless == *keyless {
+            return Ok(());
+        }
+        Err(Error::NotAsPlanned {
+            argument,
+            given: format!("{}, keyless {:?}", self.rows, self.keyless),
+            planned: format!("{rows}, keyless {keyless:?}: an output of the plan's own"),
+        })
+    }
+
+    /// The packed sequences of which it holds maximum and sum 0.
+    pub(crate) fn keyless(&self) -> &Keyless {
+        &self.keyless
+    }
+}

@@ -1,0 +1,12 @@
+//! IncreFlashAttention: attention of one query row a sequence, the decoding of the Atlas inference series (310P).
+//!
+//! [`IncreFlashAttention`] describes a call, which is planned once and launched per layer as an [`IncrePlan`]. What a call
+//! reads is given as the [`Inputs`](crate::attention::Inputs) of FusedInferAttention, of which it takes fewer kinds.
+
+mod builder;
+mod inputs;
+mod versions;
+
+pub use super::inference_attention::InferencePlan;
+pub use builder::{IncreFlashAttention, IncrePlan};
+pub(crate) use versions::{phase_one, phases_of};

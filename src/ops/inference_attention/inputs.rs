@@ -1,0 +1,101 @@
+//! What a call reads, as the operator's own arguments.
+
+use ascend_spec::operator::Argument;
+use ascend_spec::{TensorDesc, fia};
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+use crate::operator;
+use crate::ops::fused_infer_attention_score::{Features, Inputs};
+use crate::tensor::AnyTensor;
+
+/// The parameters of an operator that reads [`Inputs`].
+pub trait InferenceParameter: operator::Parameter {
+    /// Name of the operator.
+    const OPERATOR: &'static str;
+    /// Name of its plans.
+    const PLAN: &'static str;
+    /// The queries.
+    const QUERY: Self;
+    /// The mask, which stays the same for all launches of a plan.
+    const ATTEN_MASK: Self;
+    /// The output.
+    const ATTENTION_OUT: Self;
+
+    /// Its parameter for what FusedInferAttentionScore reads as another one; `None` if it has none.
+    fn of_fused(parameter: fia::Parameter) -> Option<Self>;
+}
+
+/// The refusal of an input that the operator has no argument for.
+#[cold]
+pub(crate) fn no_such_input<P: InferenceParameter>(name: &'static str) -> Error {
+    Error::invalid(
+        name,
+        "a tensor",
+        format_args!(
+            "none: {} has no such argument, FusedInferAttention has",
+            P::OPERATOR
+        ),
+    )
+}
+
+/// Visits the tensors by the operator's own arguments.
+#[inline]
+pub(super) fn visit<'t, P: InferenceParameter>(
+    inputs: &Inputs<'t>,
+    mut visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>,
+) -> Result<()> {
+    inputs.visit(|argument, tensor| match P::of_fused(argument.parameter) {
+        Some(parameter) => visit(Argument::element(parameter, argument.index), tensor),
+        None => Err(no_such_input::<P>(argument.name())),
+    })
+}
+
+/// The inputs of a call that is to be planned.
+pub(crate) struct Described<'t, P> {
+    pub(super) inputs: Inputs<'t>,
+    pub(super) query: &'t AnyTensor,
+    pub(crate) features: Features,
+    /// Every tensor, in the order of [`Inputs::visit`].
+    pub(crate) tensors: SmallVec<[(Argument<P>, TensorDesc); 12]>,
+}
+
+impl<'t, P: InferenceParameter> Described<'t, P> {
+    /// Refuses what the operator has no arguments for.
+    pub(crate) fn new(inputs: &Inputs<'t>) -> Result<Self> {
+        let (mut query, mut tensors) = (None, SmallVec::new());
+        visit::<P>(inputs, |argument, tensor| {
+            if argument.parameter == P::QUERY {
+                query = Some(tensor);
+            }
+            tensors.push((argument, *tensor.desc()));
+            Ok(())
+        })?;
+        let Some(query) = query else {
+            return Err(Error::invalid("query", "none", "a tensor"));
+        };
+        let features = inputs.features();
+        features.block_size_alone()?;
+        Ok(Self {
+            inputs: *inputs,
+            query,
+            features,
+            tensors,
+        })
+    }
+
+    /// The tensors of a list.
+    pub(crate) fn list(&self, parameter: P) -> SmallVec<[TensorDesc; 1]> {
+        let of_list = self
+            .tensors
+            .iter()
+            .filter(|(of, _)| of.parameter == parameter);
+        of_list.map(|(_, desc)| *desc).collect()
+    }
+
+    /// The output that a call writes. What stands in where its inputs imply none is refused for the inputs.
+    pub(crate) fn output_of(&self, call: &fia::FiaCall<'_>) -> TensorDesc {
+        let (implied, _) = call.implied_outputs();
+        implied.unwrap_or(*self.query.desc())
+    }
+}

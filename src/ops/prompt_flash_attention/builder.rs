@@ -1,0 +1,152 @@
+//! A call for several query rows, described step by step.
+
+use ascend_spec::Layout;
+use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall};
+
+use crate::error::Result;
+use crate::mask::Mask;
+use crate::memory::Element;
+use crate::operator::AllowedLints;
+use crate::ops::attention_settings::{Numbers, Settings, setters};
+use crate::ops::fused_infer_attention_score::Inputs;
+use crate::ops::inference_attention::{Described, InferencePlan, no_such_input};
+use crate::tensor::Tensor;
+
+/// A call that was checked and prepared. From [`PromptFlashAttention::plan`].
+pub type PromptPlan = InferencePlan<Parameter>;
+
+/// A call of PromptFlashAttention, `softmax(scale * Q K^T) V` over the keys that a [`Mask`] shows, several query rows a
+/// sequence.
+///
+/// It is the fused attention of the Atlas inference series (310P), which has no
+/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Against that it has no paged cache,
+/// no tensor lists, no rotary parts, no shared prefix, no left padding and no log-sum-exp. FLOAT16, on Atlas A2 and A3 BF16,
+/// or INT8; the layouts BSH, BSND, BNSD, BNSD_BSND and TND; sparse modes 0 to 4. What is not set has the operator's default,
+/// except [`inner_precise`](Self::inner_precise), which is high precision, and [`scale`](Self::scale), which has to be set.
+///
+/// Source: aclnnPromptFlashAttentionV3, since CANN 8.1. Ascend 950 refuses it.
+///
+/// ```
+/// use ascend_attention::prompt::PromptFlashAttention;
+/// use ascend_attention::{CausalOrigin, Layout, Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let device = Runtime::emulated()?.device(0)?;
+/// let stream = device.stream()?;
+/// let x = stream.upload(&vec![f16::ONE; 2 * 8 * 64], [1, 2, 8, 64])?; // batch, heads, rows, head dimension
+/// let plan = PromptFlashAttention::new(Layout::Bnsd)
+///     .heads(2)
+///     .scale(0.125)
+///     .mask(device.masks().causal(CausalOrigin::LeftUp)?)
+///     .plan(&x, &x, &x)?;
+/// let attention = plan.launch(&stream, &x, &x, &x)?;
+/// assert_eq!(attention.download(&stream)?, vec![f16::ONE; 2 * 8 * 64]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct PromptFlashAttention {
+    settings: Settings,
+    mask: Mask,
+    allowed: AllowedLints,
+}
+
+impl PromptFlashAttention {
+    /// A call with tensors of these axis orders (`inputLayout`).
+    pub fn new(layout: Layout) -> Self {
+        Self {
+            settings: Settings::new(layout),
+            mask: Mask::none(),
+            allowed: AllowedLints::default(),
+        }
+    }
+
+    setters!();
+
+    /// Which keys a query sees. The tensor of the mask stays the same for all launches of a plan. **Unset: all.**
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// Lengths of the queries (`actualSeqLengths`): the valid rows of each sequence, or one number for all; with TND where the
+    /// rows of each end, cumulative.
+    pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
+        self.settings.give_queries(lengths.into());
+        self
+    }
+
+    /// Lengths of the keys (`actualSeqLengthsKv`), in the same form.
+    pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
+        self.settings.give_keys(lengths.into());
+        self
+    }
+
+    /// Lets the call through although it breaks a lint that stays within the call's tensors, by the lint's id.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is launched,
+    /// and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule or
+    /// lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors of
+    /// different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
+    pub fn plan<T: Element>(
+        &self,
+        query: &Tensor<T>,
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<PromptPlan> {
+        self.plan_with(&Inputs::new(query, key, value))
+    }
+
+    /// The same for calls with a position bias or a [`Quantisation`](crate::attention::Quantisation) of `Output` or `Int8`.
+    /// Each launch then brings [`Inputs`] of the same kinds, shapes and element types.
+    ///
+    /// # Errors
+    /// As for [`PromptFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other kinds of
+    /// inputs.
+    #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
+    pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<PromptPlan> {
+        let described = Described::new(inputs)?;
+        let Numbers {
+            num_heads,
+            num_key_value_heads,
+            scale,
+            inner_precise,
+        } = self.settings.numbers()?;
+        let mut call = PromptCall {
+            atten_mask: self.mask.tensor().map(|mask| *mask.desc()),
+            actual_seq_lengths: self.settings.queries()?,
+            actual_seq_lengths_kv: self.settings.keys()?,
+            num_heads,
+            num_key_value_heads,
+            scale,
+            inner_precise,
+            sparse_mode: self.mask.sparse_mode().acl(),
+            pre_tokens: self.mask.pre_tokens(),
+            next_tokens: self.mask.next_tokens(),
+            ..PromptCall::new(self.settings.layout.as_str())
+        };
+        for &(argument, desc) in &described.tensors {
+            match call.single_mut(argument.parameter) {
+                Some(given) if argument.index == 0 => *given = Some(desc),
+                _ => return Err(no_such_input::<Parameter>(argument.name())),
+            }
+        }
+        call.attention_out = Some(described.output_of(&call.as_fused()));
+        let mask = self.mask.tensor();
+        InferencePlan::new(&call, &described, mask, &self.settings, &self.allowed)
+    }
+}

@@ -1,0 +1,33 @@
+//! Which of the operator's parameters read the inputs of FusedInferAttentionScore.
+
+use ascend_spec::fia;
+use ascend_spec::ops::prompt_flash_attention::Parameter;
+
+use crate::operator;
+use crate::ops::inference_attention::InferenceParameter;
+
+impl operator::Parameter for Parameter {}
+
+impl InferenceParameter for Parameter {
+    const OPERATOR: &'static str = "PromptFlashAttention";
+    const PLAN: &'static str = "PromptPlan";
+    const QUERY: Self = Parameter::Query;
+    const ATTEN_MASK: Self = Parameter::AttenMask;
+    const ATTENTION_OUT: Self = Parameter::AttentionOut;
+
+    #[inline]
+    fn of_fused(parameter: fia::Parameter) -> Option<Self> {
+        Some(match parameter {
+            fia::Parameter::Query => Parameter::Query,
+            fia::Parameter::Key => Parameter::Key,
+            fia::Parameter::Value => Parameter::Value,
+            fia::Parameter::PseShift => Parameter::PseShift,
+            fia::Parameter::DeqScale1 => Parameter::DeqScale1,
+            fia::Parameter::QuantScale1 => Parameter::QuantScale1,
+            fia::Parameter::DeqScale2 => Parameter::DeqScale2,
+            fia::Parameter::QuantScale2 => Parameter::QuantScale2,
+            fia::Parameter::QuantOffset2 => Parameter::QuantOffset2,
+            _ => return None,
+        })
+    }
+}

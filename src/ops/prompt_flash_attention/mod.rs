@@ -1,0 +1,12 @@
+//! PromptFlashAttention: attention of several query rows a sequence, the prefill of the Atlas inference series (310P).
+//!
+//! [`PromptFlashAttention`] describes a call, which is planned once and launched per layer as a [`PromptPlan`]. What a call
+//! reads is given as the [`Inputs`](crate::attention::Inputs) of FusedInferAttention, of which it takes fewer kinds.
+
+mod builder;
+mod inputs;
+mod versions;
+
+pub use super::inference_attention::InferencePlan;
+pub use builder::{PromptFlashAttention, PromptPlan};
+pub(crate) use versions::{phase_one, phases_of};

@@ -1,0 +1,13 @@
+//! RingAttentionUpdate: merges what [`FlashAttention`](crate::flash::FlashAttention) computed over two parts of the keys.
+//!
+//! A ring of ranks passes keys and values on from rank to rank; each rank attends with its own rows to what arrives, and
+//! merges the result with what it has: [`RingUpdate`], planned once and launched for each part as a [`RingPlan`].
+
+mod builder;
+mod keyless;
+mod plan;
+mod versions;
+
+pub use builder::RingUpdate;
+pub use plan::RingPlan;
+pub(crate) use versions::{phase_one, phases_of};

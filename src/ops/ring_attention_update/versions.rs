@@ -1,0 +1,81 @@
+//! The entry points of the operator: which one takes a call, and its two phases.
+
+use std::sync::Arc;
+
+use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall, Version, rules};
+use ascend_spec::{Refusal, Target, arguments_of_version, ring_attention_update_arguments};
+use ascend_sys::{Api, Library};
+
+use crate::error::{Error, Result};
+use crate::operator::{
+    self, AllowedLints, Descriptors, Plan, entry_points, lints_of, phase_one, standing_in,
+};
+use crate::runtime::Context;
+use crate::tensor::AnyTensor;
+
+use super::builder::Starts;
+
+/// Checks a call against the contract, and finds the oldest installed version that can express it. All run on the same
+/// products.
+pub(super) fn choose(
+    api: &Api,
+    target: Target,
+    call: &RingUpdateCall<'_>,
+    allowed: &AllowedLints,
+    starts: &Starts,
+) -> Result<Version> {
+    let oldest = Version::oldest_for(call);
+    let problem = match call.check(oldest, target) {
+        Err(Refusal::Violation(mut violation)) if violation.rule.id == rules::LAYOUT.id => {
+            violation.fix = "compute both parts in the layout SBH or TND".into();
+            return Err(violation.into());
+        }
+        checked => checked?,
+    };
+    call.lint(&allowed.ids(lints_of::<Version>)?)?;
+    if let Some((starts, _)) = starts {
+        problem.admits_lengths(starts).map_err(|mut violation| {
+            violation.fix =
+                "compute both parts of tensors that end with the last sequence's rows".into();
+            violation
+        })?;
+    }
+    let mut versions = Version::ALL.into_iter();
+    let installed =
+        versions.find(|&version| version >= oldest && phases_of(version).are_installed(api));
+    installed.ok_or_else(|| Error::OperatorVersion {
+        needed: oldest.symbol(),
+        why: match oldest {
+            Version::V1 => "",
+            Version::V2 => " (for maxima and sums that lie like the query)",
+        },
+        library: Library::Opapi.file_name(),
+        since: oldest.since_cann(),
+    })
+}
+
+entry_points! {
+    ring_attention_update_arguments, RingUpdateCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnRingAttentionUpdateGetWorkspaceSize, aclnnRingAttentionUpdate;
+    Version::V2 => 2: aclnnRingAttentionUpdateV2GetWorkspaceSize, aclnnRingAttentionUpdateV2;
+}
+
+impl operator::Parameter for Parameter {}
+
+/// Phase one of a call that the contract has accepted. One address stands in for those of the parts and of the result.
+pub(super) fn prepare(
+    context: &Arc<Context>,
+    version: Version,
+    call: &RingUpdateCall<'_>,
+    stand_in: &AnyTensor,
+    fixed: &[(Parameter, &AnyTensor)],
+) -> Result<Plan<Parameter>> {
+    let given = call.each_tensor();
+    let brought = given.filter(|(argument, _)| argument.parameter != Parameter::ActualSeqQlen);
+    let tensors = standing_in(brought, stand_in);
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+        phase_one(api, version, call, descriptors)
+    };
+    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    unsafe { Plan::new(context, &phases_of(version), &tensors, fixed, phase_one) }
+}

@@ -1,0 +1,253 @@
+//! Cases of operators other than FusedInferAttentionScore: what files say of them, and what becomes of their calls.
+
+use crate::harness;
+
+use std::path::Path;
+
+use ascend_attention::case::{
+    AnyCase, CaseError, CaseTensor, Expect, OperatorCase, ParameterCase, Tolerance, Verdict,
+};
+use ascend_attention::spec::Cann;
+use ascend_attention::spec::declared::DeclaredOperator;
+use ascend_attention::spec::operator::OwnedValue;
+use ascend_attention::{DType, Error};
+
+/// One of the repository's own cases.
+fn gather() -> OperatorCase {
+    let file = "tests/vectors/gather/norm_block_edges_cumsum.safetensors";
+    match AnyCase::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap() {
+        AnyCase::Operator(case) => *case,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A file with other entries in the header: each text is replaced by one of the same length.
+fn edited(case: &OperatorCase, edits: &[(&str, &str)]) -> Result<AnyCase, CaseError> {
+    let bytes = case.to_bytes().unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
+    for (from, to) in edits {
+        assert!(header.contains(from), "{header}");
+        header = header.replacen(from, to, 1);
+    }
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend_from_slice(&bytes[8 + length..]);
+    AnyCase::from_bytes(&file)
+}
+
+#[test]
+fn a_written_case_is_read_as_it_was() {
+    let mut training = OperatorCase::new(DeclaredOperator::FlashAttentionVarlenScore, "training");
+    training.note = "of a test".to_owned();
+    training.op_version = Some(5);
+    for name in ["query", "key", "value", "query_rope", "key_rope"] {
+        let tensor = CaseTensor::from_f32(DType::Bf16, &[4, 2, 64], &[0.5; 512]).unwrap();
+        training.arguments.set_tensor(name, tensor);
+    }
+    for (name, value) in [
+        ("input_layout", OwnedValue::Text(Some("TND".to_owned()))),
+        ("num_heads", OwnedValue::Int(2)),
+        ("keep_prob", OwnedValue::Float(0.5)),
+        ("prefix", OwnedValue::Ints(Some(vec![3, 0]))),
+        ("actual_seq_lengths", OwnedValue::Ints(Some(vec![1, 4]))),
+    ] {
+        training.arguments.set_value(name, value).unwrap();
+    }
+    let row = CaseTensor::from_f32(DType::Float, &[1], &[f32::NAN]).unwrap();
+    training.expected = vec![("softmax_max", row.clone()), ("attention_out", row)];
+    training.tolerance = Some(Tolerance {
+        atol: 0.5,
+        rtol: 0.0,
+    });
+    training.softmax_tolerance = Some(Tolerance {
+        atol: 0.0,
+        rtol: 1e-4,
+    });
+    training.group = Some(("cut".to_owned(), "piece0".to_owned()));
+    training.cann = Some(Cann::V9_1);
+    training.soc_name = Some("Ascend910B1".to_owned());
+    let mut list = OperatorCase::new(DeclaredOperator::IncreFlashAttention, "list");
+    for name in ["query", "key", "key", "value", "value"] {
+        let tensor = CaseTensor::from_f32(DType::Float16, &[1, 1, 64], &[0.5; 64]).unwrap();
+        list.arguments.set_tensor(name, tensor);
+    }
+    list.expect = Expect::Reject {
+        status: Some(561_002),
+    };
+    for case in [gather(), training, list] {
+        let bytes = case.to_bytes().unwrap();
+        let read = AnyCase::from_bytes(&bytes).unwrap();
+        // NaN is not itself: the bytes are compared as well.
+        assert_eq!(read.to_bytes().unwrap(), bytes);
+        let AnyCase::Operator(read) = read else {
+            panic!("{read:?}")
+        };
+        assert_eq!(read.arguments, case.arguments);
+        assert_eq!(read.expected.len(), case.expected.len());
+        let bare = |mut case: OperatorCase| {
+            case.expected.clear();
+            case
+        };
+        assert_eq!(bare(*read), bare(case));
+    }
+}
+
+#[test]
+fn what_the_operator_does_not_have_is_refused_by_name() {
+    let case = gather();
+    for (edits, says) in [
+        (
+            ("\"op_version\":\"1\"", "\"op_version\":\"2\""),
+            "op_version",
+        ),
+        (
+            ("\"cache_mode\"", "\"input_layout\""),
+            "\"input_layout\" is no argument of gather_pa_kv_cache",
+        ),
+        (
+            ("\"cache_mode\"", "\"softmax_atol\""),
+            "\"softmax_atol\" is no argument of gather_pa_kv_cache",
+        ),
+        (
+            ("\"cache_mode\"", "\"cash_mode\""),
+            "unknown metadata key \"cash_mode\"",
+        ),
+        (
+            ("\"block_tables\"", "\"block_table\""),
+            "unknown tensor \"block_table\"",
+        ),
+        (
+            ("\"value_cache\"", "\"value_cache.0\""),
+            "unknown tensor \"value_cache.0\"",
+        ),
+        (
+            ("gather_pa_kv_cache", "gather_pa_kv"),
+            "unknown op \"gather_pa_kv\"",
+        ),
+    ] {
+        let error = edited(&case, &[edits]).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+
+    let mut older = OperatorCase::new(DeclaredOperator::FlashAttentionScore, "sink");
+    let sink = CaseTensor::from_f32(DType::Float, &[1], &[0.5]).unwrap();
+    older.arguments.set_tensor("sink", sink);
+    older.op_version = Some(2);
+    let error = older.to_bytes().unwrap_err().to_string();
+    assert!(
+        error.contains("version 2") && error.contains("`sink`"),
+        "{error}"
+    );
+    older.op_version = Some(3);
+    older.to_bytes().unwrap();
+}
+
+#[test]
+fn every_expected_number_of_an_operator_counts() {
+    let stream = harness::stream();
+    for output in ["key", "value"] {
+        let mut case = gather();
+        assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+        let at = case
+            .expected
+            .iter()
+            .position(|(name, _)| *name == output)
+            .unwrap();
+        let bytes = case.expected[at].1.bytes_mut();
+        let last = bytes.len() - 4;
+        bytes[last..].copy_from_slice(&1e6f32.to_le_bytes());
+        let outcome = case.run(&stream).unwrap();
+        match &outcome.verdict {
+            Verdict::Failed { reason } => assert!(reason.contains(output), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(outcome.comparisons[at].outside, 1);
+        let kept = case.with_outputs(&outcome).unwrap();
+        assert_eq!(kept.run(&stream).unwrap().verdict, Verdict::Passed);
+    }
+}
+
+#[test]
+fn an_operators_refusal_is_judged_by_status_and_rule() {
+    let stream = harness::stream();
+    let mut case = gather();
+    case.expect = Expect::Reject { status: None };
+    let verdict = |case: &OperatorCase| case.run(&stream).unwrap().verdict;
+    assert!(matches!(verdict(&case), Verdict::Failed { reason } if reason.contains("takes it")));
+
+    let mode = OwnedValue::Text(Some("Sideways".to_owned()));
+    case.arguments.set_value("cache_mode", mode).unwrap();
+    assert_eq!(verdict(&case), Verdict::Passed);
+    case.expect = Expect::Reject {
+        status: Some(561_002),
+    };
+    case.expect_rule = Some("gather.cache_mode".to_owned());
+    assert_eq!(verdict(&case), Verdict::Passed);
+    case.expect_rule = Some("gather.tokens".to_owned());
+    assert!(matches!(verdict(&case), Verdict::Failed { .. }));
+    case.expect_rule = None;
+    case.expect = Expect::Reject {
+        status: Some(161_001),
+    };
+    assert!(matches!(verdict(&case), Verdict::Failed { .. }));
+    case.expect = Expect::Ok;
+    assert!(matches!(verdict(&case), Verdict::Failed { .. }));
+}
+
+#[test]
+fn a_file_whose_table_names_no_block_is_not_run() {
+    let stream = harness::stream();
+    let mut case = gather();
+    let table = &case.arguments.tensors("block_tables")[0];
+    let mut bytes = table.bytes().to_vec();
+    bytes[..4].copy_from_slice(&(1i32 << 20).to_le_bytes());
+    let table = CaseTensor::new(table.dtype(), table.shape(), bytes).unwrap();
+    case.arguments.set_tensor("block_tables", table);
+    let outcome = case.run(&stream).unwrap();
+    match &outcome.refusal {
+        Some(Error::Violation(violation)) => assert_eq!(violation.rule.id, "gather.block"),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(outcome.verdict, Verdict::Failed { .. }) && outcome.outputs.is_empty());
+    case.expect_rule = Some("gather.block".to_owned());
+    assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+    harness::still_works(&stream);
+}
+
+#[test]
+fn a_release_without_the_operator_is_an_error() {
+    let mut case = gather();
+    case.cann = Some(Cann::V8_1);
+    let stream = harness::stream();
+    if harness::not_on_npu("the release is chosen") {
+        return;
+    }
+    assert!(matches!(
+        case.run(&stream),
+        Err(Error::MissingOperator { .. })
+    ));
+}
+
+#[test]
+fn several_tensors_for_one_are_refused_in_the_words_of_the_operator() {
+    let desc = r#"{"shape": [4, 16, 1, 64], "dtype": "float16"}"#;
+    let line = |op: &str, name: &str| {
+        format!(r#"{{"id": "two", "op": "{op}", "inputs": {{"{name}": [{desc}, {desc}]}}}}"#)
+    };
+    for (op, name, allowed) in [
+        (
+            "fused_infer_attention_score",
+            "query",
+            "the lists of fused_infer_attention_score are key and value",
+        ),
+        (
+            "gather_pa_kv_cache",
+            "key_cache",
+            "gather_pa_kv_cache takes no lists of tensors",
+        ),
+    ] {
+        let error = ParameterCase::from_json(&line(op, name)).unwrap_err();
+        assert!(error.to_string().ends_with(allowed), "{error}");
+    }
+}

@@ -1,0 +1,52 @@
+"""Attention of training and of inference cards on Ascend 950: what is refused there, and what the extension leaves out."""
+
+import torch
+
+from dropout import packed_bits
+from fusion import compare, fusion
+from harness import case, refused
+from incre import incre, single
+from prompt import prompt
+from tensors import Batch, npu
+
+
+def call(version, layout="BNSD", dtype=torch.float16, **arguments):
+    batch = Batch([6] * 2, [9] * 2, dtype=dtype)
+    return lambda: fusion(version, batch, layout, **arguments)
+
+
+OPERATOR = "FlashAttentionScore on Ascend 950"
+# What is refused: the call, and what the message must have.
+REFUSED = {
+    "FLOAT": (call(1, dtype=torch.float32), OPERATOR, "FLOAT16 and BF16"),
+    "sinks": (call(2, sink=torch.zeros(4).npu()), f"sink of {OPERATOR}"),
+    "statistics in the layout of the rows": (call(1, "TND", softmax_layout="TND"), f"softmaxOutLayout of {OPERATOR}"),
+    "dropout drawn by the operator": (call(1, keep_prob=0.5), OPERATOR),
+    # What the extension refuses before any operator is asked.
+    "the third version": (call(3), "Ascend950 not support"),
+    "prompts": (lambda: prompt(Batch([6], [9])), "npu_prompt_flash_attention is no longer supported on Ascend950"),
+    "single rows": (lambda: incre(single([9])), "npu_incre_flash_attention is no longer supported on Ascend950"),
+}
+
+
+@case(what=list(REFUSED))
+def refused_calls(what):
+    call, *texts = REFUSED[what]
+    refused(call, *texts)
+    batch = Batch([4] * 2, [9] * 2)
+    compare(batch, "BNSD", fusion(1, batch, "BNSD"))
+
+
+@case(layout=["BNSD", "TND"], version=[1, 2])
+def drop_masks_that_are_given(layout, version):
+    batch = Batch([20] * 2, [33] * 2)
+    kept = [torch.rand(batch.heads, 20, 33) < 0.5 for _ in batch.rows]
+    result = fusion(version, batch, layout, keep_prob=0.5, dropout_mask=npu(packed_bits(kept)))
+    compare(batch, layout, result, kept=lambda i: kept[i], keep_prob=0.5)
+
+
+@case()
+def sinks_of_the_first_version_do_not_reach_the_operator():
+    """The extension passes none on, so that the call is the one without."""
+    batch = Batch([6] * 2, [9] * 2)
+    compare(batch, "BNSD", fusion(1, batch, "BNSD", sink=torch.full((4,), 5.0).npu()))

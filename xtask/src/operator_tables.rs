@@ -1,0 +1,154 @@
+//! The generated tables of the book's pages about single operators: arguments, and rules and lints.
+
+use crate::rule_tables;
+use ascend_spec::declared::{AnyArguments, DeclaredOperator};
+use ascend_spec::operator::{Kind, Value};
+use ascend_spec::{OperatorVersion, Rule, every_rule};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+const BEGIN: &str = "<!-- tables: made by `cargo run -p xtask -- rules`; do not edit -->\n";
+const END: &str = "<!-- end of tables -->\n";
+
+/// The pages, and the operators that each is about.
+fn pages() -> BTreeMap<&'static str, Vec<DeclaredOperator>> {
+    let mut pages = BTreeMap::<_, Vec<_>>::new();
+    for &operator in DeclaredOperator::ALL {
+        if let Some(page) = operator.page() {
+            pages.entry(page).or_default().push(operator);
+        }
+    }
+    pages
+}
+
+/// Writes the tables.
+pub(crate) fn write(root: &Path) -> Result<(), String> {
+    for (page, operators) in pages() {
+        let path = root.join(path(page));
+        let new = renewed(&path, &operators)?.1;
+        fs::write(&path, new).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Compares the tables with those in the tree.
+pub(crate) fn check(root: &Path) -> Result<(), String> {
+    for (page, operators) in pages() {
+        let (old, new) = renewed(&root.join(path(page)), &operators)?;
+        if old != new {
+            let path = path(page);
+            return Err(format!(
+                "{path} is out of date: run `cargo run -p xtask -- rules` and commit the result"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn path(page: &str) -> String {
+    format!("docs/src/{page}.md")
+}
+
+/// A page as it is, and with the tables in the place of those between the marks.
+fn renewed(path: &Path, operators: &[DeclaredOperator]) -> Result<(String, String), String> {
+    let old = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let between = || {
+        let (before, rest) = old.split_once(BEGIN)?;
+        let (_, after) = rest.split_once(END)?;
+        Some(format!("{before}{BEGIN}{}{END}{after}", tables(operators)))
+    };
+    let lacks = || format!("{} lacks the lines {BEGIN} and {END}", path.display());
+    let new = between().ok_or_else(lacks)?;
+    Ok((old, new))
+}
+
+fn tables(operators: &[DeclaredOperator]) -> String {
+    let mut text = "\n## Entry points\n\n| function | `op`, `op_version` in case files | CANN |\n|---|---|---|\n".to_owned();
+    for operator in operators {
+        for (number, version) in (1..).zip(operator.versions()) {
+            let _ = writeln!(
+                text,
+                "| `{}` | `{}`, {number} | {} |",
+                version.symbol(),
+                operator.name(),
+                version.since_cann()
+            );
+        }
+    }
+    text.push_str("\n## Arguments\n\n| argument | CANN's name | kind | version | default | |\n|---|---|---|---|---|---|\n");
+    // Operators of one page have one list of arguments.
+    if let Some(&operator) = operators.first() {
+        let plain = AnyArguments::<()>::new(operator);
+        for parameter in operator.parameters() {
+            let _ = writeln!(
+                text,
+                "| `{}` | `{}` | {} | {} | {} | {} |",
+                parameter.name,
+                parameter.acl_name,
+                kind(parameter.kind),
+                parameter.since,
+                default(plain.value(parameter.name)),
+                parameter.doc,
+            );
+        }
+    }
+    text.push('\n');
+    let is_of = |rule: &&Rule| {
+        operators
+            .iter()
+            .any(|&operator| is_of(operator, rule.since))
+    };
+    let rules: Vec<&Rule> = every_rule().filter(is_of).collect();
+    text.push_str(&rule_tables::tables(&rules));
+    text
+}
+
+/// Whether a rule that holds from a version on is the operator's.
+fn is_of(operator: DeclaredOperator, since: OperatorVersion) -> bool {
+    operator.versions().any(|version| version == since)
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Tensor => "tensor",
+        Kind::TensorList => "list of tensors",
+        Kind::InOut => "tensor, updated in place",
+        Kind::Output => "output",
+        Kind::Ints | Kind::IntList => "integers on the host",
+        Kind::Int => "integer",
+        Kind::Float => "number",
+        Kind::Flag => "truth value",
+        Kind::Text => "text",
+        Kind::OptionalText => "text, or null",
+    }
+}
+
+fn default(value: Option<Value<'_>>) -> String {
+    match value {
+        Some(Value::Int(value)) => value.to_string(),
+        Some(Value::Float(value)) => value.to_string(),
+        Some(Value::Flag(value)) => value.to_string(),
+        Some(Value::Text(Some(text))) => format!("`{text}`"),
+        Some(Value::Text(None) | Value::Ints(_)) | None => "null".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_in_the_tree_are_current() {
+        check(&crate::root()).unwrap();
+    }
+
+    #[test]
+    fn every_operator_with_cases_of_its_own_has_a_page() {
+        for operator in DeclaredOperator::ALL {
+            let inference = *operator == DeclaredOperator::FusedInferAttentionScore;
+            assert!(operator.page().is_some() != inference, "{operator:?}");
+        }
+    }
+}

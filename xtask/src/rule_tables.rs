@@ -1,0 +1,62 @@
+//! The tables of rules, lints and crashes that the book's pages show.
+
+use ascend_spec::{Level, Rule, Span};
+use std::fmt::Write as _;
+
+/// The tables of these rules, of lints and of crashes; none where there are none.
+pub(crate) fn tables(all: &[&Rule]) -> String {
+    let mut text = String::new();
+    let levels = [
+        (Level::Rule, "Rules"),
+        (Level::Lint, "Lints"),
+        (Level::HostCrash, "Crashes"),
+    ];
+    for (level, title) in levels {
+        let rules: Vec<&&Rule> = all.iter().filter(|rule| rule.level == level).collect();
+        if rules.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "## {title} ({})\n", rules.len());
+        text.push_str(match level {
+            Level::Rule => {
+                "| id | must hold | fix | status | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
+            }
+            Level::Lint => {
+                "| id | must hold | fix | memory | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
+            }
+            Level::HostCrash => {
+                "| id | must hold | fix | crash, and the answer where there is none | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
+            }
+        });
+        for rule in rules {
+            let status = match rule.level {
+                Level::Rule => rule.status.to_string(),
+                Level::Lint if rule.overruns => format!("**overruns**: {}", rule.reach),
+                Level::HostCrash if rule.status == 0 => format!("{}: taken", rule.reach),
+                Level::HostCrash => format!("{}: {}", rule.reach, rule.status),
+                Level::Lint => format!("stays within: {}", rule.reach),
+            };
+            let Rule {
+                id,
+                holds,
+                fix,
+                since,
+                source,
+                ..
+            } = rule;
+            let _ = writeln!(
+                text,
+                "| `{id}` | {holds} | {fix} | {status} | {since} | {} | {} | {source} |",
+                releases(rule.scope.a2_a3),
+                releases(rule.scope.ascend950),
+            );
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The releases of a product in which a rule is asked.
+fn releases(span: Option<Span>) -> String {
+    span.map_or_else(|| "–".to_owned(), |span| span.to_string())
+}
