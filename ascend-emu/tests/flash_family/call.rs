@@ -1,35 +1,104 @@
 //! Calls of C functions, as the declarations of their operators list the arguments.
 
 use crate::bench::*;
+use crate::case::size;
 use ascend_emu::abi::*;
 use ascend_emu::{Machine, functions_of};
 use ascend_spec::Cann;
-use ascend_sys::bindings::{aclDataType, aclIntArray, aclOpExecutor, aclTensor, aclrtStream};
+use ascend_sys::bindings::{
+    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclrtStream,
+};
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::null_mut;
+use std::rc::Rc;
 
-/// A tensor in device memory.
+/// A tensor in device memory, which is freed with the last tensor that lies in it.
 #[derive(Clone, Debug)]
 pub(crate) struct OnDevice {
     pub(crate) dtype: aclDataType,
     pub(crate) shape: Vec<i64>,
-    pub(crate) at: *mut c_void,
     pub(crate) tensor: *mut aclTensor,
+    memory: Rc<Memory>,
 }
 
 impl OnDevice {
-    /// A contiguous tensor with these bytes.
+    /// A contiguous tensor with these bytes: fewer than its elements have where a test wants that.
     pub(crate) fn new(dtype: aclDataType, shape: &[i64], bytes: &[u8]) -> Self {
-        let at = if bytes.is_empty() {
-            null_mut()
-        } else {
-            upload(bytes)
+        let memory = Rc::new(Memory::new(bytes));
+        OnDevice {
+            dtype,
+            shape: shape.to_vec(),
+            tensor: tensor(dtype, shape, memory.at),
+            memory,
+        }
+    }
+
+    /// A tensor whose neighbours along each axis are so many elements apart in these bytes.
+    pub(crate) fn strided(
+        dtype: aclDataType,
+        shape: &[i64],
+        strides: &[i64],
+        bytes: &[u8],
+    ) -> Self {
+        let memory = Rc::new(Memory::new(bytes));
+        let (rank, held) = (shape.len() as u64, [(bytes.len() / size(dtype)) as i64]);
+        let (axes, steps, format) = (shape.as_ptr(), strides.as_ptr(), aclFormat::ACL_FORMAT_ND);
+        let tensor = unsafe {
+            aclCreateTensor(
+                axes,
+                rank,
+                dtype,
+                steps,
+                0,
+                format,
+                held.as_ptr(),
+                1,
+                memory.at,
+            )
         };
         OnDevice {
             dtype,
             shape: shape.to_vec(),
-            at,
-            tensor: tensor(dtype, shape, at),
+            tensor,
+            memory,
+        }
+    }
+
+    /// The same bytes as elements of another type.
+    pub(crate) fn read_as(self, dtype: aclDataType) -> Self {
+        OnDevice {
+            dtype,
+            tensor: tensor(dtype, &self.shape, self.memory.at),
+            ..self
+        }
+    }
+
+    /// The address of its first element.
+    pub(crate) fn at(&self) -> *mut c_void {
+        self.memory.at
+    }
+}
+
+/// Memory of the device, or a null pointer for no bytes.
+#[derive(Debug)]
+struct Memory {
+    at: *mut c_void,
+}
+
+impl Memory {
+    fn new(bytes: &[u8]) -> Self {
+        let at = match bytes {
+            [] => null_mut(),
+            _ => upload(bytes),
+        };
+        Memory { at }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if !self.at.is_null() && !std::thread::panicking() {
+            free(self.at);
         }
     }
 }
@@ -74,16 +143,14 @@ pub(crate) type PhaseTwo =
 /// Runs an executor, and waits for it.
 pub(crate) fn run(two: PhaseTwo, (bytes, executor): (u64, *mut aclOpExecutor)) -> i32 {
     let stream = stream();
-    let workspace = if bytes == 0 {
-        null_mut()
-    } else {
-        malloc(bytes as usize)
-    };
-    let launched = unsafe { two(workspace, bytes, executor, stream) };
-    match launched {
+    let workspace = Memory::new(&vec![0; bytes as usize]);
+    let launched = unsafe { two(workspace.at, bytes, executor, stream) };
+    let status = match launched {
         0 => unsafe { aclrtSynchronizeStream(stream) },
         _ => launched,
-    }
+    };
+    destroy(stream);
+    status
 }
 
 /// What C gets of one argument.

@@ -112,7 +112,7 @@ impl Case {
         let bytes = want.len() * size(output.dtype);
         let got = numbers(
             output.dtype,
-            &crate::bench::download::<u8>(output.at, bytes),
+            &crate::bench::download::<u8>(output.at(), bytes),
         );
         for (at, (&got, &want)) in got.iter().zip(&want).enumerate() {
             if want.is_nan() {
@@ -161,7 +161,8 @@ fn acl(dtype: Dtype) -> aclDataType {
     }
 }
 
-fn size(dtype: aclDataType) -> usize {
+/// Bytes of an element.
+pub(crate) fn size(dtype: aclDataType) -> usize {
     match dtype {
         aclDataType::ACL_FLOAT => 4,
         aclDataType::ACL_FLOAT16 | aclDataType::ACL_BF16 => 2,

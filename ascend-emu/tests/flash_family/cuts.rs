@@ -109,7 +109,7 @@ fn output(dtype: aclDataType, shape: &[i64]) -> Option<OnDevice> {
 fn read(of: &Option<OnDevice>) -> Vec<f64> {
     let of = of.as_ref().unwrap();
     let count = of.shape.iter().product::<i64>() as usize;
-    numbers(of.dtype, &download::<u8>(of.at, count * 2))
+    numbers(of.dtype, &download::<u8>(of.at(), count * 2))
 }
 
 /// Attention of packed sequences. `same` is the order of the softmax outputs.

@@ -134,7 +134,7 @@ fn call(lengths: &[usize], paged: bool, seed: usize) -> (Arguments, Vec<f64>) {
 #[track_caller]
 fn near(arguments: &Arguments, want: &[f64]) {
     let out = arguments.attention_out.as_ref().unwrap();
-    let got = numbers(HALF, &download::<u8>(out.at, want.len() * 2));
+    let got = numbers(HALF, &download::<u8>(out.at(), want.len() * 2));
     for (got, want) in got.iter().zip(want) {
         assert!((got - want).abs() <= 2e-3, "{got} is not {want}");
     }
@@ -192,7 +192,7 @@ fn versions_one_and_two_throw_the_position_bias_away() {
     }
     ok(compute(3, &arguments));
     let out = arguments.attention_out.as_ref().unwrap();
-    let got = numbers(HALF, &download::<u8>(out.at, want.len() * 2));
+    let got = numbers(HALF, &download::<u8>(out.at(), want.len() * 2));
     assert!(got.iter().zip(&want).any(|(a, b)| (a - b).abs() > 1e-2));
 }
 
@@ -250,14 +250,7 @@ fn products_compute_or_refuse_it() {
 fn bf16_is_refused_on_310p() {
     let _bench = on_chip("Ascend310P3");
     let (arguments, _) = call(&[7, 20], false, 2);
-    let bf16 = |of: OnDevice| {
-        let dtype = aclDataType::ACL_BF16;
-        OnDevice {
-            dtype,
-            tensor: tensor(dtype, &of.shape, of.at),
-            ..of
-        }
-    };
+    let bf16 = |of: OnDevice| of.read_as(aclDataType::ACL_BF16);
     let arguments = Arguments {
         query: arguments.query.map(bf16),
         key: arguments.key.into_iter().map(bf16).collect(),

@@ -8,7 +8,7 @@ use crate::reference::{self, Sizes, attend, bytes};
 use ascend_emu::abi::*;
 use ascend_spec::ops::prompt_flash_attention;
 use ascend_spec::{arguments_of_version, prompt_flash_attention_arguments};
-use ascend_sys::bindings::{aclDataType, aclFormat, aclOpExecutor};
+use ascend_sys::bindings::{aclDataType, aclOpExecutor};
 use proptest::prelude::*;
 use std::ptr::null_mut;
 
@@ -114,7 +114,7 @@ fn dense(of: Sizes, seed: usize) -> (Arguments, Vec<f64>) {
 fn output(arguments: &Arguments) -> Vec<f64> {
     let out = arguments.attention_out.as_ref().unwrap();
     let elements = out.shape.iter().product::<i64>() as usize;
-    numbers(HALF, &download::<u8>(out.at, elements * 2))
+    numbers(HALF, &download::<u8>(out.at(), elements * 2))
 }
 
 #[track_caller]
@@ -165,35 +165,16 @@ fn strided_queries_and_keys_are_read_where_they_lie() {
         let plain = of.take().unwrap();
         let shape = plain.shape.clone();
         let elements = shape.iter().product::<i64>() as usize;
-        let values = download::<u16>(plain.at, elements);
+        let values = download::<u16>(plain.at(), elements);
         // A row of memory holds a row of the tensor and three numbers more.
         let row = shape[3] as usize;
         let wide = values
             .chunks(row)
             .flat_map(|of| [of, &[0x7e00; 3]].concat());
-        let wide: Vec<u16> = wide.collect();
+        let wide: Vec<u8> = wide.flat_map(u16::to_le_bytes).collect();
         let step = shape[3] + 3;
         let strides = [shape[1] * shape[2] * step, shape[2] * step, step, 1];
-        let at = upload(&wide);
-        let tensor = unsafe {
-            aclCreateTensor(
-                shape.as_ptr(),
-                4,
-                HALF,
-                strides.as_ptr(),
-                0,
-                aclFormat::ACL_FORMAT_ND,
-                [wide.len() as i64].as_ptr(),
-                1,
-                at,
-            )
-        };
-        *of = Some(OnDevice {
-            dtype: HALF,
-            shape,
-            at,
-            tensor,
-        });
+        *of = Some(OnDevice::strided(HALF, &shape, &strides, &wide));
     }
     ok(compute(3, &arguments));
     near(&output(&arguments), &want);
@@ -286,15 +267,7 @@ fn products_compute_or_refuse_it() {
             ok(run(aclnnPromptFlashAttentionV3, prepared));
             near(&output(&arguments), &want);
         }
-        let bf16 = |of: Option<OnDevice>| {
-            let of = of.unwrap();
-            let dtype = aclDataType::ACL_BF16;
-            Some(OnDevice {
-                dtype,
-                tensor: tensor(dtype, &of.shape, of.at),
-                ..of
-            })
-        };
+        let bf16 = |of: Option<OnDevice>| of.map(|of| of.read_as(aclDataType::ACL_BF16));
         let arguments = Arguments {
             query: bf16(arguments.query),
             key: bf16(arguments.key),

@@ -7,7 +7,7 @@ use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_spec::ops::ring_attention_update;
 use ascend_spec::{arguments_of_version, ring_attention_update_arguments};
-use ascend_sys::bindings::{aclDataType, aclFormat, aclOpExecutor};
+use ascend_sys::bindings::{aclDataType, aclOpExecutor};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
@@ -212,7 +212,7 @@ fn read(of: &Option<OnDevice>) -> Vec<f64> {
     let of = of.as_ref().unwrap();
     let elements = of.shape.iter().product::<i64>() as usize;
     let size = if of.dtype == FLOAT { 4 } else { 2 };
-    numbers(of.dtype, &download::<u8>(of.at, elements * size))
+    numbers(of.dtype, &download::<u8>(of.at(), elements * size))
 }
 
 fn merges() -> impl Strategy<Value = Merge> {
@@ -305,26 +305,7 @@ fn strided_tensors_are_merged_as_contiguous_ones() {
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis];
         }
-        let at = upload(&floats(&wide));
-        let tensor = unsafe {
-            aclCreateTensor(
-                shape.as_ptr(),
-                shape.len() as u64,
-                FLOAT,
-                strides.as_ptr(),
-                0,
-                aclFormat::ACL_FORMAT_ND,
-                [wide.len() as i64].as_ptr(),
-                1,
-                at,
-            )
-        };
-        OnDevice {
-            dtype: FLOAT,
-            shape: shape.to_vec(),
-            at,
-            tensor,
-        }
+        OnDevice::strided(FLOAT, shape, &strides, &floats(&wide))
     };
     let shape = [3, 1, 8];
     let mut strided = of.arguments(&parts);
@@ -334,7 +315,7 @@ fn strided_tensors_are_merged_as_contiguous_ones() {
     strided.attn_out = Some(spread(&[0.0; 24], &shape));
     ok(merge(1, &strided));
     let out = strided.attn_out.as_ref().unwrap();
-    let wide = numbers(FLOAT, &download::<u8>(out.at, 24 * 2 * 4));
+    let wide = numbers(FLOAT, &download::<u8>(out.at(), 24 * 2 * 4));
     for (got, want) in wide.chunks(2).zip(want) {
         assert_eq!(got[0], want);
         assert!(got[1].is_nan(), "what lies between is not written");

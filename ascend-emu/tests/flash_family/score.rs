@@ -10,8 +10,7 @@ use ascend_spec::ops::flash_attention_score::{self, Parameter, Version};
 use ascend_spec::{
     arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments,
 };
-use ascend_sys::bindings::{aclDataType, aclFormat, aclOpExecutor};
-use std::ptr::null_mut;
+use ascend_sys::bindings::{aclDataType, aclOpExecutor};
 
 type Arguments = flash_attention_score::Arguments<OnDevice>;
 
@@ -154,7 +153,7 @@ fn small() -> Arguments {
 
 /// The numbers of an output.
 fn floats(of: &Option<OnDevice>, count: usize) -> Vec<f32> {
-    download(of.as_ref().unwrap().at, count)
+    download(of.as_ref().unwrap().at(), count)
 }
 
 #[test]
@@ -244,24 +243,10 @@ fn strided_masks_drop_masks_and_softmax_outputs_are_copied() {
     );
 
     // The same tensors with a byte, or a number, between their elements.
-    let strided = |dtype, shape: &[i64], strides: &[i64], bytes: &[u8]| {
-        let at = upload(bytes);
-        let (rank, format) = (shape.len() as u64, aclFormat::ACL_FORMAT_ND);
-        let (axes, steps) = (shape.as_ptr(), strides.as_ptr());
-        let held = [bytes.len() as i64];
-        OnDevice {
-            dtype,
-            shape: shape.to_vec(),
-            at,
-            tensor: unsafe {
-                aclCreateTensor(axes, rank, dtype, steps, 0, format, held.as_ptr(), 1, at)
-            },
-        }
-    };
-    let spread = || strided(FLOAT, &[1, 1, 2, 8], &[32, 32, 16, 2], &[0xff; 128]);
+    let spread = || OnDevice::strided(FLOAT, &[1, 1, 2, 8], &[32, 32, 16, 2], &[0xff; 128]);
     let apart = Arguments {
-        atten_mask: Some(strided(UINT8, &[2, 2], &[1, 2], &[0, 0, 1, 0])),
-        drop_mask: Some(strided(UINT8, &[1, 1], &[7, 7], &[0b1011])),
+        atten_mask: Some(OnDevice::strided(UINT8, &[2, 2], &[1, 2], &[0, 0, 1, 0])),
+        drop_mask: Some(OnDevice::strided(UINT8, &[1, 1], &[7, 7], &[0b1011])),
         softmax_max: Some(spread()),
         softmax_sum: Some(spread()),
         keep_prob: 0.5,
@@ -282,14 +267,8 @@ fn strided_masks_drop_masks_and_softmax_outputs_are_copied() {
 fn rows_behind_unmarked_sequences_are_not_touched() {
     let bench = Bench::new();
     bench.enter();
-    let rows = |count: i64, held: usize, byte: u8| OnDevice {
-        dtype: FLOAT,
-        shape: vec![count, 1, 8],
-        at: null_mut(),
-        tensor: {
-            let at = upload(&vec![byte; held * 32]);
-            tensor(FLOAT, &[count, 1, 8], at)
-        },
+    let rows = |count: i64, held: usize, byte: u8| {
+        OnDevice::new(FLOAT, &[count, 1, 8], &vec![byte; held * 32])
     };
     let _scope = check_scope(Check::Strict);
     // A thousand rows more than there is memory for.
