@@ -135,7 +135,11 @@ pub(crate) trait Operator: Send + Sync {
     /// Visits every byte range read or written by one launch with these addresses.
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access));
 
-    /// Does the work, on the stream's thread. The ranges that [`Operator::accesses`] names are live and nobody else's
-    /// while it runs.
-    fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
+    /// Does the work, on the stream's thread.
+    ///
+    /// # Safety
+    ///
+    /// The ranges that [`Operator::accesses`] names are live while it runs, and nobody else writes them or reads those that
+    /// it writes.
+    unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
 }

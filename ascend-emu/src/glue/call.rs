@@ -123,7 +123,7 @@ impl Operator for GlueOperator {
         }
     }
 
-    fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let mut outputs = (self.tensors.iter()).filter(|argument| argument.role != Role::Read);
         if self.work.sized.is_none() && outputs.all(|argument| argument.desc.is_empty()) {
             return Ok(());

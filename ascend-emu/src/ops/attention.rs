@@ -1,10 +1,11 @@
-//! What attention operators refuse beyond their contracts: calls that end the host process, and those that the kernels cannot
-//! take on.
+//! What attention operators have in common: what they refuse beyond their contracts (calls that end the host process, and
+//! those that the kernels cannot take on), and how they run the kernels.
 
 use crate::config::check;
-use crate::kernel;
+use crate::fault::Fault;
+use crate::kernel::{self, Buffers};
 use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{Failure, Outcome};
+use crate::status::{AICORE_EXCEPTION, Failure, Outcome};
 use ascend_spec::attention_problem::AttentionProblem;
 use ascend_spec::fia::CheckedCall;
 use ascend_spec::{Level, Refusal, Unsupported, Violation};
@@ -58,6 +59,22 @@ pub(super) fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Unsuppo
         return unsupported("more than 67108864 blocks of queries or of cached keys");
     }
     Ok(())
+}
+
+/// Computes a problem. What the kernels cannot do is a device fault.
+///
+/// # Safety
+///
+/// That of [`kernel::run`].
+pub(super) unsafe fn run(
+    problem: &AttentionProblem<'_>,
+    buffers: &Buffers<'_>,
+) -> Result<(), Fault> {
+    // SAFETY: the caller's promise.
+    unsafe { kernel::run(problem, buffers) }.map_err(|unsupported| Fault {
+        code: AICORE_EXCEPTION,
+        message: unsupported.to_string(),
+    })
 }
 
 #[cfg(test)]

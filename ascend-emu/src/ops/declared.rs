@@ -40,8 +40,13 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     /// Visits the bytes of each tensor that a launch touches, from the tensor's base address.
     fn touches(&self, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Range<u64>));
 
-    /// Does the work of a launch; the ranges of [`DeclaredOperator::touches`] are live and nobody else's.
-    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
+    /// Does the work of a launch.
+    ///
+    /// # Safety
+    ///
+    /// The ranges of [`DeclaredOperator::touches`] are live while it runs, and nobody else writes them or reads those that it
+    /// writes.
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
 }
 
 impl<O: DeclaredOperator> Operator for O {
@@ -101,7 +106,8 @@ impl<O: DeclaredOperator> Operator for O {
         });
     }
 
-    fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        self.compute(at, memory)
+    unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        // SAFETY: the caller's promise; `accesses` visits the ranges of `touches`.
+        unsafe { self.compute(at, memory) }
     }
 }

@@ -1,6 +1,6 @@
 //! FlashAttentionScore and FlashAttentionVarLenScore as an operator of the emulator.
 
-use super::attention::{refused, report_crash, within_reach};
+use super::attention::{self, refused, report_crash, within_reach};
 use super::bounds::refuse_beyond_tensors;
 use super::contiguous::{gather, scatter};
 use super::declared::DeclaredOperator;
@@ -10,11 +10,11 @@ use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
 use crate::fault::Fault;
-use crate::kernel::{self, Buffers};
+use crate::kernel::Buffers;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, Outcome};
+use crate::status::{ACLNN_INNER, Outcome};
 use ascend_spec::attention_problem::{AttentionProblem, MaskUse, TensorRole};
 use ascend_spec::operator::EntryPoint;
 use ascend_spec::ops::flash_attention_score::{
@@ -140,11 +140,7 @@ impl FlashAttentionOperator {
         // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let the
         // launch in), locked for the task that runs this, and, as the launch has found, with outputs apart from everything
         // else. Copies have all elements of their tensors.
-        let ran = unsafe { kernel::run(&self.problem, &Buffers(&base)) };
-        ran.map_err(|unsupported| Fault {
-            code: AICORE_EXCEPTION,
-            message: unsupported.to_string(),
-        })?;
+        unsafe { attention::run(&self.problem, &Buffers(&base)) }?;
         for (role, copy) in &copies {
             let output = Parameter::of_role(*role).filter(|parameter| parameter.is_output());
             if let (Some(parameter), Some(desc)) = (output, self.copied(*role)) {
@@ -192,11 +188,12 @@ impl DeclaredOperator for FlashAttentionOperator {
         }
     }
 
-    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
-        self.attend(&Launch::new(self, self.check, at, memory)?)
+        // SAFETY: the caller's promise.
+        self.attend(&unsafe { Launch::new(self, self.check, at, memory) }?)
     }
 }
 

@@ -1,9 +1,9 @@
 //! FusedInferAttentionScore as an operator of the emulator.
 
-use super::attention::{refused, report_crash, within_reach};
+use super::attention::{self, refused, report_crash, within_reach};
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
-use super::overlap::refuse_overlap;
+use super::launch::Launch;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
@@ -13,8 +13,8 @@ use crate::memory::DeviceMemory;
 use crate::observe::{ObservedCall, observer};
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{ACLNN_INNER, AICORE_EXCEPTION, DEVICE_INTERNAL, Outcome, contain};
+use crate::sanitizer::FindingKind;
+use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Outcome, contain};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
 use ascend_spec::fia::{Argument, Arguments, CheckedCall, Version};
 use ascend_spec::{
@@ -22,7 +22,6 @@ use ascend_spec::{
 };
 use ascend_sys::bindings::aclOpExecutor;
 use std::ops::Range;
-use std::ptr;
 
 /// A call that holds every rule.
 #[derive(Debug)]
@@ -149,8 +148,10 @@ impl DeclaredOperator for FiaOperator {
         }
     }
 
-    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let outcome = self.attend(at, memory);
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        let launch = unsafe { Launch::new(self, self.check, at, memory) };
+        let outcome = launch.and_then(|launch| self.attend(&launch));
         if let Some(observer) = observer() {
             let call = self.arguments.call();
             let base = |argument| at.get(argument);
@@ -172,31 +173,17 @@ impl DeclaredOperator for FiaOperator {
 
 impl FiaOperator {
     /// Does the work of a launch.
-    fn attend(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let fault = |code, message| Err(Fault { code, message });
-        refuse_overlap(self, at)?;
+    fn attend(&self, launch: &Launch<'_, Self>) -> Result<(), Fault> {
         let problem = &self.problem;
-        let base = |role: TensorRole| match at.get(Argument::of_role(role)) {
-            0 => ptr::null_mut(),
-            address => memory.host(address),
-        };
+        let base = |role: TensorRole| launch.base(Argument::of_role(role));
         let buffers = Buffers(&base);
         // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let
-        // the launch in), locked for the task that runs this, and, by the check above, with outputs apart from everything
-        // else.
+        // the launch in), locked for the task that runs this, and with outputs apart from everything else.
         if let Some(bad) = unsafe { kernel::bad_block(problem, &buffers) } {
-            let suspicion = Suspicion {
-                kind: FindingKind::BlockTable,
-                site: (self.symbol(), "blockTable"),
-                message: format!("{}: {bad}", self.symbol()),
-            };
-            report(self.check, AICORE_EXCEPTION, suspicion)?;
+            launch.suspect(FindingKind::BlockTable, "blockTable", bad)?;
         }
         // SAFETY: as above.
-        match unsafe { kernel::run(problem, &buffers) } {
-            Ok(()) => Ok(()),
-            Err(unsupported) => fault(AICORE_EXCEPTION, unsupported.to_string()),
-        }
+        unsafe { attention::run(problem, &buffers) }
     }
 }
 

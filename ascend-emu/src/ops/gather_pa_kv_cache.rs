@@ -98,11 +98,12 @@ impl DeclaredOperator for GatherOperator {
         });
     }
 
-    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
-        let launch = Launch::new(self, self.check, at, memory)?;
+        // SAFETY: the caller's promise.
+        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
         let numbers = |parameter: Parameter| {
             // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the outputs, which alone are
             // written, share no memory with them, as the launch has found.

@@ -1,6 +1,6 @@
 //! PromptFlashAttention and IncreFlashAttention as operators of the emulator.
 
-use super::attention::within_reach;
+use super::attention::{self, within_reach};
 use super::bounds::refuse_beyond_tensors;
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
@@ -10,7 +10,6 @@ use crate::kernel::{self, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::sanitizer::FindingKind;
-use crate::status::AICORE_EXCEPTION;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
 use ascend_spec::operator::{Argument, ArgumentList};
 use ascend_spec::{Refusal, TensorDesc};
@@ -91,11 +90,12 @@ where
         }
     }
 
-    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let Some(problem) = &self.problem else {
             return Ok(());
         };
-        let launch = Launch::new(self, self.check, at, memory)?;
+        // SAFETY: the caller's promise.
+        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
         let base = |role: TensorRole| match (self.of_role)(role) {
             Some(argument) => launch.base(argument),
             None => ptr::null_mut(),
@@ -108,10 +108,6 @@ where
             launch.suspect(FindingKind::BlockTable, "blocktable", bad)?;
         }
         // SAFETY: as above.
-        let ran = unsafe { kernel::run(problem, &buffers) };
-        ran.map_err(|unsupported| Fault {
-            code: AICORE_EXCEPTION,
-            message: unsupported.to_string(),
-        })
+        unsafe { attention::run(problem, &buffers) }
     }
 }

@@ -13,7 +13,8 @@ use ascend_spec::operator::{Argument, ArgumentList};
 use std::fmt::Display;
 use std::ptr;
 
-/// A launch whose outputs share no memory with its other tensors.
+/// A launch that runs: the bytes that it touches are live and locked for it, and its outputs share no memory with its other
+/// tensors.
 pub(super) struct Launch<'a, O> {
     op: &'a O,
     check: Check,
@@ -27,7 +28,11 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     ///
     /// # Errors
     /// A device fault if an output shares memory with another tensor.
-    pub(super) fn new(
+    ///
+    /// # Safety
+    ///
+    /// That of [`DeclaredOperator::compute`], as long as the launch exists.
+    pub(super) unsafe fn new(
         op: &'a O,
         check: Check,
         at: &'a Addresses,

@@ -77,8 +77,9 @@ impl DeclaredOperator for RingUpdateOperator {
         }
     }
 
-    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let launch = Launch::new(self, self.check, at, memory)?;
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
         let elements = |parameter: Parameter| {
             let desc = self.arguments.tensor(parameter)?;
             Some(Elements::new(launch.first(parameter), *desc))

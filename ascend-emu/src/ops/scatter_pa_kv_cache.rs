@@ -106,12 +106,13 @@ impl DeclaredOperator for ScatterOperator {
         });
     }
 
-    fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
         self.refuse_two_places(at)?;
-        let launch = Launch::new(self, self.check, at, memory)?;
+        // SAFETY: the caller's promise.
+        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
         // SAFETY: the ranges of `touches`, which begin at the first byte of each tensor, are live (the allocation table let the
         // launch in), locked for the task that runs this, and, as the launch has found, with the caches apart from everything
         // else.

@@ -150,7 +150,8 @@ impl Task {
             | Task::AwaitNotify { .. }
             | Task::Write { .. }
             | Task::AwaitValue { .. } => Ok(()),
-            Task::Launch { op, .. } => launch(op.as_ref(), at, memory),
+            // SAFETY: the ranges are live (the caller's promise) and locked.
+            Task::Launch { op, .. } => unsafe { launch(op.as_ref(), at, memory) },
             Task::Copy { dst, src, bytes } => {
                 // SAFETY: both ranges are valid (the caller's promise) and locked, so nobody else touches them;
                 // `copy` lets them overlap. Ranges that exist fit in the address space.
@@ -204,9 +205,15 @@ impl fmt::Debug for Task {
 }
 
 /// Runs an operator on the kernel threads. A panic in it is a device fault of its stream.
-fn launch(op: &dyn Operator, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+///
+/// # Safety
+///
+/// That of [`Operator::run`].
+unsafe fn launch(op: &dyn Operator, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
     let body = || {
-        catch_unwind(AssertUnwindSafe(|| op.run(at, memory))).unwrap_or_else(|payload| {
+        // SAFETY: the caller's promise.
+        let run = || unsafe { op.run(at, memory) };
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {
             Err(Fault {
                 code: DEVICE_INTERNAL,
                 message: format!(
