@@ -192,6 +192,7 @@ impl SharedPrefix {
             key: &self.new,
             value: &self.new,
             cache: self.cache.layer(0).unwrap(),
+            quantised: None,
             learnable_sink: None,
             latent: None,
         };

@@ -8,6 +8,7 @@
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
 //! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
+//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over an INT8 cache ([`kv::PagedKvCache::quantised`]).
 //! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`] computes.
 //! - [`Hybrid`]: other backends for other layers and other kinds of steps.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] says who projects what.
@@ -55,9 +56,9 @@ mod split_kv;
 pub use backends::{
     AttentionBackend, AttentionShape, Backends, CascadePrefill, Fused, FusedInTwo, Hybrid,
     LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla, PagedDecode, Phase,
-    PromptAndIncre, RefusedBackend, Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate,
-    StepContext, StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan,
-    TrianglePrefill, UpProjected, UpProjection, WhyDense,
+    PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend, Selected, SharedGroup,
+    SharedPrefixDecode, SharedPrefixGate, StepContext, StepPlan, TriangleChoice, TriangleGate,
+    TriangleMixPrefill, TrianglePlan, TrianglePrefill, UpProjected, UpProjection, WhyDense,
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,

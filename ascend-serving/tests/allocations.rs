@@ -14,12 +14,12 @@ mod allocations;
 mod harness;
 
 use allocations::in_steady_state;
-use ascend_attention::{Element, Output, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_attention::{Element, Output, Stream, Tensor, bf16, f16};
+use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerOptions, MaskKind, Masked, NamedMask,
-    PagedDecode, StatePolicy,
+    PagedDecode, QuantisedDecode, StatePolicy,
 };
 
 /// Layers of a decode step after the first with each of these masks, which plans: keys and values written, then attended to.
@@ -27,13 +27,32 @@ fn layers_of_a_step<T: Element + Default>(
     backends: Backends<T>,
     masks: impl Fn(usize) -> Option<MaskKind>,
 ) -> usize {
-    const LAYERS: usize = 4;
-    const REQUESTS: usize = 3;
     let stream = harness::stream();
+    let cache = PagedKvCache::new(
+        stream.device(),
+        8,
+        128,
+        cache_shape(),
+        PadPolicy::SkipNegative,
+    );
+    layers_over(&stream, cache.unwrap(), backends, masks)
+}
+
+const LAYERS: usize = 4;
+
+fn cache_shape() -> CacheShape {
+    CacheShape::new(LAYERS, 2, 64)
+}
+
+/// The same over a cache.
+fn layers_over<T: Element + Default>(
+    stream: &Stream,
+    cache: PagedKvCache<T>,
+    backends: Backends<T>,
+    masks: impl Fn(usize) -> Option<MaskKind>,
+) -> usize {
+    const REQUESTS: usize = 3;
     let device = stream.device();
-    let pad = PadPolicy::SkipNegative;
-    let shape = CacheShape::new(LAYERS, 2, 64);
-    let cache = PagedKvCache::<T>::new(device, 8, 128, shape, pad).unwrap();
     let pool = cache.pool().clone();
     let mut sequences = [3, 130, 60].map(|len| {
         let mut sequence = Sequence::new(&pool);
@@ -59,7 +78,7 @@ fn layers_of_a_step<T: Element + Default>(
         })
         .collect();
     let masks: Vec<_> = (0..LAYERS).map(masks).collect();
-    let mut step = engine.begin(&stream, &metadata).unwrap();
+    let mut step = engine.begin(stream, &metadata).unwrap();
     in_steady_state(|| {
         for (at, ([query, key, value], output)) in layers.iter().zip(&mut outputs).enumerate() {
             let options = LayerOptions {
@@ -78,6 +97,18 @@ fn a_layer_of_a_decode_step_allocates_nothing() {
     let packed = layers_of_a_step(Backends::<bf16>::none().with(Fused), |_| None);
     assert_eq!(packed, 0, "200 packed layers allocated {packed} times");
     let decode = layers_of_a_step(Backends::<f16>::none().with(PagedDecode), |_| None);
+    assert_eq!(decode, 0, "200 layers allocated {decode} times");
+}
+
+#[test]
+fn a_decoding_layer_over_an_int8_cache_allocates_nothing() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    let shape = cache_shape();
+    let scales = [(); LAYERS].map(|()| ChannelScales::uniform(&shape, 0.1, 0.1).unwrap());
+    let cache = PagedKvCache::<bf16>::quantised(&stream, 8, 128, shape, pad, &scales).unwrap();
+    let backends = Backends::none().with(QuantisedDecode);
+    let decode = layers_over(&stream, cache, backends, |_| None);
     assert_eq!(decode, 0, "200 layers allocated {decode} times");
 }
 

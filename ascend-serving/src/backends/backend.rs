@@ -8,7 +8,7 @@ use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, 
 
 use crate::batch::{AttentionMetadata, MaskKind};
 use crate::error::{Error, Result};
-use crate::kv::LayerCache;
+use crate::kv::{LayerCache, QuantisedLayer};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::latent_tensors::LatentTensors;
@@ -106,8 +106,10 @@ pub struct LayerTensors<'a, T: Element> {
     pub key: &'a Tensor<T>,
     /// Values of the step, packed.
     pub value: &'a Tensor<T>,
-    /// The layer's cache, this step's keys and values in it.
+    /// The layer's cache, this step's keys and values in it. Without blocks where they are INT8.
     pub cache: &'a LayerCache<T>,
+    /// The layer's cache where it is INT8.
+    pub quantised: Option<&'a QuantisedLayer>,
     /// One more logit a head, `[N]`, of BF16; of the query's type from CANN 9.0 on, and on Ascend 950.
     pub learnable_sink: Option<&'a AnyTensor>,
     /// What multi-head latent attention brings besides. With it, `query` is as its form says, and `key` and `value` are
@@ -138,10 +140,45 @@ impl<T: Element> LayerTensors<'_, T> {
     }
 }
 
+/// The INT8 cache of a layer, on behalf of a backend that reads no other.
+pub(super) fn take_quantised<'a, T: Element>(
+    layer: &LayerTensors<'a, T>,
+) -> Result<&'a QuantisedLayer, Refused> {
+    layer.quantised.ok_or_else(|| {
+        refused(
+            Rule::BackendQuantised,
+            format_args!("a cache of {}", T::DTYPE),
+            "a cache of INT8",
+            "make the cache by `PagedKvCache::quantised`, or register `Fused`",
+        )
+    })
+}
+
+/// Refuses an INT8 cache on behalf of a backend that does not know its scales.
+pub(super) fn knows_cache<T: Element>(
+    backend: &dyn AttentionBackend<T>,
+    layer: &LayerTensors<'_, T>,
+) -> Result<(), Refused> {
+    match layer.quantised {
+        Some(_) if !backend.reads_quantised() => Err(refused(
+            Rule::BackendQuantised,
+            "a cache of INT8",
+            format_args!("a cache of {}", T::DTYPE),
+            "register `QuantisedDecode` and `QuantisedPrefill`, or make the cache by `PagedKvCache::new`",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// A way to compute attention: plans once a step, runs once a layer.
 pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
+
+    /// Whether it reads INT8 caches ([`LayerTensors::quantised`]). Others are not asked where the cache is INT8.
+    fn reads_quantised(&self) -> bool {
+        false
+    }
 
     /// Prepares a step for layers whose tensors have the shapes of these, which are those of the first layer that the
     /// plan will serve.

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::refusal::{Refused, Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
 use super::registry::{Backends, for_schedulers, rules_of};
 
 /// Kinds of steps that a [`Hybrid`] tells apart.
@@ -226,6 +226,11 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
         "hybrid"
     }
 
+    fn reads_quantised(&self) -> bool {
+        // Each of its backends is asked.
+        true
+    }
+
     fn plan(
         &self,
         step: &StepContext<'_>,
@@ -254,7 +259,9 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
                     rules: Vec::new(),
                 });
             };
-            let plan = backend.plan(step, &first).map_err(|why| {
+            let known = knows_cache(backend, &first).map_err(Error::from);
+            let plan = known.and_then(|()| backend.plan(step, &first));
+            let plan = plan.map_err(|why| {
                 let why = for_schedulers(why);
                 Error::NoBackend {
                     rules: rules_of(&why),

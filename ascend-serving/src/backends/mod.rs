@@ -11,6 +11,8 @@ mod latent_tensors;
 mod masked;
 mod paged_decode;
 mod prompt_and_incre;
+mod quantised_decode;
+mod quantised_prefill;
 mod registry;
 mod shared_prefix_decode;
 mod triangle;
@@ -26,6 +28,8 @@ pub use latent_tensors::{LatentForm, LatentRows, LatentTensors, UpProjected, UpP
 pub use masked::Masked;
 pub use paged_decode::PagedDecode;
 pub use prompt_and_incre::PromptAndIncre;
+pub use quantised_decode::QuantisedDecode;
+pub use quantised_prefill::QuantisedPrefill;
 pub(crate) use registry::no_backend;
 pub use registry::{Backends, RefusedBackend, Selected};
 pub use shared_prefix_decode::{SharedGroup, SharedPrefixDecode, SharedPrefixGate};

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::kv::too_many_blocks;
 use crate::refusal::Rule;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
 use super::masked::Masked;
 use super::paged_decode::PagedDecode;
 use super::prompt_and_incre::PromptAndIncre;
@@ -149,7 +149,11 @@ impl<T: Element> Backends<T> {
         let mut refused = Vec::new();
         for backend in &self.backends {
             let name = backend.name();
-            match backend.plan(step, first) {
+            let known = knows_cache(&**backend, first);
+            match known
+                .map_err(Error::from)
+                .and_then(|()| backend.plan(step, first))
+            {
                 Ok(plan) => {
                     return Ok(Selected {
                         name,

@@ -357,14 +357,15 @@ impl<T: Element> Step<'_, T> {
             mask,
             block_table: &self.block_table,
         };
-        // A handle of its own, since writing has the cache to itself.
-        let layer_cache = self.attention.cache.layer(layer)?.clone();
+        // Handles of its own, since writing has the cache to itself.
+        let (layer_cache, quantised) = self.attention.cache.tensors(layer)?;
         let tensors = LayerTensors {
             layer,
             query,
             key,
             value,
             cache: &layer_cache,
+            quantised: quantised.as_ref(),
             learnable_sink: options.learnable_sink,
             latent,
         };

@@ -1,177 +1,19 @@
 //! The tensors of a paged cache.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::mask::TriangleLayers;
-use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan, SlotMapping};
-use ascend_attention::spec::fia::Cache;
-use ascend_attention::spec::scatter;
 use ascend_attention::{Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::copied_writes::CopiedWrites;
+use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
+use super::quantised_layer::QuantisedLayer;
+use super::quantised_write::QuantisedWrite;
 use super::sequence::{BlockCopy, Room, Sequence};
-use super::slot::capacity;
+use super::slot_write::SlotWrite;
 use super::table::PageTable;
-
-/// What a token's key and value are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CacheShape {
-    /// Layers.
-    pub layers: usize,
-    /// Key heads.
-    pub kv_heads: usize,
-    /// Elements of a key's head.
-    pub key_dim: usize,
-    /// Elements of a value's head.
-    pub value_dim: usize,
-    /// How a block lies.
-    pub format: Cache,
-}
-
-impl CacheShape {
-    /// Most layers of a cache.
-    pub const MAX_LAYERS: usize = TriangleLayers::MAX_LAYERS;
-
-    /// Keys and values of the same head dimension, in BnBsH.
-    pub fn new(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self {
-            layers,
-            kv_heads,
-            key_dim: head_dim,
-            value_dim: head_dim,
-            format: Cache::BnBsH,
-        }
-    }
-
-    /// Multi-head latent attention: one head with the latent of 512 as key (and value) and the rotary part of 64 in the
-    /// place of the value.
-    pub fn latent(layers: usize) -> Self {
-        Self {
-            layers,
-            kv_heads: 1,
-            key_dim: 512,
-            value_dim: 64,
-            format: Cache::BnBsH,
-        }
-    }
-
-    /// The same in another format.
-    ///
-    /// Every format can be written; which queries read which is the operator's rule. On CANN 8.1 BnBsH goes with all, BnNBsD
-    /// with BNSD and packed ones, NZ with packed ones and, of latent attention, BSND; from 8.5 on every format goes with all,
-    /// NZ with heads of 64 or 128 (packed on 9.1 others too).
-    pub fn format(mut self, format: Cache) -> Self {
-        self.format = format;
-        self
-    }
-}
-
-impl CacheShape {
-    /// Axes of a layer's tensor with heads of `dim` elements, and how many elements that is.
-    fn tensor<T: Element>(
-        &self,
-        blocks: usize,
-        block_size: usize,
-        dim: usize,
-    ) -> Option<(Vec<usize>, usize)> {
-        let size = |size: usize| i64::try_from(size).ok();
-        let (heads, dim) = (size(self.kv_heads)?, size(dim)?);
-        let (blocks, block_size) = (size(blocks)?, size(block_size)?);
-        let dims = self
-            .format
-            .shape(T::DTYPE, blocks, block_size, heads, dim)?;
-        let dims = dims.iter().map(|dim| usize::try_from(*dim).ok());
-        let dims = dims.collect::<Option<Vec<usize>>>()?;
-        let elements = dims
-            .iter()
-            .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
-        (elements > 0).then_some((dims, elements))
-    }
-
-    /// Pieces that a token's key is written in: its heads, where these lie in different places of a block.
-    fn split(&self) -> usize {
-        match self.format {
-            Cache::BnNBsD => self.kv_heads,
-            Cache::BnBsH | Cache::Nz => 1,
-        }
-    }
-
-    /// The first new rows `[tokens, N, D]`, as they are written: split, `[tokens * N, 1, D]`.
-    fn new_rows<T: Element>(
-        &self,
-        argument: &'static str,
-        rows: &Tensor<T>,
-        tokens: usize,
-    ) -> Result<Tensor<T>> {
-        let rows = rows.narrow(0, 0..tokens)?;
-        if self.format != Cache::BnNBsD {
-            return Ok(rows);
-        }
-        match *rows.shape() {
-            [_, of, dim] if of == self.kv_heads => {
-                Ok(rows.reshape([tokens.saturating_mul(self.kv_heads), 1, dim])?)
-            }
-            _ => Err(Error::invalid(
-                argument,
-                rows.desc(),
-                format_args!("[tokens, {}, D]", self.kv_heads),
-            )),
-        }
-    }
-
-    /// Refuses a cache that copies do not write.
-    fn check_copied(&self) -> Result<()> {
-        match self.format {
-            Cache::BnBsH | Cache::BnNBsD => Ok(()),
-            Cache::Nz => Err(Error::invalid(
-                "shape.format",
-                "NZ, on a product without ScatterPaKvCache",
-                "BnBsH, or BnNBsD: a token lies in many pieces in NZ",
-            )),
-        }
-    }
-
-    /// A cache as it is written: split, each head of a block a block of its own.
-    fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
-        match (self.format, cache.shape()) {
-            (Cache::BnNBsD, &[blocks, heads, block_size, dim]) => {
-                let blocks = blocks.saturating_mul(heads);
-                Ok(cache.reshape([blocks, block_size, dim])?)
-            }
-            _ => Ok(cache.clone()),
-        }
-    }
-}
-
-/// The slot of each head of a token, in a cache whose blocks are the heads of blocks. Padding stays what it is.
-fn head_slots(slot: i32, block_size: usize, heads: usize) -> impl Iterator<Item = i64> {
-    let (slot, size) = (
-        i64::from(slot),
-        i64::try_from(block_size.max(1)).unwrap_or(i64::MAX),
-    );
-    let heads = i64::try_from(heads).unwrap_or(i64::MAX);
-    let (block, place) = (slot.div_euclid(size), slot.rem_euclid(size));
-    (0..heads).map(move |head| match slot {
-        ..0 => slot,
-        _ => {
-            let block = block.saturating_mul(heads).saturating_add(head);
-            block.saturating_mul(size).saturating_add(place)
-        }
-    })
-}
-
-/// The cache of one layer.
-#[derive(Clone, Debug)]
-pub struct LayerCache<T: Element> {
-    /// Keys, in BnBsH `[blocks, block_size, N * D]`; of latent attention the latents.
-    pub key: Tensor<T>,
-    /// Values, alike; of latent attention the rotary parts.
-    pub value: Tensor<T>,
-}
 
 /// A paged cache: the keys and values of every layer in blocks, and the pool that says whose each block is.
 ///
@@ -181,10 +23,12 @@ pub struct LayerCache<T: Element> {
 /// block is written as a block of its own.
 #[derive(Debug)]
 pub struct PagedKvCache<T: Element> {
-    device: Device,
-    pool: BlockPool,
-    shape: CacheShape,
-    layers: Vec<LayerCache<T>>,
+    pub(super) device: Device,
+    pub(super) pool: BlockPool,
+    pub(super) shape: CacheShape,
+    /// Of an INT8 cache without blocks.
+    pub(super) layers: Vec<LayerCache<T>>,
+    pub(super) quantised: Option<Vec<QuantisedLayer>>,
 }
 
 impl<T: Element> PagedKvCache<T> {
@@ -235,6 +79,7 @@ impl<T: Element> PagedKvCache<T> {
             layers: (0..shape.layers).map(layer).collect::<Result<_>>()?,
             pool,
             shape,
+            quantised: None,
         })
     }
 
@@ -250,20 +95,24 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        let elements = |layer: &LayerCache<T>| layer.key.len().saturating_add(layer.value.len());
-        let sum = |all: usize, layer| all.saturating_add(elements(layer));
-        let elements = self.layers.iter().fold(0, sum);
-        elements.saturating_mul(size_of::<T>())
+        let plain = self.layers.iter().map(LayerCache::bytes);
+        let quantised = self.quantised.iter().flatten();
+        let all = plain.chain(quantised.map(|layer| layer.cache.bytes()));
+        all.fold(0, usize::saturating_add)
     }
 
     /// The cache of a layer.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, [`Rule::CacheQuantised`]
+    /// for a cache of INT8, which has [`quantised_layer`](PagedKvCache::quantised_layer).
     pub fn layer(&self, layer: usize) -> Result<&LayerCache<T>> {
-        self.layers
-            .get(layer)
-            .ok_or_else(|| no_layer(layer, self.layers.len()))
+        let of = self.layers.get(layer);
+        let of = of.ok_or_else(|| no_layer(layer, self.layers.len()))?;
+        match self.quantised {
+            Some(_) => Err(quantised_cache(format_args!("layer {layer} of an INT8 cache")).into()),
+            None => Ok(of),
+        }
     }
 
     /// Refuses a stream of another device.
@@ -318,71 +167,22 @@ impl<T: Element> PagedKvCache<T> {
         value: &Tensor<T>,
     ) -> Result<CacheWrite> {
         self.admits(stream)?;
-        rows_have_slots(slots.len(), key, value)?;
-        let pad = self.pool.pad_policy();
-        let last = slots
-            .iter()
-            .rposition(|slot| !pad.is_padding(*slot, self.pool.block_size()));
-        let written = last.map_or(0, |last| last.saturating_add(1));
+        let rows = [key, value];
         let Some(layer) = self.layers.first() else {
             return Err(no_layer(0, 0));
         };
-        if written == 0 {
-            return Ok(CacheWrite {
-                tokens: slots.len(),
-                rows: 0,
-                by: Writer::Nothing,
-            });
+        let blocks = (&self.pool, &self.shape);
+        match &self.quantised {
+            None => {
+                let write = SlotWrite::plan(blocks, layer, stream, slots, rows)?;
+                Ok(CacheWrite(Numbers::AsTheyAre(write)))
+            }
+            Some(layers) => {
+                let layer = layers.first().ok_or_else(|| no_layer(0, 0))?;
+                let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
+                Ok(CacheWrite(Numbers::Integers(Box::new(write))))
+            }
         }
-        let capacity = capacity(self.pool.blocks(), self.pool.block_size());
-        let (split, block_size) = (self.shape.split(), self.pool.block_size());
-        // Slots of padding may come more than once; every other slot must not.
-        super::check_slots(slots, self.pool.blocks(), block_size, pad)?;
-        let (key, value) = (
-            self.shape.new_rows("key", key, written)?,
-            self.shape.new_rows("value", value, written)?,
-        );
-        let (key_cache, value_cache) = (
-            self.shape.writable(&layer.key)?,
-            self.shape.writable(&layer.value)?,
-        );
-        let mapping = slots.iter().take(written);
-        if !scatter::Version::V1.runs_on(self.device.target()?) {
-            self.shape.check_copied()?;
-            let places = mapping.flat_map(|slot| {
-                let padding = pad.is_padding(*slot, block_size);
-                let slots = head_slots(*slot, block_size, split);
-                slots.map(move |slot| usize::try_from(slot).ok().filter(|_| !padding))
-            });
-            let writes = CopiedWrites::new(places, block_size);
-            writes.checked("key", &key, &key_cache)?;
-            writes.checked("value", &value, &value_cache)?;
-            return Ok(CacheWrite {
-                tokens: slots.len(),
-                rows: written,
-                by: Writer::Copies(writes),
-            });
-        }
-        let mapping: Vec<i64> = mapping
-            .flat_map(|slot| head_slots(*slot, block_size, split))
-            .collect();
-        let places = capacity.saturating_mul(split);
-        let skipped: &[&str] = match pad {
-            PadPolicy::SkipNegative => &["slot_mapping.negative"],
-            PadPolicy::DumpSlot(_) => &["slot_mapping.unique"],
-        };
-        let mapping = SlotMapping::allowing(stream, &mapping, places, skipped)?;
-        let order = match self.shape.format {
-            Cache::BnBsH | Cache::BnNBsD => CacheOrder::Norm,
-            Cache::Nz => CacheOrder::PaNz,
-        };
-        let scatter = ScatterPaKvCache::new().cache_order(order);
-        let plan = scatter.plan(&key, &value, &mapping, &key_cache, &value_cache)?;
-        Ok(CacheWrite {
-            tokens: slots.len(),
-            rows: written,
-            by: Writer::Scatter(Box::new((mapping, plan))),
-        })
     }
 
     /// Queues the writing of a layer's keys and values to the slots of a step.
@@ -399,40 +199,19 @@ impl<T: Element> PagedKvCache<T> {
         value: &Tensor<T>,
     ) -> Result<()> {
         let layers = self.layers.len();
-        let cache = self
-            .layers
-            .get_mut(layer)
-            .ok_or_else(|| no_layer(layer, layers))?;
-        rows_have_slots(write.tokens, key, value)?;
-        if matches!(write.by, Writer::Nothing) {
-            return Ok(());
-        }
-        let (key, value) = (
-            self.shape.new_rows("key", key, write.rows)?,
-            self.shape.new_rows("value", value, write.rows)?,
-        );
-        // Views of the layer's own tensors, which `self` is borrowed for.
-        let mut key_cache = self.shape.writable(&cache.key)?;
-        let mut value_cache = self.shape.writable(&cache.value)?;
-        match &write.by {
-            Writer::Nothing => Ok(()),
-            Writer::Scatter(scatter) => {
-                let (slots, plan) = &**scatter;
-                Ok(plan.launch(
-                    stream,
-                    &key,
-                    &value,
-                    slots,
-                    &mut key_cache,
-                    &mut value_cache,
-                )?)
-            }
-            Writer::Copies(writes) => {
-                let keys = writes.checked("key", &key, &key_cache)?;
-                let values = writes.checked("value", &value, &value_cache)?;
-                keys.queue(stream)?;
-                values.queue(stream)
-            }
+        let of = self.layers.get(layer);
+        let of = of.ok_or_else(|| no_layer(layer, layers))?;
+        let quantised = self.quantised.as_ref().and_then(|all| all.get(layer));
+        let rows = [key, value];
+        match (&write.0, quantised) {
+            (Numbers::AsTheyAre(write), None) => write.queue(&self.shape, of, stream, rows),
+            (Numbers::Integers(write), Some(of)) => write.queue(&self.shape, of, stream, rows),
+            (Numbers::AsTheyAre(_), Some(_)) => Err(quantised_cache("a write as numbers").into()),
+            (Numbers::Integers(_), None) => Err(Error::invalid(
+                "write",
+                "a write of INT8",
+                "one that this cache has planned",
+            )),
         }
     }
 
@@ -509,11 +288,10 @@ impl<T: Element> PagedKvCache<T> {
                 continue;
             }
             copy.check_order()?;
-            for layer in &self.layers {
-                for tensor in [&layer.key, &layer.value] {
-                    let block = |at: usize| tensor.narrow(0, at..at.saturating_add(1));
-                    let source = block(from)?;
-                    block(to)?.copy_from(stream, &source)?;
+            match &self.quantised {
+                None => (self.layers.iter()).try_for_each(|of| of.copy_block(stream, from, to))?,
+                Some(all) => {
+                    (all.iter()).try_for_each(|of| of.cache.copy_block(stream, from, to))?
                 }
             }
             copy.copied();
@@ -530,46 +308,22 @@ impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
 
 /// A step's writes, prepared once for all layers. From [`PagedKvCache::plan_write`].
 #[derive(Debug)]
-pub struct CacheWrite {
-    /// Rows of the step, padding included.
-    tokens: usize,
-    /// Rows up to the last that is written.
-    rows: usize,
-    by: Writer,
-}
+pub struct CacheWrite(Numbers);
 
-/// Refuses keys and values that have not one row a slot.
-fn rows_have_slots<T: Element>(
-    slots: usize,
-    key: &Tensor<T>,
-    value: &Tensor<T>,
-) -> Result<(), Refused> {
-    for (argument, rows) in [("keys", key), ("values", value)] {
-        let rows = rows.shape().first().copied().unwrap_or(0);
-        if rows != slots {
-            return Err(refused(
-                Rule::SlotCount,
-                format_args!("{rows} rows of {argument} for {slots} slots"),
-                "a row a slot, as many as planned",
-                "pass the keys and values of the whole step, padding included",
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// What writes the new rows.
+/// What the numbers of a step are written as.
 #[derive(Debug)]
-enum Writer {
-    /// There is none.
-    Nothing,
-    Scatter(Box<(SlotMapping, ScatterPlan)>),
-    /// The product has no operator for it.
-    Copies(CopiedWrites),
+enum Numbers {
+    AsTheyAre(SlotWrite),
+    Integers(Box<QuantisedWrite>),
 }
 
-/// The refusal of a layer that a model or a cache has not.
+/// The refusal of an INT8 cache where numbers of the query's type are asked for.
 #[cold]
-pub(crate) fn no_layer(layer: usize, layers: usize) -> Error {
-    Error::invalid("layer", layer, format_args!("below {layers}"))
+fn quantised_cache(given: impl std::fmt::Display) -> Refused {
+    refused(
+        Rule::CacheQuantised,
+        given,
+        "a cache of the query's type",
+        "read `PagedKvCache::quantised_layer`, with its scales, or make the cache by `PagedKvCache::new`",
+    )
 }

@@ -7,7 +7,7 @@ use ascend_attention::{Element, Stream, Tensor};
 use crate::error::{Error, Result};
 use crate::refusal::Refused;
 
-use super::cache::LayerCache;
+use super::cache_shape::LayerCache;
 use super::slot::{rest_of_block, slot};
 use super::whole_tokens::whole_tokens;
 

@@ -13,25 +13,34 @@
 
 mod audit;
 mod cache;
+mod cache_shape;
 mod cached_rows;
 mod copied_writes;
 mod fence;
 mod pad;
 mod pool;
+mod quantised_cache;
+mod quantised_layer;
+mod quantised_scales;
+mod quantised_write;
 mod sequence;
 mod slot;
+mod slot_write;
 mod table;
 mod whole_tokens;
 
 pub use ascend_attention::attention::Cache;
 pub use audit::{Audit, AuditRequest};
-pub(crate) use cache::no_layer;
-pub use cache::{CacheShape, CacheWrite, LayerCache, PagedKvCache};
+pub use cache::{CacheWrite, PagedKvCache};
+pub(crate) use cache_shape::no_layer;
+pub use cache_shape::{CacheShape, LayerCache};
 pub use cached_rows::CachedRows;
 pub use fence::{Fence, Lane};
 pub use pad::PadPolicy;
 pub(crate) use pool::too_many_blocks;
 pub use pool::{Block, BlockPool, GroupId, StepLease};
+pub use quantised_layer::QuantisedLayer;
+pub use quantised_scales::ChannelScales;
 pub(crate) use sequence::uncopied;
 pub use sequence::{BlockCopy, Grown, Sequence};
 pub use slot::{Interleave, KernelBlocks, check_slots, slot};

@@ -19,6 +19,8 @@ mod inference_card;
 mod layer_masks;
 mod mla_backend;
 mod prefix_cache;
+mod quantised;
+mod quantised_schedule;
 mod reported;
 mod routes;
 mod schedule;

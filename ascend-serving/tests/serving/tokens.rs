@@ -65,15 +65,25 @@ pub fn dense(
     shape: AttentionShape,
     sees: impl Fn(usize) -> bool,
 ) -> Vec<f64> {
+    dense_over(names, layer, shape, sees, |_, numbers, _| numbers)
+}
+
+/// The same over keys (1) and values (2) that a cache gives back as others: by the place of a token, its numbers and which
+/// they are.
+pub fn dense_over(
+    names: &[u64],
+    layer: usize,
+    shape: AttentionShape,
+    sees: impl Fn(usize) -> bool,
+    cached: impl Fn(usize, Vec<f64>, u64) -> Vec<f64>,
+) -> Vec<f64> {
     let exact = |row: Vec<bf16>| row.into_iter().map(|x| x.to_f64()).collect::<Vec<_>>();
     let query = exact(row(*names.last().unwrap(), layer, 0, shape.heads));
-    let seen: Vec<u64> = (0..names.len())
-        .filter(|place| sees(*place))
-        .map(|place| names[place])
-        .collect();
+    let seen: Vec<usize> = (0..names.len()).filter(|place| sees(*place)).collect();
     let all = |what| -> Vec<Vec<f64>> {
+        let numbers = |place: &usize| exact(row(names[*place], layer, what, shape.kv_heads));
         seen.iter()
-            .map(|n| exact(row(*n, layer, what, shape.kv_heads)))
+            .map(|place| cached(*place, numbers(place), what))
             .collect()
     };
     let (keys, values) = (all(1), all(2));

@@ -166,6 +166,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
         key: &latent,
         value: &key_rope,
         cache: cache.layer(0).unwrap(),
+        quantised: None,
         learnable_sink: None,
         latent: Some(LatentTensors {
             query_rope: &query_rope,

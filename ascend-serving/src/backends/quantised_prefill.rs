@@ -1,0 +1,284 @@
+//! Any step over an INT8 cache, by numbers that are 16 bits again.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use ascend_attention::attention::{CallLengths, Cumulative, Inputs, Quantisation};
+use ascend_attention::spec::Layout;
+use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Plan, Stream, Tensor};
+
+use crate::error::Result;
+use crate::kv::{CachedRows, QuantisedLayer};
+use crate::lock::lock;
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size, take_quantised};
+use super::fused::{Fused, with_sink};
+
+/// Steps of every kind over a paged cache of INT8: the cached tokens that a step's tokens see are copied out of their blocks
+/// and become numbers of the query's type again, the step's own stay what they are, and one packed call (TND) attends to both,
+/// as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens read none and are that call alone.
+///
+/// No operator of the library dequantises and nothing else. Attention with a single key is the value of that key, and the
+/// operator multiplies INT8 values by their scales as it reads them: a call with a sequence for each cached token, whose
+/// query is zeros and whose value is the token's, gives the token in 16 bits, rounded.
+///
+/// The copies take a cache whose tokens lie whole: BnBsH, or BnNBsD of a single head. A step needs memory for all keys that
+/// its tokens see, three bytes for each element of key and value.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QuantisedPrefill;
+
+/// Sequences of one call at most.
+const MOST_SEQUENCES: usize = 65_536;
+
+/// The keys of one request among those of the step.
+#[derive(Debug)]
+struct RequestKeys {
+    /// Those that are cached, and their rows.
+    cached: CachedRows,
+    cached_rows: Range<usize>,
+    /// The step's own, and their rows.
+    own: Range<usize>,
+    own_rows: Range<usize>,
+}
+
+impl RequestKeys {
+    /// Of all requests of a step, dummies included, one behind the other; and where each ends.
+    fn of(step: &StepContext<'_>) -> Result<(Vec<Self>, Vec<usize>)> {
+        let metadata = step.metadata;
+        let causality = step.mask.causality()?;
+        let (mut all, mut ends) = (Vec::new(), Vec::new());
+        let (mut token, mut row) = (0usize, 0usize);
+        for (request, (new, cached)) in metadata.new_and_cached().enumerate() {
+            let blocks = metadata.table().row(request).unwrap_or_default();
+            let mut rows = CachedRows::new(metadata.settings().block_size());
+            rows.push(blocks, causality.shown_from(cached)..cached)?;
+            let behind = row.saturating_add(rows.len());
+            let (own, end) = (token.saturating_add(new), behind.saturating_add(new));
+            all.push(Self {
+                cached: rows,
+                cached_rows: row..behind,
+                own: token..own,
+                own_rows: behind..end,
+            });
+            ends.push(end);
+            (token, row) = (own, end);
+        }
+        Ok((all, ends))
+    }
+}
+
+/// Keys or values of a step: as integers, and as numbers of the query's type.
+struct DenseRows<T: Element> {
+    /// `[rows, N * D]`, of which the step's own stay 0.
+    integers: Tensor<i8>,
+    numbers: Tensor<T>,
+    /// Makes the one of the other.
+    dequantiser: Dequantiser,
+}
+
+/// Calls that multiply integers by their scales.
+struct Dequantiser {
+    plan: Plan,
+    /// Queries of a call, zeros.
+    zeros: AnyTensor,
+    /// Rows of a call.
+    rows: usize,
+    calls: usize,
+}
+
+impl<T: Element> DenseRows<T> {
+    fn plan(
+        step: &StepContext<'_>,
+        rows: usize,
+        like: &Tensor<T>,
+        quantisation: Quantisation<'_>,
+    ) -> Result<Self> {
+        let device = step.stream.device();
+        let [heads, dim] = [1, 2].map(|axis| size(like, axis));
+        let hidden = heads.saturating_mul(dim);
+        // Calls of one size, so that one plan does.
+        let calls = rows.div_ceil(MOST_SEQUENCES);
+        let rows = rows.checked_div(calls).map_or(0, |_| rows.div_ceil(calls));
+        let all = rows.saturating_mul(calls);
+        let elements = all.saturating_mul(hidden);
+        let integers = device.alloc_zeroed::<i8>(elements)?;
+        let integers = Tensor::from_buffer(&integers, [all, hidden])?;
+        let numbers = Tensor::<T>::empty(device, [all, hidden])?;
+        let zeros = device.alloc_zeroed::<T>(rows.saturating_mul(hidden))?;
+        let zeros: AnyTensor = Tensor::from_buffer(&zeros, [rows, 1, hidden])?.into();
+        let some = integers.narrow(0, 0..rows)?.reshape([rows, 1, hidden])?;
+        let inputs = Inputs::new(&zeros, &some, &some).quantisation(quantisation);
+        let plan = FusedInferAttention::new(Layout::Bsh)
+            .heads(heads)
+            .kv_heads(heads)
+            .scale(1.0)
+            .plan_with(&inputs)?;
+        Ok(Self {
+            integers,
+            numbers,
+            dequantiser: Dequantiser {
+                plan,
+                zeros,
+                rows,
+                calls,
+            },
+        })
+    }
+
+    /// Queues the dequantisation of all rows.
+    fn dequantise(&self, stream: &Stream, quantisation: Quantisation<'_>) -> Result<()> {
+        let Dequantiser {
+            plan, zeros, rows, ..
+        } = &self.dequantiser;
+        for call in 0..self.dequantiser.calls {
+            let first = call.saturating_mul(*rows);
+            let place = first..first.saturating_add(*rows);
+            let shape = zeros.shape();
+            let integers = self.integers.narrow(0, place.clone())?.reshape(shape)?;
+            let mut output = Output {
+                attention: self.numbers.narrow(0, place)?.reshape(shape)?,
+                softmax_lse: None,
+            };
+            let inputs = Inputs::new(zeros, &integers, &integers).quantisation(quantisation);
+            plan.launch_with_into(stream, &inputs, &mut output)?;
+        }
+        Ok(())
+    }
+
+    /// The first rows, as packed keys like these.
+    fn packed(&self, rows: usize, like: &Tensor<T>) -> Result<Tensor<T>> {
+        let [heads, dim] = [1, 2].map(|axis| size(like, axis));
+        Ok(self
+            .numbers
+            .narrow(0, 0..rows)?
+            .reshape([rows, heads, dim])?)
+    }
+}
+
+/// A step over cached tokens.
+struct DenseStep<T: Element> {
+    plan: Plan,
+    requests: Vec<RequestKeys>,
+    rows: usize,
+    /// Keys and values, for one layer after the other.
+    dense: Mutex<[DenseRows<T>; 2]>,
+}
+
+impl<T: Element> fmt::Debug for DenseStep<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DenseStep")
+            .field("plan", &self.plan)
+            .field("requests", &self.requests)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
+    fn name(&self) -> &'static str {
+        "quantised_prefill"
+    }
+
+    fn reads_quantised(&self) -> bool {
+        true
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let of = take_quantised(first)?;
+        let metadata = step.metadata;
+        if !metadata.state().reads_cache() {
+            return Fused.plan(step, first);
+        }
+        of.cache.lies_whole(metadata.settings().block_size())?;
+        let (requests, ends) = RequestKeys::of(step)?;
+        let rows = ends.last().copied().unwrap_or(0);
+        let dense = [
+            DenseRows::plan(step, rows, first.key, of.of_keys())?,
+            DenseRows::plan(step, rows, first.value, of.of_values())?,
+        ];
+        let [key, value] = packed(&dense, rows, first)?;
+        let masks = step.stream.device().masks();
+        let mask = step.mask.causality()?.mask(&masks)?;
+        let lengths = CallLengths::PackedDense {
+            q: metadata.q_ends(),
+            kv: &Cumulative::new(ends)?,
+        };
+        let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
+        let plan = call.plan_with(&with_sink(Inputs::new(first.query, &key, &value), first))?;
+        Ok(Box::new(DenseStep {
+            plan,
+            requests,
+            rows,
+            dense: Mutex::new(dense),
+        }))
+    }
+}
+
+fn packed<T: Element>(
+    [keys, values]: &[DenseRows<T>; 2],
+    rows: usize,
+    layer: &LayerTensors<'_, T>,
+) -> Result<[Tensor<T>; 2]> {
+    Ok([
+        keys.packed(rows, layer.key)?,
+        values.packed(rows, layer.value)?,
+    ])
+}
+
+impl<T: Element> DenseStep<T> {
+    /// Queues what brings the keys and values of all requests.
+    fn bring(
+        &self,
+        stream: &Stream,
+        dense: &[DenseRows<T>; 2],
+        of: &QuantisedLayer,
+        layer: &LayerTensors<'_, T>,
+    ) -> Result<()> {
+        let [keys, values] = dense;
+        for request in self.requests.iter().filter(|of| !of.cached.is_empty()) {
+            let place = |rows: &Tensor<i8>| rows.narrow(0, request.cached_rows.clone());
+            let (key, value) = (place(&keys.integers)?, place(&values.integers)?);
+            of.cache.gather(stream, &request.cached, &key, &value)?;
+        }
+        keys.dequantise(stream, of.of_keys())?;
+        values.dequantise(stream, of.of_values())?;
+        for request in &self.requests {
+            for (rows, own) in [(keys, layer.key), (values, layer.value)] {
+                let hidden = size(&rows.numbers, 1);
+                let own = own.narrow(0, request.own.clone())?;
+                let own = own.reshape([request.own.len(), hidden])?;
+                let place = rows.numbers.narrow(0, request.own_rows.clone())?;
+                place.copy_from(stream, &own)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Element> StepPlan<T> for DenseStep<T> {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let mut output = self.plan.output()?;
+        self.run_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let of = take_quantised(layer)?;
+        // Held until all is queued: the copies and calls of two layers must not mix.
+        let dense = lock(&self.dense);
+        self.bring(step.stream, &dense, of, layer)?;
+        let [key, value] = packed(&dense, self.rows, layer)?;
+        let inputs = with_sink(Inputs::new(layer.query, &key, &value), layer);
+        Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
+    }
+}

@@ -1,0 +1,170 @@
+//! What lies in a paged cache, and how.
+
+use ascend_attention::mask::TriangleLayers;
+use ascend_attention::spec::fia::Cache;
+use ascend_attention::{Element, Stream, Tensor};
+
+use crate::error::{Error, Result};
+
+/// What a token's key and value are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CacheShape {
+    /// Layers.
+    pub layers: usize,
+    /// Key heads.
+    pub kv_heads: usize,
+    /// Elements of a key's head.
+    pub key_dim: usize,
+    /// Elements of a value's head.
+    pub value_dim: usize,
+    /// How a block lies.
+    pub format: Cache,
+}
+
+impl CacheShape {
+    /// Most layers of a cache.
+    pub const MAX_LAYERS: usize = TriangleLayers::MAX_LAYERS;
+
+    /// Keys and values of the same head dimension, in BnBsH.
+    pub fn new(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            layers,
+            kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            format: Cache::BnBsH,
+        }
+    }
+
+    /// Multi-head latent attention: one head with the latent of 512 as key (and value) and the rotary part of 64 in the
+    /// place of the value.
+    pub fn latent(layers: usize) -> Self {
+        Self {
+            layers,
+            kv_heads: 1,
+            key_dim: 512,
+            value_dim: 64,
+            format: Cache::BnBsH,
+        }
+    }
+
+    /// The same in another format.
+    ///
+    /// Every format can be written; which queries read which is the operator's rule. On CANN 8.1 BnBsH goes with all, BnNBsD
+    /// with BNSD and packed ones, NZ with packed ones and, of latent attention, BSND; from 8.5 on every format goes with all,
+    /// NZ with heads of 64 or 128 (packed on 9.1 others too).
+    pub fn format(mut self, format: Cache) -> Self {
+        self.format = format;
+        self
+    }
+}
+
+impl CacheShape {
+    /// Axes of a layer's tensor with heads of `dim` elements, and how many elements that is.
+    pub(super) fn tensor<T: Element>(
+        &self,
+        blocks: usize,
+        block_size: usize,
+        dim: usize,
+    ) -> Option<(Vec<usize>, usize)> {
+        let size = |size: usize| i64::try_from(size).ok();
+        let (heads, dim) = (size(self.kv_heads)?, size(dim)?);
+        let (blocks, block_size) = (size(blocks)?, size(block_size)?);
+        let dims = self
+            .format
+            .shape(T::DTYPE, blocks, block_size, heads, dim)?;
+        let dims = dims.iter().map(|dim| usize::try_from(*dim).ok());
+        let dims = dims.collect::<Option<Vec<usize>>>()?;
+        let elements = dims
+            .iter()
+            .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
+        (elements > 0).then_some((dims, elements))
+    }
+
+    /// Pieces that a token's key is written in: its heads, where these lie in different places of a block.
+    pub(super) fn split(&self) -> usize {
+        match self.format {
+            Cache::BnNBsD => self.kv_heads,
+            Cache::BnBsH | Cache::Nz => 1,
+        }
+    }
+
+    /// The first new rows `[tokens, N, D]`, as they are written: split, `[tokens * N, 1, D]`.
+    pub(super) fn new_rows<T: Element>(
+        &self,
+        argument: &'static str,
+        rows: &Tensor<T>,
+        tokens: usize,
+    ) -> Result<Tensor<T>> {
+        let rows = rows.narrow(0, 0..tokens)?;
+        if self.format != Cache::BnNBsD {
+            return Ok(rows);
+        }
+        match *rows.shape() {
+            [_, of, dim] if of == self.kv_heads => {
+                Ok(rows.reshape([tokens.saturating_mul(self.kv_heads), 1, dim])?)
+            }
+            _ => Err(Error::invalid(
+                argument,
+                rows.desc(),
+                format_args!("[tokens, {}, D]", self.kv_heads),
+            )),
+        }
+    }
+
+    /// Refuses a cache that copies do not write.
+    pub(super) fn check_copied(&self) -> Result<()> {
+        match self.format {
+            Cache::BnBsH | Cache::BnNBsD => Ok(()),
+            Cache::Nz => Err(Error::invalid(
+                "shape.format",
+                "NZ, on a product without ScatterPaKvCache",
+                "BnBsH, or BnNBsD: a token lies in many pieces in NZ",
+            )),
+        }
+    }
+
+    /// A cache as it is written: split, each head of a block a block of its own.
+    pub(super) fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
+        match (self.format, cache.shape()) {
+            (Cache::BnNBsD, &[blocks, heads, block_size, dim]) => {
+                let blocks = blocks.saturating_mul(heads);
+                Ok(cache.reshape([blocks, block_size, dim])?)
+            }
+            _ => Ok(cache.clone()),
+        }
+    }
+}
+
+/// The cache of one layer.
+#[derive(Clone, Debug)]
+pub struct LayerCache<T: Element> {
+    /// Keys, in BnBsH `[blocks, block_size, N * D]`; of latent attention the latents.
+    pub key: Tensor<T>,
+    /// Values, alike; of latent attention the rotary parts.
+    pub value: Tensor<T>,
+}
+
+impl<T: Element> LayerCache<T> {
+    /// Bytes of device memory.
+    pub(super) fn bytes(&self) -> usize {
+        let elements = self.key.len().saturating_add(self.value.len());
+        elements.saturating_mul(size_of::<T>())
+    }
+
+    /// Queues the copying of a block to another.
+    pub(super) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
+        for tensor in [&self.key, &self.value] {
+            let block = |at: usize| tensor.narrow(0, at..at.saturating_add(1));
+            let source = block(from)?;
+            block(to)?.copy_from(stream, &source)?;
+        }
+        Ok(())
+    }
+}
+
+/// The refusal of a layer that a model or a cache has not.
+#[cold]
+pub(crate) fn no_layer(layer: usize, layers: usize) -> Error {
+    Error::invalid("layer", layer, format_args!("below {layers}"))
+}

@@ -1,0 +1,205 @@
+//! Scales of INT8 keys and values, one for each head and element.
+
+use ascend_attention::{AnyTensor, DType, Element, Number, Stream, Tensor, bf16, f16};
+
+use crate::error::{Error, Result};
+use crate::refusal::{Refused, Rule, refused};
+
+use super::cache_shape::CacheShape;
+
+/// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
+///
+/// A number `x` is stored as `x / scale`, rounded to the nearest integer, halves to the even one, and cut to -128 to 127. It
+/// is read as the integer times `scale`. Scales are numbers of the query's type on the device: they are rounded to it first,
+/// and what divides is the rounded one.
+///
+/// ```
+/// use ascend_serving::kv::ChannelScales;
+/// use ascend_attention::f16;
+///
+/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// // Two tokens of one head of two elements, as a calibration has seen them: the largest becomes 127.
+/// let tokens = [1.27, -3.0, -0.5, 2.54].map(f16::from_f32);
+/// let scales = ChannelScales::covering(&tokens, &tokens, 2, 2)?;
+/// assert!((scales.key()[0] - 0.01).abs() < 1e-4 && (scales.key()[1] - 3.0 / 127.0).abs() < 1e-4);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChannelScales {
+    key: Vec<f32>,
+    value: Vec<f32>,
+}
+
+impl ChannelScales {
+    /// Scales of keys and of values, head by head: `N * D` each.
+    ///
+    /// # Errors
+    /// [`Rule::QuantisedScale`] for a scale that is not finite and above 0.
+    pub fn new(key: Vec<f32>, value: Vec<f32>) -> Result<Self, Refused> {
+        for (name, scales) in [("key", &key), ("value", &value)] {
+            let mut channels = scales.iter().enumerate();
+            let wrong = |scale: f32| !(scale.is_finite() && scale > 0.0);
+            if let Some((channel, scale)) = channels.find(|(_, scale)| wrong(**scale)) {
+                return Err(refused(
+                    Rule::QuantisedScale,
+                    format_args!("{scale} for channel {channel} of the {name}"),
+                    "finite numbers above 0",
+                    "take 1 for channels that are always 0",
+                ));
+            }
+        }
+        Ok(Self { key, value })
+    }
+
+    /// One scale for all keys of a cache's layer, and one for all values.
+    ///
+    /// # Errors
+    /// As for [`ChannelScales::new`]; [`Rule::QuantisedScale`] for a shape whose channels cannot be counted.
+    pub fn uniform(shape: &CacheShape, key: f32, value: f32) -> Result<Self, Refused> {
+        let all = |scale: f32, dim: usize| {
+            let channels = shape.kv_heads.checked_mul(dim);
+            let mut scales = Vec::new();
+            let room = channels.filter(|channels| scales.try_reserve_exact(*channels).is_ok());
+            match room {
+                Some(channels) => {
+                    scales.resize(channels, scale);
+                    Ok(scales)
+                }
+                None => Err(refused(
+                    Rule::QuantisedScale,
+                    format_args!("{} heads of {dim} elements", shape.kv_heads),
+                    "channels that the host has memory for",
+                    "make the shape of the model's own heads",
+                )),
+            }
+        };
+        Self::new(all(key, shape.key_dim)?, all(value, shape.value_dim)?)
+    }
+
+    /// Scales by which the largest number of each channel becomes 127, of tokens of a calibration `[tokens, channels]`.
+    /// Channels without a number but 0 get 1.
+    ///
+    /// # Errors
+    /// [`Rule::QuantisedFinite`] for a number that is not finite; [`Rule::QuantisedScale`] for 0 channels or numbers that
+    /// do not fill the last token, and for channels whose numbers are too small to be divided.
+    pub fn covering<T: Number>(
+        keys: &[T],
+        values: &[T],
+        key_channels: usize,
+        value_channels: usize,
+    ) -> Result<Self, Refused> {
+        Self::new(
+            largest("key", keys, key_channels)?,
+            largest("value", values, value_channels)?,
+        )
+    }
+
+    /// Of the keys.
+    pub fn key(&self) -> &[f32] {
+        &self.key
+    }
+
+    /// Of the values.
+    pub fn value(&self) -> &[f32] {
+        &self.value
+    }
+}
+
+/// The largest number of each channel, as a scale.
+fn largest<T: Number>(name: &str, tokens: &[T], channels: usize) -> Result<Vec<f32>, Refused> {
+    if tokens.len().checked_rem(channels) != Some(0) {
+        return Err(refused(
+            Rule::QuantisedScale,
+            format_args!(
+                "{} numbers of {channels} channels of the {name}",
+                tokens.len()
+            ),
+            "a number for each channel of each token",
+            "bring whole tokens, `[tokens, N * D]`",
+        ));
+    }
+    let mut most = vec![0f32; channels.min(tokens.len())];
+    for (at, number) in tokens.iter().enumerate() {
+        let number = number.to_f64();
+        if !number.is_finite() {
+            return Err(refused(
+                Rule::QuantisedFinite,
+                format_args!("{number} at place {at} of the {name}"),
+                "finite numbers",
+                "find the layer that overflows by `Tensor::range_report`, and leave its tokens out of the calibration",
+            ));
+        }
+        // No number of 16 bits or 32 loses by this.
+        let number = number.abs() as f32;
+        if let Some(most) = at
+            .checked_rem(channels)
+            .and_then(|channel| most.get_mut(channel))
+        {
+            *most = most.max(number);
+        }
+    }
+    // Without a token nothing is known of any channel.
+    most.resize(channels, 0.0);
+    let scale = |most: f32| if most > 0.0 { most / 127.0 } else { 1.0 };
+    Ok(most.into_iter().map(scale).collect())
+}
+
+/// The scales of keys or of values on the device.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceScales {
+    /// What is read is multiplied by these: of the query's type, in the shape that the operator wants with the cache.
+    pub(super) factors: AnyTensor,
+    /// What is stored is multiplied by these, `[N, D]`.
+    pub(super) inverses: Tensor<f32>,
+}
+
+impl DeviceScales {
+    /// Uploads scales of `heads` heads, as numbers of the type `T`.
+    pub(super) fn upload<T: Element>(
+        stream: &Stream,
+        scales: &[f32],
+        heads: usize,
+        factor_shape: &[usize],
+    ) -> Result<Self> {
+        let dim = scales.len().checked_div(heads).unwrap_or(0);
+        let rounded: Vec<f32> = match T::DTYPE {
+            DType::Bf16 => scales.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
+            DType::Float16 => scales.iter().map(|x| f16::from_f32(*x).to_f32()).collect(),
+            other => {
+                return Err(Error::invalid(
+                    "T",
+                    other,
+                    "FLOAT16 or BF16: the type of queries over INT8 keys",
+                ));
+            }
+        };
+        let inverses: Vec<f32> = rounded.iter().map(|scale| scale.recip()).collect();
+        let channels = scales.iter().zip(&rounded).zip(&inverses).enumerate();
+        for (channel, ((given, rounded), inverse)) in channels {
+            if !(rounded.is_finite() && inverse.is_normal()) {
+                return Err(refused(
+                    Rule::QuantisedScale,
+                    format_args!("{given} for channel {channel}, as {} {rounded}", T::DTYPE),
+                    "scales that are numbers of the query's type and can be divided by",
+                    "scale the weights that make keys and values, or serve the layer in 16 bits",
+                )
+                .into());
+            }
+        }
+        let factors: AnyTensor = match T::DTYPE {
+            DType::Bf16 => {
+                let factors: Vec<bf16> = rounded.into_iter().map(bf16::from_f32).collect();
+                stream.upload(&factors, factor_shape)?.into()
+            }
+            _ => {
+                let factors: Vec<f16> = rounded.into_iter().map(f16::from_f32).collect();
+                stream.upload(&factors, factor_shape)?.into()
+            }
+        };
+        Ok(Self {
+            factors,
+            inverses: stream.upload(&inverses, [heads, dim])?,
+        })
+    }
+}

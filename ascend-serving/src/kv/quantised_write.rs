@@ -1,0 +1,155 @@
+//! New keys and values into a paged cache of INT8.
+
+use ascend_attention::attention::{Affine, Inputs, Quantisation};
+use ascend_attention::{
+    AnyTensor, Device, Element, FusedInferAttention, Layout, Output, Plan, Stream, Tensor,
+};
+
+use crate::error::{Error, Result};
+
+use super::cache_shape::CacheShape;
+use super::pool::BlockPool;
+use super::quantised_layer::QuantisedLayer;
+use super::slot_write::{SlotWrite, rows_have_slots};
+
+/// A step's writes: each row becomes INT8, then goes to its slot.
+///
+/// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
+/// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
+/// whose value is the row, gives `round(row / scale)`.
+#[derive(Debug)]
+pub(super) struct QuantisedWrite {
+    /// Of keys and of values; none where there is nothing but padding.
+    quantisers: Option<[Quantiser; 2]>,
+    write: SlotWrite,
+}
+
+impl QuantisedWrite {
+    /// Prepares the writing of rows into a layer of these blocks.
+    pub(super) fn plan<T: Element>(
+        blocks: (&BlockPool, &CacheShape),
+        layer: &QuantisedLayer,
+        stream: &Stream,
+        slots: &[i32],
+        rows: [&Tensor<T>; 2],
+    ) -> Result<Self> {
+        let device = stream.device();
+        let empty = |rows: &Tensor<T>| Tensor::<i8>::empty(device, rows.shape());
+        let [key, value] = rows;
+        let integers = [empty(key)?, empty(value)?];
+        let write = SlotWrite::plan(blocks, &layer.cache, stream, slots, integers.each_ref())?;
+        let quantisers = match write.rows {
+            0 => None,
+            rows => {
+                let [keys, values] = integers;
+                let (of_key, of_value) = (&layer.key.inverses, &layer.value.inverses);
+                Some([
+                    Quantiser::plan("key", device, rows, key, of_key, keys)?,
+                    Quantiser::plan("value", device, rows, value, of_value, values)?,
+                ])
+            }
+        };
+        Ok(Self { quantisers, write })
+    }
+
+    /// Queues the writing of a layer.
+    pub(super) fn queue<T: Element>(
+        &self,
+        shape: &CacheShape,
+        layer: &QuantisedLayer,
+        stream: &Stream,
+        [key, value]: [&Tensor<T>; 2],
+    ) -> Result<()> {
+        rows_have_slots(self.write.tokens, key, value)?;
+        let Some([keys, values]) = &self.quantisers else {
+            return Ok(());
+        };
+        let integers = [
+            keys.queue(stream, key, &layer.key.inverses)?,
+            values.queue(stream, value, &layer.value.inverses)?,
+        ];
+        self.write.queue(shape, &layer.cache, stream, integers)
+    }
+}
+
+/// Rows as INT8.
+#[derive(Debug)]
+struct Quantiser {
+    argument: &'static str,
+    plan: Plan,
+    /// Rows up to the last that is written.
+    rows: usize,
+    /// Queries and keys of all rows, zeros.
+    zeros: AnyTensor,
+    /// The integers, of the shape of the rows, for one layer after the other.
+    integers: Tensor<i8>,
+}
+
+impl Quantiser {
+    fn plan<T: Element>(
+        argument: &'static str,
+        device: &Device,
+        rows: usize,
+        of: &Tensor<T>,
+        inverses: &Tensor<f32>,
+        integers: Tensor<i8>,
+    ) -> Result<Self> {
+        let [heads, _] = [0, 1].map(|axis| inverses.shape().get(axis).copied().unwrap_or(0));
+        let of = one_row_each(argument, of, rows, inverses)?;
+        let zeros = device.alloc_zeroed::<T>(of.len())?;
+        let zeros: AnyTensor = Tensor::from_buffer(&zeros, of.shape())?.into();
+        let inputs = Inputs::new(&zeros, &zeros, &of);
+        let plan = FusedInferAttention::new(Layout::Bsh)
+            .heads(heads)
+            .kv_heads(heads)
+            .scale(1.0)
+            .plan_with(&inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
+        Ok(Self {
+            argument,
+            plan,
+            rows,
+            zeros,
+            integers,
+        })
+    }
+
+    /// Queues the quantisation of a layer's rows.
+    fn queue<T: Element>(
+        &self,
+        stream: &Stream,
+        of: &Tensor<T>,
+        inverses: &Tensor<f32>,
+    ) -> Result<&Tensor<i8>> {
+        let of = one_row_each(self.argument, of, self.rows, inverses)?;
+        let inputs = Inputs::new(&self.zeros, &self.zeros, &of);
+        let inputs = inputs.quantisation(Quantisation::Output(Affine::scale(inverses)));
+        let mut output = Output {
+            attention: one_row_each(self.argument, &self.integers, self.rows, inverses)?,
+            softmax_lse: None,
+        };
+        self.plan.launch_with_into(stream, &inputs, &mut output)?;
+        Ok(&self.integers)
+    }
+}
+
+/// The first rows `[tokens, N, D]` as sequences of one row, `[rows, 1, N * D]`.
+fn one_row_each<T: Element>(
+    argument: &'static str,
+    rows: &Tensor<T>,
+    count: usize,
+    inverses: &Tensor<f32>,
+) -> Result<Tensor<T>> {
+    if rows.shape().get(1..) != Some(inverses.shape()) {
+        return Err(Error::invalid(
+            argument,
+            rows.desc(),
+            format_args!(
+                "[tokens, N, D] with {:?} heads and elements, as the scales have",
+                inverses.shape()
+            ),
+        ));
+    }
+    Ok(rows
+        .narrow(0, 0..count)?
+        .reshape([count, 1, inverses.len()])?)
+}

@@ -1,0 +1,218 @@
+//! An INT8 cache: what is stored, and what is refused.
+
+use crate::harness;
+
+use ascend_attention::{Stream, Tensor, bf16, f16};
+use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache};
+use ascend_serving::{Error, Rule};
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
+const DIM: usize = 32;
+
+fn upload(stream: &Stream, data: &[f32], heads: usize) -> Tensor<bf16> {
+    let data: Vec<_> = data.iter().copied().map(bf16::from_f32).collect();
+    let tokens = data.len() / (heads * DIM);
+    stream.upload(&data, [tokens, heads, DIM]).unwrap()
+}
+
+/// Writes tokens of one head to the first slots, and gives what is stored of their values.
+fn stored(numbers: &[f32], scale: f32) -> Vec<i8> {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let scales = [ChannelScales::uniform(&shape, 1.0, scale).unwrap()];
+    let pad = PadPolicy::SkipNegative;
+    let mut cache = PagedKvCache::<bf16>::quantised(&stream, 2, 128, shape, pad, &scales).unwrap();
+    assert!(cache.is_quantised());
+    assert_eq!(cache.bytes(), 2 * 2 * 128 * DIM);
+    let rows = upload(&stream, numbers, 1);
+    let slots: Vec<i32> = (0..rows.shape()[0] as i32).collect();
+    let write = cache.plan_write(&stream, &slots, &rows, &rows).unwrap();
+    cache.write(&stream, &write, 0, &rows, &rows).unwrap();
+    let value = &cache.quantised_layer(0).unwrap().cache.value;
+    value.download(&stream).unwrap()[..numbers.len()].to_vec()
+}
+
+#[test]
+fn halves_go_to_the_even_integer_and_what_is_too_large_is_cut() {
+    let cases = [
+        (0.5, 0),
+        (1.5, 2),
+        (2.5, 2),
+        (-0.5, 0),
+        (-1.5, -2),
+        (-3.5, -4),
+        (126.5, 126),
+        (127.5, 127),
+        (200.0, 127),
+        (3e38, 127),
+        (-127.5, -128),
+        (-128.5, -128),
+        (-1e30, -128),
+        (1e-30, 0),
+        (0.0, 0),
+    ];
+    let mut numbers = [0f32; DIM];
+    let mut want = [0i8; DIM];
+    for (at, (number, integer)) in cases.into_iter().enumerate() {
+        (numbers[at], want[at]) = (number, integer);
+    }
+    assert_eq!(stored(&numbers, 1.0), want);
+    // A power of two divides exactly.
+    let eighths = numbers.map(|number| number / 8.0);
+    assert_eq!(stored(&eighths, 0.125), want);
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 24, failure_persistence: None, ..Config::default() })]
+
+    /// Each token's integers are its numbers times the inverse of the rounded scale, in its slot and nowhere else.
+    #[test]
+    fn integers_go_to_their_slots(
+        format in prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)],
+        heads in 1usize..4,
+        seed in 1u64..1000,
+        wanted in prop::collection::btree_set(0usize..640, 1..30),
+        layer in 0usize..2,
+    ) {
+        let stream = harness::stream();
+        let shape = CacheShape::new(2, heads, DIM).format(format);
+        let channels = heads * DIM;
+        let scale = |layer: usize, what: usize, channel: usize| 0.003 * (1 + layer + 2 * what + channel % 7) as f32;
+        let scales = [0, 1].map(|layer| {
+            let of = |what| (0..channels).map(|c| scale(layer, what, c)).collect();
+            ChannelScales::new(of(0), of(1)).unwrap()
+        });
+        let pad = PadPolicy::SkipNegative;
+        let mut cache = PagedKvCache::<bf16>::quantised(&stream, 5, 128, shape, pad, &scales).unwrap();
+        let mut slots: Vec<i32> = wanted.iter().map(|slot| *slot as i32).collect();
+        let tokens = slots.len() + 2;
+        let keys = harness::numbers(seed, tokens * channels);
+        let values = harness::numbers(seed + 1, tokens * channels);
+        // Padding brings whatever was there.
+        slots.extend([-1, -1]);
+        let (key, value) = (upload(&stream, &keys, heads), upload(&stream, &values, heads));
+        let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
+        cache.write(&stream, &write, layer, &key, &value).unwrap();
+        for at in 0..2 {
+            let of = &cache.quantised_layer(at).unwrap().cache;
+            for (what, (tensor, numbers)) in [(&of.key, &keys), (&of.value, &values)].into_iter().enumerate() {
+                let mut want = vec![0i8; tensor.len()];
+                for (token, slot) in wanted.iter().enumerate().filter(|_| at == layer) {
+                    for channel in 0..channels {
+                        let number = bf16::from_f32(numbers[token * channels + channel]).to_f32();
+                        let scale = bf16::from_f32(scale(layer, what, channel)).to_f32();
+                        let integer = (number * scale.recip()).round_ties_even() as i8;
+                        let (head, x, block, row) = (channel / DIM, channel % DIM, slot / 128, slot % 128);
+                        let place = match format {
+                            Cache::BnBsH => slot * channels + channel,
+                            // 32 integers are 32 bytes: a head is one part.
+                            Cache::BnNBsD | Cache::Nz => ((block * heads + head) * 128 + row) * DIM + x,
+                        };
+                        want[place] = integer;
+                    }
+                }
+                prop_assert_eq!(tensor.download(&stream).unwrap(), want);
+            }
+        }
+    }
+}
+
+fn rule(outcome: Result<impl Sized, Error>) -> Rule {
+    match outcome.err() {
+        Some(Error::Refused(refused)) => refused.rule,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn scales_that_divide_nothing_are_refused() {
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let refused = ChannelScales::new(vec![1.0, scale], vec![1.0]).unwrap_err();
+        assert_eq!(refused.rule, Rule::QuantisedScale);
+        assert!(refused.given.contains("channel 1 of the key"), "{refused}");
+    }
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let with = |scales: &[ChannelScales]| {
+        PagedKvCache::<f16>::quantised(&stream, 1, 128, shape, pad, scales)
+    };
+    let uniform = |scale| ChannelScales::uniform(&shape, scale, 1.0).unwrap();
+    with(&[uniform(1.0)]).unwrap();
+    // No number of FLOAT16, or 0 there.
+    for scale in [1e5, 1e-9] {
+        assert_eq!(rule(with(&[uniform(scale)])), Rule::QuantisedScale);
+    }
+    assert_eq!(rule(with(&[])), Rule::QuantisedScale);
+    let few = ChannelScales::new(vec![1.0; DIM], vec![1.0; DIM - 1]).unwrap();
+    assert_eq!(rule(with(&[few])), Rule::QuantisedScale);
+    let floats = PagedKvCache::<f32>::quantised(&stream, 1, 128, shape, pad, &[uniform(1.0)]);
+    assert!(matches!(floats, Err(Error::Attention(_))), "{floats:?}");
+    let huge = CacheShape {
+        kv_heads: usize::MAX,
+        ..shape
+    };
+    let refused = ChannelScales::uniform(&huge, 1.0, 1.0).unwrap_err();
+    assert_eq!(refused.rule, Rule::QuantisedScale);
+}
+
+#[test]
+fn a_calibration_covers_its_numbers() {
+    let keys = [1.0, 0.0, -2.0, 0.0].map(bf16::from_f32);
+    let scales = ChannelScales::covering(&keys, &keys[..2], 2, 1).unwrap();
+    assert_eq!(scales.key(), [2.0 / 127.0, 1.0]);
+    assert_eq!(scales.value(), [1.0 / 127.0]);
+    let none = ChannelScales::covering::<bf16>(&[], &[], 2, 1).unwrap();
+    assert_eq!((none.key(), none.value()), (&[1.0; 2][..], &[1.0][..]));
+    for bad in [f32::NAN, f32::INFINITY] {
+        let keys = [0.5, bad].map(bf16::from_f32);
+        let refused = ChannelScales::covering(&keys, &keys, 1, 1).unwrap_err();
+        assert_eq!(refused.rule, Rule::QuantisedFinite);
+    }
+    for channels in [0, 3] {
+        let refused = ChannelScales::covering(&keys, &keys, channels, 1).unwrap_err();
+        assert_eq!(refused.rule, Rule::QuantisedScale);
+    }
+}
+
+#[test]
+fn numbers_of_16_bits_are_not_read_from_integers() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let scales = [ChannelScales::uniform(&shape, 1.0, 1.0).unwrap()];
+    let cache = |scales: Option<&[ChannelScales]>| match scales {
+        Some(scales) => {
+            PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, scales).unwrap()
+        }
+        None => PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap(),
+    };
+    let (mut integers, mut plain) = (cache(Some(&scales)), cache(None));
+    assert_eq!(rule(integers.layer(0)), Rule::CacheQuantised);
+    assert!(plain.quantised_layer(0).is_err());
+    assert!(integers.quantised_layer(1).is_err());
+    let row = upload(&stream, &[1.0; DIM], 1);
+    let of_plain = plain.plan_write(&stream, &[3], &row, &row).unwrap();
+    let of_integers = integers.plan_write(&stream, &[3], &row, &row).unwrap();
+    let outcome = integers.write(&stream, &of_plain, 0, &row, &row);
+    assert_eq!(rule(outcome), Rule::CacheQuantised);
+    assert!(plain.write(&stream, &of_integers, 0, &row, &row).is_err());
+    let wide = stream
+        .upload(&[bf16::ONE; 2 * DIM], [1, 1, 2 * DIM])
+        .unwrap();
+    assert!(
+        integers
+            .write(&stream, &of_integers, 0, &wide, &row)
+            .is_err()
+    );
+    assert!(integers.plan_write(&stream, &[3], &row, &wide).is_err());
+    let kept = integers
+        .quantised_layer(0)
+        .unwrap()
+        .cache
+        .key
+        .download(&stream)
+        .unwrap();
+    assert!(kept.iter().all(|x| *x == 0));
+}

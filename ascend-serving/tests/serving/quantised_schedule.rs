@@ -1,0 +1,272 @@
+//! Whatever the schedule: over an INT8 cache every token gets the attention that one dense pass gives it over the integers
+//! times their scales.
+
+use crate::harness;
+
+use crate::acts::{Act, Schedule, Turn, act, config};
+use crate::tokens::{DIM, Number, dense_over, packed};
+use ascend_attention::spec::Cann;
+use ascend_attention::{Stream, bf16, f16};
+use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache};
+use ascend_serving::{
+    Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, Fused, Hybrid,
+    LayerSet, PagedDecode, Phase, QuantisedDecode, QuantisedPrefill, StatePolicy,
+};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+const LAYERS: usize = 2;
+/// Blocks beyond those of requests: the operator counts shared ones for each row of a call.
+const SHARED: usize = 30;
+
+#[derive(Clone, Debug)]
+struct Model {
+    kv_heads: usize,
+    group: usize,
+    window: Option<usize>,
+    per_head: bool,
+    block_size: usize,
+    blocks: usize,
+    dump: bool,
+    chunked: bool,
+    mtp: bool,
+    hybrid: bool,
+}
+
+fn model() -> impl Strategy<Value = Model> {
+    let window = prop_oneof![2 => Just(None), 1 => (1usize..200).prop_map(Some)];
+    let sizes = (1usize..3, 1usize..4, window, 1usize..3, 4usize..9);
+    (sizes, any::<[bool; 5]>()).prop_map(|((kv_heads, group, window, size, blocks), flags)| Model {
+        kv_heads,
+        group,
+        window,
+        per_head: flags[0] && kv_heads == 1,
+        block_size: size * 128,
+        blocks,
+        dump: flags[1],
+        chunked: flags[2],
+        mtp: flags[3],
+        hybrid: flags[4],
+    })
+}
+
+/// The scale of a channel: the numbers are between -1 and 1, so that some channels are cut and others have few steps.
+fn scale(layer: usize, what: u64, channel: usize) -> f32 {
+    let steps = [1.0 / 160.0, 0.07, 0.2, 0.011];
+    let scale = steps[(channel + layer + what as usize) % steps.len()];
+    bf16::from_f32(scale).to_f32()
+}
+
+fn scales(layer: usize, channels: usize) -> ChannelScales {
+    let of = |what| (0..channels).map(|c| scale(layer, what, c)).collect();
+    ChannelScales::new(of(1), of(2)).unwrap()
+}
+
+/// What a cache gives back for the numbers of a token.
+fn stored<T: Number>(layer: usize, what: u64, numbers: Vec<f64>) -> Vec<f64> {
+    let channels = numbers.into_iter().enumerate();
+    let stored = |(channel, number): (usize, f64)| {
+        let scale = scale(layer, what, channel);
+        let scale = match T::DTYPE {
+            ascend_attention::DType::Float16 => f16::from_f32(scale).to_f32(),
+            _ => scale,
+        };
+        let steps = (number as f32 * scale.recip()).round_ties_even();
+        f64::from(steps.clamp(-128.0, 127.0)) * f64::from(scale)
+    };
+    channels.map(stored).collect()
+}
+
+struct Engine<'a, T: Number> {
+    stream: &'a Stream,
+    model: Model,
+    settings: BatchSettings,
+    attention: Attention<T>,
+    shape: AttentionShape,
+    schedule: Schedule,
+    checked: usize,
+    served: Vec<&'static str>,
+}
+
+impl<'a, T: Number> Engine<'a, T> {
+    fn new(stream: &'a Stream, model: Model) -> Self {
+        let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
+        let pad = match model.dump {
+            true => PadPolicy::DumpSlot(0),
+            false => PadPolicy::SkipNegative,
+        };
+        let format = if model.per_head {
+            Cache::BnNBsD
+        } else {
+            Cache::BnBsH
+        };
+        let scales = [0, 1].map(|layer| scales(layer, model.kv_heads * DIM));
+        let cache = PagedKvCache::quantised(
+            stream,
+            SHARED + model.blocks,
+            model.block_size,
+            CacheShape::new(LAYERS, model.kv_heads, DIM).format(format),
+            pad,
+            &scales,
+        )
+        .unwrap();
+        // Backends of other caches are refused, and the next one is asked.
+        let all = Backends::none()
+            .with(PagedDecode)
+            .with(Fused)
+            .with(QuantisedDecode)
+            .with(QuantisedPrefill);
+        let backends = match model.hybrid && model.window.is_none() {
+            true => {
+                let sets = [
+                    LayerSet::new([1], "quantised_prefill"),
+                    LayerSet::new([0], "quantised_prefill")
+                        .during(Phase::Decode, "quantised_decode"),
+                ];
+                Backends::none().with(Hybrid::new(LAYERS, all, sets).unwrap())
+            }
+            false => all,
+        };
+        let causality = Causality::from_flags(true, model.window).unwrap();
+        let mut schedule = Schedule::of(6);
+        schedule.begin = 4;
+        schedule.tokens = 400;
+        schedule.window = model.window;
+        Self {
+            stream,
+            settings: BatchSettings::of(&cache, causality).policy(StatePolicy {
+                chunked_prefill: model.chunked,
+                drafting: model.mtp.then_some(Drafting::Mtp),
+            }),
+            model,
+            attention: Attention::new(shape, cache, backends),
+            shape,
+            schedule,
+            checked: 0,
+            served: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
+        let metadata = self.schedule.metadata(turns, self.settings, pad);
+        let names = self.schedule.names(turns, pad);
+        let mut results = Vec::new();
+        {
+            let mut step = self.attention.begin(self.stream, &metadata).unwrap();
+            for layer in 0..LAYERS {
+                let query = packed(self.stream, &names, layer, 0, self.shape.heads);
+                let key = packed(self.stream, &names, layer, 1, self.shape.kv_heads);
+                let value = packed(self.stream, &names, layer, 2, self.shape.kv_heads);
+                results.push(step.forward(layer, &query, &key, &value).unwrap().attention);
+            }
+            self.served.push(step.selected().unwrap().name);
+        }
+        let served = *self.served.last().unwrap();
+        let decodes = Phase::from(metadata.state()) == Phase::Decode;
+        for (layer, result) in results.iter().enumerate() {
+            let by_decode =
+                served == "quantised_decode" || served == "hybrid" && decodes && layer == 0;
+            let result = result.download(self.stream).unwrap();
+            let width = self.shape.heads * DIM;
+            let mut news = turns
+                .iter()
+                .flat_map(|turn| [turn.new; 3])
+                .zip([0, 1, 2].iter().cycle());
+            for row in self.schedule.rows(turns) {
+                let (new, nth) = news.next().unwrap();
+                let position = row.names.len() - 1;
+                let before = position - [0, new / 2, new - 1][*nth];
+                let window = self.model.window.unwrap_or(usize::MAX);
+                let from = (position + 1).saturating_sub(window);
+                let cached =
+                    |place: usize, numbers: Vec<f64>, what| match place < before || by_decode {
+                        true => stored::<T>(layer, what, numbers),
+                        false => numbers,
+                    };
+                let want = dense_over(row.names, layer, self.shape, |key| key >= from, cached);
+                let got = &result[row.token * width..][..width];
+                for (x, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let got = got.to_f64();
+                    prop_assert!(
+                        (got - want).abs() <= 1e-2,
+                        "{served}, layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; {:?}",
+                        row.request,
+                        metadata.state()
+                    );
+                }
+                self.checked += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
+        let cache = self.attention.cache_mut();
+        let turns = self.schedule.begin_step(acts, self.stream, cache);
+        if !turns.is_empty() {
+            self.step(&turns, pad)?;
+        }
+        self.schedule.end_step(acts, &turns);
+        Ok(())
+    }
+
+    fn end(mut self) {
+        let pool = self.attention.cache().pool();
+        self.schedule.end(self.stream, pool, self.settings.pad());
+    }
+}
+
+fn run<T: Number>(model: Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
+    let stream = harness::stream();
+    let mut engine = Engine::<T>::new(&stream, model);
+    for (acts, pad) in steps {
+        engine.act(acts, *pad)?;
+    }
+    engine.end();
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(config(32))]
+
+    #[test]
+    fn any_schedule_over_integers_is_one_dense_pass(model in model(), half in any::<bool>(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..8)) {
+        match half {
+            // Packed calls of FLOAT16 came with 8.5.
+            true if harness::device().target().unwrap().cann >= Cann::V8_5 => run::<f16>(model, &steps)?,
+            _ => run::<bf16>(model, &steps)?,
+        }
+    }
+}
+
+#[test]
+fn the_schedules_reach_both_backends() {
+    let stream = harness::stream();
+    let model = Model {
+        kv_heads: 2,
+        group: 2,
+        window: None,
+        per_head: false,
+        block_size: 128,
+        blocks: 8,
+        dump: true,
+        chunked: true,
+        mtp: false,
+        hybrid: false,
+    };
+    let mut engine = Engine::<bf16>::new(&stream, model);
+    let steps = [
+        vec![Act::Chunk(0, 140), Act::Chunk(3, 20)],
+        vec![Act::Share(0, 130), Act::Chunk(1, 1)],
+        vec![Act::Chunk(0, 7), Act::Verify(1, 3, 2), Act::Chunk(2, 7)],
+        vec![Act::Chunk(0, 1), Act::Chunk(1, 1), Act::Chunk(2, 1)],
+    ];
+    for (nth, acts) in steps.iter().enumerate() {
+        engine.act(acts, if nth == 3 { 0 } else { 3 }).unwrap();
+    }
+    assert!(engine.checked >= 40, "{} rows", engine.checked);
+    for name in ["quantised_decode", "quantised_prefill"] {
+        assert!(engine.served.contains(&name), "{:?}", engine.served);
+    }
+    engine.end();
+}
