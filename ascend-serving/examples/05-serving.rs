@@ -1,5 +1,5 @@
 //! A serving loop over a paged cache, checked against whole-sequence attention:
-//! `cargo run -p ascend-serving --example 05-serving`.
+//! `cargo run -p ascend-serving --example 05-serving`; with `-- --int8` over a cache of INT8.
 //!
 //! Requests arrive one after the other and share a prompt prefix. Their prompts are computed in chunks beside the decoding
 //! of others, one step verifies drafts, and blocks are used again by later requests. There is no model: a token's query,
@@ -8,10 +8,10 @@
 use std::error::Error;
 
 use ascend_attention::{Runtime, Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    DraftTree, Drafting, Fused, StatePolicy,
+    DraftTree, Drafting, Fused, QuantisedDecode, QuantisedPrefill, StatePolicy,
 };
 
 const HEADS: usize = 4;
@@ -40,13 +40,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = device.stream()?;
     println!("{} on {}", device.soc_name(), runtime.backend());
 
-    let cache = PagedKvCache::<bf16>::new(
-        &device,
-        BLOCKS,
-        BLOCK_SIZE,
-        CacheShape::new(LAYERS, KV_HEADS, DIM),
-        PadPolicy::SkipNegative,
-    )?;
+    let int8 = std::env::args().any(|argument| argument == "--int8");
+    let (cache, backends) = cache(&stream, int8)?;
     let pool = cache.pool().clone();
     println!(
         "cache: {} blocks of {} tokens, {} KiB",
@@ -59,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         drafting: Some(Drafting::Mtp),
     });
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-    let mut attention = Attention::new(shape, cache, Backends::none().with(Fused));
+    let mut attention = Attention::new(shape, cache, backends);
 
     let mut waiting: Vec<Vec<u64>> = (0..6).map(prompt).collect();
     waiting.reverse();
@@ -106,7 +101,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|(request, (new, drafts))| BatchRequest::of(&request.cached, *new).drafts(*drafts))
             .collect();
         let mut metadata = AttentionMetadata::new(&batch, settings)?;
-        metadata.pad_to(metadata.tokens().next_multiple_of(SIZE))?;
+        // Padding would keep steps from decoding over integers: one row a request there.
+        if !int8 {
+            metadata.pad_to(metadata.tokens().next_multiple_of(SIZE))?;
+        }
 
         // Every layer: write the new keys and values, attend.
         let mut tokens: Vec<u64> = Vec::new();
@@ -123,6 +121,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             let value = packed(&stream, &tokens, layer, 2, KV_HEADS)?;
             outputs.push(layers.forward(layer, &query, &key, &value)?.attention);
         }
+        let served = layers
+            .selected()
+            .map_or("nothing", |selected| selected.name);
         drop(layers);
 
         // The last row of each request against its whole sequence in double precision.
@@ -165,7 +166,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         let done = total - waiting.len() - running.len();
         println!(
-            "step {step:2} [{}{}] {:?}: {} tokens of {} requests, {} blocks held",
+            "step {step:2} [{}{}] {:?} by {served}: {} tokens of {} requests, {} blocks held",
             "#".repeat(done),
             ".".repeat(total - done),
             metadata.state(),
@@ -176,11 +177,33 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     println!("{rows} rows against whole sequences, worst error {worst:.1e}");
-    if rows == 0 || worst > 1e-2 || pool.held_blocks() > 0 {
+    // A step of the scales is 1/127, of numbers between -1 and 1.
+    let allowed = if int8 { 2e-2 } else { 1e-2 };
+    if rows == 0 || worst > allowed || pool.held_blocks() > 0 {
         return Err("the answer is wrong, or a block was lost".into());
     }
     println!("as expected");
     Ok(())
+}
+
+/// A cache, and the ways to compute over it.
+fn cache(
+    stream: &Stream,
+    int8: bool,
+) -> ascend_serving::Result<(PagedKvCache<bf16>, Backends<bf16>)> {
+    let shape = CacheShape::new(LAYERS, KV_HEADS, DIM);
+    let pad = PadPolicy::SkipNegative;
+    if !int8 {
+        let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad)?;
+        return Ok((cache, Backends::none().with(Fused)));
+    }
+    // Numbers between -1 and 1. A model's scales come from a calibration: `ChannelScales::covering`.
+    let scales = vec![ChannelScales::uniform(&shape, 1.0 / 127.0, 1.0 / 127.0)?; LAYERS];
+    let cache = PagedKvCache::quantised(stream, BLOCKS, BLOCK_SIZE, shape, pad, &scales)?;
+    let backends = Backends::none()
+        .with(QuantisedDecode)
+        .with(QuantisedPrefill);
+    Ok((cache, backends))
 }
 
 /// A prompt: a beginning that all have, and some tokens of its own.

@@ -8,7 +8,8 @@
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
 //! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
-//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over an INT8 cache ([`kv::PagedKvCache::quantised`]).
+//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over an INT8 cache ([`kv::PagedKvCache::quantised`]);
+//!   [`compare_caches`] says what it costs.
 //! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`] computes.
 //! - [`Hybrid`]: other backends for other layers and other kinds of steps.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] says who projects what.
@@ -70,8 +71,8 @@ pub use drafts::{
     MaskExtent, MaskWord, PackedBits, TreePlan, TreeTensors, TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionOptions, GroupedAttention, GroupedMetadata, GroupedRequest,
-    GroupedSequence, GroupedStep, LayerGroup, LayerOptions, Step,
+    Attention, AttentionOptions, CacheAccuracy, GroupedAttention, GroupedMetadata, GroupedRequest,
+    GroupedSequence, GroupedStep, LayerGroup, LayerOptions, LayerRows, Step, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

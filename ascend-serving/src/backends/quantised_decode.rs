@@ -2,9 +2,9 @@
 
 use ascend_attention::attention::{CallLengths, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Output, Plan, Tensor};
+use ascend_attention::{Element, InnerPrecise, Output, Plan, Tensor};
 
-use crate::batch::{AttentionState, Causality};
+use crate::batch::Causality;
 use crate::error::Result;
 use crate::kv::QuantisedLayer;
 use crate::refusal::{Rule, refused};
@@ -13,8 +13,8 @@ use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, take
 use super::paged_decode::{layout, rows, sizes};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a paged cache of INT8, whose integers the operator
-/// multiplies by their scales as it reads them. For steps that only decode and layers without a window or sinks; the others
-/// are for [`QuantisedPrefill`](crate::QuantisedPrefill), to be registered behind this one.
+/// multiplies by their scales as it reads them. For steps of one token a request, drafting or not, and layers without a window
+/// or sinks; the others are for [`QuantisedPrefill`](crate::QuantisedPrefill), to be registered behind this one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantisedDecode;
 
@@ -55,7 +55,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
         let plain = causality == Causality::Causal && first.learnable_sink.is_none();
         let requests = metadata.table().requests();
         let single = metadata.tokens() == requests;
-        if metadata.state() != AttentionState::DecodeOnly || !plain || !single {
+        if !metadata.state().reads_cache() || !plain || !single {
             return Err(refused(
                 Rule::BackendDecode,
                 format_args!(
@@ -64,7 +64,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
                     metadata.tokens(),
                     first.with_sinks(),
                 ),
-                "one token a request, causal, without window and sinks",
+                "one token a request behind cached ones, causal, without window and sinks",
                 "register `QuantisedPrefill` behind this one",
             )
             .into());
@@ -75,7 +75,12 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
             q: None,
             kv: metadata.kv_lengths(),
         };
-        let call = lengths.apply(step.shape.call(layout));
+        // The kernel of NZ caches has no other.
+        let precise = match of.cache.key.shape().len() {
+            5 => InnerPrecise::HighPerformance,
+            _ => InnerPrecise::HighPrecision,
+        };
+        let call = lengths.apply(step.shape.call(layout).inner_precise(precise));
         let plan = call.plan_with(&inputs(&query, step, of))?;
         Ok(Box::new(DecodeStep { plan, layout }))
     }

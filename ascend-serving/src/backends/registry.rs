@@ -115,6 +115,9 @@ impl<T: Element> Backends<T> {
 
     /// What may serve a step, unless it was tried.
     fn hint(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Option<&'static str> {
+        if first.quantised.is_some() {
+            return None;
+        }
         let older = PromptAndIncre::is_all_of(step.stream.device());
         if older && self.get(PromptAndIncre::NAME).is_none() {
             return Some(

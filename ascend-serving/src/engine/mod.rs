@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_options;
+mod cache_accuracy;
 mod grouped_attention;
 mod grouped_batch;
 mod layer_check;
@@ -9,6 +10,7 @@ mod ran_layers;
 
 pub use attention::{Attention, LayerOptions, Step};
 pub use attention_options::AttentionOptions;
+pub use cache_accuracy::{CacheAccuracy, LayerRows, compare_caches};
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
 pub(crate) use grouped_attention::{same_causality, same_groups};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};

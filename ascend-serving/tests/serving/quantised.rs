@@ -2,9 +2,14 @@
 
 use crate::harness;
 
-use ascend_attention::{Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache};
-use ascend_serving::{Error, Rule};
+use crate::tokens::Number;
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
+use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, Fused, LayerRows, QuantisedDecode, QuantisedPrefill, Rule, compare_caches,
+};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -215,4 +220,217 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
         .download(&stream)
         .unwrap();
     assert!(kept.iter().all(|x| *x == 0));
+}
+
+/// A prompt, a decode and a chunk behind cached tokens, of one request over an NZ or other cache: what serves each, or why
+/// nothing does. Each head's values are all the same, in 16 bits and times their scale.
+fn served<T: Number>(
+    stream: &Stream,
+    format: Cache,
+    dim: usize,
+) -> Vec<Result<&'static str, String>> {
+    let shape = CacheShape::new(1, 2, dim).format(format);
+    let scales = [ChannelScales::uniform(&shape, 0.5, 0.25).unwrap()];
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<T>::quantised(stream, 8, 128, shape, pad, &scales).unwrap();
+    let backends = Backends::none()
+        .with(QuantisedDecode)
+        .with(QuantisedPrefill);
+    let mut attention = Attention::new(AttentionShape::new(4, 2, dim), cache, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut outcomes = Vec::new();
+    for new in [130, 1, 3] {
+        attention.grow(stream, &mut sequence, new).unwrap();
+        let metadata =
+            AttentionMetadata::new(&[BatchRequest::of(&sequence, new)], settings).unwrap();
+        let rows = |heads: usize| {
+            let row =
+                |head: usize| std::iter::repeat_n(T::of(bf16::from_f32(0.75 + head as f32)), dim);
+            let rows: Vec<T> = (0..new).flat_map(|_| (0..heads).flat_map(row)).collect();
+            stream.upload(&rows, [new, heads, dim]).unwrap()
+        };
+        let mut step = attention.begin(stream, &metadata).unwrap();
+        let outcome = step.forward(0, &rows(4), &rows(2), &rows(2));
+        outcomes.push(match outcome {
+            Ok(output) => {
+                let output = output.attention.download(stream).unwrap();
+                // What was refused is missing from the cache.
+                let checked = outcomes.iter().all(Result::is_ok);
+                for (at, x) in output.iter().enumerate().filter(|_| checked) {
+                    let want = 0.75 + (at / dim % 4 / 2) as f64;
+                    assert!(
+                        (x.to_f64() - want).abs() < 1e-2,
+                        "{format:?}, {at}: {}",
+                        x.to_f64()
+                    );
+                }
+                Ok(step.selected().unwrap().name)
+            }
+            Err(why) => Err(why.to_string()),
+        });
+    }
+    outcomes
+}
+
+#[test]
+fn releases_serve_what_they_take() {
+    if harness::not_on_npu("other targets are emulated") {
+        return;
+    }
+    // The harness looks at what is left behind.
+    drop(harness::runtime());
+    let all = ["quantised_prefill", "quantised_decode", "quantised_prefill"];
+    for (soc, cann) in [
+        (Soc::AtlasA2, Cann::V8_1),
+        (Soc::AtlasA2, Cann::V8_5),
+        (Soc::AtlasA2, Cann::V9_0),
+        (Soc::AtlasA3, Cann::V9_1),
+        (Soc::Ascend950, Cann::V9_1),
+        (Soc::AtlasInference, Cann::V9_1),
+    ] {
+        let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
+        let stream = runtime.device(0).unwrap().stream().unwrap();
+        let check = |format, dim, half: bool, want: [Result<&str, &str>; 3]| {
+            let got = match half {
+                true => served::<f16>(&stream, format, dim),
+                false => served::<bf16>(&stream, format, dim),
+            };
+            for (step, (got, want)) in got.into_iter().zip(want).enumerate() {
+                let right = match (&got, want) {
+                    (Ok(got), Ok(want)) => *got == want,
+                    (Err(got), Err(want)) => got.contains(want),
+                    _ => false,
+                };
+                let told = format!("{soc:?}, {cann:?}, {format:?}, {dim}, step {step}");
+                assert!(right, "{told}: {got:?}, expected {want:?}");
+            }
+        };
+        if soc == Soc::AtlasInference {
+            check(Cache::BnBsH, 128, true, [Err("call.product"); 3]);
+            continue;
+        }
+        for dim in [64, 128] {
+            check(Cache::BnBsH, dim, false, all.map(Ok));
+            let apart = [Ok(all[0]), Ok(all[1]), Err("whose tokens lie whole")];
+            check(Cache::BnNBsD, dim, false, apart);
+            // Packed calls of FLOAT16 came with 8.5.
+            match cann {
+                Cann::V8_1 => check(
+                    Cache::BnBsH,
+                    dim,
+                    true,
+                    [Err("packed.dtype"), Ok(all[1]), Err("packed.dtype")],
+                ),
+                _ => check(Cache::BnBsH, dim, true, all.map(Ok)),
+            }
+        }
+        let decode = match (soc, cann) {
+            (Soc::Ascend950, _) => Err("cache.unified_shape"),
+            (_, Cann::V8_1) => Err("antiquant.nz_heads"),
+            _ => Ok(all[1]),
+        };
+        check(
+            Cache::Nz,
+            128,
+            false,
+            [Ok(all[0]), decode, Err("whose tokens lie whole")],
+        );
+    }
+}
+
+/// Attention of two layers over a cache of 16 bits, or of INT8 with these scales.
+fn attention(stream: &Stream, scales: Option<&[ChannelScales]>) -> Attention<bf16> {
+    let shape = CacheShape::new(2, 2, 64);
+    let pad = PadPolicy::SkipNegative;
+    let shape_of_heads = AttentionShape::new(4, 2, 64);
+    match scales {
+        Some(scales) => {
+            let cache = PagedKvCache::quantised(stream, 4, 128, shape, pad, scales).unwrap();
+            let backends = Backends::none()
+                .with(QuantisedDecode)
+                .with(QuantisedPrefill);
+            Attention::new(shape_of_heads, cache, backends)
+        }
+        None => {
+            let cache = PagedKvCache::new(stream.device(), 4, 128, shape, pad).unwrap();
+            Attention::new(shape_of_heads, cache, Backends::none().with(Fused))
+        }
+    }
+}
+
+#[test]
+fn the_accuracy_is_that_of_the_scales() {
+    let stream = harness::stream();
+    const TOKENS: usize = 150;
+    let rows = |seed, heads: usize| {
+        let numbers = harness::numbers(seed, TOKENS * heads * 64);
+        let numbers: Vec<_> = numbers.into_iter().map(bf16::from_f32).collect();
+        let tensor = stream.upload(&numbers, [TOKENS, heads, 64]).unwrap();
+        (numbers, tensor)
+    };
+    let all = [0, 1].map(|layer| {
+        [(0, 4), (1, 2), (2, 2)].map(|(what, heads)| rows(3 * layer + what + 1, heads))
+    });
+    let layers = all.each_ref().map(|[query, key, value]| LayerRows {
+        query: &query.1,
+        key: &key.1,
+        value: &value.1,
+    });
+    let fine = all
+        .each_ref()
+        .map(|[_, key, value]| ChannelScales::covering(&key.0, &value.0, 128, 128).unwrap());
+    // The second layer has an eighth of the steps.
+    let coarse = [
+        fine[0].clone(),
+        ChannelScales::new(
+            fine[1].key().iter().map(|scale| scale * 8.0).collect(),
+            fine[1].value().iter().map(|scale| scale * 8.0).collect(),
+        )
+        .unwrap(),
+    ];
+    let steps = [100, 1, 1, 20, 1, 1, 26];
+    let compare = |scales: &[ChannelScales]| {
+        let (mut exact, mut quantised) =
+            (attention(&stream, None), attention(&stream, Some(scales)));
+        let found = compare_caches(&stream, &mut exact, &mut quantised, &steps, &layers).unwrap();
+        stream.synchronize().unwrap();
+        for attention in [exact, quantised] {
+            assert_eq!(attention.cache().pool().free_blocks(), 4);
+        }
+        found
+    };
+    let (fine, coarse) = (compare(&fine), compare(&coarse));
+    for of in fine.iter().chain(&coarse) {
+        println!(
+            "largest {:.4}, mean {:.5} of the range {:.2}",
+            of.largest_share(),
+            of.mean_share(),
+            of.range
+        );
+    }
+    assert_eq!(fine[0], coarse[0]);
+    for of in &fine {
+        assert!(of.largest > 0.0 && of.largest_share() < 0.02, "{of:?}");
+        assert!(of.mean_share() < 0.002 && of.mean < of.largest, "{of:?}");
+    }
+    assert!(coarse[1].mean > 4.0 * fine[1].mean, "{coarse:?}");
+
+    // The same cache twice is no difference.
+    let (mut one, mut other) = (attention(&stream, None), attention(&stream, None));
+    let same = compare_caches(&stream, &mut one, &mut other, &steps, &layers).unwrap();
+    assert!(
+        same.iter()
+            .all(|of| of.largest == 0.0 && of.mean == 0.0 && of.range > 1.0),
+        "{same:?}"
+    );
+    for (steps, layers) in [
+        (&steps[1..], &layers[..]),
+        (&[], &[]),
+        (&steps, &layers[..1]),
+        (&[usize::MAX, 151], &layers),
+    ] {
+        let refused = compare_caches(&stream, &mut one, &mut other, steps, layers);
+        assert!(matches!(refused, Err(Error::Attention(_))), "{refused:?}");
+    }
 }

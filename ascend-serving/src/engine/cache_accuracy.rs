@@ -1,0 +1,154 @@
+//! How far attention over an INT8 cache is from attention over one of 16 bits.
+
+use ascend_attention::{Element, Number, Stream, Tensor};
+
+use crate::batch::{AttentionMetadata, BatchRequest, BatchSettings, Causality};
+use crate::error::{Error, Result};
+use crate::kv::Sequence;
+
+use super::attention::Attention;
+
+/// The rows of one layer for the tokens of a sequence, packed: `[tokens, N, D]`.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerRows<'a, T: Element> {
+    /// Queries.
+    pub query: &'a Tensor<T>,
+    /// Keys.
+    pub key: &'a Tensor<T>,
+    /// Values.
+    pub value: &'a Tensor<T>,
+}
+
+/// How far the outputs of one layer are apart. NaN where an output is none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheAccuracy {
+    /// The largest difference of two elements.
+    pub largest: f64,
+    /// The mean difference.
+    pub mean: f64,
+    /// From the least to the greatest element over the cache of 16 bits.
+    pub range: f64,
+}
+
+impl CacheAccuracy {
+    /// The largest difference as a share of the range.
+    pub fn largest_share(&self) -> f64 {
+        self.largest / self.range
+    }
+
+    /// The mean difference as a share of the range.
+    pub fn mean_share(&self) -> f64 {
+        self.mean / self.range
+    }
+}
+
+/// What the elements of a layer have shown so far.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    largest: f64,
+    sum: f64,
+    count: f64,
+    least: f64,
+    greatest: f64,
+}
+
+impl Seen {
+    const NOTHING: Self = Self {
+        largest: 0.0,
+        sum: 0.0,
+        count: 0.0,
+        least: f64::INFINITY,
+        greatest: f64::NEG_INFINITY,
+    };
+
+    fn add(&mut self, exact: f64, got: f64) {
+        let difference = (exact - got).abs();
+        // NaN stays.
+        if difference.is_nan() || difference > self.largest {
+            self.largest = difference;
+        }
+        self.sum += difference;
+        self.count += 1.0;
+        self.least = self.least.min(exact);
+        self.greatest = self.greatest.max(exact);
+    }
+
+    fn accuracy(self) -> CacheAccuracy {
+        CacheAccuracy {
+            largest: self.largest,
+            mean: self.sum / self.count,
+            range: self.greatest - self.least,
+        }
+    }
+}
+
+/// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and one of
+/// [INT8](crate::kv::PagedKvCache::quantised), and says for each layer how far the outputs are apart. `steps` are the new
+/// tokens of each step, a prompt and then single tokens as a rule; `layers` has the rows of all of them for each layer of the
+/// caches. Waits for the stream: for choosing scales and layers before serving, not while.
+///
+/// What is compared is attention alone, on the same queries, keys and values: a model's later layers get other ones.
+///
+/// # Errors
+/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for no step or no layer, for steps that are not all of the
+/// rows, and another number of layers than the caches have; as for [`Attention::grow`], [`Attention::begin`] and
+/// [`Step::forward`](crate::Step::forward). The blocks that the sequence had are free again, whatever happens.
+pub fn compare_caches<T: Number>(
+    stream: &Stream,
+    exact: &mut Attention<T>,
+    quantised: &mut Attention<T>,
+    steps: &[usize],
+    layers: &[LayerRows<'_, T>],
+) -> Result<Vec<CacheAccuracy>> {
+    let tokens = (steps.iter()).try_fold(0usize, |sum, new| sum.checked_add(*new));
+    let rows = (layers.first()).and_then(|layer| layer.query.shape().first());
+    if rows.is_none() || tokens != rows.copied() || steps.is_empty() {
+        return Err(Error::invalid(
+            "steps",
+            format_args!("{} steps for {rows:?} rows", steps.len()),
+            "steps whose tokens are the rows of the layers",
+        ));
+    }
+    let counts = [&*exact, &*quantised].map(|of| of.cache().shape().layers);
+    if counts != [layers.len(); 2] {
+        return Err(Error::invalid(
+            "layers",
+            layers.len(),
+            format_args!("{counts:?}, as the caches have"),
+        ));
+    }
+    let mut seen = vec![Seen::NOTHING; layers.len()];
+    let mut runs = [exact, quantised].map(|attention| {
+        let sequence = Sequence::new(attention.cache().pool());
+        (attention, sequence)
+    });
+    let mut first = 0usize;
+    for new in steps {
+        let place = first..first.saturating_add(*new);
+        let mut outputs = Vec::with_capacity(runs.len());
+        for (attention, sequence) in &mut runs {
+            attention.grow(stream, sequence, *new)?;
+            let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+            let batch = [BatchRequest::of(sequence, *new)];
+            let metadata = AttentionMetadata::new(&batch, settings)?;
+            let mut step = attention.begin(stream, &metadata)?;
+            let mut of_layers = Vec::with_capacity(layers.len());
+            for (at, layer) in layers.iter().enumerate() {
+                let [query, key, value] =
+                    [layer.query, layer.key, layer.value].map(|rows| rows.narrow(0, place.clone()));
+                let output = step.forward(at, &query?, &key?, &value?)?;
+                of_layers.push(output.attention.download(stream)?);
+            }
+            outputs.push(of_layers);
+        }
+        if let [exact, got] = &outputs[..] {
+            for (seen, (exact, got)) in seen.iter_mut().zip(exact.iter().zip(got)) {
+                for (exact, got) in exact.iter().zip(got) {
+                    seen.add(exact.to_f64(), got.to_f64());
+                }
+            }
+        }
+        first = place.end;
+    }
+    Ok(seen.into_iter().map(Seen::accuracy).collect())
+}
