@@ -220,7 +220,12 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
 }
 
 /// One step of requests with so many cached and new tokens each, whose queries, keys and values are ones.
-fn batch(stream: &Stream, blocks: usize, requests: &[(usize, usize)]) -> Result<Vec<f16>, Error> {
+fn batch(
+    stream: &Stream,
+    blocks: usize,
+    causality: Causality,
+    requests: &[(usize, usize)],
+) -> Result<Vec<f16>, Error> {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), blocks, 128, CacheShape::new(1, 1, 16), pad)?;
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, older());
@@ -235,7 +240,7 @@ fn batch(stream: &Stream, blocks: usize, requests: &[(usize, usize)]) -> Result<
     let batch: Vec<_> = (sequences.iter().zip(requests))
         .map(|(sequence, (_, new))| BatchRequest::of(sequence, *new))
         .collect();
-    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let settings = BatchSettings::of(attention.cache(), causality);
     let metadata = AttentionMetadata::new(&batch, settings)?;
     let mut step = attention.begin(stream, &metadata)?;
     let output = step.forward(0, &ones, &ones, &ones)?.attention;
@@ -248,7 +253,13 @@ fn batch(stream: &Stream, blocks: usize, requests: &[(usize, usize)]) -> Result<
 fn large_batches_are_cut() {
     let Some(stream) = card() else { return };
     for (requests, new) in [(300, 1), (300, 3), (129, 16)] {
-        let got = batch(&stream, requests + 1, &vec![(0, new); requests]).unwrap();
+        let got = batch(
+            &stream,
+            requests + 1,
+            Causality::Causal,
+            &vec![(0, new); requests],
+        )
+        .unwrap();
         assert_eq!(got, vec![f16::ONE; requests * new * 16]);
     }
 }
@@ -258,8 +269,10 @@ fn contexts_beyond_what_a_call_takes_are_refused_by_name() {
     let Some(stream) = card() else { return };
     for (new, rule) in [(1, "incre.card_size"), (2, "prompt.card_size")] {
         let longest = (65_536 - new, new);
-        batch(&stream, 520, &[longest]).unwrap();
-        let why = batch(&stream, 520, &[(65_536, new)]).unwrap_err();
+        // A causal chunk would cost what a prompt of all its keys does.
+        let batch = |of| batch(&stream, 520, Causality::Bidirectional, &[of]);
+        batch(longest).unwrap();
+        let why = batch((65_536, new)).unwrap_err();
         assert!(why.to_string().contains(rule), "{why}");
     }
 }
