@@ -294,7 +294,8 @@ impl ParameterCase {
             });
         }
         for desc in list {
-            self.arguments.set_tensor(name, desc);
+            (self.arguments.set_tensor(name, desc))
+                .map_err(|_| CaseError::UnknownTensor(name.to_owned()))?;
         }
         Ok(())
     }

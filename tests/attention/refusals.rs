@@ -38,7 +38,7 @@ fn scales_that_are_no_finite_numbers_are_a_lint_of_every_operator() {
     let prompt = PromptFlashAttention::new(Layout::Bnsd);
     let incre = IncreFlashAttention::new(Layout::Bnsd);
     let flash = FlashAttention::new(InputLayout::Bnsd);
-    for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+    for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e39] {
         let fused = fused.clone().scale(scale).plan(&rows, &rows, &rows);
         assert_eq!(violated(fused), "scale_value.finite");
         let call = prompt.clone().scale(scale);

@@ -43,7 +43,7 @@ fn a_written_case_is_read_as_it_was() {
     training.op_version = Some(5);
     for name in ["query", "key", "value", "query_rope", "key_rope"] {
         let tensor = CaseTensor::from_f32(DType::Bf16, &[4, 2, 64], &[0.5; 512]).unwrap();
-        training.arguments.set_tensor(name, tensor);
+        training.arguments.set_tensor(name, tensor).unwrap();
     }
     for (name, value) in [
         ("input_layout", OwnedValue::Text(Some("TND".to_owned()))),
@@ -70,7 +70,7 @@ fn a_written_case_is_read_as_it_was() {
     let mut list = OperatorCase::new(DeclaredOperator::IncreFlashAttention, "list");
     for name in ["query", "key", "key", "value", "value"] {
         let tensor = CaseTensor::from_f32(DType::Float16, &[1, 1, 64], &[0.5; 64]).unwrap();
-        list.arguments.set_tensor(name, tensor);
+        list.arguments.set_tensor(name, tensor).unwrap();
     }
     list.expect = Expect::Reject {
         status: Some(561_002),
@@ -132,7 +132,7 @@ fn what_the_operator_does_not_have_is_refused_by_name() {
 
     let mut older = OperatorCase::new(DeclaredOperator::FlashAttentionScore, "sink");
     let sink = CaseTensor::from_f32(DType::Float, &[1], &[0.5]).unwrap();
-    older.arguments.set_tensor("sink", sink);
+    older.arguments.set_tensor("sink", sink).unwrap();
     older.op_version = Some(2);
     let error = older.to_bytes().unwrap_err().to_string();
     assert!(
@@ -203,7 +203,7 @@ fn a_file_whose_table_names_no_block_is_not_run() {
     let mut bytes = table.bytes().to_vec();
     bytes[..4].copy_from_slice(&(1i32 << 20).to_le_bytes());
     let table = CaseTensor::new(table.dtype(), table.shape(), bytes).unwrap();
-    case.arguments.set_tensor("block_tables", table);
+    case.arguments.set_tensor("block_tables", table).unwrap();
     let outcome = case.run(&stream).unwrap();
     match &outcome.refusal {
         Some(Error::Violation(violation)) => assert_eq!(violation.rule.id, "gather.block"),

@@ -4,6 +4,7 @@ use std::fmt;
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::spec::Layout;
+use ascend_attention::spec::attention_problem::score_scale;
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor};
 
 use crate::batch::{AttentionMetadata, MaskKind};
@@ -22,7 +23,8 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Elements of a head; of latent attention those of both parts.
     pub head_dim: usize,
-    /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse 0, infinities and NaN.
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse what is 0, infinite or NaN in 32
+    /// bits.
     pub scale: f64,
 }
 
@@ -45,14 +47,15 @@ impl AttentionShape {
 
     /// Refuses a scale by which every key would weigh the same, or none anything.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.scale.is_finite() && self.scale != 0.0 {
+        let held = score_scale(self.scale);
+        if held.is_finite() && held != 0.0 {
             return Ok(());
         }
         Err(Error::invalid(
             "AttentionShape.scale",
             self.scale,
             format_args!(
-                "finite and not 0: the factor of the scores, for heads of {} usually {}",
+                "finite and not 0 in 32 bits: the factor of the scores, for heads of {} usually {}",
                 self.head_dim,
                 Self::new(self.heads, self.kv_heads, self.head_dim).scale
             ),

@@ -2,8 +2,12 @@
 //!
 //! What works on calls of any operator, case files for one, asks this list and knows none of them by name.
 
+mod not_an_argument;
+
+pub use not_an_argument::NotAnArgument;
+
 use crate::contract::CallContract;
-use crate::operator::{OwnedValue, ParameterInfo, Value, WrongKind};
+use crate::operator::{OwnedValue, ParameterInfo, Value};
 use crate::ops::for_each_operator;
 use crate::{Dims, OperatorVersion, Refusal, Target, TensorDesc, Unsupported, Violation};
 
@@ -89,16 +93,23 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// Gives a tensor to the parameter of this name, as the operator's own arguments do. A name that is no tensor's
-            /// changes nothing.
-            pub fn set_tensor(&mut self, name: &str, tensor: T) {
+            /// Gives a tensor to the parameter of this name, as the operator's own arguments do.
+            ///
+            /// # Errors
+            /// A name that is no tensor's. Nothing is changed.
+            pub fn set_tensor(&mut self, name: &str, tensor: T) -> Result<(), NotAnArgument> {
+                let operator = self.operator();
                 match self {
                     $(Self::$variant(of) => {
-                        if let Some(parameter) = crate::$($module)::+::Parameter::from_name(name) {
-                            of.set_tensor(parameter, tensor);
+                        let parameter = crate::$($module)::+::Parameter::from_name(name)
+                            .ok_or_else(|| NotAnArgument::unknown(operator, name))?;
+                        if !parameter.info().kind.is_tensor() {
+                            return Err(NotAnArgument::no_tensor(parameter.info()));
                         }
+                        of.set_tensor(parameter, tensor);
                     })*
                 }
+                Ok(())
             }
 
             /// What is given to the parameter of this name, if that is no tensor.
@@ -108,17 +119,17 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// Gives a value to a parameter that is no tensor. A name that is no parameter's changes nothing.
+            /// Gives a value to a parameter that is no tensor.
             ///
             /// # Errors
-            /// The parameter's kind, if the value is of another one.
-            pub fn set_value(&mut self, name: &str, value: OwnedValue) -> Result<(), WrongKind> {
+            /// A name that is no parameter's; the parameter's kind, if the value is of another one. Nothing is changed.
+            pub fn set_value(&mut self, name: &str, value: OwnedValue) -> Result<(), NotAnArgument> {
+                let operator = self.operator();
                 match self {
                     $(Self::$variant(of) => {
-                        match crate::$($module)::+::Parameter::from_name(name) {
-                            Some(parameter) => of.set_value(parameter, value),
-                            None => Ok(()),
-                        }
+                        let parameter = crate::$($module)::+::Parameter::from_name(name)
+                            .ok_or_else(|| NotAnArgument::unknown(operator, name))?;
+                        Ok(of.set_value(parameter, value)?)
                     })*
                 }
             }
@@ -254,7 +265,7 @@ impl<T> AnyArguments<T> {
         let mut attributes = AnyArguments::new(self.operator());
         for parameter in self.operator().parameters() {
             if let Some(value) = self.value(parameter.name) {
-                // The value is of the parameter's kind.
+                // The same operator's parameter, and a value of its kind.
                 let _ = attributes.set_value(parameter.name, value.into());
             }
         }
@@ -324,10 +335,38 @@ mod tests {
             let mut arguments = AnyArguments::new(operator);
             for parameter in operator.parameters() {
                 match parameter.kind.is_tensor() {
-                    true => arguments.set_tensor(parameter.name, parameter.name),
+                    true => arguments
+                        .set_tensor(parameter.name, parameter.name)
+                        .unwrap(),
                     false => assert!(arguments.value(parameter.name).is_some()),
                 }
             }
+            let before = arguments.clone();
+            let unknown = arguments.set_tensor("qeury", "qeury").unwrap_err();
+            assert_eq!(
+                arguments.set_value("qeury", OwnedValue::Int(1)),
+                Err(unknown.clone())
+            );
+            let said = unknown.to_string();
+            assert!(
+                operator
+                    .parameters()
+                    .all(|parameter| said.contains(parameter.name)),
+                "{said}"
+            );
+            for parameter in operator.parameters() {
+                match parameter.kind.is_tensor() {
+                    true => {
+                        let refused = arguments.set_value(parameter.name, OwnedValue::Int(1));
+                        assert!(matches!(refused, Err(NotAnArgument::WrongKind(_))));
+                    }
+                    false => {
+                        let refused = arguments.set_tensor(parameter.name, "tensor");
+                        assert!(matches!(refused, Err(NotAnArgument::NoTensor(_))));
+                    }
+                }
+            }
+            assert_eq!(arguments, before);
             let tensors = operator
                 .parameters()
                 .filter(|parameter| parameter.kind.is_tensor());

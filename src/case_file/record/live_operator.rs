@@ -177,7 +177,7 @@ impl LiveOperator {
                 case.mask = MaskKind::Tensor;
             }
             let tensor = CaseTensor::with_dims(desc.dtype, desc.shape, bytes).map_err(text)?;
-            case.arguments.set_tensor(name, tensor);
+            case.arguments.set_tensor(name, tensor).map_err(text)?;
         }
         Ok(case)
     }

@@ -1,6 +1,7 @@
 //! Tensors of every kind, and the factor of the scores.
 
 use super::{Report, lint};
+use crate::attention_problem::score_scale;
 use crate::fia::Version;
 use crate::fia::{CheckedCall, FiaCall, Parameter};
 use crate::rule::rules;
@@ -103,10 +104,10 @@ pub(super) fn check(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
     }
     lint!(
         report,
-        p.call.scale.is_finite(),
+        score_scale(p.call.scale).is_finite(),
         SCALE,
         p.call.scale,
-        "a finite number",
+        "a number that is finite in 32 bits",
     );
 }
 

@@ -2,6 +2,7 @@
 
 use super::Report;
 use super::lint;
+use crate::attention_problem::score_scale;
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{broken, require, rules};
@@ -191,10 +192,10 @@ pub(in crate::ops::flash_attention_score) fn lints(
     );
     lint!(
         report,
-        call.scale.is_finite(),
+        score_scale(call.scale).is_finite(),
         SCALE,
         call.scale,
-        "a finite number",
+        "a number that is finite in 32 bits",
     );
     let most_batch = match p.packed {
         Some(_) => MOST_PACKED,
