@@ -4,12 +4,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use ascend_attention::attention::{CallLengths, Cumulative, Inputs, Quantisation};
+use ascend_attention::attention::{CallLengths, Cumulative, Inputs};
 use ascend_attention::spec::Layout;
+use ascend_attention::spec::fia::AntiquantMode;
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Plan, Stream, Tensor};
 
 use crate::error::Result;
-use crate::kv::{CachedRows, QuantisedLayer};
+use crate::kv::{CachedRows, QuantisedLayer, split};
 use crate::lock::lock;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size, take_quantised};
@@ -73,6 +74,8 @@ struct DenseRows<T: Element> {
     /// `[rows, N * D]`, of which the step's own stay 0.
     integers: Tensor<i8>,
     numbers: Tensor<T>,
+    /// `[rows, 1]` where each token has its own, and none where channels have.
+    scales: Tensor<f32>,
     /// Makes the one of the other.
     dequantiser: Dequantiser,
 }
@@ -87,12 +90,24 @@ struct Dequantiser {
     calls: usize,
 }
 
+/// The scales of some rows: of channels, or else of these tokens.
+fn factors(
+    channels: Option<&AnyTensor>,
+    tokens: &Tensor<f32>,
+    rows: Range<usize>,
+) -> Result<(AntiquantMode, AnyTensor)> {
+    match channels {
+        Some(scales) => Ok((AntiquantMode::PerChannel, scales.clone())),
+        None => Ok((AntiquantMode::PerToken, tokens.narrow(0, rows)?.into())),
+    }
+}
+
 impl<T: Element> DenseRows<T> {
     fn plan(
         step: &StepContext<'_>,
         rows: usize,
         like: &Tensor<T>,
-        quantisation: Quantisation<'_>,
+        channels: Option<&AnyTensor>,
     ) -> Result<Self> {
         let device = step.stream.device();
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
@@ -107,16 +122,21 @@ impl<T: Element> DenseRows<T> {
         let numbers = Tensor::<T>::empty(device, [all, hidden])?;
         let zeros = device.alloc_zeroed::<T>(rows.saturating_mul(hidden))?;
         let zeros: AnyTensor = Tensor::from_buffer(&zeros, [rows, 1, hidden])?.into();
+        let of_tokens = if channels.is_some() { 0 } else { all };
+        let scales = device.alloc_zeroed::<f32>(of_tokens)?;
+        let scales = Tensor::from_buffer(&scales, [of_tokens, 1])?;
         let some = integers.narrow(0, 0..rows)?.reshape([rows, 1, hidden])?;
-        let inputs = Inputs::new(&zeros, &some, &some).quantisation(quantisation);
+        let (mode, factors) = factors(channels, &scales, 0..rows)?;
+        let inputs = Inputs::new(&zeros, &some, &some);
         let plan = FusedInferAttention::new(Layout::Bsh)
             .heads(heads)
             .kv_heads(heads)
             .scale(1.0)
-            .plan_with(&inputs)?;
+            .plan_with(&inputs.quantisation(split(mode, &factors, &factors)))?;
         Ok(Self {
             integers,
             numbers,
+            scales,
             dequantiser: Dequantiser {
                 plan,
                 zeros,
@@ -127,7 +147,7 @@ impl<T: Element> DenseRows<T> {
     }
 
     /// Queues the dequantisation of all rows.
-    fn dequantise(&self, stream: &Stream, quantisation: Quantisation<'_>) -> Result<()> {
+    fn dequantise(&self, stream: &Stream, channels: Option<&AnyTensor>) -> Result<()> {
         let Dequantiser {
             plan, zeros, rows, ..
         } = &self.dequantiser;
@@ -136,11 +156,13 @@ impl<T: Element> DenseRows<T> {
             let place = first..first.saturating_add(*rows);
             let shape = zeros.shape();
             let integers = self.integers.narrow(0, place.clone())?.reshape(shape)?;
+            let (mode, factors) = factors(channels, &self.scales, place.clone())?;
             let mut output = Output {
                 attention: self.numbers.narrow(0, place)?.reshape(shape)?,
                 softmax_lse: None,
             };
-            let inputs = Inputs::new(zeros, &integers, &integers).quantisation(quantisation);
+            let inputs = Inputs::new(zeros, &integers, &integers);
+            let inputs = inputs.quantisation(split(mode, &factors, &factors));
             plan.launch_with_into(stream, &inputs, &mut output)?;
         }
         Ok(())
@@ -197,9 +219,10 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         of.cache.lies_whole(metadata.settings().block_size())?;
         let (requests, ends) = RequestKeys::of(step)?;
         let rows = ends.last().copied().unwrap_or(0);
+        let [keys, values] = of_each(of);
         let dense = [
-            DenseRows::plan(step, rows, first.key, of.of_keys())?,
-            DenseRows::plan(step, rows, first.value, of.of_values())?,
+            DenseRows::plan(step, rows, first.key, keys)?,
+            DenseRows::plan(step, rows, first.value, values)?,
         ];
         let [key, value] = packed(&dense, rows, first)?;
         let masks = step.stream.device().masks();
@@ -216,6 +239,14 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
             rows,
             dense: Mutex::new(dense),
         }))
+    }
+}
+
+/// The scales of keys and of values, where channels have them.
+fn of_each(of: &QuantisedLayer) -> [Option<&AnyTensor>; 2] {
+    match of.of_channels() {
+        Some(scales) => scales.map(Some),
+        None => [None; 2],
     }
 }
 
@@ -244,9 +275,16 @@ impl<T: Element> DenseStep<T> {
             let place = |rows: &Tensor<i8>| rows.narrow(0, request.cached_rows.clone());
             let (key, value) = (place(&keys.integers)?, place(&values.integers)?);
             of.cache.gather(stream, &request.cached, &key, &value)?;
+            if let Some(scales) = of.of_tokens() {
+                let place = |rows: &Tensor<f32>| rows.narrow(0, request.cached_rows.clone());
+                let (key, value) = (place(&keys.scales)?, place(&values.scales)?);
+                let rows = &scales.rows;
+                rows.gather(stream, &request.cached, &key, &value)?;
+            }
         }
-        keys.dequantise(stream, of.of_keys())?;
-        values.dequantise(stream, of.of_values())?;
+        let [of_keys, of_values] = of_each(of);
+        keys.dequantise(stream, of_keys)?;
+        values.dequantise(stream, of_values)?;
         for request in &self.requests {
             for (rows, own) in [(keys, layer.key), (values, layer.value)] {
                 let hidden = size(&rows.numbers, 1);

@@ -97,7 +97,7 @@ impl<T: Element> PagedKvCache<T> {
     pub fn bytes(&self) -> usize {
         let plain = self.layers.iter().map(LayerCache::bytes);
         let quantised = self.quantised.iter().flatten();
-        let all = plain.chain(quantised.map(|layer| layer.cache.bytes()));
+        let all = plain.chain(quantised.map(QuantisedLayer::bytes));
         all.fold(0, usize::saturating_add)
     }
 
@@ -290,9 +290,7 @@ impl<T: Element> PagedKvCache<T> {
             copy.check_order()?;
             match &self.quantised {
                 None => (self.layers.iter()).try_for_each(|of| of.copy_block(stream, from, to))?,
-                Some(all) => {
-                    (all.iter()).try_for_each(|of| of.cache.copy_block(stream, from, to))?
-                }
+                Some(all) => (all.iter()).try_for_each(|of| of.copy_block(stream, from, to))?,
             }
             copy.copied();
         }

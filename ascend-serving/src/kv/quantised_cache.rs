@@ -1,7 +1,7 @@
 //! A paged cache of INT8 keys and values.
 
 use ascend_attention::spec::fia::Cache;
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{DType, Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
@@ -9,8 +9,8 @@ use crate::refusal::{Refused, Rule, refused};
 use super::cache::PagedKvCache;
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
-use super::quantised_layer::QuantisedLayer;
-use super::quantised_scales::{ChannelScales, DeviceScales};
+use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales};
+use super::quantised_scales::{ChannelScales, DeviceScales, wrong_type};
 
 impl<T: Element> PagedKvCache<T> {
     /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` stays the
@@ -90,8 +90,6 @@ impl<T: Element> PagedKvCache<T> {
                 }
             }
         }
-        let PagedKvCache { pool, layers, .. } =
-            PagedKvCache::<i8>::new(device, blocks, block_size, shape, pad)?;
         let upload = |scales: &[f32]| {
             let one_axis = [scales.len()];
             let two_axes = [1, scales.len()];
@@ -102,17 +100,71 @@ impl<T: Element> PagedKvCache<T> {
             };
             DeviceScales::upload::<T>(stream, scales, heads, factors)
         };
-        let layer = |(cache, of): (LayerCache<i8>, &ChannelScales)| {
-            Ok(QuantisedLayer {
-                cache,
+        let scales = scales.iter().map(|of| {
+            Ok(LayerScales::ByChannel {
                 key: upload(of.key())?,
                 value: upload(of.value())?,
             })
-        };
-        let layers = layers.into_iter().zip(scales).map(layer);
-        let layers: Vec<_> = layers.collect::<Result<_>>()?;
+        });
+        let scales = scales.collect::<Result<_>>()?;
+        Self::of_integers(device, blocks, block_size, shape, pad, scales)
+    }
+
+    /// The same with a scale for each token, in the blocks beside it: the largest number of the token's key in all heads
+    /// becomes 127, that of its value too. No calibration is needed, and numbers that are not finite are refused
+    /// ([`Rule::QuantisedFinite`]) before anything of their layer is written.
+    ///
+    /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in each
+    /// layer. Where that is too slow, take [`PagedKvCache::quantised`], which waits for nothing. The operator reads no such
+    /// scales beside NZ.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for NZ, and for another type
+    /// than FLOAT16 and BF16.
+    pub fn quantised_by_token(
+        device: &Device,
+        blocks: usize,
+        block_size: usize,
+        shape: CacheShape,
+        pad: PadPolicy,
+    ) -> Result<Self> {
+        if shape.format == Cache::Nz {
+            return Err(Error::invalid(
+                "shape.format",
+                "NZ, with a scale for each token",
+                "BnBsH or BnNBsD; NZ has scales of channels: `PagedKvCache::quantised`",
+            ));
+        }
+        if !matches!(T::DTYPE, DType::Float16 | DType::Bf16) {
+            return Err(wrong_type(T::DTYPE));
+        }
+        // Of a token of one element, which a head of one element is.
+        let one = CacheShape::new(shape.layers, 1, 1);
+        let scales = PagedKvCache::<f32>::new(device, blocks, block_size, one, pad)?;
+        let scales = scales.layers.into_iter().map(|rows| {
+            Ok(LayerScales::ByToken(TokenScales {
+                key: rows.key.reshape([blocks, block_size])?,
+                value: rows.value.reshape([blocks, block_size])?,
+                rows,
+            }))
+        });
+        let scales = scales.collect::<Result<_>>()?;
+        Self::of_integers(device, blocks, block_size, shape, pad, scales)
+    }
+
+    fn of_integers(
+        device: &Device,
+        blocks: usize,
+        block_size: usize,
+        shape: CacheShape,
+        pad: PadPolicy,
+        scales: Vec<LayerScales>,
+    ) -> Result<Self> {
+        let PagedKvCache { pool, layers, .. } =
+            PagedKvCache::<i8>::new(device, blocks, block_size, shape, pad)?;
+        let layer = |(cache, scales)| QuantisedLayer { cache, scales };
         let empty = |dim: usize| -> Result<Tensor<T>> {
-            let hidden = heads.saturating_mul(dim);
+            let hidden = shape.kv_heads.saturating_mul(dim);
             Ok(Tensor::empty(device, [0, block_size, hidden])?)
         };
         let none = LayerCache {
@@ -124,7 +176,7 @@ impl<T: Element> PagedKvCache<T> {
             pool,
             shape,
             layers: vec![none; shape.layers],
-            quantised: Some(layers),
+            quantised: Some(layers.into_iter().zip(scales).map(layer).collect()),
         })
     }
 

@@ -145,6 +145,16 @@ fn largest<T: Number>(name: &str, tokens: &[T], channels: usize) -> Result<Vec<f
     Ok(most.into_iter().map(scale).collect())
 }
 
+/// The refusal of a cache for queries that are not of 16 bits.
+#[cold]
+pub(super) fn wrong_type(given: DType) -> Error {
+    Error::invalid(
+        "T",
+        given,
+        "FLOAT16 or BF16: the type of queries over INT8 keys",
+    )
+}
+
 /// The scales of keys or of values on the device.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceScales {
@@ -166,13 +176,7 @@ impl DeviceScales {
         let rounded: Vec<f32> = match T::DTYPE {
             DType::Bf16 => scales.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
             DType::Float16 => scales.iter().map(|x| f16::from_f32(*x).to_f32()).collect(),
-            other => {
-                return Err(Error::invalid(
-                    "T",
-                    other,
-                    "FLOAT16 or BF16: the type of queries over INT8 keys",
-                ));
-            }
+            other => return Err(wrong_type(other)),
         };
         let inverses: Vec<f32> = rounded.iter().map(|scale| scale.recip()).collect();
         let channels = scales.iter().zip(&rounded).zip(&inverses).enumerate();

@@ -8,20 +8,27 @@ use ascend_attention::{
 use crate::error::{Error, Result};
 
 use super::cache_shape::CacheShape;
+use super::copied_writes::CopiedWrites;
 use super::pool::BlockPool;
-use super::quantised_layer::QuantisedLayer;
+use super::quantised_by_token::TokenQuantiser;
+use super::quantised_layer::{LayerScales, QuantisedLayer};
 use super::slot_write::{SlotWrite, rows_have_slots};
 
 /// A step's writes: each row becomes INT8, then goes to its slot.
-///
-/// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
-/// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
-/// whose value is the row, gives `round(row / scale)`.
 #[derive(Debug)]
 pub(super) struct QuantisedWrite {
-    /// Of keys and of values; none where there is nothing but padding.
-    quantisers: Option<[Quantiser; 2]>,
+    by: Quantisers,
     write: SlotWrite,
+}
+
+/// What makes integers of rows.
+#[derive(Debug)]
+enum Quantisers {
+    /// There is nothing but padding.
+    Nothing,
+    /// Of keys and of values.
+    ByChannel(Box<[ChannelQuantiser; 2]>),
+    ByToken(Box<TokenQuantiser>),
 }
 
 impl QuantisedWrite {
@@ -38,18 +45,31 @@ impl QuantisedWrite {
         let [key, value] = rows;
         let integers = [empty(key)?, empty(value)?];
         let write = SlotWrite::plan(blocks, &layer.cache, stream, slots, integers.each_ref())?;
-        let quantisers = match write.rows {
-            0 => None,
-            rows => {
+        let by = match (&layer.scales, write.rows) {
+            (_, 0) => Quantisers::Nothing,
+            (LayerScales::ByChannel { key: k, value: v }, rows) => {
                 let [keys, values] = integers;
-                let (of_key, of_value) = (&layer.key.inverses, &layer.value.inverses);
-                Some([
-                    Quantiser::plan("key", device, rows, key, of_key, keys)?,
-                    Quantiser::plan("value", device, rows, value, of_value, values)?,
-                ])
+                Quantisers::ByChannel(Box::new([
+                    ChannelQuantiser::plan("key", device, rows, key, &k.inverses, keys)?,
+                    ChannelQuantiser::plan("value", device, rows, value, &v.inverses, values)?,
+                ]))
+            }
+            (LayerScales::ByToken(_), rows) => {
+                let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
+                let places = slots.iter().take(rows).map(|slot| {
+                    let place = usize::try_from(*slot).ok();
+                    place.filter(|_| !pad.is_padding(*slot, block_size))
+                });
+                let scales = || Tensor::empty(device, [rows, 1, 1]);
+                Quantisers::ByToken(Box::new(TokenQuantiser {
+                    rows,
+                    integers,
+                    scales: [scales()?, scales()?],
+                    writes: CopiedWrites::new(places, block_size),
+                }))
             }
         };
-        Ok(Self { quantisers, write })
+        Ok(Self { by, write })
     }
 
     /// Queues the writing of a layer.
@@ -58,23 +78,41 @@ impl QuantisedWrite {
         shape: &CacheShape,
         layer: &QuantisedLayer,
         stream: &Stream,
-        [key, value]: [&Tensor<T>; 2],
+        rows: [&Tensor<T>; 2],
     ) -> Result<()> {
+        let [key, value] = rows;
         rows_have_slots(self.write.tokens, key, value)?;
-        let Some([keys, values]) = &self.quantisers else {
-            return Ok(());
+        let integers = match (&self.by, &layer.scales) {
+            (Quantisers::Nothing, _) => return Ok(()),
+            (Quantisers::ByChannel(of), LayerScales::ByChannel { key: k, value: v }) => {
+                let [keys, values] = &**of;
+                [
+                    keys.queue(stream, key, &k.inverses)?,
+                    values.queue(stream, value, &v.inverses)?,
+                ]
+            }
+            (Quantisers::ByToken(of), LayerScales::ByToken(scales)) => {
+                of.queue(stream, rows, scales)?
+            }
+            _ => {
+                return Err(Error::invalid(
+                    "write",
+                    "a write with other scales",
+                    "one that this cache has planned",
+                ));
+            }
         };
-        let integers = [
-            keys.queue(stream, key, &layer.key.inverses)?,
-            values.queue(stream, value, &layer.value.inverses)?,
-        ];
         self.write.queue(shape, &layer.cache, stream, integers)
     }
 }
 
-/// Rows as INT8.
+/// Rows as INT8, by scales that are the same for all of them.
+///
+/// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
+/// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
+/// whose value is the row, gives `round(row / scale)`.
 #[derive(Debug)]
-struct Quantiser {
+struct ChannelQuantiser {
     argument: &'static str,
     plan: Plan,
     /// Rows up to the last that is written.
@@ -85,7 +123,7 @@ struct Quantiser {
     integers: Tensor<i8>,
 }
 
-impl Quantiser {
+impl ChannelQuantiser {
     fn plan<T: Element>(
         argument: &'static str,
         device: &Device,

@@ -3,12 +3,13 @@
 use crate::harness;
 
 use crate::tokens::Number;
+use ascend_attention::attention::{Antiquantisation, Quantisation};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, LayerRows, QuantisedDecode, QuantisedPrefill, Rule, compare_caches,
+    Error, Fused, GraphLimits, LayerRows, QuantisedDecode, QuantisedPrefill, Rule, compare_caches,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -193,10 +194,15 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
         }
         None => PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap(),
     };
-    let (mut integers, mut plain) = (cache(Some(&scales)), cache(None));
+    let (integers, mut plain) = (cache(Some(&scales)), cache(None));
     assert_eq!(rule(integers.layer(0)), Rule::CacheQuantised);
     assert!(plain.quantised_layer(0).is_err());
     assert!(integers.quantised_layer(1).is_err());
+    let graphs = Attention::new(AttentionShape::new(1, 1, DIM), integers, Backends::none());
+    let limits = GraphLimits::new([1], 128);
+    let captured = graphs.capture(&stream, Causality::Causal, &limits);
+    assert_eq!(rule(captured), Rule::CacheQuantised);
+    let mut integers = cache(Some(&scales));
     let row = upload(&stream, &[1.0; DIM], 1);
     let of_plain = plain.plan_write(&stream, &[3], &row, &row).unwrap();
     let of_integers = integers.plan_write(&stream, &[3], &row, &row).unwrap();
@@ -228,11 +234,16 @@ fn served<T: Number>(
     stream: &Stream,
     format: Cache,
     dim: usize,
+    by_token: bool,
 ) -> Vec<Result<&'static str, String>> {
     let shape = CacheShape::new(1, 2, dim).format(format);
     let scales = [ChannelScales::uniform(&shape, 0.5, 0.25).unwrap()];
     let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::<T>::quantised(stream, 8, 128, shape, pad, &scales).unwrap();
+    let cache = match by_token {
+        true => PagedKvCache::<T>::quantised_by_token(stream.device(), 8, 128, shape, pad),
+        false => PagedKvCache::<T>::quantised(stream, 8, 128, shape, pad, &scales),
+    };
+    let cache = cache.unwrap();
     let backends = Backends::none()
         .with(QuantisedDecode)
         .with(QuantisedPrefill);
@@ -291,19 +302,26 @@ fn releases_serve_what_they_take() {
     ] {
         let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
         let stream = runtime.device(0).unwrap().stream().unwrap();
-        let check = |format, dim, half: bool, want: [Result<&str, &str>; 3]| {
-            let got = match half {
-                true => served::<f16>(&stream, format, dim),
-                false => served::<bf16>(&stream, format, dim),
-            };
-            for (step, (got, want)) in got.into_iter().zip(want).enumerate() {
-                let right = match (&got, want) {
-                    (Ok(got), Ok(want)) => *got == want,
-                    (Err(got), Err(want)) => got.contains(want),
-                    _ => false,
+        let check_scales =
+            |format, dim, half: bool, by_token: bool, want: [Result<&str, &str>; 3]| {
+                let got = match half {
+                    true => served::<f16>(&stream, format, dim, by_token),
+                    false => served::<bf16>(&stream, format, dim, by_token),
                 };
-                let told = format!("{soc:?}, {cann:?}, {format:?}, {dim}, step {step}");
-                assert!(right, "{told}: {got:?}, expected {want:?}");
+                for (step, (got, want)) in got.into_iter().zip(want).enumerate() {
+                    let right = match (&got, want) {
+                        (Ok(got), Ok(want)) => *got == want,
+                        (Err(got), Err(want)) => got.contains(want),
+                        _ => false,
+                    };
+                    let told = format!("{soc:?}, {cann:?}, {format:?}, {dim}, step {step}");
+                    assert!(right, "{told}: {got:?}, expected {want:?}");
+                }
+            };
+        let check = |format, dim, half, want| {
+            check_scales(format, dim, half, false, want);
+            if format != Cache::Nz {
+                check_scales(format, dim, half, true, want);
             }
         };
         if soc == Soc::AtlasInference {
@@ -416,6 +434,31 @@ fn the_accuracy_is_that_of_the_scales() {
     }
     assert!(coarse[1].mean > 4.0 * fine[1].mean, "{coarse:?}");
 
+    let cache = PagedKvCache::quantised_by_token(
+        stream.device(),
+        4,
+        128,
+        CacheShape::new(2, 2, 64),
+        PadPolicy::SkipNegative,
+    );
+    let backends = Backends::none()
+        .with(QuantisedDecode)
+        .with(QuantisedPrefill);
+    let mut by_token = Attention::new(AttentionShape::new(4, 2, 64), cache.unwrap(), backends);
+    let mut exact = attention(&stream, None);
+    let by_token = compare_caches(&stream, &mut exact, &mut by_token, &steps, &layers).unwrap();
+    for of in &by_token {
+        println!(
+            "by token: largest {:.4}, mean {:.5}",
+            of.largest_share(),
+            of.mean_share()
+        );
+        assert!(
+            of.largest > 0.0 && of.largest_share() < 0.02 && of.mean_share() < 0.002,
+            "{of:?}"
+        );
+    }
+
     // The same cache twice is no difference.
     let (mut one, mut other) = (attention(&stream, None), attention(&stream, None));
     let same = compare_caches(&stream, &mut one, &mut other, &steps, &layers).unwrap();
@@ -432,5 +475,109 @@ fn the_accuracy_is_that_of_the_scales() {
     ] {
         let refused = compare_caches(&stream, &mut one, &mut other, steps, layers);
         assert!(matches!(refused, Err(Error::Attention(_))), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let device = stream.device();
+    let mut cache = PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, shape, pad).unwrap();
+    // A factor of 4 bytes for each token's key and value.
+    assert_eq!(cache.bytes(), 2 * 128 * (DIM + 4));
+    let good = upload(&stream, &[2.0; 2 * DIM], 1);
+    let mut numbers = [1.0; 2 * DIM];
+    numbers[DIM + 3] = f32::NAN;
+    let bad = upload(&stream, &numbers, 1);
+    let write = cache.plan_write(&stream, &[3, 5], &good, &good).unwrap();
+    for (key, value) in [(&bad, &good), (&good, &bad)] {
+        let refused = cache.write(&stream, &write, 0, key, value);
+        assert_eq!(rule(refused), Rule::QuantisedFinite);
+    }
+    let one = upload(&stream, &[1.0; DIM], 1);
+    assert!(cache.write(&stream, &write, 0, &one, &good).is_err());
+    let key = |cache: &PagedKvCache<bf16>| {
+        let key = &cache.quantised_layer(0).unwrap().cache.key;
+        key.download(&stream).unwrap()
+    };
+    assert!(key(&cache).iter().all(|x| *x == 0));
+    cache.write(&stream, &write, 0, &good, &good).unwrap();
+    let key = key(&cache);
+    assert_eq!(key.iter().filter(|x| **x == 127).count(), 2 * DIM);
+    assert_eq!(key[5 * DIM..6 * DIM], [127; DIM]);
+    // Padding may be anything.
+    let write = cache.plan_write(&stream, &[4, -1], &good, &good).unwrap();
+    cache.write(&stream, &write, 0, &bad, &bad).unwrap();
+
+    let other = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap();
+    let mut channels =
+        PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &[other]).unwrap();
+    assert!(channels.write(&stream, &write, 0, &good, &good).is_err());
+    let nz = shape.format(Cache::Nz);
+    assert!(PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, nz, pad).is_err());
+    assert!(PagedKvCache::<f32>::quantised_by_token(device, 1, 128, shape, pad).is_err());
+}
+
+/// The scales that a call over the cache brings for keys and for values.
+fn scales_of(stream: &Stream, cache: &PagedKvCache<bf16>) -> [Vec<f32>; 2] {
+    let layer = cache.quantised_layer(0).unwrap();
+    match layer.quantisation() {
+        Quantisation::KeyValue {
+            antiquantisation: Antiquantisation::Split { key, value, .. },
+            ..
+        } => [key, value].map(|of| {
+            let of = of.scale.clone().typed::<f32>().unwrap();
+            of.download(stream).unwrap()
+        }),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_scale_of_a_token_goes_to_its_slot_and_with_its_block() {
+    let stream = harness::stream();
+    for format in [Cache::BnBsH, Cache::BnNBsD] {
+        let shape = CacheShape::new(1, 2, DIM).format(format);
+        let pad = PadPolicy::DumpSlot(0);
+        let mut cache =
+            PagedKvCache::<bf16>::quantised_by_token(stream.device(), 4, 16, shape, pad).unwrap();
+        let mut sequence = Sequence::new(cache.pool());
+        let slots = cache.grow(&stream, &mut sequence, 20).unwrap();
+        // The largest number of token n is n + 1 in its key, and twice that in its value, in the second head.
+        let rows = |factor: f32| {
+            let token = |n: usize| {
+                let mut row = vec![0.25; 2 * DIM];
+                row[DIM + n] = -factor * (n + 1) as f32;
+                row
+            };
+            upload(&stream, &(0..20).flat_map(token).collect::<Vec<_>>(), 2)
+        };
+        let (key, value) = (rows(1.0), rows(2.0));
+        let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
+        cache.write(&stream, &write, 0, &key, &value).unwrap();
+        let mut fork = sequence.fork();
+        // The second block becomes one of its own.
+        cache.grow(&stream, &mut fork, 1).unwrap();
+        assert_ne!(fork.row()[1], sequence.row()[1]);
+        let [keys, values] = scales_of(&stream, &cache);
+        for n in 0..20 {
+            for of in [&sequence, &fork] {
+                let slot = of.slot(n).unwrap();
+                let want = (n + 1) as f32 / 127.0;
+                assert_eq!(
+                    (keys[slot], values[slot]),
+                    (want, 2.0 * (n + 1) as f32 / 127.0),
+                    "{format:?}, token {n}"
+                );
+            }
+        }
+        let held: Vec<usize> = [sequence.row(), fork.row()].concat();
+        let elsewhere = keys
+            .iter()
+            .enumerate()
+            .filter(|(slot, _)| !held.contains(&(slot / 16)));
+        assert!(elsewhere.into_iter().all(|(_, scale)| *scale == 0.0));
     }
 }

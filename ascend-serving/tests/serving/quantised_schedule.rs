@@ -4,9 +4,9 @@
 use crate::harness;
 
 use crate::acts::{Act, Schedule, Turn, act, config};
-use crate::tokens::{DIM, Number, dense_over, packed};
+use crate::tokens::{DIM, Number, dense_over, packed, row};
 use ascend_attention::spec::Cann;
-use ascend_attention::{Stream, bf16, f16};
+use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, Fused, Hybrid,
@@ -31,12 +31,14 @@ struct Model {
     chunked: bool,
     mtp: bool,
     hybrid: bool,
+    /// Whether each token has its own scale.
+    by_token: bool,
 }
 
 fn model() -> impl Strategy<Value = Model> {
     let window = prop_oneof![2 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let sizes = (1usize..3, 1usize..4, window, 1usize..3, 4usize..9);
-    (sizes, any::<[bool; 5]>()).prop_map(|((kv_heads, group, window, size, blocks), flags)| Model {
+    (sizes, any::<[bool; 6]>()).prop_map(|((kv_heads, group, window, size, blocks), flags)| Model {
         kv_heads,
         group,
         window,
@@ -47,6 +49,7 @@ fn model() -> impl Strategy<Value = Model> {
         chunked: flags[2],
         mtp: flags[3],
         hybrid: flags[4],
+        by_token: flags[5],
     })
 }
 
@@ -62,8 +65,37 @@ fn scales(layer: usize, channels: usize) -> ChannelScales {
     ChannelScales::new(of(1), of(2)).unwrap()
 }
 
+/// What the key (1) or value (2) of a token is multiplied by, so that each has a scale of its own.
+fn magnitude(name: u64, what: u64) -> f32 {
+    [1.0, 0.125, 0.5, 0.25][(name + what) as usize % 4]
+}
+
+/// Keys (1) or values (2) of tokens.
+fn multiplied<T: Number>(
+    stream: &Stream,
+    names: &[u64],
+    layer: usize,
+    what: u64,
+    heads: usize,
+) -> Tensor<T> {
+    let rows = names.iter().flat_map(|name| {
+        let row = row(*name, layer, what, heads).into_iter();
+        row.map(|x| T::of(bf16::from_f32(x.to_f32() * magnitude(*name, what))))
+    });
+    let rows: Vec<T> = rows.collect();
+    stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
+}
+
 /// What a cache gives back for the numbers of a token.
-fn stored<T: Number>(layer: usize, what: u64, numbers: Vec<f64>) -> Vec<f64> {
+fn stored<T: Number>(by_token: bool, layer: usize, what: u64, numbers: Vec<f64>) -> Vec<f64> {
+    if by_token {
+        let most = numbers
+            .iter()
+            .fold(0f64, |most, number| most.max(number.abs()));
+        let scale = most as f32 / 127.0;
+        let back = |number: f64| f64::from((number as f32 / scale).round_ties_even() * scale);
+        return numbers.into_iter().map(back).collect();
+    }
     let channels = numbers.into_iter().enumerate();
     let stored = |(channel, number): (usize, f64)| {
         let scale = scale(layer, what, channel);
@@ -101,14 +133,14 @@ impl<'a, T: Number> Engine<'a, T> {
             Cache::BnBsH
         };
         let scales = [0, 1].map(|layer| scales(layer, model.kv_heads * DIM));
-        let cache = PagedKvCache::quantised(
-            stream,
-            SHARED + model.blocks,
-            model.block_size,
-            CacheShape::new(LAYERS, model.kv_heads, DIM).format(format),
-            pad,
-            &scales,
-        )
+        let cache_shape = CacheShape::new(LAYERS, model.kv_heads, DIM).format(format);
+        let (blocks, size) = (SHARED + model.blocks, model.block_size);
+        let cache = match model.by_token {
+            true => {
+                PagedKvCache::quantised_by_token(stream.device(), blocks, size, cache_shape, pad)
+            }
+            false => PagedKvCache::quantised(stream, blocks, size, cache_shape, pad, &scales),
+        }
         .unwrap();
         // Backends of other caches are refused, and the next one is asked.
         let all = Backends::none()
@@ -155,12 +187,13 @@ impl<'a, T: Number> Engine<'a, T> {
             let mut step = self.attention.begin(self.stream, &metadata).unwrap();
             for layer in 0..LAYERS {
                 let query = packed(self.stream, &names, layer, 0, self.shape.heads);
-                let key = packed(self.stream, &names, layer, 1, self.shape.kv_heads);
-                let value = packed(self.stream, &names, layer, 2, self.shape.kv_heads);
+                let key = multiplied(self.stream, &names, layer, 1, self.shape.kv_heads);
+                let value = multiplied(self.stream, &names, layer, 2, self.shape.kv_heads);
                 results.push(step.forward(layer, &query, &key, &value).unwrap().attention);
             }
             self.served.push(step.selected().unwrap().name);
         }
+        let by_token = self.model.by_token;
         let served = *self.served.last().unwrap();
         let decodes = Phase::from(metadata.state()) == Phase::Decode;
         for (layer, result) in results.iter().enumerate() {
@@ -178,11 +211,14 @@ impl<'a, T: Number> Engine<'a, T> {
                 let before = position - [0, new / 2, new - 1][*nth];
                 let window = self.model.window.unwrap_or(usize::MAX);
                 let from = (position + 1).saturating_sub(window);
-                let cached =
-                    |place: usize, numbers: Vec<f64>, what| match place < before || by_decode {
-                        true => stored::<T>(layer, what, numbers),
+                let cached = |place: usize, numbers: Vec<f64>, what| {
+                    let magnitude = f64::from(magnitude(row.names[place], what));
+                    let numbers = numbers.into_iter().map(|x| x * magnitude).collect();
+                    match place < before || by_decode {
+                        true => stored::<T>(by_token, layer, what, numbers),
                         false => numbers,
-                    };
+                    }
+                };
                 let want = dense_over(row.names, layer, self.shape, |key| key >= from, cached);
                 let got = &result[row.token * width..][..width];
                 for (x, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -241,6 +277,12 @@ proptest! {
 
 #[test]
 fn the_schedules_reach_both_backends() {
+    for by_token in [false, true] {
+        reach_both_backends(by_token);
+    }
+}
+
+fn reach_both_backends(by_token: bool) {
     let stream = harness::stream();
     let model = Model {
         kv_heads: 2,
@@ -253,6 +295,7 @@ fn the_schedules_reach_both_backends() {
         chunked: true,
         mtp: false,
         hybrid: false,
+        by_token,
     };
     let mut engine = Engine::<bf16>::new(&stream, model);
     let steps = [

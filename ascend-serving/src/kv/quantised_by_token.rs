@@ -1,0 +1,155 @@
+//! New rows as INT8 with a scale for each token.
+
+use ascend_attention::{DType, Element, Stream, Tensor, bf16, f16};
+
+use crate::error::{Error, Result};
+use crate::refusal::{Refused, Rule, refused};
+
+use super::copied_writes::CopiedWrites;
+use super::quantised_layer::TokenScales;
+use super::quantised_scales::wrong_type;
+
+/// Quantises the rows of a step on the host: no operator of the library finds the largest number of a row.
+#[derive(Debug)]
+pub(super) struct TokenQuantiser {
+    /// Rows up to the last that is written.
+    pub(super) rows: usize,
+    /// Keys and values of all rows, for one layer after the other.
+    pub(super) integers: [Tensor<i8>; 2],
+    /// Their scales, `[rows, 1, 1]`.
+    pub(super) scales: [Tensor<f32>; 2],
+    /// Where the scales go.
+    pub(super) writes: CopiedWrites,
+}
+
+impl TokenQuantiser {
+    /// Waits for the rows of a layer, quantises them, and queues the writing of their scales.
+    pub(super) fn queue<T: Element>(
+        &self,
+        stream: &Stream,
+        rows: [&Tensor<T>; 2],
+        scales: &TokenScales,
+    ) -> Result<[&Tensor<i8>; 2]> {
+        let [key, value] = rows;
+        let [keys, values] = &self.integers;
+        let keys = self.quantised(stream, "key", key, keys)?;
+        let values = self.quantised(stream, "value", value, values)?;
+        let caches = [&scales.rows.key, &scales.rows.value];
+        let all = self.integers.iter().zip(&self.scales).zip(caches);
+        for (((integers, scales), cache), of) in all.zip([&keys, &values]) {
+            let first = integers.narrow(0, 0..self.rows)?;
+            first.overwrite(stream, &of.integers)?;
+            scales.overwrite(stream, &of.scales)?;
+            self.writes
+                .checked("scales", scales, cache)?
+                .queue(stream)?;
+        }
+        Ok(self.integers.each_ref())
+    }
+
+    fn quantised<T: Element>(
+        &self,
+        stream: &Stream,
+        argument: &'static str,
+        rows: &Tensor<T>,
+        like: &Tensor<i8>,
+    ) -> Result<QuantisedTokens> {
+        if rows.shape() != like.shape() {
+            return Err(Error::invalid(
+                argument,
+                rows.desc(),
+                format_args!("{:?}, as the step was planned", like.shape()),
+            ));
+        }
+        let rows = rows.narrow(0, 0..self.rows)?;
+        let elements = rows.len().checked_div(self.rows).unwrap_or(0);
+        let numbers = numbers(T::DTYPE, &rows.download_bytes(stream)?)?;
+        Ok(QuantisedTokens::of(argument, &numbers, elements)?)
+    }
+}
+
+/// Numbers of 16 bits.
+fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f32>> {
+    let (halves, _) = bytes.as_chunks::<2>();
+    let bits = halves.iter().map(|half| u16::from_le_bytes(*half));
+    match dtype {
+        DType::Bf16 => Ok(bits.map(|bits| bf16::from_bits(bits).to_f32()).collect()),
+        DType::Float16 => Ok(bits.map(|bits| f16::from_bits(bits).to_f32()).collect()),
+        other => Err(wrong_type(other)),
+    }
+}
+
+/// Tokens as integers.
+#[derive(Debug, PartialEq)]
+struct QuantisedTokens {
+    integers: Vec<i8>,
+    /// One for each token.
+    scales: Vec<f32>,
+}
+
+impl QuantisedTokens {
+    /// Each token by the scale that makes its largest number 127; by 1 where all are 0.
+    fn of(argument: &str, numbers: &[f32], elements: usize) -> Result<Self, Refused> {
+        let mut integers = Vec::with_capacity(numbers.len());
+        let mut scales = Vec::new();
+        for (token, row) in numbers.chunks(elements.max(1)).enumerate() {
+            if let Some(number) = row.iter().find(|number| !number.is_finite()) {
+                return Err(refused(
+                    Rule::QuantisedFinite,
+                    format_args!("{number} in row {token} of the {argument}"),
+                    "finite numbers",
+                    "find the layer that overflows by `Tensor::range_report`",
+                ));
+            }
+            let most = row.iter().fold(0f32, |most, number| most.max(number.abs()));
+            let scale = if most > 0.0 { most / 127.0 } else { 1.0 };
+            let integer = |number: &f32| (number / scale).round_ties_even() as i8;
+            integers.extend(row.iter().map(integer));
+            scales.push(scale);
+        }
+        Ok(Self { integers, scales })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn numbers_that_are_none_are_refused() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let refused = QuantisedTokens::of("value", &[1.0, 2.0, 3.0, bad], 2).unwrap_err();
+            assert_eq!(refused.rule, Rule::QuantisedFinite);
+            assert!(refused.given.contains("row 1 of the value"), "{refused}");
+        }
+        let none = QuantisedTokens::of("key", &[], 0).unwrap();
+        assert!(none.integers.is_empty() && none.scales.is_empty());
+    }
+
+    #[test]
+    fn halves_go_to_the_even_integer() {
+        let of = QuantisedTokens::of("key", &[127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0], 4);
+        let of = of.unwrap();
+        assert_eq!(of.integers, [127, 0, 2, -2, 0, 0, 0, 0]);
+        assert_eq!(of.scales, [1.0, 1.0]);
+    }
+
+    proptest! {
+        /// Every number is within half a step, and the largest of a token is 127 or -127.
+        #[test]
+        fn a_token_fills_its_scale(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
+            let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
+            let of = QuantisedTokens::of("key", &numbers, 4).unwrap();
+            for ((row, integers), scale) in numbers.chunks(4).zip(of.integers.chunks(4)).zip(&of.scales) {
+                for (number, integer) in row.iter().zip(integers) {
+                    let back = f64::from(*integer) * f64::from(*scale);
+                    prop_assert!((back - f64::from(*number)).abs() <= f64::from(*scale) * 0.5001);
+                }
+                let most = integers.iter().map(|x| x.unsigned_abs()).max();
+                prop_assert!(row.iter().all(|x| *x == 0.0) || most == Some(127));
+            }
+        }
+    }
+}
