@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
-use crate::memory::{Element, vec_from, zeros};
+use crate::memory::{Element, overlap, vec_from, zeros};
 use crate::runtime::{Context, Device, Memory, Queue, Stream};
 
 use super::Tensor;
@@ -87,6 +87,12 @@ impl AnyTensor {
         }
         let start = self.as_raw().addr();
         start..start.saturating_add(len)
+    }
+
+    /// Whether another tensor lies, in part or whole, where this one does: from its first byte to its last, so that
+    /// interleaved views overlap too.
+    pub fn overlaps(&self, other: &AnyTensor) -> bool {
+        overlap(&self.addresses(), &other.addresses())
     }
 
     /// The memory of a contiguous tensor, for work on a stream of the same device, and the byte it starts at.
@@ -382,16 +388,20 @@ impl AnyTensor {
                 format_args!("a contiguous tensor like {}", self.desc),
             ));
         }
-        let (to, from) = (self.addresses(), source.addresses());
-        if !to.is_empty() && to.start < from.end && from.start < to.end {
+        if self.overlaps(source) {
             return Err(Error::invalid(
                 "source",
                 "memory that is shared with the target",
                 "memory of its own",
             ));
         }
-        self.memory
-            .copy_from_device(self.start, &source.memory, source.start, to.len(), queue)
+        self.memory.copy_from_device(
+            self.start,
+            &source.memory,
+            source.start,
+            bytes_of(&self.desc)?,
+            queue,
+        )
     }
 
     /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.

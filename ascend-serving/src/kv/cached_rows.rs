@@ -118,7 +118,7 @@ impl<T: Element> LayerCache<T> {
     ///
     /// # Errors
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another cache, one of another block size or without
-    /// these slots, for a target of another shape, or memory that is shared with the cache;
+    /// these slots, for a target of another shape, or memory that is shared with the cache or the other target;
     /// [`Acl`](ascend_attention::Error::Acl).
     pub fn gather(
         &self,
@@ -127,6 +127,13 @@ impl<T: Element> LayerCache<T> {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<()> {
+        if key.overlaps(value) {
+            return Err(Error::invalid(
+                "value",
+                "memory that is shared with `key`",
+                "a tensor of its own",
+            ));
+        }
         for (cache, target) in [(&self.key, key), (&self.value, value)] {
             let tokens = whole_tokens(cache, rows.block_size)?;
             let count = target.shape().first().copied().unwrap_or(0);

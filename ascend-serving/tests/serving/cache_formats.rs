@@ -130,6 +130,9 @@ proptest! {
         for (tensor, cache) in [(&key, &layer.key), (&value, &layer.value)] {
             prop_assert_eq!(tensor.download(&stream).unwrap(), cache.download(&stream).unwrap());
         }
+        let outcome = layer.gather(&stream, &all, &key, &key.narrow(0, 0..capacity).unwrap());
+        let named = matches!(outcome, Err(Error::Attention(CallError::InvalidArgument { argument: "value", .. })));
+        prop_assert!(named, "values over keys");
     }
 }
 
