@@ -21,7 +21,8 @@
 //!   launches of one's own.
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](kv::PageTable): the index formats of engines.
 //! - [`LocalBatch`]: attention within chunks, by virtual requests.
-//! - [`DraftTree`], [`CustomMask`]: speculative decoding.
+//! - [`DraftTree`], [`CustomMask`]: speculative decoding; drafts are accepted greedily or by rejection sampling
+//!   ([`SampledDrafts`]).
 //! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes apart, merged.
 //! - [`ContextParallel`]: contexts divided over ranks.
 //! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge; [`LatentTreeVerification`]: those of
@@ -67,8 +68,9 @@ pub use batch::{
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
-    Accepted, CustomMask, DraftTree, LatentTreePlan, LatentTreeTensors, LatentTreeVerification,
-    MaskExtent, MaskWord, PackedBits, TreePlan, TreeTensors, TreeVerification,
+    Accepted, CustomMask, DraftSource, DraftTree, LatentTreePlan, LatentTreeTensors,
+    LatentTreeVerification, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreePlan, TreeTensors,
+    TreeVerification,
 };
 pub use engine::{
     Attention, AttentionOptions, CacheAccuracy, GroupedAttention, GroupedMetadata, GroupedRequest,

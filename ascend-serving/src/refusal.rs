@@ -75,6 +75,8 @@ rules! {
     PadSlot = "pad.slot", "the slot that padding is written to is one of the cache's";
     DraftCount = "draft.count", "a request has more query tokens than drafts";
     DraftTree = "draft.tree", "a draft's parent comes before it";
+    DraftProbability = "draft.probability", "drafts are accepted by distributions: numbers of at least 0 with a sum of 1, from which a draft can be drawn";
+    DraftUniform = "draft.uniform", "the random numbers that decide on drafts are at least 0 and below 1";
     RanksParts = "ranks.parts", "a context is divided into no more parts than a merge takes";
     BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";

@@ -226,17 +226,17 @@ impl DraftTree {
     }
 }
 
-/// What [`DraftTree::accept_greedy`] accepted.
+/// What [`DraftTree::accept_greedy`] or [`DraftTree::accept_sampled`] accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accepted<T> {
     /// The accepted nodes from the root on, which is always among them.
     pub nodes: Vec<usize>,
-    /// The token that the model puts behind the last of them.
+    /// The token behind the last of them.
     pub bonus: T,
 }
 
 impl<T> Accepted<T> {
-    /// Number of drafts that were right.
+    /// Number of accepted drafts.
     pub fn drafts(&self) -> usize {
         self.nodes.len().saturating_sub(1)
     }

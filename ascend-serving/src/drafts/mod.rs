@@ -3,9 +3,11 @@
 mod custom_mask;
 mod draft_tree;
 mod latent_tree;
+mod sampled_acceptance;
 mod tree_verification;
 
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use draft_tree::{Accepted, DraftTree};
 pub use latent_tree::{LatentTreePlan, LatentTreeTensors, LatentTreeVerification};
+pub use sampled_acceptance::{DraftSource, SampledDrafts};
 pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};

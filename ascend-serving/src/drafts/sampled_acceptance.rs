@@ -1,0 +1,557 @@
+//! Acceptance of drafts by rejection sampling: what comes out is distributed as the model says.
+//!
+//! For one draft `x` drawn from `q` where the model has `p`: accept it with the probability `min(1, p(x) / q(x))`, else draw
+//! from what `p` has above `q` (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding"; Chen
+//! et al., "Accelerating Large Language Model Decoding with Speculative Sampling"). Siblings are tried one after another, each
+//! against what the rejected ones have left of `p` (Miao et al., "SpecInfer").
+
+use ascend_attention::CallRule;
+
+use crate::refusal::{Refused, Rule, refused};
+
+use super::draft_tree::{Accepted, DraftTree};
+
+/// How the drafts behind a node were found, which decides with what probability they are accepted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DraftSource<'a> {
+    /// Without chance: the likeliest tokens of a drafter, n-grams of the prompt.
+    Fixed,
+    /// Drawn from a distribution behind each node, `[nodes, vocabulary]`, siblings independently: a token may come twice.
+    Independent(&'a [f32]),
+    /// The same, siblings without replacement: in their order, each from what the ones before have left.
+    Distinct(&'a [f32]),
+}
+
+/// What [`DraftTree::accept_sampled`] goes by. Rows of nodes that the walk does not reach are not looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct SampledDrafts<'a> {
+    /// The token of each node; that of the root is not looked at.
+    pub tokens: &'a [u32],
+    /// Number of tokens that there are.
+    pub vocabulary: usize,
+    /// What the model says: the distribution of the token behind each node, `[nodes, vocabulary]`, with temperature, top-k and
+    /// the like applied.
+    pub target: &'a [f32],
+    /// How the drafts were found.
+    pub source: DraftSource<'a>,
+    /// A random number for each node, drawn evenly from 0 up to, but not including, 1, and used once: that of a draft decides
+    /// on it, that of the root chooses the token behind the accepted ones.
+    pub uniform: &'a [f64],
+}
+
+/// How far from 1 a sum of probabilities may be: they come from kernels of 16 bits.
+const SUM_TOLERANCE: f64 = 0.02;
+
+/// A distribution that is taken from: weights of at least 0, and their sum.
+struct Distribution {
+    weights: Vec<f64>,
+    sum: f64,
+}
+
+impl Distribution {
+    /// The row of a node, if it is a distribution.
+    fn of_row(rows: &[f32], node: usize, vocabulary: usize) -> Result<Self, Refused> {
+        let start = node.saturating_mul(vocabulary);
+        let row = rows
+            .get(start..start.saturating_add(vocabulary))
+            .unwrap_or(&[]);
+        let weights: Vec<f64> = row.iter().map(|weight| f64::from(*weight)).collect();
+        let sum: f64 = weights.iter().sum();
+        // NaN and infinities are in the sum.
+        let wrong = weights.iter().position(|weight| *weight < 0.0);
+        if wrong.is_none() && (sum - 1.0).abs() <= SUM_TOLERANCE {
+            return Ok(Self { weights, sum });
+        }
+        let given = match wrong.and_then(|at| Some((at, weights.get(at)?))) {
+            Some((token, weight)) => format!("{weight} for token {token} behind node {node}"),
+            None => format!("a sum of {sum} behind node {node}"),
+        };
+        Err(refused(
+            Rule::DraftProbability,
+            given,
+            "numbers of at least 0 with a sum of 1",
+            "give probabilities, not logits: apply softmax to each row",
+        ))
+    }
+
+    fn probability(&self, token: u32) -> f64 {
+        let weight = usize::try_from(token).ok();
+        let weight = weight.and_then(|token| self.weights.get(token)).copied();
+        if self.sum > 0.0 {
+            weight.unwrap_or(0.0) / self.sum
+        } else {
+            0.0
+        }
+    }
+
+    /// Takes a token out.
+    fn remove(&mut self, token: u32) {
+        let weight = usize::try_from(token).ok();
+        if let Some(weight) = weight.and_then(|token| self.weights.get_mut(token)) {
+            *weight = 0.0;
+        }
+        self.sum = self.weights.iter().sum();
+    }
+
+    /// What it has above another one.
+    fn above(&self, other: &Self) -> Self {
+        let scaled = |of: &Self, weight: f64| if of.sum > 0.0 { weight / of.sum } else { 0.0 };
+        let pairs = self.weights.iter().zip(&other.weights);
+        let weights: Vec<f64> = pairs
+            .map(|(weight, less)| (scaled(self, *weight) - scaled(other, *less)).max(0.0))
+            .collect();
+        let sum = weights.iter().sum();
+        Self { weights, sum }
+    }
+
+    /// The token at a place from 0 to 1; `None` of nothing.
+    fn at(&self, place: f64) -> Option<u32> {
+        let mut behind = 0.0;
+        let mut last = None;
+        for (token, weight) in self.weights.iter().enumerate() {
+            if *weight > 0.0 {
+                behind += weight;
+                last = u32::try_from(token).ok();
+                if behind > place * self.sum {
+                    break;
+                }
+            }
+        }
+        last
+    }
+}
+
+impl DraftTree {
+    /// Walks the tree by rejection sampling. The accepted drafts and the token behind them are distributed as the target says,
+    /// whatever the drafts are: a draft is accepted with the probability that it is as likely as it was drawn, and where none is,
+    /// the token behind is drawn from what the rejected ones have left.
+    ///
+    /// # Errors
+    /// [`CallRule::LengthsBatch`] unless there is a token, a random number and a row of `vocabulary` numbers for every node;
+    /// [`Rule::DraftUniform`] for a random number that is not below 1 or not at least 0; of rows that the walk reaches,
+    /// [`Rule::DraftProbability`] for one that is no distribution, and for drafts that are no token or cannot have been drawn.
+    pub fn accept_sampled(&self, of: &SampledDrafts<'_>) -> Result<Accepted<u32>, Refused> {
+        self.takes(of)?;
+        let mut nodes = vec![0];
+        let mut at = 0;
+        loop {
+            let target = Distribution::of_row(of.target, at, of.vocabulary)?;
+            match self.child_of(at, &target, of)? {
+                Walk::Child(node) => {
+                    nodes.push(node);
+                    at = node;
+                }
+                Walk::End(rest) => {
+                    let place = of.uniform.first().copied().unwrap_or(0.0);
+                    // What is left can be nothing by rounding alone, where the drafts were as likely as the target has them.
+                    let bonus = rest.at(place).or_else(|| target.at(place));
+                    let Some(bonus) = bonus else {
+                        return Err(refused(
+                            Rule::DraftProbability,
+                            format_args!("nothing behind node {at}"),
+                            "a token with a probability above 0",
+                            "give a vocabulary of at least one and at most 4294967296 tokens",
+                        ));
+                    };
+                    return Ok(Accepted { nodes, bonus });
+                }
+            }
+        }
+    }
+
+    /// The first child of a node that is accepted, or what the rejected ones leave of the target.
+    fn child_of(
+        &self,
+        at: usize,
+        target: &Distribution,
+        of: &SampledDrafts<'_>,
+    ) -> Result<Walk, Refused> {
+        let mut rest = Distribution {
+            weights: target.weights.clone(),
+            sum: target.sum,
+        };
+        let mut child = self.next_token().get(at).copied().flatten();
+        let mut drawn = match of.source {
+            DraftSource::Independent(rows) | DraftSource::Distinct(rows) if child.is_some() => {
+                Some(Distribution::of_row(rows, at, of.vocabulary)?)
+            }
+            _ => None,
+        };
+        while let Some(node) = child {
+            let token = of.tokens.get(node).copied().unwrap_or(u32::MAX);
+            let likely = rest.probability(token);
+            let given = drawn.as_ref().map_or(1.0, |drawn| drawn.probability(token));
+            let known = usize::try_from(token).is_ok_and(|token| token < of.vocabulary);
+            if !known || given <= 0.0 {
+                return Err(refused(
+                    Rule::DraftProbability,
+                    format_args!("token {token} of node {node}, drawn with the probability 0"),
+                    "a token of the vocabulary that its source can give",
+                    "give the distribution that the drafts behind the node were drawn from; for tokens that were not drawn, \
+                     `DraftSource::Fixed`",
+                ));
+            }
+            let place = of.uniform.get(node).copied().unwrap_or(1.0);
+            if place * given < likely {
+                return Ok(Walk::Child(node));
+            }
+            match &mut drawn {
+                None => rest.remove(token),
+                Some(drawn) => {
+                    rest = rest.above(drawn);
+                    if matches!(of.source, DraftSource::Distinct(_)) {
+                        drawn.remove(token);
+                    }
+                }
+            }
+            child = self.next_sibling().get(node).copied().flatten();
+        }
+        Ok(Walk::End(rest))
+    }
+
+    /// Refuses numbers of another count than the tree has nodes.
+    fn takes(&self, of: &SampledDrafts<'_>) -> Result<(), Refused> {
+        let nodes = self.nodes();
+        let all = nodes.checked_mul(of.vocabulary);
+        let rows = |name: &'static str, len: usize| (name, len, all);
+        let drafts = match of.source {
+            DraftSource::Fixed => None,
+            DraftSource::Independent(draft) | DraftSource::Distinct(draft) => Some(draft.len()),
+        };
+        let counts = [
+            Some(("tokens", of.tokens.len(), Some(nodes))),
+            Some(("random numbers", of.uniform.len(), Some(nodes))),
+            Some(rows("target probabilities", of.target.len())),
+            drafts.map(|len| rows("draft probabilities", len)),
+        ];
+        for (name, given, wanted) in counts.into_iter().flatten() {
+            if Some(given) != wanted {
+                return Err(refused(
+                    CallRule::LengthsBatch,
+                    format_args!("{given} {name}"),
+                    format_args!(
+                        "one for each of the {nodes} nodes; of probabilities, a row of {} for each",
+                        of.vocabulary
+                    ),
+                    "count the root too, and give rows for leaves",
+                ));
+            }
+        }
+        match of.uniform.iter().find(|place| !(0.0..1.0).contains(*place)) {
+            None => Ok(()),
+            Some(place) => Err(refused(
+                Rule::DraftUniform,
+                place,
+                "0 up to, but not including, 1",
+                "draw the numbers evenly from 0 to 1",
+            )),
+        }
+    }
+}
+
+/// A step of the walk.
+enum Walk {
+    /// To this child.
+    Child(usize),
+    /// Every child is rejected: what is left of the target.
+    End(Distribution),
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::super::draft_tree::tests::parents;
+    use super::*;
+    use proptest::prelude::*;
+
+    const VOCABULARY: usize = 5;
+    /// Behind nothing, and behind each token: what the model says, and what the drafter draws from.
+    const TARGET: [[f32; VOCABULARY]; 2] = [[0.05, 0.4, 0.3, 0.0, 0.25], [0.2, 0.0, 0.1, 0.6, 0.1]];
+    const DRAFT: [[f32; VOCABULARY]; 2] = [[0.5, 0.1, 0.1, 0.2, 0.1], [0.1, 0.3, 0.3, 0.2, 0.1]];
+
+    /// The distribution behind a node: one at the root, behind tokens the other, moved on by the token.
+    fn behind(of: &[[f32; VOCABULARY]; 2], token: Option<u32>) -> [f32; VOCABULARY] {
+        match token {
+            None => of[0],
+            Some(token) => {
+                let mut row = of[1];
+                row.rotate_right(token as usize);
+                row
+            }
+        }
+    }
+
+    /// SplitMix64, as numbers from 0 to 1.
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> f64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut bits = self.0;
+            bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((bits ^ (bits >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        }
+
+        /// A token, by the weights.
+        fn token(&mut self, weights: &[f32]) -> u32 {
+            let mut place = self.next() * f64::from(weights.iter().sum::<f32>());
+            for (token, weight) in weights.iter().enumerate() {
+                place -= f64::from(*weight);
+                if place < 0.0 && *weight > 0.0 {
+                    return token as u32;
+                }
+            }
+            weights.iter().rposition(|weight| *weight > 0.0).unwrap() as u32
+        }
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Way {
+        Fixed,
+        Independent,
+        Distinct,
+    }
+
+    /// Tokens of a tree's nodes as a drafter finds them, and the rows behind the nodes.
+    fn drafted(tree: &DraftTree, way: Way, random: &mut Random) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
+        let mut tokens: Vec<u32> = vec![0];
+        for node in 1..tree.nodes() {
+            let parent = tree.parent(node).unwrap();
+            let mut weights = behind(&DRAFT, (parent > 0).then(|| tokens[parent]));
+            let siblings: Vec<usize> = (1..node)
+                .filter(|other| tree.parent(*other) == Some(parent))
+                .collect();
+            tokens.push(match way {
+                Way::Fixed => (siblings.len() as u32 * 2 + 1) % VOCABULARY as u32,
+                Way::Independent => random.token(&weights),
+                Way::Distinct => {
+                    siblings
+                        .iter()
+                        .for_each(|sibling| weights[tokens[*sibling] as usize] = 0.0);
+                    random.token(&weights)
+                }
+            });
+        }
+        let rows = |of| {
+            let each = tokens.iter().enumerate();
+            let each = each.flat_map(|(node, token)| behind(of, (node > 0).then_some(*token)));
+            each.collect::<Vec<f32>>()
+        };
+        (tokens.clone(), rows(&TARGET), rows(&DRAFT))
+    }
+
+    /// How far counts of pairs of tokens are from what the model says of them, as chi-square over the pairs that can be.
+    fn chi_square(counts: &[[f64; VOCABULARY]; VOCABULARY]) -> f64 {
+        let draws: f64 = counts.iter().flatten().sum();
+        let mut sum = 0.0;
+        for (first, row) in counts.iter().enumerate() {
+            for (second, count) in row.iter().enumerate() {
+                let likely = TARGET[0][first] * behind(&TARGET, Some(first as u32))[second];
+                let expected = draws * f64::from(likely);
+                match expected > 0.0 {
+                    true => sum += (count - expected).powi(2) / expected,
+                    false => assert_eq!(*count, 0.0, "token {second} behind {first} cannot be"),
+                }
+            }
+        }
+        sum
+    }
+
+    /// Chi-square of this many degrees of freedom at most (16 pairs can be) is above this once in 10 million.
+    const MOST: f64 = 61.0;
+
+    /// The first two tokens of many walks. `residual` is what the walk ends with where no draft is accepted: `true` for what it
+    /// gives, `false` for a draw from the whole target.
+    fn first_two(tree: &DraftTree, way: Way, residual: bool) -> f64 {
+        let mut random = Random(7);
+        let mut counts = [[0.0; VOCABULARY]; VOCABULARY];
+        for _ in 0..20_000 {
+            let (tokens, target, draft) = drafted(tree, way, &mut random);
+            let uniform: Vec<f64> = (0..tree.nodes()).map(|_| random.next()).collect();
+            let accepted = tree
+                .accept_sampled(&SampledDrafts {
+                    tokens: &tokens,
+                    vocabulary: VOCABULARY,
+                    target: &target,
+                    source: match way {
+                        Way::Fixed => DraftSource::Fixed,
+                        Way::Independent => DraftSource::Independent(&draft),
+                        Way::Distinct => DraftSource::Distinct(&draft),
+                    },
+                    uniform: &uniform,
+                })
+                .unwrap();
+            let path = accepted.nodes.iter().skip(1).map(|node| tokens[*node]);
+            let mut got: Vec<u32> = path.collect();
+            let before = got.last().copied();
+            got.push(match residual {
+                true => accepted.bonus,
+                false => random.token(&behind(&TARGET, before)),
+            });
+            if got.len() == 1 {
+                got.push(random.token(&behind(&TARGET, Some(got[0]))));
+            }
+            counts[got[0] as usize][got[1] as usize] += 1.0;
+        }
+        chi_square(&counts)
+    }
+
+    #[test]
+    fn tokens_are_distributed_as_the_model_says() {
+        for parents in [&[-1, 0, 1][..], &[-1, 0, 0, 0, 1, 1, 2], &[-1, 0, 0]] {
+            let tree = DraftTree::from_parents(parents).unwrap();
+            for way in [Way::Fixed, Way::Independent, Way::Distinct] {
+                let right = first_two(&tree, way, true);
+                assert!(right < MOST, "{parents:?} {way:?}: {right}");
+                // What the test is able to see.
+                let wrong = first_two(&tree, way, false);
+                assert!(wrong > 3.0 * MOST, "{parents:?} {way:?}: {wrong}");
+            }
+        }
+    }
+
+    #[test]
+    fn drafts_of_the_models_own_distribution_are_all_accepted() {
+        let tree = DraftTree::chain(3).unwrap();
+        let target = [0.25f32; 16];
+        let accepted = tree
+            .accept_sampled(&SampledDrafts {
+                tokens: &[9, 3, 0, 1],
+                vocabulary: 4,
+                target: &target,
+                source: DraftSource::Independent(&target),
+                uniform: &[0.6, 0.999_999, 0.0, 0.5],
+            })
+            .unwrap();
+        assert_eq!((accepted.nodes, accepted.bonus), (vec![0, 1, 2, 3], 2));
+    }
+
+    #[test]
+    fn what_is_no_distribution_is_refused() {
+        let tree = DraftTree::chain(1).unwrap();
+        let right = SampledDrafts {
+            tokens: &[0, 1],
+            vocabulary: 2,
+            target: &[0.5, 0.5, 1.0, 0.0],
+            source: DraftSource::Independent(&[0.5, 0.5, 0.5, 0.5]),
+            uniform: &[0.5, 0.5],
+        };
+        let rule = |of: SampledDrafts<'_>| tree.accept_sampled(&of).unwrap_err().rule;
+        assert!(tree.accept_sampled(&right).is_ok());
+        for target in [
+            [0.5, 0.6, 1.0, 0.0],
+            [1.5, -0.5, 1.0, 0.0],
+            [f32::NAN, 0.5, 1.0, 0.0],
+            [f32::INFINITY, 0.0, 1.0, 0.0],
+            [0.5, 0.5, 0.0, 0.0],
+        ] {
+            let given = SampledDrafts {
+                target: &target,
+                ..right
+            };
+            assert_eq!(rule(given), Rule::DraftProbability, "{target:?}");
+        }
+        for source in [[1.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]] {
+            for source in [
+                DraftSource::Independent(&source),
+                DraftSource::Distinct(&source),
+            ] {
+                assert_eq!(
+                    rule(SampledDrafts { source, ..right }),
+                    Rule::DraftProbability
+                );
+            }
+        }
+        let unknown = SampledDrafts {
+            tokens: &[0, 2],
+            source: DraftSource::Fixed,
+            ..right
+        };
+        assert_eq!(rule(unknown), Rule::DraftProbability);
+        for uniform in [[0.5, 1.0], [-0.1, 0.5], [f64::NAN, 0.5]] {
+            assert_eq!(
+                rule(SampledDrafts {
+                    uniform: &uniform,
+                    ..right
+                }),
+                Rule::DraftUniform
+            );
+        }
+        for wrong in [
+            SampledDrafts {
+                tokens: &[0],
+                ..right
+            },
+            SampledDrafts {
+                uniform: &[0.5],
+                ..right
+            },
+            SampledDrafts {
+                vocabulary: 3,
+                ..right
+            },
+            SampledDrafts {
+                vocabulary: usize::MAX,
+                ..right
+            },
+            SampledDrafts {
+                source: DraftSource::Distinct(&[0.5]),
+                ..right
+            },
+        ] {
+            assert_eq!(rule(wrong), CallRule::LengthsBatch);
+        }
+        let none = SampledDrafts {
+            vocabulary: 0,
+            target: &[],
+            source: DraftSource::Fixed,
+            ..right
+        };
+        assert_eq!(rule(none), Rule::DraftProbability);
+    }
+
+    proptest! {
+        /// The walk goes from parents to children, and ends with a token that the model can give there.
+        #[test]
+        fn walks_are_paths(parents in parents(9), seed in any::<u64>(), way in 0..3) {
+            let tree = DraftTree::from_parents(&parents).unwrap();
+            let way = [Way::Fixed, Way::Independent, Way::Distinct][way as usize];
+            let children = |node: usize| (1..tree.nodes()).filter(|of| tree.parent(*of) == Some(node)).count();
+            // Without replacement there are as many siblings as tokens.
+            prop_assume!(way != Way::Distinct || (0..tree.nodes()).all(|node| children(node) <= VOCABULARY));
+            let mut random = Random(seed);
+            let (tokens, target, draft) = drafted(&tree, way, &mut random);
+            let uniform: Vec<f64> = (0..tree.nodes()).map(|_| random.next()).collect();
+            let accepted = tree.accept_sampled(&SampledDrafts {
+                tokens: &tokens,
+                vocabulary: VOCABULARY,
+                target: &target,
+                source: match way {
+                    Way::Fixed => DraftSource::Fixed,
+                    Way::Independent => DraftSource::Independent(&draft),
+                    Way::Distinct => DraftSource::Distinct(&draft),
+                },
+                uniform: &uniform,
+            }).unwrap();
+            prop_assert_eq!(accepted.nodes[0], 0);
+            for pair in accepted.nodes.windows(2) {
+                prop_assert_eq!(tree.parent(pair[1]), Some(pair[0]));
+            }
+            let row = |node: usize| &target[node * VOCABULARY..][..VOCABULARY];
+            for node in accepted.nodes.iter().skip(1) {
+                prop_assert!(row(tree.parent(*node).unwrap())[tokens[*node] as usize] > 0.0);
+            }
+            prop_assert!(row(*accepted.nodes.last().unwrap())[accepted.bonus as usize] > 0.0);
+        }
+
+        /// Any numbers at all: an answer or a refusal.
+        #[test]
+        fn nothing_panics(numbers in prop::collection::vec(any::<f32>(), 9), tokens in prop::collection::vec(any::<u32>(), 3), uniform in prop::collection::vec(any::<f64>(), 3)) {
+            let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
+            for source in [DraftSource::Fixed, DraftSource::Independent(&numbers), DraftSource::Distinct(&numbers)] {
+                let _ = tree.accept_sampled(&SampledDrafts { tokens: &tokens, vocabulary: 3, target: &numbers, source, uniform: &uniform });
+            }
+        }
+    }
+}
