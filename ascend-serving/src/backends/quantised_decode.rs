@@ -1,6 +1,6 @@
 //! Decoding steps over an INT8 cache.
 
-use ascend_attention::attention::{CallLengths, Inputs};
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, InnerPrecise, Output, Plan, Tensor};
 
@@ -9,7 +9,9 @@ use crate::error::Result;
 use crate::kv::QuantisedLayer;
 use crate::refusal::{Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, take_quantised};
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, size, take_quantised, without_lse,
+};
 use super::paged_decode::{layout, rows, sizes};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a paged cache of INT8, whose integers the operator
@@ -18,19 +20,85 @@ use super::paged_decode::{layout, rows, sizes};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantisedDecode;
 
+/// The first requests of a step, of one token each.
 #[derive(Debug)]
-struct DecodeStep {
+pub(super) struct SingleTokens {
     plan: Plan,
     layout: Layout,
+    requests: usize,
+    /// Their rows of the step's table.
+    block_table: BlockTable,
+}
+
+impl SingleTokens {
+    /// Prepares the call of so many requests.
+    pub(super) fn plan<T: Element>(
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        of: &QuantisedLayer,
+        requests: usize,
+    ) -> Result<Self> {
+        let layout = layout(&of.cache);
+        let query = rows(layout, &first.query.narrow(0, 0..requests)?)?;
+        let block_table = step.block_table.rows(0..requests)?;
+        let (kv, _) = step.metadata.kv_lengths().split_at(requests);
+        let lengths = CallLengths::Batched { q: None, kv: &kv };
+        // The kernel of NZ caches has no other.
+        let precise = match of.cache.key.shape().len() {
+            5 => InnerPrecise::HighPerformance,
+            _ => InnerPrecise::HighPrecision,
+        };
+        let call = lengths.apply(step.shape.call(layout).inner_precise(precise));
+        let plan = call.plan_with(&inputs(&query, &block_table, of))?;
+        Ok(Self {
+            plan,
+            layout,
+            requests,
+            block_table,
+        })
+    }
+
+    /// Queues the attention of a layer, into the first rows of the output.
+    pub(super) fn queue<T: Element>(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &Output<T>,
+    ) -> Result<()> {
+        let of = take_quantised(layer)?;
+        let first = |packed: &Tensor<T>| rows(self.layout, &packed.narrow(0, 0..self.requests)?);
+        let query = first(layer.query)?;
+        let mut output = Output {
+            attention: first(&output.attention)?,
+            softmax_lse: None,
+        };
+        let inputs = inputs(&query, &self.block_table, of);
+        Ok(self
+            .plan
+            .launch_with_into(step.stream, &inputs, &mut output)?)
+    }
+}
+
+/// An output of the shape of a layer's.
+pub(super) fn empty_output<T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+) -> Result<Output<T>> {
+    let [tokens, heads, _] = sizes(layer.query);
+    let shape = [tokens, heads, size(layer.value, 2)];
+    Ok(Output {
+        attention: Tensor::empty(step.stream.device(), shape)?,
+        softmax_lse: None,
+    })
 }
 
 fn inputs<'a, T: Element>(
     query: &'a Tensor<T>,
-    step: &StepContext<'a>,
+    block_table: &'a BlockTable,
     of: &'a QuantisedLayer,
 ) -> Inputs<'a> {
     Inputs::new(query, &of.cache.key, &of.cache.value)
-        .paged(step.block_table)
+        .paged(block_table)
         .quantisation(of.quantisation())
 }
 
@@ -69,27 +137,14 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
             )
             .into());
         }
-        let layout = layout(&of.cache);
-        let query = rows(layout, first.query)?;
-        let lengths = CallLengths::Batched {
-            q: None,
-            kv: metadata.kv_lengths(),
-        };
-        // The kernel of NZ caches has no other.
-        let precise = match of.cache.key.shape().len() {
-            5 => InnerPrecise::HighPerformance,
-            _ => InnerPrecise::HighPrecision,
-        };
-        let call = lengths.apply(step.shape.call(layout).inner_precise(precise));
-        let plan = call.plan_with(&inputs(&query, step, of))?;
-        Ok(Box::new(DecodeStep { plan, layout }))
+        let single = SingleTokens::plan(step, first, of, requests)?;
+        Ok(Box::new(single))
     }
 }
 
-impl<T: Element> StepPlan<T> for DecodeStep {
+impl<T: Element> StepPlan<T> for SingleTokens {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let mut output = self.plan.output()?;
-        output.attention = output.attention.reshape(sizes(layer.query))?;
+        let mut output = empty_output(step, layer)?;
         self.run_into(step, layer, &mut output)?;
         Ok(output)
     }
@@ -100,15 +155,7 @@ impl<T: Element> StepPlan<T> for DecodeStep {
         layer: &LayerTensors<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        let of = take_quantised(layer)?;
-        let query = rows(self.layout, layer.query)?;
-        let mut output = Output {
-            attention: rows(self.layout, &output.attention)?,
-            softmax_lse: output.softmax_lse.clone(),
-        };
-        let inputs = inputs(&query, step, of);
-        Ok(self
-            .plan
-            .launch_with_into(step.stream, &inputs, &mut output)?)
+        without_lse(output)?;
+        self.queue(step, layer, output)
     }
 }

@@ -9,16 +9,24 @@ use ascend_attention::spec::Layout;
 use ascend_attention::spec::fia::AntiquantMode;
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Plan, Stream, Tensor};
 
+use crate::batch::Causality;
 use crate::error::Result;
 use crate::kv::{CachedRows, QuantisedLayer, split};
 use crate::lock::lock;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size, take_quantised};
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, size, take_quantised, without_lse,
+};
 use super::fused::{Fused, with_sink};
+use super::quantised_decode::{SingleTokens, empty_output};
 
 /// Steps of every kind over a paged cache of INT8: the cached tokens that a step's tokens see are copied out of their blocks
 /// and become numbers of the query's type again, the step's own stay what they are, and one packed call (TND) attends to both,
 /// as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens read none and are that call alone.
+///
+/// Requests in front of a mixed step that add one token to cached ones are a call of their own, which reads them in their blocks
+/// as [`QuantisedDecode`](crate::QuantisedDecode) does: layers without a window or sinks copy the others' tokens alone. Put the
+/// decodes first.
 ///
 /// No operator of the library dequantises and nothing else. Attention with a single key is the value of that key, and the
 /// operator multiplies INT8 values by their scales as it reads them: a call with a sequence for each cached token, whose
@@ -44,13 +52,13 @@ struct RequestKeys {
 }
 
 impl RequestKeys {
-    /// Of all requests of a step, dummies included, one behind the other; and where each ends.
-    fn of(step: &StepContext<'_>) -> Result<(Vec<Self>, Vec<usize>)> {
+    /// Of the requests of a step behind some of one token each, dummies included, one behind the other; and where each ends.
+    fn behind(singles: usize, step: &StepContext<'_>) -> Result<(Vec<Self>, Vec<usize>)> {
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let (mut all, mut ends) = (Vec::new(), Vec::new());
-        let (mut token, mut row) = (0usize, 0usize);
-        for (request, (new, cached)) in metadata.new_and_cached().enumerate() {
+        let (mut token, mut row) = (singles, 0usize);
+        for (request, (new, cached)) in metadata.new_and_cached().enumerate().skip(singles) {
             let blocks = metadata.table().row(request).unwrap_or_default();
             let mut rows = CachedRows::new(metadata.settings().block_size());
             rows.push(blocks, causality.shown_from(cached)..cached)?;
@@ -178,9 +186,22 @@ impl<T: Element> DenseRows<T> {
     }
 }
 
+/// How many requests in front add one token to cached ones, if such may be read in their blocks.
+fn single_tokens<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<usize> {
+    if step.mask.causality()? != Causality::Causal || first.learnable_sink.is_some() {
+        return Ok(0);
+    }
+    let requests = step.metadata.new_and_cached();
+    Ok((requests.take_while(|(new, cached)| *new == 1 && *cached > 0)).count())
+}
+
 /// A step over cached tokens.
 struct DenseStep<T: Element> {
+    /// The requests in front, where they add one token each.
+    singles: Option<SingleTokens>,
     plan: Plan,
+    /// The query tokens of the others.
+    tokens: Range<usize>,
     requests: Vec<RequestKeys>,
     rows: usize,
     /// Keys and values, for one layer after the other.
@@ -190,6 +211,7 @@ struct DenseStep<T: Element> {
 impl<T: Element> fmt::Debug for DenseStep<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DenseStep")
+            .field("singles", &self.singles)
             .field("plan", &self.plan)
             .field("requests", &self.requests)
             .finish_non_exhaustive()
@@ -217,7 +239,12 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
             return Fused.plan(step, first);
         }
         of.cache.lies_whole(metadata.settings().block_size())?;
-        let (requests, ends) = RequestKeys::of(step)?;
+        let singles = match single_tokens(step, first)? {
+            // Steps of nothing else are those of `QuantisedDecode`.
+            all if all == metadata.table().requests() => 0,
+            some => some,
+        };
+        let (requests, ends) = RequestKeys::behind(singles, step)?;
         let rows = ends.last().copied().unwrap_or(0);
         let [keys, values] = of_each(of);
         let dense = [
@@ -228,13 +255,21 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         let masks = step.stream.device().masks();
         let mask = step.mask.causality()?.mask(&masks)?;
         let lengths = CallLengths::PackedDense {
-            q: metadata.q_ends(),
+            q: &metadata.q_ends().split_at(singles).1,
             kv: &Cumulative::new(ends)?,
         };
         let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
-        let plan = call.plan_with(&with_sink(Inputs::new(first.query, &key, &value), first))?;
+        let tokens = singles..metadata.tokens();
+        let query = first.query.narrow(0, tokens.clone())?;
+        let plan = call.plan_with(&with_sink(Inputs::new(&query, &key, &value), first))?;
+        let singles = match singles {
+            0 => None,
+            some => Some(SingleTokens::plan(step, first, of, some)?),
+        };
         Ok(Box::new(DenseStep {
+            singles,
             plan,
+            tokens,
             requests,
             rows,
             dense: Mutex::new(dense),
@@ -300,7 +335,7 @@ impl<T: Element> DenseStep<T> {
 
 impl<T: Element> StepPlan<T> for DenseStep<T> {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let mut output = self.plan.output()?;
+        let mut output = empty_output(step, layer)?;
         self.run_into(step, layer, &mut output)?;
         Ok(output)
     }
@@ -311,12 +346,23 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
         layer: &LayerTensors<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
+        without_lse(output)?;
         let of = take_quantised(layer)?;
+        if let Some(singles) = &self.singles {
+            singles.queue(step, layer, output)?;
+        }
         // Held until all is queued: the copies and calls of two layers must not mix.
         let dense = lock(&self.dense);
         self.bring(step.stream, &dense, of, layer)?;
         let [key, value] = packed(&dense, self.rows, layer)?;
-        let inputs = with_sink(Inputs::new(layer.query, &key, &value), layer);
-        Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
+        let query = layer.query.narrow(0, self.tokens.clone())?;
+        let inputs = with_sink(Inputs::new(&query, &key, &value), layer);
+        let mut output = Output {
+            attention: output.attention.narrow(0, self.tokens.clone())?,
+            softmax_lse: None,
+        };
+        Ok(self
+            .plan
+            .launch_with_into(step.stream, &inputs, &mut output)?)
     }
 }

@@ -117,6 +117,8 @@ struct Engine<'a, T: Number> {
     shape: AttentionShape,
     schedule: Schedule,
     checked: usize,
+    /// Rows of mixed steps that read the cache in its blocks.
+    in_place: usize,
     served: Vec<&'static str>,
 }
 
@@ -175,6 +177,7 @@ impl<'a, T: Number> Engine<'a, T> {
             shape,
             schedule,
             checked: 0,
+            in_place: 0,
             served: Vec::new(),
         }
     }
@@ -195,6 +198,21 @@ impl<'a, T: Number> Engine<'a, T> {
         }
         let by_token = self.model.by_token;
         let served = *self.served.last().unwrap();
+        // Requests in front that add one token to others are read in their blocks.
+        let adds_one =
+            |turn: &&Turn| turn.new == 1 && self.schedule.requests[turn.request].sequence.len() > 1;
+        let mut in_front = turns.iter().take_while(adds_one).count();
+        if self.model.window.is_some()
+            || !metadata.state().reads_cache()
+            || in_front == metadata.table().requests()
+        {
+            in_front = 0;
+        }
+        let in_place = self.schedule.rows(turns)[..3 * in_front]
+            .iter()
+            .map(|row| row.request)
+            .collect::<Vec<_>>();
+        self.in_place += in_place.len();
         let decodes = Phase::from(metadata.state()) == Phase::Decode;
         for (layer, result) in results.iter().enumerate() {
             let by_decode =
@@ -214,7 +232,7 @@ impl<'a, T: Number> Engine<'a, T> {
                 let cached = |place: usize, numbers: Vec<f64>, what| {
                     let magnitude = f64::from(magnitude(row.names[place], what));
                     let numbers = numbers.into_iter().map(|x| x * magnitude).collect();
-                    match place < before || by_decode {
+                    match place < before || by_decode || in_place.contains(&row.request) {
                         true => stored::<T>(by_token, layer, what, numbers),
                         false => numbers,
                     }
@@ -303,11 +321,13 @@ fn reach_both_backends(by_token: bool) {
         vec![Act::Share(0, 130), Act::Chunk(1, 1)],
         vec![Act::Chunk(0, 7), Act::Verify(1, 3, 2), Act::Chunk(2, 7)],
         vec![Act::Chunk(0, 1), Act::Chunk(1, 1), Act::Chunk(2, 1)],
+        vec![Act::Chunk(1, 1), Act::Chunk(0, 5), Act::Chunk(2, 1)],
     ];
     for (nth, acts) in steps.iter().enumerate() {
         engine.act(acts, if nth == 3 { 0 } else { 3 }).unwrap();
     }
     assert!(engine.checked >= 40, "{} rows", engine.checked);
+    assert!(engine.in_place > 0);
     for name in ["quantised_decode", "quantised_prefill"] {
         assert!(engine.served.contains(&name), "{:?}", engine.served);
     }
