@@ -14,7 +14,7 @@ use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequenc
 use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
     BatchSettings, Causality, Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerTensors,
-    PagedDecode, SharedPrefixDecode, SharedPrefixGate, StatePolicy, StepContext,
+    PagedDecode, RangeCheck, SharedPrefixDecode, SharedPrefixGate, StatePolicy, StepContext,
 };
 use divan::Bencher;
 
@@ -93,6 +93,48 @@ fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
 }
 
 /// A token more in each request, taken back again.
+/// Layers of a decode step with and without a look at their numbers, until the device is done: 32 requests of 1000 tokens.
+#[divan::bench(args = ["off", "always"])]
+fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
+    const LAYERS: usize = 4;
+    let stream = Runtime::emulated()
+        .unwrap()
+        .device(0)
+        .unwrap()
+        .stream()
+        .unwrap();
+    let shape = CacheShape::new(LAYERS, 2, 128);
+    let cache =
+        PagedKvCache::<bf16>::new(stream.device(), 512, 128, shape, PadPolicy::SkipNegative)
+            .unwrap();
+    let backends = Backends::none().with(Fused);
+    let mut attention = Attention::new(AttentionShape::new(8, 2, 128), cache, backends);
+    let check = (check == "always").then(RangeCheck::always);
+    attention.set_range_check(check).unwrap();
+    let mut sequences = Vec::new();
+    for _ in 0..32 {
+        let mut sequence = Sequence::new(attention.cache().pool());
+        attention.grow(&stream, &mut sequence, 1000).unwrap();
+        sequences.push(sequence);
+    }
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&batch(&sequences), settings).unwrap();
+    let rows = |heads: usize| {
+        let ones = vec![bf16::ONE; 32 * heads * 128];
+        stream.upload(&ones, [32, heads, 128]).unwrap()
+    };
+    let (query, key) = (rows(8), rows(2));
+    bencher.bench_local(|| {
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        for layer in 0..LAYERS {
+            step.forward(layer, &query, &key, &key).unwrap();
+        }
+        drop(step);
+        stream.synchronize().unwrap();
+        attention.await_range_findings().unwrap().len()
+    });
+}
+
 #[divan::bench(args = [256])]
 fn grow_sequences(bencher: Bencher<'_, '_>, requests: usize) {
     let (_pool, mut sequences) = sequences(requests);

@@ -5,6 +5,7 @@
 //! - [`PrefixCache`]: cached prefixes of prompts, found by their tokens (automatic prefix caching, radix cache).
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
 //! - [`AttentionOptions`]: what models ask for that no operator here has, refused by name.
+//! - [`RangeCheck`]: looks at the numbers of steps, for the first layer that overflows.
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
 //! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
@@ -74,7 +75,8 @@ pub use drafts::{
 };
 pub use engine::{
     Attention, AttentionOptions, CacheAccuracy, GroupedAttention, GroupedMetadata, GroupedRequest,
-    GroupedSequence, GroupedStep, LayerGroup, LayerOptions, LayerRows, Step, compare_caches,
+    GroupedSequence, GroupedStep, LayerGroup, LayerOptions, LayerRows, LayerTensor, RangeCheck,
+    RangeFinding, Step, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

@@ -33,6 +33,11 @@ impl RangeReport {
         Self::over(elements.iter().copied(), limit)
     }
 
+    /// The same of elements of any type that is a number.
+    pub fn of_elements<T: Number>(elements: &[T], limit: f64) -> Self {
+        Self::over(elements.iter().map(|element| element.to_f64()), limit)
+    }
+
     fn over(elements: impl ExactSizeIterator<Item = f64>, limit: f64) -> Self {
         let mut report = Self {
             min: None,
@@ -99,11 +104,7 @@ impl<T: Number> Tensor<T> {
     /// # Errors
     /// As for [`Tensor::download`].
     pub fn range_report(&self, stream: &Stream, limit: f64) -> Result<RangeReport> {
-        let elements = self.download(stream)?;
-        Ok(RangeReport::over(
-            elements.into_iter().map(Number::to_f64),
-            limit,
-        ))
+        Ok(RangeReport::of_elements(&self.download(stream)?, limit))
     }
 }
 

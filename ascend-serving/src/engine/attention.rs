@@ -1,7 +1,7 @@
 //! Attention with a cache: what a model's layers call.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{AnyTensor, Element, Output, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Number, Output, Stream, Tensor};
 
 use crate::backends::{
     AttentionShape, Backends, LatentTensors, LayerTensors, Selected, StepContext, StepPlan,
@@ -14,6 +14,7 @@ use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
 use super::attention_options::AttentionOptions;
 use super::layer_check::{Brought, check_layer};
 use super::ran_layers::RanLayers;
+use super::range_check::{LayerTensor, RangeCheck, RangeChecker, RangeFinding};
 
 /// The attention of a model: heads, a paged cache, and the ways to compute.
 ///
@@ -23,6 +24,7 @@ pub struct Attention<T: Element> {
     shape: AttentionShape,
     cache: PagedKvCache<T>,
     backends: Backends<T>,
+    range_checker: Option<RangeChecker<T>>,
 }
 
 impl<T: Element> Attention<T> {
@@ -32,6 +34,7 @@ impl<T: Element> Attention<T> {
             shape,
             cache,
             backends,
+            range_checker: None,
         }
     }
 
@@ -42,6 +45,74 @@ impl<T: Element> Attention<T> {
     pub fn with_options(self, options: &AttentionOptions) -> Result<Self> {
         options.check()?;
         Ok(self)
+    }
+
+    /// Looks at the numbers of the steps that begin from now on, or at none. What an earlier check has found and nobody has
+    /// taken is dropped.
+    ///
+    /// ```
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// use ascend_attention::{Runtime, f16};
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+    /// use ascend_serving::{
+    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, LayerTensor,
+    ///     RangeCheck,
+    /// };
+    ///
+    /// let stream = Runtime::emulated()?.device(0)?.stream()?;
+    /// let shape = CacheShape::new(1, 1, 16);
+    /// let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, PadPolicy::SkipNegative)?;
+    /// let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, Backends::none().with(Fused));
+    /// attention.set_range_check(RangeCheck::always().limit(1e4))?;
+    ///
+    /// let mut sequence = Sequence::new(attention.cache().pool());
+    /// attention.grow(&stream, &mut sequence, 3)?;
+    /// let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    /// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings)?;
+    /// let rows = stream.upload(&[f16::ONE; 48], [3, 1, 16])?;
+    /// let mut large = vec![f16::ONE; 48];
+    /// large[2 * 16 + 5] = f16::from_f32(2e4);
+    /// let large = stream.upload(&large, [3, 1, 16])?;
+    /// let mut step = attention.begin(&stream, &metadata)?;
+    /// step.forward(0, &large, &rows, &rows)?;
+    /// drop(step);
+    ///
+    /// let found = attention.await_range_findings()?;
+    /// assert_eq!((found.len(), found[0].tensor), (1, LayerTensor::Query));
+    /// assert_eq!((found[0].token, found[0].element), (2, 5));
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a limit below 0 or NaN.
+    pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
+    where
+        T: Number,
+    {
+        self.range_checker = check.into().map(RangeChecker::new).transpose()?;
+        Ok(())
+    }
+
+    /// What the range check has found since this was last asked, in what the device is done with: the oldest 256 at most. Each
+    /// is told by a warning (`tracing`), too, when it is found. Nothing without a check.
+    ///
+    /// # Errors
+    /// [`Acl`](ascend_attention::Error::Acl): a copy, or work before it on the stream, failed.
+    pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
+        let checker = self.range_checker.as_mut();
+        checker.map_or(Ok(Vec::new()), |checker| checker.take(false))
+    }
+
+    /// The same, and waits for all layers that are queued.
+    ///
+    /// # Errors
+    /// As for [`Attention::range_findings`].
+    pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
+        let checker = self.range_checker.as_mut();
+        checker.map_or(Ok(Vec::new()), |checker| checker.take(true))
     }
 
     /// The heads.
@@ -86,8 +157,12 @@ impl<T: Element> Attention<T> {
         self.cache.admits(stream)?;
         self.shape.check()?;
         metadata.goes_with(self.cache.pool())?;
+        let block_table = self.cache.block_table(stream, metadata.table())?;
+        if let Some(checker) = &mut self.range_checker {
+            checker.begin(metadata);
+        }
         Ok(Step {
-            block_table: self.cache.block_table(stream, metadata.table())?,
+            block_table,
             lease: self.cache.pool().begin_step(stream),
             ran: RanLayers::new(self.cache.shape().layers),
             attention: self,
@@ -141,7 +216,8 @@ impl<T: Element> Step<'_, T> {
     /// where the first layer of the step had none, or none where it had;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`]
-    /// and [`PagedKvCache::write`]. Nothing is written unless attention could be planned too.
+    /// and [`PagedKvCache::write`]. Nothing is written unless attention could be planned too. With a
+    /// [range check](Attention::set_range_check) also what its copies say; the layer is queued then.
     ///
     /// [`Rule::StepTokens`]: crate::Rule::StepTokens
     /// [`Rule::StepHeads`]: crate::Rule::StepHeads
@@ -232,9 +308,11 @@ impl<T: Element> Step<'_, T> {
         options: LayerOptions<'_>,
     ) -> Result<Output<T>> {
         let tensors = [query, key, value];
-        self.queue(layer, tensors, options, None, |plan, step, tensors| {
+        let output = self.queue(layer, tensors, options, None, |plan, step, tensors| {
             plan.run(step, tensors)
-        })
+        })?;
+        self.look(layer, tensors, &output)?;
+        Ok(output)
     }
 
     /// The same with an output tensor of the caller: [`Step::forward_into`].
@@ -254,7 +332,8 @@ impl<T: Element> Step<'_, T> {
         let tensors = [query, key, value];
         self.queue(layer, tensors, options, None, |plan, step, tensors| {
             plan.run_into(step, tensors, output)
-        })
+        })?;
+        self.look(layer, tensors, output)
     }
 
     /// As [`Step::forward_with_sink`], with an output tensor of the caller, of the query's shape. Allocates nothing on the
@@ -295,13 +374,15 @@ impl<T: Element> Step<'_, T> {
     ) -> Result<Output<T>> {
         let latent = [query, latent, key_rope];
         let options = LayerOptions::default();
-        self.queue(
+        let output = self.queue(
             layer,
             latent,
             options,
             Some(tensors),
             |plan, step, tensors| plan.run(step, tensors),
-        )
+        )?;
+        self.look(layer, latent, &output)?;
+        Ok(output)
     }
 
     /// The same with an output tensor of the caller, shaped as the form says.
@@ -326,7 +407,27 @@ impl<T: Element> Step<'_, T> {
             options,
             Some(tensors),
             |plan, step, tensors| plan.run_into(step, tensors, output),
-        )
+        )?;
+        self.look(layer, latent, output)
+    }
+
+    /// Hands what a queued layer brought and gets to the range check, if there is one.
+    fn look(
+        &mut self,
+        layer: usize,
+        [query, key, value]: [&Tensor<T>; 3],
+        output: &Output<T>,
+    ) -> Result<()> {
+        let Some(checker) = &mut self.attention.range_checker else {
+            return Ok(());
+        };
+        let tensors = [
+            (LayerTensor::Query, query),
+            (LayerTensor::Key, key),
+            (LayerTensor::Value, value),
+            (LayerTensor::Output, &output.attention),
+        ];
+        checker.look(self.stream, layer, tensors)
     }
 
     fn queue<R>(

@@ -1,6 +1,6 @@
 //! Attention of a model with several kinds of layers, each with a cache of its own.
 
-use ascend_attention::{AnyTensor, Element, Output, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Number, Output, Stream, Tensor};
 
 use crate::backends::Selected;
 use crate::batch::{BatchSettings, Causality, StatePolicy};
@@ -11,6 +11,7 @@ use crate::refusal::{Refused, Rule, refused};
 use super::attention::{Attention, LayerOptions, Step};
 use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 use super::ran_layers::RanLayers;
+use super::range_check::{RangeCheck, RangeFinding};
 
 /// Layers of a model that see the same keys and share a cache.
 #[derive(Debug)]
@@ -167,6 +168,51 @@ impl<T: Element> GroupedAttention<T> {
     /// The groups.
     pub fn groups(&self) -> &[LayerGroup<T>] {
         &self.groups
+    }
+
+    /// Looks at the numbers of the steps that begin from now on, or at none, in every group:
+    /// [`Attention::set_range_check`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
+    where
+        T: Number,
+    {
+        let check = check.into();
+        (self.groups.iter_mut()).try_for_each(|group| group.attention.set_range_check(check))
+    }
+
+    /// What the range check has found, with the layers as the model numbers them: [`Attention::range_findings`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
+        self.findings(Attention::range_findings)
+    }
+
+    /// The same, and waits for all layers that are queued.
+    ///
+    /// # Errors
+    /// As for [`Attention::await_range_findings`].
+    pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
+        self.findings(Attention::await_range_findings)
+    }
+
+    fn findings(
+        &mut self,
+        take: impl Fn(&mut Attention<T>) -> Result<Vec<RangeFinding>>,
+    ) -> Result<Vec<RangeFinding>> {
+        let mut all = Vec::new();
+        for group in &mut self.groups {
+            for mut finding in take(&mut group.attention)? {
+                let layer = group.layers.get(finding.layer);
+                finding.layer = layer.copied().unwrap_or(finding.layer);
+                all.push(finding);
+            }
+        }
+        all.sort_by_key(|finding| (finding.step, finding.layer));
+        Ok(all)
     }
 
     /// A sequence without tokens, in the cache of each group.

@@ -7,6 +7,7 @@ mod grouped_attention;
 mod grouped_batch;
 mod layer_check;
 mod ran_layers;
+mod range_check;
 
 pub use attention::{Attention, LayerOptions, Step};
 pub use attention_options::AttentionOptions;
@@ -16,3 +17,4 @@ pub(crate) use grouped_attention::{same_causality, same_groups};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 pub(crate) use layer_check::StepRows;
 pub(crate) use ran_layers::RanLayers;
+pub use range_check::{LayerTensor, RangeCheck, RangeFinding};

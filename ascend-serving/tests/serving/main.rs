@@ -21,6 +21,7 @@ mod mla_backend;
 mod prefix_cache;
 mod quantised;
 mod quantised_schedule;
+mod range_check;
 mod reported;
 mod routes;
 mod schedule;

@@ -1,0 +1,229 @@
+//! The range check finds the first offender of each tensor of each layer of the steps that it looks at, and nothing else.
+
+use crate::harness;
+
+use std::num::NonZeroUsize;
+
+use ascend_attention::{Error as CallError, Stream, f16};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerTensor, RangeCheck,
+    RangeFinding, StatePolicy,
+};
+use proptest::prelude::*;
+
+const LAYERS: usize = 3;
+const HEADS: usize = 2;
+const DIM: usize = 16;
+const ROW: usize = HEADS * DIM;
+const INPUTS: [LayerTensor; 3] = [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value];
+
+fn attention(stream: &Stream, layers: usize) -> Attention<f16> {
+    let shape = CacheShape::new(layers, HEADS, DIM);
+    let cache =
+        PagedKvCache::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative).unwrap();
+    let backends = Backends::none().with(Fused);
+    Attention::new(AttentionShape::new(HEADS, HEADS, DIM), cache, backends)
+}
+
+/// A number at a place of a layer's tensor.
+#[derive(Clone, Copy, Debug)]
+struct Bad {
+    layer: usize,
+    tensor: usize,
+    at: usize,
+    value: f32,
+}
+
+fn bad() -> impl Strategy<Value = Bad> {
+    let value = prop_oneof![
+        Just(f32::NAN),
+        Just(f32::INFINITY),
+        Just(-2e4f32),
+        Just(2e4f32)
+    ];
+    (0..LAYERS, 0..3usize, any::<usize>(), value).prop_map(|(layer, tensor, at, value)| Bad {
+        layer,
+        tensor,
+        at,
+        value,
+    })
+}
+
+/// Rows of ones with the bad numbers of a layer's tensor, of which the last holds where several are at one place.
+fn rows(tokens: usize, layer: usize, tensor: usize, bad: &[Bad]) -> Vec<f16> {
+    let mut rows = vec![f16::ONE; tokens * ROW];
+    for of in bad {
+        if (of.layer, of.tensor) == (layer, tensor) {
+            rows[of.at % (tokens * ROW)] = f16::from_f32(of.value);
+        }
+    }
+    rows
+}
+
+/// What a check by this limit finds in rows first: place and number.
+fn first(rows: &[f16], limit: f64) -> Option<(usize, f64)> {
+    let numbers = rows.iter().map(|of| of.to_f64());
+    let mut bad = numbers.enumerate();
+    bad.find(|(_, of)| !of.is_finite() || of.abs() > limit)
+}
+
+fn same(found: f64, wanted: f64) -> bool {
+    found == wanted || found.is_nan() && wanted.is_nan()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
+
+    /// Steps of random requests, with padding that holds NaN, of which each `every`-th is looked at.
+    #[test]
+    fn each_tensor_s_first_offender_is_found(
+        lengths in prop::collection::vec(1usize..40, 1..5),
+        steps in prop::collection::vec(prop::collection::vec(bad(), 0..6), 1..5),
+        every in 1usize..4,
+        limit in prop::sample::select(vec![1e4, f64::INFINITY]),
+        padding in 0usize..3,
+    ) {
+        let stream = harness::stream();
+        let mut attention = attention(&stream, LAYERS);
+        attention.set_range_check(RangeCheck::sampled(NonZeroUsize::new(every).unwrap()).limit(limit)).unwrap();
+        let mut sequences: Vec<Sequence> = lengths.iter().map(|_| Sequence::new(attention.cache().pool())).collect();
+        let tokens: usize = lengths.iter().sum();
+        let padded = tokens + padding;
+        let mut found: Vec<RangeFinding> = Vec::new();
+        let mut wanted = Vec::new();
+        for (step, bad) in steps.iter().enumerate() {
+            for (sequence, length) in sequences.iter_mut().zip(&lengths) {
+                attention.grow(&stream, sequence, *length).unwrap();
+            }
+            let requests: Vec<_> = sequences.iter().zip(&lengths).map(|(sequence, length)| BatchRequest::of(sequence, *length)).collect();
+            let mut metadata = AttentionMetadata::new(&requests, BatchSettings::of(attention.cache(), Causality::Causal)).unwrap();
+            if padding > 0 {
+                metadata.pad_to(padded).unwrap();
+            }
+            let mut begun = attention.begin(&stream, &metadata).unwrap();
+            for layer in 0..LAYERS {
+                let given: Vec<Vec<f16>> = (0..3).map(|tensor| rows(tokens, layer, tensor, bad)).collect();
+                let [query, key, value] = [0, 1, 2].map(|tensor| {
+                    let mut rows: Vec<f16> = given[tensor].clone();
+                    rows.resize(padded * ROW, f16::NAN);
+                    stream.upload(&rows, [padded, HEADS, DIM]).unwrap()
+                });
+                let output = begun.forward(layer, &query, &key, &value).unwrap();
+                if step % every != 0 {
+                    continue;
+                }
+                let output = output.attention.download(&stream).unwrap();
+                let all = given.iter().map(Vec::as_slice).chain([&output[..tokens * ROW]]);
+                for (tensor, rows) in INPUTS.into_iter().chain([LayerTensor::Output]).zip(all) {
+                    if let Some((at, value)) = first(rows, limit) {
+                        wanted.push((step, layer, tensor, at, value));
+                    }
+                }
+            }
+            drop(begun);
+            found.extend(attention.range_findings().unwrap());
+        }
+        found.extend(attention.await_range_findings().unwrap());
+        prop_assert_eq!(found.len(), wanted.len(), "{:?}\n{:?}", &found, &wanted);
+        for (found, (step, layer, tensor, at, value)) in found.iter().zip(wanted) {
+            prop_assert_eq!((found.step, found.layer, found.tensor), (step as u64, layer, tensor));
+            prop_assert!(same(found.value, value), "{found}");
+            let before: usize = lengths[..found.request].iter().sum();
+            prop_assert!(found.token < lengths[found.request]);
+            prop_assert_eq!(((before + found.token) * HEADS + found.head) * DIM + found.element, at);
+            prop_assert_eq!(found.report.first, Some(at));
+        }
+        prop_assert!(attention.await_range_findings().unwrap().is_empty(), "findings are taken once");
+    }
+}
+
+/// One step of one token whose query is infinite in each layer.
+fn step(stream: &Stream, attention: &mut Attention<f16>, sequence: &mut Sequence, layers: usize) {
+    attention.grow(stream, sequence, 1).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings).unwrap();
+    let upload = |of: f16| stream.upload(&[of; ROW], [1, HEADS, DIM]).unwrap();
+    let (bad, ones) = (upload(f16::INFINITY), upload(f16::ONE));
+    let mut begun = attention.begin(stream, &metadata).unwrap();
+    for layer in 0..layers {
+        begun.forward(layer, &bad, &ones, &ones).unwrap();
+    }
+}
+
+#[test]
+fn a_check_is_set_and_taken_off() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 1);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    step(&stream, &mut attention, &mut sequence, 1);
+    assert!(attention.await_range_findings().unwrap().is_empty());
+
+    for limit in [-1.0, f64::NAN] {
+        let check = RangeCheck::always().limit(limit);
+        let refused = attention.set_range_check(check).unwrap_err();
+        let named = matches!(
+            &refused,
+            Error::Attention(CallError::InvalidArgument { argument, .. }) if *argument == "RangeCheck.limit"
+        );
+        assert!(named, "{refused}");
+    }
+
+    attention.set_range_check(RangeCheck::always()).unwrap();
+    step(&stream, &mut attention, &mut sequence, 1);
+    let found = attention.await_range_findings().unwrap();
+    assert_eq!(found[0].report.inf, ROW);
+    let told = found[0].to_string();
+    assert!(
+        told.starts_with("step 0, layer 0, query: inf at element 0 of head 0 of token 0 of request 0; 0 NaN, 32 infinite"),
+        "{told}"
+    );
+
+    attention.set_range_check(None).unwrap();
+    step(&stream, &mut attention, &mut sequence, 1);
+    assert!(attention.await_range_findings().unwrap().is_empty());
+}
+
+/// More steps than findings are kept of, with nobody who takes them.
+#[test]
+fn the_first_findings_are_kept() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, LAYERS);
+    attention.set_range_check(RangeCheck::always()).unwrap();
+    let mut sequence = Sequence::new(attention.cache().pool());
+    for _ in 0..100 {
+        step(&stream, &mut attention, &mut sequence, LAYERS);
+    }
+    let found = attention.await_range_findings().unwrap();
+    assert_eq!((found.len(), found[0].step), (256, 0));
+}
+
+#[test]
+fn groups_tell_the_layers_of_the_model() {
+    let stream = harness::stream();
+    let window = Causality::Window(NonZeroUsize::new(8).unwrap());
+    let groups = [
+        LayerGroup::new([0, 2], Causality::Causal, attention(&stream, 2)),
+        LayerGroup::new([1], window, attention(&stream, 1)),
+    ];
+    let mut attention = GroupedAttention::new(3, groups).unwrap();
+    attention.set_range_check(RangeCheck::always()).unwrap();
+    let mut sequence = attention.sequence();
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let request = GroupedRequest::of(&sequence, 1);
+    let metadata = attention
+        .metadata(&[request], StatePolicy::default())
+        .unwrap();
+    let upload = |of: f16| stream.upload(&[of; ROW], [1, HEADS, DIM]).unwrap();
+    let (bad, ones) = (upload(f16::NAN), upload(f16::ONE));
+    let mut begun = attention.begin(&stream, &metadata).unwrap();
+    for layer in 0..3 {
+        begun.forward(layer, &ones, &ones, &bad).unwrap();
+    }
+    drop(begun);
+    let found = attention.await_range_findings().unwrap();
+    let told: Vec<_> = found.iter().map(|of| (of.layer, of.tensor)).collect();
+    let both = |layer| [(layer, LayerTensor::Value), (layer, LayerTensor::Output)];
+    assert_eq!(told, [0, 1, 2].map(both).concat());
+}
