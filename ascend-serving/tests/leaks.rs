@@ -26,15 +26,16 @@ use ascend_attention::{
 };
 use ascend_emu::{Live, Site, inject};
 use ascend_serving::kv::{
-    BlockPool, CacheShape, Interleave, PadPolicy, PageTable, PagedKvCache, Sequence,
+    BlockPool, CacheShape, ChannelScales, Interleave, PadPolicy, PageTable, PagedKvCache, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Error, Fused, FusedInTwo,
     GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors, LayerGroup,
     LayerOptions, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase, PrefixCache,
-    PromptAndIncre, RecordedBatch, Result, Rule, SharedPrefixDecode, SharedPrefixGate, StatePolicy,
-    TreeTensors, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
+    PromptAndIncre, QuantisedDecode, QuantisedPrefill, RecordedBatch, Result, Rule,
+    SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeTensors, TreeVerification, TriangleGate,
+    TriangleMixPrefill, TrianglePrefill, UpProjected,
 };
 
 const HEADS: usize = 2;
@@ -103,7 +104,17 @@ fn step(
 /// A schedule of requests: prompts in chunks, a shared prefix that is written behind, decoding, drafts taken back, a
 /// window that gives blocks back, sinks, a full cache.
 fn schedule(stream: &Stream, pools: &mut Pools, backends: Backends<bf16>) -> Result<()> {
-    let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
+    let cache = cache(stream, pools)?;
+    schedule_over(stream, cache, backends)
+}
+
+/// The same over a cache.
+fn schedule_over(
+    stream: &Stream,
+    cache: PagedKvCache<bf16>,
+    backends: Backends<bf16>,
+) -> Result<()> {
+    let mut attention = Attention::new(shape(), cache, backends);
     let pool = attention.cache().pool().clone();
     let causal = Causality::Causal;
     let mut first = Sequence::new(&pool);
@@ -166,6 +177,24 @@ fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let hybrid = Hybrid::new(LAYERS, registry, [even, odd])?;
     let backends = Backends::none().with(FusedInTwo).with(hybrid).with(Fused);
     schedule(stream, pools, backends)
+}
+
+/// Steps over caches of INT8, with scales of channels and of tokens.
+fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let shape = CacheShape::new(LAYERS, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let scales = [(); LAYERS].map(|()| ChannelScales::uniform(&shape, 0.1, 0.1).unwrap());
+    let of_channels = PagedKvCache::quantised(stream, BLOCKS, 128, shape, pad, &scales)?;
+    pools.push(of_channels.pool().clone());
+    let of_tokens = PagedKvCache::quantised_by_token(stream.device(), BLOCKS, 128, shape, pad)?;
+    pools.push(of_tokens.pool().clone());
+    for cache in [of_channels, of_tokens] {
+        let backends = Backends::none()
+            .with(QuantisedDecode)
+            .with(QuantisedPrefill);
+        schedule_over(stream, cache, backends)?;
+    }
+    Ok(())
 }
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
@@ -580,8 +609,9 @@ fn nothing_is_left_whatever_fails() {
     let device = harness::device();
     drop(device.masks().causal(CausalOrigin::RightDown).unwrap());
     let before = ascend_emu::live();
-    let pieces: [Piece; 13] = [
+    let pieces: [Piece; 14] = [
         packed_steps,
+        steps_over_integers,
         steps_by_several_backends,
         steps_of_several_calls,
         ranks,

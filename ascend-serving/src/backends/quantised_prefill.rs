@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use ascend_attention::attention::{CallLengths, Cumulative, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::fia::AntiquantMode;
+use ascend_attention::spec::fia::{AntiquantMode, FiaCall};
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Plan, Stream, Tensor};
 
 use crate::batch::Causality;
@@ -33,12 +33,9 @@ use super::quantised_decode::{SingleTokens, empty_output};
 /// query is zeros and whose value is the token's, gives the token in 16 bits, rounded.
 ///
 /// The copies take a cache whose tokens lie whole: BnBsH, or BnNBsD of a single head. A step needs memory for all keys that
-/// its tokens see, three bytes for each element of key and value.
+/// its tokens see, five bytes for each element of key and value.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantisedPrefill;
-
-/// Sequences of one call at most.
-const MOST_SEQUENCES: usize = 65_536;
 
 /// The keys of one request among those of the step.
 #[derive(Debug)]
@@ -121,8 +118,8 @@ impl<T: Element> DenseRows<T> {
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
         let hidden = heads.saturating_mul(dim);
         // Calls of one size, so that one plan does.
-        let calls = rows.div_ceil(MOST_SEQUENCES);
-        let rows = rows.checked_div(calls).map_or(0, |_| rows.div_ceil(calls));
+        let calls = rows.div_ceil(FiaCall::MOST_SEQUENCES as usize);
+        let rows = rows.div_ceil(calls.max(1));
         let all = rows.saturating_mul(calls);
         let elements = all.saturating_mul(hidden);
         let integers = device.alloc_zeroed::<i8>(elements)?;

@@ -156,7 +156,7 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation) by
-    /// `slot_mapping.range` or `slot_mapping.unique`, and whatever [`ScatterPaKvCache::plan`] says; where copies write,
+    /// `slot_mapping.range` or `slot_mapping.unique`, and whatever [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan) says; where copies write,
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an NZ cache or rows of other sizes than the
     /// cache's. Nothing is written.
     pub fn plan_write(
@@ -188,8 +188,10 @@ impl<T: Element> PagedKvCache<T> {
     /// Queues the writing of a layer's keys and values to the slots of a step.
     ///
     /// # Errors
-    /// [`Rule::SlotCount`] for another number of rows than planned; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, otherwise as for
-    /// [`ScatterPlan::launch`] or, of copies, [`copy_from`](ascend_attention::AnyTensor::copy_from).
+    /// [`Rule::SlotCount`] for another number of rows than planned; [`Rule::CacheQuantised`] for a write of a cache of the query's
+    /// type to one of INT8; [`Rule::QuantisedFinite`] where each token has a scale;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, otherwise as for
+    /// [`ScatterPlan::launch`](ascend_attention::scatter::ScatterPlan::launch) or, of copies, [`copy_from`](ascend_attention::AnyTensor::copy_from).
     pub fn write(
         &mut self,
         stream: &Stream,

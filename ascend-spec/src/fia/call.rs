@@ -13,6 +13,9 @@ impl<'a> FiaCall<'a> {
     /// Most rows of a packed query, all sequences together.
     pub const MOST_PACKED_ROWS: i64 = 1_048_576;
 
+    /// Most sequences of a call.
+    pub const MOST_SEQUENCES: i64 = 65_536;
+
     /// Most query rows of a sequence that the decode path takes on `target` under a query of `dtype`.
     pub(in crate::fia) fn most_decode_rows(target: Target, dtype: DType) -> i64 {
         if target.cann >= Cann::V9_1 && dtype == DType::Int8 {

@@ -138,7 +138,7 @@ pub(in crate::fia) fn batch_max(f: &Facts<'_>) -> Result<(), Refusal> {
         super::packed::arrays(f)?;
     }
     require!(
-        (1..=65_536).contains(&f.batch),
+        (1..=FiaCall::MOST_SEQUENCES).contains(&f.batch),
         BATCH_MAX,
         f.batch,
         "1 to 65536",

@@ -1,8 +1,8 @@
 //! Keys and values of the unified checker: their number, batch and shapes.
 
-use crate::fia::Version;
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, heads, lists, output, packed, paged};
+use crate::fia::{FiaCall, Version};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
 use crate::{Cann, DType, Layout, Refusal, TensorDesc};
@@ -138,7 +138,7 @@ pub(in crate::fia) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
         packed::arrays(f)?;
     }
     require!(
-        f.batch > 0 && (f.batch <= 65_536 || !bounded),
+        f.batch > 0 && (f.batch <= FiaCall::MOST_SEQUENCES || !bounded),
         lists::BATCH_MAX,
         f.batch,
         "1 to 65536",
