@@ -12,6 +12,7 @@
 //! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over an INT8 cache ([`kv::PagedKvCache::quantised`]);
 //!   [`compare_caches`] says what it costs.
 //! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`] computes.
+//! - [`MultiItemPrompt`]: prompts whose items are scored apart (multi-item scoring).
 //! - [`Hybrid`]: other backends for other layers and other kinds of steps.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] says who projects what.
 //! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
@@ -65,7 +66,7 @@ pub use backends::{
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
-    NamedMask, RecordedBatch, SequenceExtent, StatePolicy,
+    MultiItemPrompt, NamedMask, RecordedBatch, SequenceExtent, StatePolicy,
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{

@@ -3,6 +3,7 @@
 mod causality;
 mod mask_kind;
 mod metadata;
+mod multi_item;
 mod recorded;
 mod request;
 mod settings;
@@ -13,6 +14,7 @@ pub use causality::Causality;
 pub(crate) use mask_kind::MaskedRequest;
 pub use mask_kind::{MaskKind, NamedMask};
 pub use metadata::AttentionMetadata;
+pub use multi_item::MultiItemPrompt;
 pub use recorded::RecordedBatch;
 pub use request::{BatchRequest, SequenceExtent};
 pub use settings::BatchSettings;

@@ -1,0 +1,117 @@
+//! Multi-item scoring: a prompt of a prefix and several items that do not see each other.
+
+use std::ops::Range;
+
+use crate::refusal::{Refused, Rule, refused};
+
+use super::mask_kind::NamedMask;
+
+/// A prompt whose items are scored apart, in one pass over their shared prefix: a query and its documents, a question and its
+/// answers. Tokens of an item see the prefix and what comes before them in their own item.
+///
+/// [`MultiItemPrompt::mask`] makes the mask of a step, for the backend [`Masked`](crate::Masked), and
+/// [`MultiItemPrompt::positions`] says at which positions tokens are embedded: each item as if it came right behind the prefix.
+/// What comes out is what a request of the prefix and the one item gives.
+///
+/// ```
+/// use ascend_serving::MultiItemPrompt;
+///
+/// // Three tokens of a query, and two documents that begin with the delimiter 9.
+/// let prompt = MultiItemPrompt::by_delimiter(&[1, 2, 3, 9, 5, 9, 6, 7], &9)?;
+/// assert_eq!(prompt.prefix(), 3);
+/// assert_eq!(prompt.items().collect::<Vec<_>>(), [3..5, 5..8]);
+/// assert_eq!(prompt.positions(), [0, 1, 2, 3, 4, 3, 4, 5]);
+/// assert!(prompt.sees(7, 2) && prompt.sees(7, 5) && !prompt.sees(7, 4));
+/// # Ok::<(), ascend_serving::Refused>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MultiItemPrompt {
+    /// First token of each item, ascending.
+    starts: Vec<usize>,
+    tokens: usize,
+}
+
+impl MultiItemPrompt {
+    /// A prompt of so many tokens, whose items begin at these places; what lies in front of the first is the prefix. Without
+    /// items it is causal.
+    ///
+    /// # Errors
+    /// [`Rule::ItemStarts`] for places that do not rise, or lie behind the prompt.
+    pub fn new(starts: impl Into<Vec<usize>>, tokens: usize) -> Result<Self, Refused> {
+        let starts = starts.into();
+        let falls = starts.windows(2).find(|pair| pair.first() >= pair.get(1));
+        let behind = starts.last().filter(|last| **last >= tokens);
+        let given = match (falls, behind) {
+            (Some(pair), _) => format!("items that begin at {pair:?}"),
+            (None, Some(last)) => format!("an item that begins at {last} of {tokens} tokens"),
+            (None, None) => return Ok(Self { starts, tokens }),
+        };
+        Err(refused(
+            Rule::ItemStarts,
+            given,
+            "places that rise and lie in the prompt: an item has a token",
+            "leave out empty items",
+        ))
+    }
+
+    /// The same by tokens: each delimiter begins an item. Without one the prompt is all prefix.
+    ///
+    /// # Errors
+    /// None for slices: the places of delimiters rise.
+    pub fn by_delimiter<T: PartialEq>(tokens: &[T], delimiter: &T) -> Result<Self, Refused> {
+        let places = tokens.iter().enumerate();
+        let starts = places.filter_map(|(at, token)| (token == delimiter).then_some(at));
+        Self::new(starts.collect::<Vec<usize>>(), tokens.len())
+    }
+
+    /// Tokens of the whole prompt.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Tokens that all items see.
+    pub fn prefix(&self) -> usize {
+        self.starts.first().copied().unwrap_or(self.tokens)
+    }
+
+    /// The tokens of each item.
+    pub fn items(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let ends = self.starts.iter().skip(1).copied().chain([self.tokens]);
+        self.starts.iter().zip(ends).map(|(start, end)| *start..end)
+    }
+
+    /// First token of the item that a token is in; `None` in the prefix.
+    fn start_of(&self, token: usize) -> Option<usize> {
+        let behind = self.starts.partition_point(|start| *start <= token);
+        self.starts.get(behind.checked_sub(1)?).copied()
+    }
+
+    /// The position of each token, for its rotary embedding.
+    pub fn positions(&self) -> Vec<usize> {
+        let prefix = self.prefix();
+        let position = |token: usize| match self.start_of(token) {
+            None => token,
+            Some(start) => token.saturating_sub(start).saturating_add(prefix),
+        };
+        (0..self.tokens).map(position).collect()
+    }
+
+    /// Whether a token sees another one. Tokens behind the prompt, which decoding would add, see and are seen as parts of the
+    /// last item.
+    pub fn sees(&self, token: usize, key: usize) -> bool {
+        key <= token
+            && self
+                .start_of(key)
+                .is_none_or(|start| self.start_of(token) == Some(start))
+    }
+
+    /// The mask of a step whose requests are these prompts, in order; further requests are causal. For each order of prompts a
+    /// mask of its own.
+    pub fn mask(prompts: impl Into<Vec<Self>>) -> NamedMask {
+        let prompts = prompts.into();
+        NamedMask::new("multi-item scoring", move |request, token, key| {
+            let prompt = prompts.get(request);
+            prompt.map_or(key <= token, |prompt| prompt.sees(token, key))
+        })
+    }
+}
