@@ -581,3 +581,38 @@ fn the_scale_of_a_token_goes_to_its_slot_and_with_its_block() {
         assert!(elsewhere.into_iter().all(|(_, scale)| *scale == 0.0));
     }
 }
+
+/// More cached tokens than a call has sequences: they are dequantised by several calls.
+#[test]
+fn long_contexts_are_dequantised_in_parts() {
+    const TOKENS: usize = 66_000;
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, 64);
+    let pad = PadPolicy::SkipNegative;
+    let scales = [ChannelScales::uniform(&shape, 1.0, 0.25).unwrap()];
+    let cache = PagedKvCache::<bf16>::quantised(&stream, 520, 128, shape, pad, &scales).unwrap();
+    let backends = Backends::none().with(QuantisedPrefill);
+    let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    let rows = |value: f32, tokens: usize| {
+        let rows = vec![bf16::from_f32(value); tokens * 64];
+        stream.upload(&rows, [tokens, 1, 64]).unwrap()
+    };
+    // Every key weighs the same; the last quarter of the cached values is 1.
+    for (value, tokens) in [(0.0, TOKENS / 2), (0.0, TOKENS / 4), (1.0, TOKENS / 4)] {
+        let cache = attention.cache_mut();
+        let slots = cache.grow(&stream, &mut sequence, tokens).unwrap();
+        let (key, value) = (rows(0.0, tokens), rows(value, tokens));
+        let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
+        cache.write(&stream, &write, 0, &key, &value).unwrap();
+    }
+    attention.grow(&stream, &mut sequence, 2).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 2)], settings).unwrap();
+    let new = rows(0.0, 2);
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let output = step.forward(0, &new, &new, &new).unwrap().attention;
+    for x in output.download(&stream).unwrap() {
+        assert!((x.to_f64() - 0.25).abs() < 1e-3, "{x}");
+    }
+}
