@@ -243,6 +243,7 @@ impl<T> Accepted<T> {
 
     /// Which cached rows to move so that the accepted nodes lie behind each other again: from node `from` to where node
     /// `to` was written, in an order in which no move overwrites what a later one reads. None for a chain.
+    /// [`PagedKvCache::move_tokens`](crate::kv::PagedKvCache::move_tokens) moves them.
     pub fn moves(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let places = self.nodes.iter().copied().enumerate();
         places

@@ -238,17 +238,34 @@ impl<T: Element> PagedKvCache<T> {
         Ok(sequence.settle(room)?.slots)
     }
 
+    /// Refuses a sequence of another pool.
+    pub(super) fn holds(&self, sequence: &Sequence) -> Result<(), Refused> {
+        if sequence.pool().is(&self.pool) {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::BlockPool,
+            format_args!("a sequence of {}", sequence.pool().group()),
+            self.pool.group(),
+            "make each sequence with the pool of the cache that it grows in",
+        ))
+    }
+
+    /// Does something to the tensors of each layer, of one kind or the other.
+    pub(super) fn each_layer(
+        &self,
+        as_they_are: impl FnMut(&LayerCache<T>) -> Result<()>,
+        quantised: impl FnMut(&QuantisedLayer) -> Result<()>,
+    ) -> Result<()> {
+        match &self.quantised {
+            None => self.layers.iter().try_for_each(as_they_are),
+            Some(all) => all.iter().try_for_each(quantised),
+        }
+    }
+
     /// Blocks for more tokens of a sequence of this cache. Waits for those that steps in flight may still read.
     pub(crate) fn reserve(&self, sequence: &mut Sequence, tokens: usize) -> Result<Room> {
-        if !sequence.pool().is(&self.pool) {
-            return Err(refused(
-                Rule::BlockPool,
-                format_args!("a sequence of {}", sequence.pool().group()),
-                self.pool.group(),
-                "make each sequence with the pool of the cache that it grows in",
-            )
-            .into());
-        }
+        self.holds(sequence)?;
         loop {
             match sequence.reserve(tokens) {
                 Err(full) if full.rule == Rule::PoolWaiting && self.pool.await_step() => {}
@@ -290,10 +307,10 @@ impl<T: Element> PagedKvCache<T> {
                 continue;
             }
             copy.check_order()?;
-            match &self.quantised {
-                None => (self.layers.iter()).try_for_each(|of| of.copy_block(stream, from, to))?,
-                Some(all) => (all.iter()).try_for_each(|of| of.copy_block(stream, from, to))?,
-            }
+            self.each_layer(
+                |layer| layer.copy_block(stream, from, to),
+                |layer| layer.copy_block(stream, from, to),
+            )?;
             copy.copied();
         }
         Ok(())

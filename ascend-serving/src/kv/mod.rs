@@ -17,6 +17,7 @@ mod cache_shape;
 mod cached_rows;
 mod copied_writes;
 mod fence;
+mod moved_tokens;
 mod pad;
 mod pool;
 mod quantised_by_token;

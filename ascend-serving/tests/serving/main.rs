@@ -18,6 +18,7 @@ mod harness;
 mod inference_card;
 mod layer_masks;
 mod mla_backend;
+mod moved_tokens;
 mod multi_item;
 mod prefix_cache;
 mod quantised;

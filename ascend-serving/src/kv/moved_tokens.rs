@@ -1,0 +1,172 @@
+//! Cached tokens that move within their sequence, as accepted drafts do.
+
+use ascend_attention::{Element, Stream, Tensor};
+
+use crate::error::{Error, Result};
+use crate::refusal::{Rule, refused};
+
+use super::cache::PagedKvCache;
+use super::cache_shape::LayerCache;
+use super::quantised_layer::QuantisedLayer;
+use super::sequence::{Sequence, uncopied};
+
+/// Slots behind each other that move as one: in one block each, and apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    from: usize,
+    to: usize,
+    slots: usize,
+}
+
+impl Run {
+    /// Pairs of slots, from and to, in order, as few runs.
+    fn of(moves: &[(usize, usize)], block_size: usize) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        let starts_block = |slot: usize| slot.checked_rem(block_size) == Some(0);
+        for &(from, to) in moves {
+            if let Some(last) = runs.last_mut() {
+                let follows = last.from.saturating_add(last.slots) == from
+                    && last.to.saturating_add(last.slots) == to
+                    && !starts_block(from)
+                    && !starts_block(to);
+                // A copy of memory to where it overlaps is not what its single copies do.
+                if follows && last.from.abs_diff(last.to) > last.slots {
+                    last.slots = last.slots.saturating_add(1);
+                    continue;
+                }
+            }
+            runs.push(Self { from, to, slots: 1 });
+        }
+        runs
+    }
+}
+
+/// A cache as rows that lie whole, `[blocks * pieces * block_size, elements]`: the pieces of a block's tokens one after
+/// another, so many of them.
+fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T>, usize)> {
+    let shape = match cache.shape() {
+        [blocks, pieces @ .., size, elements] if *size == block_size => {
+            let pieces = pieces
+                .iter()
+                .try_fold(1usize, |all, of| all.checked_mul(*of));
+            let rows = pieces.and_then(|pieces| pieces.checked_mul(*blocks)?.checked_mul(*size));
+            rows.zip(pieces)
+                .map(|(rows, pieces)| ([rows, *elements], pieces))
+        }
+        _ => None,
+    };
+    let Some((shape, pieces)) = shape else {
+        return Err(Error::invalid(
+            "cache",
+            cache.desc(),
+            format_args!("blocks of {block_size} tokens, `[blocks, .., {block_size}, elements]`"),
+        ));
+    };
+    Ok((cache.reshape(shape)?, pieces))
+}
+
+impl<T: Element> LayerCache<T> {
+    fn move_runs(&self, stream: &Stream, runs: &[Run], block_size: usize) -> Result<()> {
+        for tensor in [&self.key, &self.value] {
+            let (rows, pieces) = rows_of(tensor, block_size)?;
+            for run in runs {
+                for piece in 0..pieces {
+                    let range = |slot: usize| {
+                        let block = slot.checked_div(block_size).unwrap_or(0);
+                        let place = slot.checked_rem(block_size).unwrap_or(0);
+                        let piece = block.saturating_mul(pieces).saturating_add(piece);
+                        let row = piece.saturating_mul(block_size).saturating_add(place);
+                        row..row.saturating_add(run.slots)
+                    };
+                    let source = rows.narrow(0, range(run.from))?;
+                    rows.narrow(0, range(run.to))?.copy_from(stream, &source)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl QuantisedLayer {
+    fn move_runs(&self, stream: &Stream, runs: &[Run], block_size: usize) -> Result<()> {
+        self.cache.move_runs(stream, runs, block_size)?;
+        match self.of_tokens() {
+            Some(scales) => scales.rows.move_runs(stream, runs, block_size),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<T: Element> PagedKvCache<T> {
+    /// Queues the copying of cached tokens of a sequence to other positions of it, in every layer: pairs of positions, from and
+    /// to, one after another. Returns at once. What the positions held is lost; the others, and the length, stay.
+    ///
+    /// After a tree of drafts was verified, whose root stands at `root`, its accepted drafts are moved behind each other by
+    /// `accepted.moves().map(|(from, to)| (root + from, root + to))`, and the sequence is cut behind them
+    /// ([`Sequence::truncate`]).
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device; [`Rule::BlockPool`] for a
+    /// sequence of another pool, [`Rule::SequenceLength`] for positions that it has not, or no more, [`Rule::TableShared`] for
+    /// a place in a block that another sequence holds, too, [`Rule::BlockUncopied`] for a sequence whose blocks wait for their
+    /// tokens: nothing is moved then. [`Acl`](ascend_attention::Error::Acl).
+    ///
+    /// [`Sequence::truncate`]: crate::kv::Sequence::truncate
+    pub fn move_tokens(
+        &mut self,
+        stream: &Stream,
+        sequence: &Sequence,
+        moves: impl IntoIterator<Item = (usize, usize)>,
+    ) -> Result<()> {
+        self.admits(stream)?;
+        self.holds(sequence)?;
+        if let Some(block) = sequence.uncopied() {
+            return Err(uncopied(format_args!("tokens that move, and block {block}")).into());
+        }
+        let block_size = self.pool().block_size();
+        let mut slots = Vec::new();
+        for (from, to) in moves {
+            let pair = (sequence.slot(from)?, sequence.slot(to)?);
+            let block = sequence.block(to.checked_div(block_size).unwrap_or(0));
+            if block.is_some_and(|block| block.is_shared()) {
+                return Err(refused(
+                    Rule::TableShared,
+                    format_args!("position {to}, in a block that another sequence holds"),
+                    "positions in blocks of the sequence alone",
+                    "move tokens before the sequence is forked, or its prefix shared",
+                )
+                .into());
+            }
+            if from != to {
+                slots.push(pair);
+            }
+        }
+        let runs = Run::of(&slots, block_size);
+        // The blocks may be given back while the copies wait for the device.
+        let _lease = self.pool().begin_step(stream);
+        self.each_layer(
+            |layer| layer.move_runs(stream, &runs, block_size),
+            |layer| layer.move_runs(stream, &runs, block_size),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Run;
+
+    #[test]
+    fn runs_stay_in_their_blocks_and_apart() {
+        let run = |from, to, slots| Run { from, to, slots };
+        for (moves, runs) in [
+            (&[][..], vec![]),
+            (&[(5, 1), (6, 2), (7, 3)], vec![run(5, 1, 3)]),
+            (&[(3, 1), (4, 2), (5, 3)], vec![run(3, 1, 2), run(5, 3, 1)]),
+            (&[(7, 1), (8, 2)], vec![run(7, 1, 1), run(8, 2, 1)]),
+            (&[(13, 7), (14, 8)], vec![run(13, 7, 1), run(14, 8, 1)]),
+            (&[(5, 1), (7, 2)], vec![run(5, 1, 1), run(7, 2, 1)]),
+        ] {
+            assert_eq!(Run::of(moves, 8), runs);
+        }
+    }
+}

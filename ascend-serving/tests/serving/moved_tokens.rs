@@ -1,0 +1,176 @@
+//! Cached tokens that move within their sequence, in every format: attention afterwards is over what was moved.
+
+use crate::harness;
+use crate::tokens::{DIM, dense, packed};
+
+use ascend_attention::{Stream, bf16};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    DraftTree, Error, Fused, PagedDecode, QuantisedDecode, QuantisedPrefill, Rule,
+};
+use proptest::prelude::*;
+
+const LAYERS: usize = 2;
+const CACHES: [Option<Cache>; 4] = [
+    Some(Cache::BnBsH),
+    Some(Cache::BnNBsD),
+    Some(Cache::Nz),
+    // INT8, with a scale for each token.
+    None,
+];
+
+fn attention(stream: &Stream, cache: Option<Cache>, kv_heads: usize) -> Attention<bf16> {
+    let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
+    let shape = CacheShape::new(LAYERS, kv_heads, DIM);
+    let heads = AttentionShape::new(kv_heads, kv_heads, DIM);
+    match cache {
+        Some(format) => {
+            let cache = PagedKvCache::new(device, 12, 128, shape.format(format), pad).unwrap();
+            Attention::new(heads, cache, Backends::none().with(Fused).with(PagedDecode))
+        }
+        None => {
+            let cache = PagedKvCache::quantised_by_token(device, 12, 128, shape, pad).unwrap();
+            let backends = Backends::none()
+                .with(QuantisedDecode)
+                .with(QuantisedPrefill);
+            Attention::new(heads, cache, backends)
+        }
+    }
+}
+
+/// Adds tokens of these names, and returns what the last one's attention is in the last layer.
+fn step(
+    stream: &Stream,
+    attention: &mut Attention<bf16>,
+    sequence: &mut Sequence,
+    names: &[u64],
+) -> Vec<bf16> {
+    attention.grow(stream, sequence, names.len()).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let request = BatchRequest::of(sequence, names.len());
+    let metadata = AttentionMetadata::new(&[request], settings).unwrap();
+    let shape = attention.shape();
+    let mut last = Vec::new();
+    let mut step = attention.begin(stream, &metadata).unwrap();
+    for layer in 0..LAYERS {
+        let [query, key, value] =
+            [0, 1, 2].map(|what| packed(stream, names, layer, what, shape.heads));
+        let output = step.forward(layer, &query, &key, &value).unwrap();
+        last = output.attention.download(stream).unwrap();
+    }
+    last.split_off(last.len() - shape.heads * DIM)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(32) })]
+
+    #[test]
+    fn attention_is_over_what_was_moved(
+        of in prop::sample::select(&CACHES[..]),
+        kv_heads in 1usize..3,
+        tokens in 1usize..400,
+        picks in prop::collection::vec((any::<usize>(), any::<usize>(), 1usize..20), 0..12),
+        cut in 0usize..30,
+    ) {
+        let stream = harness::stream();
+        let mut attention = attention(&stream, of, kv_heads);
+        let mut sequence = Sequence::new(attention.cache().pool());
+        let mut names: Vec<u64> = (0..tokens as u64).collect();
+        step(&stream, &mut attention, &mut sequence, &names);
+        // Runs of places, to wherever.
+        let moves = picks.into_iter().flat_map(|(from, to, run)| {
+            let (from, to) = (from % tokens, to % tokens);
+            let run = run.min(tokens - from).min(tokens - to);
+            (0..run).map(move |at| (from + at, to + at))
+        });
+        let moves: Vec<(usize, usize)> = moves.collect();
+        attention.cache_mut().move_tokens(&stream, &sequence, moves.iter().copied()).unwrap();
+        for (from, to) in moves {
+            names[to] = names[from];
+        }
+        names.truncate(tokens.saturating_sub(cut).max(1));
+        sequence.truncate(names.len()).unwrap();
+        names.push(9999);
+        let got = step(&stream, &mut attention, &mut sequence, &[9999]);
+        let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
+        let near = if of.is_some() { 1e-2 } else { 3e-2 };
+        for (got, want) in got.iter().zip(&want) {
+            prop_assert!((got.to_f64() - want).abs() <= near, "{got}, expected {want}");
+        }
+    }
+}
+
+/// The places that a walk accepts, moved behind the root.
+#[test]
+fn accepted_drafts_come_to_lie_behind_each_other() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, Some(Cache::BnBsH), 1);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    // A context of 125 tokens, the root, and five drafts, across a block's end.
+    let names: Vec<u64> = (0..131).collect();
+    step(&stream, &mut attention, &mut sequence, &names);
+    let tree = DraftTree::from_parents(&[-1, 0, 0, 1, 2, 4]).unwrap();
+    let accepted = tree
+        .accept_greedy(&[0, 1, 2, 3, 4, 5], &[2, 0, 4, 0, 5, 7])
+        .unwrap();
+    assert_eq!(accepted.nodes, [0, 2, 4, 5]);
+    let moves = accepted.moves().map(|(from, to)| (125 + from, 125 + to));
+    attention
+        .cache_mut()
+        .move_tokens(&stream, &sequence, moves)
+        .unwrap();
+    sequence.truncate(125 + accepted.nodes.len()).unwrap();
+    let got = step(&stream, &mut attention, &mut sequence, &[200]);
+    let kept = (0..125).chain(accepted.nodes.iter().map(|node| 125 + *node as u64));
+    let names: Vec<u64> = kept.chain([200]).collect();
+    let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
+    for (got, want) in got.iter().zip(&want) {
+        assert!(
+            (got.to_f64() - want).abs() <= 1e-2,
+            "{got}, expected {want}"
+        );
+    }
+}
+
+#[test]
+fn what_must_not_move_is_refused_and_nothing_has_moved() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, Some(Cache::BnBsH), 1);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    let names: Vec<u64> = (0..140).collect();
+    step(&stream, &mut attention, &mut sequence, &names);
+    let mut refused = |sequence: &Sequence, moves: &[(usize, usize)]| {
+        let moved = attention
+            .cache_mut()
+            .move_tokens(&stream, sequence, moves.iter().copied());
+        match moved {
+            Err(Error::Refused(refused)) => refused.rule,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(
+        refused(&sequence, &[(3, 1), (140, 2)]),
+        Rule::SequenceLength
+    );
+    assert_eq!(
+        refused(&sequence, &[(3, 1), (2, usize::MAX)]),
+        Rule::SequenceLength
+    );
+    let fork = sequence.fork();
+    assert_eq!(refused(&sequence, &[(139, 135)]), Rule::TableShared);
+    drop(fork);
+    let foreign = harness::stream();
+    let other = self::attention(&foreign, Some(Cache::BnBsH), 1);
+    let strange = Sequence::new(other.cache().pool());
+    assert_eq!(refused(&strange, &[]), Rule::BlockPool);
+    let got = step(&stream, &mut attention, &mut sequence, &[200]);
+    let names: Vec<u64> = names.into_iter().chain([200]).collect();
+    let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
+    for (got, want) in got.iter().zip(&want) {
+        assert!(
+            (got.to_f64() - want).abs() <= 1e-2,
+            "{got}, expected {want}"
+        );
+    }
+}
