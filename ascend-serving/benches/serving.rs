@@ -92,7 +92,6 @@ fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
     });
 }
 
-/// A token more in each request, taken back again.
 /// Layers of a decode step with and without a look at their numbers, until the device is done: 32 requests of 1000 tokens.
 #[divan::bench(args = ["off", "always"])]
 fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
@@ -135,6 +134,7 @@ fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
     });
 }
 
+/// A token more in each request, taken back again.
 #[divan::bench(args = [256])]
 fn grow_sequences(bencher: Bencher<'_, '_>, requests: usize) {
     let (_pool, mut sequences) = sequences(requests);
