@@ -126,6 +126,24 @@ impl DraftTree {
     /// whatever the drafts are: a draft is accepted with the probability that it is as likely as it was drawn, and where none is,
     /// the token behind is drawn from what the rejected ones have left.
     ///
+    /// ```
+    /// use ascend_serving::{DraftSource, DraftTree, SampledDrafts};
+    ///
+    /// // One draft, token 1 of three, and what the model says behind the root and behind the draft.
+    /// let tree = DraftTree::chain(1)?;
+    /// let drafts = SampledDrafts {
+    ///     tokens: &[7, 1],
+    ///     vocabulary: 3,
+    ///     target: &[0.2, 0.5, 0.3, 0.0, 0.0, 1.0],
+    ///     source: DraftSource::Independent(&[0.1, 0.8, 0.1, 1.0, 0.0, 0.0]),
+    ///     uniform: &[0.3, 0.6],
+    /// };
+    /// // 0.6 is below 0.5 / 0.8: the draft is accepted, and token 2 is behind it.
+    /// let accepted = tree.accept_sampled(&drafts)?;
+    /// assert_eq!((accepted.nodes, accepted.bonus), (vec![0, 1], 2));
+    /// # Ok::<(), ascend_serving::Refused>(())
+    /// ```
+    ///
     /// # Errors
     /// [`CallRule::LengthsBatch`] unless there is a token, a random number and a row of `vocabulary` numbers for every node;
     /// [`Rule::DraftUniform`] for a random number that is not below 1 or not at least 0; of rows that the walk reaches,
