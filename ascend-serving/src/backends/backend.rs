@@ -173,6 +173,22 @@ pub(super) fn knows_cache<T: Element>(
     }
 }
 
+/// An output for the queries of a layer, without log-sum-exps.
+pub(super) fn empty_output<T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+) -> Result<Output<T>> {
+    let shape = [
+        size(layer.query, 0),
+        size(layer.query, 1),
+        size(layer.value, 2),
+    ];
+    Ok(Output {
+        attention: Tensor::empty(step.stream.device(), shape)?,
+        softmax_lse: None,
+    })
+}
+
 /// A way to compute attention: plans once a step, runs once a layer.
 pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Its name.

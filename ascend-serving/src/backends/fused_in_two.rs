@@ -10,7 +10,9 @@ use crate::batch::StepPart;
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size, without_lse};
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, without_lse,
+};
 use super::fused::with_sink;
 
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: the decodes first, then
@@ -95,15 +97,7 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
 
 impl<T: Element> StepPlan<T> for TwoCalls {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let shape = [
-            size(layer.query, 0),
-            size(layer.query, 1),
-            size(layer.value, 2),
-        ];
-        let mut output = Output {
-            attention: Tensor::empty(step.stream.device(), shape)?,
-            softmax_lse: None,
-        };
+        let mut output = empty_output(step, layer)?;
         self.run_into(step, layer, &mut output)?;
         Ok(output)
     }

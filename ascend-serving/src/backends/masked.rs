@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, size, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, empty_output, without_lse,
 };
 use super::fused::with_sink;
 
@@ -127,12 +127,7 @@ fn inputs<'a, T: Element>(
 
 impl<T: Element> StepPlan<T> for Calls {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let [tokens, heads] = [0, 1].map(|axis| size(layer.query, axis));
-        let shape = [tokens, heads, size(layer.value, 2)];
-        let mut output = Output {
-            attention: Tensor::empty(step.stream.device(), shape)?,
-            softmax_lse: None,
-        };
+        let mut output = empty_output(step, layer)?;
         self.run_into(step, layer, &mut output)?;
         Ok(output)
     }

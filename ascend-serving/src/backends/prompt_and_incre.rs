@@ -20,10 +20,10 @@ use crate::lock::lock;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, size, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, empty_output, without_lse,
 };
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
-use super::paged_decode::{layout, rows, sizes};
+use super::paged_decode::{layout, rows};
 
 /// Steps of every kind by the fused attention of the Atlas inference series (310P), which has no FusedInferAttentionScore:
 /// requests that add one token and see every key decode by one call of IncreFlashAttention over the paged cache (BSH; BNSD
@@ -289,12 +289,7 @@ impl<T: Element> fmt::Debug for StepCalls<T> {
 
 impl<T: Element> StepPlan<T> for StepCalls<T> {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let [tokens, heads, _] = sizes(layer.query);
-        let shape = [tokens, heads, size(layer.value, 2)];
-        let mut output = Output {
-            attention: Tensor::empty(step.stream.device(), shape)?,
-            softmax_lse: None,
-        };
+        let mut output = empty_output(step, layer)?;
         self.run_into(step, layer, &mut output)?;
         Ok(output)
     }

@@ -10,9 +10,10 @@ use crate::kv::QuantisedLayer;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, size, take_quantised, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, take_quantised,
+    without_lse,
 };
-use super::paged_decode::{layout, rows, sizes};
+use super::paged_decode::{layout, rows};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a paged cache of INT8, whose integers the operator
 /// multiplies by their scales as it reads them. For steps of one token a request, drafting or not, and layers without a window
@@ -77,19 +78,6 @@ impl SingleTokens {
             .plan
             .launch_with_into(step.stream, &inputs, &mut output)?)
     }
-}
-
-/// An output of the shape of a layer's.
-pub(super) fn empty_output<T: Element>(
-    step: &StepContext<'_>,
-    layer: &LayerTensors<'_, T>,
-) -> Result<Output<T>> {
-    let [tokens, heads, _] = sizes(layer.query);
-    let shape = [tokens, heads, size(layer.value, 2)];
-    Ok(Output {
-        attention: Tensor::empty(step.stream.device(), shape)?,
-        softmax_lse: None,
-    })
 }
 
 fn inputs<'a, T: Element>(

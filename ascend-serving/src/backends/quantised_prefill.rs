@@ -15,10 +15,11 @@ use crate::kv::{CachedRows, QuantisedLayer, split};
 use crate::lock::lock;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, size, take_quantised, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, size, take_quantised,
+    without_lse,
 };
 use super::fused::{Fused, with_sink};
-use super::quantised_decode::{SingleTokens, empty_output};
+use super::quantised_decode::SingleTokens;
 
 /// Steps of every kind over a paged cache of INT8: the cached tokens that a step's tokens see are copied out of their blocks
 /// and become numbers of the query's type again, the step's own stay what they are, and one packed call (TND) attends to both,

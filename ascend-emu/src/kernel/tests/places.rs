@@ -1,5 +1,5 @@
-//! Which number lies where: small calls computed by hand, since kernels and oracle read places by the same contract, and
-//! would not differ if it were wrong.
+//! Which number lies where: small calls computed by hand. Kernels and reference find elements by the same contract, so that
+//! a comparison of the two does not show an error in it.
 //!
 //! With one key, or with scores that are all the same, the output says which values were read.
 
