@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 /// Which steps are looked at, and what is found: NaN, infinities, and numbers beyond a limit.
 ///
 /// What layers bring and what they get is copied to pinned host memory behind their launches and looked at when the device is
-/// done, so that nothing waits. Padding is left out.
+/// done. Nothing waits for that, unless the device is 1024 copies behind, four a layer: then a layer waits for the oldest.
+/// Padding is left out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RangeCheck {
     every: NonZeroUsize,
@@ -115,7 +116,7 @@ impl fmt::Display for RangeFinding {
 /// Findings that are kept until they are taken; the first ones, since they are the cause of the others.
 const MOST_FINDINGS: usize = 256;
 /// Copies in flight, behind which a layer waits for the oldest.
-const MOST_PENDING: usize = 256;
+const MOST_PENDING: usize = 1024;
 /// Host buffers that are kept for later layers.
 const MOST_SPARE: usize = 16;
 
