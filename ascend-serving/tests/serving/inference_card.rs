@@ -12,7 +12,7 @@ use ascend_attention::{AnyTensor, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, PagedDecode, PromptAndIncre, Rule,
+    Error, Fused, GraphLimits, Masked, NamedMask, PagedDecode, PromptAndIncre, Rule,
 };
 use proptest::prelude::*;
 
@@ -275,4 +275,26 @@ fn contexts_beyond_what_a_call_takes_are_refused_by_name() {
         let why = batch((65_536, new)).unwrap_err();
         assert!(why.to_string().contains(rule), "{why}");
     }
+}
+
+#[test]
+fn named_masks_are_refused_by_name() {
+    let Some(stream) = card() else { return };
+    let pad = PadPolicy::SkipNegative;
+    let cache =
+        PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 1, 16), pad).unwrap();
+    let backends = Backends::none().with(Masked).with(PromptAndIncre);
+    let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 3).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
+    metadata.set_mask(NamedMask::new("causal", |_, token, key| key <= token));
+    let ones = stream.upload(&[f16::ONE; 48], [3, 1, 16]).unwrap();
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let why = step.forward(0, &ones, &ones, &ones).unwrap_err();
+    assert!(
+        why.breaks(Rule::BackendMask) && why.to_string().contains("call.product"),
+        "{why}"
+    );
 }
