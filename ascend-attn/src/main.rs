@@ -4,6 +4,7 @@ mod area;
 #[cfg(feature = "emulation")]
 mod bench;
 mod check;
+mod determinism;
 mod doctor;
 mod explain;
 mod installation;
@@ -47,6 +48,7 @@ enum Command {
     Check(check::Arguments),
     #[cfg(feature = "emulation")]
     Bench(bench::Arguments),
+    Determinism(determinism::Arguments),
     Doctor(doctor::Arguments),
     Mask(Box<mask::Arguments>),
     Triangle(Box<triangle::Arguments>),
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Command::Check(arguments) => check::run(&arguments, &mut output),
         #[cfg(feature = "emulation")]
         Command::Bench(arguments) => bench::run(&arguments, &mut output),
+        Command::Determinism(arguments) => determinism::run(&arguments, &mut output),
         Command::Doctor(arguments) => doctor::run(&arguments, &mut output),
         Command::Mask(arguments) => mask::run(&arguments, &mut output),
         Command::Triangle(arguments) => triangle::run(&arguments, &mut output),

@@ -174,7 +174,7 @@ fn comparison(of: &Comparison) -> Value {
 }
 
 /// JSON has no infinities and no NaN: they become strings.
-fn number(value: f64) -> Value {
+pub(super) fn number(value: f64) -> Value {
     match serde_json::Number::from_f64(value) {
         Some(number) => Value::Number(number),
         None => Value::String(value.to_string()),

@@ -8,6 +8,8 @@
 #[path = "../../tests/case_files/mod.rs"]
 mod case_files;
 mod case_records;
+#[path = "case_cli/determinism.rs"]
+mod determinism;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 #[path = "case_cli/triangle.rs"]

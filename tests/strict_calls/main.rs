@@ -171,13 +171,7 @@ fn poison(checked: &CheckedCall<'_>, call: &Call, argument: Argument, contents: 
         for row in (0..count).filter(|&row| !used.contains(&(batch, row))) {
             for head in 0..problem.kv_heads {
                 for d in 0..dim {
-                    let (d, lanes) = (d as i64, rows.lanes as i64);
-                    let column = if lanes == 0 {
-                        d * rows.view.dim
-                    } else {
-                        d / lanes * rows.view.dim + d % lanes
-                    };
-                    let at = (rows.view.at(batch, head, row) + column) as usize * 2;
+                    let at = rows.element((batch, head, row), d) as usize * 2;
                     if let Some(element) = contents.get_mut(at..at + 2) {
                         element.fill(0xff);
                     }

@@ -458,13 +458,8 @@ impl Call<'_, '_, '_> {
         (batch, head, row): (usize, usize, usize),
         d: usize,
     ) -> f64 {
-        let (d, lanes) = (d as i64, rows.lanes as i64);
-        let column = match lanes {
-            0 => d * rows.view.dim,
-            _ => d / lanes * rows.view.dim + d % lanes,
-        };
         let dtype = self.stored(rows.dtype);
-        let index = rows.view.at(batch, head, row) + column;
+        let index = rows.element((batch, head, row), d);
         self.number(role, dtype, index).unwrap_or(f64::NAN)
     }
 

@@ -77,6 +77,17 @@ impl Rows {
         }
     }
 
+    /// Element `dim` of the row `(batch, head, row)`, counted from the tensor's base address; saturates where no memory
+    /// could hold it.
+    pub fn element(&self, (batch, head, row): (usize, usize, usize), dim: usize) -> i64 {
+        let group_size = self.lanes.max(1);
+        let inside = if self.lanes == 0 { 0 } else { dim % group_size };
+        let step = (dim / group_size) as i64;
+        (self.view.at(batch, head, row))
+            .saturating_add(step.saturating_mul(self.view.dim))
+            .saturating_add(inside as i64)
+    }
+
     /// The bytes that a tensor with these extents touches.
     pub(super) fn bytes(&self, of: Extents) -> Option<Range<u64>> {
         let elements = match self.lanes as i64 {

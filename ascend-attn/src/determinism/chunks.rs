@@ -1,0 +1,171 @@
+//! The queries of one sequence in several calls, as chunked prefill makes them.
+
+use std::ops::Range;
+
+use ascend_attention::case::{Case, CaseTensor, MaskKind, Parameter};
+use ascend_attention::spec::{SparseMode, Target};
+
+use super::axis::take;
+use super::sequences::{Sequences, ends};
+
+/// Calls of at most `size` query rows each, which together compute sequence `b`, with the rows of each.
+///
+/// # Errors
+/// Why the sequence cannot be cut: it is no longer than a chunk, or what its rows see is not stated row by row.
+pub(super) fn chunks(
+    of: &Sequences,
+    b: usize,
+    size: usize,
+    target: Target,
+) -> Result<Vec<(Case, Range<usize>)>, String> {
+    let alone = Sequences::of(of.select(&[b])?, target)?;
+    let rows = alone.rows(0).q_len;
+    (0..rows)
+        .step_by(size)
+        .map(|first| {
+            let chunk = first..rows.min(first + size);
+            let case = chunk_of(&alone, chunk.clone())?;
+            let cut = Sequences::of(case.clone(), target)?;
+            sees_the_same(&alone, &cut, chunk.clone())?;
+            Ok((case, chunk))
+        })
+        .collect()
+}
+
+/// Refuses a chunk whose rows see other keys than in the whole call.
+fn sees_the_same(whole: &Sequences, cut: &Sequences, chunk: Range<usize>) -> Result<(), String> {
+    let (before, after) = (whole.problem.geometry(0), cut.problem.geometry(0));
+    let other = (chunk.start as u64..)
+        .zip(0..after.q_len())
+        .find(|&(i, row)| before.runs(i) != after.runs(row));
+    if let Some((i, _)) = other {
+        return Err(format!("row {i} of a sequence sees other keys in a chunk"));
+    }
+    // Of single rows some masks are read in another way.
+    match (whole.problem.mask.is_tensor(), cut.problem.mask.is_tensor()) {
+        (false, true) => Err("a chunk reads the mask element by element".to_owned()),
+        (true, false) => Err("a chunk ignores the mask".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// The call on some query rows of the only sequence of `of`.
+fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<Case, String> {
+    let (problem, at) = (&of.problem, of.rows(0));
+    if problem.query_padding.is_some() || problem.key_padding.is_some() {
+        return Err("the sequences are left padded".to_owned());
+    }
+    if problem.slopes.is_some() {
+        return Err("the position bias follows from distances, which a chunk changes".to_owned());
+    }
+    let behind = at.q_len - chunk.end;
+    let mut case = of.case().clone();
+    let cut = |parameter, tensor: &CaseTensor| cut(of, parameter, tensor, &chunk);
+    case.arguments =
+        (case.arguments).try_map(|argument, tensor| cut(argument.parameter, tensor))?;
+    let rows = chunk.len() as i64;
+    let lengths = &mut case.arguments.actual_seq_lengths;
+    if of.problem.packed || lengths.is_some() {
+        *lengths = Some(vec![rows]);
+    }
+    match problem.mode {
+        SparseMode::DefaultMask | SparseMode::AllMask => {
+            shift(&mut case, chunk.start as i64);
+        }
+        SparseMode::LeftUpCausal => causal(of, &mut case, &chunk, chunk.end)?,
+        SparseMode::RightDownCausal => {
+            causal(of, &mut case, &chunk, at.kv_len.saturating_sub(behind))?;
+        }
+        SparseMode::Band => shift(&mut case, -(behind as i64)),
+        other => {
+            return Err(format!(
+                "{other}: what its rows see is not stated row by row"
+            ));
+        }
+    }
+    Ok(case)
+}
+
+/// What of a tensor belongs to these query rows.
+fn cut(
+    of: &Sequences,
+    parameter: Parameter,
+    tensor: &CaseTensor,
+    chunk: &Range<usize>,
+) -> Result<CaseTensor, String> {
+    let at = of.rows(0).q_first;
+    let rows = at + chunk.start..at + chunk.end;
+    match parameter {
+        Parameter::Query | Parameter::QueryRope | Parameter::DequantScaleQuery => {
+            take(tensor, of.layout.input().row_axis(), &[rows])
+        }
+        Parameter::AttenMask | Parameter::PseShift
+            if tensor.shape().len() >= 2
+                && (parameter == Parameter::PseShift || of.case().mask == MaskKind::Tensor)
+                && !compressed(of, parameter) =>
+        {
+            let axis = tensor.shape().len() - 2;
+            if tensor.shape()[axis] == 1 && of.problem.query_rows > 1 {
+                return Ok(tensor.clone());
+            }
+            take(tensor, axis, std::slice::from_ref(chunk))
+        }
+        _ => Ok(tensor.clone()),
+    }
+}
+
+/// Whether the mask is the standard one, which all rows share.
+fn compressed(of: &Sequences, parameter: Parameter) -> bool {
+    parameter == Parameter::AttenMask && of.problem.mode.takes_compressed_mask()
+}
+
+/// Counts the keys that are visible before and after the diagonal from a diagonal `rows` rows further on. Bounds that
+/// bound nothing stay.
+fn shift(case: &mut Case, rows: i64) {
+    const NO_BOUND: i64 = i32::MAX as i64;
+    let arguments = &mut case.arguments;
+    if arguments.pre_tokens.abs() < NO_BOUND {
+        arguments.pre_tokens -= rows;
+    }
+    if arguments.next_tokens.abs() < NO_BOUND {
+        arguments.next_tokens += rows;
+    }
+}
+
+/// Leaves the `keys` first keys, the last of which the chunk's last row sees.
+fn causal(
+    of: &Sequences,
+    case: &mut Case,
+    chunk: &Range<usize>,
+    keys: usize,
+) -> Result<(), String> {
+    case.arguments.sparse_mode = SparseMode::RightDownCausal.acl();
+    if chunk.len() == 1 {
+        // A single row sees all that is left, and the operator wants no standard mask for it.
+        case.arguments.sparse_mode = SparseMode::DefaultMask.acl();
+        case.arguments.atten_mask = None;
+        case.mask = MaskKind::None;
+    }
+    keep_keys(of, case, keys)
+}
+
+/// Leaves the first `count` keys of the only sequence, behind a shared prefix.
+fn keep_keys(of: &Sequences, case: &mut Case, count: usize) -> Result<(), String> {
+    if count == 0 {
+        return Err("its first rows see no keys of their own".to_owned());
+    }
+    if of.packs_keys() {
+        let axis = of.layout.input().row_axis();
+        let keys = 0..count.min(of.rows(0).kv_len);
+        case.arguments = (case.arguments).try_map(|argument, tensor| match argument.parameter {
+            Parameter::Key | Parameter::Value | Parameter::KeyRope => {
+                take(tensor, axis, std::slice::from_ref(&keys))
+            }
+            _ => Ok(tensor.clone()),
+        })?;
+        case.arguments.actual_seq_lengths_kv = Some(ends([keys.len()].into_iter()));
+        return Ok(());
+    }
+    case.arguments.actual_seq_lengths_kv = Some(vec![count as i64]);
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! `ascend-attn determinism`: which rows' bits depend on how a call is made.
+
+mod axis;
+mod chunks;
+mod pages;
+mod report;
+mod rows;
+mod sequences;
+mod threads;
+mod variation;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use ascend_attention::case::{AnyCase, Case, CaseTensor, Verdict};
+use ascend_attention::spec::Target;
+use ascend_attention::{Error, Stream};
+
+use super::output::Output;
+use super::replay::{CASES, collect, stem};
+use super::{BackendChoice, Stop};
+
+use report::{CaseReport, Found, Tally};
+use rows::{ComputedRows, Difference};
+use sequences::Sequences;
+use variation::{Piece, Variation, variations};
+
+/// Compute the same requests in other batches, chunks, pages and numbers of threads, and say which rows' bits differ
+///
+/// Takes cases of FusedInferAttentionScore. Each is computed as it stands, then again: once more, each of its sequences
+/// alone, the batch in reverse and twice, prompts in chunks, keys in blocks of other sizes and in another order, and on
+/// the emulation with other numbers of threads. Prints for each way how many rows (of one token, head and output) have
+/// other bits than in the first computation, the largest difference and the first element that differs; or why the case
+/// cannot be computed so.
+///
+/// Differences are an answer, not a failure: exit code 1 stands for a case that could not be computed as it stands, and
+/// with --same for rows that differ.
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// Case files, or folders: all *.safetensors files in a folder, by name
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// What executes the calls
+    #[arg(long, value_enum, default_value_t)]
+    backend: BackendChoice,
+    /// Number of the device
+    #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
+    device: i32,
+    /// Exit with code 1 if any row differs
+    #[arg(long)]
+    same: bool,
+    /// Print a JSON object for each case, and one with the counts
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
+    let files = collect(&arguments.files, &[CASES])?;
+    let runtime = arguments.backend.runtime()?;
+    let device = runtime.device(arguments.device)?;
+    let stream = device.stream()?;
+    let target = device.target()?;
+    if !arguments.json {
+        output.line(format_args!(
+            "backend {}, {} with CANN {}: {}",
+            runtime.backend(),
+            device.soc_name(),
+            target.cann,
+            runtime.origin()
+        ))?;
+    }
+    let mut tally = Tally::default();
+    for file in &files {
+        let report = examine(file, &stream, target);
+        tally.count(&report);
+        if arguments.json {
+            output.line(report.json())?;
+        } else {
+            output.line(&report)?;
+        }
+    }
+    if arguments.json {
+        output.line(tally.json())?;
+    } else {
+        output.line(&tally)?;
+    }
+    let failed = tally.failed > 0 || arguments.same && tally.differing > 0;
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// Everything about one file; whatever goes wrong with it is its failure, and the next one is tried all the same.
+fn examine(file: &Path, stream: &Stream, target: Target) -> CaseReport {
+    let mut report = CaseReport::new(file, stem(file));
+    let case = match AnyCase::read(file) {
+        Ok(AnyCase::Attention(case)) => *case,
+        Ok(other) => {
+            let operator = match &other {
+                AnyCase::Operator(case) => case.operator().name(),
+                _ => "another operator",
+            };
+            report.skipped = Some(format!(
+                "a case of {operator}; only those of FusedInferAttentionScore are taken apart"
+            ));
+            return report;
+        }
+        Err(error) => {
+            report.failure = Some(error.to_string());
+            return report;
+        }
+    };
+    match vary(case, stream, target, &mut report) {
+        Ok(()) => {}
+        Err(Why::Elsewhere(reason)) => report.skipped = Some(reason),
+        Err(Why::Failure(reason)) => report.failure = Some(reason),
+    }
+    report
+}
+
+/// Why a case or one of its variations has no outputs.
+enum Why {
+    /// It is for another device.
+    Elsewhere(String),
+    /// It cannot be computed.
+    Failure(String),
+}
+
+impl From<String> for Why {
+    fn from(reason: String) -> Self {
+        Self::Failure(reason)
+    }
+}
+
+fn vary(case: Case, stream: &Stream, target: Target, report: &mut CaseReport) -> Result<(), Why> {
+    let original = Sequences::of(case, target)?;
+    let outputs = computed(original.case(), stream)?;
+    let before = ComputedRows::of(&original, &outputs)?;
+    report.sequences = original.count();
+    report.heads = original.problem.heads;
+    for Variation { name, pieces } in variations(&original, target) {
+        let found = pieces.and_then(|pieces| {
+            compared(&pieces, &before, stream, target).map_err(|why| match why {
+                Why::Elsewhere(reason) | Why::Failure(reason) => reason,
+            })
+        });
+        report.found.push(Found::new(name, found));
+    }
+    let backend = stream.device().runtime().backend();
+    for count in threads::COUNTS {
+        let found = threads::outputs(original.case(), count, backend).and_then(|outputs| {
+            let after = ComputedRows::of(&original, &outputs)?;
+            let mut difference = Difference::default();
+            for b in 0..original.count() {
+                difference.add(&before, (b, 0), &after, b, report.heads)?;
+            }
+            Ok(difference)
+        });
+        report
+            .found
+            .push(Found::new(format!("threads: {count}"), found));
+    }
+    Ok(())
+}
+
+/// How the rows of these calls differ from the original's.
+fn compared(
+    pieces: &[Piece],
+    before: &ComputedRows,
+    stream: &Stream,
+    target: Target,
+) -> Result<Difference, Why> {
+    let mut difference = Difference::default();
+    for Piece { case, rows } in pieces {
+        let sequences = Sequences::of(case.clone(), target)?;
+        let after = ComputedRows::of(&sequences, &computed(case, stream)?)?;
+        for (b, (sequence, tokens)) in rows.iter().enumerate() {
+            let heads = sequences.problem.heads;
+            difference.add(before, (*sequence, tokens.start), &after, b, heads)?;
+        }
+    }
+    Ok(difference)
+}
+
+/// What comes out of a case.
+fn computed(case: &Case, stream: &Stream) -> Result<Vec<(&'static str, CaseTensor)>, Why> {
+    match case.run(stream) {
+        Ok(outcome) => match outcome.verdict {
+            Verdict::Failed { reason } => Err(Why::Failure(reason)),
+            Verdict::Unsupported(what) => Err(Why::Failure(what.feature.to_owned())),
+            _ => Ok(outcome.outputs),
+        },
+        Err(error @ Error::OtherTarget { .. }) => Err(Why::Elsewhere(error.to_string())),
+        Err(error) => Err(Why::Failure(error.to_string())),
+    }
+}

@@ -1,0 +1,243 @@
+//! A case taken apart into its sequences, and put together again of some of them.
+
+use std::ops::Range;
+
+use ascend_attention::case::{Case, CaseTensor, Expect, Parameter};
+use ascend_attention::spec::attention_problem::{
+    AttentionProblem, MaskUse, Padding, SequenceLengths, SequenceRows, TreeMask, Work,
+};
+use ascend_attention::spec::fia::{AntiquantMode, Version};
+use ascend_attention::spec::{Axes, Layout, Target};
+
+use super::axis::take;
+
+/// A case, and where its call has the rows of its sequences.
+#[derive(Clone)]
+pub(super) struct Sequences {
+    case: Case,
+    pub(super) layout: Layout,
+    pub(super) problem: AttentionProblem<'static>,
+    padding: Padding,
+}
+
+impl Sequences {
+    /// The sequences of a case that its operator takes on `target`, unless the case says otherwise.
+    ///
+    /// # Errors
+    /// Why the case has none: the operator refuses it, or has nothing to compute.
+    pub(super) fn of(mut case: Case, target: Target) -> Result<Self, String> {
+        let target = case.target(target);
+        let description = case.describe();
+        let call = description.call();
+        let at_least = case.op_version.unwrap_or(Version::V1);
+        let version = Version::oldest_on(&call, at_least, target);
+        let checked = call
+            .check(version, target)
+            .map_err(|refusal| refusal.to_string())?;
+        if checked.problem.work != Work::Attend {
+            return Err("the call has nothing to compute".to_owned());
+        }
+        let (layout, problem) = (checked.layout, checked.problem.into_owned());
+        let first = |parameter| {
+            let size = case.tensor(parameter).and_then(CaseTensor::to_i64);
+            size.and_then(|size| size.first().copied()).unwrap_or(0)
+        };
+        let padding = Padding {
+            query: first(Parameter::QueryPaddingSize),
+            key: first(Parameter::KvPaddingSize),
+        };
+        // Outputs are compared with one another, not with those of the file.
+        case.expect = Expect::Ok;
+        case.expect_rule = None;
+        (case.attention_out, case.softmax_lse) = (None, None);
+        Ok(Self {
+            case,
+            layout,
+            problem,
+            padding,
+        })
+    }
+
+    pub(super) fn case(&self) -> &Case {
+        &self.case
+    }
+
+    /// Number of sequences.
+    pub(super) fn count(&self) -> usize {
+        self.problem.batch
+    }
+
+    /// Where the rows of sequence `b` are.
+    pub(super) fn rows(&self, b: usize) -> SequenceRows {
+        self.problem.sequence(b, self.padding)
+    }
+
+    /// Whether the keys lie one sequence behind another on one axis.
+    pub(super) fn packs_keys(&self) -> bool {
+        matches!(self.problem.key_lengths, SequenceLengths::Ends(_))
+    }
+
+    /// The call on these sequences alone, in this order; one may be named several times.
+    ///
+    /// # Errors
+    /// What of the case cannot be taken apart.
+    pub(super) fn select(&self, order: &[usize]) -> Result<Case, String> {
+        self.mask_can_be_cut()?;
+        let mut case = self.case.clone();
+        let arguments = &self.case.arguments;
+        case.arguments = arguments
+            .try_map(|argument, tensor| self.selected(argument.parameter, tensor, order))?;
+        if self.has_list() {
+            let listed = |of: &[CaseTensor]| order.iter().map(|&b| of[b].clone()).collect();
+            case.arguments.key = listed(&arguments.key);
+            case.arguments.value = listed(&arguments.value);
+        }
+        if self.problem.packed {
+            let rows = order.iter().map(|&b| self.rows(b).q_len);
+            case.arguments.actual_seq_lengths = Some(ends(rows));
+        } else {
+            let lengths = &arguments.actual_seq_lengths;
+            case.arguments.actual_seq_lengths = self.of_each(lengths, order);
+        }
+        case.arguments.actual_seq_lengths_kv = if self.packs_keys() {
+            Some(ends(order.iter().map(|&b| self.rows(b).kv_len)))
+        } else {
+            self.of_each(&arguments.actual_seq_lengths_kv, order)
+        };
+        Ok(case)
+    }
+
+    /// Whether every sequence has its own tensors of keys and values.
+    fn has_list(&self) -> bool {
+        self.case.arguments.key.len() > 1
+    }
+
+    /// The entries of an array that has one for each sequence; one that stands for all is left alone.
+    fn of_each(&self, entries: &Option<Vec<i64>>, order: &[usize]) -> Option<Vec<i64>> {
+        let entries = entries.as_ref()?;
+        if entries.len() <= 1 {
+            return Some(entries.clone());
+        }
+        let each = order.iter().map(|&b| entries.get(b).copied().unwrap_or(0));
+        Some(each.collect())
+    }
+
+    /// What of a tensor belongs to these sequences; all of it where they share it.
+    fn selected(
+        &self,
+        parameter: Parameter,
+        tensor: &CaseTensor,
+        order: &[usize],
+    ) -> Result<CaseTensor, String> {
+        let axes = self.layout.input();
+        let batches = || order.iter().map(|&b| b..b + 1).collect::<Vec<_>>();
+        let paged = self.problem.pages.is_some();
+        match parameter {
+            Parameter::Query | Parameter::QueryRope | Parameter::DequantScaleQuery => {
+                if self.problem.packed {
+                    let of = |&b: &usize| part(self.rows(b).q_first, self.rows(b).q_len);
+                    let parts: Vec<_> = order.iter().map(of).collect();
+                    return take(tensor, axes.row_axis(), &parts);
+                }
+                take(tensor, batch_axis(axes), &batches())
+            }
+            Parameter::Key | Parameter::Value if self.has_list() => Ok(tensor.clone()),
+            Parameter::Key | Parameter::Value | Parameter::KeyRope if !paged => {
+                if self.packs_keys() {
+                    let of = |&b: &usize| part(self.rows(b).kv_first, self.rows(b).kv_len);
+                    let parts: Vec<_> = order.iter().map(of).collect();
+                    return take(tensor, axes.row_axis(), &parts);
+                }
+                take(tensor, batch_axis(axes), &batches())
+            }
+            Parameter::BlockTable => take(tensor, 0, &batches()),
+            Parameter::AttenMask if self.has_mask_of_each() => take(tensor, 0, &batches()),
+            Parameter::PseShift if self.is_of_each(tensor, 0) => take(tensor, 0, &batches()),
+            _ => match self.scales_of_tokens(parameter, tensor.shape().len()) {
+                None => Ok(tensor.clone()),
+                Some(axis) if tensor.shape().get(axis) == Some(&self.count()) => {
+                    take(tensor, axis, &batches())
+                }
+                Some(_) => Err(format!(
+                    "{parameter} of shape {:?} has scales of single tokens in no known order",
+                    tensor.shape()
+                )),
+            },
+        }
+    }
+
+    /// Whether a tensor has an entry for each of several sequences on an axis.
+    fn is_of_each(&self, tensor: &CaseTensor, axis: usize) -> bool {
+        self.count() > 1 && tensor.shape().get(axis) == Some(&self.count())
+    }
+
+    /// Whether each of several sequences has its own part of the mask.
+    fn has_mask_of_each(&self) -> bool {
+        let (MaskUse::Full(mask) | MaskUse::Tree(TreeMask::Square(mask))) = self.problem.mask
+        else {
+            return false;
+        };
+        self.count() > 1 && mask.batch != 0
+    }
+
+    /// Refuses masks that say by a sequence's place in the batch what it sees, and that cannot be cut.
+    fn mask_can_be_cut(&self) -> Result<(), String> {
+        let tensor = self.case.tensor(Parameter::AttenMask);
+        if let MaskUse::Tree(TreeMask::Packed { .. }) = self.problem.mask {
+            return Err("the tree masks of packed sequences lie one behind another".to_owned());
+        }
+        match tensor {
+            Some(tensor) if self.is_of_each(tensor, 0) => Ok(()),
+            _ if !self.has_mask_of_each() => Ok(()),
+            _ => Err("what a sequence sees follows from its place in the batch".to_owned()),
+        }
+    }
+
+    /// The axis of sequences in scales that single tokens have; `None` for what all sequences share.
+    fn scales_of_tokens(&self, parameter: Parameter, rank: usize) -> Option<usize> {
+        let behind = match self.antiquant_mode(parameter)? {
+            AntiquantMode::PerToken => 2,
+            AntiquantMode::PerTokenHead => 3,
+            AntiquantMode::PerTokenGroup => 4,
+            _ => return None,
+        };
+        Some(rank.saturating_sub(behind))
+    }
+
+    /// Which elements share a scale in one of the tensors of antiquantisation; `None` for other tensors.
+    pub(super) fn antiquant_mode(&self, parameter: Parameter) -> Option<AntiquantMode> {
+        let arguments = &self.case.arguments;
+        AntiquantMode::from_acl(match parameter {
+            Parameter::AntiquantScale | Parameter::AntiquantOffset => arguments.antiquant_mode,
+            Parameter::KeyAntiquantScale | Parameter::KeyAntiquantOffset => {
+                arguments.key_antiquant_mode
+            }
+            Parameter::ValueAntiquantScale | Parameter::ValueAntiquantOffset => {
+                arguments.value_antiquant_mode
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// The axis of sequences.
+fn batch_axis(axes: Axes) -> usize {
+    match axes {
+        Axes::Nbsd => 1,
+        _ => 0,
+    }
+}
+
+fn part(first: usize, len: usize) -> Range<usize> {
+    first..first + len
+}
+
+/// Where each of these lengths ends, one behind another.
+pub(super) fn ends(lengths: impl Iterator<Item = usize>) -> Vec<i64> {
+    lengths
+        .scan(0, |end, length| {
+            *end += length as i64;
+            Some(*end)
+        })
+        .collect()
+}

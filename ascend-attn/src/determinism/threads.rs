@@ -1,0 +1,63 @@
+//! The same call on other numbers of the emulation's threads, which a process chooses once: each in a process of its own.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+
+use ascend_attention::Backend;
+use ascend_attention::case::{Case, CaseTensor};
+
+/// Numbers of threads.
+pub(super) const COUNTS: [usize; 4] = [1, 2, 3, 8];
+
+/// The variable that the emulation reads.
+const VARIABLE: &str = "ASCEND_EMU_THREADS";
+
+/// What comes out of a case on this number of threads.
+///
+/// # Errors
+/// Why that is not known: an NPU has no such choice, or the process ended otherwise than it should.
+pub(super) fn outputs(
+    case: &Case,
+    threads: usize,
+    backend: Backend,
+) -> Result<Vec<(&'static str, CaseTensor)>, String> {
+    if backend != Backend::Emulated {
+        return Err("an NPU does not let a program choose its threads".to_owned());
+    }
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let file = folder.path().join("case.safetensors");
+    let out = folder.path().join("computed");
+    case.write(&file).map_err(|error| error.to_string())?;
+    run(&file, &out, threads)?;
+    let computed = out.join("case.safetensors");
+    let computed = Case::read(computed).map_err(|error| error.to_string())?;
+    let outputs = [
+        ("attention_out", computed.attention_out),
+        ("softmax_lse", computed.softmax_lse),
+    ];
+    let given = outputs
+        .into_iter()
+        .filter_map(|(name, tensor)| Some((name, tensor?)));
+    Ok(given.collect())
+}
+
+/// Runs `ascend-attn run` on a case in a process with this number of threads.
+fn run(file: &Path, out: &Path, threads: usize) -> Result<(), String> {
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new(program)
+        .args(["run", "--backend", "emulated", "--out"])
+        .args([out, file])
+        .env(VARIABLE, threads.to_string())
+        .output()
+        .map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = [output.stderr, output.stdout].concat();
+    Err(format!(
+        "a process with {VARIABLE}={threads}: {}; it said: {}",
+        output.status,
+        String::from_utf8_lossy(&said).trim()
+    ))
+}
