@@ -11,6 +11,7 @@
 //! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
 //! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over an INT8 cache ([`kv::PagedKvCache::quantised`]);
 //!   [`compare_caches`] says what it costs.
+//! - [`compare_backends`]: two ways to compute the same recorded steps, how far apart they are and how long each takes.
 //! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`] computes.
 //! - [`MultiItemPrompt`]: prompts whose items are scored apart (multi-item scoring).
 //! - [`Hybrid`]: other backends for other layers and other kinds of steps.
@@ -75,9 +76,10 @@ pub use drafts::{
     TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionOptions, CacheAccuracy, GroupedAttention, GroupedMetadata, GroupedRequest,
-    GroupedSequence, GroupedStep, LayerGroup, LayerOptions, LayerRows, LayerTensor, RangeCheck,
-    RangeFinding, Step, compare_caches,
+    Attention, AttentionOptions, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
+    GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep, LayerGroup,
+    LayerOptions, LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, Step,
+    StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_options;
+mod backend_comparison;
 mod cache_accuracy;
 mod grouped_attention;
 mod grouped_batch;
@@ -11,6 +12,9 @@ mod range_check;
 
 pub use attention::{Attention, LayerOptions, Step};
 pub use attention_options::AttentionOptions;
+pub use backend_comparison::{
+    BackendComparison, BackendDeviation, BackendTrial, ServedStep, StepComparison, compare_backends,
+};
 pub use cache_accuracy::{CacheAccuracy, LayerRows, compare_caches};
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
 pub(crate) use grouped_attention::{same_causality, same_groups};

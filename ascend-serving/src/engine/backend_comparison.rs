@@ -1,0 +1,432 @@
+//! Two ways to compute the same recorded steps: how far apart they are, where, and how long each takes.
+
+use std::time::{Duration, Instant};
+
+use ascend_attention::case::CaseTensor;
+use ascend_attention::spec::fia::Cache;
+use ascend_attention::{Number, Stream, Tensor};
+
+use crate::backends::{AttentionShape, Backends};
+use crate::batch::{AttentionMetadata, AttentionState, BatchRequest, RecordedBatch};
+use crate::error::{Error, Result};
+use crate::kv::{CacheShape, PagedKvCache};
+
+use super::attention::Attention;
+
+/// What recorded steps are computed with: a record has lengths and blocks, but neither heads nor numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BackendTrial {
+    /// The heads.
+    pub shape: AttentionShape,
+    /// Layers of the cache.
+    pub layers: usize,
+    /// How the cache lies.
+    pub format: Cache,
+    /// Which numbers the cache, the queries, keys and values hold: the same ones for a seed, whatever computes.
+    pub seed: u64,
+}
+
+impl BackendTrial {
+    /// So many layers of these heads, over a cache in BnBsH.
+    pub fn new(shape: AttentionShape, layers: usize) -> Self {
+        Self {
+            shape,
+            layers,
+            format: Cache::BnBsH,
+            seed: 0,
+        }
+    }
+}
+
+/// What came of all steps. From [`compare_backends`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct BackendComparison {
+    /// Each step, in order.
+    pub steps: Vec<StepComparison>,
+}
+
+/// What came of one step.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct StepComparison {
+    /// What kind of step it is.
+    pub state: AttentionState,
+    /// What the first and the second did, or why none of their backends could serve the step. Nothing is compared unless both
+    /// served it.
+    pub sides: [Result<ServedStep>; 2],
+    /// Elements compared.
+    pub elements: usize,
+    /// Elements that are equal bit by bit.
+    pub equal: usize,
+    /// The first of the elements that are furthest apart; `None` if all are equal.
+    pub furthest: Option<BackendDeviation>,
+}
+
+/// A step that a backend served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServedStep {
+    /// Which backend: that of the first layer, if a [`Hybrid`](crate::Hybrid) has several.
+    pub backend: &'static str,
+    /// From the beginning of the step, planning included, until the stream was done with its last layer, on the host's clock.
+    pub time: Duration,
+}
+
+/// An element that two backends computed differently.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct BackendDeviation {
+    /// Which step.
+    pub step: usize,
+    /// Which layer.
+    pub layer: usize,
+    /// Which request of the step.
+    pub request: usize,
+    /// Which of the request's new tokens.
+    pub token: usize,
+    /// Which query head.
+    pub head: usize,
+    /// Which element of the head.
+    pub element: usize,
+    /// What the first and the second computed.
+    pub values: [f64; 2],
+    /// How far apart these are; infinite unless both are finite.
+    pub distance: f64,
+}
+
+impl BackendComparison {
+    /// Elements compared.
+    pub fn elements(&self) -> usize {
+        let elements = self.steps.iter().map(|step| step.elements);
+        elements.fold(0, usize::saturating_add)
+    }
+
+    /// Elements that are equal bit by bit.
+    pub fn equal(&self) -> usize {
+        let equal = self.steps.iter().map(|step| step.equal);
+        equal.fold(0, usize::saturating_add)
+    }
+
+    /// The share of elements that are equal bit by bit; `None` if nothing was compared.
+    pub fn equal_share(&self) -> Option<f64> {
+        let elements = self.elements();
+        (elements > 0).then(|| self.equal() as f64 / elements as f64)
+    }
+
+    /// The first of the elements that are furthest apart.
+    pub fn furthest(&self) -> Option<&BackendDeviation> {
+        let found = self.steps.iter().filter_map(|step| step.furthest.as_ref());
+        found.reduce(|most, of| {
+            if of.distance > most.distance {
+                of
+            } else {
+                most
+            }
+        })
+    }
+
+    /// How long the first and the second took for the steps that both served.
+    pub fn times(&self) -> [Duration; 2] {
+        let mut times = [Duration::ZERO; 2];
+        for step in &self.steps {
+            if let [Ok(first), Ok(second)] = &step.sides {
+                for (sum, of) in times.iter_mut().zip([first, second]) {
+                    *sum = sum.saturating_add(of.time);
+                }
+            }
+        }
+        times
+    }
+}
+
+/// Runs the same steps by two lists of backends, each over a cache of its own, and says how far their outputs are apart, where
+/// they are furthest, and how long each took.
+///
+/// Both caches begin full of the same numbers, so that a step reads what recorded earlier steps would have written, and get the
+/// same new keys and values. A step that one of the lists cannot serve is named with the reason, and its keys are written all the
+/// same. Waits for the stream after each step: for choosing backends and finding errors, not while serving. The first step of a
+/// shape also pays for what later ones find prepared; record some steps before those whose time matters.
+///
+/// ```
+/// # fn main() -> ascend_serving::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// use ascend_attention::{Runtime, bf16};
+/// use ascend_serving::{AttentionShape, BackendTrial, Backends, Fused, PagedDecode, RecordedBatch, compare_backends};
+///
+/// let step = RecordedBatch::from_json(
+///     r#"{"version":1,
+///         "settings":{"blocks":8,"block_size":128,"pad":"SkipNegative","causality":"Causal",
+///                     "policy":{"chunked_prefill":false,"drafting":null}},
+///         "requests":[{"cached":130,"new":1,"drafts":0,"row":[4,2]},{"cached":7,"new":1,"drafts":0,"row":[3]}]}"#,
+/// )?;
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// let trial = BackendTrial::new(AttentionShape::new(4, 2, 64), 2);
+/// let backends = [Backends::none().with(Fused), Backends::none().with(PagedDecode)];
+/// let found = compare_backends::<bf16>(&stream, &trial, backends, &[step])?;
+/// assert_eq!(found.elements(), 2 * 2 * 4 * 64); // layers, tokens, heads, elements of a head
+/// assert!(found.furthest().is_none_or(|at| at.distance < 1e-2));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for no step, steps whose settings are of different caches, and a
+/// trial without layers; [`Refused`](crate::Refused) for a record that is no right batch; as for [`PagedKvCache::new`],
+/// [`Attention::begin`] and [`Step::forward`](crate::Step::forward), but for a step that no backend serves.
+pub fn compare_backends<T: Number>(
+    stream: &Stream,
+    trial: &BackendTrial,
+    backends: [Backends<T>; 2],
+    steps: &[RecordedBatch],
+) -> Result<BackendComparison> {
+    let first = (steps.first()).ok_or_else(|| Error::invalid("steps", "none", "1 or more"))?;
+    if trial.layers == 0 {
+        return Err(Error::invalid("trial.layers", 0, "1 or more"));
+    }
+    let cache = |of: &RecordedBatch| {
+        let settings = of.settings;
+        (settings.blocks(), settings.block_size(), settings.pad())
+    };
+    let (blocks, block_size, pad) = cache(first);
+    if let Some(at) = steps.iter().position(|step| cache(step) != cache(first)) {
+        return Err(Error::invalid(
+            "steps",
+            format_args!("step {at} over another cache than step 0"),
+            format_args!("{blocks} blocks of {block_size} tokens and the same padding in each"),
+        ));
+    }
+    let AttentionShape {
+        kv_heads, head_dim, ..
+    } = trial.shape;
+    let shape = CacheShape::new(trial.layers, kv_heads, head_dim).format(trial.format);
+    let mut sides = Vec::with_capacity(backends.len());
+    for backends in backends {
+        let cache = PagedKvCache::new(stream.device(), blocks, block_size, shape, pad)?;
+        for layer in 0..trial.layers {
+            let of = cache.layer(layer)?;
+            for (tensor, numbers) in [
+                (&of.key, Numbers::CachedKey),
+                (&of.value, Numbers::CachedValue),
+            ] {
+                let filled: Tensor<T> =
+                    trial.tensor(stream, numbers, (0, layer), tensor.shape())?;
+                tensor.copy_from(stream, &filled)?;
+            }
+        }
+        sides.push(Attention::new(trial.shape, cache, backends));
+    }
+    let mut found = Vec::with_capacity(steps.len());
+    for (at, step) in steps.iter().enumerate() {
+        let requests = step.requests();
+        let metadata = AttentionMetadata::new(&requests, step.settings)?;
+        let mut outcomes = Vec::with_capacity(sides.len());
+        let layers = trial.layers(stream, at, metadata.tokens())?;
+        for attention in &mut sides {
+            outcomes.push(run(stream, attention, &metadata, &layers)?);
+        }
+        let [first, second] = <[_; 2]>::try_from(outcomes)
+            .map_err(|_| Error::invalid("backends", "another number", "2"))?;
+        let mut compared = StepComparison {
+            state: metadata.state(),
+            sides: [first.0, second.0],
+            elements: 0,
+            equal: 0,
+            furthest: None,
+        };
+        if compared.sides.iter().all(Result::is_ok) {
+            let place = Places {
+                step: at,
+                shape: trial.shape,
+                tokens: tokens_of(&requests),
+            };
+            for (layer, (first, second)) in first.1.iter().zip(&second.1).enumerate() {
+                compared.add(&place, layer, first, second);
+            }
+        }
+        found.push(compared);
+    }
+    Ok(BackendComparison { steps: found })
+}
+
+/// Query, key and value of one layer.
+type Rows<T> = [Tensor<T>; 3];
+
+/// Runs a step. What came out of each layer, where a backend serves it.
+fn run<T: Number>(
+    stream: &Stream,
+    attention: &mut Attention<T>,
+    metadata: &AttentionMetadata,
+    layers: &[Rows<T>],
+) -> Result<(Result<ServedStep>, Vec<Vec<T>>)> {
+    stream.synchronize()?;
+    let begin = Instant::now();
+    let outputs = forward(stream, attention, metadata, layers);
+    stream.synchronize()?;
+    let time = begin.elapsed();
+    let (backend, outputs) = match outputs {
+        Ok(served) => served,
+        Err(refused @ Error::NoBackend { .. }) => {
+            // Later steps read what this one would have written.
+            let cache = attention.cache_mut();
+            let [_, key, value] = match layers.first() {
+                Some(rows) => rows,
+                None => return Ok((Err(refused), Vec::new())),
+            };
+            let write = cache.plan_write(stream, metadata.slots(), key, value)?;
+            for (layer, [_, key, value]) in layers.iter().enumerate() {
+                cache.write(stream, &write, layer, key, value)?;
+            }
+            return Ok((Err(refused), Vec::new()));
+        }
+        Err(error) => return Err(error),
+    };
+    let outputs = outputs.iter().map(|output| output.download(stream));
+    let outputs: std::result::Result<_, _> = outputs.collect();
+    Ok((Ok(ServedStep { backend, time }), outputs?))
+}
+
+fn forward<T: Number>(
+    stream: &Stream,
+    attention: &mut Attention<T>,
+    metadata: &AttentionMetadata,
+    layers: &[Rows<T>],
+) -> Result<(&'static str, Vec<Tensor<T>>)> {
+    let mut outputs = Vec::with_capacity(layers.len());
+    let mut step = attention.begin(stream, metadata)?;
+    for (layer, [query, key, value]) in layers.iter().enumerate() {
+        outputs.push(step.forward(layer, query, key, value)?.attention);
+    }
+    let backend = step.selected().map_or("", |selected| selected.name);
+    Ok((backend, outputs))
+}
+
+/// Where the elements of a step's output belong.
+struct Places {
+    step: usize,
+    shape: AttentionShape,
+    /// Of each token its request, and its place among the request's new tokens.
+    tokens: Vec<(usize, usize)>,
+}
+
+fn tokens_of(requests: &[BatchRequest<'_>]) -> Vec<(usize, usize)> {
+    let of = |(request, batch): (usize, &BatchRequest<'_>)| {
+        (0..batch.new).map(move |token| (request, token))
+    };
+    requests.iter().enumerate().flat_map(of).collect()
+}
+
+impl StepComparison {
+    fn add<T: Number>(&mut self, at: &Places, layer: usize, first: &[T], second: &[T]) {
+        let row = at.shape.heads.saturating_mul(at.shape.head_dim);
+        for (index, (first, second)) in first.iter().zip(second).enumerate() {
+            let values = [first.to_f64(), second.to_f64()];
+            let [first, second] = values;
+            self.elements = self.elements.saturating_add(1);
+            if first.to_bits() == second.to_bits() {
+                self.equal = self.equal.saturating_add(1);
+                continue;
+            }
+            let distance = match first.is_finite() && second.is_finite() {
+                true => (first - second).abs(),
+                false => f64::INFINITY,
+            };
+            if (self.furthest).is_some_and(|most| distance <= most.distance) {
+                continue;
+            }
+            let within = index.checked_rem(row).unwrap_or(0);
+            let token = index
+                .checked_div(row)
+                .and_then(|token| at.tokens.get(token));
+            let (request, token) = token.copied().unwrap_or_default();
+            self.furthest = Some(BackendDeviation {
+                step: at.step,
+                layer,
+                request,
+                token,
+                head: within.checked_div(at.shape.head_dim).unwrap_or(0),
+                element: within.checked_rem(at.shape.head_dim).unwrap_or(0),
+                values,
+                distance,
+            });
+        }
+    }
+}
+
+/// What generated numbers are for.
+#[derive(Clone, Copy)]
+enum Numbers {
+    Query,
+    Key,
+    Value,
+    CachedKey,
+    CachedValue,
+}
+
+impl BackendTrial {
+    /// The rows of a step for each layer.
+    fn layers<T: Number>(
+        &self,
+        stream: &Stream,
+        step: usize,
+        tokens: usize,
+    ) -> Result<Vec<Rows<T>>> {
+        let AttentionShape {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.shape;
+        let rows = |layer| {
+            let of = |numbers, heads| {
+                self.tensor(stream, numbers, (step, layer), &[tokens, heads, head_dim])
+            };
+            Ok([
+                of(Numbers::Query, heads)?,
+                of(Numbers::Key, kv_heads)?,
+                of(Numbers::Value, kv_heads)?,
+            ])
+        };
+        (0..self.layers).map(rows).collect()
+    }
+
+    /// Numbers from -1 to 1.
+    fn tensor<T: Number>(
+        &self,
+        stream: &Stream,
+        numbers: Numbers,
+        (step, layer): (usize, usize),
+        shape: &[usize],
+    ) -> Result<Tensor<T>> {
+        let elements = (shape.iter()).try_fold(1usize, |all, axis| all.checked_mul(*axis));
+        let mut values = Vec::new();
+        let room = elements.filter(|elements| values.try_reserve_exact(*elements).is_ok());
+        let room = room.ok_or_else(|| {
+            Error::invalid(
+                "trial",
+                format_args!("{shape:?}"),
+                "tensors that fit in the host's memory",
+            )
+        })?;
+        let parts = [self.seed, numbers as u64, step as u64, layer as u64];
+        let mut state = parts.into_iter().fold(0, |state, part| mixed(state ^ part));
+        values.extend((0..room).map(|_| {
+            state = mixed(state);
+            // 24 bits are what a mantissa holds.
+            (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+        }));
+        let tensor = CaseTensor::from_f32(T::DTYPE, shape, &values)
+            .map_err(|error| Error::invalid("trial", error, "numbers of the element type"))?;
+        let uploaded = stream.upload_bytes(tensor.dtype(), tensor.bytes(), shape)?;
+        Ok(uploaded.typed()?)
+    }
+}
+
+/// The output of SplitMix64 in a state: neighbours have nothing in common.
+fn mixed(state: u64) -> u64 {
+    let mut bits = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}

@@ -1,0 +1,322 @@
+//! Two backends on the same recorded steps: over random schedules each is as far from dense attention in double precision as
+//! its element type lets it, and a number that is off is found in its place.
+
+use crate::acts::config;
+use crate::harness;
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ascend_attention::{Output, bf16};
+use ascend_serving::kv::{BlockPool, PadPolicy};
+use ascend_serving::{
+    AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends,
+    BatchRequest, BatchSettings, Causality, Error, Fused, FusedInTwo, LayerTensors, MaskKind,
+    PagedDecode, RecordedBatch, Result, StepContext, StepPlan, compare_backends,
+};
+use proptest::prelude::*;
+
+const BLOCK: usize = 128;
+const SHAPE: (usize, usize, usize) = (4, 2, 64);
+
+fn shape() -> AttentionShape {
+    AttentionShape::new(SHAPE.0, SHAPE.1, SHAPE.2)
+}
+
+/// An element that is made wrong: of which step, layer and place in the output.
+type Off = (usize, usize, usize);
+
+/// Attention by its definition, in double precision, over what the cache holds.
+#[derive(Debug, Default)]
+struct Dense {
+    off: Option<Off>,
+    steps: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct DenseStep(Option<(usize, usize)>);
+
+impl AttentionBackend<bf16> for Dense {
+    fn name(&self) -> &'static str {
+        "dense"
+    }
+
+    fn plan(
+        &self,
+        _: &StepContext<'_>,
+        _: &LayerTensors<'_, bf16>,
+    ) -> Result<Box<dyn StepPlan<bf16>>> {
+        let step = self.steps.fetch_add(1, Ordering::Relaxed);
+        let off = self.off.filter(|off| off.0 == step);
+        Ok(Box::new(DenseStep(off.map(|off| (off.1, off.2)))))
+    }
+}
+
+/// The keys, or values, of a request, `[keys, N, D]`.
+fn cached(metadata: &AttentionMetadata, numbers: &[bf16], request: usize, len: usize) -> Vec<f64> {
+    let row = SHAPE.1 * SHAPE.2;
+    let blocks = metadata.table().row(request).unwrap();
+    let of = |key: usize| {
+        let at = (blocks[key / BLOCK] * BLOCK + key % BLOCK) * row;
+        numbers[at..at + row].iter().map(|x| x.to_f64())
+    };
+    (0..len).flat_map(of).collect()
+}
+
+impl StepPlan<bf16> for DenseStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, bf16>) -> Result<Output<bf16>> {
+        let (heads, kv_heads, dim) = SHAPE;
+        let window = match step.mask {
+            MaskKind::Causality(causality) => causality.window().map_or(usize::MAX, |w| w.get()),
+            other => panic!("{other:?}"),
+        };
+        let query = layer.query.download(step.stream)?;
+        let [keys, values] = [&layer.cache.key, &layer.cache.value];
+        let (keys, values) = (keys.download(step.stream)?, values.download(step.stream)?);
+        let ends = step.metadata.q_ends().ends();
+        let mut output = Vec::new();
+        let mut first = 0;
+        for (request, (&end, &len)) in ends
+            .iter()
+            .zip(step.metadata.kv_lengths().lengths())
+            .enumerate()
+        {
+            let keys = cached(step.metadata, &keys, request, len);
+            let values = cached(step.metadata, &values, request, len);
+            for token in first..end {
+                let seen = len + token + 1 - end;
+                for head in 0..heads {
+                    let query = &query[(token * heads + head) * dim..][..dim];
+                    let at = head / (heads / kv_heads);
+                    let of = |key: usize| (key * kv_heads + at) * dim;
+                    let places = seen.saturating_sub(window)..seen;
+                    let score = |key: usize| -> f64 {
+                        let pairs = query.iter().zip(&keys[of(key)..][..dim]);
+                        pairs.map(|(q, k)| q.to_f64() * k).sum::<f64>() * step.shape.scale
+                    };
+                    let scores: Vec<f64> = places.clone().map(score).collect();
+                    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let weights: Vec<f64> = scores.iter().map(|x| (x - most).exp()).collect();
+                    let sum: f64 = weights.iter().sum();
+                    let mut row = vec![0.0; dim];
+                    for (key, weight) in places.zip(&weights) {
+                        for (x, v) in row.iter_mut().zip(&values[of(key)..][..dim]) {
+                            *x += weight / sum * v;
+                        }
+                    }
+                    output.extend(row.into_iter().map(bf16::from_f64));
+                }
+            }
+            first = end;
+        }
+        if let Some((_, at)) = self.0.filter(|off| off.0 == layer.layer) {
+            output[at] = bf16::from_f64(output[at].to_f64() + 2.0);
+        }
+        Ok(Output {
+            attention: step.stream.upload(&output, [first, heads, dim])?,
+            softmax_lse: None,
+        })
+    }
+}
+
+fn settings(window: Option<usize>) -> BatchSettings {
+    let pool = BlockPool::new(12, BLOCK, PadPolicy::SkipNegative).unwrap();
+    BatchSettings::of(&pool, Causality::from_flags(true, window).unwrap())
+}
+
+fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
+    BatchRequest {
+        cached,
+        new,
+        drafts: 0,
+        row,
+        group: None,
+        prompt_len: None,
+        sequence: None,
+    }
+}
+
+/// Three requests with blocks of their own; the first have something cached before the first step.
+const ROWS: [&[usize]; 3] = [&[7, 2, 9], &[0, 11, 4], &[5, 1, 8]];
+
+/// Steps in which some of the requests get more tokens, read again from files.
+fn schedule(
+    window: Option<usize>,
+    mut lengths: [usize; 3],
+    steps: &[[Option<usize>; 3]],
+) -> Vec<RecordedBatch> {
+    let mut recorded = Vec::new();
+    for step in steps {
+        let mut requests = Vec::new();
+        for (at, row) in ROWS.iter().enumerate() {
+            let room = ROWS[at].len() * BLOCK - lengths[at];
+            let Some(new) = step[at].map(|new| new.min(room)).filter(|new| *new > 0) else {
+                continue;
+            };
+            requests.push(request(lengths[at], new, row));
+            lengths[at] += new;
+        }
+        if !requests.is_empty() {
+            let json = RecordedBatch::new(settings(window), &requests).to_json();
+            recorded.push(RecordedBatch::from_json(&json).unwrap());
+        }
+    }
+    recorded
+}
+
+fn trial(seed: u64) -> BackendTrial {
+    BackendTrial {
+        seed,
+        ..BackendTrial::new(shape(), 2)
+    }
+}
+
+/// What a request has cached before the first step.
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(0), 0usize..150]
+}
+
+/// New tokens of a request in a step, if it takes part.
+fn turn() -> impl Strategy<Value = Option<usize>> {
+    prop_oneof![1 => Just(None), 2 => Just(Some(1)), 1 => (1usize..40).prop_map(Some)]
+}
+
+proptest! {
+    #![proptest_config(config(10))]
+
+    #[test]
+    fn any_schedule_is_as_far_from_dense_attention_as_rounding_takes_it(
+        window in prop_oneof![2 => Just(None), 1 => (1usize..150).prop_map(Some)],
+        lengths in [length(), length(), length()],
+        steps in prop::collection::vec([turn(), turn(), turn()], 1..5),
+        which in 0usize..3,
+        seed in any::<u64>(),
+    ) {
+        let stream = harness::stream();
+        let steps = schedule(window, lengths, &steps);
+        prop_assume!(!steps.is_empty());
+        let backends = match which {
+            0 => Backends::none().with(Fused),
+            1 => Backends::none().with(FusedInTwo).with(Fused),
+            _ => Backends::none().with(PagedDecode),
+        };
+        let dense = Backends::none().with(Dense::default());
+        let found = compare_backends(&stream, &trial(seed), [backends, dense], &steps).unwrap();
+        prop_assert_eq!(found.steps.len(), steps.len());
+        for (step, recorded) in found.steps.iter().zip(&steps) {
+            let tokens: usize = recorded.requests().iter().map(|request| request.new).sum();
+            prop_assert_eq!(step.sides[1].as_ref().unwrap().backend, "dense");
+            match &step.sides[0] {
+                Ok(_) => prop_assert_eq!(step.elements, 2 * tokens * 4 * 64),
+                Err(refused) => {
+                    // Later steps are compared all the same, over the keys of this one.
+                    let told = matches!(refused, Error::NoBackend { .. });
+                    prop_assert!(which == 2 && told && step.elements == 0, "{}", refused);
+                }
+            }
+            prop_assert!(which == 2 || step.elements > 0);
+        }
+        if let Some(at) = found.furthest() {
+            prop_assert!(at.distance <= 1e-2, "{:?}", at);
+            prop_assert!(found.equal() < found.elements());
+        }
+        if found.elements() > 0 {
+            // Rounded from sums in another order, most are the same all the same.
+            prop_assert!(found.equal_share().unwrap() > 0.3, "{:?}", found.equal_share());
+        }
+    }
+}
+
+#[test]
+fn an_element_that_is_off_is_found_in_its_place() {
+    let stream = harness::stream();
+    let steps = schedule(
+        None,
+        [130, 5, 0],
+        &[[Some(1), Some(1), None], [Some(3), None, Some(9)]],
+    );
+    let state = |at: usize| {
+        let step = &steps[at];
+        AttentionMetadata::new(&step.requests(), step.settings)
+            .unwrap()
+            .state()
+    };
+    let run = |off| {
+        let backends = [
+            Backends::none().with(Fused),
+            Backends::none().with(Dense {
+                off,
+                ..Dense::default()
+            }),
+        ];
+        compare_backends(&stream, &trial(7), backends, &steps).unwrap()
+    };
+    let right = run(None);
+    assert!(right.furthest().is_none_or(|at| at.distance < 1e-2));
+    assert_eq!(
+        [right.steps[0].state, right.steps[1].state],
+        [state(0), state(1)]
+    );
+    assert_eq!(right.steps[0].state, AttentionState::DecodeOnly);
+    assert_eq!(right.steps[0].sides[0].as_ref().unwrap().backend, "fused");
+    assert!(right.times().iter().all(|time| !time.is_zero()));
+    for (off, place) in [
+        // Token 0 of request 1, head 3, element 9.
+        ((0, 1, 4 * 64 + 3 * 64 + 9), (0, 1, 1, 0, 3, 9)),
+        // Three tokens of request 0 come before those of the second one, which is request 2 of the schedule.
+        ((1, 0, (3 + 5) * 4 * 64 + 64), (1, 0, 1, 5, 1, 0)),
+        ((1, 1, 2 * 4 * 64 + 63), (1, 1, 0, 2, 0, 63)),
+    ] {
+        let found = run(Some(off));
+        let at = found.furthest().unwrap();
+        let here = (at.step, at.layer, at.request, at.token, at.head, at.element);
+        assert_eq!(here, place);
+        assert!((at.distance - 2.0).abs() < 5e-2, "{at:?}");
+        assert!(((at.values[1] - at.values[0]).abs() - at.distance).abs() < 1e-9);
+        // The other step has its own.
+        let other = found.steps[1 - place.0].furthest;
+        assert!(other.is_none_or(|at| at.distance < 1e-2));
+        assert!(found.equal() + 1 >= right.equal() && found.equal() <= right.equal());
+    }
+}
+
+#[test]
+fn the_same_backend_computes_the_same_and_seeds_differ() {
+    let stream = harness::stream();
+    let steps = schedule(
+        NonZeroUsize::new(60).map(NonZeroUsize::get),
+        [100, 0, 0],
+        &[[Some(1), Some(4), None]],
+    );
+    let both = || [Backends::none().with(Fused), Backends::none().with(Fused)];
+    let found = compare_backends::<bf16>(&stream, &trial(1), both(), &steps).unwrap();
+    assert_eq!((found.equal_share(), found.furthest()), (Some(1.0), None));
+    let refused = [Backends::none().with(PagedDecode), Backends::none()];
+    let found = compare_backends::<bf16>(&stream, &trial(1), refused, &steps).unwrap();
+    assert_eq!((found.equal_share(), found.elements()), (None, 0));
+    assert!(found.steps[0].sides.iter().all(|side| side.is_err()));
+    assert_eq!(found.times(), [std::time::Duration::ZERO; 2]);
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused_by_name() {
+    let stream = harness::stream();
+    let steps = schedule(None, [3, 3, 3], &[[Some(1), None, None]]);
+    let both = || [Backends::none().with(Fused), Backends::none().with(Fused)];
+    let said = |trial: &BackendTrial, steps: &[RecordedBatch]| {
+        let refused = compare_backends::<bf16>(&stream, trial, both(), steps).unwrap_err();
+        refused.to_string()
+    };
+    assert!(said(&trial(0), &[]).contains("steps"));
+    let none = BackendTrial::new(shape(), 0);
+    assert!(said(&none, &steps).contains("trial.layers"));
+    let pool = BlockPool::new(13, BLOCK, PadPolicy::SkipNegative).unwrap();
+    let other = BatchSettings::of(&pool, Causality::Causal);
+    let other = RecordedBatch::new(other, &steps[0].requests());
+    let told = said(&trial(0), &[steps[0].clone(), other]);
+    assert!(told.contains("step 1 over another cache"), "{told}");
+    let short = RecordedBatch::new(settings(None), &[request(300, 1, &[4])]);
+    assert!(said(&trial(0), &[short]).contains("blocks"));
+    let huge = BackendTrial::new(AttentionShape::new(usize::MAX, 1, usize::MAX), 1);
+    assert!(!said(&huge, &steps).is_empty());
+}
