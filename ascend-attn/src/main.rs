@@ -1,6 +1,7 @@
 //! The command line program `ascend-attn`: arguments and exit codes.
 
 mod area;
+mod backends;
 #[cfg(feature = "emulation")]
 mod bench;
 mod check;
@@ -46,6 +47,7 @@ struct Arguments {
 enum Command {
     Run(replay::Arguments),
     Check(check::Arguments),
+    Backends(Box<backends::Arguments>),
     #[cfg(feature = "emulation")]
     Bench(bench::Arguments),
     Determinism(determinism::Arguments),
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
     let done = match arguments.command {
         Command::Run(arguments) => replay::run(&arguments, &mut output),
         Command::Check(arguments) => check::run(&arguments, &mut output),
+        Command::Backends(arguments) => backends::run(&arguments, &mut output),
         #[cfg(feature = "emulation")]
         Command::Bench(arguments) => bench::run(&arguments, &mut output),
         Command::Determinism(arguments) => determinism::run(&arguments, &mut output),

@@ -5,6 +5,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "case_cli/backends.rs"]
+mod backends;
 #[path = "../../tests/case_files/mod.rs"]
 mod case_files;
 mod case_records;

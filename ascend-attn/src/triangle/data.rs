@@ -9,7 +9,7 @@ use clap::ValueEnum;
 
 /// Element types of the operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Half {
+pub(crate) enum Half {
     F16,
     #[default]
     Bf16,

@@ -16,9 +16,11 @@ use clap::ValueEnum;
 use super::mask::{self, Preset};
 use super::output::Output;
 use super::{BackendChoice, Stop};
-use data::{Data, Half};
+use data::Data;
 use forecast::Forecast;
 use measure::Measured;
+
+pub(super) use data::Half;
 
 /// Say what TriangleMix saves over dense attention, and measure it
 ///

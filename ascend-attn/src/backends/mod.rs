@@ -1,0 +1,188 @@
+//! `ascend-attn backends`: two backends of the serving layer on the same recorded steps.
+
+mod report;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use ascend_attention::spec::fia::Cache;
+use ascend_attention::{Number, Stream, bf16, f16};
+use ascend_serving::{
+    AttentionShape, BackendComparison, BackendTrial, Backends, CascadePrefill, Fused, FusedInTwo,
+    PagedDecode, PromptAndIncre, RecordedBatch, SharedPrefixDecode, SharedPrefixGate,
+    compare_backends,
+};
+use clap::ValueEnum;
+
+use super::output::Output;
+use super::triangle::Half;
+use super::{BackendChoice, Stop, text_file};
+
+/// Compare two backends of the serving layer on recorded steps
+///
+/// A step is a line of JSON, as `RecordedBatch` of ascend-serving writes it. Runs the steps of all files, one after the other,
+/// by both sides over caches of their own with the same random numbers, and prints for each which backend served it and how
+/// long that took, how many elements are equal bit by bit, and the element that is furthest apart.
+///
+/// Exit code 1 if no step was compared, or with --most if an element is further apart.
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// Files of recorded steps, one in a line
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Backends of the first side, in the order in which they are tried
+    #[arg(
+        long,
+        value_enum,
+        required = true,
+        value_delimiter = ',',
+        value_name = "NAME"
+    )]
+    first: Vec<Name>,
+    /// Backends of the second side
+    #[arg(
+        long,
+        value_enum,
+        required = true,
+        value_delimiter = ',',
+        value_name = "NAME"
+    )]
+    second: Vec<Name>,
+    /// Query heads
+    #[arg(long, value_name = "COUNT")]
+    heads: usize,
+    /// Key heads, as many as query heads if not given
+    #[arg(long, value_name = "COUNT")]
+    kv_heads: Option<usize>,
+    /// Elements of a head
+    #[arg(long, value_name = "SIZE", default_value_t = 128)]
+    head_dim: usize,
+    /// Layers
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    layers: usize,
+    /// How the cache lies
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    /// Element type
+    #[arg(long, value_enum, default_value_t)]
+    dtype: Half,
+    /// Which random numbers
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    seed: u64,
+    /// How far apart elements may be
+    #[arg(long, value_name = "DISTANCE")]
+    most: Option<f64>,
+    /// What executes the calls
+    #[arg(long, value_enum, default_value_t)]
+    backend: BackendChoice,
+    /// Number of the device
+    #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
+    device: i32,
+    /// Print a JSON object for each step, and one with the sums
+    #[arg(long)]
+    json: bool,
+}
+
+/// Backends that need nothing but their name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Name {
+    Fused,
+    FusedInTwo,
+    PagedDecode,
+    CascadePrefill,
+    SharedPrefixDecode,
+    PromptAndIncre,
+}
+
+/// How a cache lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    #[default]
+    Bnbsh,
+    Bnnbsd,
+    Nz,
+}
+
+/// Most bytes of a file.
+const MOST_BYTES: u64 = 1 << 28;
+
+pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
+    let mut steps = Vec::new();
+    for file in &arguments.files {
+        let text = text_file::read(file, MOST_BYTES).map_err(Stop::Trouble)?;
+        for (line, json) in text.lines().enumerate() {
+            if json.trim().is_empty() {
+                continue;
+            }
+            steps.push(RecordedBatch::from_json(json).map_err(|error| {
+                Stop::Trouble(format!("{}:{}: {error}", file.display(), line + 1))
+            })?);
+        }
+    }
+    let runtime = arguments.backend.runtime()?;
+    let device = runtime.device(arguments.device)?;
+    let stream = device.stream()?;
+    if !arguments.json {
+        let (backend, soc) = (runtime.backend(), device.soc_name());
+        output.line(format_args!(
+            "backend {backend}, {soc}: {}",
+            runtime.origin()
+        ))?;
+    }
+    let found = match arguments.dtype {
+        Half::F16 => compare::<f16>(arguments, &stream, &steps),
+        Half::Bf16 => compare::<bf16>(arguments, &stream, &steps),
+    };
+    let found = found.map_err(|error| Stop::Trouble(error.to_string()))?;
+    for (at, step) in found.steps.iter().enumerate() {
+        match arguments.json {
+            true => output.line(report::step_json(at, step))?,
+            false => output.line(report::step_text(at, step))?,
+        }
+    }
+    match arguments.json {
+        true => output.line(report::sum_json(&found))?,
+        false => output.line(report::sum_text(&found))?,
+    }
+    let far = |most: f64| found.furthest().is_some_and(|at| at.distance > most);
+    let wrong = found.elements() == 0 || arguments.most.is_some_and(far);
+    Ok(ExitCode::from(u8::from(wrong)))
+}
+
+fn compare<T: Number>(
+    arguments: &Arguments,
+    stream: &Stream,
+    steps: &[RecordedBatch],
+) -> ascend_serving::Result<BackendComparison> {
+    let Arguments {
+        heads, head_dim, ..
+    } = *arguments;
+    let kv_heads = arguments.kv_heads.unwrap_or(heads);
+    let shape = AttentionShape::new(heads, kv_heads, head_dim);
+    let trial = BackendTrial {
+        seed: arguments.seed,
+        format: match arguments.format {
+            Format::Bnbsh => Cache::BnBsH,
+            Format::Bnnbsd => Cache::BnNBsD,
+            Format::Nz => Cache::Nz,
+        },
+        ..BackendTrial::new(shape, arguments.layers)
+    };
+    let sides = [&arguments.first, &arguments.second].map(|names| backends::<T>(names));
+    compare_backends(stream, &trial, sides, steps)
+}
+
+fn backends<T: Number>(names: &[Name]) -> Backends<T> {
+    let add = |backends: Backends<T>, name: &Name| match name {
+        Name::Fused => backends.with(Fused),
+        Name::FusedInTwo => backends.with(FusedInTwo),
+        Name::PagedDecode => backends.with(PagedDecode),
+        Name::CascadePrefill => backends.with(CascadePrefill),
+        Name::SharedPrefixDecode => backends.with(SharedPrefixDecode {
+            gate: SharedPrefixGate::ALWAYS,
+        }),
+        Name::PromptAndIncre => backends.with(PromptAndIncre),
+    };
+    names.iter().fold(Backends::none(), add)
+}

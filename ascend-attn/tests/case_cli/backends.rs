@@ -1,0 +1,110 @@
+//! `ascend-attn backends`: steps from files, what is compared, and exit codes.
+
+use super::{last_line, program, text};
+
+use std::fs;
+use std::process::Output;
+
+use serde_json::Value;
+
+/// Two requests decode, one of them with a cached prompt; then a third brings a prompt.
+const STEPS: [&str; 2] = [
+    r#"{"version":1,"settings":{"blocks":8,"block_size":128,"pad":"SkipNegative","causality":"Causal","policy":{"chunked_prefill":false,"drafting":null}},"requests":[{"cached":130,"new":1,"drafts":0,"row":[4,2]},{"cached":7,"new":1,"drafts":0,"row":[3]}]}"#,
+    r#"{"version":1,"settings":{"blocks":8,"block_size":128,"pad":"SkipNegative","causality":"Causal","policy":{"chunked_prefill":false,"drafting":null}},"requests":[{"cached":131,"new":1,"drafts":0,"row":[4,2]},{"cached":0,"new":9,"drafts":0,"row":[6]}]}"#,
+];
+
+fn backends(steps: &str, arguments: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("steps.jsonl");
+    fs::write(&file, steps).unwrap();
+    let mut command = program();
+    command.args(["backends", "--backend", "emulated"]);
+    command.args(["--heads", "4", "--kv-heads", "2", "--head-dim", "64"]);
+    command.args(arguments).arg(file).output().unwrap()
+}
+
+#[test]
+fn steps_of_a_file_are_compared_one_by_one() {
+    let steps = STEPS.join("\n");
+    let arguments = [
+        "--first",
+        "fused",
+        "--second",
+        "paged_decode",
+        "--layers",
+        "2",
+    ];
+    let output = backends(&steps, &arguments);
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines.len(), 1 + 2 + 1, "{printed}");
+    assert!(
+        lines[1].starts_with("step 0, DecodeOnly: fused "),
+        "{printed}"
+    );
+    assert!(lines[1].contains(" ms and paged_decode "), "{printed}");
+    assert!(lines[1].contains(" of 1024 elements equal"), "{printed}");
+    assert!(lines[2].contains(" and refused ("), "{printed}");
+    assert!(lines[2].ends_with(": not compared"), "{printed}");
+    assert!(
+        last_line(&output).starts_with("2 steps, 1 compared in "),
+        "{printed}"
+    );
+
+    let json = backends(&steps, &[&arguments[..], &["--json"]].concat());
+    let objects: Vec<Value> = text(&json.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(objects.len(), 3);
+    assert_eq!(objects[0]["sides"][1]["backend"], "paged_decode");
+    assert!(objects[1]["sides"][1]["refused"].is_string());
+    let summary = &objects[2]["summary"];
+    assert_eq!(
+        (&summary["compared"], &summary["elements"]),
+        (&1.into(), &1024.into())
+    );
+    assert_eq!(summary["equal"], objects[0]["equal"]);
+    assert_eq!(summary["furthest"], objects[0]["furthest"]);
+}
+
+#[test]
+fn the_same_backend_is_equal_and_a_bound_decides_the_exit_code() {
+    let steps = STEPS.join("\n");
+    let same = ["--first", "fused", "--second", "fused", "--most", "0"];
+    let output = backends(&steps, &same);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(last_line(&output).ends_with(": 100.00 % of 3072 elements equal"));
+    let nothing = ["--first", "paged_decode", "--second", "fused"];
+    let output = backends(STEPS[1], &nothing);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(last_line(&output).ends_with(": nothing was compared"));
+    for dtype in ["f16", "bf16"] {
+        let bound = [
+            "--first",
+            "fused",
+            "--second",
+            "fused_in_two,fused",
+            "--dtype",
+            dtype,
+        ];
+        let output = backends(&steps, &[&bound[..], &["--most", "0.02"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+        let output = backends(&steps, &[&bound[..], &["--most=-1"]].concat());
+        let differ = last_line(&output).contains("furthest apart");
+        assert_eq!(output.status.code(), Some(i32::from(differ)));
+    }
+}
+
+#[test]
+fn what_is_no_recorded_step_is_named_with_its_line() {
+    let arguments = ["--first", "fused", "--second", "fused"];
+    let output = backends(&format!("{}\n\n{{}}", STEPS[0]), &arguments);
+    assert_eq!(output.status.code(), Some(2));
+    let error = text(&output.stderr);
+    assert!(error.contains("steps.jsonl:3: "), "{error}");
+    let output = backends("", &arguments);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("steps"));
+}
