@@ -69,6 +69,9 @@ pub(super) struct Arguments {
     /// Which random numbers
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
+    /// How often each side computes a step: the quickest time counts
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    runs: usize,
     /// How far apart elements may be
     #[arg(long, value_name = "DISTANCE")]
     most: Option<f64>,
@@ -162,6 +165,7 @@ fn compare<T: Number>(
     let shape = AttentionShape::new(heads, kv_heads, head_dim);
     let trial = BackendTrial {
         seed: arguments.seed,
+        runs: arguments.runs,
         format: match arguments.format {
             Format::Bnbsh => Cache::BnBsH,
             Format::Bnnbsd => Cache::BnNBsD,

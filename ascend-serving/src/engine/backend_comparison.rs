@@ -24,6 +24,9 @@ pub struct BackendTrial {
     pub format: Cache,
     /// Which numbers the cache, the queries, keys and values hold: the same ones for a seed, whatever computes.
     pub seed: u64,
+    /// How often each side computes a step, the quickest time counting: the first time pays for what later ones find prepared. 0
+    /// is once.
+    pub runs: usize,
 }
 
 impl BackendTrial {
@@ -34,6 +37,7 @@ impl BackendTrial {
             layers,
             format: Cache::BnBsH,
             seed: 0,
+            runs: 1,
         }
     }
 }
@@ -69,7 +73,8 @@ pub struct StepComparison {
 pub struct ServedStep {
     /// Which backend: that of the first layer, if a [`Hybrid`](crate::Hybrid) has several.
     pub backend: &'static str,
-    /// From the beginning of the step, planning included, until the stream was done with its last layer, on the host's clock.
+    /// From the beginning of the step, planning included, until the stream was done with its last layer, on the host's clock: the
+    /// quickest of [the runs](BackendTrial::runs).
     pub time: Duration,
 }
 
@@ -145,8 +150,7 @@ impl BackendComparison {
 ///
 /// Both caches begin full of the same numbers, so that a step reads what recorded earlier steps would have written, and get the
 /// same new keys and values. A step that one of the lists cannot serve is named with the reason, and its keys are written all the
-/// same. Waits for the stream after each step: for choosing backends and finding errors, not while serving. The first step of a
-/// shape also pays for what later ones find prepared; record some steps before those whose time matters.
+/// same. Waits for the stream after each step: for choosing backends and finding errors, not while serving.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -224,7 +228,15 @@ pub fn compare_backends<T: Number>(
         let mut outcomes = Vec::with_capacity(sides.len());
         let layers = trial.layers(stream, at, metadata.tokens())?;
         for attention in &mut sides {
-            outcomes.push(run(stream, attention, &metadata, &layers)?);
+            let mut outcome = run(stream, attention, &metadata, &layers)?;
+            for _ in 1..trial.runs {
+                // A step writes the same keys again.
+                let again = run(stream, attention, &metadata, &layers)?;
+                if let (Ok(best), Ok(again)) = (&mut outcome.0, again.0) {
+                    best.time = best.time.min(again.time);
+                }
+            }
+            outcomes.push(outcome);
         }
         let [first, second] = <[_; 2]>::try_from(outcomes)
             .map_err(|_| Error::invalid("backends", "another number", "2"))?;

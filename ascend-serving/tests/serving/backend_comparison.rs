@@ -291,6 +291,21 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
     let both = || [Backends::none().with(Fused), Backends::none().with(Fused)];
     let found = compare_backends::<bf16>(&stream, &trial(1), both(), &steps).unwrap();
     assert_eq!((found.equal_share(), found.furthest()), (Some(1.0), None));
+    // Runs write the same keys: later steps stay what they were.
+    let often = BackendTrial {
+        runs: 3,
+        ..trial(1)
+    };
+    let next = schedule(
+        None,
+        [100, 0, 0],
+        &[[Some(1), Some(4), None], [Some(2), Some(1), None]],
+    );
+    let dense = Backends::none().with(Dense::default());
+    let backends = [Backends::none().with(Fused), dense];
+    let found = compare_backends(&stream, &often, backends, &next).unwrap();
+    assert_eq!(found.elements(), 2 * (5 + 3) * 4 * 64);
+    assert!(found.furthest().is_none_or(|at| at.distance < 1e-2));
     let refused = [Backends::none().with(PagedDecode), Backends::none()];
     let found = compare_backends::<bf16>(&stream, &trial(1), refused, &steps).unwrap();
     assert_eq!((found.equal_share(), found.elements()), (None, 0));
