@@ -13,7 +13,7 @@ use super::sequences::Sequences;
 const CHUNKS: [usize; 4] = [1, 16, 64, 256];
 
 /// Tokens in a block of a paged cache.
-const BLOCKS: [usize; 4] = [16, 32, 128, 256];
+const BLOCKS: [usize; 5] = [16, 32, 64, 128, 256];
 
 /// Calls that compute what one call does.
 pub(super) struct Variation {
