@@ -23,7 +23,7 @@
 //! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; [`GraphPool`] with
 //!   launches of one's own.
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](kv::PageTable): the index formats of engines.
-//! - [`LocalBatch`]: attention within chunks, by virtual requests.
+//! - [`ChunkedLocal`]: attention within chunks, by the virtual requests of a [`LocalBatch`].
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding; drafts are accepted greedily or by rejection sampling
 //!   ([`SampledDrafts`]).
 //! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes apart, merged.
@@ -59,11 +59,12 @@ mod refusal;
 mod split_kv;
 
 pub use backends::{
-    AttentionBackend, AttentionShape, Backends, CascadePrefill, Fused, FusedInTwo, Hybrid,
-    LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla, PagedDecode, Phase,
-    PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend, Selected, SharedGroup,
-    SharedPrefixDecode, SharedPrefixGate, StepContext, StepPlan, TriangleChoice, TriangleGate,
-    TriangleMixPrefill, TrianglePlan, TrianglePrefill, UpProjected, UpProjection, WhyDense,
+    AttentionBackend, AttentionShape, Backends, CascadePrefill, ChunkedLocal, Fused, FusedInTwo,
+    Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
+    PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
+    Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, StepContext, StepPlan,
+    TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill, UpProjected,
+    UpProjection, WhyDense,
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,

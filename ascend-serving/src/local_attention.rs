@@ -98,6 +98,12 @@ impl LocalBatch {
         local.table = PageTable::from_rows(&rows)?;
         Ok(local)
     }
+
+    /// The rows of the table.
+    pub(crate) fn rows(&self) -> Vec<&[usize]> {
+        let rows = (0..self.table.requests()).map(|of| self.table.row(of));
+        rows.map(Option::unwrap_or_default).collect()
+    }
 }
 
 #[cfg(test)]

@@ -82,6 +82,7 @@ rules! {
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
     BackendPromptAndIncre = "backend.prompt_and_incre", "PromptFlashAttention and IncreFlashAttention get layers without sinks";
     BackendMask = "backend.mask", "named masks go to their own backend, and it gets no others";
+    BackendChunk = "backend.chunk", "attention within chunks goes to its own backend, and it gets no other";
     ItemStarts = "item.starts", "the items of a prompt have tokens, and follow each other";
     MaskRows = "mask.rows", "each token sees a key under a named mask";
     BackendQuantised = "backend.quantised", "an INT8 cache goes to the backends that take its scales, and they get no other";

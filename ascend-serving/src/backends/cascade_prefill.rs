@@ -5,7 +5,6 @@ use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, Mask, Output, Plan};
 
-use crate::batch::Causality;
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
@@ -47,7 +46,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let causality = step.mask.causality()?;
         let requests: Vec<_> = metadata.new_and_cached().collect();
         let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
-        let windowed = matches!(causality, Causality::Window(_));
+        let windowed = causality.window().is_some();
         if !behind || windowed || first.learnable_sink.is_some() {
             return Err(refused(
                 Rule::BackendCascade,

@@ -2,6 +2,7 @@
 
 mod backend;
 mod cascade_prefill;
+mod chunked_local;
 mod copied_rows;
 mod fused;
 mod fused_in_two;
@@ -20,6 +21,7 @@ mod triangle;
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan};
 pub(crate) use backend::{size, without_lse};
 pub use cascade_prefill::CascadePrefill;
+pub use chunked_local::ChunkedLocal;
 pub use fused::Fused;
 pub use fused_in_two::FusedInTwo;
 pub use hybrid::{Hybrid, LayerSet, Phase};

@@ -13,6 +13,7 @@ use crate::kv::too_many_blocks;
 use crate::refusal::Rule;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
+use super::chunked_local::ChunkedLocal;
 use super::masked::Masked;
 use super::paged_decode::PagedDecode;
 use super::prompt_and_incre::PromptAndIncre;
@@ -130,6 +131,11 @@ impl<T: Element> Backends<T> {
                 .get(Masked::NAME)
                 .is_none()
                 .then_some("`.with(Masked)` adds calls with whole masks, by rules of the caller");
+        }
+        if let MaskKind::Causality(Causality::Chunk(_)) = step.mask {
+            return self.get(ChunkedLocal::NAME).is_none().then_some(
+                "`.with(ChunkedLocal)` adds attention within chunks, by virtual requests",
+            );
         }
         let plain = *step.mask == MaskKind::Causality(Causality::Causal)
             && first.learnable_sink.is_none()

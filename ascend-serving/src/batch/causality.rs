@@ -7,7 +7,7 @@ use ascend_attention::{CallRule, CausalOrigin, Mask, Masks, SlidingWindow};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::refusal::{Refused, refused};
+use crate::refusal::{Refused, Rule, refused};
 
 /// Which keys a token sees.
 ///
@@ -28,6 +28,9 @@ pub enum Causality {
     Causal,
     /// Its own and those before, so many in all.
     Window(NonZeroUsize),
+    /// Its own and those before in its chunk: the context is divided into chunks of so many tokens, from its first on
+    /// (chunked local attention, `attention_chunk_size` of Llama 4). For the backend [`ChunkedLocal`](crate::ChunkedLocal).
+    Chunk(NonZeroUsize),
 }
 
 impl Causality {
@@ -60,9 +63,10 @@ impl Causality {
     ///
     /// # Errors
     /// Those of making the compressed mask, the first time on a device; [`CallRule::MaskWindow`] for a window that
-    /// [`SlidingWindow::new`] refuses.
+    /// [`SlidingWindow::new`] refuses; [`Rule::BackendChunk`] for chunks, which the operator does not know.
     pub fn mask(self, masks: &Masks<'_>) -> Result<Mask> {
         match self {
+            Self::Chunk(_) => Err(self.unknown_to_operators().into()),
             Self::Bidirectional => Ok(Mask::none()),
             Self::Causal => Ok(masks.causal(CausalOrigin::RightDown)?),
             Self::Window(keys) => Ok(masks.sliding_window(SlidingWindow::try_from(keys)?)?),
@@ -82,21 +86,46 @@ impl Causality {
                 Ok(Mask::all_mask(hidden))
             }
             Self::Window(_) => Self::Causal.mask(masks),
-            Self::Causal | Self::Bidirectional => self.mask(masks),
+            Self::Causal | Self::Bidirectional | Self::Chunk(_) => self.mask(masks),
         }
+    }
+
+    /// The refusal on behalf of a backend that knows the operator's own masks alone.
+    fn unknown_to_operators(self) -> Refused {
+        refused(
+            Rule::BackendChunk,
+            format_args!("{self:?}"),
+            "bidirectional, causal, or a window",
+            "register `ChunkedLocal`",
+        )
     }
 
     /// The first token that the one behind `cached` tokens sees.
     pub(crate) fn shown_from(self, cached: usize) -> usize {
-        let next = cached.saturating_add(1);
-        self.window()
-            .map_or(0, |window| next.saturating_sub(window.get()))
+        match self {
+            Self::Bidirectional | Self::Causal => 0,
+            Self::Window(keys) => cached.saturating_add(1).saturating_sub(keys.get()),
+            // A remainder is no larger than what it is of, and no chunk is 0.
+            Self::Chunk(size) => cached.saturating_sub(cached.checked_rem(size.get()).unwrap_or(0)),
+        }
+    }
+
+    /// Whether every token sees no more keys in front of it than it would under `other`.
+    pub(crate) fn is_within(self, other: Self) -> bool {
+        match (self, other) {
+            (_, Self::Bidirectional | Self::Causal) => true,
+            (Self::Bidirectional | Self::Causal, _) => false,
+            (Self::Window(own) | Self::Chunk(own), Self::Window(other)) => own <= other,
+            (Self::Chunk(own), Self::Chunk(other)) => other.get().is_multiple_of(own.get()),
+            // The first token of a chunk sees itself alone.
+            (Self::Window(own), Self::Chunk(_)) => own.get() == 1,
+        }
     }
 
     /// The number of keys that a token sees at most.
     pub fn window(self) -> Option<NonZeroUsize> {
         match self {
-            Self::Window(keys) => Some(keys),
+            Self::Window(keys) | Self::Chunk(keys) => Some(keys),
             Self::Bidirectional | Self::Causal => None,
         }
     }
@@ -118,6 +147,36 @@ mod tests {
                 of(causal, Some(window)).unwrap_err().rule,
                 CallRule::MaskWindow
             );
+        }
+    }
+
+    #[test]
+    fn what_is_shown_is_what_tokens_see() {
+        let size = |n| NonZeroUsize::new(n).unwrap();
+        let kinds: Vec<Causality> = [Causality::Causal]
+            .into_iter()
+            .chain((1..7).flat_map(|n| [Causality::Window(size(n)), Causality::Chunk(size(n))]))
+            .collect();
+        let sees = |of: Causality, token: usize, key: usize| match of {
+            Causality::Bidirectional => true,
+            Causality::Causal => key <= token,
+            Causality::Window(n) => key <= token && token - key < n.get(),
+            Causality::Chunk(n) => key <= token && token / n.get() == key / n.get(),
+        };
+        let tokens = 0..40;
+        for &one in &kinds {
+            for token in tokens.clone() {
+                let first = tokens.clone().find(|&key| sees(one, token, key));
+                assert_eq!(first, Some(one.shown_from(token)), "{one:?} {token}");
+                let seen = tokens.clone().filter(|&key| sees(one, token, key)).count();
+                assert!(one.window().is_none_or(|most| seen <= most.get()));
+            }
+            for &other in &kinds {
+                let within = tokens
+                    .clone()
+                    .all(|token| other.shown_from(token) <= one.shown_from(token));
+                assert_eq!(one.is_within(other), within, "{one:?} {other:?}");
+            }
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
 use ascend_attention::mask::{HostMask, MaskForm};
@@ -53,11 +52,11 @@ impl MaskKind {
         }
     }
 
-    /// The most keys that a token sees, if they are bounded.
-    pub(crate) fn window(&self) -> Option<NonZeroUsize> {
+    /// Whether every token sees no more keys in front of it than it would under `other`.
+    pub(crate) fn is_within(&self, other: Causality) -> bool {
         match self {
-            Self::Causality(causality) => causality.window(),
-            Self::Named(_) => None,
+            Self::Causality(causality) => causality.is_within(other),
+            Self::Named(_) => other.window().is_none(),
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::kv::{
 };
 use crate::refusal::{Refused, Rule, refused};
 
+use super::causality::Causality;
 use super::mask_kind::MaskKind;
 use super::request::{BatchRequest, SequenceExtent};
 use super::settings::BatchSettings;
@@ -230,6 +231,18 @@ impl AttentionMetadata {
             ));
         }
         let causality = self.settings.causality;
+        if let Causality::Chunk(size) = causality
+            && !given_back.is_multiple_of(size.get())
+        {
+            return Err(refused(
+                Rule::BlockWindow,
+                format_args!(
+                    "{causality:?} over request {at}, whose first {given_back} tokens were given back"
+                ),
+                format_args!("a multiple of {size}: whole chunks"),
+                "give back the chunks in front of the next token's, whole",
+            ));
+        }
         // What the request calls cached lies behind what was given back.
         let cached = given_back.saturating_add(request.cached);
         if causality.shown_from(cached) < given_back {
@@ -360,15 +373,18 @@ impl AttentionMetadata {
 
     /// Refuses a mask that may show tokens which a sequence gave back.
     pub(crate) fn keeps_for(&self, mask: &MaskKind) -> Result<(), Refused> {
-        let kept = self.settings.causality.window();
-        let shown = mask.window().zip(kept);
-        if !self.given_back || shown.is_some_and(|(shown, kept)| shown <= kept) {
+        let kept = self.settings.causality;
+        let chunk = |causality| matches!(causality, Causality::Chunk(_));
+        // Behind tokens that were given back, chunks begin where they do only if whole ones were.
+        let placed = chunk(kept) || !matches!(mask, MaskKind::Causality(of) if chunk(*of));
+        let shows_less = kept.window().is_some() && mask.is_within(kept) && placed;
+        if !self.given_back || shows_less {
             return Ok(());
         }
         Err(refused(
             Rule::BlockWindow,
             format_args!("{mask:?} over sequences that gave tokens back"),
-            format_args!("{:?}, or a window of fewer keys", self.settings.causality),
+            format_args!("{kept:?}, or what shows less of each token's past"),
             "give layers that see more sequences of their own, which keep all that these layers see",
         ))
     }

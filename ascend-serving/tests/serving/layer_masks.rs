@@ -12,8 +12,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, LayerOptions, MaskKind, Masked, NamedMask, PagedDecode, Rule,
-    StatePolicy,
+    ChunkedLocal, Error, Fused, GraphLimits, LayerOptions, MaskKind, Masked, NamedMask,
+    PagedDecode, Rule, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -34,6 +34,8 @@ struct Model {
     group: usize,
     window: NonZeroUsize,
     chunk: usize,
+    /// A chunk of whole blocks.
+    blocks: NonZeroUsize,
     prefix: usize,
     /// The mask that the step has, and those of the layers that bring one.
     of_step: usize,
@@ -41,7 +43,7 @@ struct Model {
 }
 
 impl Model {
-    fn masks(&self) -> [Known; 5] {
+    fn masks(&self) -> [Known; 6] {
         let (window, chunk, prefix) = (self.window, self.chunk, self.prefix);
         let named = |name: &str, sees: fn(&Model, usize, usize, usize) -> bool| {
             let model = self.clone();
@@ -65,6 +67,12 @@ impl Model {
                 kind: Causality::Bidirectional.into(),
                 sees: |_, _, _, _| true,
             },
+            Known {
+                kind: Causality::Chunk(self.blocks).into(),
+                sees: |model, _, token, key| {
+                    key <= token && token / model.blocks == key / model.blocks
+                },
+            },
             named("chunks by request", |model, request, token, key| {
                 let chunk = model.chunk * (1 + request % 3);
                 key <= token && token / chunk == key / chunk
@@ -78,22 +86,24 @@ impl Model {
 }
 
 fn model() -> impl Strategy<Value = Model> {
-    let of_layers = prop::array::uniform5(prop::option::weighted(0.8, 0usize..5));
+    let of_layers = prop::array::uniform5(prop::option::weighted(0.8, 0usize..6));
     let heads = (1usize..3, 1usize..4);
     (
         heads,
         1usize..200,
         1usize..90,
+        1usize..3,
         1usize..150,
-        0usize..5,
+        0usize..6,
         of_layers,
     )
         .prop_map(
-            |((kv_heads, group), window, chunk, prefix, of_step, of_layers)| Model {
+            |((kv_heads, group), window, chunk, blocks, prefix, of_step, of_layers)| Model {
                 kv_heads,
                 group,
                 window: NonZeroUsize::new(window).unwrap(),
                 chunk,
+                blocks: NonZeroUsize::new(blocks * 128).unwrap(),
                 prefix,
                 of_step,
                 of_layers,
@@ -111,7 +121,7 @@ fn options(mask: &MaskKind) -> LayerOptions<'_> {
 struct Engine<'a> {
     stream: &'a Stream,
     model: Model,
-    masks: [Known; 5],
+    masks: [Known; 6],
     settings: BatchSettings,
     attention: Attention<bf16>,
     schedule: Schedule,
@@ -127,7 +137,11 @@ impl<'a> Engine<'a> {
         let cache = PagedKvCache::new(stream.device(), BALLAST + 8, 128, of, pad).unwrap();
         let mut ballast = Sequence::new(cache.pool());
         let _ = ballast.grow(BALLAST * 128).unwrap();
-        let backends = Backends::none().with(Masked).with(PagedDecode).with(Fused);
+        let backends = Backends::none()
+            .with(Masked)
+            .with(ChunkedLocal)
+            .with(PagedDecode)
+            .with(Fused);
         let mut schedule = Schedule::of(6);
         schedule.begin = 4;
         schedule.tokens = 300;
@@ -248,9 +262,10 @@ fn every_kind_of_step(stream: &Stream) {
         group: 2,
         window: NonZeroUsize::new(20).unwrap(),
         chunk: 11,
+        blocks: NonZeroUsize::new(128).unwrap(),
         prefix: 60,
-        of_step: 4,
-        of_layers: [Some(0), Some(1), Some(2), Some(3), None],
+        of_step: 5,
+        of_layers: [Some(3), Some(1), Some(2), Some(4), None],
     };
     let mut engine = Engine::new(stream, model);
     for acts in [
@@ -339,6 +354,68 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
         let served = one_layer(&stream, &mut attention, &metadata, &mask);
         assert_eq!(served, Ok("fused"));
     }
+}
+
+#[test]
+fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
+    let stream = harness::stream();
+    let chunk = |tokens| Causality::Chunk(NonZeroUsize::new(tokens).unwrap());
+    let both = || Backends::none().with(ChunkedLocal).with(Fused);
+    let serve = |backends, given_back: usize, of: Causality, mask: Causality| {
+        let (mut attention, mut sequence) = small(&stream, 400, backends);
+        sequence.drop_before(given_back).unwrap();
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        let settings = BatchSettings::of(attention.cache(), of);
+        let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings)?;
+        one_layer(&stream, &mut attention, &metadata, &mask.into())
+    };
+    let served = |given_back, of, mask| serve(both(), given_back, of, mask);
+    assert_eq!(served(0, chunk(256), chunk(256)), Ok("chunked_local"));
+    assert_eq!(served(256, chunk(256), chunk(256)), Ok("chunked_local"));
+    assert_eq!(served(256, chunk(256), chunk(128)), Ok("chunked_local"));
+    assert_eq!(
+        served(0, Causality::Causal, chunk(128)),
+        Ok("chunked_local")
+    );
+    for (given_back, of, mask, rule) in [
+        (0, Causality::Causal, chunk(64), Rule::ChunkSize),
+        (0, Causality::Causal, chunk(129), Rule::ChunkSize),
+        // Half a chunk, and more than the next token can do without.
+        (128, chunk(256), chunk(256), Rule::BlockWindow),
+        (384, chunk(256), chunk(256), Rule::BlockWindow),
+        (256, chunk(256), Causality::Causal, Rule::BlockWindow),
+        (256, chunk(256), chunk(512), Rule::BlockWindow),
+        // Where chunks begin is not known behind what a window gave back.
+        (
+            128,
+            Causality::Window(NonZeroUsize::new(256).unwrap()),
+            chunk(128),
+            Rule::BlockWindow,
+        ),
+    ] {
+        let error = served(given_back, of, mask).unwrap_err();
+        assert!(error.breaks(rule), "{of:?}, {mask:?}: {error}");
+    }
+    let error = serve(Backends::none().with(Fused), 0, chunk(128), chunk(128)).unwrap_err();
+    assert!(error.breaks(Rule::BackendChunk), "{error}");
+    assert!(
+        error.to_string().contains("`.with(ChunkedLocal)` adds"),
+        "{error}"
+    );
+    let error = serve(
+        Backends::none().with(ChunkedLocal),
+        0,
+        Causality::Causal,
+        Causality::Causal,
+    );
+    assert!(error.unwrap_err().breaks(Rule::BackendChunk));
+
+    let (attention, _) = small(&stream, 1, both());
+    let limits = GraphLimits::new([2], 500);
+    let error = attention
+        .capture_layers(&stream, |_| chunk(128), &limits)
+        .unwrap_err();
+    assert!(error.breaks(Rule::BackendChunk), "{error}");
 }
 
 #[test]

@@ -1,0 +1,118 @@
+//! Attention within chunks, by requests that do not exist.
+
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, Output, Plan};
+
+use crate::batch::{Causality, MaskKind};
+use crate::error::Result;
+use crate::local_attention::LocalBatch;
+use crate::refusal::{Rule, refused};
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::fused::with_sink;
+
+/// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request that lies
+/// in one chunk is a request of its own, with the blocks of that chunk ([`LocalBatch`]). The pieces follow each other as the
+/// tokens do, so that nothing is copied. Sinks count once for each token, as in any call.
+///
+/// The step's table is made anew for the pieces, once a step. A chunk is a whole number of blocks
+/// ([`Rule::ChunkSize`]). Steps under other masks are refused, so that the ordinary backends serve them. What packed calls
+/// take in which release is said at [`Fused`](crate::Fused).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChunkedLocal;
+
+impl ChunkedLocal {
+    pub(super) const NAME: &'static str = "chunked_local";
+}
+
+#[derive(Debug)]
+struct ChunkedStep {
+    plan: Plan,
+    /// The blocks of the pieces; `None` where the keys are this step's.
+    block_table: Option<BlockTable>,
+}
+
+impl<T: Element> AttentionBackend<T> for ChunkedLocal {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let MaskKind::Causality(Causality::Chunk(chunk)) = step.mask else {
+            return Err(refused(
+                Rule::BackendChunk,
+                format_args!("{:?}", step.mask),
+                "chunks",
+                "register a backend for other masks behind this one",
+            )
+            .into());
+        };
+        let metadata = step.metadata;
+        let block_size = metadata.settings().block_size();
+        let new: Vec<usize> = metadata.new_and_cached().map(|(new, _)| new).collect();
+        let local = LocalBatch::new(
+            &PerRequest::new(new)?,
+            metadata.kv_lengths(),
+            metadata.table(),
+            block_size,
+            chunk.get(),
+        )?;
+        let ends = local.q_lengths.cumulative()?;
+        let block_table = match metadata.state().reads_cache() {
+            true => Some(BlockTable::from_rows(
+                step.stream,
+                &local.rows(),
+                block_size,
+            )?),
+            false => None,
+        };
+        let lengths = match block_table {
+            Some(_) => CallLengths::PackedPaged {
+                q: &ends,
+                kv: &local.kv_lengths,
+            },
+            None => CallLengths::PackedDense {
+                q: &ends,
+                kv: &ends,
+            },
+        };
+        let mask = Causality::Causal.mask(&step.stream.device().masks())?;
+        let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
+        let plan = call.plan_with(&inputs(first, block_table.as_ref()))?;
+        Ok(Box::new(ChunkedStep { plan, block_table }))
+    }
+}
+
+fn inputs<'a, T: Element>(
+    layer: &LayerTensors<'a, T>,
+    block_table: Option<&'a BlockTable>,
+) -> Inputs<'a> {
+    let inputs = match block_table {
+        Some(table) => Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(table),
+        None => Inputs::new(layer.query, layer.key, layer.value),
+    };
+    with_sink(inputs, layer)
+}
+
+impl<T: Element> StepPlan<T> for ChunkedStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let inputs = inputs(layer, self.block_table.as_ref());
+        Ok(self.plan.launch_with(step.stream, &inputs)?)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        let inputs = inputs(layer, self.block_table.as_ref());
+        Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
+    }
+}
