@@ -4,6 +4,7 @@
 //! - [`kv`]: the paged KV cache: blocks, the sequences that hold them, and where each token lies.
 //! - [`PrefixCache`]: cached prefixes of prompts, found by their tokens (automatic prefix caching, radix cache).
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
+//! - [`CrossAttention`]: that of decoders over the keys of an encoder, written once.
 //! - [`AttentionOptions`]: what models ask for that no operator here has, refused by name.
 //! - [`RangeCheck`]: looks at the numbers of steps, for the first layer that overflows.
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
@@ -78,9 +79,9 @@ pub use drafts::{
 };
 pub use engine::{
     Attention, AttentionOptions, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
-    GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep, LayerGroup,
-    LayerOptions, LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, Step,
-    StepComparison, compare_backends, compare_caches,
+    CrossAttention, CrossStep, Encoding, GroupedAttention, GroupedMetadata, GroupedRequest,
+    GroupedSequence, GroupedStep, LayerGroup, LayerOptions, LayerRows, LayerTensor, RangeCheck,
+    RangeFinding, ServedStep, Step, StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

@@ -29,6 +29,7 @@ pub use latent::Mla;
 pub use latent_tensors::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};
 pub use masked::Masked;
 pub use paged_decode::PagedDecode;
+pub(crate) use paged_decode::{layout as decode_layout, rows as decode_rows};
 pub use prompt_and_incre::PromptAndIncre;
 pub use quantised_decode::QuantisedDecode;
 pub use quantised_prefill::QuantisedPrefill;

@@ -27,7 +27,7 @@ struct DecodeStep {
 }
 
 /// The layout whose queries go with the cache.
-pub(super) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
+pub(crate) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
     match cache.key.shape().len() {
         4 => Layout::Bnsd,
         _ => Layout::Bsh,
@@ -35,7 +35,7 @@ pub(super) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
 }
 
 /// Packed queries `[tokens, N, D]` as one row a request.
-pub(super) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
+pub(crate) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
     let [tokens, heads, dim] = sizes(query);
     match layout {
         Layout::Bnsd => Ok(query.reshape([tokens, heads, 1, dim])?),

@@ -67,7 +67,7 @@ impl AttentionOptions {
                 Rule::OptionCrossAttention,
                 "keys of another sequence",
                 "keys of the request's own tokens",
-                "call `FusedInferAttention` over the encoder's packed keys, without a mask and with their own lengths",
+                "serve these layers by `CrossAttention`, beside this attention for the decoder's own tokens, and leave the option out",
             ));
         }
         if self.shared_kv_layers {

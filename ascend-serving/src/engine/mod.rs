@@ -4,6 +4,7 @@ mod attention;
 mod attention_options;
 mod backend_comparison;
 mod cache_accuracy;
+mod cross_attention;
 mod grouped_attention;
 mod grouped_batch;
 mod layer_check;
@@ -16,6 +17,7 @@ pub use backend_comparison::{
     BackendComparison, BackendDeviation, BackendTrial, ServedStep, StepComparison, compare_backends,
 };
 pub use cache_accuracy::{CacheAccuracy, LayerRows, compare_caches};
+pub use cross_attention::{CrossAttention, CrossStep, Encoding};
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
 pub(crate) use grouped_attention::{same_causality, same_groups};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};

@@ -239,7 +239,7 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// Refuses a sequence of another pool.
-    pub(super) fn holds(&self, sequence: &Sequence) -> Result<(), Refused> {
+    pub(crate) fn holds(&self, sequence: &Sequence) -> Result<(), Refused> {
         if sequence.pool().is(&self.pool) {
             return Ok(());
         }

@@ -13,6 +13,7 @@ mod backend_comparison;
 mod blocks_in_flight;
 mod cache_formats;
 mod context_parallel;
+mod cross_attention;
 mod graph_pool;
 #[path = "../../../tests/harness/mod.rs"]
 mod harness;

@@ -1,0 +1,382 @@
+//! Attention over keys that are not the batch's own: those of an encoder.
+
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::case::tentatively;
+use ascend_attention::spec::Layout;
+use ascend_attention::{CallRule, Element, Output, Plan, Stream, Tensor};
+
+use crate::backends::{
+    AttentionShape, RefusedBackend, decode_layout, decode_rows, no_backend, without_lse,
+};
+use crate::batch::AttentionMetadata;
+use crate::error::{Error, Result};
+use crate::kv::{CacheWrite, LayerCache, PagedKvCache, Sequence, StepLease, uncopied};
+use crate::refusal::{Rule, refused};
+
+use super::layer_check::StepRows;
+use super::ran_layers::RanLayers;
+
+/// The cross attention of a model with an encoder, such as Whisper, T5, or a language model that looks at pictures: each
+/// request's encoder tokens are written once, and every token of its decoder sees all of them, in every step.
+///
+/// The encoder's keys are in a paged cache of their own, with a [`Sequence`] for each request. Beside it the decoder has an
+/// [`Attention`](crate::Attention) for its own tokens; both take the metadata of the same step. Beams of one request share its
+/// encoder keys by [`Sequence::fork`].
+///
+/// Served by one packed call (TND) a layer over the cache, without a mask; by the operator's decode path where that is refused
+/// and each request brings one token. What packed calls take in which release is said at [`Fused`](crate::Fused), what the
+/// decode path takes at [`PagedDecode`](crate::PagedDecode).
+///
+/// ```
+/// # fn main() -> ascend_serving::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// use ascend_attention::{Runtime, bf16};
+/// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+/// use ascend_serving::{AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, CrossAttention};
+///
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// let (layers, heads, dim) = (2, 4, 64);
+/// let cache = |blocks| {
+///     let shape = CacheShape::new(layers, heads, dim);
+///     PagedKvCache::<bf16>::new(stream.device(), blocks, 128, shape, PadPolicy::SkipNegative)
+/// };
+/// let mut cross = CrossAttention::new(AttentionShape::new(heads, heads, dim), cache(8)?)?;
+///
+/// // 200 tokens of the encoder, once.
+/// let mut encoded = Sequence::new(cross.cache().pool());
+/// let states = stream.upload(&vec![bf16::ONE; 200 * heads * dim], [200, heads, dim])?;
+/// let mut encoding = cross.encode(&stream, &mut [(&mut encoded, 200)])?;
+/// for layer in 0..layers {
+///     encoding.write(layer, &states, &states)?;
+/// }
+/// drop(encoding);
+///
+/// // A step of the decoder: three tokens.
+/// let own = cache(4)?;
+/// let mut sequence = Sequence::new(own.pool());
+/// let _ = sequence.grow(3)?;
+/// let settings = BatchSettings::of(&own, Causality::Causal);
+/// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings)?;
+/// let mut step = cross.begin(&stream, &metadata, &[&encoded])?;
+/// let query = stream.upload(&vec![bf16::ONE; 3 * heads * dim], [3, heads, dim])?;
+/// for layer in 0..layers {
+///     let output = step.forward(layer, &query)?;
+///     assert_eq!(output.attention.download(&stream)?[0], bf16::ONE);
+/// }
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct CrossAttention<T: Element> {
+    shape: AttentionShape,
+    cache: PagedKvCache<T>,
+}
+
+impl<T: Element> CrossAttention<T> {
+    /// Cross attention of these heads over a cache for encoder keys.
+    ///
+    /// # Errors
+    /// [`Rule::BackendQuantised`] for a cache of INT8; as for [`Attention::begin`](crate::Attention::begin) for a scale that is
+    /// 0 or not finite.
+    pub fn new(shape: AttentionShape, cache: PagedKvCache<T>) -> Result<Self> {
+        shape.check()?;
+        if cache.is_quantised() {
+            return Err(refused(
+                Rule::BackendQuantised,
+                "a cache of INT8 for encoder keys",
+                format_args!("a cache of {}", T::DTYPE),
+                "make the cache by `PagedKvCache::new`",
+            )
+            .into());
+        }
+        Ok(Self { shape, cache })
+    }
+
+    /// The heads.
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// The cache of encoder keys.
+    pub fn cache(&self) -> &PagedKvCache<T> {
+        &self.cache
+    }
+
+    /// Makes room for the encoder tokens of requests, so many more for each, to be written layer by layer. Waits for blocks
+    /// that steps in flight may still read, before it says that there are none.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::grow`], and [`Rule::BatchEmpty`] without any token; every sequence is as it was then.
+    pub fn encode<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        requests: &mut [(&mut Sequence, usize)],
+    ) -> Result<Encoding<'a, T>> {
+        let mut slots = Vec::new();
+        let mut grown = Vec::new();
+        for (sequence, tokens) in requests.iter_mut() {
+            let before = sequence.len();
+            match self.cache.grow(stream, sequence, *tokens) {
+                Ok(new) => {
+                    grown.push(before);
+                    slots.extend(new);
+                }
+                Err(why) => {
+                    for ((sequence, _), before) in requests.iter_mut().zip(grown) {
+                        sequence.truncate(before)?;
+                    }
+                    return Err(why);
+                }
+            }
+        }
+        if slots.is_empty() {
+            return Err(refused(
+                Rule::BatchEmpty,
+                format_args!("{} requests without encoder tokens", requests.len()),
+                "a token or more",
+                "encode when there is something to write",
+            )
+            .into());
+        }
+        Ok(Encoding {
+            lease: self.cache.pool().begin_step(stream),
+            ran: RanLayers::new(self.cache.shape().layers),
+            cache: &mut self.cache,
+            stream,
+            slots,
+            write: None,
+        })
+    }
+
+    /// Begins a step of the decoder on a stream: `encoded` has the encoder tokens of each of its requests, in their order.
+    /// Requests without encoder tokens, and padding, get rows of zeros. Blocks given back from now on are handed out again
+    /// when the stream has passed the end of the step.
+    ///
+    /// # Errors
+    /// [`CallRule::LengthsBatch`] for another number of sequences than requests, [`Rule::BlockPool`] for one of another pool,
+    /// [`Rule::BlockUncopied`] for one whose copies were not queued, [`Rule::BlockWindow`] for one that gave tokens back;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device.
+    pub fn begin<'a>(
+        &'a self,
+        stream: &'a Stream,
+        metadata: &'a AttentionMetadata,
+        encoded: &[&Sequence],
+    ) -> Result<CrossStep<'a, T>> {
+        self.cache.admits(stream)?;
+        if encoded.len() != metadata.requests() {
+            return Err(refused(
+                CallRule::LengthsBatch,
+                format_args!(
+                    "{} sequences of encoder tokens for {} requests",
+                    encoded.len(),
+                    metadata.requests()
+                ),
+                "one for each, an empty one for a request that has none",
+                "list them in the order of the step's requests",
+            )
+            .into());
+        }
+        let (mut lengths, mut rows) = (PerRequest::default(), Vec::new());
+        for (at, sequence) in encoded.iter().enumerate() {
+            self.cache.holds(sequence)?;
+            if let Some(block) = sequence.uncopied() {
+                return Err(uncopied(format_args!("block {block} of encoder {at}")).into());
+            }
+            if sequence.given_back() > 0 {
+                return Err(refused(
+                    Rule::BlockWindow,
+                    format_args!(
+                        "encoder {at}, whose first {} tokens were given back",
+                        sequence.given_back()
+                    ),
+                    "all tokens: each token of the decoder sees them",
+                    "keep the blocks of encoder keys until the request ends",
+                )
+                .into());
+            }
+            lengths.push(sequence.len())?;
+            rows.push(sequence.row());
+        }
+        for _ in metadata.requests()..metadata.table().requests() {
+            lengths.push(0)?;
+            rows.push(&[]);
+        }
+        let columns = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
+        let block_size = self.cache.pool().block_size();
+        Ok(CrossStep {
+            block_table: BlockTable::with_columns(stream, &rows, columns, block_size)?,
+            lease: self.cache.pool().begin_step(stream),
+            cross: self,
+            stream,
+            metadata,
+            lengths,
+            planned: None,
+        })
+    }
+}
+
+/// Encoder tokens that are being written. From [`CrossAttention::encode`]; drop it when the last layer is queued. If it ends
+/// without some of the layers, and without an error, a warning (`tracing`) names them.
+#[derive(Debug)]
+pub struct Encoding<'a, T: Element> {
+    cache: &'a mut PagedKvCache<T>,
+    stream: &'a Stream,
+    slots: Vec<i32>,
+    /// What the first layer has prepared for all.
+    write: Option<CacheWrite>,
+    ran: RanLayers,
+    lease: StepLease<'a, Stream>,
+}
+
+impl<T: Element> Encoding<'_, T> {
+    /// Queues the writing of a layer's keys and values, `[tokens, Nkv, D]`, those of the requests behind each other.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::plan_write`] and [`PagedKvCache::write`].
+    pub fn write(&mut self, layer: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
+        let outcome = self.queue(layer, key, value);
+        self.ran.note(layer, outcome)
+    }
+
+    fn queue(&mut self, layer: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
+        let write = match &self.write {
+            Some(write) => write,
+            None => {
+                let write = self
+                    .cache
+                    .plan_write(self.stream, &self.slots, key, value)?;
+                &*self.write.insert(write)
+            }
+        };
+        self.cache.write(self.stream, write, layer, key, value)
+    }
+
+    /// The lease that keeps blocks from being handed out while the writes may not have happened.
+    pub fn lease(&self) -> &StepLease<'_, Stream> {
+        &self.lease
+    }
+}
+
+/// A step of the decoder over encoder keys. From [`CrossAttention::begin`]; drop it when the last layer is queued.
+#[derive(Debug)]
+pub struct CrossStep<'a, T: Element> {
+    cross: &'a CrossAttention<T>,
+    stream: &'a Stream,
+    metadata: &'a AttentionMetadata,
+    /// Encoder tokens of each request, none for padding.
+    lengths: PerRequest,
+    block_table: BlockTable,
+    /// What the first layer has planned for all.
+    planned: Option<CrossPlan>,
+    lease: StepLease<'a, Stream>,
+}
+
+/// The call of each layer.
+#[derive(Debug)]
+enum CrossPlan {
+    Packed(Plan),
+    /// One row a request, by the decode path.
+    Rows(Plan, Layout),
+}
+
+impl<T: Element> CrossStep<'_, T> {
+    /// Queues the attention of a layer over the encoder keys: query and output `[tokens, N, D]`, packed, with the padding of
+    /// the metadata. Returns at once. The first layer plans for all.
+    ///
+    /// # Errors
+    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for a query of another shape;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one of another device, and for a layer that there is
+    /// not; [`Error::NoBackend`] with the reasons of the operator where no call serves the step.
+    pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Output<T>> {
+        let mut output = Output {
+            attention: Tensor::empty(self.stream.device(), query.shape())?,
+            softmax_lse: None,
+        };
+        self.forward_into(layer, query, &mut output)?;
+        Ok(output)
+    }
+
+    /// The same with an output tensor of the caller, of the query's shape. Allocates nothing from the second layer on.
+    ///
+    /// # Errors
+    /// As for [`CrossStep::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps.
+    pub fn forward_into(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        without_lse(output)?;
+        query.check_device("query", self.stream.device())?;
+        let shape = self.cross.shape;
+        let rows = StepRows {
+            actual: self.metadata.actual_tokens(),
+            padded: self.metadata.tokens(),
+            padding: true,
+        };
+        rows.check("query", query, layer, shape.heads, Some(shape.head_dim))?;
+        let cache = self.cross.cache.layer(layer)?;
+        let planned = match &self.planned {
+            Some(planned) => planned,
+            None => {
+                let planned = tentatively(|| self.plan(query, cache))?;
+                &*self.planned.insert(planned)
+            }
+        };
+        match planned {
+            CrossPlan::Packed(plan) => {
+                let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
+                Ok(plan.launch_with_into(self.stream, &inputs, output)?)
+            }
+            CrossPlan::Rows(plan, layout) => {
+                let query = decode_rows(*layout, query)?;
+                let inputs = Inputs::new(&query, &cache.key, &cache.value);
+                let mut rows = Output {
+                    attention: decode_rows(*layout, &output.attention)?,
+                    softmax_lse: None,
+                };
+                let inputs = inputs.paged(&self.block_table);
+                Ok(plan.launch_with_into(self.stream, &inputs, &mut rows)?)
+            }
+        }
+    }
+
+    fn plan(&self, query: &Tensor<T>, cache: &LayerCache<T>) -> Result<CrossPlan> {
+        let shape = self.cross.shape;
+        let lengths = CallLengths::PackedPaged {
+            q: self.metadata.q_ends(),
+            kv: &self.lengths,
+        };
+        let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
+        let packed = lengths.apply(shape.call(Layout::Tnd)).plan_with(&inputs);
+        let mut refused = match packed {
+            Ok(plan) => return Ok(CrossPlan::Packed(plan)),
+            Err(why) => vec![self.told("packed call", why.into())],
+        };
+        if self.metadata.tokens() == self.metadata.table().requests() {
+            let layout = decode_layout(cache);
+            let query = decode_rows(layout, query)?;
+            let lengths = CallLengths::Batched {
+                q: None,
+                kv: &self.lengths,
+            };
+            let inputs = Inputs::new(&query, &cache.key, &cache.value).paged(&self.block_table);
+            match lengths.apply(shape.call(layout)).plan_with(&inputs) {
+                Ok(plan) => return Ok(CrossPlan::Rows(plan, layout)),
+                Err(why) => refused.push(self.told("decode path", why.into())),
+            }
+        }
+        Err(no_backend(&refused, None))
+    }
+
+    fn told(&self, name: &'static str, why: Error) -> RefusedBackend {
+        RefusedBackend::new(name, why, self.stream.device())
+    }
+
+    /// The lease that keeps blocks from being handed out while the step may read them.
+    pub fn lease(&self) -> &StepLease<'_, Stream> {
+        &self.lease
+    }
+}
