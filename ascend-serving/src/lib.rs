@@ -5,6 +5,7 @@
 //! - [`PrefixCache`]: cached prefixes of prompts, found by their tokens (automatic prefix caching, radix cache).
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
 //! - [`CrossAttention`]: that of decoders over the keys of an encoder, written once.
+//! - [`EncoderAttention`]: that of encoders and vision towers, without a cache.
 //! - [`AttentionOptions`]: what models ask for that no operator here has, refused by name.
 //! - [`RangeCheck`]: looks at the numbers of steps, for the first layer that overflows.
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
@@ -79,9 +80,10 @@ pub use drafts::{
 };
 pub use engine::{
     Attention, AttentionOptions, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
-    CrossAttention, CrossStep, Encoding, GroupedAttention, GroupedMetadata, GroupedRequest,
-    GroupedSequence, GroupedStep, LayerGroup, LayerOptions, LayerRows, LayerTensor, RangeCheck,
-    RangeFinding, ServedStep, Step, StepComparison, compare_backends, compare_caches,
+    CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, GroupedAttention,
+    GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep, LayerGroup, LayerOptions,
+    LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, Step, StepComparison,
+    compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

@@ -77,7 +77,7 @@ pub(crate) fn size(tensor: &AnyTensor, axis: usize) -> usize {
 }
 
 /// Rows of requests, `[requests, tokens of each, N * D]`, of `[tokens, ...]`.
-pub(super) fn batched<T: Element>(tensor: &Tensor<T>, requests: usize) -> Result<Tensor<T>> {
+pub(crate) fn batched<T: Element>(tensor: &Tensor<T>, requests: usize) -> Result<Tensor<T>> {
     let tokens = size(tensor, 0).checked_div(requests).unwrap_or(0);
     let hidden = tensor.shape().iter().skip(1).product();
     Ok(tensor.reshape([requests, tokens, hidden])?)

@@ -19,7 +19,7 @@ mod shared_prefix_decode;
 mod triangle;
 
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan};
-pub(crate) use backend::{size, without_lse};
+pub(crate) use backend::{batched, size, without_lse};
 pub use cascade_prefill::CascadePrefill;
 pub use chunked_local::ChunkedLocal;
 pub use fused::Fused;

@@ -5,6 +5,7 @@ mod attention_options;
 mod backend_comparison;
 mod cache_accuracy;
 mod cross_attention;
+mod encoder_attention;
 mod grouped_attention;
 mod grouped_batch;
 mod layer_check;
@@ -18,6 +19,7 @@ pub use backend_comparison::{
 };
 pub use cache_accuracy::{CacheAccuracy, LayerRows, compare_caches};
 pub use cross_attention::{CrossAttention, CrossStep, Encoding};
+pub use encoder_attention::{EncoderAttention, EncoderPlan};
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
 pub(crate) use grouped_attention::{same_causality, same_groups};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};

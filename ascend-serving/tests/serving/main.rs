@@ -14,6 +14,7 @@ mod blocks_in_flight;
 mod cache_formats;
 mod context_parallel;
 mod cross_attention;
+mod encoder_attention;
 mod graph_pool;
 #[path = "../../../tests/harness/mod.rs"]
 mod harness;
