@@ -34,7 +34,8 @@
 //!   latent attention, by one call where the release has a tree mask.
 //! - [`TriangleMixPrefill`]: TriangleMix by calls of the stock operator, as a backend; [`TrianglePrefill`] is that of one
 //!   prompt.
-//! - [`SplitLimits`]: into how many parts to split the keys of a decode step.
+//! - [`SplitDecode`]: decode steps with the keys in parts, as many as [`SplitLimits`] says or of tiles that no other request
+//!   changes.
 //! - [`Error`]: everything that can go wrong, as one type; [`Rule`]: what requests, blocks and lengths are refused for.
 //!
 //! The crate calls nothing but the public functions of [`ascend_attention`], whose documentation says what runs where. Without
@@ -62,11 +63,11 @@ mod split_kv;
 
 pub use backends::{
     AttentionBackend, AttentionShape, Backends, CascadePrefill, ChunkedLocal, Fused, FusedInTwo,
-    Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
+    Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
     PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
-    Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, StepContext, StepPlan,
-    TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill, UpProjected,
-    UpProjection, WhyDense,
+    Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepContext,
+    StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill,
+    UpProjected, UpProjection, WhyDense,
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,

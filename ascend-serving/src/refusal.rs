@@ -79,6 +79,7 @@ rules! {
     DraftUniform = "draft.uniform", "the random numbers that decide on drafts are at least 0 and below 1";
     RanksParts = "ranks.parts", "a context is divided into no more parts than a merge takes";
     BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
+    BackendSplit = "backend.split_decode", "the backend of keys in parts gets single causal query tokens";
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
     BackendPromptAndIncre = "backend.prompt_and_incre", "PromptFlashAttention and IncreFlashAttention get layers without sinks";
     BackendMask = "backend.mask", "named masks go to their own backend, and it gets no others";

@@ -1,5 +1,7 @@
 //! Into how many parts a decode kernel that splits keys over cores should split each request's.
 
+use std::ops::Range;
+
 use ascend_attention::attention::PerRequest;
 
 use crate::refusal::{Refused, Rule, refused};
@@ -21,7 +23,8 @@ impl SplitLimits {
     /// The parts of each request, such that the whole batch fills the cores and the parts of long and short requests are
     /// about as long. Requests without keys get none.
     ///
-    /// The rule is SGLang's for its Triton decode kernels. The fused operators of CANN split on their own.
+    /// The rule is SGLang's for its Triton decode kernels. The fused operators of CANN split on their own;
+    /// [`SplitDecode`](crate::SplitDecode) splits by calls.
     ///
     /// # Errors
     /// [`Rule::SplitLimits`] for a limit of 0, or query heads that are no multiple of the key heads.
@@ -82,6 +85,19 @@ impl SplitLimits {
     }
 }
 
+/// The keys `0..len` in ranges of `size`, rounded up to whole blocks.
+pub(crate) fn key_ranges(
+    len: usize,
+    size: usize,
+    block_size: usize,
+) -> impl Iterator<Item = Range<usize>> {
+    let block_size = block_size.max(1);
+    let size = size.div_ceil(block_size).max(1).saturating_mul(block_size);
+    (0..len)
+        .step_by(size)
+        .map(move |first| first..first.saturating_add(size).min(len))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
@@ -136,6 +152,16 @@ mod tests {
         };
         assert_eq!(limits.balanced(&per(&[130; 5])).unwrap(), [1; 5]);
         assert_eq!(limits.balanced(&per(&[130; 4])).unwrap(), [2; 4]);
+    }
+
+    #[test]
+    fn ranges_are_whole_blocks_and_cover_all_keys() {
+        let of = |len, size, block| key_ranges(len, size, block).collect::<Vec<_>>();
+        assert_eq!(of(300, 100, 128), [0..128, 128..256, 256..300]);
+        assert_eq!(of(300, 129, 128), [0..256, 256..300]);
+        assert!(of(0, 5, 16).is_empty());
+        assert_eq!(of(5, 0, 0).len(), 5);
+        assert_eq!(of(7, usize::MAX, 16), [0..7; 1]);
     }
 
     proptest! {

@@ -16,6 +16,7 @@ mod quantised_decode;
 mod quantised_prefill;
 mod registry;
 mod shared_prefix_decode;
+mod split_decode;
 mod triangle;
 
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan};
@@ -36,6 +37,7 @@ pub use quantised_prefill::QuantisedPrefill;
 pub(crate) use registry::no_backend;
 pub use registry::{Backends, RefusedBackend, Selected};
 pub use shared_prefix_decode::{SharedGroup, SharedPrefixDecode, SharedPrefixGate};
+pub use split_decode::{KeySplit, SplitDecode};
 pub use triangle::{
     TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill, WhyDense,
 };

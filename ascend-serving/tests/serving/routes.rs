@@ -3,15 +3,17 @@
 
 use crate::harness;
 
+use std::num::NonZeroUsize;
+
 use crate::tokens::{DIM, dense, packed};
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::{Stream, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, Fused, Rule, SharedPrefixDecode, SharedPrefixGate,
-    StatePolicy, TriangleChoice, TriangleGate, TriangleMixPrefill, WhyDense,
+    CascadePrefill, Causality, Error, Fused, KeySplit, Rule, SharedPrefixDecode, SharedPrefixGate,
+    SplitDecode, StatePolicy, TriangleChoice, TriangleGate, TriangleMixPrefill, WhyDense,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -250,6 +252,133 @@ proptest! {
             _ => false,
         });
         prop_assert_eq!(ran.name, if pays { "shared_prefix_decode" } else { "fused" });
+    }
+}
+
+fn split(split: KeySplit) -> Backends<bf16> {
+    Backends::none().with(SplitDecode { split }).with(Fused)
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(24) })]
+
+    #[test]
+    fn any_decodes_with_keys_in_parts(case in case(prop_oneof![9 => Just(1usize), 1 => 1usize..3]), tiles in 1usize..4, balanced: bool, max_splits in 1usize..20, cores in 1usize..40) {
+        let tiles = KeySplit::Tiles(NonZeroUsize::new(tiles * BLOCK_SIZE).unwrap());
+        let how = if balanced { KeySplit::Balanced { max_splits, cores } } else { tiles };
+        let ran = run(&case, split(how), |_, _, _, _| true, &[])?;
+        let cached = |r: &Request| r.own + r.shares.map_or(0, |(_, tokens)| tokens) > 0;
+        let decodes = case.requests.iter().all(|r| r.new == 1 && cached(r));
+        prop_assert!(!decodes || ran.name == "split_decode", "{:?}", ran.refused);
+    }
+}
+
+/// A request of a decode step, in tiles: its bits are the same in every batch.
+#[test]
+fn tiles_make_a_request_independent_of_its_batch() {
+    let stream = harness::stream();
+    let shape = AttentionShape::new(2, 1, DIM);
+    let tile = KeySplit::Tiles(NonZeroUsize::new(BLOCK_SIZE).unwrap());
+    let bits_of = |others: &[usize]| -> Vec<u16> {
+        let pad = PadPolicy::SkipNegative;
+        let of = CacheShape::new(LAYERS, 1, DIM);
+        let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, of, pad).unwrap();
+        let mut attention = Attention::new(shape, cache, split(tile));
+        let lengths: Vec<usize> = others.iter().copied().chain([700]).collect();
+        let mut sequences = Vec::new();
+        for (at, len) in lengths.iter().enumerate() {
+            // The last one has the same tokens always.
+            let first = if at + 1 == lengths.len() {
+                0
+            } else {
+                10_000 * (at as u64 + 1)
+            };
+            let names: Vec<u64> = (first..first + *len as u64).collect();
+            let mut sequence = Sequence::new(attention.cache().pool());
+            fill(&stream, &mut attention, &mut sequence, &names[1..], 1);
+            let _ = sequence.grow(1).unwrap();
+            sequences.push((sequence, names[0]));
+        }
+        let batch: Vec<_> = sequences
+            .iter()
+            .map(|(s, _)| BatchRequest::of(s, 1))
+            .collect();
+        let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+        let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+        let names: Vec<u64> = sequences.iter().map(|(_, name)| *name).collect();
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        let [query, key, value] =
+            [(0, 2), (1, 1), (2, 1)].map(|(what, heads)| packed(&stream, &names, 0, what, heads));
+        let output: Tensor<bf16> = step.forward(0, &query, &key, &value).unwrap().attention;
+        assert_eq!(step.selected().unwrap().name, "split_decode");
+        let numbers = output.download(&stream).unwrap();
+        let row = &numbers[numbers.len() - 2 * DIM..];
+        row.iter().map(|x| x.to_bits()).collect()
+    };
+    let alone = bits_of(&[]);
+    for others in [&[1usize][..], &[2000, 5], &[700, 699, 128, 129], &[40; 20]] {
+        assert_eq!(bits_of(others), alone, "{others:?}");
+    }
+}
+
+#[test]
+fn what_is_not_split_is_refused_by_name() {
+    let request = |own, new| Request {
+        own,
+        new,
+        ..Request::default()
+    };
+    let case = |requests, causality| Case {
+        kv_heads: 1,
+        group: 1,
+        requests,
+        pad: 0,
+        causality,
+        seed: 5,
+    };
+    let tiles = |keys| KeySplit::Tiles(NonZeroUsize::new(keys).unwrap());
+    let window = Causality::from_flags(true, Some(40)).unwrap();
+    let long = BLOCK_SIZE * SplitDecode::MAX_PARTS;
+    for (how, requests, causality, rule) in [
+        (
+            tiles(128),
+            vec![request(9, 2)],
+            Causality::Causal,
+            Rule::BackendSplit,
+        ),
+        (tiles(128), vec![request(9, 1)], window, Rule::BackendSplit),
+        (
+            tiles(100),
+            vec![request(9, 1)],
+            Causality::Causal,
+            Rule::ChunkSize,
+        ),
+        (
+            tiles(128),
+            vec![request(long, 1)],
+            Causality::Causal,
+            Rule::SplitLimits,
+        ),
+        (
+            KeySplit::Balanced {
+                max_splits: 4,
+                cores: 0,
+            },
+            vec![request(9, 1)],
+            Causality::Causal,
+            Rule::SplitLimits,
+        ),
+    ] {
+        let sees = move |_: usize, _: usize, token: usize, key: usize| {
+            causality
+                .window()
+                .is_none_or(|keys| token - key < keys.get())
+        };
+        let ran = run(&case(requests, causality), split(how), sees, &[]).unwrap();
+        assert_eq!(ran.name, "fused");
+        let (name, why) = &ran.refused[0];
+        assert_eq!(*name, "split_decode");
+        assert!(why.breaks(rule), "{why}");
     }
 }
 

@@ -1,0 +1,228 @@
+//! Decoding with the keys of each request in parts, merged.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
+use ascend_attention::spec::Layout;
+use ascend_attention::spec::update::UpdateCall;
+use ascend_attention::{Element, Output, Plan};
+
+use crate::batch::{AttentionState, Causality};
+use crate::error::Result;
+use crate::refusal::{Refused, Rule, refused};
+use crate::split_kv::{SplitLimits, key_ranges};
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+
+/// Into which parts [`SplitDecode`] divides the keys of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeySplit {
+    /// Into parts that fill the cores and are about as long in the whole batch, by [`SplitLimits::balanced`].
+    Balanced {
+        /// Most parts of a request, at most [`SplitDecode::MAX_PARTS`].
+        max_splits: usize,
+        /// Cores that run the parts.
+        cores: usize,
+    },
+    /// Into tiles of so many keys, a whole number of blocks: the parts of a request depend on its own length alone
+    /// ([`SplitLimits::deterministic`]).
+    Tiles(NonZeroUsize),
+}
+
+/// Decoding steps of layers without a window or sinks, with the keys of each request in parts: one packed call (TND) for the
+/// first part of every request, one for the second, and so on, merged on the device by their log-sum-exps.
+///
+/// The fused operators of CANN split long contexts on their own, so that this is not for speed where they do. It is for steps
+/// whose parts have to be the caller's: with [`KeySplit::Tiles`] no request's result depends on the lengths of the others as
+/// long as the operator computes a row of so few keys alike in every batch.
+///
+/// Parts are rounded to the query's type before they are merged. What packed calls take in which release is said at
+/// [`Fused`](crate::Fused).
+#[derive(Clone, Copy, Debug)]
+pub struct SplitDecode {
+    /// How to divide.
+    pub split: KeySplit,
+}
+
+#[derive(Debug)]
+struct SplitStep {
+    parts: Vec<(Plan, BlockTable)>,
+    /// `None` for a single part.
+    merge: Option<RowMergePlan>,
+}
+
+impl SplitDecode {
+    /// Most parts of a request: what a merge takes.
+    pub const MAX_PARTS: usize = UpdateCall::MAX_PARTS;
+
+    /// The ranges of keys of each request.
+    fn ranges(&self, step: &StepContext<'_>) -> Result<Vec<Vec<Range<usize>>>, Refused> {
+        let block_size = step.block_table.block_size();
+        let lengths = step.metadata.kv_lengths();
+        let parts = match self.split {
+            KeySplit::Balanced { max_splits, cores } => SplitLimits {
+                max_splits: max_splits.min(Self::MAX_PARTS),
+                cores,
+                heads: step.shape.heads,
+                kv_heads: step.shape.kv_heads,
+            }
+            .balanced(lengths)?,
+            KeySplit::Tiles(tile) => {
+                if !tile.get().is_multiple_of(block_size.max(1)) {
+                    return Err(refused(
+                        Rule::ChunkSize,
+                        format_args!("tiles of {tile} keys in blocks of {block_size}"),
+                        format_args!("a multiple of {block_size}"),
+                        "choose a tile of whole blocks",
+                    ));
+                }
+                SplitLimits::deterministic(lengths, tile.get())?
+            }
+        };
+        let each = lengths.lengths().iter().zip(parts).enumerate();
+        each.map(|(request, (&len, parts))| {
+            if parts > Self::MAX_PARTS {
+                return Err(refused(
+                    Rule::SplitLimits,
+                    format_args!("{parts} parts of the {len} keys of request {request}"),
+                    format_args!("at most {}, what a merge takes", Self::MAX_PARTS),
+                    "choose longer tiles",
+                ));
+            }
+            let size = match self.split {
+                KeySplit::Balanced { .. } => len.div_ceil(parts.max(1)),
+                KeySplit::Tiles(tile) => tile.get(),
+            };
+            Ok(key_ranges(len, size, block_size).collect())
+        })
+        .collect()
+    }
+}
+
+impl<T: Element> AttentionBackend<T> for SplitDecode {
+    fn name(&self) -> &'static str {
+        "split_decode"
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let metadata = step.metadata;
+        let causality = step.mask.causality()?;
+        let plain = causality == Causality::Causal && first.learnable_sink.is_none();
+        let single = metadata.tokens() == metadata.table().requests();
+        if metadata.state() != AttentionState::DecodeOnly || !plain || !single {
+            return Err(refused(
+                Rule::BackendSplit,
+                format_args!(
+                    "{:?} of {} tokens in {} requests, {causality:?}, {} sinks",
+                    metadata.state(),
+                    metadata.tokens(),
+                    metadata.table().requests(),
+                    first.with_sinks(),
+                ),
+                "one token a request, causal, without window and sinks",
+                "register a backend for packed queries behind this one",
+            )
+            .into());
+        }
+        let ranges = self.ranges(step)?;
+        let most = ranges.iter().map(Vec::len).max().unwrap_or(0);
+        let mut parts = Vec::with_capacity(most);
+        for part in 0..most {
+            parts.push(plan_part(step, first, &ranges, part)?);
+        }
+        let merge = match most {
+            0 | 1 => None,
+            _ => Some(plan_merge::<T>(&parts, &ranges)?),
+        };
+        Ok(Box::new(SplitStep { parts, merge }))
+    }
+}
+
+/// The call of one part of every request; those that have none have no keys in it.
+fn plan_part<T: Element>(
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+    ranges: &[Vec<Range<usize>>],
+    part: usize,
+) -> Result<(Plan, BlockTable)> {
+    let block_size = step.block_table.block_size();
+    let table = step.metadata.table();
+    let mut lengths = PerRequest::default();
+    let mut rows: Vec<&[usize]> = Vec::with_capacity(ranges.len());
+    for (request, ranges) in ranges.iter().enumerate() {
+        let keys = ranges.get(part).cloned().unwrap_or(0..0);
+        lengths.push(keys.len())?;
+        let used = table.used(request, keys.end, block_size)?;
+        let before = keys.start.checked_div(block_size).unwrap_or(0);
+        rows.push(used.get(before..).unwrap_or_default());
+    }
+    let block_table = BlockTable::from_rows(step.stream, &rows, block_size)?;
+    let lengths = CallLengths::PackedPaged {
+        q: step.metadata.q_ends(),
+        kv: &lengths,
+    };
+    // A single row sees all keys up to its own.
+    let call = step.shape.call(Layout::Tnd).softmax_lse(true);
+    let plan = lengths
+        .apply(call)
+        .plan_with(&inputs(first, &block_table))?;
+    Ok((plan, block_table))
+}
+
+fn plan_merge<T: Element>(
+    parts: &[(Plan, BlockTable)],
+    ranges: &[Vec<Range<usize>>],
+) -> Result<RowMergePlan> {
+    let outputs: Vec<Output<T>> = (parts.iter())
+        .map(|(plan, _)| Ok(plan.output()?))
+        .collect::<Result<_>>()?;
+    let named: Vec<Part<'_, T>> = (outputs.iter())
+        .map(|output| Ok(Part::of(output)?))
+        .collect::<Result<_>>()?;
+    // As many of the lowest bits as there are parts, of which there are 16 at most.
+    let bits = |parts: usize| u16::MAX.unbounded_shr(16u32.saturating_sub(parts as u32));
+    let rows: Vec<PartsOfRows> = (ranges.iter())
+        .map(|ranges| PartsOfRows {
+            rows: 1,
+            parts: bits(ranges.len()),
+        })
+        .collect();
+    Ok(MergeState::new(Layout::Tnd).plan_rows(&rows, &named)?)
+}
+
+fn inputs<'a, T: Element>(layer: &LayerTensors<'a, T>, table: &'a BlockTable) -> Inputs<'a> {
+    Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(table)
+}
+
+impl<T: Element> StepPlan<T> for SplitStep {
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        let mut outputs: Vec<Output<T>> = Vec::with_capacity(self.parts.len());
+        for (plan, table) in &self.parts {
+            outputs.push(plan.launch_with(step.stream, &inputs(layer, table))?);
+        }
+        let merged = match &self.merge {
+            Some(merge) => {
+                let parts: Vec<Part<'_, T>> = (outputs.iter())
+                    .map(|output| Ok(Part::of(output)?))
+                    .collect::<Result<_>>()?;
+                merge.launch(step.stream, &parts)?
+            }
+            // There is one: each request has a key, its own.
+            None => match outputs.pop() {
+                Some(output) => output,
+                None => super::backend::empty_output(step, layer)?,
+            },
+        };
+        Ok(Output {
+            softmax_lse: None,
+            ..merged
+        })
+    }
+}
