@@ -13,6 +13,7 @@
 //! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
 //! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over an INT8 cache ([`kv::PagedKvCache::quantised`]);
 //!   [`compare_caches`] says what it costs.
+//! - [`Attention::backend_choices`]: which backend would serve which kind of step, asked beforehand.
 //! - [`compare_backends`]: two ways to compute the same recorded steps, how far apart they are and how long each takes.
 //! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`] computes.
 //! - [`MultiItemPrompt`]: prompts whose items are scored apart (multi-item scoring).
@@ -80,11 +81,11 @@ pub use drafts::{
     TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionOptions, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
-    CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, GroupedAttention,
-    GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep, LayerGroup, LayerOptions,
-    LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, Step, StepComparison,
-    compare_backends, compare_caches,
+    Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
+    CacheAccuracy, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding,
+    GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep, LayerGroup,
+    LayerOptions, LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, Step,
+    StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

@@ -125,6 +125,11 @@ impl<T: Element> Attention<T> {
         &self.cache
     }
 
+    /// The backends, in the order in which they are tried.
+    pub fn backends(&self) -> &Backends<T> {
+        &self.backends
+    }
+
     /// The cache, to grow sequences in ([`Attention::grow`] does so too) and copy blocks.
     pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.cache

@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_options;
+mod backend_choice;
 mod backend_comparison;
 mod cache_accuracy;
 mod cross_attention;
@@ -14,6 +15,7 @@ mod range_check;
 
 pub use attention::{Attention, LayerOptions, Step};
 pub use attention_options::AttentionOptions;
+pub use backend_choice::BackendChoice;
 pub use backend_comparison::{
     BackendComparison, BackendDeviation, BackendTrial, ServedStep, StepComparison, compare_backends,
 };

@@ -9,6 +9,7 @@
 )]
 
 mod acts;
+mod backend_choice;
 mod backend_comparison;
 mod blocks_in_flight;
 mod cache_formats;

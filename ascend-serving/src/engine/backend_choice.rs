@@ -1,0 +1,218 @@
+//! Which backend would serve which kind of step, asked before there is one.
+
+use std::fmt;
+use std::ops::Range;
+
+use ascend_attention::{Element, Stream, Tensor};
+
+use crate::backends::{LayerTensors, RefusedBackend, StepContext};
+use crate::batch::{
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
+    StatePolicy,
+};
+use crate::error::{Error, Result};
+
+use super::attention::{Attention, LayerOptions};
+use super::layer_check::check_layer;
+
+/// What would serve one kind of step. From [`Attention::backend_choices`].
+#[derive(Clone, Debug)]
+pub struct BackendChoice {
+    /// The kind.
+    pub state: AttentionState,
+    /// The backend's name, or why there is none.
+    pub served: Result<&'static str>,
+    /// Backends that were tried before it.
+    pub refused: Vec<RefusedBackend>,
+}
+
+impl fmt::Display for BackendChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.served {
+            Err(why) => return write!(f, "{:?}: none: {why}", self.state),
+            Ok(name) => write!(f, "{:?}: {name}", self.state)?,
+        }
+        for refused in &self.refused {
+            write!(f, "; not {refused}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A kind of step by an example: how it is classified, and of each request the new tokens, those among them that are drafts,
+/// and the cached ones.
+struct Example {
+    policy: StatePolicy,
+    requests: [(usize, usize, usize); 2],
+}
+
+/// Most tokens of a request in the examples.
+const MOST_TOKENS: usize = 8;
+
+const EXAMPLES: [Example; 5] = {
+    const PLAIN: StatePolicy = StatePolicy {
+        chunked_prefill: false,
+        drafting: None,
+    };
+    const CHUNKED: StatePolicy = StatePolicy {
+        chunked_prefill: true,
+        ..PLAIN
+    };
+    const DRAFTED: StatePolicy = StatePolicy {
+        drafting: Some(Drafting::Mtp),
+        ..CHUNKED
+    };
+    [
+        Example {
+            // PrefillNoCache
+            policy: PLAIN,
+            requests: [(5, 0, 0), (3, 0, 0)],
+        },
+        Example {
+            // PrefillCacheHit
+            policy: PLAIN,
+            requests: [(5, 0, 3), (3, 0, 2)],
+        },
+        Example {
+            // ChunkedPrefill
+            policy: CHUNKED,
+            requests: [(1, 0, 6), (5, 0, 2)],
+        },
+        Example {
+            // DecodeOnly
+            policy: PLAIN,
+            requests: [(1, 0, 3), (1, 0, 7)],
+        },
+        Example {
+            // SpecDecoding
+            policy: DRAFTED,
+            requests: [(4, 3, 3), (4, 3, 2)],
+        },
+    ]
+};
+
+impl<T: Element> Attention<T> {
+    /// Which of the backends would serve each kind of step on this device with this cache, for layers with these options: each
+    /// is asked to plan two small requests, and nothing is queued. An engine asks when it starts, on the emulation of a product
+    /// and release also for machines that it does not have.
+    ///
+    /// A choice may depend on more than the kind: backends such as [`TriangleMixPrefill`](crate::TriangleMixPrefill) and
+    /// [`SharedPrefixDecode`](crate::SharedPrefixDecode) leave small steps to the others. [`Step::selected`](crate::Step::selected)
+    /// says what serves a real one. Of latent attention nothing is said.
+    ///
+    /// ```
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// use ascend_attention::spec::{Cann, Soc};
+    /// use ascend_attention::{Machine, Runtime, f16};
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+    /// use ascend_serving::{Attention, AttentionShape, AttentionState, Backends, Fused, LayerOptions, PagedDecode};
+    ///
+    /// // FLOAT16 on CANN 8.1, whose packed calls take BF16 alone.
+    /// let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1))?;
+    /// let stream = runtime.device(0)?.stream()?;
+    /// let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 8, 128), PadPolicy::SkipNegative)?;
+    /// let backends = Backends::none().with(Fused).with(PagedDecode);
+    /// let attention = Attention::new(AttentionShape::new(32, 8, 128), cache, backends);
+    /// for choice in attention.backend_choices(&stream, LayerOptions::default())? {
+    ///     match choice.state {
+    ///         AttentionState::DecodeOnly => assert_eq!(choice.served.as_deref(), Ok(&*"paged_decode")),
+    ///         _ => assert!(choice.served.is_err(), "{choice}"),
+    ///     }
+    /// }
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Rule::TableBlock`](crate::Rule::TableBlock) for a cache with less room than two requests of eight tokens; that of
+    /// allocating small tensors. What no backend serves is no error.
+    pub fn backend_choices(
+        &self,
+        stream: &Stream,
+        options: LayerOptions<'_>,
+    ) -> Result<Vec<BackendChoice>> {
+        self.cache().admits(stream)?;
+        self.shape().check()?;
+        EXAMPLES
+            .iter()
+            .map(|example| self.choice(stream, options, example))
+            .collect()
+    }
+
+    fn choice(
+        &self,
+        stream: &Stream,
+        options: LayerOptions<'_>,
+        example: &Example,
+    ) -> Result<BackendChoice> {
+        let mask = match options.mask {
+            Some(mask) => mask.clone(),
+            None => MaskKind::from(Causality::Causal),
+        };
+        let settings = BatchSettings::of(self.cache(), mask.causality().unwrap_or_default());
+        let settings = settings.policy(example.policy);
+        let rows = rows_of(example, settings.block_size());
+        let requests: Vec<BatchRequest<'_>> = (example.requests.iter().zip(&rows))
+            .map(|(&(new, drafts, cached), row)| BatchRequest {
+                cached,
+                new,
+                drafts,
+                row,
+                group: Some(self.cache().pool().group()),
+                prompt_len: None,
+                sequence: None,
+            })
+            .collect();
+        let metadata = AttentionMetadata::new(&requests, settings)?;
+        let block_table = self.cache().block_table(stream, metadata.table())?;
+        let shape = self.shape();
+        let rows = |heads| {
+            let shape = [metadata.tokens(), heads, shape.head_dim];
+            Tensor::<T>::empty(stream.device(), shape)
+        };
+        let (query, key) = (rows(shape.heads)?, rows(shape.kv_heads)?);
+        let (cache, quantised) = self.cache().tensors(0)?;
+        let context = StepContext {
+            stream,
+            shape,
+            metadata: &metadata,
+            mask: &mask,
+            block_table: &block_table,
+        };
+        let tensors = LayerTensors {
+            layer: 0,
+            query: &query,
+            key: &key,
+            value: &key,
+            cache: &cache,
+            quantised: quantised.as_ref(),
+            learnable_sink: options.learnable_sink,
+            latent: None,
+        };
+        check_layer(&context, &tensors)?;
+        let (served, refused) = match self.backends().plan(&context, &tensors) {
+            Ok(selected) => (Ok(selected.name), selected.refused),
+            Err(why @ Error::NoBackend { .. }) => (Err(why), Vec::new()),
+            Err(why) => return Err(why),
+        };
+        Ok(BackendChoice {
+            state: metadata.state(),
+            served,
+            refused,
+        })
+    }
+}
+
+/// The first blocks of a cache, dealt out to the requests.
+fn rows_of(example: &Example, block_size: usize) -> Vec<Vec<usize>> {
+    let each = MOST_TOKENS.div_ceil(block_size.max(1));
+    let blocks = |request: usize| -> Range<usize> {
+        let first = request.saturating_mul(each);
+        first..first.saturating_add(each)
+    };
+    (0..example.requests.len())
+        .map(|request| blocks(request).collect())
+        .collect()
+}
