@@ -144,7 +144,7 @@ impl<T: Element> LayerTensors<'_, T> {
 }
 
 /// The INT8 cache of a layer, on behalf of a backend that reads no other.
-pub(super) fn take_quantised<'a, T: Element>(
+pub(super) fn quantised_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<&'a QuantisedLayer, Refused> {
     layer.quantised.ok_or_else(|| {
@@ -187,6 +187,17 @@ pub(super) fn empty_output<T: Element>(
         attention: Tensor::empty(step.stream.device(), shape)?,
         softmax_lse: None,
     })
+}
+
+/// [`StepPlan::run`] of plans whose [`StepPlan::run_into`] does not go by way of it.
+pub(super) fn run_into_empty<T: Element>(
+    plan: &dyn StepPlan<T>,
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+) -> Result<Output<T>> {
+    let mut output = empty_output(step, layer)?;
+    plan.run_into(step, layer, &mut output)?;
+    Ok(output)
 }
 
 /// A way to compute attention: plans once a step, runs once a layer.

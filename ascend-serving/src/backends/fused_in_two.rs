@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, run_into_empty, without_lse,
 };
 use super::fused::with_sink;
 
@@ -97,9 +97,7 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
 
 impl<T: Element> StepPlan<T> for TwoCalls {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let mut output = empty_output(step, layer)?;
-        self.run_into(step, layer, &mut output)?;
-        Ok(output)
+        run_into_empty(self, step, layer)
     }
 
     fn run_into(

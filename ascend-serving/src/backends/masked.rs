@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, empty_output, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, run_into_empty, without_lse,
 };
 use super::fused::with_sink;
 
@@ -127,9 +127,7 @@ fn inputs<'a, T: Element>(
 
 impl<T: Element> StepPlan<T> for Calls {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let mut output = empty_output(step, layer)?;
-        self.run_into(step, layer, &mut output)?;
-        Ok(output)
+        run_into_empty(self, step, layer)
     }
 
     fn run_into(

@@ -20,7 +20,7 @@ use crate::lock::lock;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, empty_output, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, run_into_empty, without_lse,
 };
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
@@ -289,9 +289,7 @@ impl<T: Element> fmt::Debug for StepCalls<T> {
 
 impl<T: Element> StepPlan<T> for StepCalls<T> {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let mut output = empty_output(step, layer)?;
-        self.run_into(step, layer, &mut output)?;
-        Ok(output)
+        run_into_empty(self, step, layer)
     }
 
     fn run_into(

@@ -10,7 +10,7 @@ use crate::kv::QuantisedLayer;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, take_quantised,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, quantised_cache, run_into_empty,
     without_lse,
 };
 use super::paged_decode::{layout, rows};
@@ -44,7 +44,7 @@ impl SingleTokens {
         let block_table = step.block_table.rows(0..requests)?;
         let (kv, _) = step.metadata.kv_lengths().split_at(requests);
         let lengths = CallLengths::Batched { q: None, kv: &kv };
-        // The kernel of NZ caches has no other.
+        // The kernel for NZ caches has `HighPerformance` alone.
         let precise = match of.cache.key.shape().len() {
             5 => InnerPrecise::HighPerformance,
             _ => InnerPrecise::HighPrecision,
@@ -66,7 +66,7 @@ impl SingleTokens {
         layer: &LayerTensors<'_, T>,
         output: &Output<T>,
     ) -> Result<()> {
-        let of = take_quantised(layer)?;
+        let of = quantised_cache(layer)?;
         let first = |packed: &Tensor<T>| rows(self.layout, &packed.narrow(0, 0..self.requests)?);
         let query = first(layer.query)?;
         let mut output = Output {
@@ -105,7 +105,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
         first: &LayerTensors<'_, T>,
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
-        let of = take_quantised(first)?;
+        let of = quantised_cache(first)?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let plain = causality == Causality::Causal && first.learnable_sink.is_none();
@@ -132,9 +132,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
 
 impl<T: Element> StepPlan<T> for SingleTokens {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let mut output = empty_output(step, layer)?;
-        self.run_into(step, layer, &mut output)?;
-        Ok(output)
+        run_into_empty(self, step, layer)
     }
 
     fn run_into(

@@ -15,7 +15,7 @@ use crate::kv::{CachedRows, QuantisedLayer, split};
 use crate::lock::lock;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, size, take_quantised,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, quantised_cache, run_into_empty, size,
     without_lse,
 };
 use super::fused::{Fused, with_sink};
@@ -26,15 +26,16 @@ use super::quantised_decode::SingleTokens;
 /// as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens read none and are that call alone.
 ///
 /// Requests in front of a mixed step that add one token to cached ones are a call of their own, which reads them in their blocks
-/// as [`QuantisedDecode`](crate::QuantisedDecode) does: layers without a window or sinks copy the others' tokens alone. Put the
-/// decodes first.
+/// as [`QuantisedDecode`](crate::QuantisedDecode) does: layers without a window or sinks copy the others' tokens alone. They
+/// have to be in front of the others.
 ///
-/// No operator of the library dequantises and nothing else. Attention with a single key is the value of that key, and the
+/// The library has no operator that only dequantises. Attention with a single key is the value of that key, and the
 /// operator multiplies INT8 values by their scales as it reads them: a call with a sequence for each cached token, whose
 /// query is zeros and whose value is the token's, gives the token in 16 bits, rounded.
 ///
 /// The copies take a cache whose tokens lie whole: BnBsH, or BnNBsD of a single head. A step needs memory for all keys that
-/// its tokens see, five bytes for each element of key and value.
+/// its tokens see: at most five bytes for each element of key and value, and four for each token's scales where tokens have their
+/// own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantisedPrefill;
 
@@ -82,7 +83,7 @@ struct DenseRows<T: Element> {
     numbers: Tensor<T>,
     /// `[rows, 1]` where each token has its own, and none where channels have.
     scales: Tensor<f32>,
-    /// Makes the one of the other.
+    /// Turns `integers` into `numbers`.
     dequantiser: Dequantiser,
 }
 
@@ -91,13 +92,12 @@ struct Dequantiser {
     plan: Plan,
     /// Queries of a call, zeros.
     zeros: AnyTensor,
-    /// Rows of a call.
-    rows: usize,
+    rows_per_call: usize,
     calls: usize,
 }
 
 /// The scales of some rows: of channels, or else of these tokens.
-fn factors(
+fn scales_of_rows(
     channels: Option<&AnyTensor>,
     tokens: &Tensor<f32>,
     rows: Range<usize>,
@@ -120,19 +120,21 @@ impl<T: Element> DenseRows<T> {
         let hidden = heads.saturating_mul(dim);
         // Calls of one size, so that one plan does.
         let calls = rows.div_ceil(FiaCall::MOST_SEQUENCES as usize);
-        let rows = rows.div_ceil(calls.max(1));
-        let all = rows.saturating_mul(calls);
+        let rows_per_call = rows.div_ceil(calls.max(1));
+        let all = rows_per_call.saturating_mul(calls);
         let elements = all.saturating_mul(hidden);
         let integers = device.alloc_zeroed::<i8>(elements)?;
         let integers = Tensor::from_buffer(&integers, [all, hidden])?;
         let numbers = Tensor::<T>::empty(device, [all, hidden])?;
-        let zeros = device.alloc_zeroed::<T>(rows.saturating_mul(hidden))?;
-        let zeros: AnyTensor = Tensor::from_buffer(&zeros, [rows, 1, hidden])?.into();
+        let zeros = device.alloc_zeroed::<T>(rows_per_call.saturating_mul(hidden))?;
+        let zeros: AnyTensor = Tensor::from_buffer(&zeros, [rows_per_call, 1, hidden])?.into();
         let of_tokens = if channels.is_some() { 0 } else { all };
         let scales = device.alloc_zeroed::<f32>(of_tokens)?;
         let scales = Tensor::from_buffer(&scales, [of_tokens, 1])?;
-        let some = integers.narrow(0, 0..rows)?.reshape([rows, 1, hidden])?;
-        let (mode, factors) = factors(channels, &scales, 0..rows)?;
+        let some = integers
+            .narrow(0, 0..rows_per_call)?
+            .reshape([rows_per_call, 1, hidden])?;
+        let (mode, factors) = scales_of_rows(channels, &scales, 0..rows_per_call)?;
         let inputs = Inputs::new(&zeros, &some, &some);
         let plan = FusedInferAttention::new(Layout::Bsh)
             .heads(heads)
@@ -146,7 +148,7 @@ impl<T: Element> DenseRows<T> {
             dequantiser: Dequantiser {
                 plan,
                 zeros,
-                rows,
+                rows_per_call,
                 calls,
             },
         })
@@ -155,14 +157,17 @@ impl<T: Element> DenseRows<T> {
     /// Queues the dequantisation of all rows.
     fn dequantise(&self, stream: &Stream, channels: Option<&AnyTensor>) -> Result<()> {
         let Dequantiser {
-            plan, zeros, rows, ..
+            plan,
+            zeros,
+            rows_per_call,
+            calls,
         } = &self.dequantiser;
-        for call in 0..self.dequantiser.calls {
-            let first = call.saturating_mul(*rows);
-            let place = first..first.saturating_add(*rows);
+        for call in 0..*calls {
+            let first = call.saturating_mul(*rows_per_call);
+            let place = first..first.saturating_add(*rows_per_call);
             let shape = zeros.shape();
             let integers = self.integers.narrow(0, place.clone())?.reshape(shape)?;
-            let (mode, factors) = factors(channels, &self.scales, place.clone())?;
+            let (mode, factors) = scales_of_rows(channels, &self.scales, place.clone())?;
             let mut output = Output {
                 attention: self.numbers.narrow(0, place)?.reshape(shape)?,
                 softmax_lse: None,
@@ -231,7 +236,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         first: &LayerTensors<'_, T>,
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
-        let of = take_quantised(first)?;
+        let of = quantised_cache(first)?;
         let metadata = step.metadata;
         if !metadata.state().reads_cache() {
             return Fused.plan(step, first);
@@ -244,7 +249,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         };
         let (requests, ends) = RequestKeys::behind(singles, step)?;
         let rows = ends.last().copied().unwrap_or(0);
-        let [keys, values] = of_each(of);
+        let [keys, values] = channel_scales(of);
         let dense = [
             DenseRows::plan(step, rows, first.key, keys)?,
             DenseRows::plan(step, rows, first.value, values)?,
@@ -276,7 +281,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
 }
 
 /// The scales of keys and of values, where channels have them.
-fn of_each(of: &QuantisedLayer) -> [Option<&AnyTensor>; 2] {
+fn channel_scales(of: &QuantisedLayer) -> [Option<&AnyTensor>; 2] {
     match of.of_channels() {
         Some(scales) => scales.map(Some),
         None => [None; 2],
@@ -295,8 +300,8 @@ fn packed<T: Element>(
 }
 
 impl<T: Element> DenseStep<T> {
-    /// Queues what brings the keys and values of all requests.
-    fn bring(
+    /// Queues what gathers the keys and values of all requests.
+    fn gather_keys_and_values(
         &self,
         stream: &Stream,
         dense: &[DenseRows<T>; 2],
@@ -315,7 +320,7 @@ impl<T: Element> DenseStep<T> {
                 rows.gather(stream, &request.cached, &key, &value)?;
             }
         }
-        let [of_keys, of_values] = of_each(of);
+        let [of_keys, of_values] = channel_scales(of);
         keys.dequantise(stream, of_keys)?;
         values.dequantise(stream, of_values)?;
         for request in &self.requests {
@@ -333,9 +338,7 @@ impl<T: Element> DenseStep<T> {
 
 impl<T: Element> StepPlan<T> for DenseStep<T> {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let mut output = empty_output(step, layer)?;
-        self.run_into(step, layer, &mut output)?;
-        Ok(output)
+        run_into_empty(self, step, layer)
     }
 
     fn run_into(
@@ -345,13 +348,13 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
         output: &mut Output<T>,
     ) -> Result<()> {
         without_lse(output)?;
-        let of = take_quantised(layer)?;
+        let of = quantised_cache(layer)?;
         if let Some(singles) = &self.singles {
             singles.queue(step, layer, output)?;
         }
         // Held until all is queued: the copies and calls of two layers must not mix.
         let dense = lock(&self.dense);
-        self.bring(step.stream, &dense, of, layer)?;
+        self.gather_keys_and_values(step.stream, &dense, of, layer)?;
         let [key, value] = packed(&dense, self.rows, layer)?;
         let query = layer.query.narrow(0, self.tokens.clone())?;
         let inputs = with_sink(Inputs::new(&query, &key, &value), layer);

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::refusal::{Refused, Rule, refused};
 use crate::split_kv::{SplitLimits, key_ranges};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output};
 
 /// Into which parts [`SplitDecode`] divides the keys of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,7 +217,7 @@ impl<T: Element> StepPlan<T> for SplitStep {
             // There is one: each request has a key, its own.
             None => match outputs.pop() {
                 Some(output) => output,
-                None => super::backend::empty_output(step, layer)?,
+                None => empty_output(step, layer)?,
             },
         };
         Ok(Output {

@@ -17,12 +17,11 @@ use super::mask_kind::NamedMask;
 /// use ascend_serving::MultiItemPrompt;
 ///
 /// // Three tokens of a query, and two documents that begin with the delimiter 9.
-/// let prompt = MultiItemPrompt::by_delimiter(&[1, 2, 3, 9, 5, 9, 6, 7], &9)?;
+/// let prompt = MultiItemPrompt::by_delimiter(&[1, 2, 3, 9, 5, 9, 6, 7], &9);
 /// assert_eq!(prompt.prefix(), 3);
 /// assert_eq!(prompt.items().collect::<Vec<_>>(), [3..5, 5..8]);
 /// assert_eq!(prompt.positions(), [0, 1, 2, 3, 4, 3, 4, 5]);
 /// assert!(prompt.sees(7, 2) && prompt.sees(7, 5) && !prompt.sees(7, 4));
-/// # Ok::<(), ascend_serving::Refused>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MultiItemPrompt {
@@ -55,13 +54,14 @@ impl MultiItemPrompt {
     }
 
     /// The same by tokens: each delimiter begins an item. Without one the prompt is all prefix.
-    ///
-    /// # Errors
-    /// None for slices: the places of delimiters rise.
-    pub fn by_delimiter<T: PartialEq>(tokens: &[T], delimiter: &T) -> Result<Self, Refused> {
+    pub fn by_delimiter<T: PartialEq>(tokens: &[T], delimiter: &T) -> Self {
         let places = tokens.iter().enumerate();
         let starts = places.filter_map(|(at, token)| (token == delimiter).then_some(at));
-        Self::new(starts.collect::<Vec<usize>>(), tokens.len())
+        // Places of tokens rise, and lie in the prompt.
+        Self {
+            starts: starts.collect(),
+            tokens: tokens.len(),
+        }
     }
 
     /// Tokens of the whole prompt.
@@ -105,8 +105,8 @@ impl MultiItemPrompt {
                 .is_none_or(|start| self.start_of(token) == Some(start))
     }
 
-    /// The mask of a step whose requests are these prompts, in order; further requests are causal. For each order of prompts a
-    /// mask of its own.
+    /// The mask of a step whose requests are these prompts, in order; further requests are causal. Prompts in
+    /// another order need another mask.
     pub fn mask(prompts: impl Into<Vec<Self>>) -> NamedMask {
         let prompts = prompts.into();
         NamedMask::new("multi-item scoring", move |request, token, key| {

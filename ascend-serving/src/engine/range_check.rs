@@ -35,7 +35,8 @@ impl RangeCheck {
         }
     }
 
-    /// Finds finite numbers, too, that are farther from 0.
+    /// Also reports finite numbers that are farther from 0 than `limit`. A limit that is NaN or below 0 is refused when the
+    /// check is set.
     #[must_use]
     pub fn limit(mut self, limit: f64) -> Self {
         self.limit = limit;
@@ -43,7 +44,7 @@ impl RangeCheck {
     }
 }
 
-/// What a layer brings, or gets.
+/// Which tensor of a layer: one of its inputs, or its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayerTensor {
     /// Its queries.
@@ -77,7 +78,7 @@ pub struct RangeFinding {
     pub layer: usize,
     /// Which of its tensors.
     pub tensor: LayerTensor,
-    /// Of the first offender the request, by its place in the batch.
+    /// The request of the first offender, by its place in the batch.
     pub request: usize,
     /// Which of the request's tokens in this step.
     pub token: usize,
@@ -141,8 +142,10 @@ struct Pending<T: Element> {
     layer: usize,
     tensor: LayerTensor,
     rows: Arc<[usize]>,
-    /// Elements of a row, and of a head.
-    sizes: (usize, usize),
+    /// Elements of a row.
+    row_size: usize,
+    /// Elements of a head.
+    head_size: usize,
 }
 
 impl<T: Element> fmt::Debug for RangeChecker<T> {
@@ -221,7 +224,7 @@ impl<T: Element> RangeChecker<T> {
             }
             let spare = self.spare.iter().position(|host| host.len() == of.len());
             let host = match spare {
-                Some(at) => self.spare.swap_remove(at),
+                Some(at) => self.spare.remove(at),
                 None => stream.device().host_buffer(of.len())?,
             };
             self.pending.push_back(Pending {
@@ -230,10 +233,8 @@ impl<T: Element> RangeChecker<T> {
                 layer,
                 tensor,
                 rows: Arc::clone(&rows),
-                sizes: (
-                    of.len().checked_div(count).unwrap_or(1).max(1),
-                    of.shape().last().copied().unwrap_or(1).max(1),
-                ),
+                row_size: of.len().checked_div(count).unwrap_or(1).max(1),
+                head_size: of.shape().last().copied().unwrap_or(1).max(1),
             });
         }
         Ok(())
@@ -267,7 +268,8 @@ impl<T: Element> RangeChecker<T> {
             layer,
             tensor,
             rows,
-            sizes: (row_size, head_size),
+            row_size,
+            head_size,
         } = oldest;
         let host = copy.wait()?;
         let report = (self.report)(&host, self.check.limit);
@@ -293,9 +295,11 @@ impl<T: Element> RangeChecker<T> {
                 self.findings.push(finding);
             }
         }
-        if self.spare.len() < MOST_SPARE {
-            self.spare.push(host);
+        // Sizes that come no more make room.
+        if self.spare.len() >= MOST_SPARE {
+            self.spare.remove(0);
         }
+        self.spare.push(host);
         Ok(())
     }
 }

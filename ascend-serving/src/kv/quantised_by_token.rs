@@ -68,7 +68,7 @@ impl TokenQuantiser {
     }
 }
 
-/// Numbers of 16 bits.
+/// The numbers in little-endian bytes of FLOAT16 or BF16; other types are refused.
 fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f32>> {
     let (halves, _) = bytes.as_chunks::<2>();
     let bits = halves.iter().map(|half| u16::from_le_bytes(*half));
@@ -118,12 +118,16 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn numbers_that_are_none_are_refused() {
+    fn numbers_that_are_not_finite_are_refused() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let refused = QuantisedTokens::of("value", &[1.0, 2.0, 3.0, bad], 2).unwrap_err();
             assert_eq!(refused.rule, Rule::QuantisedFinite);
             assert!(refused.given.contains("row 1 of the value"), "{refused}");
         }
+    }
+
+    #[test]
+    fn no_tokens_are_no_integers() {
         let none = QuantisedTokens::of("key", &[], 0).unwrap();
         assert!(none.integers.is_empty() && none.scales.is_empty());
     }

@@ -21,8 +21,8 @@ impl<T: Element> PagedKvCache<T> {
     /// that are not finite have no integer: the device stores some integer for them, and says nothing
     /// ([`Tensor::range_report`] finds them).
     ///
-    /// Heads are a multiple of 32 elements long. In NZ the operator reads heads of 128 elements in blocks of 128 or 512
-    /// tokens by BF16 queries.
+    /// Heads are a multiple of 32 elements long. An NZ cache needs heads of 128 elements, blocks of 128 or 512
+    /// tokens, and BF16 queries.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -110,13 +110,13 @@ impl<T: Element> PagedKvCache<T> {
         Self::of_integers(device, blocks, block_size, shape, pad, scales)
     }
 
-    /// The same with a scale for each token, in the blocks beside it: the largest number of the token's key in all heads
+    /// An INT8 cache with a scale for each token, in blocks of its own: the largest number of the token's key in all heads
     /// becomes 127, that of its value too. No calibration is needed, and numbers that are not finite are refused
     /// ([`Rule::QuantisedFinite`]) before anything of their layer is written.
     ///
     /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in each
-    /// layer. Where that is too slow, take [`PagedKvCache::quantised`], which waits for nothing. The operator reads no such
-    /// scales beside NZ.
+    /// layer. Where that is too slow, take [`PagedKvCache::quantised`], which waits for nothing. The operator reads no
+    /// scales of tokens with an NZ cache.
     ///
     /// # Errors
     /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for NZ, and for another type
@@ -138,7 +138,7 @@ impl<T: Element> PagedKvCache<T> {
         if !matches!(T::DTYPE, DType::Float16 | DType::Bf16) {
             return Err(wrong_type(T::DTYPE));
         }
-        // Of a token of one element, which a head of one element is.
+        // A cache of one head of one element has a number for each token.
         let one = CacheShape::new(shape.layers, 1, 1);
         let scales = PagedKvCache::<f32>::new(device, blocks, block_size, one, pad)?;
         let scales = scales.layers.into_iter().map(|rows| {

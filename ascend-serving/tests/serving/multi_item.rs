@@ -117,6 +117,6 @@ fn items_without_tokens_are_refused() {
         let refused = MultiItemPrompt::new(starts, tokens).unwrap_err();
         assert_eq!(refused.rule, Rule::ItemStarts, "{refused}");
     }
-    let plain = MultiItemPrompt::by_delimiter(&[1, 2], &9).unwrap();
+    let plain = MultiItemPrompt::by_delimiter(&[1, 2], &9);
     assert_eq!((plain.prefix(), plain.items().count()), (2, 0));
 }
