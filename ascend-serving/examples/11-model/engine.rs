@@ -1,12 +1,13 @@
 //! A model's steps over paged caches: one cache for the layers that see every key, one for those with a window, which
-//! keep no more than a token to come sees. Steps run layer by layer; those that only decode are replayed from graphs.
+//! keep no more than a token to come sees. Steps run layer by layer; those that only decode are replayed from graphs. The cache of
+//! layers that see every key may be INT8, over which no graphs are captured.
 
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionShape, Backends, Causality, Fused, GraphLimits,
-    GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, Result, Rule,
-    StatePolicy,
+    GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, QuantisedDecode,
+    QuantisedPrefill, Result, Rule, StatePolicy,
 };
 
 use crate::model::{Attended, Config, Model};
@@ -27,8 +28,10 @@ pub(crate) struct Limits {
     pub(crate) windowed_blocks: usize,
     /// Keys of the longest request.
     pub(crate) longest: usize,
-    /// Requests of the decode steps for which graphs are captured.
+    /// Requests of the decode steps for which graphs are captured; none where keys are INT8.
     pub(crate) graphs: Vec<usize>,
+    /// Whether layers that see every key keep keys and values as INT8, with a scale for each token.
+    pub(crate) int8: bool,
 }
 
 /// A model, its caches and graphs.
@@ -36,7 +39,7 @@ pub(crate) struct Engine<'a> {
     model: &'a Model,
     stream: &'a Stream,
     attention: GroupedAttention<bf16>,
-    graphs: AttentionGraphs<bf16>,
+    graphs: Option<AttentionGraphs<bf16>>,
     /// Blocks of requests that ended or still run, by their tokens.
     prefixes: PrefixCache,
     replays: usize,
@@ -64,8 +67,12 @@ impl<'a> Engine<'a> {
         let groups = groups.collect::<Result<Vec<_>>>()?;
         let attention = GroupedAttention::new(model.layers.len(), groups)?;
         let graphs = GraphLimits::new(limits.graphs.iter().copied(), limits.longest);
+        let graphs = match limits.int8 {
+            true => None,
+            false => Some(attention.capture(stream, &graphs)?),
+        };
         Ok(Self {
-            graphs: attention.capture(stream, &graphs)?,
+            graphs,
             prefixes: PrefixCache::grouped(&attention)?,
             model,
             stream,
@@ -150,9 +157,11 @@ impl<'a> Engine<'a> {
 
         let (model, stream) = (self.model, self.stream);
 
-        let state = if self.graphs.serves_grouped(&metadata) {
+        let graphs = self.graphs.as_mut();
+        let graphs = graphs.filter(|graphs| graphs.serves_grouped(&metadata));
+        let state = if let Some(graphs) = graphs {
             self.replays += 1;
-            let mut step = self.graphs.begin_grouped(stream, &mut metadata)?;
+            let mut step = graphs.begin_grouped(stream, &mut metadata)?;
             model.forward(&tokens, &positions, |layer, attended| {
                 let [query, key, value] = uploaded(stream, &model.config, &attended)?;
                 let output = step.forward(layer, &query, &key, &value)?;
@@ -206,9 +215,17 @@ fn attention(
     };
     let shape = CacheShape::new(layers, config.kv_heads, config.head_dim);
     let pad = PadPolicy::DumpSlot(0);
-    let cache = PagedKvCache::new(stream.device(), blocks, BLOCK_SIZE, shape, pad)?;
-    let shape = AttentionShape::new(config.heads, config.kv_heads, config.head_dim);
-    Ok(Attention::new(shape, cache, Backends::none().with(Fused)))
+    let device = stream.device();
+    let heads = AttentionShape::new(config.heads, config.kv_heads, config.head_dim);
+    if limits.int8 && causality == Causality::Causal {
+        let cache = PagedKvCache::quantised_by_token(device, blocks, BLOCK_SIZE, shape, pad)?;
+        let backends = Backends::none()
+            .with(QuantisedDecode)
+            .with(QuantisedPrefill);
+        return Ok(Attention::new(heads, cache, backends));
+    }
+    let cache = PagedKvCache::new(device, blocks, BLOCK_SIZE, shape, pad)?;
+    Ok(Attention::new(heads, cache, Backends::none().with(Fused)))
 }
 
 /// What a layer attends with, on the device.

@@ -3,6 +3,7 @@
 //!
 //! ```sh
 //! cargo run --release -p ascend-serving --example 11-model                  # a model of random weights, every other layer with a window
+//! cargo run --release -p ascend-serving --example 11-model -- --int8        # the same, layers without a window over a cache of INT8
 //! cargo run --release -p ascend-serving --example 11-model -- MODEL.gguf    # a model of the architecture `llama` from a file
 //! ```
 //!
@@ -38,13 +39,14 @@ const WINDOW: usize = 100;
 
 fn main() -> Result<(), Box<dyn Error>> {
     match std::env::args().nth(1) {
+        Some(flag) if flag == "--int8" => generated(true),
         Some(path) => from_file(Path::new(&path)),
-        None => generated(),
+        None => generated(false),
     }
 }
 
-/// Requests of random tokens to a model of random weights.
-fn generated() -> Result<(), Box<dyn Error>> {
+/// Requests of random tokens to a model of random weights, whose layers without a window may have a cache of INT8.
+fn generated(int8: bool) -> Result<(), Box<dyn Error>> {
     let window = NonZeroUsize::new(WINDOW).ok_or("a window of no keys")?;
     let model = weights::generated(window);
     let mut random = Random(7);
@@ -65,9 +67,12 @@ fn generated() -> Result<(), Box<dyn Error>> {
         windowed_blocks: 8,
         longest: 512,
         graphs: vec![1, 2, 4],
+        int8,
     };
     let finished = serve(&model, requests.collect(), &limits)?;
-    comparison::check(&model, &finished)
+    let full = model.config.layers.iter();
+    let full = full.filter(|layer| layer.window().is_none()).count();
+    comparison::check(&model, &finished, if int8 { full } else { 0 })
 }
 
 /// Questions to a model from a file.
@@ -84,6 +89,7 @@ fn from_file(path: &Path) -> Result<(), Box<dyn Error>> {
         windowed_blocks: 0,
         longest: 384,
         graphs: vec![1, 2, 4],
+        int8: false,
     };
     let finished = serve(&model, requests.collect(), &limits)?;
     for request in &finished {
@@ -91,7 +97,7 @@ fn from_file(path: &Path) -> Result<(), Box<dyn Error>> {
         let text = vocabulary.decode(&request.tokens[request.shared..]);
         println!("{}", text.lines().take(2).collect::<Vec<_>>().join(" "));
     }
-    comparison::check(&model, &finished)
+    comparison::check(&model, &finished, 0)
 }
 
 /// Lets an engine serve all requests.
@@ -112,17 +118,15 @@ fn serve(
     let (finished, counts) = scheduler.finish();
     let replays = engine.replays();
     println!("{counts}\n{replays} steps replayed from graphs");
-    let happened = [
-        counts.shared_blocks,
-        counts.preempted,
-        counts.resumed,
-        replays,
-    ];
+    let happened = [counts.shared_blocks, counts.preempted, counts.resumed];
     if finished.len() != asked || !engine.is_idle() {
         return Err("a request or a block was lost".into());
     }
-    if happened.contains(&0) {
-        return Err("nothing was shared, preempted, resumed or replayed".into());
+    if happened.contains(&0) || (replays == 0) != limits.int8 {
+        return Err(
+            "nothing was shared, preempted, resumed or replayed, or an INT8 cache was replayed"
+                .into(),
+        );
     }
     Ok(finished)
 }
