@@ -8,28 +8,21 @@ use ascend_attention::spec::{SparseMode, Target};
 use super::axis::take;
 use super::sequences::{Sequences, ends};
 
-/// Calls of at most `size` query rows each, which together compute sequence `b`, with the rows of each.
+/// The call on some query rows of sequence `b` alone.
 ///
 /// # Errors
-/// Why the sequence cannot be cut: it is no longer than a chunk, or what its rows see is not stated row by row.
-pub(super) fn chunks(
+/// Why the sequence cannot be cut: what its rows see is not stated row by row.
+pub(super) fn chunk(
     of: &Sequences,
     b: usize,
-    size: usize,
+    rows: Range<usize>,
     target: Target,
-) -> Result<Vec<(Case, Range<usize>)>, String> {
+) -> Result<Case, String> {
     let alone = Sequences::of(of.select(&[b])?, target)?;
-    let rows = alone.rows(0).q_len;
-    (0..rows)
-        .step_by(size)
-        .map(|first| {
-            let chunk = first..rows.min(first + size);
-            let case = chunk_of(&alone, chunk.clone())?;
-            let cut = Sequences::of(case.clone(), target)?;
-            sees_the_same(&alone, &cut, chunk.clone())?;
-            Ok((case, chunk))
-        })
-        .collect()
+    let case = chunk_of(&alone, rows.clone())?;
+    let cut = Sequences::of(case.clone(), target)?;
+    sees_the_same(&alone, &cut, rows)?;
+    Ok(case)
 }
 
 /// Refuses a chunk whose rows see other keys than in the whole call.

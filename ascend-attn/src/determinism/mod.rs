@@ -23,7 +23,7 @@ use super::{BackendChoice, Stop};
 use report::{CaseReport, Found, Tally};
 use rows::{ComputedRows, Difference};
 use sequences::Sequences;
-use variation::{Piece, Variation, variations};
+use variation::{Call, Piece, Variation, variations};
 
 /// Compute the same requests in other batches, chunks, pages and numbers of threads, and say which rows' bits differ
 ///
@@ -136,9 +136,9 @@ fn vary(case: Case, stream: &Stream, target: Target, report: &mut CaseReport) ->
     let before = ComputedRows::of(&original, &outputs)?;
     report.sequences = original.count();
     report.heads = original.problem.heads;
-    for Variation { name, pieces } in variations(&original, target) {
-        let found = pieces.and_then(|pieces| {
-            compared(&pieces, &before, stream, target).map_err(|why| match why {
+    for Variation { name, calls } in variations(&original) {
+        let found = calls.and_then(|calls| {
+            compared(&original, &calls, &before, stream, target).map_err(|why| match why {
                 Why::Elsewhere(reason) | Why::Failure(reason) => reason,
             })
         });
@@ -163,15 +163,18 @@ fn vary(case: Case, stream: &Stream, target: Target, report: &mut CaseReport) ->
 
 /// How the rows of these calls differ from the original's.
 fn compared(
-    pieces: &[Piece],
+    original: &Sequences,
+    calls: &[Call],
     before: &ComputedRows,
     stream: &Stream,
     target: Target,
 ) -> Result<Difference, Why> {
     let mut difference = Difference::default();
-    for Piece { case, rows } in pieces {
-        let sequences = Sequences::of(case.clone(), target)?;
-        let after = ComputedRows::of(&sequences, &computed(case, stream)?)?;
+    for call in calls {
+        let Piece { case, rows } = call.make(original, target)?;
+        let outputs = computed(&case, stream)?;
+        let sequences = Sequences::of(case, target)?;
+        let after = ComputedRows::of(&sequences, &outputs)?;
         for (b, (sequence, tokens)) in rows.iter().enumerate() {
             let heads = sequences.problem.heads;
             difference.add(before, (*sequence, tokens.start), &after, b, heads)?;

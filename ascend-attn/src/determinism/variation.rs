@@ -5,7 +5,7 @@ use std::ops::Range;
 use ascend_attention::case::Case;
 use ascend_attention::spec::Target;
 
-use super::chunks::chunks;
+use super::chunks::chunk;
 use super::pages::paged;
 use super::sequences::Sequences;
 
@@ -15,11 +15,26 @@ const CHUNKS: [usize; 4] = [1, 16, 64, 256];
 /// Tokens in a block of a paged cache.
 const BLOCKS: [usize; 5] = [16, 32, 64, 128, 256];
 
+/// Most calls of a variation.
+const MOST_CALLS: usize = 1024;
+
 /// Calls that compute what one call does.
 pub(super) struct Variation {
     pub(super) name: String,
     /// The calls, or why there are none.
-    pub(super) pieces: Result<Vec<Piece>, String>,
+    pub(super) calls: Result<Vec<Call>, String>,
+}
+
+/// A call to be made of the original's, one at a time, since each holds the keys again.
+pub(super) enum Call {
+    /// The original once more.
+    Again,
+    /// These sequences.
+    Batch(Vec<usize>),
+    /// Some rows of a sequence.
+    Chunk(usize, Range<usize>),
+    /// Keys in blocks of so many tokens, in the order of the sequences or in the reverse.
+    Blocks(usize, bool),
 }
 
 /// A call on some of the original's rows.
@@ -29,84 +44,106 @@ pub(super) struct Piece {
     pub(super) rows: Vec<(usize, Range<usize>)>,
 }
 
+impl Call {
+    /// The call, made.
+    ///
+    /// # Errors
+    /// What of the original cannot be taken apart so.
+    pub(super) fn make(&self, of: &Sequences, target: Target) -> Result<Piece, String> {
+        let all: Vec<usize>;
+        let (case, order) = match self {
+            Call::Chunk(sequence, rows) => {
+                return Ok(Piece {
+                    case: chunk(of, *sequence, rows.clone(), target)?,
+                    rows: vec![(*sequence, rows.clone())],
+                });
+            }
+            Call::Batch(order) => (of.select(order)?, order),
+            Call::Again | Call::Blocks(..) => {
+                all = (0..of.count()).collect();
+                let case = match self {
+                    Call::Blocks(size, reverse) => paged(of, *size, *reverse)?,
+                    _ => of.case().clone(),
+                };
+                (case, &all)
+            }
+        };
+        let rows = order.iter().map(|&b| (b, 0..of.rows(b).q_len));
+        Ok(Piece {
+            case,
+            rows: rows.collect(),
+        })
+    }
+}
+
 /// Every variation of batch, chunks and pages.
-pub(super) fn variations(of: &Sequences, target: Target) -> Vec<Variation> {
-    let count = of.count();
-    let whole: Vec<usize> = (0..count).collect();
-    let several = |pieces: &dyn Fn() -> Result<Vec<Piece>, String>| match count {
+pub(super) fn variations(of: &Sequences) -> Vec<Variation> {
+    let whole: Vec<usize> = (0..of.count()).collect();
+    let several = |calls: Vec<Call>| match of.count() {
         1 => Err("the case has one sequence".to_owned()),
-        _ => pieces(),
+        _ => Ok(calls),
     };
+    let reverse = whole.iter().rev().copied().collect();
+    let twice = [&whole[..], &whole].concat();
+    let alone = whole.iter().map(|&b| Call::Batch(vec![b])).collect();
     let mut all = vec![
-        variation("again", Ok(vec![piece(of, of.case().clone(), &whole)])),
-        variation(
-            "each sequence alone",
-            several(&|| whole.iter().map(|&b| batch(of, &[b])).collect()),
-        ),
-        variation(
-            "batch in reverse",
-            several(&|| {
-                let reverse: Vec<usize> = whole.iter().rev().copied().collect();
-                Ok(vec![batch(of, &reverse)?])
-            }),
-        ),
-        variation(
-            "batch twice",
-            batch(of, &[whole.clone(), whole.clone()].concat()).map(|piece| vec![piece]),
-        ),
+        variation("again", Ok(vec![Call::Again])),
+        variation("each sequence alone", several(alone)),
+        variation("batch in reverse", several(vec![Call::Batch(reverse)])),
+        variation("batch twice", Ok(vec![Call::Batch(twice)])),
     ];
     let longest = whole.iter().map(|&b| of.rows(b).q_len).max().unwrap_or(0);
     // A chunk that holds the longest sequence is the call as it stands.
     let cutting = CHUNKS.into_iter().filter(|&size| size < longest);
-    all.extend(
-        cutting.map(|size| variation(&format!("chunks of {size}"), in_chunks(of, size, target))),
-    );
+    all.extend(cutting.map(|size| {
+        let calls = whole
+            .iter()
+            .flat_map(|&b| chunks(of.rows(b).q_len, size).map(move |rows| Call::Chunk(b, rows)));
+        variation(&format!("chunks of {size}"), Ok(calls.collect()))
+    }));
     if longest <= 1 {
-        all.push(variation(
-            "chunks",
-            Err("no sequence has several query rows".to_owned()),
-        ));
+        let why = "no sequence has several query rows".to_owned();
+        all.push(variation("chunks", Err(why)));
     }
     for size in BLOCKS {
         for (reverse, order) in [(false, ""), (true, " in reverse")] {
-            let pieces = paged(of, size, reverse).map(|case| vec![piece(of, case, &whole)]);
-            all.push(variation(&format!("blocks of {size}{order}"), pieces));
+            let calls = vec![Call::Blocks(size, reverse)];
+            all.push(variation(&format!("blocks of {size}{order}"), Ok(calls)));
         }
     }
     all
 }
 
-fn variation(name: &str, pieces: Result<Vec<Piece>, String>) -> Variation {
+/// Rows in runs of at most `size`.
+fn chunks(rows: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let firsts = (0..rows).step_by(size);
+    firsts.map(move |first| first..rows.min(first + size))
+}
+
+fn variation(name: &str, calls: Result<Vec<Call>, String>) -> Variation {
+    let calls = calls.and_then(|calls| match calls.len() {
+        0..=MOST_CALLS => Ok(calls),
+        count => Err(format!(
+            "it would take {count} calls, and {MOST_CALLS} are made at most"
+        )),
+    });
     Variation {
         name: name.to_owned(),
-        pieces,
+        calls,
     }
 }
 
-/// One call on these sequences.
-fn batch(of: &Sequences, order: &[usize]) -> Result<Piece, String> {
-    Ok(piece(of, of.select(order)?, order))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A call that computes all rows of these sequences.
-fn piece(of: &Sequences, case: Case, order: &[usize]) -> Piece {
-    let rows = order.iter().map(|&b| (b, 0..of.rows(b).q_len));
-    Piece {
-        case,
-        rows: rows.collect(),
+    #[test]
+    fn chunks_cover_all_rows_and_their_number_is_bounded() {
+        assert_eq!(chunks(7, 3).collect::<Vec<_>>(), [0..3, 3..6, 6..7]);
+        assert_eq!(chunks(0, 3).count(), 0);
+        let of = |count: usize| variation("many", Ok((0..count).map(|_| Call::Again).collect()));
+        assert!(of(MOST_CALLS).calls.is_ok());
+        let why = of(MOST_CALLS + 1).calls.err().unwrap();
+        assert!(why.starts_with("it would take 1025 calls"), "{why}");
     }
-}
-
-/// Every sequence in calls of at most `size` rows.
-fn in_chunks(of: &Sequences, size: usize, target: Target) -> Result<Vec<Piece>, String> {
-    let mut pieces = Vec::new();
-    for b in 0..of.count() {
-        for (case, rows) in chunks(of, b, size, target)? {
-            pieces.push(Piece {
-                case,
-                rows: vec![(b, rows)],
-            });
-        }
-    }
-    Ok(pieces)
 }
