@@ -1,5 +1,7 @@
 //! What an engine computes between its scheduler and the calls.
 
+use std::num::NonZeroUsize;
+
 use ascend_attention::attention::PerRequest;
 use ascend_attention::bf16;
 use ascend_attention::mask::TriangleLayers;
@@ -7,9 +9,10 @@ use ascend_attention::spec::geometry::TriangleMix;
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, ContextParallel, CustomMask, DraftTree, Fused, FusedInTwo, Hybrid, LayerSet,
+    CascadePrefill, Causality, ChunkedLocal, ContextParallel, CrossAttention, CustomMask,
+    DraftTree, EncoderAttention, Fused, FusedInTwo, Hybrid, KeySplit, LayerOptions, LayerSet,
     LocalBatch, MaskExtent, PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch,
-    SharedPrefixDecode, SharedPrefixGate, SplitLimits, TokenIndices, TriangleGate,
+    SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits, TokenIndices, TriangleGate,
     TriangleMixPrefill, TrianglePrefill, window_start,
 };
 
@@ -75,6 +78,17 @@ impl Request {
             sequence: None,
         }
     }
+}
+
+fn split_decode(draw: &mut Draw) -> SplitDecode {
+    let split = match NonZeroUsize::new(draw.usize()) {
+        Some(tile) if draw.bool() => KeySplit::Tiles(tile),
+        _ => KeySplit::Balanced {
+            max_splits: draw.usize(),
+            cores: draw.usize(),
+        },
+    };
+    SplitDecode { split }
 }
 
 fn sizes(draw: &mut Draw) -> TriangleMix {
@@ -186,6 +200,64 @@ pub const CALLS: &[Call] = &[
         let kv = lengths_for(table.requests(), draw);
         let _ = LocalBatch::new(&q, &kv, &table, draw.usize(), draw.usize());
     }),
+    ("EncoderAttention", |draw| {
+        let stream = crate::stream();
+        let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), draw.of(&[0, 1, 2]), 64);
+        let Ok(encoder) = EncoderAttention::new(heads) else {
+            return;
+        };
+        let tokens = draw.of(&[1usize, 2, 8]);
+        let rows = |heads: usize| {
+            let ones = vec![bf16::ONE; tokens * heads * 64];
+            stream.upload(&ones, [tokens, heads, 64]).unwrap()
+        };
+        let (query, key) = (rows(2), rows(1));
+        let lengths = match draw.bool() {
+            true => lengths(draw),
+            false => PerRequest::new(vec![tokens - 1, 0, 1]).unwrap(),
+        };
+        if let Ok(plan) = encoder.plan(&stream, &lengths, &query, &key, &key) {
+            plan.run(&stream, &query, &key, &key).unwrap();
+            let _ = plan.run(&stream, &key, &query, &key);
+        }
+    }),
+    ("CrossAttention", |draw| {
+        let stream = crate::stream();
+        let cache = || {
+            let shape = CacheShape::new(1, 1, 64);
+            let pad = PadPolicy::SkipNegative;
+            PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap()
+        };
+        let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
+        let mut cross = CrossAttention::new(heads, cache()).unwrap();
+        let mut encoded = [
+            Sequence::new(cross.cache().pool()),
+            Sequence::new(cross.cache().pool()),
+        ];
+        let (one, two) = (draw.usize(), draw.usize());
+        let [first, second] = &mut encoded;
+        if let Ok(mut encoding) = cross.encode(&stream, &mut [(first, one), (second, two)]) {
+            let ones = vec![bf16::ONE; (one + two) * 64];
+            let rows = stream.upload(&ones, [one + two, 1, 64]).unwrap();
+            let _ = encoding.write(draw.usize(), &rows, &rows);
+            encoding.write(0, &rows, &rows).unwrap();
+        }
+        let settings = settings(4, 16, PadPolicy::SkipNegative, 0);
+        let requests = draw.few(Request::draw);
+        let requests: Vec<_> = requests.iter().map(Request::view).collect();
+        let Ok(metadata) = AttentionMetadata::new(&requests, settings) else {
+            return;
+        };
+        let sequences: Vec<&Sequence> = encoded.iter().cycle().take(metadata.requests()).collect();
+        let Ok(mut step) = cross.begin(&stream, &metadata, &sequences) else {
+            return;
+        };
+        let tokens = metadata.tokens();
+        let ones = vec![bf16::ONE; tokens * 2 * 64];
+        let query = stream.upload(&ones, [tokens, 2, 64]).unwrap();
+        let _ = step.forward(draw.usize(), &query);
+        let _ = step.forward(0, &query);
+    }),
     ("ContextParallel", |draw| {
         let Ok(share) = Interleave::new(draw.usize(), draw.usize()) else {
             return;
@@ -240,6 +312,8 @@ pub const CALLS: &[Call] = &[
             .with(triangle_mix(draw))
             .with(shared_prefix(draw))
             .with(CascadePrefill)
+            .with(ChunkedLocal)
+            .with(split_decode(draw))
             .with(FusedInTwo)
             .with(PagedDecode)
             .with(Fused);
@@ -248,9 +322,14 @@ pub const CALLS: &[Call] = &[
         let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize());
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
-        let Ok(metadata) = AttentionMetadata::new(&requests, settings) else {
+        let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) else {
             return;
         };
+        if let (true, Some(chunk)) = (draw.bool(), NonZeroUsize::new(draw.usize())) {
+            metadata.set_mask(Causality::Chunk(chunk));
+        }
+        let options = LayerOptions::default();
+        let _ = attention.backend_choices(&stream, options);
         let tokens = metadata.tokens();
         let of = |heads: usize| {
             let ones = vec![bf16::ONE; tokens * heads * 64];
