@@ -14,12 +14,14 @@ mod allocations;
 mod harness;
 
 use allocations::in_steady_state;
+use ascend_attention::attention::PerRequest;
 use ascend_attention::{Element, Output, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerOptions, MaskKind, Masked, NamedMask,
-    PagedDecode, QuantisedDecode, StatePolicy,
+    ChunkedLocal, CrossAttention, EncoderAttention, Fused, GroupedAttention, GroupedRequest,
+    LayerGroup, LayerOptions, MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode,
+    StatePolicy,
 };
 
 /// Layers of a decode step after the first with each of these masks, which plans: keys and values written, then attended to.
@@ -116,17 +118,76 @@ fn a_decoding_layer_over_an_int8_cache_allocates_nothing() {
 fn layers_with_masks_of_their_own_allocate_nothing() {
     let window = std::num::NonZeroUsize::new(70).map(|keys| Causality::Window(keys).into());
     let near = NamedMask::new("near", |_, token, key| token.abs_diff(key) < 9);
+    let chunk = std::num::NonZeroUsize::new(128).map(|keys| Causality::Chunk(keys).into());
     let masks = |layer| match layer {
         0 => None,
         1 => window.clone(),
+        2 => chunk.clone(),
         _ => Some(near.clone().into()),
     };
-    let backends = Backends::<bf16>::none().with(Masked).with(Fused);
+    let backends = Backends::<bf16>::none()
+        .with(Masked)
+        .with(ChunkedLocal)
+        .with(Fused);
     let mixed = layers_of_a_step(backends, masks);
+    assert_eq!(mixed, 0, "200 layers of four masks allocated {mixed} times");
+}
+
+#[test]
+fn layers_over_an_encoder_allocate_nothing() {
+    let stream = harness::stream();
+    let cache = || {
+        let pad = PadPolicy::SkipNegative;
+        PagedKvCache::<bf16>::new(stream.device(), 8, 128, cache_shape(), pad).unwrap()
+    };
+    let mut cross = CrossAttention::new(AttentionShape::new(4, 2, 64), cache()).unwrap();
+    let mut encoded = Sequence::new(cross.cache().pool());
+    let rows = |rows: usize, heads: usize| {
+        let ones = vec![bf16::ONE; rows * heads * 64];
+        stream.upload(&ones, [rows, heads, 64]).unwrap()
+    };
+    let keys = rows(200, 2);
+    let mut encoding = cross.encode(&stream, &mut [(&mut encoded, 200)]).unwrap();
+    for layer in 0..LAYERS {
+        encoding.write(layer, &keys, &keys).unwrap();
+    }
+    drop(encoding);
+    let own = cache();
+    let mut sequence = Sequence::new(own.pool());
+    let _ = sequence.grow(3).unwrap();
+    let settings = BatchSettings::of(&own, Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
+    let query = rows(3, 4);
+    let mut output = Output {
+        attention: Tensor::empty(stream.device(), query.shape()).unwrap(),
+        softmax_lse: None,
+    };
+    let mut step = cross.begin(&stream, &metadata, &[&encoded]).unwrap();
+    let crossed = in_steady_state(|| {
+        for layer in 0..LAYERS {
+            step.forward_into(layer, &query, &mut output).unwrap();
+        }
+        stream.synchronize().unwrap();
+    });
     assert_eq!(
-        mixed, 0,
-        "200 layers of three masks allocated {mixed} times"
+        crossed, 0,
+        "200 layers over encoder keys allocated {crossed} times"
     );
+
+    let encoder = EncoderAttention::new(AttentionShape::new(4, 2, 64)).unwrap();
+    let lengths = PerRequest::new(vec![2, 1]).unwrap();
+    let keys = rows(3, 2);
+    let plan = encoder
+        .plan(&stream, &lengths, &query, &keys, &keys)
+        .unwrap();
+    let alone = in_steady_state(|| {
+        for _ in 0..LAYERS {
+            plan.run_into(&stream, &query, &keys, &keys, &mut output)
+                .unwrap();
+        }
+        stream.synchronize().unwrap();
+    });
+    assert_eq!(alone, 0, "200 layers of an encoder allocated {alone} times");
 }
 
 /// Layers of a decode step in turn from a full and a windowed group, after the first of each, which plan.
