@@ -12,8 +12,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocal, Error, Fused, GraphLimits, LayerOptions, MaskKind, Masked, NamedMask,
-    PagedDecode, Rule, StatePolicy,
+    ChunkedLocal, Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup,
+    LayerOptions, MaskKind, Masked, NamedMask, PagedDecode, Rule, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -416,6 +416,67 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
         .capture_layers(&stream, |_| chunk(128), &limits)
         .unwrap_err();
     assert!(error.breaks(Rule::BackendChunk), "{error}");
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    /// A model of global layers and of layers within chunks: the latter keep no more than a chunk and the step, and prefixes
+    /// are shared by both.
+    #[test]
+    fn layers_within_chunks_keep_a_chunk(blocks in 1usize..3, steps in prop::collection::vec(prop_oneof![2 => Just(1usize), 1 => 1usize..200], 1..9), cut in 0usize..40) {
+        let stream = harness::stream();
+        let chunk = blocks * 128;
+        let kinds = [Causality::Causal, Causality::Chunk(NonZeroUsize::new(chunk).unwrap())];
+        let attention = || {
+            let of = CacheShape::new(1, 1, DIM);
+            let pad = PadPolicy::SkipNegative;
+            let cache = PagedKvCache::<bf16>::new(stream.device(), 40, 128, of, pad).unwrap();
+            let backends = Backends::none().with(ChunkedLocal).with(Fused);
+            Attention::new(AttentionShape::new(1, 1, DIM), cache, backends)
+        };
+        let groups = [0, 1].map(|layer| LayerGroup::new([layer], kinds[layer], attention()));
+        let mut model = GroupedAttention::new(2, groups).unwrap();
+        let mut sequence = model.sequence();
+        let mut names: Vec<u64> = Vec::new();
+        let policy = StatePolicy { chunked_prefill: true, drafting: None };
+        for (nth, new) in steps.into_iter().enumerate() {
+            model.grow(&stream, &mut sequence, new).unwrap();
+            let first = names.len();
+            names.extend((0..new).map(|at| (1000 * nth + at) as u64 + 1));
+            let held = sequence.group(1).unwrap();
+            let held = held.row().len() - held.given_back() / 128;
+            prop_assert!(held <= (chunk + new).div_ceil(128) + 1, "{held} blocks");
+            let metadata = model.metadata(&[GroupedRequest::of(&sequence, new)], policy).unwrap();
+            let mut step = model.begin(&stream, &metadata).unwrap();
+            for (layer, kind) in kinds.iter().enumerate() {
+                let [query, key, value] = [0, 1, 2].map(|what| packed::<bf16>(&stream, &names[first..], layer, what, 1));
+                let got = step.forward(layer, &query, &key, &value).unwrap().attention;
+                let got = got.download(&stream).unwrap();
+                for row in [0, new / 2, new - 1] {
+                    let token = first + row;
+                    let shape = AttentionShape::new(1, 1, DIM);
+                    let want = dense(&names[..=token], layer, shape, |key| {
+                        *kind == Causality::Causal || key / chunk == token / chunk
+                    });
+                    for (got, want) in got[row * DIM..][..DIM].iter().zip(&want) {
+                        prop_assert!((got.to_f64() - want).abs() <= 1e-2, "{kind:?}, token {token}: {got}, {want}");
+                    }
+                }
+            }
+            drop(step);
+            // Tokens that were refused, as far as the sequence still has what the next one sees.
+            let kept = names.len() - cut.min(new - 1);
+            if nth % 3 == 2 && sequence.truncate(kept).is_ok() {
+                names.truncate(kept);
+            }
+        }
+        drop(sequence);
+        stream.synchronize().unwrap();
+        for group in model.groups() {
+            prop_assert_eq!(group.attention().cache().pool().held_blocks(), 0);
+        }
+    }
 }
 
 #[test]
