@@ -50,12 +50,8 @@ impl fmt::Debug for Calls {
 /// The requests of a step, dummies included, divided where the number of new tokens changes.
 fn neighbours(metadata: &AttentionMetadata) -> Vec<Vec<MaskedRequest>> {
     let mut all: Vec<Vec<MaskedRequest>> = Vec::new();
-    for (at, (new, cached)) in metadata.new_and_cached().enumerate() {
-        let request = MaskedRequest {
-            place: (at < metadata.requests()).then_some(at),
-            new,
-            cached,
-        };
+    for request in metadata.masked_requests() {
+        let new = request.new;
         match all.last_mut() {
             Some(last) if last.last().is_some_and(|last| last.new == new) => last.push(request),
             _ => all.push(vec![request]),

@@ -23,6 +23,15 @@ pub enum MaskKind {
     Named(NamedMask),
 }
 
+impl fmt::Display for MaskKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Causality(causality) => write!(f, "{causality:?}"),
+            Self::Named(mask) => write!(f, "the named mask {:?}", mask.name()),
+        }
+    }
+}
+
 impl From<Causality> for MaskKind {
     fn from(causality: Causality) -> Self {
         Self::Causality(causality)
@@ -43,12 +52,20 @@ impl MaskKind {
     pub fn causality(&self) -> Result<Causality, Refused> {
         match self {
             Self::Causality(causality) => Ok(*causality),
-            Self::Named(mask) => Err(refused(
+            Self::Named(_) => Err(refused(
                 Rule::BackendMask,
-                format_args!("the named mask {:?}", mask.name()),
-                "bidirectional, causal, or a window",
-                "register `Masked`, which computes such layers without a graph",
+                self,
+                "bidirectional, causal, a window, or chunks",
+                "register `Masked` in front, which computes such layers",
             )),
+        }
+    }
+
+    /// The rule of the caller, if it is one.
+    pub fn named(&self) -> Option<&NamedMask> {
+        match self {
+            Self::Causality(_) => None,
+            Self::Named(mask) => Some(mask),
         }
     }
 
@@ -166,7 +183,8 @@ impl NamedMask {
             return Ok(mask);
         }
         drop(kept);
-        let mask = self.make(device, requests, columns)?;
+        let mask = self.on_host(requests, columns)?;
+        let mask = Mask::all_mask(device.masks().custom_matrix(&mask)?);
         let mut kept = lock(&self.shared.kept);
         let mut bytes = mask.tensor_bytes();
         if bytes <= Self::KEPT_BYTES {
@@ -187,7 +205,11 @@ impl NamedMask {
         Ok(mask)
     }
 
-    fn make(&self, device: &Device, requests: &[MaskedRequest], columns: usize) -> Result<Mask> {
+    /// The same on the host, `[requests, new tokens, columns]`, a byte each.
+    ///
+    /// # Errors
+    /// [`Rule::MaskRows`] for a token that sees no key; those of making a mask.
+    pub(crate) fn on_host(&self, requests: &[MaskedRequest], columns: usize) -> Result<HostMask> {
         let rows = requests.first().map_or(0, |request| request.new);
         let visible = |entry: usize, row: usize, key: usize| {
             let Some(request) = requests.get(entry) else {
@@ -216,7 +238,7 @@ impl NamedMask {
             )
             .into());
         }
-        Ok(Mask::all_mask(device.masks().custom_matrix(&mask)?))
+        Ok(mask)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::kv::{
 use crate::refusal::{Refused, Rule, refused};
 
 use super::causality::Causality;
-use super::mask_kind::MaskKind;
+use super::mask_kind::{MaskKind, MaskedRequest};
 use super::request::{BatchRequest, SequenceExtent};
 use super::settings::BatchSettings;
 use super::state::AttentionState;
@@ -312,6 +312,21 @@ impl AttentionMetadata {
                 "pad to the smallest captured size that holds the batch",
             ));
         }
+        let (rows, left) = (self.dummy_rows(), tokens.saturating_sub(now));
+        let dummies = (0..left).step_by(rows.max(1));
+        self.add_dummies(
+            tokens,
+            dummies.map(|from| rows.min(left.saturating_sub(from))),
+        )
+    }
+
+    /// Adds dummy requests of these query tokens each, up to `tokens` of all requests.
+    fn add_dummies(
+        &mut self,
+        tokens: usize,
+        dummies: impl Iterator<Item = usize> + Clone,
+    ) -> Result<(), Refused> {
+        let now = self.tokens();
         let (pad, block_size) = (self.settings.pad, self.settings.block_size);
         let padded = tokens.saturating_sub(self.actual_tokens);
         let from = now.saturating_sub(self.actual_tokens);
@@ -319,11 +334,9 @@ impl AttentionMetadata {
             // What is refused adds nothing.
             pad.slot_of(nth, block_size)?;
         }
-        let (rows, added) = (self.dummy_rows(), tokens.saturating_sub(now));
-        self.table.room(added.div_ceil(rows))?;
+        self.table.room(dummies.clone().count())?;
         let mut end = now;
-        while end < tokens {
-            let dummy = rows.min(tokens.saturating_sub(end));
+        for dummy in dummies {
             end = end.saturating_add(dummy);
             self.q_ends.push_end(end)?;
             self.kv_lengths.push(dummy)?;
@@ -333,6 +346,62 @@ impl AttentionMetadata {
             self.slots.push(pad.slot_of(nth, block_size)?);
         }
         Ok(())
+    }
+
+    /// Adds dummy requests until there are so many requests and query tokens, which graphs captured for both need. They share
+    /// the missing tokens as evenly as it goes, and are otherwise as those of [`AttentionMetadata::pad_to`].
+    ///
+    /// # Errors
+    /// [`Rule::PadTarget`] for fewer requests or tokens than there are, for more than
+    /// [`MAX_TOKENS`](Self::MAX_TOKENS), and for a number of tokens that the missing requests cannot have, which have one
+    /// each at least; [`Rule::IndexShape`] as there. Nothing is added then.
+    pub(crate) fn pad_to_requests(
+        &mut self,
+        requests: usize,
+        tokens: usize,
+    ) -> Result<(), Refused> {
+        let dummies = self.missing(requests, tokens)?;
+        self.add_dummies(tokens, dummies)
+    }
+
+    /// Whether [`pad_to_requests`](Self::pad_to_requests) takes these.
+    pub(crate) fn can_be_padded(&self, requests: usize, tokens: usize) -> bool {
+        self.left_to(requests, tokens).is_some()
+    }
+
+    /// Requests and tokens to be added, if there is no request without a token then and no token without a request.
+    fn left_to(&self, requests: usize, tokens: usize) -> Option<(usize, usize)> {
+        let added = requests.checked_sub(self.table.requests())?;
+        let left = tokens.checked_sub(self.tokens())?;
+        let fits = left >= added && (added > 0 || left == 0) && tokens <= Self::MAX_TOKENS;
+        fits.then_some((added, left))
+    }
+
+    /// Query tokens of the requests that are missing to so many requests and tokens.
+    pub(crate) fn missing(
+        &self,
+        requests: usize,
+        tokens: usize,
+    ) -> Result<impl Iterator<Item = usize> + Clone + use<>, Refused> {
+        let Some((added, left)) = self.left_to(requests, tokens) else {
+            return Err(refused(
+                Rule::PadTarget,
+                format_args!("{tokens} tokens of {requests} requests"),
+                format_args!(
+                    "{} requests of {} tokens, or more of both, up to {} tokens and with one at least for each request \
+                     that is added",
+                    self.table.requests(),
+                    self.tokens(),
+                    Self::MAX_TOKENS
+                ),
+                "pad to the smallest captured size that holds the batch",
+            ));
+        };
+        let (each, more) = (
+            left.checked_div(added).unwrap_or(0),
+            left.checked_rem(added).unwrap_or(0),
+        );
+        Ok((0..added).map(move |nth| each.saturating_add(usize::from(nth < more))))
     }
 
     /// Query tokens of a dummy request.
@@ -447,6 +516,16 @@ impl AttentionMetadata {
     /// New tokens of each request, and those that are cached already, dummies included.
     pub(crate) fn new_and_cached(&self) -> impl Iterator<Item = (usize, usize)> {
         self.q_ends.new_and_cached(&self.kv_lengths)
+    }
+
+    /// The requests of the step, dummies included, as the rows of a named mask.
+    pub(crate) fn masked_requests(&self) -> impl Iterator<Item = MaskedRequest> {
+        let all = self.new_and_cached().enumerate();
+        all.map(|(at, (new, cached))| MaskedRequest {
+            place: (at < self.requests).then_some(at),
+            new,
+            cached,
+        })
     }
 
     /// The slot of each query token's key and value, padding included, as the device gets them: INT32, where padding may be

@@ -3,7 +3,7 @@
 use ascend_attention::{AnyTensor, Element, Number, Output, Stream, Tensor};
 
 use crate::backends::Selected;
-use crate::batch::{BatchSettings, Causality, StatePolicy};
+use crate::batch::{BatchSettings, Causality, MaskKind, StatePolicy};
 use crate::error::Result;
 use crate::kv::{BlockPool, CacheShape, Sequence, no_layer};
 use crate::refusal::{Refused, Rule, refused};
@@ -307,7 +307,8 @@ impl<T: Element> GroupedAttention<T> {
         same_groups(metadata.groups.len(), self.groups.len())?;
         let mut steps = Vec::with_capacity(self.groups.len());
         for (group, metadata) in self.groups.iter_mut().zip(&metadata.groups) {
-            same_causality(metadata.settings().causality, group.causality)?;
+            let given = metadata.settings().causality;
+            same_mask(&given.into(), &group.causality.into())?;
             let mut step = group.attention.begin(stream, metadata)?;
             step.ran.silence();
             steps.push(step);
@@ -334,15 +335,15 @@ pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Refused> {
 }
 
 /// Refuses steps whose tokens see other keys than the layers do.
-pub(crate) fn same_causality(given: Causality, own: Causality) -> Result<(), Refused> {
+pub(crate) fn same_mask(given: &MaskKind, own: &MaskKind) -> Result<(), Refused> {
     if given == own {
         return Ok(());
     }
     Err(refused(
         Rule::StepCausality,
-        format_args!("a step of {given:?}"),
-        format_args!("{own:?}"),
-        "make the settings with the causality of these layers",
+        format_args!("a step of {given}"),
+        own,
+        "make the settings with the causality of these layers, or set their mask in the metadata",
     ))
 }
 

@@ -23,7 +23,7 @@ pub use cache_accuracy::{CacheAccuracy, LayerRows, compare_caches};
 pub use cross_attention::{CrossAttention, CrossStep, Encoding};
 pub use encoder_attention::{EncoderAttention, EncoderPlan};
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
-pub(crate) use grouped_attention::{same_causality, same_groups};
+pub(crate) use grouped_attention::{same_groups, same_mask};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 pub(crate) use layer_check::StepRows;
 pub(crate) use ran_layers::RanLayers;

@@ -1,9 +1,7 @@
-//! A decode step in progress, replayed layer by layer.
+//! A step in progress, replayed layer by layer.
 
 use std::fmt;
 
-use ascend_attention::attention::BlockTable;
-use ascend_attention::scatter::SlotMapping;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
 use crate::backends::size;
@@ -11,30 +9,24 @@ use crate::engine::StepRows;
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
 
+use super::captured_kind::KindBuffers;
 use super::graph_pool::GraphStep;
 
-/// The tensors of a captured layer, padded to the captured size. All layers of a kind and size have the same ones.
+/// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of each.
+/// All layers of a kind and size have the same ones.
 #[derive(Debug)]
 pub struct GraphTensors<T: Element> {
-    /// Queries, `[size, N, D]`.
+    /// Queries, `[rows, N, D]`.
     pub query: Tensor<T>,
-    /// Keys of the step, `[size, Nkv, D]`.
+    /// Keys of the step, `[rows, Nkv, D]`.
     pub key: Tensor<T>,
     /// Values of the step.
     pub value: Tensor<T>,
-    /// The attention, `[size, N, Dv]`.
+    /// The attention, `[rows, N, Dv]`.
     pub output: Output<T>,
 }
 
-/// What the graphs of a size read and write for the layers that share a cache.
-#[derive(Debug)]
-pub(super) struct KindBuffers<T: Element> {
-    pub(super) table: BlockTable,
-    pub(super) slots: SlotMapping,
-    pub(super) tensors: GraphTensors<T>,
-}
-
-/// A decode step whose layers are replayed from graphs. From
+/// A step whose layers are replayed from graphs. From
 /// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); drop it when the last layer is queued.
 pub struct AttentionGraphStep<'a, T: Element> {
     /// Ended behind the last replay.

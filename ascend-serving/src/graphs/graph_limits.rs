@@ -9,6 +9,7 @@ use crate::kv::CacheShape;
 #[derive(Clone, Debug)]
 pub struct GraphLimits {
     pub(super) sizes: Vec<usize>,
+    pub(super) tokens: usize,
     pub(super) keys: usize,
     pub(super) blocks: usize,
     pub(super) learnable_sinks: Vec<Option<AnyTensor>>,
@@ -24,10 +25,22 @@ impl GraphLimits {
                 .into_iter()
                 .take(CaptureEstimate::STREAMS.saturating_add(1))
                 .collect(),
+            tokens: 1,
             keys,
             blocks: usize::MAX,
             learnable_sinks: Vec::new(),
         }
+    }
+
+    /// The same for steps of up to so many new tokens a request, where drafts are verified or a draft model catches up with what
+    /// was accepted (draft extend). Without it each request adds one.
+    ///
+    /// The rows of a size are its requests times these tokens. Requests of a step may add fewer, each its own number: the
+    /// rows left over are those of dummy requests, for which such a step needs a size of one request more than it has. So
+    /// capture one request more than ever run.
+    pub fn tokens_each(mut self, tokens: usize) -> Self {
+        self.tokens = tokens;
+        self
     }
 
     /// The same with fewer blocks for all requests together. A block that requests share counts for each, and a dummy

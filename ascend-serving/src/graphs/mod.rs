@@ -2,6 +2,7 @@
 
 mod attention_graph_step;
 mod attention_graphs;
+mod captured_kind;
 mod graph_limits;
 mod graph_pool;
 

@@ -1,6 +1,7 @@
 //! Decode steps of any number of requests, replayed from graphs captured for a few sizes.
 
 use crate::harness;
+mod drafts;
 mod layers;
 mod refused;
 

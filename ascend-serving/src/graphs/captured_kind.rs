@@ -1,0 +1,318 @@
+//! The layers that share a cache within captured steps: what their graphs read and write, and how one is recorded.
+
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::graph::{Capturing, KeyLimits};
+use ascend_attention::mask::HostMask;
+use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, SlotMapping};
+use ascend_attention::spec::Layout;
+use ascend_attention::spec::fia::Cache;
+use ascend_attention::{AnyTensor, Element, Mask, Output, Stream, Tensor};
+
+use crate::backends::batched;
+use crate::batch::{AttentionMetadata, MaskKind, MaskedRequest, NamedMask};
+use crate::engine::{Attention, same_mask};
+use crate::error::{Error, Result};
+use crate::kv::{BlockPool, PadPolicy, capacity};
+use crate::refusal::{Refused, Rule, refused};
+
+use super::attention_graph_step::GraphTensors;
+use super::graph_limits::GraphLimits;
+use super::graph_pool::packed_paged;
+
+/// What the graphs of a size read and write for the layers that share a cache.
+#[derive(Debug)]
+pub(super) struct KindBuffers<T: Element> {
+    pub(super) table: BlockTable,
+    pub(super) slots: SlotMapping,
+    /// Of each named mask that a layer has, `[requests, tokens of each, keys]`.
+    pub(super) masks: Vec<Tensor<i8>>,
+    pub(super) tensors: GraphTensors<T>,
+}
+
+/// Layers that share a cache.
+pub(super) struct CapturedKind {
+    pool: BlockPool,
+    /// Which keys the tokens of each layer see.
+    layers: Vec<MaskKind>,
+    /// The same, each once.
+    seen: Vec<MaskKind>,
+    limits: KeyLimits,
+    /// New tokens of each request, at most.
+    tokens: usize,
+}
+
+impl CapturedKind {
+    /// Layers with these masks. Where sequences give back what lies in front of a window, no more keys are read than that.
+    pub(super) fn new<T: Element>(
+        attention: &Attention<T>,
+        layers: Vec<MaskKind>,
+        gives_back: bool,
+        limits: &GraphLimits,
+    ) -> Self {
+        let pool = attention.cache().pool();
+        let block_size = pool.block_size();
+        let shown = layers.first().filter(|_| gives_back);
+        let shown = shown.and_then(|mask| mask.causality().ok()?.window());
+        // The block in which the window of the first new token begins is there as a whole.
+        let keys = shown.map_or(usize::MAX, |window| {
+            let around = block_size.saturating_add(limits.tokens).saturating_sub(2);
+            window.get().saturating_add(around)
+        });
+        let mut seen: Vec<MaskKind> = Vec::new();
+        for mask in &layers {
+            if !seen.contains(mask) {
+                seen.push(mask.clone());
+            }
+        }
+        Self {
+            pool: pool.clone(),
+            layers,
+            seen,
+            limits: KeyLimits {
+                keys: limits.keys.min(keys),
+                blocks: limits.blocks.min(pool.blocks()),
+                block_size,
+            },
+            tokens: limits.tokens,
+        }
+    }
+
+    pub(super) fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    pub(super) fn limits(&self) -> KeyLimits {
+        self.limits
+    }
+
+    /// The masks that are rules of the caller, each once.
+    fn named(&self) -> impl Iterator<Item = &NamedMask> {
+        self.seen.iter().filter_map(MaskKind::named)
+    }
+
+    /// Columns of the block table.
+    fn columns(&self) -> usize {
+        let columns = self.limits.keys.div_ceil(self.limits.block_size.max(1));
+        columns.min(self.limits.blocks).max(1)
+    }
+
+    /// Keys of a mask's row: every place that the block table names.
+    fn mask_columns(&self) -> usize {
+        self.columns().saturating_mul(self.limits.block_size)
+    }
+
+    /// The masks of the operator, in the order of the layers; none for a rule of the caller.
+    pub(super) fn masks(&self, stream: &Stream) -> Result<Vec<Option<Mask>>> {
+        let masks = stream.device().masks();
+        let of = |mask: &MaskKind| match mask {
+            MaskKind::Causality(causality) => causality.mask(&masks).map(Some),
+            MaskKind::Named(_) => Ok(None),
+        };
+        self.layers.iter().map(of).collect()
+    }
+
+    /// Refuses a step whose tokens see other keys, or whose sequences gave back what some layer shows.
+    pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
+        metadata.goes_with(&self.pool)?;
+        if let Some(first) = self.seen.first()
+            && !self.seen.contains(metadata.mask())
+        {
+            same_mask(metadata.mask(), first)?;
+        }
+        self.seen
+            .iter()
+            .try_for_each(|seen| metadata.keeps_for(seen))
+    }
+
+    /// Refuses a step with a request of more new tokens than were captured, or of fewer where a layer has a named mask.
+    pub(super) fn admits_tokens(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
+        let each = self.tokens;
+        let named = self.named().next();
+        let mut requests = metadata.masked_requests();
+        let other = requests.find(|of| match (of.place, named) {
+            (_, Some(_)) => of.new != each,
+            (Some(_), None) => of.new > each,
+            (None, None) => false,
+        });
+        let Some(MaskedRequest { place, new, .. }) = other else {
+            return Ok(());
+        };
+        Err(refused(
+            Rule::GraphSize,
+            match place {
+                Some(request) => format!("{new} new tokens of request {request}"),
+                None => format!("a dummy request of {new} tokens"),
+            },
+            match named {
+                Some(mask) => format!(
+                    "{each} a request, as was captured with the named mask {:?}",
+                    mask.name()
+                ),
+                None => format!("at most {each} a request"),
+            },
+            "compute the step without a graph, or capture with `GraphLimits::tokens_each`",
+        ))
+    }
+
+    /// The named masks of a step that is going to have these dummy requests.
+    pub(super) fn host_masks(
+        &self,
+        metadata: &AttentionMetadata,
+        dummies: impl Iterator<Item = usize>,
+    ) -> Result<Vec<HostMask>> {
+        let mut named = self.named().peekable();
+        if named.peek().is_none() {
+            return Ok(Vec::new());
+        }
+        let dummies = dummies.map(|new| MaskedRequest {
+            place: None,
+            new,
+            cached: 0,
+        });
+        let requests: Vec<_> = metadata.masked_requests().chain(dummies).collect();
+        let columns = self.mask_columns();
+        named.map(|mask| mask.on_host(&requests, columns)).collect()
+    }
+
+    /// What the graphs of so many requests read and write.
+    pub(super) fn buffers<T: Element>(
+        &self,
+        stream: &Stream,
+        attention: &Attention<T>,
+        requests: usize,
+    ) -> Result<KindBuffers<T>> {
+        let device = stream.device();
+        let rows = requests.saturating_mul(self.tokens);
+        let (shape, of, pool) = (attention.shape(), attention.cache().shape(), &self.pool);
+        let (pad, allowed) = match pool.pad_policy() {
+            pad @ PadPolicy::SkipNegative => (pad, "slot_mapping.negative"),
+            pad @ PadPolicy::DumpSlot(_) => (pad, "slot_mapping.unique"),
+        };
+        let slots = vec![i64::from(pad.slot()?); rows];
+        let places = capacity(pool.blocks(), pool.block_size());
+        let mask = |_| Tensor::empty(device, [requests, self.tokens, self.mask_columns()]);
+        Ok(KindBuffers {
+            table: BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?,
+            slots: SlotMapping::allowing(stream, &slots, places, &[allowed])?,
+            masks: self.named().map(mask).collect::<Result<_, _>>()?,
+            tensors: GraphTensors {
+                query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
+                key: Tensor::empty(device, [rows, of.kv_heads, of.key_dim])?,
+                value: Tensor::empty(device, [rows, of.kv_heads, of.value_dim])?,
+                output: Output {
+                    attention: Tensor::empty(device, [rows, shape.heads, of.value_dim])?,
+                    softmax_lse: None,
+                },
+            },
+        })
+    }
+
+    /// Records a layer of a step: writes its keys and values, then attends.
+    pub(super) fn record<T: Element>(
+        &self,
+        capture: &mut Capturing<'_>,
+        (attention, layer): (&Attention<T>, usize),
+        mask: Option<&Mask>,
+        sink: Option<&AnyTensor>,
+        buffers: &KindBuffers<T>,
+    ) -> Result<()> {
+        let cache = attention.cache();
+        let order = match cache.shape().format {
+            Cache::BnBsH => CacheOrder::Norm,
+            Cache::Nz => CacheOrder::PaNz,
+            format => {
+                return Err(Error::invalid(
+                    "cache",
+                    format_args!("{format:?}"),
+                    "BnBsH or NZ; others are captured by `GraphPool::capture_layers`",
+                ));
+            }
+        };
+        let cached = cache.layer(layer)?;
+        let KindBuffers {
+            table,
+            slots,
+            tensors,
+            ..
+        } = buffers;
+        let GraphTensors {
+            query,
+            key,
+            value,
+            output,
+        } = tensors;
+        let write = ScatterPaKvCache::new().cache_order(order);
+        let write = write.plan(key, value, slots, &cached.key, &cached.value)?;
+        let inputs = |query| {
+            let inputs = Inputs::new(query, &cached.key, &cached.value).paged(table);
+            match sink {
+                Some(sink) => inputs.learnable_sink_of_any(sink),
+                None => inputs,
+            }
+        };
+        let requests = table.sequences();
+        let shape = attention.shape();
+        if let Some(mask) = mask {
+            let rows = (1..=requests).map(|request| request.saturating_mul(self.tokens));
+            let rows = Cumulative::new(rows.collect())?;
+            let inputs = inputs(query);
+            let call = shape.call(Layout::Tnd).mask(mask.clone());
+            let call = capture.attention_within(&call, &rows, self.limits, &inputs)?;
+            capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+            return Ok(capture.launch(call, &inputs, output)?);
+        }
+        let own = self.layers.get(layer).and_then(MaskKind::named);
+        let at = self.named().position(|mask| Some(mask) == own);
+        let Some(mask) = at.and_then(|at| buffers.masks.get(at)) else {
+            return Err(crate::kv::no_layer(layer, self.layers.len()));
+        };
+        let longest = self.limits.keys.min(self.mask_columns());
+        let longest = PerRequest::new(vec![longest; requests])?;
+        let longest = CallLengths::Batched {
+            q: None,
+            kv: &longest,
+        };
+        let query = batched(query, requests)?;
+        let output = Output {
+            attention: batched(&output.attention, requests)?,
+            softmax_lse: None,
+        };
+        let inputs = inputs(&query);
+        let call = shape.call(Layout::Bsh).mask(Mask::all_mask(mask.clone()));
+        let call = capture.attention(&call, longest, &inputs)?;
+        capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+        Ok(capture.launch(call, &inputs, &output)?)
+    }
+
+    /// The lengths of a layer's call in a step.
+    pub(super) fn lengths<'a>(
+        &self,
+        layer: usize,
+        metadata: &'a AttentionMetadata,
+    ) -> CallLengths<'a> {
+        match self.layers.get(layer) {
+            Some(MaskKind::Named(_)) => CallLengths::Batched {
+                q: None,
+                kv: metadata.kv_lengths(),
+            },
+            Some(MaskKind::Causality(_)) | None => packed_paged(metadata),
+        }
+    }
+}
+
+/// Puts the table, the slots and the named masks of a step into the buffers of its size.
+pub(super) fn fill<T: Element>(
+    stream: &Stream,
+    buffers: &KindBuffers<T>,
+    metadata: &AttentionMetadata,
+    masks: &[HostMask],
+) -> Result<()> {
+    let table = metadata.table();
+    let rows = (0..table.requests()).filter_map(|request| table.row(request));
+    buffers.table.overwrite(stream, &rows.collect::<Vec<_>>())?;
+    let slots = metadata.slots().iter().map(|slot| i64::from(*slot));
+    let slots: Vec<_> = slots.collect();
+    buffers.slots.overwrite(stream, &slots)?;
+    let mut masks = buffers.masks.iter().zip(masks);
+    Ok(masks.try_for_each(|(to, mask)| to.overwrite_bytes(stream, mask.bytes()))?)
+}
