@@ -9,22 +9,8 @@ use crate::engine::StepRows;
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
 
-use super::captured_kind::KindBuffers;
 use super::graph_pool::GraphStep;
-
-/// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of each.
-/// All layers of a kind and size have the same ones.
-#[derive(Debug)]
-pub struct GraphTensors<T: Element> {
-    /// Queries, `[rows, N, D]`.
-    pub query: Tensor<T>,
-    /// Keys of the step, `[rows, Nkv, D]`.
-    pub key: Tensor<T>,
-    /// Values of the step.
-    pub value: Tensor<T>,
-    /// The attention, `[rows, N, Dv]`.
-    pub output: Output<T>,
-}
+use super::graph_tensors::{GraphTensors, KindBuffers};
 
 /// A step whose layers are replayed from graphs. From
 /// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); drop it when the last layer is queued.

@@ -1,4 +1,4 @@
-//! Decode steps replayed from graphs, layer by layer.
+//! Steps replayed from graphs, layer by layer.
 
 use std::fmt;
 
@@ -12,16 +12,18 @@ use crate::kv::no_layer;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::attention_graph_step::AttentionGraphStep;
-use super::captured_kind::{CapturedKind, KindBuffers, fill};
+use super::captured_kind::{CapturedKind, fill};
 use super::graph_limits::GraphLimits;
 use super::graph_pool::GraphPool;
+use super::graph_tensors::KindBuffers;
 
-/// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph of each
-/// layer, so that the model's other work stands between them. One object serves all layers of the model and all sizes.
+/// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph of each layer, so that
+/// the model's other work stands between them. One object serves all layers of the model and all sizes. Requests add one
+/// token each, or up to [`GraphLimits::tokens_each`].
 ///
-/// A graph writes the layer's keys and values into the cache and attends by one packed call (TND), as
-/// [`Fused`](crate::Fused) does, whose conditions hold. From [`Attention::capture`] or
-/// [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// A graph writes the layer's keys and values into the cache and attends by one call: packed (TND) as
+/// [`Fused`](crate::Fused) does, or batched (BSH) with the mask's tensor as [`Masked`](crate::Masked) does, whose conditions
+/// hold. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -247,17 +249,20 @@ impl<T: Element> AttentionGraphs<T> {
         })
     }
 
-    /// Begins a step: pads it to the smallest size that holds it, and puts its table and slots into that size's buffers,
-    /// which waits for the stream. Blocks given back from now on are handed out again when the stream has passed the end of
-    /// the step.
+    /// Begins a step: pads it to the smallest size that holds it, and puts its table, slots and named masks into that size's
+    /// buffers, which waits for the stream. Blocks given back from now on are handed out again when the stream has passed the
+    /// end of the step.
+    ///
+    /// A named mask is asked anew in every step, about each key of the longest request that was declared.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for a step larger than all sizes, or with several tokens of a request;
+    /// [`Rule::GraphSize`] for a step larger than all sizes, or with more tokens of a request than were declared, of which a
+    /// layer with a named mask takes no fewer;
     /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for more keys or blocks than were declared;
     /// [`Rule::SettingsCache`], [`Rule::TableGroup`] and [`Rule::StepCausality`] for metadata of another cache or other
-    /// layers, [`Rule::BackendMask`] for a named mask, [`Rule::BlockWindow`] for sequences that gave back what a layer
-    /// shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without requests. The
-    /// metadata is as it was then.
+    /// masks, [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
+    /// back what a layer shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without
+    /// requests. The metadata is as it was then.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,

@@ -15,19 +15,9 @@ use crate::error::{Error, Result};
 use crate::kv::{BlockPool, PadPolicy, capacity};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::attention_graph_step::GraphTensors;
 use super::graph_limits::GraphLimits;
 use super::graph_pool::packed_paged;
-
-/// What the graphs of a size read and write for the layers that share a cache.
-#[derive(Debug)]
-pub(super) struct KindBuffers<T: Element> {
-    pub(super) table: BlockTable,
-    pub(super) slots: SlotMapping,
-    /// Of each named mask that a layer has, `[requests, tokens of each, keys]`.
-    pub(super) masks: Vec<Tensor<i8>>,
-    pub(super) tensors: GraphTensors<T>,
-}
+use super::graph_tensors::{GraphTensors, KindBuffers};
 
 /// Layers that share a cache.
 pub(super) struct CapturedKind {

@@ -1,12 +1,14 @@
-//! Decode steps replayed from graphs that were captured for some sizes.
+//! Steps replayed from graphs that were captured for some sizes.
 
 mod attention_graph_step;
 mod attention_graphs;
 mod captured_kind;
 mod graph_limits;
 mod graph_pool;
+mod graph_tensors;
 
-pub use attention_graph_step::{AttentionGraphStep, GraphTensors};
+pub use attention_graph_step::AttentionGraphStep;
 pub use attention_graphs::AttentionGraphs;
 pub use graph_limits::GraphLimits;
 pub use graph_pool::{GraphPool, GraphStep};
+pub use graph_tensors::GraphTensors;

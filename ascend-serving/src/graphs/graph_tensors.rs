@@ -1,0 +1,29 @@
+//! What captured layers read and write.
+
+use ascend_attention::attention::BlockTable;
+use ascend_attention::scatter::SlotMapping;
+use ascend_attention::{Element, Output, Tensor};
+
+/// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of each.
+/// All layers of a kind and size have the same ones.
+#[derive(Debug)]
+pub struct GraphTensors<T: Element> {
+    /// Queries, `[rows, N, D]`.
+    pub query: Tensor<T>,
+    /// Keys of the step, `[rows, Nkv, D]`.
+    pub key: Tensor<T>,
+    /// Values of the step.
+    pub value: Tensor<T>,
+    /// The attention, `[rows, N, Dv]`.
+    pub output: Output<T>,
+}
+
+/// What the graphs of a size read and write for the layers that share a cache.
+#[derive(Debug)]
+pub(super) struct KindBuffers<T: Element> {
+    pub(super) table: BlockTable,
+    pub(super) slots: SlotMapping,
+    /// Of each named mask that a layer has, `[requests, tokens of each, keys]`.
+    pub(super) masks: Vec<Tensor<i8>>,
+    pub(super) tensors: GraphTensors<T>,
+}
