@@ -84,7 +84,8 @@ impl LatentTreeVerification {
         };
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
-        let mask = tree_mask(stream, trees, nodes)?;
+        let mask = tree_mask(trees, requests, nodes)?;
+        let mask = stream.device().masks().custom_matrix(&mask)?;
         tentatively(|| self.planned(stream, trees, cached, tensors, mask))
     }
 

@@ -10,4 +10,5 @@ pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use draft_tree::{Accepted, DraftTree};
 pub use latent_tree::{LatentTreePlan, LatentTreeTensors, LatentTreeVerification};
 pub use sampled_acceptance::{DraftSource, SampledDrafts};
+pub(crate) use tree_verification::tree_mask;
 pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};

@@ -1,11 +1,13 @@
 //! Verifying drafted trees by the stock operator: the cached tokens and the tree apart, merged.
 
+use std::borrow::Borrow;
+
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::{
-    AnyTensor, CallRule, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
+    CallRule, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
 };
 
 use crate::backends::AttentionShape;
@@ -74,8 +76,8 @@ impl TreeVerification {
         };
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
-        let mask = tree_mask(stream, trees, nodes)?;
-        let mask = Mask::all_mask(mask);
+        let mask = tree_mask(trees, requests, nodes)?;
+        let mask = Mask::all_mask(stream.device().masks().custom_matrix(&mask)?);
         let call = self.shape.call(Layout::Bnsd);
         let calls = TwoCalls::plan::<T>(&call, mask, cached, &own(tensors), &before(tensors))?;
         Ok(TreePlan { calls })
@@ -113,23 +115,34 @@ fn before<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
     Inputs::new(query, &cache.key, &cache.value).paged(block_table)
 }
 
-/// `[B, nodes, nodes]`, 1 hides. A row behind its tree sees itself, so that no row is without keys.
-pub(super) fn tree_mask(stream: &Stream, trees: &[DraftTree], nodes: usize) -> Result<AnyTensor> {
+/// `[requests, nodes, nodes]`, 1 hides. A row behind its tree sees itself, so that no row is without keys.
+pub(crate) fn tree_mask(
+    trees: &[impl Borrow<DraftTree>],
+    requests: usize,
+    nodes: usize,
+) -> Result<HostMask> {
     for (request, tree) in trees.iter().enumerate() {
-        if tree.nodes() > nodes {
+        let given = tree.borrow().nodes();
+        if given > nodes {
             return Err(refused(
                 Rule::DraftTree,
-                format_args!("{} nodes of request {request}", tree.nodes()),
+                format_args!("{given} nodes of request {request}"),
                 format_args!("at most {nodes}, as the query has rows"),
                 "pad the tensors to the largest tree",
             )
             .into());
         }
     }
-    let sees =
-        |request: usize, i, j| i == j || trees.get(request).is_some_and(|tree| tree.sees(i, j));
-    let mask = HostMask::stack_from_fn(trees.len(), nodes, nodes, MaskForm::INT8, sees)?;
-    Ok(stream.device().masks().custom_matrix(&mask)?)
+    let sees = |request: usize, i, j| {
+        i == j || (trees.get(request)).is_some_and(|tree| tree.borrow().sees(i, j))
+    };
+    Ok(HostMask::stack_from_fn(
+        requests,
+        nodes,
+        nodes,
+        MaskForm::INT8,
+        sees,
+    )?)
 }
 
 /// All nodes over the cached tokens and the nodes among themselves, merged by their log-sum-exps.

@@ -306,6 +306,11 @@ pub struct GraphStep<'a, B> {
 }
 
 impl<'a, B> GraphStep<'a, B> {
+    /// Number of graphs, of layers the layers.
+    pub(super) fn layers(&self) -> usize {
+        self.graphs.len()
+    }
+
     /// The buffers of the step's size, to be filled on the step's stream.
     pub fn buffers(&self) -> &'a B {
         self.buffers

@@ -6,9 +6,11 @@ mod captured_kind;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;
+mod tree_graphs;
 
 pub use attention_graph_step::AttentionGraphStep;
 pub use attention_graphs::AttentionGraphs;
 pub use graph_limits::GraphLimits;
 pub use graph_pool::{GraphPool, GraphStep};
 pub use graph_tensors::GraphTensors;
+pub use tree_graphs::{TreeGraphStep, TreeGraphs, TreeRequest};

@@ -7,8 +7,8 @@ use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{CallRule, Machine, Runtime, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PageTable, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionShape, DraftTree, Error, LatentTreePlan, LatentTreeTensors, LatentTreeVerification,
-    Rule, TreeTensors, TreeVerification,
+    AttentionShape, DraftTree, Error, GraphLimits, LatentTreePlan, LatentTreeTensors,
+    LatentTreeVerification, Rule, TreeGraphs, TreeRequest, TreeTensors, TreeVerification,
 };
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
@@ -103,29 +103,67 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let plan = TreeVerification { shape }
         .plan(&stream, &trees, &cached, &tensors)
         .unwrap();
-    let out = plan
-        .launch(&stream, &tensors)
-        .unwrap()
-        .download(&stream)
-        .unwrap();
-    for (r, tree) in trees.iter().enumerate() {
-        let before = case.requests[r].0;
-        let (q, k, v) = (queries[r].exact(), keys[r].exact(), values[r].exact());
-        for node in 0..tree.nodes() {
-            let head = node % heads;
-            let sees = |key: usize| key < before || tree.sees(node, key - before);
-            let want = row(&q, &k, &v, (0, 0), head, before + node, shape.scale, sees)
-                .unwrap()
-                .0;
-            let got = &out[((r * heads + head) * nodes + node) * DIM..][..DIM];
-            for (got, want) in got.iter().zip(&want) {
-                let got = got.to_f64();
-                prop_assert!(
-                    (got - want).abs() <= 2.0 * f16::TOLERANCE,
-                    "request {r}, node {node}, head {head}: {got}, expected {want}"
-                );
+    let out = plan.launch(&stream, &tensors).unwrap();
+    let out = out.download(&stream).unwrap();
+    // Rows of the requests with these numbers, in this order.
+    let compare = |out: &[f16], of: &[usize]| {
+        for (at, &r) in of.iter().enumerate() {
+            let (before, tree) = (case.requests[r].0, &trees[r]);
+            let (q, k, v) = (queries[r].exact(), keys[r].exact(), values[r].exact());
+            for node in 0..tree.nodes() {
+                let head = node % heads;
+                let sees = |key: usize| key < before || tree.sees(node, key - before);
+                let want = row(&q, &k, &v, (0, 0), head, before + node, shape.scale, sees)
+                    .unwrap()
+                    .0;
+                let got = &out[((at * heads + head) * nodes + node) * DIM..][..DIM];
+                for (got, want) in got.iter().zip(&want) {
+                    let got = got.to_f64();
+                    prop_assert!(
+                        (got - want).abs() <= 2.0 * f16::TOLERANCE,
+                        "request {r}, node {node}, head {head}: {got}, expected {want}"
+                    );
+                }
             }
         }
+        Ok(())
+    };
+    let all: Vec<usize> = (0..trees.len()).collect();
+    compare(&out, &all)?;
+
+    // The same by graphs, of which one object serves steps of other requests and trees.
+    let limits = GraphLimits::new([1, 4], 400).tokens_each(nodes);
+    let captured = TreeVerification { shape }.capture(&stream, &cache, &limits);
+    let mut graphs = captured.unwrap();
+    let reversed = all.iter().rev().copied().collect();
+    for of in [all, vec![trees.len() - 1], reversed] {
+        let request = |r: &usize| TreeRequest {
+            sequence: &sequences[*r],
+            tree: &trees[*r],
+        };
+        let requests: Vec<_> = of.iter().map(request).collect();
+        let begun = graphs.begin(&stream, &requests);
+        if let Some(r) = of.iter().find(|r| sequences[**r].is_empty()) {
+            let error = begun.map(drop).unwrap_err();
+            prop_assert!(error.breaks(CallRule::GraphLengths), "{r}: {error}");
+            continue;
+        }
+        let mut step = begun.unwrap();
+        let picked = |from: &Tensor<f16>| -> Tensor<f16> {
+            let heads = from.shape()[1];
+            let to = Tensor::empty(stream.device(), [of.len(), heads, nodes, DIM]).unwrap();
+            for (at, r) in of.iter().enumerate() {
+                let row = from.narrow(0, *r..r + 1).unwrap();
+                to.narrow(0, at..at + 1)
+                    .unwrap()
+                    .copy_from(&stream, &row)
+                    .unwrap();
+            }
+            to
+        };
+        let [query, key, value] = [tensors.query, tensors.key, tensors.value].map(picked);
+        let output = step.forward(0, &query, &key, &value).unwrap();
+        compare(&output.attention.download(&stream).unwrap(), &of)?;
     }
     Ok(())
 }
@@ -189,6 +227,72 @@ fn batches_that_do_not_fit_are_refused() {
     assert_eq!(rule(&[chain(2)], &[5]), Rule::DraftTree);
     assert_eq!(rule(&[chain(1), chain(1)], &[5]), CallRule::LengthsBatch);
     assert_eq!(rule(&[chain(1)], &[5, 6]), CallRule::LengthsBatch);
+}
+
+#[test]
+fn graphs_of_trees_say_what_they_do_not_verify() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let mut cache = PagedKvCache::<f16>::new(stream.device(), 6, 128, shape, pad).unwrap();
+    let verification = TreeVerification {
+        shape: AttentionShape::new(1, 1, DIM),
+    };
+    let limits = GraphLimits::new([2], 200).tokens_each(3);
+    let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
+    assert_eq!((graphs.sizes().collect(), graphs.nodes()), (vec![2], 3));
+    let mut grown = |tokens: usize| {
+        let mut sequence = Sequence::new(cache.pool());
+        cache.grow(&stream, &mut sequence, tokens).unwrap();
+        sequence
+    };
+    let [short, long, mut slid] = [130, 201, 200].map(&mut grown);
+    slid.drop_before(150).unwrap();
+    let mut fork = short.fork();
+    let _copies = fork.grow(1).unwrap();
+    let other = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+    let mut foreign = Sequence::new(other.pool());
+    let _ = foreign.grow(1).unwrap();
+    let [small, large] = [2, 3].map(|drafts| DraftTree::chain(drafts).unwrap());
+    let rule = |graphs: &mut TreeGraphs<f16>, requests: &[(&Sequence, &DraftTree)]| {
+        let requests = requests
+            .iter()
+            .map(|(sequence, tree)| TreeRequest { sequence, tree });
+        match graphs
+            .begin(&stream, &requests.collect::<Vec<_>>())
+            .map(drop)
+        {
+            Err(Error::Refused(refused)) => refused.rule,
+            other => panic!("{other:?}"),
+        }
+    };
+    let ok = (&short, &small);
+    assert_eq!(rule(&mut graphs, &[]), Rule::BatchEmpty);
+    assert_eq!(rule(&mut graphs, &[ok, ok, ok]), Rule::GraphSize);
+    assert_eq!(rule(&mut graphs, &[ok, (&short, &large)]), Rule::DraftTree);
+    assert_eq!(
+        rule(&mut graphs, &[(&long, &small)]),
+        CallRule::GraphLengths
+    );
+    assert_eq!(rule(&mut graphs, &[(&slid, &small)]), Rule::BlockWindow);
+    assert_eq!(rule(&mut graphs, &[(&fork, &small)]), Rule::BlockUncopied);
+    assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), Rule::TableGroup);
+    let request = TreeRequest {
+        sequence: &short,
+        tree: &small,
+    };
+    let mut step = graphs.begin(&stream, &[request]).unwrap();
+    let tensor = |shape| harness::tensor(&stream, shape);
+    let good = tensor([1, 1, 3, DIM]);
+    let mut refused = |query: &Tensor<f16>| match step.forward(0, query, &good, &good) {
+        Err(Error::Refused(refused)) => refused.rule,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(&tensor([1, 1, 2, DIM])), Rule::StepTokens);
+    assert_eq!(refused(&tensor([2, 1, 3, DIM])), Rule::StepTokens);
+    assert_eq!(refused(&tensor([1, 2, 3, DIM])), Rule::StepHeads);
+    assert!(step.forward(1, &good, &good, &good).is_err());
+    step.forward(0, &good, &good, &good).unwrap();
 }
 
 /// Trees of latent attention: cached tokens and parents of the nodes of each request.
