@@ -79,7 +79,7 @@ rules! {
     DraftUniform = "draft.uniform", "the random numbers that decide on drafts are at least 0 and below 1";
     RanksParts = "ranks.parts", "a context is divided into no more parts than a merge takes";
     BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
-    BackendSplit = "backend.split_decode", "the backend of keys in parts gets single causal query tokens";
+    BackendSplit = "backend.split_decode", "the backend of keys in parts gets single query tokens that see all keys in front";
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
     BackendPromptAndIncre = "backend.prompt_and_incre", "PromptFlashAttention and IncreFlashAttention get layers without sinks";
     BackendMask = "backend.mask", "named masks go to their own backend, and it gets no others";
@@ -89,8 +89,8 @@ rules! {
     BackendQuantised = "backend.quantised", "an INT8 cache goes to the backends that take its scales, and they get no other";
     BackendLatent = "backend.latent", "latent attention goes to its own backend, which gets causal layers of it alone";
     LatentWorkspace = "latent.workspace", "the workspace of latent attention holds a cached token of each request, and divides no context into more chunks than there may be";
-    BackendCascade = "backend.cascade_prefill", "a cascade has new tokens behind cached ones, and no window or sinks";
-    BackendSharedPrefix = "backend.shared_prefix_decode", "neighbouring requests share enough cached blocks, without window or sinks";
+    BackendCascade = "backend.cascade_prefill", "a cascade has new tokens behind cached ones, and no window that hides keys";
+    BackendSharedPrefix = "backend.shared_prefix_decode", "neighbouring requests share enough cached blocks that all their tokens see";
     BackendTriangle = "backend.triangle_mix", "TriangleMix leaves enough out of a causal prompt of known length, in some layer";
     BackendName = "backend.name", "a set of layers names a registered backend for each kind of step";
     HybridLayers = "hybrid.layers", "each layer is in exactly one set of a hybrid backend";

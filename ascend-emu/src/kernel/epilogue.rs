@@ -133,8 +133,8 @@ fn finish<S: Simd>(
     }
 }
 
-/// The natural logarithm of the sum of a row's exponentials, of a maximum in powers of two. It includes the sink; whether
-/// the operator's does is not documented.
+/// The natural logarithm of the sum of a row's exponentials, of a maximum in powers of two. It includes the sink, as is
+/// known of one product alone (`FiaCall::lse_counts_sink`).
 #[inline(always)]
 fn log_sum_exp(max: f32, sum: f32) -> f32 {
     ((f64::from(max) + f64::from(sum).log2()) * std::f64::consts::LN_2) as f32

@@ -5,6 +5,7 @@ use std::fmt;
 use ascend_attention::attention::BlockTable;
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::attention_problem::score_scale;
+use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor};
 
 use crate::batch::{AttentionMetadata, MaskKind};
@@ -155,6 +156,14 @@ pub(super) fn quantised_cache<'a, T: Element>(
             "make the cache by `PagedKvCache::quantised`, or register `Fused`",
         )
     })
+}
+
+/// Whether a layer's sinks, if it has any, may be counted by one of several calls that are merged by their log-sum-exps.
+pub(super) fn merges_sinks<T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+) -> Result<bool> {
+    Ok(layer.learnable_sink.is_none() || FiaCall::lse_counts_sink(step.stream.device().target()?))
 }
 
 /// Refuses an INT8 cache on behalf of a backend that does not know its scales.

@@ -8,15 +8,17 @@ use ascend_attention::{Element, Mask, Output, Plan};
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, merges_sinks};
+use super::fused::with_sink;
 
 /// Three calls a layer for steps with new tokens behind cached ones: the step's tokens among themselves, from the packed
 /// keys, under the step's mask; all of them over what was cached before, paged, without a mask; and a merge on the device
 /// by their log-sum-exps. Requests without anything cached are in the same batch and are not merged.
 ///
 /// The new keys are read where the model left them, and no call has both a mask and a cache. Steps that only decode and
-/// steps that have nothing cached are refused, as are windows and sinks. What packed calls take in which
-/// release is said at [`Fused`](crate::Fused).
+/// steps that have nothing cached are refused. So are windows that hide keys: of what is cached, each row would see other
+/// keys. Sinks are counted by the call over the new tokens, on Ascend 950, where its log-sum-exps are known to have them, and
+/// refused elsewhere. What packed calls take in which release is said at [`Fused`](crate::Fused).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CascadePrefill;
 
@@ -43,11 +45,11 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let metadata = step.metadata;
-        let causality = step.mask.causality()?;
+        let causality = step.mask.causality()?.over(metadata.longest());
         let requests: Vec<_> = metadata.new_and_cached().collect();
         let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
         let windowed = causality.window().is_some();
-        if !behind || windowed || first.learnable_sink.is_some() {
+        if !behind || windowed || !merges_sinks(step, first)? {
             return Err(refused(
                 Rule::BackendCascade,
                 format_args!(
@@ -55,7 +57,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
                     metadata.state(),
                     first.with_sinks()
                 ),
-                "a request with several new tokens behind cached ones, no window, no sinks",
+                "a request with several new tokens behind cached ones, no window that hides keys, and sinks on Ascend 950 alone",
                 "register a backend for packed queries behind this one",
             )
             .into());
@@ -86,8 +88,9 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
     }
 }
 
+/// Of the new tokens, which every row has one of: the sinks are counted here.
 fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a> {
-    Inputs::new(layer.query, layer.key, layer.value)
+    with_sink(Inputs::new(layer.query, layer.key, layer.value), layer)
 }
 
 fn paged<'a, T: Element>(step: &StepContext<'a>, layer: &LayerTensors<'a, T>) -> Inputs<'a> {

@@ -1,5 +1,7 @@
 //! Requests that begin with the same cached blocks: these are read once for all of them.
 
+use std::borrow::Cow;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
@@ -11,7 +13,8 @@ use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, merges_sinks};
+use super::fused::with_sink;
 
 /// When reading a shared prefix once is worth the additional calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,8 +63,13 @@ pub struct SharedGroup {
 /// rows. Of all ways to group neighbours the one that saves most is taken. An engine with many prefixes sorts its batch by
 /// the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests without a group are in the same step.
 ///
-/// Refused are steps that save less than the [`SharedPrefixGate`] says, windows and sinks. What packed calls take in
-/// which release is said at [`Fused`](crate::Fused).
+/// Under a window that hides keys, of the shared blocks those are read once that every token of the group sees whole; the
+/// others in front of them are read with what is behind, by each request. One packed call has one window, so that all
+/// requests that reach beyond it have to be in groups, which then share as many blocks as the one that shares fewest.
+///
+/// Sinks are counted by the call over what requests have behind the shared blocks, on Ascend 950, where its log-sum-exps are
+/// known to have them, and refused elsewhere. Refused, too, are steps that save less than the [`SharedPrefixGate`] says. What
+/// packed calls take in which release is said at [`Fused`](crate::Fused).
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPrefixDecode {
     /// When to group.
@@ -79,7 +87,73 @@ struct SharedPrefixStep {
 const SUFFIX: u16 = 1;
 const PREFIX: u16 = 2;
 
+/// How a step is divided.
+#[derive(Debug)]
+struct Division {
+    groups: Vec<SharedGroup>,
+    /// Of the blocks that a group shares the last ones, which are read once; `None` for all of them.
+    blocks: Option<usize>,
+    /// Which of its own keys a token sees.
+    causality: Causality,
+}
+
+impl Division {
+    /// The blocks of a group that are read once.
+    fn once(&self, group: &SharedGroup) -> Range<usize> {
+        let first = self
+            .blocks
+            .map_or(0, |once| group.blocks.saturating_sub(once));
+        first..group.blocks
+    }
+}
+
 impl SharedPrefixDecode {
+    /// The division of a step whose tokens see these keys, if there is one that pays.
+    fn division(&self, metadata: &AttentionMetadata, causality: Causality) -> Option<Division> {
+        let groups = self.groups(metadata);
+        if groups.is_empty() {
+            return None;
+        }
+        let window = match causality {
+            Causality::Causal => {
+                return Some(Division {
+                    groups,
+                    blocks: None,
+                    causality,
+                });
+            }
+            Causality::Window(window) => window,
+            Causality::Bidirectional | Causality::Chunk(_) => return None,
+        };
+        let block_size = metadata.settings().block_size.max(1);
+        let lengths = metadata.kv_lengths().lengths();
+        // The last token of the longest request sees least of the shared blocks.
+        let seen = |group: &SharedGroup| {
+            let of = lengths.get(group.requests.clone()).unwrap_or_default();
+            let longest = of.iter().copied().max().unwrap_or(0);
+            let hidden = longest.saturating_sub(window.get());
+            group.blocks.saturating_sub(hidden.div_ceil(block_size))
+        };
+        let once = groups.iter().map(seen).min().filter(|once| *once > 0)?;
+        let keys = once.saturating_mul(block_size);
+        let left = NonZeroUsize::new(window.get().saturating_sub(keys))?;
+        let grouped = |at: usize| groups.iter().any(|group| group.requests.contains(&at));
+        let mut each = lengths.iter().enumerate();
+        let whole = each.all(|(at, len)| *len <= left.get() || grouped(at));
+        let others = groups
+            .iter()
+            .map(|group| group.requests.len().saturating_sub(1));
+        let saved = others.fold(0usize, |sum, others| {
+            sum.saturating_add(keys.saturating_mul(others))
+        });
+        let pays = keys >= self.gate.min_shared_keys && saved >= self.gate.min_saved_keys;
+        (whole && pays).then_some(Division {
+            groups,
+            blocks: Some(once),
+            causality: Causality::Window(left),
+        })
+    }
+
     /// The groups that save most, in order; none if that is less than the gate asks for.
     pub fn groups(&self, metadata: &AttentionMetadata) -> Vec<SharedGroup> {
         let block_size = metadata.settings().block_size;
@@ -151,13 +225,12 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let metadata = step.metadata;
-        let causality = step.mask.causality()?;
-        let plain = causality == Causality::Causal && first.learnable_sink.is_none();
-        let groups = match plain {
-            true => self.groups(metadata),
-            false => Vec::new(),
+        let causality = step.mask.causality()?.over(metadata.longest());
+        let division = match merges_sinks(step, first)? {
+            true => self.division(metadata, causality),
+            false => None,
         };
-        if groups.is_empty() {
+        let Some(division) = division else {
             return Err(refused(
                 Rule::BackendSharedPrefix,
                 format_args!(
@@ -166,32 +239,38 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
                     shared_with_next(metadata).iter().filter(|n| **n > 0).count(),
                     first.with_sinks(),
                 ),
-                format_args!("{:?} or more, causal, no window, no sinks", self.gate),
+                format_args!(
+                    "{:?} or more, causal, a window within which every group has whole blocks, and sinks on Ascend 950 alone",
+                    self.gate
+                ),
                 "sort the batch by rows of the table; register an ordinary backend behind this one",
             )
             .into());
-        }
-        let lists = Lists::new(step, &groups)?;
-        let block_size = step.block_table.block_size();
-        let table = |rows: &[&[usize]]| BlockTable::from_rows(step.stream, rows, block_size);
-        let call = step.shape.call(Layout::Tnd).softmax_lse(true);
-        let plan = |mask: Mask, lengths: CallLengths<'_>, table: &BlockTable| {
-            let call = lengths.apply(call.clone().mask(mask));
-            call.plan_with(&inputs(first, table))
         };
-        let mask = causality.mask(&step.stream.device().masks())?;
-        let suffix_table = table(&lists.suffix_rows)?;
+        let lists = Lists::new(step, causality, &division)?;
+        let block_size = step.block_table.block_size();
+        let call = step.shape.call(Layout::Tnd).softmax_lse(true);
+        let plan = |mask: Mask, lengths: CallLengths<'_>, inputs: Inputs<'_>| {
+            let call = lengths.apply(call.clone().mask(mask));
+            call.plan_with(&inputs)
+        };
+        let mask = division.causality.mask(&step.stream.device().masks())?;
+        let suffix_table = BlockTable::from_rows(step.stream, &lists.suffix_rows, block_size)?;
         let lengths = CallLengths::PackedPaged {
             q: metadata.q_ends(),
             kv: &lists.suffix_keys,
         };
-        let suffix = plan(mask, lengths, &suffix_table)?;
-        let prefix_table = table(&lists.prefix_rows)?;
+        let suffix = plan(
+            mask,
+            lengths,
+            with_sink(inputs(first, &suffix_table), first),
+        )?;
+        let prefix_table = BlockTable::from_rows(step.stream, &lists.prefix_rows, block_size)?;
         let lengths = CallLengths::PackedPaged {
             q: &lists.prefix_ends,
             kv: &lists.prefix_keys,
         };
-        let prefix = plan(Mask::none(), lengths, &prefix_table)?;
+        let prefix = plan(Mask::none(), lengths, inputs(first, &prefix_table))?;
         let (one, other): (Output<T>, Output<T>) = (suffix.output()?, prefix.output()?);
         let merge = MergeState::new(Layout::Tnd)
             .plan_rows(&lists.parts, &[Part::of(&one)?, Part::of(&other)?])?;
@@ -209,23 +288,25 @@ struct Lists<'a> {
     prefix_keys: PerRequest,
     prefix_rows: Vec<&'a [usize]>,
     suffix_keys: PerRequest,
-    suffix_rows: Vec<&'a [usize]>,
+    suffix_rows: Vec<Cow<'a, [usize]>>,
     parts: Vec<PartsOfRows>,
 }
 
 impl<'a> Lists<'a> {
-    fn new(step: &StepContext<'a>, groups: &[SharedGroup]) -> Result<Self> {
+    fn new(step: &StepContext<'a>, causality: Causality, division: &Division) -> Result<Self> {
         let table = step.metadata.table();
-        let keys = |blocks: usize| blocks.saturating_mul(step.block_table.block_size());
+        let block_size = step.block_table.block_size();
+        let keys = |blocks: usize| blocks.saturating_mul(block_size);
         let requests = step.metadata.new_and_cached();
-        let mut groups = groups.iter().peekable();
+        let mut groups = division.groups.iter().peekable();
         let (mut prefix_ends, mut prefix_keys, mut prefix_rows) = (vec![], vec![], vec![]);
         let (mut suffix_keys, mut suffix_rows, mut parts) = (vec![], vec![], vec![]);
         let (mut end, mut before) = (0usize, 0);
         for (at, (new, cached)) in requests.enumerate() {
             while groups.next_if(|group| group.requests.end <= at).is_some() {}
             let group = groups.peek().filter(|group| group.requests.contains(&at));
-            let blocks = group.map_or(0, |group| group.blocks);
+            let once = group.map_or(0..0, |group| division.once(group));
+            let blocks = once.len();
             let row = table.row(at).unwrap_or_default();
             end = end.saturating_add(new);
             // The rows of a group are one sequence over its blocks, and so are those between groups, over none.
@@ -238,13 +319,22 @@ impl<'a> Lists<'a> {
                 _ => {
                     prefix_ends.push(end);
                     prefix_keys.push(keys(blocks));
-                    prefix_rows.push(row.get(..blocks.max(1)).unwrap_or(row));
+                    // A call wants a block of each, also of those that read none.
+                    let named = once.start..once.end.max(once.start.saturating_add(1));
+                    prefix_rows.push(row.get(named).unwrap_or(row));
                 }
             }
             before = blocks;
-            let own = cached.saturating_sub(keys(blocks));
+            // Blocks in front of those that are read once, from the first on that a token sees.
+            let first = causality.shown_from(cached).checked_div(block_size);
+            let first = first.unwrap_or(0).min(once.start);
+            let own = cached.saturating_sub(keys(first.saturating_add(blocks)));
             suffix_keys.push(new.saturating_add(own));
-            suffix_rows.push(row.get(blocks..).unwrap_or_default());
+            let behind = row.get(once.end..).unwrap_or_default();
+            suffix_rows.push(match row.get(first..once.start) {
+                None | Some([]) => Cow::Borrowed(behind),
+                Some(front) => Cow::Owned([front, behind].concat()),
+            });
             parts.push(PartsOfRows {
                 rows: new,
                 parts: if blocks > 0 { SUFFIX | PREFIX } else { SUFFIX },
@@ -267,10 +357,12 @@ fn inputs<'a, T: Element>(layer: &LayerTensors<'a, T>, table: &'a BlockTable) ->
 
 impl<T: Element> StepPlan<T> for SharedPrefixStep {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let launch = |(plan, table): &(Plan, BlockTable)| -> Result<Output<T>> {
-            Ok(plan.launch_with(step.stream, &inputs(layer, table))?)
+        let launch = |plan: &Plan, inputs: Inputs<'_>| -> Result<Output<T>> {
+            Ok(plan.launch_with(step.stream, &inputs)?)
         };
-        let (suffix, prefix) = (launch(&self.suffix)?, launch(&self.prefix)?);
+        let ((suffix, suffix_table), (prefix, prefix_table)) = (&self.suffix, &self.prefix);
+        let suffix = launch(suffix, with_sink(inputs(layer, suffix_table), layer))?;
+        let prefix = launch(prefix, inputs(layer, prefix_table))?;
         let parts = [Part::of(&suffix)?, Part::of(&prefix)?];
         Ok(self.merge.launch(step.stream, &parts)?)
     }

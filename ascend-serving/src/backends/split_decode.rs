@@ -14,7 +14,10 @@ use crate::error::Result;
 use crate::refusal::{Refused, Rule, refused};
 use crate::split_kv::{SplitLimits, key_ranges};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output};
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, merges_sinks,
+};
+use super::fused::with_sink;
 
 /// Into which parts [`SplitDecode`] divides the keys of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +34,14 @@ pub enum KeySplit {
     Tiles(NonZeroUsize),
 }
 
-/// Decoding steps of layers without a window or sinks, with the keys of each request in parts: one packed call (TND) for the
+/// Decoding steps of layers without a window that hides keys, with the keys of each request in parts: one packed call (TND) for the
 /// first part of every request, one for the second, and so on, merged on the device by their log-sum-exps.
 ///
 /// The fused operators of CANN split long contexts on their own, so that this is not for speed where they do. It is for steps
 /// whose parts have to be the caller's: with [`KeySplit::Tiles`] no request's result depends on the lengths of the others as
 /// long as the operator computes a row of so few keys alike in every batch.
 ///
+/// Sinks are counted by the first part, on Ascend 950, where its log-sum-exps are known to have them, and refused elsewhere.
 /// Parts are rounded to the query's type before they are merged. What packed calls take in which release is said at
 /// [`Fused`](crate::Fused).
 #[derive(Clone, Copy, Debug)]
@@ -113,8 +117,8 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let metadata = step.metadata;
-        let causality = step.mask.causality()?;
-        let plain = causality == Causality::Causal && first.learnable_sink.is_none();
+        let causality = step.mask.causality()?.over(metadata.longest());
+        let plain = causality == Causality::Causal && merges_sinks(step, first)?;
         let single = metadata.tokens() == metadata.table().requests();
         if metadata.state() != AttentionState::DecodeOnly || !plain || !single {
             return Err(refused(
@@ -126,7 +130,7 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
                     metadata.table().requests(),
                     first.with_sinks(),
                 ),
-                "one token a request, causal, without window and sinks",
+                "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone",
                 "register a backend for packed queries behind this one",
             )
             .into());
@@ -172,7 +176,7 @@ fn plan_part<T: Element>(
     let call = step.shape.call(Layout::Tnd).softmax_lse(true);
     let plan = lengths
         .apply(call)
-        .plan_with(&inputs(first, &block_table))?;
+        .plan_with(&inputs(first, &block_table, part))?;
     Ok((plan, block_table))
 }
 
@@ -197,15 +201,24 @@ fn plan_merge<T: Element>(
     Ok(MergeState::new(Layout::Tnd).plan_rows(&rows, &named)?)
 }
 
-fn inputs<'a, T: Element>(layer: &LayerTensors<'a, T>, table: &'a BlockTable) -> Inputs<'a> {
-    Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(table)
+fn inputs<'a, T: Element>(
+    layer: &LayerTensors<'a, T>,
+    table: &'a BlockTable,
+    part: usize,
+) -> Inputs<'a> {
+    let inputs = Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(table);
+    match part {
+        // Every request has keys in it.
+        0 => with_sink(inputs, layer),
+        _ => inputs,
+    }
 }
 
 impl<T: Element> StepPlan<T> for SplitStep {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let mut outputs: Vec<Output<T>> = Vec::with_capacity(self.parts.len());
-        for (plan, table) in &self.parts {
-            outputs.push(plan.launch_with(step.stream, &inputs(layer, table))?);
+        for (part, (plan, table)) in self.parts.iter().enumerate() {
+            outputs.push(plan.launch_with(step.stream, &inputs(layer, table, part))?);
         }
         let merged = match &self.merge {
             Some(merge) => {

@@ -110,6 +110,14 @@ impl Causality {
         }
     }
 
+    /// The same for requests of at most so many keys: a window that hides none of them is causal.
+    pub(crate) fn over(self, longest: usize) -> Self {
+        match self {
+            Self::Window(keys) if keys.get() >= longest => Self::Causal,
+            other => other,
+        }
+    }
+
     /// Whether every token sees no more keys in front of it than it would under `other`.
     pub(crate) fn is_within(self, other: Self) -> bool {
         match (self, other) {

@@ -518,6 +518,11 @@ impl AttentionMetadata {
         self.q_ends.new_and_cached(&self.kv_lengths)
     }
 
+    /// Keys of the longest request.
+    pub(crate) fn longest(&self) -> usize {
+        self.kv_lengths.lengths().iter().copied().max().unwrap_or(0)
+    }
+
     /// The requests of the step, dummies included, as the rows of a named mask.
     pub(crate) fn masked_requests(&self) -> impl Iterator<Item = MaskedRequest> {
         let all = self.new_and_cached().enumerate();

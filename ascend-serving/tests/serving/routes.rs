@@ -5,10 +5,11 @@ use crate::harness;
 
 use std::num::NonZeroUsize;
 
-use crate::tokens::{DIM, dense, packed};
+use crate::tokens::{DIM, dense_with_sinks, packed};
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::{Stream, Tensor, bf16};
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
@@ -86,7 +87,18 @@ fn run(
     sees: impl Fn(usize, usize, usize, usize) -> bool,
     marks: &[usize],
 ) -> Result<Ran, TestCaseError> {
-    let stream = harness::stream();
+    run_on(&harness::stream(), None, case, backends, sees, marks)
+}
+
+/// The same on a stream of any product, with sinks or without.
+fn run_on(
+    stream: &Stream,
+    sinks: Option<&[f64]>,
+    case: &Case,
+    backends: Backends<bf16>,
+    sees: impl Fn(usize, usize, usize, usize) -> bool,
+    marks: &[usize],
+) -> Result<Ran, TestCaseError> {
     let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
     let shape = AttentionShape::new(heads, kv_heads, DIM);
     let pad = PadPolicy::SkipNegative;
@@ -103,7 +115,7 @@ fn run(
         .map(|_| {
             let names: Vec<u64> = (0..DONATED).map(|_| name()).collect();
             let mut sequence = Sequence::new(&pool);
-            fill(&stream, &mut attention, &mut sequence, &names, kv_heads);
+            fill(stream, &mut attention, &mut sequence, &names, kv_heads);
             (sequence, names)
         })
         .collect();
@@ -118,13 +130,13 @@ fn run(
             }
         };
         let own: Vec<u64> = (0..request.own).map(|_| name()).collect();
-        fill(&stream, &mut attention, &mut sequence, &own, kv_heads);
+        fill(stream, &mut attention, &mut sequence, &own, kv_heads);
         names.extend(own);
         names.extend((0..request.new).map(|_| name()));
         let grown = sequence.grow(request.new).unwrap();
         attention
             .cache_mut()
-            .copy_blocks(&stream, &grown.copies)
+            .copy_blocks(stream, &grown.copies)
             .unwrap();
         sequences.push((sequence, names));
     }
@@ -147,14 +159,20 @@ fn run(
         tokens.extend(&names[names.len() - request.new..]);
     }
     tokens.resize(metadata.tokens(), 0);
-    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let sink = sinks.map(|sinks| {
+        let sinks: Vec<bf16> = sinks.iter().map(|sink| bf16::from_f64(*sink)).collect();
+        stream.upload(&sinks[..heads], [heads]).unwrap()
+    });
+    let mut step = attention.begin(stream, &metadata).unwrap();
     let mut outputs = Vec::new();
     for layer in 0..LAYERS {
-        let query = packed(&stream, &tokens, layer, 0, heads);
-        let key = packed(&stream, &tokens, layer, 1, kv_heads);
-        let value = packed(&stream, &tokens, layer, 2, kv_heads);
-        let output = step.forward(layer, &query, &key, &value).unwrap();
-        outputs.push(output.attention.download(&stream).unwrap());
+        let query = packed(stream, &tokens, layer, 0, heads);
+        let key = packed(stream, &tokens, layer, 1, kv_heads);
+        let value = packed(stream, &tokens, layer, 2, kv_heads);
+        let sink = sink.as_deref();
+        let output = step.forward_with_sink(layer, &query, &key, &value, sink);
+        let output = output.unwrap();
+        outputs.push(output.attention.download(stream).unwrap());
     }
     let selected = step.selected().unwrap();
     let refused = selected.refused.iter();
@@ -176,7 +194,8 @@ fn run(
             for row in all {
                 let position = cached + row;
                 let seen = |key: usize| sees(at, layer, position, key);
-                let want = dense(&names[..=position], layer, shape, seen);
+                let names = &names[..=position];
+                let want = dense_with_sinks(names, layer, shape, seen, sinks.unwrap_or(&[]));
                 let got = &output[(start + row) * heads * DIM..][..heads * DIM];
                 for (got, want) in got.iter().zip(&want) {
                     // Parts are rounded before they are merged.
@@ -240,6 +259,17 @@ proptest! {
             r.new > 1 && r.own + r.shares.map_or(0, |(_, tokens)| tokens) > 0
         });
         prop_assert_eq!(ran.name, if behind { "cascade_prefill" } else { "fused" });
+    }
+
+    #[test]
+    fn any_batch_under_a_window(case in case(prop_oneof![3 => Just(1usize), 1 => 1usize..20]), window in 1usize..520) {
+        let case = Case {
+            causality: Causality::from_flags(true, Some(window)).unwrap(),
+            ..case
+        };
+        let sees = |_: usize, _: usize, row: usize, key: usize| row - key < window;
+        run(&case, shared(), sees, &[])?;
+        run(&case, cascade(), sees, &[])?;
     }
 
     #[test]
@@ -337,7 +367,7 @@ fn what_is_not_split_is_refused_by_name() {
         seed: 5,
     };
     let tiles = |keys| KeySplit::Tiles(NonZeroUsize::new(keys).unwrap());
-    let window = Causality::from_flags(true, Some(40)).unwrap();
+    let window = Causality::from_flags(true, Some(9)).unwrap();
     let long = BLOCK_SIZE * SplitDecode::MAX_PARTS;
     for (how, requests, causality, rule) in [
         (
@@ -431,31 +461,40 @@ fn whoever_has_no_prefix_is_in_the_same_batch() {
     }
 }
 
-/// Windows have no part that all rows see whole: the ordinary backend serves them, and the refusals say why.
-#[test]
-fn windows_are_refused_by_name() {
-    let window = Causality::from_flags(true, Some(40)).unwrap();
-    let case = Case {
+/// What each backend was refused for.
+fn rules(ran: &Ran) -> Vec<(&'static str, Rule)> {
+    let refused = ran.refused.iter();
+    let rule = |(name, why): &(&'static str, Error)| match why {
+        Error::Refused(refused) => (*name, refused.rule),
+        other => panic!("{name}: {other}"),
+    };
+    refused.map(rule).collect()
+}
+
+/// Two requests that share 256 tokens.
+fn two_that_share(causality: Causality) -> Case {
+    let request = |new| Request {
+        shares: Some((0, 256)),
+        new,
+        prompt: Some(400),
+        ..Request::default()
+    };
+    Case {
         kv_heads: 1,
         group: 1,
-        requests: vec![
-            Request {
-                shares: Some((0, 256)),
-                new: 3,
-                prompt: Some(400),
-                ..Request::default()
-            },
-            Request {
-                shares: Some((0, 256)),
-                new: 1,
-                prompt: Some(400),
-                ..Request::default()
-            },
-        ],
+        requests: vec![request(3), request(1)],
         pad: 0,
-        causality: window,
+        causality,
         seed: 8,
-    };
+    }
+}
+
+/// Where a window hides keys, no part is seen whole by all rows: the ordinary backend serves the step, and the refusals say
+/// why.
+#[test]
+fn windows_that_hide_what_is_cached_are_refused_by_name() {
+    let window = Causality::from_flags(true, Some(40)).unwrap();
+    let case = two_that_share(window);
     let backends = Backends::none()
         .with(CascadePrefill)
         .with(SharedPrefixDecode {
@@ -465,20 +504,105 @@ fn windows_are_refused_by_name() {
         .with(Fused);
     let ran = run(&case, backends, |_, _, row, key| row - key < 40, &[]).unwrap();
     assert_eq!(ran.name, "fused");
-    let rules: Vec<_> = ran
-        .refused
-        .iter()
-        .map(|(name, why)| match why {
-            Error::Refused(refused) => (*name, refused.rule),
-            other => panic!("{name}: {other}"),
-        })
-        .collect();
     let expected = [
         ("cascade_prefill", Rule::BackendCascade),
         ("shared_prefix_decode", Rule::BackendSharedPrefix),
         ("triangle_mix", Rule::BackendTriangle),
     ];
-    assert_eq!(rules, expected);
+    assert_eq!(rules(&ran), expected);
+}
+
+#[test]
+fn windows_that_hide_nothing_are_causal() {
+    let window = |keys| Causality::from_flags(true, Some(keys)).unwrap();
+    let tiles = KeySplit::Tiles(NonZeroUsize::new(128).unwrap());
+    for (keys, hides) in [(259, false), (258, true)] {
+        let ran = run(
+            &two_that_share(window(keys)),
+            cascade(),
+            move |_, _, row, key| row - key < keys,
+            &[],
+        );
+        assert_eq!(ran.unwrap().name == "fused", hides, "{keys}");
+        let mut decodes = two_that_share(window(keys - 2));
+        decodes.requests[0].new = 1;
+        let sees = move |_: usize, _: usize, row: usize, key: usize| row - key < keys - 2;
+        let ran = run(&decodes, split(tiles), sees, &[]).unwrap();
+        assert_eq!(ran.name == "fused", hides, "{keys}");
+    }
+}
+
+/// A window of 300 behind 256 shared tokens: of requests with 275 and 400 tokens both see the second shared block whole.
+#[test]
+fn under_a_window_the_blocks_that_all_tokens_see_are_read_once() {
+    let window = |keys| Causality::from_flags(true, Some(keys)).unwrap();
+    let mut case = two_that_share(window(300));
+    case.requests[0].own = 16;
+    case.requests[1].own = 143;
+    let name = |case: &Case, keys: usize| {
+        let sees = move |_: usize, _: usize, row: usize, key: usize| row - key < keys;
+        run(case, shared(), sees, &[]).unwrap().name
+    };
+    assert_eq!(name(&case, 300), "shared_prefix_decode");
+    // The last token of the second sees keys 128 to 399, and one less is too few.
+    case.causality = window(272);
+    assert_eq!(name(&case, 272), "shared_prefix_decode");
+    case.causality = window(271);
+    assert_eq!(name(&case, 271), "fused");
+    // A request of its own has all that it sees behind the window that is left, or the step is not divided.
+    for (own, served) in [(171, "shared_prefix_decode"), (172, "fused")] {
+        case.causality = window(300);
+        case.requests.truncate(2);
+        case.requests.push(Request {
+            own,
+            new: 1,
+            ..Request::default()
+        });
+        assert_eq!(name(&case, 300), served, "{own}");
+    }
+}
+
+#[test]
+fn sinks_are_counted_once_where_log_sum_exps_are_known_to_have_them() {
+    if harness::not_on_npu("an installed toolkit is of one product") {
+        return;
+    }
+    let sinks = [1.5, -2.0];
+    let machine = Machine::new(Soc::Ascend950, Cann::V9_1);
+    let runtime = Runtime::emulated_as(&machine).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let mut decodes = two_that_share(Causality::Causal);
+    decodes.requests[0].new = 1;
+    decodes.group = 2;
+    let mut prefills = two_that_share(Causality::Causal);
+    prefills.group = 2;
+    let all = |_: usize, _: usize, _: usize, _: usize| true;
+    for (case, backends, name, rule) in [
+        (
+            &prefills,
+            cascade as fn() -> _,
+            "cascade_prefill",
+            Rule::BackendCascade,
+        ),
+        (
+            &decodes,
+            shared,
+            "shared_prefix_decode",
+            Rule::BackendSharedPrefix,
+        ),
+        (
+            &decodes,
+            || split(KeySplit::Tiles(NonZeroUsize::new(128).unwrap())),
+            "split_decode",
+            Rule::BackendSplit,
+        ),
+    ] {
+        let ran = run_on(&stream, Some(&sinks), case, backends(), all, &[]).unwrap();
+        assert_eq!(ran.name, name);
+        let elsewhere = harness::stream();
+        let ran = run_on(&elsewhere, Some(&sinks), case, backends(), all, &[]).unwrap();
+        assert_eq!((ran.name, rules(&ran)), ("fused", vec![(name, rule)]));
+    }
 }
 
 /// TriangleMix in the second layer.

@@ -68,6 +68,17 @@ pub fn dense(
     dense_over(names, layer, shape, sees, |_, numbers, _| numbers)
 }
 
+/// The same with one more logit for each head, which has no value.
+pub fn dense_with_sinks(
+    names: &[u64],
+    layer: usize,
+    shape: AttentionShape,
+    sees: impl Fn(usize) -> bool,
+    sinks: &[f64],
+) -> Vec<f64> {
+    attended(names, layer, shape, sees, |_, numbers, _| numbers, sinks)
+}
+
 /// The same over keys (1) and values (2) that a cache gives back as others: by the place of a token, its numbers and which
 /// they are.
 pub fn dense_over(
@@ -76,6 +87,17 @@ pub fn dense_over(
     shape: AttentionShape,
     sees: impl Fn(usize) -> bool,
     cached: impl Fn(usize, Vec<f64>, u64) -> Vec<f64>,
+) -> Vec<f64> {
+    attended(names, layer, shape, sees, cached, &[])
+}
+
+fn attended(
+    names: &[u64],
+    layer: usize,
+    shape: AttentionShape,
+    sees: impl Fn(usize) -> bool,
+    cached: impl Fn(usize, Vec<f64>, u64) -> Vec<f64>,
+    sinks: &[f64],
 ) -> Vec<f64> {
     let exact = |row: Vec<bf16>| row.into_iter().map(|x| x.to_f64()).collect::<Vec<_>>();
     let query = exact(row(*names.last().unwrap(), layer, 0, shape.heads));
@@ -96,8 +118,9 @@ pub fn dense_over(
             key.iter().zip(query).map(|(a, b)| a * b).sum()
         };
         let scores: Vec<f64> = keys.iter().map(|key| shape.scale * dot(key)).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+        let logits = || scores.iter().chain(sinks.get(head));
+        let max = logits().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits().map(|s| (s - max).exp()).sum();
         let mut row = vec![0.0; DIM];
         for (score, value) in scores.iter().zip(&values) {
             let weight = (score - max).exp() / sum;

@@ -2,7 +2,7 @@
 
 use super::FiaCall;
 use crate::layout::Extents;
-use crate::{DType, Layout, TensorDesc};
+use crate::{DType, Layout, Target, TensorDesc};
 
 impl FiaCall<'_> {
     /// Descriptions of `attentionOut` and, if the call writes it, `softmaxLse`, as they follow from inputs and
@@ -39,6 +39,13 @@ impl FiaCall<'_> {
             attention_out.filter(|out| out.byte_range().is_some()),
             softmax_lse.filter(|lse| lse.byte_range().is_some()),
         )
+    }
+
+    /// Whether `softmaxLse` of a call with a learnable sink is known to count the sink, as the maximum and the denominator of
+    /// its softmax do: on Ascend 950. Of other products nothing is documented, so that results with sinks are no parts to be
+    /// merged by their log-sum-exps there.
+    pub fn lse_counts_sink(target: Target) -> bool {
+        target.is_950()
     }
 
     /// INT8 with an output quantisation; with a quantised query the type of its rotary part, or FLOAT16; else the
